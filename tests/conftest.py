@@ -1,0 +1,90 @@
+"""Shared fixtures: commands run as a user runs them, tiny image data, no leftovers."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+TUNE = ROOT / "tune" / "run.py"
+TRAIN = ROOT / "train_loop" / "run.py"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread_unless_told() -> None:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture
+def run_command(tmp_path: Path):
+    """Run a Python script of the repository; returns the finished process with its output."""
+
+    def run(script: Path, *arguments: object, timeout_s: float = 240, cwd: Path | None = None, **env: str):
+        return subprocess.run(
+            [sys.executable, str(script), *map(str, arguments)],
+            cwd=cwd or tmp_path,
+            env={**clean_environment(), **env},
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+        )
+
+    return run
+
+
+def clean_environment() -> dict[str, str]:
+    """The environment without what a surrounding Ray or Slurm would add."""
+    drop = ("RAY_", "SLURM_", "TUNE_", "PYTHONPATH", "WANDB_")
+    return {k: v for k, v in os.environ.items() if not k.startswith(drop)}
+
+
+@pytest.fixture(scope="session")
+def tiny_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An image folder that trains in a moment: 2 classes of coloured noise, 64 + 16 images of 16 px."""
+    import numpy as np
+    from PIL import Image
+
+    root = tmp_path_factory.mktemp("tiny-images")
+    rng = np.random.default_rng(0)
+    for split, count in (("train", 32), ("val", 8)):
+        for label, name in enumerate(("dark", "light")):
+            folder = root / split / name
+            folder.mkdir(parents=True)
+            for i in range(count):
+                pixels = rng.integers(0, 128, (16, 16, 3)) + 120 * label
+                Image.fromarray(pixels.astype("uint8")).save(folder / f"{i:03d}.png")
+    return root
+
+
+TINY_SPACE = '''
+"""One learning rate, {epochs} epochs of tiny images."""
+
+def space(trial, workload):
+    """Learning rate of SGD at batch 16."""
+    lr = trial.suggest_float("peak_lr", 1e-3, 0.1, log=True)
+    return workload.config({{"batch.global_size": 16, "optimizer": "sgd", "peak_lr": lr, "precise_bn": "off"}})
+'''
+
+
+@pytest.fixture
+def tiny_space(tmp_path: Path) -> Path:
+    """A user's own space file, searching the learning rate alone."""
+    path = tmp_path / "tiny_space.py"
+    path.write_text(TINY_SPACE.format(epochs="a few"))
+    return path
+
+
+def processes_naming(text: str) -> list[str]:
+    """Command lines of living processes that contain ``text``."""
+    import psutil
+
+    found = []
+    for process in psutil.process_iter(["cmdline", "status"]):
+        line = " ".join(process.info["cmdline"] or ())
+        if text in line and process.pid != os.getpid() and process.info["status"] != psutil.STATUS_ZOMBIE:
+            found.append(f"{process.pid}: {line[:200]}")
+    return found
