@@ -1,0 +1,121 @@
+"""Which images a run sees: what they are (``describe``, without torch) and the images (``open_data``).
+
+A *batch* is ``(images, labels)`` on the CPU: float32 ``[N, 3, H, W]``, normalised, and int64 ``[N]``.
+Which images make which batch is decided in ``sampling.py`` from seed and epoch alone; ``source.py``
+turns that into batches; ``digits.py`` and ``folder.py`` hold the images.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from train_loop.config import ConfigError, DataConfig
+
+if TYPE_CHECKING:
+    from train_loop.data.source import DataSource
+
+NAMES = ("digits",)
+"""Data sets with a name; anything else is the path of an image folder."""
+
+SMALL_IMAGE_SIZE = 64
+"""Pixels a side up to which the 7×7/2 stem with max-pool throws away too much."""
+
+
+@dataclass(frozen=True)
+class DataInfo:
+    """What a model, a plan or a search space needs to know of a data set; sizes in images and pixels."""
+
+    name: str
+    path: str | None
+    """The image folder; None where the images come with a package."""
+    train_size: int
+    val_size: int
+    num_classes: int
+    image_size: int
+    """Pixels a side, as the model sees them."""
+    channels: int
+    class_names: tuple[str, ...]
+    """In the order of the labels."""
+    stem: str
+    """What ``model.stem=auto`` means here."""
+
+    def steps_per_epoch(self, global_size: int) -> int:
+        """Optimizer steps an epoch of whole global batches; raises ConfigError where there is none."""
+        steps = self.train_size // global_size
+        if steps < 1:
+            power = 1 << (self.train_size.bit_length() - 1)
+            raise ConfigError(
+                f"batch.global_size must be at most the {self.train_size} training images of {self.name}; "
+                f"got {global_size}. Use batch.global_size={power}."
+            )
+        return steps
+
+
+def describe(config: DataConfig) -> DataInfo:
+    """Look at a data set without opening an image, so that a plan can refuse it early.
+
+    Raises:
+        ConfigError: an unknown name, or a path without a complete image folder.
+    """
+    if config.name == "digits":
+        return _describe_digits(config)
+    from train_loop.data.scan import scan_folder
+
+    path = folder_path(config.name)
+    scan = scan_folder(path)
+    size = config.image_size or 224
+    return DataInfo(
+        name=os.path.basename(path),
+        path=path,
+        train_size=len(scan.train.labels),
+        val_size=len(scan.val.labels),
+        num_classes=len(scan.class_names),
+        image_size=size,
+        channels=3,
+        class_names=scan.class_names,
+        stem="small" if size <= SMALL_IMAGE_SIZE else "imagenet",
+    )
+
+
+def open_data(config: DataConfig) -> DataSource:
+    """The data set itself; imports torch. Raises ConfigError as ``describe`` does."""
+    if config.name == "digits":
+        from train_loop.data.digits import DigitsSource
+
+        return DigitsSource(config, _describe_digits(config))
+    from train_loop.data.folder import FolderSource
+
+    return FolderSource(config, describe(config))
+
+
+def _describe_digits(config: DataConfig) -> DataInfo:
+    """Constants, because the images would cost an import of seconds; a test compares them."""
+    size = config.image_size or 32
+    return DataInfo(
+        name="digits",
+        path=None,
+        train_size=1437,
+        val_size=360,
+        num_classes=10,
+        image_size=size,
+        channels=3,
+        class_names=tuple(str(digit) for digit in range(10)),
+        stem="small_pool" if size <= SMALL_IMAGE_SIZE else "imagenet",  # 8×8 scans enlarged: little is lost
+    )
+
+
+def folder_path(name: str) -> str:
+    """The absolute path that ``data.name`` stands for; raises ConfigError where there is no folder."""
+    path = os.path.abspath(os.path.expanduser(name))
+    if os.path.isdir(path):
+        return path
+    if os.path.exists(path):
+        raise ConfigError(f"data.name must be a folder; got the file {name!r}. Write the folder with train/ and val/.")
+    if os.sep in name or name.startswith((".", "~")):
+        raise ConfigError(f"the data path must exist; got {name!r}. Write the path of a folder with train/ and val/.")
+    near = difflib.get_close_matches(name.lower(), NAMES, n=1)
+    hint = f"Did you mean {near[0]!r}?" if near else f"Write {' or '.join(NAMES)} or the path of an image folder."
+    raise ConfigError(f"data.name must be one of {', '.join(NAMES)} or an image folder; got {name!r}. {hint}")

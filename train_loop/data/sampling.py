@@ -1,0 +1,77 @@
+"""Which images make which batch: pure functions of seed, epoch and rank, without torch and without state.
+
+Whatever is random comes from a generator of its own, made from (seed, epoch, what it is for), so a
+run that resumes, or is cut over other workers, meets the same images in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from train_loop.config import BatchSplit
+
+Indices = npt.NDArray[np.int64]
+
+ORDER = 0
+AUGMENTATION = 1
+
+
+def generator(seed: int, epoch: int, stream: int) -> np.random.Generator:
+    """The generator for one purpose (``ORDER``, ``AUGMENTATION``) of one epoch."""
+    return np.random.default_rng([seed, epoch, stream])
+
+
+def train_order(size: int, seed: int, epoch: int) -> Indices:
+    """The training set's permutation of an epoch, ``[size]``."""
+    return generator(seed, epoch, ORDER).permutation(size)
+
+
+def train_micro_batches(
+    size: int, seed: int, epoch: int, batch: BatchSplit, rank: int, start_step: int = 0
+) -> Iterator[list[Indices]]:
+    """A rank's micro-batches of an epoch: per optimizer step ``accumulation_steps`` × ``[micro_size]``.
+
+    Step s takes images ``[s·B, (s+1)·B)`` of ``train_order``; what is left at the end is dropped. Its
+    micro-batch j is accumulation step ``j // workers`` of rank ``j % workers``: one worker with two
+    accumulation steps sees the very micro-batches of two workers with one.
+    """
+    if not 0 <= rank < batch.workers or start_step < 0:
+        raise ValueError(f"rank must be below {batch.workers} and start_step not negative; got {rank}, {start_step}")
+    order = train_order(size, seed, epoch)
+    for step in range(start_step, size // batch.global_size):
+        chosen = order[step * batch.global_size : (step + 1) * batch.global_size]
+        micro = chosen.reshape(batch.accumulation_steps, batch.workers, batch.micro_size)
+        yield list(micro[:, rank])
+
+
+def val_batches(size: int, batch_size: int, rank: int, workers: int) -> list[Indices]:
+    """A rank's share of the validation set: every image on one rank once, shares that differ by one at most.
+
+    The last batch may be shorter, and a rank may have one batch less than another, or none.
+    """
+    if not 0 <= rank < workers or batch_size < 1:
+        raise ValueError(f"rank must be below {workers} and batch_size at least 1; got {rank}, {batch_size}")
+    share = np.arange(rank, size, workers, dtype=np.int64)
+    return [share[start : start + batch_size] for start in range(0, len(share), batch_size)]
+
+
+def bn_batches(
+    size: int, seed: int, epoch: int, micro_size: int, count_images: int, rank: int, workers: int
+) -> list[Indices]:
+    """A rank's training images for BatchNorm statistics, in micro-batches as in training.
+
+    The first ``count_images`` of the epoch's order (or all, if fewer), cut into micro-batches that go
+    to the ranks in turn. The ragged end is dropped, for a smaller batch has other statistics; where
+    there is no whole micro-batch, one takes all there is. A rank may have none.
+    """
+    if not 0 <= rank < workers or micro_size < 1 or count_images < 1:
+        raise ValueError(
+            f"rank must be below {workers}, micro_size and count_images at least 1; "
+            f"got {rank}, {micro_size}, {count_images}"
+        )
+    chosen = train_order(size, seed, epoch)[:count_images]
+    whole = max(len(chosen) // micro_size, 1)
+    return [chosen[j * micro_size : (j + 1) * micro_size] for j in range(rank, whole, workers)]

@@ -1,0 +1,71 @@
+"""Batches of images for training, validation and BatchNorm statistics, whatever holds the images."""
+
+from __future__ import annotations
+
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from train_loop.config import BatchSplit
+from train_loop.data import DataInfo, sampling
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+"""Images, float32 ``[N, 3, H, W]`` normalised, and labels, int64 ``[N]``; on the CPU."""
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """What augmentation depends on, together with the image's index."""
+
+    seed: int
+    number: int
+
+
+class DataSource(ABC):
+    """A data set that is open. A data set of another kind implements ``read_train`` and ``read_val``."""
+
+    def __init__(self, info: DataInfo) -> None:
+        self.info = info
+
+    @abstractmethod
+    def read_train(self, batches: Sequence[sampling.Indices], epoch: Epoch) -> Iterator[Batch]:
+        """Training images by their indices, augmented as a function of epoch and index alone."""
+
+    @abstractmethod
+    def read_val(self, batches: Sequence[sampling.Indices]) -> Iterator[Batch]:
+        """Validation images by their indices."""
+
+    def steps_per_epoch(self, global_size: int) -> int:
+        """Optimizer steps an epoch; raises ConfigError where the batch exceeds the training set."""
+        return self.info.steps_per_epoch(global_size)
+
+    def train_batches(
+        self, seed: int, epoch: int, batch: BatchSplit, rank: int, start_step: int = 0
+    ) -> Iterator[list[Batch]]:
+        """For each optimizer step from ``start_step`` on, this rank's ``accumulation_steps`` micro-batches.
+
+        The images that do not fill a global batch are dropped; the order of an epoch is a function
+        of (seed, epoch). See ``sampling.train_micro_batches``.
+        """
+        steps = sampling.train_micro_batches(self.info.train_size, seed, epoch, batch, rank, start_step)
+        micro_batches = [micro for step in steps for micro in step]
+        read = self.read_train(micro_batches, Epoch(seed, epoch))
+        while step := list(itertools.islice(read, batch.accumulation_steps)):
+            yield step
+
+    def val_batches(self, batch_size: int, rank: int, workers: int) -> Iterator[Batch]:
+        """This rank's share of the validation set; over all ranks each image comes exactly once."""
+        return self.read_val(sampling.val_batches(self.info.val_size, batch_size, rank, workers))
+
+    def bn_batches(
+        self, seed: int, epoch: int, micro_size: int, count_images: int, rank: int, workers: int
+    ) -> Iterator[Batch]:
+        """This rank's share of ``count_images`` training images, augmented as in training.
+
+        In whole micro-batches, for precise BatchNorm statistics. A rank may have none.
+        """
+        batches = sampling.bn_batches(self.info.train_size, seed, epoch, micro_size, count_images, rank, workers)
+        return self.read_train(batches, Epoch(seed, epoch))
