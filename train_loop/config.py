@@ -354,6 +354,14 @@ def _coerce(kind: Any, value: Any, key: str) -> Any:
     raise ConfigError(f"{key} must be {word}; got {value!r}. Write {key}={_example(kind)}.")
 
 
+def _number_or_word(raw: str) -> float | str:
+    """JSON knows neither ``.3`` nor ``1.``; people type them."""
+    try:
+        return float(raw)
+    except ValueError:
+        return raw
+
+
 def _example(kind: Any) -> str:
     return {bool: "true", int: "2", float: "0.1", str: "auto"}.get(kind, "[30, 60]")
 
@@ -421,7 +429,7 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
         try:
             value = json.loads(raw)
         except json.JSONDecodeError:
-            value = raw
+            value = _number_or_word(raw)
         kind = keys()[full]
         if kind is str and not isinstance(value, str):
             value = raw
@@ -429,3 +437,15 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
             value = value.lower() == "true"
         changes[full] = _coerce(kind, value, full)
     return changes
+
+
+def differing_keys(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """``["epochs 12 → 30", …]``: the dotted keys of two dicts whose values differ, with both values."""
+    found: list[str] = []
+    for key in {**old, **new}:
+        a, b = (list(v) if isinstance(v, tuple) else v for v in (old.get(key), new.get(key)))  # JSON has no tuples
+        if isinstance(a, Mapping) and isinstance(b, Mapping):
+            found += differing_keys(a, b, f"{prefix}{key}.")
+        elif a != b:
+            found.append(f"{prefix}{key} {a!r} → {b!r}")
+    return found

@@ -1,0 +1,11 @@
+"""What may be searched: one file a space, a registry, and the check of a space before anything starts.
+
+Loads neither torch nor Ray nor Optuna, so that a command line can refuse a bad space at once.
+"""
+
+from search_spaces.check import ParamRange, check_space
+from search_spaces.registry import BUILT_IN, Space, load_space
+from search_spaces.trial import Trial
+from search_spaces.workload import Workload
+
+__all__ = ["BUILT_IN", "ParamRange", "Space", "Trial", "Workload", "check_space", "load_space"]

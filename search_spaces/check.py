@@ -1,0 +1,184 @@
+"""Try a space before anything starts: sample it, refuse what it gets wrong, list its ranges."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from search_spaces.registry import Space
+from search_spaces.trial import Distribution, StandInTrial
+from search_spaces.workload import Workload
+from train_loop.config import ConfigError, TrainConfig
+
+
+@dataclass(frozen=True)
+class ParamRange:
+    """The range of one parameter over a whole space."""
+
+    name: str
+    kind: str
+    """``float``, ``int``, ``categorical``; ``derived`` for a learning rate that follows from parameters."""
+    low: float = 0.0
+    high: float = 0.0
+    log: bool = False
+    step: float | None = None
+    choices: tuple[Any, ...] = ()
+    conditions: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    """Parameters that this one depends on, with the values under which it exists; empty = always."""
+
+    def describe(self) -> str:
+        """E.g. ``0.25 … 4 (log)``, ``lars, sgd``, ``1e-05 … 0.001 (log), with optimizer lars, sgd``."""
+        if self.kind == "categorical":
+            text = ", ".join(str(choice) for choice in self.choices)
+        else:
+            text = f"{self.low:.4g} … {self.high:.4g}" + (" (log)" if self.log else "")
+        if self.step is not None and (self.kind, self.step) != ("int", 1):
+            text += f" by {self.step:g}"
+        for name, values in self.conditions.items():
+            text += f", with {name} {', '.join(str(value) for value in values)}"
+        return text
+
+
+@dataclass(frozen=True)
+class _Sample:
+    params: Mapping[str, Any]
+    distributions: Mapping[str, Distribution]
+    config: TrainConfig
+
+
+def check_space(
+    space: Space,
+    workload: Workload,
+    samples: int = 64,
+    seed: int = 0,
+    workers: int | None = None,
+    pinned: Mapping[str, Any] | None = None,
+) -> dict[str, ParamRange]:
+    """Sample ``samples`` configurations and the initial points; the observed ranges by parameter.
+
+    ``workers``: data-parallel workers of a trial, by default the workload's. ``pinned``: see Space.
+    Where no parameter is the learning rate itself, the rates met are listed per optimizer as
+    ``peak_lr[lars]`` and so on, of kind ``derived``. The same arguments give the same answer.
+
+    Raises ConfigError, in one line, where the space raises, returns something else than a
+    TrainConfig, one of another data set, model or of more epochs, a batch that does not divide over
+    the workers or exceeds the training set, or one parameter name with two kinds of distribution.
+    """
+    rng = random.Random(seed)
+    workers = workload.workers if workers is None else workers
+    try:
+        initial = space.initial_points(workload, pinned)
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise _refusal(space, f"raised {_one_line(error)} in initial_points", "Correct its initial points") from None
+    trials = [StandInTrial(rng, point, number) for number, point in enumerate(initial)]
+    trials += [StandInTrial(rng, number=len(trials) + number) for number in range(samples)]
+    drawn = [_draw(space, trial, workload, workers, pinned) for trial in trials]
+    _check_one_kind_per_name(space, drawn)
+    return _ranges(drawn) | _derived_rates(drawn)
+
+
+def _draw(
+    space: Space, trial: StandInTrial, workload: Workload, workers: int, pinned: Mapping[str, Any] | None
+) -> _Sample:
+    try:
+        config = space(trial, workload, pinned)
+    except Exception as error:
+        raise _refusal(space, f"raised {_one_line(error)} for {trial.params}", "Correct the space") from None
+    if not isinstance(config, TrainConfig):
+        raise _refusal(
+            space, f"returned a {type(config).__name__}, not a TrainConfig", "Return workload.config({'peak_lr': …})"
+        )
+    for name, value, expected in (
+        ("data.name", config.data.name, workload.data),
+        ("model.name", config.model.name, workload.model),
+    ):
+        if value != expected:
+            raise _refusal(space, f"set {name}={value!r} in a study of {expected!r}", "Begin with workload.config()")
+    if config.epochs > workload.epochs:
+        raise _refusal(space, f"asks for {config.epochs} epochs of at most {workload.epochs}", "Raise --max-epochs")
+    batch = config.batch.global_size
+    if batch > workload.train_size:
+        raise _refusal(
+            space,
+            f"gave batch.global_size={batch} for {workload.train_size} training images",
+            f"Use at most {workload.train_size}",
+        )
+    try:
+        config.batch.split(workers)
+    except ConfigError as error:
+        raise ConfigError(f"space {space.name!r}: {error}") from None
+    return _Sample(trial.params, trial.distributions, config)
+
+
+def _refusal(space: Space, what: str, fix: str) -> ConfigError:
+    where = "" if space.source == "built-in" else f" ({space.source})"
+    return ConfigError(
+        f"a space returns a valid TrainConfig for every trial; got {space.name!r}{where}, which {what}. {fix}."
+    )
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
+def _check_one_kind_per_name(space: Space, drawn: Sequence[_Sample]) -> None:
+    first: dict[str, Distribution] = {}
+    for sample in drawn:
+        for name, distribution in sample.distributions.items():
+            if not first.setdefault(name, distribution).compatible(distribution):
+                raise _refusal(
+                    space,
+                    f"suggests {name!r} with different kinds, log or choices in different trials",
+                    "Give each its own name",
+                )
+
+
+def _ranges(drawn: Sequence[_Sample]) -> dict[str, ParamRange]:
+    names = list(dict.fromkeys(name for sample in drawn for name in sample.distributions))
+    ranges = {}
+    for name in names:
+        met = [sample.distributions[name] for sample in drawn if name in sample.distributions]
+        ranges[name] = ParamRange(
+            name,
+            met[0].kind,
+            min(d.low for d in met),
+            max(d.high for d in met),
+            met[0].log,
+            met[0].step,
+            met[0].choices,
+            _conditions(name, names, drawn),
+        )
+    return ranges
+
+
+def _conditions(name: str, names: Sequence[str], drawn: Sequence[_Sample]) -> dict[str, tuple[Any, ...]]:
+    """The categorical parameter whose value alone decides whether ``name`` exists, else nothing."""
+    if all(name in sample.params for sample in drawn):
+        return {}
+    for other in names:
+        kinds = {sample.distributions[other].kind for sample in drawn if other in sample.params}
+        if other == name or kinds != {"categorical"} or not all(other in sample.params for sample in drawn):
+            continue
+        having = {sample.params[other] for sample in drawn if name in sample.params}
+        lacking = {sample.params[other] for sample in drawn if name not in sample.params}
+        if not having & lacking:
+            choices = drawn[0].distributions[other].choices
+            return {other: tuple(choice for choice in choices if choice in having)}
+    return {}
+
+
+def _derived_rates(drawn: Sequence[_Sample]) -> dict[str, ParamRange]:
+    if any("peak_lr" in sample.params or "optimizer.peak_lr" in sample.params for sample in drawn):
+        return {}
+    rates: dict[str, list[float]] = {}
+    for sample in drawn:
+        rates.setdefault(sample.config.optimizer.name, []).append(sample.config.optimizer.peak_lr)
+    ranges = {}
+    for optimizer, met in rates.items():
+        name = f"peak_lr[{optimizer}]"
+        ranges[name] = ParamRange(name, "derived", min(met), max(met), conditions={"optimizer": (optimizer,)})
+    return ranges

@@ -1,0 +1,96 @@
+"""``large_batch``: optimizer, global batch and their companions, for batches as large as the data allow.
+
+Parameters (each has one static range in a study; those of one optimizer appear only with it):
+
+  optimizer                lars, lamb, sgd. AdamW has no trust ratio and no published large-batch
+                           ResNet result; ``--set optimizer=adamw`` still searches it.
+  global_batch_size        powers of two by the size of the training set; see priors.py.
+  lr_multiplier            1/4 to 4, log, of the centre that moves with optimizer and batch; see
+                           priors.py. All published settings there lie within a factor of 2.
+  warmup_epochs            5 % to 35 % of the epochs (AlgoPerf, MLPerf).
+  schedule                 cosine (RSB) or poly with power 2 (MLPerf).
+  label_smoothing          0 to 0.2 (MLPerf and LAMB 0.1; AlgoPerf 0.1 and 0.2; Goyal 0).
+  one_minus_momentum       sgd, lars: 0.03 to 0.15, log (MLPerf momentum 0.9 to 0.952 as the batch
+                           grows; AlgoPerf searches 1 − β1 in log). The rate follows it; see priors.py.
+  weight_decay             sgd, lars, coupled: 1e-5 to 1e-3, log (MLPerf 2.5e-5 to 2e-4, Goyal 1e-4,
+                           NVIDIA 3e-5, 5e-4 is usual on small images).
+  one_minus_beta1          lamb, adamw: 0.05 to 0.3, log (AlgoPerf).
+  decoupled_weight_decay   lamb, adamw: 1e-3 to 2, log (AlgoPerf 1e-3 to 1, RSB 0.02, LAMB at 32k 1.5).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from search_spaces.priors import (
+    global_batch_sizes,
+    peak_lr_centre,
+    total_steps,
+    trust_coefficient,
+    warmup_epochs_range,
+)
+from search_spaces.trial import Trial
+from search_spaces.workload import Workload
+from train_loop.config import TrainConfig
+
+OPTIMIZERS = ("lars", "lamb", "sgd")
+
+PARAMETER_KEYS = {
+    "global_batch_size": ("batch.global_size", int),
+    "lr_multiplier": ("optimizer.peak_lr", lambda _: 1.0),  # the pinned rate replaces the product
+    "one_minus_momentum": ("optimizer.momentum", lambda momentum: 1 - momentum),
+    "one_minus_beta1": ("optimizer.beta1", lambda beta1: 1 - beta1),
+    "decoupled_weight_decay": ("optimizer.weight_decay", float),
+}
+"""For ``--set``: the key that a parameter decides, and the parameter's value for a pinned one."""
+
+
+def space(trial: Trial, workload: Workload) -> TrainConfig:
+    """Optimizer, large batch, peak learning rate around a prior that moves with both, and companions."""
+    optimizer = trial.suggest_categorical("optimizer", list(OPTIMIZERS))
+    batch = trial.suggest_categorical("global_batch_size", list(global_batch_sizes(workload)))
+    changes: dict[str, Any] = {
+        "optimizer.name": optimizer,
+        "batch.global_size": batch,
+        "schedule.warmup_epochs": trial.suggest_float("warmup_epochs", *warmup_epochs_range(workload.epochs)),
+        "schedule.name": trial.suggest_categorical("schedule", ["cosine", "poly"]),
+        "label_smoothing": trial.suggest_float("label_smoothing", 0.0, 0.2),
+    }
+    multiplier = trial.suggest_float("lr_multiplier", 0.25, 4.0, log=True)
+    steps = total_steps(workload, batch)
+    if optimizer in ("sgd", "lars"):
+        momentum = 1 - trial.suggest_float("one_minus_momentum", 0.03, 0.15, log=True)
+        changes |= {
+            "optimizer.peak_lr": peak_lr_centre(optimizer, batch, steps, momentum) * multiplier,
+            "optimizer.momentum": momentum,
+            "optimizer.weight_decay": trial.suggest_float("weight_decay", 1e-5, 1e-3, log=True),
+            "optimizer.nesterov": optimizer == "sgd",  # MLPerf's LARS is without
+        }
+        if optimizer == "lars":
+            changes["optimizer.trust_coefficient"] = trust_coefficient(steps)
+    else:
+        changes |= {
+            "optimizer.peak_lr": peak_lr_centre(optimizer, batch, steps) * multiplier,
+            "optimizer.beta1": 1 - trial.suggest_float("one_minus_beta1", 0.05, 0.3, log=True),
+            "optimizer.weight_decay": trial.suggest_float("decoupled_weight_decay", 1e-3, 2.0, log=True),
+            "optimizer.clip_grad_norm": 1.0,  # You et al. 2020, arXiv 1904.00962
+        }
+    return workload.config(changes)
+
+
+def initial_points(workload: Workload) -> list[dict[str, Any]]:
+    """Each optimizer once at the centre of its prior, at a batch from the middle of the range."""
+    batches = global_batch_sizes(workload)
+    shared = {
+        "global_batch_size": batches[(len(batches) - 1) // 2],
+        "warmup_epochs": round(0.2 * workload.epochs, 3),
+        "label_smoothing": 0.1,
+        "lr_multiplier": 1.0,
+    }
+    coupled = {"schedule": "poly", "one_minus_momentum": 0.1, "weight_decay": 2e-4}
+    decoupled = {"schedule": "cosine", "one_minus_beta1": 0.1, "decoupled_weight_decay": 0.02}
+    return [
+        {"optimizer": "lars", **shared, **coupled},
+        {"optimizer": "sgd", **shared, **coupled},
+        {"optimizer": "lamb", **shared, **decoupled},
+    ]

@@ -1,0 +1,48 @@
+"""``lr_warmup``: learning rate and warmup alone, at one large batch, for LARS and SGD.
+
+The two that decide whether a large batch trains at all (Goyal et al. 2017, §2), searched more widely
+than in ``large_batch``: the rate from 1/8 to 8 times its prior centre, the warmup from none to half
+of the run. Everything else is MLPerf's and Goyal's: momentum 0.9, poly with power 2, label smoothing
+0.1, weight decay 1e-4. The batch is the upper middle of the large ones (digits 512, ImageNet 8,192);
+``--set batch.global_size=…`` moves it, and the rate with it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from search_spaces.large_batch import PARAMETER_KEYS as PARAMETER_KEYS
+from search_spaces.priors import global_batch_sizes, peak_lr_centre, total_steps, trust_coefficient
+from search_spaces.trial import Trial
+from search_spaces.workload import Workload
+from train_loop.config import TrainConfig
+
+
+def space(trial: Trial, workload: Workload) -> TrainConfig:
+    """Peak learning rate and warmup at one large batch, for LARS and SGD."""
+    batches = global_batch_sizes(workload)
+    # A choice of one, so that `--set` can pin it before the learning rate is derived from it.
+    batch = trial.suggest_categorical("global_batch_size", [batches[len(batches) // 2]])
+    optimizer = trial.suggest_categorical("optimizer", ["lars", "sgd"])
+    multiplier = trial.suggest_float("lr_multiplier", 0.125, 8.0, log=True)
+    warmup_epochs = trial.suggest_float("warmup_epochs", 0.0, 0.5 * workload.epochs)
+    steps = total_steps(workload, batch)
+    return workload.config(
+        {
+            "batch.global_size": batch,
+            "optimizer.name": optimizer,
+            "optimizer.peak_lr": peak_lr_centre(optimizer, batch, steps) * multiplier,
+            "optimizer.nesterov": optimizer == "sgd",
+            "optimizer.weight_decay": 1e-4,
+            "optimizer.trust_coefficient": trust_coefficient(steps),
+            "schedule.name": "poly",
+            "schedule.warmup_epochs": warmup_epochs,
+            "label_smoothing": 0.1,
+        }
+    )
+
+
+def initial_points(workload: Workload) -> list[dict[str, Any]]:
+    """Both optimizers at the centre of their prior."""
+    warmup_epochs = round(0.2 * workload.epochs, 3)
+    return [{"optimizer": name, "lr_multiplier": 1.0, "warmup_epochs": warmup_epochs} for name in ("lars", "sgd")]

@@ -1,0 +1,120 @@
+"""Where to look: large batches, peak learning rates and warmups, as published, as functions.
+
+The learning rate is searched as a *multiplier* of a centre that moves with the batch:
+``peak_lr = centre(optimizer, batch) × lr_multiplier``. So every parameter keeps one static range
+in a study (a sampler that models all parameters together needs that), while a batch that doubles
+still gets the rate that its optimizer's scaling rule asks for.
+
+Sources, by the names used below:
+  MLPerf     MLPerf Training, ResNet-50 reference convergence points (mlcommons/logging,
+             rcps_resnet.json): LARS to 75.9 % top-1 at batches 1,632 to 65,536, and the fit
+             lr = 0.44·B^0.39 through 89 submitted settings that reached the target.
+  Goyal      Goyal et al. 2017, arXiv 1706.02677: SGD, lr = 0.1·B/256, holds up to B = 8,192.
+  Nado       Nado et al. 2021, arXiv 2102.06356: Nesterov SGD at 32,768, lr 7.05.
+  RSB        Wightman et al. 2021, arXiv 2110.00476 (recipe A2): LAMB at 2,048, lr 5e-3.
+  DeiT       Touvron et al. 2020, arXiv 2012.12877: AdamW at 1,024, lr 1e-3.
+  Malladi    Malladi et al. 2022, arXiv 2205.10287: sqrt rule for Adam's family.
+  Smith      Smith et al. 2018, arXiv 1711.00489: noise scale ∝ lr / (B·(1 − momentum)).
+"""
+
+from __future__ import annotations
+
+import math
+
+from search_spaces.workload import Workload
+from train_loop.config import ConfigError
+
+LARGEST_BATCH = 32768
+"""Beyond it MLPerf's LARS needs twice the epochs (65,536: 84.5 against 56.0)."""
+FITTED_STEPS = {"lars": 250, "lamb": 1000}
+"""Optimizer steps down to which the published rates are taken as they are (MLPerf's shortest run
+has 1,652). Below, ``short_run_factor`` applies; where it begins was chosen on digits (ResNet-18, 12
+epochs, batches 128 to 1,024), within a factor of about 3 of the best rate at each batch."""
+
+
+def global_batch_sizes(workload: Workload) -> tuple[int, ...]:
+    """The large batches of a training set, in images, rising: powers of two.
+
+    From 8·N^0.4 to 32·N^0.5, both rounded down to a power of two, N the training images: digits
+    (1,437) 128 … 1,024; CIFAR-10 (50,000) 512 … 4,096; ImageNet (1,281,167) 2,048 … 32,768, the
+    range of MLPerf's submissions. The gap widens with N because the steps of an epoch do.
+
+    Where a power of two does not divide over the workers it is lowered to a number that does, in
+    equal micro-batches. Raises ConfigError where no batch leaves each worker two images.
+    """
+    size = workload.train_size
+    highest = min(_power_of_two(32 * size**0.5), _power_of_two(size), LARGEST_BATCH)
+    lowest = min(_power_of_two(8 * size**0.4), highest)
+    powers = [2**k for k in range(lowest.bit_length() - 1, highest.bit_length())]
+    fitting = [divisible(b, workload.workers, workload.max_micro_size) for b in powers if b >= 2 * workload.workers]
+    if not fitting:
+        raise ConfigError(
+            f"a global batch gives each worker at least 2 images; got {workload.workers} workers for at most "
+            f"{highest} of the {size} training images. Use --workers {max(1, highest // 2)} or fewer."
+        )
+    return tuple(fitting)
+
+
+def divisible(batch: int, workers: int, max_micro_size: int) -> int:
+    """The largest number up to ``batch`` that cuts into workers × accumulation steps × equal micro-batches."""
+    if batch % workers == 0 and (batch // workers) & (batch // workers - 1) == 0:
+        return batch  # a power of two a worker: micro-batches of at least max_micro_size / 2
+    steps = math.ceil(batch // workers / max_micro_size)
+    return batch // (workers * steps) * workers * steps
+
+
+def total_steps(workload: Workload, batch: int) -> int:
+    """Optimizer steps of the longest trial; the last, incomplete batch of an epoch is dropped."""
+    return workload.epochs * max(1, workload.train_size // batch)
+
+
+def peak_lr_centre(optimizer: str, batch: int, steps: int, momentum: float = 0.9) -> float:
+    """The peak learning rate from which to search, for the whole batch (not per image).
+
+    ``steps``: optimizer steps of the run, see ``short_run_factor``. ``momentum``: of sgd and lars,
+    which take the rate that leaves the noise scale as it is at 0.9 (Smith). Raises ConfigError for
+    an optimizer without a rule.
+    """
+    same_noise = (1 - momentum) / 0.1
+    if optimizer == "lars":  # MLPerf; its trust coefficient carries the short-run factor
+        return 0.44 * batch**0.39 * same_noise
+    if optimizer == "sgd":  # Goyal; sqrt beyond 8,192 meets Nado: 6.4 at 32,768
+        return 0.1 * min(batch, 8192) / 256 * math.sqrt(max(1.0, batch / 8192)) * same_noise
+    if optimizer == "lamb":  # RSB and Malladi
+        return 5e-3 * math.sqrt(batch / 2048) * short_run_factor("lamb", steps)
+    if optimizer == "adamw":  # DeiT and Malladi
+        return 1e-3 * math.sqrt(batch / 1024)
+    raise ConfigError(
+        f"no learning rate rule is known for this optimizer; got {optimizer!r}. Choose sgd, lars, lamb or adamw."
+    )
+
+
+def trust_coefficient(steps: int) -> float:
+    """LARS's η (You et al. 2017, arXiv 1708.03888: 0.001), larger for short runs.
+
+    A step of LARS moves a layer by about lr·η of its norm, so η and not the rate takes the factor:
+    BatchNorm and biases, which have no trust ratio, take plain steps with the rate.
+    """
+    return 0.001 * short_run_factor("lars", steps)
+
+
+def short_run_factor(optimizer: str, steps: int) -> float:
+    """How much further a step has to go in a run of few steps, for optimizers with a trust ratio.
+
+    Their steps have a length of lr × the weights' norm, whatever the gradient; over a short run the
+    published rates do not get the weights anywhere. The square root keeps steps × lr², the time of
+    Malladi's stochastic differential equation, as it is at ``FITTED_STEPS``; 1 from there on.
+    """
+    return math.sqrt(max(1.0, FITTED_STEPS[optimizer] / steps))
+
+
+def warmup_epochs_range(epochs: int) -> tuple[float, float]:
+    """Shortest and longest warmup in epochs: 5 % to 35 % of the run.
+
+    AlgoPerf 5 %; MLPerf 6 % at batch 1,632, 12 % at 8,192, 29 % at 32,768, 37 % at 65,536.
+    """
+    return 0.05 * epochs, 0.35 * epochs
+
+
+def _power_of_two(value: float) -> int:
+    return 1 << (max(1, int(value)).bit_length() - 1)

@@ -1,0 +1,188 @@
+"""Spaces by name or by file: ``large_batch``, ``my_space.py``, ``my_space.py:my_function``."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import hashlib
+import inspect
+import os
+import sys
+import types
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from search_spaces import large_batch, lr_warmup, priors, smoke
+from search_spaces.trial import PinnedTrial, StandInTrial
+from search_spaces.workload import Workload
+from train_loop.config import ConfigError, TrainConfig, resolve_key
+
+_WORKLOAD_FACTS = {"epochs": "epochs", "batch.max_micro_size": "max_micro_size"}
+"""Configuration keys that spaces derive ranges from, by way of the workload."""
+
+
+@dataclass(frozen=True)
+class Space:
+    """A function of a trial and a workload that returns one TrainConfig, and where it is from.
+
+    Called with ``pinned`` (configuration keys with fixed values, from ``--set``), parameters that
+    decide those keys are not searched, and the configuration holds the pinned values.
+    """
+
+    name: str
+    function: Callable[[Any, Workload], TrainConfig]
+    source: str
+    """``built-in``, or the file's absolute path."""
+    doc: str
+    """First line of the function's docstring, or of the file's."""
+    fingerprint: str
+    """SHA-256 of the source text: another value means that the space may have changed."""
+    defaults: Mapping[str, int] = field(default_factory=dict)
+    """Plan values that suit the space, ``trials`` and ``max_epochs``; from the file's ``DEFAULTS``."""
+    parameter_keys: Mapping[str, tuple[str, Callable[[Any], Any]]] = field(default_factory=dict)
+    """See ``PinnedTrial``; from the file's ``PARAMETER_KEYS``."""
+    initial: Callable[[Workload], list[dict[str, Any]]] | None = None
+    """The file's ``initial_points``, where it has one."""
+
+    def __call__(self, trial: Any, workload: Workload, pinned: Mapping[str, Any] | None = None) -> TrainConfig:
+        if not pinned:
+            return self.function(trial, workload)
+        pinned = {resolve_key(key): value for key, value in pinned.items()}
+        facts = {name: pinned[key] for key, name in _WORKLOAD_FACTS.items() if key in pinned}
+        workload = dataclasses.replace(workload, **facts)
+        config = self.function(PinnedTrial(trial, pinned, self.parameter_keys), workload)
+        return config.replace_keys(pinned) if isinstance(config, TrainConfig) else config
+
+    def initial_points(self, workload: Workload, pinned: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
+        """Parameters of the trials to begin with, for ``study.enqueue_trial``; none is in another.
+
+        Names that the space does not suggest for the rest of the point (pinned ones) are left out.
+        Raises ValueError for a value outside its parameter's range.
+        """
+        points: list[dict[str, Any]] = []
+        for point in self.initial(workload) if self.initial else []:
+            trial = StandInTrial(None, fixed=point)
+            self(trial, workload, pinned)
+            suggested = {name: value for name, value in trial.params.items() if name in point}
+            if suggested and not any(suggested.items() <= other.items() for other in points):
+                points.append(suggested)
+        return points
+
+
+def load_space(text: str) -> Space:
+    """The space that ``--space text`` means: NAME, FILE.py or FILE.py:FUNCTION (default ``space``).
+
+    Raises ConfigError, in one line: an unknown name, a file that is missing or does not import, a
+    function that is missing or does not take (trial, workload). A file runs as Python code.
+    """
+    path, colon, function = text.rpartition(":")
+    if not colon or not path.endswith(".py"):
+        path, function = text, "space"
+    if path.endswith(".py"):
+        return _from_file(Path(path).expanduser(), function)
+    if text in BUILT_IN:
+        return BUILT_IN[text]
+    near = difflib.get_close_matches(text, BUILT_IN, n=1)
+    fix = f"Did you mean {near[0]!r}?" if near else "Write one of them, or FILE.py[:function]."
+    if Path(text + ".py").is_file():
+        fix = f"Did you mean '{text}.py'?"
+    raise ConfigError(f"--space is one of {', '.join(BUILT_IN)}, or a Python file; got {text!r}. {fix}")
+
+
+def _from_file(path: Path, function: str) -> Space:
+    try:
+        source = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        near = difflib.get_close_matches(path.name, _python_files(path.parent), n=1)
+        fix = f"Did you mean '{path.parent / near[0]}'?" if near else "Check the path."
+        raise ConfigError(f"--space must name a readable Python file; got '{path}' ({reason}). {fix}") from None
+    module = _execute(path.absolute(), source)
+    chosen = getattr(module, function, None)
+    if chosen is None:
+        present = [n for n, v in vars(module).items() if inspect.isfunction(v) and v.__module__ == module.__name__]
+        near = difflib.get_close_matches(function, present, n=1)
+        fix = f"Did you mean '{path}:{near[0]}'?" if near else f"Functions there: {', '.join(present) or 'none'}."
+        raise ConfigError(f"--space FILE.py:FUNCTION must name a function of the file; got {function!r}. {fix}")
+    name = path.stem if function == "space" else f"{path.stem}:{function}"
+    return _space(name, chosen, module, source, str(path.absolute()))
+
+
+def _execute(path: Path, source: str) -> types.ModuleType:
+    """The module of ``source``. Compiled from the text that is fingerprinted, not through import's
+    cache: a file edited twice within a second could otherwise run as it was before."""
+    module = types.ModuleType(f"bigbatch_space_{path.stem}_{_digest(source)[:12]}")
+    module.__file__ = str(path)
+    sys.modules[module.__name__] = module  # dataclasses and pickle look their module up
+    try:
+        with _folder_first(path.parent):
+            exec(compile(source, str(path), "exec"), module.__dict__)
+    except (Exception, SystemExit) as error:
+        del sys.modules[module.__name__]
+        message = " ".join(str(error).split())
+        raise ConfigError(
+            f"--space needs a file that Python can run; got '{path}' with {type(error).__name__}: {message}. "
+            f"Run `python '{path}'` to see where."
+        ) from None
+    return module
+
+
+@contextmanager
+def _folder_first(folder: Path) -> Iterator[None]:
+    """Let a space import its siblings while it loads, and only then: they would shadow libraries."""
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        if str(folder) in sys.path:
+            sys.path.remove(str(folder))
+
+
+def _space(name: str, function: Any, module: types.ModuleType, source: str, where: str) -> Space:
+    try:
+        inspect.signature(function).bind("trial", "workload")
+    except (TypeError, ValueError):
+        raise ConfigError(
+            f"a space is a function of (trial, workload); got {name!r} of '{where}', which does not take those two. "
+            f"Write `def space(trial, workload):`."
+        ) from None
+    doc = (inspect.getdoc(function) or module.__doc__ or "").strip()
+    return Space(
+        name=name,
+        function=function,
+        source=where,
+        doc=doc.splitlines()[0] if doc else "",
+        fingerprint=_digest(source + (_priors_text() if _uses_priors(module) else "")),
+        defaults=dict(getattr(module, "DEFAULTS", {})),
+        parameter_keys=dict(getattr(module, "PARAMETER_KEYS", {})),
+        initial=getattr(module, "initial_points", None),
+    )
+
+
+def _uses_priors(module: types.ModuleType) -> bool:
+    return any(v is priors or getattr(v, "__module__", None) == priors.__name__ for v in vars(module).values())
+
+
+def _priors_text() -> str:
+    return Path(priors.__file__).read_text(encoding="utf-8")
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _python_files(folder: Path) -> list[str]:
+    return [name for name in os.listdir(folder) if name.endswith(".py")] if folder.is_dir() else []
+
+
+def _built_in(module: types.ModuleType) -> Space:
+    source = Path(str(module.__file__)).read_text(encoding="utf-8")
+    return _space(module.__name__.rpartition(".")[2], module.space, module, source, "built-in")
+
+
+BUILT_IN: Mapping[str, Space] = types.MappingProxyType(
+    {space.name: space for space in map(_built_in, (large_batch, lr_warmup, smoke))}
+)

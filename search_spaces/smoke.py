@@ -1,0 +1,35 @@
+"""``smoke``: does the whole chain work here? The learning rate of SGD alone, in a few short trials."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from search_spaces.large_batch import PARAMETER_KEYS as PARAMETER_KEYS
+from search_spaces.priors import global_batch_sizes, peak_lr_centre, total_steps
+from search_spaces.trial import Trial
+from search_spaces.workload import Workload
+from train_loop.config import TrainConfig
+
+DEFAULTS = {"trials": 4, "max_epochs": 3}
+"""Plan values where the command line gives none: under a minute on a laptop."""
+
+
+def space(trial: Trial, workload: Workload) -> TrainConfig:
+    """The learning rate of SGD at the smallest large batch, a few epochs."""
+    # A choice of one, so that `--set` can pin it before the learning rate is derived from it.
+    batch = trial.suggest_categorical("global_batch_size", [global_batch_sizes(workload)[0]])
+    multiplier = trial.suggest_float("lr_multiplier", 0.25, 4.0, log=True)
+    return workload.config(
+        {
+            "batch.global_size": batch,
+            "optimizer.name": "sgd",
+            "optimizer.peak_lr": peak_lr_centre("sgd", batch, total_steps(workload, batch)) * multiplier,
+            "schedule.name": "cosine",
+            "schedule.warmup_epochs": round(0.2 * workload.epochs, 3),
+        }
+    )
+
+
+def initial_points(workload: Workload) -> list[dict[str, Any]]:
+    """The centre of the prior."""
+    return [{"lr_multiplier": 1.0}]

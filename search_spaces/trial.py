@@ -1,0 +1,194 @@
+"""The part of an Optuna trial that a space uses, a stand-in for it, and one with values pinned.
+
+Spaces are checked before anything is started and on machines without Optuna, hence the stand-in.
+"""
+
+from __future__ import annotations
+
+import abc
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from train_loop.config import ConfigError, resolve_key
+
+_EDGE_PROBABILITY = 0.25
+"""How often the stand-in draws a bound itself: spaces break at the ends of their ranges."""
+
+
+class Trial(Protocol):
+    """What a space may call; ``optuna.Trial`` fulfils it."""
+
+    def suggest_float(
+        self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False
+    ) -> float: ...
+
+    def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int: ...
+
+    def suggest_categorical(self, name: str, choices: Sequence[Any]) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """What one ``suggest_*`` call declared."""
+
+    kind: str
+    """``float``, ``int`` or ``categorical``."""
+    low: float = 0.0
+    high: float = 0.0
+    log: bool = False
+    step: float | None = None
+    choices: tuple[Any, ...] = ()
+
+    def check(self, name: str) -> None:
+        """Raise ValueError where Optuna would."""
+        if self.kind == "categorical":
+            if not self.choices:
+                raise ValueError(f"parameter {name!r} has no choices")
+            return
+        if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low <= self.high):
+            raise ValueError(f"parameter {name!r} needs low <= high, got {self.low} and {self.high}")
+        if self.log and self.low <= 0:
+            raise ValueError(f"parameter {name!r} is log, so low must be above 0, got {self.low}")
+        if self.log and self.step not in (None, 1):
+            raise ValueError(f"parameter {name!r} cannot have both log and step")
+        if self.step is not None and self.step <= 0:
+            raise ValueError(f"parameter {name!r} needs a step above 0, got {self.step}")
+
+    def contains(self, value: Any) -> bool:
+        if self.kind == "categorical":
+            return value in self.choices
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            return False
+        return self.low <= value <= self.high and (self.kind == "float" or value == int(value))
+
+    def compatible(self, other: Distribution) -> bool:
+        """Whether Optuna accepts both under one name in one study."""
+        return (self.kind, self.log, self.choices) == (other.kind, other.log, other.choices)
+
+    def sample(self, rng: random.Random) -> Any:
+        if self.kind == "categorical":
+            return rng.choice(self.choices)
+        value = self._edge(rng) if rng.random() < _EDGE_PROBABILITY else self._inside(rng)
+        return round(value) if self.kind == "int" else value
+
+    def middle(self) -> Any:
+        """A harmless value where none matters."""
+        if self.kind == "categorical":
+            return self.choices[0]
+        value = math.sqrt(self.low * self.high) if self.log else self._on_grid((self.low + self.high) / 2)
+        return round(value) if self.kind == "int" else value
+
+    def _edge(self, rng: random.Random) -> float:
+        return self.low if rng.random() < 0.5 else self._on_grid(self.high)
+
+    def _inside(self, rng: random.Random) -> float:
+        if self.log:
+            value = math.exp(rng.uniform(math.log(self.low), math.log(self.high)))
+            return min(max(value, self.low), self.high)
+        return self._on_grid(rng.uniform(self.low, self.high))
+
+    def _on_grid(self, value: float) -> float:
+        if self.step is None:
+            return value
+        steps = math.floor((value - self.low) / self.step + 1e-9)  # 1e-9: (0.3 - 0) / 0.1 is 2.999…96
+        return self.low + steps * self.step
+
+
+class _Suggestions(abc.ABC):
+    """The three ``suggest_*`` calls over one ``_suggest(name, distribution)``."""
+
+    def suggest_float(
+        self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False
+    ) -> float:
+        return self._suggest(name, Distribution("float", float(low), float(high), log, step))
+
+    def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int:
+        return self._suggest(name, Distribution("int", low, high, log, step))
+
+    def suggest_categorical(self, name: str, choices: Sequence[Any]) -> Any:
+        return self._suggest(name, Distribution("categorical", choices=tuple(choices)))
+
+    @abc.abstractmethod
+    def _suggest(self, name: str, distribution: Distribution) -> Any:
+        """The value of a parameter."""
+
+
+class StandInTrial(_Suggestions):
+    """Answers like an Optuna trial under random sampling, and records what was asked.
+
+    ``fixed`` values are answered as they are; with ``rng=None`` all others are mid-range.
+    Raises ValueError where Optuna would: a bad range, or one name with two kinds, ``log`` or choices.
+    """
+
+    def __init__(self, rng: random.Random | None, fixed: Mapping[str, Any] | None = None, number: int = 0) -> None:
+        self.number = number
+        self.params: dict[str, Any] = {}
+        self.distributions: dict[str, Distribution] = {}
+        self.user_attrs: dict[str, Any] = {}
+        self._rng = rng
+        self._fixed = dict(fixed or {})
+
+    def set_user_attr(self, key: str, value: Any) -> None:
+        self.user_attrs[key] = value
+
+    def _suggest(self, name: str, distribution: Distribution) -> Any:
+        distribution.check(name)
+        if name in self.distributions:
+            if not self.distributions[name].compatible(distribution):
+                raise ValueError(f"parameter {name!r} is suggested twice with different kinds, log or choices")
+            return self.params[name]
+        if name in self._fixed:
+            value = self._fixed[name]
+            if not distribution.contains(value):
+                raise ValueError(f"parameter {name!r} cannot be {value!r} in {distribution}")
+        else:
+            value = distribution.middle() if self._rng is None else distribution.sample(self._rng)
+        self.distributions[name] = distribution
+        self.params[name] = value
+        return value
+
+
+class PinnedTrial(_Suggestions):
+    """A trial in which the parameters of pinned configuration keys are not searched.
+
+    A space that derives one value from another (the learning rate from the batch) must see the
+    value that ``--set`` fixed, not one that is overwritten afterwards.
+
+    ``pinned``: dotted configuration keys with their values. ``parameter_keys``: for parameters
+    that are not named like the key that they set, the key and the parameter's value for a pinned one.
+    """
+
+    def __init__(
+        self,
+        trial: Any,
+        pinned: Mapping[str, Any],
+        parameter_keys: Mapping[str, tuple[str, Callable[[Any], Any]]],
+    ) -> None:
+        self._trial = trial
+        self._pinned = pinned
+        self._keys = parameter_keys
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._trial, name)
+
+    def _suggest(self, name: str, distribution: Distribution) -> Any:
+        key, convert = self._keys.get(name, (name, _unchanged))
+        try:
+            key = resolve_key(key)
+        except ConfigError:  # the space's own name for something: nothing to pin
+            key = ""
+        if key in self._pinned:
+            return convert(self._pinned[key])
+        if distribution.kind == "categorical":
+            return self._trial.suggest_categorical(name, list(distribution.choices))
+        options: dict[str, Any] = {"log": distribution.log, "step": distribution.step}
+        if distribution.kind == "int":
+            return self._trial.suggest_int(name, distribution.low, distribution.high, **options)
+        return self._trial.suggest_float(name, distribution.low, distribution.high, **options)
+
+
+def _unchanged(value: Any) -> Any:
+    return value

@@ -1,0 +1,64 @@
+"""What is trained and on what: all that a space may look at when it chooses its ranges."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from train_loop.config import BatchConfig, ConfigError, DataConfig, ModelConfig, TrainConfig
+
+_SMALLEST = {
+    "train_size": 2,
+    "num_classes": 1,
+    "image_size": 1,
+    "epochs": 1,
+    "workers": 1,
+    "memory_bytes": 0,
+    "max_micro_size": 1,
+}
+
+
+@dataclass(frozen=True)
+class Workload:
+    """The facts of one study. Raises ConfigError for impossible ones."""
+
+    data: str
+    """A data set's name, or the path of an image folder."""
+    train_size: int
+    """Images in the training split."""
+    num_classes: int
+    image_size: int
+    """Pixels a side."""
+    model: str
+    """A network's name, ``auto`` already resolved."""
+    epochs: int
+    """The most epochs that a trial may train."""
+    workers: int = 1
+    """Data-parallel workers of one trial."""
+    accelerator: str = "cpu"
+    """``cpu`` or ``cuda``."""
+    memory_bytes: int = 0
+    """Device memory of one worker; 0 = unknown."""
+    max_micro_size: int = 256
+    """Images that one worker can hold in one forward pass; larger batches accumulate."""
+
+    def __post_init__(self) -> None:
+        for name, smallest in _SMALLEST.items():
+            value = getattr(self, name)
+            if value < smallest:
+                raise ConfigError(f"workload.{name} must be at least {smallest}; got {value!r}. Check data and plan.")
+
+    def config(self, changes: Mapping[str, Any] | None = None) -> TrainConfig:
+        """The TrainConfig of this workload with ``changes`` (keys as in ``--set``) on top.
+
+        The one line that a user's space needs: ``return workload.config({"peak_lr": lr})``.
+        Raises ConfigError for unknown keys and impossible values.
+        """
+        base = TrainConfig(
+            epochs=self.epochs,
+            model=ModelConfig(name=self.model),
+            data=DataConfig(name=self.data, image_size=self.image_size),
+            batch=BatchConfig(max_micro_size=self.max_micro_size),
+        )
+        return base.replace_keys(changes or {})
