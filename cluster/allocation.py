@@ -1,0 +1,109 @@
+"""What this process may use: CPUs, memory and the Slurm job around it.
+
+The host shows all of its cores and memory; the job was granted a part. Everything here answers
+for the part: Slurm's variables first, then the control group, then the CPU affinity.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+CGROUP = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True)
+class SlurmJob:
+    """The Slurm job around this process, as its environment tells it."""
+
+    job_id: str
+    job_name: str | None
+    node_list: str | None
+    nodes: int | None
+    partition: str | None
+    account: str | None
+    restart_count: int
+
+    def to_dict(self) -> dict[str, object]:
+        return asdict(self)
+
+
+def slurm_job(env: Mapping[str, str] | None = None) -> SlurmJob | None:
+    """The job, or None outside of one."""
+    env = os.environ if env is None else env
+    job_id = env.get("SLURM_JOB_ID")
+    if not job_id:
+        return None
+    return SlurmJob(
+        job_id=job_id,
+        job_name=env.get("SLURM_JOB_NAME"),
+        node_list=env.get("SLURM_JOB_NODELIST"),
+        nodes=_number(env.get("SLURM_JOB_NUM_NODES")),
+        partition=env.get("SLURM_JOB_PARTITION"),
+        account=env.get("SLURM_JOB_ACCOUNT"),
+        restart_count=_number(env.get("SLURM_RESTART_COUNT")) or 0,
+    )
+
+
+def usable_cpus(env: Mapping[str, str] | None = None, cgroup: Path = CGROUP) -> int:
+    """CPUs that this process may use on this node, at least 1.
+
+    The smallest of: ``SLURM_CPUS_PER_TASK`` (else ``SLURM_CPUS_ON_NODE``), the control group's
+    quota, the affinity mask. Slurm without core binding leaves the mask wide open, which is why
+    the mask alone is not enough.
+    """
+    env = os.environ if env is None else env
+    limits = [len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1]
+    granted = _number(env.get("SLURM_CPUS_PER_TASK")) or _number(env.get("SLURM_CPUS_ON_NODE"))
+    if granted and env.get("SLURM_JOB_ID"):
+        limits.append(granted)
+    quota = _cgroup_cpu_quota(cgroup)
+    if quota:
+        limits.append(max(1, int(quota)))
+    return max(1, min(limits))
+
+
+def usable_memory_bytes(env: Mapping[str, str] | None = None, cgroup: Path = CGROUP) -> int:
+    """Bytes of memory that this process may use on this node (what is granted, not what is free)."""
+    env = os.environ if env is None else env
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    if env.get("SLURM_JOB_ID"):
+        per_node = _number(env.get("SLURM_MEM_PER_NODE"))
+        per_cpu = _number(env.get("SLURM_MEM_PER_CPU"))
+        if per_node:
+            limits.append(per_node * 2**20)
+        elif per_cpu:
+            limits.append(per_cpu * 2**20 * usable_cpus(env, cgroup))
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):
+        limit = _number(_read(cgroup / name))
+        if limit:
+            limits.append(limit)
+    return min(limits)
+
+
+def accelerator_files(dev: Path = Path("/dev")) -> list[str]:
+    """Device files that hint at an accelerator; none means that torch need not be asked."""
+    return sorted(str(p) for pattern in ("nvidia[0-9]*", "kfd", "dxg") for p in dev.glob(pattern))
+
+
+def _cgroup_cpu_quota(cgroup: Path) -> float | None:
+    """CPUs of the group's quota (version 2, then 1), None where there is no limit."""
+    fields = _read(cgroup / "cpu.max").split()
+    if len(fields) == 2 and fields[0].isdigit():
+        return int(fields[0]) / int(fields[1])
+    quota = _number(_read(cgroup / "cpu/cpu.cfs_quota_us"))
+    period = _number(_read(cgroup / "cpu/cpu.cfs_period_us"))
+    return quota / period if quota and period else None
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text and text.isdigit() else None

@@ -1,0 +1,149 @@
+"""A run put together: data, model, optimizer and scaler, as fresh or as a checkpoint left them."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.amp.grad_scaler import GradScaler
+from torch.nn.parallel import DistributedDataParallel
+
+from train_loop.checkpoint import CheckpointFolder, Progress, check_same_run
+from train_loop.chronometer import Chronometer
+from train_loop.config import BatchSplit, ConfigError, TrainConfig
+from train_loop.data import open_data
+from train_loop.data.source import DataSource
+from train_loop.distributed import Heartbeat, World
+from train_loop.errors import CheckpointError
+from train_loop.metrics import LossWatch, Sums
+from train_loop.models import build_model
+from train_loop.optim import build_optimizer
+from train_loop.reporter import Reporter
+
+
+@dataclass
+class Run:
+    """All parts of a run that is under way."""
+
+    config: TrainConfig
+    world: World
+    reporter: Reporter
+    split: BatchSplit
+    source: DataSource
+    steps_per_epoch: int
+    model: nn.Module
+    """Without DDP: what is validated and saved."""
+    parallel: nn.Module
+    """The same model as training calls it."""
+    optimizer: torch.optim.Optimizer
+    scaler: GradScaler
+    precision: str
+    checkpoints: CheckpointFolder
+    progress: Progress
+    resumed_from_epoch: int | None
+    sums: Sums
+    watch: LossWatch
+    clock: Chronometer
+    heartbeat: Heartbeat
+
+
+def set_up(config: TrainConfig, reporter: Reporter, checkpoints: CheckpointFolder, device: torch.device) -> Run:
+    """Data, model, optimizer and scaler, as fresh or as the checkpoint left them."""
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
+    world = World.current(device)
+    split = config.batch.split(world.workers)
+    source = open_data(config.data)
+    steps_per_epoch = source.steps_per_epoch(split.global_size)
+    if config.model.sync_bn and world.workers > 1 and device.type == "cpu":
+        raise ConfigError("SyncBatchNorm needs GPUs; got model.sync_bn=true on CPUs. Write model.sync_bn=false.")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        torch.backends.cudnn.benchmark = True  # shapes repeat
+    torch.manual_seed(config.seed)  # the same weights on all ranks
+    model = build_model(config.model, source.info).to(device, memory_format=memory_layout(config))  # type: ignore[call-overload]
+    optimizer = build_optimizer(model, config.optimizer)
+    precision = choose_precision(config.precision, device)
+    scaler = GradScaler(device.type, enabled=precision == "fp16")
+    content = _load(checkpoints, config, source, world)
+    progress = Progress(**content["progress"]) if content else Progress()
+    sums, clock = Sums(device), Chronometer(device)
+    if content:
+        model.load_state_dict(content["model"])
+        optimizer.load_state_dict(content["optimizer"])
+        if content["scaler"]:  # none where the run began on a device that needs no scaling
+            scaler.load_state_dict(content["scaler"])
+        clock.seconds |= progress.seconds
+        if world.rank == 0:  # the other ranks add to what all had
+            sums.values.copy_(torch.tensor(progress.sums, dtype=torch.float64))
+    return Run(
+        config=config,
+        world=world,
+        reporter=reporter,
+        split=split,
+        source=source,
+        steps_per_epoch=steps_per_epoch,
+        model=model.train(),
+        parallel=_parallel(model, world),
+        optimizer=optimizer,
+        scaler=scaler,
+        precision=precision,
+        checkpoints=checkpoints,
+        progress=progress,
+        resumed_from_epoch=progress.epoch if content else None,
+        sums=sums,
+        watch=LossWatch(device),
+        clock=clock,
+        heartbeat=Heartbeat(world),
+    )
+
+
+def _parallel(model: nn.Module, world: World) -> nn.Module:
+    if world.workers == 1:
+        return model
+    # BatchNorm's running averages matter only in validation, and are shared before it, not in each step.
+    new_name = "forward_sync_buffers" in inspect.signature(DistributedDataParallel.__init__).parameters
+    quiet: dict[str, Any] = {"forward_sync_buffers" if new_name else "broadcast_buffers": False}
+    devices = [world.device.index] if world.device.type == "cuda" else None
+    return DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True, **quiet)
+
+
+def choose_precision(choice: str, device: torch.device) -> str:
+    """What ``auto`` means on a device: bf16 where it computes in it, fp16 on older GPUs, off on CPUs."""
+    if choice != "auto":
+        return choice
+    if device.type != "cuda":
+        return "off"
+    return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
+
+
+def _load(
+    checkpoints: CheckpointFolder, config: TrainConfig, source: DataSource, world: World
+) -> dict[str, Any] | None:
+    """The checkpoint to resume from, on all ranks the same one; what any rank finds wrong, all raise."""
+    content: dict[str, Any] | None = None
+    error: Exception | None = None
+    try:
+        content = checkpoints.load()
+        if content and checkpoints.folder:
+            check_same_run(content, config, source.info, checkpoints.folder)
+    except (CheckpointError, ConfigError) as found:
+        error = found
+    position = (content["progress"]["epoch"], content["progress"]["step"]) if content else None
+    views = world.gather((error, position))
+    for other, _ in views:
+        if other is not None:
+            raise other
+    if len({seen for _, seen in views}) > 1:
+        raise CheckpointError(
+            f"all ranks must see the same checkpoint; got (epoch, step) {[seen for _, seen in views]} by rank. "
+            "Put the folder on a file system that all nodes share."
+        )
+    return content
+
+
+def memory_layout(config: TrainConfig) -> torch.memory_format:
+    return torch.channels_last if config.model.channels_last else torch.contiguous_format

@@ -1,0 +1,55 @@
+"""Where the time of an epoch goes, in seconds of wall time by part."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+import torch
+
+PARTS = ("data_s", "step_s", "bn_s", "val_s", "checkpoint_s")
+
+T = TypeVar("T")
+
+
+class Chronometer:
+    """Adds up seconds by part.
+
+    On an accelerator the host runs ahead of the device, so the steps are timed by the host and what
+    is left of them on the device is waited for within ``step_s``, where the loop reads its sums
+    (about once a second and at the end of an epoch). Nothing is synchronised for the clock's sake
+    inside an epoch.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.seconds = dict.fromkeys(PARTS, 0.0)
+
+    @contextmanager
+    def part(self, name: str, *, synchronize: bool = False) -> Iterator[None]:
+        """Time a block; ``synchronize`` waits for the device at its end."""
+        start = time.perf_counter()
+        try:
+            yield
+            if synchronize and self._device.type == "cuda":
+                torch.cuda.synchronize(self._device)
+        finally:
+            self.seconds[name] += time.perf_counter() - start
+
+    def waiting(self, items: Iterable[T], name: str) -> Iterator[T]:
+        """``items``, with the time that each takes to come."""
+        iterator = iter(items)
+        while True:
+            start = time.perf_counter()
+            try:
+                item = next(iterator)
+            except StopIteration:
+                return
+            finally:
+                self.seconds[name] += time.perf_counter() - start
+            yield item
+
+    def reset(self) -> None:
+        self.seconds = dict.fromkeys(PARTS, 0.0)

@@ -1,0 +1,15 @@
+"""Ways in which a run ends early. No torch here."""
+
+from __future__ import annotations
+
+
+class NonFiniteLossError(RuntimeError):
+    """The loss became NaN or infinite; the message says epoch, step, learning rate and value."""
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint that cannot be read, or that ranks see differently."""
+
+
+class TrainingStopped(RuntimeError):
+    """The reporter asked the run to stop; a checkpoint is written where there is a folder."""

@@ -1,0 +1,293 @@
+"""The training loop, in plain PyTorch. Ray, torchrun and tests call the same ``train``.
+
+Read from the top: ``train`` (epochs), ``_train_epoch`` (steps), ``_optimizer_step`` (one global
+batch), then what ranks decide together, validation, records and checkpoints.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+from train_loop import precise_bn
+from train_loop.assembly import Run, memory_layout, set_up
+from train_loop.checkpoint import CheckpointFolder, describe_data
+from train_loop.config import TrainConfig
+from train_loop.data.source import Batch
+from train_loop.distributed import pick_device
+from train_loop.errors import NonFiniteLossError, TrainingStopped
+from train_loop.metrics import Sums
+from train_loop.reporter import EpochRecord, Reporter
+from train_loop.schedules import learning_rate
+
+__all__ = ["NonFiniteLossError", "TrainResult", "TrainingStopped", "train"]
+
+MIN_GRADIENT_SCALE = 2.0**-20
+"""Below it, gradients overflow fp16 at any scale: 36 skipped steps in a row from the first scale."""
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """A run that reached its last epoch."""
+
+    record: EpochRecord
+    """Of the last epoch."""
+    best_val_top1: float
+    best_epoch: int
+    """The first with that accuracy, 1-based."""
+    history: tuple[EpochRecord, ...]
+    """All epochs, also those from before a resume."""
+
+
+def train(
+    config: TrainConfig,
+    *,
+    reporter: Reporter,
+    checkpoint_dir: Path | None = None,
+    checkpoint_every_s: float = 60.0,
+    device: torch.device | None = None,
+) -> TrainResult:
+    """Train ``config`` to its last epoch, on all ranks of torch.distributed if it is initialised.
+
+    Resumes from ``checkpoint_dir`` when a checkpoint of this configuration is there; the result is
+    the same as without the interruption. Checkpoints are written between steps once
+    ``checkpoint_every_s`` have passed since the last one, when the reporter asks for one, and after
+    the last epoch; that of an epoch's end comes before its report. An epoch that was reported but
+    not in a checkpoint is trained and reported again by the resumed run.
+
+    Args:
+        checkpoint_every_s: 0 means at each epoch's end, and not within epochs.
+        device: default the current CUDA device, else the CPU. Seeds the global generators of torch.
+
+    Raises:
+        ConfigError: a batch that does not divide or exceeds the data, a model or data that do not
+            exist, SyncBatchNorm on CPUs, or a checkpoint of another configuration.
+        NonFiniteLossError: on all ranks, when the loss of any becomes NaN or infinite.
+        CheckpointError: no checkpoint in the folder can be read, or the ranks see different ones.
+        TrainingStopped: see ``Reporter``.
+    """
+    run = set_up(config, reporter, CheckpointFolder(checkpoint_dir, checkpoint_every_s), device or pick_device())
+    if run.resumed_from_epoch is not None and hasattr(reporter, "resumed"):
+        reporter.resumed(_history(run))
+    while run.progress.epoch < config.epochs:
+        _train_epoch(run)
+        with run.clock.part("bn_s", synchronize=True):
+            _prepare_batch_norm(run)
+        with run.clock.part("val_s", synchronize=True):
+            val_sums = _validate(run)
+        record = _end_epoch(run, val_sums)
+        reporter.report(record)
+    history = _history(run)
+    best = max(history, key=lambda r: (r.val_top1, -r.epoch))
+    return TrainResult(history[-1], best.val_top1, best.epoch, history)
+
+
+def _train_epoch(run: Run) -> None:
+    """The steps of an epoch from where it stands."""
+    progress = run.progress
+    batches = run.source.train_batches(
+        run.config.seed, progress.epoch, run.split, run.world.rank, start_step=progress.step
+    )
+    for micro_batches in run.clock.waiting(batches, "data_s"):
+        with run.clock.part("step_s"):
+            _optimizer_step(run, micro_batches)
+            progress.step += 1
+        last = progress.step == run.steps_per_epoch
+        if run.heartbeat.due() or last:
+            _meet(run, last)
+
+
+def _optimizer_step(run: Run, micro_batches: list[Batch]) -> None:
+    """One global batch: gradients of its mean loss over all micro-batches and ranks, then a step."""
+    config, progress, optimizer = run.config, run.progress, run.optimizer
+    rate = learning_rate(
+        progress.optimizer_steps,
+        total_steps=config.epochs * run.steps_per_epoch,
+        steps_per_epoch=run.steps_per_epoch,
+        peak_lr=config.optimizer.peak_lr,
+        schedule=config.schedule,
+    )
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    progress.learning_rate = rate
+    for number, batch in enumerate(micro_batches):
+        images, labels = _to_device(run, batch)
+        _seed_micro_batch(run, number)
+        with _gradients_stay_local(run) if number + 1 < len(micro_batches) else contextlib.nullcontext():
+            with _autocast(run):
+                logits = run.parallel(images)
+            loss = F.cross_entropy(logits.float(), labels, label_smoothing=config.label_smoothing)
+            # All micro-batches have one size and DDP averages over ranks: this is the global mean.
+            run.scaler.scale(loss / len(micro_batches)).backward()
+        run.sums.add(loss.detach(), logits.detach(), labels)
+        run.watch.add(progress.step, rate, loss.detach())
+    if config.optimizer.clip_grad_norm > 0 or run.scaler.is_enabled():
+        run.scaler.unscale_(optimizer)  # before any norm: the clip's here and LARS' and LAMB's in the step
+    if config.optimizer.clip_grad_norm > 0:
+        torch.nn.utils.clip_grad_norm_(run.model.parameters(), config.optimizer.clip_grad_norm)
+    if _step_unless_overflow(run):
+        progress.optimizer_steps += 1
+    else:
+        progress.skipped_steps += 1
+    optimizer.zero_grad(set_to_none=True)
+
+
+def _step_unless_overflow(run: Run) -> bool:
+    """Whether the optimizer stepped. Gradients are the same on all ranks, so all ranks agree."""
+    if not run.scaler.is_enabled():
+        run.optimizer.step()
+        return True
+    before = run.scaler.get_scale()
+    run.scaler.step(run.optimizer)
+    run.scaler.update()
+    after = run.scaler.get_scale()
+    if after < MIN_GRADIENT_SCALE:
+        raise NonFiniteLossError(
+            f"gradients overflow at any loss scale (now {after:.3g}) in epoch {run.progress.epoch + 1} at its step "
+            f"{run.progress.step + 1} with learning rate {run.progress.learning_rate:.6g}"
+        )
+    return after >= before
+
+
+def _seed_micro_batch(run: Run, number: int) -> None:
+    """Dropout and the like depend on the position alone, not on resumes or on the number of ranks."""
+    position = (run.config.seed, run.progress.epoch, run.progress.step, number * run.world.workers + run.world.rank)
+    torch.manual_seed(int.from_bytes(hashlib.blake2b(repr(position).encode(), digest_size=8).digest(), "little"))
+
+
+def _gradients_stay_local(run: Run) -> contextlib.AbstractContextManager[None]:
+    return run.parallel.no_sync() if isinstance(run.parallel, DistributedDataParallel) else contextlib.nullcontext()
+
+
+def _autocast(run: Run) -> torch.autocast:
+    dtype = torch.float16 if run.precision == "fp16" else torch.bfloat16
+    return torch.autocast(run.world.device.type, dtype=dtype, enabled=run.precision != "off")
+
+
+def _to_device(run: Run, batch: Batch) -> Batch:
+    """Copied without waiting, where the device allows it."""
+    images, labels = batch
+    device = run.world.device
+    if device.type == "cuda":
+        images, labels = images.pin_memory(), labels.pin_memory()
+    images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
+    return images.contiguous(memory_format=memory_layout(run.config)), labels
+
+
+def _meet(run: Run, last_of_epoch: bool) -> None:
+    """What all ranks must know or do at the same step: a bad loss, a checkpoint, a stop."""
+    with run.clock.part("step_s"):
+        bad_step, bad_kind = run.watch.codes()  # waits for the device
+    # At an epoch's end it waits for the record, unless it is asked for.
+    due = not last_of_epoch and run.checkpoints.due(within_epoch=True)
+    wanted = run.reporter.checkpoint_requested() or due
+    stop = hasattr(run.reporter, "stop_requested") and run.reporter.stop_requested()
+    bad_step, bad_kind, write, leave = run.heartbeat.meet([bad_step, bad_kind, float(wanted), float(stop)])
+    run.watch.check(bad_step, bad_kind, run.progress.epoch + 1)
+    if write or leave:
+        _write_checkpoint(run)
+    if leave:
+        raise TrainingStopped(f"stopped on request in epoch {run.progress.epoch + 1} after step {run.progress.step}")
+
+
+def _prepare_batch_norm(run: Run) -> None:
+    """Statistics to validate with: recomputed from training images, or rank 0's running averages."""
+    config = run.config
+    if not precise_bn.wanted(config.precise_bn, run.steps_per_epoch):
+        run.world.share_buffers(run.model)
+        return
+    count, whole = config.precise_bn_images, run.split.micro_size * run.world.workers
+    if config.model.sync_bn:  # its forward is a collective: as many batches on each rank
+        count = max(count // whole, 1) * whole
+    batches = run.source.bn_batches(
+        config.seed, run.progress.epoch, run.split.micro_size, count, run.world.rank, run.world.workers
+    )
+
+    def forward(images: torch.Tensor) -> None:
+        with _autocast(run):
+            run.model(images)
+
+    precise_bn.recompute(run.model, (_to_device(run, batch)[0] for batch in batches), run.world, forward)
+
+
+@torch.inference_mode()
+def _validate(run: Run) -> torch.Tensor:
+    """This rank's sums over its share of the validation set; together the ranks see each image once."""
+    sums = Sums(run.world.device)
+    run.model.eval()
+    # Nothing is kept for a backward pass, so twice the micro-batch fits.
+    for batch in run.source.val_batches(2 * run.split.micro_size, run.world.rank, run.world.workers):
+        images, labels = _to_device(run, batch)
+        with _autocast(run):
+            logits = run.model(images)
+        sums.add(F.cross_entropy(logits.float(), labels), logits, labels)
+    run.model.train()
+    return sums.values
+
+
+def _end_epoch(run: Run, val_sums: torch.Tensor) -> EpochRecord:
+    """The epoch's record, in the history and, where one is due, in a checkpoint."""
+    progress, config = run.progress, run.config
+    sums = run.world.sum(torch.cat((run.sums.values, val_sums))).tolist()
+    train_loss, train_correct, train_images, val_loss, val_correct, val_images = sums
+    if not math.isfinite(val_loss):
+        raise NonFiniteLossError(
+            f"validation loss is {val_loss / val_images} after epoch {progress.epoch + 1}, "
+            f"whose last learning rate was {progress.learning_rate:.6g}"
+        )
+    *slowest, due = run.world.max([*run.clock.seconds.values(), float(run.checkpoints.due(within_epoch=False))])
+    times = dict(zip(run.clock.seconds, slowest, strict=True))
+    progress.epoch += 1
+    record = EpochRecord(
+        epoch=progress.epoch,
+        epochs=config.epochs,
+        train_loss=train_loss / train_images,
+        train_top1=train_correct / train_images,
+        val_loss=val_loss / val_images,
+        val_top1=val_correct / val_images,
+        learning_rate=progress.learning_rate,
+        optimizer_steps=progress.optimizer_steps,
+        skipped_steps=progress.skipped_steps,
+        images_per_s=train_images / max(times["data_s"] + times["step_s"], 1e-9),
+        train_s=times["data_s"] + times["step_s"],
+        resumed_from_epoch=run.resumed_from_epoch,
+        **times,
+    )
+    progress.step = 0
+    progress.history.append(record.to_dict())
+    run.sums.values.zero_()
+    run.clock.reset()
+    if due or progress.epoch == config.epochs:
+        _write_checkpoint(run)
+    return record
+
+
+def _write_checkpoint(run: Run) -> None:
+    """A collective: the unfinished epoch's sums are those of all ranks."""
+    with run.clock.part("checkpoint_s"):
+        run.progress.sums = run.world.sum(run.sums.values.clone()).tolist()
+        run.progress.seconds = dict(run.clock.seconds)
+        if run.world.rank == 0:
+            run.checkpoints.save(
+                {
+                    "config": run.config.to_dict(),
+                    "data": describe_data(run.source.info),
+                    "model": run.model.state_dict(),
+                    "optimizer": run.optimizer.state_dict(),
+                    "scaler": run.scaler.state_dict(),
+                    "progress": dataclasses.asdict(run.progress),
+                }
+            )
+        run.checkpoints.restart_clock()
+
+
+def _history(run: Run) -> tuple[EpochRecord, ...]:
+    return tuple(EpochRecord.from_dict(values) for values in run.progress.history)

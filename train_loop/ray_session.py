@@ -1,0 +1,284 @@
+"""Ray for one search or one run: an own local cluster that leaves nothing behind, or one that exists already.
+
+The local cluster is private: token authentication, a 0700 folder of its own for Ray's files, the
+dashboard on loopback, ``RAY_ADDRESS`` known before the first process starts. It is the child of
+this process, ends with it (also after ``kill -9``) and touches no other cluster on the machine.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import shutil
+import socket
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+import psutil
+
+from train_loop.config import ConfigError
+
+ROOT = Path(__file__).resolve().parent.parent
+PREFIX = "bb-ray-"
+OBJECT_STORE_BYTES = 200 * 2**20  # configurations and epoch records: kilobytes
+START_ATTEMPTS = 3
+SOCKET_PATH_LIMIT = 107  # bytes, AF_UNIX
+SESSION_PATH_BYTES = 75  # what Ray appends: /session_<date>_<time>_<pid>/sockets/plasma_store
+
+SEARCH_ENV = {
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.1",  # a report waits for the next poll; stock is 2 s
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",
+    "RAY_TRAIN_METRICS_ENABLED": "0",
+    "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",  # the search has its own, which saves the study
+    "TUNE_FUNCTION_THREAD_TIMEOUT_S": "15",
+    "TUNE_MAX_PENDING_TRIALS_PG": "64",  # trials start side by side; the bridge limits their number
+    "TUNE_WARN_THRESHOLD_S": "30",
+    "TUNE_GLOBAL_CHECKPOINT_S": "600",  # Ray's experiment state is a cache that nobody reads
+    "RAY_AIR_NEW_OUTPUT": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_DEDUP_LOGS": "0",
+}
+
+
+@dataclass(frozen=True)
+class Connection:
+    """A cluster that can be used."""
+
+    address: str
+    dashboard_url: str
+    token_path: str | None
+    local: bool
+
+
+class LocalRay:
+    """A private Ray cluster on this machine, as a context manager.
+
+    Args:
+        cpus, gpus: what the cluster may use (the allocation's, not the host's).
+        log_file: Ray's own messages in this process go there.
+
+    Raises:
+        ConfigError: the temporary folder's path is too long for Unix sockets.
+        RuntimeError: Ray did not start after a few attempts; the message names its logs.
+    """
+
+    def __init__(self, cpus: int, gpus: int, log_file: Path) -> None:
+        self._cpus, self._gpus, self._log_file = cpus, gpus, log_file
+        self._saved_env: dict[str, str | None] = {}
+        self.folder: Path | None = None
+
+    def __enter__(self) -> Connection:
+        remove_stale_folders()
+        self.folder = private_folder()
+        try:
+            return self._start()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        import ray
+
+        ray.shutdown()
+        if self.folder is not None:
+            end_processes_of(self.folder)
+            shutil.rmtree(self.folder, ignore_errors=True)
+        for name, value in self._saved_env.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+    def _start(self) -> Connection:
+        assert self.folder is not None
+        token = self.folder / "token"
+        token.touch(mode=0o600)
+        token.write_text(secrets.token_hex(32))
+        self._set_env(
+            {
+                **SEARCH_ENV,
+                "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # nobody drains a private cluster
+                "RAY_AUTH_MODE": "token",
+                "RAY_AUTH_TOKEN_PATH": str(token),
+                "RAY_AUTH_TOKEN": None,
+                "PYTHONPATH": python_path(),
+            }
+        )
+        import ray  # only now: its core reads the authentication's variables when it is loaded
+
+        last: Exception | None = None
+        for _ in range(START_ATTEMPTS):
+            port = free_port()
+            # Ray replaces a loopback address by the host's own, so it is asked for that one.
+            address = f"{ray.util.get_node_ip_address()}:{port}"
+            self._set_env({"RAY_ADDRESS": address, "RAY_GCS_SERVER_PORT": str(port)})
+            try:
+                return self._init(address, token)
+            except (ConnectionError, RuntimeError, TimeoutError, OSError) as error:  # the port was taken meanwhile
+                last = error
+                ray.shutdown()
+        raise RuntimeError(f"Ray did not start: {last}. Its logs: {self.folder}/r/session_latest/logs.")
+
+    def _init(self, address: str, token: Path) -> Connection:
+        import ray
+
+        send_ray_logs_to(self._log_file)
+        context = ray.init(
+            address="local",
+            num_cpus=self._cpus,
+            num_gpus=self._gpus,
+            include_dashboard=True,
+            dashboard_host="127.0.0.1",
+            object_store_memory=OBJECT_STORE_BYTES,
+            log_to_driver=False,
+            configure_logging=False,
+            _temp_dir=str(self.folder / "r") if self.folder else None,
+        )
+        send_ray_logs_to(self._log_file)  # again: starting Ray sets its loggers up anew
+        started = context.address_info["gcs_address"]
+        if started != address:
+            raise RuntimeError(f"Ray listens on {started} instead of {address}")
+        return Connection(address, f"http://{context.dashboard_url}", str(token), local=True)
+
+    def _set_env(self, values: dict[str, str | None]) -> None:
+        for name, value in values.items():
+            self._saved_env.setdefault(name, os.environ.get(name))
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+class JoinedRay:
+    """A running cluster (``--address``): used, never stopped.
+
+    Raises:
+        ConfigError: no cluster answers at the address, or it refuses the token.
+    """
+
+    def __init__(self, address: str, log_file: Path) -> None:
+        self._address, self._log_file = address, log_file
+
+    def __enter__(self) -> Connection:
+        import ray
+
+        os.environ.update(SEARCH_ENV)
+        send_ray_logs_to(self._log_file)
+        try:
+            context = ray.init(
+                address=self._address,
+                log_to_driver=False,
+                configure_logging=False,
+                runtime_env={"env_vars": {**SEARCH_ENV, **_inherited(), "PYTHONPATH": python_path()}},
+            )
+        except Exception as error:  # Ray raises whatever its transport raised
+            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            raise ConfigError(
+                f"--address must name a running Ray cluster; got {self._address!r}: {reason}. "
+                "Start one, set RAY_AUTH_TOKEN_PATH to its token, or write --address local."
+            ) from None
+        url = context.dashboard_url
+        return Connection(
+            context.address_info["gcs_address"],
+            f"http://{url}" if url else "",
+            os.environ.get("RAY_AUTH_TOKEN_PATH"),
+            local=False,
+        )
+
+    def __exit__(self, *_: object) -> None:
+        import ray
+
+        ray.shutdown()
+
+
+def _inherited() -> dict[str, str]:
+    """Settings of this project that driver and workers must agree on."""
+    return {name: value for name, value in os.environ.items() if name.startswith("BIGBATCH_")}
+
+
+def python_path() -> str:
+    """PYTHONPATH for workers: the repository's root first, without the folder of ``tune/run.py``."""
+    rest = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p and Path(p).resolve() != ROOT]
+    return os.pathsep.join([str(ROOT), *rest])
+
+
+def private_folder() -> Path:
+    """A new folder that only this user can enter, with a path short enough for Ray's sockets."""
+    for base in (tempfile.gettempdir(), "/tmp"):
+        if len(base) + len(PREFIX) + 12 + SESSION_PATH_BYTES <= SOCKET_PATH_LIMIT and os.access(base, os.W_OK):
+            folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))  # mkdtemp makes it 0700
+            (folder / "owner").write_text(str(os.getpid()))
+            return folder
+    raise ConfigError(
+        f"Ray needs a writable temporary folder with a path of at most "
+        f"{SOCKET_PATH_LIMIT - SESSION_PATH_BYTES - len(PREFIX) - 12} bytes; got {tempfile.gettempdir()!r}. "
+        "Set TMPDIR to a short node-local folder."
+    )
+
+
+def remove_stale_folders() -> None:
+    """Folders of earlier searches of this user that were killed before they could clean up."""
+    for base in {tempfile.gettempdir(), "/tmp"}:
+        for folder in Path(base).glob(f"{PREFIX}*"):
+            try:
+                if folder.stat().st_uid != os.getuid():
+                    continue
+                owner = int((folder / "owner").read_text())
+            except (OSError, ValueError):
+                continue
+            if not psutil.pid_exists(owner):
+                end_processes_of(folder)
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def end_processes_of(folder: Path) -> None:
+    """End what still runs out of ``folder``: only processes whose command line names it."""
+    left = []
+    for process in psutil.process_iter(["pid", "cmdline", "uids"]):
+        line = " ".join(process.info["cmdline"] or ())
+        mine = process.info["uids"] is not None and process.info["uids"].real == os.getuid()
+        if mine and process.pid != os.getpid() and f"{folder}/" in line:
+            left.append(process)
+    for process in left:
+        try:
+            process.terminate()
+        except psutil.NoSuchProcess:
+            pass
+    _, alive = psutil.wait_procs(left, timeout=3)
+    for process in alive:
+        try:
+            process.kill()
+        except psutil.NoSuchProcess:
+            pass
+    psutil.wait_procs(alive, timeout=3)
+
+
+def free_port() -> int:
+    """A port that was free on loopback a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def send_ray_logs_to(path: Path) -> None:
+    """Messages of Ray's libraries in this process go to a file, not into the person's table."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handler = logging.FileHandler(path, delay=True)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+    for name in ("ray", "optuna", "py.warnings"):
+        logger = logging.getLogger(name)
+        logger.handlers[:] = [handler]
+        logger.propagate = False
+    for name in list(logging.root.manager.loggerDict):
+        if name.startswith("ray."):
+            logger = logging.getLogger(name)
+            logger.handlers.clear()
+            logger.propagate = True
+    logging.captureWarnings(True)

@@ -1,0 +1,267 @@
+"""The training loop under Ray Train.
+
+``train_worker`` is what each ``TorchTrainer`` worker runs, for a trial of a search and for a full
+run alike. ``fit`` is the full run: ``python train_loop/run.py --config best.json``.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from cluster.allocation import usable_cpus
+from train_loop.config import ConfigError, TrainConfig
+from train_loop.errors import CheckpointError, NonFiniteLossError, TrainingStopped
+from train_loop.reporter import EpochRecord, PrintReporter
+
+RECORDS = "records"
+"""Metric that holds the epoch records of one report, oldest first (several after a resume)."""
+FAILURE = "failure"
+"""Metric, and key of the return value, that holds why a run cannot go on."""
+STOPPED = "stopped"
+"""Key of the return value: the run ended early, with a checkpoint, because it was asked to."""
+STOP_WAIT_S = 30.0
+"""How long workers may take to write their checkpoint after Ctrl-C."""
+WORKER_RESTARTS = 3
+"""How often a full run starts its workers again after one of them died."""
+
+
+class RayReporter:
+    """Hands epoch records to Ray Train. Every rank calls ``report``: in Ray it is a barrier.
+
+    Args:
+        stop_file: once it exists, the run stops after the current step, with a checkpoint.
+        records_file: gets a JSON line a record, for a driver that Ray's reports do not reach.
+    """
+
+    def __init__(self, log: logging.Logger, stop_file: Path, records_file: Path | None = None) -> None:
+        self._log, self._stop_file, self._records_file = log, stop_file, records_file
+        self._preemption_noticed = False
+
+    def report(self, record: EpochRecord) -> None:
+        self._send([record])
+
+    def resumed(self, history: Sequence[EpochRecord]) -> None:
+        """Send all that is in the checkpoint again: a report may have been lost with the process."""
+        if history:
+            self._log.info("resumed after epoch %d", history[-1].epoch)
+            self._send(history)
+
+    def checkpoint_requested(self) -> bool:
+        """True once, when Ray says that a node of this run is about to be taken away."""
+        # Ray tells each rank; its public call would be a collective, here the local note is enough.
+        from ray.train.v2._internal.execution.context import get_train_context
+
+        noticed = get_train_context().preemption_context.preemption_info is not None
+        first, self._preemption_noticed = noticed and not self._preemption_noticed, noticed
+        return first
+
+    def stop_requested(self) -> bool:
+        return self._stop_file.exists()
+
+    def _send(self, records: Sequence[EpochRecord]) -> None:
+        import ray.train
+
+        for record in records:
+            self._log.info("%s", record)
+        if self._records_file is not None:
+            with self._records_file.open("a") as file:
+                file.writelines(json.dumps(record.to_dict()) + "\n" for record in records)
+        ray.train.report({RECORDS: [record.to_dict() for record in records]})
+
+
+def train_worker(task: dict[str, Any]) -> dict[str, Any]:
+    """Train one configuration on this rank.
+
+    Args:
+        task: ``config`` (a TrainConfig's dict), ``checkpoint_dir``, ``checkpoint_every_s``,
+            ``log_file`` (rank 0 writes it), ``stop_file``; of a full run, ``records_file``.
+
+    Returns:
+        ``{"failure": None}``, or the reason why this configuration cannot be trained; with
+        ``"stopped": True`` after a request to stop. Reasons that all ranks meet are returned, not
+        raised: Ray would start the workers again, to meet the same end. What one rank alone may
+        meet is raised, so that the others are not left waiting for it.
+    """
+    import ray.train.torch
+    import torch
+
+    from train_loop.loop import train
+
+    context = ray.train.get_context()
+    leads = context.get_world_rank() == 0
+    log = _trial_log(Path(task["log_file"]), context.get_world_rank())
+    records_file = Path(task["records_file"]) if leads and "records_file" in task else None
+    threads = os.environ.get("OMP_NUM_THREADS")  # Ray sets it to the worker's CPUs
+    if threads and threads.isdigit():
+        torch.set_num_threads(int(threads))
+    try:
+        train(
+            TrainConfig.from_dict(task["config"]),
+            reporter=RayReporter(log, Path(task["stop_file"]), records_file),
+            checkpoint_dir=Path(task["checkpoint_dir"]),
+            checkpoint_every_s=task["checkpoint_every_s"],
+            device=ray.train.torch.get_device(),
+        )
+    except TrainingStopped as stop:
+        log.info("%s", stop)
+        return {FAILURE: None, STOPPED: True}
+    except Exception as error:
+        log.error("%s", traceback.format_exc())
+        met_by_all = isinstance(error, NonFiniteLossError | ConfigError | CheckpointError)
+        if met_by_all or (isinstance(error, torch.OutOfMemoryError) and context.get_world_size() == 1):
+            return {FAILURE: f"{type(error).__name__}: {str(error).splitlines()[0]}"}
+        raise
+    return {FAILURE: None}
+
+
+def fit(
+    config: TrainConfig, *, workers: int, output: Path, checkpoint_every_s: float = 60.0
+) -> tuple[EpochRecord, ...]:
+    """A full run under Ray Train on this machine, a line an epoch. Resumes from ``output``.
+
+    Returns the records of all epochs, also those from before a resume.
+
+    Raises:
+        ConfigError: more workers than there are GPUs or CPU cores; anything that ``train`` refuses.
+        NonFiniteLossError, CheckpointError: as ``train``.
+        TrainingStopped: after Ctrl-C, with a checkpoint written.
+    """
+    from train_loop.ray_session import LocalRay
+
+    cpus, gpus = usable_cpus(), _gpu_count()
+    _check_workers(workers, cpus, gpus)
+    stop_file = output / ".stop"
+    stop_file.unlink(missing_ok=True)
+    with LocalRay(cpus, gpus, output / "ray.log") as connection:
+        resources = {"CPU": float(max(1, cpus // (gpus or workers)))} | ({"GPU": 1.0} if gpus else {})
+        records_file = output / "records.jsonl"
+        task: dict[str, Any] = {
+            "config": config.to_dict(),
+            "checkpoint_dir": str(output / "checkpoints"),
+            "checkpoint_every_s": checkpoint_every_s,
+            "log_file": str(output / "train.log"),
+            "stop_file": str(stop_file),
+            "records_file": str(records_file),
+            "ray_storage": str(Path(connection.token_path or output).parent / "train"),
+        }
+        print(f"Ray dashboard: {connection.dashboard_url} (token in {connection.token_path})", flush=True)
+        outcome = _fit_until_interrupted(task, workers, resources, stop_file)
+    stop_file.unlink(missing_ok=True)
+    if outcome.get(STOPPED):
+        raise TrainingStopped("stopped on request")
+    if outcome.get(FAILURE):
+        raise _as_error(outcome[FAILURE])
+    return tuple(_read_records(records_file).values())
+
+
+def _fit_until_interrupted(
+    task: dict[str, Any], workers: int, resources: dict[str, float], stop_file: Path
+) -> dict[str, Any]:
+    """Run the trainer in a thread, so that Ctrl-C stays ours: Ray's handler would end with code 0."""
+    from ray.train import FailureConfig, RunConfig, ScalingConfig
+    from ray.train.torch import TorchTrainer
+
+    outcome: dict[str, Any] = {}
+    trainer = TorchTrainer(
+        train_worker,
+        train_loop_config=task,
+        scaling_config=ScalingConfig(num_workers=workers, use_gpu="GPU" in resources, resources_per_worker=resources),
+        run_config=RunConfig(
+            name="run", storage_path=task["ray_storage"], failure_config=FailureConfig(max_failures=WORKER_RESTARTS)
+        ),
+    )
+
+    def run() -> None:
+        try:
+            outcome.update(trainer.fit().return_value or {})
+        except Exception as error:
+            outcome["error"] = error
+
+    thread = threading.Thread(target=run, daemon=True, name="trainer")
+    thread.start()
+    printer = _Printer(Path(task["records_file"]))
+    try:
+        while thread.is_alive():
+            thread.join(0.5)
+            printer.print_new()
+    except KeyboardInterrupt:
+        print("stopping after this step, with a checkpoint; Ctrl-C again to stop at once", file=sys.stderr, flush=True)
+        stop_file.touch()
+        thread.join(STOP_WAIT_S)
+        outcome[STOPPED] = True
+    printer.print_new()
+    if "error" in outcome:
+        raise outcome["error"]
+    return outcome
+
+
+class _Printer:
+    """Prints the records that workers have written since it last looked, each epoch once."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._printed = 0
+        self._reporter = PrintReporter()
+
+    def print_new(self) -> None:
+        for epoch, record in _read_records(self._path).items():
+            if epoch > self._printed:
+                self._reporter.report(record)
+                self._printed = epoch
+
+
+def _read_records(path: Path) -> dict[int, EpochRecord]:
+    """Records by epoch, rising; of an epoch that was trained twice, the later one."""
+    records = {}
+    text = path.read_text() if path.exists() else ""
+    for line in text.splitlines(keepends=True):
+        if line.endswith("\n"):  # else it is being written
+            record = EpochRecord.from_dict(json.loads(line))
+            records[record.epoch] = record
+    return dict(sorted(records.items()))
+
+
+def _check_workers(workers: int, cpus: int, gpus: int) -> None:
+    unit, have = ("GPUs", gpus) if gpus else ("CPU cores", cpus)
+    if workers > have:
+        raise ConfigError(
+            f"--workers must be at most the {unit} there are; got {workers}, there are {have}. "
+            f"Write --workers {have} or fewer."
+        )
+
+
+def _gpu_count() -> int:
+    from cluster.allocation import accelerator_files
+
+    if not accelerator_files():
+        return 0
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def _as_error(text: str) -> Exception:
+    name, _, message = text.partition(": ")
+    kinds = {kind.__name__: kind for kind in (NonFiniteLossError, CheckpointError, ConfigError)}
+    return kinds.get(name, RuntimeError)(message or text)
+
+
+def _trial_log(path: Path, rank: int) -> logging.Logger:
+    """A log of the trial's own in the study's folder; other ranks than 0 only log errors there."""
+    log = logging.getLogger(f"bigbatch.{path.parent.parent.name}.{path.stem}.{rank}")
+    if not log.handlers:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handler = logging.FileHandler(path, delay=True)
+        handler.setFormatter(logging.Formatter(f"%(asctime)s rank {rank} %(levelname)s %(message)s"))
+        log.addHandler(handler)
+        log.setLevel(logging.INFO if rank == 0 else logging.ERROR)
+        log.propagate = False
+    return log

@@ -1,0 +1,120 @@
+"""What a run says while it trains, and to whom: one record an epoch, to a reporter. No torch here."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TextIO
+
+
+@dataclass(frozen=True)
+class EpochRecord:
+    """One finished epoch, over all ranks. Times are wall time in seconds, of the slowest rank."""
+
+    epoch: int
+    """1-based."""
+    epochs: int
+    """Of the whole run."""
+    train_loss: float
+    """Mean of the loss that is minimised, so with label smoothing, while the weights moved."""
+    train_top1: float
+    """Fraction, 0 to 1, of the augmented training images, while the weights moved."""
+    val_loss: float
+    """Mean cross entropy without label smoothing, so that runs with other smoothing compare."""
+    val_top1: float
+    """Fraction, 0 to 1; each validation image counts once."""
+    learning_rate: float
+    """Of the epoch's last step."""
+    optimizer_steps: int
+    """Taken since the run began."""
+    skipped_steps: int
+    """Left out by the gradient scaler since the run began (fp16)."""
+    images_per_s: float
+    """Training images over ``train_s``, all workers together."""
+    train_s: float
+    """``data_s + step_s``."""
+    data_s: float = 0.0
+    """Waiting for images."""
+    step_s: float = 0.0
+    """Forward, backward and optimizer."""
+    bn_s: float = 0.0
+    """Precise BatchNorm statistics."""
+    val_s: float = 0.0
+    checkpoint_s: float = 0.0
+    """Writing checkpoints since the record before."""
+    resumed_from_epoch: int | None = None
+    """Epochs that were finished when this process took the run up from a checkpoint."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> EpochRecord:
+        return cls(**values)
+
+
+class Reporter(Protocol):
+    """Who listens to a run. The loop calls it from the training thread, on every rank.
+
+    Two more methods are called where a reporter has them:
+
+    - ``resumed(history: Sequence[EpochRecord])``, once, before the first step of a resumed run,
+      with the records of all finished epochs: some may not have arrived before the run was killed.
+    - ``stop_requested() -> bool``, polled like ``checkpoint_requested``; True on any rank makes the
+      run write a checkpoint and raise ``TrainingStopped`` on all of them.
+    """
+
+    def report(self, record: EpochRecord) -> None:
+        """An epoch is over; the record is the same on every rank, and a due checkpoint is written."""
+
+    def checkpoint_requested(self) -> bool:
+        """True on any rank: write a checkpoint now and go on. Polled between optimizer steps: at
+        each on one CPU worker, otherwise about once a second, as ranks and device must agree."""
+
+
+@dataclass
+class ListReporter:
+    """Keeps the records."""
+
+    records: list[EpochRecord] = field(default_factory=list)
+
+    def report(self, record: EpochRecord) -> None:
+        self.records.append(record)
+
+    def checkpoint_requested(self) -> bool:
+        return False
+
+
+class PrintReporter:
+    """Writes a plain line an epoch, on rank 0 only."""
+
+    def __init__(self, rank: int = 0, file: TextIO | None = None) -> None:
+        self._file = (file or sys.stdout) if rank == 0 else None
+
+    def report(self, record: EpochRecord) -> None:
+        self._say(epoch_line(record))
+
+    def resumed(self, history: Sequence[EpochRecord]) -> None:
+        self._say(f"resumed after {len(history)} finished epochs")
+
+    def checkpoint_requested(self) -> bool:
+        return False
+
+    def _say(self, line: str) -> None:
+        if self._file is not None:
+            print(line, file=self._file, flush=True)
+
+
+def epoch_line(record: EpochRecord) -> str:
+    """A record for people, on one line."""
+    width = len(str(record.epochs))
+    skipped = f"  {record.skipped_steps} steps skipped" if record.skipped_steps else ""
+    return (
+        f"epoch {record.epoch:{width}}/{record.epochs}"
+        f"  train loss {record.train_loss:.4f} top-1 {record.train_top1:6.2%}"
+        f"  val loss {record.val_loss:.4f} top-1 {record.val_top1:6.2%}"
+        f"  lr {record.learning_rate:.4g}  {record.images_per_s:,.0f} images/s"
+        f"  {record.train_s:.1f} + {record.bn_s + record.val_s:.1f} s{skipped}"
+    )

@@ -1,0 +1,257 @@
+"""``python train_loop/run.py --config best.json``: one full run of a configuration.
+
+Under Ray Train; or without Ray, with ``torchrun --nproc-per-node 2 train_loop/run.py --config best.json``.
+The same command again resumes. ``--help`` lists the options.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+if not __package__:
+    # Run as a file, Python puts train_loop/ first on sys.path, where its modules would shadow others.
+    here = Path(__file__).resolve().parent
+    sys.path[:] = [str(here.parent), *(entry for entry in sys.path if Path(entry or ".").resolve() != here)]
+
+from train_loop.command_line import INTERRUPTED, WRONG_INPUT, OneLineParser  # noqa: E402
+from train_loop.config import ConfigError, TrainConfig, differing_keys, parse_assignments  # noqa: E402
+from train_loop.data import describe  # noqa: E402
+from train_loop.errors import CheckpointError, NonFiniteLossError, TrainingStopped  # noqa: E402
+from train_loop.reporter import EpochRecord  # noqa: E402
+
+RESULT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Task:
+    """What the command line asks for, checked."""
+
+    config: TrainConfig
+    workers: int
+    output: Path
+    checkpoint_every_s: float
+
+    @property
+    def checkpoint_dir(self) -> Path:
+        return self.output / "checkpoints"
+
+
+def parser(prog: str) -> OneLineParser:
+    p = OneLineParser(prog=prog, description="Train one configuration in full; again, to resume.", allow_abbrev=False)
+    add = p.add_argument
+    add("--config", required=True, metavar="FILE", help="a search's best.json, or a TrainConfig as JSON")
+    add("--set", action="append", nargs="+", default=[], metavar="KEY=VALUE", help="change a key, e.g. epochs=90")
+    add("--data", metavar="NAME|PATH", help="in place of the configuration's: digits, or an image folder")
+    add("--workers", type=int, metavar="N", help="data-parallel workers (default 1; torchrun says it itself)")
+    add("--output", metavar="DIR", help="where results go (default: runs/train/<file>-<hash of the configuration>)")
+    add("--checkpoint-every-s", type=float, default=60.0, metavar="S", help="seconds between checkpoints (default 60)")
+    return p
+
+
+def make_task(argv: Sequence[str] | None, prog: str) -> Task:
+    """Check all that can be checked without torch. Raises ConfigError; SystemExit(2) for a bad option."""
+    args = parser(prog).parse_args(argv)
+    source = Path(args.config)
+    changes = parse_assignments([text for group in args.set for text in group])
+    if args.data is not None:
+        if "data.name" in changes:
+            raise ConfigError("a key is set once; got --data and --set data.name. Keep --data.")
+        changes["data.name"] = args.data
+    config = read_config(source).replace_keys(changes)
+    info = describe(config.data)
+    if info.path is not None:  # workers may run in another folder
+        config = config.replace_keys({"data.name": info.path})
+    workers = worker_count(args.workers)
+    config.batch.split(workers)
+    info.steps_per_epoch(config.batch.global_size)
+    check_network(config)
+    if not args.checkpoint_every_s >= 0:
+        raise ConfigError(f"--checkpoint-every-s must be at least 0; got {args.checkpoint_every_s}. Write 60.")
+    digest = hashlib.sha256(config.to_json().encode()).hexdigest()[:8]
+    output = Path(args.output) if args.output else Path("runs", "train", f"{source.stem}-{digest}")
+    return Task(config, workers, check_output(output.absolute(), config), args.checkpoint_every_s)
+
+
+def read_config(path: Path) -> TrainConfig:
+    """The TrainConfig in a file: the file's whole content, or what is under ``config`` (best.json)."""
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not text"
+        raise ConfigError(f"--config must be a readable file; got {str(path)!r} ({reason}). Check the path.") from None
+    try:
+        values = json.loads(text)
+    except json.JSONDecodeError:
+        values = None
+    if isinstance(values, dict) and "config" in values:
+        text = json.dumps(values["config"])
+    return TrainConfig.from_json(text)
+
+
+def check_network(config: TrainConfig) -> None:
+    from train_loop.models import check_model
+
+    if config.model.name == "auto":
+        raise ConfigError("a full run needs a network; got model.name='auto'. Write --set model.name=resnet50.")
+    check_model(config.model, describe(config.data))
+
+
+def under_torchrun() -> bool:
+    return all(name in os.environ for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+
+
+def worker_count(asked: int | None) -> int:
+    if asked is not None and asked < 1:
+        raise ConfigError(f"--workers must be at least 1; got {asked}. Write --workers 1.")
+    if not under_torchrun():
+        return asked or 1
+    started = int(os.environ["WORLD_SIZE"])
+    if asked not in (None, started):
+        raise ConfigError(f"torchrun started {started} workers; got --workers {asked}. Leave --workers out.")
+    return started
+
+
+def check_output(output: Path, config: TrainConfig) -> Path:
+    """The folder, if it can be written and holds no other run. Raises ConfigError."""
+    parent = next(p for p in (output, *output.parents) if p.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
+        raise ConfigError(
+            f"--output must be a folder that can be written; got {str(output)!r}, and {str(parent)!r} cannot. "
+            "Write --output with another folder."
+        )
+    stored = output / "config.json"
+    if stored.exists():
+        changes = differing_keys(read_config(stored).to_dict(), config.to_dict())
+        if changes:
+            raise ConfigError(
+                f"a run resumes with the configuration that it began with; {str(output)!r} holds one with other "
+                f"values: {', '.join(changes)}. Write --output with another folder."
+            )
+    return output
+
+
+def train_under_torchrun(task: Task) -> Sequence[EpochRecord]:
+    """This rank's part of the run; raises what ``train`` raises."""
+    import torch
+    import torch.distributed as dist
+
+    from train_loop.loop import train
+    from train_loop.terminal import StopOnSignal
+
+    rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
+    gpus = torch.cuda.device_count()
+    on_node = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if gpus and on_node > gpus:
+        raise ConfigError(
+            f"a worker needs a GPU of its own; got {on_node} workers on a node with {gpus}. "
+            f"Write --nproc-per-node {gpus}."
+        )
+    device = torch.device("cuda", local_rank) if gpus else torch.device("cpu")
+    if gpus:
+        torch.cuda.set_device(device)
+    if task.workers > 1:
+        dist.init_process_group("nccl" if gpus else "gloo")
+    try:
+        result = train(
+            task.config,
+            reporter=StopOnSignal(rank),
+            checkpoint_dir=task.checkpoint_dir,
+            checkpoint_every_s=task.checkpoint_every_s,
+            device=device,
+        )
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+    return result.history
+
+
+def train_under_ray(task: Task) -> Sequence[EpochRecord]:
+    from train_loop.ray_worker import fit
+
+    return fit(task.config, workers=task.workers, output=task.output, checkpoint_every_s=task.checkpoint_every_s)
+
+
+def write_result(task: Task, history: Sequence[EpochRecord]) -> Path:
+    """``result.json``: configuration, last record, best epoch, all records."""
+    best = max(history, key=lambda r: (r.val_top1, -r.epoch))
+    result = {
+        "schema_version": RESULT_VERSION,
+        "config": task.config.to_dict(),
+        "workers": task.workers,
+        "record": history[-1].to_dict(),
+        "best": {"epoch": best.epoch, "val_top1": best.val_top1},
+        "history": [record.to_dict() for record in history],
+    }
+    path = task.output / "result.json"
+    write_whole(path, json.dumps(result, indent=2) + "\n")
+    print(f"best validation top-1 {best.val_top1:.2%} after epoch {best.epoch}; all of it in {path}", flush=True)
+    return path
+
+
+def write_whole(path: Path, text: str) -> None:
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(text)
+    os.replace(partial, path)
+
+
+def announce(task: Task) -> None:
+    c, split = task.config, task.config.batch.split(task.workers)
+    print(
+        f"{c.model.name} on {c.data.name}, {c.epochs} epochs, {c.optimizer.name} at lr {c.optimizer.peak_lr:g}, global "
+        f"batch {split.global_size} = {split.workers} workers × {split.accumulation_steps} × {split.micro_size}\n"
+        f"results go to {task.output}",
+        flush=True,
+    )
+
+
+def this_command(prog: str, argv: Sequence[str] | None) -> str:
+    """What was typed, so that it can be typed again."""
+    words = shlex.join(sys.argv[1:] if argv is None else argv)
+    if under_torchrun():
+        nodes = int(os.environ["WORLD_SIZE"]) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        more = f"--nnodes {nodes} " if nodes > 1 else ""
+        return f"torchrun {more}--nproc-per-node {os.environ.get('LOCAL_WORLD_SIZE', '1')} {prog} {words}"
+    return f"{prog} {words}" if prog.startswith("bigbatch") else f"python {prog} {words}"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit code: 0 done, 1 the run failed, 2 wrong input, 130 Ctrl-C."""
+    prog = sys.argv[0] if Path(sys.argv[0]).name == "run.py" else "bigbatch train"
+    speaks = os.environ.get("LOCAL_RANK", "0") == "0"
+    leads = os.environ.get("RANK", "0") == "0"
+    try:
+        task = make_task(argv, prog)
+        if leads:
+            task.output.mkdir(parents=True, exist_ok=True)
+            write_whole(task.output / "config.json", task.config.to_json())
+            announce(task)
+        history = train_under_torchrun(task) if under_torchrun() else train_under_ray(task)
+        if leads:
+            write_result(task, history)
+        return 0
+    except ConfigError as error:
+        return _say(f"{prog}: error: {error}", WRONG_INPUT, speaks)
+    except (KeyboardInterrupt, TrainingStopped):
+        return _say(f"stopped. To resume: {this_command(prog, argv)}", INTERRUPTED, speaks)
+    except (NonFiniteLossError, CheckpointError) as error:
+        return _say(f"{prog}: failed: {error}", 1, speaks)
+
+
+def _say(line: str, code: int, speaks: bool) -> int:
+    if speaks:
+        print(line, file=sys.stderr, flush=True)
+    else:
+        time.sleep(5)  # torchrun ends all ranks with the first that fails: let the one that speaks be it
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
