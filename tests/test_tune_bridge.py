@@ -1,0 +1,254 @@
+"""The bridge against a real Optuna study; Ray's side is played by calling what Tune calls."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import optuna
+import pytest
+from optuna.trial import TrialState
+from ray.tune.search import Searcher
+
+from search_spaces.registry import load_space
+from search_spaces.workload import Workload
+from tune.bridge import OptunaBridge
+from tune.samplers import make_pruner, sampler_factory
+from tune.store import StudyStore
+
+EPOCHS = 4
+WORKLOAD = Workload(
+    data="digits", train_size=1437, num_classes=10, image_size=32, model="resnet18", epochs=EPOCHS, max_micro_size=256
+)
+
+
+class Recorder:
+    """An observer that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, int, str]] = []
+
+    def trial_started(self, trial):
+        self.events.append(("started", trial.number, trial.state))
+
+    def epoch_ended(self, trial, record):
+        self.events.append(("epoch", trial.number, str(record["epoch"])))
+
+    def trial_ended(self, trial):
+        self.events.append(("ended", trial.number, trial.state))
+
+
+def record(epoch: int, value: float, **more: float) -> dict:
+    return {"epoch": epoch, "epochs": EPOCHS, "val_top1": value, "val_loss": 1.0, "train_loss": 1.0, **more}
+
+
+def make_bridge(store: StudyStore, *, trials=6, concurrency=2, pruner="none", observers=(), **more) -> OptunaBridge:
+    store.study.pruner = make_pruner(pruner, EPOCHS)
+    return OptunaBridge(
+        store,
+        load_space("large_batch"),
+        WORKLOAD,
+        overrides={},
+        seed=3,
+        trials=trials,
+        concurrency=concurrency,
+        make_sampler=sampler_factory("tpe", 3, trials),
+        task=lambda number: {"workers": 1, "number": number},
+        observers=list(observers),
+        **more,
+    )
+
+
+@pytest.fixture
+def store(tmp_path: Path):
+    store = StudyStore.create(tmp_path / "study", "s", {}, None)
+    yield store
+    store.close()
+
+
+def reopen(store: StudyStore) -> StudyStore:
+    """The study as the next process finds it; the lock goes with the first process."""
+    store.close()
+    return StudyStore.open(store.folder, None)
+
+
+def run_out(bridge: OptunaBridge, ray_id: str, values: list[float]) -> bool:
+    """Report values, an epoch each; True if the bridge stopped the trial before the last."""
+    for epoch, value in enumerate(values, 1):
+        if bridge.observe(ray_id, {"records": [record(epoch, value)]}) and epoch < EPOCHS:
+            return True
+    return False
+
+
+def test_a_trial_that_runs_to_its_end_is_complete_with_all_it_reported(store):
+    watcher = Recorder()
+    bridge = make_bridge(store, observers=[watcher])
+    task = bridge.suggest("ray-a")
+    assert task["config"]["seed"] == 3 and task["number"] == 0
+    assert not run_out(bridge, "ray-a", [0.1, 0.2, 0.3, 0.4])
+    bridge.on_trial_complete("ray-a")
+    trial = reopen(store).study.trials[0]
+    assert (trial.state, trial.value) == (TrialState.COMPLETE, 0.4)
+    assert trial.intermediate_values == {1: 0.1, 2: 0.2, 3: 0.3, 4: 0.4}
+    assert trial.user_attrs["ray_trial_id"] == "ray-a"
+    assert trial.user_attrs["epoch/00002"]["val_top1"] == 0.2
+    assert trial.user_attrs["gpu_hours"] >= 0
+    assert watcher.events[0] == ("started", 0, "RUNNING") and watcher.events[-1] == ("ended", 0, "COMPLETE")
+
+
+def test_a_stopped_trial_is_pruned_with_its_intermediate_values_not_complete(store):
+    bridge = make_bridge(store, pruner="asha", trials=8)
+    for i, level in enumerate((0.9, 0.8, 0.7)):
+        bridge.suggest(f"ray-{i}")
+        stopped = run_out(bridge, f"ray-{i}", [level] * EPOCHS)
+        bridge.on_trial_complete(f"ray-{i}")
+        # ASHA by its definition (Li et al. 2020): the first is the best of one, later worse ones
+        # are not among the best third of the rung.
+        assert stopped == (i > 0)
+    states = [t.state for t in store.study.trials]
+    assert states == [TrialState.COMPLETE, TrialState.PRUNED, TrialState.PRUNED]
+    assert store.study.trials[1].intermediate_values == {1: 0.8}
+
+
+@pytest.mark.parametrize(
+    ("result", "reason"),
+    [
+        ({"records": [], "failure": "NonFiniteLossError: loss is nan in epoch 1"}, "loss is nan"),
+        ({"records": [record(1, math.nan)]}, "not finite"),
+        ({"records": [record(1, 0.5, val_loss=math.inf)]}, "not finite"),
+    ],
+)
+def test_failures_are_told_as_fail_with_the_reason(store, result, reason):
+    bridge = make_bridge(store)
+    bridge.suggest("ray-a")
+    assert bridge.observe("ray-a", result), "a failed trial is to be stopped"
+    bridge.on_trial_complete("ray-a", error=False)
+    trial = store.study.trials[0]
+    assert trial.state == TrialState.FAIL and reason in trial.user_attrs["ended_because"]
+
+
+def test_a_died_process_is_fail_and_nothing_stays_running(store):
+    bridge = make_bridge(store)
+    bridge.suggest("ray-a")
+    bridge.suggest("ray-b")
+    bridge.on_trial_complete("ray-a", error=True)
+    bridge.on_trial_complete("ray-b")  # returned without its last epoch
+    assert [t.state for t in store.study.trials] == [TrialState.FAIL, TrialState.FAIL]
+    assert "died" in store.study.trials[0].user_attrs["ended_because"]
+
+
+def test_an_interrupted_trial_waits_with_its_parameters_and_is_taken_up_first(store):
+    bridge = make_bridge(store)
+    first = bridge.suggest("ray-a")
+    bridge.observe("ray-a", {"records": [record(1, 0.5)]})
+    bridge.stopping = True
+    bridge.on_trial_complete("ray-a")
+    assert store.study.trials[0].state == TrialState.WAITING
+    store = reopen(store)
+    bridge = make_bridge(store)
+    bridge.recover()
+    again = bridge.suggest("ray-b")
+    assert again["number"] == 0 and again["config"] == first["config"]
+    # its past is reported again and counted once
+    assert not bridge.observe("ray-b", {"records": [record(1, 0.5), record(2, 0.6)]})
+    run = store.study.trials[0]
+    assert run.intermediate_values == {1: 0.5, 2: 0.6} and run.user_attrs["attempts"] == 2
+    assert len(store.study.trials) == 1
+
+
+def test_a_killed_driver_leaves_nothing_running_and_loses_no_finished_trial(store):
+    bridge = make_bridge(store, trials=4)
+    bridge.suggest("ray-a")
+    bridge.suggest("ray-b")
+    run_out(bridge, "ray-a", [0.1, 0.2, 0.3, 0.4])
+    bridge.observe("ray-b", {"records": [record(1, 0.5)]})
+    params = store.study.trials[1].params
+    store = reopen(store)  # as after kill -9: no one said goodbye
+    bridge = make_bridge(store, trials=4)
+    bridge.recover()
+    assert bridge.finished == 1
+    assert bridge.suggest("ray-c")["number"] == 1
+    assert store.study.trials[1].params == params
+
+
+def test_killed_between_the_last_epoch_and_its_end_the_trial_is_completed_not_run_again(store):
+    bridge = make_bridge(store)
+    bridge.suggest("ray-a")
+    trial = bridge._live["ray-a"].trial
+    for epoch in range(1, EPOCHS + 1):
+        trial.set_user_attr(f"epoch/{epoch:05d}", record(epoch, 0.1 * epoch))
+        if epoch < EPOCHS:
+            trial.report(0.1 * epoch, epoch)
+    store = reopen(store)
+    bridge = make_bridge(store)
+    bridge.recover()
+    assert store.study.trials[0].state == TrialState.COMPLETE
+    assert store.study.trials[0].value == pytest.approx(0.4)
+
+
+def test_it_suggests_as_many_as_were_asked_for_and_no_more_at_once_than_fit(store):
+    bridge = make_bridge(store, trials=3, concurrency=2)
+    assert isinstance(bridge.suggest("a"), dict) and isinstance(bridge.suggest("b"), dict)
+    assert bridge.suggest("c") is None
+    run_out(bridge, "a", [0.1] * EPOCHS)
+    assert isinstance(bridge.suggest("c"), dict)
+    assert bridge.suggest("d") == Searcher.FINISHED
+
+
+def test_a_spent_budget_starts_no_further_trial(store):
+    bridge = make_bridge(store, may_start=lambda: False)
+    assert bridge.suggest("a") == Searcher.FINISHED and not store.study.trials
+
+
+def test_a_resumed_search_samples_what_an_uninterrupted_one_would(tmp_path):
+    def sample(folder: Path, interrupt_after: int | None) -> list[dict]:
+        store = StudyStore.create(folder, "s", {}, None)
+        bridge = make_bridge(store, trials=8, concurrency=1)
+        for i in range(8):
+            if i == interrupt_after:
+                store = reopen(store)
+                bridge = make_bridge(store, trials=8, concurrency=1)
+                bridge.recover()
+            bridge.suggest(f"r{i}")
+            run_out(bridge, f"r{i}", [0.1 * (i % 3)] * EPOCHS)
+        params = [t.params for t in store.study.trials]
+        store.close()
+        return params
+
+    assert sample(tmp_path / "one", None) == sample(tmp_path / "two", 5)
+
+
+def test_a_space_that_only_gives_nonsense_ends_the_search_with_a_reason(store, monkeypatch):
+    bridge = make_bridge(store, trials=100)
+
+    def broken(trial, workload, pinned=None):
+        trial.suggest_float("x", 0, 1)
+        raise ValueError("no such thing")
+
+    monkeypatch.setattr(bridge, "_space", broken)
+    monkeypatch.setattr(broken, "name", "broken", raising=False)
+    assert bridge.suggest("a") == Searcher.FINISHED
+    assert "invalid" in bridge.fatal
+    assert all(t.state == TrialState.FAIL for t in store.study.trials)
+
+
+def test_the_best_checkpoint_is_kept_and_the_others_go(store):
+    bridge = make_bridge(store, concurrency=1)
+    for i, value in enumerate((0.3, 0.6, 0.5)):
+        task = bridge.suggest(f"r{i}")
+        folder = store.checkpoint_folder(task["number"])
+        folder.mkdir(parents=True)
+        (folder / "latest.pt").write_bytes(b"x")
+        run_out(bridge, f"r{i}", [value] * EPOCHS)
+    assert [p.name for p in (store.folder / "checkpoints").iterdir()] == ["trial-0001"]
+
+
+def test_optuna_opens_the_journal_as_it_is(store):
+    bridge = make_bridge(store)
+    bridge.suggest("ray-a")
+    run_out(bridge, "ray-a", [0.1, 0.2, 0.3, 0.4])
+    storage = optuna.storages.JournalStorage(
+        optuna.storages.journal.JournalFileBackend(str(store.folder / "optuna.journal"))
+    )
+    study = optuna.load_study(study_name="s", storage=storage)
+    assert study.best_value == 0.4 and study.best_trial.user_attrs["ray_trial_id"] == "ray-a"

@@ -1,0 +1,408 @@
+"""Whole searches with a real Ray, a real Optuna study and real training, as a user starts them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import optuna
+import psutil
+import pyarrow.parquet as pq
+import pytest
+from conftest import ROOT, TUNE, clean_environment, processes_naming
+from optuna.trial import TrialState
+
+from train_loop.config import TrainConfig
+
+TINY = ("--model", "resnet18", "--set", "image_size=16", "--seed", "1")
+
+
+@pytest.fixture
+def tiny(tiny_images: Path, tiny_space: Path) -> tuple[str, ...]:
+    """Arguments of a search whose trials train in a moment."""
+    return ("--space", str(tiny_space), "--data", str(tiny_images), *TINY)
+
+
+class Search:
+    """A search in a process of its own, whose output can be followed."""
+
+    def __init__(self, *arguments: object, cwd: Path, **env: str) -> None:
+        self.lines: list[str] = []
+        self.errors = (cwd / "stderr.txt").open("w+")
+        self.process = subprocess.Popen(
+            [sys.executable, str(TUNE), *map(str, arguments)],
+            cwd=cwd,
+            env={**clean_environment(), **env},
+            stdout=subprocess.PIPE,
+            stderr=self.errors,
+            text=True,
+            start_new_session=True,
+        )
+
+    def wait_for(self, pattern: str, count: int = 1) -> re.Match[str]:
+        """Read on until ``pattern`` has matched ``count`` lines; returns the last match."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line)
+            match = re.search(pattern, line)
+            if match:
+                count -= 1
+                if count == 0:
+                    return match
+        raise AssertionError(f"ended before {pattern!r}:\n{''.join(self.lines)}{self.stderr()}")
+
+    def end(self, timeout_s: float = 240) -> int:
+        assert self.process.stdout is not None
+        self.lines += self.process.stdout.readlines()
+        return self.process.wait(timeout_s)
+
+    def stderr(self) -> str:
+        self.errors.seek(0)
+        return self.errors.read()
+
+    @property
+    def ray_folder(self) -> str:
+        return next(m.group(1) for line in self.lines if (m := re.search(r"token in (\S+)/token", line)))
+
+    def kill_tree(self) -> None:
+        """kill -9 of the driver and of everything that it has started."""
+        victims = [self.process.pid, *(p.pid for p in psutil.Process(self.process.pid).children(recursive=True))]
+        for pid in victims:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        self.process.wait(30)
+
+
+def load(folder: Path) -> optuna.Study:
+    """The study as any Optuna user opens it."""
+    storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(folder / "optuna.journal")))
+    return optuna.load_study(study_name=folder.name, storage=storage)
+
+
+def wait_gone(text: str, seconds: float = 20) -> list[str]:
+    """Processes naming ``text`` that are still there after ``seconds``."""
+    deadline = time.monotonic() + seconds
+    while (left := processes_naming(text)) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return left
+
+
+def test_a_search_from_plan_to_best_configuration(tiny, tmp_path):
+    """Points 1 to 3, 8 to 10 and 12 in one run: folder, states, links, early stops, W&B, dashboard, clean end."""
+    arguments = (*tiny, "--study", "s", "--trials", 5, "--max-epochs", 4, "--wandb", "offline")
+    search = Search(*arguments, cwd=tmp_path, HTTPS_PROXY="http://127.0.0.1:9")
+    url = search.wait_for(r"Ray dashboard: (http://127\.0\.0\.1:\d+)").group(1)
+    folder = Path(search.ray_folder)
+    assert folder.stat().st_mode & 0o777 == 0o700 and (folder / "token").stat().st_mode & 0o777 == 0o600
+    search.wait_for(r"trial 0 epoch 1/4")
+    assert dashboard_refuses_strangers_and_answers(url, (folder / "token").read_text())
+    workers = [
+        p for p in psutil.process_iter(["cmdline"]) if "ray::RayTrainWorker" in " ".join(p.info["cmdline"] or ())
+    ]
+    assert workers and all("RAY_ADDRESS" in p.environ() for p in workers)
+    assert search.end() == 0, search.stderr()
+    assert wait_gone(str(folder)) == [] and not folder.exists(), "nothing of Ray is left"
+    text = "".join(search.lines)
+    assert not search.stderr().strip(), "nothing floods the terminal"
+    assert "Best: trial" in text and "sampling error" in text and "train_loop/run.py --config runs/s/best.json" in text
+
+    study = load(tmp_path / "runs" / "s")
+    states = [t.state for t in study.trials]
+    assert len(states) == 5 and set(states) == {TrialState.COMPLETE, TrialState.PRUNED}
+    assert len({t.user_attrs["ray_trial_id"] for t in study.trials}) == 5
+    for trial in study.trials:
+        assert list(trial.intermediate_values) == list(range(1, len(trial.intermediate_values) + 1))
+        assert len(trial.intermediate_values) == (4 if trial.state == TrialState.COMPLETE else 1)
+    check_folder(tmp_path / "runs" / "s", study)
+    check_wandb(tmp_path / "runs" / "s" / "wandb", study, text)
+
+
+def dashboard_refuses_strangers_and_answers(url: str, token: str) -> bool:
+    request = f"{url}/api/cluster_status"
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(request, timeout=20)
+    assert refused.value.code in (401, 403)
+    allowed = urllib.request.Request(request, headers={"Authorization": f"Bearer {token}"})
+    return urllib.request.urlopen(allowed, timeout=20).status == 200
+
+
+def check_folder(folder: Path, study: optuna.Study) -> None:
+    description = json.loads((folder / "study.json").read_text())
+    session = description["sessions"][0]
+    assert description["seed"] == 1 and session["outcome"] == "ended" and session["packages"]["ray"]
+    best = TrainConfig.from_json((folder / "best.json").read_text())
+    assert best == TrainConfig.from_dict(study.best_trial.user_attrs["config"])
+    rows = pq.read_table(folder / "trials.parquet").to_pylist()
+    assert [r["state"] for r in rows] == [t.state.name for t in study.trials]
+    epochs = pq.read_table(folder / "epochs.parquet").to_pylist()
+    assert len(epochs) == sum(len(t.intermediate_values) for t in study.trials)
+    assert all(0 <= e["val_top1"] <= 1 and e["train_s"] > 0 for e in epochs)
+    assert [p.name for p in (folder / "checkpoints").iterdir()] == [f"trial-{study.best_trial.number:04d}"]
+    assert (folder / "logs" / "trial-0000.log").read_text().count("epoch=") >= 1
+
+
+def check_wandb(folder: Path, study: optuna.Study, text: str) -> None:
+    """Real offline run files: one a trial, with configuration and epoch metrics."""
+    from wandb.proto import wandb_internal_pb2
+
+    command = next(line for line in text.splitlines() if "wandb sync" in line)
+    sync = subprocess.run(f"{command} --dry-run", shell=True, capture_output=True, text=True, env=tool_environment())
+    assert sync.returncode == 0 and "s-0000" in sync.stdout + sync.stderr
+    found = {}
+    for path in folder.glob("offline-run-*/run-*.wandb"):
+        config: dict = {}
+        metrics = []
+        for data in wandb_records(path.read_bytes()):
+            record = wandb_internal_pb2.Record.FromString(data)
+            if record.HasField("run"):
+                config |= {u.key: json.loads(u.value_json) for u in record.run.config.update}
+                group, name = record.run.run_group, record.run.run_id
+            if record.HasField("history"):
+                items = {i.key or ".".join(i.nested_key): json.loads(i.value_json) for i in record.history.item}
+                metrics.append(items["val_top1"])
+        found[name] = (group, config, metrics)
+    assert sorted(found) == [f"s-{t.number:04d}" for t in study.trials]
+    for trial in study.trials:
+        group, config, metrics = found[f"s-{trial.number:04d}"]
+        assert group == "s" and config["optimizer"]["peak_lr"] == pytest.approx(trial.params["peak_lr"])
+        assert metrics == pytest.approx(list(trial.intermediate_values.values()))
+
+
+def tool_environment() -> dict[str, str]:
+    """Tools of the test's virtual environment first on PATH."""
+    environment = clean_environment()
+    return {**environment, "PATH": os.path.dirname(sys.executable) + os.pathsep + environment["PATH"]}
+
+
+def wandb_records(data: bytes) -> list[bytes]:
+    """The records of a .wandb file: LevelDB's log format after a header of 7 bytes.
+
+    Blocks of 32 KiB hold fragments: checksum (4 bytes), length (2), kind (1: whole, 2 first,
+    3 middle, 4 last), payload; a block's last 6 bytes or fewer are padding.
+    """
+    block, position, records, parts = 32768, 7, [], b""
+    while position + 7 <= len(data):
+        if block - position % block < 7:
+            position += block - position % block
+            continue
+        length, kind = int.from_bytes(data[position + 4 : position + 6], "little"), data[position + 6]
+        parts = (b"" if kind in (1, 2) else parts) + data[position + 7 : position + 7 + length]
+        position += 7 + length
+        if kind in (1, 4):
+            records.append(parts)
+    return records
+
+
+def test_early_stops_give_resources_back_beside_another_ray_cluster(tiny, tmp_path):
+    """Point 8: stock Ray Train asks the wrong cluster here, and the search hangs after its first early stop."""
+    code = "import ray, time; ray.init(address='local', num_cpus=1); print('up', flush=True); time.sleep(600)"
+    other = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        env=clean_environment(), cwd=tmp_path,
+    )  # fmt: skip
+    try:
+        assert other.stdout is not None and other.stdout.readline() == "up\n"
+        arguments = (*tiny, "--study", "s", "--trials", 4, "--max-epochs", 4, "--workers", 2)
+        search = Search(*arguments, cwd=tmp_path)
+        assert search.end() == 0, search.stderr()
+        states = [t.state for t in load(tmp_path / "runs" / "s").trials]
+        assert len(states) == 4 and states.count(TrialState.PRUNED) >= 2
+        assert other.poll() is None, "the other cluster lives on"
+        assert any(p.name() == "raylet" for p in psutil.Process(other.pid).children(recursive=True))
+    finally:
+        other.send_signal(signal.SIGINT)
+        other.wait(30)
+
+
+def test_ctrl_c_saves_prints_the_resume_command_and_that_command_finishes(tiny, tmp_path):
+    """Points 2 and 9."""
+    search = Search(*tiny, "--study", "s", "--trials", 3, "--max-epochs", 12, "--scheduler", "none", cwd=tmp_path)
+    search.wait_for(r"epoch 2/12")
+    search.process.send_signal(signal.SIGINT)
+    assert search.end() == 130
+    assert wait_gone(search.ray_folder) == []
+    study = load(tmp_path / "runs" / "s")
+    before = {t.number: (t.params, len(t.intermediate_values)) for t in study.trials}
+    assert {t.state for t in study.trials} <= {TrialState.WAITING, TrialState.COMPLETE}
+    assert any((tmp_path / "runs" / "s" / "checkpoints").glob("trial-*/latest.pt"))
+    command = shlex.split(next(line for line in search.lines if "--resume --study" in line))
+    assert command[0] == "python"
+    again = Search(*command[2:], cwd=tmp_path)
+    assert again.end() == 0, again.stderr()
+    assert any("resumed after epoch" in line for line in again.lines)
+    after = load(tmp_path / "runs" / "s")
+    assert [t.state for t in after.trials] == [TrialState.COMPLETE] * 3
+    for number, (params, epochs) in before.items():
+        trial = after.trials[number]
+        assert trial.params == params and len(trial.intermediate_values) == 12 and epochs <= 12
+    assert len(json.loads((tmp_path / "runs" / "s" / "study.json").read_text())["sessions"]) == 2
+
+
+def test_a_trial_whose_loss_is_not_finite_fails_with_its_reason_and_the_search_says_so(tiny_images, tmp_path):
+    space = tmp_path / "hot.py"
+    space.write_text(
+        "def space(trial, workload):\n"
+        "    trial.suggest_float('x', 0, 1)\n"
+        "    return workload.config({'batch.global_size': 16, 'optimizer': 'sgd', 'peak_lr': 1e4})\n"
+    )
+    arguments = ("--space", space, "--data", tiny_images, *TINY, "--study", "s", "--trials", 2, "--max-epochs", 20)
+    search = Search(*arguments, cwd=tmp_path)
+    assert search.end() == 1
+    trials = load(tmp_path / "runs" / "s").trials
+    assert [t.state for t in trials] == [TrialState.FAIL] * 2
+    assert all("NonFiniteLossError" in t.user_attrs["ended_because"] for t in trials)
+    assert "no trial ran to its end" in search.stderr()
+
+
+def test_a_killed_worker_is_started_again_from_its_checkpoint(tiny, tmp_path):
+    arguments = (*tiny, "--study", "s", "--trials", 1, "--max-epochs", 400)
+    search = Search(*arguments, cwd=tmp_path)
+    search.wait_for(r"trial 0 epoch 2/400")
+    checkpoint = tmp_path / "runs" / "s" / "checkpoints" / "trial-0000" / "latest.pt"
+    deadline = time.monotonic() + 60
+    while not checkpoint.exists() and time.monotonic() < deadline:
+        time.sleep(0.5)
+    worker = next(
+        p for p in psutil.process_iter(["cmdline"]) if "ray::RayTrainWorker" in " ".join(p.info["cmdline"] or ())
+    )
+    worker.kill()
+    log = tmp_path / "runs" / "s" / "logs" / "trial-0000.log"
+    while "resumed after epoch" not in log.read_text() and time.monotonic() < deadline + 60:
+        time.sleep(0.5)
+    assert "resumed after epoch" in log.read_text()
+    search.process.send_signal(signal.SIGTERM)
+    assert search.end() == 143
+    values = load(tmp_path / "runs" / "s").trials[0].intermediate_values
+    assert list(values) == list(range(1, len(values) + 1)), "each epoch once"
+
+
+def test_it_joins_a_running_cluster_and_leaves_it_running(tiny, tmp_path):
+    code = (
+        "import sys, time; sys.path.insert(0, sys.argv[1])\n"
+        "from pathlib import Path; from train_loop.ray_session import LocalRay\n"
+        "with LocalRay(2, 0, Path('cluster.log')) as c:\n"
+        "    print(c.address, c.token_path, flush=True); time.sleep(600)"
+    )
+    cluster = subprocess.Popen(
+        [sys.executable, "-c", code, str(ROOT)],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=clean_environment(),
+    )
+    try:
+        assert cluster.stdout is not None
+        address, token = cluster.stdout.readline().split()
+        arguments = (*tiny, "--study", "s", "--trials", 2, "--max-epochs", 2, "--address", address)
+        refused = Search(*arguments, cwd=tmp_path, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN="0" * 64)
+        assert refused.end() == 2 and "--address" in refused.stderr()
+        joined = Search(
+            *(a if a != "s" else "t" for a in arguments), cwd=tmp_path, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=token
+        )
+        assert joined.end() == 0, joined.stderr()
+        assert [t.state.is_finished() for t in load(tmp_path / "runs" / "t").trials] == [True, True]
+        assert cluster.poll() is None
+    finally:
+        cluster.terminate()
+        cluster.wait(30)
+
+
+def test_the_stock_trainer_takes_over_where_rays_private_names_have_changed(tiny, tmp_path):
+    arguments = (*tiny, "--study", "s", "--trials", 2, "--max-epochs", 2, "--scheduler", "none")
+    search = Search(*arguments, cwd=tmp_path, BIGBATCH_INLINE_CONTROLLER="0")
+    assert search.end() == 0, search.stderr()
+    assert [t.state for t in load(tmp_path / "runs" / "s").trials] == [TrialState.COMPLETE] * 2
+
+
+def test_budgets_end_a_search_that_can_be_resumed(tiny, tmp_path):
+    arguments = (*tiny, "--study", "s", "--trials", 3, "--max-epochs", 300, "--time-budget", "25s")
+    search = Search(*arguments, cwd=tmp_path)
+    assert search.end() in (0, 1)
+    assert any("time budget" in line for line in search.lines)
+    assert {t.state for t in load(tmp_path / "runs" / "s").trials} <= {TrialState.WAITING, TrialState.COMPLETE}
+
+
+def test_the_inline_trainer_fits_the_installed_ray():
+    from tune import inline_trainer
+
+    assert inline_trainer.supported()
+
+
+@pytest.mark.slow
+def test_the_main_command_finds_a_good_large_batch_configuration(tmp_path):
+    """Point 1, word for word."""
+    search = Search("--space", "large_batch", "--study", "s", cwd=tmp_path)
+    assert search.end(1500) == 0, search.stderr()
+    trials = load(tmp_path / "runs" / "s").trials
+    assert len(trials) >= 12 and any(t.state == TrialState.PRUNED for t in trials)
+    assert max(t.value for t in trials if t.state == TrialState.COMPLETE) >= 0.97
+    assert min(t.user_attrs["config"]["batch"]["global_size"] for t in trials) >= 128
+
+
+@pytest.mark.slow
+def test_no_trial_is_lost_or_doubled_over_more_than_ten_kills(tiny, tmp_path):
+    """Point 9: kill -9 of the whole process tree at moments from before the first trial to near the end."""
+    arguments = [*tiny, "--study", "s", "--trials", 8, "--max-epochs", 60, "--scheduler", "none"]
+    moments = [
+        "results ",
+        "Starting Ray",
+        "Ray dashboard",
+        r"trial \d+ (started|resumed)",
+        r"epoch \d+/60",
+        r"epoch \d*5/60",
+    ]
+    moments += [
+        r"epoch \d*0/60",
+        r"trial \d+ done",
+        r"epoch [3-5]\d/60",
+        r"trial \d+ done",
+        r"epoch 59/60",
+        r"epoch 60/60",
+    ]
+    known: dict[int, dict] = {}
+    for kill, moment in enumerate(moments):
+        resume = ["--resume"] if (tmp_path / "runs" / "s" / "study.json").exists() else []
+        search = Search(*arguments, *resume, cwd=tmp_path)
+        search.wait_for(moment)
+        time.sleep(0.07 * kill)  # not always at the start of a write
+        search.kill_tree()
+        folder = tmp_path / "runs" / "s"
+        if (folder / "optuna.journal").exists() and (folder / "study.json").exists():
+            check_nothing_lost(folder, known)
+    last = Search(*arguments, "--resume", cwd=tmp_path)
+    assert last.end() == 0, last.stderr()
+    trials = load(tmp_path / "runs" / "s").trials
+    assert [t.state for t in trials] == [TrialState.COMPLETE] * 8
+    assert all(list(t.intermediate_values) == list(range(1, 61)) for t in trials)
+    check_nothing_lost(tmp_path / "runs" / "s", known)
+    rows = pq.read_table(tmp_path / "runs" / "s" / "epochs.parquet").to_pylist()
+    assert len(rows) == len({(r["trial"], r["epoch"]) for r in rows}) == 8 * 60
+    assert wait_gone("bb-ray-") == []
+
+
+def check_nothing_lost(folder: Path, known: dict[int, dict]) -> None:
+    """What an earlier look saw finished or reported is still there, unchanged."""
+    from tune.store import repair_journal
+
+    repair_journal(folder / "optuna.journal")
+    for trial in load(folder).trials:
+        seen = known.setdefault(trial.number, {"params": trial.params, "values": {}, "state": None, "value": None})
+        if seen["params"]:
+            assert trial.params == seen["params"]
+        assert seen["values"].items() <= trial.intermediate_values.items()
+        if seen["state"]:
+            assert (trial.state, trial.value) == (seen["state"], seen["value"])
+        seen |= {"params": trial.params, "values": dict(trial.intermediate_values)}
+        if trial.state.is_finished():
+            seen |= {"state": trial.state, "value": trial.value}

@@ -1,0 +1,1 @@
+"""The search: plan, Ray session, Ray↔Optuna bridge, study store. Importing it loads nothing heavy."""

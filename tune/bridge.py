@@ -1,0 +1,324 @@
+"""Ray Tune asks, Optuna answers: a ``Searcher`` over ask and tell, whose only memory is the study.
+
+Ray's own ``OptunaSearch`` leaves crashed and NaN trials RUNNING, tells stopped ones as COMPLETE
+with a cut-off value, and loses its state with the driver. Here a trial is told the moment that its
+end is known: COMPLETE after its last epoch, PRUNED with all its values when the pruner says so,
+FAIL with the reason. A trial that was merely interrupted goes back to WAITING with its parameters,
+and the next driver takes it up from its last checkpoint.
+
+Early stopping is Optuna's pruners, asked by the Tune scheduler below: their state is in the study
+too, so that it survives with it. See docs/decisions/001.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.trial import TrialState
+from ray.tune.schedulers import FIFOScheduler, TrialScheduler
+from ray.tune.search import Searcher
+from ray.tune.stopper import Stopper
+
+from search_spaces.registry import Space
+from search_spaces.workload import Workload
+from train_loop.config import ConfigError, TrainConfig
+from train_loop.ray_worker import FAILURE, RECORDS
+from tune.observer import Observer, TrialView
+from tune.store import StudyStore
+from tune.tables import EPOCH_ATTR, epoch_records
+
+STOP_WAIT_S = 10.0
+"""How long trials may take to write their checkpoints when a search ends early."""
+MAX_BAD_SAMPLES = 20
+"""So many samples in a row that the space turns into no valid configuration end the search."""
+
+
+@dataclass
+class _Live:
+    """A trial that Ray works on."""
+
+    trial: optuna.trial.Trial
+    view: TrialView
+    device_s_before: float
+    started: float = field(default_factory=time.monotonic)
+
+
+class OptunaBridge(Searcher):
+    """Suggests configurations out of ``store.study`` and tells it how they ended.
+
+    Args:
+        store: the study; the only writer of it is this object.
+        space, workload: what is sampled.
+        overrides: ``--set`` keys, which the space does not search.
+        seed: of every trial: initial weights and data order are the same, so that only the
+            configuration makes a difference.
+        trials: how many trials are to be finished (COMPLETE, PRUNED or FAIL).
+        concurrency: how many run at once.
+        make_sampler: the sampler for trial number n. A fresh one each time, seeded with n: its
+            state is then a function of the study and need not be saved.
+        task: what a trial needs beside its configuration (see ``tune.trial.run_trial``).
+        observers: told of each event.
+        may_start: asked before each trial; False ends the search (a budget is spent).
+    """
+
+    def __init__(
+        self,
+        store: StudyStore,
+        space: Space,
+        workload: Workload,
+        *,
+        overrides: dict[str, Any],
+        seed: int,
+        trials: int,
+        concurrency: int,
+        make_sampler: Callable[[int], optuna.samplers.BaseSampler],
+        task: Callable[[int], dict[str, Any]],
+        observers: list[Observer],
+        may_start: Callable[[], bool] = lambda: True,
+    ) -> None:
+        super().__init__()
+        self._store, self._study = store, store.study
+        self._space, self._workload, self._overrides, self._seed = space, workload, overrides, seed
+        self._trials, self._concurrency = trials, concurrency
+        self._make_sampler, self.task, self._observers = make_sampler, task, observers
+        self._may_start = may_start
+        self._live: dict[str, _Live] = {}
+        self._finished = 0
+        self.workers = task(0)["workers"]
+        self.stopping = False
+        """Set before the search is left early: trials that end from then on were interrupted."""
+        self.fatal: str | None = None
+        """Why the search cannot go on at all, if so."""
+
+    # Before the search
+
+    def recover(self) -> None:
+        """Take up what a killed driver left RUNNING: back to WAITING, or told, where all was reported."""
+        for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+            records = epoch_records(trial)
+            self._note_lost_cost(trial, records)
+            if records and records[-1]["epoch"] >= trial.user_attrs["config"]["epochs"]:
+                self._complete_late(trial, records)
+            else:
+                self._study._storage.set_trial_state_values(trial._trial_id, TrialState.WAITING)
+        self._finished = sum(t.state.is_finished() for t in self._study.get_trials(deepcopy=False))
+
+    def _note_lost_cost(self, trial: optuna.trial.FrozenTrial, records: list[dict[str, Any]]) -> None:
+        """What a killed attempt used at least: the time of its finished epochs."""
+        parts = ("train_s", "bn_s", "val_s", "checkpoint_s")
+        hours = sum(record.get(part, 0.0) for record in records for part in parts) * self.workers / 3600
+        if hours > trial.user_attrs.get("gpu_hours", 0.0):
+            self._study._storage.set_trial_user_attr(trial._trial_id, "gpu_hours", hours)
+
+    def _complete_late(self, trial: optuna.trial.FrozenTrial, records: list[dict[str, Any]]) -> None:
+        """Its last epoch is in the study, only the word of its end is not."""
+        live = optuna.trial.Trial(self._study, trial._trial_id)
+        for record in records:
+            if int(record["epoch"]) not in trial.intermediate_values:
+                live.report(float(record["val_top1"]), int(record["epoch"]))
+        live.set_user_attr("ended_because", "ran to its end")
+        self._study.tell(live, values=float(records[-1]["val_top1"]), state=TrialState.COMPLETE)
+
+    # Searcher
+
+    def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
+        if self.stopping or self.fatal or self._finished + len(self._live) >= self._trials or not self._may_start():
+            return Searcher.FINISHED
+        if len(self._live) >= self._concurrency:
+            return None
+        for _ in range(MAX_BAD_SAMPLES):
+            trial, config = self._ask()
+            if config is not None:
+                return self._start(trial_id, trial, config)
+        self.fatal = f"the space {self._space.name!r} gave {MAX_BAD_SAMPLES} invalid configurations in a row"
+        return Searcher.FINISHED
+
+    def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
+        """Nothing: the scheduler hands results to ``observe``, which may stop the trial."""
+
+    def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
+        """Ray is done with a trial. Those that were told already are not live any more."""
+        live = self._live.get(trial_id)
+        if live is None:
+            return
+        if self.stopping:
+            self._interrupt(trial_id)
+        elif error:
+            self._tell(trial_id, TrialState.FAIL, "a process of the trial died, also after a restart")
+        else:
+            self._tell(trial_id, TrialState.FAIL, "ended without its last epoch")
+
+    def save(self, checkpoint_path: str) -> None:
+        """Nothing to save: the study holds all."""
+        with open(checkpoint_path, "w"):
+            pass
+
+    def restore(self, checkpoint_path: str) -> None:
+        """Nothing to restore."""
+
+    def release(self) -> None:
+        """Put back what is still live once Ray has let go of it: the search was left early."""
+        for trial_id in list(self._live):
+            self._interrupt(trial_id)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}  # Tune pickles its searcher for a restore that this project never uses
+
+    # Results
+
+    def observe(self, trial_id: str, result: dict[str, Any]) -> bool:
+        """Take in what a trial reported; True when it is to be stopped.
+
+        Epochs that the study has are passed over, so a resumed trial may report its past again.
+        """
+        live = self._live.get(trial_id)
+        if live is None:
+            return True
+        for record in result.get(RECORDS, ()):
+            if int(record["epoch"]) > live.view.epoch and self._take_in(trial_id, live, record):
+                return True
+        if result.get(FAILURE):
+            self._tell(trial_id, TrialState.FAIL, str(result[FAILURE]))
+            return True
+        return False
+
+    def _take_in(self, trial_id: str, live: _Live, record: dict[str, Any]) -> bool:
+        """One new epoch. True when the trial has ended with it."""
+        epoch, value = int(record["epoch"]), float(record["val_top1"])
+        if not math.isfinite(value) or not math.isfinite(float(record["val_loss"])):
+            self._tell(trial_id, TrialState.FAIL, f"validation was not finite in epoch {epoch}")
+            return True
+        live.trial.set_user_attr(f"{EPOCH_ATTR}{epoch:05d}", record)
+        live.trial.report(value, epoch)
+        live.view.records.append(record)
+        for observer in self._observers:
+            observer.epoch_ended(live.view, record)
+        if epoch >= live.view.config.epochs:
+            self._tell(trial_id, TrialState.COMPLETE, "ran to its end", value)
+            return True
+        if live.trial.should_prune():
+            self._tell(trial_id, TrialState.PRUNED, f"stopped by the scheduler after epoch {epoch}")
+            return True
+        return False
+
+    # The budget
+
+    def device_s(self) -> float:
+        """Seconds of workers that the study has used, those of running trials included."""
+        hours = sum(t.user_attrs.get("gpu_hours", 0.0) for t in self._study.get_trials(deepcopy=False))
+        live = sum((time.monotonic() - item.started) * self.workers for item in self._live.values())
+        return hours * 3600 + live
+
+    @property
+    def live(self) -> int:
+        return len(self._live)
+
+    @property
+    def finished(self) -> int:
+        return self._finished
+
+    # Inside
+
+    def _ask(self) -> tuple[optuna.trial.Trial, TrainConfig | None]:
+        """The next trial and its configuration; None, and the trial told, where there is none."""
+        self._study.sampler = self._make_sampler(len(self._study.get_trials(deepcopy=False)))
+        trial = self._study.ask()
+        try:
+            if "config" in trial.user_attrs:  # interrupted earlier
+                return trial, TrainConfig.from_dict(trial.user_attrs["config"])
+            config = self._space(trial, self._workload, self._overrides).replace_keys({"seed": self._seed})
+            config.batch.split(self.workers)
+        except (ConfigError, ValueError, TypeError) as error:
+            trial.set_user_attr("ended_because", f"the space gave no valid configuration: {error}")
+            self._study.tell(trial, state=TrialState.FAIL)
+            self._finished += 1
+            return trial, None
+        trial.set_user_attr("config", config.to_dict())
+        return trial, config
+
+    def _start(self, trial_id: str, trial: optuna.trial.Trial, config: TrainConfig) -> dict[str, Any]:
+        frozen = self._study._storage.get_trial(trial._trial_id)
+        attrs, records = frozen.user_attrs, epoch_records(frozen)
+        for record in records:  # a driver killed between the two entries of an epoch
+            if int(record["epoch"]) not in frozen.intermediate_values:
+                trial.report(float(record["val_top1"]), int(record["epoch"]))
+        attempts = attrs.get("attempts", 0) + 1
+        trial.set_user_attr("attempts", attempts)
+        trial.set_user_attr("ray_trial_id", trial_id)
+        view = TrialView(trial.number, dict(trial.params), config, records=records, resumed=attempts > 1)
+        self._live[trial_id] = _Live(trial, view, attrs.get("gpu_hours", 0.0) * 3600)
+        for observer in self._observers:
+            observer.trial_started(view)
+        return {**self.task(trial.number), "config": config.to_dict()}
+
+    def _tell(self, trial_id: str, state: TrialState, because: str, value: float | None = None) -> None:
+        live = self._live.pop(trial_id)
+        self._note_cost(live)
+        live.trial.set_user_attr("ended_because", because)
+        self._study.tell(live.trial, values=value, state=state)
+        self._finished += 1
+        self._end(live, state, because)
+        self._store.refresh()
+        self._store.drop_checkpoints()
+
+    def _interrupt(self, trial_id: str) -> None:
+        live = self._live.pop(trial_id)
+        self._note_cost(live)
+        self._study._storage.set_trial_state_values(live.trial._trial_id, TrialState.WAITING)
+        self._end(live, TrialState.WAITING, "interrupted; --resume goes on with it")
+
+    def _note_cost(self, live: _Live) -> None:
+        seconds = live.device_s_before + (time.monotonic() - live.started) * self.workers
+        live.trial.set_user_attr("gpu_hours", seconds / 3600)
+
+    def _end(self, live: _Live, state: TrialState, because: str) -> None:
+        live.view.state, live.view.ended_because = state.name, because
+        for observer in self._observers:
+            observer.trial_ended(live.view)
+
+
+class PrunerScheduler(FIFOScheduler):
+    """Stops trials when the bridge, that is Optuna's pruner, says so."""
+
+    def __init__(self, bridge: OptunaBridge) -> None:
+        super().__init__()
+        self._bridge = bridge
+
+    def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
+        stop = self._bridge.observe(trial.trial_id, result)
+        return TrialScheduler.STOP if stop else TrialScheduler.CONTINUE
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}
+
+
+class StopWhen(Stopper):
+    """Ends the whole search once ``over()`` says so; trials that run then count as interrupted.
+
+    They are first asked to stop by themselves, by ``stop_file``: so they write a checkpoint. After
+    ``STOP_WAIT_S`` they are stopped.
+    """
+
+    def __init__(self, bridge: OptunaBridge, over: Callable[[], bool], stop_file: Path) -> None:
+        self._bridge, self._over, self._stop_file = bridge, over, stop_file
+        self._asked_at: float | None = None
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        return False
+
+    def stop_all(self) -> bool:
+        if self._asked_at is None and self._over():
+            self._bridge.stopping = True
+            self._stop_file.touch()
+            self._asked_at = time.monotonic()
+        waited = time.monotonic() - self._asked_at if self._asked_at is not None else 0.0
+        return self._asked_at is not None and (waited > STOP_WAIT_S or not self._bridge.live)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}

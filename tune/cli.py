@@ -1,0 +1,106 @@
+"""The command line: ``bigbatch tune …`` (the same as ``python tune/run.py …``) and ``bigbatch train …``."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from train_loop.command_line import WRONG_INPUT, OneLineParser
+
+
+def tune_parser(prog: str) -> argparse.ArgumentParser:
+    p = OneLineParser(
+        prog=prog,
+        description="Find the hyperparameters with which a large batch keeps its accuracy.",
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = p.add_argument
+    add("--space", metavar="NAME|FILE.py[:fn]", help="large_batch (default), lr_warmup, smoke, or your own")
+    add("--data", metavar="NAME|PATH", help="digits (default), or an image folder with train/ and val/")
+    add("--model", metavar="NAME", help="a torchvision network; default: resnet50 on GPUs, resnet18 without")
+    add("--trials", type=int, metavar="N", help="finished trials to reach (default: 16, or what the space says)")
+    add("--max-epochs", type=int, metavar="N", help="epochs of a trial that is not stopped early")
+    add("--budget-gpu-hours", type=float, metavar="H", help="stop when the workers have used so many hours")
+    add("--time-budget", metavar="4h", help="stop after this time; the study can be resumed")
+    add("--sampler", metavar="NAME", help="tpe (default), random, qmc, gp, cmaes")
+    add("--scheduler", metavar="NAME", help="asha (default), hyperband, median, none")
+    add("--workers", type=int, metavar="N", help="data-parallel workers of each trial (default 1)")
+    add("--set", action="append", nargs="+", default=[], metavar="KEY=VALUE", help="fix a key of the configuration")
+    add("--study", metavar="NAME", help="its folder under --output (default: space, data and time)")
+    add("--output", metavar="DIR", help="where studies go (default: runs)")
+    add("--storage", metavar="URL", help="a database for the study in place of the journal file")
+    add("--resume", action="store_true", help="go on with --study where it was")
+    add("--seed", type=int, metavar="S", help="of sampling, initial weights and data order (default 0)")
+    add("--address", metavar="ADDR", help="local (default): an own Ray; auto or HOST:PORT: one that runs already")
+    add("--wandb", metavar="MODE", help="disabled (default), offline, online")
+    add("--dry-run", action="store_true", help="print the plan and end")
+    return p
+
+
+def tune_main(argv: Sequence[str] | None = None, prog: str = "tune/run.py") -> int:
+    """Run a search. Returns the exit code: 0, 1 (failed), 2 (wrong input), 130 (Ctrl-C), 143 (SIGTERM)."""
+    args = vars(tune_parser(prog).parse_args(argv))
+    args["set"] = tuple(text for group in args["set"] for text in group)
+    return _guarded(prog, lambda: _search(args))
+
+
+def _search(args: dict[str, object]) -> int:
+    from tune.plan import Options, make_plan
+
+    plan = make_plan(Options(**args))  # type: ignore[arg-type]
+    from tune.search import run_search
+
+    return run_search(plan)
+
+
+def train_main(argv: Sequence[str] | None = None) -> int:
+    from train_loop.run import main
+
+    return main(list(argv) if argv is not None else None)
+
+
+def _guarded(prog: str, run: Callable[[], int]) -> int:
+    """Wrong input and a missing installation in one line, exit code 2."""
+    from train_loop.config import ConfigError
+
+    try:
+        return run()
+    except ConfigError as error:
+        print(f"{prog}: error: {error}", file=sys.stderr)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] in ("tune", "train_loop", "search_spaces", "cluster"):
+            raise
+        print(
+            f"{prog}: error: a package that BigBatch needs is missing; got no {error.name!r}. "
+            "Run: pip install -e . (in the repository)",
+            file=sys.stderr,
+        )
+    except BrokenPipeError:  # `| head`: nobody reads any more
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return WRONG_INPUT
+
+
+COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
+    "tune": (lambda argv: tune_main(argv, prog="bigbatch tune"), "search hyperparameters"),
+    "train": (train_main, "train one configuration in full"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The console command ``bigbatch``."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    usage = "usage: bigbatch COMMAND …\n\n" + "\n".join(f"  {name:8}{what}" for name, (_, what) in COMMANDS.items())
+    if not argv or argv[0] in ("-h", "--help"):
+        print(usage)
+        return 0 if argv else WRONG_INPUT
+    if argv[0] not in COMMANDS:
+        near = difflib.get_close_matches(argv[0], COMMANDS, n=1)
+        fix = f"Did you mean {near[0]!r}?" if near else f"Write one of {', '.join(COMMANDS)}."
+        print(f"bigbatch: error: no such command; got {argv[0]!r}. {fix}", file=sys.stderr)
+        return WRONG_INPUT
+    return COMMANDS[argv[0]][0](argv[1:])

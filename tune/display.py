@@ -1,0 +1,215 @@
+"""What a person sees while a search runs: one live table, or plain lines where there is no terminal."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any, TextIO
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from train_loop.config import TrainConfig
+from tune.observer import TrialView
+
+ROWS = 16
+"""Trials in the live table: the running ones, the best one and the latest."""
+STATE_WORDS = {
+    "RUNNING": "running",
+    "COMPLETE": "done",
+    "PRUNED": "stopped",
+    "FAIL": "failed",
+    "WAITING": "interrupted",
+}
+STATE_STYLES = {"RUNNING": "cyan", "COMPLETE": "green", "PRUNED": "yellow", "FAIL": "red", "WAITING": "magenta"}
+
+
+def settings(config: TrainConfig) -> dict[str, str]:
+    """The settings that matter, short, in the field's words."""
+    o, s = config.optimizer, config.schedule
+    values = {"optimizer": o.name, "batch": str(config.batch.global_size), "lr": f"{o.peak_lr:.3g}"}
+    values["warmup"] = f"{s.warmup_epochs:.2g} ep"
+    if o.name in ("sgd", "lars"):
+        values["momentum"] = f"{o.momentum:.3g}"
+    else:
+        values["betas"] = f"{o.beta1:.3g}, {o.beta2:.4g}"
+    return values | {"wd": f"{o.weight_decay:.1e}", "smoothing": f"{config.label_smoothing:.2g}", "schedule": s.name}
+
+
+def one_line(config: TrainConfig) -> str:
+    values = settings(config)
+    return f"{values.pop('optimizer')} " + " ".join(f"{key} {value}" for key, value in values.items())
+
+
+def duration(seconds: float) -> str:
+    """``75`` → ``1:15``, ``3700`` → ``1:01:40``."""
+    whole = int(round(seconds))
+    hours, minutes = whole // 3600, whole // 60 % 60
+    return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"
+
+
+def percent(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.1f} %"
+
+
+class Progress:
+    """The state of the search that both displays show."""
+
+    def __init__(self, planned: int, concurrency: int, finished: Mapping[int, TrialView]) -> None:
+        self.planned, self.concurrency = planned, concurrency
+        self.trials: dict[int, TrialView] = dict(finished)
+        self.started = time.monotonic()
+        self._ended_at = {number: time.time() for number in finished}
+
+    def put(self, trial: TrialView) -> None:
+        self.trials[trial.number] = trial
+        if trial.state != "RUNNING":
+            self._ended_at[trial.number] = time.time()
+
+    def elapsed_of(self, trial: TrialView) -> float:
+        return self._ended_at.get(trial.number, time.time()) - trial.started_at
+
+    @property
+    def ended(self) -> int:
+        return sum(t.state in ("COMPLETE", "PRUNED", "FAIL") for t in self.trials.values())
+
+    @property
+    def best(self) -> TrialView | None:
+        done = [t for t in self.trials.values() if t.state == "COMPLETE"]
+        return max(done, key=lambda t: (t.value or 0.0, -t.number), default=None)
+
+    def eta_s(self) -> float | None:
+        """Seconds left if the rest goes as it went so far; None before anything has ended."""
+        over = [t for t in self.trials.values() if t.state in ("COMPLETE", "PRUNED") and t.number in self._ended_at]
+        timed = [self.elapsed_of(t) for t in over if self.elapsed_of(t) > 0]
+        if not timed:
+            return None
+        mean = sum(timed) / len(timed)
+        running = [max(0.0, mean - self.elapsed_of(t)) for t in self.trials.values() if t.state == "RUNNING"]
+        waiting = max(0, self.planned - self.ended - len(running))
+        return (sum(running) + waiting * mean) / max(1, self.concurrency)
+
+
+class LiveTable:
+    """A table that is drawn in place, refreshed each second by rich's own thread."""
+
+    def __init__(self, progress: Progress, console: Console) -> None:
+        self._progress, self._lock = progress, threading.Lock()
+        self._live = Live(console=console, get_renderable=self._draw, refresh_per_second=2, transient=False)
+
+    def __enter__(self) -> LiveTable:
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def trial_started(self, trial: TrialView) -> None:
+        with self._lock:
+            self._progress.put(trial)
+
+    def epoch_ended(self, trial: TrialView, record: dict[str, Any]) -> None:
+        with self._lock:
+            self._progress.put(trial)
+
+    def trial_ended(self, trial: TrialView) -> None:
+        with self._lock:
+            self._progress.put(trial)
+
+    def _draw(self) -> Group:
+        with self._lock:
+            return Group(trial_table(self._progress), summary_line(self._progress))
+
+
+def trial_table(progress: Progress) -> Table:
+    columns = ("optimizer", "batch", "lr", "warmup", "momentum", "wd", "smoothing", "schedule")
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("trial", "state", *columns, "epoch", "top-1", "time"):
+        right = name in ("trial", "batch", "lr", "warmup", "epoch", "top-1", "time")
+        table.add_column(name, justify="right" if right else "left", no_wrap=True)
+    best = progress.best
+    for trial in _shown(progress):
+        values = settings(trial.config)
+        values["momentum"] = values.pop("betas", values.get("momentum", ""))
+        table.add_row(
+            str(trial.number),
+            Text(STATE_WORDS[trial.state], STATE_STYLES[trial.state]),
+            *(values[name] for name in columns),
+            f"{trial.epoch}/{trial.config.epochs}",
+            percent(trial.value),
+            duration(progress.elapsed_of(trial)),
+            style="bold" if best is not None and trial.number == best.number else "",
+        )
+    return table
+
+
+def summary_line(progress: Progress) -> Text:
+    best, eta = progress.best, progress.eta_s()
+    parts = [
+        f"{progress.ended} of {progress.planned} trials ended",
+        f"best {percent(best.value)} (trial {best.number})" if best else "best –",
+        f"elapsed {duration(time.monotonic() - progress.started)}",
+        f"about {duration(eta)} left" if eta is not None else "time left: known after the first trial",
+    ]
+    return Text(" · ".join(parts), style="dim")
+
+
+def _shown(progress: Progress) -> list[TrialView]:
+    """Running trials and the best are always shown, the latest of the others as far as there is room."""
+    best = progress.best
+    keep = {t.number for t in progress.trials.values() if t.state == "RUNNING"} | ({best.number} if best else set())
+    for number in sorted(progress.trials, reverse=True):
+        if len(keep) >= ROWS:
+            break
+        keep.add(number)
+    return [progress.trials[number] for number in sorted(keep)]
+
+
+class PlainLines:
+    """A line an event: for pipes, Slurm logs and ``tail -f``."""
+
+    def __init__(self, progress: Progress, out: TextIO) -> None:
+        self._progress, self._out = progress, out
+
+    def __enter__(self) -> PlainLines:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def trial_started(self, trial: TrialView) -> None:
+        self._progress.put(trial)
+        word = f"resumed after epoch {trial.epoch}" if trial.resumed else "started"
+        self._say(f"trial {trial.number} {word}: {one_line(trial.config)}")
+
+    def epoch_ended(self, trial: TrialView, record: dict[str, Any]) -> None:
+        self._progress.put(trial)
+        self._say(
+            f"trial {trial.number} epoch {record['epoch']}/{trial.config.epochs}: top-1 {percent(record['val_top1'])}, "
+            f"train loss {record['train_loss']:.3f}, lr {record['learning_rate']:.3g}"
+        )
+
+    def trial_ended(self, trial: TrialView) -> None:
+        self._progress.put(trial)
+        self._say(
+            f"trial {trial.number} {STATE_WORDS[trial.state]} at {percent(trial.value)}: {trial.ended_because} "
+            f"[{summary_line(self._progress).plain}]"
+        )
+
+    def _say(self, text: str) -> None:
+        print(f"[{duration(time.monotonic() - self._progress.started)}] {text}", file=self._out, flush=True)
+
+
+def make_display(progress: Progress, out: TextIO | None = None) -> LiveTable | PlainLines:
+    """The live table on a terminal, plain lines everywhere else."""
+    out = out or sys.stdout
+    console = Console(file=out)
+    return (
+        LiveTable(progress, console)
+        if console.is_terminal and not console.is_dumb_terminal
+        else PlainLines(progress, out)
+    )

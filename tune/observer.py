@@ -1,0 +1,44 @@
+"""What a search tells those who watch it: the display, W&B, tests."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from train_loop.config import TrainConfig
+
+
+@dataclass
+class TrialView:
+    """A trial as it stands. ``state`` is Optuna's: RUNNING, COMPLETE, PRUNED, FAIL, WAITING."""
+
+    number: int
+    params: dict[str, Any]
+    config: TrainConfig
+    state: str = "RUNNING"
+    records: list[dict[str, Any]] = field(default_factory=list)
+    """Epoch records, oldest first (train_loop.reporter.EpochRecord)."""
+    ended_because: str | None = None
+    started_at: float = field(default_factory=time.time)
+    """Seconds since the epoch."""
+    resumed: bool = False
+
+    @property
+    def epoch(self) -> int:
+        return int(self.records[-1]["epoch"]) if self.records else 0
+
+    @property
+    def value(self) -> float | None:
+        """Validation top-1 after the last epoch, 0 to 1."""
+        return float(self.records[-1]["val_top1"]) if self.records else None
+
+
+class Observer(Protocol):
+    """Called by the driver, in its thread, one call at a time."""
+
+    def trial_started(self, trial: TrialView) -> None: ...
+
+    def epoch_ended(self, trial: TrialView, record: dict[str, Any]) -> None: ...
+
+    def trial_ended(self, trial: TrialView) -> None: ...

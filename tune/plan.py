@@ -1,0 +1,389 @@
+"""The validated plan of a search: everything that can be refused is refused here, before Ray starts."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+import re
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cluster.allocation import accelerator_files, usable_cpus, usable_memory_bytes
+from search_spaces.check import ParamRange, check_space
+from search_spaces.registry import Space, load_space
+from search_spaces.workload import Workload
+from train_loop.config import BatchConfig, ConfigError, DataConfig, ModelConfig, TrainConfig, parse_assignments
+from train_loop.data import DataInfo, describe
+from train_loop.models import check_model
+from tune import wandb_log
+from tune.store import read_description
+
+SAMPLERS = ("tpe", "random", "qmc", "gp", "cmaes")
+SCHEDULERS = ("asha", "hyperband", "median", "none")
+DEFAULT_TRIALS = 16
+DEFAULT_EPOCHS = {"digits": 12}
+DEFAULT_EPOCHS_OTHER = 18
+TRIAL_MEMORY_BYTES = 2 * 2**30
+"""What a trial's worker may take on a CPU-only machine: ResNet-18, micro-batch 256, float32, measured 1.3 GB."""
+OWN_OPTIONS = {"epochs": "--max-epochs", "seed": "--seed", "model.name": "--model", "data.name": "--data"}
+DEFAULT_SPACE = "large_batch"
+DEFAULT_OUTPUT = "runs"
+RESUMED_OPTIONS = (
+    "space", "data", "model", "trials", "max_epochs", "budget_gpu_hours", "sampler", "scheduler", "workers", "set",
+    "seed", "wandb",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Options:
+    """The command line. None (or nothing) = not given, so that a resumed study fills it in."""
+
+    space: str | None = None
+    data: str | None = None
+    model: str | None = None
+    trials: int | None = None
+    max_epochs: int | None = None
+    budget_gpu_hours: float | None = None
+    time_budget: str | None = None
+    sampler: str | None = None
+    scheduler: str | None = None
+    workers: int | None = None
+    set: tuple[str, ...] = ()
+    study: str | None = None
+    output: str | None = None
+    storage: str | None = None
+    resume: bool = False
+    seed: int | None = None
+    address: str | None = None
+    wandb: str | None = None
+    dry_run: bool = False
+
+    def kept(self) -> dict[str, Any]:
+        """What a later --resume starts from. A database's URL may hold a password: it is left out."""
+        values = {k: v for k, v in dataclasses.asdict(self).items() if k in RESUMED_OPTIONS and v not in (None, ())}
+        for key in ("space", "data"):  # a resume may come from another folder
+            path = Path(str(values.get(key, "")).partition(".py:")[0])
+            if key in values and (Path(values[key]).exists() or path.with_suffix(".py").is_file()):
+                values[key] = os.path.abspath(values[key])
+        return values
+
+    def over(self, earlier: Mapping[str, Any]) -> Options:
+        """This command line, its gaps filled from an earlier one."""
+        gaps = {k: v for k, v in earlier.items() if k in RESUMED_OPTIONS and getattr(self, k) in (None, ())}
+        if "set" in gaps:
+            gaps["set"] = tuple(gaps["set"])
+        return dataclasses.replace(self, **gaps)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the search may use: of this machine, or of the cluster that it joins."""
+
+    cpus: int
+    gpus: int
+    memory_bytes: int
+    gpu_memory_bytes: int = 0
+
+    @property
+    def accelerator(self) -> str:
+        return "cuda" if self.gpus else "cpu"
+
+
+@dataclass(frozen=True)
+class Share:
+    """How the machine is cut: trials side by side, workers a trial, resources a worker."""
+
+    concurrency: int
+    workers: int
+    worker_resources: dict[str, float]
+
+
+@dataclass(frozen=True)
+class SearchPlan:
+    """One search. ``to_dict`` goes into study.json, ``resumed`` compares with it."""
+
+    study: str
+    folder: Path
+    space: Space
+    data: DataInfo
+    model: str
+    model_was_auto: bool
+    trials: int
+    max_epochs: int
+    budget_gpu_hours: float | None
+    time_budget_s: float | None
+    sampler: str
+    scheduler: str
+    workers: int
+    overrides: dict[str, Any]
+    """``--set``: dotted keys that every configuration holds and the space does not search."""
+    storage: str | None
+    resume: bool
+    seed: int
+    address: str
+    wandb: str
+    machine: Machine
+    share: Share
+    ranges: Mapping[str, ParamRange]
+    workload: Workload
+    options: Options
+
+    def identity(self) -> dict[str, Any]:
+        return {
+            "space": self.space.name,
+            "space_fingerprint": self.space.fingerprint,
+            "data": self.data.path or self.data.name,
+            "model": self.model,
+            "max_epochs": self.max_epochs,
+            "seed": self.seed,
+            "overrides": self.overrides,
+            "image_size": self.data.image_size,
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            **self.identity(),
+            "space_source": self.space.source,
+            "trials": self.trials,
+            "budget_gpu_hours": self.budget_gpu_hours,
+            "time_budget_s": self.time_budget_s,
+            "sampler": self.sampler,
+            "scheduler": self.scheduler,
+            "workers": self.workers,
+            "wandb": self.wandb,
+            "train_size": self.data.train_size,
+            "val_size": self.data.val_size,
+            "num_classes": self.data.num_classes,
+            "machine": dataclasses.asdict(self.machine),
+            "concurrency": self.share.concurrency,
+            "options": self.options.kept(),
+        }
+
+
+def local_machine() -> Machine:
+    """This machine, or the part of it that the allocation grants."""
+    gpus, gpu_memory = 0, 0
+    if accelerator_files() or os.environ.get("CUDA_VISIBLE_DEVICES"):
+        import torch
+
+        gpus = torch.cuda.device_count()
+        gpu_memory = min((torch.cuda.get_device_properties(i).total_memory for i in range(gpus)), default=0)
+    return Machine(usable_cpus(), gpus, usable_memory_bytes(), gpu_memory)
+
+
+def share_out(machine: Machine, workers: int, trials: int) -> Share:
+    """Trials side by side and resources a worker. Raises ConfigError if one trial does not fit.
+
+    With GPUs a worker has one, and its share of the cores. Without, a worker has whole cores, and
+    so many trials run side by side that early stopping still learns from earlier ones (at most a
+    quarter of them) and memory holds.
+    """
+    unit, have = ("GPUs", machine.gpus) if machine.gpus else ("CPU cores", machine.cpus)
+    if workers > have:
+        raise ConfigError(
+            f"--workers must be at most the {unit} there are; got {workers}, there are {have}. "
+            f"Write --workers {max(have, 1)} or fewer."
+        )
+    slots = have // workers
+    if machine.gpus:
+        cpus = max(1, machine.cpus // machine.gpus)
+        while cpus > 1 and cpus * machine.gpus > machine.cpus:
+            cpus -= 1
+        share = 1.0 if machine.cpus >= machine.gpus else machine.cpus / machine.gpus
+        return Share(min(slots, trials), workers, {"CPU": float(cpus) if share == 1.0 else share, "GPU": 1.0})
+    by_memory = max(1, machine.memory_bytes // (TRIAL_MEMORY_BYTES * workers))
+    concurrency = max(1, min(slots, by_memory, max(2, trials // 4), trials))
+    cpus = max(1, machine.cpus // (concurrency * workers))
+    return Share(concurrency, workers, {"CPU": float(cpus)})
+
+
+def seconds(text: str) -> float:
+    """``90``, ``90s``, ``30m``, ``4h``, ``1h30m`` → seconds. Raises ConfigError otherwise."""
+    match = re.fullmatch(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s?)?", text.strip())
+    total = (
+        sum(float(part or 0) * unit for part, unit in zip(match.groups(), (3600, 60, 1), strict=True)) if match else 0
+    )
+    if total <= 0:
+        raise ConfigError(f"--time-budget is a duration above 0; got {text!r}. Write e.g. 4h, 30m or 90s.")
+    return total
+
+
+def choice(option: str, value: str, allowed: tuple[str, ...]) -> str:
+    if value not in allowed:
+        near = difflib.get_close_matches(value, allowed, n=1)
+        fix = f"Did you mean {near[0]!r}?" if near else f"Write {option} {allowed[0]}."
+        raise ConfigError(f"{option} must be one of {', '.join(allowed)}; got {value!r}. {fix}")
+    return value
+
+
+def study_name(given: str | None, space: Space, data: DataInfo) -> str:
+    """The given name, checked, or one of space, data and time, so that no two runs meet."""
+    if given is None:
+        parts = (Path(space.name).stem, Path(data.name).name, time.strftime("%Y%m%d-%H%M%S"))
+        return re.sub(r"[^A-Za-z0-9._-]+", "_", "-".join(parts))
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", given):
+        raise ConfigError(
+            f"--study names a folder: letters, digits, '.', '_' or '-'; got {given!r}. Write e.g. first-try."
+        )
+    return given
+
+
+def check_folder(output: Path, name: str, resume: bool) -> Path:
+    """The study's folder, checked before anything is started or written."""
+    folder = (output / name).absolute()
+    if resume:
+        return folder
+    if folder.exists() and any(folder.iterdir() if folder.is_dir() else [folder]):
+        raise ConfigError(
+            f"a new study needs a folder of its own; {str(folder)!r} holds another one or other files. "
+            "Write --resume to continue a study, or --study OTHER."
+        )
+    parent = next(p for p in (folder, *folder.parents) if p.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
+        raise ConfigError(
+            f"--output must be a folder that can be written; got {str(output)!r}, and {str(parent)!r} cannot. "
+            "Write --output with another folder."
+        )
+    return folder
+
+
+def refuse_own_options(assignments: Iterable[str]) -> None:
+    """Keys with an option of their own, so that there is one way to say a thing."""
+    for key, value in parse_assignments(assignments).items():
+        if key in OWN_OPTIONS:
+            option = OWN_OPTIONS[key]
+            raise ConfigError(f"{key} has an option of its own; got --set {key}={value}. Write {option} {value}.")
+
+
+def check_against(plan: SearchPlan, stored: Mapping[str, Any]) -> None:
+    """Raise ConfigError where a resumed study would be another one."""
+    for key, value in plan.identity().items():
+        before = stored.get(key)
+        if before != value:
+            what = "the space's file has changed" if key == "space_fingerprint" else f"{key} was {before!r}"
+            fix = "Restore it" if key == "space_fingerprint" else f"Leave {key} as it was"
+            raise ConfigError(
+                f"--resume continues a study as it was planned: {what}; got {value!r}. {fix}, or write --study OTHER."
+            )
+
+
+def build_workload(
+    data: DataInfo, model: str, epochs: int, workers: int, machine: Machine, max_micro_size: int
+) -> Workload:
+    return Workload(
+        data=data.path or data.name,
+        train_size=data.train_size,
+        num_classes=data.num_classes,
+        image_size=data.image_size,
+        model=model,
+        epochs=epochs,
+        workers=workers,
+        accelerator=machine.accelerator,
+        memory_bytes=machine.gpu_memory_bytes or machine.memory_bytes,
+        max_micro_size=max_micro_size,
+    )
+
+
+def make_plan(options: Options) -> SearchPlan:
+    """Check everything that was asked for. Raises ConfigError with rule, value and fix.
+
+    With ``--resume``, what the command line leaves out comes from the study.
+    """
+    stored: dict[str, Any] = {}
+    if options.resume:
+        if options.study is None:
+            raise ConfigError("--resume needs the study's name; got none. Write --study NAME (a folder of --output).")
+        stored = read_description(Path(options.output or DEFAULT_OUTPUT).absolute() / options.study)
+        options = options.over(stored.get("options", {}))
+    plan = _plan(options)
+    if stored:
+        check_against(plan, stored)
+    return plan
+
+
+def _plan(o: Options) -> SearchPlan:
+    space = load_space(o.space or DEFAULT_SPACE)
+    sampler = choice("--sampler", o.sampler or "tpe", SAMPLERS)
+    scheduler = choice("--scheduler", o.scheduler or "asha", SCHEDULERS)
+    wandb = choice("--wandb", o.wandb or "disabled", wandb_log.MODES)
+    wandb_log.check(wandb)
+    trials = _at_least_one("--trials", o.trials or space.defaults.get("trials", DEFAULT_TRIALS), o.trials)
+    workers = _at_least_one("--workers", o.workers or 1, o.workers)
+    seed = 0 if o.seed is None else o.seed
+    TrainConfig(seed=seed)  # checks its range
+    refuse_own_options(o.set)
+    overrides = parse_assignments(o.set)
+    data_config = DataConfig(name=o.data or "digits", image_size=overrides.get("data.image_size", 0))
+    data = describe(data_config)
+    epochs = o.max_epochs or space.defaults.get("max_epochs") or DEFAULT_EPOCHS.get(data.name, DEFAULT_EPOCHS_OTHER)
+    max_epochs = _at_least_one("--max-epochs", epochs, o.max_epochs)
+    machine = local_machine() if (o.address or "local") == "local" else Machine(0, 0, 0)
+    model, auto = o.model or "auto", (o.model or "auto") == "auto"
+    if auto:
+        model = "resnet50" if machine.gpus else "resnet18"
+    _check_model(model, overrides, data, machine)
+    share = share_out(machine, workers, trials) if machine.cpus else Share(1, workers, {"CPU": 1.0})
+    micro = overrides.get("batch.max_micro_size", BatchConfig().max_micro_size)
+    workload = build_workload(data, model, max_epochs, workers, machine, micro)
+    ranges = check_space(space, workload, pinned=overrides)
+    name = study_name(o.study, space, data)
+    return SearchPlan(
+        study=name,
+        folder=check_folder(Path(o.output or DEFAULT_OUTPUT), name, o.resume),
+        space=space,
+        data=data,
+        model=model,
+        model_was_auto=auto,
+        trials=trials,
+        max_epochs=max_epochs,
+        budget_gpu_hours=_positive("--budget-gpu-hours", o.budget_gpu_hours),
+        time_budget_s=seconds(o.time_budget) if o.time_budget else None,
+        sampler=sampler,
+        scheduler=scheduler,
+        workers=workers,
+        overrides=overrides,
+        storage=o.storage,
+        resume=o.resume,
+        seed=seed,
+        address=o.address or "local",
+        wandb=wandb,
+        machine=machine,
+        share=share,
+        ranges=ranges,
+        workload=workload,
+        options=o,
+    )
+
+
+def _check_model(name: str, overrides: Mapping[str, Any], data: DataInfo, machine: Machine) -> None:
+    changes = {key: value for key, value in overrides.items() if key.startswith("model.")}
+    config = TrainConfig(model=ModelConfig(name=name)).replace_keys(changes).model
+    check_model(config, data)
+    if config.sync_bn and machine.cpus and not machine.gpus:
+        raise ConfigError(
+            "model.sync_bn needs GPUs (torch has it for CUDA only); got sync_bn=true without. Leave --set sync_bn out."
+        )
+
+
+def on_cluster(plan: SearchPlan, machine: Machine) -> SearchPlan:
+    """The plan for a cluster that was joined: its resources are known only now."""
+    model = ("resnet50" if machine.gpus else "resnet18") if plan.model_was_auto else plan.model
+    workload = dataclasses.replace(plan.workload, model=model, accelerator=machine.accelerator)
+    share = share_out(machine, plan.workers, plan.trials)
+    return dataclasses.replace(plan, machine=machine, model=model, workload=workload, share=share)
+
+
+def _at_least_one(option: str, value: int, given: int | None) -> int:
+    if (given if given is not None else value) < 1:
+        raise ConfigError(f"{option} must be at least 1; got {given}. Write {option} 1 or more.")
+    return value
+
+
+def _positive(option: str, value: float | None) -> float | None:
+    if value is not None and not value > 0:
+        raise ConfigError(f"{option} must be above 0; got {value:g}. Write e.g. {option} 20.")
+    return value

@@ -1,0 +1,300 @@
+"""Runs a plan: Ray session, study, bridge and display put together, and taken down in order."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from optuna.trial import FrozenTrial
+from rich.console import Console
+
+from train_loop.config import TrainConfig
+from train_loop.ray_session import Connection, JoinedRay, LocalRay
+from tune import wandb_log
+from tune.display import PlainLines, Progress, make_display
+from tune.observer import Observer, TrialView
+from tune.plan import Machine, SearchPlan, on_cluster
+from tune.provenance import provenance
+from tune.samplers import MODEL_BASED, make_pruner, quiet_optuna, sampler_factory
+from tune.store import StudyStore
+from tune.summary import print_findings, print_plan, quoted, resume_command
+from tune.tables import epoch_records
+
+DONE, FAILED = 0, 1
+FINISHED = ("COMPLETE", "PRUNED", "FAIL")
+BUDGET_SPENT = "the budget of GPU hours is spent"
+CHECKPOINT_EVERY_S = 20.0
+"""Training that a killed search loses at most, but for the epoch's remainder where steps are long."""
+
+
+class StopRequest:
+    """Why the search is to end early: a signal, or a spent budget. First one counts."""
+
+    def __init__(self) -> None:
+        self.reason: str | None = None
+        self.signal: int | None = None
+        self._event = threading.Event()
+
+    def set(self, reason: str, signum: int | None = None) -> None:
+        if not self._event.is_set():
+            self.reason, self.signal = reason, signum
+            self._event.set()
+
+    def is_set(self) -> bool:
+        return self._event.is_set()
+
+
+def run_search(plan: SearchPlan) -> int:
+    """Search and print what was found. Returns the exit code.
+
+    Raises ConfigError where the study's folder, the database or the cluster turn out unusable.
+    """
+    console = Console(soft_wrap=not sys.stdout.isatty(), highlight=False)
+    print_plan(plan, console)
+    if plan.options.dry_run:
+        return DONE
+    quiet_optuna()
+    started = time.monotonic()
+    stop = StopRequest()
+    with ExitStack() as stack:
+        store = _open_store(plan)
+        stack.callback(store.close)
+        stack.enter_context(_signals(stop))
+        store.add_session(provenance(), trials=plan.trials, options=plan.options.kept())
+        outcome = "crashed"
+        try:
+            plan, bridge, wandb = _search(plan, store, stop, stack, console)
+            outcome = "interrupted" if stop.signal else "ended"
+        finally:
+            store.refresh(force=True)
+            store.drop_checkpoints()
+            store.end_session(outcome=outcome, elapsed_s=round(time.monotonic() - started, 1))
+        trials = _views(store)
+        print_findings(plan, trials, time.monotonic() - started, bridge.device_s() / 3600, console)
+        return _end(plan, trials, stop, bridge.fatal, wandb, console)
+
+
+def _search(plan: SearchPlan, store: StudyStore, stop: StopRequest, stack: ExitStack, console: Console) -> Any:
+    """Everything that needs Ray. Returns the plan as it was carried out, the bridge and the W&B observer."""
+    session = _session(plan, store)
+    console.print("Starting Ray …" if plan.address == "local" else f"Joining Ray at {plan.address} …", style="dim")
+    connection = session.__enter__()
+    stack.push(session.__exit__)
+    _take_signals(stop)  # starting Ray has put its own handler for SIGTERM in place
+    if not connection.local:
+        plan = on_cluster(plan, _cluster_machine())
+        store.describe(plan.to_dict())
+    _say_dashboard(connection, console)
+    wandb = None
+    if plan.wandb != "disabled":
+        wandb = wandb_log.WandbObserver(plan.wandb, plan.study, plan.folder / "wandb")
+        stack.callback(wandb.close)
+    store.study.pruner = make_pruner(plan.scheduler, plan.max_epochs)
+    observers: list[Observer] = [wandb] if wandb else []
+    bridge = _make_bridge(plan, store, connection, observers, stop)
+    bridge.recover()
+    if plan.sampler in MODEL_BASED:  # the designs random and qmc stay as they are
+        for point in plan.space.initial_points(plan.workload, plan.overrides):
+            store.study.enqueue_trial(point, skip_if_exists=True)
+    finished = {
+        t.number: view_of(t)
+        for t in store.study.get_trials(deepcopy=False)
+        if t.state.is_finished() and "config" in t.user_attrs
+    }
+    if bridge.finished < plan.trials and not stop.is_set():
+        log = stack.enter_context((store.log_folder / "driver.log").open("a"))
+        observers.append(PlainLines(Progress(plan.trials, plan.share.concurrency, finished), log))
+        with make_display(Progress(plan.trials, plan.share.concurrency, finished)) as display:
+            observers.append(display)
+            _fit(plan, store, bridge, stop)
+    return plan, bridge, wandb
+
+
+def _make_bridge(
+    plan: SearchPlan, store: StudyStore, connection: Connection, observers: list[Observer], stop: StopRequest
+) -> Any:
+    from tune.bridge import OptunaBridge
+
+    ray_storage = _ray_storage(plan, connection)
+
+    def task(number: int) -> dict[str, Any]:
+        return {
+            "name": f"trial-{number:04d}",
+            "workers": plan.share.workers,
+            "worker_resources": plan.share.worker_resources,
+            "ray_storage": str(ray_storage),
+            "checkpoint_dir": str(store.checkpoint_folder(number)),
+            "checkpoint_every_s": CHECKPOINT_EVERY_S,
+            "log_file": str(store.trial_log(number)),
+            "stop_file": str(store.stop_file),
+        }
+
+    return OptunaBridge(
+        store,
+        plan.space,
+        plan.workload,
+        overrides=plan.overrides,
+        seed=plan.seed,
+        trials=plan.trials,
+        concurrency=plan.share.concurrency,
+        make_sampler=sampler_factory(plan.sampler, plan.seed, plan.trials),
+        task=task,
+        observers=observers,
+        may_start=lambda: not stop.is_set(),
+    )
+
+
+def _fit(plan: SearchPlan, store: StudyStore, bridge: Any, stop: StopRequest) -> None:
+    """Hand the search to Ray Tune until enough trials have ended or something stops it."""
+    import ray.tune
+
+    from tune import trial
+    from tune.bridge import PrunerScheduler, StopWhen
+
+    store.stop_file.unlink(missing_ok=True)
+    storage = Path(bridge.task(0)["ray_storage"])
+    storage.mkdir(parents=True, exist_ok=True)
+    tuner = ray.tune.Tuner(
+        trial.trainable(plan.share.workers, plan.share.worker_resources),
+        tune_config=ray.tune.TuneConfig(
+            search_alg=bridge,
+            scheduler=PrunerScheduler(bridge),
+            num_samples=-1,  # the bridge says when it is enough
+            reuse_actors=True,
+            trial_name_creator=lambda t: t.trial_id,
+            trial_dirname_creator=lambda t: t.trial_id,
+        ),
+        run_config=ray.tune.RunConfig(
+            name="search",
+            storage_path=str(storage),
+            stop=StopWhen(bridge, _deadline(plan, bridge, stop), store.stop_file),
+            failure_config=ray.tune.FailureConfig(max_failures=1),
+            verbose=0,
+        ),
+    )
+    try:
+        tuner.fit()
+    finally:
+        bridge.release()
+        store.stop_file.unlink(missing_ok=True)
+        shutil.rmtree(storage, ignore_errors=True)
+
+
+def _deadline(plan: SearchPlan, bridge: Any, stop: StopRequest) -> Any:
+    """A function that Tune asks often: is the search to end now?"""
+    ends_at = time.monotonic() + plan.time_budget_s if plan.time_budget_s else None
+
+    def over() -> bool:
+        if ends_at is not None and time.monotonic() >= ends_at:
+            stop.set("the time budget is spent")
+        if plan.budget_gpu_hours is not None and bridge.device_s() >= plan.budget_gpu_hours * 3600:
+            stop.set(BUDGET_SPENT)
+        return stop.is_set()
+
+    return over
+
+
+def _views(store: StudyStore) -> list[TrialView]:
+    """The study's trials that have a configuration."""
+    return [view_of(t) for t in store.study.get_trials(deepcopy=False) if "config" in t.user_attrs]
+
+
+def view_of(trial: FrozenTrial) -> TrialView:
+    """A trial of the study as observers see trials."""
+    ended = trial.datetime_complete or trial.datetime_start
+    seconds = (ended - trial.datetime_start).total_seconds() if ended and trial.datetime_start else 0.0
+    return TrialView(
+        number=trial.number,
+        params=dict(trial.params),
+        config=TrainConfig.from_dict(trial.user_attrs["config"]),
+        state=trial.state.name,
+        records=epoch_records(trial),
+        ended_because=trial.user_attrs.get("ended_because"),
+        started_at=time.time() - seconds,
+        resumed=trial.user_attrs.get("attempts", 1) > 1,
+    )
+
+
+def _end(
+    plan: SearchPlan, trials: list[TrialView], stop: StopRequest, fatal: str | None, wandb: Any, console: Console
+) -> int:
+    """The last lines, and the exit code."""
+    say = partial(console.print, markup=False, soft_wrap=True)
+    if wandb is not None and wandb.sync_command():
+        say(f"\nSend the W&B runs from a machine with a network:\n  {wandb.sync_command()}")
+    if fatal:
+        print(f"error: {fatal}. See {quoted(plan.folder / 'logs' / 'driver.log')}.", file=sys.stderr)
+    if stop.is_set():
+        command = resume_command(plan, budget_spent=stop.reason == BUDGET_SPENT)
+        say(f"\nStopped: {stop.reason}. Everything is saved; go on with:\n  {command}")
+    if stop.signal is not None:
+        return 128 + stop.signal
+    complete = any(t.state == "COMPLETE" for t in trials)
+    if not complete:
+        print(f"error: no trial ran to its end. The logs: {quoted(plan.folder / 'logs')}", file=sys.stderr)
+    return DONE if complete and not fatal else FAILED
+
+
+def _open_store(plan: SearchPlan) -> StudyStore:
+    if plan.resume:
+        return StudyStore.open(plan.folder, plan.storage)
+    return StudyStore.create(plan.folder, plan.study, plan.to_dict(), plan.storage)
+
+
+def _session(plan: SearchPlan, store: StudyStore) -> LocalRay | JoinedRay:
+    log = store.log_folder / "ray.log"
+    if plan.address == "local":
+        return LocalRay(plan.machine.cpus, plan.machine.gpus, log)
+    return JoinedRay(plan.address, log)
+
+
+def _cluster_machine() -> Machine:
+    import ray
+
+    resources = ray.cluster_resources()
+    return Machine(int(resources.get("CPU", 0)), int(resources.get("GPU", 0)), int(resources.get("memory", 0)))
+
+
+def _ray_storage(plan: SearchPlan, connection: Connection) -> Path:
+    """Ray's own files: beside its sockets where it is private, else where every node sees them."""
+    if connection.local and connection.token_path:
+        return Path(connection.token_path).parent / "tune"
+    return plan.folder / ".ray"
+
+
+def _say_dashboard(connection: Connection, console: Console) -> None:
+    if connection.dashboard_url:
+        token = f" (token in {connection.token_path})" if connection.token_path else ""
+        console.print(f"Ray dashboard: {connection.dashboard_url}{token}\n", markup=False, soft_wrap=True)
+
+
+def _take_signals(stop: StopRequest) -> dict[int, Any]:
+    """Ctrl-C and SIGTERM end the search in order; a second Ctrl-C ends it at once. Returns what they did before."""
+
+    def handle(signum: int, frame: Any) -> None:
+        if stop.signal is not None and signum == signal.SIGINT:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            raise KeyboardInterrupt
+        stop.set("interrupted" if signum == signal.SIGINT else "terminated", signum)
+        os.write(2, b"\nSaving; Ctrl-C again to stop at once.\n")  # print() may be what was interrupted
+
+    return {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+
+
+@contextmanager
+def _signals(stop: StopRequest) -> Iterator[None]:
+    before = _take_signals(stop)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,271 @@
+"""The study's folder: the journal is the truth, every other file can be made again from it.
+
+study.json       the plan, and for each session: commit, versions, host, Slurm job
+optuna.journal   Optuna's JournalStorage: parameters, states, intermediate values, epoch records
+trials.parquet   a row a trial (tune/tables.py)
+epochs.parquet   a row a trial and epoch
+best.json        the best trial's TrainConfig
+checkpoints/     one folder for each trial that may still need it, and the best one's
+logs/            driver.log, ray.log, trial-NNNN.log
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import IO, Any
+
+import optuna
+from optuna.storages.journal import JournalFileBackend
+
+from train_loop.config import ConfigError
+from tune import tables
+from tune.provenance import redact
+
+SCHEMA_VERSION = 1
+STUDY_FILE = "study.json"
+JOURNAL_FILE = "optuna.journal"
+REFRESH_SHARE = 0.05
+"""At most this share of the driver's time goes into rewriting the tables while trials run."""
+
+
+class StudyStore:
+    """A study's folder, held by one driver at a time.
+
+    Use ``create`` for a new study and ``open`` for one that is there; both take the folder's lock,
+    which ends with the process.
+    """
+
+    def __init__(self, folder: Path, storage_url: str | None = None) -> None:
+        self.folder = folder
+        self._storage_url = storage_url
+        self._lock: IO[str] | None = None
+        self._next_refresh = 0.0
+        self.study: optuna.Study
+
+    # Paths
+
+    @property
+    def log_folder(self) -> Path:
+        return self.folder / "logs"
+
+    @property
+    def best_file(self) -> Path:
+        return self.folder / "best.json"
+
+    @property
+    def stop_file(self) -> Path:
+        """While it exists, trials stop after their current step, with a checkpoint."""
+        return self.folder / ".stop"
+
+    def checkpoint_folder(self, number: int) -> Path:
+        return self.folder / "checkpoints" / f"trial-{number:04d}"
+
+    def trial_log(self, number: int) -> Path:
+        return self.log_folder / f"trial-{number:04d}.log"
+
+    # Life
+
+    @classmethod
+    def create(cls, folder: Path, name: str, description: dict[str, Any], storage_url: str | None) -> StudyStore:
+        """Make the folder and an empty study in it. Raises ConfigError if one is there already."""
+        store = cls(folder, storage_url)
+        was_there = folder.exists()
+        store._make_folder()
+        store._take_lock()
+        if (folder / STUDY_FILE).exists() or (folder / JOURNAL_FILE).exists():
+            raise ConfigError(_holds_a_study(folder))
+        # First the description: a study without one could be neither resumed nor made again.
+        write_json(folder / STUDY_FILE, {"schema_version": SCHEMA_VERSION, "name": name, **description})
+        try:
+            store.study = optuna.create_study(study_name=name, storage=store._storage(), direction="maximize")
+        except (optuna.exceptions.DuplicatedStudyError, ConfigError) as error:
+            store.close()
+            (folder / STUDY_FILE).unlink()
+            if not was_there:
+                shutil.rmtree(folder)
+            if isinstance(error, ConfigError):
+                raise
+            raise ConfigError(
+                f"--storage must not hold a study of this name yet; got {name!r}. Write --study OTHER or --resume."
+            ) from None
+        return store
+
+    @classmethod
+    def open(cls, folder: Path, storage_url: str | None) -> StudyStore:
+        """Open the study in ``folder``, also after its driver was killed at any moment."""
+        description = read_description(folder)
+        store = cls(folder, storage_url)
+        store._take_lock()
+        repair_journal(folder / JOURNAL_FILE)
+        try:
+            store.study = optuna.load_study(study_name=description["name"], storage=store._storage())
+        except KeyError:
+            # Killed between making the folder and the study's first entry: nothing was lost.
+            store.study = optuna.create_study(
+                study_name=description["name"], storage=store._storage(), direction="maximize"
+            )
+        return store
+
+    def close(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def _make_folder(self) -> None:
+        try:
+            for sub in (self.folder, self.log_folder, self.folder / "checkpoints"):
+                sub.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"--output must be a folder that can be written; got {str(self.folder)!r} ({error.strerror}). "
+                "Write --output with another folder."
+            ) from None
+
+    def _take_lock(self) -> None:
+        """One driver a study. On file systems without locks the study goes on without this check."""
+        lock = (self.folder / ".lock").open("a+")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            holder = lock.read().strip() or "another process"
+            lock.close()
+            raise ConfigError(
+                f"a study is driven by one process at a time; {self.folder} is held by {holder}. "
+                "Wait for it, or write --study OTHER."
+            ) from None
+        except OSError:
+            pass
+        lock.truncate(0)
+        lock.write(f"process {os.getpid()} on {os.uname().nodename}")
+        lock.flush()
+        self._lock = lock
+
+    def _storage(self) -> optuna.storages.BaseStorage:
+        return open_storage(self.folder, self._storage_url)
+
+    # Files made from the journal
+
+    def refresh(self, *, force: bool = False) -> None:
+        """Rewrite the tables and best.json from the study; rarely while trials run, see REFRESH_SHARE."""
+        started = time.monotonic()
+        if not force and started < self._next_refresh:
+            return
+        trials = self.study.get_trials(deepcopy=False)
+        tables.write_trials(trials, self.folder / "trials.parquet")
+        tables.write_epochs(trials, self.folder / "epochs.parquet")
+        best = best_trial(trials)
+        if best is not None:
+            write_text(self.best_file, json.dumps(best.user_attrs["config"], indent=2) + "\n")
+        self._next_refresh = time.monotonic() + (time.monotonic() - started) / REFRESH_SHARE
+
+    def drop_checkpoints(self) -> None:
+        """Remove the checkpoints of trials that ended, but for the best one's."""
+        trials = self.study.get_trials(deepcopy=False)
+        best = best_trial(trials)
+        for trial in trials:
+            if trial.state.is_finished() and (best is None or trial.number != best.number):
+                shutil.rmtree(self.checkpoint_folder(trial.number), ignore_errors=True)
+
+    def add_session(self, session: dict[str, Any], **changes: Any) -> None:
+        """Append what this run of the driver is to study.json, with other keys to change."""
+        description = read_description(self.folder)
+        description.setdefault("sessions", []).append(session)
+        write_json(self.folder / STUDY_FILE, {**description, **changes})
+
+    def describe(self, changes: dict[str, Any]) -> None:
+        """Change keys of study.json."""
+        write_json(self.folder / STUDY_FILE, {**read_description(self.folder), **changes})
+
+    def end_session(self, **facts: Any) -> None:
+        description = read_description(self.folder)
+        if description.get("sessions"):
+            description["sessions"][-1].update(facts)
+        write_json(self.folder / STUDY_FILE, description)
+
+
+def best_trial(trials: list[optuna.trial.FrozenTrial]) -> optuna.trial.FrozenTrial | None:
+    """The completed trial of the highest value; of equals the earliest. None if none is complete."""
+    done = [t for t in trials if t.state == optuna.trial.TrialState.COMPLETE and t.value is not None]
+    return max(done, key=lambda t: (t.value, -t.number), default=None)
+
+
+def read_description(folder: Path) -> dict[str, Any]:
+    """study.json. Raises ConfigError if ``folder`` holds no study of this schema."""
+    path = folder / STUDY_FILE
+    try:
+        description = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise ConfigError(
+            f"--resume needs a study; got {str(folder)!r}, where there is none. "
+            "Write --study and --output of the run to continue, or leave --resume out."
+        ) from None
+    except (OSError, json.JSONDecodeError) as error:
+        raise ConfigError(
+            f"{STUDY_FILE} must be readable JSON; got {str(path)!r} ({error}). Restore the file."
+        ) from None
+    if description.get("schema_version") != SCHEMA_VERSION:
+        raise ConfigError(
+            f"this version reads study schema {SCHEMA_VERSION}; got {description.get('schema_version')!r} in "
+            f"{str(path)!r}. Use the bigbatch that wrote it."
+        )
+    return dict(description)
+
+
+def open_storage(folder: Path, url: str | None) -> optuna.storages.BaseStorage:
+    """The study's journal, or the database behind ``url``; raises ConfigError if it does not open."""
+    if url is None:
+        return optuna.storages.JournalStorage(JournalFileBackend(str(folder / JOURNAL_FILE)))
+    try:
+        return optuna.storages.RDBStorage(url)
+    except Exception as error:  # SQLAlchemy and each database driver raise their own
+        reason = str(error).strip().splitlines()[0]
+        raise ConfigError(
+            f"--storage must be a database URL that opens; got {redact(url)!r}: {redact(reason)}. "
+            "Write e.g. postgresql+psycopg2://user@host/db, or leave it out for the journal file."
+        ) from None
+
+
+def repair_journal(path: Path) -> None:
+    """Drop what a killed writer left: a half last line, and the lock that it held.
+
+    Optuna refuses a journal once something is appended to a half line, so it is cut off. The
+    study's own lock is held here: no other writer lives.
+    """
+    for lock in path.parent.glob(f"{path.name}.lock*"):
+        lock.unlink(missing_ok=True)
+    if not path.exists():
+        return
+    data = path.read_bytes()
+    keep = data.rfind(b"\n") + 1
+    if keep < len(data):
+        with path.open("r+b") as journal:
+            journal.truncate(keep)
+            journal.flush()
+            os.fsync(journal.fileno())
+
+
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    write_text(path, json.dumps(value, indent=2) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace a file atomically."""
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    with fresh.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(fresh, path)
+
+
+def _holds_a_study(folder: Path) -> str:
+    return (
+        f"a new study needs a folder of its own; {str(folder)!r} holds one. "
+        "Write --resume to continue it, or --study OTHER."
+    )

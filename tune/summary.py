@@ -1,0 +1,165 @@
+"""The plan before a search and the findings after it, as text."""
+
+from __future__ import annotations
+
+import math
+import shlex
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from tune.display import duration, one_line, percent, settings
+from tune.observer import TrialView
+from tune.plan import SearchPlan
+from tune.provenance import ROOT
+
+RUNNER_UPS = 4
+
+
+def print_plan(plan: SearchPlan, console: Console) -> None:
+    """What is going to happen, what it costs at most, and where its results go."""
+    for key, text in _plan_lines(plan):
+        console.print(f"{key:11}{text}", markup=False, soft_wrap=True)
+
+
+def _plan_lines(plan: SearchPlan) -> list[tuple[str, str]]:
+    d = plan.data
+    lines = [
+        ("study", plan.study + (" (resumed)" if plan.resume else "")),
+        ("space", f"{plan.space.name}: {plan.space.doc}"),
+    ]
+    lines += [("", f"{name:24} {interval.describe()}") for name, interval in plan.ranges.items()]
+    lines += [("", f"{key:24} {value} (set)") for key, value in plan.overrides.items()]
+    images = f"{d.train_size:,} training and {d.val_size:,} validation images"
+    stops = f"sampler {plan.sampler}, scheduler {plan.scheduler}"
+    return [
+        *lines,
+        ("data", f"{d.name}: {images}, {d.num_classes} classes, {d.image_size} px"),
+        ("model", plan.model + _why_model(plan)),
+        ("trials", f"{plan.trials} of at most {plan.max_epochs} epochs, {stops}"),
+        ("resources", _resources(plan)),
+        ("at most", _cost(plan)),
+        ("results", quoted(plan.folder)),
+    ]
+
+
+def _why_model(plan: SearchPlan) -> str:
+    if not plan.model_was_auto:
+        return ""
+    if not plan.machine.cpus:
+        return " (auto: resnet50 if the cluster has GPUs)"
+    return (
+        " (auto: there is an accelerator)"
+        if plan.machine.gpus
+        else " (auto: no accelerator here; --model resnet50 works too)"
+    )
+
+
+def _resources(plan: SearchPlan) -> str:
+    share, machine = plan.share, plan.machine
+    if not machine.cpus:
+        return f"Ray cluster {plan.address}, {share.workers} worker(s) a trial"
+    have = f"{machine.gpus} GPUs, {machine.cpus} CPU cores" if machine.gpus else f"{machine.cpus} CPU cores, no GPU"
+    each = " + ".join(f"{v:g} {k}" for k, v in share.worker_resources.items())
+    return f"{have}: {share.concurrency} trials at a time, {share.workers} worker(s) a trial with {each} each"
+
+
+def _cost(plan: SearchPlan) -> str:
+    epochs = plan.trials * plan.max_epochs
+    parts = [f"{epochs:,} epochs = {epochs * plan.data.train_size:,} training images"]
+    if plan.budget_gpu_hours is not None:
+        parts.append(f"{plan.budget_gpu_hours:g} {'GPU' if plan.machine.gpus else 'worker'} hours")
+    if plan.time_budget_s is not None:
+        parts.append(f"{duration(plan.time_budget_s)} of time")
+    return ", ".join(parts)
+
+
+def print_findings(
+    plan: SearchPlan, trials: list[TrialView], elapsed_s: float, device_hours: float, console: Console
+) -> None:
+    """The best configuration, how sure it is, and the next command."""
+    done = sorted((t for t in trials if t.state == "COMPLETE"), key=lambda t: (-(t.value or 0), t.number))
+    stopped, failed = _count(trials, "PRUNED"), _count(trials, "FAIL")
+    unit = "GPU hours" if plan.machine.gpus else "worker hours (no GPU)"
+    console.print(
+        f"\n{len(done)} trials ran to their end, {stopped} were stopped early, {failed} failed; "
+        f"{duration(elapsed_s)} elapsed, {device_hours:.2f} {unit} used by the study."
+    )
+    for trial in (t for t in trials if t.state == "FAIL"):
+        console.print(f"  trial {trial.number} failed: {trial.ended_because}", markup=False)
+    if not done:
+        return
+    best = done[0]
+    half = standard_error(best.value or 0.0, plan.data.val_size)
+    console.print(
+        f"\nBest: trial {best.number}, validation top-1 {percent(best.value)} after {best.epoch} epochs", style="bold"
+    )
+    for name, value in settings(best.config).items():
+        console.print(f"  {name:10} {value}", markup=False)
+    console.print(f"\n{how_sure(done, plan.data.val_size)}", markup=False, soft_wrap=True)
+    for trial in done[1 : 1 + RUNNER_UPS]:
+        mark = "within the noise" if (best.value or 0) - (trial.value or 0) <= half * math.sqrt(2) else "behind"
+        console.print(
+            f"  {percent(trial.value):>7}  trial {trial.number} ({mark}): {one_line(trial.config)}", markup=False
+        )
+    console.print(f"\nTrain it in full:\n  {train_command(plan)}", markup=False, soft_wrap=True)
+
+
+def how_sure(done: list[TrialView], val_size: int) -> str:
+    """What the best value is worth: the sampling error of the validation set, and who else is within it."""
+    best = done[0].value or 0.0
+    half = standard_error(best, val_size)
+    text = f"± {100 * half:.1f} points of sampling error (standard error over {val_size:,} validation images). "
+    if len(done) == 1:
+        return text + "No other trial ran to its end: run more trials before you trust it."
+    near = sum(best - (t.value or 0.0) <= half * math.sqrt(2) for t in done[1:])
+    spread = 100 * (best - (done[-1].value or 0.0))
+    return text + (
+        f"{near} of the {len(done) - 1} other finished trials are not distinguishable from it; "
+        f"the finished trials span {spread:.1f} points. Runner-ups:"
+    )
+
+
+def standard_error(value: float, n: int) -> float:
+    """Of a proportion over n samples, with Wilson's centre, so that 100 % is not taken for certain."""
+    centre = (value * n + 2) / (n + 4)
+    return math.sqrt(centre * (1 - centre) / (n + 4))
+
+
+def train_command(plan: SearchPlan) -> str:
+    """The command that trains the best configuration in full."""
+    epochs = max(30, 2 * plan.max_epochs)
+    command = "bigbatch train" if _by_console_command() else f"python {quoted(ROOT / 'train_loop' / 'run.py')}"
+    return f"{command} --config {quoted(plan.folder / 'best.json')} --set epochs={epochs}"
+
+
+def resume_command(plan: SearchPlan, *, budget_spent: bool = False) -> str:
+    """The command that goes on with this study, from here."""
+    command = "bigbatch tune" if _by_console_command() else f"python {quoted(ROOT / 'tune' / 'run.py')}"
+    parts = ["--resume", "--study", plan.study]
+    if plan.options.output:
+        parts += ["--output", plan.options.output]
+    if plan.options.address:
+        parts += ["--address", plan.options.address]
+    if budget_spent and plan.budget_gpu_hours is not None:
+        parts += ["--budget-gpu-hours", f"{2 * plan.budget_gpu_hours:g}"]
+    line = f"{command} {shlex.join(parts)}"
+    return line + (" --storage URL (the same as before)" if plan.storage else "")
+
+
+def _by_console_command() -> bool:
+    return Path(sys.argv[0]).name == "bigbatch"
+
+
+def quoted(path: Path) -> str:
+    """The path as one would type it here."""
+    try:
+        path = path.relative_to(Path.cwd())
+    except ValueError:
+        pass
+    return shlex.quote(str(path))
+
+
+def _count(trials: list[TrialView], state: str) -> int:
+    return sum(t.state == state for t in trials)
