@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tiny_training import CONFIG, TinySource, changed, install, untimed
+from torch.amp.grad_scaler import GradScaler
 
-from train_loop import checkpoint
+from train_loop import assembly, checkpoint
 from train_loop.checkpoint import CheckpointFolder
 from train_loop.config import ConfigError, TrainConfig
 from train_loop.errors import CheckpointError
@@ -86,6 +88,8 @@ def test_resumed_run_ends_bit_identical(
     """Death within an epoch, after its last step, and in the report that follows its checkpoint."""
     config = CONFIG.replace_keys(VARIANTS[variant])
     torch.set_num_threads(1)
+    # A scale that falls at first and then rises often: it is part of what must be restored.
+    monkeypatch.setattr(assembly, "GradScaler", partial(GradScaler, init_scale=2.0**23, growth_interval=2))
     built = install(monkeypatch.setattr)
     whole = run(config)
     expected = weights(built.model)

@@ -303,6 +303,23 @@ def test_run_is_a_function_of_its_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert once(0) != once(1)
 
 
+def test_each_micro_batch_has_random_numbers_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds: list[int] = []
+
+    def note(module: nn.Module, inputs: object) -> None:
+        if module.training:
+            seeds.append(torch.initial_seed())
+
+    def watched() -> nn.Module:
+        model = plain_model()
+        model.register_forward_pre_hook(note)
+        return model
+
+    install(monkeypatch.setattr, watched)
+    run(CONFIG)
+    assert len(seeds) == len(set(seeds)) == STEPS * 2
+
+
 def test_stop_on_request_can_be_resumed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     install(monkeypatch.setattr)
     whole = run(CONFIG)
@@ -320,12 +337,22 @@ def test_stop_that_one_rank_asks_for_stops_all_and_one_worker_can_go_on(
     folder, outcomes = pair
     for rank in outcomes:
         assert rank["stopped"] == {"error": "TrainingStopped: stopped on request in epoch 1 after step 1", "records": 0}
-    (tmp_path / "latest.pt").write_bytes((folder / "stopped" / "latest.pt").read_bytes())
+    (tmp_path / "latest.pt").write_bytes((folder / "stopped" / "previous.pt").read_bytes())
     install(monkeypatch.setattr)
     resumed, whole = run(CONFIG, checkpoint_dir=tmp_path), run(CONFIG)
     assert [r.train_loss for r in resumed] == pytest.approx([r.train_loss for r in whole], rel=1e-4)
     assert [r.val_loss for r in resumed] == pytest.approx([r.val_loss for r in whole], rel=1e-4)
     assert [r.optimizer_steps for r in resumed] == [4, 8, 12]
+
+
+def test_two_ranks_that_were_stopped_within_an_epoch_end_bit_identical(
+    pair: tuple[Path, list[dict[str, Any]]],
+) -> None:
+    for rank in pair[1]:
+        whole, resumed = ([EpochRecord.from_dict(r) for r in rank[name]["records"]] for name in ("equal", "resumed"))
+        assert untimed(resumed) == untimed(whole)
+        assert rank["resumed"]["buffers"] == rank["equal"]["buffers"]
+        assert {r.resumed_from_epoch for r in resumed} == {0}
 
 
 class Follower(World):

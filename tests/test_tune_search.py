@@ -23,7 +23,7 @@ from optuna.trial import TrialState
 
 from train_loop.config import TrainConfig
 
-TINY = ("--model", "resnet18", "--set", "image_size=16", "--seed", "1")
+TINY = ("--model", "shufflenet_v2_x0_5", "--set", "image_size=16", "--seed", "1")
 
 
 @pytest.fixture

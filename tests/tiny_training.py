@@ -163,7 +163,12 @@ def _outcome(
     built = install(setattr, source=source)
     reporter = reporter or ListReporter()
     try:
-        train(config, reporter=reporter, checkpoint_dir=folder / name, device=torch.device("cpu"))
+        train(
+            config,
+            reporter=reporter,
+            checkpoint_dir=folder / name,
+            device=torch.device("cpu"),
+        )
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}", "records": len(reporter.records)}
     return {
@@ -192,6 +197,7 @@ def _case_loop(folder: Path, rank: int) -> dict[str, Any]:
         "poisoned": outcome("poisoned", CONFIG, source=TinySource(poison=5)),
         "fp16": outcome("fp16", changed(CONFIG, precision="fp16")),
         "stopped": outcome("stopped", CONFIG, reporter=StopsAt(1 if rank == 1 else 1000)),
+        "resumed": outcome("stopped", CONFIG),
         "apart": _apart(folder, rank),
     }
 

@@ -58,7 +58,7 @@ def set_up(config: TrainConfig, reporter: Reporter, checkpoints: CheckpointFolde
     split = config.batch.split(world.workers)
     source = open_data(config.data)
     steps_per_epoch = source.steps_per_epoch(split.global_size)
-    if config.model.sync_bn and world.workers > 1 and device.type == "cpu":
+    if config.model.sync_bn and device.type == "cpu":
         raise ConfigError("SyncBatchNorm needs GPUs; got model.sync_bn=true on CPUs. Write model.sync_bn=false.")
     if device.type == "cuda":
         torch.cuda.set_device(device)

@@ -41,6 +41,11 @@ class World:
         dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
         return tensor.tolist()
 
+    def wait(self) -> None:
+        """Until all ranks are here."""
+        if self.workers > 1:
+            dist.barrier()
+
     def gather(self, value: Any) -> list[Any]:
         """A small picklable value of each rank, by rank, on all of them."""
         if self.workers == 1:

@@ -195,6 +195,7 @@ def _meet(run: Run, last_of_epoch: bool) -> None:
     if write or leave:
         _write_checkpoint(run)
     if leave:
+        run.world.wait()  # for rank 0's writing: a launcher may end all ranks with the first that leaves
         raise TrainingStopped(f"stopped on request in epoch {run.progress.epoch + 1} after step {run.progress.step}")
 
 
@@ -206,7 +207,7 @@ def _prepare_batch_norm(run: Run) -> None:
         return
     count, whole = config.precise_bn_images, run.split.micro_size * run.world.workers
     if config.model.sync_bn:  # its forward is a collective: as many batches on each rank
-        count = max(count // whole, 1) * whole
+        count = max(min(count, run.source.info.train_size) // whole, 1) * whole
     batches = run.source.bn_batches(
         config.seed, run.progress.epoch, run.split.micro_size, count, run.world.rank, run.world.workers
     )

@@ -109,7 +109,7 @@ class LayerwiseOptimizer(torch.optim.Optimizer, ABC):
                 raise ValueError(f"{type(self).__name__} takes real parameters; got one of {p.dtype}")
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One update of every parameter that has a gradient; returns the closure's loss, if any.
 
         Raises RuntimeError for a sparse gradient, before any parameter is changed.

@@ -1,0 +1,101 @@
+"""A full run under Ray Train, as ``python train_loop/run.py`` starts it: kill, resume, Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from conftest import TRAIN, clean_environment, processes_naming
+
+from train_loop.config import BatchConfig, DataConfig, ModelConfig, OptimizerConfig, TrainConfig
+
+EPOCHS = 24
+
+
+@pytest.fixture
+def best_json(tiny_images: Path, tmp_path: Path) -> Path:
+    config = TrainConfig(
+        epochs=2,
+        precise_bn="off",
+        model=ModelConfig(name="shufflenet_v2_x0_5"),
+        data=DataConfig(name=str(tiny_images), image_size=16),
+        batch=BatchConfig(global_size=16),
+        optimizer=OptimizerConfig(peak_lr=0.01),
+    )
+    path = tmp_path / "best.json"
+    path.write_text(config.to_json())
+    return path
+
+
+def start(*arguments: object, cwd: Path) -> subprocess.Popen:
+    command = [sys.executable, str(TRAIN), *map(str, arguments)]
+    return subprocess.Popen(
+        command, cwd=cwd, env=clean_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def read_until(process: subprocess.Popen, word: str) -> list[str]:
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if word in line:
+            return lines
+    raise AssertionError("".join(lines) + process.stderr.read())
+
+
+def test_a_full_run_on_two_workers_survives_a_kill_and_ctrl_c_and_trains_each_epoch_once(best_json, tmp_path):
+    """Point 11."""
+    arguments = ("--config", best_json, "--set", f"epochs={EPOCHS}", "--workers", 2, "--output", "full")
+    arguments = (*arguments, "--checkpoint-every-s", 1)
+    first = start(*arguments, cwd=tmp_path)
+    read_until(first, f"epoch  3/{EPOCHS}")
+    for process in [*psutil.Process(first.pid).children(recursive=True), psutil.Process(first.pid)]:
+        if process.is_running():
+            os.kill(process.pid, signal.SIGKILL)
+    first.wait()
+
+    second = start(*arguments, cwd=tmp_path)
+    read_until(second, f"epoch 10/{EPOCHS}")
+    second.send_signal(signal.SIGINT)
+    _, errors = second.communicate(timeout=120)
+    assert second.returncode == 130 and "--config" in errors and "resume" in errors
+    assert (tmp_path / "full" / "checkpoints" / "latest.pt").exists()
+
+    third = start(*arguments, cwd=tmp_path)
+    output, errors = third.communicate(timeout=240)
+    assert third.returncode == 0, errors
+    result = json.loads((tmp_path / "full" / "result.json").read_text())
+    assert [r["epoch"] for r in result["history"]] == list(range(1, EPOCHS + 1))
+    assert result["workers"] == 2 and result["config"]["epochs"] == EPOCHS
+    resumed = result["history"][-1]["resumed_from_epoch"]
+    assert resumed is not None and resumed >= 9, "it went on from the checkpoint, not from the first epoch"
+    assert processes_naming("bb-ray-") == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("--config", "nowhere.json"), "nowhere.json"),
+        (("--config", "best.json", "--set", "epocs=3"), "epochs"),
+        (("--config", "best.json", "--workers", "3"), "divide"),
+        (("--config", "best.json", "--workers", "512"), "divide"),
+        (("--confg", "best.json"), "--config"),
+    ],
+)
+def test_wrong_input_is_one_line_and_exit_code_2(arguments, expected, best_json, tmp_path):
+    process = start(*arguments, cwd=tmp_path)
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 2 and expected in errors
+    assert len(errors.strip().splitlines()) == 1 and "Ray" not in output
+
+
+def test_more_workers_than_cores_are_refused_with_their_number(best_json, tmp_path):
+    process = start("--config", best_json, "--set", "global_size=1024", "--workers", 1024, cwd=tmp_path)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 2, errors
