@@ -237,7 +237,8 @@ def check_folder(output: Path, name: str, resume: bool) -> Path:
     folder = (output / name).absolute()
     if resume:
         return folder
-    if folder.exists() and any(folder.iterdir() if folder.is_dir() else [folder]):
+    # A search that was killed before its first entry leaves empty folders and hidden files.
+    if folder.exists() and any(not p.is_dir() and p.name[0] != "." for p in (folder, *folder.rglob("*"))):
         raise ConfigError(
             f"a new study needs a folder of its own; {str(folder)!r} holds another one or other files. "
             "Write --resume to continue a study, or --study OTHER."

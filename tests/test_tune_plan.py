@@ -1,0 +1,89 @@
+"""How a machine is shared out, durations, and what a resumed study may change."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from train_loop.config import ConfigError
+from tune.plan import Machine, Options, make_plan, seconds, share_out
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("90", 90), ("90s", 90), ("30m", 1800), ("4h", 14400), ("1h30m", 5400), ("0.5h", 1800)]
+)
+def test_durations(text, value):
+    assert seconds(text) == value
+
+
+@pytest.mark.parametrize("text", ["", "0", "soon", "-4h", "4 hours", "h", "30m4h"])
+def test_what_is_no_duration_is_refused(text):
+    with pytest.raises(ConfigError, match="4h"):
+        seconds(text)
+
+
+@pytest.mark.parametrize("cpus", [1, 2, 3, 8, 64, 128])
+@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize("trials", [1, 4, 16, 100])
+def test_cores_are_shared_out_without_asking_for_more_than_there_are(cpus, workers, trials):
+    machine = Machine(cpus, 0, 64 * GIB)
+    if workers > cpus:
+        with pytest.raises(ConfigError, match=f"there are {cpus}"):
+            share_out(machine, workers, trials)
+        return
+    share = share_out(machine, workers, trials)
+    assert 1 <= share.concurrency <= trials
+    assert share.concurrency * workers * share.worker_resources["CPU"] <= cpus
+    assert share.concurrency * workers * 2 * GIB <= 64 * GIB or share.concurrency == 1
+    assert "GPU" not in share.worker_resources
+
+
+@pytest.mark.parametrize(("gpus", "cpus"), [(1, 8), (4, 40), (8, 8), (4, 2)])
+def test_a_worker_has_one_gpu_and_its_share_of_the_cores(gpus, cpus):
+    share = share_out(Machine(cpus, gpus, 64 * GIB, 80 * GIB), 1, 16)
+    assert share.worker_resources["GPU"] == 1 and share.concurrency == min(gpus, 16)
+    assert share.worker_resources["CPU"] * gpus <= cpus
+    with pytest.raises(ConfigError, match=f"GPUs there are; got {gpus + 1}, there are {gpus}"):
+        share_out(Machine(cpus, gpus, 64 * GIB), gpus + 1, 16)
+
+
+def test_auto_takes_the_large_network_only_where_there_is_an_accelerator(tmp_path, monkeypatch):
+    options = Options(space="smoke", output=str(tmp_path))
+    monkeypatch.setattr("tune.plan.local_machine", lambda: Machine(8, 2, 64 * GIB, 80 * GIB))
+    assert make_plan(options).model == "resnet50"
+    monkeypatch.setattr("tune.plan.local_machine", lambda: Machine(8, 0, 64 * GIB))
+    plan = make_plan(options)
+    assert plan.model == "resnet18" and plan.model_was_auto
+    assert make_plan(Options(space="smoke", output=str(tmp_path), model="resnet50")).model == "resnet50"
+
+
+def test_a_resumed_plan_keeps_what_was_said_and_takes_what_is_said_now(tmp_path):
+    first = Options(space="smoke", trials=5, set=("peak_lr=0.1",), scheduler="none", workers=1)
+    later = Options(study="s", trials=9, resume=True)
+    merged = later.over(first.kept())
+    assert (merged.space, merged.trials, merged.set, merged.scheduler) == ("smoke", 9, ("peak_lr=0.1",), "none")
+    assert "storage" not in Options(storage="postgresql://me:secret@host/db").kept()
+
+
+def test_a_relative_space_file_and_data_folder_are_remembered_as_absolute(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text("")
+    Path("images").mkdir()
+    kept = Options(space="mine.py:fn", data="images").kept()
+    assert kept == {"space": f"{tmp_path}/mine.py:fn", "data": f"{tmp_path}/images"}
+    assert Options(space="large_batch", data="digits").kept() == {"space": "large_batch", "data": "digits"}
+
+
+def test_what_a_killed_search_left_before_its_first_entry_is_no_study(tmp_path):
+    folder = tmp_path / "s"
+    (folder / "logs").mkdir(parents=True)
+    (folder / "checkpoints").mkdir()
+    (folder / ".lock").touch()
+    (folder / ".study.json.123").touch()
+    assert make_plan(Options(space="smoke", study="s", output=str(tmp_path))).folder == folder
+    (folder / "notes.txt").touch()
+    with pytest.raises(ConfigError, match="--study OTHER"):
+        make_plan(Options(space="smoke", study="s", output=str(tmp_path)))
