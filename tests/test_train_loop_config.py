@@ -85,6 +85,8 @@ def test_impossible_values_are_refused_in_one_line_with_rule_value_and_fix(chang
         ("peek_lr", "peak_lr"),
         ("optimizer.momentun", "optimizer.momentum"),
         ("epoch", "epochs"),
+        ("optimizer.lr", "optimizer.peak_lr"),
+        ("optimiser.lr", "optimizer.peak_lr"),
         ("lable_smoothing", "label_smoothing"),
     ],
 )

@@ -404,7 +404,7 @@ def resolve_key(key: str) -> str:
 
 
 def _unknown_key(key: str) -> str:
-    known = [*keys(), *short_keys()]
+    known = [*keys()] if "." in key else [*keys(), *short_keys()]
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
     if not near:  # compare the leaf alone: `optimiser.lr` should still find `optimizer.peak_lr`
         near = [k for k in keys() if key.rsplit(".", 1)[-1] in k][:1]
