@@ -32,7 +32,13 @@ def test_every_key_survives_the_round_trip_through_json():
         for part in path:
             value = value[part]
         changes[key] = OTHER[kind](value[leaf]) if kind in OTHER else [1.0, 2.5]
-    changes |= {"batch.micro_size": 1, "optimizer.name": "lamb", "schedule.name": "step", "model.stem": "small", "data.image_size": 64}
+    changes |= {
+        "batch.micro_size": 1,
+        "optimizer.name": "lamb",
+        "schedule.name": "step",
+        "model.stem": "small",
+        "data.image_size": 64,
+    }
     config = TrainConfig().replace_keys(changes)
     assert TrainConfig.from_json(config.to_json()) == config != TrainConfig()
     assert json.loads(config.to_json())["schema_version"] == 1
