@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -75,7 +76,8 @@ def test_a_full_run_on_two_workers_survives_a_kill_and_ctrl_c_and_trains_each_ep
     assert result["workers"] == 2 and result["config"]["epochs"] == EPOCHS
     resumed = result["history"][-1]["resumed_from_epoch"]
     assert resumed is not None and resumed >= 9, "it went on from the checkpoint, not from the first epoch"
-    assert processes_naming("bb-ray-") == []
+    folder = re.search(r"token in (\S+)/token", output)
+    assert folder and processes_naming(folder.group(1)) == [] and not Path(folder.group(1)).exists()
 
 
 @pytest.mark.parametrize(

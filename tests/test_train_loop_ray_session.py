@@ -20,10 +20,9 @@ def sleeper(word: str) -> subprocess.Popen:
 
 
 def test_the_folder_is_private_and_its_path_short_enough_for_sockets(monkeypatch, tmp_path):
-    folder = ray_session.private_folder()
+    folder, _owner = ray_session.private_folder()
     try:
         assert folder.stat().st_mode & 0o777 == 0o700
-        assert (folder / "owner").read_text() == str(os.getpid())
         assert len(str(folder)) + ray_session.SESSION_PATH_BYTES <= ray_session.SOCKET_PATH_LIMIT
     finally:
         (folder / "owner").unlink()
@@ -34,7 +33,7 @@ def test_a_long_temporary_folder_falls_back_to_a_short_one_or_is_refused(monkeyp
     long = tmp_path / ("x" * 90)
     long.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(long))
-    folder = ray_session.private_folder()
+    folder, _owner = ray_session.private_folder()
     assert not str(folder).startswith(str(long))
     (folder / "owner").unlink()
     folder.rmdir()
@@ -54,22 +53,29 @@ def test_only_processes_that_name_the_folder_are_ended(tmp_path):
         neighbour.wait()
 
 
-def test_folders_of_living_searches_stay_and_those_of_dead_ones_go(monkeypatch, tmp_path):
+@pytest.fixture
+def short_tmp():
+    """A temporary folder with a path that leaves room for sockets."""
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="t") as folder:
+        yield Path(folder)
+
+
+def test_folders_of_living_searches_stay_and_those_of_killed_ones_go(monkeypatch, short_tmp):
+    tmp_path = short_tmp
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    dead = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True)
-    for name, owner in (
-        ("live", str(os.getpid())),
-        ("dead", dead.stdout.strip()),
-        ("odd", "no number"),
-        ("bare", None),
-    ):
-        folder = tmp_path / f"{ray_session.PREFIX}{name}"
-        folder.mkdir()
-        if owner is not None:
-            (folder / "owner").write_text(owner)
+    living, _owner = ray_session.private_folder()
+    code = (
+        "import tempfile, sys, os, signal; tempfile.tempdir = sys.argv[1]\n"
+        "from train_loop.ray_session import private_folder\n"
+        "made = private_folder(); print(made[0], flush=True); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    killed = Path(subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.strip())
+    assert killed.is_dir() and killed.parent == tmp_path
+    (tmp_path / f"{ray_session.PREFIX}bare").mkdir()
     (tmp_path / "somebody-elses").mkdir()
     ray_session.remove_stale_folders()
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["bb-ray-bare", "bb-ray-live", "bb-ray-odd", "somebody-elses"]
+    assert {p.name for p in tmp_path.iterdir()} == {living.name, "bb-ray-bare", "somebody-elses"}
 
 
 def test_workers_find_this_repository_first_and_never_the_folder_of_a_script(monkeypatch):

@@ -73,6 +73,11 @@ class Search:
     def ray_folder(self) -> str:
         return next(m.group(1) for line in self.lines if (m := re.search(r"token in (\S+)/token", line)))
 
+    def workers(self) -> list[psutil.Process]:
+        """This search's training workers."""
+        below = psutil.Process(self.process.pid).children(recursive=True)
+        return [p for p in below if "ray::RayTrainWorker" in " ".join(p.cmdline())]
+
     def kill_tree(self) -> None:
         """kill -9 of the driver and of everything that it has started."""
         victims = [self.process.pid, *(p.pid for p in psutil.Process(self.process.pid).children(recursive=True))]
@@ -107,9 +112,7 @@ def test_a_search_from_plan_to_best_configuration(tiny, tmp_path):
     assert folder.stat().st_mode & 0o777 == 0o700 and (folder / "token").stat().st_mode & 0o777 == 0o600
     search.wait_for(r"trial 0 epoch 1/4")
     assert dashboard_refuses_strangers_and_answers(url, (folder / "token").read_text())
-    workers = [
-        p for p in psutil.process_iter(["cmdline"]) if "ray::RayTrainWorker" in " ".join(p.info["cmdline"] or ())
-    ]
+    workers = search.workers()
     assert workers and all("RAY_ADDRESS" in p.environ() for p in workers)
     assert search.end() == 0, search.stderr()
     assert wait_gone(str(folder)) == [] and not folder.exists(), "nothing of Ray is left"
@@ -273,9 +276,7 @@ def test_a_killed_worker_is_started_again_from_its_checkpoint(tiny, tmp_path):
     deadline = time.monotonic() + 60
     while not checkpoint.exists() and time.monotonic() < deadline:
         time.sleep(0.5)
-    worker = next(
-        p for p in psutil.process_iter(["cmdline"]) if "ray::RayTrainWorker" in " ".join(p.info["cmdline"] or ())
-    )
+    worker = search.workers()[0]
     worker.kill()
     log = tmp_path / "runs" / "s" / "logs" / "trial-0000.log"
     while "resumed after epoch" not in log.read_text() and time.monotonic() < deadline + 60:
@@ -285,6 +286,19 @@ def test_a_killed_worker_is_started_again_from_its_checkpoint(tiny, tmp_path):
     assert search.end() == 143
     values = load(tmp_path / "runs" / "s").trials[0].intermediate_values
     assert list(values) == list(range(1, len(values) + 1)), "each epoch once"
+
+
+def test_a_killed_driver_takes_its_ray_with_it_and_the_next_search_removes_its_folder(tiny, tmp_path):
+    """kill -9 of the driver alone: nobody is left to clean up, and nothing may live on."""
+    first = Search(*tiny, "--study", "s", "--trials", 1, "--max-epochs", 400, cwd=tmp_path)
+    first.wait_for(r"trial 0 epoch 1/400")
+    first.process.kill()
+    first.process.wait(30)
+    assert wait_gone(first.ray_folder, 60) == []
+    second = Search(*tiny, "--study", "t", "--trials", 1, "--max-epochs", 1, cwd=tmp_path)
+    second.wait_for("Ray dashboard")
+    assert not Path(first.ray_folder).exists() and Path(second.ray_folder).exists()
+    assert second.end() == 0, second.stderr()
 
 
 def test_it_joins_a_running_cluster_and_leaves_it_running(tiny, tmp_path):
@@ -388,7 +402,7 @@ def test_no_trial_is_lost_or_doubled_over_more_than_ten_kills(tiny, tmp_path):
     check_nothing_lost(tmp_path / "runs" / "s", known)
     rows = pq.read_table(tmp_path / "runs" / "s" / "epochs.parquet").to_pylist()
     assert len(rows) == len({(r["trial"], r["epoch"]) for r in rows}) == 8 * 60
-    assert wait_gone("bb-ray-") == []
+    assert wait_gone(search.ray_folder) + wait_gone(last.ray_folder) == []
 
 
 def check_nothing_lost(folder: Path, known: dict[int, dict]) -> None:

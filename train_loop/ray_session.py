@@ -7,6 +7,7 @@ this process, ends with it (also after ``kill -9``) and touches no other cluster
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import secrets
@@ -16,6 +17,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import IO
 
 import psutil
 
@@ -27,6 +29,7 @@ OBJECT_STORE_BYTES = 200 * 2**20  # configurations and epoch records: kilobytes
 START_ATTEMPTS = 3
 SOCKET_PATH_LIMIT = 107  # bytes, AF_UNIX
 SESSION_PATH_BYTES = 75  # what Ray appends: /session_<date>_<time>_<pid>/sockets/plasma_store
+LONGEST_BASE = SOCKET_PATH_LIMIT - SESSION_PATH_BYTES - len(PREFIX) - 9  # a slash and mkdtemp's eight letters
 
 SEARCH_ENV = {
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.1",  # a report waits for the next poll; stock is 2 s
@@ -74,7 +77,7 @@ class LocalRay:
 
     def __enter__(self) -> Connection:
         remove_stale_folders()
-        self.folder = private_folder()
+        self.folder, self._owner = private_folder()
         try:
             return self._start()
         except BaseException:
@@ -90,6 +93,7 @@ class LocalRay:
         if self.folder is not None:
             end_processes_of(self.folder)
             shutil.rmtree(self.folder, ignore_errors=True)
+            self._owner.close()
         for name, value in self._saved_env.items():
             if value is None:
                 os.environ.pop(name, None)
@@ -209,16 +213,22 @@ def python_path() -> str:
     return os.pathsep.join([str(ROOT), *rest])
 
 
-def private_folder() -> Path:
-    """A new folder that only this user can enter, with a path short enough for Ray's sockets."""
+def private_folder() -> tuple[Path, IO[str]]:
+    """A new folder that only this user can enter, with a path short enough for Ray's sockets.
+
+    Returns it and the open file ``owner`` in it, locked: the lock ends with this process, however it
+    ends, and tells later searches whether the folder is still in use.
+    """
     for base in (tempfile.gettempdir(), "/tmp"):
-        if len(base) + len(PREFIX) + 12 + SESSION_PATH_BYTES <= SOCKET_PATH_LIMIT and os.access(base, os.W_OK):
+        if len(base) <= LONGEST_BASE and os.access(base, os.W_OK):
             folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))  # mkdtemp makes it 0700
-            (folder / "owner").write_text(str(os.getpid()))
-            return folder
+            owner = (folder / "owner.new").open("w")
+            fcntl.flock(owner, fcntl.LOCK_EX)
+            os.rename(folder / "owner.new", folder / "owner")  # seen only once it is locked
+            return folder, owner
     raise ConfigError(
-        f"Ray needs a writable temporary folder with a path of at most "
-        f"{SOCKET_PATH_LIMIT - SESSION_PATH_BYTES - len(PREFIX) - 12} bytes; got {tempfile.gettempdir()!r}. "
+        f"Ray needs a writable temporary folder with a path of at most {LONGEST_BASE} bytes; "
+        f"got {tempfile.gettempdir()!r}. "
         "Set TMPDIR to a short node-local folder."
     )
 
@@ -230,12 +240,12 @@ def remove_stale_folders() -> None:
             try:
                 if folder.stat().st_uid != os.getuid():
                     continue
-                owner = int((folder / "owner").read_text())
-            except (OSError, ValueError):
+                with (folder / "owner").open() as owner:
+                    fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:  # no folder of ours, or its search lives
                 continue
-            if not psutil.pid_exists(owner):
-                end_processes_of(folder)
-                shutil.rmtree(folder, ignore_errors=True)
+            end_processes_of(folder)
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def end_processes_of(folder: Path) -> None:

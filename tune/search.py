@@ -69,6 +69,8 @@ def run_search(plan: SearchPlan) -> int:
         store = _open_store(plan)
         stack.callback(store.close)
         stack.enter_context(_signals(stop))
+        if _finished(store) >= plan.trials:
+            return _nothing_to_do(plan, store, console)
         store.add_session(provenance(), trials=plan.trials, options=plan.options.kept())
         outcome = "crashed"
         try:
@@ -81,6 +83,21 @@ def run_search(plan: SearchPlan) -> int:
         trials = _views(store)
         print_findings(plan, trials, time.monotonic() - started, bridge.device_s() / 3600, console)
         return _end(plan, trials, stop, bridge.fatal, wandb, console)
+
+
+def _finished(store: StudyStore) -> int:
+    return sum(t.state.is_finished() for t in store.study.get_trials(deepcopy=False))
+
+
+def _nothing_to_do(plan: SearchPlan, store: StudyStore, console: Console) -> int:
+    """A resumed study that has its trials: its findings again, without starting Ray."""
+    store.refresh(force=True)
+    ended = _finished(store)
+    console.print(f"\nAll {ended} trials have ended; write e.g. --trials {2 * ended} for more.", markup=False)
+    trials = _views(store)
+    hours = sum(t.user_attrs.get("gpu_hours", 0.0) for t in store.study.get_trials(deepcopy=False))
+    print_findings(plan, trials, 0.0, hours, console)
+    return DONE if any(t.state == "COMPLETE" for t in trials) else FAILED
 
 
 def _search(plan: SearchPlan, store: StudyStore, stop: StopRequest, stack: ExitStack, console: Console) -> Any:

@@ -83,7 +83,7 @@ def print_findings(
     stopped, failed = _count(trials, "PRUNED"), _count(trials, "FAIL")
     unit = "GPU hours" if plan.machine.gpus else "worker hours (no GPU)"
     console.print(
-        f"\n{len(done)} trials ran to their end, {stopped} were stopped early, {failed} failed; "
+        f"\n{len(done)} of {len(trials)} trials ran to their end, {stopped} stopped early, {failed} failed; "
         f"{duration(elapsed_s)} elapsed, {device_hours:.2f} {unit} used by the study."
     )
     for trial in (t for t in trials if t.state == "FAIL"):
