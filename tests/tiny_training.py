@@ -6,6 +6,7 @@ Run as a script it is one rank of a gloo group: ``python tiny_training.py CASE F
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import os
 import subprocess
@@ -218,4 +219,5 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=workers)
     (folder / f"rank{rank}.json").write_text(json.dumps({"loop": _case_loop}[case](folder, rank)))
+    gc.collect()  # DDP's cycles keep gloo's threads, which would abort the interpreter's exit
     dist.destroy_process_group()

@@ -27,6 +27,8 @@ FAILURE = "failure"
 """Metric, and key of the return value, that holds why a run cannot go on."""
 STOPPED = "stopped"
 """Key of the return value: the run ended early, with a checkpoint, because it was asked to."""
+RESUMED = "resumed_after"
+"""Key of the line in ``records_file`` that says how many epochs the checkpoint held."""
 STOP_WAIT_S = 30.0
 """How long workers may take to write their checkpoint after Ctrl-C."""
 WORKER_RESTARTS = 3
@@ -52,6 +54,7 @@ class RayReporter:
         """Send all that is in the checkpoint again: a report may have been lost with the process."""
         if history:
             self._log.info("resumed after epoch %d", history[-1].epoch)
+            self._note({RESUMED: len(history)})
             self._send(history)
 
     def checkpoint_requested(self) -> bool:
@@ -71,10 +74,13 @@ class RayReporter:
 
         for record in records:
             self._log.info("%s", record)
+            self._note(record.to_dict())
+        ray.train.report({RECORDS: [record.to_dict() for record in records]})
+
+    def _note(self, line: dict[str, Any]) -> None:
         if self._records_file is not None:
             with self._records_file.open("a") as file:
-                file.writelines(json.dumps(record.to_dict()) + "\n" for record in records)
-        ray.train.report({RECORDS: [record.to_dict() for record in records]})
+                file.write(json.dumps(line) + "\n")
 
 
 def train_worker(task: dict[str, Any]) -> dict[str, Any]:
@@ -143,6 +149,7 @@ def fit(
     with LocalRay(cpus, gpus, output / "ray.log") as connection:
         resources = {"CPU": float(max(1, cpus // (gpus or workers)))} | ({"GPU": 1.0} if gpus else {})
         records_file = output / "records.jsonl"
+        records_file.unlink(missing_ok=True)  # what is in the checkpoint is sent again
         task: dict[str, Any] = {
             "config": config.to_dict(),
             "checkpoint_dir": str(output / "checkpoints"),
@@ -159,7 +166,7 @@ def fit(
         raise TrainingStopped("stopped on request")
     if outcome.get(FAILURE):
         raise _as_error(outcome[FAILURE])
-    return tuple(_read_records(records_file).values())
+    return tuple(_records(_read_lines(records_file)).values())
 
 
 def _fit_until_interrupted(
@@ -212,21 +219,28 @@ class _Printer:
         self._reporter = PrintReporter()
 
     def print_new(self) -> None:
-        for epoch, record in _read_records(self._path).items():
+        lines = _read_lines(self._path)
+        resumed_after = max((line[RESUMED] for line in lines if RESUMED in line), default=0)
+        if resumed_after > self._printed:
+            print(f"resumed after {resumed_after} finished epochs", flush=True)
+            self._printed = resumed_after
+        for epoch, record in _records(lines).items():
             if epoch > self._printed:
                 self._reporter.report(record)
                 self._printed = epoch
 
 
-def _read_records(path: Path) -> dict[int, EpochRecord]:
-    """Records by epoch, rising; of an epoch that was trained twice, the later one."""
-    records = {}
+def _read_lines(path: Path) -> list[dict[str, Any]]:
     text = path.read_text() if path.exists() else ""
-    for line in text.splitlines(keepends=True):
-        if line.endswith("\n"):  # else it is being written
-            record = EpochRecord.from_dict(json.loads(line))
-            records[record.epoch] = record
-    return dict(sorted(records.items()))
+    return [
+        json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")
+    ]  # else it is being written
+
+
+def _records(lines: list[dict[str, Any]]) -> dict[int, EpochRecord]:
+    """Records by epoch, rising; of an epoch that was trained twice, the later one."""
+    records = [EpochRecord.from_dict(line) for line in lines if RESUMED not in line]
+    return {record.epoch: record for record in sorted(records, key=lambda record: record.epoch)}
 
 
 def _check_workers(workers: int, cpus: int, gpus: int) -> None:

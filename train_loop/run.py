@@ -6,6 +6,7 @@ The same command again resumes. ``--help`` lists the options.
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import os
@@ -169,6 +170,7 @@ def train_under_torchrun(task: Task) -> Sequence[EpochRecord]:
         )
     finally:
         if dist.is_initialized():
+            gc.collect()  # DDP's cycles keep gloo's threads, which would abort the interpreter's exit
             dist.destroy_process_group()
     return result.history
 
