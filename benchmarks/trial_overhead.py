@@ -208,9 +208,10 @@ def _report(raw: dict[str, list[list[dict[str, float]]]], options: argparse.Name
         for stock, ours in zip(raw["stock"], raw["ours"], strict=True)
     ]
     print(f"overhead ratio, round by round: {', '.join(f'{p:.2f}' for p in pairs)}")
+    settings = {name: getattr(options, name) for name in ("rounds", "trials", "epochs")}
     result = {
-        "benchmark": "trial_overhead", "settings": {k: str(v) for k, v in vars(options).items()},
-        "provenance": provenance(), "cpus": os.cpu_count(), "median": summary, "round_ratios": pairs, "raw": raw,
+        "benchmark": "trial_overhead", "settings": settings, "provenance": provenance(), "cpus": os.cpu_count(),
+        "median": summary, "round_ratios": pairs, "raw": raw,
     }  # fmt: skip
     if options.output:
         options.output.write_text(json.dumps(result, indent=1) + "\n")

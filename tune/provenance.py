@@ -23,7 +23,7 @@ def provenance() -> dict[str, Any]:
     job = slurm_job()
     return {
         "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": [redact(word) for word in sys.argv],
+        "command": [redact(word).replace(f"{ROOT}/", "") for word in sys.argv],
         "host": platform.node(),
         "pid": os.getpid(),
         "python": platform.python_version(),
