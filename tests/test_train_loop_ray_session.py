@@ -44,11 +44,13 @@ def test_a_long_temporary_folder_falls_back_to_a_short_one_or_is_refused(monkeyp
 
 def test_only_processes_that_name_the_folder_are_ended(tmp_path):
     ours, others = tmp_path / "bb-ray-a", tmp_path / "bb-ray-ab"
-    mine, neighbour = sleeper(f"{ours}/session"), sleeper(f"{others}/session")
+    mine, neighbour = sleeper(f"/ray/ {ours}/session"), sleeper(f"/ray/ {others}/session")
+    reader = sleeper(f"{ours}/session/logs")
     try:
         ray_session.end_processes_of(ours)
-        assert mine.poll() is not None and neighbour.poll() is None
+        assert mine.poll() is not None and neighbour.poll() is None and reader.poll() is None
     finally:
+        reader.kill()
         neighbour.kill()
         neighbour.wait()
 

@@ -249,12 +249,12 @@ def remove_stale_folders() -> None:
 
 
 def end_processes_of(folder: Path) -> None:
-    """End what still runs out of ``folder``: only processes whose command line names it."""
+    """End what still runs out of ``folder``: only Ray's processes whose command line names it."""
     left = []
     for process in psutil.process_iter(["pid", "cmdline", "uids"]):
         line = " ".join(process.info["cmdline"] or ())
         mine = process.info["uids"] is not None and process.info["uids"].real == os.getuid()
-        if mine and process.pid != os.getpid() and f"{folder}/" in line:
+        if mine and process.pid != os.getpid() and f"{folder}/" in line and "/ray/" in line:
             left.append(process)
     for process in left:
         try:

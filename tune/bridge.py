@@ -27,7 +27,7 @@ from ray.tune.stopper import Stopper
 
 from search_spaces.registry import Space
 from search_spaces.workload import Workload
-from train_loop.config import ConfigError, TrainConfig
+from train_loop.config import TrainConfig
 from train_loop.ray_worker import FAILURE, RECORDS
 from tune.observer import Observer, TrialView
 from tune.store import StudyStore
@@ -136,6 +136,8 @@ class OptunaBridge(Searcher):
             trial, config = self._ask()
             if config is not None:
                 return self._start(trial_id, trial, config)
+            if self._finished + len(self._live) >= self._trials:
+                return Searcher.FINISHED
         self.fatal = f"the space {self._space.name!r} gave {MAX_BAD_SAMPLES} invalid configurations in a row"
         return Searcher.FINISHED
 
@@ -234,7 +236,7 @@ class OptunaBridge(Searcher):
                 return trial, TrainConfig.from_dict(trial.user_attrs["config"])
             config = self._space(trial, self._workload, self._overrides).replace_keys({"seed": self._seed})
             config.batch.split(self.workers)
-        except (ConfigError, ValueError, TypeError) as error:
+        except Exception as error:  # a user's space may raise anything
             trial.set_user_attr("ended_because", f"the space gave no valid configuration: {error}")
             self._study.tell(trial, state=TrialState.FAIL)
             self._finished += 1

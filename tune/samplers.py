@@ -27,7 +27,7 @@ def sampler_factory(name: str, seed: int, trials: int) -> Callable[[int], BaseSa
 
     The sampler is made anew for each trial, with a seed of its own, so that a resumed study samples
     what it would have sampled without the interruption: nothing but the study is remembered.
-    Quasi-Monte-Carlo and CMA-ES count their own steps in the study and keep one seed.
+    Quasi-Monte-Carlo counts its own steps in the study and keeps one seed.
     """
     startup = max(4, min(10, trials // 3))
 
@@ -44,7 +44,12 @@ def sampler_factory(name: str, seed: int, trials: int) -> Callable[[int], BaseSa
         elif name == "gp":
             sampler = GPSampler(seed=own, n_startup_trials=startup, deterministic_objective=False)
         elif name == "cmaes":
-            sampler = CmaEsSampler(seed=seed, n_startup_trials=startup, warn_independent_sampling=False)
+            sampler = CmaEsSampler(
+                seed=own,
+                n_startup_trials=startup,
+                warn_independent_sampling=False,
+                independent_sampler=RandomSampler(own),
+            )
         else:
             raise ValueError(f"no such sampler: {name!r}")
         return sampler

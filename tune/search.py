@@ -45,8 +45,10 @@ class StopRequest:
         self._event = threading.Event()
 
     def set(self, reason: str, signum: int | None = None) -> None:
+        if signum is not None:
+            self.signal = signum  # also after a spent budget: a second Ctrl-C must still end it
         if not self._event.is_set():
-            self.reason, self.signal = reason, signum
+            self.reason = reason
             self._event.set()
 
     def is_set(self) -> bool:

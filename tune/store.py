@@ -105,6 +105,11 @@ class StudyStore:
         try:
             store.study = optuna.load_study(study_name=description["name"], storage=store._storage())
         except KeyError:
+            if description.get("sessions"):
+                raise ConfigError(
+                    f"--resume needs the study's trials; got {folder.name!r}, which the storage does not hold. "
+                    "Give the --storage that it began with, or restore optuna.journal."
+                ) from None
             # Killed between making the folder and the study's first entry: nothing was lost.
             store.study = optuna.create_study(
                 study_name=description["name"], storage=store._storage(), direction="maximize"
