@@ -8,6 +8,7 @@ import pytest
 
 from train_loop.config import ConfigError
 from tune.plan import Machine, Options, make_plan, seconds, share_out
+from tune.store import StudyStore
 
 GIB = 2**30
 
@@ -19,7 +20,7 @@ def test_durations(text, value):
     assert seconds(text) == value
 
 
-@pytest.mark.parametrize("text", ["", "0", "soon", "-4h", "4 hours", "h", "30m4h"])
+@pytest.mark.parametrize("text", ["", "0", "soon", "-4h", "4 hours", "h", "30m4h", "1h30"])
 def test_what_is_no_duration_is_refused(text):
     with pytest.raises(ConfigError, match="4h"):
         seconds(text)
@@ -74,6 +75,8 @@ def test_a_relative_space_file_and_data_folder_are_remembered_as_absolute(tmp_pa
     Path("images").mkdir()
     kept = Options(space="mine.py:fn", data="images").kept()
     assert kept == {"space": f"{tmp_path}/mine.py:fn", "data": f"{tmp_path}/images"}
+    Path("large_batch.py").write_text("")
+    Path("digits").mkdir()
     assert Options(space="large_batch", data="digits").kept() == {"space": "large_batch", "data": "digits"}
 
 
@@ -87,3 +90,17 @@ def test_what_a_killed_search_left_before_its_first_entry_is_no_study(tmp_path):
     (folder / "notes.txt").touch()
     with pytest.raises(ConfigError, match="--study OTHER"):
         make_plan(Options(space="smoke", study="s", output=str(tmp_path)))
+
+
+def test_a_resumed_study_keeps_the_network_that_auto_meant_where_it_began(tmp_path, monkeypatch):
+    monkeypatch.setattr("tune.plan.local_machine", lambda: Machine(8, 2, 64 * GIB, 80 * GIB))
+    first = make_plan(Options(space="smoke", study="s", output=str(tmp_path)))
+    StudyStore.create(first.folder, "s", first.to_dict(), None).close()
+    monkeypatch.setattr("tune.plan.local_machine", lambda: Machine(8, 0, 64 * GIB))
+    again = make_plan(Options(study="s", output=str(tmp_path), resume=True))
+    assert first.model == again.model == "resnet50"
+
+
+def test_fewer_cores_than_gpus_never_add_up_to_more_than_there_are():
+    for cpus, gpus in ((2, 3), (1, 7), (5, 6)):
+        assert share_out(Machine(cpus, gpus, 64 * GIB), gpus, 16).worker_resources["CPU"] * gpus <= cpus

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import os
 import re
 import time
@@ -14,10 +15,10 @@ from typing import Any
 
 from cluster.allocation import accelerator_files, usable_cpus, usable_memory_bytes
 from search_spaces.check import ParamRange, check_space
-from search_spaces.registry import Space, load_space
+from search_spaces.registry import BUILT_IN, Space, load_space
 from search_spaces.workload import Workload
 from train_loop.config import BatchConfig, ConfigError, DataConfig, ModelConfig, TrainConfig, parse_assignments
-from train_loop.data import DataInfo, describe
+from train_loop.data import NAMES, DataInfo, describe
 from train_loop.models import check_model
 from tune import wandb_log
 from tune.store import read_description
@@ -66,8 +67,10 @@ class Options:
         """What a later --resume starts from. A database's URL may hold a password: it is left out."""
         values = {k: v for k, v in dataclasses.asdict(self).items() if k in RESUMED_OPTIONS and v not in (None, ())}
         for key in ("space", "data"):  # a resume may come from another folder
-            path = Path(str(values.get(key, "")).partition(".py:")[0])
-            if key in values and (Path(values[key]).exists() or path.with_suffix(".py").is_file()):
+            path = (
+                Path(str(values.get(key, "")).rpartition(".py:")[0] + ".py") if ".py:" in str(values.get(key)) else None
+            )
+            if key in values and values[key] not in (*BUILT_IN, *NAMES) and (path or Path(values[key])).exists():
                 values[key] = os.path.abspath(values[key])
         return values
 
@@ -190,11 +193,9 @@ def share_out(machine: Machine, workers: int, trials: int) -> Share:
         )
     slots = have // workers
     if machine.gpus:
-        cpus = max(1, machine.cpus // machine.gpus)
-        while cpus > 1 and cpus * machine.gpus > machine.cpus:
-            cpus -= 1
-        share = 1.0 if machine.cpus >= machine.gpus else machine.cpus / machine.gpus
-        return Share(min(slots, trials), workers, {"CPU": float(cpus) if share == 1.0 else share, "GPU": 1.0})
+        # With fewer cores than GPUs a worker gets a part of one, rounded down to Ray's four digits.
+        cpus = machine.cpus // machine.gpus or math.floor(1e4 * machine.cpus / machine.gpus) / 1e4
+        return Share(min(slots, trials), workers, {"CPU": float(cpus), "GPU": 1.0})
     by_memory = max(1, machine.memory_bytes // (TRIAL_MEMORY_BYTES * workers))
     concurrency = max(1, min(slots, by_memory, max(2, trials // 4), trials))
     cpus = max(1, machine.cpus // (concurrency * workers))
@@ -203,7 +204,8 @@ def share_out(machine: Machine, workers: int, trials: int) -> Share:
 
 def seconds(text: str) -> float:
     """``90``, ``90s``, ``30m``, ``4h``, ``1h30m`` → seconds. Raises ConfigError otherwise."""
-    match = re.fullmatch(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s?)?", text.strip())
+    duration = text.strip() + ("s" if re.fullmatch(r"\d+(\.\d+)?", text.strip()) else "")
+    match = re.fullmatch(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?", duration)
     total = (
         sum(float(part or 0) * unit for part, unit in zip(match.groups(), (3600, 60, 1), strict=True)) if match else 0
     )
@@ -299,7 +301,8 @@ def make_plan(options: Options) -> SearchPlan:
         if options.study is None:
             raise ConfigError("--resume needs the study's name; got none. Write --study NAME (a folder of --output).")
         stored = read_description(Path(options.output or DEFAULT_OUTPUT).absolute() / options.study)
-        options = options.over(stored.get("options", {}))
+        # What auto meant is part of the study: another machine must not change the network.
+        options = options.over({"model": stored.get("model"), **stored.get("options", {})})
     plan = _plan(options)
     if stored:
         check_against(plan, stored)
