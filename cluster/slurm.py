@@ -1,0 +1,75 @@
+"""Slurm's commands, each with a timeout: a controller that is busy or down must not hang a caller.
+
+Standard library only, Python 3.9: login nodes may have nothing else.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+
+TIMEOUT_S = 30.0
+
+
+class SlurmError(RuntimeError):
+    """A Slurm command is missing, failed or did not answer; the message is one line."""
+
+
+def available(command: str = "sbatch") -> bool:
+    return shutil.which(command) is not None
+
+
+def run(*command: str, timeout_s: float = TIMEOUT_S, stdin: str | None = None) -> str:
+    """What ``command`` prints. Raises SlurmError."""
+    name = command[0]
+    try:
+        done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=timeout_s)
+    except FileNotFoundError:
+        raise SlurmError(f"{name} is not on PATH. Run this on a machine with Slurm's commands.") from None
+    except subprocess.TimeoutExpired:
+        raise SlurmError(f"{name} did not answer within {timeout_s:g} s. Try again when Slurm does.") from None
+    if done.returncode:
+        lines = (done.stderr or done.stdout).strip().splitlines()
+        raise SlurmError(f"{name} failed: {lines[-1] if lines else f'exit code {done.returncode}'}")
+    return done.stdout
+
+
+def hostnames(node_list: str) -> list[str]:
+    """``n[1-3,7]`` → its nodes, in order."""
+    return run("scontrol", "show", "hostnames", node_list).split()
+
+
+def job_fields(job_id: str) -> dict[str, str]:
+    """What ``scontrol show job`` knows, by field name. Raises SlurmError for an unknown job."""
+    text = run("scontrol", "--oneliner", "show", "job", job_id)
+    # Values may hold blanks (Command=/a b/c), so a field ends where the next " Name=" begins.
+    found = re.findall(r"(?:^|\s)([A-Z][A-Za-z/:_]*)=(.*?)(?=\s[A-Z][A-Za-z/:_]*=|\s*$)", text.strip(), re.DOTALL)
+    return dict(found)
+
+
+def submit(script: str, *, options: Sequence[str] = (), arguments: Sequence[str] = ()) -> str:
+    """``sbatch --parsable options script arguments``. Returns the job's id."""
+    return run("sbatch", "--parsable", *options, script, *arguments).strip().split(";")[0]
+
+
+def cancel(job_id: str, *, signal: str | None = None, steps_only: bool = False) -> None:
+    """Cancel a job, or send ``signal`` to it; with ``steps_only`` to its steps, not to its batch script."""
+    how = ["-s", signal] if signal else []
+    # scancel with a signal and without --batch or --full reaches the steps only.
+    if signal and not steps_only:
+        how.append("--full")
+    run("scancel", *how, job_id)
+
+
+def requeue(job_id: str) -> None:
+    """Put a running job back into the queue, to start as soon as resources allow.
+
+    A requeued job may begin only after two minutes unless its start time is moved, which its owner may do.
+    """
+    run("scontrol", "requeue", job_id)
+
+
+def start_now(job_id: str) -> None:
+    run("scontrol", "update", f"JobId={job_id}", "StartTime=now")
