@@ -16,7 +16,8 @@ from conftest import TRAIN, clean_environment, processes_naming
 
 from train_loop.config import BatchConfig, DataConfig, ModelConfig, OptimizerConfig, TrainConfig
 
-EPOCHS = 24
+EPOCHS = 120
+"""Enough that a signal arrives long before the end on any machine."""
 
 
 @pytest.fixture
@@ -55,18 +56,20 @@ def test_a_full_run_on_two_workers_survives_a_kill_and_ctrl_c_and_trains_each_ep
     arguments = ("--config", best_json, "--set", f"epochs={EPOCHS}", "--workers", 2, "--output", "full")
     arguments = (*arguments, "--checkpoint-every-s", 1)
     first = start(*arguments, cwd=tmp_path)
-    read_until(first, f"epoch  3/{EPOCHS}")
+    read_until(first, f"epoch   3/{EPOCHS}")
     for process in [*psutil.Process(first.pid).children(recursive=True), psutil.Process(first.pid)]:
         if process.is_running():
             os.kill(process.pid, signal.SIGKILL)
     first.wait()
 
-    second = start(*arguments, cwd=tmp_path)
-    read_until(second, f"epoch 10/{EPOCHS}")
-    second.send_signal(signal.SIGINT)
-    _, errors = second.communicate(timeout=120)
-    assert second.returncode == 130 and "--config" in errors and "resume" in errors
-    assert (tmp_path / "full" / "checkpoints" / "latest.pt").exists()
+    for signum, code, epoch in ((signal.SIGINT, 130, 8), (signal.SIGTERM, 143, 16)):
+        stopped = start(*arguments, cwd=tmp_path)
+        read_until(stopped, f"epoch {epoch:3}/{EPOCHS}")
+        stopped.send_signal(signum)
+        _, errors = stopped.communicate(timeout=120)
+        assert stopped.returncode == code and "--config" in errors and "resume" in errors, errors
+        assert "Traceback" not in errors
+        assert (tmp_path / "full" / "checkpoints" / "latest.pt").exists()
 
     third = start(*arguments, cwd=tmp_path)
     output, errors = third.communicate(timeout=240)
@@ -75,7 +78,7 @@ def test_a_full_run_on_two_workers_survives_a_kill_and_ctrl_c_and_trains_each_ep
     assert [r["epoch"] for r in result["history"]] == list(range(1, EPOCHS + 1))
     assert result["workers"] == 2 and result["config"]["epochs"] == EPOCHS
     resumed = result["history"][-1]["resumed_from_epoch"]
-    assert resumed is not None and resumed >= 9, "it went on from the checkpoint, not from the first epoch"
+    assert resumed is not None and resumed >= 15, "it went on from the checkpoint, not from the first epoch"
     folder = re.search(r"token in (\S+)/token", output)
     assert folder and processes_naming(folder.group(1)) == [] and not Path(folder.group(1)).exists()
 
@@ -101,3 +104,18 @@ def test_more_workers_than_cores_are_refused_with_their_number(best_json, tmp_pa
     process = start("--config", best_json, "--set", "global_size=1024", "--workers", 1024, cwd=tmp_path)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 2, errors
+
+
+def test_an_output_that_cannot_be_made_after_all_is_refused_in_one_line(best_json, tmp_path):
+    process = start("--config", best_json, "--output", "/proc/bigbatch", cwd=tmp_path)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 2 and len(errors.strip().splitlines()) == 1 and "--output" in errors
+
+
+def test_a_reader_that_leaves_ends_no_run(best_json, tmp_path):
+    command = f"set -o pipefail; {sys.executable} {TRAIN} --config {best_json} --output full | head -1"
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=tmp_path, env=clean_environment(), capture_output=True, text=True
+    )
+    assert done.returncode == 0 and done.stderr == ""
+    assert (tmp_path / "full" / "result.json").exists()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -74,7 +76,10 @@ def test_folders_of_living_searches_stay_and_those_of_killed_ones_go(monkeypatch
     command = [sys.executable, "-c", code, str(tmp_path)]
     killed = Path(subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.strip())
     assert killed.is_dir() and killed.parent == tmp_path
-    (tmp_path / f"{ray_session.PREFIX}bare").mkdir()
+    (tmp_path / f"{ray_session.PREFIX}bare").mkdir()  # about to get its owner
+    old = tmp_path / f"{ray_session.PREFIX}old"
+    (old / "r").mkdir(parents=True)  # made again by a Ray process that outlived its search
+    os.utime(old, (time.time() - 300,) * 2)
     (tmp_path / "somebody-elses").mkdir()
     ray_session.remove_stale_folders()
     assert {p.name for p in tmp_path.iterdir()} == {living.name, "bb-ray-bare", "somebody-elses"}
@@ -84,3 +89,37 @@ def test_workers_find_this_repository_first_and_never_the_folder_of_a_script(mon
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["/elsewhere", str(ROOT)]))
     assert ray_session.python_path().split(os.pathsep) == [str(ROOT), "/elsewhere"]
     assert str(Path(ROOT, "tune")) not in ray_session.python_path().split(os.pathsep)
+
+
+def test_a_folder_that_a_dying_process_makes_again_goes_too(short_tmp, monkeypatch):
+    folder = short_tmp / f"{ray_session.PREFIX}x"
+    folder.mkdir()
+    ends = []
+
+    def end_processes(path: Path) -> None:
+        ends.append(path)
+
+    real = ray_session.shutil.rmtree
+
+    def rmtree(path, **options):
+        real(path, **options)
+        if len(ends) == 1:
+            (folder / "r" / "session").mkdir(parents=True)
+
+    monkeypatch.setattr(ray_session, "end_processes_of", end_processes)
+    monkeypatch.setattr(ray_session.shutil, "rmtree", rmtree)
+    ray_session.remove_folder(folder)
+    assert not folder.exists() and len(ends) == 2
+
+
+def test_an_address_where_somebody_listens_passes_and_others_are_refused_at_once(monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    ray_session.check_reachable("auto")  # Ray looks for a cluster of this machine
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        ray_session.check_reachable(f"127.0.0.1:{port}")
+        ray_session.check_reachable(f"ray://127.0.0.1:{port}")
+    monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{port}")
+    for address in ("auto", f"127.0.0.1:{port}", "nowhere", "127.0.0.1:99999", "no.such.host.invalid:6379"):
+        with pytest.raises(ConfigError, match="--address"):
+            ray_session.check_reachable(address)

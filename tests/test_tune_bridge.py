@@ -92,7 +92,6 @@ def test_a_trial_that_runs_to_its_end_is_complete_with_all_it_reported(store):
     assert trial.intermediate_values == {1: 0.1, 2: 0.2, 3: 0.3, 4: 0.4}
     assert trial.user_attrs["ray_trial_id"] == "ray-a"
     assert trial.user_attrs["epoch/00002"]["val_top1"] == 0.2
-    assert trial.user_attrs["gpu_hours"] >= 0
     assert watcher.events[0] == ("started", 0, "RUNNING") and watcher.events[-1] == ("ended", 0, "COMPLETE")
 
 
@@ -218,18 +217,110 @@ def test_a_resumed_search_samples_what_an_uninterrupted_one_would(tmp_path):
     assert sample(tmp_path / "one", None) == sample(tmp_path / "two", 5)
 
 
-def test_a_space_that_only_gives_nonsense_ends_the_search_with_a_reason(store, monkeypatch):
-    bridge = make_bridge(store, trials=100)
+class BrokenSpace:
+    """A user's space whose configurations are wrong; ``good`` after so many calls."""
 
-    def broken(trial, workload, pinned=None):
+    name = "broken"
+
+    def __init__(self, outcome: object, good_after: int = 10**9) -> None:
+        self.outcome, self.good_after, self.calls = outcome, good_after, 0
+
+    def __call__(self, trial, workload, pinned=None):
         trial.suggest_float("x", 0, 1)
-        raise ValueError("no such thing")
+        self.calls += 1
+        if self.calls > self.good_after:
+            return load_space("smoke")(trial, workload, pinned)
+        if isinstance(self.outcome, BaseException):
+            raise self.outcome
+        return self.outcome
 
-    monkeypatch.setattr(bridge, "_space", broken)
-    monkeypatch.setattr(broken, "name", "broken", raising=False)
+
+@pytest.mark.parametrize(
+    ("outcome", "reason"),
+    [(ValueError("no such thing"), "no such thing"), (KeyError("lr"), "KeyError: 'lr'"), (None, "NoneType")],
+)
+def test_a_space_that_only_gives_nonsense_ends_the_search_with_the_last_reason(store, monkeypatch, outcome, reason):
+    watcher = Recorder()
+    bridge = make_bridge(store, trials=100, observers=[watcher])
+    monkeypatch.setattr(bridge, "_space", BrokenSpace(outcome))
     assert bridge.suggest("a") == Searcher.FINISHED
-    assert "invalid" in bridge.fatal
-    assert all(t.state == TrialState.FAIL for t in store.study.trials)
+    assert "20 invalid" in bridge.fatal and reason in bridge.fatal
+    assert [t.state for t in store.study.trials] == [TrialState.FAIL] * 20
+    assert watcher.events == [("ended", number, "FAIL") for number in range(20)]
+
+
+def test_configurations_that_were_refused_count_as_trials_and_as_no_more(store, monkeypatch):
+    bridge = make_bridge(store, trials=5)
+    monkeypatch.setattr(bridge, "_space", BrokenSpace(KeyError("x"), good_after=4))
+    assert isinstance(bridge.suggest("a"), dict)
+    assert bridge.suggest("b") == Searcher.FINISHED
+    assert [t.state for t in store.study.trials] == [TrialState.FAIL] * 4 + [TrialState.RUNNING]
+    monkeypatch.setattr(bridge, "_space", BrokenSpace(KeyError("x")))
+    bridge._trials = 7
+    assert bridge.suggest("b") == Searcher.FINISHED
+    assert len(store.study.trials) == 7
+
+
+def test_first_trials_that_all_fail_alike_end_the_search_and_unlike_ones_do_not(store):
+    bridge = make_bridge(store, trials=100)
+    for i, reason in enumerate(["one", *["two"] * 5]):
+        bridge.suggest(f"r{i}")
+        bridge.observe(f"r{i}", {"records": [], "failure": reason})
+    assert bridge.fatal is None and isinstance(bridge.suggest("x"), dict)
+    bridge = make_bridge(store, trials=100)  # as of a new study: none of its own has ended
+    for i in range(4):
+        assert isinstance(bridge.suggest(f"s{i}"), dict)
+        bridge.observe(f"s{i}", {"records": [], "failure": "ImageError: cannot read a.jpg"})
+    assert "4 trials" in bridge.fatal and "a.jpg" in bridge.fatal
+    assert bridge.suggest("y") == Searcher.FINISHED
+
+
+def test_the_cost_of_a_trial_is_its_wall_time_times_its_workers_over_all_attempts(store, monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr("tune.bridge.time.monotonic", lambda: now[0])
+    bridge = make_bridge(store)
+    bridge.workers = 4
+    bridge.suggest("a")
+    now[0] += 90.0
+    assert bridge.device_s() == pytest.approx(360.0)
+    bridge.stopping = True
+    bridge.on_trial_complete("a")  # interrupted
+    now[0] += 5000.0
+    bridge.stopping = False
+    bridge.suggest("b")
+    now[0] += 10.0
+    run_out(bridge, "b", [0.1] * EPOCHS)
+    assert store.study.trials[0].user_attrs["gpu_hours"] == pytest.approx((90 + 10) * 4 / 3600)
+    assert bridge.device_s() == pytest.approx(400.0)
+
+
+def test_median_stops_what_is_below_the_median_of_earlier_trials(store):
+    bridge = make_bridge(store, pruner="median", trials=20, concurrency=1)
+    for i in range(8):
+        bridge.suggest(f"r{i}")
+        assert not run_out(bridge, f"r{i}", [0.5] * EPOCHS)
+    bridge.suggest("low")
+    assert run_out(bridge, "low", [0.1] * EPOCHS)
+    bridge.suggest("high")
+    assert not run_out(bridge, "high", [0.9] * EPOCHS)
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random", "qmc", "gp", "cmaes"])
+def test_every_sampler_gives_other_parameters_each_time_and_the_same_for_the_same_seed(tmp_path, sampler):
+    def sample(folder: Path, seed: int) -> list[dict]:
+        store = StudyStore.create(folder, "s", {}, None)
+        bridge = make_bridge(store, trials=12, concurrency=1)
+        bridge._make_sampler = sampler_factory(sampler, seed, 12)
+        for i in range(12):
+            bridge.suggest(f"r{i}")
+            run_out(bridge, f"r{i}", [0.1 * (i % 3)] * EPOCHS)
+        params = [t.params for t in store.study.trials]
+        store.close()
+        return params
+
+    first = sample(tmp_path / "one", 3)
+    assert len({tuple(sorted(p.items())) for p in first}) == 12
+    assert sample(tmp_path / "two", 3) == first != sample(tmp_path / "three", 4)
 
 
 def test_the_best_checkpoint_is_kept_and_the_others_go(store):

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import ROOT, TUNE, clean_environment
 
 GOOD = ("--space", "smoke")
@@ -59,6 +60,10 @@ BAD_INPUT = {
     "data path missing": ((*GOOD, "--data", "./no/such/folder"), "no/such/folder"),
     "time budget": ((*GOOD, "--time-budget", "soon"), "4h"),
     "gpu hours": ((*GOOD, "--budget-gpu-hours", "-1"), "above 0"),
+    "gpu hours without end": ((*GOOD, "--budget-gpu-hours", "inf"), "--budget-gpu-hours"),
+    "output with too long a name": ((*GOOD, "--output", "x" * 300), "--output"),
+    "address without a port": ((*GOOD, "--address", "somewhere"), "HOST:PORT"),
+    "address where nobody listens": ((*GOOD, "--address", "127.0.0.1:1"), "127.0.0.1:1"),
     "study name": ((*GOOD, "--study", "../up"), "--study"),
     "seed": ((*GOOD, "--seed", "-1"), "seed"),
     "more workers than there are": ((*GOOD, "--workers", "4096"), "there are"),
@@ -87,6 +92,25 @@ def test_a_data_folder_without_images_or_splits_is_refused(tmp_path):
         done = run(*GOOD, "--data", folder, cwd=tmp_path)
         assert done.returncode == 2 and len(done.stderr.strip().splitlines()) == 1
         assert "folder" in done.stderr
+
+
+def test_an_image_that_is_none_is_refused_by_name(tmp_path, tiny_images):
+    folder = tmp_path / "images"
+    shutil.copytree(tiny_images, folder)
+    broken = folder / "val" / "light" / "007.png"
+    broken.write_bytes(b"no image")
+    done = run(*GOOD, "--data", folder, cwd=tmp_path)
+    assert done.returncode == 2 and str(broken) in done.stderr and len(done.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("text", ["[]", "3", "{", '{"schema_version": 99}', ""])
+def test_a_study_whose_description_is_broken_is_refused_in_one_line(tmp_path, text):
+    folder = tmp_path / "runs" / "s"
+    folder.mkdir(parents=True)
+    (folder / "study.json").write_text(text)
+    done = run("--resume", "--study", "s", cwd=tmp_path)
+    assert done.returncode == 2 and len(done.stderr.strip().splitlines()) == 1
+    assert "study.json" in done.stderr and (folder / "study.json").read_text() == text
 
 
 def test_an_output_that_cannot_be_written_is_refused(tmp_path):
@@ -142,7 +166,7 @@ def test_it_can_be_called_in_every_usual_way(way, tmp_path):
     command, cwd = WAYS[way](tmp_path)
     done = run(*GOOD, "--dry-run", "--output", tmp_path / "out", cwd=cwd, command=command)
     assert done.returncode == 0, done.stderr
-    assert "resnet18" in done.stdout or "resnet50" in done.stdout
+    assert ("resnet50 (auto" if torch.cuda.is_available() else "resnet18 (auto") in done.stdout
     assert not (tmp_path / "out").exists(), "a dry run writes nothing"
 
 

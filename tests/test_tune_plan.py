@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from train_loop.config import ConfigError
 from tune.plan import Machine, Options, make_plan, seconds, share_out
 from tune.store import StudyStore
+from tune.summary import resume_command
 
 GIB = 2**30
 
@@ -38,7 +40,7 @@ def test_cores_are_shared_out_without_asking_for_more_than_there_are(cpus, worke
     share = share_out(machine, workers, trials)
     assert 1 <= share.concurrency <= trials
     assert share.concurrency * workers * share.worker_resources["CPU"] <= cpus
-    assert share.concurrency * workers * 2 * GIB <= 64 * GIB or share.concurrency == 1
+    assert share.concurrency * workers * 2 * GIB <= 64 * GIB
     assert "GPU" not in share.worker_resources
 
 
@@ -104,3 +106,14 @@ def test_a_resumed_study_keeps_the_network_that_auto_meant_where_it_began(tmp_pa
 def test_fewer_cores_than_gpus_never_add_up_to_more_than_there_are():
     for cpus, gpus in ((2, 3), (1, 7), (5, 6)):
         assert share_out(Machine(cpus, gpus, 64 * GIB), gpus, 16).worker_resources["CPU"] * gpus <= cpus
+
+
+def test_the_printed_resume_command_can_be_pasted_and_shows_no_password(tmp_path):
+    def command(storage: str) -> list[str]:
+        plan = make_plan(Options(space="smoke", study="s", output=str(tmp_path), storage=storage))
+        return resume_command(plan).splitlines()
+
+    line, remark = command("postgresql+psycopg2://me:secret@host/db?a=1&b=(2)")
+    assert shlex.split(line)[-1] == "postgresql+psycopg2://me:***@host/db?a=1&b=(2)" and "password" in remark
+    (line,) = command("sqlite:////data/my study.db")
+    assert shlex.split(line)[-2:] == ["--storage", "sqlite:////data/my study.db"]

@@ -243,6 +243,7 @@ def test_ctrl_c_saves_prints_the_resume_command_and_that_command_finishes(tiny, 
     before = {t.number: (t.params, len(t.intermediate_values)) for t in study.trials}
     assert {t.state for t in study.trials} <= {TrialState.WAITING, TrialState.COMPLETE}
     assert any((tmp_path / "runs" / "s" / "checkpoints").glob("trial-*/latest.pt"))
+    assert not any("Last result" in line for line in search.lines), "Ray Tune's own lines stay away"
     command = shlex.split(next(line for line in search.lines if "--resume --study" in line))
     assert command[0] == "python"
     again = Search(*command[2:], cwd=tmp_path)
@@ -254,6 +255,42 @@ def test_ctrl_c_saves_prints_the_resume_command_and_that_command_finishes(tiny, 
         trial = after.trials[number]
         assert trial.params == params and len(trial.intermediate_values) == 12 and epochs <= 12
     assert len(json.loads((tmp_path / "runs" / "s" / "study.json").read_text())["sessions"]) == 2
+
+
+@pytest.mark.parametrize("seconds", [0.5, 2.5])
+def test_ctrl_c_while_ray_starts_ends_in_order(tiny, tmp_path, seconds):
+    """A terminal sends it to Ray's processes as well, as far as they are there."""
+    search = Search(*tiny, "--study", "s", "--trials", 1, cwd=tmp_path)
+    search.wait_for("Starting Ray")
+    time.sleep(seconds)
+    os.killpg(search.process.pid, signal.SIGINT)
+    assert search.end() == 130, search.stderr()
+    assert "Traceback" not in search.stderr() and any("--resume --study s" in line for line in search.lines)
+    assert wait_gone(str(tmp_path)) == []
+    again = Search("--resume", "--study", "s", "--max-epochs", 12, "--trials", 1, cwd=tmp_path)
+    again.wait_for("Ray dashboard")
+    again.kill_tree()
+
+
+def test_a_second_ctrl_c_ends_a_search_at_once_in_words(tiny, tmp_path):
+    search = Search(*tiny, "--study", "s", "--trials", 3, "--max-epochs", 400, cwd=tmp_path)
+    search.wait_for(r"epoch 2/400")
+    search.process.send_signal(signal.SIGINT)
+    time.sleep(0.3)
+    search.process.send_signal(signal.SIGINT)
+    assert search.end() == 130
+    assert "Traceback" not in search.stderr() and any("--resume --study s" in line for line in search.lines)
+    assert wait_gone(search.ray_folder) == []
+
+
+def test_a_reader_that_leaves_ends_no_search(tiny, tmp_path):
+    arguments = shlex.join([*tiny, "--study", "s", "--trials", "2", "--max-epochs", "1"])
+    command = f"set -o pipefail; {sys.executable} {TUNE} {arguments} | head -1"
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=tmp_path, env=clean_environment(), capture_output=True, text=True
+    )
+    assert done.returncode == 0 and done.stderr == "" and done.stdout.startswith("study")
+    assert [t.state for t in load(tmp_path / "runs" / "s").trials] == [TrialState.COMPLETE] * 2
 
 
 def test_a_trial_whose_loss_is_not_finite_fails_with_its_reason_and_the_search_says_so(tiny_images, tmp_path):
@@ -343,13 +380,19 @@ def test_the_stock_trainer_takes_over_where_rays_private_names_have_changed(tiny
     assert [t.state for t in load(tmp_path / "runs" / "s").trials] == [TrialState.COMPLETE] * 2
 
 
-def test_budgets_end_a_search_that_can_be_resumed(tiny, tmp_path):
-    arguments = (*tiny, "--study", "s", "--trials", 3, "--max-epochs", 300, "--time-budget", "25s")
-    search = Search(*arguments, cwd=tmp_path)
-    assert search.end() in (0, 1)
-    assert any("time budget" in line for line in search.lines)
-    ended_or_waiting = {TrialState.WAITING, TrialState.COMPLETE, TrialState.PRUNED}
-    assert {t.state for t in load(tmp_path / "runs" / "s").trials} <= ended_or_waiting
+@pytest.mark.parametrize(
+    ("budget", "word"), [(("--time-budget", "12s"), "time budget"), (("--budget-gpu-hours", "0.004"), "GPU hours")]
+)
+def test_budgets_end_a_search_that_can_be_resumed(tiny, tmp_path, budget, word):
+    search = Search(*tiny, "--study", "s", "--trials", 3, "--max-epochs", 3000, *budget, cwd=tmp_path)
+    assert search.end() == 1, "no trial could run to its end"
+    assert any(f"Stopped: the {word}" in line or f"Stopped: the budget of {word}" in line for line in search.lines)
+    study = load(tmp_path / "runs" / "s")
+    assert study.trials and {t.state for t in study.trials} == {TrialState.WAITING}
+    if word == "GPU hours":
+        used = sum(t.user_attrs["gpu_hours"] for t in study.trials)
+        assert 0.004 <= used <= 0.004 + 30 / 3600, "at most the stop itself is spent beyond it"
+        assert any("--budget-gpu-hours 0.008" in line for line in search.lines), "the printed command goes on"
 
 
 def test_the_inline_trainer_fits_the_installed_ray():

@@ -11,11 +11,12 @@ from pathlib import Path
 import optuna
 import pyarrow.parquet as pq
 import pytest
-from conftest import ROOT
+from conftest import ROOT, TUNE, clean_environment
 from optuna.trial import TrialState
 
 from train_loop.config import ConfigError, TrainConfig
 from tune import tables
+from tune.plan import Options, make_plan
 from tune.store import StudyStore, redact, repair_journal
 
 
@@ -160,3 +161,54 @@ def test_a_database_can_hold_the_study(tmp_path):
 def test_passwords_are_redacted():
     assert redact("x postgresql://me:pa55@host/db y") == "x postgresql://me:***@host/db y"
     assert redact("sqlite:///a.db") == "sqlite:///a.db"
+
+
+def test_a_resume_that_does_not_find_its_trials_is_refused_not_begun_anew(tmp_path):
+    store = new_study(tmp_path)
+    store.add_session({"host": "here"})
+    add_trial(store, [0.5], TrialState.COMPLETE)
+    store.close()
+    (store.folder / "optuna.journal").unlink()
+    with pytest.raises(ConfigError, match="does not hold"):
+        StudyStore.open(store.folder, None)
+    with pytest.raises(ConfigError, match="--storage"):
+        StudyStore.open(store.folder, f"sqlite:///{tmp_path}/other.db")
+
+
+def test_a_folder_that_cannot_be_locked_is_refused_in_words(tmp_path):
+    store = new_study(tmp_path)
+    store.close()
+    (store.folder / ".lock").unlink()
+    (store.folder / ".lock").mkdir()  # as unwritable as a read-only folder, for root too
+    with pytest.raises(ConfigError, match="must be writable"):
+        StudyStore.open(store.folder, None)
+
+
+def test_a_study_made_in_vain_is_removed_and_one_with_trials_never(tmp_path):
+    url = f"sqlite:///{tmp_path}/s.db"
+    for storage in (None, url):
+        store = StudyStore.create(tmp_path / "s", "s", {}, storage)
+        store.discard()
+        assert not store.folder.exists()
+    store = StudyStore.create(tmp_path / "s", "s", {}, url)
+    add_trial(store, [0.5], TrialState.COMPLETE)
+    store.discard()
+    assert store.folder.exists() and len(store.study.trials) == 1
+    store.close()
+
+
+def test_a_resume_with_nothing_left_to_do_leaves_nothing_running(tmp_path):
+    folder = tmp_path / "runs" / "s"
+    store = StudyStore.create(
+        folder, "s", make_plan(Options(space="smoke", study="s", output=str(tmp_path / "runs"))).to_dict(), None
+    )
+    store.add_session({"host": "here"})
+    add_trial(store, [0.5], TrialState.COMPLETE)
+    running = store.study.ask()
+    running.suggest_float("peak_lr", 0.1, 1.0)
+    running.set_user_attr("config", TrainConfig().to_dict())
+    store.close()
+    command = [sys.executable, str(TUNE), "--resume", "--study", "s", "--trials", "1"]
+    done = subprocess.run(command, cwd=tmp_path, env=clean_environment(), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and "All 1 trials have ended" in done.stdout
+    assert [t.state for t in StudyStore.open(folder, None).study.trials] == [TrialState.COMPLETE, TrialState.WAITING]

@@ -11,5 +11,16 @@ class CheckpointError(RuntimeError):
     """A checkpoint that cannot be read, or that ranks see differently."""
 
 
+class RayStartError(RuntimeError):
+    """Ray did not start; the message names its logs."""
+
+
 class TrainingStopped(RuntimeError):
-    """The reporter asked the run to stop; a checkpoint is written where there is a folder."""
+    """The reporter asked the run to stop; a checkpoint is written where there is a folder.
+
+    ``signum`` is the signal behind it, None where it was no signal.
+    """
+
+    def __init__(self, message: str, signum: int | None = None) -> None:
+        super().__init__(message)
+        self.signum = signum

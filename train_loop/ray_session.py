@@ -14,6 +14,7 @@ import secrets
 import shutil
 import socket
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -22,11 +23,15 @@ from typing import IO
 import psutil
 
 from train_loop.config import ConfigError
+from train_loop.errors import RayStartError
 
 ROOT = Path(__file__).resolve().parent.parent
 PREFIX = "bb-ray-"
 OBJECT_STORE_BYTES = 200 * 2**20  # configurations and epoch records: kilobytes
 START_ATTEMPTS = 3
+OWNERLESS_S = 60.0
+"""A folder without an owner for so long belongs to nobody."""
+PROBE_S = 5.0
 SOCKET_PATH_LIMIT = 107  # bytes, AF_UNIX
 SESSION_PATH_BYTES = 75  # what Ray appends: /session_<date>_<time>_<pid>/sockets/plasma_store
 LONGEST_BASE = SOCKET_PATH_LIMIT - SESSION_PATH_BYTES - len(PREFIX) - 9  # a slash and mkdtemp's eight letters
@@ -67,7 +72,7 @@ class LocalRay:
 
     Raises:
         ConfigError: the temporary folder's path is too long for Unix sockets.
-        RuntimeError: Ray did not start after a few attempts; the message names its logs.
+        RayStartError: Ray did not start after a few attempts; its logs are kept beside ``log_file``.
     """
 
     def __init__(self, cpus: int, gpus: int, log_file: Path) -> None:
@@ -91,8 +96,7 @@ class LocalRay:
 
         ray.shutdown()
         if self.folder is not None:
-            end_processes_of(self.folder)
-            shutil.rmtree(self.folder, ignore_errors=True)
+            remove_folder(self.folder)
             self._owner.close()
         for name, value in self._saved_env.items():
             if value is None:
@@ -117,7 +121,7 @@ class LocalRay:
         )
         import ray  # only now: its core reads the authentication's variables when it is loaded
 
-        last: Exception | None = None
+        last = ""
         for _ in range(START_ATTEMPTS):
             port = free_port()
             # Ray replaces a loopback address by the host's own, so it is asked for that one.
@@ -125,10 +129,14 @@ class LocalRay:
             self._set_env({"RAY_ADDRESS": address, "RAY_GCS_SERVER_PORT": str(port)})
             try:
                 return self._init(address, token)
-            except (ConnectionError, RuntimeError, TimeoutError, OSError) as error:  # the port was taken meanwhile
-                last = error
+            except Exception as error:  # the port was taken meanwhile; Ray raises bare Exceptions too
+                last = (str(error).strip() or type(error).__name__).splitlines()[0]
                 ray.shutdown()
-        raise RuntimeError(f"Ray did not start: {last}. Its logs: {self.folder}/r/session_latest/logs.")
+        kept = self._log_file.with_name("ray-start")
+        shutil.copytree(
+            self.folder / "r" / "session_latest" / "logs", kept, dirs_exist_ok=True, ignore_dangling_symlinks=True
+        )
+        raise RayStartError(f"Ray did not start: {last.rstrip('.')}. Its logs: {kept}")
 
     def _init(self, address: str, token: Path) -> Connection:
         import ray
@@ -202,6 +210,25 @@ class JoinedRay:
         ray.shutdown()
 
 
+def check_reachable(address: str) -> None:
+    """Raise ConfigError where nobody listens at ``address``: Ray itself would try for minutes."""
+    target = os.environ.get("RAY_ADDRESS", "") if address == "auto" else address
+    if not target or target == "auto":  # Ray looks for a cluster of this machine
+        return
+    host, _, port = target.rpartition("://")[2].rpartition(":")
+    reason = "it has no port"
+    if host and port.isdigit():
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=PROBE_S).close()
+            return
+        except (OSError, OverflowError) as error:
+            reason = getattr(error, "strerror", None) or str(error) or "no answer"
+    raise ConfigError(
+        f"--address must be auto or HOST:PORT of a running Ray cluster; got {target!r}: {reason}. "
+        "Start one, or write --address local."
+    )
+
+
 def _inherited() -> dict[str, str]:
     """Settings of this project that driver and workers must agree on."""
     return {name: value for name, value in os.environ.items() if name.startswith("BIGBATCH_")}
@@ -237,15 +264,32 @@ def remove_stale_folders() -> None:
     """Folders of earlier searches of this user that were killed before they could clean up."""
     for base in {tempfile.gettempdir(), "/tmp"}:
         for folder in Path(base).glob(f"{PREFIX}*"):
-            try:
-                if folder.stat().st_uid != os.getuid():
-                    continue
-                with (folder / "owner").open() as owner:
-                    fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:  # no folder of ours, or its search lives
-                continue
-            end_processes_of(folder)
-            shutil.rmtree(folder, ignore_errors=True)
+            if _is_abandoned(folder):
+                remove_folder(folder)
+
+
+def _is_abandoned(folder: Path) -> bool:
+    """Whether a folder is this user's and its search is gone."""
+    try:
+        about = folder.stat()
+        if about.st_uid != os.getuid():
+            return False
+        with (folder / "owner").open() as owner:
+            fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+    except FileNotFoundError:  # about to get its owner; or made again by a Ray process that outlived its folder
+        return time.time() - about.st_mtime > OWNERLESS_S
+    except OSError:  # its search lives
+        return False
+
+
+def remove_folder(folder: Path) -> None:
+    """End what runs out of ``folder`` and remove it; again where a dying process has made it anew."""
+    for _ in range(3):
+        end_processes_of(folder)
+        shutil.rmtree(folder, ignore_errors=True)
+        if not folder.exists():
+            return
 
 
 def end_processes_of(folder: Path) -> None:

@@ -9,17 +9,21 @@ from __future__ import annotations
 import json
 import logging
 import os
-import sys
+import signal
 import threading
+import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from cluster.allocation import usable_cpus
 from train_loop.config import ConfigError, TrainConfig
-from train_loop.errors import CheckpointError, NonFiniteLossError, TrainingStopped
+from train_loop.errors import CheckpointError, NonFiniteLossError, RayStartError, TrainingStopped
+from train_loop.ray_session import LocalRay
 from train_loop.reporter import EpochRecord, PrintReporter
+from train_loop.terminal import give_signals_back, take_signals
 
 RECORDS = "records"
 """Metric that holds the epoch records of one report, oldest first (several after a resume)."""
@@ -27,8 +31,11 @@ FAILURE = "failure"
 """Metric, and key of the return value, that holds why a run cannot go on."""
 STOPPED = "stopped"
 """Key of the return value: the run ended early, with a checkpoint, because it was asked to."""
+SIGNAL = "signal"
+"""Key beside it: the signal that asked."""
 RESUMED = "resumed_after"
 """Key of the line in ``records_file`` that says how many epochs the checkpoint held."""
+RECORDS_FILE = "records.jsonl"
 STOP_WAIT_S = 30.0
 """How long workers may take to write their checkpoint after Ctrl-C."""
 WORKER_RESTARTS = 3
@@ -138,41 +145,63 @@ def fit(
     Raises:
         ConfigError: more workers than there are GPUs or CPU cores; anything that ``train`` refuses.
         NonFiniteLossError, CheckpointError: as ``train``.
-        TrainingStopped: after Ctrl-C, with a checkpoint written.
+        TrainingStopped: after Ctrl-C or another of the stop signals, with a checkpoint written.
+        RayStartError: Ray did not start.
     """
-    from train_loop.ray_session import LocalRay
-
     cpus, gpus = usable_cpus(), _gpu_count()
     _check_workers(workers, cpus, gpus)
     stop_file = output / ".stop"
     stop_file.unlink(missing_ok=True)
+    request = _StopRequest(stop_file)
+    before = take_signals(request.note)
+    try:
+        outcome = _fit_on_own_ray(config, workers, output, checkpoint_every_s, cpus, gpus, request)
+    except RayStartError:  # Ctrl-C in a terminal reaches Ray's processes too, and may end a start
+        if request.signum is None:
+            raise
+        outcome = {STOPPED: True, SIGNAL: request.signum}
+    finally:
+        give_signals_back(before)
+        stop_file.unlink(missing_ok=True)
+    if outcome.get(STOPPED):
+        raise TrainingStopped("stopped on request", outcome.get(SIGNAL))
+    if outcome.get(FAILURE):
+        raise _as_error(outcome[FAILURE])
+    return tuple(_records(_read_lines(output / RECORDS_FILE)).values())
+
+
+def _fit_on_own_ray(
+    config: TrainConfig,
+    workers: int,
+    output: Path,
+    checkpoint_every_s: float,
+    cpus: int,
+    gpus: int,
+    request: _StopRequest,
+) -> dict[str, Any]:
+    """Start Ray, train, end Ray. Returns what ``train_worker`` returned, or that the run was stopped."""
     with LocalRay(cpus, gpus, output / "ray.log") as connection:
+        take_signals(request.note)  # starting Ray has put its own handler for SIGTERM in place
         resources = {"CPU": float(max(1, cpus // (gpus or workers)))} | ({"GPU": 1.0} if gpus else {})
-        records_file = output / "records.jsonl"
+        records_file = output / RECORDS_FILE
         records_file.unlink(missing_ok=True)  # what is in the checkpoint is sent again
         task: dict[str, Any] = {
             "config": config.to_dict(),
             "checkpoint_dir": str(output / "checkpoints"),
             "checkpoint_every_s": checkpoint_every_s,
             "log_file": str(output / "train.log"),
-            "stop_file": str(stop_file),
+            "stop_file": str(request.stop_file),
             "records_file": str(records_file),
             "ray_storage": str(Path(connection.token_path or output).parent / "train"),
         }
         print(f"Ray dashboard: {connection.dashboard_url} (token in {connection.token_path})", flush=True)
-        outcome = _fit_until_interrupted(task, workers, resources, stop_file)
-    stop_file.unlink(missing_ok=True)
-    if outcome.get(STOPPED):
-        raise TrainingStopped("stopped on request")
-    if outcome.get(FAILURE):
-        raise _as_error(outcome[FAILURE])
-    return tuple(_records(_read_lines(records_file)).values())
+        return _fit_until_stopped(task, workers, resources, request)
 
 
-def _fit_until_interrupted(
-    task: dict[str, Any], workers: int, resources: dict[str, float], stop_file: Path
+def _fit_until_stopped(
+    task: dict[str, Any], workers: int, resources: dict[str, float], request: _StopRequest
 ) -> dict[str, Any]:
-    """Run the trainer in a thread, so that Ctrl-C stays ours: Ray's handler would end with code 0."""
+    """Run the trainer in a thread, so that signals stay ours: Ray's handler would end with code 0."""
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
 
@@ -195,19 +224,36 @@ def _fit_until_interrupted(
     thread = threading.Thread(target=run, daemon=True, name="trainer")
     thread.start()
     printer = _Printer(Path(task["records_file"]))
-    try:
-        while thread.is_alive():
-            thread.join(0.5)
-            printer.print_new()
-    except KeyboardInterrupt:
-        print("stopping after this step, with a checkpoint; Ctrl-C again to stop at once", file=sys.stderr, flush=True)
-        stop_file.touch()
-        thread.join(STOP_WAIT_S)
-        outcome[STOPPED] = True
+    while thread.is_alive() and not request.overdue():
+        thread.join(0.5)
+        printer.print_new()
     printer.print_new()
+    if request.signum is not None and (thread.is_alive() or outcome.get(STOPPED)):  # else it was done before
+        outcome |= {STOPPED: True, SIGNAL: request.signum}
     if "error" in outcome:
         raise outcome["error"]
     return outcome
+
+
+class _StopRequest:
+    """The first signal asks the workers to stop, with a checkpoint; a second Ctrl-C ends the run at once."""
+
+    def __init__(self, stop_file: Path) -> None:
+        self.stop_file = stop_file
+        self._since = 0.0
+        self.signum: int | None = None
+
+    def note(self, signum: int, frame: FrameType | None) -> None:
+        if self.signum is not None:
+            if signum == signal.SIGINT:
+                raise KeyboardInterrupt
+            return
+        self.signum, self._since = signum, time.monotonic()
+        self.stop_file.touch()
+        os.write(2, b"stopping after this step, with a checkpoint; Ctrl-C again to stop at once\n")
+
+    def overdue(self) -> bool:
+        return self.signum is not None and time.monotonic() - self._since > STOP_WAIT_S
 
 
 class _Printer:

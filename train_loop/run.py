@@ -22,11 +22,12 @@ if not __package__:
     here = Path(__file__).resolve().parent
     sys.path[:] = [str(here.parent), *(entry for entry in sys.path if Path(entry or ".").resolve() != here)]
 
-from train_loop.command_line import INTERRUPTED, WRONG_INPUT, OneLineParser  # noqa: E402
+from train_loop.command_line import INTERRUPTED, WRONG_INPUT, OneLineParser, check_writable  # noqa: E402
 from train_loop.config import ConfigError, TrainConfig, differing_keys, parse_assignments  # noqa: E402
-from train_loop.data import describe  # noqa: E402
-from train_loop.errors import CheckpointError, NonFiniteLossError, TrainingStopped  # noqa: E402
+from train_loop.data import check_images, describe  # noqa: E402
+from train_loop.errors import CheckpointError, NonFiniteLossError, RayStartError, TrainingStopped  # noqa: E402
 from train_loop.reporter import EpochRecord  # noqa: E402
+from train_loop.terminal import reader_may_leave  # noqa: E402
 
 RESULT_VERSION = 1
 
@@ -74,6 +75,7 @@ def make_task(argv: Sequence[str] | None, prog: str) -> Task:
     config.batch.split(workers)
     info.steps_per_epoch(config.batch.global_size)
     check_network(config)
+    check_images(info)
     if not args.checkpoint_every_s >= 0:
         raise ConfigError(f"--checkpoint-every-s must be at least 0; got {args.checkpoint_every_s}. Write 60.")
     digest = hashlib.sha256(config.to_json().encode()).hexdigest()[:8]
@@ -122,12 +124,7 @@ def worker_count(asked: int | None) -> int:
 
 def check_output(output: Path, config: TrainConfig) -> Path:
     """The folder, if it can be written and holds no other run. Raises ConfigError."""
-    parent = next(p for p in (output, *output.parents) if p.exists())
-    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
-        raise ConfigError(
-            f"--output must be a folder that can be written; got {str(output)!r}, and {str(parent)!r} cannot. "
-            "Write --output with another folder."
-        )
+    check_writable("--output", output)
     stored = output / "config.json"
     if stored.exists():
         changes = differing_keys(read_config(stored).to_dict(), config.to_dict())
@@ -204,6 +201,18 @@ def write_whole(path: Path, text: str) -> None:
     os.replace(partial, path)
 
 
+def make_output(task: Task) -> None:
+    """The folder, with the configuration in it. Raises ConfigError where it cannot be written after all."""
+    try:
+        task.output.mkdir(parents=True, exist_ok=True)
+        write_whole(task.output / "config.json", task.config.to_json())
+    except OSError as error:
+        raise ConfigError(
+            f"--output must be a folder that can be written; got {str(task.output)!r} ({error.strerror}). "
+            "Write --output with another folder."
+        ) from None
+
+
 def announce(task: Task) -> None:
     c, split = task.config, task.config.batch.split(task.workers)
     print(
@@ -225,15 +234,19 @@ def this_command(prog: str, argv: Sequence[str] | None) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit code: 0 done, 1 the run failed, 2 wrong input, 130 Ctrl-C."""
+    """Returns the exit code: 0 done, 1 the run failed, 2 wrong input, 130 Ctrl-C, 143 SIGTERM."""
+    with reader_may_leave():
+        return _main(argv)
+
+
+def _main(argv: Sequence[str] | None) -> int:
     prog = sys.argv[0] if Path(sys.argv[0]).name == "run.py" else "bigbatch train"
     speaks = os.environ.get("LOCAL_RANK", "0") == "0"
     leads = os.environ.get("RANK", "0") == "0"
     try:
         task = make_task(argv, prog)
         if leads:
-            task.output.mkdir(parents=True, exist_ok=True)
-            write_whole(task.output / "config.json", task.config.to_json())
+            make_output(task)
             announce(task)
         history = train_under_torchrun(task) if under_torchrun() else train_under_ray(task)
         if leads:
@@ -241,9 +254,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     except ConfigError as error:
         return _say(f"{prog}: error: {error}", WRONG_INPUT, speaks)
-    except (KeyboardInterrupt, TrainingStopped):
-        return _say(f"stopped. To resume: {this_command(prog, argv)}", INTERRUPTED, speaks)
-    except (NonFiniteLossError, CheckpointError) as error:
+    except (KeyboardInterrupt, TrainingStopped) as stop:
+        signum = getattr(stop, "signum", None)
+        code = 128 + signum if signum else INTERRUPTED
+        return _say(f"stopped. To resume: {this_command(prog, argv)}", code, speaks)
+    except (NonFiniteLossError, CheckpointError, RayStartError) as error:
         return _say(f"{prog}: failed: {error}", 1, speaks)
 
 

@@ -1,16 +1,79 @@
-"""A run in a terminal: a line an epoch, and Ctrl-C that saves first."""
+"""A run in a terminal: Ctrl-C that saves first, other signals like it, and a reader that may leave."""
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 from train_loop.reporter import PrintReporter
 
 SAME_SIGNAL_S = 3.0
 """torchrun passes a Ctrl-C on that its workers have already got from the terminal."""
+
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+"""What asks a run to save and end: Ctrl-C, a batch system, a closed terminal, a time limit that is near."""
+
+
+def take_signals(handle: Callable[[int, Any], None]) -> dict[int, Any]:
+    """Install ``handle`` for the stop signals; returns what they did before. ``nohup`` stays in force."""
+    before: dict[int, Any] = {}
+    for number in STOP_SIGNALS:
+        if signal.getsignal(number) != signal.SIG_IGN:
+            before[number] = signal.signal(number, handle)
+    return before
+
+
+def give_signals_back(before: dict[int, Any]) -> None:
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+class _Patient:
+    """A text stream whose reader may leave (``| head``): then it writes to nowhere, and the run goes on."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        try:
+            return int(self._stream.write(text))
+        except BrokenPipeError:
+            self._to_nowhere()
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except BrokenPipeError:
+            self._to_nowhere()
+
+    def _to_nowhere(self) -> None:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self._stream.fileno())
+        os.close(nowhere)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextmanager
+def reader_may_leave() -> Iterator[None]:
+    """Within it, a closed pipe behind stdout or stderr ends no run."""
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = _Patient(sys.stdout), _Patient(sys.stderr)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        sys.stdout, sys.stderr = before
 
 
 class StopOnSignal(PrintReporter):

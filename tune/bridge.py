@@ -21,6 +21,7 @@ from typing import Any
 
 import optuna
 from optuna.trial import TrialState
+from ray.tune.progress_reporter import TrialProgressCallback
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from ray.tune.search import Searcher
 from ray.tune.stopper import Stopper
@@ -39,6 +40,10 @@ MAX_BAD_SAMPLES = 20
 """So many samples in a row that the space turns into no valid configuration end the search."""
 
 
+MAX_EQUAL_FAILURES = 4
+"""If so many trials are the first ones and fail for the same reason, the search ends."""
+
+
 @dataclass
 class _Live:
     """A trial that Ray works on."""
@@ -46,7 +51,7 @@ class _Live:
     trial: optuna.trial.Trial
     view: TrialView
     device_s_before: float
-    started: float = field(default_factory=time.monotonic)
+    started: float = field(default_factory=lambda: time.monotonic())
 
 
 class OptunaBridge(Searcher):
@@ -90,6 +95,7 @@ class OptunaBridge(Searcher):
         self._may_start = may_start
         self._live: dict[str, _Live] = {}
         self._finished = 0
+        self._failure, self._equal_failures = "", 0
         self.workers = task(0)["workers"]
         self.stopping = False
         """Set before the search is left early: trials that end from then on were interrupted."""
@@ -99,31 +105,9 @@ class OptunaBridge(Searcher):
     # Before the search
 
     def recover(self) -> None:
-        """Take up what a killed driver left RUNNING: back to WAITING, or told, where all was reported."""
-        for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-            records = epoch_records(trial)
-            self._note_lost_cost(trial, records)
-            if records and records[-1]["epoch"] >= trial.user_attrs["config"]["epochs"]:
-                self._complete_late(trial, records)
-            else:
-                self._study._storage.set_trial_state_values(trial._trial_id, TrialState.WAITING)
+        """Take up what earlier drivers left, see ``StudyStore.recover``."""
+        self._store.recover(self.workers)
         self._finished = sum(t.state.is_finished() for t in self._study.get_trials(deepcopy=False))
-
-    def _note_lost_cost(self, trial: optuna.trial.FrozenTrial, records: list[dict[str, Any]]) -> None:
-        """What a killed attempt used at least: the time of its finished epochs."""
-        parts = ("train_s", "bn_s", "val_s", "checkpoint_s")
-        hours = sum(record.get(part, 0.0) for record in records for part in parts) * self.workers / 3600
-        if hours > trial.user_attrs.get("gpu_hours", 0.0):
-            self._study._storage.set_trial_user_attr(trial._trial_id, "gpu_hours", hours)
-
-    def _complete_late(self, trial: optuna.trial.FrozenTrial, records: list[dict[str, Any]]) -> None:
-        """Its last epoch is in the study, only the word of its end is not."""
-        live = optuna.trial.Trial(self._study, trial._trial_id)
-        for record in records:
-            if int(record["epoch"]) not in trial.intermediate_values:
-                live.report(float(record["val_top1"]), int(record["epoch"]))
-        live.set_user_attr("ended_because", "ran to its end")
-        self._study.tell(live, values=float(records[-1]["val_top1"]), state=TrialState.COMPLETE)
 
     # Searcher
 
@@ -133,12 +117,14 @@ class OptunaBridge(Searcher):
         if len(self._live) >= self._concurrency:
             return None
         for _ in range(MAX_BAD_SAMPLES):
-            trial, config = self._ask()
+            trial, config, error = self._ask()
             if config is not None:
                 return self._start(trial_id, trial, config)
             if self._finished + len(self._live) >= self._trials:
                 return Searcher.FINISHED
-        self.fatal = f"the space {self._space.name!r} gave {MAX_BAD_SAMPLES} invalid configurations in a row"
+        self.fatal = (
+            f"the space {self._space.name!r} gave {MAX_BAD_SAMPLES} invalid configurations in a row; the last: {error}"
+        )
         return Searcher.FINISHED
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
@@ -201,7 +187,7 @@ class OptunaBridge(Searcher):
         live.view.records.append(record)
         for observer in self._observers:
             observer.epoch_ended(live.view, record)
-        if epoch >= live.view.config.epochs:
+        if epoch >= live.view.epochs:
             self._tell(trial_id, TrialState.COMPLETE, "ran to its end", value)
             return True
         if live.trial.should_prune():
@@ -227,22 +213,30 @@ class OptunaBridge(Searcher):
 
     # Inside
 
-    def _ask(self) -> tuple[optuna.trial.Trial, TrainConfig | None]:
-        """The next trial and its configuration; None, and the trial told, where there is none."""
+    def _ask(self) -> tuple[optuna.trial.Trial, TrainConfig | None, str]:
+        """The next trial and its configuration; or None, the trial told as failed, and why."""
         self._study.sampler = self._make_sampler(len(self._study.get_trials(deepcopy=False)))
         trial = self._study.ask()
         try:
             if "config" in trial.user_attrs:  # interrupted earlier
-                return trial, TrainConfig.from_dict(trial.user_attrs["config"])
+                return trial, TrainConfig.from_dict(trial.user_attrs["config"]), ""
             config = self._space(trial, self._workload, self._overrides).replace_keys({"seed": self._seed})
             config.batch.split(self.workers)
         except Exception as error:  # a user's space may raise anything
-            trial.set_user_attr("ended_because", f"the space gave no valid configuration: {error}")
-            self._study.tell(trial, state=TrialState.FAIL)
-            self._finished += 1
-            return trial, None
+            reason = f"{type(error).__name__}: {error}"
+            self._refuse(trial, f"the space gave no valid configuration: {reason}")
+            return trial, None, reason
         trial.set_user_attr("config", config.to_dict())
-        return trial, config
+        return trial, config, ""
+
+    def _refuse(self, trial: optuna.trial.Trial, because: str) -> None:
+        """A trial that could not even begin."""
+        trial.set_user_attr("ended_because", because)
+        self._study.tell(trial, state=TrialState.FAIL)
+        self._finished += 1
+        view = TrialView(trial.number, dict(trial.params), None, state="FAIL", ended_because=because)
+        for observer in self._observers:
+            observer.trial_ended(view)
 
     def _start(self, trial_id: str, trial: optuna.trial.Trial, config: TrainConfig) -> dict[str, Any]:
         frozen = self._study._storage.get_trial(trial._trial_id)
@@ -266,8 +260,17 @@ class OptunaBridge(Searcher):
         self._study.tell(live.trial, values=value, state=state)
         self._finished += 1
         self._end(live, state, because)
+        self._note_equal_failures(state, because)
         self._store.refresh()
         self._store.drop_checkpoints()
+
+    def _note_equal_failures(self, state: TrialState, because: str) -> None:
+        """Trials that all fail for the same reason, say an image that cannot be read, teach nothing more."""
+        same = state == TrialState.FAIL and because == self._failure
+        self._equal_failures = self._equal_failures + 1 if same else int(state == TrialState.FAIL)
+        self._failure = because if state == TrialState.FAIL else ""
+        if self._equal_failures == self._finished == MAX_EQUAL_FAILURES:
+            self.fatal = f"the first {self._equal_failures} trials all failed for the same reason: {because}"
 
     def _interrupt(self, trial_id: str) -> None:
         live = self._live.pop(trial_id)
@@ -324,3 +327,13 @@ class StopWhen(Stopper):
 
     def __getstate__(self) -> dict[str, Any]:
         return {}
+
+
+class Silence(TrialProgressCallback):
+    """Tune adds its own, which prints of trials that end without a last result also where verbose is 0."""
+
+    def _print(self, msg: str) -> None:
+        pass
+
+    def log_result(self, *_: Any, **__: Any) -> None:
+        pass

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import os
 import sys
 from collections.abc import Callable, Sequence
 
-from train_loop.command_line import WRONG_INPUT, OneLineParser
+from train_loop.command_line import INTERRUPTED, WRONG_INPUT, OneLineParser
+from train_loop.config import ConfigError
+from train_loop.errors import RayStartError
+from train_loop.terminal import reader_may_leave
 
 
 def tune_parser(prog: str) -> argparse.ArgumentParser:
@@ -45,7 +47,8 @@ def tune_main(argv: Sequence[str] | None = None, prog: str = "tune/run.py") -> i
     """Run a search. Returns the exit code: 0, 1 (failed), 2 (wrong input), 130 (Ctrl-C), 143 (SIGTERM)."""
     args = vars(tune_parser(prog).parse_args(argv))
     args["set"] = tuple(text for group in args["set"] for text in group)
-    return _guarded(prog, lambda: _search(args))
+    with reader_may_leave():
+        return _guarded(prog, lambda: _search(args))
 
 
 def _search(args: dict[str, object]) -> int:
@@ -64,9 +67,7 @@ def train_main(argv: Sequence[str] | None = None) -> int:
 
 
 def _guarded(prog: str, run: Callable[[], int]) -> int:
-    """Wrong input and a missing installation in one line, exit code 2."""
-    from train_loop.config import ConfigError
-
+    """What is not a defect of ours in one line: wrong input, a missing installation, Ctrl-C before the start."""
     try:
         return run()
     except ConfigError as error:
@@ -79,9 +80,12 @@ def _guarded(prog: str, run: Callable[[], int]) -> int:
             "Run: pip install -e . (in the repository)",
             file=sys.stderr,
         )
-    except BrokenPipeError:  # `| head`: nobody reads any more
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except RayStartError as error:
+        print(f"{prog}: failed: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print(f"{prog}: interrupted before anything was started", file=sys.stderr)
+        return INTERRUPTED
     return WRONG_INPUT
 
 

@@ -28,8 +28,10 @@ STATE_WORDS = {
 STATE_STYLES = {"RUNNING": "cyan", "COMPLETE": "green", "PRUNED": "yellow", "FAIL": "red", "WAITING": "magenta"}
 
 
-def settings(config: TrainConfig) -> dict[str, str]:
-    """The settings that matter, short, in the field's words."""
+def settings(config: TrainConfig | None) -> dict[str, str]:
+    """The settings that matter, short, in the field's words; nothing without a configuration."""
+    if config is None:
+        return {}
     o, s = config.optimizer, config.schedule
     values = {"optimizer": o.name, "batch": str(config.batch.global_size), "lr": f"{o.peak_lr:.3g}"}
     values["warmup"] = f"{s.warmup_epochs:.2g} ep"
@@ -40,9 +42,9 @@ def settings(config: TrainConfig) -> dict[str, str]:
     return values | {"wd": f"{o.weight_decay:.1e}", "smoothing": f"{config.label_smoothing:.2g}", "schedule": s.name}
 
 
-def one_line(config: TrainConfig) -> str:
+def one_line(config: TrainConfig | None) -> str:
     values = settings(config)
-    return f"{values.pop('optimizer')} " + " ".join(f"{key} {value}" for key, value in values.items())
+    return f"{values.pop('optimizer', '')} " + " ".join(f"{key} {value}" for key, value in values.items())
 
 
 def duration(seconds: float) -> str:
@@ -134,12 +136,12 @@ def trial_table(progress: Progress) -> Table:
     best = progress.best
     for trial in _shown(progress):
         values = settings(trial.config)
-        values["momentum"] = values.pop("betas", values.get("momentum", ""))
+        values["momentum"] = values.pop("betas", values.get("momentum", ""))  # one column for both
         table.add_row(
             str(trial.number),
             Text(STATE_WORDS[trial.state], STATE_STYLES[trial.state]),
-            *(values[name] for name in columns),
-            f"{trial.epoch}/{trial.config.epochs}",
+            *(values.get(name, "") for name in columns),
+            f"{trial.epoch}/{trial.epochs}",
             percent(trial.value),
             duration(progress.elapsed_of(trial)),
             style="bold" if best is not None and trial.number == best.number else "",
@@ -189,7 +191,7 @@ class PlainLines:
     def epoch_ended(self, trial: TrialView, record: dict[str, Any]) -> None:
         self._progress.put(trial)
         self._say(
-            f"trial {trial.number} epoch {record['epoch']}/{trial.config.epochs}: top-1 {percent(record['val_top1'])}, "
+            f"trial {trial.number} epoch {record['epoch']}/{trial.epochs}: top-1 {percent(record['val_top1'])}, "
             f"train loss {record['train_loss']:.3f}, lr {record['learning_rate']:.3g}"
         )
 

@@ -15,7 +15,8 @@ class TrialView:
 
     number: int
     params: dict[str, Any]
-    config: TrainConfig
+    config: TrainConfig | None
+    """None where the space gave no valid one: then the trial has failed before it began."""
     state: str = "RUNNING"
     records: list[dict[str, Any]] = field(default_factory=list)
     """Epoch records, oldest first (train_loop.reporter.EpochRecord)."""
@@ -23,6 +24,11 @@ class TrialView:
     started_at: float = field(default_factory=time.time)
     """Seconds since the epoch."""
     resumed: bool = False
+
+    @property
+    def epochs(self) -> int:
+        """How many it is to train; 0 without a configuration."""
+        return self.config.epochs if self.config is not None else 0
 
     @property
     def epoch(self) -> int:

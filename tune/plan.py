@@ -17,8 +17,9 @@ from cluster.allocation import accelerator_files, usable_cpus, usable_memory_byt
 from search_spaces.check import ParamRange, check_space
 from search_spaces.registry import BUILT_IN, Space, load_space
 from search_spaces.workload import Workload
+from train_loop.command_line import check_writable
 from train_loop.config import BatchConfig, ConfigError, DataConfig, ModelConfig, TrainConfig, parse_assignments
-from train_loop.data import NAMES, DataInfo, describe
+from train_loop.data import NAMES, DataInfo, check_images, describe
 from train_loop.models import check_model
 from tune import wandb_log
 from tune.store import read_description
@@ -239,17 +240,12 @@ def check_folder(output: Path, name: str, resume: bool) -> Path:
     folder = (output / name).absolute()
     if resume:
         return folder
+    check_writable("--output", folder)
     # A search that was killed before its first entry leaves empty folders and hidden files.
     if folder.exists() and any(not p.is_dir() and p.name[0] != "." for p in (folder, *folder.rglob("*"))):
         raise ConfigError(
             f"a new study needs a folder of its own; {str(folder)!r} holds another one or other files. "
             "Write --resume to continue a study, or --study OTHER."
-        )
-    parent = next(p for p in (folder, *folder.parents) if p.exists())
-    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
-        raise ConfigError(
-            f"--output must be a folder that can be written; got {str(output)!r}, and {str(parent)!r} cannot. "
-            "Write --output with another folder."
         )
     return folder
 
@@ -334,6 +330,7 @@ def _plan(o: Options) -> SearchPlan:
     micro = overrides.get("batch.max_micro_size", BatchConfig().max_micro_size)
     workload = build_workload(data, model, max_epochs, workers, machine, micro)
     ranges = check_space(space, workload, pinned=overrides)
+    check_images(data)
     name = study_name(o.study, space, data)
     return SearchPlan(
         study=name,
@@ -388,6 +385,6 @@ def _at_least_one(option: str, value: int, given: int | None) -> int:
 
 
 def _positive(option: str, value: float | None) -> float | None:
-    if value is not None and not value > 0:
-        raise ConfigError(f"{option} must be above 0; got {value:g}. Write e.g. {option} 20.")
+    if value is not None and not 0 < value < math.inf:
+        raise ConfigError(f"{option} must be a number above 0; got {value:g}. Write e.g. {option} 20.")
     return value

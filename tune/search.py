@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,10 @@ from typing import Any
 from optuna.trial import FrozenTrial
 from rich.console import Console
 
-from train_loop.config import TrainConfig
-from train_loop.ray_session import Connection, JoinedRay, LocalRay
+from train_loop.config import ConfigError, TrainConfig
+from train_loop.errors import RayStartError
+from train_loop.ray_session import Connection, JoinedRay, LocalRay, check_reachable
+from train_loop.terminal import give_signals_back, take_signals
 from tune import wandb_log
 from tune.display import PlainLines, Progress, make_display
 from tune.observer import Observer, TrialView
@@ -68,23 +71,52 @@ def run_search(plan: SearchPlan) -> int:
     started = time.monotonic()
     stop = StopRequest()
     with ExitStack() as stack:
+        if plan.address != "local":
+            check_reachable(plan.address)
         store = _open_store(plan)
         stack.callback(store.close)
         stack.enter_context(_signals(stop))
         if _finished(store) >= plan.trials:
             return _nothing_to_do(plan, store, console)
         store.add_session(provenance(), trials=plan.trials, options=plan.options.kept())
-        outcome = "crashed"
+        outcome, ended = "crashed", _Ended(plan)
         try:
-            plan, bridge, wandb = _search(plan, store, stop, stack, console)
+            _search(ended, store, stop, stack, console)
             outcome = "interrupted" if stop.signal else "ended"
+        except ConfigError:
+            if not plan.resume:
+                store.discard()
+            raise
+        except KeyboardInterrupt:  # a second Ctrl-C
+            outcome = "interrupted"
+            console.print(f"\nStopped at once; go on with:\n  {resume_command(plan)}", markup=False, soft_wrap=True)
+            return 128 + signal.SIGINT
+        except RayStartError:  # Ctrl-C in a terminal reaches Ray's processes too, and may end a start
+            if stop.signal is None:
+                raise
+            outcome = "interrupted"
         finally:
-            store.refresh(force=True)
-            store.drop_checkpoints()
-            store.end_session(outcome=outcome, elapsed_s=round(time.monotonic() - started, 1))
+            if store.folder.exists():
+                store.refresh(force=True)
+                store.drop_checkpoints()
+                store.end_session(outcome=outcome, elapsed_s=round(time.monotonic() - started, 1))
         trials = _views(store)
-        print_findings(plan, trials, time.monotonic() - started, bridge.device_s() / 3600, console)
-        return _end(plan, trials, stop, bridge.fatal, wandb, console)
+        print_findings(ended.plan, trials, time.monotonic() - started, _device_hours(store), console)
+        return _end(ended, trials, stop, console)
+
+
+@dataclass
+class _Ended:
+    """What a search leaves to be said."""
+
+    plan: SearchPlan
+    """As it was carried out."""
+    bridge: Any = None
+    wandb: Any = None
+
+
+def _device_hours(store: StudyStore) -> float:
+    return sum(t.user_attrs.get("gpu_hours", 0.0) for t in store.study.get_trials(deepcopy=False))
 
 
 def _finished(store: StudyStore) -> int:
@@ -93,49 +125,45 @@ def _finished(store: StudyStore) -> int:
 
 def _nothing_to_do(plan: SearchPlan, store: StudyStore, console: Console) -> int:
     """A resumed study that has its trials: its findings again, without starting Ray."""
+    store.recover(plan.share.workers)
     store.refresh(force=True)
     ended = _finished(store)
     console.print(f"\nAll {ended} trials have ended; write e.g. --trials {2 * ended} for more.", markup=False)
     trials = _views(store)
-    hours = sum(t.user_attrs.get("gpu_hours", 0.0) for t in store.study.get_trials(deepcopy=False))
-    print_findings(plan, trials, 0.0, hours, console)
+    print_findings(plan, trials, 0.0, _device_hours(store), console)
     return DONE if any(t.state == "COMPLETE" for t in trials) else FAILED
 
 
-def _search(plan: SearchPlan, store: StudyStore, stop: StopRequest, stack: ExitStack, console: Console) -> Any:
-    """Everything that needs Ray. Returns the plan as it was carried out, the bridge and the W&B observer."""
+def _search(ended: _Ended, store: StudyStore, stop: StopRequest, stack: ExitStack, console: Console) -> None:
+    """Everything that needs Ray. Fills in ``ended``."""
+    plan = ended.plan
     session = _session(plan, store)
     console.print("Starting Ray …" if plan.address == "local" else f"Joining Ray at {plan.address} …", style="dim")
     connection = session.__enter__()
     stack.push(session.__exit__)
     _take_signals(stop)  # starting Ray has put its own handler for SIGTERM in place
     if not connection.local:
-        plan = on_cluster(plan, _cluster_machine())
+        plan = ended.plan = on_cluster(plan, _cluster_machine())
         store.describe(plan.to_dict())
     _say_dashboard(connection, console)
-    wandb = None
+    observers: list[Observer] = []
     if plan.wandb != "disabled":
-        wandb = wandb_log.WandbObserver(plan.wandb, plan.study, plan.folder / "wandb")
-        stack.callback(wandb.close)
+        ended.wandb = wandb_log.WandbObserver(plan.wandb, plan.study, plan.folder / "wandb")
+        stack.callback(ended.wandb.close)
+        observers.append(ended.wandb)
     store.study.pruner = make_pruner(plan.scheduler, plan.max_epochs)
-    observers: list[Observer] = [wandb] if wandb else []
-    bridge = _make_bridge(plan, store, connection, observers, stop)
+    bridge = ended.bridge = _make_bridge(plan, store, connection, observers, stop)
     bridge.recover()
     if plan.sampler in MODEL_BASED:  # the designs random and qmc stay as they are
         for point in plan.space.initial_points(plan.workload, plan.overrides):
             store.study.enqueue_trial(point, skip_if_exists=True)
-    finished = {
-        t.number: view_of(t)
-        for t in store.study.get_trials(deepcopy=False)
-        if t.state.is_finished() and "config" in t.user_attrs
-    }
+    finished = {view.number: view for view in _views(store) if view.state in FINISHED}
     if bridge.finished < plan.trials and not stop.is_set():
         log = stack.enter_context((store.log_folder / "driver.log").open("a"))
         observers.append(PlainLines(Progress(plan.trials, plan.share.concurrency, finished), log))
         with make_display(Progress(plan.trials, plan.share.concurrency, finished)) as display:
             observers.append(display)
             _fit(plan, store, bridge, stop)
-    return plan, bridge, wandb
 
 
 def _make_bridge(
@@ -177,7 +205,7 @@ def _fit(plan: SearchPlan, store: StudyStore, bridge: Any, stop: StopRequest) ->
     import ray.tune
 
     from tune import trial
-    from tune.bridge import PrunerScheduler, StopWhen
+    from tune.bridge import PrunerScheduler, Silence, StopWhen
 
     store.stop_file.unlink(missing_ok=True)
     storage = Path(bridge.task(0)["ray_storage"])
@@ -198,6 +226,7 @@ def _fit(plan: SearchPlan, store: StudyStore, bridge: Any, stop: StopRequest) ->
             stop=StopWhen(bridge, _deadline(plan, bridge, stop), store.stop_file),
             failure_config=ray.tune.FailureConfig(max_failures=1),
             verbose=0,
+            callbacks=[Silence()],
         ),
     )
     try:
@@ -223,18 +252,20 @@ def _deadline(plan: SearchPlan, bridge: Any, stop: StopRequest) -> Any:
 
 
 def _views(store: StudyStore) -> list[TrialView]:
-    """The study's trials that have a configuration."""
-    return [view_of(t) for t in store.study.get_trials(deepcopy=False) if "config" in t.user_attrs]
+    """The study's trials that have begun, or failed before they could."""
+    trials = store.study.get_trials(deepcopy=False)
+    return [view_of(t) for t in trials if "config" in t.user_attrs or t.state.is_finished()]
 
 
 def view_of(trial: FrozenTrial) -> TrialView:
     """A trial of the study as observers see trials."""
+    config = trial.user_attrs.get("config")
     ended = trial.datetime_complete or trial.datetime_start
     seconds = (ended - trial.datetime_start).total_seconds() if ended and trial.datetime_start else 0.0
     return TrialView(
         number=trial.number,
         params=dict(trial.params),
-        config=TrainConfig.from_dict(trial.user_attrs["config"]),
+        config=TrainConfig.from_dict(config) if config is not None else None,
         state=trial.state.name,
         records=epoch_records(trial),
         ended_because=trial.user_attrs.get("ended_because"),
@@ -243,15 +274,15 @@ def view_of(trial: FrozenTrial) -> TrialView:
     )
 
 
-def _end(
-    plan: SearchPlan, trials: list[TrialView], stop: StopRequest, fatal: str | None, wandb: Any, console: Console
-) -> int:
+def _end(ended: _Ended, trials: list[TrialView], stop: StopRequest, console: Console) -> int:
     """The last lines, and the exit code."""
+    plan, wandb = ended.plan, ended.wandb
+    fatal = ended.bridge.fatal if ended.bridge is not None else None
     say = partial(console.print, markup=False, soft_wrap=True)
     if wandb is not None and wandb.sync_command():
         say(f"\nSend the W&B runs from a machine with a network:\n  {wandb.sync_command()}")
     if fatal:
-        print(f"error: {fatal}. See {quoted(plan.folder / 'logs' / 'driver.log')}.", file=sys.stderr)
+        print(f"error: {fatal}. See {quoted(plan.folder / 'logs')}.", file=sys.stderr)
     if stop.is_set():
         command = resume_command(plan, budget_spent=stop.reason == BUDGET_SPENT)
         say(f"\nStopped: {stop.reason}. Everything is saved; go on with:\n  {command}")
@@ -297,16 +328,16 @@ def _say_dashboard(connection: Connection, console: Console) -> None:
 
 
 def _take_signals(stop: StopRequest) -> dict[int, Any]:
-    """Ctrl-C and SIGTERM end the search in order; a second Ctrl-C ends it at once. Returns what they did before."""
+    """Ctrl-C, SIGTERM and their like end the search in order; a second Ctrl-C ends it at once."""
 
     def handle(signum: int, frame: Any) -> None:
         if stop.signal is not None and signum == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.default_int_handler)
             raise KeyboardInterrupt
-        stop.set("interrupted" if signum == signal.SIGINT else "terminated", signum)
+        stop.set("interrupted" if signum == signal.SIGINT else f"by {signal.Signals(signum).name}", signum)
         os.write(2, b"\nSaving; Ctrl-C again to stop at once.\n")  # print() may be what was interrupted
 
-    return {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    return take_signals(handle)
 
 
 @contextmanager
@@ -315,5 +346,4 @@ def _signals(stop: StopRequest) -> Iterator[None]:
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        give_signals_back(before)

@@ -116,6 +116,39 @@ class StudyStore:
             )
         return store
 
+    def discard(self) -> None:
+        """Remove a study that was made in vain: nothing is in it yet."""
+        if not self.study.get_trials(deepcopy=False):
+            optuna.delete_study(study_name=self.study.study_name, storage=self.study._storage)
+            self.close()
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def recover(self, workers: int) -> None:
+        """Take up what a killed driver left RUNNING: back to WAITING, or told, where all was reported."""
+        for trial in self.study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.RUNNING,)):
+            records = tables.epoch_records(trial)
+            self._note_lost_cost(trial, records, workers)
+            if records and records[-1]["epoch"] >= trial.user_attrs["config"]["epochs"]:
+                self._complete_late(trial, records)
+            else:
+                self.study._storage.set_trial_state_values(trial._trial_id, optuna.trial.TrialState.WAITING)
+
+    def _note_lost_cost(self, trial: optuna.trial.FrozenTrial, records: list[dict[str, Any]], workers: int) -> None:
+        """What a killed attempt used at least: the time of its finished epochs."""
+        parts = ("train_s", "bn_s", "val_s", "checkpoint_s")
+        hours = sum(record.get(part, 0.0) for record in records for part in parts) * workers / 3600
+        if hours > trial.user_attrs.get("gpu_hours", 0.0):
+            self.study._storage.set_trial_user_attr(trial._trial_id, "gpu_hours", hours)
+
+    def _complete_late(self, trial: optuna.trial.FrozenTrial, records: list[dict[str, Any]]) -> None:
+        """Its last epoch is in the study, only the word of its end is not."""
+        live = optuna.trial.Trial(self.study, trial._trial_id)
+        for record in records:
+            if int(record["epoch"]) not in trial.intermediate_values:
+                live.report(float(record["val_top1"]), int(record["epoch"]))
+        live.set_user_attr("ended_because", "ran to its end")
+        self.study.tell(live, values=float(records[-1]["val_top1"]), state=optuna.trial.TrialState.COMPLETE)
+
     def close(self) -> None:
         if self._lock is not None:
             self._lock.close()
@@ -133,7 +166,13 @@ class StudyStore:
 
     def _take_lock(self) -> None:
         """One driver a study. On file systems without locks the study goes on without this check."""
-        lock = (self.folder / ".lock").open("a+")
+        try:
+            lock = (self.folder / ".lock").open("a+")
+        except OSError as error:
+            raise ConfigError(
+                f"a study's folder must be writable; got {str(self.folder)!r} ({error.strerror}). "
+                "Change its permissions, or write --output with another folder."
+            ) from None
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -210,14 +249,15 @@ def read_description(folder: Path) -> dict[str, Any]:
             f"--resume needs a study; got {str(folder)!r}, where there is none. "
             "Write --study and --output of the run to continue, or leave --resume out."
         ) from None
-    except (OSError, json.JSONDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise ConfigError(
             f"{STUDY_FILE} must be readable JSON; got {str(path)!r} ({error}). Restore the file."
         ) from None
-    if description.get("schema_version") != SCHEMA_VERSION:
+    version = description.get("schema_version") if isinstance(description, dict) else None
+    if version != SCHEMA_VERSION:
         raise ConfigError(
-            f"this version reads study schema {SCHEMA_VERSION}; got {description.get('schema_version')!r} in "
-            f"{str(path)!r}. Use the bigbatch that wrote it."
+            f"this version reads study schema {SCHEMA_VERSION}; got {version!r} in {str(path)!r}. "
+            "Use the bigbatch that wrote it, or restore the file."
         )
     return dict(description)
 

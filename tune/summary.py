@@ -12,7 +12,7 @@ from rich.console import Console
 from tune.display import duration, one_line, percent, settings
 from tune.observer import TrialView
 from tune.plan import SearchPlan
-from tune.provenance import ROOT
+from tune.provenance import ROOT, redact
 
 RUNNER_UPS = 4
 
@@ -144,8 +144,11 @@ def resume_command(plan: SearchPlan, *, budget_spent: bool = False) -> str:
         parts += ["--address", plan.options.address]
     if budget_spent and plan.budget_gpu_hours is not None:
         parts += ["--budget-gpu-hours", f"{2 * plan.budget_gpu_hours:g}"]
-    line = f"{command} {shlex.join(parts)}"
-    return line + (" --storage URL (the same as before)" if plan.storage else "")
+    if plan.storage:
+        parts += ["--storage", redact(plan.storage)]
+        if redact(plan.storage) != plan.storage:
+            return f"{command} {shlex.join(parts)}\n  (with the database's password in place of ***)"
+    return f"{command} {shlex.join(parts)}"
 
 
 def _by_console_command() -> bool:

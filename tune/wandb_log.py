@@ -59,7 +59,11 @@ class WandbObserver:
             resume="allow" if self._mode == "online" else None,
             dir=str(self._folder.parent),  # W&B adds the folder's own name
             job_type="trial",
-            config={"trial": trial.number, "parameters": trial.params, **trial.config.to_dict()},
+            config={
+                "trial": trial.number,
+                "parameters": trial.params,
+                **(trial.config.to_dict() if trial.config else {}),
+            },
             reinit="create_new",
             settings=self._wandb.Settings(
                 silent=True, console="off", x_disable_stats=True, disable_git=True, disable_code=True

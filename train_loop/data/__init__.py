@@ -80,6 +80,19 @@ def describe(config: DataConfig) -> DataInfo:
     )
 
 
+def check_images(info: DataInfo) -> None:
+    """Open some of an image folder's images, so that files that are none are met before a run starts.
+
+    Raises ConfigError naming the file.
+    """
+    if info.path is not None:
+        from train_loop.data import scan
+
+        found = scan.scan_folder(info.path)
+        scan.check_images(found.train)
+        scan.check_images(found.val)
+
+
 def open_data(config: DataConfig) -> DataSource:
     """The data set itself; imports torch. Raises ConfigError as ``describe`` does."""
     if config.name == "digits":

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from PIL import Image, UnidentifiedImageError
 
 from train_loop.config import ConfigError
 
@@ -58,6 +59,19 @@ def scan_folder(root: str) -> FolderScan:
             "Put each class into a folder of its own: train/<class>/*.jpg."
         )
     return FolderScan(class_names, _list_part(train, class_names), _list_part(val, class_names))
+
+
+def check_images(listing: Listing, count: int = 32) -> None:
+    """Open the headers of ``count`` images, evenly spread. Raises ConfigError naming one that is no image."""
+    for index in np.unique(np.linspace(0, len(listing.labels) - 1, count).astype(int)):
+        path = listing.path(int(index))
+        try:
+            Image.open(path).close()
+        except Exception as error:  # Pillow raises OSError, SyntaxError, ValueError and others
+            reason = "it is no image" if isinstance(error, UnidentifiedImageError) else str(error)
+            raise ConfigError(
+                f"the data must be images that can be read; got {path}: {reason}. Remove or replace the file."
+            ) from None
 
 
 def _part(root: str, names: tuple[str, ...]) -> str:
