@@ -267,7 +267,7 @@ def test_ctrl_c_while_ray_starts_ends_in_order(tiny, tmp_path, seconds):
     assert search.end() == 130, search.stderr()
     assert "Traceback" not in search.stderr() and any("--resume --study s" in line for line in search.lines)
     assert wait_gone(str(tmp_path)) == []
-    again = Search("--resume", "--study", "s", "--max-epochs", 12, "--trials", 1, cwd=tmp_path)
+    again = Search("--resume", "--study", "s", cwd=tmp_path)
     again.wait_for("Ray dashboard")
     again.kill_tree()
 

@@ -1,7 +1,8 @@
 """``python train_loop/run.py --config best.json``: one full run of a configuration.
 
-Under Ray Train; or without Ray, with ``torchrun --nproc-per-node 2 train_loop/run.py --config best.json``.
-The same command again resumes. ``--help`` lists the options.
+Under Ray Train; or without Ray, with ``torchrun --nproc-per-node 2 train_loop/run.py --config best.json``
+or, in a Slurm job, ``srun python train_loop/run.py --config best.json``. The same command again resumes.
+``--help`` lists the options.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import hashlib
 import json
 import os
 import shlex
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -26,6 +28,7 @@ from train_loop.command_line import INTERRUPTED, WRONG_INPUT, OneLineParser, che
 from train_loop.config import ConfigError, TrainConfig, differing_keys, parse_assignments  # noqa: E402
 from train_loop.data import check_images, describe  # noqa: E402
 from train_loop.errors import CheckpointError, NonFiniteLossError, RayStartError, TrainingStopped  # noqa: E402
+from train_loop.launch import Launch, launched  # noqa: E402
 from train_loop.reporter import EpochRecord  # noqa: E402
 from train_loop.terminal import reader_may_leave  # noqa: E402
 
@@ -34,12 +37,14 @@ RESULT_VERSION = 1
 
 @dataclass(frozen=True)
 class Task:
-    """What the command line asks for, checked."""
+    """What the command line asks for, checked, and which of its processes this is."""
 
     config: TrainConfig
     workers: int
     output: Path
     checkpoint_every_s: float
+    launch: Launch | None
+    """None under Ray."""
 
     @property
     def checkpoint_dir(self) -> Path:
@@ -52,7 +57,12 @@ def parser(prog: str) -> OneLineParser:
     add("--config", required=True, metavar="FILE", help="a search's best.json, or a TrainConfig as JSON")
     add("--set", action="append", nargs="+", default=[], metavar="KEY=VALUE", help="change a key, e.g. epochs=90")
     add("--data", metavar="NAME|PATH", help="in place of the configuration's: digits, or an image folder")
-    add("--workers", type=int, metavar="N", help="data-parallel workers (default 1; torchrun says it itself)")
+    add(
+        "--workers",
+        type=int,
+        metavar="N",
+        help="data-parallel workers (default 1; torchrun and srun say it)",
+    )
     add("--output", metavar="DIR", help="where results go (default: runs/train/<file>-<hash of the configuration>)")
     add("--checkpoint-every-s", type=float, default=60.0, metavar="S", help="seconds between checkpoints (default 60)")
     return p
@@ -71,7 +81,8 @@ def make_task(argv: Sequence[str] | None, prog: str) -> Task:
     info = describe(config.data)
     if info.path is not None:  # workers may run in another folder
         config = config.replace_keys({"data.name": info.path})
-    workers = worker_count(args.workers)
+    launch = launched()
+    workers = worker_count(args.workers, launch)
     config.batch.split(workers)
     info.steps_per_epoch(config.batch.global_size)
     check_network(config)
@@ -80,7 +91,7 @@ def make_task(argv: Sequence[str] | None, prog: str) -> Task:
         raise ConfigError(f"--checkpoint-every-s must be at least 0; got {args.checkpoint_every_s}. Write 60.")
     digest = hashlib.sha256(config.to_json().encode()).hexdigest()[:8]
     output = Path(args.output) if args.output else Path("runs", "train", f"{source.stem}-{digest}")
-    return Task(config, workers, check_output(output.absolute(), config), args.checkpoint_every_s)
+    return Task(config, workers, check_output(output.absolute(), config), args.checkpoint_every_s, launch)
 
 
 def read_config(path: Path) -> TrainConfig:
@@ -107,19 +118,16 @@ def check_network(config: TrainConfig) -> None:
     check_model(config.model, describe(config.data))
 
 
-def under_torchrun() -> bool:
-    return all(name in os.environ for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
-
-
-def worker_count(asked: int | None) -> int:
+def worker_count(asked: int | None, launch: Launch | None) -> int:
     if asked is not None and asked < 1:
         raise ConfigError(f"--workers must be at least 1; got {asked}. Write --workers 1.")
-    if not under_torchrun():
+    if launch is None:
         return asked or 1
-    started = int(os.environ["WORLD_SIZE"])
-    if asked not in (None, started):
-        raise ConfigError(f"torchrun started {started} workers; got --workers {asked}. Leave --workers out.")
-    return started
+    if asked not in (None, launch.world_size):
+        raise ConfigError(
+            f"{launch.by} started {launch.world_size} workers; got --workers {asked}. Leave --workers out."
+        )
+    return launch.world_size
 
 
 def check_output(output: Path, config: TrainConfig) -> Path:
@@ -136,40 +144,50 @@ def check_output(output: Path, config: TrainConfig) -> Path:
     return output
 
 
-def train_under_torchrun(task: Task) -> Sequence[EpochRecord]:
+def train_without_ray(task: Task, launch: Launch) -> Sequence[EpochRecord]:
     """This rank's part of the run; raises what ``train`` raises."""
     import torch
     import torch.distributed as dist
 
     from train_loop.loop import train
-    from train_loop.terminal import StopOnSignal
+    from train_loop.terminal import STOP_SIGNALS, StopOnSignal
 
-    rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
     gpus = torch.cuda.device_count()
-    on_node = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    if gpus and on_node > gpus:
-        raise ConfigError(
-            f"a worker needs a GPU of its own; got {on_node} workers on a node with {gpus}. "
-            f"Write --nproc-per-node {gpus}."
-        )
-    device = torch.device("cuda", local_rank) if gpus else torch.device("cpu")
+    device = torch.device("cuda", gpu_of(launch, gpus)) if gpus else torch.device("cpu")
     if gpus:
         torch.cuda.set_device(device)
     if task.workers > 1:
+        launch.announce()
         dist.init_process_group("nccl" if gpus else "gloo")
+    reporter = StopOnSignal(launch.rank, STOP_SIGNALS if launch.by == "srun" else (signal.SIGINT,))
     try:
         result = train(
             task.config,
-            reporter=StopOnSignal(rank),
+            reporter=reporter,
             checkpoint_dir=task.checkpoint_dir,
             checkpoint_every_s=task.checkpoint_every_s,
             device=device,
         )
+    except TrainingStopped as stop:
+        stop.signum = reporter.signum
+        raise
     finally:
         if dist.is_initialized():
             gc.collect()  # DDP's cycles keep gloo's threads, which would abort the interpreter's exit
             dist.destroy_process_group()
     return result.history
+
+
+def gpu_of(launch: Launch, gpus: int) -> int:
+    """The GPU of this process among those that it sees. Raises ConfigError where there are too few."""
+    if launch.by == "srun" and gpus == 1:  # --gpus-per-task: each task sees its own alone
+        return 0
+    if launch.on_node > gpus:
+        fix = f"--nproc-per-node {gpus}" if launch.by == "torchrun" else f"--ntasks-per-node={gpus}"
+        raise ConfigError(
+            f"a worker needs a GPU of its own; got {launch.on_node} workers on a node with {gpus}. Write {fix}."
+        )
+    return launch.local_rank
 
 
 def train_under_ray(task: Task) -> Sequence[EpochRecord]:
@@ -223,13 +241,14 @@ def announce(task: Task) -> None:
     )
 
 
-def this_command(prog: str, argv: Sequence[str] | None) -> str:
+def this_command(prog: str, argv: Sequence[str] | None, launch: Launch | None) -> str:
     """What was typed, so that it can be typed again."""
     words = shlex.join(sys.argv[1:] if argv is None else argv)
-    if under_torchrun():
-        nodes = int(os.environ["WORLD_SIZE"]) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        more = f"--nnodes {nodes} " if nodes > 1 else ""
-        return f"torchrun {more}--nproc-per-node {os.environ.get('LOCAL_WORLD_SIZE', '1')} {prog} {words}"
+    if launch is not None and launch.by == "torchrun":
+        more = f"--nnodes {launch.nodes} " if launch.nodes > 1 else ""
+        return f"torchrun {more}--nproc-per-node {launch.on_node} {prog} {words}"
+    if launch is not None:
+        return f"srun -N {launch.nodes} -n {launch.world_size} python {prog} {words}"
     return f"{prog} {words}" if prog.startswith("bigbatch") else f"python {prog} {words}"
 
 
@@ -241,14 +260,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(argv: Sequence[str] | None) -> int:
     prog = sys.argv[0] if Path(sys.argv[0]).name == "run.py" else "bigbatch train"
-    speaks = os.environ.get("LOCAL_RANK", "0") == "0"
-    leads = os.environ.get("RANK", "0") == "0"
+    launch = launched()
+    leads = launch is None or launch.rank == 0
+    # torchrun's first failing rank of a node should be one that speaks; srun's tasks share one terminal.
+    speaks = launch is None or (launch.local_rank if launch.by == "torchrun" else launch.rank) == 0
     try:
         task = make_task(argv, prog)
         if leads:
             make_output(task)
             announce(task)
-        history = train_under_torchrun(task) if under_torchrun() else train_under_ray(task)
+        history = train_without_ray(task, task.launch) if task.launch else train_under_ray(task)
         if leads:
             write_result(task, history)
         return 0
@@ -257,7 +278,7 @@ def _main(argv: Sequence[str] | None) -> int:
     except (KeyboardInterrupt, TrainingStopped) as stop:
         signum = getattr(stop, "signum", None)
         code = 128 + signum if signum else INTERRUPTED
-        return _say(f"stopped. To resume: {this_command(prog, argv)}", code, speaks)
+        return _say(f"stopped. To resume: {this_command(prog, argv, launch)}", code, speaks)
     except (NonFiniteLossError, CheckpointError, RayStartError) as error:
         return _say(f"{prog}: failed: {error}", 1, speaks)
 

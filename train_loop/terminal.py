@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -77,14 +77,22 @@ def reader_may_leave() -> Iterator[None]:
 
 
 class StopOnSignal(PrintReporter):
-    """Ctrl-C stops the run after the current step, with a checkpoint; a later second one at once."""
+    """Ctrl-C stops the run after the current step, with a checkpoint; a later second one at once.
 
-    def __init__(self, rank: int) -> None:
+    Args:
+        rank: of this process; rank 0 speaks.
+        signals: what stops the run. torchrun ends the ranks that are left with SIGTERM once one has
+            failed: there it must not be taken for a request.
+    """
+
+    def __init__(self, rank: int, signals: Sequence[int] = (signal.SIGINT,)) -> None:
         super().__init__(rank)
         self._rank = rank
         self._pid = os.getpid()
         self._since: float | None = None
-        signal.signal(signal.SIGINT, self._note)
+        self.signum: int | None = None
+        for number in signals:
+            signal.signal(number, self._note)
 
     def stop_requested(self) -> bool:
         return self._since is not None
@@ -96,6 +104,6 @@ class StopOnSignal(PrintReporter):
         if self._since is not None and now - self._since > SAME_SIGNAL_S:
             raise KeyboardInterrupt
         if self._since is None:
-            self._since = now
+            self._since, self.signum = now, signum
             if self._rank == 0:  # print() may be what the signal has interrupted
                 os.write(2, b"stopping after this step, with a checkpoint; Ctrl-C again to stop at once\n")

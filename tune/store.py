@@ -272,7 +272,7 @@ def open_storage(folder: Path, url: str | None) -> optuna.storages.BaseStorage:
         reason = str(error).strip().splitlines()[0]
         raise ConfigError(
             f"--storage must be a database URL that opens; got {redact(url)!r}: {redact(reason)}. "
-            "Write e.g. postgresql+psycopg2://user@host/db, or leave it out for the journal file."
+            "Write e.g. postgresql+psycopg://user@host/db, or leave it out for the journal file."
         ) from None
 
 
