@@ -12,7 +12,9 @@ from ray.tune.search import Searcher
 
 from search_spaces.registry import load_space
 from search_spaces.workload import Workload
+from train_loop.config import ConfigError
 from tune.bridge import OptunaBridge
+from tune.deadline import Deadline, end_of_allocation
 from tune.samplers import make_pruner, sampler_factory
 from tune.store import StudyStore
 
@@ -343,3 +345,38 @@ def test_optuna_opens_the_journal_as_it_is(store):
     )
     study = optuna.load_study(study_name="s", storage=storage)
     assert study.best_value == 0.4 and study.best_trial.user_attrs["ray_trial_id"] == "ray-a"
+
+
+def test_the_time_to_a_first_result_is_the_longest_that_was_met(store, monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr("tune.bridge.time.monotonic", lambda: now[0])
+    bridge = make_bridge(store, trials=9)
+    assert bridge.first_result_s() is None
+    for ray_id, seconds in (("a", 40.0), ("b", 25.0)):
+        bridge.suggest(ray_id)
+        now[0] += seconds
+        for epoch in range(1, EPOCHS + 1):
+            bridge.observe(ray_id, {"records": [record(epoch, 0.5, train_s=7.0, val_s=1.5)]})
+            now[0] += 300.0  # later epochs do not count
+    assert bridge.first_result_s() == pytest.approx(40.0)
+    fresh = make_bridge(store, trials=9)  # as after a requeue: only the epochs are known
+    assert fresh.first_result_s() == pytest.approx(8.5)
+
+
+def test_no_trial_starts_that_could_not_finish_an_epoch_before_the_allocation_ends(monkeypatch):
+    now, needed = [5000.0], [None]
+    monkeypatch.setattr("tune.deadline.time.time", lambda: now[0])
+    deadline = Deadline(6000.0, lambda: needed[0])
+    assert deadline.allows_a_trial(), "nothing was measured yet"
+    needed[0] = 600.0
+    now[0] = 5399.0
+    assert deadline.allows_a_trial() and not deadline.refused
+    now[0] = 5401.0
+    assert not deadline.allows_a_trial() and deadline.refused
+    assert Deadline(None, lambda: 1e9).allows_a_trial()
+
+
+def test_the_end_of_the_allocation_is_a_number_or_refused():
+    assert end_of_allocation({}) is None and end_of_allocation({"BIGBATCH_DEADLINE": "1763.5"}) == 1763.5
+    with pytest.raises(ConfigError, match="soon"):
+        end_of_allocation({"BIGBATCH_DEADLINE": "soon"})

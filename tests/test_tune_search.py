@@ -395,6 +395,19 @@ def test_budgets_end_a_search_that_can_be_resumed(tiny, tmp_path, budget, word):
         assert any("--budget-gpu-hours 0.008" in line for line in search.lines), "the printed command goes on"
 
 
+def test_a_search_at_the_end_of_its_allocation_starts_nothing_and_says_to_come_again(tiny, tmp_path):
+    arguments = (*tiny, "--study", "s", "--trials", 2, "--max-epochs", 1)
+    first = Search(*arguments, cwd=tmp_path)
+    assert first.end() == 0, first.stderr()
+    late = Search("--resume", "--study", "s", "--trials", 3, cwd=tmp_path, BIGBATCH_DEADLINE=str(time.time() + 0.5))
+    assert late.end() == 75, late.stderr()
+    assert any("the allocation ends before" in line for line in late.lines)
+    assert len(load(tmp_path / "runs" / "s").trials) == 2
+    again = Search("--resume", "--study", "s", cwd=tmp_path, BIGBATCH_DEADLINE=str(time.time() + 3600))
+    assert again.end() == 0, again.stderr()
+    assert len(load(tmp_path / "runs" / "s").trials) == 3
+
+
 def test_the_inline_trainer_fits_the_installed_ray():
     from tune import inline_trainer
 

@@ -32,7 +32,7 @@ from train_loop.config import TrainConfig
 from train_loop.ray_worker import FAILURE, RECORDS
 from tune.observer import Observer, TrialView
 from tune.store import StudyStore
-from tune.tables import EPOCH_ATTR, epoch_records
+from tune.tables import EPOCH_ATTR, epoch_records, epoch_s
 
 STOP_WAIT_S = 10.0
 """How long trials may take to write their checkpoints when a search ends early."""
@@ -51,6 +51,8 @@ class _Live:
     trial: optuna.trial.Trial
     view: TrialView
     device_s_before: float
+    waiting_for_first: bool = True
+    """No epoch has ended since it was started."""
     started: float = field(default_factory=lambda: time.monotonic())
 
 
@@ -96,6 +98,7 @@ class OptunaBridge(Searcher):
         self._live: dict[str, _Live] = {}
         self._finished = 0
         self._failure, self._equal_failures = "", 0
+        self._first_result_s: float | None = None
         self.workers = task(0)["workers"]
         self.stopping = False
         """Set before the search is left early: trials that end from then on were interrupted."""
@@ -182,6 +185,9 @@ class OptunaBridge(Searcher):
         if not math.isfinite(value) or not math.isfinite(float(record["val_loss"])):
             self._tell(trial_id, TrialState.FAIL, f"validation was not finite in epoch {epoch}")
             return True
+        if live.waiting_for_first:
+            live.waiting_for_first = False
+            self._first_result_s = max(self._first_result_s or 0.0, time.monotonic() - live.started)
         live.trial.set_user_attr(f"{EPOCH_ATTR}{epoch:05d}", record)
         live.trial.report(value, epoch)
         live.view.records.append(record)
@@ -202,6 +208,16 @@ class OptunaBridge(Searcher):
         hours = sum(t.user_attrs.get("gpu_hours", 0.0) for t in self._study.get_trials(deepcopy=False))
         live = sum((time.monotonic() - item.started) * self.workers for item in self._live.values())
         return hours * 3600 + live
+
+    def first_result_s(self) -> float | None:
+        """Seconds from a trial's start to its first finished epoch: the longest met so far.
+
+        Before this driver has met one, the longest epoch in the study; None where there is none.
+        """
+        if self._first_result_s is None:
+            trials = self._study.get_trials(deepcopy=False)
+            return max((epoch_s(record) for t in trials for record in epoch_records(t)), default=None)
+        return self._first_result_s
 
     @property
     def live(self) -> int:

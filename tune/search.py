@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from train_loop.errors import RayStartError
 from train_loop.ray_session import Connection, JoinedRay, LocalRay, check_reachable
 from train_loop.terminal import give_signals_back, take_signals
 from tune import wandb_log
+from tune.deadline import END_OF_ALLOCATION, Deadline, end_of_allocation
 from tune.display import PlainLines, Progress, make_display
 from tune.observer import Observer, TrialView
 from tune.plan import Machine, SearchPlan, on_cluster
@@ -33,6 +34,8 @@ from tune.summary import print_findings, print_plan, quoted, resume_command
 from tune.tables import epoch_records
 
 DONE, FAILED = 0, 1
+TRY_AGAIN = os.EX_TEMPFAIL
+"""Exit code 75: stopped by the end of the allocation, to be resumed in another."""
 FINISHED = ("COMPLETE", "PRUNED", "FAIL")
 BUDGET_SPENT = "the budget of GPU hours is spent"
 CHECKPOINT_EVERY_S = 20.0
@@ -64,6 +67,7 @@ def run_search(plan: SearchPlan) -> int:
     Raises ConfigError where the study's folder, the database or the cluster turn out unusable.
     """
     console = Console(soft_wrap=not sys.stdout.isatty(), highlight=False)
+    end_of_allocation()  # checked before anything starts
     print_plan(plan, console)
     if plan.options.dry_run:
         return DONE
@@ -113,6 +117,7 @@ class _Ended:
     """As it was carried out."""
     bridge: Any = None
     wandb: Any = None
+    deadline: Deadline = field(default_factory=lambda: Deadline(None, lambda: None))
 
 
 def _device_hours(store: StudyStore) -> float:
@@ -152,7 +157,7 @@ def _search(ended: _Ended, store: StudyStore, stop: StopRequest, stack: ExitStac
         stack.callback(ended.wandb.close)
         observers.append(ended.wandb)
     store.study.pruner = make_pruner(plan.scheduler, plan.max_epochs)
-    bridge = ended.bridge = _make_bridge(plan, store, connection, observers, stop)
+    bridge = ended.bridge = _make_bridge(ended, store, connection, observers, stop)
     bridge.recover()
     if plan.sampler in MODEL_BASED:  # the designs random and qmc stay as they are
         for point in plan.space.initial_points(plan.workload, plan.overrides):
@@ -167,10 +172,11 @@ def _search(ended: _Ended, store: StudyStore, stop: StopRequest, stack: ExitStac
 
 
 def _make_bridge(
-    plan: SearchPlan, store: StudyStore, connection: Connection, observers: list[Observer], stop: StopRequest
+    ended: _Ended, store: StudyStore, connection: Connection, observers: list[Observer], stop: StopRequest
 ) -> Any:
     from tune.bridge import OptunaBridge
 
+    plan = ended.plan
     ray_storage = _ray_storage(plan, connection)
 
     def task(number: int) -> dict[str, Any]:
@@ -185,7 +191,7 @@ def _make_bridge(
             "stop_file": str(store.stop_file),
         }
 
-    return OptunaBridge(
+    bridge = OptunaBridge(
         store,
         plan.space,
         plan.workload,
@@ -196,8 +202,10 @@ def _make_bridge(
         make_sampler=sampler_factory(plan.sampler, plan.seed, plan.trials),
         task=task,
         observers=observers,
-        may_start=lambda: not stop.is_set(),
+        may_start=lambda: not stop.is_set() and ended.deadline.allows_a_trial(),
     )
+    ended.deadline = Deadline(end_of_allocation(), bridge.first_result_s)
+    return bridge
 
 
 def _fit(plan: SearchPlan, store: StudyStore, bridge: Any, stop: StopRequest) -> None:
@@ -283,15 +291,22 @@ def _end(ended: _Ended, trials: list[TrialView], stop: StopRequest, console: Con
         say(f"\nSend the W&B runs from a machine with a network:\n  {wandb.sync_command()}")
     if fatal:
         print(f"error: {fatal}. See {quoted(plan.folder / 'logs')}.", file=sys.stderr)
-    if stop.is_set():
+    cut_short = ended.deadline.refused and _count_finished(trials) < plan.trials
+    if stop.is_set() or cut_short:
         command = resume_command(plan, budget_spent=stop.reason == BUDGET_SPENT)
-        say(f"\nStopped: {stop.reason}. Everything is saved; go on with:\n  {command}")
+        say(f"\nStopped: {stop.reason or END_OF_ALLOCATION}. Everything is saved; go on with:\n  {command}")
     if stop.signal is not None:
         return 128 + stop.signal
+    if cut_short and not fatal:
+        return TRY_AGAIN
     complete = any(t.state == "COMPLETE" for t in trials)
     if not complete:
         print(f"error: no trial ran to its end. The logs: {quoted(plan.folder / 'logs')}", file=sys.stderr)
     return DONE if complete and not fatal else FAILED
+
+
+def _count_finished(trials: list[TrialView]) -> int:
+    return sum(t.state in FINISHED for t in trials)
 
 
 def _open_store(plan: SearchPlan) -> StudyStore:

@@ -135,8 +135,7 @@ class StudyStore:
 
     def _note_lost_cost(self, trial: optuna.trial.FrozenTrial, records: list[dict[str, Any]], workers: int) -> None:
         """What a killed attempt used at least: the time of its finished epochs."""
-        parts = ("train_s", "bn_s", "val_s", "checkpoint_s")
-        hours = sum(record.get(part, 0.0) for record in records for part in parts) * workers / 3600
+        hours = sum(tables.epoch_s(record) for record in records) * workers / 3600
         if hours > trial.user_attrs.get("gpu_hours", 0.0):
             self.study._storage.set_trial_user_attr(trial._trial_id, "gpu_hours", hours)
 

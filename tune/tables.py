@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -124,3 +124,8 @@ def _at(values: dict[str, Any], key: str) -> Any:
     for part in key.split("."):
         values = values.get(part, {}) if isinstance(values, dict) else {}
     return None if values == {} else values
+
+
+def epoch_s(record: Mapping[str, Any]) -> float:
+    """Seconds that an epoch took, validation and checkpoints included."""
+    return float(sum(record.get(part) or 0.0 for part in ("train_s", "bn_s", "val_s", "checkpoint_s")))
