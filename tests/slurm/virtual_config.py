@@ -164,7 +164,7 @@ PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 JobRequeue=1
 ReturnToService=2
-# A node that was cut off is noticed within 20 s; with the usual MessageTimeout of 10 s it can take 35 s.
+# A node that was cut off is noticed within 25 s; with the usual MessageTimeout of 10 s it can take 35 s.
 SlurmdTimeout=10
 MessageTimeout=7
 InactiveLimit=0
