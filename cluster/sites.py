@@ -57,6 +57,8 @@ class Partition:
     """Further options of sbatch that jobs here need."""
     default_qos: str | None = None
     qos: Mapping[str, Qos] = field(default_factory=dict)
+    is_default: bool = False
+    """Slurm takes it when none is named."""
 
 
 @dataclass(frozen=True)
