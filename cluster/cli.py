@@ -7,35 +7,11 @@ import difflib
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import NoReturn
 
 from cluster import jobs, record, slurm, submission
+from cluster.command_line import DONE, FAILED, INTERRUPTED, WRONG_INPUT, OneLineParser, no_such_option, parser
 from cluster.resources import SIGNAL_S, Request
 from cluster.sites import InputError, find
-
-DONE, FAILED, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 130
-
-
-class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, with the nearest option, and ends with 2."""
-
-    def error(self, message: str) -> NoReturn:
-        prefix = "unrecognized arguments: "
-        if message.startswith(prefix):
-            word = message[len(prefix) :].split()[0]
-            message = _no_such_option(word, [name for action in self._actions for name in action.option_strings])
-        print(f"{self.prog}: error: {message}", file=sys.stderr)
-        raise SystemExit(WRONG_INPUT)
-
-
-def _no_such_option(word: str, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(word.split("=")[0], known, n=1)
-    return f"no such option; got {word!r}. " + (f"Did you mean {near[0]}?" if near else "See --help for all of them.")
-
-
-def _parser(command: str, description: str) -> _Parser:
-    return _Parser(prog=f"bigbatch cluster {command}", description=description, allow_abbrev=False)
-
 
 # Submit and attach
 
@@ -65,7 +41,7 @@ def _add_resources(p: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="OPTION",
-        help="a further option of sbatch, e.g. --sbatch=-Cinet",
+        help="e.g. --sbatch=--exclude=n7",
     )
     add("--dry-run", action="store_true", help="print the script and end")
 
@@ -89,7 +65,7 @@ def _request(args: argparse.Namespace, arguments: Sequence[str], attach_to: str 
 
 
 def _submit(argv: Sequence[str]) -> int:
-    p = _parser("submit", "Submit a search. Options that are not listed here go to tune/run.py; -- COMMAND runs that.")
+    p = parser("submit", "Submit a search. Options that are not listed here go to tune/run.py; -- COMMAND runs that.")
     p.usage = "bigbatch cluster submit [options] [options of bigbatch tune | -- COMMAND …]"
     _add_resources(p)
     own, command = _split(argv)
@@ -108,20 +84,20 @@ def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     return list(argv[:at]), list(argv[at:])
 
 
-def _check_search(p: _Parser, arguments: Sequence[str]) -> None:
+def _check_search(p: OneLineParser, arguments: Sequence[str]) -> None:
     """Refuse here what ``tune/run.py`` would refuse in the job: its options, not what is behind them."""
     from tune.cli import tune_parser  # the parser alone needs nothing but the standard library
 
     tune = tune_parser(p.prog)
-    known = [name for parser in (p, tune) for action in parser._actions for name in action.option_strings]
+    known = [name for one in (p, tune) for action in one._actions for name in action.option_strings]
     for word in arguments:
         if word.startswith("--") and word.split("=")[0] not in known:
-            p.error(_no_such_option(word, known))
+            p.error(no_such_option(word, known))
     tune.parse_args(arguments)
 
 
 def _attach(argv: Sequence[str]) -> int:
-    p = _parser("attach", "Submit a second allocation that joins a running search and may leave at any time.")
+    p = parser("attach", "Submit a second allocation that joins a running search and may leave at any time.")
     p.add_argument("job", metavar="JOBID")
     _add_resources(p)
     args = p.parse_args(argv)
@@ -149,7 +125,7 @@ def _send(args: argparse.Namespace, request: Request) -> int:
 
 
 def _queue(argv: Sequence[str]) -> int:
-    p = _parser("queue", "Your jobs, with their study's progress.")
+    p = parser("queue", "Your jobs, with their study's progress.")
     p.add_argument("-a", "--all", action="store_true", help="also those that have ended")
     found = jobs.queue(ended=p.parse_args(argv).all)
     print(jobs.table(found) if found else "No jobs.")
@@ -157,7 +133,7 @@ def _queue(argv: Sequence[str]) -> int:
 
 
 def _logs(argv: Sequence[str]) -> int:
-    p = _parser("logs", "A job's log; with -f also its nodes', as they grow.")
+    p = parser("logs", "A job's log; with -f also its nodes', as they grow.")
     p.add_argument("job", metavar="JOBID")
     p.add_argument("-f", "--follow", action="store_true", help="go on until the job has ended")
     p.add_argument("--node", metavar="NAME", help="only this node's")
@@ -171,7 +147,7 @@ def _logs(argv: Sequence[str]) -> int:
 
 
 def _cancel(argv: Sequence[str]) -> int:
-    p = _parser("cancel", "Cancel jobs. Their studies can be resumed.")
+    p = parser("cancel", "Cancel jobs. Their studies can be resumed.")
     p.add_argument("job", metavar="JOBID", nargs="+")
     for job_id in p.parse_args(argv).job:
         print(f"Cancelled: {', '.join(jobs.cancel(job_id))}")
@@ -179,7 +155,7 @@ def _cancel(argv: Sequence[str]) -> int:
 
 
 def _tunnel(argv: Sequence[str]) -> int:
-    p = _parser("tunnel", "How to open a job's dashboard from your own machine.")
+    p = parser("tunnel", "How to open a job's dashboard from your own machine.")
     p.add_argument("job", metavar="JOBID")
     p.add_argument("--site", metavar="NAME|FILE.toml")
     p.add_argument("--port", type=int, default=8265, metavar="PORT", help="on your own machine (default 8265)")

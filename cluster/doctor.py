@@ -6,7 +6,6 @@ what is between them. Where a part is missing (no git, no torch, no quota comman
 
 from __future__ import annotations
 
-import argparse
 import fcntl
 import json
 import os
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster import probe, record, slurm
+from cluster.command_line import parser
 from cluster.sites import GENERIC, Site, find
 
 OK, WARN, FAIL = "OK", "WARN", "FAIL"
@@ -30,8 +30,8 @@ MARK = "BIGBATCH-PROBE "
 STEP_S = 180.0
 MIN_PYTHON = (3, 11)
 GIB = 2**30
-LONGEST_TMP = 16
-"""Characters. Ray's sockets lie about 80 characters below, and the kernel takes 107 (AF_UNIX)."""
+LONGEST_TMP = 12
+"""Characters. The job's folder and Ray's sockets lie up to 95 below, and the kernel takes 107 (AF_UNIX)."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,7 @@ class Finding:
 
 def doctor_main(argv: Sequence[str]) -> int:
     """Print every finding. Returns 1 if one is FAIL."""
-    p = argparse.ArgumentParser(
-        prog="bigbatch cluster doctor", description="Check this machine, or the nodes of this allocation."
-    )
+    p = parser("doctor", "Check this machine, or the nodes of this allocation.")
     p.add_argument("--site", metavar="NAME|FILE.toml", help="the site's profile (default: found)")
     p.add_argument("--shared", metavar="DIR", help="the folder that all nodes must see (default: BIGBATCH_HOME)")
     p.add_argument("--python", metavar="PATH", help="the nodes' interpreter (default: BIGBATCH_PYTHON, else this one)")

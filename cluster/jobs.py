@@ -135,7 +135,12 @@ def _check_id(job_id: str) -> None:
 
 def logs(job_id: str, *, node: str | None = None, env: Mapping[str, str] | None = None) -> str:
     """What a job has written so far; of ``node``, what that node has. Raises InputError if there is no log yet."""
-    return "".join(path.read_text(errors="replace") for path in _log_files(job_id, node, env))
+    files = _log_files(job_id, node, env)
+    texts = [path.read_text(errors="replace") for path, source in files.items() if node or not source]
+    if not texts:
+        what = f"node {node} of job {job_id}" if node else f"job {job_id}"
+        raise InputError(f"there is no log of {what} below {str(record.home(env))!r}. Has it begun?")
+    return "".join(texts)
 
 
 def follow(
@@ -150,8 +155,8 @@ def follow(
     asked, lives = 0.0, True
     while True:
         fresh = False
-        for path in _log_files(job_id, node, env, every=True):
-            for line in tails.setdefault(path, _Tail(path)).lines():
+        for path, source in _log_files(job_id, node, env).items():
+            for line in tails.setdefault(path, _Tail(path, f"{source} | " if source else "")).lines():
                 fresh = True
                 yield line
         if not lives and not fresh:
@@ -167,9 +172,9 @@ def follow(
 class _Tail:
     """Whole lines of a file that grows."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, prefix: str) -> None:
         self.path = path
-        self.prefix = f"{path.stem} | " if path.parent.name == "nodes" or path.suffix == ".node" else ""
+        self.prefix = prefix
         self.at = 0
         self.half = b""
 
@@ -192,23 +197,17 @@ class _Tail:
             yield self.prefix + self.half.decode(errors="replace") + "\n"
 
 
-def _log_files(job_id: str, node: str | None, env: Mapping[str, str] | None, every: bool = False) -> list[Path]:
-    """The job's own log, or a node's; ``every``: both, and none is no error (the job may begin later)."""
+def _log_files(job_id: str, node: str | None, env: Mapping[str, str] | None) -> dict[Path, str]:
+    """The logs that are there, with the node that each is of ("" for the job's own); of ``node`` only its own."""
     _check_id(job_id)
     found = record.read(job_id, env)
     own = Path(found.log) if found and found.log else record.home(env) / "logs" / f"{job_id}.log"
     folder = Path(found.node_logs) if found and found.node_logs else record.folder_of(job_id, env) / "nodes"
-    of_nodes = sorted(path for path in folder.glob("*") if path.is_file()) if folder.is_dir() else []
-    if node is not None:
-        of_nodes = [path for path in of_nodes if node in (path.stem, path.name) or path.name.startswith(f"{node}.")]
-        chosen = of_nodes
-    else:
-        chosen = [own, *of_nodes] if every else [own]
-    there = [path for path in chosen if path.is_file()]
-    if not there and not every:
-        what = f"node {node} of job {job_id}" if node else f"job {job_id}"
-        raise InputError(f"there is no log of {what}; looked for {str(folder if node else own)!r}. Has it begun?")
-    return there
+    files = {} if node else {own: ""}
+    for path in sorted(folder.glob("*")) if folder.is_dir() else []:
+        if node is None or node == path.name or path.name.startswith(f"{node}."):
+            files[path] = path.stem
+    return {path: source for path, source in files.items() if path.is_file()}
 
 
 def _is_listed(job_id: str) -> bool:

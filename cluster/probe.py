@@ -30,7 +30,7 @@ PACKAGES = ("ray", "torch", "torchvision", "optuna", "numpy", "bigbatch")
 HOUSES = ("cluster", "search_spaces", "train_loop", "tune")
 DEADLINE_S = 60.0
 TRANSFER_BYTES = 64 * 2**20
-PORTS = range(20000, 30000)
+PORTS = range(20000, 32000)
 """Where jobs put their ports: above Ray's workers, below what the kernel gives out itself."""
 
 
@@ -190,13 +190,16 @@ def _variable(environ: bytes, name: str) -> str | None:
 def address(env: Mapping[str, str]) -> str:
     """This node's address in the network that the site's profile chose. Raises OSError if there is none."""
     suffix, interface = env.get("BIGBATCH_HOST_SUFFIX"), env.get("BIGBATCH_INTERFACE")
-    if suffix:
-        return socket.gethostbyname(socket.gethostname().split(".")[0] + suffix)
-    if interface:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        if interface:
             name = struct.pack("256s", interface.encode()[:15])
             return socket.inet_ntoa(fcntl.ioctl(probe.fileno(), 0x8915, name)[20:24])  # SIOCGIFADDR
-    return socket.gethostbyname(socket.gethostname())
+        found = socket.gethostbyname(socket.gethostname().split(".")[0] + (suffix or ""))
+        if not found.startswith("127."):
+            return found
+        # Debian gives a host's own name 127.0.1.1. This sends nothing: it asks which address would be used.
+        probe.connect(("10.255.255.255", 1))
+        return str(probe.getsockname()[0])
 
 
 def exchange(folder: Path, env: Mapping[str, str] | None = None) -> dict[str, Any]:

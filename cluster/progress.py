@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,9 @@ from typing import Any
 CREATE_STUDY, DELETE_STUDY, CREATE_TRIAL, SET_STATE_VALUES = 0, 1, 4, 6
 RUNNING, COMPLETE, PRUNED, FAIL, WAITING = range(5)
 FINISHED = (COMPLETE, PRUNED, FAIL)
+_WANTED = re.compile(
+    rb'\{"op_code":\s*(?:%d|%d|%d|%d)\b' % (CREATE_STUDY, DELETE_STUDY, CREATE_TRIAL, SET_STATE_VALUES)
+)
 
 
 @dataclass(frozen=True)
@@ -63,16 +67,13 @@ def read(folder: str | Path) -> Progress | None:
 
 def _records(journal: Path) -> Iterator[dict[str, Any]]:
     """The journal's records, up to the first that is not whole: its writer may be at work on it."""
-    wanted = tuple(
-        f'"op_code":{code},'.encode() for code in (CREATE_STUDY, DELETE_STUDY, CREATE_TRIAL, SET_STATE_VALUES)
-    )
     try:
         with journal.open("rb") as lines:
             for line in lines:
                 if not line.endswith(b"\n"):
                     return
                 # Most lines are epoch records, long and of no use here: they are not parsed.
-                if line.startswith(b'{"op_code":') and not line[1:].startswith(wanted):
+                if line.startswith(b'{"op_code":') and not _WANTED.match(line):
                     continue
                 parsed = json.loads(line)
                 if isinstance(parsed, dict):

@@ -47,7 +47,7 @@ class Request:
     job_options: tuple[str, ...] = ()
     """Of the job itself, before the arguments, e.g. ``--tls``."""
     options: tuple[str, ...] = ()
-    """Further options of sbatch, each as one word."""
+    """Further options of sbatch, long and each as one word: ``--constraint=fast``."""
     attach_to: str | None = None
     """A running job that the nodes are lent to."""
 
@@ -81,6 +81,9 @@ def resources(
         raise InputError(f"--nodes must be at least 1; got {request.nodes}.")
     if request.arguments[:1] == ("--",) and len(request.arguments) == 1:
         raise InputError("-- must be followed by a command; got nothing. Write e.g. -- python my_script.py.")
+    for option in request.options:
+        if not option.startswith("--"):
+            raise InputError(f"--sbatch must be a long option of sbatch; got {option!r}. Write e.g. --constraint=fast.")
     partition = _partition(request, site, live)
     gpus = _gpus(request, site, partition)
     time_s, qos = _time_and_qos(request, site, partition, gpus * request.nodes)
