@@ -36,6 +36,9 @@ def _add_resources(p: argparse.ArgumentParser) -> None:
     add("--signal", type=int, default=SIGNAL_S, metavar="S", help=f"warn the job so many s before its end ({SIGNAL_S})")
     add("--tls", action="store_true", help="encrypt between the nodes, with certificates made for this job")
     add("--chain", action="store_true", help="submit a successor in place of requeueing")
+    add("--keep-logs", action="store_true", help="keep Ray's logs also of a run that went well")
+    add("--max-restarts", type=int, metavar="K", help="give up after K restarts without a finished epoch (3)")
+    add("--start-timeout", type=int, metavar="S", help="seconds that the nodes may take to register (300)")
     add(
         "--sbatch",
         action="append",
@@ -47,7 +50,8 @@ def _add_resources(p: argparse.ArgumentParser) -> None:
 
 
 def _request(args: argparse.Namespace, arguments: Sequence[str], attach_to: str | None = None) -> Request:
-    flags = {"--tls": args.tls, "--chain": args.chain}
+    flags = {"--tls": args.tls, "--chain": args.chain, "--keep-logs": args.keep_logs}
+    numbers = {"--max-restarts": args.max_restarts, "--start-timeout": args.start_timeout}
     plain = ("nodes", "time", "partition", "account", "qos", "gpus_per_node", "cpus_per_gpu", "cpus_per_node", "mem")
     return Request(
         arguments=tuple(arguments),
@@ -57,7 +61,10 @@ def _request(args: argparse.Namespace, arguments: Sequence[str], attach_to: str 
         python=args.python,
         prelude=args.prelude,
         signal_s=args.signal,
-        job_options=tuple(flag for flag, on in flags.items() if on),
+        job_options=(
+            *(flag for flag, on in flags.items() if on),
+            *(f"{name}={value}" for name, value in numbers.items() if value is not None),
+        ),
         options=tuple(args.sbatch),
         attach_to=attach_to,
         **{name: getattr(args, name) for name in plain},

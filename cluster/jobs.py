@@ -204,8 +204,8 @@ def _log_files(job_id: str, node: str | None, env: Mapping[str, str] | None) -> 
     own = Path(found.log) if found and found.log else record.home(env) / "logs" / f"{job_id}.log"
     folder = Path(found.node_logs) if found and found.node_logs else record.folder_of(job_id, env) / "nodes"
     files = {} if node else {own: ""}
-    for path in sorted(folder.glob("*")) if folder.is_dir() else []:
-        if node is None or node == path.name or path.name.startswith(f"{node}."):
+    for path in sorted(folder.glob("*.log")):
+        if node in (None, path.stem):
             files[path] = path.stem
     return {path: source for path, source in files.items() if path.is_file()}
 

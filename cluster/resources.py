@@ -17,8 +17,8 @@ from cluster.sites import InputError, Partition, Qos, Site, format_time, parse_t
 
 USUAL_TIME_S = 4 * 3600
 """Wall time when none is asked for, if the partition grants as much: short jobs start early, and they requeue."""
-SIGNAL_S = 300
-"""Seconds before the end at which Slurm warns the job. Slurm may be up to 60 s early."""
+SIGNAL_S = 120
+"""Seconds before the end at which the job saves and ends. Slurm's signal may come up to 60 s earlier."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from cluster import record, slurm
-from cluster.resources import Request, Resources, resources, slurm_partitions
+from cluster.resources import SIGNAL_S, Request, Resources, resources, slurm_partitions
 from cluster.sites import BUILT_IN, InputError, Partition, Site, find, format_time
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -143,6 +143,7 @@ def _directives(request: Request, site: Site, needs: Resources, env: Mapping[str
         f"--time={format_time(needs.time_s)}",
         f"--signal=B:USR1@{request.signal_s}",
         "--requeue" if requeue else "--no-requeue",
+        "--no-kill",  # a node that dies ends its trials, not the search
         "--open-mode=append",
         f"--output={log}",
         *needs.options,
@@ -190,7 +191,8 @@ def _arguments(request: Request, site: Site) -> str:
     if request.attach_to:
         return shlex.quote(request.attach_to)
     chain = [] if site.requeue or "--chain" in request.job_options else ["--chain"]
-    return shlex.join([*chain, *request.job_options, *request.arguments])
+    margin = [] if request.signal_s == SIGNAL_S else ["--margin", str(request.signal_s)]
+    return shlex.join([*chain, *margin, *request.job_options, *request.arguments])
 
 
 def _quoted(directive: str) -> str:

@@ -98,7 +98,7 @@ REFUSED = {
     "no cores": (dict(cpus_per_node=0), "at least 1 CPU"),
     "time over the partition's": (dict(partition="gpu_p5", time="20:00:01"), "20:00:00"),
     "time that is none": (dict(time="tomorrow"), "20h"),
-    "time shorter than the warning": (dict(time="5"), "--signal"),
+    "time shorter than the warning": (dict(time="2"), "--signal"),
     "no node": (dict(nodes=0), "at least 1"),
     "negative GPUs": (dict(gpus_per_node=-1), "0 or more"),
     "no account": (dict(account=None), "--account PROJECT@v100"),
