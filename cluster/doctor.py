@@ -88,7 +88,7 @@ def examine(
             findings += judge_allreduce(*_ask("allreduce", folder, python, env), expected)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    return [*findings, judge_privacy(record.home(env)), *judge_quota_command(site)]
+    return [*findings, *judge_scratch(site), judge_privacy(record.home(env)), *judge_quota_command(site)]
 
 
 def _network(site: Site) -> dict[str, str]:
@@ -240,7 +240,11 @@ def judge_gpus(nodes: Sequence[Mapping[str, Any]]) -> Finding:
     if unlike:
         advice = "Look at CUDA_VISIBLE_DEVICES and nvidia-smi there; submit with --exclude=NODE and tell the site."
         return Finding(FAIL, "GPUs", "; ".join(unlike), advice)
-    return Finding(OK, "GPUs", ", ".join(f"{node['host']}: {node['gpus']['seen']}" for node in nodes))
+    seen = ", ".join(f"{node['host']}: {node['gpus']['seen']}" for node in nodes)
+    if any(node["gpus"]["seen"] and not node["gpus"]["files"] and node["gpus"]["driver"] is None for node in nodes):
+        advice = "Neither /dev/nvidia* nor nvidia-smi is there. On other makers' GPUs ask torch.cuda.device_count()."
+        return Finding(WARN, "GPUs", f"{seen}, by Slurm's word only", advice)
+    return Finding(OK, "GPUs", seen)
 
 
 def judge_ports(nodes: Sequence[Mapping[str, Any]]) -> Finding:
@@ -362,6 +366,17 @@ def judge_privacy(home: Path) -> Finding:
             WARN, "privacy", f"others may enter {home} (mode {mode:o})", f"chmod 700 {shlex.quote(str(home))}"
         )
     return Finding(OK, "privacy", f"{home} is yours only")
+
+
+def judge_scratch(site: Site) -> list[Finding]:
+    """The site's folder for data and studies, as its profile names it."""
+    if not site.scratch:
+        return []
+    path = os.path.expandvars(site.scratch)
+    if "$" in path or not os.path.isdir(path):
+        return [Finding(WARN, "scratch", f"{site.scratch} is not set or not there", "Is a project activated?")]
+    finding = judge_space("scratch", [probe.space(Path(path))])
+    return [Finding(finding.status, finding.what, f"{path}: {finding.seen}", finding.advice)]
 
 
 def judge_quota_command(site: Site) -> list[Finding]:

@@ -51,8 +51,8 @@ def facts(shared: Path, env: Mapping[str, str] | None = None) -> dict[str, Any]:
         "code": code_digest(),
         "gpus": gpus(env),
         "ports": {"tried": 50, "free": sum(_is_free(port) for port in PORTS[:: len(PORTS) // 50])},
-        "tmp": {"path": str(tmp), "error": _cannot_use(tmp), **_space(tmp)},
-        "shared": {"path": str(shared), "error": _cannot_use(shared), "mark": _mark(shared), **_space(shared)},
+        "tmp": {"path": str(tmp), "error": _cannot_use(tmp), **space(tmp)},
+        "shared": {"path": str(shared), "error": _cannot_use(shared), "mark": _mark(shared), **space(shared)},
         "lock": try_lock(shared / "lock"),
         "leaked": leaked(env),
     }
@@ -90,7 +90,7 @@ def gpus(env: Mapping[str, str], dev: Path = Path("/dev")) -> dict[str, Any]:
     seen = files if visible is None else len([one for one in visible.split(",") if one and one != "NoDevFiles"])
     return {
         "granted": _count(granted) if granted else (0 if env.get("SLURM_JOB_ID") else None),
-        "seen": min(seen, files) if files else 0,
+        "seen": min(seen, files) if files else seen,
         "files": files,
         "driver": _lines("nvidia-smi", "-L") if shutil.which("nvidia-smi") else None,
     }
@@ -131,7 +131,7 @@ def _cannot_use(folder: Path) -> str | None:
     return None
 
 
-def _space(folder: Path) -> dict[str, int | None]:
+def space(folder: Path) -> dict[str, int | None]:
     """Free for this user, by statvfs. Inodes are None where the file system does not count them."""
     try:
         stat = os.statvfs(folder)

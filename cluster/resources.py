@@ -84,6 +84,8 @@ def resources(
     for option in request.options:
         if not option.startswith("--"):
             raise InputError(f"--sbatch must be a long option of sbatch; got {option!r}. Write e.g. --constraint=fast.")
+    if site.internet is False and "--wandb online" in " ".join(request.arguments).replace("=", " "):
+        raise InputError(f"compute nodes of {site.name} have no internet; got --wandb online. Write --wandb offline.")
     partition = _partition(request, site, live)
     gpus = _gpus(request, site, partition)
     time_s, qos = _time_and_qos(request, site, partition, gpus * request.nodes)

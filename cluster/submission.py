@@ -114,7 +114,7 @@ def render(
         "#!/bin/bash -l" if modules else "#!/bin/bash",
         *(f"#SBATCH {_quoted(directive)}" for directive in _directives(request, site, needs, env)),
         "",
-        f"# Made by `bigbatch cluster submit` for {site.title or site.name}.",
+        f"# Made by `bigbatch cluster submit` for {site.title or site.name}. {_cost(needs, site)}",
         *(f"export {name}={shlex.quote(value)}" for name, value in _variables(request, site, env, root).items()),
         *(f"module load {shlex.quote(module)}" for module in modules),
         *site.commands,
@@ -122,6 +122,15 @@ def render(
         f'exec bash "$BIGBATCH_ROOT/cluster/{script}" {_arguments(request, site)}'.rstrip(),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _cost(needs: Resources, site: Site) -> str:
+    """What the job takes at most, in the unit of budgets, and how the site counts."""
+    hours = needs.nodes * (needs.gpus_per_node or needs.cpus_per_node) * needs.time_s / 3600
+    text = f"At most {hours:g} {'GPU' if needs.gpus_per_node else 'core'} hours a run"
+    if site.accounting_unit:
+        text += f"; accounted in {site.accounting_unit}"
+    return text + (f": {site.accounting_command}" if site.accounting_command else ".")
 
 
 def _directives(request: Request, site: Site, needs: Resources, env: Mapping[str, str]) -> list[str]:

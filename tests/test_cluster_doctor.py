@@ -179,6 +179,13 @@ def test_gpus_are_counted_as_slurm_grants_and_as_a_process_sees_them(tmp_path):
     assert probe.gpus({"SLURM_JOB_ID": "1", "SLURM_GPUS_ON_NODE": "1"}, dev=tmp_path / "none")["seen"] == 0
 
 
+def test_gpus_that_only_slurm_speaks_of_are_a_warning():
+    nodes = healthy("n1", "n2")
+    nodes[1]["gpus"].update(files=0, driver=None)
+    finding = judged(nodes)["GPUs"]
+    assert finding.status == "WARN" and "Slurm's word" in finding.seen
+
+
 def test_rays_processes_of_other_jobs_are_leaks_and_this_jobs_are_not(tmp_path):
     """Real processes under Ray's names."""
     own, other = ({**os.environ, "SLURM_JOB_ID": job} for job in ("11", "12"))
@@ -290,6 +297,16 @@ def test_the_sites_quota_command_is_run_and_shown(tmp_path):
         finding = doctor.judge_quota_command(load(profile))[0]
         assert finding.status == status and expected in finding.seen
     assert doctor.judge_quota_command(find("generic", {})) == []
+
+
+def test_the_scratch_folder_is_the_profiles(tmp_path, monkeypatch):
+    profile = tmp_path / "mine.toml"
+    profile.write_text('name = "mine"\n[storage]\nscratch = "$MY_SCRATCH"\n')
+    monkeypatch.delenv("MY_SCRATCH", raising=False)
+    assert doctor.judge_scratch(load(profile))[0].status == "WARN"
+    monkeypatch.setenv("MY_SCRATCH", str(tmp_path))
+    finding = doctor.judge_scratch(load(profile))[0]
+    assert str(tmp_path) in finding.seen and "free" in finding.seen
 
 
 def test_slurms_settings_are_judged(tmp_path, monkeypatch):

@@ -85,6 +85,11 @@ def test_what_the_sites_rules_come_to():
     assert "--no-requeue" in directives("attach") and "--requeue" in directives("juwels_booster")
 
 
+def test_the_script_says_what_it_may_cost():
+    assert "At most 320 GPU hours a run; accounted in GPU hours: idracct" in rendered("jean_zay")
+    assert "At most 32 core hours a run." in rendered("generic")
+
+
 def ask(site: str = "jean_zay", live=None, env=None, **wishes):
     request = Request(**{"account": "abc", **wishes})
     return resources.resources(request, find(site, HOME), env={**HOME, **(env or {})}, live=live)
@@ -109,6 +114,7 @@ REFUSED = {
     "nodes over the partition's": (dict(site="juwels_booster", nodes=385), "384"),
     "cores not known": (dict(site="grete"), "--cpus-per-gpu"),
     "option of sbatch that is none": (dict(options=("-C inet",)), "--constraint="),
+    "online without internet": (dict(site="grete", cpus_per_gpu=8, arguments=("--wandb=online",)), "--wandb offline"),
     "command missing": (dict(arguments=("--",)), "command"),
 }
 
