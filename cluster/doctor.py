@@ -83,7 +83,8 @@ def examine(
         expected = int(env.get("SLURM_JOB_NUM_NODES") or 1) if env.get("SLURM_JOB_ID") else 1
         findings += judge_answers("nodes answer", nodes, expected, problems)
         findings += judge_nodes(nodes, mark, held, in_job=bool(env.get("SLURM_JOB_ID")))
-        if expected > 1 and len(nodes) == expected:
+        is_shared = all(node["shared"]["mark"] == mark for node in nodes)  # else they could not find each other
+        if expected > 1 and len(nodes) == expected and is_shared:
             findings += judge_exchange(*_ask("exchange", folder, python, env), expected)
             findings += judge_allreduce(*_ask("allreduce", folder, python, env), expected)
     finally:
@@ -154,7 +155,7 @@ def _answers(text: str) -> list[dict[str, Any]]:
 
 def judge_site(site: Site) -> Finding:
     if site.name == GENERIC:
-        advice = "Limits are asked from Slurm. docs/cluster.md shows a profile of ten lines."
+        advice = "Limits are asked from Slurm. docs/submitting.md shows a profile of ten lines."
         return Finding(OK, "site", "no profile matches this machine", advice)
     return Finding(OK, "site", f"{site.name} ({site.path})")
 
