@@ -1,0 +1,495 @@
+"""A Ray cluster inside a Slurm allocation, from the grant to the last removed file.
+
+``cluster/ray_head_workers.slurm`` runs this as the batch script's process:
+
+    allocation → credentials → head → workers → registered → driver → draining → (requeueing →) ended
+
+Each state is one method, which returns the next; all waiting goes through ``_interruption``, where
+signals, the time limit and dying nodes are noticed. What is decided at the end is in ``cluster.policy``.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from cluster import credentials, options, ray_commands, record, restart, slurm
+from cluster.driver import Driver, GcsWatch, drain_in_ray, path_with_this_python
+from cluster.grant import Grant, NoAllocation, read_grant
+from cluster.lease import Lease, StudyHeld
+from cluster.node_steps import NodeSteps
+from cluster.policy import Action, Cause, Decision, Situation, cause_of_signal, decide
+
+WRONG_INPUT = 2
+POLL_S = 0.1
+LOOK_S = 0.5
+"""Between two looks at the nodes' files on the shared file system."""
+SAVE_S = 60.0
+"""For the driver to save near the time limit or in a preemption's grace time."""
+CANCELLED_SAVE_S = 3.0
+SHORTEST_RUN_S = 60.0
+
+
+class State(enum.Enum):
+    ALLOCATION = "allocation"
+    CREDENTIALS = "credentials"
+    HEAD = "head"
+    WORKERS = "workers"
+    REGISTERED = "registered"
+    DRIVER = "driver"
+    DRAINING = "draining"
+    REQUEUEING = "requeueing"
+    ENDED = "ended"
+
+
+class BadInput(Exception):
+    """The job cannot do what is asked; the message is one line that says what to write instead."""
+
+
+class Job:
+    """One start of a job. Use ``run``."""
+
+    def __init__(self, chosen: options.JobOptions, cwd: Path) -> None:
+        self._options, self._cwd = chosen, cwd
+        self._started = time.monotonic()
+        self._steps: dict[State, Callable[[], State]] = {
+            State.ALLOCATION: self._read_allocation,
+            State.CREDENTIALS: self._make_credentials,
+            State.HEAD: self._start_head,
+            State.WORKERS: self._start_workers,
+            State.REGISTERED: self._wait_registered,
+            State.DRIVER: self._run_driver,
+            State.DRAINING: self._drain,
+            State.REQUEUEING: self._start_again,
+        }
+        self._signals: list[int] = []
+        self._next_look = 0.0
+        self._cause: Cause | None = None
+        self._slurm_requeues = False
+        self._driver: Driver | None = None
+        self._check: subprocess.Popen[str] | None = None
+        self._watch: GcsWatch | None = None
+        self._lease: Lease | None = None
+        self._study: Path | None = None
+        self._decision = Decision(Action.END, 1, "the job itself failed")
+        self._grant: Grant
+        self._record: record.JobRecord
+        self._nodes: NodeSteps
+        self._progress_before: int | None
+
+    def run(self) -> int:
+        """Returns the exit code: the driver's, 2 for wrong input, 1 if the cluster failed, 143 if it was cut short."""
+        self._take_signals()
+        state = State.ALLOCATION
+        try:
+            while state is not State.ENDED:
+                state = self._steps[state]()
+                if state is not State.ENDED:
+                    self._enter(state)
+        except BadInput as error:
+            print(f"ray_head_workers.slurm: error: {error}", file=sys.stderr, flush=True)
+            self._decision = Decision(Action.END, WRONG_INPUT, str(error))
+        finally:
+            self._end()
+        return self._decision.exit_code
+
+    # States
+
+    def _read_allocation(self) -> State:
+        try:
+            self._grant = grant = read_grant()
+        except (NoAllocation, slurm.SlurmError) as error:
+            raise BadInput(str(error)) from None
+        self._check_against_grant(grant)
+        before = record.read(grant.job_id) if grant.restart_count else restart.record_of_predecessor()
+        self._again = before is not None
+        self._default_study = restart.study_name(grant.job_id)
+        self._study = options.study_folder(self._options, self._default_study, self._cwd)
+        self._record = record.JobRecord(
+            job_id=grant.job_id,
+            state=State.ALLOCATION.value,
+            command=list(self._options.command or ("tune/run.py", *self._options.arguments)),
+            nodes=[node.name for node in grant.nodes],
+            head=grant.head.name,
+            study_folder=str(self._study) if self._study else None,
+            log=restart.log_path(),
+            end_time=grant.end_time,
+            restarts=before.restarts + 1 if before else 0,
+            fruitless_restarts=before.fruitless_restarts if before else 0,
+            excluded=dict(before.excluded) if before else {},
+        )
+        self._folder = record.folder_of(grant.job_id)
+        self._take_folders()
+        self._progress_before = restart.progress(self._study)
+        names = ",".join(node.name for node in grant.nodes)
+        left = f", {grant.end_time - time.time():.0f} s left" if grant.end_time else ""
+        self._say(f"job {grant.job_id} on {names}{left}; start {self._record.restarts + 1}; files in {self._folder}")
+        return State.CREDENTIALS
+
+    def _make_credentials(self) -> State:
+        try:
+            self._token = credentials.make_token(self._folder)
+            if self._options.tls:
+                authority = credentials.make_authority(self._folder)
+        except credentials.CredentialError as error:
+            raise BadInput(str(error)) from None
+        self._record.token_path = str(self._token)
+        self._record.node_logs = str(self._folder / "nodes")
+        run_id = f"{self._grant.job_id}.{self._grant.restart_count}"
+        self._nodes = NodeSteps(self._grant.job_id, run_id, self._folder, self._options.tls)
+        self._nodes.prepare()
+        self._authority = authority if self._options.tls else None
+        self._start_check()
+        return State.HEAD
+
+    def _start_head(self) -> State:
+        head = self._grant.head
+        self._nodes.start(head, None)
+        facts: dict[str, Any] = {}
+        deadline = time.monotonic() + self._options.start_timeout_s
+        while facts.get("state") != "ready":
+            if self._interruption():
+                return State.DRAINING
+            if time.monotonic() > deadline:
+                return self._stop_because(Cause.START_FAILED, f"no answer from the head within {self._since(deadline)}")
+            time.sleep(POLL_S)
+            facts = self._nodes.status(head.name)
+        self._record.address = f"{facts['ip']}:{facts['ports']['gcs']}"
+        self._record.dashboard_port = facts["ports"]["dashboard"]
+        certificates = None
+        if self._authority:
+            names = ["localhost", head.name]
+            certificates = credentials.make_certificate(
+                self._authority, self._folder / "tls" / "driver", names, [facts["ip"], "127.0.0.1"]
+            )
+        self._env = ray_commands.environment(self._record.address, self._token, certificates)
+        self._say(
+            f"head {head.name} at {self._record.address}, dashboard on its loopback {self._record.dashboard_port}"
+        )
+        return State.WORKERS
+
+    def _start_workers(self) -> State:
+        for node in self._grant.nodes[1:]:
+            self._nodes.start(node, self._record.address)
+        self._watch = GcsWatch(self._env, self._folder / "gcs.log")
+        return State.REGISTERED
+
+    def _wait_registered(self) -> State:
+        assert self._watch is not None
+        deadline = time.monotonic() + self._options.start_timeout_s
+        while True:
+            if self._interruption():
+                return State.DRAINING
+            statuses = {name: self._nodes.status(name) for name in self._nodes.living()}
+            expected = (
+                len(statuses),
+                sum(s.get("cpus", 0) for s in statuses.values()),
+                sum(s.get("gpus", 0) for s in statuses.values()),
+            )
+            if all(s.get("state") == "ready" for s in statuses.values()) and self._watch.sum() == expected:
+                break
+            if time.monotonic() > deadline:
+                return self._go_on_with(statuses)
+            time.sleep(POLL_S)
+        self._say("registered: {} nodes, {} CPUs, {} GPUs".format(*expected))
+        return State.DRIVER
+
+    def _run_driver(self) -> State:
+        assert self._watch is not None and self._record.address is not None
+        self._watch.close()
+        command = options.driver_command(
+            self._options, self._default_study, self._record.address, self._study, self._again
+        )
+        self._record.command = command
+        self._record.write()
+        try:
+            self._driver = Driver(command, self._cwd, self._driver_environment())
+        except OSError as error:
+            raise BadInput(f"the command must be a program; got {command[0]!r} ({error.strerror}).") from None
+        while self._driver.exit_code() is None:
+            if self._interruption():
+                return State.DRAINING
+            time.sleep(POLL_S)
+        return self._stop_because(Cause.DRIVER_ENDED, f"driver ended with exit code {self._driver.exit_code()}")
+
+    def _drain(self) -> State:
+        assert self._cause is not None
+        if self._cause is not Cause.CANCELLED:
+            self._nodes.hold()
+        code = self._end_driver()
+        failed = self._cause in (Cause.START_FAILED, Cause.HEAD_DIED) or (
+            self._cause is Cause.DRIVER_ENDED and code != 0
+        )
+        late = self._nodes.stop(keep_logs=self._options.keep_logs or failed)
+        if late:
+            self._say(f"nodes that did not end in time, and were killed: {', '.join(late)}")
+        self._record.fruitless_restarts = restart.fruitless(
+            self._record.fruitless_restarts, self._progress_before, restart.progress(self._study)
+        )
+        self._decision = decide(
+            Situation(
+                cause=self._cause,
+                exit_code=code,
+                fruitless=self._record.fruitless_restarts,
+                max_restarts=self._options.max_restarts,
+                chain=self._options.chain,
+                slurm_requeues=self._slurm_requeues,
+            )
+        )
+        self._record.reason = self._decision.reason
+        return State.REQUEUEING if self._decision.action in (Action.REQUEUE, Action.CHAIN) else State.ENDED
+
+    def _start_again(self) -> State:
+        if self._lease:
+            self._lease.release()
+        self._say(f"{self._decision.action.value}: {self._decision.reason}")
+        self._record.write()
+        try:
+            if self._decision.action is Action.CHAIN:
+                successor = restart.chain(self._grant.job_id, list(self._record.excluded), self._default_study)
+                self._say(f"job {successor} goes on when this one has ended")
+            else:
+                restart.requeue(self._grant.job_id, self._record.excluded, self._say)
+        except slurm.SlurmError as error:
+            self._say(f"cannot start again: {error} Submit the job again; the study resumes.")
+            self._record.reason = f"{self._decision.reason}; {error}"
+        return State.ENDED
+
+    # What interrupts a wait
+
+    def _interruption(self) -> Cause | None:
+        """Look around: signals, time, lease, nodes. Returns why the cluster must be drained, once there is a reason."""
+        if self._cause is None:
+            self._take_notice()
+        return self._cause
+
+    def _take_notice(self) -> None:
+        if signal.SIGTERM in self._signals or signal.SIGINT in self._signals:
+            self._classify("SIGTERM")
+        elif signal.SIGUSR1 in self._signals:
+            self._stop_because(Cause.TIME_LIMIT, "SIGUSR1: the time limit is near")
+        elif self._deadline() and time.time() >= self._deadline():
+            self._stop_because(Cause.TIME_LIMIT, f"{self._options.margin_s:.0f} s to the time limit")
+        elif self._check is not None and self._check.poll() is not None:
+            self._read_check(self._check)
+        elif time.monotonic() >= self._next_look:
+            self._next_look = time.monotonic() + LOOK_S
+            if self._lease:
+                self._lease.renew()
+            self._look_at_nodes()
+
+    def _look_at_nodes(self) -> None:
+        for name, reason in self._nodes.look().items():
+            if name == self._grant.head.name:
+                self._head_died(reason)
+                return
+            self._say(f"node {name} is gone: {reason}; going on with {len(self._nodes.living())}")
+            self._exclude(name, reason)
+        for name in self._nodes.hung():
+            self._say(f"node {name} hangs: no heartbeat; Ray places nothing there any more")
+            self._exclude(name, "hung: no heartbeat")
+            if self._record.address:
+                drain_in_ray([self._nodes.status(name).get("ip", "")], "no heartbeat", self._env)
+            self._nodes.kill(name)
+        if self._nodes.signalled() and not self._signals:
+            self._classify("SIGTERM to the steps", only_if_certain=True)
+
+    def _head_died(self, reason: str) -> None:
+        # Steps get SIGTERM before the batch script: wait for it before calling this a crash.
+        deadline = time.monotonic() + 2
+        while time.monotonic() < deadline and not self._signals:
+            time.sleep(POLL_S)
+        self._classify("the head's step ended", only_if_certain=not self._signals)
+        if self._cause is None:
+            self._exclude(self._grant.head.name, reason)
+            failed = Cause.HEAD_DIED if self._record.address else Cause.START_FAILED
+            self._stop_because(failed, f"head {self._grant.head.name} is gone: {reason}")
+
+    def _classify(self, what: str, *, only_if_certain: bool = False) -> None:
+        """Ask Slurm why it signals: cancelled, preempted, out of time."""
+        try:
+            fields = slurm.job_fields(self._grant.job_id, timeout_s=3)
+        except slurm.SlurmError:
+            fields = {}
+        preempted = fields.get("PreemptTime", "None") not in ("None", "Unknown", "")
+        state = fields.get("JobState", "CANCELLED")
+        if only_if_certain and not preempted and state in ("RUNNING", "CANCELLED" if not fields else "RUNNING"):
+            return
+        cause, self._slurm_requeues = cause_of_signal(state, preempted)
+        self._stop_because(cause, f"{what}; Slurm says {state}: {cause.value}")
+
+    # Parts
+
+    def _check_against_grant(self, grant: Grant) -> None:
+        wanted, gpus, cpus = options.workers(self._options), grant.gpus_per_node * len(grant.nodes), grant.cpus
+        homogeneous = all(node.het_group is None for node in grant.nodes)
+        available, kind = (gpus, "GPUs") if gpus else (cpus, "CPUs")
+        if wanted and homogeneous and available and wanted > available:
+            raise BadInput(
+                f"--workers must be at most the allocation's {available} {kind}; got {wanted}. "
+                f"Write --workers {available}, or ask Slurm for more."
+            )
+        left = grant.end_time - time.time() if grant.end_time else None
+        if left is not None and left < self._options.margin_s + SHORTEST_RUN_S:
+            least = int(self._options.margin_s + SHORTEST_RUN_S) // 60 + 1
+            raise BadInput(
+                f"the job's time limit must leave {SHORTEST_RUN_S:.0f} s before trials save themselves "
+                f"{self._options.margin_s:.0f} s (--margin) from its end; got {left:.0f} s. "
+                f"Write sbatch --time={least} or more."
+            )
+
+    def _take_folders(self) -> None:
+        try:
+            self._record.write()
+        except OSError as error:
+            raise BadInput(
+                f"the job's folder must be writable; got {str(self._folder)!r} ({error.strerror}). "
+                f"Set {record.HOME_VARIABLE} to a folder that all nodes share."
+            ) from None
+        if self._study is None:
+            return
+        lease = Lease(self._study, self._grant.job_id)
+        try:
+            lease.take()
+        except StudyHeld as error:
+            raise BadInput(str(error)) from None
+        except OSError as error:
+            raise BadInput(
+                f"the study's folder must be writable; got {str(self._study)!r} ({error.strerror}). "
+                "Write --output with a folder that all nodes share."
+            ) from None
+        self._lease = lease
+
+    def _start_check(self) -> None:
+        """Let the search check its arguments while the nodes start: wrong ones end the job at once."""
+        if self._options.command or self._again:
+            return
+        command = options.driver_command(self._options, self._default_study, "auto", self._study, self._again)
+        self._check = subprocess.Popen(
+            [*command, "--dry-run"],
+            cwd=self._cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def _read_check(self, check: subprocess.Popen[str]) -> None:
+        _, errors = check.communicate()
+        self._check = None
+        if check.returncode == WRONG_INPUT:
+            raise BadInput((errors.strip().splitlines() or ["the search refuses its arguments"])[-1])
+
+    def _go_on_with(self, statuses: dict[str, dict[str, Any]]) -> State:
+        """The deadline for registering has passed: leave out the nodes that are not ready."""
+        absent = [name for name, s in statuses.items() if s.get("state") != "ready"]
+        if self._grant.head.name in absent or not absent:
+            return self._stop_because(Cause.START_FAILED, "the nodes did not register in time")
+        for name in absent:
+            self._exclude(name, "did not register in time")
+            self._nodes.kill(name)
+        self._say(f"going on without {', '.join(absent)}, which did not register in time")
+        return State.DRIVER
+
+    def _driver_environment(self) -> dict[str, str]:
+        env = {**self._env, "PATH": path_with_this_python(), "BIGBATCH_JOB_FOLDER": str(self._folder)}
+        if self._deadline():
+            env["BIGBATCH_DEADLINE"] = f"{self._deadline():.0f}"
+        return env
+
+    def _end_driver(self) -> int | None:
+        if self._driver is None:
+            return None
+        if self._cause is Cause.HEAD_DIED:
+            self._driver.kill()  # without the head it would wait a minute for it
+            return None
+        code = self._driver.exit_code()
+        if code is None:
+            grace = CANCELLED_SAVE_S if self._cause is Cause.CANCELLED else self._save_time()
+            code = self._driver.end(grace)
+            self._say(f"driver {'killed' if code is None else f'saved and ended with exit code {code}'}")
+        else:
+            self._driver.kill()
+        return code
+
+    def _save_time(self) -> float:
+        """Seconds that the driver may take: less where Slurm's SIGKILL is near."""
+        if self._slurm_requeues:
+            return max(2.0, slurm.kill_wait_s() - 4)
+        left = self._grant.end_time - time.time() - 20 if self._grant.end_time else SAVE_S
+        return max(2.0, min(SAVE_S, left))
+
+    def _exclude(self, name: str, reason: str) -> None:
+        self._record.excluded[name] = reason
+        self._record.write()
+
+    def _deadline(self) -> float:
+        """When trials must save themselves, seconds since the epoch; 0 without a limit."""
+        return self._grant.end_time - self._options.margin_s if self._grant.end_time else 0.0
+
+    def _stop_because(self, cause: Cause, text: str) -> State:
+        self._cause = cause
+        self._say(text)
+        return State.DRAINING
+
+    def _since(self, deadline: float) -> str:
+        return f"{self._options.start_timeout_s:.0f} s"
+
+    def _enter(self, state: State) -> None:
+        self._say(f"→ {state.value}")
+        self._record.state = state.value
+        self._record.write()
+
+    def _end(self) -> None:
+        """Whatever happened: nothing of the job is left running, and its record says how it ended."""
+        if self._driver is not None:
+            self._driver.kill()
+        if self._check is not None and self._check.poll() is None:
+            self._check.kill()
+        if self._watch is not None:
+            self._watch.close()
+        if hasattr(self, "_nodes") and self._nodes.living():
+            self._nodes.stop(keep_logs=self._options.keep_logs)
+        if self._lease:
+            self._lease.release()
+        if hasattr(self, "_record"):
+            self._record.reason = self._record.reason or self._decision.reason
+            if self._decision.action is Action.END:
+                credentials.remove(self._folder)
+            self._say(f"→ ended ({self._decision.exit_code}): {self._record.reason}")
+            self._record.state = State.ENDED.value
+            try:
+                self._record.write()
+            except OSError:
+                pass
+
+    def _say(self, text: str) -> None:
+        print(f"bigbatch {time.strftime('%H:%M:%S')} +{time.monotonic() - self._started:.1f}s {text}", flush=True)
+
+    def _take_signals(self) -> None:
+        for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda signum, frame: self._signals.append(signum))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The batch script's process. Returns the job's exit code."""
+    os.umask(0o077)
+    try:
+        chosen = options.parse(sys.argv[1:] if argv is None else argv)
+    except options.UsageError as error:
+        print(f"ray_head_workers.slurm: error: {error}", file=sys.stderr)
+        return WRONG_INPUT
+    # The batch script has left the user's folder for the repository's, where `python -m cluster.job` finds itself.
+    cwd = Path(os.environ.get("BIGBATCH_CWD") or os.getcwd())
+    return Job(chosen, cwd).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
