@@ -98,7 +98,7 @@ class Node:
     def _start_ray(self, folder: Path, chosen: ports.NodePorts, certificates: Path | None) -> subprocess.Popen[bytes]:
         gcs = self._gcs or f"{self._ip}:{chosen.gcs}"
         environment = ray_commands.environment(gcs, self._record / credentials.TOKEN_FILE, certificates)
-        # Ray's `start` must find the hook, and nothing of the user's folder.
+        environment["TMPDIR"] = str(folder)  # what Ray and its workers leave in there goes with the folder
         environment["PYTHONPATH"] = os.pathsep.join(
             filter(None, [str(ray_commands.ROOT), os.environ.get("PYTHONPATH")])
         )

@@ -25,7 +25,6 @@ SETTINGS = {
     "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "2",  # stock is 30 s: longer than many sites' KillWait
     "RAY_ROTATION_MAX_BYTES": str(LOG_FILE_BYTES),
     "RAY_ROTATION_BACKUP_COUNT": "1",
-    "RAY_BACKEND_LOG_LEVEL": "warning",
     # Ray's three /metrics servers ask for no token. The first is switched off; the other two have no
     # switch, so they are given a port that no server can have: they log one error and stay down.
     "RAY_enable_metrics_collection": "0",

@@ -1,0 +1,174 @@
+"""Ray clusters in real Slurm jobs: they start, compute, survive, and leave nothing behind."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+from virtual_cluster import VirtualCluster
+
+pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+
+SCRIPT = Path(__file__).resolve().parents[2] / "cluster" / "ray_head_workers.slurm"
+ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
+START_S = 90
+
+
+def until(condition, timeout_s: float = 30) -> bool:
+    deadline = time.monotonic() + timeout_s
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return bool(condition())
+
+
+class RayJob:
+    """A job of the script under test, submitted as a user does."""
+
+    def __init__(self, cluster: VirtualCluster, user: str, sbatch: tuple, arguments: tuple, **env: str) -> None:
+        self.cluster, self.user = cluster, user
+        self.folder = cluster.folder(user, "j")
+        options = ("-c2", "--time=10", *sbatch)
+        values = {"BIGBATCH_PYTHON": sys.executable, "OMP_NUM_THREADS": "1", **env}
+        self.id = cluster.sbatch(user, *options, SCRIPT, *arguments, cwd=self.folder, env=values)
+
+    @property
+    def log(self) -> str:
+        path = self.folder / f"bigbatch-{self.id}.log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    @property
+    def files(self) -> Path:
+        return self.cluster.home(self.user) / ".bigbatch" / "jobs" / self.id
+
+    @property
+    def record(self) -> dict:
+        return json.loads((self.files / "job.json").read_text())
+
+    def wait_log(self, pattern: str, timeout_s: float = START_S) -> re.Match:
+        assert until(lambda: re.search(pattern, self.log), timeout_s), f"no {pattern!r} in\n{self.everything()}"
+        match = re.search(pattern, self.log)
+        assert match is not None
+        return match
+
+    def wait_end(self, state: str, timeout_s: float = START_S) -> str:
+        assert self.cluster.wait_state(self.id, ENDED, timeout_s) == state, self.everything()
+        return self.log
+
+    def everything(self) -> str:
+        nodes = sorted(self.files.glob("nodes/*.log")) if self.files.exists() else []
+        return "\n".join([self.log, *(f"== {p.name}\n{p.read_text()[-2000:]}" for p in nodes)])
+
+    def leftovers(self, wait_s: float = 5) -> list:
+        """Processes, files and ports of the user on any node."""
+
+        def found() -> list:
+            left: list = []
+            for node in self.cluster.nodes:
+                if self.cluster.is_on(node):
+                    left += [(node, line) for _, line in self.cluster.processes(node, self.user)]
+                    left += [(node, path) for path in self.cluster.files(node)]
+                    left += [(node, s) for s in self.cluster.listening(node) if 20000 <= s.port < 32000]
+            return left
+
+        until(lambda: not found(), wait_s)
+        return found()
+
+
+@pytest.fixture
+def submit(cluster: VirtualCluster):
+    def start(*arguments: str, user: str = "alice", sbatch: tuple = (), **env: str) -> RayJob:
+        return RayJob(cluster, user, sbatch, arguments, **env)
+
+    return start
+
+
+def python(*texts: str) -> tuple[str, ...]:
+    """A driver that has joined the cluster."""
+    join = "import os, sys, time, ray; ray.init(log_to_driver=False, configure_logging=False)"
+    return ("--", "python", "-u", "-c", "\n".join([join, *map(textwrap.dedent, texts)]))
+
+
+RESOURCES = """
+    total = ray.cluster_resources()
+    print("GOT", int(total["CPU"]), int(total.get("GPU", 0)), len(ray.nodes()), os.environ["RAY_ADDRESS"])
+"""
+WAIT = "print('WAITING', flush=True); time.sleep(600)"
+
+
+def test_one_node_computes_and_leaves_nothing(submit):
+    job = submit(*python(RESOURCES), sbatch=("--gres=gpu:1",))
+    log = job.wait_end("COMPLETED")
+    assert re.search(r"GOT 2 1 1 10\.77\.0\.\d:2\d{4}", log), job.everything()
+    assert job.leftovers() == []
+    record = job.record
+    assert (record["state"], record["restarts"]) == ("ended", 0) and record["address"].startswith("10.77.0.")
+    assert not (job.files / "token").exists(), "it opens nothing any more"
+    assert not (job.files / "ray-logs").exists(), "logs are kept of failed runs only"
+    assert job.files.stat().st_mode & 0o777 == 0o700
+
+
+def test_three_nodes_map_their_gpus_to_tasks(submit):
+    driver = """
+        @ray.remote(num_gpus=1, num_cpus=1)
+        def where():
+            time.sleep(0.5)
+            return ray.util.get_node_ip_address(), os.environ["CUDA_VISIBLE_DEVICES"], os.environ["RAY_ADDRESS"]
+        seen = set(ray.get([where.remote() for _ in range(6)]))
+        print("SEEN", len(seen), sorted({d for _, d, _ in seen}), len({i for i, _, _ in seen}))
+    """
+    job = submit(*python(RESOURCES, driver), sbatch=("-N3", "--gres=gpu:2"))
+    log = job.wait_end("COMPLETED", 120)
+    assert "GOT 6 6 3" in log and "SEEN 6 ['0', '1'] 3" in log, job.everything()
+    assert job.leftovers() == []
+
+
+def test_two_jobs_and_two_users_share_a_node(cluster, submit):
+    """Both end as if alone: the first one's end leaves the others' Ray untouched; a stranger's token is refused."""
+    one = ("-c1", "-w", "n1", "--mem=2500")
+    wait = "while not os.path.exists('go'): time.sleep(0.2)"
+    jobs = [submit(*python(RESOURCES, wait, RESOURCES), user=user, sbatch=one) for user in ("alice", "bob")]
+    for job in jobs:
+        job.wait_log("GOT 1 0 1")
+    addresses = {job.record["address"] for job in jobs}
+    assert len(addresses) == 2
+    stranger = f"""
+import ray._raylet
+try:
+    print(ray._raylet.GcsClient(address="{jobs[1].record["address"]}").get_all_node_info(timeout=5))
+except Exception as error:
+    print("REFUSED", type(error).__name__, error)
+"""
+    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(jobs[0].files / "token")}
+    told = cluster.run("n1", sys.executable, "-c", stranger, user="alice", env=token, check=False)
+    assert "REFUSED" in told.stdout and "node_id" not in told.stdout, told.stdout
+    (jobs[0].folder / "go").touch()
+    jobs[0].wait_end("COMPLETED")
+    (jobs[1].folder / "go").touch()
+    assert jobs[1].wait_end("COMPLETED").count("GOT 1 0 1") == 2, jobs[1].everything()
+    assert jobs[1].leftovers() == []
+
+
+@pytest.mark.parametrize("state", ["head", "registered", "driver"])
+def test_scancel_leaves_nothing_in_any_state(cluster, submit, state):
+    job = submit(*python(WAIT), sbatch=("-N2",))
+    job.wait_log("WAITING" if state == "driver" else f"→ {state}")
+    started = time.monotonic()
+    cluster.run("ctl", "scancel", job.id, user="alice")
+    job.wait_end("CANCELLED", 15)
+    assert job.leftovers() == []
+    assert time.monotonic() - started < 15
+    assert "cancelled" in job.log and job.record["state"] == "ended", job.everything()
+    assert not (job.files / "token").exists()
+
+
+def test_the_drivers_exit_code_passes_through_and_its_logs_are_kept(cluster, submit):
+    job = submit(*python("sys.exit(7)"))
+    job.wait_end("FAILED")
+    assert cluster.job(job.id)["ExitCode"] == "7:0"
+    assert [p.name for p in (job.files / "ray-logs").iterdir()] == [f"{job.record['head']}.tar.gz"]
+    assert job.leftovers() == []
