@@ -28,13 +28,10 @@ class Driver:
         code = self._process.poll()
         return 128 - code if code is not None and code < 0 else code
 
-    def end(self, grace_s: float) -> int | None:
-        """SIGTERM, so that it saves; SIGKILL after ``grace_s``. Returns its exit code, None if it was killed."""
+    def terminate(self) -> None:
+        """SIGTERM to its group, so that it saves."""
         if self.exit_code() is None:
             processes.signal_group(self._process.pid, signal.SIGTERM)
-        ended = processes.wait_until(lambda: self.exit_code() is not None, grace_s)
-        self.kill()
-        return self.exit_code() if ended else None
 
     def kill(self) -> None:
         """End whatever is left of its group."""
@@ -64,9 +61,9 @@ class GcsWatch:
         for line in self._process.stdout:
             self.nodes = json.loads(line)
 
-    def sum(self) -> tuple[int, int, int]:
-        """Living nodes, their CPUs, their GPUs."""
-        nodes = self.nodes
+    def sum(self, job_id: str) -> tuple[int, int, int]:
+        """The job's own living nodes, their CPUs, their GPUs."""
+        nodes = [node for node in self.nodes if node["job"] == job_id]
         return len(nodes), sum(n["cpus"] for n in nodes), sum(n["gpus"] for n in nodes)
 
     def close(self) -> None:

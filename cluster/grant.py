@@ -40,9 +40,15 @@ class Grant:
 
     @property
     def cpus(self) -> int | None:
-        """Of all nodes; None where Slurm does not say."""
-        counts = [node.cpus for node in self.nodes]
+        """Of all nodes; None where Slurm does not say, or some may have GPUs instead."""
+        counts = [node.cpus if node.het_group is None else None for node in self.nodes]
         return None if None in counts else sum(c for c in counts if c is not None)
+
+    @property
+    def gpus(self) -> int:
+        """Of all nodes; 0 where they differ, which only the nodes themselves know."""
+        mixed = any(node.het_group is not None for node in self.nodes)
+        return 0 if mixed else self.gpus_per_node * len(self.nodes)
 
 
 def read_grant(

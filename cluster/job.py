@@ -13,28 +13,28 @@ from __future__ import annotations
 import enum
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from cluster import credentials, options, ray_commands, record, restart, slurm
+from cluster import attach, checks, credentials, options, ray_commands, record, restart, slurm
+from cluster.checks import WRONG_INPUT, BadInput
 from cluster.driver import Driver, GcsWatch, drain_in_ray, path_with_this_python
 from cluster.grant import Grant, NoAllocation, read_grant
-from cluster.lease import Lease, StudyHeld
+from cluster.lease import Lease
 from cluster.node_steps import NodeSteps
 from cluster.policy import Action, Cause, Decision, Situation, cause_of_signal, decide
 
-WRONG_INPUT = 2
 POLL_S = 0.1
 LOOK_S = 0.5
 """Between two looks at the nodes' files on the shared file system."""
 SAVE_S = 60.0
 """For the driver to save near the time limit or in a preemption's grace time."""
 CANCELLED_SAVE_S = 3.0
-SHORTEST_RUN_S = 60.0
+CRASH_OR_SIGNAL_S = 2.0
+"""Steps get SIGTERM before the batch script does: so long a lost step is not yet called a crash."""
 
 
 class State(enum.Enum):
@@ -47,10 +47,6 @@ class State(enum.Enum):
     DRAINING = "draining"
     REQUEUEING = "requeueing"
     ENDED = "ended"
-
-
-class BadInput(Exception):
-    """The job cannot do what is asked; the message is one line that says what to write instead."""
 
 
 class Job:
@@ -74,7 +70,7 @@ class Job:
         self._cause: Cause | None = None
         self._slurm_requeues = False
         self._driver: Driver | None = None
-        self._check: subprocess.Popen[str] | None = None
+        self._check: checks.ArgumentCheck | None = None
         self._watch: GcsWatch | None = None
         self._lease: Lease | None = None
         self._study: Path | None = None
@@ -107,7 +103,8 @@ class Job:
             self._grant = grant = read_grant()
         except (NoAllocation, slurm.SlurmError) as error:
             raise BadInput(str(error)) from None
-        self._check_against_grant(grant)
+        checks.check_workers(self._options, grant)
+        checks.check_time(self._options, grant)
         before = record.read(grant.job_id) if grant.restart_count else restart.record_of_predecessor()
         self._again = before is not None
         self._default_study = restart.study_name(grant.job_id)
@@ -126,7 +123,8 @@ class Job:
             excluded=dict(before.excluded) if before else {},
         )
         self._folder = record.folder_of(grant.job_id)
-        self._take_folders()
+        checks.write_first(self._record)
+        self._lease = checks.take_lease(self._study, grant.job_id) if self._study else None
         self._progress_before = restart.progress(self._study)
         names = ",".join(node.name for node in grant.nodes)
         left = f", {grant.end_time - time.time():.0f} s left" if grant.end_time else ""
@@ -136,8 +134,7 @@ class Job:
     def _make_credentials(self) -> State:
         try:
             self._token = credentials.make_token(self._folder)
-            if self._options.tls:
-                authority = credentials.make_authority(self._folder)
+            self._authority = credentials.make_authority(self._folder) if self._options.tls else None
         except credentials.CredentialError as error:
             raise BadInput(str(error)) from None
         self._record.token_path = str(self._token)
@@ -145,8 +142,9 @@ class Job:
         run_id = f"{self._grant.job_id}.{self._grant.restart_count}"
         self._nodes = NodeSteps(self._grant.job_id, run_id, self._folder, self._options.tls)
         self._nodes.prepare()
-        self._authority = authority if self._options.tls else None
-        self._start_check()
+        if not self._options.command and not self._again:
+            command = options.driver_command(self._options, self._default_study, "auto", self._study, self._again)
+            self._check = checks.ArgumentCheck(command, self._cwd)
         return State.HEAD
 
     def _start_head(self) -> State:
@@ -158,16 +156,15 @@ class Job:
             if self._interruption():
                 return State.DRAINING
             if time.monotonic() > deadline:
-                return self._stop_because(Cause.START_FAILED, f"no answer from the head within {self._since(deadline)}")
+                return self._stop_because(Cause.START_FAILED, "the head is not ready in time (--start-timeout)")
             time.sleep(POLL_S)
             facts = self._nodes.status(head.name)
         self._record.address = f"{facts['ip']}:{facts['ports']['gcs']}"
         self._record.dashboard_port = facts["ports"]["dashboard"]
         certificates = None
         if self._authority:
-            names = ["localhost", head.name]
             certificates = credentials.make_certificate(
-                self._authority, self._folder / "tls" / "driver", names, [facts["ip"], "127.0.0.1"]
+                self._authority, self._authority / "driver", ["localhost", head.name], [facts["ip"], "127.0.0.1"]
             )
         self._env = ray_commands.environment(self._record.address, self._token, certificates)
         self._say(
@@ -193,7 +190,10 @@ class Job:
                 sum(s.get("cpus", 0) for s in statuses.values()),
                 sum(s.get("gpus", 0) for s in statuses.values()),
             )
-            if all(s.get("state") == "ready" for s in statuses.values()) and self._watch.sum() == expected:
+            if (
+                all(s.get("state") == "ready" for s in statuses.values())
+                and self._watch.sum(self._grant.job_id) == expected
+            ):
                 break
             if time.monotonic() > deadline:
                 return self._go_on_with(statuses)
@@ -208,7 +208,7 @@ class Job:
             self._options, self._default_study, self._record.address, self._study, self._again
         )
         self._record.command = command
-        self._record.write()
+        self._save()
         try:
             self._driver = Driver(command, self._cwd, self._driver_environment())
         except OSError as error:
@@ -221,15 +221,11 @@ class Job:
 
     def _drain(self) -> State:
         assert self._cause is not None
-        if self._cause is not Cause.CANCELLED:
-            self._nodes.hold()
         code = self._end_driver()
         failed = self._cause in (Cause.START_FAILED, Cause.HEAD_DIED) or (
             self._cause is Cause.DRIVER_ENDED and code != 0
         )
-        late = self._nodes.stop(keep_logs=self._options.keep_logs or failed)
-        if late:
-            self._say(f"nodes that did not end in time, and were killed: {', '.join(late)}")
+        self._stop_nodes(keep_logs=failed)
         self._record.fruitless_restarts = restart.fruitless(
             self._record.fruitless_restarts, self._progress_before, restart.progress(self._study)
         )
@@ -244,22 +240,21 @@ class Job:
             )
         )
         self._record.reason = self._decision.reason
-        return State.REQUEUEING if self._decision.action in (Action.REQUEUE, Action.CHAIN) else State.ENDED
+        return State.ENDED if self._decision.action is Action.END else State.REQUEUEING
 
     def _start_again(self) -> State:
-        if self._lease:
-            self._lease.release()
         self._say(f"{self._decision.action.value}: {self._decision.reason}")
-        self._record.write()
+        self._save()
         try:
             if self._decision.action is Action.CHAIN:
                 successor = restart.chain(self._grant.job_id, list(self._record.excluded), self._default_study)
                 self._say(f"job {successor} goes on when this one has ended")
-            else:
+            elif self._decision.action is Action.REQUEUE:
                 restart.requeue(self._grant.job_id, self._record.excluded, self._say)
         except slurm.SlurmError as error:
             self._say(f"cannot start again: {error} Submit the job again; the study resumes.")
-            self._record.reason = f"{self._decision.reason}; {error}"
+            self._decision = Decision(Action.END, 1, f"{self._decision.reason}; {error}")
+            self._record.reason = self._decision.reason
         return State.ENDED
 
     # What interrupts a wait
@@ -277,10 +272,10 @@ class Job:
             self._stop_because(Cause.TIME_LIMIT, "SIGUSR1: the time limit is near")
         elif self._deadline() and time.time() >= self._deadline():
             self._stop_because(Cause.TIME_LIMIT, f"{self._options.margin_s:.0f} s to the time limit")
-        elif self._check is not None and self._check.poll() is not None:
-            self._read_check(self._check)
         elif time.monotonic() >= self._next_look:
             self._next_look = time.monotonic() + LOOK_S
+            if self._check:
+                self._check.look()
             if self._lease:
                 self._lease.renew()
             self._look_at_nodes()
@@ -298,12 +293,15 @@ class Job:
             if self._record.address:
                 drain_in_ray([self._nodes.status(name).get("ip", "")], "no heartbeat", self._env)
             self._nodes.kill(name)
+        if self._record.attached != self._nodes.lenders():
+            self._record.attached = self._nodes.lenders()
+            self._say(f"nodes are lent by {', '.join(self._record.attached) or 'nobody any more'}")
+            self._save()
         if self._nodes.signalled() and not self._signals:
             self._classify("SIGTERM to the steps", only_if_certain=True)
 
     def _head_died(self, reason: str) -> None:
-        # Steps get SIGTERM before the batch script: wait for it before calling this a crash.
-        deadline = time.monotonic() + 2
+        deadline = time.monotonic() + CRASH_OR_SIGNAL_S
         while time.monotonic() < deadline and not self._signals:
             time.sleep(POLL_S)
         self._classify("the head's step ended", only_if_certain=not self._signals)
@@ -320,72 +318,12 @@ class Job:
             fields = {}
         preempted = fields.get("PreemptTime", "None") not in ("None", "Unknown", "")
         state = fields.get("JobState", "CANCELLED")
-        if only_if_certain and not preempted and state in ("RUNNING", "CANCELLED" if not fields else "RUNNING"):
+        if only_if_certain and not preempted and (state == "RUNNING" or not fields):
             return
         cause, self._slurm_requeues = cause_of_signal(state, preempted)
         self._stop_because(cause, f"{what}; Slurm says {state}: {cause.value}")
 
     # Parts
-
-    def _check_against_grant(self, grant: Grant) -> None:
-        wanted, gpus, cpus = options.workers(self._options), grant.gpus_per_node * len(grant.nodes), grant.cpus
-        homogeneous = all(node.het_group is None for node in grant.nodes)
-        available, kind = (gpus, "GPUs") if gpus else (cpus, "CPUs")
-        if wanted and homogeneous and available and wanted > available:
-            raise BadInput(
-                f"--workers must be at most the allocation's {available} {kind}; got {wanted}. "
-                f"Write --workers {available}, or ask Slurm for more."
-            )
-        left = grant.end_time - time.time() if grant.end_time else None
-        if left is not None and left < self._options.margin_s + SHORTEST_RUN_S:
-            least = int(self._options.margin_s + SHORTEST_RUN_S) // 60 + 1
-            raise BadInput(
-                f"the job's time limit must leave {SHORTEST_RUN_S:.0f} s before trials save themselves "
-                f"{self._options.margin_s:.0f} s (--margin) from its end; got {left:.0f} s. "
-                f"Write sbatch --time={least} or more."
-            )
-
-    def _take_folders(self) -> None:
-        try:
-            self._record.write()
-        except OSError as error:
-            raise BadInput(
-                f"the job's folder must be writable; got {str(self._folder)!r} ({error.strerror}). "
-                f"Set {record.HOME_VARIABLE} to a folder that all nodes share."
-            ) from None
-        if self._study is None:
-            return
-        lease = Lease(self._study, self._grant.job_id)
-        try:
-            lease.take()
-        except StudyHeld as error:
-            raise BadInput(str(error)) from None
-        except OSError as error:
-            raise BadInput(
-                f"the study's folder must be writable; got {str(self._study)!r} ({error.strerror}). "
-                "Write --output with a folder that all nodes share."
-            ) from None
-        self._lease = lease
-
-    def _start_check(self) -> None:
-        """Let the search check its arguments while the nodes start: wrong ones end the job at once."""
-        if self._options.command or self._again:
-            return
-        command = options.driver_command(self._options, self._default_study, "auto", self._study, self._again)
-        self._check = subprocess.Popen(
-            [*command, "--dry-run"],
-            cwd=self._cwd,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    def _read_check(self, check: subprocess.Popen[str]) -> None:
-        _, errors = check.communicate()
-        self._check = None
-        if check.returncode == WRONG_INPUT:
-            raise BadInput((errors.strip().splitlines() or ["the search refuses its arguments"])[-1])
 
     def _go_on_with(self, statuses: dict[str, dict[str, Any]]) -> State:
         """The deadline for registering has passed: leave out the nodes that are not ready."""
@@ -405,6 +343,7 @@ class Job:
         return env
 
     def _end_driver(self) -> int | None:
+        """Let the driver save. Returns its exit code, None if it was killed or never ran."""
         if self._driver is None:
             return None
         if self._cause is Cause.HEAD_DIED:
@@ -412,15 +351,31 @@ class Job:
             return None
         code = self._driver.exit_code()
         if code is None:
-            grace = CANCELLED_SAVE_S if self._cause is Cause.CANCELLED else self._save_time()
-            code = self._driver.end(grace)
-            self._say(f"driver {'killed' if code is None else f'saved and ended with exit code {code}'}")
-        else:
-            self._driver.kill()
+            if self._cause is not Cause.CANCELLED:
+                self._nodes.hold()
+            self._signals.clear()
+            self._driver.terminate()
+            ends = time.monotonic() + self._save_time()
+            while code is None and time.monotonic() < ends:
+                time.sleep(POLL_S)
+                code = self._driver.exit_code()
+                if self._cause is not Cause.CANCELLED and signal.SIGTERM in self._signals:
+                    self._classify("SIGTERM while saving")  # a scancel does not wait
+                    self._signals.clear()
+                    ends = min(ends, time.monotonic() + self._save_time())
+            self._say("driver killed" if code is None else f"driver saved and ended with exit code {code}")
+        self._driver.kill()
         return code
+
+    def _stop_nodes(self, *, keep_logs: bool) -> None:
+        late = self._nodes.stop(keep_logs=keep_logs or self._options.keep_logs)
+        if late:
+            self._say(f"nodes that did not end in time, and were killed: {', '.join(late)}")
 
     def _save_time(self) -> float:
         """Seconds that the driver may take: less where Slurm's SIGKILL is near."""
+        if self._cause is Cause.CANCELLED:
+            return CANCELLED_SAVE_S
         if self._slurm_requeues:
             return max(2.0, slurm.kill_wait_s() - 4)
         left = self._grant.end_time - time.time() - 20 if self._grant.end_time else SAVE_S
@@ -428,7 +383,7 @@ class Job:
 
     def _exclude(self, name: str, reason: str) -> None:
         self._record.excluded[name] = reason
-        self._record.write()
+        self._save()
 
     def _deadline(self) -> float:
         """When trials must save themselves, seconds since the epoch; 0 without a limit."""
@@ -439,36 +394,36 @@ class Job:
         self._say(text)
         return State.DRAINING
 
-    def _since(self, deadline: float) -> str:
-        return f"{self._options.start_timeout_s:.0f} s"
-
     def _enter(self, state: State) -> None:
         self._say(f"→ {state.value}")
         self._record.state = state.value
-        self._record.write()
+        self._save()
+
+    def _save(self) -> None:
+        try:
+            self._record.write()
+        except OSError as error:  # a full quota must not end a running search
+            self._say(f"cannot write the job's record: {error}")
 
     def _end(self) -> None:
         """Whatever happened: nothing of the job is left running, and its record says how it ended."""
         if self._driver is not None:
             self._driver.kill()
-        if self._check is not None and self._check.poll() is None:
-            self._check.kill()
+        if self._check is not None:
+            self._check.close()
         if self._watch is not None:
             self._watch.close()
         if hasattr(self, "_nodes") and self._nodes.living():
-            self._nodes.stop(keep_logs=self._options.keep_logs)
+            self._stop_nodes(keep_logs=False)
         if self._lease:
             self._lease.release()
         if hasattr(self, "_record"):
             self._record.reason = self._record.reason or self._decision.reason
             if self._decision.action is Action.END:
                 credentials.remove(self._folder)
-            self._say(f"→ ended ({self._decision.exit_code}): {self._record.reason}")
-            self._record.state = State.ENDED.value
-            try:
-                self._record.write()
-            except OSError:
-                pass
+                self._record.state = State.ENDED.value
+            self._say(f"→ {self._record.state} ({self._decision.exit_code}): {self._record.reason}")
+            self._save()
 
     def _say(self, text: str) -> None:
         print(f"bigbatch {time.strftime('%H:%M:%S')} +{time.monotonic() - self._started:.1f}s {text}", flush=True)
@@ -481,8 +436,11 @@ class Job:
 def main(argv: Sequence[str] | None = None) -> int:
     """The batch script's process. Returns the job's exit code."""
     os.umask(0o077)
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments[:1] == ["--attach"]:
+        return attach.main(arguments[1:])
     try:
-        chosen = options.parse(sys.argv[1:] if argv is None else argv)
+        chosen = options.parse(arguments)
     except options.UsageError as error:
         print(f"ray_head_workers.slurm: error: {error}", file=sys.stderr)
         return WRONG_INPUT

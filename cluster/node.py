@@ -45,7 +45,8 @@ class Node:
         self._gcs: str | None = arguments.join
         self._tls: bool = arguments.tls
         self._job_id = os.environ["SLURM_JOB_ID"]
-        self._status = self._record / NODES_FOLDER / f"{self._name}.json"
+        self._control_file, self._follow = self._record / arguments.control, arguments.follow
+        self._status = self._record / NODES_FOLDER / f"{self._name}{arguments.suffix}.json"
         self._facts: dict[str, Any] = {"run_id": self._run_id, "job": self._job_id, "beat": 0}
         self._next_beat = self._next_control = 0.0
         self._signalled_at: float | None = None
@@ -139,8 +140,7 @@ class Node:
         now = time.monotonic()
         if now >= self._next_control:
             self._next_control = now + CONTROL_POLL_S
-            control = read_json(self._record / CONTROL_FILE)
-            self._control = control if control.get("run_id") == self._run_id else {}
+            self._control = self._read_control()
         if self._control.get("stop"):
             return True
         if self._signalled_at is None or self._control.get("hold"):
@@ -149,6 +149,16 @@ class Node:
             self._facts["signalled"] = True
             self._report(self._facts["state"])
         return now >= self._signalled_at + PATIENCE_S
+
+    def _read_control(self) -> dict[str, Any]:
+        """The job's orders; for a node that is lent also those of the job that it is lent to."""
+        orders = read_json(self._control_file)
+        orders = orders if orders.get("run_id") == self._run_id else {}
+        if self._follow:
+            others = read_json(self._record / CONTROL_FILE)
+            if others.get("run_id") != self._follow or others.get("stop"):
+                orders["stop"] = True
+        return orders
 
     def _end_ray(self, ray: subprocess.Popen[bytes], folder: Path) -> None:
         if ray.poll() is None:
@@ -160,8 +170,7 @@ class Node:
         processes.signal_group(ray.pid, signal.SIGKILL)
         processes.end_descendants(grace_s=0.5)
         ray.wait()
-        self._next_control = 0.0
-        self._told_to_end()  # reads the control file: are the logs to be kept?
+        self._control = self._read_control()  # are the logs to be kept?
         if self._control.get("keep_logs") or not self._control.get("stop"):
             self._keep_logs(folder)
 
@@ -205,6 +214,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--node", required=True, help="Slurm's name of this node")
     parser.add_argument("--run-id", required=True, help="which start of the job this is")
     parser.add_argument("--join", metavar="IP:PORT", help="the head's GCS; left out on the head")
+    parser.add_argument("--control", default=CONTROL_FILE, help="the job's orders, a file in its folder")
+    parser.add_argument("--follow", default="", help="for nodes that are lent: the run of the job they are lent to")
+    parser.add_argument("--suffix", default="", help="of this node's report, which two jobs may share")
     parser.add_argument("--tls", action="store_true", help="certificates are in the job's folder")
     return Node(parser.parse_args(argv)).run()
 

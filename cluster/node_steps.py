@@ -35,20 +35,36 @@ class NodeSteps:
         self._steps: dict[str, subprocess.Popen[bytes]] = {}
         self._beats: dict[str, tuple[int, float]] = {}
         self._control: dict[str, Any] = {"run_id": run_id}
+        self._control_file, self._suffix, self._follow = CONTROL_FILE, "", ""
         self.gone: dict[str, str] = {}
         """Nodes whose step has ended, with the reason."""
 
+    def follow(self, run_id: str) -> None:
+        """These nodes are lent to the run ``run_id`` of another job, whose folder is ours: they end with it."""
+        self._control_file, self._suffix, self._follow = f"control-{self._job_id}.json", f"-{self._job_id}", run_id
+
     def prepare(self) -> None:
-        """An empty ``nodes/`` and a control file of this run. Raises OSError."""
+        """A control file of this run, and no reports of an earlier one. Raises OSError."""
         folder = self._record / NODES_FOLDER
         folder.mkdir(mode=0o700, exist_ok=True)
-        for old in folder.glob("*.json"):
+        for old in folder.glob("*.json") if not self._follow else ():
             old.unlink()
-        write_json(self._record / CONTROL_FILE, self._control)
+        write_json(self._record / self._control_file, self._control)
+
+    def forget(self) -> None:
+        """Remove the reports of nodes that were lent."""
+        (self._record / self._control_file).unlink(missing_ok=True)
+        for name in self._steps:
+            self._status_path(name).unlink(missing_ok=True)
+
+    def lenders(self) -> list[str]:
+        """Other jobs whose nodes report here."""
+        reports = (read_json(path) for path in (self._record / NODES_FOLDER).glob("*-*.json"))
+        return sorted({str(r["job"]) for r in reports if r.get("job") not in (None, self._job_id)})
 
     def start(self, node: GrantedNode, address: str | None) -> None:
         """Start a node: as the head if ``address`` is None, else as a worker of the head there."""
-        log_path = self._record / NODES_FOLDER / f"{node.name}.log"
+        log_path = self._record / NODES_FOLDER / f"{node.name}{self._suffix}.log"
         descriptor = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         with os.fdopen(descriptor, "ab") as log:
             self._steps[node.name] = subprocess.Popen(
@@ -63,13 +79,17 @@ class NodeSteps:
 
     def _node_command(self, name: str, address: str | None) -> list[str]:
         command = [sys.executable, "-m", "cluster.node", "--record", str(self._record), "--node", name]
-        command += ["--run-id", self._run_id]
+        command += ["--run-id", self._run_id, "--control", self._control_file, "--suffix", self._suffix]
+        command += ["--follow", self._follow] if self._follow else []
         return command + (["--join", address] if address else []) + (["--tls"] if self._tls else [])
 
     def status(self, name: str) -> dict[str, Any]:
         """What the node last reported in this run; empty if nothing."""
-        facts = read_json(self._record / NODES_FOLDER / f"{name}.json")
+        facts = read_json(self._status_path(name))
         return facts if facts.get("run_id") == self._run_id else {}
+
+    def _status_path(self, name: str) -> Path:
+        return self._record / NODES_FOLDER / f"{name}{self._suffix}.json"
 
     def look(self) -> dict[str, str]:
         """Nodes whose step has ended since the last look, with the reason."""
@@ -128,7 +148,7 @@ class NodeSteps:
     def _tell(self, **facts: Any) -> None:
         self._control.update(facts)
         try:
-            write_json(self._record / CONTROL_FILE, self._control)
+            write_json(self._record / self._control_file, self._control)
         except OSError:
             pass  # SIGTERM still reaches them
 

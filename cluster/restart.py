@@ -65,6 +65,9 @@ def requeue(job_id: str, excluded: Mapping[str, str], say: Callable[[str], None]
     moved, which it accepts only once the job is pending again.
     """
     slurm.requeue(job_id)
+    if excluded and may_exclude(job_id, list(excluded)):
+        say(f"to be avoided from now on: {', '.join(f'{n} ({r})' for n, r in excluded.items())}")
+        slurm.exclude(job_id, list(excluded))
     deadline = time.monotonic() + REQUEUE_PATIENCE_S
     while time.monotonic() < deadline:
         try:
@@ -74,9 +77,6 @@ def requeue(job_id: str, excluded: Mapping[str, str], say: Callable[[str], None]
             time.sleep(0.2)
     else:
         say("Slurm does not move the start time; the job starts in about two minutes")
-    if excluded and may_exclude(job_id, list(excluded)):
-        say(f"to be avoided from now on: {', '.join(f'{n} ({r})' for n, r in excluded.items())}")
-        slurm.exclude(job_id, list(excluded))
 
 
 def may_exclude(job_id: str, nodes: list[str]) -> bool:

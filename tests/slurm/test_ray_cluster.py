@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 import sys
 import textwrap
 import time
@@ -171,4 +173,113 @@ def test_the_drivers_exit_code_passes_through_and_its_logs_are_kept(cluster, sub
     job.wait_end("FAILED")
     assert cluster.job(job.id)["ExitCode"] == "7:0"
     assert [p.name for p in (job.files / "ray-logs").iterdir()] == [f"{job.record['head']}.tar.gz"]
+    assert job.leftovers() == []
+
+
+# Searches that go on
+
+
+@pytest.fixture
+def search(cluster: VirtualCluster, submit, tiny_images: Path, tiny_space: Path):
+    """Submit a search whose trials train in a moment."""
+    data = cluster.folder("alice", "data")
+    shutil.copytree(tiny_images, data / "images")
+    shutil.copy(tiny_space, data / "tiny_space.py")
+    shutil.chown(data, "root")
+    os.chmod(data, 0o755)
+
+    def start(trials: int, *arguments: str, job_options: tuple = (), **keywords) -> RayJob:
+        tiny = ("--space", f"{data}/tiny_space.py", "--data", f"{data}/images", "--model", "shufflenet_v2_x0_5")
+        more = ("--set", "image_size=16", "--seed", "1", "--trials", str(trials), "--max-epochs", "2")
+        return submit(*job_options, *tiny, *more, "--scheduler", "none", *arguments, **keywords)
+
+    return start
+
+
+def trials_of(job: RayJob) -> list:
+    """The study's trials as any Optuna user reads them."""
+    import optuna
+
+    folder = Path(job.record["study_folder"])
+    copy = job.cluster.shared / f"journal-{job.id}"
+    shutil.copy(folder / "optuna.journal", copy)
+    storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(copy)))
+    return optuna.load_study(study_name=folder.name, storage=storage).get_trials()
+
+
+def assert_every_trial_once(job: RayJob, trials: int) -> None:
+    found = trials_of(job)
+    assert [t.state.name for t in found] == ["COMPLETE"] * trials, job.everything()
+    for trial in found:
+        epochs = [key for key in trial.user_attrs if key.startswith("epoch/")]
+        assert len(epochs) == 2 and len(trial.intermediate_values) == 2, trial
+
+
+def test_near_the_time_limit_a_search_saves_requeues_and_goes_on(cluster, search):
+    job = search(6)
+    job.wait_log(r"trial \d+ epoch 2/2", 150)
+    cluster.run("ctl", "scancel", "--batch", "-s", "USR1", job.id, user="alice")
+    job.wait_log("→ requeueing", 60)
+    job.wait_log("start 2;", 60)
+    log = job.wait_end("COMPLETED", 200)
+    assert "driver saved and ended with exit code 143" in log
+    assert_every_trial_once(job, 6)
+    assert (job.record["restarts"], job.record["fruitless_restarts"]) == (1, 0)
+    assert job.leftovers() == []
+
+
+def test_a_search_outlives_a_worker_node_that_is_powered_off(cluster, search):
+    job = search(6, sbatch=("-N2", "-c1"))
+    job.wait_log(r"trial \d+ epoch 1/2", 150)
+    worker = next(n for n in job.record["nodes"] if n != job.record["head"])
+    cluster.poweroff(worker)
+    log = job.wait_end("COMPLETED", 300)
+    assert f"node {worker} is gone" in log
+    assert_every_trial_once(job, 6)
+    assert job.record["excluded"].keys() == {worker}
+    assert job.leftovers() == []
+
+
+def test_a_killed_head_restarts_the_job_once(cluster, search):
+    job = search(4)
+    job.wait_log(r"trial \d+ epoch 1/2", 150)
+    pid = next(pid for pid, line in cluster.processes(job.record["head"], "alice") if "gcs_server" in line)
+    cluster.run(job.record["head"], "kill", "-9", pid)
+    job.wait_log("start 2;", 60)
+    job.wait_end("COMPLETED", 200)
+    assert_every_trial_once(job, 4)
+    assert job.leftovers() == []
+
+
+def test_a_preempted_job_saves_within_its_grace_time(cluster, search):
+    job = search(6, sbatch=("-N1", "-c2"))
+    job.wait_log(r"trial \d+ epoch 2/2", 150)
+    urgent = ("-p", "urgent", "-N3", "-c2", "--exclusive", "-J", "urgent")
+    other = cluster.sbatch("bob", *urgent, script="#!/bin/bash\nexec sleep 5\n")
+    job.wait_log("the job is preempted", 30)
+    cluster.wait_state(other, "COMPLETED", 60)
+    if cluster.state(job.id) == "PENDING":
+        cluster.start_now(job.id)
+    log = job.wait_end("COMPLETED", 300)
+    assert "driver saved and ended with exit code 143" in log
+    assert_every_trial_once(job, 6)
+
+
+def test_lent_nodes_join_and_leave(cluster, submit):
+    script = SCRIPT.with_name("ray_attach.slurm")
+    count = """
+        def count(n):
+            while sum(node["Alive"] for node in ray.nodes()) != n: time.sleep(0.2)
+            print("NODES", n)
+        count(1), count(2), count(1)
+    """
+    job = submit(*python(count))
+    job.wait_log("NODES 1")
+    env = {"BIGBATCH_PYTHON": sys.executable}
+    lent = cluster.sbatch("alice", "-N1", "-c2", "--time=10", script, job.id, cwd=job.folder, env=env)
+    job.wait_log("NODES 2", 60)
+    assert until(lambda: job.record["attached"] == [lent])
+    cluster.run("ctl", "scancel", lent, user="alice")
+    job.wait_end("COMPLETED", 120)
+    assert job.log.count("NODES 1") == 2
     assert job.leftovers() == []
