@@ -283,3 +283,61 @@ def test_lent_nodes_join_and_leave(cluster, submit):
     job.wait_end("COMPLETED", 120)
     assert job.log.count("NODES 1") == 2
     assert job.leftovers() == []
+
+
+# Wrong input: refused in one line before nodes are waited for
+
+
+def refusal(job: RayJob) -> str:
+    """The one line that a job ended with."""
+    job.wait_end("FAILED", 30)
+    assert job.cluster.job(job.id)["ExitCode"] == "2:0", job.log
+    errors = [line for line in job.log.splitlines() if "error:" in line]
+    assert len(errors) == 1 and "Traceback" not in job.log and "→ workers" not in job.log, job.log
+    return errors[0]
+
+
+def test_more_workers_than_the_allocation_has_are_refused(submit):
+    assert "--workers must be at most the allocation's 2 CPUs; got 3" in refusal(submit("--workers", "3"))
+    gpus = submit("--workers", "5", sbatch=("-N2", "--gres=gpu:2"))
+    assert "at most the allocation's 4 GPUs; got 5. Write --workers 4" in refusal(gpus)
+
+
+def test_a_time_limit_that_is_too_short_is_refused(submit):
+    assert "Write sbatch --time=4 or more" in refusal(submit("--space", "smoke", sbatch=("--time=2",)))
+
+
+def test_folders_that_cannot_be_written_are_refused(submit):
+    assert "Set BIGBATCH_HOME to" in refusal(submit("--space", "smoke", BIGBATCH_HOME="/proc/nowhere"))
+    assert "Write --output with" in refusal(submit("--space", "smoke", "--output", "/proc/nowhere"))
+
+
+def test_wrong_options_of_the_search_are_refused_while_the_nodes_start(submit):
+    assert "--sampler" in refusal(submit("--space", "smoke", "--sampler", "tpee"))
+
+
+def test_a_study_that_another_live_job_writes_is_refused(cluster, submit):
+    job = submit("--study", "s", "--output", "out")
+    folder = job.folder / "out" / "s"
+    assert until(lambda: (folder / ".lease").exists())
+    other = submit("--study", "s", "--output", str(job.folder / "out"))
+    assert f"is held by job {job.id} of alice on " in refusal(other)
+    cluster.run("ctl", "scancel", job.id, user="alice")
+    job.wait_end("CANCELLED", 20)
+    assert not (folder / ".lease").exists()
+
+
+def test_outside_of_slurm_the_script_says_what_to_write(cluster):
+    done = cluster.run("ctl", "bash", SCRIPT, "--space", "smoke", user="alice", check=False)
+    assert done.returncode == 2 and "Write: sbatch" in done.stderr and done.stderr.count("\n") == 1
+    lent = cluster.run("ctl", "bash", SCRIPT.with_name("ray_attach.slurm"), "1", user="alice", check=False)
+    assert lent.returncode == 2 and "Write: sbatch" in lent.stderr
+
+
+def test_an_attachment_to_no_job_is_refused(cluster):
+    folder = cluster.folder("alice")
+    script = SCRIPT.with_name("ray_attach.slurm")
+    env = {"BIGBATCH_PYTHON": sys.executable}
+    lent = cluster.sbatch("alice", "-c2", "--time=10", script, "99999", cwd=folder, env=env)
+    assert cluster.wait_state(lent, ENDED) == "FAILED"
+    assert "there must be a job 99999" in (folder / f"bigbatch-{lent}.log").read_text()
