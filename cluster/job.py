@@ -251,6 +251,8 @@ class Job:
                 self._say(f"job {successor} goes on when this one has ended")
             elif self._decision.action is Action.REQUEUE:
                 restart.requeue(self._grant.job_id, self._record.excluded, self._say)
+            else:
+                restart.start_soon(self._grant.job_id, self._say)
         except slurm.SlurmError as error:
             self._say(f"cannot start again: {error} Submit the job again; the study resumes.")
             self._decision = Decision(Action.END, 1, f"{self._decision.reason}; {error}")

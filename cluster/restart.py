@@ -14,7 +14,8 @@ JOURNAL = "optuna.journal"
 EPOCH_MARK = b'"epoch/'
 PREDECESSOR = "BIGBATCH_PREDECESSOR"
 STUDY = "BIGBATCH_DEFAULT_STUDY"
-REQUEUE_PATIENCE_S = 25.0
+START_DELAY_S = 12
+START_ATTEMPTS = 10
 
 
 def study_name(job_id: str, env: Mapping[str, str] | None = None) -> str:
@@ -59,24 +60,22 @@ def fruitless(before: int, progress_before: int | None, progress_after: int | No
 
 
 def requeue(job_id: str, excluded: Mapping[str, str], say: Callable[[str], None]) -> None:
-    """Put this job back into the queue, to start as soon as resources allow. Raises SlurmError.
-
-    Slurm ends this process soon after. It makes a requeued job wait two minutes unless its start time is
-    moved, which it accepts only once the job is pending again.
-    """
+    """Put this job back into the queue, to start soon. Slurm ends this process a moment later. Raises SlurmError."""
     slurm.requeue(job_id)
     if excluded and may_exclude(job_id, list(excluded)):
-        say(f"to be avoided from now on: {', '.join(f'{n} ({r})' for n, r in excluded.items())}")
         slurm.exclude(job_id, list(excluded))
-    deadline = time.monotonic() + REQUEUE_PATIENCE_S
-    while time.monotonic() < deadline:
+        say(f"to be avoided from now on: {', '.join(f'{n} ({r})' for n, r in excluded.items())}")
+    start_soon(job_id, say)
+
+
+def start_soon(job_id: str, say: Callable[[str], None]) -> None:
+    """Do not let a job that is being requeued wait for Slurm's two minutes."""
+    for _ in range(START_ATTEMPTS):  # Slurm's SIGTERM for this job may end the command, too
         try:
-            slurm.start_now(job_id)
-            break
+            return slurm.start_after(job_id, START_DELAY_S)
         except slurm.SlurmError:
             time.sleep(0.2)
-    else:
-        say("Slurm does not move the start time; the job starts in about two minutes")
+    say("Slurm does not move the start time; the job starts in about two minutes")
 
 
 def may_exclude(job_id: str, nodes: list[str]) -> bool:

@@ -66,15 +66,17 @@ def cancel(job_id: str, *, signal: str | None = None, steps_only: bool = False) 
 
 
 def requeue(job_id: str) -> None:
-    """Put a running job back into the queue, to start as soon as resources allow.
-
-    A requeued job may begin only after two minutes unless its start time is moved, which its owner may do.
-    """
+    """Put a running job back into the queue; its processes are ended at once. See ``start_after``."""
     run("scontrol", "requeue", job_id)
 
 
-def start_now(job_id: str) -> None:
-    run("scontrol", "update", f"JobId={job_id}", "StartTime=now")
+def start_after(job_id: str, delay_s: int) -> None:
+    """Let a requeued job start ``delay_s`` from now, which its owner may say, instead of after two minutes.
+
+    Slurm sets those two minutes when the job's old processes are gone, unless its start time lies in the
+    future by then. So "now" would be forgotten, and so is a delay that is shorter than the job's end takes.
+    """
+    run("scontrol", "update", f"JobId={job_id}", f"StartTime=now+{delay_s}")
 
 
 def exclude(job_id: str, nodes: Sequence[str]) -> None:
