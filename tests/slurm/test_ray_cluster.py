@@ -176,6 +176,47 @@ def test_the_drivers_exit_code_passes_through_and_its_logs_are_kept(cluster, sub
     assert job.leftovers() == []
 
 
+# Strangers
+
+
+def probe(cluster: VirtualCluster, node: str, address: str, port: int, user: str, *token: object) -> dict[str, str]:
+    """What the user's request from ``node`` gets from a port."""
+    script = Path(__file__).with_name("port_probe.py")
+    return json.loads(cluster.run(node, sys.executable, script, address, port, *token, user=user).stdout)
+
+
+def test_a_stranger_gets_nothing_from_any_port(cluster, submit):
+    """Every listening port of head and worker, probed by another user; the answers are those of docs/security.md."""
+    work = """
+        @ray.remote
+        def hold(): time.sleep(600)
+        held = [hold.remote() for _ in range(2)]
+    """
+    job = submit(*python(work, WAIT), sbatch=("-N2", "-c1", "--gres=gpu:1"))
+    job.wait_log("WAITING")
+    time.sleep(3)  # until the agents, which start last, listen as well
+    names = {}
+    for node in job.record["nodes"]:
+        facts = json.loads((job.files / "nodes" / f"{node}.json").read_text())
+        names |= {(node, port): name for name, port in facts["ports"].items()}
+    open_ports = []
+    for node in job.record["nodes"]:
+        for listener in cluster.listening(node):
+            where = "127.0.0.1" if listener.address.endswith("127.0.0.1") else cluster.plan.address(node)
+            user_process = any(pid == listener.pid for pid, _ in cluster.processes(node, "alice"))
+            name = names.get((node, listener.port), "process" if user_process else None)
+            if name is None:
+                continue
+            without = probe(cluster, node, where, listener.port, "bob")
+            with_token = probe(cluster, node, where, listener.port, "alice", job.files / "token")
+            print(json.dumps([node, name, listener.port, listener.address, without, with_token]))
+            open_ports += [(node, name, request, answer) for request, answer in without.items()]
+    assert len({name for name in names.values()}) >= 7
+    harmless = {"/", "/api/version", "/grpc.health.v1.Health/Check"}
+    served = [(n, name, r, a) for n, name, r, a in open_ports if a.startswith(("200", "OK")) and r not in harmless]
+    assert served == []
+
+
 # Searches that go on
 
 
