@@ -89,7 +89,9 @@ class Attachment:
             self._say(f"{signal.Signals(self._signals[0]).name}: leaving")
             nodes.hold()
             addresses = [str(nodes.status(name).get("ip")) for name in nodes.living()]
-            env = ray_commands.environment(main.address or "", folder / credentials.TOKEN_FILE, None)
+            certificates = folder / credentials.TLS_FOLDER / "driver"
+            token = folder / credentials.TOKEN_FILE
+            env = ray_commands.environment(main.address or "", token, certificates if certificates.exists() else None)
             if signal.SIGUSR1 in self._signals:
                 drain_in_ray(addresses, "the lent allocation ends", env)
                 self._wait_for_work(nodes)

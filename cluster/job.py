@@ -106,7 +106,7 @@ class Job:
         checks.check_workers(self._options, grant)
         checks.check_time(self._options, grant)
         before = record.read(grant.job_id) if grant.restart_count else restart.record_of_predecessor()
-        self._again = before is not None
+        self._again = before is not None or grant.restart_count > 0
         self._default_study = restart.study_name(grant.job_id)
         self._study = options.study_folder(self._options, self._default_study, self._cwd)
         self._record = record.JobRecord(
@@ -384,7 +384,7 @@ class Job:
         return max(2.0, min(SAVE_S, left))
 
     def _exclude(self, name: str, reason: str) -> None:
-        self._record.excluded[name] = reason
+        self._record.excluded.setdefault(name, reason)  # why it was given up, not how its step then ended
         self._save()
 
     def _deadline(self) -> float:
@@ -421,8 +421,8 @@ class Job:
             self._lease.release()
         if hasattr(self, "_record"):
             self._record.reason = self._record.reason or self._decision.reason
+            credentials.remove(self._folder)  # the next start makes its own
             if self._decision.action is Action.END:
-                credentials.remove(self._folder)
                 self._record.state = State.ENDED.value
             self._say(f"→ {self._record.state} ({self._decision.exit_code}): {self._record.reason}")
             self._save()

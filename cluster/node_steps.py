@@ -16,7 +16,7 @@ from cluster.grant import GrantedNode
 from cluster.node import CONTROL_FILE, NODES_FOLDER
 from cluster.ray_commands import ROOT
 
-HUNG_S = 60.0
+HUNG_S = float(os.environ.get("BIGBATCH_HUNG_S") or 60)
 """A node whose heartbeat (every 5 s) has not been seen for so long is taken for hung."""
 STOP_TIMEOUT_S = 10.0
 # What sbatch leaves in the environment for srun and what would ask for more, or less, than one task a node.

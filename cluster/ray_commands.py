@@ -34,6 +34,8 @@ SETTINGS = {
     "PYTHONUNBUFFERED": "1",
 }
 
+OF_ANOTHER_CLUSTER = ("RAY_ADDRESS", "RAY_AUTH_", "RAY_USE_TLS", "RAY_TLS_", "RAY_TMPDIR", "RAY_NAMESPACE", "RAY_JOB_")
+
 
 @dataclass(frozen=True)
 class Resources:
@@ -61,8 +63,11 @@ def environment(address: str, token: Path, certificates: Path | None) -> dict[st
 
     Without RAY_ADDRESS in every process Ray's clean-up asks whichever cluster it finds on the host.
     """
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
-    return {**inherited, **SETTINGS, **credentials.environment(token, certificates), "RAY_ADDRESS": address}
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(OF_ANOTHER_CLUSTER)}
+    values = {**inherited, **SETTINGS, **credentials.environment(token, certificates), "RAY_ADDRESS": address}
+    for name in ("no_proxy", "NO_PROXY"):  # a site's proxy for the internet must not be asked for the dashboard
+        values[name] = ",".join(filter(None, [values.get(name), "localhost,127.0.0.1", address.rpartition(":")[0]]))
+    return values
 
 
 def start(ip: str, gcs: str, ports: NodePorts, share: Resources, folder: Path, labels: Mapping[str, str]) -> list[str]:

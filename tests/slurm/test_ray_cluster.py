@@ -217,6 +217,19 @@ def test_a_stranger_gets_nothing_from_any_port(cluster, submit):
     assert served == []
 
 
+def test_with_tls_the_nodes_talk_in_cipher(submit):
+    job = submit("--tls", *python(RESOURCES), sbatch=("-N2", "-c1"))
+    assert "GOT 2 0 2" in job.wait_end("COMPLETED", 120), job.everything()
+    assert job.leftovers() == []
+
+
+def test_a_python_without_ray_is_said(submit):
+    job = submit(*python(RESOURCES), BIGBATCH_PYTHON="/usr/bin/python3")
+    log = job.wait_end("FAILED")
+    assert "head n" in log and "No module named" in log and "ray" in log, log
+    assert job.leftovers() == []
+
+
 # Searches that go on
 
 
@@ -279,6 +292,17 @@ def test_a_search_outlives_a_worker_node_that_is_powered_off(cluster, search):
     assert_every_trial_once(job, 6)
     assert job.record["excluded"].keys() == {worker}
     assert job.leftovers() == []
+
+
+def test_a_hung_worker_node_is_given_up(cluster, search):
+    job = search(6, sbatch=("-N2", "-c1"), BIGBATCH_HUNG_S="15")
+    job.wait_log(r"trial \d+ epoch 1/2", 150)
+    worker = next(n for n in job.record["nodes"] if n != job.record["head"])
+    cluster.suspend(worker)
+    log = job.wait_end("COMPLETED", 300)
+    assert f"node {worker} hangs" in log
+    assert_every_trial_once(job, 6)
+    assert job.record["excluded"] == {worker: "hung: no heartbeat"}
 
 
 def test_a_killed_head_restarts_the_job_once(cluster, search):
