@@ -32,7 +32,7 @@ class RayJob:
     """A job of the script under test, submitted as a user does."""
 
     def __init__(self, cluster: VirtualCluster, user: str, sbatch: tuple, arguments: tuple, **env: str) -> None:
-        self.cluster, self.user = cluster, user
+        self.cluster, self.user, self.env = cluster, user, env
         self.folder = cluster.folder(user, "j")
         options = ("-c2", "--time=10", *sbatch)
         values = {"BIGBATCH_PYTHON": sys.executable, "OMP_NUM_THREADS": "1", **env}
