@@ -44,7 +44,7 @@ class Node:
         self._run_id: str = arguments.run_id
         self._gcs: str | None = arguments.join
         self._tls: bool = arguments.tls
-        self._job_id = os.environ["SLURM_JOB_ID"]
+        self._job_id: str = arguments.job
         self._control_file, self._follow = self._record / arguments.control, arguments.follow
         self._status = self._record / NODES_FOLDER / f"{self._name}{arguments.suffix}.json"
         self._facts: dict[str, Any] = {"run_id": self._run_id, "job": self._job_id, "beat": 0}
@@ -212,6 +212,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m cluster.node", description=__doc__)
     parser.add_argument("--record", type=Path, required=True, help="the job's folder")
     parser.add_argument("--node", required=True, help="Slurm's name of this node")
+    parser.add_argument("--job", required=True, help="the job's id; a component of a heterogeneous job has another")
     parser.add_argument("--run-id", required=True, help="which start of the job this is")
     parser.add_argument("--join", metavar="IP:PORT", help="the head's GCS; left out on the head")
     parser.add_argument("--control", default=CONTROL_FILE, help="the job's orders, a file in its folder")

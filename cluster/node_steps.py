@@ -79,7 +79,16 @@ class NodeSteps:
 
     def _node_command(self, name: str, address: str | None) -> list[str]:
         command = [sys.executable, "-m", "cluster.node", "--record", str(self._record), "--node", name]
-        command += ["--run-id", self._run_id, "--control", self._control_file, "--suffix", self._suffix]
+        command += [
+            "--job",
+            self._job_id,
+            "--run-id",
+            self._run_id,
+            "--control",
+            self._control_file,
+            "--suffix",
+            self._suffix,
+        ]
         command += ["--follow", self._follow] if self._follow else []
         return command + (["--join", address] if address else []) + (["--tls"] if self._tls else [])
 
