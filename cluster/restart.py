@@ -82,7 +82,10 @@ def may_exclude(job_id: str, nodes: list[str]) -> bool:
     """Whether the partition has enough other nodes: a job that excludes too many would wait for ever."""
     try:
         fields = slurm.job_fields(job_id)
-        others = set(slurm.usable_nodes(fields.get("Partition", ""))) - set(nodes)
+        if _is_set(fields.get("ReqNodeList")):
+            return False  # these very nodes were asked for
+        features = fields["Features"] if _is_set(fields.get("Features")) else ""
+        others = set(slurm.usable_nodes(fields.get("Partition", ""), features)) - set(nodes)
         return len(others) >= int(fields.get("NumNodes", "1").split("-")[0])
     except (slurm.SlurmError, ValueError):
         return False

@@ -101,7 +101,12 @@ def kill_wait_s() -> float:
     return float(match[1]) if match else 30.0
 
 
-def usable_nodes(partition: str) -> list[str]:
-    """Nodes of a partition that are up."""
+def usable_nodes(partition: str, features: str = "") -> list[str]:
+    """Nodes of a partition that are up and have the features (``a&b``: both)."""
     states = "idle,alloc,mix,comp"
-    return run("sinfo", "--noheader", "--Node", f"--partition={partition}", f"--states={states}", "--format=%N").split()
+    text = run(
+        "sinfo", "--noheader", "--Node", f"--partition={partition}", f"--states={states}", "--Format=NodeHost,Features"
+    )
+    wanted = {feature for feature in features.split("&") if feature}
+    rows = [line.split() for line in text.splitlines() if line.strip()]
+    return [row[0] for row in rows if wanted <= set(row[1].split(",") if len(row) > 1 else ())]

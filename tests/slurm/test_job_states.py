@@ -31,7 +31,7 @@ if "--head" in sys.argv:  # a new cluster knows nothing of an earlier one's node
     [os.unlink(old) for old in glob.glob(os.environ["STAND_IN_STATE"] + "/*.json")]
 labels = dict(pair.split("=") for pair in options["labels"].split(","))
 with open(path, "w") as file:
-    json.dump({"ip": options["node-ip-address"], "cpus": options["num-cpus"], "labels": labels}, file)
+    json.dump({"ip": options["node-ip-address"], "cpus": options["num-cpus"], "gpus": options["num-gpus"], "labels": labels}, file)
 os.makedirs(options["temp-dir"] + "/session_2/logs")
 open(options["temp-dir"] + "/session_2/logs/raylet.out", "w").write("a line")
 subprocess.Popen(["sleep", "997"], start_new_session=True)
@@ -48,7 +48,7 @@ class GcsClient:
         for path in glob.glob(os.environ["STAND_IN_STATE"] + "/*.json"):
             node = json.load(open(path))
             found[node["ip"].encode()] = types.SimpleNamespace(state=0, node_manager_address=node["ip"],
-                resources_total={"CPU": float(node["cpus"])}, labels=node["labels"])
+                resources_total={"CPU": float(node["cpus"]), "GPU": float(node["gpus"])}, labels=node["labels"])
         return found
     def drain_node(self, *arguments): print(arguments)
 """
@@ -229,8 +229,8 @@ def test_what_a_killed_step_left_on_a_node_is_removed_by_the_next(cluster, submi
 def test_a_head_without_a_gpu_in_a_heterogeneous_job(cluster, submit):
     sbatch = ("-c1", ":", "-N2", "-n2", "-c2", "--gres=gpu:1")
     job = submit(*driver("sys.exit(0)"), sbatch=sbatch)
-    log = job.wait_end("COMPLETED", 40)
-    assert "registered: 3 nodes, 5 CPUs" in log, log
+    job.wait_log("→ ended", 30)
+    assert "registered: 3 nodes, 5 CPUs, 2 GPUs" in job.wait_end("COMPLETED", 40)
 
 
 def test_lent_nodes_join_and_leave(cluster, submit, stand_in):
