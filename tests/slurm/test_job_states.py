@@ -31,7 +31,8 @@ if "--head" in sys.argv:  # a new cluster knows nothing of an earlier one's node
     [os.unlink(old) for old in glob.glob(os.environ["STAND_IN_STATE"] + "/*.json")]
 labels = dict(pair.split("=") for pair in options["labels"].split(","))
 with open(path, "w") as file:
-    json.dump({"ip": options["node-ip-address"], "cpus": options["num-cpus"], "gpus": options["num-gpus"], "labels": labels}, file)
+    node = {"ip": options["node-ip-address"], "cpus": options["num-cpus"], "gpus": options["num-gpus"]}
+    json.dump({**node, "labels": labels}, file)
 os.makedirs(options["temp-dir"] + "/session_2/logs")
 open(options["temp-dir"] + "/session_2/logs/raylet.out", "w").write("a line")
 subprocess.Popen(["sleep", "997"], start_new_session=True)
