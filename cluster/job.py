@@ -4,7 +4,7 @@
 
     allocation → credentials → head → workers → registered → driver → draining → (requeueing →) ended
 
-Each state is one method, which returns the next; all waiting goes through ``_interruption``, where
+Each state is one method, which returns the next; all waiting goes through ``cluster.lookout``, where
 signals, the time limit and dying nodes are noticed. What is decided at the end is in ``cluster.policy``.
 """
 
@@ -21,20 +21,16 @@ from typing import Any
 
 from cluster import attach, checks, credentials, options, ray_commands, record, restart, slurm
 from cluster.checks import WRONG_INPUT, BadInput
-from cluster.driver import Driver, GcsWatch, drain_in_ray, path_with_this_python
+from cluster.driver import Driver, GcsWatch, path_with_this_python
 from cluster.grant import Grant, NoAllocation, read_grant
 from cluster.lease import Lease
+from cluster.lookout import POLL_S, Lookout
 from cluster.node_steps import NodeSteps
-from cluster.policy import Action, Cause, Decision, Situation, cause_of_signal, decide
+from cluster.policy import Action, Cause, Decision, Situation, decide
 
-POLL_S = 0.1
-LOOK_S = 0.5
-"""Between two looks at the nodes' files on the shared file system."""
 SAVE_S = 60.0
 """For the driver to save near the time limit or in a preemption's grace time."""
 CANCELLED_SAVE_S = 3.0
-CRASH_OR_SIGNAL_S = 2.0
-"""Steps get SIGTERM before the batch script does: so long a lost step is not yet called a crash."""
 
 
 class State(enum.Enum):
@@ -66,9 +62,6 @@ class Job:
             State.REQUEUEING: self._start_again,
         }
         self._signals: list[int] = []
-        self._next_look = 0.0
-        self._cause: Cause | None = None
-        self._slurm_requeues = False
         self._driver: Driver | None = None
         self._check: checks.ArgumentCheck | None = None
         self._watch: GcsWatch | None = None
@@ -78,6 +71,7 @@ class Job:
         self._grant: Grant
         self._record: record.JobRecord
         self._nodes: NodeSteps
+        self._lookout: Lookout
         self._progress_before: int | None
 
     def run(self) -> int:
@@ -145,6 +139,11 @@ class Job:
         if not self._options.command and not self._again:
             command = options.driver_command(self._options, self._default_study, "auto", self._study, self._again)
             self._check = checks.ArgumentCheck(command, self._cwd)
+        chores = [task for task in (self._check and self._check.look, self._lease and self._lease.renew) if task]
+        self._lookout = Lookout(
+            *(self._record, self._nodes, self._grant.head.name, self._deadline(), self._signals, chores),
+            *(self._say, self._save),
+        )
         return State.HEAD
 
     def _start_head(self) -> State:
@@ -153,7 +152,7 @@ class Job:
         facts: dict[str, Any] = {}
         deadline = time.monotonic() + self._options.start_timeout_s
         while facts.get("state") != "ready":
-            if self._interruption():
+            if self._lookout.interruption():
                 return State.DRAINING
             if time.monotonic() > deadline:
                 return self._stop_because(Cause.START_FAILED, "the head is not ready in time (--start-timeout)")
@@ -166,7 +165,7 @@ class Job:
             certificates = credentials.make_certificate(
                 self._authority, self._authority / "driver", ["localhost", head.name], [facts["ip"], "127.0.0.1"]
             )
-        self._env = ray_commands.environment(self._record.address, self._token, certificates)
+        self._env = self._lookout.env = ray_commands.environment(self._record.address, self._token, certificates)
         self._say(
             f"head {head.name} at {self._record.address}, dashboard on its loopback {self._record.dashboard_port}"
         )
@@ -182,7 +181,7 @@ class Job:
         assert self._watch is not None
         deadline = time.monotonic() + self._options.start_timeout_s
         while True:
-            if self._interruption():
+            if self._lookout.interruption():
                 return State.DRAINING
             statuses = {name: self._nodes.status(name) for name in self._nodes.living()}
             expected = (
@@ -214,16 +213,16 @@ class Job:
         except OSError as error:
             raise BadInput(f"the command must be a program; got {command[0]!r} ({error.strerror}).") from None
         while self._driver.exit_code() is None:
-            if self._interruption():
+            if self._lookout.interruption():
                 return State.DRAINING
             time.sleep(POLL_S)
         return self._stop_because(Cause.DRIVER_ENDED, f"driver ended with exit code {self._driver.exit_code()}")
 
     def _drain(self) -> State:
-        assert self._cause is not None
+        assert self._lookout.cause is not None
         code = self._end_driver()
-        failed = self._cause in (Cause.START_FAILED, Cause.HEAD_DIED) or (
-            self._cause is Cause.DRIVER_ENDED and code != 0
+        failed = self._lookout.cause in (Cause.START_FAILED, Cause.HEAD_DIED) or (
+            self._lookout.cause is Cause.DRIVER_ENDED and code != 0
         )
         self._stop_nodes(keep_logs=failed)
         self._record.fruitless_restarts = restart.fruitless(
@@ -231,12 +230,12 @@ class Job:
         )
         self._decision = decide(
             Situation(
-                cause=self._cause,
+                cause=self._lookout.cause,
                 exit_code=code,
                 fruitless=self._record.fruitless_restarts,
                 max_restarts=self._options.max_restarts,
                 chain=self._options.chain,
-                slurm_requeues=self._slurm_requeues,
+                slurm_requeues=self._lookout.slurm_requeues,
             )
         )
         self._record.reason = self._decision.reason
@@ -259,72 +258,6 @@ class Job:
             self._record.reason = self._decision.reason
         return State.ENDED
 
-    # What interrupts a wait
-
-    def _interruption(self) -> Cause | None:
-        """Look around: signals, time, lease, nodes. Returns why the cluster must be drained, once there is a reason."""
-        if self._cause is None:
-            self._take_notice()
-        return self._cause
-
-    def _take_notice(self) -> None:
-        if signal.SIGTERM in self._signals or signal.SIGINT in self._signals:
-            self._classify("SIGTERM")
-        elif signal.SIGUSR1 in self._signals:
-            self._stop_because(Cause.TIME_LIMIT, "SIGUSR1: the time limit is near")
-        elif self._deadline() and time.time() >= self._deadline():
-            self._stop_because(Cause.TIME_LIMIT, f"{self._options.margin_s:.0f} s to the time limit")
-        elif time.monotonic() >= self._next_look:
-            self._next_look = time.monotonic() + LOOK_S
-            if self._check:
-                self._check.look()
-            if self._lease:
-                self._lease.renew()
-            self._look_at_nodes()
-
-    def _look_at_nodes(self) -> None:
-        for name, reason in self._nodes.look().items():
-            if name == self._grant.head.name:
-                self._head_died(reason)
-                return
-            self._say(f"node {name} is gone: {reason}; going on with {len(self._nodes.living())}")
-            self._exclude(name, reason)
-        for name in self._nodes.hung():
-            self._say(f"node {name} hangs: no heartbeat; Ray places nothing there any more")
-            self._exclude(name, "hung: no heartbeat")
-            if self._record.address:
-                drain_in_ray([self._nodes.status(name).get("ip", "")], "no heartbeat", self._env)
-            self._nodes.kill(name)
-        if self._record.attached != self._nodes.lenders():
-            self._record.attached = self._nodes.lenders()
-            self._say(f"nodes are lent by {', '.join(self._record.attached) or 'nobody any more'}")
-            self._save()
-        if self._nodes.signalled() and not self._signals:
-            self._classify("SIGTERM to the steps", only_if_certain=True)
-
-    def _head_died(self, reason: str) -> None:
-        deadline = time.monotonic() + CRASH_OR_SIGNAL_S
-        while time.monotonic() < deadline and not self._signals:
-            time.sleep(POLL_S)
-        self._classify("the head's step ended", only_if_certain=not self._signals)
-        if self._cause is None:
-            self._exclude(self._grant.head.name, reason)
-            failed = Cause.HEAD_DIED if self._record.address else Cause.START_FAILED
-            self._stop_because(failed, f"head {self._grant.head.name} is gone: {reason}")
-
-    def _classify(self, what: str, *, only_if_certain: bool = False) -> None:
-        """Ask Slurm why it signals: cancelled, preempted, out of time."""
-        try:
-            fields = slurm.job_fields(self._grant.job_id, timeout_s=3)
-        except slurm.SlurmError:
-            fields = {}
-        preempted = fields.get("PreemptTime", "None") not in ("None", "Unknown", "")
-        state = fields.get("JobState", "CANCELLED")
-        if only_if_certain and not preempted and (state == "RUNNING" or not fields):
-            return
-        cause, self._slurm_requeues = cause_of_signal(state, preempted)
-        self._stop_because(cause, f"{what}; Slurm says {state}: {cause.value}")
-
     # Parts
 
     def _go_on_with(self, statuses: dict[str, dict[str, Any]]) -> State:
@@ -333,7 +266,7 @@ class Job:
         if self._grant.head.name in absent or not absent:
             return self._stop_because(Cause.START_FAILED, "the nodes did not register in time")
         for name in absent:
-            self._exclude(name, "did not register in time")
+            self._lookout.exclude(name, "did not register in time")
             self._nodes.kill(name)
         self._say(f"going on without {', '.join(absent)}, which did not register in time")
         return State.DRIVER
@@ -348,12 +281,12 @@ class Job:
         """Let the driver save. Returns its exit code, None if it was killed or never ran."""
         if self._driver is None:
             return None
-        if self._cause is Cause.HEAD_DIED:
+        if self._lookout.cause is Cause.HEAD_DIED:
             self._driver.kill()  # without the head it would wait a minute for it
             return None
         code = self._driver.exit_code()
         if code is None:
-            if self._cause is not Cause.CANCELLED:
+            if self._lookout.cause is not Cause.CANCELLED:
                 self._nodes.hold()
             self._signals.clear()
             self._driver.terminate()
@@ -361,8 +294,8 @@ class Job:
             while code is None and time.monotonic() < ends:
                 time.sleep(POLL_S)
                 code = self._driver.exit_code()
-                if self._cause is not Cause.CANCELLED and signal.SIGTERM in self._signals:
-                    self._classify("SIGTERM while saving")  # a scancel does not wait
+                if self._lookout.cause is not Cause.CANCELLED and signal.SIGTERM in self._signals:
+                    self._lookout.classify("SIGTERM while saving")  # a scancel does not wait
                     self._signals.clear()
                     ends = min(ends, time.monotonic() + self._save_time())
             self._say("driver killed" if code is None else f"driver saved and ended with exit code {code}")
@@ -376,24 +309,19 @@ class Job:
 
     def _save_time(self) -> float:
         """Seconds that the driver may take: less where Slurm's SIGKILL is near."""
-        if self._cause is Cause.CANCELLED:
+        if self._lookout.cause is Cause.CANCELLED:
             return CANCELLED_SAVE_S
-        if self._slurm_requeues:
+        if self._lookout.slurm_requeues:
             return max(2.0, slurm.kill_wait_s() - 4)
         left = self._grant.end_time - time.time() - 20 if self._grant.end_time else SAVE_S
         return max(2.0, min(SAVE_S, left))
-
-    def _exclude(self, name: str, reason: str) -> None:
-        self._record.excluded.setdefault(name, reason)  # why it was given up, not how its step then ended
-        self._save()
 
     def _deadline(self) -> float:
         """When trials must save themselves, seconds since the epoch; 0 without a limit."""
         return self._grant.end_time - self._options.margin_s if self._grant.end_time else 0.0
 
     def _stop_because(self, cause: Cause, text: str) -> State:
-        self._cause = cause
-        self._say(text)
+        self._lookout.stop_because(cause, text)
         return State.DRAINING
 
     def _enter(self, state: State) -> None:

@@ -45,13 +45,20 @@ class Lease:
                     f"{holder.get('job', '?')} of {holder.get('user', '?')} on {holder.get('host', '?')}, seen "
                     f"{max(0, round(age))} s ago. Wait for it, scancel it, or write --study OTHER."
                 ) from None
-        self.renew()
+        self._write()
 
     def renew(self) -> None:
+        """Say that the job lives, every RENEW_S."""
         if time.monotonic() >= self._next_renewal:
-            self._next_renewal = time.monotonic() + RENEW_S
-            facts: dict[str, Any] = {"job": self._job_id, "host": os.uname().nodename, "user": getpass.getuser()}
-            write_json(self._path, {**facts, "heartbeat": time.time()})
+            try:
+                self._write()
+            except OSError:
+                pass  # a full quota must not end a running search; a job that runs keeps its lease anyway
+
+    def _write(self) -> None:
+        self._next_renewal = time.monotonic() + RENEW_S
+        facts: dict[str, Any] = {"job": self._job_id, "host": os.uname().nodename, "user": getpass.getuser()}
+        write_json(self._path, {**facts, "heartbeat": time.time()})
 
     def release(self) -> None:
         if read_json(self._path).get("job") == self._job_id:
