@@ -12,9 +12,7 @@ Slurm's programs; ``VirtualCluster.available()`` says what is missing. docs/test
 
 from __future__ import annotations
 
-import argparse
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -25,21 +23,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-import virtual_init  # noqa: E402
-import virtual_processes  # noqa: E402
-from virtual_config import CONTROLLER, USERS, Plan, freezer_writable, read_plan  # noqa: E402
-from virtual_processes import Listener  # noqa: E402
+import virtual_init
+import virtual_processes
+import virtual_requirements
+from virtual_config import CONTROLLER, USERS, Plan, freezer_writable, read_plan
+from virtual_processes import Listener
+from virtual_requirements import PATH
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 # Outside of /tmp, which every node has to itself, and short: sockets' paths end at 107 characters.
 PLACE, PREFIX = Path("/var/tmp"), "vc-"
-PACKAGES = "slurmctld slurmd slurm-client munge iproute2"
-INSTALL = f"apt-get install -y --no-install-recommends {PACKAGES}"
-PROGRAMS = "slurmctld slurmd sbatch srun squeue scancel scontrol sinfo munged ip mount umount unshare nsenter setpriv"
 COMMAND_TIMEOUT_S = 60.0
-PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-PROBE = "mount -t tmpfs tmpfs /tmp && ip link add br0 type bridge && ip link add v0 type veth peer name v1"
 
 
 class ClusterError(RuntimeError):
@@ -84,18 +78,7 @@ class VirtualCluster:
     @staticmethod
     def available() -> str | None:
         """None where a cluster can run, else why not and what helps."""
-        if sys.platform != "linux" or not hasattr(os, "pidfd_open"):
-            return "A virtual Slurm needs Linux 5.3 or newer."
-        if os.geteuid() != 0:
-            return "A virtual Slurm needs root, for namespaces: run the tests as root, such as in a container."
-        missing = [name for name in PROGRAMS.split() if shutil.which(name, path=PATH) is None]
-        if missing:
-            return f"{', '.join(missing)} not installed. Run as root: apt-get update && {INSTALL}"
-        probe = subprocess.run([*virtual_init.NAMESPACES, "sh", "-c", PROBE], capture_output=True, text=True)
-        if probe.returncode:
-            reason = (probe.stderr.strip().splitlines() or ["no reason given"])[-1]
-            return f"Namespaces are refused here ({reason}). In Docker: docker run --privileged."
-        return None
+        return virtual_requirements.missing()
 
     # ---- life
 
@@ -106,7 +89,7 @@ class VirtualCluster:
         self._plan.write()
         self._output = tempfile.TemporaryFile()
         self._keeper = subprocess.Popen(
-            virtual_init.command("keeper", folder, 0 if detached else os.getpid()),
+            virtual_processes.command("keeper", folder, 0 if detached else os.getpid()),
             stdin=subprocess.DEVNULL,
             stdout=self._output,
             stderr=self._output,
@@ -130,17 +113,19 @@ class VirtualCluster:
 
     def down(self) -> None:
         """End every process and remove every file of the cluster. Harmless when it is down."""
-        if self._plan is None:
+        plan, self._plan = self._plan, None
+        if plan is None:
             return
-        keeper = self._keeper.pid if self._keeper else virtual_processes.with_command("keeper", self._plan.folder)
-        if keeper and not (self._keeper and self._keeper.poll() is not None):
+        started, self._keeper = self._keeper, None
+        keeper = virtual_processes.with_command("keeper", plan.folder) if started is None else started.pid
+        if keeper and (started is None or started.poll() is None):
             os.kill(keeper, signal.SIGTERM)
-            if self._keeper:
-                self._keeper.wait(30)
-            _until(lambda: not self._plan.path.exists(), 30)
-        if self._plan.path.exists():
-            virtual_init.clean(self._plan)
-        self._plan = self._keeper = None
+            _until(lambda: not virtual_processes.alive(keeper), 30)
+        if started:
+            started.wait(5)
+        # A keeper that was killed has not cleaned up.
+        if plan.path.exists():
+            virtual_init.clean(plan)
 
     def __enter__(self) -> VirtualCluster:
         return self.up()
@@ -351,9 +336,10 @@ class VirtualCluster:
         """The end of every log, for error messages."""
         parts = []
         if self._output:
-            self._output.seek(0)
-            parts.append("== output of the nodes\n" + self._output.read().decode(errors="replace"))
-        for path in sorted((self.plan.path / "log").glob("*")):
+            # Not read(): the nodes write at the position in the file that they share with this process.
+            output = os.pread(self._output.fileno(), 1 << 20, 0).decode(errors="replace")
+            parts.append(f"== output of the nodes\n{output}")
+        for path in sorted(self.plan.path.glob("log/*")):
             if path.suffix == ".out" and path.with_suffix(".log").exists():
                 continue
             tail = path.read_text(errors="replace").splitlines()[-lines:]
@@ -391,56 +377,7 @@ def _until(condition: Callable[[], bool], timeout_s: float, step_s: float = 0.1)
     return True
 
 
-# ---- command line
-
-
-def _running() -> Path:
-    """The folder of the cluster that ``up`` left running."""
-    found = sorted(path.parent for path in PLACE.glob(f"{PREFIX}*/by-hand"))
-    if not found:
-        raise SystemExit("No cluster is up. Start one with: virtual_cluster.py up")
-    return found[-1]
-
-
-def _up(options: argparse.Namespace) -> None:
-    if reason := VirtualCluster.available():
-        raise SystemExit(reason)
-    sizes = {name: getattr(options, name) for name in ("nodes", "cpus", "memory_mb", "gpus")}
-    cluster = VirtualCluster(**sizes, readable=options.readable).up(detached=True)
-    (cluster.shared / "by-hand").touch()
-    print(f"{options.nodes} nodes are idle; shared folder {cluster.shared}")
-
-
-def _exec(options: argparse.Namespace) -> None:
-    line = VirtualCluster.attach(_running()).command(options.node, *options.command, user=options.user)
-    os.execvp(line[0], line)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    actions = parser.add_subparsers(dest="action", required=True)
-    up = actions.add_parser("up", help="start a cluster that stays until `down`")
-    for name, default in (("--nodes", 3), ("--cpus", 2), ("--memory-mb", 8000), ("--gpus", 2)):
-        up.add_argument(name, type=int, default=default)
-    up.add_argument("--readable", nargs="*", default=[], help="paths that ordinary users shall reach on every node")
-    run = actions.add_parser("exec", help="run a command on a node")
-    run.add_argument("node", help="ctl, n1, n2…")
-    run.add_argument("--user", choices=sorted(USERS))
-    run.add_argument("command", nargs="+")
-    for name in ("poweroff", "poweron", "suspend", "resume"):
-        actions.add_parser(name).add_argument("node")
-    for name in ("logs", "down"):
-        actions.add_parser(name)
-    options = parser.parse_args()
-    if options.action == "up":
-        _up(options)
-    elif options.action == "exec":
-        _exec(options)
-    else:
-        arguments = [options.node] if hasattr(options, "node") else []
-        answer = getattr(VirtualCluster.attach(_running()), options.action)(*arguments)
-        print(answer, end="\n" if answer else "") if answer else None
-
-
 if __name__ == "__main__":
+    from virtual_command import main
+
     main()

@@ -164,7 +164,9 @@ PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 JobRequeue=1
 ReturnToService=2
+# A node that was cut off is noticed within 25 s; with the usual MessageTimeout of 10 s it can take 35 s.
 SlurmdTimeout=10
+MessageTimeout=7
 InactiveLimit=0
 KillWait=5
 # Finished jobs stay known for the length of a test session.

@@ -21,12 +21,9 @@ from pathlib import Path
 
 from virtual_config import CONTROLLER, FREEZER, Plan, freezer_writable, read_plan, write_files
 from virtual_mounts import keep_reachable, mount, tmpfs
+from virtual_processes import command, init_of
 
 NAMESPACES = ("unshare", "--net", "--uts", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child")
-
-
-def command(role: str, *arguments: object) -> list[str]:
-    return [sys.executable, "-S", "-B", __file__, role, *map(str, arguments)]
 
 
 def keeper(folder: str, watched: str) -> None:
@@ -49,15 +46,26 @@ def keeper(folder: str, watched: str) -> None:
             time.sleep(0.05)
     finally:
         if controller:
-            controller.kill()
-            controller.wait()
+            end(controller, folder)
         clean(plan)
+
+
+def end(controller: subprocess.Popen[bytes], folder: str) -> None:
+    """Kill the controller's process 1, not its ``unshare``: that one ends when all processes of all nodes have."""
+    init = init_of(folder, CONTROLLER)
+    if init:
+        os.kill(init, signal.SIGKILL)
+    else:
+        controller.kill()
+    controller.wait()
 
 
 def clean(plan: Plan) -> None:
     """Remove what a cluster leaves on the machine when its processes are gone."""
     remove_groups(plan.freezer)
-    shutil.rmtree(plan.path, ignore_errors=True)
+    deadline = time.monotonic() + 10
+    while plan.path.exists() and time.monotonic() < deadline:
+        shutil.rmtree(plan.path, ignore_errors=True)
 
 
 def _open_process(pid: int) -> int | None:
