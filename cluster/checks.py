@@ -88,7 +88,8 @@ class ArgumentCheck:
         _, errors = self._process.communicate()
         code, self._process = self._process.returncode, None
         if code == WRONG_INPUT:
-            raise BadInput((errors.strip().splitlines() or ["the search refuses its arguments"])[-1])
+            line = (errors.strip().splitlines() or ["the search refuses its arguments"])[-1]
+            raise BadInput(line.partition("error: ")[2] or line)
 
     def close(self) -> None:
         if self._process is not None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 PATHS = ("/", "/metrics", "/nodes?view=summary", "/api/jobs/", "/api/v0/tasks", "/api/job_agent/jobs/", "/api/version")
 POSTS = ("/get_or_create_runtime_env", "/get_runtime_envs_info")
+TIMEOUT_S = 1.5
 METHODS = (
     "/ray.rpc.NodeInfoGcsService/GetAllNodeInfo",
     "/ray.rpc.InternalKVGcsService/InternalKVKeys",
@@ -27,7 +28,7 @@ METHODS = (
 
 def over_http(host: str, port: int, method: str, path: str, token: str | None) -> str | None:
     """Status and size of the answer, None where nobody speaks HTTP."""
-    connection = http.client.HTTPConnection(host, port, timeout=4)
+    connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
     try:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         connection.request(method, path, headers=headers, body=b"" if method == "POST" else None)
@@ -49,7 +50,7 @@ def over_grpc(host: str, port: int, token: str | None) -> dict[str, str]:
         for method in METHODS:
             call = channel.unary_unary(method, request_serializer=bytes, response_deserializer=bytes)
             try:
-                found[method] = f"OK {len(call(b'', timeout=4, metadata=metadata))} bytes"
+                found[method] = f"OK {len(call(b'', timeout=TIMEOUT_S, metadata=metadata))} bytes"
             except grpc.RpcError as error:
                 found[method] = error.code().name
                 if error.code().name == "UNAVAILABLE":
@@ -60,10 +61,12 @@ def over_grpc(host: str, port: int, token: str | None) -> dict[str, str]:
 def main() -> None:
     host, port = sys.argv[1], int(sys.argv[2])
     token = Path(sys.argv[3]).read_text() if len(sys.argv) > 3 else None
+    if over_http(host, port, "GET", "/", token) is None:
+        print(json.dumps(over_grpc(host, port, token)))
+        return
     answers = {path: over_http(host, port, "GET", path, token) for path in PATHS}
     answers |= {path: over_http(host, port, "POST", path, token) for path in POSTS}
-    answers = {path: answer for path, answer in answers.items() if answer and not answer.startswith("404")}
-    print(json.dumps(answers or over_grpc(host, port, token)))
+    print(json.dumps({path: answer for path, answer in answers.items() if answer and not answer.startswith("404")}))
 
 
 if __name__ == "__main__":
