@@ -105,7 +105,8 @@ class NodeSteps:
         news = {}
         for name, step in self._steps.items():
             if name not in self.gone and step.poll() is not None:
-                news[name] = self.status(name).get("reason") or f"its step ended with exit code {step.returncode}"
+                lost = f"lost: its step ended without a word (exit code {step.returncode})"
+                news[name] = self.status(name).get("reason") or lost
         self.gone.update(news)
         return news
 

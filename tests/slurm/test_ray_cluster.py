@@ -410,3 +410,10 @@ def test_an_attachment_to_no_job_is_refused(cluster):
     lent = cluster.sbatch("alice", "-c2", "--time=10", script, "99999", cwd=folder, env=env)
     assert cluster.wait_state(lent, ENDED) == "FAILED"
     assert "there must be a job 99999" in (folder / f"bigbatch-{lent}.log").read_text()
+
+
+def test_a_search_ends_with_every_trial_once(search):
+    job = search(2)
+    job.wait_end("COMPLETED", 200)
+    assert_every_trial_once(job, 2)
+    assert job.leftovers() == []
