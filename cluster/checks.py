@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import time
 from collections.abc import Sequence
@@ -71,10 +72,11 @@ def take_lease(study: Path, job_id: str) -> Lease:
 class ArgumentCheck:
     """The search checks its own arguments (``--dry-run``) in the background, while the nodes start."""
 
-    def __init__(self, command: Sequence[str], cwd: Path) -> None:
+    def __init__(self, command: Sequence[str], cwd: Path, tmp: Path) -> None:
         self._process: subprocess.Popen[str] | None = subprocess.Popen(
             [*command, "--dry-run"],
             cwd=cwd,
+            env={**os.environ, "TMPDIR": str(tmp)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

@@ -16,21 +16,24 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from cluster import attach, checks, credentials, options, ray_commands, record, restart, slurm
+from cluster import attach, checks, credentials, node_folder, options, ray_commands, record, restart, slurm
 from cluster.checks import WRONG_INPUT, BadInput
 from cluster.driver import Driver, GcsWatch, path_with_this_python
 from cluster.grant import Grant, NoAllocation, read_grant
 from cluster.lease import Lease
 from cluster.lookout import POLL_S, Lookout
-from cluster.node_steps import NodeSteps
+from cluster.node_steps import STOP_TIMEOUT_S, NodeSteps
 from cluster.policy import Action, Cause, Decision, Situation, decide
 
 SAVE_S = 60.0
 """For the driver to save near the time limit or in a preemption's grace time."""
 CANCELLED_SAVE_S = 3.0
+CANCELLED_STOP_S = 3.0
+"""Slurm kills what is left anyway; the job's record is still to be written."""
 
 
 class State(enum.Enum):
@@ -62,6 +65,7 @@ class Job:
             State.REQUEUEING: self._start_again,
         }
         self._signals: list[int] = []
+        self._clean_up = ExitStack()
         self._driver: Driver | None = None
         self._check: checks.ArgumentCheck | None = None
         self._watch: GcsWatch | None = None
@@ -129,7 +133,9 @@ class Job:
         try:
             self._token = credentials.make_token(self._folder)
             self._authority = credentials.make_authority(self._folder) if self._options.tls else None
-        except credentials.CredentialError as error:
+            # What the driver and its libraries leave in TMPDIR goes with the job.
+            self._tmp = self._clean_up.enter_context(node_folder.private_folder(self._grant.job_id))
+        except (credentials.CredentialError, OSError) as error:
             raise BadInput(str(error)) from None
         self._record.token_path = str(self._token)
         self._record.node_logs = str(self._folder / "nodes")
@@ -138,7 +144,7 @@ class Job:
         self._nodes.prepare()
         if not self._options.command and not self._again:
             command = options.driver_command(self._options, self._default_study, "auto", self._study, self._again)
-            self._check = checks.ArgumentCheck(command, self._cwd)
+            self._check = checks.ArgumentCheck(command, self._cwd, self._tmp)
         chores = [task for task in (self._check and self._check.look, self._lease and self._lease.renew) if task]
         self._lookout = Lookout(
             *(self._record, self._nodes, self._grant.head.name, self._deadline(), self._signals, chores),
@@ -221,6 +227,9 @@ class Job:
     def _drain(self) -> State:
         assert self._lookout.cause is not None
         code = self._end_driver()
+        if self._check is not None:
+            self._check.close()
+        self._clean_up.close()  # before the nodes are waited for: after scancel Slurm may not leave the time
         failed = self._lookout.cause in (Cause.START_FAILED, Cause.HEAD_DIED) or (
             self._lookout.cause is Cause.DRIVER_ENDED and code != 0
         )
@@ -273,6 +282,7 @@ class Job:
 
     def _driver_environment(self) -> dict[str, str]:
         env = {**self._env, "PATH": path_with_this_python(), "BIGBATCH_JOB_FOLDER": str(self._folder)}
+        env["TMPDIR"] = str(self._tmp)
         if self._deadline():
             env["BIGBATCH_DEADLINE"] = f"{self._deadline():.0f}"
         return env
@@ -303,7 +313,8 @@ class Job:
         return code
 
     def _stop_nodes(self, *, keep_logs: bool) -> None:
-        late = self._nodes.stop(keep_logs=keep_logs or self._options.keep_logs)
+        patience = CANCELLED_STOP_S if self._lookout.cause is Cause.CANCELLED else STOP_TIMEOUT_S
+        late = self._nodes.stop(keep_logs=keep_logs or self._options.keep_logs, timeout_s=patience)
         if late:
             self._say(f"nodes that did not end in time, and were killed: {', '.join(late)}")
 
@@ -345,6 +356,7 @@ class Job:
             self._watch.close()
         if hasattr(self, "_nodes") and self._nodes.living():
             self._stop_nodes(keep_logs=False)
+        self._clean_up.close()
         if self._lease:
             self._lease.release()
         if hasattr(self, "_record"):
