@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster import processes
-from cluster.ray_commands import ROOT
+from cluster.ray_commands import ROOT, interpreter
 
 
 class Driver:
@@ -46,7 +46,7 @@ class GcsWatch:
         self.nodes: list[dict[str, Any]] = []
         with errors.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "cluster.gcs", "watch"],
+                [interpreter(), "-m", "cluster.gcs", "watch"],
                 cwd=ROOT,
                 env=dict(env),
                 stdin=subprocess.DEVNULL,
@@ -75,7 +75,7 @@ def drain_in_ray(addresses: Sequence[str], reason: str, env: Mapping[str, str]) 
     """Ask Ray to place nothing more at ``addresses``. Best effort: the nodes may be gone."""
     try:
         subprocess.run(
-            [sys.executable, "-m", "cluster.gcs", "drain", reason, *addresses],
+            [interpreter(), "-m", "cluster.gcs", "drain", reason, *addresses],
             cwd=ROOT,
             env=dict(env),
             stdout=subprocess.DEVNULL,

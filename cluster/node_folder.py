@@ -20,9 +20,9 @@ RAY_ADDS = 75  # bytes: /session_<date>_<time>_<pid>/sockets/plasma_store
 
 
 def bases(env: Mapping[str, str] | None = None) -> list[str]:
-    """Folders local to the node, best first: the job's own, the user's, /tmp."""
+    """Folders local to the node, best first: the site's, the job's own, the user's, /tmp."""
     env = os.environ if env is None else env
-    candidates = [env.get("SLURM_TMPDIR"), env.get("TMPDIR"), "/tmp"]
+    candidates = [env.get("BIGBATCH_NODE_TMP"), env.get("SLURM_TMPDIR"), env.get("TMPDIR"), "/tmp"]
     return list(dict.fromkeys(os.path.abspath(c) for c in candidates if c))
 
 

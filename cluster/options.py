@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cluster.ray_commands import ROOT
+from cluster.ray_commands import ROOT, interpreter
 
 TUNE = ROOT / "tune" / "run.py"
 USAGE = "sbatch [-N 4 …] cluster/ray_head_workers.slurm [options of the job] --space NAME … | -- COMMAND …"
@@ -110,7 +109,7 @@ def driver_command(options: JobOptions, default_name: str, address: str, folder:
     started = folder is not None and (folder / "study.json").exists()
     if started and (again or not named) and "--resume" not in arguments:
         arguments.append("--resume")
-    return [sys.executable, str(TUNE), *arguments, "--address", address]
+    return [interpreter(), str(TUNE), *arguments, "--address", address]
 
 
 def workers(options: JobOptions) -> int | None:

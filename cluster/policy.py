@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 from dataclasses import dataclass
 
+TRY_AGAIN = 75
+"""EX_TEMPFAIL: the search would start nothing more before the end of the allocation (BIGBATCH_DEADLINE)."""
 HEAD_RESTARTS = 1
 """A head that dies twice in a row, with nothing finished in between, will die again."""
 
@@ -55,6 +58,8 @@ class Decision:
 
 def decide(s: Situation) -> Decision:
     """The job's end: its exit code, and whether it starts again."""
+    if s.cause is Cause.DRIVER_ENDED and s.exit_code == TRY_AGAIN:
+        s = dataclasses.replace(s, cause=Cause.TIME_LIMIT)
     if s.cause in (Cause.DRIVER_ENDED, Cause.BAD_INPUT):
         code = 1 if s.exit_code is None else s.exit_code
         return Decision(Action.END, code, f"{s.cause.value} with exit code {code}")

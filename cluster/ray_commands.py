@@ -13,6 +13,7 @@ from cluster import credentials
 from cluster.allocation import granted_gpus, usable_cpus, usable_memory_bytes
 from cluster.ports import NodePorts
 
+NODE_PYTHON = "BIGBATCH_NODE_PYTHON"
 ROOT = Path(__file__).resolve().parent.parent
 MIB = 2**20
 LEAST_OBJECT_STORE = 80 * MIB  # Ray refuses less than 75 MiB
@@ -70,6 +71,15 @@ def environment(address: str, token: Path, certificates: Path | None) -> dict[st
     return values
 
 
+def interpreter(env: Mapping[str, str] | None = None) -> str:
+    """The Python that has Ray: this one, or with a container the one in it (``in_container.sh``).
+
+    The job's own processes stay outside of a container: they need Slurm's commands, which an image lacks.
+    """
+    env = os.environ if env is None else env
+    return env.get(NODE_PYTHON) or sys.executable
+
+
 def start(ip: str, gcs: str, ports: NodePorts, share: Resources, folder: Path, labels: Mapping[str, str]) -> list[str]:
     """``ray start`` in the foreground, as the head where ``ports`` has a port for it.
 
@@ -83,7 +93,7 @@ def start(ip: str, gcs: str, ports: NodePorts, share: Resources, folder: Path, l
         *(f"--ray-client-server-port={ports.client}", "--no-monitor"),  # the monitor would only scale the cluster
     ]
     return [
-        *(sys.executable, "-m", "ray.scripts.scripts", "start"),
+        *(interpreter(), "-m", "ray.scripts.scripts", "start"),
         *(head if ports.gcs else [f"--address={gcs}"]),
         f"--node-ip-address={ip}",
         f"--node-manager-port={ports.node_manager}",

@@ -12,6 +12,7 @@ from cluster import record, slurm
 
 JOURNAL = "optuna.journal"
 EPOCH_MARK = b'"epoch/'
+LOG_MARK = b": top-1 "
 PREDECESSOR = "BIGBATCH_PREDECESSOR"
 STUDY = "BIGBATCH_DEFAULT_STUDY"
 START_DELAY_S = 12
@@ -40,16 +41,19 @@ def log_path() -> str | None:
 
 
 def progress(study: Path | None) -> int | None:
-    """Epochs that the study has recorded; None where nobody can say (a command of the user's own, a database)."""
+    """Epochs that the study has recorded; None where nobody can say (a command of the user's own)."""
     if study is None:
         return None
-    try:
-        with (study / JOURNAL).open("rb") as journal:
-            return sum(EPOCH_MARK in line for line in journal)
-    except FileNotFoundError:
-        return 0
-    except OSError:
-        return None
+    # A study in a database has no journal; its driver's log has a line an epoch too.
+    for path, mark in ((study / JOURNAL, EPOCH_MARK), (study / "logs" / "driver.log", LOG_MARK)):
+        try:
+            with path.open("rb") as lines:
+                return sum(mark in line for line in lines)
+        except FileNotFoundError:
+            continue
+        except OSError:
+            return None
+    return 0
 
 
 def fruitless(before: int, progress_before: int | None, progress_after: int | None) -> int:

@@ -18,6 +18,9 @@ from cluster import credentials, lease, node_folder, options, policy, ports, ray
 from cluster.allocation import granted_gpus, per_node
 from cluster.grant import NoAllocation, node_cpus, read_grant
 from cluster.policy import Action, Cause, Situation, decide
+from train_loop.config import TrainConfig
+from tune.display import PlainLines, Progress
+from tune.observer import TrialView
 
 MODULES = sorted((ROOT / "cluster").glob("*.py"))
 
@@ -167,6 +170,7 @@ def situation(cause: Cause, **known) -> Situation:
     [
         (situation(Cause.DRIVER_ENDED, exit_code=0), Action.END, 0),
         (situation(Cause.DRIVER_ENDED, exit_code=7), Action.END, 7),
+        (situation(Cause.DRIVER_ENDED, exit_code=75), Action.REQUEUE, 143),
         (situation(Cause.CANCELLED), Action.END, 143),
         (situation(Cause.CANCELLED, exit_code=None), Action.END, 143),
         (situation(Cause.TIME_LIMIT), Action.REQUEUE, 143),
@@ -211,6 +215,16 @@ def test_progress_is_counted_in_epochs(tmp_path):
     line = '{"op_code": 8, "user_attr": {"epoch/00001": {}}}\n'
     (tmp_path / "optuna.journal").write_text('{"op_code": 0}\n' + line + line)
     assert restart.progress(tmp_path) == 2
+    (tmp_path / "optuna.journal").unlink()  # a study in a database: what the driver has logged
+    (tmp_path / "logs").mkdir()
+    out = (tmp_path / "logs" / "driver.log").open("w")
+    lines = PlainLines(Progress(2, 1, {}), out)
+    record = {"epoch": 1, "val_top1": 0.5, "train_loss": 1.0, "learning_rate": 0.1}
+    for number in range(3):
+        lines.trial_started(TrialView(number, {}, TrainConfig()))
+        lines.epoch_ended(TrialView(number, {}, TrainConfig(), records=[record]), record)
+    out.close()
+    assert restart.progress(tmp_path) == 3
     assert restart.fruitless(2, 0, 1) == 0 and restart.fruitless(2, 1, 1) == 3 and restart.fruitless(0, None, None) == 1
 
 
@@ -334,3 +348,38 @@ def test_a_study_is_leased_to_one_live_job(tmp_path):
 )
 def test_a_lease_is_taken_over_only_if_stale_and_its_job_is_gone(job, age_s, running, may):
     assert lease.may_take({"job": job, "heartbeat": time.time()}, "6", age_s, lambda _: running) == bool(may)
+
+
+# Containers
+
+
+def test_in_a_container_ray_and_the_search_run_inside_and_slurms_commands_outside(monkeypatch, tmp_path):
+    inside = str(ROOT / "cluster" / "in_container.sh")
+    monkeypatch.setenv("BIGBATCH_NODE_PYTHON", inside)
+    command = options.driver_command(options.parse(["--space", "smoke"]), "s", "10.0.0.1:1", tmp_path, again=False)
+    assert command[0] == inside and ray_commands.interpreter() == inside
+    steps = (ROOT / "cluster" / "node_steps.py").read_text()
+    assert "sys.executable" in steps and "interpreter" not in steps, "a node's wrapper stays outside"
+    monkeypatch.delenv("BIGBATCH_NODE_PYTHON")
+    assert ray_commands.interpreter() == sys.executable
+
+
+def test_the_container_is_called_with_what_the_job_needs_bound(tmp_path):
+    """A stand-in for apptainer writes down how it is called and runs what comes after the image."""
+    stand_in = tmp_path / "apptainer"
+    stand_in.write_text(
+        '#!/bin/sh\necho "$@" > "$CALLED"\nwhile [ "$1" != /images/bb.sif ]; do shift; done\nshift\nexec "$@"\n'
+    )
+    stand_in.chmod(0o755)
+    env = {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}", "CALLED": str(tmp_path / "called"), "BIGBATCH_ROOT": "/code",
+        "BIGBATCH_HOME": "/records", "BIGBATCH_CONTAINER": "/images/bb.sif",
+        "BIGBATCH_CONTAINER_PYTHON": sys.executable,
+    }  # fmt: skip
+    script = [str(ROOT / "cluster" / "in_container.sh"), "-c", "import sys; print(sys.argv[1:])", "a b", "c"]
+    done = subprocess.run(script, env=env, cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout == "['a b', 'c']\n", done.stderr
+    called = (tmp_path / "called").read_text()
+    assert all(f"--bind {path}" in called for path in ("/code", "/records", "/tmp", tmp_path))
+    missing = subprocess.run(script, env={**env, "PATH": "/usr/bin:/bin"}, cwd=tmp_path, capture_output=True, text=True)
+    assert missing.returncode == 127 and "apptainer" in missing.stderr

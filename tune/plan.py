@@ -140,6 +140,11 @@ class SearchPlan:
     workload: Workload
     options: Options
 
+    @property
+    def restarts(self) -> int:
+        """How often a trial is started again after one of its processes died: on a cluster nodes may go."""
+        return 1 if self.address == "local" else 5
+
     def identity(self) -> dict[str, Any]:
         return {
             "space": self.space.name,

@@ -189,6 +189,7 @@ def _make_bridge(
             "checkpoint_every_s": CHECKPOINT_EVERY_S,
             "log_file": str(store.trial_log(number)),
             "stop_file": str(store.stop_file),
+            "restarts": plan.restarts,
         }
 
     bridge = OptunaBridge(
@@ -232,7 +233,7 @@ def _fit(plan: SearchPlan, store: StudyStore, bridge: Any, stop: StopRequest) ->
             name="search",
             storage_path=str(storage),
             stop=StopWhen(bridge, _deadline(plan, bridge, stop), store.stop_file),
-            failure_config=ray.tune.FailureConfig(max_failures=1),
+            failure_config=ray.tune.FailureConfig(max_failures=plan.restarts),
             verbose=0,
             callbacks=[Silence()],
         ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -16,6 +17,8 @@ from tune.provenance import ROOT, redact
 from tune.samplers import weakness
 
 RUNNER_UPS = 4
+JOB_VARIABLE = "BIGBATCH_JOB_FOLDER"
+"""Set in the environment of a driver by the job around it (``cluster/``)."""
 
 
 def print_plan(plan: SearchPlan, console: Console) -> None:
@@ -150,7 +153,7 @@ def resume_command(plan: SearchPlan, *, budget_spent: bool = False) -> str:
     parts = ["--resume", "--study", plan.study]
     if plan.options.output:
         parts += ["--output", plan.options.output]
-    if plan.options.address:
+    if plan.options.address and JOB_VARIABLE not in os.environ:  # a job's cluster ends with it
         parts += ["--address", plan.options.address]
     if budget_spent and plan.budget_gpu_hours is not None:
         parts += ["--budget-gpu-hours", f"{2 * plan.budget_gpu_hours:g}"]
