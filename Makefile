@@ -1,7 +1,7 @@
 # The same checks as CI. PYTHON: the interpreter of an environment with `pip install -e .[dev]`.
 PYTHON ?= python
 
-.PHONY: check format lint types test slow
+.PHONY: check format lint types test slow exhaustive
 
 check: format lint types test slow
 
@@ -15,7 +15,11 @@ types:
 	$(PYTHON) -m mypy
 
 test:
-	$(PYTHON) -m pytest -m "not slow"
+	$(PYTHON) -m pytest -m "not slow and not exhaustive"
 
 slow:
-	$(PYTHON) -m pytest -m slow
+	$(PYTHON) -m pytest -m "slow and not exhaustive"
+
+# More faults in a virtual Slurm; about ten minutes on two cores of one's own.
+exhaustive:
+	$(PYTHON) -m pytest -m exhaustive

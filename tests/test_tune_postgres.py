@@ -69,6 +69,7 @@ def wait_for_port(port: int, server: subprocess.Popen) -> None:
     raise AssertionError(f"PostgreSQL of {getpass.getuser()} did not start")
 
 
+@pytest.mark.slow
 def test_a_search_in_postgresql_survives_a_kill_and_keeps_its_password_to_itself(postgres, tiny, tmp_path):  # noqa: F811
     pytest.importorskip("psycopg", reason="needs the database's driver: pip install 'psycopg[binary]'")
     arguments = (*tiny, "--study", "s", "--trials", 3, "--max-epochs", 40, "--scheduler", "none")

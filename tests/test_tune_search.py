@@ -257,7 +257,7 @@ def test_ctrl_c_saves_prints_the_resume_command_and_that_command_finishes(tiny, 
     assert len(json.loads((tmp_path / "runs" / "s" / "study.json").read_text())["sessions"]) == 2
 
 
-@pytest.mark.parametrize("seconds", [0.5, 2.5])
+@pytest.mark.parametrize("seconds", [pytest.param(0.5, marks=pytest.mark.slow), 2.5])
 def test_ctrl_c_while_ray_starts_ends_in_order(tiny, tmp_path, seconds):
     """A terminal sends it to Ray's processes as well, as far as they are there."""
     search = Search(*tiny, "--study", "s", "--trials", 1, cwd=tmp_path)
@@ -272,7 +272,7 @@ def test_ctrl_c_while_ray_starts_ends_in_order(tiny, tmp_path, seconds):
     again.kill_tree()
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("signum", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)])
 def test_a_signal_to_the_whole_process_group_saves_first(tiny, tmp_path, signum):
     """As ``timeout``, a closed terminal and batch systems send it: Ray must live until trials have saved."""
     search = Search(*tiny, "--study", "s", "--trials", 2, "--max-epochs", 400, cwd=tmp_path)
@@ -298,6 +298,7 @@ def test_a_second_ctrl_c_ends_a_search_at_once_in_words(tiny, tmp_path):
     assert wait_gone(search.ray_folder) == []
 
 
+@pytest.mark.slow
 def test_a_reader_that_leaves_ends_no_search(tiny, tmp_path):
     arguments = shlex.join([*tiny, "--study", "s", "--trials", "2", "--max-epochs", "1"])
     command = f"set -o pipefail; {sys.executable} {TUNE} {arguments} | head -1"
@@ -388,6 +389,7 @@ def test_it_joins_a_running_cluster_and_leaves_it_running(tiny, tmp_path):
         cluster.wait(30)
 
 
+@pytest.mark.slow
 def test_the_stock_trainer_takes_over_where_rays_private_names_have_changed(tiny, tmp_path):
     arguments = (*tiny, "--study", "s", "--trials", 2, "--max-epochs", 2, "--scheduler", "none")
     search = Search(*arguments, cwd=tmp_path, BIGBATCH_INLINE_CONTROLLER="0")

@@ -16,7 +16,7 @@ import pytest
 from test_ray_cluster import ENDED, SCRIPT, RayJob, until
 from virtual_cluster import VirtualCluster
 
-pytestmark = pytest.mark.slurm
+pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
 RAY_START = '''
 """Takes `ray start`'s options, says that it runs, and does until it is ended."""

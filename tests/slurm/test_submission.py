@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from virtual_cluster import REPOSITORY, VirtualCluster
 
-pytestmark = pytest.mark.slurm
+pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
 PYTHON = sys.executable
 # In place of the job's inside, which has tests of its own: shows what reached it, then waits.

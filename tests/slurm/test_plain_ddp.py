@@ -1,0 +1,80 @@
+"""``srun python train_loop/run.py``: training over three real nodes without Ray, ranks from Slurm's variables."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from virtual_cluster import VirtualCluster
+
+from train_loop.config import BatchConfig, DataConfig, ModelConfig, OptimizerConfig, TrainConfig
+from train_loop.errors import TrainingStopped
+from train_loop.loop import train
+from train_loop.reporter import ListReporter
+
+pytestmark = pytest.mark.slurm
+RUN = Path(__file__).resolve().parents[2] / "train_loop" / "run.py"
+
+
+class FirstThree(ListReporter):
+    """Enough to compare with."""
+
+    def stop_requested(self) -> bool:
+        return len(self.records) == 3
+
+
+def submit(cluster: VirtualCluster, folder: Path, config: TrainConfig) -> str:
+    (folder / "best.json").write_text(config.to_json())
+    (folder / "best.json").chmod(0o644)
+    script = f"#!/bin/bash\nsrun --export=ALL {sys.executable} {RUN} --config best.json --output out"
+    sbatch = ("-N3", "--ntasks-per-node=2", "-c1", "--time=10", "--output=log.txt", "--open-mode=append")
+    return cluster.sbatch("alice", *sbatch, script=script, cwd=folder, env={"OMP_NUM_THREADS": "1"})
+
+
+def log_of(folder: Path) -> str:
+    path = folder / "log.txt"
+    return path.read_text() if path.exists() else ""
+
+
+def test_three_nodes_with_two_tasks_each_train_as_one_process_would_and_stop_on_usr1(
+    cluster: VirtualCluster, tiny_images: Path
+) -> None:
+    folder = cluster.folder("alice", "ddp")
+    shutil.copytree(tiny_images, folder / "images")
+    for path in (folder / "images", *(folder / "images").rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    config = TrainConfig(
+        epochs=40,
+        precise_bn="off",
+        model=ModelConfig(name="shufflenet_v2_x0_5"),
+        data=DataConfig(name=str(folder / "images"), image_size=16, augment=False),
+        batch=BatchConfig(global_size=24, micro_size=4),  # so BatchNorm sees the same over any number of workers
+        optimizer=OptimizerConfig(peak_lr=0.01),
+    )
+    first = submit(cluster, folder, config)
+    deadline = time.monotonic() + 120
+    while "epoch  3/40" not in log_of(folder):
+        assert time.monotonic() < deadline, log_of(folder)
+        time.sleep(0.1)
+    cluster.run("ctl", "scancel", "-s", "USR1", first, user="alice")  # as --signal=USR1@… does to the steps
+    cluster.wait_state(first, ("FAILED", "COMPLETED"), 90)
+    log = log_of(folder)
+    assert "To resume: srun -N 3 -n 6 python" in log and log.count("To resume") == 1, "one rank speaks"
+    assert "epoch 40/40" not in log
+
+    second = submit(cluster, folder, config)
+    assert cluster.wait_state(second, ("FAILED", "COMPLETED"), 180) == "COMPLETED", log_of(folder)
+    result = json.loads((folder / "out" / "result.json").read_text())
+    assert result["workers"] == 6 and [r["epoch"] for r in result["history"]] == list(range(1, 41))
+    assert (result["history"][-1]["resumed_from_epoch"] or 0) >= 2
+
+    alone = FirstThree()
+    with pytest.raises(TrainingStopped):
+        train(config, reporter=alone, device=torch.device("cpu"))
+    for here, there in zip(alone.records, result["history"][:3], strict=True):
+        assert there["train_loss"] == pytest.approx(here.train_loss, rel=2e-3)
