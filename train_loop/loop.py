@@ -179,7 +179,7 @@ def _to_device(run: Run, batch: Batch) -> Batch:
     if device.type == "cuda":
         images, labels = images.pin_memory(), labels.pin_memory()
     images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
-    return images.contiguous(memory_format=memory_layout(run.config)), labels
+    return run.source.finish(images).contiguous(memory_format=memory_layout(run.config)), labels
 
 
 def _meet(run: Run, last_of_epoch: bool) -> None:

@@ -2,7 +2,7 @@
 
 A *batch* is ``(images, labels)`` on the CPU: float32 ``[N, 3, H, W]``, normalised, and int64 ``[N]``.
 Which images make which batch is decided in ``sampling.py`` from seed and epoch alone; ``source.py``
-turns that into batches; ``digits.py`` and ``folder.py`` hold the images.
+turns that into batches; ``digits.py``, ``folder.py`` and ``packed.py`` hold the images.
 """
 
 from __future__ import annotations
@@ -65,6 +65,8 @@ def describe(config: DataConfig) -> DataInfo:
     from train_loop.data.scan import scan_folder
 
     path = folder_path(config.name)
+    if _is_packed(path):
+        return _describe_packed(config, path)
     scan = scan_folder(path)
     size = config.image_size or 224
     return DataInfo(
@@ -85,7 +87,11 @@ def check_images(info: DataInfo) -> None:
 
     Raises ConfigError naming the file.
     """
-    if info.path is not None:
+    if info.path is not None and _is_packed(info.path):
+        from train_loop.data.packed_files import PackedFiles
+
+        PackedFiles(info.path).check_records()
+    elif info.path is not None:
         from train_loop.data import scan
 
         found = scan.scan_folder(info.path)
@@ -99,9 +105,14 @@ def open_data(config: DataConfig) -> DataSource:
         from train_loop.data.digits import DigitsSource
 
         return DigitsSource(config, _describe_digits(config))
+    info = describe(config)
+    if info.path is not None and _is_packed(info.path):
+        from train_loop.data.packed import PackedSource
+
+        return PackedSource(config, info)
     from train_loop.data.folder import FolderSource
 
-    return FolderSource(config, describe(config))
+    return FolderSource(config, info)
 
 
 def _describe_digits(config: DataConfig) -> DataInfo:
@@ -117,6 +128,29 @@ def _describe_digits(config: DataConfig) -> DataInfo:
         channels=3,
         class_names=tuple(str(digit) for digit in range(10)),
         stem="small_pool" if size <= SMALL_IMAGE_SIZE else "imagenet",  # 8×8 scans enlarged: little is lost
+    )
+
+
+def _is_packed(path: str) -> bool:
+    """Without pyarrow, which ``packed_format`` imports."""
+    return os.path.isfile(os.path.join(path, "index.arrow"))
+
+
+def _describe_packed(config: DataConfig, path: str) -> DataInfo:
+    from train_loop.data import packed_format
+
+    packed = packed_format.read_info(path)
+    size = config.image_size or (224 if packed.largest_side > SMALL_IMAGE_SIZE else max(packed.largest_side, 8))
+    return DataInfo(
+        name=os.path.basename(path),
+        path=path,
+        train_size=packed.train_size,
+        val_size=packed.val_size,
+        num_classes=len(packed.class_names),
+        image_size=size,
+        channels=3,
+        class_names=packed.class_names,
+        stem="small" if size <= SMALL_IMAGE_SIZE else "imagenet",
     )
 
 

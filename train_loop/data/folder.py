@@ -15,6 +15,7 @@ from train_loop.config import DataConfig
 from train_loop.data import DataInfo, folder_path, sampling
 from train_loop.data.scan import Listing, scan_folder
 from train_loop.data.source import Batch, DataSource, Epoch
+from train_loop.errors import ImageError
 
 MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)
@@ -23,10 +24,6 @@ STD = (0.229, 0.224, 0.225)
 CROP_AREA = (0.08, 1.0)
 CROP_RATIO = (3 / 4, 4 / 3)
 RESIZE_BEFORE_CROP = 256 / 224
-
-
-class ImageError(RuntimeError):
-    """An image that cannot be decoded; the message names the file."""
 
 
 class FolderSource(DataSource):
@@ -109,11 +106,11 @@ def random_crop_flip(image: Image.Image, size: int, draws: random.Random) -> Ima
 
     Area 8 to 100 % of the image, aspect ratio 3:4 to 4:3 (Szegedy et al. 2015, §6).
     """
-    cropped = image.crop(_random_box(*image.size, draws)).resize((size, size), Image.Resampling.BILINEAR)
+    cropped = image.crop(random_box(*image.size, draws)).resize((size, size), Image.Resampling.BILINEAR)
     return cropped.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if draws.random() < 0.5 else cropped
 
 
-def _random_box(width: int, height: int, draws: random.Random) -> tuple[int, int, int, int]:
+def random_box(width: int, height: int, draws: random.Random) -> tuple[int, int, int, int]:
     """Left, upper, right, lower; the largest allowed central box where ten draws do not fit the image."""
     for _ in range(10):
         area = width * height * draws.uniform(*CROP_AREA)
