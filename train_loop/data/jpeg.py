@@ -158,21 +158,20 @@ def cut(data: memoryview | bytes, layout: Layout, box: Box) -> tuple[bytearray, 
     """
     left, upper, right, lower = box
     tall, wide = layout.mcu_height, layout.mcu_width * layout.interval
-    columns, segments = layout.columns, layout.segments
+    columns, begin = layout.columns, int(layout.segments[0])
     top, bottom = max(upper - MARGIN, 0) // tall, -(-min(lower + MARGIN, layout.height) // tall)
     first, last = max(left - MARGIN, 0) // wide, -(-min(right + MARGIN, layout.width) // wide)
-    begin = int(segments[0])
-    head = (data[:2], data[layout.header_offset : begin])
+    bounds = layout.segments[top * columns : bottom * columns + 1].astype(np.int64)
+    starts, ends = bounds[first:-1:columns], bounds[last::columns]  # of each row's intervals under the crop
+    copied = np.cumsum(ends - starts)
     header = begin - layout.header_offset + 2
+    # Where the intervals end in the copy: before each end lies the marker that is numbered anew.
+    shifts = header + copied - ends
+    markers = (bounds[1:].reshape(-1, columns)[:, first:last] + shifts[:, None]).ravel()
+    ranges = list(zip(starts.tolist(), ends.tolist(), strict=True))
     if last - first == columns:
-        bounds = segments[top * columns : bottom * columns + 1].astype(np.int64)
-        parts = [*head, data[int(bounds[0]) : int(bounds[-1])]]
-        markers = bounds[1:] - (bounds[0] - header)
-    else:
-        grid = segments[:-1].reshape(-1, columns)[top:bottom], segments[1:].reshape(-1, columns)[top:bottom]
-        starts, ends = grid[0][:, first].tolist(), grid[1][:, last - 1].tolist()
-        parts = [*head, *[data[a:b] for a, b in zip(starts, ends, strict=True)]]
-        markers = header + np.cumsum((grid[1] - grid[0])[:, first:last], dtype=np.int64)
+        ranges = [(int(bounds[0]), int(bounds[-1]))]
+    parts = [data[:2], data[layout.header_offset : begin], *[data[i:j] for i, j in ranges]]
     out = bytearray().join(parts)
     codes = np.frombuffer(out, np.uint8)
     codes[markers - 1] = _RESTARTS[: len(markers)]
