@@ -85,6 +85,8 @@ class DataConfig:
     augment: bool = True
     loader_workers: int = 0
     """Decoding processes a worker; 0 decodes in the training process."""
+    subset: float = 1.0
+    """Part of the training images to use, of each class alike; validation stays whole."""
 
     def __post_init__(self) -> None:
         _require(bool(self.name), "data.name must be a data set's name or a path", self.name, "Write e.g. digits.")
@@ -100,6 +102,7 @@ class DataConfig:
             self.loader_workers,
             "Write the cores that each worker may use for decoding.",
         )
+        _require(0 < self.subset <= 1, "data.subset must be above 0 and at most 1", self.subset, "Write e.g. 0.1.")
 
 
 @dataclass(frozen=True)

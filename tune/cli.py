@@ -22,7 +22,7 @@ def tune_parser(prog: str) -> argparse.ArgumentParser:
     )
     add = p.add_argument
     add("--space", metavar="NAME|FILE.py[:fn]", help="large_batch (default), lr_warmup, smoke, or your own")
-    add("--data", metavar="NAME|PATH", help="digits (default), or an image folder with train/ and val/")
+    add("--data", metavar="NAME|PATH", help="digits (default), cifar10, …, a packed folder, or an image folder")
     add("--model", metavar="NAME", help="a torchvision network; default: resnet50 on GPUs, resnet18 without")
     add("--trials", type=int, metavar="N", help="finished trials to reach (default: 16, or what the space says)")
     add("--max-epochs", type=int, metavar="N", help="epochs of a trial that is not stopped early")
@@ -72,6 +72,18 @@ def pack_main(argv: Sequence[str]) -> int:
     return main(argv)
 
 
+def fetch_main(argv: Sequence[str]) -> int:
+    from train_loop.data.fetch import main
+
+    return main(argv)
+
+
+def _cluster_main(argv: Sequence[str]) -> int:
+    from cluster.cli import cluster_main
+
+    return cluster_main(argv)
+
+
 def _guarded(prog: str, run: Callable[[], int]) -> int:
     """What is not a defect of ours in one line: wrong input, a missing installation, Ctrl-C before the start."""
     try:
@@ -99,13 +111,15 @@ COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
     "tune": (lambda argv: tune_main(argv, prog="bigbatch tune"), "search hyperparameters"),
     "train": (train_main, "train one configuration in full"),
     "pack": (pack_main, "pack images into a few files that load fast"),
+    "fetch": (fetch_main, "download a data set by name and pack it"),
+    "cluster": (_cluster_main, "run searches on a Slurm cluster"),
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The console command ``bigbatch``."""
     argv = list(sys.argv[1:] if argv is None else argv)
-    usage = "usage: bigbatch COMMAND …\n\n" + "\n".join(f"  {name:8}{what}" for name, (_, what) in COMMANDS.items())
+    usage = "usage: bigbatch COMMAND …\n\n" + "\n".join(f"  {name:9}{what}" for name, (_, what) in COMMANDS.items())
     if not argv or argv[0] in ("-h", "--help"):
         print(usage)
         return 0 if argv else WRONG_INPUT

@@ -13,6 +13,7 @@ from tune.display import duration, one_line, percent, settings
 from tune.observer import TrialView
 from tune.plan import SearchPlan
 from tune.provenance import ROOT, redact
+from tune.samplers import weakness
 
 RUNNER_UPS = 4
 
@@ -38,10 +39,19 @@ def _plan_lines(plan: SearchPlan) -> list[tuple[str, str]]:
         ("data", f"{d.name}: {images}, {d.num_classes} classes, {d.image_size} px"),
         ("model", plan.model + _why_model(plan)),
         ("trials", f"{plan.trials} of at most {plan.max_epochs} epochs, {stops}"),
+        *_notes(plan),
         ("resources", _resources(plan)),
         ("at most", _cost(plan)),
         ("results", quoted(plan.folder)),
     ]
+
+
+def _notes(plan: SearchPlan) -> list[tuple[str, str]]:
+    """What the person should know of the choices that were made."""
+    searched = [r for r in plan.ranges.values() if r.kind != "derived"]
+    conditional, categorical = any(r.conditions for r in searched), any(r.kind == "categorical" for r in searched)
+    text = weakness(plan.sampler, plan.scheduler, conditional, categorical)
+    return [("note", text)] if text else []
 
 
 def _why_model(plan: SearchPlan) -> str:

@@ -7,9 +7,11 @@ turns that into batches; ``digits.py``, ``folder.py`` and ``packed.py`` hold the
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from train_loop.config import ConfigError, DataConfig
@@ -17,8 +19,11 @@ from train_loop.config import ConfigError, DataConfig
 if TYPE_CHECKING:
     from train_loop.data.source import DataSource
 
-NAMES = ("digits",)
-"""Data sets with a name; anything else is the path of an image folder."""
+FETCHED = ("cifar10", "imagenette", "imagewoof")
+"""Data sets that ``bigbatch fetch`` brings; they lie packed in ``data_home()``."""
+
+NAMES = ("digits", *FETCHED)
+"""Data sets with a name; anything else is the path of an image folder or of a packed one."""
 
 SMALL_IMAGE_SIZE = 64
 """Pixels a side up to which the 7×7/2 stem with max-pool throws away too much."""
@@ -60,6 +65,15 @@ def describe(config: DataConfig) -> DataInfo:
     Raises:
         ConfigError: an unknown name, or a path without a complete image folder.
     """
+    info = _describe_whole(config)
+    if config.subset == 1:
+        return info
+    from train_loop.data.subset import subset_size
+
+    return dataclasses.replace(info, train_size=subset_size(info.train_size, config.subset))
+
+
+def _describe_whole(config: DataConfig) -> DataInfo:
     if config.name == "digits":
         return _describe_digits(config)
     from train_loop.data.scan import scan_folder
@@ -101,11 +115,11 @@ def check_images(info: DataInfo) -> None:
 
 def open_data(config: DataConfig) -> DataSource:
     """The data set itself; imports torch. Raises ConfigError as ``describe`` does."""
+    info = describe(config)
     if config.name == "digits":
         from train_loop.data.digits import DigitsSource
 
-        return DigitsSource(config, _describe_digits(config))
-    info = describe(config)
+        return DigitsSource(config, info)
     if info.path is not None and _is_packed(info.path):
         from train_loop.data.packed import PackedSource
 
@@ -154,8 +168,25 @@ def _describe_packed(config: DataConfig, path: str) -> DataInfo:
     )
 
 
+def data_home() -> Path:
+    """Where fetched data sets lie: ``$BIGBATCH_DATA``, else ``~/.cache/bigbatch``."""
+    return Path(os.environ.get("BIGBATCH_DATA") or "~/.cache/bigbatch").expanduser().absolute()
+
+
+def _fetched_path(name: str) -> str:
+    path = str(data_home() / name)
+    if not _is_packed(path):
+        raise ConfigError(
+            f"data set {name} must be fetched before its first use; got none in {path!r}. "
+            f"Run, where there is a network: bigbatch fetch {name}"
+        )
+    return path
+
+
 def folder_path(name: str) -> str:
     """The absolute path that ``data.name`` stands for; raises ConfigError where there is no folder."""
+    if name in FETCHED:
+        return _fetched_path(name)
     path = os.path.abspath(os.path.expanduser(name))
     if os.path.isdir(path):
         return path

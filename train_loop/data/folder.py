@@ -13,8 +13,10 @@ from torch.utils.data import DataLoader, Dataset
 
 from train_loop.config import DataConfig
 from train_loop.data import DataInfo, folder_path, sampling
+from train_loop.data.pixels import to_8_bits
 from train_loop.data.scan import Listing, scan_folder
 from train_loop.data.source import Batch, DataSource, Epoch
+from train_loop.data.subset import subset_rows
 from train_loop.errors import ImageError
 
 MEAN = (0.485, 0.456, 0.406)
@@ -24,6 +26,7 @@ STD = (0.229, 0.224, 0.225)
 CROP_AREA = (0.08, 1.0)
 CROP_RATIO = (3 / 4, 4 / 3)
 RESIZE_BEFORE_CROP = 256 / 224
+LONGEST_RATIO = 16
 
 
 class FolderSource(DataSource):
@@ -32,7 +35,7 @@ class FolderSource(DataSource):
     def __init__(self, config: DataConfig, info: DataInfo) -> None:
         super().__init__(info)
         scan = scan_folder(info.path or folder_path(config.name))
-        self._train, self._val = scan.train, scan.val
+        self._train, self._val = _part_of(scan.train, config.subset), scan.val
         self._config = config
 
     def read_train(self, batches: Sequence[sampling.Indices], epoch: Epoch) -> Iterator[Batch]:
@@ -54,6 +57,13 @@ class FolderSource(DataSource):
                 raise item
             pixels, labels = item
             yield _normalise(pixels), labels
+
+
+def _part_of(listing: Listing, part: float) -> Listing:
+    if part == 1:
+        return listing
+    rows = subset_rows(listing.labels, part)
+    return Listing(listing.folder, listing.paths[rows], listing.labels[rows])
 
 
 class _Batches(Dataset[Batch | ImageError]):
@@ -96,7 +106,7 @@ def decode(path: str) -> Image.Image:
     """The image as RGB, whatever it was (grey, CMYK, palette). Raises ImageError naming the file."""
     try:
         with Image.open(path) as image:
-            return image.convert("RGB")
+            return to_8_bits(image).convert("RGB")
     except Exception as error:  # Pillow raises OSError, SyntaxError, ValueError, struct.error and others
         raise ImageError(f"cannot read image {path}: {error}. Remove or replace the file.") from None
 
@@ -125,8 +135,19 @@ def random_box(width: int, height: int, draws: random.Random) -> tuple[int, int,
     return left, upper, left + w, upper + h
 
 
+def _without_far_ends(image: Image.Image) -> Image.Image:
+    """The middle of a very long image: resizing all of it would cost gigabytes for what is cut off again."""
+    width, height = image.size
+    w, h = min(width, LONGEST_RATIO * height), min(height, LONGEST_RATIO * width)
+    if (w, h) == (width, height):
+        return image
+    left, upper = (width - w) // 2, (height - h) // 2
+    return image.crop((left, upper, left + w, upper + h))
+
+
 def central_crop(image: Image.Image, size: int) -> Image.Image:
     """The shorter side to 256/224 of ``size``, then the central ``size`` × ``size``."""
+    image = _without_far_ends(image)
     width, height = image.size
     short = round(size * RESIZE_BEFORE_CROP)
     scaled = (short, int(short * height / width)) if width <= height else (int(short * width / height), short)

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from train_loop.data import jpeg
+from train_loop.data.pixels import to_8_bits
 
 ORIENTATION = 0x0112
 """The EXIF tag of how the camera was held."""
@@ -55,7 +56,7 @@ def convert(data: bytes, profile: Profile) -> StoredImage:
             image = Image.open(BytesIO(data))
             image.load()
             stored = _store(data, image, profile)
-        pixels = _statistics(image.convert("RGB"))
+        pixels = _statistics(to_8_bits(image).convert("RGB"))
     except UnidentifiedImageError:
         raise RejectedImage("no image that Pillow knows") from None
     except Exception as error:  # Pillow raises OSError, SyntaxError, ValueError, struct.error and others
@@ -91,9 +92,7 @@ def _store(data: bytes, image: Image.Image, profile: Profile) -> bytes:
 
 def _as_rgb(image: Image.Image) -> Image.Image:
     """Grey stays grey; 16 bits become 8; transparency is dropped, as in an image folder."""
-    if image.mode.startswith("I") or image.mode == "F":
-        values = np.asarray(image).astype(np.float64)
-        image = Image.fromarray((values / (257 if values.max() > 255 else 1)).clip(0, 255).astype(np.uint8))
+    image = to_8_bits(image)
     return image if image.mode in ("RGB", "L") else image.convert("RGB")
 
 

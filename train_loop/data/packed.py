@@ -14,6 +14,7 @@ from train_loop.data import SMALL_IMAGE_SIZE, DataInfo, folder, sampling
 from train_loop.data.decode import decode_crop, decode_whole
 from train_loop.data.packed_files import PackedFiles
 from train_loop.data.source import Batch, DataSource, Epoch
+from train_loop.data.subset import subset_rows
 from train_loop.errors import ImageError
 
 SHIFT = 1 / 8
@@ -29,25 +30,32 @@ class PackedSource(DataSource):
         self._config = config
         self._files = PackedFiles(info.path)
         packed = self._files.info
+        train = np.arange(packed.train_size, dtype=np.int64)
+        if config.subset < 1:
+            train = subset_rows(self._files.labels(train), config.subset)
+        # Records of the images that an index counts.
+        self._train, self._val = train, packed.train_size + np.arange(packed.val_size, dtype=np.int64)
         self._small = packed.largest_side <= SMALL_IMAGE_SIZE
         # Photographs as an image folder does, so that runs on either compare.
         self._mean, self._std = (packed.mean, packed.std) if self._small else (folder.MEAN, folder.STD)
 
     def read_train(self, batches: Sequence[sampling.Indices], epoch: Epoch) -> Iterator[Batch]:
-        return self._read(batches, 0, epoch if self._config.augment else None)
+        return self._read(batches, self._train, epoch if self._config.augment else None)
 
     def read_val(self, batches: Sequence[sampling.Indices]) -> Iterator[Batch]:
-        return self._read(batches, self._files.info.train_size, None)
+        return self._read(batches, self._val, None)
 
     def finish(self, images: torch.Tensor) -> torch.Tensor:
         mean, std = (torch.tensor(v, device=images.device) * 255 for v in (self._mean, self._std))
         return images.float().sub_(mean).div_(std).permute(0, 3, 1, 2)
 
-    def _read(self, batches: Sequence[sampling.Indices], first: int, epoch: Epoch | None) -> Iterator[Batch]:
+    def _read(
+        self, batches: Sequence[sampling.Indices], records: sampling.Indices, epoch: Epoch | None
+    ) -> Iterator[Batch]:
         if not batches:
             return
         loader = DataLoader(
-            _Batches(self._files, batches, first, self.info.image_size, epoch, self._small),
+            _Batches(self._files, batches, records, self.info.image_size, epoch, self._small),
             batch_size=None,  # an item is a batch already
             num_workers=min(self._config.loader_workers, len(batches)),
         )
@@ -64,12 +72,12 @@ class _Batches(Dataset[Batch | ImageError]):
         self,
         files: PackedFiles,
         batches: Sequence[sampling.Indices],
-        first: int,
+        records: sampling.Indices,
         image_size: int,
         epoch: Epoch | None,
         small: bool,
     ) -> None:
-        self._files, self._batches, self._first = files, batches, first
+        self._files, self._batches, self._records = files, batches, records
         self._size, self._epoch, self._small = image_size, epoch, small
 
     def __len__(self) -> int:
@@ -83,10 +91,10 @@ class _Batches(Dataset[Batch | ImageError]):
                 self._image(int(index), pixels[place])
         except ImageError as error:
             return error  # raised in a loader process it would come out under a traceback of theirs
-        return pixels, torch.from_numpy(self._files.labels(indices + self._first))
+        return pixels, torch.from_numpy(self._files.labels(self._records[indices]))
 
     def _image(self, index: int, out: torch.Tensor) -> None:
-        record = index + self._first
+        record = int(self._records[index])
         data = self._files.read(record)
         try:
             if self._epoch is None:

@@ -62,7 +62,7 @@ def scan_folder(root: str) -> FolderScan:
 
 def check_images(listing: Listing, count: int = 32) -> None:
     """Open the headers of ``count`` images, evenly spread. Raises ConfigError naming one that is no image."""
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image, UnidentifiedImageError  # listing a folder needs none
 
     for index in np.unique(np.linspace(0, len(listing.labels) - 1, count).astype(int)):
         path = listing.path(int(index))
