@@ -129,7 +129,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         images = write_tree(options, folder / "images")
-        sizes = pack_all(folder)
+        sizes = pack_all(folder) | {"psnr_db": quality(folder)}
         arms = build_arms(folder, options)
         raw: dict[str, dict[str, list[float]]] = {str(w): {arm: [] for arm in ARMS} for w in options.workers}
         for epoch in range(options.rounds):
@@ -152,6 +152,25 @@ def pack_all(folder: Path) -> dict[str, Any]:
     }  # fmt: skip
     source = sum(file.stat().st_size for file in (folder / "images" / "train").rglob("*.jpg"))
     return {"train_bytes": {"images": source} | bytes_of, "lossless": jpegtran_path() is not None}
+
+
+def quality(folder: Path) -> dict[str, float]:
+    """PSNR, dB, of JPEGs that are encoded again with their own tables: what ``full`` does without jpegtran."""
+    import io
+
+    import numpy as np
+    from PIL import Image
+
+    from train_loop.data import jpeg
+
+    found = []
+    for path in sorted((folder / "images" / "val").rglob("*.jpg")):
+        with Image.open(path) as image:
+            if image.mode in ("RGB", "L"):
+                again = np.asarray(Image.open(io.BytesIO(jpeg.encode(image, None))), float)
+                error = np.square(np.asarray(image, float) - again).mean()
+                found.append(10 * float(np.log10(255**2 / max(error, 1e-9))))
+    return {"median": statistics.median(found), "min": min(found), "images": len(found)}
 
 
 def report(raw: dict[str, Any], images: int, sizes: dict[str, Any], options: argparse.Namespace) -> None:

@@ -120,7 +120,7 @@ def _pack(args: argparse.Namespace) -> int:
     jpegtran = jpegtran_path() if args.profile == "full" else None
     profile = Profile(args.profile, args.short_side, args.quality, jpegtran)
     if args.profile == "full" and not jpegtran:
-        print("no jpegtran found: JPEGs are encoded again with their own tables (61 dB in the median), not losslessly")
+        print("no jpegtran found: JPEGs are encoded again with their own tables and sampling, not losslessly")
     return pack(source, destination, profile, workers, args.shard_mb << 20)
 
 
