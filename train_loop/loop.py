@@ -21,6 +21,7 @@ from train_loop import precise_bn
 from train_loop.assembly import Run, memory_layout, set_up
 from train_loop.checkpoint import CheckpointFolder, describe_data
 from train_loop.config import TrainConfig
+from train_loop.data import mixing
 from train_loop.data.source import Batch
 from train_loop.distributed import pick_device
 from train_loop.errors import NonFiniteLossError, TrainingStopped
@@ -120,11 +121,12 @@ def _optimizer_step(run: Run, micro_batches: list[Batch]) -> None:
     progress.learning_rate = rate
     for number, batch in enumerate(micro_batches):
         images, labels = _to_device(run, batch)
+        images, targets = _mixed(run, number, images, labels)
         _seed_micro_batch(run, number)
         with _gradients_stay_local(run) if number + 1 < len(micro_batches) else contextlib.nullcontext():
             with _autocast(run):
                 logits = run.parallel(images)
-            loss = F.cross_entropy(logits.float(), labels, label_smoothing=config.label_smoothing)
+            loss = F.cross_entropy(logits.float(), targets, label_smoothing=config.label_smoothing)
             # All micro-batches have one size and DDP averages over ranks: this is the global mean.
             run.scaler.scale(loss / len(micro_batches)).backward()
         run.sums.add(loss.detach(), logits.detach(), labels)
@@ -155,6 +157,15 @@ def _step_unless_overflow(run: Run) -> bool:
             f"{run.progress.step + 1} with learning rate {run.progress.learning_rate:.6g}"
         )
     return after >= before
+
+
+def _mixed(run: Run, number: int, images: torch.Tensor, labels: torch.Tensor) -> Batch:
+    """The batch as the loss takes it; training accuracy is counted by the labels that were not mixed."""
+    if not mixing.mixes(run.config.data):
+        return images, labels
+    micro = number * run.world.workers + run.world.rank
+    position = (run.config.seed, run.progress.epoch, run.progress.step, micro)
+    return mixing.mix(images, labels, run.source.info.num_classes, run.config.data, position)
 
 
 def _seed_micro_batch(run: Run, number: int) -> None:
