@@ -349,7 +349,7 @@ def test_without_augmentation_training_images_are_cropped_as_in_validation(image
 def test_random_crops_stay_inside_with_the_stated_area_and_ratio(size: tuple[int, int]) -> None:
     width, height = size
     generator = random.Random(0)
-    boxes = [folder._random_box(width, height, generator) for _ in range(500)]
+    boxes = [folder.random_box(width, height, generator) for _ in range(500)]
     assert all(0 <= a < c <= width and 0 <= b < d <= height for a, b, c, d in boxes)
     if size == (500, 375):
         areas = np.array([(c - a) * (d - b) / (width * height) for a, b, c, d in boxes])

@@ -85,6 +85,14 @@ class DataConfig:
     augment: bool = True
     loader_workers: int = 0
     """Decoding processes a worker; 0 decodes in the training process."""
+    subset: float = 1.0
+    """Part of the training images to use, of each class alike; validation stays whole."""
+    random_erasing: float = 0.0
+    """Part of the training images of which a rectangle becomes the mean colour (Zhong et al. 2020)."""
+    mixup_alpha: float = 0.0
+    """Of the Beta distribution of mixup's share (Zhang et al. 2018); 0 = off."""
+    cutmix_alpha: float = 0.0
+    """Of cutmix's (Yun et al. 2019); 0 = off. With both, each micro-batch takes one of them."""
 
     def __post_init__(self) -> None:
         _require(bool(self.name), "data.name must be a data set's name or a path", self.name, "Write e.g. digits.")
@@ -100,6 +108,10 @@ class DataConfig:
             self.loader_workers,
             "Write the cores that each worker may use for decoding.",
         )
+        _finite("data.random_erasing", self.random_erasing, 0.0, 1.0)
+        _finite("data.mixup_alpha", self.mixup_alpha, 0.0, 100.0)
+        _finite("data.cutmix_alpha", self.cutmix_alpha, 0.0, 100.0)
+        _require(0 < self.subset <= 1, "data.subset must be above 0 and at most 1", self.subset, "Write e.g. 0.1.")
 
 
 @dataclass(frozen=True)

@@ -24,3 +24,7 @@ class TrainingStopped(RuntimeError):
     def __init__(self, message: str, signum: int | None = None) -> None:
         super().__init__(message)
         self.signum = signum
+
+
+class ImageError(RuntimeError):
+    """An image that cannot be read or decoded; the message names the file."""

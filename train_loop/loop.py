@@ -21,6 +21,7 @@ from train_loop import precise_bn
 from train_loop.assembly import Run, memory_layout, set_up
 from train_loop.checkpoint import CheckpointFolder, describe_data
 from train_loop.config import TrainConfig
+from train_loop.data import mixing
 from train_loop.data.source import Batch
 from train_loop.distributed import pick_device
 from train_loop.errors import NonFiniteLossError, TrainingStopped
@@ -120,11 +121,12 @@ def _optimizer_step(run: Run, micro_batches: list[Batch]) -> None:
     progress.learning_rate = rate
     for number, batch in enumerate(micro_batches):
         images, labels = _to_device(run, batch)
+        images, targets = _mixed(run, number, images, labels)
         _seed_micro_batch(run, number)
         with _gradients_stay_local(run) if number + 1 < len(micro_batches) else contextlib.nullcontext():
             with _autocast(run):
                 logits = run.parallel(images)
-            loss = F.cross_entropy(logits.float(), labels, label_smoothing=config.label_smoothing)
+            loss = F.cross_entropy(logits.float(), targets, label_smoothing=config.label_smoothing)
             # All micro-batches have one size and DDP averages over ranks: this is the global mean.
             run.scaler.scale(loss / len(micro_batches)).backward()
         run.sums.add(loss.detach(), logits.detach(), labels)
@@ -157,6 +159,15 @@ def _step_unless_overflow(run: Run) -> bool:
     return after >= before
 
 
+def _mixed(run: Run, number: int, images: torch.Tensor, labels: torch.Tensor) -> Batch:
+    """The batch as the loss takes it; training accuracy is counted by the labels that were not mixed."""
+    if not mixing.mixes(run.config.data):
+        return images, labels
+    micro = number * run.world.workers + run.world.rank
+    position = (run.config.seed, run.progress.epoch, run.progress.step, micro)
+    return mixing.mix(images, labels, run.source.info.num_classes, run.config.data, position)
+
+
 def _seed_micro_batch(run: Run, number: int) -> None:
     """Dropout and the like depend on the position alone, not on resumes or on the number of ranks."""
     position = (run.config.seed, run.progress.epoch, run.progress.step, number * run.world.workers + run.world.rank)
@@ -179,7 +190,7 @@ def _to_device(run: Run, batch: Batch) -> Batch:
     if device.type == "cuda":
         images, labels = images.pin_memory(), labels.pin_memory()
     images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
-    return images.contiguous(memory_format=memory_layout(run.config)), labels
+    return run.source.finish(images).contiguous(memory_format=memory_layout(run.config)), labels
 
 
 def _meet(run: Run, last_of_epoch: bool) -> None:

@@ -22,7 +22,7 @@ def tune_parser(prog: str) -> argparse.ArgumentParser:
     )
     add = p.add_argument
     add("--space", metavar="NAME|FILE.py[:fn]", help="large_batch (default), lr_warmup, smoke, or your own")
-    add("--data", metavar="NAME|PATH", help="digits (default), or an image folder with train/ and val/")
+    add("--data", metavar="NAME|PATH", help="digits (default), cifar10, …, a packed folder, or an image folder")
     add("--model", metavar="NAME", help="a torchvision network; default: resnet50 on GPUs, resnet18 without")
     add("--trials", type=int, metavar="N", help="finished trials to reach (default: 16, or what the space says)")
     add("--max-epochs", type=int, metavar="N", help="epochs of a trial that is not stopped early")
@@ -66,6 +66,18 @@ def train_main(argv: Sequence[str] | None = None) -> int:
     return main(list(argv) if argv is not None else None)
 
 
+def pack_main(argv: Sequence[str]) -> int:
+    from train_loop.data.pack import main
+
+    return main(argv)
+
+
+def fetch_main(argv: Sequence[str]) -> int:
+    from train_loop.data.fetch import main
+
+    return main(argv)
+
+
 def _cluster_main(argv: Sequence[str]) -> int:
     from cluster.cli import cluster_main
 
@@ -98,6 +110,8 @@ def _guarded(prog: str, run: Callable[[], int]) -> int:
 COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
     "tune": (lambda argv: tune_main(argv, prog="bigbatch tune"), "search hyperparameters"),
     "train": (train_main, "train one configuration in full"),
+    "pack": (pack_main, "pack images into a few files that load fast"),
+    "fetch": (fetch_main, "download a data set by name and pack it"),
     "cluster": (_cluster_main, "run searches on a Slurm cluster"),
 }
 

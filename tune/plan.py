@@ -341,7 +341,8 @@ def _plan(o: Options) -> SearchPlan:
     TrainConfig(seed=seed)  # checks its range
     refuse_own_options(o.set)
     overrides = parse_assignments(o.set)
-    data_config = DataConfig(name=o.data or "digits", image_size=overrides.get("data.image_size", 0))
+    data_keys = {key.removeprefix("data."): value for key, value in overrides.items() if key.startswith("data.")}
+    data_config = DataConfig(**{"name": o.data or "digits", **data_keys})
     data = describe(data_config)
     epochs = o.max_epochs or space.defaults.get("max_epochs") or DEFAULT_EPOCHS.get(data.name, DEFAULT_EPOCHS_OTHER)
     max_epochs = _at_least_one("--max-epochs", epochs, o.max_epochs)

@@ -2,14 +2,16 @@
 
 A *batch* is ``(images, labels)`` on the CPU: float32 ``[N, 3, H, W]``, normalised, and int64 ``[N]``.
 Which images make which batch is decided in ``sampling.py`` from seed and epoch alone; ``source.py``
-turns that into batches; ``digits.py`` and ``folder.py`` hold the images.
+turns that into batches; ``digits.py``, ``folder.py`` and ``packed.py`` hold the images.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from train_loop.config import ConfigError, DataConfig
@@ -17,8 +19,11 @@ from train_loop.config import ConfigError, DataConfig
 if TYPE_CHECKING:
     from train_loop.data.source import DataSource
 
-NAMES = ("digits",)
-"""Data sets with a name; anything else is the path of an image folder."""
+FETCHED = ("cifar10", "imagenette", "imagewoof")
+"""Data sets that ``bigbatch fetch`` brings; they lie packed in ``data_home()``."""
+
+NAMES = ("digits", *FETCHED)
+"""Data sets with a name; anything else is the path of an image folder or of a packed one."""
 
 SMALL_IMAGE_SIZE = 64
 """Pixels a side up to which the 7×7/2 stem with max-pool throws away too much."""
@@ -60,11 +65,22 @@ def describe(config: DataConfig) -> DataInfo:
     Raises:
         ConfigError: an unknown name, or a path without a complete image folder.
     """
+    info = _describe_whole(config)
+    if config.subset == 1:
+        return info
+    from train_loop.data.subset import subset_size
+
+    return dataclasses.replace(info, train_size=subset_size(info.train_size, config.subset))
+
+
+def _describe_whole(config: DataConfig) -> DataInfo:
     if config.name == "digits":
         return _describe_digits(config)
     from train_loop.data.scan import scan_folder
 
     path = folder_path(config.name)
+    if _is_packed(path):
+        return _describe_packed(config, path)
     scan = scan_folder(path)
     size = config.image_size or 224
     return DataInfo(
@@ -85,7 +101,11 @@ def check_images(info: DataInfo) -> None:
 
     Raises ConfigError naming the file.
     """
-    if info.path is not None:
+    if info.path is not None and _is_packed(info.path):
+        from train_loop.data.packed_files import PackedFiles
+
+        PackedFiles(info.path).check_records()
+    elif info.path is not None:
         from train_loop.data import scan
 
         found = scan.scan_folder(info.path)
@@ -95,13 +115,18 @@ def check_images(info: DataInfo) -> None:
 
 def open_data(config: DataConfig) -> DataSource:
     """The data set itself; imports torch. Raises ConfigError as ``describe`` does."""
+    info = describe(config)
     if config.name == "digits":
         from train_loop.data.digits import DigitsSource
 
-        return DigitsSource(config, _describe_digits(config))
+        return DigitsSource(config, info)
+    if info.path is not None and _is_packed(info.path):
+        from train_loop.data.packed import PackedSource
+
+        return PackedSource(config, info)
     from train_loop.data.folder import FolderSource
 
-    return FolderSource(config, describe(config))
+    return FolderSource(config, info)
 
 
 def _describe_digits(config: DataConfig) -> DataInfo:
@@ -120,8 +145,48 @@ def _describe_digits(config: DataConfig) -> DataInfo:
     )
 
 
+def _is_packed(path: str) -> bool:
+    """Without pyarrow, which ``packed_format`` imports."""
+    return os.path.isfile(os.path.join(path, "index.arrow"))
+
+
+def _describe_packed(config: DataConfig, path: str) -> DataInfo:
+    from train_loop.data import packed_format
+
+    packed = packed_format.read_info(path)
+    size = config.image_size or (224 if packed.largest_side > SMALL_IMAGE_SIZE else max(packed.largest_side, 8))
+    return DataInfo(
+        name=os.path.basename(path),
+        path=path,
+        train_size=packed.train_size,
+        val_size=packed.val_size,
+        num_classes=len(packed.class_names),
+        image_size=size,
+        channels=3,
+        class_names=packed.class_names,
+        stem="small" if size <= SMALL_IMAGE_SIZE else "imagenet",
+    )
+
+
+def data_home() -> Path:
+    """Where fetched data sets lie: ``$BIGBATCH_DATA``, else ``~/.cache/bigbatch``."""
+    return Path(os.environ.get("BIGBATCH_DATA") or "~/.cache/bigbatch").expanduser().absolute()
+
+
+def _fetched_path(name: str) -> str:
+    path = str(data_home() / name)
+    if not _is_packed(path):
+        raise ConfigError(
+            f"data set {name} must be fetched before its first use; got none in {path!r}. "
+            f"Run, where there is a network: bigbatch fetch {name}"
+        )
+    return path
+
+
 def folder_path(name: str) -> str:
     """The absolute path that ``data.name`` stands for; raises ConfigError where there is no folder."""
+    if name in FETCHED:
+        return _fetched_path(name)
     path = os.path.abspath(os.path.expanduser(name))
     if os.path.isdir(path):
         return path

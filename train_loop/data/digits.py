@@ -17,6 +17,7 @@ from train_loop.config import ConfigError, DataConfig
 from train_loop.data import DataInfo, sampling
 from train_loop.data.augment import AffineRange, random_affine
 from train_loop.data.source import Batch, DataSource, Epoch
+from train_loop.data.subset import subset_rows
 
 MEAN, STD = 0.305, 0.376
 """Of the pixels of all scans, 0 to 1."""
@@ -32,6 +33,7 @@ class DigitsSource(DataSource):
         super().__init__(info)
         pixels, labels = load_scans()
         train, val = split_rows(labels)
+        train = train[subset_rows(labels[train], config.subset)]
         self._augment = config.augment
         self._train = (torch.from_numpy(pixels[train]), torch.from_numpy(labels[train]))
         self._val = (torch.from_numpy(pixels[val]), torch.from_numpy(labels[val]))

@@ -13,8 +13,11 @@ from torch.utils.data import DataLoader, Dataset
 
 from train_loop.config import DataConfig
 from train_loop.data import DataInfo, folder_path, sampling
+from train_loop.data.pixels import to_8_bits
 from train_loop.data.scan import Listing, scan_folder
 from train_loop.data.source import Batch, DataSource, Epoch
+from train_loop.data.subset import subset_rows
+from train_loop.errors import ImageError
 
 MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)
@@ -26,17 +29,13 @@ RESIZE_BEFORE_CROP = 256 / 224
 LONGEST_RATIO = 16
 
 
-class ImageError(RuntimeError):
-    """An image that cannot be decoded; the message names the file."""
-
-
 class FolderSource(DataSource):
     """Images that are read from files as they are needed."""
 
     def __init__(self, config: DataConfig, info: DataInfo) -> None:
         super().__init__(info)
         scan = scan_folder(info.path or folder_path(config.name))
-        self._train, self._val = scan.train, scan.val
+        self._train, self._val = _part_of(scan.train, config.subset), scan.val
         self._config = config
 
     def read_train(self, batches: Sequence[sampling.Indices], epoch: Epoch) -> Iterator[Batch]:
@@ -58,6 +57,13 @@ class FolderSource(DataSource):
                 raise item
             pixels, labels = item
             yield _normalise(pixels), labels
+
+
+def _part_of(listing: Listing, part: float) -> Listing:
+    if part == 1:
+        return listing
+    rows = subset_rows(listing.labels, part)
+    return Listing(listing.folder, listing.paths[rows], listing.labels[rows])
 
 
 class _Batches(Dataset[Batch | ImageError]):
@@ -105,31 +111,16 @@ def decode(path: str) -> Image.Image:
         raise ImageError(f"cannot read image {path}: {error}. Remove or replace the file.") from None
 
 
-def to_8_bits(image: Image.Image) -> Image.Image:
-    """16-bit grey as 8-bit grey: Pillow's own conversion cuts off at 255, which leaves a white image.
-
-    Raises ValueError for 32-bit and float pixels, whose range nobody knows.
-    """
-    if image.mode in ("F", "I") or image.mode.startswith("I;16"):
-        pixels = np.asarray(image).astype(np.float64)
-        if image.mode == "F" or pixels.max(initial=0) > 65535:
-            raise ValueError(f"pixels of mode {image.mode!r} have no known range, convert them to 8 or 16 bits")
-        # PNG and TIFF of 16 bits open as mode I too; what stays within 8 bits is taken as it is.
-        scale = 257.0 if image.mode != "I" or pixels.max(initial=0) > 255 else 1.0
-        return Image.fromarray(np.rint(pixels.clip(0) / scale).astype(np.uint8))
-    return image
-
-
 def random_crop_flip(image: Image.Image, size: int, draws: random.Random) -> Image.Image:
     """A random part of the image, resized to ``size`` × ``size``, mirrored half the time.
 
     Area 8 to 100 % of the image, aspect ratio 3:4 to 4:3 (Szegedy et al. 2015, §6).
     """
-    cropped = image.crop(_random_box(*image.size, draws)).resize((size, size), Image.Resampling.BILINEAR)
+    cropped = image.crop(random_box(*image.size, draws)).resize((size, size), Image.Resampling.BILINEAR)
     return cropped.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if draws.random() < 0.5 else cropped
 
 
-def _random_box(width: int, height: int, draws: random.Random) -> tuple[int, int, int, int]:
+def random_box(width: int, height: int, draws: random.Random) -> tuple[int, int, int, int]:
     """Left, upper, right, lower; the largest allowed central box where ten draws do not fit the image."""
     for _ in range(10):
         area = width * height * draws.uniform(*CROP_AREA)

@@ -17,10 +17,11 @@ Indices = npt.NDArray[np.int64]
 
 ORDER = 0
 AUGMENTATION = 1
+MIXING = 2
 
 
 def generator(seed: int, epoch: int, stream: int) -> np.random.Generator:
-    """The generator for one purpose (``ORDER``, ``AUGMENTATION``) of one epoch."""
+    """The generator for one purpose (``ORDER``, ``AUGMENTATION``, ``MIXING``) of one epoch."""
     return np.random.default_rng([seed, epoch, stream])
 
 

@@ -13,7 +13,8 @@ from train_loop.config import BatchSplit
 from train_loop.data import DataInfo, sampling
 
 Batch = tuple[torch.Tensor, torch.Tensor]
-"""Images, float32 ``[N, 3, H, W]`` normalised, and labels, int64 ``[N]``; on the CPU."""
+"""Images, float32 ``[N, 3, H, W]`` normalised, or what ``DataSource.finish`` makes that of; labels, int64
+``[N]``; on the CPU."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,13 @@ class DataSource(ABC):
     @abstractmethod
     def read_val(self, batches: Sequence[sampling.Indices]) -> Iterator[Batch]:
         """Validation images by their indices."""
+
+    def finish(self, images: torch.Tensor) -> torch.Tensor:
+        """A batch's images, on the device by now, as the model takes them: float32 ``[N, 3, H, W]``, normalised.
+
+        Sources that read bytes send them as they are, a quarter of the size, and normalise here.
+        """
+        return images
 
     def steps_per_epoch(self, global_size: int) -> int:
         """Optimizer steps an epoch; raises ConfigError where the batch exceeds the training set."""

@@ -1,0 +1,140 @@
+"""Data sets by name, from an archive that is made here; and a part of the training images."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from test_train_loop_data_pack import cifar_pickles, write_images
+
+from train_loop.config import BatchSplit, ConfigError, DataConfig
+from train_loop.data import describe, fetch, open_data
+from train_loop.data.subset import subset_rows
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("BIGBATCH_DATA", str(tmp_path / "data"))
+    return tmp_path / "data"
+
+
+def publish(monkeypatch: pytest.MonkeyPatch, name: str, folder: Path, archive: Path) -> str:
+    with tarfile.open(archive, "w:gz") as tar:
+        tar.add(folder, arcname=folder.name)
+    digest = "md5:" + hashlib.md5(archive.read_bytes()).hexdigest()
+    monkeypatch.setitem(fetch.SETS, name, fetch.PublicSet(archive.as_uri(), digest, 1))
+    return digest
+
+
+def test_fetched_sets_are_found_by_name(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="Run, where there is a network: bigbatch fetch cifar10"):
+        describe(DataConfig(name="cifar10"))
+    publish(monkeypatch, "cifar10", cifar_pickles(tmp_path / "cifar-10-batches-py"), tmp_path / "c.tar.gz")
+    assert fetch.main(["cifar10"]) == 0
+    info = describe(DataConfig(name="cifar10"))
+    assert (info.train_size, info.val_size, info.image_size, info.path) == (100, 20, 32, str(home / "cifar10"))
+    assert [path.name for path in home.iterdir()] == ["cifar10"]
+    batch = next(open_data(DataConfig(name="cifar10")).train_batches(0, 0, BatchSplit(1, 1, 8), 0))[0]
+    assert batch[0].shape == (8, 32, 32, 3)
+
+    publish(monkeypatch, "imagenette", write_images(tmp_path / "imagenette2-320"), tmp_path / "i.tgz")
+    assert fetch.main(["imagenette", "--from", str(tmp_path / "i.tgz")]) == 0
+    assert describe(DataConfig(name="imagenette")).class_names == ("ant", "bee", "cat")
+
+
+def test_wrong_archive_no_network_and_unknown_name_in_one_line(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    digest = publish(monkeypatch, "cifar10", cifar_pickles(tmp_path / "cifar-10-batches-py"), tmp_path / "c.tar.gz")
+    other = tmp_path / "other"
+    other.write_bytes(b"another file")
+    nowhere = fetch.PublicSet("http://127.0.0.1:9/set.tgz", digest, 1)
+    monkeypatch.setitem(fetch.SETS, "imagewoof", nowhere)
+    cases = [
+        (["cifar10", "--from", str(other)], 1, "not the published file"),
+        (["cifar10", "--from", str(tmp_path / "none")], 2, "--from must be a file"),
+        (["imagewoof"], 1, "a login node"),
+        (["cifar100"], 2, "must be one of cifar10"),
+    ]
+    for arguments, status, words in cases:
+        assert fetch.main(arguments) == status
+        error = capsys.readouterr().err
+        assert words in error and error.count("\n") == 1
+    assert not (home / "cifar10").exists()
+
+
+def test_small_images_are_shifted_and_mirrored(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against the definition: each augmented image is the plain one, padded by 4, cut at some place, or its mirror."""
+    publish(monkeypatch, "cifar10", cifar_pickles(tmp_path / "cifar-10-batches-py"), tmp_path / "c.tar.gz")
+    assert fetch.main(["cifar10"]) == 0
+    plain, moved = (open_data(DataConfig(name="cifar10", augment=augment)) for augment in (False, True))
+    split, mirrored, places = BatchSplit(1, 1, 50), 0, set()
+    for (a, _), (b, _) in zip(
+        next(plain.train_batches(0, 0, split, 0)), next(moved.train_batches(0, 0, split, 0)), strict=True
+    ):
+        for image, seen in zip(a, b, strict=True):
+            found = []
+            for flip in (False, True):
+                padded = torch.zeros(40, 40, 3, dtype=torch.uint8)
+                padded[4:36, 4:36] = image.flip(1) if flip else image
+                found += [
+                    (y, x, flip)
+                    for y in range(9)
+                    for x in range(9)
+                    if torch.equal(padded[y : y + 32, x : x + 32], seen)
+                ]
+            assert len(found) == 1
+            mirrored += found[0][2]
+            places.add(found[0][:2])
+    assert 10 < mirrored < 40 and len(places) > 25
+
+
+@pytest.mark.parametrize("part", [0.01, 0.1, 0.5, 1.0])
+def test_a_subset_takes_its_share_of_each_class(part: float) -> None:
+    labels = np.random.default_rng(0).integers(0, 7, 1000)
+    rows = subset_rows(labels, part)
+    assert len(set(rows.tolist())) == len(rows) == round(1000 * part) and (np.diff(rows) > 0).all()
+    for label in range(7):
+        assert abs((labels[rows] == label).sum() - part * (labels == label).sum()) <= 1
+    assert np.array_equal(rows, subset_rows(labels, part))
+
+
+def test_subsets_of_all_kinds_of_data(tmp_path: Path) -> None:
+    from test_train_loop_data_pack import pack_here
+
+    images = write_images(tmp_path / "images", train=8)
+    packed = pack_here(images, tmp_path / "packed")
+    for name, whole in (("digits", 1437), (str(images), 24), (str(packed), 24)):
+        config = DataConfig(name=name, subset=0.25, image_size=16)
+        source = open_data(config)
+        size = round(whole * 0.25)
+        assert describe(config).train_size == source.info.train_size == size
+        batches = [step[0] for step in source.train_batches(0, 0, BatchSplit(1, 1, size), 0)]
+        counts = batches[0][1].bincount()
+        assert len(batches) == 1 and counts.max() - counts.min() <= 3
+        assert source.info.val_size == describe(DataConfig(name=name)).val_size
+    labels = [
+        next(
+            open_data(DataConfig(name=str(p), subset=0.25, image_size=16)).train_batches(0, 0, BatchSplit(1, 1, 6), 0)
+        )[0][1]
+        for p in (images, packed)
+    ]
+    assert torch.equal(*labels)
+
+
+@pytest.mark.parametrize("part", [0.0, -0.1, 1.5])
+def test_an_impossible_subset_is_refused(part: float) -> None:
+    with pytest.raises(ConfigError, match="data.subset must be above 0 and at most 1"):
+        DataConfig(subset=part)
+
+
+def test_home_is_a_folder_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    from train_loop.data import data_home
+
+    monkeypatch.delenv("BIGBATCH_DATA", raising=False)
+    assert str(data_home()) == os.path.expanduser("~/.cache/bigbatch")

@@ -1,0 +1,466 @@
+"""Packing: what is stored, from which sources, what is refused; a killed pack; a packed set in training."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from conftest import ROOT
+from PIL import Image
+from test_train_loop_data_jpeg import photograph
+
+from train_loop.config import BatchConfig, BatchSplit, ConfigError, DataConfig, ModelConfig, TrainConfig
+from train_loop.data import describe, folder, open_data, pack, packed_format
+from train_loop.data.pack_images import Profile, RejectedImage, convert
+from train_loop.data.pack_sources import find_source, read_entry
+from train_loop.data.scan import scan_folder
+from train_loop.errors import ImageError
+
+CLASSES = ("ant", "bee", "cat")
+
+
+def jpeg_bytes(image: Image.Image, **keywords: object) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, "JPEG", quality=90, **keywords)
+    return buffer.getvalue()
+
+
+def write_images(root: Path, train: int = 5, val: int = 2, size: tuple[int, int] = (200, 150)) -> Path:
+    for part, count in (("train", train), ("val", val)):
+        for label, name in enumerate(CLASSES):
+            (root / part / name).mkdir(parents=True)
+            for number in range(count):
+                data = jpeg_bytes(
+                    photograph(size[0] + 8 * number, size[1], 100 * label + number + 50 * (part == "val"))
+                )
+                (root / part / name / f"{number}.jpg").write_bytes(data)
+    return root
+
+
+def run_pack(*arguments: object, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "train_loop.data.pack", *map(str, arguments)],
+        cwd=ROOT, env={**os.environ, **env}, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+
+
+def pack_here(source: Path | str, target: Path, **profile: object) -> Path:
+    """In this process, without the cost of starting others."""
+    found = find_source(str(source))
+    assert pack.pack(found, target, Profile(**profile), workers=1, shard_bytes=1 << 30) == 0  # type: ignore[arg-type]
+    return target
+
+
+def rows(packed: Path, part: str) -> list[dict]:
+    """The shards by pyarrow alone."""
+    shards = sorted(packed.glob(f"{part}-*.arrow"))
+    return [row for shard in shards for row in pa.ipc.open_file(shard).read_all().to_pylist()]
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_images(tmp_path_factory.mktemp("pack") / "images")
+
+
+@pytest.fixture(scope="module")
+def packed(images: Path) -> Path:
+    return pack_here(images, images.parent / "packed")
+
+
+# --- what is stored ---
+
+
+def test_shards_hold_the_folders_images_in_its_order(images: Path, packed: Path) -> None:
+    scan = scan_folder(str(images))
+    for part, listing in (("train", scan.train), ("val", scan.val)):
+        stored = rows(packed, part)
+        assert [row["label"] for row in stored] == listing.labels.tolist()
+        for index, row in enumerate(stored):
+            source = Image.open(listing.path(index))
+            image = Image.open(io.BytesIO(row["image"]))
+            assert image.size == source.size == (row["width"], row["height"])
+            error = np.square(np.asarray(source, float) - np.asarray(image, float)).mean()
+            assert 10 * np.log10(255**2 / max(error, 1e-9)) > 40  # dB
+            assert listing.path(index).endswith(row["key"])
+
+
+def test_index_states_classes_counts_checksums_and_statistics(images: Path, packed: Path) -> None:
+    import hashlib
+
+    metadata = pa.ipc.open_file(packed / "index.arrow").schema.metadata[b"bigbatch"]
+    stated = json.loads(metadata)
+    assert stated["class_names"] == list(CLASSES) and (stated["train_size"], stated["val_size"]) == (15, 6)
+    for shard in stated["shards"]:
+        assert hashlib.sha256((packed / shard["file"]).read_bytes()).hexdigest() == shard["sha256"]
+    pixels = [np.asarray(Image.open(p)).reshape(-1, 3) / 255 for p in sorted((images / "train").rglob("*.jpg"))]
+    np.testing.assert_allclose(stated["mean"], np.mean([p.mean(0) for p in pixels], axis=0), atol=0.01)
+    std = np.sqrt(np.mean([np.square(p).mean(0) for p in pixels], axis=0) - np.square(stated["mean"]))
+    np.testing.assert_allclose(stated["std"], std, atol=0.01)
+    assert sorted(p.name for p in packed.iterdir()) == [
+        "index.arrow", "rejected.parquet", "train-00000.arrow", "val-00000.arrow"
+    ]  # fmt: skip
+
+
+def test_fast_profile_resizes(images: Path, tmp_path: Path) -> None:
+    packed = pack_here(images, tmp_path / "fast", name="fast", short_side=64)
+    for row in rows(packed, "train"):
+        assert min(row["height"], row["width"]) == 64
+
+
+def test_odd_images_become_what_a_person_would_make_of_them() -> None:
+    red = Image.new("RGB", (300, 200), (200, 30, 30))
+    exif = Image.Exif()
+    exif[0x0112] = 6  # the camera was turned: 300 × 200 is meant as 200 × 300
+    png = io.BytesIO()
+    red.save(png, "PNG")
+    deep = io.BytesIO()
+    Image.fromarray(np.full((200, 300), 40_000, np.uint16)).save(deep, "PNG")
+    cases = {
+        "cmyk": (jpeg_bytes(red.convert("CMYK")), (300, 200), (200, 30, 30)),
+        "grey": (jpeg_bytes(red.convert("L")), (300, 200), red.convert("L").convert("RGB").getpixel((0, 0))),
+        "rotated": (jpeg_bytes(red, exif=exif), (200, 300), (200, 30, 30)),
+        "png": (png.getvalue(), (300, 200), (200, 30, 30)),
+        "16 bits": (deep.getvalue(), (300, 200), (156, 156, 156)),
+        "one pixel": (jpeg_bytes(red.resize((1, 1))), (1, 1), (200, 30, 30)),
+        "progressive": (jpeg_bytes(red, progressive=True), (300, 200), (200, 30, 30)),
+    }
+    for name, (data, size, colour) in cases.items():
+        for profile in (Profile(), Profile("fast", short_side=128)):
+            stored = convert(data, profile)
+            image = Image.open(io.BytesIO(stored.data)).convert("RGB")
+            if profile.name == "full":
+                assert image.size == size == (stored.width, stored.height), name
+            middle = image.getpixel((image.width // 2, image.height // 2))
+            assert np.abs(np.subtract(middle, colour)).max() <= 6, (name, middle)
+
+
+def test_bad_images_are_listed_with_the_reason(tmp_path: Path) -> None:
+    root = write_images(tmp_path / "images", train=2, val=1)
+    whole = (root / "train" / "ant" / "0.jpg").read_bytes()
+    for name, data in {"half": whole[: len(whole) // 2], "empty": b"", "text": b"no image"}.items():
+        (root / "train" / "ant" / f"{name}.jpg").write_bytes(data)
+    done = run_pack(root, tmp_path / "packed", "--workers", 2)
+    assert done.returncode == 0, done.stderr
+    assert "rejected 3 images" in done.stdout
+    table = pq.read_table(tmp_path / "packed" / "rejected.parquet").to_pylist()
+    reasons = {Path(row["key"]).stem: row["reason"] for row in table}
+    assert reasons["empty"] == "zero bytes" and "truncated" in reasons["half"] and "no image" in reasons["text"]
+    assert {row["part"] for row in table} == {"train"}
+    assert describe(DataConfig(name=str(tmp_path / "packed"))).train_size == 6
+
+
+def test_a_picture_of_too_many_pixels_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
+    with pytest.raises(RejectedImage, match="pixels"):
+        convert(jpeg_bytes(photograph(100, 100)), Profile())
+
+
+# --- sources ---
+
+
+def tar_of(folder: Path, target: Path, prefix: str = "") -> Path:
+    with tarfile.open(target, "w") as archive:
+        archive.add(folder, arcname=prefix or ".")
+    return target
+
+
+def test_a_tar_and_tars_in_a_tar_hold_the_same_as_the_folder(images: Path, tmp_path: Path) -> None:
+    expected = find_source(str(images))
+    flat = find_source(str(tar_of(images, tmp_path / "flat.tar")))
+    nested_folder = tmp_path / "ILSVRC"
+    nested_folder.mkdir()
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    for name in CLASSES:
+        tar_of(images / "train" / name, inner / f"{name}.tar")
+    tar_of(inner, nested_folder / "ILSVRC2012_img_train.tar")
+    tar_of(images / "val", nested_folder / "some_val.tar")
+    nested = find_source(str(nested_folder))
+    for source in (flat, nested):
+        assert source.class_names == expected.class_names
+        for mine, theirs in ((source.train, expected.train), (source.val, expected.val)):
+            contents = [sorted((item.label, read_entry(item.entry)) for item in items) for items in (mine, theirs)]
+            assert contents[0] == contents[1]
+
+
+def test_hugging_face_parquet(images: Path, tmp_path: Path) -> None:
+    expected = find_source(str(images))
+    names = {"info": {"features": {"label": {"names": list(CLASSES)}}}}
+    for part, items in (("train", expected.train), ("validation", expected.val)):
+        shuffled = [items[i] for i in np.random.default_rng(0).permutation(len(items))]
+        columns = {
+            "image": [{"bytes": read_entry(item.entry), "path": item.entry.name} for item in shuffled],
+            "label": [item.label for item in shuffled],
+        }
+        table = pa.table(columns).replace_schema_metadata({"huggingface": json.dumps(names)})
+        pq.write_table(table, tmp_path / f"{part}-00000-of-00001.parquet", row_group_size=4)
+    source = find_source(str(tmp_path))
+    assert source.class_names == CLASSES
+    contents = [
+        sorted((item.label, read_entry(item.entry)) for item in items) for items in (source.train, expected.train)
+    ]
+    assert contents[0] == contents[1]
+    assert [item.entry.offset for item in source.train] == list(range(len(source.train)))  # a row group at a time
+
+
+def test_webdataset(images: Path, tmp_path: Path) -> None:
+    expected = find_source(str(images))
+    for part, items in (("train", expected.train), ("val", expected.val)):
+        with tarfile.open(tmp_path / f"set-{part}-000000.tar", "w") as archive:
+            for number, item in enumerate(items):
+                for suffix, data in (("jpg", read_entry(item.entry)), ("cls", str(item.label).encode())):
+                    member = tarfile.TarInfo(f"{number:06d}.{suffix}")
+                    member.size = len(data)
+                    archive.addfile(member, io.BytesIO(data))
+    source = find_source(str(tmp_path))
+    assert source.class_names == ("0", "1", "2")
+    assert [(i.label, read_entry(i.entry)) for i in source.val] == [
+        (i.label, read_entry(i.entry)) for i in expected.val
+    ]
+
+
+def cifar_pickles(root: Path) -> Path:
+    root.mkdir()
+    draws = np.random.default_rng(0)
+    for name in (*(f"data_batch_{n}" for n in range(1, 6)), "test_batch"):
+        content = {b"data": draws.integers(0, 256, (20, 3072), dtype=np.uint8), b"labels": [i % 10 for i in range(20)]}
+        (root / name).write_bytes(pickle.dumps(content))
+    (root / "batches.meta").write_bytes(pickle.dumps({b"label_names": [f"kind{i}".encode() for i in range(10)]}))
+    return root
+
+
+def test_cifar_pickles_keep_every_pixel(tmp_path: Path) -> None:
+    root = cifar_pickles(tmp_path / "cifar-10-batches-py")
+    packed = pack_here(root, tmp_path / "packed")
+    stored = rows(packed, "train")
+    assert len(stored) == 100
+    first = pickle.loads((root / "data_batch_1").read_bytes())
+    for row, pixels in zip(stored, first[b"data"], strict=False):
+        image = np.asarray(Image.open(io.BytesIO(row["image"])))
+        assert np.array_equal(image.transpose(2, 0, 1).reshape(-1), pixels)
+    info = describe(DataConfig(name=str(packed)))
+    assert (info.image_size, info.stem, info.num_classes, info.class_names[3]) == (32, "small", 10, "kind3")
+    validation = next(open_data(DataConfig(name=str(packed))).val_batches(20, 0, 1))[0]
+    test = pickle.loads((root / "test_batch").read_bytes())[b"data"]
+    assert np.array_equal(validation.numpy().transpose(0, 3, 1, 2).reshape(20, -1), test)
+
+
+def test_a_pickle_that_would_run_code_is_refused(tmp_path: Path) -> None:
+    root = cifar_pickles(tmp_path / "evil")
+    (root / "batches.meta").write_bytes(pickle.dumps({b"label_names": os.system}))
+    with pytest.raises(ConfigError, match="holds arrays"):
+        find_source(str(root))
+
+
+def test_a_source_without_validation_part_gives_some_of_each_class(images: Path) -> None:
+    with pytest.raises(ConfigError, match="--val-part 0.1"):
+        find_source(str(images / "train"))
+    source = find_source(str(images / "train"), val_part=0.4)
+    assert [item.label for item in source.val] == [0, 0, 1, 1, 2, 2] and len(source.train) == 9
+    assert not {item.entry.name for item in source.val} & {item.entry.name for item in source.train}
+
+
+# --- a pack that is ended, and started again ---
+
+
+def test_a_killed_pack_never_looks_finished_and_goes_on(tmp_path: Path) -> None:
+    root = write_images(tmp_path / "images", train=40, val=2, size=(400, 300))
+    options = ("--shard-mb", 1, "--workers", 1)
+    target, half = tmp_path / "packed", tmp_path / "packed.packing"
+    command = [sys.executable, "-m", "train_loop.data.pack", root, target, *options]
+    process = subprocess.Popen([*map(str, command)], cwd=ROOT, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    while not any(half.glob("*.arrow.json")):
+        assert process.poll() is None
+        time.sleep(0.005)
+    children = psutil.Process(process.pid).children(recursive=True)
+    assert children
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    finished = {path.name: path.stat().st_mtime_ns for path in half.glob("*.arrow")}
+    assert finished and not target.exists()
+    with pytest.raises(ConfigError):
+        describe(DataConfig(name=str(half)))
+    assert not psutil.wait_procs(children, timeout=20)[1]  # nobody goes on writing
+
+    other = run_pack(root, target, "--workers", 1, "--shard-mb", 2)
+    assert other.returncode == 2 and "goes on with the source and options" in other.stderr
+    again = run_pack(root, target, *options)
+    assert again.returncode == 0, again.stderr
+    assert "resuming: " in again.stdout
+    for name, written in finished.items():
+        assert (target / name).stat().st_mtime_ns == written
+    whole = run_pack(root, tmp_path / "whole", "--shard-mb", 1, "--workers", 2)
+    assert whole.returncode == 0 and not half.exists()
+    for path in (tmp_path / "whole").iterdir():
+        assert (target / path.name).read_bytes() == path.read_bytes(), path.name
+
+
+def test_wrong_input_is_one_line(
+    images: Path, packed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "empty").mkdir()
+    cases = {
+        "no source": (["/nowhere", tmp_path / "x"], "must exist"),
+        "no images": ([tmp_path / "empty", tmp_path / "x"], "must hold images"),
+        "destination is there": ([images, packed], "must not exist"),
+        "one path": ([images], "SRC DST"),
+        "workers": ([images, tmp_path / "x", "--workers", "0"], "--workers"),
+        "verify of a folder": (["--verify", images], "index.arrow"),
+    }
+    for name, (arguments, words) in cases.items():
+        assert pack.main([str(a) for a in arguments]) == 2, name
+        error = capsys.readouterr().err
+        assert words in error and error.count("\n") == 1, name
+
+
+def test_too_little_room_is_refused_with_the_numbers(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.statvfs(tmp_path)
+
+    class Left:
+        f_frsize, f_bavail, f_files, f_favail = real.f_frsize, 1, 100, 100
+
+    monkeypatch.setattr(os, "statvfs", lambda path: Left)
+    with pytest.raises(ConfigError, match=r"needs about 0\.\d\d GB; got 0\.00 GB left"):
+        pack_here(images, tmp_path / "packed")
+    Left.f_bavail, Left.f_favail = 1 << 40, 2
+    with pytest.raises(ConfigError, match="needs 7 inodes; got 2"):
+        pack_here(images, tmp_path / "packed")
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- verify and info ---
+
+
+def copy(packed: Path, target: Path) -> Path:
+    import shutil
+
+    return Path(shutil.copytree(packed, target))
+
+
+def test_verify_finds_a_flipped_byte(packed: Path, tmp_path: Path) -> None:
+    assert run_pack("--verify", packed).returncode == 0
+    damaged = copy(packed, tmp_path / "damaged")
+    path = damaged / "train-00000.arrow"
+    data = bytearray(path.read_bytes())
+    image = rows(packed, "train")[7]["image"]
+    data[data.find(image) + len(image) // 2] ^= 1
+    path.write_bytes(data)
+    done = run_pack("--verify", damaged)
+    assert done.returncode == 1
+    assert "SHA-256" in done.stdout and "record 7 (train/bee/2.jpg)" in done.stdout
+
+
+def test_a_shard_that_is_cut_short_or_gone_is_refused(packed: Path, tmp_path: Path) -> None:
+    damaged = copy(packed, tmp_path / "damaged")
+    path = damaged / "val-00000.arrow"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(ConfigError, match="must be as it was packed"):
+        describe(DataConfig(name=str(damaged)))
+    path.unlink()
+    with pytest.raises(ConfigError, match="no such file"):
+        describe(DataConfig(name=str(damaged)))
+
+
+def test_a_shard_replaced_under_a_run_is_named(packed: Path, tmp_path: Path) -> None:
+    damaged = copy(packed, tmp_path / "damaged")
+    source = open_data(DataConfig(name=str(damaged), image_size=32))
+    path = damaged / "train-00000.arrow"
+    path.write_bytes(bytes(path.stat().st_size))
+    with pytest.raises(ImageError, match=r"record \d+ \(train/.*bytes have changed"):
+        next(source.train_batches(0, 0, BatchSplit(1, 1, 5), 0))
+
+
+def test_info_shows_counts_and_draws_a_contact_sheet(packed: Path, tmp_path: Path) -> None:
+    shown = copy(packed, tmp_path / "shown")
+    done = run_pack("--info", shown)
+    assert done.returncode == 0, done.stderr
+    assert "15 training, 6 validation, 0 rejected" in done.stdout and "ant, bee, cat" in done.stdout
+    assert Image.open(shown / "contact_sheet.png").width > 300
+
+
+# --- a packed folder as data ---
+
+
+def test_packed_set_is_described_as_its_folder(images: Path, packed: Path) -> None:
+    mine, theirs = (describe(DataConfig(name=str(path))) for path in (packed, images))
+    for field in ("train_size", "val_size", "num_classes", "image_size", "channels", "class_names", "stem"):
+        assert getattr(mine, field) == getattr(theirs, field)
+
+
+def test_crops_are_those_of_the_image_folder(images: Path, packed: Path) -> None:
+    """The same images, crops and flips by seed, epoch and index; decoded and resized by other code."""
+    for augment in (True, False):
+        config = [DataConfig(name=str(path), image_size=96, augment=augment) for path in (images, packed)]
+        theirs, mine = (open_data(c) for c in config)
+        for split in (BatchSplit(1, 1, 15),):
+            (batch,), (reference,) = (next(s.train_batches(3, 2, split, 0)) for s in (mine, theirs))
+            assert torch.equal(batch[1], reference[1])
+            difference = (mine.finish(batch[0]) - reference[0]) * torch.tensor(folder.STD)[:, None, None]
+            assert difference.abs().mean() < 0.01 and difference.square().mean().sqrt() < 0.015  # of 0 to 1
+    images_, labels = next(mine.val_batches(100, 0, 1))
+    expected = next(theirs.val_batches(100, 0, 1))
+    assert torch.equal(labels, expected[1])
+    assert (mine.finish(images_) - expected[0]).abs().mean() < 0.03
+
+
+def test_loader_processes_change_nothing(packed: Path) -> None:
+    split = BatchSplit(1, 2, 3)
+    batches = []
+    for loader_workers in (0, 1, 2):
+        source = open_data(DataConfig(name=str(packed), image_size=32, loader_workers=loader_workers))
+        batches.append([b for step in source.train_batches(1, 2, split, 0) for b in step])
+    for other in batches[1:]:
+        assert all(torch.equal(a, c) and torch.equal(b, d) for (a, b), (c, d) in zip(batches[0], other, strict=True))
+    assert batches[0][0][0].dtype == torch.uint8 and batches[0][0][0].shape == (3, 32, 32, 3)
+
+
+def test_every_image_once_and_a_resumed_epoch_sees_the_rest(packed: Path) -> None:
+    source = open_data(DataConfig(name=str(packed), image_size=16))
+    split = BatchSplit(1, 1, 5)
+    whole = [step[0][0] for step in source.train_batches(1, 0, split, 0)]
+    rest = [step[0][0] for step in source.train_batches(1, 0, split, 0, start_step=1)]
+    assert len(whole) == 3 and all(torch.equal(a, b) for a, b in zip(whole[1:], rest, strict=True))
+    other = [step[0][0] for step in source.train_batches(1, 1, split, 0)]
+    assert not any(torch.equal(a, b) for a, b in zip(whole, other, strict=True))
+
+
+def test_training_on_a_packed_set(packed: Path) -> None:
+    from train_loop.loop import train
+    from train_loop.reporter import ListReporter
+
+    config = TrainConfig(
+        epochs=2,
+        model=ModelConfig(name="resnet18"),
+        data=DataConfig(name=str(packed), image_size=32),
+        batch=BatchConfig(global_size=15),
+    )
+    reporter = ListReporter()
+    result = train(config, reporter=reporter, device=torch.device("cpu"))
+    assert len(reporter.records) == 2 and np.isfinite(result.record.val_loss)
+
+
+def test_another_format_version_is_refused(packed: Path, tmp_path: Path) -> None:
+    other = copy(packed, tmp_path / "other")
+    table = pa.ipc.open_file(other / "index.arrow").read_all()
+    values = json.loads(table.schema.metadata[b"bigbatch"]) | {"format": 99}
+    table = table.replace_schema_metadata({"bigbatch": json.dumps(values)})
+    with pa.ipc.new_file(other / "index.arrow", table.schema) as writer:
+        writer.write_table(table)
+    with pytest.raises(ConfigError, match="reads packed format 1; got 99"):
+        packed_format.read_info(str(other))

@@ -1,0 +1,89 @@
+"""From an image file's bytes to a crop of given size: only what lies under the crop is decoded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image
+
+from train_loop.data import jpeg
+
+
+def decode_crop(data: bytes, box: jpeg.Box, out: torch.Tensor) -> None:
+    """Decode the part of an image under ``box`` and resize it to ``out``, antialiased, bilinear.
+
+    Args:
+        data: any image file; a JPEG with restart markers is decoded under the crop alone.
+        out: uint8 ``[H, W, 3]``, contiguous; RGB is written there.
+
+    Raises what Pillow or torchvision raise for bytes that are no image.
+    """
+    if data[:2] == b"\xff\xd8":
+        try:
+            layout = jpeg.read_layout(data)
+        except jpeg.JpegError:
+            part = bytearray(data)
+        else:
+            part, box = jpeg.cut(memoryview(data), layout, box)
+        pixels = decode_jpeg(part)
+    else:
+        pixels = _planes(decode_whole(data))
+    left, upper, right, lower = box
+    resize_into(pixels[:, upper:lower, left:right], out)
+
+
+def decode_jpeg(data: bytearray) -> torch.Tensor:
+    """uint8 ``[3, h, w]``, RGB, the colours of a pixel side by side in memory."""
+    decoder = _torchvision_decode()
+    if decoder is None:
+        return _planes(decode_whole(data))
+    return decoder(torch.frombuffer(data, dtype=torch.uint8), 3, False)  # 3: RGB; False: EXIF is left alone
+
+
+@cache
+def _torchvision_decode() -> Callable[..., Any] | None:
+    """libjpeg-turbo behind torchvision's operator, which saves Pillow's way through pixels of 4 bytes.
+
+    ``torchvision.io.decode_jpeg`` warns at each call that it will be removed one day; Pillow stands by.
+    """
+    try:
+        import torchvision.io  # noqa: F401  registers the operator
+
+        operator: Callable[..., Any] = torch.ops.image.decode_jpeg.default
+        return operator
+    except (ImportError, AttributeError, RuntimeError):
+        return None
+
+
+def _planes(image: Image.Image) -> torch.Tensor:
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1)
+
+
+def decode_whole(data: bytes | bytearray) -> Image.Image:
+    """RGB."""
+    with Image.open(BytesIO(data)) as image:
+        return image.convert("RGB")
+
+
+def resize_into(pixels: torch.Tensor, out: torch.Tensor) -> None:
+    """uint8 ``[3, h, w]`` to ``out``, uint8 ``[H, W, 3]``.
+
+    torch's operator with an output of ours saves time: ``F.interpolate`` returns planes of colours, which must be
+    interleaved again. But it is private, so the public call stands by.
+    """
+    planes, size = out.permute(2, 0, 1), list(out.shape[:2])
+    if list(pixels.shape[1:]) == size:
+        planes.copy_(pixels)
+        return
+    try:
+        # Positions, for keywords have changed their names: input, size, align_corners, scales.
+        torch.ops.aten._upsample_bilinear2d_aa.out(pixels[None], size, False, None, None, out=planes[None])
+    except (AttributeError, RuntimeError):
+        resized = F.interpolate(pixels[None], size=size, mode="bilinear", antialias=True, align_corners=False)
+        planes.copy_(resized[0])
