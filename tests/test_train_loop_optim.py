@@ -11,7 +11,7 @@ import torchvision
 from torch import nn
 
 from train_loop.config import OptimizerConfig
-from train_loop.optim import LAMB, LARS, build_optimizer, parameter_groups
+from train_loop.optim import LAMB, LARS, build_optimizer, parameter_groups, set_learning_rate
 
 SHAPES = [(4, 3, 3, 3), (7, 5), (6,), ()]
 WARMUP = [0.5, 1.0, 1.5, 2.0, 1.0, 0.25]
@@ -623,7 +623,7 @@ def test_empty_groups_are_left_out():
         (
             "lars",
             LARS,
-            {"momentum": 0.8, "nesterov": True, "trust_coefficient": 0.02, "momentum_convention": "out", "eps": 0.0},
+            {"momentum": 0.8, "nesterov": True, "trust_coefficient": 0.02, "momentum_convention": "out", "eps": 1e-5},
         ),
     ],
 )
@@ -639,6 +639,7 @@ def test_build_optimizer_follows_the_configuration(name, kind, expected):
         weight_decay=0.03,
         trust_coefficient=0.02,
         lars_momentum="out",
+        lars_eps=1e-5,
     )
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
     optimizer = build_optimizer(model, config)
@@ -653,6 +654,16 @@ def test_build_optimizer_follows_the_configuration(name, kind, expected):
     before = [p.detach().clone() for p in model.parameters()]
     optimizer.step()
     assert all(not torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True) if p.grad.any())
+
+
+def test_the_group_without_decay_may_have_a_rate_of_its_own():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
+    optimizer = build_optimizer(model, OptimizerConfig(peak_lr=0.5, no_decay_lr_factor=0.1))
+    set_learning_rate(optimizer, 0.4)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.4, pytest.approx(0.04)]
+    old = torch.optim.SGD(model.parameters(), lr=1.0)  # as a checkpoint without the factor leaves it
+    set_learning_rate(old, 0.4)
+    assert old.param_groups[0]["lr"] == 0.4
 
 
 def test_every_configured_lars_can_be_built():

@@ -107,24 +107,35 @@ class LARS(LayerwiseOptimizer):
         require(convention in CONVENTIONS, "momentum_convention must be 'in' or 'out'", convention)
 
     def _update(self, group: dict[str, Any], bucket: Bucket) -> None:
-        lr, momentum = rate(group, bucket), group["momentum"]
+        lr = rate(group, bucket)
         inside = group["momentum_convention"] == "in"
-        directions = list(torch._foreach_add(bucket.grads, bucket.weights, alpha=group["weight_decay"]))
-        factor: float | Tensor = lr if inside else 1.0
+        factor: float | Tensor = lr if inside else 1.0  # of g + λw, so that it becomes d, or lr·d
         if group["trust_ratio"]:
             factor = factor * trust_ratios(group, bucket, lr)
-        outer = -1.0 if inside else -lr
+        steps, factor = self._accumulate(group, bucket, factor)
+        add_scaled_(bucket.weights, steps, -factor if inside else -lr * factor)
+
+    def _accumulate(
+        self, group: dict[str, Any], bucket: Bucket, factor: float | Tensor
+    ) -> tuple[list[Tensor], float | Tensor]:
+        """Take factor·(g + λw) into the momentum; returns what to step along, and its factor."""
+        momentum, decay = group["momentum"], group["weight_decay"]
         if momentum == 0:
-            add_scaled_(bucket.weights, directions, factor * outer)
-            return
+            return list(torch._foreach_add(bucket.grads, bucket.weights, alpha=decay)), factor
         buffers = self._state_tensors("momentum_buffer", bucket)
         torch._foreach_mul_(buffers, momentum)
+        if bucket.device.type == "cpu" and not group["nesterov"]:  # a fresh list costs page faults there
+            add_scaled_(buffers, bucket.grads, factor)
+            if decay > 0:
+                add_scaled_(buffers, bucket.weights, factor * decay)
+            return buffers, 1.0
+        directions = list(torch._foreach_add(bucket.grads, bucket.weights, alpha=decay))
         add_scaled_(buffers, directions, factor)
-        if group["nesterov"]:
-            scale_(directions, factor)
-            torch._foreach_add_(directions, buffers, alpha=momentum)
-            buffers = directions
-        add_scaled_(bucket.weights, buffers, outer)
+        if not group["nesterov"]:
+            return buffers, 1.0
+        scale_(directions, factor)
+        torch._foreach_add_(directions, buffers, alpha=momentum)
+        return directions, 1.0
 
 
 def trust_ratios(group: dict[str, Any], bucket: Bucket, lr: float | Tensor) -> Tensor:
