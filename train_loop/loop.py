@@ -109,15 +109,20 @@ def _train_epoch(run: Run) -> None:
 
 
 def _optimizer_step(run: Run, micro_batches: list[Batch]) -> None:
-    """One global batch: gradients of its mean loss over all micro-batches and ranks, then a step."""
-    config, progress, optimizer = run.config, run.progress, run.optimizer
+    """One global batch at the schedule's rate."""
     rate = learning_rate(
-        progress.optimizer_steps,
-        total_steps=config.epochs * run.steps_per_epoch,
+        run.progress.optimizer_steps,
+        total_steps=run.config.epochs * run.steps_per_epoch,
         steps_per_epoch=run.steps_per_epoch,
-        peak_lr=config.optimizer.peak_lr,
-        schedule=config.schedule,
+        peak_lr=run.config.optimizer.peak_lr,
+        schedule=run.config.schedule,
     )
+    take_step(run, micro_batches, rate)
+
+
+def take_step(run: Run, micro_batches: list[Batch], rate: float) -> None:
+    """Gradients of the global batch's mean loss over all micro-batches and ranks, then a step of ``rate``."""
+    config, progress, optimizer = run.config, run.progress, run.optimizer
     set_learning_rate(optimizer, rate)
     progress.learning_rate = rate
     for number, batch in enumerate(micro_batches):

@@ -66,6 +66,12 @@ def train_main(argv: Sequence[str] | None = None) -> int:
     return main(list(argv) if argv is not None else None)
 
 
+def lr_find_main(argv: Sequence[str] | None = None) -> int:
+    from train_loop.lr_find import main
+
+    return main(list(argv) if argv is not None else None)
+
+
 def _guarded(prog: str, run: Callable[[], int]) -> int:
     """What is not a defect of ours in one line: wrong input, a missing installation, Ctrl-C before the start."""
     try:
@@ -92,6 +98,7 @@ def _guarded(prog: str, run: Callable[[], int]) -> int:
 COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
     "tune": (lambda argv: tune_main(argv, prog="bigbatch tune"), "search hyperparameters"),
     "train": (train_main, "train one configuration in full"),
+    "lr-find": (lr_find_main, "learning-rate range test of a configuration"),
 }
 
 
