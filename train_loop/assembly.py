@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from dataclasses import dataclass
 from typing import Any, cast
@@ -11,6 +12,7 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 
+from train_loop import memory_probe
 from train_loop.checkpoint import CheckpointFolder, Progress, check_same_run
 from train_loop.chronometer import Chronometer
 from train_loop.config import BatchSplit, ConfigError, TrainConfig
@@ -59,8 +61,8 @@ def set_up(config: TrainConfig, reporter: Reporter, checkpoints: CheckpointFolde
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
     world = World.current(device)
-    split = config.batch.split(world.workers)
     source = open_data(config.data)
+    split = _split(config, source, world)
     steps_per_epoch = source.steps_per_epoch(split.global_size)
     if config.model.sync_bn and device.type == "cpu":
         raise ConfigError("SyncBatchNorm needs GPUs; got model.sync_bn=true on CPUs. Write model.sync_bn=false.")
@@ -112,6 +114,16 @@ def set_up(config: TrainConfig, reporter: Reporter, checkpoints: CheckpointFolde
         clock=clock,
         heartbeat=Heartbeat(world),
     )
+
+
+def _split(config: TrainConfig, source: DataSource, world: World) -> BatchSplit:
+    """How the batch is cut, with the bound that the smallest of the workers' devices has, where it is measured."""
+    batch = config.batch
+    if batch.max_micro_size == 0 and batch.micro_size == 0:
+        precision = choose_precision(config.precision, world.device)
+        bound = memory_probe.max_micro_size(config, source.info, world.device, precision)
+        batch = dataclasses.replace(batch, max_micro_size=int(-world.max([-float(bound)])[0]))
+    return batch.split(world.workers)
 
 
 def _parallel(model: nn.Module, world: World, compiled: bool) -> nn.Module:

@@ -31,6 +31,10 @@ PRECISE_BN = ("auto", "on", "off")
 LARS_MOMENTUM = ("in", "out")
 
 
+DEFAULT_MICRO_SIZE = 256
+"""Bound of the automatic micro-batch where nobody set or measured one."""
+
+
 class ConfigError(ValueError):
     """A configuration that cannot be trained; the message names rule, value and fix."""
 
@@ -135,13 +139,15 @@ class BatchConfig:
     micro_size: int = 0
     """Images a forward pass on one worker, also the ghost batch of BatchNorm; 0 = the largest
     divisor of the worker's share that is at most ``max_micro_size``."""
-    max_micro_size: int = 256
-    """Bound for the automatic micro-batch: what the device's memory holds."""
+    max_micro_size: int = DEFAULT_MICRO_SIZE
+    """Bound for the automatic micro-batch: what the device's memory holds; 0 = measured on a GPU
+    (``memory_probe``), ``DEFAULT_MICRO_SIZE`` on a CPU."""
 
     def __post_init__(self) -> None:
         _require(self.global_size >= 2, "batch.global_size must be at least 2", self.global_size, "Write e.g. 1024.")
         _require(self.micro_size >= 0, "batch.micro_size must be 0 (automatic) or more", self.micro_size, "Write 0.")
-        _require(self.max_micro_size >= 1, "batch.max_micro_size must be at least 1", self.max_micro_size, "Write 256.")
+        _require(self.max_micro_size >= 0, "batch.max_micro_size must be 0 (measured) or more", self.max_micro_size,
+                 "Write 256.")  # fmt: skip
         if self.micro_size and self.global_size % self.micro_size:
             raise ConfigError(
                 f"batch.micro_size must divide batch.global_size; got {self.micro_size} and {self.global_size}. "
@@ -165,7 +171,7 @@ class BatchConfig:
                     f"{workers} × {self.micro_size}. Use micro_size={math.gcd(share, self.micro_size)}."
                 )
             return BatchSplit(workers, share // self.micro_size, self.micro_size)
-        micro = next(m for m in range(min(share, self.max_micro_size), 0, -1) if share % m == 0)
+        micro = next(m for m in range(min(share, self.max_micro_size or DEFAULT_MICRO_SIZE), 0, -1) if share % m == 0)
         return BatchSplit(workers, share // micro, micro)
 
 
