@@ -7,6 +7,7 @@ for the part: Slurm's variables first, then the control group, then the CPU affi
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -81,6 +82,27 @@ def usable_memory_bytes(env: Mapping[str, str] | None = None, cgroup: Path = CGR
         if limit:
             limits.append(limit)
     return min(limits)
+
+
+def granted_gpus(env: Mapping[str, str] | None = None) -> int:
+    """GPUs that Slurm has granted to this step on this node; 0 where it has bound none."""
+    env = os.environ if env is None else env
+    for name in ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"):
+        if name in env:
+            devices = [d for d in env[name].split(",") if d.strip()]
+            return 0 if devices in (["NoDevFiles"], ["-1"]) else len(devices)
+    return _number(env.get("SLURM_GPUS_ON_NODE")) or 0
+
+
+def per_node(text: str | None) -> list[int]:
+    """Slurm's counts for each node: ``4(x2),2`` → 4, 4, 2. Empty if there are none."""
+    counts: list[int] = []
+    for part in (text or "").split(","):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
+        if match is None:
+            return []
+        counts += [int(match[1])] * int(match[2] or 1)
+    return counts
 
 
 def accelerator_files(dev: Path = Path("/dev")) -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 TIMEOUT_S = 30.0
 
@@ -21,11 +21,13 @@ def available(command: str = "sbatch") -> bool:
     return shutil.which(command) is not None
 
 
-def run(*command: str, timeout_s: float = TIMEOUT_S, stdin: str | None = None) -> str:
-    """What ``command`` prints. Raises SlurmError."""
+def run(
+    *command: str, timeout_s: float = TIMEOUT_S, stdin: str | None = None, env: Mapping[str, str] | None = None
+) -> str:
+    """What ``command`` prints, run with ``env`` (default: this process's). Raises SlurmError."""
     name = command[0]
     try:
-        done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=timeout_s)
+        done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=timeout_s, env=env)
     except FileNotFoundError:
         raise SlurmError(f"{name} is not on PATH. Run this on a machine with Slurm's commands.") from None
     except subprocess.TimeoutExpired:
@@ -41,9 +43,9 @@ def hostnames(node_list: str) -> list[str]:
     return run("scontrol", "show", "hostnames", node_list).split()
 
 
-def job_fields(job_id: str) -> dict[str, str]:
+def job_fields(job_id: str, timeout_s: float = TIMEOUT_S) -> dict[str, str]:
     """What ``scontrol show job`` knows, by field name. Raises SlurmError for an unknown job."""
-    text = run("scontrol", "--oneliner", "show", "job", job_id)
+    text = run("scontrol", "--oneliner", "show", "job", job_id, timeout_s=timeout_s)
     # Values may hold blanks (Command=/a b/c), so a field ends where the next " Name=" begins.
     found = re.findall(r"(?:^|\s)([A-Z][A-Za-z/:_]*)=(.*?)(?=\s[A-Z][A-Za-z/:_]*=|\s*$)", text.strip(), re.DOTALL)
     return dict(found)
@@ -64,12 +66,47 @@ def cancel(job_id: str, *, signal: str | None = None, steps_only: bool = False) 
 
 
 def requeue(job_id: str) -> None:
-    """Put a running job back into the queue, to start as soon as resources allow.
-
-    A requeued job may begin only after two minutes unless its start time is moved, which its owner may do.
-    """
+    """Put a running job back into the queue; its processes are ended at once. See ``start_after``."""
     run("scontrol", "requeue", job_id)
 
 
-def start_now(job_id: str) -> None:
-    run("scontrol", "update", f"JobId={job_id}", "StartTime=now")
+def start_after(job_id: str, delay_s: int) -> None:
+    """Let a requeued job start ``delay_s`` from now, which its owner may say, instead of after two minutes.
+
+    Slurm sets those two minutes when the job's old processes are gone, unless its start time lies in the
+    future by then. So "now" would be forgotten, and so is a delay that is shorter than the job's end takes.
+    """
+    run("scontrol", "update", f"JobId={job_id}", f"StartTime=now+{delay_s}")
+
+
+def exclude(job_id: str, nodes: Sequence[str]) -> None:
+    """Keep a pending job off ``nodes``."""
+    run("scontrol", "update", f"JobId={job_id}", f"ExcNodeList={','.join(nodes)}")
+
+
+def is_running(job_id: str) -> bool | None:
+    """Whether a job holds nodes right now, or None if Slurm does not say."""
+    try:
+        return bool(run("squeue", "--noheader", "--format=%T", "--states=R,CG,S,CF", "--jobs", job_id).strip())
+    except SlurmError as error:
+        return False if "Invalid job id" in str(error) else None
+
+
+def kill_wait_s() -> float:
+    """Seconds between Slurm's SIGTERM and its SIGKILL (30 where it does not say)."""
+    try:
+        match = re.search(r"^KillWait\s*=\s*(\d+)", run("scontrol", "show", "config"), re.MULTILINE)
+    except SlurmError:
+        match = None
+    return float(match[1]) if match else 30.0
+
+
+def usable_nodes(partition: str, features: str = "") -> list[str]:
+    """Nodes of a partition that are up and have the features (``a&b``: both)."""
+    states = "idle,alloc,mix,comp"
+    text = run(
+        "sinfo", "--noheader", "--Node", f"--partition={partition}", f"--states={states}", "--Format=NodeHost,Features"
+    )
+    wanted = {feature for feature in features.split("&") if feature}
+    rows = [line.split() for line in text.splitlines() if line.strip()]
+    return [row[0] for row in rows if wanted <= set(row[1].split(",") if len(row) > 1 else ())]

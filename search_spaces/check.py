@@ -86,7 +86,7 @@ def _draw(
 ) -> _Sample:
     try:
         config = space(trial, workload, pinned)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _refusal(space, f"raised {_one_line(error)} for {trial.params}", "Correct the space") from None
     if not isinstance(config, TrainConfig):
         raise _refusal(
@@ -95,6 +95,7 @@ def _draw(
     for name, value, expected in (
         ("data.name", config.data.name, workload.data),
         ("model.name", config.model.name, workload.model),
+        ("data.image_size", config.data.image_size or workload.image_size, workload.image_size),
     ):
         if value != expected:
             raise _refusal(space, f"set {name}={value!r} in a study of {expected!r}", "Begin with workload.config()")
@@ -121,7 +122,7 @@ def _refusal(space: Space, what: str, fix: str) -> ConfigError:
     )
 
 
-def _one_line(error: Exception) -> str:
+def _one_line(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())
 
 

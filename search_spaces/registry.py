@@ -52,7 +52,7 @@ class Space:
             return self.function(trial, workload)
         pinned = {resolve_key(key): value for key, value in pinned.items()}
         facts = {name: pinned[key] for key, name in _WORKLOAD_FACTS.items() if key in pinned}
-        workload = dataclasses.replace(workload, **facts)
+        workload = dataclasses.replace(workload, **facts, fixed=pinned)
         config = self.function(PinnedTrial(trial, pinned, self.parameter_keys), workload)
         return config.replace_keys(pinned) if isinstance(config, TrainConfig) else config
 
@@ -156,10 +156,20 @@ def _space(name: str, function: Any, module: types.ModuleType, source: str, wher
         source=where,
         doc=doc.splitlines()[0] if doc else "",
         fingerprint=_digest(source + (_priors_text() if _uses_priors(module) else "")),
-        defaults=dict(getattr(module, "DEFAULTS", {})),
+        defaults=_defaults(getattr(module, "DEFAULTS", {}), where),
         parameter_keys=dict(getattr(module, "PARAMETER_KEYS", {})),
         initial=getattr(module, "initial_points", None),
     )
+
+
+def _defaults(values: Any, where: str) -> dict[str, int]:
+    known = ("trials", "max_epochs")
+    if not isinstance(values, dict) or any(k not in known or type(v) is not int or v < 1 for k, v in values.items()):
+        raise ConfigError(
+            f"DEFAULTS of a space may hold trials and max_epochs, whole numbers of 1 or more; got {values!r} in "
+            f"'{where}'. Write e.g. DEFAULTS = {{'trials': 20}}."
+        )
+    return dict(values)
 
 
 def _uses_priors(module: types.ModuleType) -> bool:

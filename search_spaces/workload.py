@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from train_loop.config import BatchConfig, ConfigError, DataConfig, ModelConfig, TrainConfig
+from train_loop.config import BatchConfig, ConfigError, DataConfig, ModelConfig, TrainConfig, resolve_key
 
 _SMALLEST = {
     "train_size": 2,
@@ -43,6 +43,8 @@ class Workload:
     max_micro_size: int = 256
     """Images that one worker can hold in one forward pass; larger batches accumulate. 0 = each trial
     measures it on its GPU."""
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    """Dotted keys that every configuration holds (``--set``), whatever the space says of them."""
 
     def __post_init__(self) -> None:
         for name, smallest in _SMALLEST.items():
@@ -56,10 +58,11 @@ class Workload:
         The one line that a user's space needs: ``return workload.config({"peak_lr": lr})``.
         Raises ConfigError for unknown keys and impossible values.
         """
+        keys = {resolve_key(key): value for key, value in (changes or {}).items()}
         base = TrainConfig(
             epochs=self.epochs,
             model=ModelConfig(name=self.model),
             data=DataConfig(name=self.data, image_size=self.image_size),
             batch=BatchConfig(max_micro_size=self.max_micro_size),
         )
-        return base.replace_keys(changes or {})
+        return base.replace_keys({**keys, **self.fixed})

@@ -486,3 +486,27 @@ def test_opening_digits_does_not_load_sklearn() -> None:
         "next(open_data(DataConfig()).val_batches(10, 0, 1))"
     )
     assert loaded(code, "sklearn", "torchvision", "ray") == "[]"
+
+
+@pytest.mark.parametrize("suffix", ["png", "tif"])
+def test_16_bit_grey_keeps_its_shades(tmp_path: Path, suffix: str) -> None:
+    ramp = (np.arange(256, dtype=np.uint16) * 257).reshape(16, 16)
+    Image.fromarray(ramp).save(tmp_path / f"a.{suffix}")
+    pixels = np.asarray(folder.decode(str(tmp_path / f"a.{suffix}")))
+    assert (pixels == np.arange(256).reshape(16, 16, 1)).all(), "65535 is 255, and what lies between is between"
+
+
+def test_pixels_of_unknown_range_are_refused_by_name(tmp_path: Path) -> None:
+    Image.fromarray(np.linspace(0, 1, 256, dtype=np.float32).reshape(16, 16)).save(tmp_path / "float.tif")
+    Image.fromarray(np.full((16, 16), 10**6, dtype=np.int32)).save(tmp_path / "wide.tif")
+    for name in ("float.tif", "wide.tif"):
+        with pytest.raises(folder.ImageError, match=name):
+            folder.decode(str(tmp_path / name))
+
+
+def test_a_very_long_image_is_not_resized_whole() -> None:
+    rng = np.random.default_rng(0)
+    long = Image.fromarray(rng.integers(0, 256, (20, 8000, 3), dtype=np.uint8))
+    expected = folder.central_crop(long.crop((3840, 0, 4160, 20)), 64)  # 16:1, its middle
+    assert np.array_equal(np.asarray(folder.central_crop(long, 64)), np.asarray(expected))
+    assert folder.central_crop(Image.new("RGB", (30000, 1)), 224).size == (224, 224)

@@ -14,6 +14,7 @@ import psutil
 import pytest
 from conftest import TRAIN, clean_environment, processes_naming
 
+from cluster.allocation import usable_cpus
 from train_loop.config import BatchConfig, DataConfig, ModelConfig, OptimizerConfig, TrainConfig
 
 EPOCHS = 120
@@ -38,8 +39,9 @@ def best_json(tiny_images: Path, tmp_path: Path) -> Path:
 def start(*arguments: object, cwd: Path) -> subprocess.Popen:
     command = [sys.executable, str(TRAIN), *map(str, arguments)]
     return subprocess.Popen(
-        command, cwd=cwd, env=clean_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+        command, cwd=cwd, env=clean_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
 
 
 def read_until(process: subprocess.Popen, word: str) -> list[str]:
@@ -101,9 +103,10 @@ def test_wrong_input_is_one_line_and_exit_code_2(arguments, expected, best_json,
 
 
 def test_more_workers_than_cores_are_refused_with_their_number(best_json, tmp_path):
-    process = start("--config", best_json, "--set", "global_size=1024", "--workers", 1024, cwd=tmp_path)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 2, errors
+    process = start("--config", best_json, "--set", "global_size=64", "--workers", 64, "--output", "o", cwd=tmp_path)
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 2 and f"there are {usable_cpus()}" in errors and "--workers" in errors
+    assert output == "" and not (tmp_path / "o").exists()
 
 
 def test_an_output_that_cannot_be_made_after_all_is_refused_in_one_line(best_json, tmp_path):
@@ -119,3 +122,16 @@ def test_a_reader_that_leaves_ends_no_run(best_json, tmp_path):
     )
     assert done.returncode == 0 and done.stderr == ""
     assert (tmp_path / "full" / "result.json").exists()
+
+
+def test_two_runs_never_write_one_folder(best_json, tmp_path):
+    arguments = ("--config", best_json, "--set", "epochs=400", "--output", "full")
+    first = start(*arguments, cwd=tmp_path)
+    read_until(first, "epoch   2/400")
+    second = start(*arguments, cwd=tmp_path)
+    _, errors = second.communicate(timeout=60)
+    assert second.returncode == 2 and f"process {first.pid}" in errors and len(errors.strip().splitlines()) == 1
+    os.killpg(first.pid, signal.SIGTERM)  # a closed terminal, timeout, a batch system: the whole group
+    _, errors = first.communicate(timeout=60)
+    assert first.returncode == 143 and "To resume" in errors and "Traceback" not in errors
+    assert (tmp_path / "full" / "checkpoints" / "latest.pt").exists()

@@ -380,3 +380,51 @@ def test_the_end_of_the_allocation_is_a_number_or_refused():
     assert end_of_allocation({}) is None and end_of_allocation({"BIGBATCH_DEADLINE": "1763.5"}) == 1763.5
     with pytest.raises(ConfigError, match="soon"):
         end_of_allocation({"BIGBATCH_DEADLINE": "soon"})
+
+
+class Faulty(Recorder):
+    """A tracker that nobody can reach."""
+
+    def trial_started(self, trial):
+        raise ConnectionError("no route")
+
+
+def test_an_observer_that_fails_is_left_behind_and_the_search_goes_on(store, capsys):
+    watcher = Recorder()
+    bridge = make_bridge(store, observers=[Faulty(), watcher], concurrency=1)
+    bridge.suggest("a")
+    run_out(bridge, "a", [0.1] * EPOCHS)
+    assert store.study.trials[0].state == TrialState.COMPLETE and len(watcher.events) == EPOCHS + 2
+    warnings = capsys.readouterr().err.strip().splitlines()
+    assert len(warnings) == 1 and "without Faulty" in warnings[0] and "no route" in warnings[0]
+
+
+def test_tables_that_cannot_be_written_end_no_search(store, monkeypatch, capsys):
+    def full(**options):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(store, "refresh", full)
+    bridge = make_bridge(store, concurrency=1)
+    for name in "ab":
+        bridge.suggest(name)
+        run_out(bridge, name, [0.1] * EPOCHS)
+    assert [t.state for t in store.study.trials] == [TrialState.COMPLETE] * 2
+    assert capsys.readouterr().err.count("No space left") == 1
+
+
+def test_cmaes_learns_from_stopped_trials_too(tmp_path):
+    """With early stopping most trials are stopped: else it would go on drawing at random."""
+
+    def sample(folder: Path, sampler: str) -> list[dict]:
+        store = StudyStore.create(folder, "s", {}, None)
+        bridge = make_bridge(store, trials=24, concurrency=1, pruner="asha")
+        bridge._make_sampler = sampler_factory(sampler, 3, 24)
+        for i in range(24):
+            bridge.suggest(f"r{i}")
+            run_out(bridge, f"r{i}", [1 / (i + 1)] * EPOCHS)
+        params = [t.params for t in store.study.trials]
+        store.close()
+        return params
+
+    differing = [a != b for a, b in zip(sample(tmp_path / "c", "cmaes"), sample(tmp_path / "r", "random"), strict=True)]
+    assert sum(differing) >= 12

@@ -13,6 +13,9 @@ import pytest
 import torch
 from conftest import ROOT, TUNE, clean_environment
 
+from tune.plan import Options, make_plan
+from tune.store import StudyStore
+
 GOOD = ("--space", "smoke")
 
 
@@ -35,6 +38,11 @@ def empty_folder(tmp_path: Path, *parts: str) -> str:
     return str(folder)
 
 
+WRONG_SPACES = {
+    "wrong_defaults.py": "DEFAULTS = {'trials': '8'}\ndef space(trial, workload):\n    return workload.config()\n",
+    "exits.py": "import sys\ndef space(trial, workload):\n    sys.exit(3)\n",
+    "resizes.py": "def space(trial, workload):\n    return workload.config({'image_size': 8})\n",
+}
 BAD_INPUT = {
     "unknown space": (("--space", "larg_batch"), "large_batch"),
     "space file missing": (("--space", "nowhere.py"), "nowhere.py"),
@@ -68,7 +76,10 @@ BAD_INPUT = {
     "seed": ((*GOOD, "--seed", "-1"), "seed"),
     "more workers than there are": ((*GOOD, "--workers", "4096"), "there are"),
     "resume without a name": ((*GOOD, "--resume"), "--study"),
-    "resume without a study": ((*GOOD, "--resume", "--study", "none"), "none"),
+    "resume without a study": ((*GOOD, "--resume", "--study", "no-such-study"), "runs/no-such-study"),
+    "defaults of a space": (("--space", "wrong_defaults.py"), "DEFAULTS"),
+    "a space that ends the program": (("--space", "exits.py"), "SystemExit"),
+    "a space with another image size": (("--space", "resizes.py"), "image_size"),
     "storage that does not open": ((*GOOD, "--storage", "nosuchdb://x/y"), "--storage"),
 }
 
@@ -76,6 +87,8 @@ BAD_INPUT = {
 @pytest.mark.parametrize("name", BAD_INPUT)
 def test_wrong_input_is_one_line_and_exit_code_2_before_anything_starts(name, tmp_path):
     arguments, expected = BAD_INPUT[name]
+    for file, text in WRONG_SPACES.items():
+        (tmp_path / file).write_text(text)
     done = run(*arguments, cwd=tmp_path)
     lines = done.stderr.strip().splitlines()
     assert done.returncode == 2, done.stderr
@@ -103,7 +116,10 @@ def test_an_image_that_is_none_is_refused_by_name(tmp_path, tiny_images):
     assert done.returncode == 2 and str(broken) in done.stderr and len(done.stderr.strip().splitlines()) == 1
 
 
-@pytest.mark.parametrize("text", ["[]", "3", "{", '{"schema_version": 99}', ""])
+@pytest.mark.parametrize(
+    "text",
+    ['{"schema_version": 1, "name": "s", "options": {"trials": "x"}}', "[]", "3", "{", '{"schema_version": 99}', ""],
+)
 def test_a_study_whose_description_is_broken_is_refused_in_one_line(tmp_path, text):
     folder = tmp_path / "runs" / "s"
     folder.mkdir(parents=True)
@@ -141,9 +157,6 @@ def test_a_user_space_with_an_error_is_refused_with_its_error(tmp_path):
 def test_a_changed_space_or_other_data_is_refused_on_resume(tmp_path, tiny_space):
     first = run("--space", tiny_space, "--study", "s", "--dry-run", cwd=tmp_path)
     assert first.returncode == 0, first.stderr
-    from tune.plan import Options, make_plan
-    from tune.store import StudyStore
-
     plan = make_plan(Options(space=str(tiny_space), study="s", output=str(tmp_path / "runs")))
     StudyStore.create(plan.folder, "s", plan.to_dict(), None).close()
     tiny_space.write_text(tiny_space.read_text() + "\n# another\n")
@@ -151,6 +164,64 @@ def test_a_changed_space_or_other_data_is_refused_on_resume(tmp_path, tiny_space
     assert done.returncode == 2 and "space" in done.stderr and "changed" in done.stderr
     done = run("--resume", "--study", "s", "--seed", "5", cwd=tmp_path)
     assert done.returncode == 2
+
+
+def test_data_that_has_changed_is_refused_on_resume(tmp_path, tiny_images):
+    images = tmp_path / "images"
+    shutil.copytree(tiny_images, images)
+    options = Options(
+        space="smoke", data=str(images), set=("global_size=16",), study="s", output=str(tmp_path / "runs")
+    )
+    plan = make_plan(options)
+    StudyStore.create(plan.folder, "s", plan.to_dict(), None).close()
+    assert run("--resume", "--study", "s", "--dry-run", cwd=tmp_path).returncode == 0
+    (images / "train" / "dark" / "000.png").unlink()
+    done = run("--resume", "--study", "s", "--dry-run", cwd=tmp_path)
+    assert done.returncode == 2 and "train_size was 64; got 63" in done.stderr
+
+
+def test_a_study_with_a_list_among_its_fixed_keys_can_be_resumed(tmp_path):
+    keys = ("schedule=step", "step_epochs=[4,8]", "optimizer=sgd")
+    for space in ("large_batch", "smoke"):
+        plan = make_plan(Options(space=space, set=keys, study=space, output=str(tmp_path / "runs")))
+        StudyStore.create(plan.folder, space, plan.to_dict(), None).close()
+        for given in ((), ("--set", *keys)):
+            done = run("--resume", "--study", space, *given, "--dry-run", cwd=tmp_path)
+            assert done.returncode == 0, done.stderr
+
+
+def test_a_terminal_that_lacks_letters_still_gets_its_plan(tmp_path):
+    for encoding in ("latin-1", "ascii"):
+        done = run(*GOOD, "--dry-run", cwd=tmp_path, PYTHONIOENCODING=encoding)
+        assert done.returncode == 0 and "1,437" in done.stdout, done.stderr
+
+
+def test_a_full_disk_or_a_closed_stdout_is_no_traceback(tmp_path):
+    command = f"{sys.executable} {TUNE} --space smoke --dry-run"
+    for redirection in (">/dev/full", ">&-", "2>&- >&-"):
+        done = subprocess.run(
+            f"{command} {redirection}",
+            shell=True,
+            cwd=tmp_path,
+            env=clean_environment(),
+            capture_output=True,
+            text=True,
+        )
+        assert "Traceback" not in done.stderr and done.returncode == 0
+
+
+def test_the_plan_says_what_a_sampler_cannot_do(tmp_path):
+    plain = run("--space", "large_batch", "--dry-run", cwd=tmp_path)
+    assert "note" not in plain.stdout
+    gp = run("--space", "large_batch", "--sampler", "gp", "--dry-run", cwd=tmp_path)
+    assert "early stopping" in gp.stdout and "conditional" in gp.stdout
+    single = run("--space", "smoke", "--sampler", "gp", "--scheduler", "none", "--dry-run", cwd=tmp_path)
+    assert "note" not in single.stdout
+
+
+def test_two_searches_of_one_second_have_two_names(tmp_path):
+    names = {make_plan(Options(space="smoke", output=str(tmp_path))).study for _ in range(8)}
+    assert len(names) == 8
 
 
 WAYS = {

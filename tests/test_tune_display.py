@@ -8,8 +8,8 @@ import time
 
 from rich.console import Console
 
-from train_loop.config import OptimizerConfig, TrainConfig
-from tune.display import LiveTable, PlainLines, Progress, duration, make_display, percent
+from train_loop.config import BatchConfig, OptimizerConfig, TrainConfig
+from tune.display import LiveTable, PlainLines, Progress, duration, make_display, percent, trial_table
 from tune.observer import TrialView
 from tune.summary import how_sure, standard_error
 
@@ -82,3 +82,22 @@ def test_how_sure_counts_who_is_within_the_noise():
     text = how_sure(done, 360)
     assert "1 of the 2 other finished trials" in text and "9.0 points" in text
     assert "run more trials" in how_sure(done[:1], 360)
+
+
+def test_a_narrow_terminal_shows_fewer_settings_and_whole_numbers():
+    config = TrainConfig(
+        epochs=100,
+        label_smoothing=0.12,
+        batch=BatchConfig(global_size=32768),
+        optimizer=OptimizerConfig(name="adamw", peak_lr=0.000123, weight_decay=1.5e-5),
+    )
+    trial = TrialView(1234, {}, config, "WAITING", [{"epoch": 100, "val_top1": 1.0}], None, time.time() - 36000)
+    for width in (80, 100, 130):
+        progress = Progress(planned=1, concurrency=1, finished={1234: trial})
+        console = Console(width=width, record=True, file=io.StringIO())
+        console.print(trial_table(progress, width))
+        text = console.export_text()
+        assert "…" not in text and max(map(len, text.splitlines())) <= width
+        for word in ("1234", "interrupted", "adamw", "32768", "100/100", "100.0 %", "10:00:00"):
+            assert word in text, (width, word)
+    assert "0.999" in text and "1.5e-05" in text and "cosine" in text, "130 columns show all"

@@ -272,6 +272,21 @@ def test_ctrl_c_while_ray_starts_ends_in_order(tiny, tmp_path, seconds):
     again.kill_tree()
 
 
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_the_whole_process_group_saves_first(tiny, tmp_path, signum):
+    """As ``timeout``, a closed terminal and batch systems send it: Ray must live until trials have saved."""
+    search = Search(*tiny, "--study", "s", "--trials", 2, "--max-epochs", 400, cwd=tmp_path)
+    search.wait_for(r"epoch 2/400")
+    started = time.monotonic()
+    os.killpg(search.process.pid, signum)
+    assert search.end() == 128 + signum, search.stderr()
+    assert time.monotonic() - started < 40, "Ray gives up on a dead GCS after 60 s"
+    assert any("--resume --study s" in line for line in search.lines) and "Traceback" not in search.stderr()
+    assert {t.state for t in load(tmp_path / "runs" / "s").trials} == {TrialState.WAITING}
+    assert any((tmp_path / "runs" / "s" / "checkpoints").glob("trial-*/latest.pt"))
+    assert wait_gone(search.ray_folder) == [] and not Path(search.ray_folder).exists()
+
+
 def test_a_second_ctrl_c_ends_a_search_at_once_in_words(tiny, tmp_path):
     search = Search(*tiny, "--study", "s", "--trials", 3, "--max-epochs", 400, cwd=tmp_path)
     search.wait_for(r"epoch 2/400")

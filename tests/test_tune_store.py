@@ -161,6 +161,8 @@ def test_a_database_can_hold_the_study(tmp_path):
 def test_passwords_are_redacted():
     assert redact("x postgresql://me:pa55@host/db y") == "x postgresql://me:***@host/db y"
     assert redact("sqlite:///a.db") == "sqlite:///a.db"
+    assert redact("a://h/d?user=me&password=secret&x=1") == "a://h/d?user=me&password=***&x=1"
+    assert "secret" not in redact("a://h/d?sslpassword=secret 'b://h/?PASSWD=secret'")
 
 
 def test_a_resume_that_does_not_find_its_trials_is_refused_not_begun_anew(tmp_path):

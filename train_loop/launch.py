@@ -13,6 +13,8 @@ import re
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 
+from train_loop.config import ConfigError
+
 FIRST_PORT, PORTS = 15000, 5000
 """Below what the kernel gives to clients, and away from the ports of a job's Ray cluster."""
 HOST_SUFFIX = "BIGBATCH_HOST_SUFFIX"
@@ -49,7 +51,18 @@ def launched(env: Mapping[str, str] = os.environ) -> Launch | None:
     """How this process was started together with others; None where it was started alone.
 
     An ``srun`` of one task counts as alone: it may be an interactive shell, or hold a Ray cluster's driver.
+    Raises ConfigError where the variables of torchrun or Slurm are not what those set.
     """
+    try:
+        return _launched(env)
+    except (KeyError, ValueError) as error:
+        raise ConfigError(
+            f"the variables of torchrun or srun must be complete; got {type(error).__name__}: {error}. "
+            "Unset RANK, WORLD_SIZE, LOCAL_RANK and SLURM_STEP_NUM_TASKS, or start it with torchrun or srun."
+        ) from None
+
+
+def _launched(env: Mapping[str, str]) -> Launch | None:
     if all(name in env for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")):
         on_node = int(env.get("LOCAL_WORLD_SIZE", "1"))
         return Launch("torchrun", int(env["RANK"]), int(env["LOCAL_RANK"]), int(env["WORLD_SIZE"]), on_node)

@@ -8,6 +8,7 @@ this process, ends with it (also after ``kill -9``) and touches no other cluster
 from __future__ import annotations
 
 import fcntl
+import functools
 import logging
 import os
 import secrets
@@ -15,6 +16,8 @@ import shutil
 import socket
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -142,17 +145,18 @@ class LocalRay:
         import ray
 
         send_ray_logs_to(self._log_file)
-        context = ray.init(
-            address="local",
-            num_cpus=self._cpus,
-            num_gpus=self._gpus,
-            include_dashboard=True,
-            dashboard_host="127.0.0.1",
-            object_store_memory=OBJECT_STORE_BYTES,
-            log_to_driver=False,
-            configure_logging=False,
-            _temp_dir=str(self.folder / "r") if self.folder else None,
-        )
+        with _own_process_groups():
+            context = ray.init(
+                address="local",
+                num_cpus=self._cpus,
+                num_gpus=self._gpus,
+                include_dashboard=True,
+                dashboard_host="127.0.0.1",
+                object_store_memory=OBJECT_STORE_BYTES,
+                log_to_driver=False,
+                configure_logging=False,
+                _temp_dir=str(self.folder / "r") if self.folder else None,
+            )
         send_ray_logs_to(self._log_file)  # again: starting Ray sets its loggers up anew
         started = context.address_info["gcs_address"]
         if started != address:
@@ -166,6 +170,27 @@ class LocalRay:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+@contextmanager
+def _own_process_groups() -> Iterator[None]:
+    """Processes that Ray starts within it lead groups of their own.
+
+    A terminal's Ctrl-C or hang-up, ``timeout`` and ``kill -- -PGID`` signal the whole group of the driver.
+    Ray's processes would die of it before trials have saved. They still end with the driver: Ray has the
+    kernel tell them. ``ConsolePopen`` is a private name of Ray; without it they stay in the driver's group.
+    """
+    from ray._private import services
+
+    popen = getattr(services, "ConsolePopen", None)
+    if popen is None:
+        yield
+        return
+    services.ConsolePopen = functools.partial(popen, process_group=0)
+    try:
+        yield
+    finally:
+        services.ConsolePopen = popen
 
 
 class JoinedRay:

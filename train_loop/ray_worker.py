@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import signal
 import threading
@@ -23,7 +24,7 @@ from train_loop.config import ConfigError, TrainConfig
 from train_loop.errors import CheckpointError, NonFiniteLossError, RayStartError, TrainingStopped
 from train_loop.ray_session import LocalRay
 from train_loop.reporter import EpochRecord, PrintReporter
-from train_loop.terminal import give_signals_back, take_signals
+from train_loop.terminal import give_signals_back, say_from_handler, take_signals
 
 RECORDS = "records"
 """Metric that holds the epoch records of one report, oldest first (several after a resume)."""
@@ -143,13 +144,12 @@ def fit(
     Returns the records of all epochs, also those from before a resume.
 
     Raises:
-        ConfigError: more workers than there are GPUs or CPU cores; anything that ``train`` refuses.
+        ConfigError: anything that ``train`` refuses.
         NonFiniteLossError, CheckpointError: as ``train``.
         TrainingStopped: after Ctrl-C or another of the stop signals, with a checkpoint written.
         RayStartError: Ray did not start.
     """
     cpus, gpus = usable_cpus(), _gpu_count()
-    _check_workers(workers, cpus, gpus)
     stop_file = output / ".stop"
     stop_file.unlink(missing_ok=True)
     request = _StopRequest(stop_file)
@@ -182,7 +182,7 @@ def _fit_on_own_ray(
     """Start Ray, train, end Ray. Returns what ``train_worker`` returned, or that the run was stopped."""
     with LocalRay(cpus, gpus, output / "ray.log") as connection:
         take_signals(request.note)  # starting Ray has put its own handler for SIGTERM in place
-        resources = {"CPU": float(max(1, cpus // (gpus or workers)))} | ({"GPU": 1.0} if gpus else {})
+        resources = worker_resources(workers, cpus, gpus)
         records_file = output / RECORDS_FILE
         records_file.unlink(missing_ok=True)  # what is in the checkpoint is sent again
         task: dict[str, Any] = {
@@ -250,7 +250,7 @@ class _StopRequest:
             return
         self.signum, self._since = signum, time.monotonic()
         self.stop_file.touch()
-        os.write(2, b"stopping after this step, with a checkpoint; Ctrl-C again to stop at once\n")
+        say_from_handler("stopping after this step, with a checkpoint; Ctrl-C again to stop at once\n")
 
     def overdue(self) -> bool:
         return self.signum is not None and time.monotonic() - self._since > STOP_WAIT_S
@@ -289,13 +289,23 @@ def _records(lines: list[dict[str, Any]]) -> dict[int, EpochRecord]:
     return {record.epoch: record for record in sorted(records, key=lambda record: record.epoch)}
 
 
-def _check_workers(workers: int, cpus: int, gpus: int) -> None:
+def check_workers(workers: int) -> None:
+    """Raise ConfigError for more workers than this machine, or the allocation, has GPUs or CPU cores."""
+    cpus, gpus = usable_cpus(), _gpu_count()
     unit, have = ("GPUs", gpus) if gpus else ("CPU cores", cpus)
     if workers > have:
         raise ConfigError(
             f"--workers must be at most the {unit} there are; got {workers}, there are {have}. "
             f"Write --workers {have} or fewer."
         )
+
+
+def worker_resources(workers: int, cpus: int, gpus: int) -> dict[str, float]:
+    """What Ray reserves for a worker: with GPUs one and its share of the cores, else its share of the cores."""
+    parts = gpus or workers
+    # With fewer cores than GPUs a worker gets a part of one, rounded down to Ray's four digits.
+    cores = float(cpus // parts) or math.floor(1e4 * cpus / parts) / 1e4
+    return {"CPU": cores} | ({"GPU": 1.0} if gpus else {})
 
 
 def _gpu_count() -> int:

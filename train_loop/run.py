@@ -18,6 +18,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 if not __package__:
     # Run as a file, Python puts train_loop/ first on sys.path, where its modules would shadow others.
@@ -28,7 +29,9 @@ from train_loop.command_line import INTERRUPTED, WRONG_INPUT, OneLineParser, che
 from train_loop.config import ConfigError, TrainConfig, differing_keys, parse_assignments  # noqa: E402
 from train_loop.data import check_images, describe  # noqa: E402
 from train_loop.errors import CheckpointError, NonFiniteLossError, RayStartError, TrainingStopped  # noqa: E402
+from train_loop.folder_lock import lock_folder  # noqa: E402
 from train_loop.launch import Launch, launched  # noqa: E402
+from train_loop.ray_worker import check_workers  # noqa: E402
 from train_loop.recipe import recipe_path  # noqa: E402
 from train_loop.reporter import EpochRecord  # noqa: E402
 from train_loop.terminal import reader_may_leave  # noqa: E402
@@ -71,7 +74,7 @@ def parser(prog: str) -> OneLineParser:
     return p
 
 
-def make_task(argv: Sequence[str] | None, prog: str) -> Task:
+def make_task(argv: Sequence[str] | None, prog: str, launch: Launch | None) -> Task:
     """Check all that can be checked without torch. Raises ConfigError; SystemExit(2) for a bad option."""
     args = parser(prog).parse_args(argv)
     source = recipe_path(args.recipe) if args.recipe else Path(args.config)
@@ -84,12 +87,13 @@ def make_task(argv: Sequence[str] | None, prog: str) -> Task:
     info = describe(config.data)
     if info.path is not None:  # workers may run in another folder
         config = config.replace_keys({"data.name": info.path})
-    launch = launched()
     workers = worker_count(args.workers, launch)
     config.batch.split(workers)
     info.steps_per_epoch(config.batch.global_size)
     check_network(config)
     check_images(info)
+    if launch is None:
+        check_workers(workers)
     if not args.checkpoint_every_s >= 0:
         raise ConfigError(f"--checkpoint-every-s must be at least 0; got {args.checkpoint_every_s}. Write 60.")
     digest = hashlib.sha256(config.to_json().encode()).hexdigest()[:8]
@@ -222,16 +226,18 @@ def write_whole(path: Path, text: str) -> None:
     os.replace(partial, path)
 
 
-def make_output(task: Task) -> None:
-    """The folder, with the configuration in it. Raises ConfigError where it cannot be written after all."""
+def make_output(task: Task) -> IO[str]:
+    """The folder, with the configuration in it, and the lock that holds it. Raises ConfigError."""
     try:
         task.output.mkdir(parents=True, exist_ok=True)
+        lock = lock_folder(task.output, "a run's folder", "write --output with another folder")
         write_whole(task.output / "config.json", task.config.to_json())
     except OSError as error:
         raise ConfigError(
             f"--output must be a folder that can be written; got {str(task.output)!r} ({error.strerror}). "
             "Write --output with another folder."
         ) from None
+    return lock
 
 
 def announce(task: Task) -> None:
@@ -263,14 +269,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(argv: Sequence[str] | None) -> int:
     prog = sys.argv[0] if Path(sys.argv[0]).name == "run.py" else "bigbatch train"
-    launch = launched()
-    leads = launch is None or launch.rank == 0
-    # torchrun's first failing rank of a node should be one that speaks; srun's tasks share one terminal.
-    speaks = launch is None or (launch.local_rank if launch.by == "torchrun" else launch.rank) == 0
+    launch = lock = None
+    leads = speaks = True
     try:
-        task = make_task(argv, prog)
+        launch = launched()
+        leads = launch is None or launch.rank == 0
+        # torchrun's first failing rank of a node should be one that speaks; srun's tasks share one terminal.
+        speaks = launch is None or (launch.local_rank if launch.by == "torchrun" else launch.rank) == 0
+        task = make_task(argv, prog, launch)
         if leads:
-            make_output(task)
+            lock = make_output(task)
             announce(task)
         history = train_without_ray(task, task.launch) if task.launch else train_under_ray(task)
         if leads:
@@ -284,6 +292,9 @@ def _main(argv: Sequence[str] | None) -> int:
         return _say(f"stopped. To resume: {this_command(prog, argv, launch)}", code, speaks)
     except (NonFiniteLossError, CheckpointError, RayStartError) as error:
         return _say(f"{prog}: failed: {error}", 1, speaks)
+    finally:
+        if lock is not None:
+            lock.close()
 
 
 def _say(line: str, code: int, speaks: bool) -> int:

@@ -35,23 +35,36 @@ def give_signals_back(before: dict[int, Any]) -> None:
         signal.signal(number, handler)
 
 
+def say_from_handler(text: str) -> None:
+    """Write to stderr from a signal handler: print() may be what was interrupted, and stderr may be gone."""
+    try:
+        os.write(2, text.encode())
+    except OSError:
+        pass
+
+
 class _Patient:
-    """A text stream whose reader may leave (``| head``): then it writes to nowhere, and the run goes on."""
+    """A text stream whose end may go away (``| head``, a closed terminal, a full disk).
+
+    Then it writes to nowhere, and the run goes on. What the stream's encoding lacks becomes ``?``.
+    """
 
     def __init__(self, stream: Any) -> None:
-        self._stream = stream
+        self._stream = stream if stream is not None else open(os.devnull, "w")  # None: closed before the start
+        if hasattr(self._stream, "reconfigure"):
+            self._stream.reconfigure(errors="replace")
 
     def write(self, text: str) -> int:
         try:
             return int(self._stream.write(text))
-        except BrokenPipeError:
+        except OSError:
             self._to_nowhere()
             return len(text)
 
     def flush(self) -> None:
         try:
             self._stream.flush()
-        except BrokenPipeError:
+        except OSError:
             self._to_nowhere()
 
     def _to_nowhere(self) -> None:
@@ -105,5 +118,5 @@ class StopOnSignal(PrintReporter):
             raise KeyboardInterrupt
         if self._since is None:
             self._since, self.signum = now, signum
-            if self._rank == 0:  # print() may be what the signal has interrupted
-                os.write(2, b"stopping after this step, with a checkpoint; Ctrl-C again to stop at once\n")
+            if self._rank == 0:
+                say_from_handler("stopping after this step, with a checkpoint; Ctrl-C again to stop at once\n")

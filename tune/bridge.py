@@ -13,6 +13,7 @@ too, so that it survives with it. See docs/decisions/001.
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -99,6 +100,7 @@ class OptunaBridge(Searcher):
         self._finished = 0
         self._failure, self._equal_failures = "", 0
         self._first_result_s: float | None = None
+        self._warned = False
         self.workers = task(0)["workers"]
         self.stopping = False
         """Set before the search is left early: trials that end from then on were interrupted."""
@@ -191,8 +193,7 @@ class OptunaBridge(Searcher):
         live.trial.set_user_attr(f"{EPOCH_ATTR}{epoch:05d}", record)
         live.trial.report(value, epoch)
         live.view.records.append(record)
-        for observer in self._observers:
-            observer.epoch_ended(live.view, record)
+        self._notify("epoch_ended", live.view, record)
         if epoch >= live.view.epochs:
             self._tell(trial_id, TrialState.COMPLETE, "ran to its end", value)
             return True
@@ -238,8 +239,8 @@ class OptunaBridge(Searcher):
                 return trial, TrainConfig.from_dict(trial.user_attrs["config"]), ""
             config = self._space(trial, self._workload, self._overrides).replace_keys({"seed": self._seed})
             config.batch.split(self.workers)
-        except Exception as error:  # a user's space may raise anything
-            reason = f"{type(error).__name__}: {error}"
+        except (Exception, SystemExit) as error:  # a user's space may raise anything
+            reason = _one_line(error)
             self._refuse(trial, f"the space gave no valid configuration: {reason}")
             return trial, None, reason
         trial.set_user_attr("config", config.to_dict())
@@ -251,8 +252,7 @@ class OptunaBridge(Searcher):
         self._study.tell(trial, state=TrialState.FAIL)
         self._finished += 1
         view = TrialView(trial.number, dict(trial.params), None, state="FAIL", ended_because=because)
-        for observer in self._observers:
-            observer.trial_ended(view)
+        self._notify("trial_ended", view)
 
     def _start(self, trial_id: str, trial: optuna.trial.Trial, config: TrainConfig) -> dict[str, Any]:
         frozen = self._study._storage.get_trial(trial._trial_id)
@@ -265,8 +265,7 @@ class OptunaBridge(Searcher):
         trial.set_user_attr("ray_trial_id", trial_id)
         view = TrialView(trial.number, dict(trial.params), config, records=records, resumed=attempts > 1)
         self._live[trial_id] = _Live(trial, view, attrs.get("gpu_hours", 0.0) * 3600)
-        for observer in self._observers:
-            observer.trial_started(view)
+        self._notify("trial_started", view)
         return {**self.task(trial.number), "config": config.to_dict()}
 
     def _tell(self, trial_id: str, state: TrialState, because: str, value: float | None = None) -> None:
@@ -277,8 +276,7 @@ class OptunaBridge(Searcher):
         self._finished += 1
         self._end(live, state, because)
         self._note_equal_failures(state, because)
-        self._store.refresh()
-        self._store.drop_checkpoints()
+        self._refresh()
 
     def _note_equal_failures(self, state: TrialState, because: str) -> None:
         """Trials that all fail for the same reason, say an image that cannot be read, teach nothing more."""
@@ -294,14 +292,37 @@ class OptunaBridge(Searcher):
         self._study._storage.set_trial_state_values(live.trial._trial_id, TrialState.WAITING)
         self._end(live, TrialState.WAITING, "interrupted; --resume goes on with it")
 
+    def _notify(self, event: str, *arguments: Any) -> None:
+        """Tell the observers. One that fails, say a tracker that nobody can reach, is not told any more."""
+        for observer in list(self._observers):
+            try:
+                getattr(observer, event)(*arguments)
+            except Exception as error:
+                self._observers.remove(observer)
+                name = type(observer).__name__
+                print(f"warning: the search goes on without {name}: {_one_line(error)}", file=sys.stderr, flush=True)
+
+    def _refresh(self) -> None:
+        """Rewrite the tables; they can be made again, so a full disk ends no search."""
+        try:
+            self._store.refresh()
+            self._store.drop_checkpoints()
+        except OSError as error:
+            if not self._warned:
+                print(f"warning: the study's tables are not up to date: {error}", file=sys.stderr, flush=True)
+            self._warned = True
+
     def _note_cost(self, live: _Live) -> None:
         seconds = live.device_s_before + (time.monotonic() - live.started) * self.workers
         live.trial.set_user_attr("gpu_hours", seconds / 3600)
 
     def _end(self, live: _Live, state: TrialState, because: str) -> None:
         live.view.state, live.view.ended_because = state.name, because
-        for observer in self._observers:
-            observer.trial_ended(live.view)
+        self._notify("trial_ended", live.view)
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 class PrunerScheduler(FIFOScheduler):

@@ -72,6 +72,12 @@ def lr_find_main(argv: Sequence[str] | None = None) -> int:
     return main(list(argv) if argv is not None else None)
 
 
+def _cluster_main(argv: Sequence[str]) -> int:
+    from cluster.cli import cluster_main
+
+    return cluster_main(argv)
+
+
 def _guarded(prog: str, run: Callable[[], int]) -> int:
     """What is not a defect of ours in one line: wrong input, a missing installation, Ctrl-C before the start."""
     try:
@@ -99,13 +105,14 @@ COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
     "tune": (lambda argv: tune_main(argv, prog="bigbatch tune"), "search hyperparameters"),
     "train": (train_main, "train one configuration in full"),
     "lr-find": (lr_find_main, "learning-rate range test of a configuration"),
+    "cluster": (_cluster_main, "run searches on a Slurm cluster"),
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The console command ``bigbatch``."""
     argv = list(sys.argv[1:] if argv is None else argv)
-    usage = "usage: bigbatch COMMAND …\n\n" + "\n".join(f"  {name:8}{what}" for name, (_, what) in COMMANDS.items())
+    usage = "usage: bigbatch COMMAND …\n\n" + "\n".join(f"  {name:9}{what}" for name, (_, what) in COMMANDS.items())
     if not argv or argv[0] in ("-h", "--help"):
         print(usage)
         return 0 if argv else WRONG_INPUT

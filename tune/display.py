@@ -100,7 +100,7 @@ class LiveTable:
     """A table that is drawn in place, refreshed each second by rich's own thread."""
 
     def __init__(self, progress: Progress, console: Console) -> None:
-        self._progress, self._lock = progress, threading.Lock()
+        self._progress, self._console, self._lock = progress, console, threading.Lock()
         self._live = Live(console=console, get_renderable=self._draw, refresh_per_second=2, transient=False)
 
     def __enter__(self) -> LiveTable:
@@ -124,11 +124,31 @@ class LiveTable:
 
     def _draw(self) -> Group:
         with self._lock:
-            return Group(trial_table(self._progress), summary_line(self._progress))
+            return Group(trial_table(self._progress, self._console.width), summary_line(self._progress))
 
 
-def trial_table(progress: Progress) -> Table:
-    columns = ("optimizer", "batch", "lr", "warmup", "momentum", "wd", "smoothing", "schedule")
+COLUMNS = {
+    "optimizer": 9, "batch": 5, "lr": 8, "warmup": 6, "momentum": 10, "wd": 7, "smoothing": 9, "schedule": 8
+}  # fmt: skip
+"""Settings in the table, with their widths; a narrow terminal shows as many of the first ones as it has room for."""
+OTHER_COLUMNS_WIDTH = 46
+"""Trial, state, epoch, top-1 and time, with their gaps."""
+
+
+def columns_that_fit(width: int) -> tuple[str, ...]:
+    room = width - OTHER_COLUMNS_WIDTH
+    shown: list[str] = []
+    for name, needed in COLUMNS.items():
+        room -= needed + 2
+        if room < 0:
+            break
+        shown.append(name)
+    return tuple(shown)
+
+
+def trial_table(progress: Progress, width: int = 200) -> Table:
+    """The trials, in a table at most ``width`` characters wide: columns are left out, numbers never cut."""
+    columns = columns_that_fit(width)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("trial", "state", *columns, "epoch", "top-1", "time"):
         right = name in ("trial", "batch", "lr", "warmup", "epoch", "top-1", "time")

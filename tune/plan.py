@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import json
 import math
 import os
 import re
+import secrets
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from cluster.allocation import accelerator_files, usable_cpus, usable_memory_bytes
 from search_spaces.check import ParamRange, check_space
@@ -67,6 +69,8 @@ class Options:
     def kept(self) -> dict[str, Any]:
         """What a later --resume starts from. A database's URL may hold a password: it is left out."""
         values = {k: v for k, v in dataclasses.asdict(self).items() if k in RESUMED_OPTIONS and v not in (None, ())}
+        if values.get("model") == "auto":  # what it meant is kept beside
+            del values["model"]
         for key in ("space", "data"):  # a resume may come from another folder
             path = (
                 Path(str(values.get(key, "")).rpartition(".py:")[0] + ".py") if ".py:" in str(values.get(key)) else None
@@ -136,6 +140,11 @@ class SearchPlan:
     workload: Workload
     options: Options
 
+    @property
+    def restarts(self) -> int:
+        """How often a trial is started again after one of its processes died: on a cluster nodes may go."""
+        return 1 if self.address == "local" else 5
+
     def identity(self) -> dict[str, Any]:
         return {
             "space": self.space.name,
@@ -144,8 +153,11 @@ class SearchPlan:
             "model": self.model,
             "max_epochs": self.max_epochs,
             "seed": self.seed,
-            "overrides": self.overrides,
+            "overrides": json.loads(json.dumps(self.overrides)),  # as it is stored: tuples are lists there
             "image_size": self.data.image_size,
+            "train_size": self.data.train_size,
+            "val_size": self.data.val_size,
+            "num_classes": self.data.num_classes,
         }
 
     def to_dict(self) -> dict[str, Any]:
@@ -159,9 +171,6 @@ class SearchPlan:
             "scheduler": self.scheduler,
             "workers": self.workers,
             "wandb": self.wandb,
-            "train_size": self.data.train_size,
-            "val_size": self.data.val_size,
-            "num_classes": self.data.num_classes,
             "machine": dataclasses.asdict(self.machine),
             "concurrency": self.share.concurrency,
             "options": self.options.kept(),
@@ -226,7 +235,8 @@ def choice(option: str, value: str, allowed: tuple[str, ...]) -> str:
 def study_name(given: str | None, space: Space, data: DataInfo) -> str:
     """The given name, checked, or one of space, data and time, so that no two runs meet."""
     if given is None:
-        parts = (Path(space.name).stem, Path(data.name).name, time.strftime("%Y%m%d-%H%M%S"))
+        moment = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"  # job arrays start within a second
+        parts = (Path(space.name).stem, Path(data.name).name, moment)
         return re.sub(r"[^A-Za-z0-9._-]+", "_", "-".join(parts))
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", given):
         raise ConfigError(
@@ -298,11 +308,25 @@ def make_plan(options: Options) -> SearchPlan:
             raise ConfigError("--resume needs the study's name; got none. Write --study NAME (a folder of --output).")
         stored = read_description(Path(options.output or DEFAULT_OUTPUT).absolute() / options.study)
         # What auto meant is part of the study: another machine must not change the network.
-        options = options.over({"model": stored.get("model"), **stored.get("options", {})})
+        options = options.over({"model": stored.get("model"), **_kept_options(stored)})
     plan = _plan(options)
     if stored:
         check_against(plan, stored)
     return plan
+
+
+def _kept_options(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """The options in study.json. Raises ConfigError where someone has edited them into something else."""
+    options = stored.get("options", {})
+    if not isinstance(options, dict):
+        options = {"options": options}
+    kinds = {**get_type_hints(Options), "set": list, "options": ()}
+    wrong = [key for key, value in options.items() if key in kinds and not isinstance(value, kinds[key])]
+    if wrong:
+        raise ConfigError(
+            f"study.json must be as BigBatch wrote it; got another kind of {wrong[0]!r}. Restore the file."
+        )
+    return dict(options)
 
 
 def _plan(o: Options) -> SearchPlan:

@@ -36,7 +36,8 @@ def provenance() -> dict[str, Any]:
 
 def redact(text: str) -> str:
     """``text`` without the passwords of URLs in it."""
-    return re.sub(r"(://[^:/@\s]*):[^@\s]+@", r"\1:***@", text)
+    text = re.sub(r"(://[^:/@\s]*):[^@\s]+@", r"\1:***@", text)
+    return re.sub(r"([?&](?:ssl)?(?:password|passwd|pwd)=)[^&\s'\"]+", r"\1***", text, flags=re.IGNORECASE)
 
 
 def version(name: str) -> str | None:

@@ -18,6 +18,10 @@ from optuna.samplers import (
 
 MODEL_BASED = ("tpe", "gp", "cmaes")
 """Samplers that learn from trials, and that the initial points of a space serve."""
+COMPLETE_ONLY = ("gp",)
+"""Samplers that learn from trials that ran to their end only: with early stopping, from few."""
+UNCONDITIONAL_ONLY = ("gp", "cmaes")
+"""Samplers that draw at random what only some trials have, such as one optimizer's momentum."""
 REDUCTION_FACTOR = 3
 """ASHA's η: a third goes on at each rung (Li et al. 2020, arXiv 1810.05934, use 3 or 4)."""
 
@@ -42,19 +46,37 @@ def sampler_factory(name: str, seed: int, trials: int) -> Callable[[int], BaseSa
         elif name == "qmc":
             sampler = QMCSampler(seed=seed, scramble=True, warn_independent_sampling=False)
         elif name == "gp":
-            sampler = GPSampler(seed=own, n_startup_trials=startup, deterministic_objective=False)
+            sampler = GPSampler(seed=own, n_startup_trials=startup, deterministic_objective=False)  # see COMPLETE_ONLY
         elif name == "cmaes":
             sampler = CmaEsSampler(
                 seed=own,
                 n_startup_trials=startup,
                 warn_independent_sampling=False,
                 independent_sampler=RandomSampler(own),
+                consider_pruned_trials=True,  # with early stopping few others are left
             )
         else:
             raise ValueError(f"no such sampler: {name!r}")
         return sampler
 
     return make
+
+
+def weakness(name: str, scheduler: str, conditional: bool, categorical: bool) -> str | None:
+    """What the chosen sampler cannot do here, for the plan; None where it can all.
+
+    Args:
+        conditional: some parameters exist only with some values of another.
+        categorical: some parameters are choices.
+    """
+    said = []
+    if name in COMPLETE_ONLY and scheduler != "none":
+        said.append("learns from trials that ran to their end only, and early stopping leaves few (--scheduler none)")
+    if name == "cmaes" and categorical:
+        said.append("draws choices at random")
+    if name in UNCONDITIONAL_ONLY and conditional:
+        said.append("draws conditional parameters at random")
+    return f"{name} {'; '.join(said)}. tpe has none of that." if said else None
 
 
 def make_pruner(name: str, max_epochs: int) -> BasePruner:

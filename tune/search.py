@@ -21,7 +21,7 @@ from rich.console import Console
 from train_loop.config import ConfigError, TrainConfig
 from train_loop.errors import RayStartError
 from train_loop.ray_session import Connection, JoinedRay, LocalRay, check_reachable
-from train_loop.terminal import give_signals_back, take_signals
+from train_loop.terminal import give_signals_back, say_from_handler, take_signals
 from tune import wandb_log
 from tune.deadline import END_OF_ALLOCATION, Deadline, end_of_allocation
 from tune.display import PlainLines, Progress, make_display
@@ -82,7 +82,7 @@ def run_search(plan: SearchPlan) -> int:
         stack.enter_context(_signals(stop))
         if _finished(store) >= plan.trials:
             return _nothing_to_do(plan, store, console)
-        store.add_session(provenance(), trials=plan.trials, options=plan.options.kept())
+        store.add_session(provenance(), **plan.to_dict())
         outcome, ended = "crashed", _Ended(plan)
         try:
             _search(ended, store, stop, stack, console)
@@ -189,6 +189,7 @@ def _make_bridge(
             "checkpoint_every_s": CHECKPOINT_EVERY_S,
             "log_file": str(store.trial_log(number)),
             "stop_file": str(store.stop_file),
+            "restarts": plan.restarts,
         }
 
     bridge = OptunaBridge(
@@ -232,7 +233,7 @@ def _fit(plan: SearchPlan, store: StudyStore, bridge: Any, stop: StopRequest) ->
             name="search",
             storage_path=str(storage),
             stop=StopWhen(bridge, _deadline(plan, bridge, stop), store.stop_file),
-            failure_config=ray.tune.FailureConfig(max_failures=1),
+            failure_config=ray.tune.FailureConfig(max_failures=plan.restarts),
             verbose=0,
             callbacks=[Silence()],
         ),
@@ -311,8 +312,23 @@ def _count_finished(trials: list[TrialView]) -> int:
 
 def _open_store(plan: SearchPlan) -> StudyStore:
     if plan.resume:
-        return StudyStore.open(plan.folder, plan.storage)
+        store = StudyStore.open(plan.folder, plan.storage)
+        _check_waiting(plan, store)
+        return store
     return StudyStore.create(plan.folder, plan.study, plan.to_dict(), plan.storage)
+
+
+def _check_waiting(plan: SearchPlan, store: StudyStore) -> None:
+    """Interrupted trials must fit the workers of this resume. Raises ConfigError."""
+    for trial in store.study.get_trials(deepcopy=False):
+        if not trial.state.is_finished() and "config" in trial.user_attrs:
+            try:
+                TrainConfig.from_dict(trial.user_attrs["config"]).batch.split(plan.workers)
+            except ConfigError as error:
+                store.close()
+                raise ConfigError(
+                    f"--workers must suit the trials that wait; got {plan.workers}, and trial {trial.number}: {error}"
+                ) from None
 
 
 def _session(plan: SearchPlan, store: StudyStore) -> LocalRay | JoinedRay:
@@ -350,7 +366,7 @@ def _take_signals(stop: StopRequest) -> dict[int, Any]:
             signal.signal(signal.SIGINT, signal.default_int_handler)
             raise KeyboardInterrupt
         stop.set("interrupted" if signum == signal.SIGINT else f"by {signal.Signals(signum).name}", signum)
-        os.write(2, b"\nSaving; Ctrl-C again to stop at once.\n")  # print() may be what was interrupted
+        say_from_handler("\nSaving; Ctrl-C again to stop at once.\n")
 
     return take_signals(handle)
 

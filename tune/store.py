@@ -11,7 +11,6 @@ logs/            driver.log, ray.log, trial-NNNN.log
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
@@ -23,6 +22,7 @@ import optuna
 from optuna.storages.journal import JournalFileBackend
 
 from train_loop.config import ConfigError
+from train_loop.folder_lock import lock_folder
 from tune import tables
 from tune.provenance import redact
 
@@ -164,30 +164,7 @@ class StudyStore:
             ) from None
 
     def _take_lock(self) -> None:
-        """One driver a study. On file systems without locks the study goes on without this check."""
-        try:
-            lock = (self.folder / ".lock").open("a+")
-        except OSError as error:
-            raise ConfigError(
-                f"a study's folder must be writable; got {str(self.folder)!r} ({error.strerror}). "
-                "Change its permissions, or write --output with another folder."
-            ) from None
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.seek(0)
-            holder = lock.read().strip() or "another process"
-            lock.close()
-            raise ConfigError(
-                f"a study is driven by one process at a time; {self.folder} is held by {holder}. "
-                "Wait for it, or write --study OTHER."
-            ) from None
-        except OSError:
-            pass
-        lock.truncate(0)
-        lock.write(f"process {os.getpid()} on {os.uname().nodename}")
-        lock.flush()
-        self._lock = lock
+        self._lock = lock_folder(self.folder, "a study's folder", "write --study OTHER")
 
     def _storage(self) -> optuna.storages.BaseStorage:
         return open_storage(self.folder, self._storage_url)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -13,8 +14,11 @@ from tune.display import duration, one_line, percent, settings
 from tune.observer import TrialView
 from tune.plan import SearchPlan
 from tune.provenance import ROOT, redact
+from tune.samplers import weakness
 
 RUNNER_UPS = 4
+JOB_VARIABLE = "BIGBATCH_JOB_FOLDER"
+"""Set in the environment of a driver by the job around it (``cluster/``)."""
 
 
 def print_plan(plan: SearchPlan, console: Console) -> None:
@@ -38,10 +42,19 @@ def _plan_lines(plan: SearchPlan) -> list[tuple[str, str]]:
         ("data", f"{d.name}: {images}, {d.num_classes} classes, {d.image_size} px"),
         ("model", plan.model + _why_model(plan)),
         ("trials", f"{plan.trials} of at most {plan.max_epochs} epochs, {stops}"),
+        *_notes(plan),
         ("resources", _resources(plan)),
         ("at most", _cost(plan)),
         ("results", quoted(plan.folder)),
     ]
+
+
+def _notes(plan: SearchPlan) -> list[tuple[str, str]]:
+    """What the person should know of the choices that were made."""
+    searched = [r for r in plan.ranges.values() if r.kind != "derived"]
+    conditional, categorical = any(r.conditions for r in searched), any(r.kind == "categorical" for r in searched)
+    text = weakness(plan.sampler, plan.scheduler, conditional, categorical)
+    return [("note", text)] if text else []
 
 
 def _why_model(plan: SearchPlan) -> str:
@@ -140,7 +153,7 @@ def resume_command(plan: SearchPlan, *, budget_spent: bool = False) -> str:
     parts = ["--resume", "--study", plan.study]
     if plan.options.output:
         parts += ["--output", plan.options.output]
-    if plan.options.address:
+    if plan.options.address and JOB_VARIABLE not in os.environ:  # a job's cluster ends with it
         parts += ["--address", plan.options.address]
     if budget_spent and plan.budget_gpu_hours is not None:
         parts += ["--budget-gpu-hours", f"{2 * plan.budget_gpu_hours:g}"]

@@ -22,8 +22,6 @@ try:
 except ImportError:  # another Ray than the tested ones: its stock trainer does the same, slower
     INLINE = False
 
-WORKER_RESTARTS = 1
-"""How often a trial's workers are started again after one of them died."""
 STOP_WAIT_S = 15.0
 """How long a stopped trial may take to end its workers."""
 
@@ -53,8 +51,8 @@ def run_trial(task: dict[str, Any]) -> None:
 
     Args:
         task: what ``train_worker`` takes, and ``name`` (of the Train run, stable over restarts),
-            ``workers``, ``worker_resources`` (of one worker), ``ray_storage`` (a folder that every
-            node sees, for Ray's own files).
+            ``workers``, ``worker_resources`` (of one worker), ``restarts`` (of workers that died),
+            ``ray_storage`` (a folder that every node sees, for Ray's own files).
     """
     try:
         failure = _train(task)
@@ -73,7 +71,7 @@ def _train(task: dict[str, Any]) -> str | None:
     run = RunConfig(
         name=task["name"],
         storage_path=task["ray_storage"],
-        failure_config=FailureConfig(max_failures=WORKER_RESTARTS),
+        failure_config=FailureConfig(max_failures=task["restarts"]),
     )
     if INLINE:
         trainer = inline_trainer.make_trainer(train_worker, task, scaling, run)

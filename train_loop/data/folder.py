@@ -23,6 +23,7 @@ STD = (0.229, 0.224, 0.225)
 CROP_AREA = (0.08, 1.0)
 CROP_RATIO = (3 / 4, 4 / 3)
 RESIZE_BEFORE_CROP = 256 / 224
+LONGEST_RATIO = 16
 
 
 class ImageError(RuntimeError):
@@ -99,9 +100,24 @@ def decode(path: str) -> Image.Image:
     """The image as RGB, whatever it was (grey, CMYK, palette). Raises ImageError naming the file."""
     try:
         with Image.open(path) as image:
-            return image.convert("RGB")
+            return to_8_bits(image).convert("RGB")
     except Exception as error:  # Pillow raises OSError, SyntaxError, ValueError, struct.error and others
         raise ImageError(f"cannot read image {path}: {error}. Remove or replace the file.") from None
+
+
+def to_8_bits(image: Image.Image) -> Image.Image:
+    """16-bit grey as 8-bit grey: Pillow's own conversion cuts off at 255, which leaves a white image.
+
+    Raises ValueError for 32-bit and float pixels, whose range nobody knows.
+    """
+    if image.mode in ("F", "I") or image.mode.startswith("I;16"):
+        pixels = np.asarray(image).astype(np.float64)
+        if image.mode == "F" or pixels.max(initial=0) > 65535:
+            raise ValueError(f"pixels of mode {image.mode!r} have no known range, convert them to 8 or 16 bits")
+        # PNG and TIFF of 16 bits open as mode I too; what stays within 8 bits is taken as it is.
+        scale = 257.0 if image.mode != "I" or pixels.max(initial=0) > 255 else 1.0
+        return Image.fromarray(np.rint(pixels.clip(0) / scale).astype(np.uint8))
+    return image
 
 
 def random_crop_flip(image: Image.Image, size: int, draws: random.Random) -> Image.Image:
@@ -128,8 +144,19 @@ def _random_box(width: int, height: int, draws: random.Random) -> tuple[int, int
     return left, upper, left + w, upper + h
 
 
+def _without_far_ends(image: Image.Image) -> Image.Image:
+    """The middle of a very long image: resizing all of it would cost gigabytes for what is cut off again."""
+    width, height = image.size
+    w, h = min(width, LONGEST_RATIO * height), min(height, LONGEST_RATIO * width)
+    if (w, h) == (width, height):
+        return image
+    left, upper = (width - w) // 2, (height - h) // 2
+    return image.crop((left, upper, left + w, upper + h))
+
+
 def central_crop(image: Image.Image, size: int) -> Image.Image:
     """The shorter side to 256/224 of ``size``, then the central ``size`` × ``size``."""
+    image = _without_far_ends(image)
     width, height = image.size
     short = round(size * RESIZE_BEFORE_CROP)
     scaled = (short, int(short * height / width)) if width <= height else (int(short * width / height), short)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, UnidentifiedImageError
 
 from train_loop.config import ConfigError
 
@@ -63,6 +62,8 @@ def scan_folder(root: str) -> FolderScan:
 
 def check_images(listing: Listing, count: int = 32) -> None:
     """Open the headers of ``count`` images, evenly spread. Raises ConfigError naming one that is no image."""
+    from PIL import Image, UnidentifiedImageError  # listing a folder needs none
+
     for index in np.unique(np.linspace(0, len(listing.labels) - 1, count).astype(int)):
         path = listing.path(int(index))
         try:

@@ -1,0 +1,99 @@
+"""What can be refused before nodes are waited for: one line, and what to write instead."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from cluster import options, record
+from cluster.grant import Grant
+from cluster.lease import Lease, StudyHeld
+
+SHORTEST_RUN_S = 60.0
+WRONG_INPUT = 2
+
+
+class BadInput(Exception):
+    """The job cannot do what is asked; the message is one line that says what to write instead."""
+
+
+def check_workers(chosen: options.JobOptions, grant: Grant) -> None:
+    """A trial that needs more than the allocation would wait for ever. Raises BadInput."""
+    wanted = options.workers(chosen)
+    available, kind = (grant.gpus, "GPUs") if grant.gpus else (grant.cpus, "CPUs")
+    if wanted and available and wanted > available:
+        raise BadInput(
+            f"--workers must be at most the allocation's {available} {kind}; got {wanted}. "
+            f"Write --workers {available}, or ask Slurm for more."
+        )
+
+
+def check_time(chosen: options.JobOptions, grant: Grant) -> None:
+    """Raises BadInput if trials would have to save themselves as soon as they begin."""
+    left = grant.end_time - time.time() if grant.end_time else None
+    if left is not None and left < chosen.margin_s + SHORTEST_RUN_S:
+        least = int(chosen.margin_s + SHORTEST_RUN_S) // 60 + 1
+        raise BadInput(
+            f"the job's time limit must leave {SHORTEST_RUN_S:.0f} s before trials save themselves, "
+            f"{chosen.margin_s:.0f} s (--margin) from its end; got {left:.0f} s. Write sbatch --time={least} or more."
+        )
+
+
+def write_first(job: record.JobRecord) -> None:
+    """The job's folder and record. Raises BadInput if it cannot be written."""
+    folder = record.folder_of(job.job_id)
+    try:
+        job.write()
+    except OSError as error:
+        raise BadInput(
+            f"the job's folder must be writable; got {str(folder)!r} ({error.strerror}). "
+            f"Set {record.HOME_VARIABLE} to a folder that all nodes share."
+        ) from None
+
+
+def take_lease(study: Path, job_id: str) -> Lease:
+    """The right to write the study. Raises BadInput if another job has it, or the folder cannot be written."""
+    lease = Lease(study, job_id)
+    try:
+        lease.take()
+    except StudyHeld as error:
+        raise BadInput(str(error)) from None
+    except OSError as error:
+        raise BadInput(
+            f"the study's folder must be writable; got {str(study)!r} ({error.strerror}). "
+            "Write --output with a folder that all nodes share."
+        ) from None
+    return lease
+
+
+class ArgumentCheck:
+    """The search checks its own arguments (``--dry-run``) in the background, while the nodes start."""
+
+    def __init__(self, command: Sequence[str], cwd: Path, tmp: Path) -> None:
+        self._process: subprocess.Popen[str] | None = subprocess.Popen(
+            [*command, "--dry-run"],
+            cwd=cwd,
+            env={**os.environ, "TMPDIR": str(tmp)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def look(self) -> None:
+        """Raises BadInput, with the search's own words, once it has refused its arguments."""
+        if self._process is None or self._process.poll() is None:
+            return
+        _, errors = self._process.communicate()
+        code, self._process = self._process.returncode, None
+        if code == WRONG_INPUT:
+            line = (errors.strip().splitlines() or ["the search refuses its arguments"])[-1]
+            raise BadInput(line.partition("error: ")[2] or line)
+
+    def close(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()

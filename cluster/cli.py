@@ -1,0 +1,217 @@
+"""``bigbatch cluster …``, also ``python -m cluster.cli …`` where there is only Python 3.9 and its standard library."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from cluster import jobs, record, slurm, submission
+from cluster.command_line import DONE, FAILED, INTERRUPTED, WRONG_INPUT, OneLineParser, no_such_option, parser
+from cluster.resources import SIGNAL_S, Request
+from cluster.sites import InputError, find
+
+# Submit and attach
+
+
+def _add_resources(p: argparse.ArgumentParser) -> None:
+    add = p.add_argument
+    add("--site", metavar="NAME|FILE.toml", help="the site's profile (default: found by host name and variables)")
+    add("-N", "--nodes", type=int, default=1, metavar="N", help="nodes (default 1)")
+    add("-t", "--time", metavar="D-HH:MM:SS", help="wall time (default 4 h, or the partition's limit)")
+    add("-p", "--partition", metavar="NAME", help="default: the site's")
+    add("-A", "--account", metavar="NAME", help="default: SBATCH_ACCOUNT")
+    add("--qos", metavar="NAME", help="default: the site's first that grants the time and GPUs")
+    add("--gpus-per-node", type=int, metavar="N", help="default: all of a node")
+    add("--cpus-per-gpu", type=int, metavar="N", help="default: the site's rule")
+    add("--cpus-per-node", type=int, metavar="N", help="in place of --cpus-per-gpu")
+    add("--mem", metavar="SIZE", help="memory of each node, e.g. 120G (default: Slurm's)")
+    add("--gres", metavar="gpu:TYPE", help="what Slurm calls the GPUs, without their number")
+    add("--name", default="bigbatch", help="the job's name in the queue (default bigbatch)")
+    add("--container", metavar="IMAGE.sif", help="run the nodes' Python in this Apptainer image")
+    add("--python", metavar="PATH", help="the interpreter that has Ray (default: the active environment's)")
+    add("--prelude", metavar="FILE.sh", help="a shell file that every node reads first")
+    add("--signal", type=int, default=SIGNAL_S, metavar="S", help=f"warn the job so many s before its end ({SIGNAL_S})")
+    add("--tls", action="store_true", help="encrypt between the nodes, with certificates made for this job")
+    add("--chain", action="store_true", help="submit a successor in place of requeueing")
+    add("--keep-logs", action="store_true", help="keep Ray's logs also of a run that went well")
+    add("--max-restarts", type=int, metavar="K", help="give up after K restarts without a finished epoch (3)")
+    add("--start-timeout", type=int, metavar="S", help="seconds that the nodes may take to register (300)")
+    add(
+        "--sbatch",
+        action="append",
+        default=[],
+        metavar="OPTION",
+        help="e.g. --sbatch=--exclude=n7",
+    )
+    add("--dry-run", action="store_true", help="print the script and end")
+
+
+def _request(args: argparse.Namespace, arguments: Sequence[str], attach_to: str | None = None) -> Request:
+    flags = {"--tls": args.tls, "--chain": args.chain, "--keep-logs": args.keep_logs}
+    numbers = {"--max-restarts": args.max_restarts, "--start-timeout": args.start_timeout}
+    plain = ("nodes", "time", "partition", "account", "qos", "gpus_per_node", "cpus_per_gpu", "cpus_per_node", "mem")
+    return Request(
+        arguments=tuple(arguments),
+        gres=args.gres,
+        name=args.name,
+        container=args.container,
+        python=args.python,
+        prelude=args.prelude,
+        signal_s=args.signal,
+        job_options=(
+            *(flag for flag, on in flags.items() if on),
+            *(f"{name}={value}" for name, value in numbers.items() if value is not None),
+        ),
+        options=tuple(args.sbatch),
+        attach_to=attach_to,
+        **{name: getattr(args, name) for name in plain},
+    )
+
+
+def _submit(argv: Sequence[str]) -> int:
+    p = parser("submit", "Submit a search. Options that are not listed here go to tune/run.py; -- COMMAND runs that.")
+    p.usage = "bigbatch cluster submit [options] [options of bigbatch tune | -- COMMAND …]"
+    _add_resources(p)
+    own, command = _split(argv)
+    args, of_the_search = p.parse_known_args(own)
+    if command:
+        if of_the_search:
+            p.error(f"unrecognized arguments: {of_the_search[0]}")
+    else:
+        _check_search(p, of_the_search)
+    return _send(args, _request(args, command or of_the_search))
+
+
+def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """What stands before ``--``, and ``--`` with the command after it."""
+    at = list(argv).index("--") if "--" in argv else len(argv)
+    return list(argv[:at]), list(argv[at:])
+
+
+def _check_search(p: OneLineParser, arguments: Sequence[str]) -> None:
+    """Refuse here what ``tune/run.py`` would refuse in the job: its options, not what is behind them."""
+    from tune.cli import tune_parser  # the parser alone needs nothing but the standard library
+
+    tune = tune_parser(p.prog)
+    known = [name for one in (p, tune) for action in one._actions for name in action.option_strings]
+    for word in arguments:
+        if word.startswith("--") and word.split("=")[0] not in known:
+            p.error(no_such_option(word, known))
+    tune.parse_args(arguments)
+
+
+def _attach(argv: Sequence[str]) -> int:
+    p = parser("attach", "Submit a second allocation that joins a running search and may leave at any time.")
+    p.add_argument("job", metavar="JOBID")
+    _add_resources(p)
+    args = p.parse_args(argv)
+    jobs._check_id(args.job)
+    found = record.read(args.job)
+    if found is None and not args.dry_run:
+        raise InputError(f"job {args.job} has no record to attach to. `bigbatch cluster queue` shows your jobs.")
+    if args.name == "bigbatch":
+        args.name = f"bigbatch-{args.job}"
+    return _send(args, _request(args, (), attach_to=args.job))
+
+
+def _send(args: argparse.Namespace, request: Request) -> int:
+    site = find(args.site)
+    answer = submission.submit_request(request, site, dry_run=args.dry_run)
+    if args.dry_run:
+        print(answer, end="")
+        return DONE
+    print(f"Job {answer} is submitted ({site.name}).")
+    print(f"    bigbatch cluster queue\n    bigbatch cluster logs {answer} -f")
+    return DONE
+
+
+# The jobs that are there
+
+
+def _queue(argv: Sequence[str]) -> int:
+    p = parser("queue", "Your jobs, with their study's progress.")
+    p.add_argument("-a", "--all", action="store_true", help="also those that have ended")
+    found = jobs.queue(ended=p.parse_args(argv).all)
+    print(jobs.table(found) if found else "No jobs.")
+    return DONE
+
+
+def _logs(argv: Sequence[str]) -> int:
+    p = parser("logs", "A job's log; with -f also its nodes', as they grow.")
+    p.add_argument("job", metavar="JOBID")
+    p.add_argument("-f", "--follow", action="store_true", help="go on until the job has ended")
+    p.add_argument("--node", metavar="NAME", help="only this node's")
+    args = p.parse_args(argv)
+    if not args.follow:
+        print(jobs.logs(args.job, node=args.node), end="")
+        return DONE
+    for line in jobs.follow(args.job, node=args.node):
+        print(line, end="", flush=True)
+    return DONE
+
+
+def _cancel(argv: Sequence[str]) -> int:
+    p = parser("cancel", "Cancel jobs. Their studies can be resumed.")
+    p.add_argument("job", metavar="JOBID", nargs="+")
+    for job_id in p.parse_args(argv).job:
+        print(f"Cancelled: {', '.join(jobs.cancel(job_id))}")
+    return DONE
+
+
+def _tunnel(argv: Sequence[str]) -> int:
+    p = parser("tunnel", "How to open a job's dashboard from your own machine.")
+    p.add_argument("job", metavar="JOBID")
+    p.add_argument("--site", metavar="NAME|FILE.toml")
+    p.add_argument("--port", type=int, default=8265, metavar="PORT", help="on your own machine (default 8265)")
+    args = p.parse_args(argv)
+    print(jobs.tunnel(args.job, find(args.site), local_port=args.port))
+    return DONE
+
+
+def _doctor(argv: Sequence[str]) -> int:
+    from cluster.doctor import doctor_main
+
+    return doctor_main(argv)
+
+
+COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
+    "submit": (_submit, "submit a search, or any command, with a Ray cluster around it"),
+    "attach": (_attach, "lend a running search more nodes"),
+    "queue": (_queue, "your jobs and how far their studies are"),
+    "logs": (_logs, "a job's log"),
+    "cancel": (_cancel, "cancel jobs"),
+    "doctor": (_doctor, "check this machine, or the nodes of this allocation"),
+    "tunnel": (_tunnel, "how to open a job's dashboard"),
+}
+
+
+def cluster_main(argv: Sequence[str] | None = None) -> int:
+    """``bigbatch cluster``. Returns the exit code: 0, 1 (the doctor found a fault), 2 (wrong input), 130 (Ctrl-C)."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    usage = "usage: bigbatch cluster COMMAND …\n\n" + "\n".join(
+        f"  {name:8}{what}" for name, (_, what) in COMMANDS.items()
+    )
+    if not argv or argv[0] in ("-h", "--help"):
+        print(usage)
+        return DONE if argv else WRONG_INPUT
+    try:
+        if argv[0] not in COMMANDS:
+            near = difflib.get_close_matches(argv[0], COMMANDS, n=1)
+            fix = f"Did you mean {near[0]!r}?" if near else f"Write one of {', '.join(COMMANDS)}."
+            raise InputError(f"no such command; got {argv[0]!r}. {fix}")
+        return COMMANDS[argv[0]][0](argv[1:])
+    except (InputError, slurm.SlurmError) as error:
+        print(f"bigbatch cluster: error: {error}", file=sys.stderr)
+        return WRONG_INPUT
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:  # `| head`: nobody reads any more
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+
+
+if __name__ == "__main__":
+    raise SystemExit(cluster_main())

@@ -1,0 +1,96 @@
+"""What lets a process into a job's Ray: a token, and with ``--tls`` certificates that only this job knows.
+
+Nothing here is ever put on a command line or into a log; files are 0600 in 0700 folders.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+TOKEN_FILE = "token"
+TLS_FOLDER = "tls"
+DAYS = "30"
+
+
+class CredentialError(RuntimeError):
+    """Certificates cannot be made; the message is one line."""
+
+
+def make_token(folder: Path) -> Path:
+    """A fresh 256-bit token in ``folder``, readable by its owner only."""
+    path = folder / TOKEN_FILE
+    path.unlink(missing_ok=True)
+    _write_private(path, secrets.token_hex(32))
+    return path
+
+
+def make_authority(folder: Path) -> Path:
+    """A certificate authority for one job. Returns its folder. Raises CredentialError."""
+    if shutil.which("openssl") is None:
+        raise CredentialError("--tls needs the command openssl; got none on PATH. Load its module or leave --tls out.")
+    tls = folder / TLS_FOLDER
+    tls.mkdir(mode=0o700, exist_ok=True)
+    _openssl(
+        *("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", DAYS, "-subj", "/CN=bigbatch job"),
+        *("-keyout", str(tls / "ca.key"), "-out", str(tls / "ca.crt")),
+    )
+    return tls
+
+
+def make_certificate(authority: Path, folder: Path, names: Sequence[str], addresses: Sequence[str]) -> Path:
+    """A key and a certificate for one node's names and IPv4 addresses in ``folder``. Returns the folder."""
+    folder.mkdir(mode=0o700, exist_ok=True)
+    alternatives = [f"DNS:{name}" for name in names] + [f"IP:{address}" for address in addresses]
+    _write_private(folder / "extensions", f"subjectAltName = {','.join(alternatives)}\n")
+    _openssl(
+        *("req", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=bigbatch node"),
+        *("-keyout", str(folder / "node.key"), "-out", str(folder / "node.csr")),
+    )
+    _openssl(
+        *("x509", "-req", "-in", str(folder / "node.csr"), "-days", DAYS, "-extfile", str(folder / "extensions")),
+        *("-CA", str(authority / "ca.crt"), "-CAkey", str(authority / "ca.key")),
+        *("-set_serial", str(secrets.randbits(63)), "-out", str(folder / "node.crt")),
+    )
+    shutil.copyfile(authority / "ca.crt", folder / "ca.crt")
+    return folder
+
+
+def environment(token: Path, certificates: Path | None) -> dict[str, str]:
+    """Variables that make a Ray process show, and ask for, the job's credentials."""
+    values = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
+    if certificates is not None:
+        values["RAY_USE_TLS"] = "1"
+        values["RAY_TLS_SERVER_CERT"] = str(certificates / "node.crt")
+        values["RAY_TLS_SERVER_KEY"] = str(certificates / "node.key")
+        values["RAY_TLS_CA_CERT"] = str(certificates / "ca.crt")
+    return values
+
+
+def remove(folder: Path) -> None:
+    """Take a job's credentials away at its end: they open nothing any more."""
+    (folder / TOKEN_FILE).unlink(missing_ok=True)
+    shutil.rmtree(folder / TLS_FOLDER, ignore_errors=True)
+
+
+def _write_private(path: Path, text: str) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
+
+
+def _openssl(*arguments: str) -> None:
+    before = os.umask(0o077)
+    try:
+        done = subprocess.run(["openssl", *arguments], capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise CredentialError(f"openssl {arguments[0]} did not work: {error}. Leave --tls out.") from None
+    finally:
+        os.umask(before)
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        raise CredentialError(f"openssl {arguments[0]} failed: {lines[-1]}. Leave --tls out.")

@@ -1,0 +1,91 @@
+"""The driver, a process group of its own, and Ray's view of the cluster, asked by a helper process."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cluster import processes
+from cluster.ray_commands import ROOT, interpreter
+
+
+class Driver:
+    """The command that uses the cluster; its output is the job's."""
+
+    def __init__(self, command: Sequence[str], cwd: Path, env: Mapping[str, str]) -> None:
+        # FileNotFoundError and PermissionError are the caller's: the command is the user's.
+        self._process = subprocess.Popen(list(command), cwd=cwd, env=dict(env), start_new_session=True)
+
+    def exit_code(self) -> int | None:
+        """None while it runs; 128 + n if signal n ended it, as shells say it."""
+        code = self._process.poll()
+        return 128 - code if code is not None and code < 0 else code
+
+    def terminate(self) -> None:
+        """SIGTERM to its group, so that it saves."""
+        if self.exit_code() is None:
+            processes.signal_group(self._process.pid, signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End whatever is left of its group."""
+        processes.signal_group(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+
+class GcsWatch:
+    """Ray's living nodes as its GCS knows them; see ``cluster.gcs``."""
+
+    def __init__(self, env: Mapping[str, str], errors: Path) -> None:
+        self.nodes: list[dict[str, Any]] = []
+        with errors.open("ab") as log:
+            self._process = subprocess.Popen(
+                [interpreter(), "-m", "cluster.gcs", "watch"],
+                cwd=ROOT,
+                env=dict(env),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,
+            )
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self.nodes = json.loads(line)
+
+    def sum(self, job_id: str) -> tuple[int, int, int]:
+        """The job's own living nodes, their CPUs, their GPUs."""
+        nodes = [node for node in self.nodes if node["job"] == job_id]
+        return len(nodes), sum(n["cpus"] for n in nodes), sum(n["gpus"] for n in nodes)
+
+    def close(self) -> None:
+        processes.signal_group(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+
+def drain_in_ray(addresses: Sequence[str], reason: str, env: Mapping[str, str]) -> None:
+    """Ask Ray to place nothing more at ``addresses``. Best effort: the nodes may be gone."""
+    try:
+        subprocess.run(
+            [interpreter(), "-m", "cluster.gcs", "drain", reason, *addresses],
+            cwd=ROOT,
+            env=dict(env),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=30,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        pass
+
+
+def path_with_this_python() -> str:
+    """PATH on which ``python`` is the one that runs this job."""
+    return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])

@@ -1,0 +1,113 @@
+"""What Slurm has granted to this job, node by node."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from cluster import slurm
+from cluster.allocation import per_node
+
+
+class NoAllocation(RuntimeError):
+    """This is not a job's batch script; the message is one line."""
+
+
+@dataclass(frozen=True)
+class GrantedNode:
+    """A node of the allocation. ``het_group`` is its component of a heterogeneous job, else None."""
+
+    name: str
+    cpus: int | None
+    het_group: int | None = None
+
+
+@dataclass(frozen=True)
+class Grant:
+    """The allocation. ``end_time``: seconds since the epoch, None without a limit."""
+
+    job_id: str
+    nodes: tuple[GrantedNode, ...]
+    gpus_per_node: int
+    end_time: float | None
+    restart_count: int
+
+    @property
+    def head(self) -> GrantedNode:
+        return self.nodes[0]
+
+    @property
+    def cpus(self) -> int | None:
+        """Of all nodes; None where Slurm does not say, or some may have GPUs instead."""
+        counts = [node.cpus if node.het_group is None else None for node in self.nodes]
+        return None if None in counts else sum(c for c in counts if c is not None)
+
+    @property
+    def gpus(self) -> int:
+        """Of all nodes; 0 where they differ, which only the nodes themselves know."""
+        mixed = any(node.het_group is not None for node in self.nodes)
+        return 0 if mixed else self.gpus_per_node * len(self.nodes)
+
+
+def read_grant(
+    env: Mapping[str, str] | None = None,
+    hostnames: Callable[[str], list[str]] = slurm.hostnames,
+    fields: Callable[[str], dict[str, str]] = slurm.job_fields,
+) -> Grant:
+    """The allocation around this process. Raises NoAllocation outside of one, SlurmError if Slurm does not answer."""
+    env = os.environ if env is None else env
+    if not env.get("SLURM_JOB_ID") or not env.get("SLURM_JOB_NODELIST"):
+        raise NoAllocation(
+            "this runs inside a Slurm job; got no SLURM_JOB_ID. Write: sbatch [-N 4 …] cluster/ray_head_workers.slurm "
+            "--space large_batch …"
+        )
+    job_id = env["SLURM_JOB_ID"]
+    gpus = [d for d in env.get("CUDA_VISIBLE_DEVICES", "").split(",") if d.strip() and d != "NoDevFiles"]
+    return Grant(
+        job_id=job_id,
+        nodes=tuple(_nodes(env, hostnames)),
+        gpus_per_node=int(env.get("SLURM_GPUS_ON_NODE") or len(gpus)),
+        end_time=_end_time(env, job_id, fields),
+        restart_count=int(env.get("SLURM_RESTART_COUNT") or 0),
+    )
+
+
+def _nodes(env: Mapping[str, str], hostnames: Callable[[str], list[str]]) -> list[GrantedNode]:
+    if int(env.get("SLURM_HET_SIZE") or 0) < 2:
+        return _component(env, "", None, hostnames)
+    found = []
+    for group in range(int(env["SLURM_HET_SIZE"])):
+        found += _component(env, f"_HET_GROUP_{group}", group, hostnames)
+    return found
+
+
+def _component(
+    env: Mapping[str, str], suffix: str, group: int | None, hostnames: Callable[[str], list[str]]
+) -> list[GrantedNode]:
+    names = hostnames(env[f"SLURM_JOB_NODELIST{suffix}"])
+    cpus = node_cpus(env, len(names), suffix)
+    return [GrantedNode(name, cpus[i] if cpus else None, group) for i, name in enumerate(names)]
+
+
+def node_cpus(env: Mapping[str, str], nodes: int, suffix: str = "") -> list[int]:
+    """CPUs of each node that the job asked for: ``--cpus-per-task`` × tasks, else all that the job has there.
+
+    Empty where Slurm says neither.
+    """
+    per_task = env.get(f"SLURM_CPUS_PER_TASK{suffix}")
+    tasks = per_node(env.get(f"SLURM_TASKS_PER_NODE{suffix}"))
+    if per_task and len(tasks) == nodes:
+        return [int(per_task) * count for count in tasks]
+    counts = per_node(env.get(f"SLURM_JOB_CPUS_PER_NODE{suffix}"))
+    return counts if len(counts) == nodes else []
+
+
+def _end_time(env: Mapping[str, str], job_id: str, fields: Callable[[str], dict[str, str]]) -> float | None:
+    if env.get("SLURM_JOB_END_TIME"):
+        return float(env["SLURM_JOB_END_TIME"])
+    try:
+        return float(time.mktime(time.strptime(fields(job_id).get("EndTime", ""), "%Y-%m-%dT%H:%M:%S")))
+    except ValueError:  # Unknown, or a job without a limit
+        return None

@@ -1,0 +1,15 @@
+#!/bin/sh
+# The interpreter of a job with --container: runs Python inside the image, on the node where it is called.
+# BIGBATCH_CONTAINER: the image. BIGBATCH_CONTAINER_PYTHON: the Python in it (default: python3).
+set -eu
+
+runtime=$(command -v apptainer || command -v singularity) || {
+    echo "in_container.sh: neither apptainer nor singularity is on PATH of $(uname -n)" >&2
+    exit 127
+}
+# --nv is for nodes with NVIDIA's driver; elsewhere it would only warn.
+gpu=
+if [ -e /dev/nvidiactl ]; then gpu=--nv; fi
+exec "$runtime" exec $gpu \
+    --bind "$BIGBATCH_ROOT" --bind "$BIGBATCH_HOME" --bind "${BIGBATCH_NODE_TMP:-/tmp}" --bind "$PWD" --pwd "$PWD" \
+    "$BIGBATCH_CONTAINER" "${BIGBATCH_CONTAINER_PYTHON:-python3}" "$@"

@@ -1,0 +1,122 @@
+"""Notices what ends a job's waiting: signals, the time limit, nodes that die or hang."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from cluster import slurm
+from cluster.driver import drain_in_ray
+from cluster.node_steps import NodeSteps
+from cluster.policy import Cause, cause_of_signal
+from cluster.record import JobRecord
+
+POLL_S = 0.1
+LOOK_S = 0.5
+"""Between two looks at the nodes' files on the shared file system."""
+CRASH_OR_SIGNAL_S = 2.0
+"""Steps get SIGTERM before the batch script does: so long a lost step is not yet called a crash."""
+
+
+class Lookout:
+    """Why the job must stop waiting, once there is a reason: ``cause``. Ask ``interruption`` often.
+
+    Args:
+        record: of the job; nodes that are given up and jobs that lend theirs are noted in it.
+        head: the head's name.
+        deadline: when trials must save themselves, seconds since the epoch; 0 without a time limit.
+        chores: what else is to be done now and then; what they raise ends the wait.
+        say: writes a line to the job's log.
+        save: writes the record.
+    """
+
+    def __init__(
+        self,
+        record: JobRecord,
+        nodes: NodeSteps,
+        head: str,
+        deadline: float,
+        signals: list[int],
+        chores: Sequence[Callable[[], None]],
+        say: Callable[[str], None],
+        save: Callable[[], None],
+    ) -> None:
+        self._record, self._nodes, self._head, self._deadline = record, nodes, head, deadline
+        self._signals, self._chores, self._say, self._save = signals, chores, say, save
+        self._next_look = 0.0
+        self.cause: Cause | None = None
+        self.slurm_requeues = False
+        self.env: Mapping[str, str] | None = None
+        """Of processes that talk to Ray, once there is one."""
+
+    def interruption(self) -> Cause | None:
+        """Look around: signals, time, nodes. Returns the cause."""
+        if self.cause is None:
+            self._take_notice()
+        return self.cause
+
+    def stop_because(self, cause: Cause, text: str) -> None:
+        self.cause = cause
+        self._say(text)
+
+    def exclude(self, name: str, reason: str) -> None:
+        """Note a node to be avoided: why it was given up, not how its step then ended."""
+        self._record.excluded.setdefault(name, reason)
+        self._save()
+
+    def classify(self, what: str, *, only_if_certain: bool = False) -> None:
+        """Ask Slurm why it signals: cancelled, preempted, out of time."""
+        try:
+            fields = slurm.job_fields(self._record.job_id, timeout_s=3)
+        except slurm.SlurmError:
+            fields = {}
+        preempted = fields.get("PreemptTime", "None") not in ("None", "Unknown", "")
+        state = fields.get("JobState", "CANCELLED")
+        if only_if_certain and not preempted and (state == "RUNNING" or not fields):
+            return
+        cause, self.slurm_requeues = cause_of_signal(state, preempted)
+        self.stop_because(cause, f"{what}; Slurm says {state}: {cause.value}")
+
+    def _take_notice(self) -> None:
+        if signal.SIGTERM in self._signals or signal.SIGINT in self._signals:
+            self.classify("SIGTERM")
+        elif signal.SIGUSR1 in self._signals:
+            self.stop_because(Cause.TIME_LIMIT, "SIGUSR1: the time limit is near")
+        elif self._deadline and time.time() >= self._deadline:
+            self.stop_because(Cause.TIME_LIMIT, "the time limit is near (--margin)")
+        elif time.monotonic() >= self._next_look:
+            self._next_look = time.monotonic() + LOOK_S
+            for chore in self._chores:
+                chore()
+            self._look_at_nodes()
+
+    def _look_at_nodes(self) -> None:
+        for name, reason in self._nodes.look().items():
+            if name == self._head:
+                self._head_died(reason)
+                return
+            self._say(f"node {name} is gone: {reason}; going on with {len(self._nodes.living())}")
+            self.exclude(name, reason)
+        for name in self._nodes.hung():
+            self._say(f"node {name} hangs: no heartbeat; Ray places nothing there any more")
+            self.exclude(name, "hung: no heartbeat")
+            if self.env:
+                drain_in_ray([self._nodes.status(name).get("ip", "")], "no heartbeat", self.env)
+            self._nodes.kill(name)
+        if self._record.attached != self._nodes.lenders():
+            self._record.attached = self._nodes.lenders()
+            self._say(f"nodes are lent by {', '.join(self._record.attached) or 'nobody any more'}")
+            self._save()
+        if self._nodes.signalled() and not self._signals:
+            self.classify("SIGTERM to the steps", only_if_certain=True)
+
+    def _head_died(self, reason: str) -> None:
+        deadline = time.monotonic() + CRASH_OR_SIGNAL_S
+        while time.monotonic() < deadline and not self._signals:
+            time.sleep(POLL_S)
+        self.classify("the head's step ended", only_if_certain=not self._signals)
+        if self.cause is None:
+            self.exclude(self._head, reason)
+            failed = Cause.HEAD_DIED if self._record.address else Cause.START_FAILED
+            self.stop_because(failed, f"head {self._head} is gone: {reason}")

@@ -1,0 +1,56 @@
+"""By which address the other nodes reach this one."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import struct
+from collections.abc import Mapping
+
+INTERFACE = "BIGBATCH_INTERFACE"
+SUFFIX = "BIGBATCH_HOST_SUFFIX"
+SIOCGIFADDR = 0x8915
+
+
+def own_address(name: str, env: Mapping[str, str] | None = None) -> str:
+    """This node's IPv4 address, Slurm's name for it being ``name``.
+
+    BIGBATCH_INTERFACE names a network interface (``ib0``); BIGBATCH_HOST_SUFFIX is added to the name to
+    get the interconnect's (JUWELS: ``i``). Raises OSError, in one line, if neither name nor route give one.
+    """
+    env = os.environ if env is None else env
+    if env.get(INTERFACE):
+        return _address_of_interface(env[INTERFACE])
+    if env.get(SUFFIX):
+        short, dot, domain = name.partition(".")
+        return _resolve(f"{short}{env[SUFFIX]}{dot}{domain}")
+    try:
+        address = _resolve(name)
+    except OSError:
+        address = "127.0.0.1"
+    # Debian maps a host's own name to 127.0.1.1, which the other nodes cannot reach.
+    return _address_of_route() if address.startswith("127.") else address
+
+
+def _resolve(name: str) -> str:
+    try:
+        return socket.gethostbyname(name)
+    except OSError as error:
+        raise OSError(f"the name {name!r} has no IPv4 address ({error}). Set {SUFFIX} or {INTERFACE}.") from None
+
+
+def _address_of_interface(interface: str) -> str:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        request = struct.pack("256s", interface.encode()[:15])
+        try:
+            return socket.inet_ntoa(fcntl.ioctl(probe.fileno(), SIOCGIFADDR, request)[20:24])
+        except OSError:
+            known = ", ".join(name for _, name in socket.if_nameindex())
+            raise OSError(f"{INTERFACE} must have an IPv4 address; got {interface!r}. Write one of {known}.") from None
+
+
+def _address_of_route() -> str:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(("10.255.255.255", 1))  # sends nothing: only asks the kernel for a source address
+        return str(probe.getsockname()[0])

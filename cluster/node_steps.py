@@ -1,0 +1,178 @@
+"""The job's side of its nodes: one ``srun`` step each, what they report, and how they are told to end."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from cluster import processes, slurm
+from cluster.files import read_json, write_json
+from cluster.grant import GrantedNode
+from cluster.node import CONTROL_FILE, NODES_FOLDER
+from cluster.ray_commands import ROOT
+
+HUNG_S = float(os.environ.get("BIGBATCH_HUNG_S") or 60)
+"""A node whose heartbeat (every 5 s) has not been seen for so long is taken for hung."""
+STOP_TIMEOUT_S = 10.0
+# What sbatch leaves in the environment for srun and what would ask for more, or less, than one task a node.
+PER_TASK = (
+    *("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NTASKS_PER_NODE", "SLURM_TASKS_PER_NODE", "SLURM_NNODES"),
+    *("SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_GPUS_PER_TASK", "SLURM_GPUS"),
+    *("SLURM_NTASKS_PER_GPU", "SLURM_GPU_BIND", "SLURM_CPU_BIND", "SLURM_DISTRIBUTION", "SLURM_HINT"),
+)
+
+
+class NodeSteps:
+    """The steps of one start of a job (``run_id``); the folder is on a file system that all nodes share."""
+
+    def __init__(self, job_id: str, run_id: str, record: Path, tls: bool) -> None:
+        self._job_id, self._run_id, self._record, self._tls = job_id, run_id, record, tls
+        self._steps: dict[str, subprocess.Popen[bytes]] = {}
+        self._beats: dict[str, tuple[int, float]] = {}
+        self._control: dict[str, Any] = {"run_id": run_id}
+        self._control_file, self._suffix, self._follow = CONTROL_FILE, "", ""
+        self.gone: dict[str, str] = {}
+        """Nodes whose step has ended, with the reason."""
+
+    def follow(self, run_id: str) -> None:
+        """These nodes are lent to the run ``run_id`` of another job, whose folder is ours: they end with it."""
+        self._control_file, self._suffix, self._follow = f"control-{self._job_id}.json", f"-{self._job_id}", run_id
+
+    def prepare(self) -> None:
+        """A control file of this run, and no reports of an earlier one. Raises OSError."""
+        folder = self._record / NODES_FOLDER
+        folder.mkdir(mode=0o700, exist_ok=True)
+        for old in folder.glob("*.json") if not self._follow else ():
+            old.unlink()
+        write_json(self._record / self._control_file, self._control)
+
+    def forget(self) -> None:
+        """Remove the reports of nodes that were lent."""
+        (self._record / self._control_file).unlink(missing_ok=True)
+        for name in self._steps:
+            self._status_path(name).unlink(missing_ok=True)
+
+    def lenders(self) -> list[str]:
+        """Other jobs whose nodes report here."""
+        reports = (read_json(path) for path in (self._record / NODES_FOLDER).glob("*-*.json"))
+        return sorted({str(r["job"]) for r in reports if r.get("job") not in (None, self._job_id)})
+
+    def start(self, node: GrantedNode, address: str | None) -> None:
+        """Start a node: as the head if ``address`` is None, else as a worker of the head there."""
+        log_path = self._record / NODES_FOLDER / f"{node.name}{self._suffix}.log"
+        descriptor = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        with os.fdopen(descriptor, "ab") as log:
+            self._steps[node.name] = subprocess.Popen(
+                srun_command(node) + self._node_command(node.name, address),
+                env=step_environment(os.environ),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self._beats[node.name] = (0, time.monotonic())
+
+    def _node_command(self, name: str, address: str | None) -> list[str]:
+        command = [sys.executable, "-m", "cluster.node", "--record", str(self._record), "--node", name]
+        command += [
+            "--job",
+            self._job_id,
+            "--run-id",
+            self._run_id,
+            "--control",
+            self._control_file,
+            "--suffix",
+            self._suffix,
+        ]
+        command += ["--follow", self._follow] if self._follow else []
+        return command + (["--join", address] if address else []) + (["--tls"] if self._tls else [])
+
+    def status(self, name: str) -> dict[str, Any]:
+        """What the node last reported in this run; empty if nothing."""
+        facts = read_json(self._status_path(name))
+        return facts if facts.get("run_id") == self._run_id else {}
+
+    def _status_path(self, name: str) -> Path:
+        return self._record / NODES_FOLDER / f"{name}{self._suffix}.json"
+
+    def look(self) -> dict[str, str]:
+        """Nodes whose step has ended since the last look, with the reason."""
+        news = {}
+        for name, step in self._steps.items():
+            if name not in self.gone and step.poll() is not None:
+                lost = f"lost: its step ended without a word (exit code {step.returncode})"
+                news[name] = self.status(name).get("reason") or lost
+        self.gone.update(news)
+        return news
+
+    def living(self) -> list[str]:
+        return [name for name in self._steps if name not in self.gone]
+
+    def signalled(self) -> bool:
+        """Whether Slurm has sent SIGTERM to a step."""
+        return any(self.status(name).get("signalled") for name in self.living())
+
+    def hung(self) -> list[str]:
+        """Living nodes that have reported once and whose heartbeat stands still."""
+        found = []
+        for name in self.living():
+            beat = int(self.status(name).get("beat") or 0)
+            last, since = self._beats[name]
+            if beat != last:
+                self._beats[name] = (beat, time.monotonic())
+            elif beat and time.monotonic() - since > HUNG_S:
+                found.append(name)
+        return found
+
+    def hold(self) -> None:
+        """SIGTERM from Slurm is to be ignored for now: trials still save."""
+        self._tell(hold=True)
+
+    def stop(self, *, keep_logs: bool, timeout_s: float = STOP_TIMEOUT_S) -> list[str]:
+        """End every node; returns those that did not answer in time and whose step was killed."""
+        self._tell(stop=True, keep_logs=keep_logs)
+        if self.living():
+            try:
+                slurm.cancel(self._job_id, signal="TERM", steps_only=True)
+            except slurm.SlurmError:
+                pass  # they read the control file, only a little later
+        processes.wait_until(lambda: not (self.look() or self.living()), timeout_s)
+        late = self.living()
+        for name in late:
+            self.kill(name)
+        return late
+
+    def kill(self, name: str) -> None:
+        """Give a step up: Slurm kills what it runs."""
+        self._steps[name].terminate()
+        try:
+            self._steps[name].wait(2)
+        except subprocess.TimeoutExpired:
+            self._steps[name].kill()
+
+    def _tell(self, **facts: Any) -> None:
+        self._control.update(facts)
+        try:
+            write_json(self._record / self._control_file, self._control)
+        except OSError:
+            pass  # SIGTERM still reaches them
+
+
+def srun_command(node: GrantedNode) -> list[str]:
+    """One task on one node beside other steps, with all that the job has there."""
+    command = ["srun", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={node.name}", "--kill-on-bad-exit=0"]
+    command += [f"--job-name=ray-{node.name}", f"--chdir={ROOT}", "--input=none"]
+    if node.cpus:
+        command.append(f"--cpus-per-task={node.cpus}")
+    if node.het_group is not None:
+        command.append(f"--het-group={node.het_group}")
+    return command
+
+
+def step_environment(env: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in env.items() if name not in PER_TASK}

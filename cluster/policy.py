@@ -1,0 +1,102 @@
+"""What a job does when it ends, as a function of what happened: no clocks, files or Slurm in here."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from dataclasses import dataclass
+
+TRY_AGAIN = 75
+"""EX_TEMPFAIL: the search would start nothing more before the end of the allocation (BIGBATCH_DEADLINE)."""
+HEAD_RESTARTS = 1
+"""A head that dies twice in a row, with nothing finished in between, will die again."""
+
+
+class Cause(enum.Enum):
+    """Why the driver's time is over."""
+
+    DRIVER_ENDED = "the driver ended"
+    TIME_LIMIT = "the time limit is near"
+    PREEMPTED = "the job is preempted"
+    CANCELLED = "the job is cancelled"
+    HEAD_DIED = "the head node's Ray died"
+    START_FAILED = "the cluster did not start"
+    BAD_INPUT = "the driver refuses its arguments"
+
+
+class Action(enum.Enum):
+    END = "end"
+    REQUEUE = "requeue"
+    CHAIN = "submit a successor"
+    LEAVE_TO_SLURM = "leave the requeueing to Slurm"
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What is known when the cluster has been drained.
+
+    Attributes:
+        exit_code: the driver's, None if it had to be killed or never ran.
+        fruitless: restarts in a row, this run included, in which nothing was finished.
+        slurm_requeues: Slurm has put the job back into the queue already.
+    """
+
+    cause: Cause
+    exit_code: int | None
+    fruitless: int
+    max_restarts: int
+    chain: bool = False
+    slurm_requeues: bool = False
+
+
+@dataclass(frozen=True)
+class Decision:
+    action: Action
+    exit_code: int
+    reason: str
+
+
+def decide(s: Situation) -> Decision:
+    """The job's end: its exit code, and whether it starts again."""
+    if s.cause is Cause.DRIVER_ENDED and s.exit_code == TRY_AGAIN:
+        s = dataclasses.replace(s, cause=Cause.TIME_LIMIT)
+    if s.cause in (Cause.DRIVER_ENDED, Cause.BAD_INPUT):
+        code = 1 if s.exit_code is None else s.exit_code
+        return Decision(Action.END, code, f"{s.cause.value} with exit code {code}")
+    if s.cause is Cause.CANCELLED:
+        return Decision(Action.END, 143, s.cause.value)
+    if s.exit_code == 0:
+        return Decision(Action.END, 0, f"{s.cause.value}, and the driver had finished")
+    if s.cause is Cause.START_FAILED:
+        return Decision(Action.END, 1, s.cause.value)
+    if s.slurm_requeues:
+        return Decision(Action.LEAVE_TO_SLURM, 143, s.cause.value)
+    most = min(HEAD_RESTARTS, s.max_restarts) if s.cause is Cause.HEAD_DIED else s.max_restarts
+    if s.fruitless > most:
+        times = f"{s.fruitless} times in a row" if s.fruitless > 1 else "this time"
+        return Decision(
+            Action.END, 1, f"{s.cause.value}, and no epoch was finished {times} (--max-restarts {s.max_restarts})"
+        )
+    return Decision(Action.CHAIN if s.chain else Action.REQUEUE, 143, s.cause.value)
+
+
+def cause_of_signal(state: str, preempted: bool) -> tuple[Cause, bool]:
+    """Why SIGTERM came, from what Slurm says of the job; and whether Slurm requeues it by itself.
+
+    Args:
+        state: JobState of ``scontrol show job``; may be several, as in ``PENDING,COMPLETING``.
+        preempted: PreemptTime is set.
+    """
+    states = set(state.replace("+", ",").split(","))
+    if states & {"CANCELLED", "FAILED", "DEADLINE"}:
+        return Cause.CANCELLED, False
+    if "TIMEOUT" in states:
+        return Cause.TIME_LIMIT, False
+    if states & {"PENDING", "REQUEUED", "REQUEUE_FED", "NODE_FAIL"}:
+        return Cause.PREEMPTED, True
+    if "PREEMPTED" in states:
+        return Cause.PREEMPTED, False
+    if "COMPLETING" in states and not preempted:
+        return Cause.CANCELLED, False
+    # Still running: a preemption's grace time, or someone's `scancel --batch -s TERM`.
+    return Cause.PREEMPTED, False

@@ -1,0 +1,140 @@
+"""Ends what was started here and nothing else: own descendants, found in /proc, never by name.
+
+Ray's processes change parent and group as they like. A process that has made itself the reaper of its
+orphans (Linux) keeps all of them below itself, so ending the tree ends everything.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+PR_SET_CHILD_SUBREAPER = 36
+PROC = Path("/proc")
+
+
+def adopt_orphans() -> None:
+    """From now on orphaned descendants become children of this process instead of init's."""
+    try:
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    except (OSError, AttributeError):
+        pass  # the process group is still ended
+
+
+def descendants(of: int) -> list[int]:
+    """Living processes below ``of``, parents before children."""
+    children: dict[int, list[int]] = {}
+    for pid, fields in _stats():
+        if fields[0] != "Z":
+            children.setdefault(int(fields[1]), []).append(pid)
+    found, queue = [], [of]
+    while queue:
+        below = children.get(queue.pop(0), [])
+        found += below
+        queue += below
+    return found
+
+
+def end_descendants(grace_s: float, keep: Sequence[int] = ()) -> list[int]:
+    """SIGTERM to every descendant of this process, SIGKILL after ``grace_s``. Returns those that had to be killed."""
+    alive = _others(keep)
+    _send(alive, signal.SIGTERM)
+    deadline = time.monotonic() + grace_s
+    while alive and time.monotonic() < deadline:
+        time.sleep(0.05)
+        reap(keep)
+        alive = _others(keep)
+    killed = list(alive)
+    for _ in range(20):  # a dying parent may just have started another
+        if not alive:
+            break
+        _send(alive, signal.SIGKILL)
+        time.sleep(0.05)
+        reap(keep)
+        alive = _others(keep)
+    return killed
+
+
+def reap(keep: Sequence[int] = ()) -> None:
+    """Collect adopted orphans that have ended; children in ``keep`` belong to someone who waits for them."""
+    for pid, fields in _stats():
+        if fields[0] == "Z" and int(fields[1]) == os.getpid() and pid not in keep:
+            try:
+                os.waitpid(pid, os.WNOHANG)
+            except ChildProcessError:
+                pass
+
+
+def end_processes_naming(folder: Path, grace_s: float = 2.0) -> None:
+    """End this user's processes whose command line names a file in ``folder``: left by a job that was killed."""
+
+    def named() -> list[int]:
+        return [pid for pid in _own_pids() if f"{folder}/" in _command_line(pid)]
+
+    _send(named(), signal.SIGTERM)
+    if not wait_until(lambda: not named(), grace_s):
+        _send(named(), signal.SIGKILL)
+
+
+def signal_group(leader: int, number: int) -> None:
+    """Signal the process group that ``leader`` leads, if it is still there."""
+    try:
+        os.killpg(leader, number)
+    except (ProcessLookupError, PermissionError):
+        pass
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float, poll_s: float = 0.05) -> bool:
+    """Poll until ``condition`` holds; returns whether it did in time."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(poll_s)
+    return True
+
+
+def _others(keep: Sequence[int]) -> list[int]:
+    return [pid for pid in descendants(os.getpid()) if pid not in keep]
+
+
+def _send(pids: Sequence[int], number: int) -> None:
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except (ProcessLookupError, PermissionError):
+            pass
+
+
+def _stats() -> list[tuple[int, list[str]]]:
+    """Every process's state and parent, as the fields of /proc/PID/stat after the name."""
+    found = []
+    for entry in PROC.iterdir():
+        if entry.name.isdigit():
+            try:
+                found.append((int(entry.name), (entry / "stat").read_text().rpartition(")")[2].split()))
+            except (OSError, IndexError):
+                pass
+    return found
+
+
+def _own_pids() -> list[int]:
+    found = []
+    for entry in PROC.iterdir():
+        try:
+            if entry.name.isdigit() and int(entry.name) != os.getpid() and entry.stat().st_uid == os.getuid():
+                found.append(int(entry.name))
+        except OSError:
+            pass
+    return found
+
+
+def _command_line(pid: int) -> str:
+    try:
+        return (PROC / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,13 @@
+"""Called by ``ray start`` (RAY_START_HOOK) before it starts anything."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def without_client_server(parameters: Any, head: bool) -> None:
+    """No ``ray://`` server on the head: nobody uses it, and it is one more port and 100 MB.
+
+    ``ray start`` has no option for that; a port of None is what its library understands.
+    """
+    parameters.ray_client_server_port = None

@@ -1,0 +1,139 @@
+"""How a job goes on after its time: requeued, or as a dependent successor; and whether that is of any use."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from cluster import record, slurm
+
+JOURNAL = "optuna.journal"
+EPOCH_MARK = b'"epoch/'
+LOG_MARK = b": top-1 "
+PREDECESSOR = "BIGBATCH_PREDECESSOR"
+STUDY = "BIGBATCH_DEFAULT_STUDY"
+START_DELAY_S = 12
+START_ATTEMPTS = 10
+
+
+def study_name(job_id: str, env: Mapping[str, str] | None = None) -> str:
+    """The study of a job whose user named none: the same in every restart and successor."""
+    env = os.environ if env is None else env
+    return env.get(STUDY) or f"bigbatch-{job_id}"
+
+
+def record_of_predecessor(env: Mapping[str, str] | None = None) -> record.JobRecord | None:
+    """The record of the job that submitted this one as its successor (``--chain``)."""
+    env = os.environ if env is None else env
+    return record.read(env[PREDECESSOR], env) if env.get(PREDECESSOR) else None
+
+
+def log_path() -> str | None:
+    """The job's log, where standard output is a file."""
+    try:
+        path = os.readlink("/proc/self/fd/1")
+    except OSError:
+        return None
+    return path if path.startswith("/") and not path.startswith("/dev/") else None
+
+
+def progress(study: Path | None) -> int | None:
+    """Epochs that the study has recorded; None where nobody can say (a command of the user's own)."""
+    if study is None:
+        return None
+    # A study in a database has no journal; its driver's log has a line an epoch too.
+    for path, mark in ((study / JOURNAL, EPOCH_MARK), (study / "logs" / "driver.log", LOG_MARK)):
+        try:
+            with path.open("rb") as lines:
+                return sum(mark in line for line in lines)
+        except FileNotFoundError:
+            continue
+        except OSError:
+            return None
+    return 0
+
+
+def fruitless(before: int, progress_before: int | None, progress_after: int | None) -> int:
+    """Runs in a row without a finished epoch, this one included. Where nobody can say it counts as one."""
+    if progress_before is not None and progress_after is not None and progress_after > progress_before:
+        return 0
+    return before + 1
+
+
+def requeue(job_id: str, excluded: Mapping[str, str], say: Callable[[str], None]) -> None:
+    """Put this job back into the queue, to start soon. Slurm ends this process a moment later. Raises SlurmError."""
+    slurm.requeue(job_id)
+    if excluded and may_exclude(job_id, list(excluded)):
+        slurm.exclude(job_id, list(excluded))
+        say(f"to be avoided from now on: {', '.join(f'{n} ({r})' for n, r in excluded.items())}")
+    start_soon(job_id, say)
+
+
+def start_soon(job_id: str, say: Callable[[str], None]) -> None:
+    """Do not let a job that is being requeued wait for Slurm's two minutes."""
+    for _ in range(START_ATTEMPTS):  # Slurm's SIGTERM for this job may end the command, too
+        try:
+            return slurm.start_after(job_id, START_DELAY_S)
+        except slurm.SlurmError:
+            time.sleep(0.2)
+    say("Slurm does not move the start time; the job starts in about two minutes")
+
+
+def may_exclude(job_id: str, nodes: list[str]) -> bool:
+    """Whether the partition has enough other nodes: a job that excludes too many would wait for ever."""
+    try:
+        fields = slurm.job_fields(job_id)
+        if _is_set(fields.get("ReqNodeList")):
+            return False  # these very nodes were asked for
+        features = fields["Features"] if _is_set(fields.get("Features")) else ""
+        others = set(slurm.usable_nodes(fields.get("Partition", ""), features)) - set(nodes)
+        return len(others) >= int(fields.get("NumNodes", "1").split("-")[0])
+    except (slurm.SlurmError, ValueError):
+        return False
+
+
+def chain(job_id: str, excluded: list[str], default_study: str) -> str:
+    """Submit a successor of this job that starts when it has ended. Returns its id. Raises SlurmError."""
+    fields = slurm.job_fields(job_id)
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "SRUN_", "RAY_"))}
+    if "SLURM_CONF" in os.environ:
+        env["SLURM_CONF"] = os.environ["SLURM_CONF"]
+    env.update({PREDECESSOR: job_id, STUDY: default_study})
+    options = [f"--dependency=afterany:{job_id}", *successor_options(fields)]
+    if excluded and may_exclude(job_id, excluded):
+        options.append(f"--exclude={','.join(excluded)}")
+    script, *arguments = fields["Command"].split()[:1] + sys.argv[1:]
+    return slurm.run("sbatch", "--parsable", *options, script, *arguments, env=env).strip().split(";")[0]
+
+
+def successor_options(fields: Mapping[str, str]) -> list[str]:
+    """What a job was given, as options of sbatch, from the fields of ``scontrol show job``."""
+    names = {
+        "JobName": "--job-name",
+        "Partition": "--partition",
+        "Account": "--account",
+        "QOS": "--qos",
+        "TimeLimit": "--time",
+        "WorkDir": "--chdir",
+        "CPUs/Task": "--cpus-per-task",
+        "MinMemoryNode": "--mem",
+        "MinMemoryCPU": "--mem-per-cpu",
+        "Features": "--constraint",
+        "Reservation": "--reservation",
+        "TresPerNode": "--gres",
+        "Licenses": "--licenses",
+    }
+    given = {option: fields[name] for name, option in names.items() if _is_set(fields.get(name))}
+    if "--gres" in given:  # gres:gpu:2 or, with types, gres/gpu:a100:2
+        given["--gres"] = given["--gres"].replace("gres:", "").replace("gres/", "")
+    given["--nodes"] = fields.get("NumNodes", "1").split("-")[0]
+    if _is_set(fields.get("StdOut")):
+        given["--output"] = fields["StdOut"]
+    return [f"{option}={value}" for option, value in given.items()]
+
+
+def _is_set(value: str | None) -> bool:
+    return value not in (None, "", "(null)", "N/A", "UNLIMITED", "Unknown")

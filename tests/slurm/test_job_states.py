@@ -1,0 +1,248 @@
+"""The job's state machine in a real Slurm, with a stand-in for Ray that starts in a moment.
+
+What only Slurm can say is tested here quickly and often: signals, requeueing, preemption, lost steps. The same
+with Ray itself, and with searches, is in test_ray_cluster.py.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+from test_ray_cluster import ENDED, SCRIPT, RayJob, until
+from virtual_cluster import VirtualCluster
+
+pytestmark = pytest.mark.slurm
+
+RAY_START = '''
+"""Takes `ray start`'s options, says that it runs, and does until it is ended."""
+import glob, json, os, signal, subprocess, sys
+options = dict(a[2:].split("=", 1) for a in sys.argv[1:] if a.startswith("--") and "=" in a)
+path = os.path.join(os.environ["STAND_IN_STATE"], options["node-ip-address"] + ".json")
+def end(*_):
+    os.path.exists(path) and os.unlink(path)
+    os._exit(0)
+signal.signal(signal.SIGTERM, end)
+if "--head" in sys.argv:  # a new cluster knows nothing of an earlier one's nodes
+    [os.unlink(old) for old in glob.glob(os.environ["STAND_IN_STATE"] + "/*.json")]
+labels = dict(pair.split("=") for pair in options["labels"].split(","))
+with open(path, "w") as file:
+    node = {"ip": options["node-ip-address"], "cpus": options["num-cpus"], "gpus": options["num-gpus"]}
+    json.dump({**node, "labels": labels}, file)
+os.makedirs(options["temp-dir"] + "/session_2/logs")
+open(options["temp-dir"] + "/session_2/logs/raylet.out", "w").write("a line")
+subprocess.Popen(["sleep", "997"], start_new_session=True)
+print("Ray runtime started.", flush=True)
+while True:
+    signal.pause()
+'''
+RAYLET = """
+import glob, json, os, types
+class GcsClient:
+    def __init__(self, address): pass
+    def get_all_node_info(self, timeout):
+        found = {}
+        for path in glob.glob(os.environ["STAND_IN_STATE"] + "/*.json"):
+            node = json.load(open(path))
+            found[node["ip"].encode()] = types.SimpleNamespace(state=0, node_manager_address=node["ip"],
+                resources_total={"CPU": float(node["cpus"]), "GPU": float(node["gpus"])}, labels=node["labels"])
+        return found
+    def drain_node(self, *arguments): print(arguments)
+"""
+
+
+@pytest.fixture(scope="session")
+def stand_in(cluster: VirtualCluster) -> Path:
+    """A folder with a package ``ray``."""
+    folder = cluster.folder("alice", "stand-in")
+    for name, text in {"ray/__init__.py": "from ray import _raylet", "ray/_raylet.py": RAYLET}.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+    (folder / "ray" / "scripts").mkdir()
+    (folder / "ray" / "scripts" / "__init__.py").touch()
+    (folder / "ray" / "scripts" / "scripts.py").write_text(RAY_START)
+    return folder
+
+
+@pytest.fixture
+def submit(cluster: VirtualCluster, stand_in: Path):
+    def start(*arguments: str, sbatch: tuple = (), **env: str) -> RayJob:
+        state = cluster.folder("alice", "state")
+        env |= {"PYTHONPATH": str(stand_in), "STAND_IN_STATE": str(state)}
+        return RayJob(cluster, "alice", sbatch, arguments, **env)
+
+    return start
+
+
+def driver(text: str) -> tuple[str, ...]:
+    """A driver that saves when it is told to, for half a second."""
+    head = """
+        import os, signal, sys, time
+        def save(*_):
+            print("SAVING", flush=True); time.sleep(0.5); print("SAVED", flush=True); sys.exit(143)
+        signal.signal(signal.SIGTERM, save)
+        print("RUNNING", os.environ.get("SLURM_RESTART_COUNT", "0"), flush=True)
+    """
+    return ("--", "python", "-u", "-c", textwrap.dedent(head) + textwrap.dedent(text))
+
+
+WAIT = "time.sleep(600)"
+ONCE = "os.environ.get('SLURM_RESTART_COUNT') or time.sleep(600)"
+
+
+def test_the_states_of_a_job_that_goes_well(cluster, submit):
+    say = "print(os.environ['RAY_ADDRESS'], os.environ['BIGBATCH_DEADLINE'])"
+    job = submit("--keep-logs", *driver(say), sbatch=("-N3",))
+    log = job.wait_end("COMPLETED", 30)
+    states = re.findall(r"→ (\w+)", log)
+    assert states == ["credentials", "head", "workers", "registered", "driver", "draining", "ended"], log
+    assert "registered: 3 nodes, 6 CPUs, 0 GPUs" in log
+    address, deadline = re.search(r"^(10\.77\S+) (\d+)$", log, re.MULTILINE).groups()
+    assert address == job.record["address"] and abs(float(deadline) - job.record["end_time"]) == 120
+    assert len(list((job.files / "ray-logs").iterdir())) == 3
+    assert job.leftovers() == []
+    assert all(p.stat().st_mode & 0o077 == 0 for p in job.files.rglob("*"))
+
+
+@pytest.mark.parametrize("state", ["credentials", "head", "workers", "registered", "driver", "draining"])
+def test_scancel_in_each_state_leaves_nothing(cluster, submit, state):
+    text = "sys.exit(0)" if state == "draining" else WAIT
+    job = submit(*driver(text), sbatch=("-N3",))
+    job.wait_log("RUNNING" if state == "driver" else f"→ {state}", 30)
+    started = time.monotonic()
+    cluster.run("ctl", "scancel", job.id, user="alice")
+    cluster.wait_state(job.id, ENDED, 15)
+    assert job.leftovers() == [] and time.monotonic() - started < 10, job.everything()
+    assert job.record["state"] == "ended" and not (job.files / "token").exists()
+    assert cluster.state(job.id) in ("CANCELLED", "COMPLETED"), "not requeued"
+
+
+def test_usr1_saves_requeues_and_starts_soon(cluster, submit):
+    job = submit(*driver(ONCE), sbatch=("-N2",))
+    job.wait_log("RUNNING 0", 30)
+    cluster.run("ctl", "scancel", "--batch", "-s", "USR1", job.id, user="alice")
+    log = job.wait_end("COMPLETED", 60) if job.wait_log("RUNNING 1", 40) else ""
+    assert log.index("SAVED") < log.index("→ requeueing") < log.index("RUNNING 1")
+    assert job.record["restarts"] == 1 and job.leftovers() == []
+
+
+@pytest.mark.slow
+def test_the_jobs_own_clock_saves_where_usr1_does_not_come(cluster, submit):
+    job = submit("--margin", "535", *driver(ONCE), sbatch=("--signal=B:USR2@1",))
+    log = job.wait_end("COMPLETED", 60) if job.wait_log("RUNNING 1", 100) else ""
+    assert "the time limit is near (--margin)" in log and "SAVED" in log
+
+
+def test_a_preempted_job_saves_in_its_grace_time_and_comes_back(cluster, submit):
+    job = submit(*driver(ONCE), sbatch=("-N2",))
+    job.wait_log("RUNNING 0", 30)
+    urgent = ("-p", "urgent", "-N3", "--exclusive")
+    other = cluster.sbatch("bob", *urgent, script="#!/bin/bash\nexec sleep 3\n")
+    job.wait_log("the job is preempted", 20)
+    cluster.wait_state(other, "COMPLETED", 40)
+    log = job.wait_end("COMPLETED", 60) if job.wait_log("RUNNING 1", 40) else ""
+    assert "SAVED" in log, log
+    assert job.leftovers() == []
+
+
+def test_a_successor_goes_on_where_requeueing_is_forbidden(cluster, submit):
+    job = submit("--chain", *driver("os.environ.get('BIGBATCH_PREDECESSOR') or time.sleep(600)"), sbatch=("-N2",))
+    job.wait_log("RUNNING", 30)
+    cluster.run("ctl", "scancel", "--batch", "-s", "USR1", job.id, user="alice")
+    successor = job.wait_log(r"job (\d+) goes on", 30).group(1)
+    assert cluster.wait_state(successor, ENDED, 60) == "COMPLETED", job.log
+    fields = cluster.job(successor)
+    assert (fields["NumNodes"], fields["CPUs/Task"], fields["TimeLimit"]) == ("2", "2", "00:10:00")
+    assert job.log.count("RUNNING") == 2, "into the same log"
+
+
+def test_after_restarts_without_progress_the_job_gives_up(cluster, submit):
+    job = submit("--max-restarts", "1", *driver(WAIT))
+    for start in ("RUNNING 0", "RUNNING 1"):
+        job.wait_log(start, 40)
+        cluster.run("ctl", "scancel", "--batch", "-s", "USR1", job.id, user="alice")
+    log = job.wait_end("FAILED", 30)
+    assert "no epoch was finished 2 times in a row (--max-restarts 1)" in log
+    assert job.record["reason"] in log
+
+
+def kill_ray(cluster: VirtualCluster, node: str) -> None:
+    pid = next(pid for pid, line in cluster.processes(node, "alice") if "ray.scripts.scripts" in line)
+    cluster.run(node, "kill", "-9", pid)
+
+
+def test_a_dead_head_restarts_the_job_once(cluster, submit):
+    job = submit(*driver(WAIT), sbatch=("-N2",))
+    for start in ("RUNNING 0", "RUNNING 1"):
+        job.wait_log(start, 40)
+        kill_ray(cluster, job.record["head"])
+    log = job.wait_end("FAILED", 40)
+    assert log.count("is gone: Ray ended on") == 2 and "the head node's Ray died" in log
+    assert job.leftovers() == []
+
+
+def test_a_dead_worker_is_left_behind_and_avoided(cluster, submit):
+    job = submit(*driver(ONCE), sbatch=("-N2",))
+    job.wait_log("RUNNING 0", 30)
+    worker = next(n for n in job.record["nodes"] if n != job.record["head"])
+    kill_ray(cluster, worker)
+    job.wait_log(f"node {worker} is gone: Ray ended on {worker}.*; going on with 1", 20)
+    cluster.run("ctl", "scancel", "--batch", "-s", "USR1", job.id, user="alice")
+    log = job.wait_end("COMPLETED", 60) if job.wait_log("RUNNING 1", 40) else ""
+    assert f"to be avoided from now on: {worker}" in log and worker not in job.record["nodes"]
+
+
+def test_a_node_that_is_powered_off_does_not_end_the_job(cluster, submit):
+    job = submit(*driver("time.sleep(25)"), sbatch=("-N3",))
+    job.wait_log("RUNNING", 30)
+    worker = job.record["nodes"][-1]
+    cluster.poweroff(worker)
+    log = job.wait_end("COMPLETED", 60)
+    assert f"node {worker} is gone" in log and list(job.record["excluded"]) == [worker]
+
+
+def test_a_hung_node_is_given_up(cluster, submit):
+    job = submit(*driver("time.sleep(25)"), sbatch=("-N2",), BIGBATCH_HUNG_S="8")
+    job.wait_log("RUNNING", 30)
+    worker = job.record["nodes"][-1]
+    cluster.suspend(worker)
+    log = job.wait_log(f"node {worker} hangs", 30) and job.wait_log("→ ended", 60) and job.log
+    assert f"node {worker} hangs" in log and job.record["excluded"] == {worker: "hung: no heartbeat"}
+
+
+def test_what_a_killed_step_left_on_a_node_is_removed_by_the_next(cluster, submit):
+    job = submit(*driver(ONCE), sbatch=("-w", "n1"))
+    job.wait_log("RUNNING 0", 30)
+    pid = next(
+        pid for pid, line in cluster.processes("n1", "alice") if "-m cluster.node" in line and "srun" not in line
+    )
+    cluster.run("n1", "kill", "-9", pid)
+    job.wait_log("RUNNING 1", 40)
+    job.wait_end("COMPLETED", 30)
+    assert "left by a job that was killed" in (job.files / "nodes" / "n1.log").read_text()
+    assert [found for found in job.leftovers() if found[0] == "n1"] == []
+
+
+def test_a_head_without_a_gpu_in_a_heterogeneous_job(cluster, submit):
+    sbatch = ("-c1", ":", "-N2", "-n2", "-c2", "--gres=gpu:1")
+    job = submit(*driver("sys.exit(0)"), sbatch=sbatch)
+    job.wait_log("→ ended", 30)
+    assert "registered: 3 nodes, 5 CPUs, 2 GPUs" in job.wait_end("COMPLETED", 40)
+
+
+def test_lent_nodes_join_and_leave(cluster, submit, stand_in):
+    job = submit(*driver(WAIT))
+    job.wait_log("RUNNING", 30)
+    env = {"BIGBATCH_PYTHON": sys.executable, **job.env}
+    script = SCRIPT.with_name("ray_attach.slurm")
+    lent = [cluster.sbatch("alice", "-N1", "--time=10", script, job.id, cwd=job.folder, env=env) for _ in range(2)]
+    assert until(lambda: sorted(job.record["attached"]) == sorted(lent), 20), job.everything()
+    cluster.run("ctl", "scancel", lent[0], user="alice")
+    assert until(lambda: job.record["attached"] == lent[1:], 20), job.everything()
+    cluster.run("ctl", "scancel", job.id, user="alice")
+    assert cluster.wait_state(lent[1], ENDED, 20) == "COMPLETED", "the cluster has ended, and so has the loan"
+    assert job.leftovers() == []

@@ -1,0 +1,419 @@
+"""Ray clusters in real Slurm jobs: they start, compute, survive, and leave nothing behind."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+import textwrap
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from virtual_cluster import VirtualCluster
+
+pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+
+SCRIPT = Path(__file__).resolve().parents[2] / "cluster" / "ray_head_workers.slurm"
+ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
+START_S = 90
+
+
+def until(condition, timeout_s: float = 30) -> bool:
+    deadline = time.monotonic() + timeout_s
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return bool(condition())
+
+
+class RayJob:
+    """A job of the script under test, submitted as a user does."""
+
+    def __init__(self, cluster: VirtualCluster, user: str, sbatch: tuple, arguments: tuple, **env: str) -> None:
+        self.cluster, self.user, self.env = cluster, user, env
+        self.folder = cluster.folder(user, "j")
+        options = ("-c2", "--time=10", *sbatch)
+        values = {"BIGBATCH_PYTHON": sys.executable, "OMP_NUM_THREADS": "1", **env}
+        self.id = cluster.sbatch(user, *options, SCRIPT, *arguments, cwd=self.folder, env=values)
+
+    @property
+    def log(self) -> str:
+        path = self.folder / f"bigbatch-{self.id}.log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    @property
+    def files(self) -> Path:
+        return self.cluster.home(self.user) / ".bigbatch" / "jobs" / self.id
+
+    @property
+    def record(self) -> dict:
+        return json.loads((self.files / "job.json").read_text())
+
+    def wait_log(self, pattern: str, timeout_s: float = START_S) -> re.Match:
+        until(lambda: re.search(pattern, self.log) or "→ ended" in self.log, timeout_s)
+        match = re.search(pattern, self.log)
+        assert match is not None, f"no {pattern!r} in\n{self.everything()}"
+        return match
+
+    def wait_end(self, state: str, timeout_s: float = START_S) -> str:
+        assert self.cluster.wait_state(self.id, ENDED, timeout_s) == state, self.everything()
+        return self.log
+
+    def everything(self) -> str:
+        nodes = sorted(self.files.glob("nodes/*.log")) if self.files.exists() else []
+        return "\n".join([self.log, *(f"== {p.name}\n{p.read_text()[-2000:]}" for p in nodes)])
+
+    def leftovers(self, wait_s: float = 5) -> list:
+        """Processes, files and ports of the user on any node."""
+
+        def found() -> list:
+            left: list = []
+            for node in self.cluster.nodes:
+                if self.cluster.is_on(node):
+                    left += [(node, line) for _, line in self.cluster.processes(node, self.user)]
+                    left += [(node, path) for path in self.cluster.files(node)]
+                    left += [(node, s) for s in self.cluster.listening(node) if 20000 <= s.port < 32000]
+            return left
+
+        until(lambda: not found(), wait_s)
+        return found()
+
+
+@pytest.fixture
+def submit(cluster: VirtualCluster):
+    def start(*arguments: str, user: str = "alice", sbatch: tuple = (), **env: str) -> RayJob:
+        return RayJob(cluster, user, sbatch, arguments, **env)
+
+    return start
+
+
+def python(*texts: str) -> tuple[str, ...]:
+    """A driver that has joined the cluster."""
+    join = "import os, sys, time, ray; ray.init(log_to_driver=False, configure_logging=False)"
+    return ("--", "python", "-u", "-c", "\n".join([join, *map(textwrap.dedent, texts)]))
+
+
+RESOURCES = """
+    total = ray.cluster_resources()
+    print("GOT", int(total["CPU"]), int(total.get("GPU", 0)), len(ray.nodes()), os.environ["RAY_ADDRESS"])
+"""
+WAIT = "print('WAITING', flush=True); time.sleep(600)"
+
+
+def test_one_node_computes_and_leaves_nothing(submit):
+    job = submit(*python(RESOURCES), sbatch=("--gres=gpu:1",))
+    log = job.wait_end("COMPLETED")
+    assert re.search(r"GOT 2 1 1 10\.77\.0\.\d:2\d{4}", log), job.everything()
+    assert job.leftovers() == []
+    record = job.record
+    assert (record["state"], record["restarts"]) == ("ended", 0) and record["address"].startswith("10.77.0.")
+    assert not (job.files / "token").exists(), "it opens nothing any more"
+    assert not (job.files / "ray-logs").exists(), "logs are kept of failed runs only"
+    assert job.files.stat().st_mode & 0o777 == 0o700
+
+
+def test_three_nodes_map_their_gpus_to_tasks(submit):
+    driver = """
+        @ray.remote(num_gpus=1, num_cpus=1)
+        def where():
+            time.sleep(0.5)
+            return ray.util.get_node_ip_address(), os.environ["CUDA_VISIBLE_DEVICES"], os.environ["RAY_ADDRESS"]
+        seen = set(ray.get([where.remote() for _ in range(6)]))
+        print("SEEN", len(seen), sorted({d for _, d, _ in seen}), len({i for i, _, _ in seen}))
+    """
+    job = submit(*python(RESOURCES, driver), sbatch=("-N3", "--gres=gpu:2"))
+    log = job.wait_end("COMPLETED", 120)
+    assert "GOT 6 6 3" in log and "SEEN 6 ['0', '1'] 3" in log, job.everything()
+    assert job.leftovers() == []
+
+
+def test_two_jobs_and_two_users_share_a_node(cluster, submit):
+    """Both end as if alone: the first one's end leaves the others' Ray untouched; a stranger's token is refused."""
+    one = ("-c1", "-w", "n1", "--mem=2500")
+    wait = "while not os.path.exists('go'): time.sleep(0.2)"
+    jobs = [submit(*python(RESOURCES, wait, RESOURCES), user=user, sbatch=one) for user in ("alice", "bob")]
+    for job in jobs:
+        job.wait_log("GOT 1 0 1")
+    addresses = {job.record["address"] for job in jobs}
+    assert len(addresses) == 2
+    stranger = f"""
+import ray._raylet
+try:
+    print(ray._raylet.GcsClient(address="{jobs[1].record["address"]}").get_all_node_info(timeout=5))
+except Exception as error:
+    print("REFUSED", type(error).__name__, error)
+"""
+    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(jobs[0].files / "token")}
+    told = cluster.run("n1", sys.executable, "-c", stranger, user="alice", env=token, check=False)
+    assert "REFUSED" in told.stdout and "node_id" not in told.stdout, told.stdout
+    (jobs[0].folder / "go").touch()
+    jobs[0].wait_end("COMPLETED")
+    (jobs[1].folder / "go").touch()
+    assert jobs[1].wait_end("COMPLETED").count("GOT 1 0 1") == 2, jobs[1].everything()
+    assert jobs[1].leftovers() == []
+
+
+@pytest.mark.parametrize("state", ["head", "registered", "driver"])
+def test_scancel_leaves_nothing_in_any_state(cluster, submit, state):
+    job = submit(*python(WAIT), sbatch=("-N2",))
+    job.wait_log("WAITING" if state == "driver" else f"→ {state}")
+    started = time.monotonic()
+    cluster.run("ctl", "scancel", job.id, user="alice")
+    job.wait_end("CANCELLED", 15)
+    assert job.leftovers() == []
+    assert time.monotonic() - started < 15
+    assert "cancelled" in job.log and job.record["state"] == "ended", job.everything()
+    assert not (job.files / "token").exists()
+
+
+def test_the_drivers_exit_code_passes_through_and_its_logs_are_kept(cluster, submit):
+    job = submit(*python("sys.exit(7)"))
+    job.wait_end("FAILED")
+    assert cluster.job(job.id)["ExitCode"] == "7:0"
+    assert [p.name for p in (job.files / "ray-logs").iterdir()] == [f"{job.record['head']}.tar.gz"]
+    assert job.leftovers() == []
+
+
+# Strangers
+
+
+def probe(cluster: VirtualCluster, node: str, address: str, port: int, user: str, *token: object) -> dict[str, str]:
+    """What the user's request from ``node`` gets from a port."""
+    script = Path(__file__).with_name("port_probe.py")
+    return json.loads(cluster.run(node, sys.executable, script, address, port, *token, user=user).stdout)
+
+
+def test_a_stranger_gets_nothing_from_any_port(cluster, submit):
+    """Every listening port of head and worker, probed by another user; the answers are those of docs/security.md."""
+    work = """
+        @ray.remote
+        def hold(): time.sleep(600)
+        held = [hold.remote() for _ in range(2)]
+    """
+    job = submit(*python(work, WAIT), sbatch=("-N2", "-c1", "--gres=gpu:1"))
+    job.wait_log("WAITING")
+    time.sleep(3)  # until the agents, which start last, listen as well
+    names = {}
+    for node in job.record["nodes"]:
+        facts = json.loads((job.files / "nodes" / f"{node}.json").read_text())
+        names |= {(node, port): name for name, port in facts["ports"].items()}
+    found = [(node, listener) for node in job.record["nodes"] for listener in cluster.listening(node)]
+    ours = {(node, pid) for node in job.record["nodes"] for pid, _ in cluster.processes(node, "alice")}
+
+    def ask(place: tuple) -> tuple:
+        node, listener = place
+        where = "127.0.0.1" if listener.address.endswith("127.0.0.1") else cluster.plan.address(node)
+        without = probe(cluster, node, where, listener.port, "bob")
+        with_token = probe(cluster, node, where, listener.port, "alice", job.files / "token")
+        name = names.get((node, listener.port), listener.command)
+        return node, name, listener.port, listener.address, without, with_token
+
+    with ThreadPoolExecutor(4) as pool:
+        rows = list(pool.map(ask, [(node, x) for node, x in found if (node, x.pid) in ours]))
+    for row in rows:
+        print(json.dumps(row))
+    open_ports = [(row[0], row[1], request, answer) for row in rows for request, answer in row[4].items()]
+    assert len({name for name in names.values()}) >= 7
+    harmless = {"/", "/api/version", "/grpc.health.v1.Health/Check"}
+    served = [(n, name, r, a) for n, name, r, a in open_ports if a.startswith(("200", "OK")) and r not in harmless]
+    assert served == []
+
+
+def test_with_tls_the_nodes_talk_in_cipher(submit):
+    job = submit("--tls", *python(RESOURCES), sbatch=("-N2", "-c1"))
+    assert "GOT 2 0 2" in job.wait_end("COMPLETED", 120), job.everything()
+    assert job.leftovers() == []
+
+
+def test_a_python_without_ray_is_said(submit):
+    job = submit(*python(RESOURCES), BIGBATCH_PYTHON="/usr/bin/python3")
+    log = job.wait_end("FAILED")
+    assert "head n" in log and "No module named" in log and "ray" in log, log
+    assert job.leftovers() == []
+
+
+# Searches that go on
+
+
+@pytest.fixture
+def search(cluster: VirtualCluster, submit, tiny_images: Path, tiny_space: Path):
+    """Submit a search whose trials train in a moment."""
+    data = cluster.folder("alice", "data")
+    shutil.copytree(tiny_images, data / "images")
+    shutil.copy(tiny_space, data / "tiny_space.py")
+    for path in (data, *data.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+
+    def start(trials: int, *arguments: str, job_options: tuple = (), **keywords) -> RayJob:
+        tiny = ("--space", f"{data}/tiny_space.py", "--data", f"{data}/images", "--model", "shufflenet_v2_x0_5")
+        more = ("--set", "image_size=16", "--seed", "1", "--trials", str(trials), "--max-epochs", "2")
+        return submit(*job_options, *tiny, *more, "--scheduler", "none", *arguments, **keywords)
+
+    return start
+
+
+def trials_of(job: RayJob) -> list:
+    """The study's trials as any Optuna user reads them."""
+    import optuna
+
+    folder = Path(job.record["study_folder"])
+    copy = job.cluster.shared / f"journal-{job.id}"
+    shutil.copy(folder / "optuna.journal", copy)
+    storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(copy)))
+    return optuna.load_study(study_name=folder.name, storage=storage).get_trials()
+
+
+def assert_every_trial_once(job: RayJob, trials: int) -> None:
+    found = trials_of(job)
+    assert [t.state.name for t in found] == ["COMPLETE"] * trials, job.everything()
+    for trial in found:
+        epochs = [key for key in trial.user_attrs if key.startswith("epoch/")]
+        assert len(epochs) == 2 and len(trial.intermediate_values) == 2, trial
+
+
+def test_near_the_time_limit_a_search_saves_requeues_and_goes_on(cluster, search):
+    job = search(6)
+    job.wait_log(r"trial \d+ epoch 2/2", 150)
+    cluster.run("ctl", "scancel", "--batch", "-s", "USR1", job.id, user="alice")
+    job.wait_log("→ requeueing", 60)
+    job.wait_log("start 2;", 60)
+    log = job.wait_end("COMPLETED", 200)
+    assert "driver saved and ended with exit code 143" in log
+    assert_every_trial_once(job, 6)
+    assert (job.record["restarts"], job.record["fruitless_restarts"]) == (1, 0)
+    assert job.leftovers() == []
+
+
+def test_a_search_outlives_a_worker_node_that_is_powered_off(cluster, search):
+    job = search(6, sbatch=("-N2", "-c1"))
+    job.wait_log(r"trial \d+ epoch 1/2", 150)
+    worker = next(n for n in job.record["nodes"] if n != job.record["head"])
+    cluster.poweroff(worker)
+    log = job.wait_end("COMPLETED", 300)
+    assert f"node {worker} is gone" in log
+    assert_every_trial_once(job, 6)
+    assert job.record["excluded"].keys() == {worker}
+    assert job.leftovers() == []
+
+
+def test_a_hung_worker_node_is_given_up(cluster, search):
+    job = search(6, sbatch=("-N2", "-c1"), BIGBATCH_HUNG_S="15")
+    job.wait_log(r"trial \d+ epoch 1/2", 150)
+    worker = next(n for n in job.record["nodes"] if n != job.record["head"])
+    cluster.suspend(worker)
+    log = job.wait_end("COMPLETED", 300)
+    assert f"node {worker} hangs" in log
+    assert_every_trial_once(job, 6)
+    assert job.record["excluded"] == {worker: "hung: no heartbeat"}
+
+
+def test_a_killed_head_restarts_the_job_once(cluster, search):
+    job = search(4)
+    job.wait_log(r"trial \d+ epoch 1/2", 150)
+    pid = next(pid for pid, line in cluster.processes(job.record["head"], "alice") if "gcs_server" in line)
+    cluster.run(job.record["head"], "kill", "-9", pid)
+    job.wait_log("start 2;", 60)
+    job.wait_end("COMPLETED", 200)
+    assert_every_trial_once(job, 4)
+    assert job.leftovers() == []
+
+
+def test_a_preempted_job_saves_within_its_grace_time(cluster, search):
+    job = search(6, sbatch=("-N1", "-c2"))
+    job.wait_log(r"trial \d+ epoch 2/2", 150)
+    urgent = ("-p", "urgent", "-N3", "-c2", "--exclusive", "-J", "urgent")
+    other = cluster.sbatch("bob", *urgent, script="#!/bin/bash\nexec sleep 5\n")
+    job.wait_log("the job is preempted", 30)
+    cluster.wait_state(other, "COMPLETED", 60)
+    if cluster.state(job.id) == "PENDING":
+        cluster.start_now(job.id)
+    log = job.wait_end("COMPLETED", 300)
+    assert "driver saved and ended with exit code 143" in log
+    assert_every_trial_once(job, 6)
+
+
+def test_lent_nodes_join_and_leave(cluster, submit):
+    script = SCRIPT.with_name("ray_attach.slurm")
+    count = """
+        def count(n):
+            while sum(node["Alive"] for node in ray.nodes()) != n: time.sleep(0.2)
+            print("NODES", n)
+        count(1), count(2), count(1)
+    """
+    job = submit(*python(count))
+    job.wait_log("NODES 1")
+    env = {"BIGBATCH_PYTHON": sys.executable}
+    lent = cluster.sbatch("alice", "-N1", "-c2", "--time=10", script, job.id, cwd=job.folder, env=env)
+    job.wait_log("NODES 2", 60)
+    assert until(lambda: job.record["attached"] == [lent])
+    cluster.run("ctl", "scancel", lent, user="alice")
+    job.wait_end("COMPLETED", 120)
+    assert job.log.count("NODES 1") == 2
+    assert job.leftovers() == []
+
+
+# Wrong input: refused in one line before nodes are waited for
+
+
+def refusal(job: RayJob) -> str:
+    """The one line that a job ended with."""
+    job.wait_end("FAILED", 30)
+    assert job.cluster.job(job.id)["ExitCode"] == "2:0", job.log
+    errors = [line for line in job.log.splitlines() if line.startswith("ray_head_workers.slurm: error:")]
+    assert len(errors) == 1 and "Traceback" not in job.log and "→ workers" not in job.log, job.log
+    return errors[0]
+
+
+def test_more_workers_than_the_allocation_has_are_refused(submit):
+    assert "--workers must be at most the allocation's 2 CPUs; got 3" in refusal(submit("--workers", "3"))
+    gpus = submit("--workers", "5", sbatch=("-N2", "--gres=gpu:2"))
+    assert "at most the allocation's 4 GPUs; got 5. Write --workers 4" in refusal(gpus)
+
+
+def test_a_time_limit_that_is_too_short_is_refused(submit):
+    assert "Write sbatch --time=4 or more" in refusal(submit("--space", "smoke", sbatch=("--time=2",)))
+
+
+def test_folders_that_cannot_be_written_are_refused(submit):
+    assert "Set BIGBATCH_HOME to" in refusal(submit("--space", "smoke", BIGBATCH_HOME="/proc/nowhere"))
+    assert "Write --output with" in refusal(submit("--space", "smoke", "--output", "/proc/nowhere"))
+
+
+def test_wrong_options_of_the_search_are_refused_while_the_nodes_start(submit):
+    assert "--sampler" in refusal(submit("--space", "smoke", "--sampler", "tpee"))
+
+
+def test_a_study_that_another_live_job_writes_is_refused(cluster, submit):
+    job = submit("--study", "s", "--output", "out")
+    folder = job.folder / "out" / "s"
+    assert until(lambda: (folder / ".lease").exists())
+    other = submit("--study", "s", "--output", str(job.folder / "out"))
+    assert f"is held by job {job.id} of alice on " in refusal(other)
+    cluster.run("ctl", "scancel", job.id, user="alice")
+    job.wait_end("CANCELLED", 20)
+    assert not (folder / ".lease").exists()
+
+
+def test_outside_of_slurm_the_script_says_what_to_write(cluster):
+    done = cluster.run("ctl", "bash", SCRIPT, "--space", "smoke", user="alice", check=False)
+    assert done.returncode == 2 and "Write: sbatch" in done.stderr and done.stderr.count("\n") == 1
+    lent = cluster.run("ctl", "bash", SCRIPT.with_name("ray_attach.slurm"), "1", user="alice", check=False)
+    assert lent.returncode == 2 and "Write: sbatch" in lent.stderr
+
+
+def test_an_attachment_to_no_job_is_refused(cluster):
+    folder = cluster.folder("alice")
+    script = SCRIPT.with_name("ray_attach.slurm")
+    env = {"BIGBATCH_PYTHON": sys.executable}
+    lent = cluster.sbatch("alice", "-c2", "--time=10", script, "99999", cwd=folder, env=env)
+    assert cluster.wait_state(lent, ENDED) == "FAILED"
+    assert "there must be a job 99999" in (folder / f"bigbatch-{lent}.log").read_text()
+
+
+def test_a_search_ends_with_every_trial_once(search):
+    job = search(2)
+    job.wait_end("COMPLETED", 200)
+    assert_every_trial_once(job, 2)
+    assert job.leftovers() == []

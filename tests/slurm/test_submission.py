@@ -1,0 +1,150 @@
+"""``bigbatch cluster`` on a real Slurm: what it submits is what Slurm understands, and what it shows is so."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from virtual_cluster import REPOSITORY, VirtualCluster
+
+pytestmark = pytest.mark.slurm
+
+PYTHON = sys.executable
+# In place of the job's inside, which has tests of its own: shows what reached it, then waits.
+STAND_IN = """\
+echo "arguments: $*"
+echo "root $BIGBATCH_ROOT python $BIGBATCH_PYTHON"
+mkdir -p "$BIGBATCH_HOME/jobs/$SLURM_JOB_ID/nodes"
+srun --overlap bash -c 'echo "node $(hostname) GPUs $CUDA_VISIBLE_DEVICES" \\
+    > "$BIGBATCH_HOME/jobs/$SLURM_JOB_ID/nodes/$(hostname).log"'
+trap 'echo warned; exit 0' USR1
+for i in $(seq 600); do sleep 0.1; done
+"""
+
+
+@pytest.fixture
+def checkout(cluster: VirtualCluster) -> Path:
+    """A user's own checkout of what submitting needs."""
+    root = cluster.folder("alice", "checkout")
+    for name in ("cluster", "tune", "train_loop"):
+        shutil.copytree(REPOSITORY / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
+    (root / "cluster" / "ray_head_workers.slurm").write_text(STAND_IN)
+    cluster.run("ctl", "chown", "-R", "alice:", root)
+    return root
+
+
+def bigbatch(cluster: VirtualCluster, root: Path, *arguments: object, check: bool = True, timeout_s: float = 60):
+    command = (PYTHON, "-m", "cluster.cli", *arguments)
+    env = {"BIGBATCH_PYTHON": PYTHON, "PYTHONDONTWRITEBYTECODE": "1"}
+    return cluster.run("ctl", *command, user="alice", cwd=root, env=env, check=check, timeout_s=timeout_s)
+
+
+def submitted(cluster: VirtualCluster, root: Path, *arguments: object) -> str:
+    found = re.search(r"Job (\d+) is submitted", bigbatch(cluster, root, "submit", *arguments).stdout)
+    assert found
+    return found[1]
+
+
+def until(condition, timeout_s: float = 20) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.2)
+
+
+def test_a_job_gets_what_was_asked_for_and_its_log_is_where_logs_looks(cluster: VirtualCluster, checkout: Path) -> None:
+    job = submitted(cluster, checkout, "-N", 2, "--time", "10", "--name", "my search", "--space", "smoke")
+    cluster.wait_state(job, "RUNNING")
+    until(lambda: "root" in bigbatch(cluster, checkout, "logs", job, check=False).stdout)
+    fields = cluster.run("ctl", "scontrol", "-o", "show", "job", job).stdout
+    # All GPUs and CPUs of the nodes: nothing was named, so Slurm was asked what they have.
+    for expected in ("JobName=my search", "Partition=main", "NumNodes=2", "CPUs/Task=2", "TimeLimit=00:10:00",
+                     "Requeue=1", "gpu:2", f"StdOut={cluster.home('alice')}/.bigbatch/logs/{job}.log"):  # fmt: skip
+        assert expected in fields, fields
+    log = bigbatch(cluster, checkout, "logs", job).stdout
+    assert f"arguments: --space smoke\nroot {checkout} python {PYTHON}\n" in log
+    until(lambda: "GPUs 0,1" in bigbatch(cluster, checkout, "logs", job, "--node", "n2", check=False).stdout)
+    assert bigbatch(cluster, checkout, "logs", job, "--node", "n3", check=False).returncode == 2
+
+
+def test_queue_follow_and_cancel(cluster: VirtualCluster, checkout: Path) -> None:
+    job = submitted(cluster, checkout, "-N", 1, "--gpus-per-node", 1, "--", "echo", "a b")
+    cluster.wait_state(job, "RUNNING")
+    line = next(row for row in bigbatch(cluster, checkout, "queue").stdout.splitlines() if row.startswith(job))
+    assert line.split()[1] == "RUNNING" and "bigbatch" in line
+    assert "No jobs." in cluster.run(
+        "ctl", PYTHON, "-m", "cluster.cli", "queue", user="bob", cwd=REPOSITORY, env={"PYTHONDONTWRITEBYTECODE": "1"}
+    ).stdout  # fmt: skip
+    follow = cluster.command("ctl", PYTHON, "-m", "cluster.cli", "logs", job, "-f", user="alice", cwd=checkout)
+    with subprocess.Popen(follow, stdout=subprocess.PIPE, text=True) as following:
+        assert following.stdout
+        assert following.stdout.readline() == "arguments: -- echo a b\n"
+        assert f"Cancelled: {job}" in bigbatch(cluster, checkout, "cancel", job).stdout
+        rest = following.communicate(timeout=40)[0]
+    assert following.returncode == 0 and re.search(r"n\d \| node n\d GPUs \d", rest), rest
+    assert cluster.wait_state(job, "CANCELLED")
+
+
+def test_the_signal_before_the_end_reaches_the_job_itself(cluster: VirtualCluster, checkout: Path) -> None:
+    job = submitted(cluster, checkout, "--space", "smoke")
+    cluster.wait_state(job, "RUNNING")
+    until(lambda: "arguments" in bigbatch(cluster, checkout, "logs", job, check=False).stdout)
+    time.sleep(1)  # the trap is set after the step
+    cluster.run("ctl", "scancel", "--batch", "-s", "USR1", job, user="alice")
+    cluster.wait_state(job, "COMPLETED")
+    assert bigbatch(cluster, checkout, "logs", job).stdout.endswith("warned\n")
+
+
+def test_what_slurm_would_refuse_or_never_start_is_refused_before(cluster: VirtualCluster, checkout: Path) -> None:
+    before = cluster.run("ctl", "squeue", "-h", "-t", "all", "-o", "%i").stdout
+    for arguments, expected in (
+        (("--gpus-per-node", 3), "has 2 GPUs"),
+        (("--cpus-per-node", 3), "has 2 cores"),
+        (("-p", "mian"), "main"),
+        (("--sbatch=--constraint=none",), "failed"),  # only Slurm knows: its own words, in one line
+    ):
+        done = bigbatch(cluster, checkout, "submit", *arguments, check=False)
+        assert done.returncode == 2 and expected in done.stderr, done.stderr
+        assert len(done.stderr.strip().splitlines()) == 1
+    assert cluster.run("ctl", "squeue", "-h", "-t", "all", "-o", "%i").stdout == before
+
+
+def findings(text: str) -> dict[str, tuple[str, str]]:
+    parsed = [json.loads(line) for line in text.splitlines() if line.startswith('{"status"')]
+    return {entry["what"]: (entry["status"], entry["seen"]) for entry in parsed}
+
+
+def examined(cluster: VirtualCluster, nodes: int, *options: str, prepare: str = "") -> dict[str, tuple[str, str]]:
+    """What the doctor finds in an allocation."""
+    script = f"#!/bin/bash\n{prepare}\nexec {PYTHON} -m cluster.cli doctor --json {' '.join(options)}\n"
+    env = {"PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
+    job = cluster.sbatch("alice", f"-N{nodes}", "--gres=gpu:2", "-c2", script=script, env=env)
+    cluster.wait_state(job, ("COMPLETED", "FAILED"), timeout_s=240)
+    return findings(Path(cluster.job(job)["StdOut"]).read_text())
+
+
+def test_the_doctor_finds_a_healthy_allocation_healthy(cluster: VirtualCluster) -> None:
+    found = examined(cluster, 3)
+    failed = {what: seen for what, (status, seen) in found.items() if status == "FAIL"}
+    assert not failed
+    assert found["nodes answer"] == ("OK", "3 of 3")
+    # The nodes' GPUs are stand-ins outside of /dev: only Slurm speaks of them.
+    assert found["GPUs"] == ("WARN", "n1: 2, n2: 2, n3: 2, by Slurm's word only")
+    assert found["locks"][0] == found["shared folder"][0] == found["clocks"][0] == found["requeue"][0] == "OK"
+    assert "MB/s" in found["network"][1] and found["all-reduce"][0] == "OK" and "3 nodes" in found["all-reduce"][1]
+
+
+def test_the_doctor_sees_a_folder_that_is_not_shared(cluster: VirtualCluster) -> None:
+    found = examined(cluster, 2, "--shared", "/tmp/own")
+    assert found["shared folder"][0] == "FAIL" and "n2" in found["shared folder"][1]
+
+
+def test_the_doctor_on_the_login_node_asks_slurm(cluster: VirtualCluster) -> None:
+    found = findings(bigbatch(cluster, REPOSITORY, "doctor", "--json", check=False).stdout)
+    assert found["Slurm"][0] == found["requeue"][0] == "OK" and found["nodes answer"] == ("OK", "1 of 1")

@@ -1,0 +1,385 @@
+"""The parts of a job in an allocation that need no Slurm: ports, grants, options, decisions, folders, leases."""
+
+from __future__ import annotations
+
+import ast
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, clean_environment
+
+from cluster import credentials, lease, node_folder, options, policy, ports, ray_commands, restart
+from cluster.allocation import granted_gpus, per_node
+from cluster.grant import NoAllocation, node_cpus, read_grant
+from cluster.policy import Action, Cause, Situation, decide
+from train_loop.config import TrainConfig
+from tune.display import PlainLines, Progress
+from tune.observer import TrialView
+
+MODULES = sorted((ROOT / "cluster").glob("*.py"))
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: p.name)
+def test_the_code_parses_with_python_3_9(path):
+    ast.parse(path.read_text(), feature_version=(3, 9))
+
+
+def test_importing_the_package_loads_neither_torch_nor_ray():
+    names = ", ".join(f"cluster.{p.stem}" for p in MODULES if p.stem != "__init__")
+    check = (
+        f"import sys, {names}; print([m for m in ('torch', 'ray', 'optuna', 'numpy', 'psutil') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", check], cwd=ROOT, env=clean_environment(), capture_output=True, text=True
+    )
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+# Ports
+
+
+def test_blocks_of_ports_do_not_overlap_and_stay_below_the_ephemeral_range():
+    head, worker = ports.ports_of("7", 0, head=True), ports.ports_of("7", 0, head=False)
+    assert len(set(head.used() + worker.used())) == 8 + 5
+    assert (worker.gcs, worker.dashboard, worker.client) == (0, 0, 0)
+    neighbours = [set(ports.ports_of(str(job), 0, head=h).used()) for job in range(500) for h in (True, False)]
+    assert sum(map(len, neighbours)) == len(set.union(*neighbours)), "500 jobs in a row meet nowhere"
+    assert 20000 <= min(map(min, neighbours)) and max(map(max, neighbours)) < 32000
+    visited = {ports.ports_of("123456789", attempt, head=True).gcs for attempt in range(ports.ATTEMPTS)}
+    assert len(visited) == ports.ATTEMPTS
+
+
+def test_a_taken_port_moves_the_job_to_another_block():
+    first = ports.ports_of("31", 0, head=True)
+    with socket.socket() as neighbour:
+        neighbour.bind(("127.0.0.1", first.object_manager))
+        neighbour.listen()
+        assert ports.taken(first) == [first.object_manager]
+        attempt, chosen = ports.free_ports("31", 0, head=True)
+        assert attempt > 0 and not ports.taken(chosen)
+    assert ports.free_ports("31", 0, head=True) == (0, first)
+
+
+# The grant
+
+
+@pytest.mark.parametrize(
+    ("text", "counts"),
+    [("4(x2),2", [4, 4, 2]), ("8", [8]), ("1(x3)", [1, 1, 1]), ("", []), (None, []), ("4(x,2", [])],
+)
+def test_counts_for_each_node(text, counts):
+    assert per_node(text) == counts
+
+
+def test_cpus_of_the_nodes_are_what_the_job_asked_for():
+    whole = {"SLURM_JOB_CPUS_PER_NODE": "64(x2),32"}
+    assert node_cpus(whole, 3) == [64, 64, 32]
+    asked = {**whole, "SLURM_CPUS_PER_TASK": "8", "SLURM_TASKS_PER_NODE": "1(x2),2"}
+    assert node_cpus(asked, 3) == [8, 8, 16]
+    assert node_cpus(whole, 2) == [], "counts that do not fit the node list are not used"
+
+
+def test_gpus_are_those_of_the_step():
+    assert granted_gpus({"CUDA_VISIBLE_DEVICES": "0,1,3"}) == 3
+    assert granted_gpus({"CUDA_VISIBLE_DEVICES": "GPU-5ac1,MIG-77", "SLURM_GPUS_ON_NODE": "8"}) == 2
+    assert granted_gpus({"ROCR_VISIBLE_DEVICES": "2"}) == 1
+    assert granted_gpus({"CUDA_VISIBLE_DEVICES": "NoDevFiles", "SLURM_GPUS_ON_NODE": "4"}) == 0
+    assert granted_gpus({"CUDA_VISIBLE_DEVICES": ""}) == 0
+    assert granted_gpus({"SLURM_GPUS_ON_NODE": "4"}) == 4
+    assert granted_gpus({}) == 0
+
+
+def names(text: str) -> list[str]:
+    return text.split(",")
+
+
+def test_the_grant_is_read_from_slurms_variables():
+    env = {
+        "SLURM_JOB_ID": "12",
+        "SLURM_JOB_NODELIST": "a,b",
+        "SLURM_JOB_CPUS_PER_NODE": "4,2",
+        "SLURM_GPUS_ON_NODE": "2",
+        "SLURM_JOB_END_TIME": "1700000000",
+        "SLURM_RESTART_COUNT": "3",
+    }
+    grant = read_grant(env, names)
+    assert (grant.head.name, grant.cpus, grant.gpus, grant.end_time) == ("a", 6, 4, 1.7e9)
+    assert grant.restart_count == 3
+    with pytest.raises(NoAllocation, match="Write: sbatch"):
+        read_grant({}, names)
+
+
+def test_a_heterogeneous_job_may_have_a_head_without_gpus():
+    env = {"SLURM_JOB_ID": "12", "SLURM_JOB_NODELIST": "a", "SLURM_HET_SIZE": "2", "SLURM_JOB_END_TIME": "1"}
+    env |= {"SLURM_JOB_NODELIST_HET_GROUP_0": "a", "SLURM_JOB_CPUS_PER_NODE_HET_GROUP_0": "2"}
+    env |= {"SLURM_JOB_NODELIST_HET_GROUP_1": "b,c", "SLURM_JOB_CPUS_PER_NODE_HET_GROUP_1": "8(x2)"}
+    grant = read_grant(env, names)
+    assert [(n.name, n.cpus, n.het_group) for n in grant.nodes] == [("a", 2, 0), ("b", 8, 1), ("c", 8, 1)]
+    assert (grant.cpus, grant.gpus) == (None, 0), "only the nodes know"
+
+
+# Options
+
+
+def test_the_jobs_options_come_first_and_the_rest_is_the_searchs():
+    chosen = options.parse(["--tls", "--max-restarts", "5", "--margin=60", "--space", "smoke", "--trials", "3"])
+    assert (chosen.tls, chosen.max_restarts, chosen.margin_s, chosen.chain) == (True, 5, 60, False)
+    assert chosen.arguments == ("--space", "smoke", "--trials", "3")
+    assert options.parse(["--keep-logs", "--", "python", "-c", "1"]).command == ("python", "-c", "1")
+
+
+@pytest.mark.parametrize("wrong", [["--max-restarts"], ["--margin", "soon"], ["--"], ["--space", "x", "--", "ls"]])
+def test_wrong_options_are_refused_in_one_line_with_the_fix(wrong):
+    with pytest.raises(options.UsageError, match="Write") as refusal:
+        options.parse(wrong)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_restart_resumes_the_study_of_the_first_start(tmp_path):
+    chosen = options.parse(["--space", "smoke", "--output", "out"])
+    folder = options.study_folder(chosen, "bigbatch-5", tmp_path)
+    assert folder == tmp_path / "out" / "bigbatch-5"
+    first = options.driver_command(chosen, "bigbatch-5", "1.2.3.4:5", folder, again=False)
+    assert first[2:] == ["--space", "smoke", "--output", "out", "--study", "bigbatch-5", "--address", "1.2.3.4:5"]
+    folder.mkdir(parents=True)
+    (folder / "study.json").touch()
+    assert "--resume" in options.driver_command(chosen, "bigbatch-5", "a", folder, again=True)
+    named = options.parse(["--study=mine", "--output", str(tmp_path / "out")])
+    folder.rename(folder.with_name("mine"))
+    folder = options.study_folder(named, "bigbatch-5", tmp_path)
+    assert folder == tmp_path / "out" / "mine"
+    assert "--resume" not in options.driver_command(named, "bigbatch-5", "a", folder, again=False), "the user decides"
+    assert "--resume" in options.driver_command(named, "bigbatch-5", "a", folder, again=True)
+
+
+# Decisions
+
+
+def situation(cause: Cause, **known) -> Situation:
+    return Situation(**{"cause": cause, "exit_code": 143, "fruitless": 1, "max_restarts": 3, **known})
+
+
+@pytest.mark.parametrize(
+    ("case", "action", "code"),
+    [
+        (situation(Cause.DRIVER_ENDED, exit_code=0), Action.END, 0),
+        (situation(Cause.DRIVER_ENDED, exit_code=7), Action.END, 7),
+        (situation(Cause.DRIVER_ENDED, exit_code=75), Action.REQUEUE, 143),
+        (situation(Cause.CANCELLED), Action.END, 143),
+        (situation(Cause.CANCELLED, exit_code=None), Action.END, 143),
+        (situation(Cause.TIME_LIMIT), Action.REQUEUE, 143),
+        (situation(Cause.TIME_LIMIT, chain=True), Action.CHAIN, 143),
+        (situation(Cause.TIME_LIMIT, exit_code=None), Action.REQUEUE, 143),
+        (situation(Cause.TIME_LIMIT, exit_code=0), Action.END, 0),
+        (situation(Cause.TIME_LIMIT, fruitless=3), Action.REQUEUE, 143),
+        (situation(Cause.TIME_LIMIT, fruitless=4), Action.END, 1),
+        (situation(Cause.TIME_LIMIT, max_restarts=0), Action.END, 1),
+        (situation(Cause.PREEMPTED), Action.REQUEUE, 143),
+        (situation(Cause.PREEMPTED, slurm_requeues=True, fruitless=9), Action.LEAVE_TO_SLURM, 143),
+        (situation(Cause.HEAD_DIED, exit_code=None), Action.REQUEUE, 143),
+        (situation(Cause.HEAD_DIED, exit_code=None, fruitless=2), Action.END, 1),
+        (situation(Cause.START_FAILED, exit_code=None), Action.END, 1),
+    ],
+)
+def test_what_a_job_does_at_its_end(case, action, code):
+    decision = decide(case)
+    assert (decision.action, decision.exit_code) == (action, code) and decision.reason
+
+
+@pytest.mark.parametrize(
+    ("state", "preempted", "cause", "slurm_requeues"),
+    [
+        ("CANCELLED", False, Cause.CANCELLED, False),
+        ("CANCELLED,COMPLETING", False, Cause.CANCELLED, False),
+        ("RUNNING", True, Cause.PREEMPTED, False),
+        ("RUNNING", False, Cause.PREEMPTED, False),
+        ("PENDING,COMPLETING", True, Cause.PREEMPTED, True),
+        ("REQUEUED,COMPLETING", False, Cause.PREEMPTED, True),
+        ("PREEMPTED,COMPLETING", True, Cause.PREEMPTED, False),
+        ("TIMEOUT", False, Cause.TIME_LIMIT, False),
+        ("COMPLETING", False, Cause.CANCELLED, False),
+    ],
+)
+def test_why_slurm_sends_sigterm(state, preempted, cause, slurm_requeues):
+    assert policy.cause_of_signal(state, preempted) == (cause, slurm_requeues)
+
+
+def test_progress_is_counted_in_epochs(tmp_path):
+    assert restart.progress(tmp_path) == 0 and restart.progress(None) is None
+    line = '{"op_code": 8, "user_attr": {"epoch/00001": {}}}\n'
+    (tmp_path / "optuna.journal").write_text('{"op_code": 0}\n' + line + line)
+    assert restart.progress(tmp_path) == 2
+    (tmp_path / "optuna.journal").unlink()  # a study in a database: what the driver has logged
+    (tmp_path / "logs").mkdir()
+    out = (tmp_path / "logs" / "driver.log").open("w")
+    lines = PlainLines(Progress(2, 1, {}), out)
+    record = {"epoch": 1, "val_top1": 0.5, "train_loss": 1.0, "learning_rate": 0.1}
+    for number in range(3):
+        lines.trial_started(TrialView(number, {}, TrainConfig()))
+        lines.epoch_ended(TrialView(number, {}, TrainConfig(), records=[record]), record)
+    out.close()
+    assert restart.progress(tmp_path) == 3
+    assert restart.fruitless(2, 0, 1) == 0 and restart.fruitless(2, 1, 1) == 3 and restart.fruitless(0, None, None) == 1
+
+
+def test_a_successor_is_given_what_the_job_was_given():
+    fields = {"JobName": "bb", "Partition": "gpu", "Account": "(null)", "TimeLimit": "02:00:00", "NumNodes": "3"}
+    fields |= {"CPUs/Task": "8", "TresPerNode": "gres:gpu:a100:4", "MinMemoryNode": "64G", "QOS": "normal"}
+    assert restart.successor_options(fields) == [
+        *("--job-name=bb", "--partition=gpu", "--qos=normal", "--time=02:00:00", "--cpus-per-task=8", "--mem=64G"),
+        *("--gres=gpu:a100:4", "--nodes=3"),
+    ]
+
+
+# Folders and processes
+
+
+def test_a_nodes_folder_is_private_short_and_removed(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # too long
+    monkeypatch.delenv("SLURM_TMPDIR", raising=False)
+    with node_folder.private_folder("1234567") as folder:
+        assert folder.parent == Path("/tmp") and folder.stat().st_mode & 0o777 == 0o700
+        assert len(f"{folder}/r") + node_folder.RAY_ADDS <= 107
+        assert folder not in node_folder.remove_stale()
+        (folder / "r").mkdir()
+        (folder / "r" / "file").touch()
+    assert not folder.exists()
+
+
+def test_what_a_killed_job_left_is_removed_with_its_processes():
+    hold = "import os, time; from cluster.node_folder import private_folder as p\n"
+    hold += "with p('77') as f: print(f, flush=True); time.sleep(60)"
+    node = subprocess.Popen([sys.executable, "-c", hold], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    folder = Path(node.stdout.readline().strip())
+    orphan = subprocess.Popen(["sleep", "60"], executable="/bin/sleep", start_new_session=True)
+    daemon = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", f"{folder}/r/socket"])
+    node.kill()
+    node.wait()
+    assert folder.exists()
+    assert folder in node_folder.remove_stale() and not folder.exists()
+    assert daemon.wait(5) == -signal.SIGTERM and orphan.poll() is None
+    orphan.kill()
+    orphan.wait()
+
+
+def test_only_own_descendants_are_ended_also_those_that_left_their_group():
+    start = "import subprocess, sys; subprocess.Popen(['sleep', '61'], start_new_session=True); sys.exit()"
+    main = f"""
+import subprocess, sys, time
+from cluster import processes
+processes.adopt_orphans()
+subprocess.run([sys.executable, "-c", {start!r}])
+assert len(processes.descendants({os.getpid()})) >= 2
+below = processes.descendants(__import__("os").getpid())
+assert len(below) == 1, below
+stubborn = subprocess.Popen(["bash", "-c", "trap '' TERM; while :; do sleep 0.1; done"])
+time.sleep(0.3)
+print(processes.end_descendants(grace_s=0.5) == [stubborn.pid], processes.descendants(__import__("os").getpid()))
+"""
+    bystander = subprocess.Popen(["sleep", "62"])
+    done = subprocess.run([sys.executable, "-c", main], cwd=ROOT, capture_output=True, text=True, timeout=30)
+    assert done.stdout.strip().endswith("[]"), done.stderr
+    assert bystander.poll() is None
+    bystander.kill()
+    bystander.wait()
+
+
+# Credentials
+
+
+def test_a_token_is_fresh_and_private(tmp_path):
+    first = credentials.make_token(tmp_path)
+    text = first.read_text()
+    assert len(text) == 64 and first.stat().st_mode & 0o777 == 0o600
+    assert credentials.make_token(tmp_path).read_text() != text
+    assert text not in str(credentials.environment(first, None))
+    credentials.remove(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_certificates_of_one_job_trust_each_other(tmp_path):
+    authority = credentials.make_authority(tmp_path)
+    node = credentials.make_certificate(authority, tmp_path / "n", ["n1", "localhost"], ["10.0.0.1"])
+    verify = ["openssl", "verify", "-CAfile", str(node / "ca.crt"), "-verify_ip", "10.0.0.1", str(node / "node.crt")]
+    assert subprocess.run(verify, capture_output=True).returncode == 0
+    assert all(p.stat().st_mode & 0o077 == 0 for p in tmp_path.rglob("*.key"))
+
+
+def test_ray_is_started_with_every_port_and_resource_given(tmp_path):
+    share = ray_commands.Resources(4, 2, 10**9, 10**8)
+    head = ray_commands.start("10.0.0.1", "10.0.0.1:1", ports.ports_of("1", 0, head=True), share, tmp_path, {})
+    worker = ray_commands.start("10.0.0.2", "10.0.0.1:1", ports.ports_of("1", 0, head=False), share, tmp_path, {})
+    assert "--head" in head and "--dashboard-host=127.0.0.1" in head and "--address=10.0.0.1:1" in worker
+    for option in ("--num-cpus=4", "--num-gpus=2", "--memory=1000000000", "--object-store-memory=100000000"):
+        assert option in head and option in worker
+
+
+# The lease
+
+
+def test_a_study_is_leased_to_one_live_job(tmp_path):
+    mine = lease.Lease(tmp_path, "5")
+    mine.take()
+    mine.take()
+    with pytest.raises(lease.StudyHeld, match=r"held by job 5 of \w+ on \S+, seen \d+ s ago. Wait for it"):
+        lease.Lease(tmp_path, "6").take()
+    mine.release()
+    other = lease.Lease(tmp_path, "6")
+    other.take()
+    mine.release()
+    assert (tmp_path / lease.FILE).exists(), "not ours any more"
+
+
+@pytest.mark.parametrize(
+    ("job", "age_s", "running", "may"),
+    [
+        ("5", 9999, True, False),
+        ("5", 9999, None, False),
+        ("5", 9999, False, True),
+        ("5", 10, False, False),
+        ("6", 1, 1, 1),
+    ],
+)
+def test_a_lease_is_taken_over_only_if_stale_and_its_job_is_gone(job, age_s, running, may):
+    assert lease.may_take({"job": job, "heartbeat": time.time()}, "6", age_s, lambda _: running) == bool(may)
+
+
+# Containers
+
+
+def test_in_a_container_ray_and_the_search_run_inside_and_slurms_commands_outside(monkeypatch, tmp_path):
+    inside = str(ROOT / "cluster" / "in_container.sh")
+    monkeypatch.setenv("BIGBATCH_NODE_PYTHON", inside)
+    command = options.driver_command(options.parse(["--space", "smoke"]), "s", "10.0.0.1:1", tmp_path, again=False)
+    assert command[0] == inside and ray_commands.interpreter() == inside
+    steps = (ROOT / "cluster" / "node_steps.py").read_text()
+    assert "sys.executable" in steps and "interpreter" not in steps, "a node's wrapper stays outside"
+    monkeypatch.delenv("BIGBATCH_NODE_PYTHON")
+    assert ray_commands.interpreter() == sys.executable
+
+
+def test_the_container_is_called_with_what_the_job_needs_bound(tmp_path):
+    """A stand-in for apptainer writes down how it is called and runs what comes after the image."""
+    stand_in = tmp_path / "apptainer"
+    stand_in.write_text(
+        '#!/bin/sh\necho "$@" > "$CALLED"\nwhile [ "$1" != /images/bb.sif ]; do shift; done\nshift\nexec "$@"\n'
+    )
+    stand_in.chmod(0o755)
+    env = {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}", "CALLED": str(tmp_path / "called"), "BIGBATCH_ROOT": "/code",
+        "BIGBATCH_HOME": "/records", "BIGBATCH_CONTAINER": "/images/bb.sif",
+        "BIGBATCH_CONTAINER_PYTHON": sys.executable,
+    }  # fmt: skip
+    script = [str(ROOT / "cluster" / "in_container.sh"), "-c", "import sys; print(sys.argv[1:])", "a b", "c"]
+    done = subprocess.run(script, env=env, cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout == "['a b', 'c']\n", done.stderr
+    called = (tmp_path / "called").read_text()
+    assert all(f"--bind {path}" in called for path in ("/code", "/records", "/tmp", tmp_path))
+    missing = subprocess.run(script, env={**env, "PATH": "/usr/bin:/bin"}, cwd=tmp_path, capture_output=True, text=True)
+    assert missing.returncode == 127 and "apptainer" in missing.stderr

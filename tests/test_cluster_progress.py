@@ -1,0 +1,129 @@
+"""A study's progress, read with the standard library, against what Optuna itself says of the same journal."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import optuna
+import pytest
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import TrialState
+
+from cluster import progress
+
+optuna.logging.set_verbosity(optuna.logging.WARNING)
+pytestmark = pytest.mark.filterwarnings("ignore:The value nan")
+
+
+def a_study(folder: Path, name: str = "s", planned: int | None = 10) -> optuna.Study:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "study.json").write_text(json.dumps({"schema_version": 1, "name": name, "trials": planned}))
+    storage = JournalStorage(JournalFileBackend(str(folder / "optuna.journal")))
+    return optuna.create_study(study_name=name, storage=storage, direction="maximize")
+
+
+def run_trials(study: optuna.Study) -> None:
+    """One trial of every kind and way of ending, with epochs and attributes as BigBatch writes them."""
+    study.enqueue_trial({"x": 0.5})
+    study.enqueue_trial({"x": 0.25})
+    for value in (0.1, 0.9, 0.4):
+        trial = study.ask()
+        trial.suggest_float("x", 0, 1)
+        trial.set_user_attr("config", {"long": "op_code" * 50})
+        for step in range(3):
+            trial.report(value * step, step)
+        study.tell(trial, value)
+    study.tell(study.ask(), state=TrialState.PRUNED)
+    study.tell(study.ask(), state=TrialState.FAIL)
+    study.ask()
+    study.add_trial(optuna.trial.create_trial(value=0.95))
+    study.add_trial(optuna.trial.create_trial(state=TrialState.FAIL))
+    study.enqueue_trial({"x": 0.75})
+    study.tell(study.ask(), float("nan"), skip_if_finished=True)
+
+
+def same_as_optuna(folder: Path, name: str = "s") -> progress.Progress:
+    storage = JournalStorage(JournalFileBackend(str(folder / "optuna.journal")))
+    study = optuna.load_study(study_name=name, storage=storage)
+    states = [trial.state for trial in study.trials]
+    found = progress.read(folder)
+    assert found is not None
+    for mine, theirs in (
+        (found.complete, TrialState.COMPLETE),
+        (found.pruned, TrialState.PRUNED),
+        (found.failed, TrialState.FAIL),
+        (found.running, TrialState.RUNNING),
+        (found.waiting, TrialState.WAITING),
+    ):
+        assert mine == states.count(theirs), theirs
+    assert found.finished == sum(state.is_finished() for state in states)
+    complete = study.get_trials(states=(TrialState.COMPLETE,))
+    assert found.best == (study.best_value if complete else None)
+    return found
+
+
+def test_it_counts_as_optuna_does(tmp_path):
+    study = a_study(tmp_path)
+    assert same_as_optuna(tmp_path).finished == 0
+    run_trials(study)
+    found = same_as_optuna(tmp_path)
+    assert found.best == 0.95 and found.planned == 10 and found.finished >= 7 and found.running == 1
+
+
+def test_every_prefix_of_a_journal_counts_as_optuna_does(tmp_path):
+    """The journal as it was after each of its records: a job that is killed leaves any of them."""
+    run_trials(a_study(tmp_path / "whole"))
+    lines = (tmp_path / "whole" / "optuna.journal").read_bytes().splitlines(keepends=True)
+    for count in range(1, len(lines) + 1):
+        folder = tmp_path / f"{count:03}"
+        a_study(folder)
+        (folder / "optuna.journal").write_bytes(b"".join(lines[:count]))
+        same_as_optuna(folder)
+
+
+@pytest.mark.parametrize(
+    "rest", [b'{"op_code":6,"trial_id":0,"sta', b"\xff\xfe\x00", b"{}", b'{"op_code":6}\n[1]\nnull\n']
+)
+def test_a_half_written_last_line_is_left_out(tmp_path, rest):
+    run_trials(a_study(tmp_path))
+    before = progress.read(tmp_path)
+    with (tmp_path / "optuna.journal").open("ab") as journal:
+        journal.write(rest)
+    assert progress.read(tmp_path) == before
+
+
+def test_other_and_deleted_studies_in_the_same_journal_do_not_count(tmp_path):
+    run_trials(a_study(tmp_path, "old"))
+    optuna.delete_study(study_name="old", storage=JournalStorage(JournalFileBackend(str(tmp_path / "optuna.journal"))))
+    study = a_study(tmp_path, "new")
+    study.tell(study.ask(), 0.3)
+    found = same_as_optuna(tmp_path, "new")
+    assert (found.finished, found.best) == (1, 0.3)
+
+
+def test_a_finished_trial_stays_as_it_is(tmp_path):
+    """Optuna replays a late record of another worker without applying it."""
+    study = a_study(tmp_path)
+    study.tell(study.ask(), 0.5)
+    with (tmp_path / "optuna.journal").open("a") as journal:
+        late = {
+            "op_code": 6,
+            "worker_id": "other",
+            "trial_id": 0,
+            "state": 3,
+            "values": None,
+            "datetime_complete": None,
+        }
+        journal.write(json.dumps(late, separators=(",", ":")) + "\n")
+    assert same_as_optuna(tmp_path).complete == 1
+
+
+def test_what_is_no_study_is_none(tmp_path):
+    assert progress.read(tmp_path / "missing") is None
+    (tmp_path / "study.json").write_text("[]")
+    assert progress.read(tmp_path) is None
+    (tmp_path / "study.json").write_text('{"name": "s"}')
+    found = progress.read(tmp_path)
+    assert found is not None and found.planned is None and found.finished == 0
