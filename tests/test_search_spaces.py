@@ -39,6 +39,11 @@ def on_workers(workload: Workload, workers: int, max_micro_size: int = 256) -> W
     )
 
 
+def test_a_micro_batch_that_trials_measure_gives_the_batches_of_the_default_bound() -> None:
+    for workers in (1, 3, 7):
+        assert global_batch_sizes(on_workers(IMAGENET, workers, 0)) == global_batch_sizes(on_workers(IMAGENET, workers))
+
+
 def test_importing_the_spaces_loads_no_framework() -> None:
     code = (
         "import sys, search_spaces; search_spaces.load_space('large_batch');"
@@ -69,11 +74,6 @@ def test_too_many_workers_for_the_data_are_refused_with_the_number_that_fits() -
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 4, 5, 6, 7, 8, 12, 24])
-def test_a_micro_batch_that_trials_measure_gives_the_batches_of_the_default_bound() -> None:
-    for workers in (1, 3, 7):
-        assert global_batch_sizes(on_workers(IMAGENET, workers, 0)) == global_batch_sizes(on_workers(IMAGENET, workers))
-
-
 @pytest.mark.parametrize("max_micro_size", [1, 48, 200, 256])
 def test_batches_divide_into_micro_batches_that_are_not_small(workers: int, max_micro_size: int) -> None:
     for workload in (DIGITS, IMAGENET):

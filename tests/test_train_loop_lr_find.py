@@ -42,9 +42,7 @@ def test_minimum_and_steepest_of_a_curve_made_by_hand() -> None:
     finding = range_test(loss, 1e-5, 100.0, 300)
     assert finding.steepest == pytest.approx(1e-2, rel=1.5)  # the mean over 10 steps lags by 0.23 decades
     assert 0.1 < finding.minimum < 1.5
-    assert finding.suggestion == pytest.approx(
-        min(math.sqrt(finding.minimum / 10 * finding.steepest), finding.minimum / 3)
-    )
+    assert finding.suggestion == pytest.approx(min(math.sqrt(finding.minimum * finding.steepest), finding.minimum / 3))
 
 
 def test_a_range_that_ends_too_early_or_begins_too_late_is_said() -> None:

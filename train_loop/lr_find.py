@@ -37,8 +37,8 @@ class Finding:
     minimum: float
     """Rate at which it is lowest."""
     suggestion: float
-    """Peak rate to start a search from: the geometric mean of ``minimum``/10 and ``steepest``, two
-    rules of fastai's that err on either side, and at most ``minimum``/3."""
+    """Peak rate to start a search from: the geometric mean of ``steepest`` and ``minimum``, and at most
+    ``minimum``/3. fastai's own rules, ``steepest`` and ``minimum``/10, are for runs without warmup."""
     exploded_at: float | None
     """Rate that ended the test; None where the range ended first: then ``minimum`` is no more than a lower bound."""
 
@@ -98,7 +98,7 @@ def _conclude(rates: list[float], losses: list[float], smoothed: list[float], ex
         smoothed=tuple(smoothed),
         steepest=steepest,
         minimum=minimum,
-        suggestion=min(math.sqrt(minimum / 10 * steepest), minimum / 3),
+        suggestion=min(math.sqrt(minimum * steepest), minimum / 3),
         exploded_at=exploded_at,
     )
 
