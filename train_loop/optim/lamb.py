@@ -113,6 +113,13 @@ class LAMB(LayerwiseOptimizer):
         ok = len(bounds) == 2 and 0 <= bounds[0] <= bounds[1] and bounds[1] > 0
         require(ok, "trust_bounds must be two rising numbers of at least 0", bounds)
 
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As the base class; a step number that is a plain int, as it once was kept, becomes a tensor."""
+        super().load_state_dict(state_dict)
+        for state in self.state.values():
+            if isinstance(state.get("step"), int):
+                state["step"] = torch.tensor(float(state["step"]))
+
     def _before_update(self) -> None:
         self._gradient_scale = None
         grads = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
