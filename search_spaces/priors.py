@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 
 from search_spaces.workload import Workload
-from train_loop.config import ConfigError
+from train_loop.config import DEFAULT_MICRO_SIZE, ConfigError
 
 LARGEST_BATCH = 32768
 """Beyond it MLPerf's LARS needs twice the epochs (65,536: 84.5 against 56.0)."""
@@ -59,7 +59,7 @@ def divisible(batch: int, workers: int, max_micro_size: int) -> int:
     """The largest number up to ``batch`` that cuts into workers × accumulation steps × equal micro-batches."""
     if batch % workers == 0 and (batch // workers) & (batch // workers - 1) == 0:
         return batch  # a power of two a worker: micro-batches of at least max_micro_size / 2
-    steps = math.ceil(batch // workers / max_micro_size)
+    steps = math.ceil(batch // workers / (max_micro_size or DEFAULT_MICRO_SIZE))
     return batch // (workers * steps) * workers * steps
 
 

@@ -15,7 +15,7 @@ _SMALLEST = {
     "epochs": 1,
     "workers": 1,
     "memory_bytes": 0,
-    "max_micro_size": 1,
+    "max_micro_size": 0,
 }
 
 
@@ -41,7 +41,8 @@ class Workload:
     memory_bytes: int = 0
     """Device memory of one worker; 0 = unknown."""
     max_micro_size: int = 256
-    """Images that one worker can hold in one forward pass; larger batches accumulate."""
+    """Images that one worker can hold in one forward pass; larger batches accumulate. 0 = each trial
+    measures it on its GPU."""
     fixed: Mapping[str, Any] = field(default_factory=dict)
     """Dotted keys that every configuration holds (``--set``), whatever the space says of them."""
 

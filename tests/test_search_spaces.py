@@ -39,6 +39,11 @@ def on_workers(workload: Workload, workers: int, max_micro_size: int = 256) -> W
     )
 
 
+def test_a_micro_batch_that_trials_measure_gives_the_batches_of_the_default_bound() -> None:
+    for workers in (1, 3, 7):
+        assert global_batch_sizes(on_workers(IMAGENET, workers, 0)) == global_batch_sizes(on_workers(IMAGENET, workers))
+
+
 def test_importing_the_spaces_loads_no_framework() -> None:
     code = (
         "import sys, search_spaces; search_spaces.load_space('large_batch');"

@@ -34,6 +34,8 @@ def test_every_key_survives_the_round_trip_through_json():
         changes[key] = OTHER[kind](value[leaf]) if kind in OTHER else [1.0, 2.5]
     changes |= {
         "batch.micro_size": 1,
+        "model.compile": False,
+        "schedule.warmup_steps": 0,
         "optimizer.name": "lamb",
         "schedule.name": "step",
         "model.stem": "small",
@@ -69,6 +71,10 @@ def test_it_is_frozen_and_loads_no_torch():
         ({"optimizer.momentum": 0.0}, "Nesterov needs momentum", "0.0"),
         ({"optimizer.weight_decay": -1e-4}, "weight_decay", "-0.0001"),
         ({"schedule.warmup_epochs": 13.0}, "warmup_epochs must not exceed epochs", "13"),
+        ({"loss": "mse"}, "loss must be one of", "mse"),
+        ({"ema_decay": 1.0}, "ema_decay", "1.0"),
+        ({"schedule.warmup_steps": 3, "schedule.warmup_epochs": 1.0}, "in steps or in epochs", "3"),
+        ({"model.compile": True, "model.activation_checkpointing": True}, "model.compile", "True"),
         ({"schedule.name": "step"}, "needs schedule.step_epochs", "none"),
         ({"schedule.step_epochs": [3.0, 1.0]}, "must rise", "3.0"),
         ({"batch.global_size": 1}, "global_size", "1"),

@@ -11,7 +11,7 @@ import torchvision
 from torch import nn
 
 from train_loop.config import OptimizerConfig
-from train_loop.optim import LAMB, LARS, build_optimizer, parameter_groups
+from train_loop.optim import LAMB, LARS, build_optimizer, parameter_groups, set_learning_rate
 
 SHAPES = [(4, 3, 3, 3), (7, 5), (6,), ()]
 WARMUP = [0.5, 1.0, 1.5, 2.0, 1.0, 0.25]
@@ -365,7 +365,9 @@ def test_mixed_dtypes_in_one_group_and_parameters_without_gradient(optimizer_of)
     assert all(torch.equal(p, q) for p, q in zip(params, alone, strict=True))
     assert params[1] not in optimizer.state
     assert optimizer.state[params[-1]] and all(
-        value.dtype == torch.float64 for value in optimizer.state[params[-1]].values() if torch.is_tensor(value)
+        value.dtype == torch.float64
+        for name, value in optimizer.state[params[-1]].items()
+        if name != "step"  # a count
     )
 
 
@@ -438,10 +440,18 @@ def test_a_step_reads_nothing_back_to_the_host(optimizer_of, monkeypatch):
     params = make_params()
     optimizer = optimizer_of([{"params": params[:2]}, {"params": params[2:], "trust_ratio": False}])
 
-    def refuse(*_):
+    counts: set[int] = set()  # step numbers that are on the CPU by design
+    read = torch.Tensor.item
+
+    def refuse(tensor, *_):
         raise AssertionError("a tensor was read by the host")
 
-    for name in ("item", "tolist", "__float__", "__bool__", "__int__", "cpu", "numpy"):
+    def item(tensor):
+        counts.update(id(state["step"]) for state in optimizer.state.values() if "step" in state)
+        return read(tensor) if id(tensor) in counts and tensor.device.type == "cpu" else refuse(tensor)
+
+    monkeypatch.setattr(torch.Tensor, "item", item)
+    for name in ("tolist", "__float__", "__bool__", "__int__", "cpu", "numpy"):
         monkeypatch.setattr(torch.Tensor, name, refuse)
     for seed in range(2):
         set_grads(params, seed)
@@ -613,7 +623,7 @@ def test_empty_groups_are_left_out():
         (
             "lars",
             LARS,
-            {"momentum": 0.8, "nesterov": True, "trust_coefficient": 0.02, "momentum_convention": "out", "eps": 0.0},
+            {"momentum": 0.8, "nesterov": True, "trust_coefficient": 0.02, "momentum_convention": "out", "eps": 1e-5},
         ),
     ],
 )
@@ -629,6 +639,7 @@ def test_build_optimizer_follows_the_configuration(name, kind, expected):
         weight_decay=0.03,
         trust_coefficient=0.02,
         lars_momentum="out",
+        lars_eps=1e-5,
     )
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
     optimizer = build_optimizer(model, config)
@@ -643,6 +654,16 @@ def test_build_optimizer_follows_the_configuration(name, kind, expected):
     before = [p.detach().clone() for p in model.parameters()]
     optimizer.step()
     assert all(not torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True) if p.grad.any())
+
+
+def test_the_group_without_decay_may_have_a_rate_of_its_own():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
+    optimizer = build_optimizer(model, OptimizerConfig(peak_lr=0.5, no_decay_lr_factor=0.1))
+    set_learning_rate(optimizer, 0.4)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.4, pytest.approx(0.04)]
+    old = torch.optim.SGD(model.parameters(), lr=1.0)  # as a checkpoint without the factor leaves it
+    set_learning_rate(old, 0.4)
+    assert old.param_groups[0]["lr"] == 0.4
 
 
 def test_every_configured_lars_can_be_built():

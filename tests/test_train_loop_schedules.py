@@ -35,6 +35,16 @@ def rates(total_steps, steps_per_epoch=10, peak_lr=1.0, **schedule):
         ({"name": "linear", "end_lr_factor": 0.1}, [0.5, 1.0, 1.5, 2.0, 1.55, 1.1, 0.65, 0.2]),
         ({"name": "poly", "end_lr_factor": 0.1}, [0.5, 1.0, 1.5, 2.0, 1.2125, 0.65, 0.3125, 0.2]),
         ({"name": "cosine", "end_lr_factor": 0.5}, [0.5, 1.0, 1.5, 2.0, 1.5 + math.sqrt(0.125), 1.5, None, 1.0]),
+        # Half a cosine up: (1 − cos(π/4))/2, 1/2, (1 − cos(3π/4))/2 of the peak; then the cosine down.
+        (
+            {"name": "one_cycle"},
+            [1 - math.sqrt(0.5), 1.0, 1 + math.sqrt(0.5), 2.0, 1 + math.sqrt(0.5), 1.0, 1 - math.sqrt(0.5), 0.0],
+        ),
+        # As torch's OneCycleLR begins at 1/25 and ends at 1/10,000 of that: 0.08 + 1.92·(1 − cos(πx/4))/2.
+        (
+            {"name": "one_cycle", "warmup_start_factor": 0.04, "end_lr_factor": 4e-6},
+            [1.04 - 0.96 * math.sqrt(0.5), 1.04, 1.04 + 0.96 * math.sqrt(0.5), 2.0, None, 1.000004, None, 8e-6],
+        ),
         # warmup_start_factor 0.2: from 0.4 before the first step, 0.4 a step.
         ({"name": "constant", "warmup_start_factor": 0.2}, [0.8, 1.2, 1.6, 2.0, 2.0, 2.0, 2.0, 2.0]),
     ],
@@ -44,6 +54,13 @@ def test_table_of_a_run_with_an_epoch_of_warmup(schedule, expected):
     found = rates(7, steps_per_epoch=4, peak_lr=2.0, warmup_epochs=1.0, **schedule)
     for value, wanted in zip(found, expected[:7], strict=True):
         assert wanted is None or value == pytest.approx(wanted, abs=1e-12)
+
+
+@pytest.mark.parametrize("name", ["cosine", "poly", "linear", "one_cycle", "constant"])
+def test_warmup_in_steps_equals_warmup_in_epochs(name):
+    in_steps = rates(40, steps_per_epoch=8, warmup_steps=12, name=name)
+    assert in_steps == rates(40, steps_per_epoch=8, warmup_epochs=1.5, name=name)
+    assert rates(4, steps_per_epoch=100, warmup_steps=2, name="linear") == pytest.approx([0.5, 1.0, 2 / 3, 1 / 3])
 
 
 def test_without_warmup_the_first_step_has_the_peak_and_no_step_is_wasted_on_a_rate_of_zero():
@@ -98,7 +115,7 @@ def test_warmup_that_fills_the_run_ends_at_the_peak(name):
     assert rates(1, steps_per_epoch=1, name=name) == [1.0]
 
 
-@pytest.mark.parametrize("name", ["cosine", "poly", "linear", "constant"])
+@pytest.mark.parametrize("name", ["cosine", "poly", "linear", "one_cycle", "constant"])
 @pytest.mark.parametrize("warmup_epochs", [0.0, 0.03, 0.1, 1.0, 2.37, 19.99, 20.0])
 @pytest.mark.parametrize("start", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("end", [0.0, 0.07, 1.0])
@@ -112,7 +129,8 @@ def test_rates_are_continuous_never_above_the_peak_and_never_negative(name, warm
     assert all(0.0 <= rate <= peak_lr for rate in found)
     # Slopes: warmup at most peak/W a step, decay at most 2·peak/(T − W) (poly 2; cosine π/2).
     warmup_steps = max(warmup_epochs * 10, 1.0)
-    steepest = peak_lr * max(1 / warmup_steps, 2 / max(total_steps - warmup_steps, 2))
+    up = math.pi / 2 if name == "one_cycle" else 1.0
+    steepest = peak_lr * max(up / warmup_steps, 2 / max(total_steps - warmup_steps, 2))
     assert max(abs(b - a) for a, b in itertools.pairwise(found)) <= steepest + 1e-12
     if name != "constant" and warmup_steps < total_steps - 1:
         assert end * peak_lr - 1e-12 <= found[-1] <= end * peak_lr + steepest

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 
+from train_loop import memory_probe
 from train_loop.checkpoint import CheckpointFolder, Progress, check_same_run
 from train_loop.chronometer import Chronometer
 from train_loop.config import BatchSplit, ConfigError, TrainConfig
@@ -20,8 +22,10 @@ from train_loop.distributed import Heartbeat, World
 from train_loop.errors import CheckpointError
 from train_loop.metrics import LossWatch, Sums
 from train_loop.models import build_model
+from train_loop.noise_scale import GradientNorms
 from train_loop.optim import build_optimizer
 from train_loop.reporter import Reporter
+from train_loop.weight_average import WeightAverage
 
 
 @dataclass
@@ -39,12 +43,14 @@ class Run:
     parallel: nn.Module
     """The same model as training calls it."""
     optimizer: torch.optim.Optimizer
+    average: WeightAverage | None
     scaler: GradScaler
     precision: str
     checkpoints: CheckpointFolder
     progress: Progress
     resumed_from_epoch: int | None
     sums: Sums
+    norms: GradientNorms
     watch: LossWatch
     clock: Chronometer
     heartbeat: Heartbeat
@@ -55,8 +61,8 @@ def set_up(config: TrainConfig, reporter: Reporter, checkpoints: CheckpointFolde
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
     world = World.current(device)
-    split = config.batch.split(world.workers)
     source = open_data(config.data)
+    split = _split(config, source, world)
     steps_per_epoch = source.steps_per_epoch(split.global_size)
     if config.model.sync_bn and device.type == "cpu":
         raise ConfigError("SyncBatchNorm needs GPUs; got model.sync_bn=true on CPUs. Write model.sync_bn=false.")
@@ -70,15 +76,22 @@ def set_up(config: TrainConfig, reporter: Reporter, checkpoints: CheckpointFolde
     scaler = GradScaler(device.type, enabled=precision == "fp16")
     content = _load(checkpoints, config, source, world)
     progress = Progress(**content["progress"]) if content else Progress()
+    average = WeightAverage(model, config.ema_decay) if config.ema_decay > 0 else None
     sums, clock = Sums(device), Chronometer(device)
+    norms = GradientNorms(device, split.accumulation_steps, world.workers)
     if content:
         model.load_state_dict(content["model"])
         optimizer.load_state_dict(content["optimizer"])
         if content["scaler"]:  # none where the run began on a device that needs no scaling
             scaler.load_state_dict(content["scaler"])
+        if average:
+            average.load(content["average"])
         clock.seconds |= progress.seconds
         if world.rank == 0:  # the other ranks add to what all had
             sums.values.copy_(torch.tensor(progress.sums, dtype=torch.float64))
+            norms.sums.copy_(torch.tensor(progress.gradient_norms, dtype=torch.float64))
+    parallel = _parallel(model, world, config.model.compile)
+    norms.watch(parallel)
     return Run(
         config=config,
         world=world,
@@ -87,21 +100,37 @@ def set_up(config: TrainConfig, reporter: Reporter, checkpoints: CheckpointFolde
         source=source,
         steps_per_epoch=steps_per_epoch,
         model=model.train(),
-        parallel=_parallel(model, world),
+        parallel=parallel,
         optimizer=optimizer,
+        average=average,
         scaler=scaler,
         precision=precision,
         checkpoints=checkpoints,
         progress=progress,
         resumed_from_epoch=progress.epoch if content else None,
         sums=sums,
+        norms=norms,
         watch=LossWatch(device),
         clock=clock,
         heartbeat=Heartbeat(world),
     )
 
 
-def _parallel(model: nn.Module, world: World) -> nn.Module:
+def _split(config: TrainConfig, source: DataSource, world: World) -> BatchSplit:
+    """How the batch is cut, with the bound that the smallest of the workers' devices has, where it is measured."""
+    batch = config.batch
+    if batch.max_micro_size == 0 and batch.micro_size == 0:
+        precision = choose_precision(config.precision, world.device)
+        bound = memory_probe.max_micro_size(config, source.info, world.device, precision)
+        batch = dataclasses.replace(batch, max_micro_size=int(-world.max([-float(bound)])[0]))
+    return batch.split(world.workers)
+
+
+def _parallel(model: nn.Module, world: World, compiled: bool) -> nn.Module:
+    """The model as training calls it. Validation does not: its batches have other sizes, and precise
+    BatchNorm's hooks must see each layer."""
+    if compiled:
+        model = cast(nn.Module, torch.compile(model))
     if world.workers == 1:
         return model
     # BatchNorm's running averages matter only in validation, and are shared before it, not in each step.

@@ -1,7 +1,8 @@
 """Checkpoints: all that a run needs to go on as if it had never stopped, written whole or not at all.
 
 A checkpoint is a dict: ``format``, ``config`` (TrainConfig's dict), ``data`` (sizes of the data
-set), ``model``, ``optimizer``, ``scaler`` (state dicts), ``progress`` (``Progress``'s dict).
+set), ``model``, ``optimizer``, ``scaler`` (state dicts), ``progress`` (``Progress``'s dict), and with
+``ema_decay`` ``average`` (``WeightAverage.tensors``).
 
 There is no generator state in it: the order of images, their augmentation and the seed of each
 micro-batch are functions of (seed, epoch, step), so the position is enough, for any number of ranks.
@@ -43,6 +44,8 @@ class Progress:
     """Of the last step."""
     sums: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
     """Of the unfinished epoch over all ranks: see ``metrics.NAMES``."""
+    gradient_norms: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
+    """Of the unfinished epoch over all ranks: see ``noise_scale.GradientNorms``."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Of the unfinished epoch: see ``chronometer.PARTS``."""
     history: list[dict[str, Any]] = field(default_factory=list)
@@ -150,7 +153,9 @@ def check_same_run(content: Mapping[str, Any], config: TrainConfig, info: DataIn
             f"this version reads checkpoint format {FORMAT}; got {content['format']!r} in {str(folder)!r}. "
             "Use the bigbatch that wrote it, or another folder."
         )
-    changes = differing_keys(content["config"], config.to_dict())
+    # One from before a key existed was trained with its default.
+    stored = TrainConfig.from_dict(content["config"]).to_dict()
+    changes = differing_keys(stored, config.to_dict())
     changes += differing_keys(content["data"], describe_data(info), "data.")
     if changes:
         raise ConfigError(

@@ -23,11 +23,16 @@ from typing import Any
 SCHEMA_VERSION = 1
 
 OPTIMIZERS = ("sgd", "lars", "lamb", "adamw")
-SCHEDULES = ("cosine", "poly", "linear", "step", "constant")
+SCHEDULES = ("cosine", "poly", "linear", "one_cycle", "step", "constant")
+LOSSES = ("cross_entropy", "bce")
 STEMS = ("auto", "imagenet", "small", "small_pool")
 PRECISIONS = ("auto", "off", "bf16", "fp16")
 PRECISE_BN = ("auto", "on", "off")
 LARS_MOMENTUM = ("in", "out")
+
+
+DEFAULT_MICRO_SIZE = 256
+"""Bound of the automatic micro-batch where nobody set or measured one."""
 
 
 class ConfigError(ValueError):
@@ -68,10 +73,20 @@ class ModelConfig:
     sync_bn: bool = False
     """BatchNorm statistics over all workers instead of per micro-batch."""
     channels_last: bool = True
+    activation_checkpointing: bool = False
+    """Residual blocks keep only their input and compute the rest again in the backward pass: less
+    memory for about a third more time (Chen et al. 2016). ResNets."""
+    compile: bool = False
+    """Training's forward and backward pass through ``torch.compile``."""
 
     def __post_init__(self) -> None:
         _choice("model.stem", self.stem, STEMS)
         _require(bool(self.name), "model.name must name a network", self.name, "Write e.g. resnet50.")
+        if self.compile and self.activation_checkpointing:
+            raise ConfigError(
+                "model.compile chooses itself what to compute again; got model.activation_checkpointing=True too. "
+                "Set one of them to false."
+            )
 
 
 @dataclass(frozen=True)
@@ -136,13 +151,15 @@ class BatchConfig:
     micro_size: int = 0
     """Images a forward pass on one worker, also the ghost batch of BatchNorm; 0 = the largest
     divisor of the worker's share that is at most ``max_micro_size``."""
-    max_micro_size: int = 256
-    """Bound for the automatic micro-batch: what the device's memory holds."""
+    max_micro_size: int = DEFAULT_MICRO_SIZE
+    """Bound for the automatic micro-batch: what the device's memory holds; 0 = measured on a GPU
+    (``memory_probe``), ``DEFAULT_MICRO_SIZE`` on a CPU."""
 
     def __post_init__(self) -> None:
         _require(self.global_size >= 2, "batch.global_size must be at least 2", self.global_size, "Write e.g. 1024.")
         _require(self.micro_size >= 0, "batch.micro_size must be 0 (automatic) or more", self.micro_size, "Write 0.")
-        _require(self.max_micro_size >= 1, "batch.max_micro_size must be at least 1", self.max_micro_size, "Write 256.")
+        _require(self.max_micro_size >= 0, "batch.max_micro_size must be 0 (measured) or more", self.max_micro_size,
+                 "Write 256.")  # fmt: skip
         if self.micro_size and self.global_size % self.micro_size:
             raise ConfigError(
                 f"batch.micro_size must divide batch.global_size; got {self.micro_size} and {self.global_size}. "
@@ -166,7 +183,7 @@ class BatchConfig:
                     f"{workers} × {self.micro_size}. Use micro_size={math.gcd(share, self.micro_size)}."
                 )
             return BatchSplit(workers, share // self.micro_size, self.micro_size)
-        micro = next(m for m in range(min(share, self.max_micro_size), 0, -1) if share % m == 0)
+        micro = next(m for m in range(min(share, self.max_micro_size or DEFAULT_MICRO_SIZE), 0, -1) if share % m == 0)
         return BatchSplit(workers, share // micro, micro)
 
 
@@ -193,6 +210,10 @@ class OptimizerConfig:
     """lars: η of You et al. 2017."""
     lars_momentum: str = "in"
     """lars: learning rate ``in`` the momentum buffer (paper, MLPerf) or ``out`` (NVIDIA, timm)."""
+    lars_eps: float = 0.0
+    """lars: added to the denominator of the trust ratio."""
+    no_decay_lr_factor: float = 1.0
+    """Rate of BatchNorm parameters and biases, as a part of that of the other parameters."""
     clip_grad_norm: float = 0.0
     """Global gradient norm is clipped to this before the step; 0 = off. LAMB's papers use 1."""
 
@@ -206,6 +227,8 @@ class OptimizerConfig:
         _finite("optimizer.eps", self.eps, 0.0, 1.0)
         _finite("optimizer.weight_decay", self.weight_decay, 0.0, 10.0)
         _finite("optimizer.trust_coefficient", self.trust_coefficient, 0.0, 10.0, open_low=True)
+        _finite("optimizer.lars_eps", self.lars_eps, 0.0, 1.0)
+        _finite("optimizer.no_decay_lr_factor", self.no_decay_lr_factor, 0.0, 1e4)
         _finite("optimizer.clip_grad_norm", self.clip_grad_norm, 0.0)
         if self.name == "sgd" and self.nesterov and self.momentum == 0.0:
             raise ConfigError(
@@ -219,6 +242,8 @@ class ScheduleConfig:
 
     name: str = "cosine"
     warmup_epochs: float = 0.0
+    warmup_steps: int = 0
+    """In place of ``warmup_epochs``; 0 = those."""
     warmup_start_factor: float = 0.0
     """Learning rate before the first step, as a part of the peak."""
     end_lr_factor: float = 0.0
@@ -231,6 +256,12 @@ class ScheduleConfig:
     def __post_init__(self) -> None:
         _choice("schedule.name", self.name, SCHEDULES)
         _finite("schedule.warmup_epochs", self.warmup_epochs, 0.0)
+        _require(self.warmup_steps >= 0, "schedule.warmup_steps must be at least 0", self.warmup_steps, "Write 0.")
+        if self.warmup_steps and self.warmup_epochs:
+            raise ConfigError(
+                f"warmup is in steps or in epochs; got schedule.warmup_steps={self.warmup_steps} and "
+                f"warmup_epochs={self.warmup_epochs:g}. Set one of them to 0."
+            )
         _finite("schedule.warmup_start_factor", self.warmup_start_factor, 0.0, 1.0)
         _finite("schedule.end_lr_factor", self.end_lr_factor, 0.0, 1.0)
         _finite("schedule.power", self.power, 0.0, 10.0, open_low=True)
@@ -253,7 +284,12 @@ class TrainConfig:
     precision: str = "auto"
     """``bf16``, ``fp16`` (with a gradient scaler) or ``off``; ``auto``: bf16 where the accelerator
     has it, fp16 on older accelerators, off on CPUs."""
+    loss: str = "cross_entropy"
+    """``bce``: binary cross entropy of each class by itself, mean over classes (Wightman et al. 2021, §3.1)."""
     label_smoothing: float = 0.0
+    ema_decay: float = 0.0
+    """Validate, and keep in checkpoints, a moving average of the weights that holds this part of the
+    old one at each step; 0 = off."""
     precise_bn: str = "auto"
     """Recompute BatchNorm statistics from training batches before validation: ``auto`` where an
     epoch has too few steps for the running averages to follow (Wu & Johnson 2021, §3)."""
@@ -270,6 +306,8 @@ class TrainConfig:
         _require(0 <= self.seed < 2**31, "seed must be 0 to 2147483647", self.seed, "Write e.g. 0.")
         _choice("precision", self.precision, PRECISIONS)
         _choice("precise_bn", self.precise_bn, PRECISE_BN)
+        _choice("loss", self.loss, LOSSES)
+        _require(0.0 <= self.ema_decay < 1.0, "ema_decay must be at least 0 and below 1", self.ema_decay, "0.999.")
         _require(
             0.0 <= self.label_smoothing < 1.0,
             "label_smoothing must be at least 0 and below 1",

@@ -25,7 +25,9 @@ from train_loop.data import mixing
 from train_loop.data.source import Batch
 from train_loop.distributed import pick_device
 from train_loop.errors import NonFiniteLossError, TrainingStopped
+from train_loop.losses import training_loss
 from train_loop.metrics import Sums
+from train_loop.optim import set_learning_rate
 from train_loop.reporter import EpochRecord, Reporter
 from train_loop.schedules import learning_rate
 
@@ -80,10 +82,11 @@ def train(
         reporter.resumed(_history(run))
     while run.progress.epoch < config.epochs:
         _train_epoch(run)
-        with run.clock.part("bn_s", synchronize=True):
-            _prepare_batch_norm(run)
-        with run.clock.part("val_s", synchronize=True):
-            val_sums = _validate(run)
+        with run.average.in_place() if run.average else contextlib.nullcontext():
+            with run.clock.part("bn_s", synchronize=True):
+                _prepare_batch_norm(run)
+            with run.clock.part("val_s", synchronize=True):
+                val_sums = _validate(run)
         record = _end_epoch(run, val_sums)
         reporter.report(record)
     history = _history(run)
@@ -107,17 +110,21 @@ def _train_epoch(run: Run) -> None:
 
 
 def _optimizer_step(run: Run, micro_batches: list[Batch]) -> None:
-    """One global batch: gradients of its mean loss over all micro-batches and ranks, then a step."""
-    config, progress, optimizer = run.config, run.progress, run.optimizer
+    """One global batch at the schedule's rate."""
     rate = learning_rate(
-        progress.optimizer_steps,
-        total_steps=config.epochs * run.steps_per_epoch,
+        run.progress.optimizer_steps,
+        total_steps=run.config.epochs * run.steps_per_epoch,
         steps_per_epoch=run.steps_per_epoch,
-        peak_lr=config.optimizer.peak_lr,
-        schedule=config.schedule,
+        peak_lr=run.config.optimizer.peak_lr,
+        schedule=run.config.schedule,
     )
-    for group in optimizer.param_groups:
-        group["lr"] = rate
+    take_step(run, micro_batches, rate)
+
+
+def take_step(run: Run, micro_batches: list[Batch], rate: float) -> None:
+    """Gradients of the global batch's mean loss over all micro-batches and ranks, then a step of ``rate``."""
+    config, progress, optimizer = run.config, run.progress, run.optimizer
+    set_learning_rate(optimizer, rate)
     progress.learning_rate = rate
     for number, batch in enumerate(micro_batches):
         images, labels = _to_device(run, batch)
@@ -126,17 +133,22 @@ def _optimizer_step(run: Run, micro_batches: list[Batch]) -> None:
         with _gradients_stay_local(run) if number + 1 < len(micro_batches) else contextlib.nullcontext():
             with _autocast(run):
                 logits = run.parallel(images)
-            loss = F.cross_entropy(logits.float(), targets, label_smoothing=config.label_smoothing)
+            loss = training_loss(logits.float(), targets, config.loss, config.label_smoothing)
             # All micro-batches have one size and DDP averages over ranks: this is the global mean.
             run.scaler.scale(loss / len(micro_batches)).backward()
+        if number == 0:
+            run.norms.first_micro_batch(run.model.parameters())
         run.sums.add(loss.detach(), logits.detach(), labels)
         run.watch.add(progress.step, rate, loss.detach())
+    run.norms.step(run.model.parameters(), run.scaler.scale(run.norms.one))
     if config.optimizer.clip_grad_norm > 0 or run.scaler.is_enabled():
         run.scaler.unscale_(optimizer)  # before any norm: the clip's here and LARS' and LAMB's in the step
     if config.optimizer.clip_grad_norm > 0:
         torch.nn.utils.clip_grad_norm_(run.model.parameters(), config.optimizer.clip_grad_norm)
     if _step_unless_overflow(run):
         progress.optimizer_steps += 1
+        if run.average:
+            run.average.update(progress.optimizer_steps)
     else:
         progress.skipped_steps += 1
     optimizer.zero_grad(set_to_none=True)
@@ -248,8 +260,8 @@ def _validate(run: Run) -> torch.Tensor:
 def _end_epoch(run: Run, val_sums: torch.Tensor) -> EpochRecord:
     """The epoch's record, in the history and, where one is due, in a checkpoint."""
     progress, config = run.progress, run.config
-    sums = run.world.sum(torch.cat((run.sums.values, val_sums))).tolist()
-    train_loss, train_correct, train_images, val_loss, val_correct, val_images = sums
+    sums = run.world.sum(torch.cat((run.sums.values, val_sums, run.norms.sums))).tolist()
+    train_loss, train_correct, train_images, val_loss, val_correct, val_images, *norms = sums
     if not math.isfinite(val_loss):
         raise NonFiniteLossError(
             f"validation loss is {val_loss / val_images} after epoch {progress.epoch + 1}, "
@@ -270,12 +282,14 @@ def _end_epoch(run: Run, val_sums: torch.Tensor) -> EpochRecord:
         skipped_steps=progress.skipped_steps,
         images_per_s=train_images / max(times["data_s"] + times["step_s"], 1e-9),
         train_s=times["data_s"] + times["step_s"],
+        noise_scale=run.norms.estimate(norms, run.split.micro_size, run.split.global_size),
         resumed_from_epoch=run.resumed_from_epoch,
         **times,
     )
     progress.step = 0
     progress.history.append(record.to_dict())
     run.sums.values.zero_()
+    run.norms.sums.zero_()
     run.clock.reset()
     if due or progress.epoch == config.epochs:
         _write_checkpoint(run)
@@ -286,6 +300,7 @@ def _write_checkpoint(run: Run) -> None:
     """A collective: the unfinished epoch's sums are those of all ranks."""
     with run.clock.part("checkpoint_s"):
         run.progress.sums = run.world.sum(run.sums.values.clone()).tolist()
+        run.progress.gradient_norms = run.world.sum(run.norms.sums.clone()).tolist()
         run.progress.seconds = dict(run.clock.seconds)
         if run.world.rank == 0:
             run.checkpoints.save(
@@ -296,6 +311,7 @@ def _write_checkpoint(run: Run) -> None:
                     "optimizer": run.optimizer.state_dict(),
                     "scaler": run.scaler.state_dict(),
                     "progress": dataclasses.asdict(run.progress),
+                    **({"average": run.average.tensors} if run.average else {}),
                 }
             )
         run.checkpoints.restart_clock()

@@ -62,6 +62,10 @@ def build_model(config: ModelConfig, info: DataInfo) -> nn.Module:
     model = _network(config, info)
     if config.zero_init_last_gamma:
         _zero_last_gammas(model)
+    if config.activation_checkpointing:
+        from train_loop.activation_checkpointing import checkpoint_blocks
+
+        checkpoint_blocks(model, config.name)
     return nn.SyncBatchNorm.convert_sync_batchnorm(model) if config.sync_bn else model
 
 

@@ -32,6 +32,7 @@ from train_loop.errors import CheckpointError, NonFiniteLossError, RayStartError
 from train_loop.folder_lock import lock_folder  # noqa: E402
 from train_loop.launch import Launch, launched  # noqa: E402
 from train_loop.ray_worker import check_workers  # noqa: E402
+from train_loop.recipe import recipe_path  # noqa: E402
 from train_loop.reporter import EpochRecord  # noqa: E402
 from train_loop.terminal import reader_may_leave  # noqa: E402
 
@@ -57,7 +58,9 @@ class Task:
 def parser(prog: str) -> OneLineParser:
     p = OneLineParser(prog=prog, description="Train one configuration in full; again, to resume.", allow_abbrev=False)
     add = p.add_argument
-    add("--config", required=True, metavar="FILE", help="a search's best.json, or a TrainConfig as JSON")
+    which = p.add_mutually_exclusive_group(required=True)
+    which.add_argument("--config", metavar="FILE", help="a search's best.json, or a TrainConfig as JSON")
+    which.add_argument("--recipe", metavar="NAME", help="a published configuration: train_loop/recipes/NAME.json")
     add("--set", action="append", nargs="+", default=[], metavar="KEY=VALUE", help="change a key, e.g. epochs=90")
     add("--data", metavar="NAME|PATH", help="in place of the configuration's: digits, or an image folder")
     add(
@@ -74,7 +77,7 @@ def parser(prog: str) -> OneLineParser:
 def make_task(argv: Sequence[str] | None, prog: str, launch: Launch | None) -> Task:
     """Check all that can be checked without torch. Raises ConfigError; SystemExit(2) for a bad option."""
     args = parser(prog).parse_args(argv)
-    source = Path(args.config)
+    source = recipe_path(args.recipe) if args.recipe else Path(args.config)
     changes = parse_assignments([text for group in args.set for text in group])
     if args.data is not None:
         if "data.name" in changes:

@@ -18,7 +18,8 @@ def learning_rate(
 ) -> float:
     """Rate for optimizer step number ``step``, 0-based, of a run of ``total_steps``.
 
-    With x = step + 1, W = warmup_epochs · steps_per_epoch (may be fractional) and T = total_steps:
+    With x = step + 1, T = total_steps and W = warmup_steps, or warmup_epochs · steps_per_epoch, which
+    may be fractional:
 
     - **Warmup**, x < W (Goyal et al. 2017, §2.2): linear from f = ``warmup_start_factor`` before
       the first step, ``peak · (f + (1 − f)·x/W)``. The first step's rate is above 0 also at f = 0,
@@ -28,6 +29,8 @@ def learning_rate(
       MLPerf's reference (decay_steps = train_steps − warmup_steps + 1): with e = 0 a run of 12
       steps would else spend one of them on a rate of 0. ``cosine`` e + (1 − e)(1 + cos πt)/2
       (Loshchilov & Hutter 2017), ``linear`` e + (1 − e)(1 − t), ``poly`` e + (1 − e)(1 − t)^power.
+    - ``one_cycle``: as ``cosine``, but the warmup is half a cosine too, f + (1 − f)(1 − cos πx/W)/2
+      (Smith & Topin 2018, in fastai's and torch's form). Momentum does not move.
     - ``constant`` stays at the peak. ``step`` multiplies the rate by ``step_factor`` at the start of
       each of ``step_epochs`` (also during warmup), but not below e.
 
@@ -43,8 +46,8 @@ def learning_rate(
         )
     if not 0 <= step < total_steps:
         raise ValueError(f"step must be at least 0 and below total_steps={total_steps}; got {step}")
-    warmup_steps = schedule.warmup_epochs * steps_per_epoch
-    warmup = _warmup_factor(step + 1, warmup_steps, schedule.warmup_start_factor)
+    warmup_steps = schedule.warmup_steps or schedule.warmup_epochs * steps_per_epoch
+    warmup = _warmup_factor(step + 1, warmup_steps, schedule)
     if schedule.name == "step":
         return peak_lr * warmup * _step_factor(step, steps_per_epoch, schedule)
     start = max(warmup_steps, 1.0)
@@ -52,10 +55,13 @@ def learning_rate(
     return peak_lr * warmup * _decay_factor(elapsed, schedule)
 
 
-def _warmup_factor(x: int, warmup_steps: float, start_factor: float) -> float:
+def _warmup_factor(x: int, warmup_steps: float, schedule: ScheduleConfig) -> float:
     if x >= warmup_steps:
         return 1.0
-    return start_factor + (1.0 - start_factor) * x / warmup_steps
+    done = x / warmup_steps
+    if schedule.name == "one_cycle":
+        done = (1.0 - math.cos(math.pi * done)) / 2.0
+    return schedule.warmup_start_factor + (1.0 - schedule.warmup_start_factor) * done
 
 
 def _step_factor(step: int, steps_per_epoch: int, schedule: ScheduleConfig) -> float:
@@ -66,7 +72,7 @@ def _step_factor(step: int, steps_per_epoch: int, schedule: ScheduleConfig) -> f
 def _decay_factor(elapsed: float, schedule: ScheduleConfig) -> float:
     """Part of the peak at ``elapsed`` in [0, 1] of the decay."""
     match schedule.name:
-        case "cosine":
+        case "cosine" | "one_cycle":
             remaining = (1.0 + math.cos(math.pi * elapsed)) / 2.0
         case "linear":
             remaining = 1.0 - elapsed

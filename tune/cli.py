@@ -78,6 +78,12 @@ def fetch_main(argv: Sequence[str]) -> int:
     return main(argv)
 
 
+def lr_find_main(argv: Sequence[str] | None = None) -> int:
+    from train_loop.lr_find import main
+
+    return main(list(argv) if argv is not None else None)
+
+
 def _cluster_main(argv: Sequence[str]) -> int:
     from cluster.cli import cluster_main
 
@@ -110,6 +116,7 @@ def _guarded(prog: str, run: Callable[[], int]) -> int:
 COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
     "tune": (lambda argv: tune_main(argv, prog="bigbatch tune"), "search hyperparameters"),
     "train": (train_main, "train one configuration in full"),
+    "lr-find": (lr_find_main, "learning-rate range test of a configuration"),
     "pack": (pack_main, "pack images into a few files that load fast"),
     "fetch": (fetch_main, "download a data set by name and pack it"),
     "cluster": (_cluster_main, "run searches on a Slurm cluster"),

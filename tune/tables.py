@@ -71,6 +71,7 @@ EPOCHS = pa.schema(
         pa.field("bn_s", pa.float64()),
         pa.field("val_s", pa.float64()),
         pa.field("checkpoint_s", pa.float64()),
+        pa.field("noise_scale", pa.float64()),
         pa.field("resumed_from_epoch", pa.int32()),
     ],
     metadata={"bigbatch.schema_version": SCHEMA_VERSION},

@@ -19,6 +19,16 @@ NORM_LAYERS: tuple[type[nn.Module], ...] = (
 )
 
 
+LR_FACTOR = "lr_factor"
+"""A group's own factor of the learning rate."""
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """``rate`` times each group's own factor, which checkpoints from before there was one lack."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate * group.get(LR_FACTOR, 1.0)
+
+
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Trainable parameters in two groups: with weight decay and trust ratio, and without either.
 
@@ -43,11 +53,14 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
 
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
-    """The optimizer that ``config`` describes, at its peak learning rate.
+    """The optimizer that ``config`` describes, at its peak learning rate; each group's ``LR_FACTOR``
+    is what ``set_learning_rate`` multiplies it by.
 
     Raises ValueError where the model has no trainable parameter.
     """
     groups = parameter_groups(model, config.weight_decay)
+    for group in groups:
+        group[LR_FACTOR] = 1.0 if group["trust_ratio"] else config.no_decay_lr_factor
     if not groups:
         raise ValueError(f"an optimizer needs trainable parameters; got none in {type(model).__name__}")
     if config.name in ("sgd", "adamw"):  # torch's own know no trust ratio
@@ -70,5 +83,6 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Op
                 trust_coefficient=config.trust_coefficient,
                 nesterov=config.nesterov,
                 momentum_convention=config.lars_momentum,
+                eps=config.lars_eps,
             )
     raise ValueError(f"optimizer.name must be one of sgd, lars, lamb, adamw; got {config.name!r}")

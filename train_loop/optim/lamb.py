@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -12,11 +13,12 @@ from torch.optim.optimizer import ParamsT
 from train_loop.optim.layerwise import (
     Bucket,
     LayerwiseOptimizer,
+    add_scaled_,
+    buckets,
     norms,
     rate,
     require,
     require_nonnegative,
-    scale_each_,
 )
 
 
@@ -25,20 +27,26 @@ class LAMB(LayerwiseOptimizer):
 
     For each parameter tensor w with gradient g, weight decay λ, at its step number t (from 1)::
 
+        g ← g · min(1, c / ‖G‖)             with max_grad_norm = c > 0; G is all parameters' gradient
         m ← β1·m + (1 − β1)·g               v ← β2·v + (1 − β2)·g²
         m̂ = m / (1 − β1^t)                  v̂ = v / (1 − β2^t)      (m and v without bias_correction)
         u = m̂ / (√v̂ + eps) + λw             decoupled decay, inside the ratio's norm
-        r = ‖w‖ / ‖u‖                       1 where ‖w‖ = 0 or ‖u‖ = 0, or in groups with trust_ratio=False
+        r = clamp(‖w‖ / ‖u‖, trust_bounds)  1 where ‖w‖ = 0 or ‖u‖ = 0, or in groups with trust_ratio=False
         w ← w − lr·r·u
 
-    The group flag ``trust_ratio`` alone decides whether the ratio is used: with weight_decay=0 and
-    the flag set it is, as in the paper. apex's FusedLAMB differs: it drops the ratio wherever the
-    decay is 0, unless use_nvlamb. With ``trust_ratio=False`` the step is AdamW's. The papers clip
-    the global gradient norm to 1 beforehand; that is the caller's (``clip_grad_norm_``).
+    With ``decay_in_ratio=False`` the decay stays out of u and is not scaled: first w ← w − lr·λw,
+    then u and r with the new w (timm's decoupled_decay; AdamW's order).
 
-    A parameter group may set any hyperparameter. bf16 and fp16 parameters have float32 moments and
-    arithmetic, and are rounded once a step. Gradients are left unchanged; those of a GradScaler
-    must be unscaled first (``scaler.step`` does that).
+    The group flag ``trust_ratio`` alone decides whether the ratio is used: with weight_decay=0 and
+    the flag set it is, as in the paper and in NVIDIA's NVLAMB. ``nvlamb=False`` is apex's FusedLAMB
+    without use_nvlamb: no ratio wherever the decay is 0. ``trust_bounds=(0.01, 10)`` is DeepSpeed's,
+    ``(0, 1)`` timm's trust_clip (LAMBC, Fong et al. 2020, arXiv 2011.13584). With
+    ``trust_ratio=False`` the step is AdamW's. apex and timm clip the global gradient norm to 1;
+    here it is off unless ``max_grad_norm`` or ``clip_grad_norm_`` is used.
+
+    A parameter group may set any hyperparameter but max_grad_norm. bf16 and fp16 parameters have
+    float32 moments and arithmetic, and are rounded once a step. Gradients are left unchanged; those
+    of a GradScaler must be unscaled first (``scaler.step`` does that).
 
     Args:
         params: parameters or groups of them; real, with dense gradients.
@@ -47,11 +55,17 @@ class LAMB(LayerwiseOptimizer):
         eps: added to the root of the second moment.
         weight_decay: λ.
         bias_correction: divide the moments as above.
+        max_grad_norm: c, of all groups together; 0 does not clip.
+        decay_in_ratio: whether u has the decay.
+        nvlamb: use the ratio also where the decay is 0.
+        trust_bounds: (lowest, highest) ratio.
+        capturable: keep step numbers on the device, for CUDA graphs. Otherwise they are on the CPU,
+            as in torch.optim.Adam, where the host reads them without waiting for a device.
         maximize: ascend instead of descend.
         trust_ratio: default of the group flag.
 
     Raises:
-        ValueError: a hyperparameter outside its range, a complex parameter.
+        ValueError: a hyperparameter outside its range, a complex or a sharded parameter.
         RuntimeError: from ``step``, on a sparse gradient.
     """
 
@@ -64,6 +78,11 @@ class LAMB(LayerwiseOptimizer):
         weight_decay: float = 0.01,
         bias_correction: bool = True,
         *,
+        max_grad_norm: float = 0.0,
+        decay_in_ratio: bool = True,
+        nvlamb: bool = True,
+        trust_bounds: tuple[float, float] = (0.0, math.inf),
+        capturable: bool = False,
         maximize: bool = False,
         trust_ratio: bool = True,
     ) -> None:
@@ -73,53 +92,117 @@ class LAMB(LayerwiseOptimizer):
             "eps": eps,
             "weight_decay": weight_decay,
             "bias_correction": bias_correction,
+            "decay_in_ratio": decay_in_ratio,
+            "nvlamb": nvlamb,
+            "trust_bounds": trust_bounds,
+            "capturable": capturable,
             "maximize": maximize,
             "trust_ratio": trust_ratio,
         }
+        ok = math.isfinite(max_grad_norm) and max_grad_norm >= 0
+        require(ok, "max_grad_norm must be finite and at least 0", max_grad_norm)
+        self.max_grad_norm = max_grad_norm
+        self._gradient_scale: Tensor | None = None
         super().__init__(params, defaults)
 
     def _check(self, group: dict[str, Any]) -> None:
         require_nonnegative(group, "lr", "eps", "weight_decay")
-        betas = group["betas"]
+        betas, bounds = group["betas"], group["trust_bounds"]
         ok = len(betas) == 2 and all(0 <= beta < 1 for beta in betas)
         require(ok, "betas must be two numbers, each at least 0 and below 1", betas)
+        ok = len(bounds) == 2 and 0 <= bounds[0] <= bounds[1] and bounds[1] > 0
+        require(ok, "trust_bounds must be two rising numbers of at least 0", bounds)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As the base class; a step number that is a plain int, as it once was kept, becomes a tensor."""
+        super().load_state_dict(state_dict)
+        for state in self.state.values():
+            if isinstance(state.get("step"), int):
+                state["step"] = torch.tensor(float(state["step"]))
+
+    def _before_update(self) -> None:
+        self._gradient_scale = None
+        grads = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
+        if self.max_grad_norm > 0 and grads:
+            norm = torch.nn.utils.get_total_norm([g.float() if g.dtype.itemsize < 4 else g for g in grads])
+            self._gradient_scale = torch.clamp(self.max_grad_norm / norm, max=1.0)  # also where the norm is 0
+
+    def _buckets(self, group: dict[str, Any]) -> Iterator[Bucket]:
+        """By step number too, so that bias corrections are numbers; not where the host may not read it."""
+        steps = self._count(group)
+        if self._steps_stay_on_device(group):
+            return buckets(group, scale=self._gradient_scale)
+        numbers = {id(p): step.item() for p, step in steps}
+        return buckets(group, lambda p: numbers[id(p)], self._gradient_scale)
 
     def _update(self, group: dict[str, Any], bucket: Bucket) -> None:
-        lr = rate(group, bucket)
-        updates = self._adam_directions(group, bucket)
-        torch._foreach_add_(updates, bucket.weights, alpha=group["weight_decay"])
-        if group["trust_ratio"]:
-            scale_each_(updates, trust_ratios(bucket.weights, updates) * lr)
-        else:
-            torch._foreach_mul_(updates, lr)
-        torch._foreach_sub_(bucket.weights, updates)
+        lr, decay = rate(group, bucket), group["weight_decay"]
+        ratio = group["trust_ratio"] and (group["nvlamb"] or decay > 0)
+        if decay > 0 and not group["decay_in_ratio"]:
+            torch._foreach_mul_(bucket.weights, 1 - lr * decay)
+        updates, factor = self._adam_directions(group, bucket)
+        if decay > 0 and group["decay_in_ratio"]:
+            add_scaled_(updates, bucket.weights, decay / factor)
+        if ratio:
+            factor = factor * trust_ratios(bucket.weights, updates, factor, group["trust_bounds"])
+        add_scaled_(bucket.weights, updates, -lr * factor)
 
-    def _adam_directions(self, group: dict[str, Any], bucket: Bucket) -> list[Tensor]:
-        """m̂ / (√v̂ + eps) of each parameter, after taking its gradient into the moments."""
+    def _adam_directions(self, group: dict[str, Any], bucket: Bucket) -> tuple[list[Tensor], float | Tensor]:
+        """d of each parameter and f with f·d = m̂ / (√v̂ + eps), after taking its gradient into the moments.
+
+        With c1 = 1 − β1^t and c2 = √(1 − β2^t): m̂ / (√v̂ + eps) = (c2/c1) · m / (√v + c2·eps), which
+        saves two passes over the tensors. f is a number, or [parameters of the bucket].
+        """
         beta1, beta2 = group["betas"]
         firsts = self._state_tensors("exp_avg", bucket)
         seconds = self._state_tensors("exp_avg_sq", bucket)
-        steps = self._count(bucket)
         torch._foreach_lerp_(firsts, bucket.grads, 1 - beta1)
         torch._foreach_mul_(seconds, beta2)
         torch._foreach_addcmul_(seconds, bucket.grads, bucket.grads, 1 - beta2)
+        c1, c2 = self._corrections(group, bucket)
         roots = torch._foreach_sqrt(seconds)
-        if group["bias_correction"]:
-            torch._foreach_div_(roots, [math.sqrt(1 - beta2**t) for t in steps])
-        torch._foreach_add_(roots, group["eps"])
-        directions = list(torch._foreach_div(firsts, roots))
-        if group["bias_correction"]:
-            torch._foreach_div_(directions, [1 - beta1**t for t in steps])
-        return directions
+        eps = c2 * group["eps"]
+        torch._foreach_add_(roots, list(eps.unbind()) if isinstance(eps, Tensor) else eps)
+        return list(torch._foreach_div(firsts, roots)), c2 / c1
 
-    def _count(self, bucket: Bucket) -> list[int]:
-        """Step number of each parameter: host integers, so bias correction needs no device read."""
-        for p in bucket.params:
-            self.state[p]["step"] = self.state[p].get("step", 0) + 1
-        return [self.state[p]["step"] for p in bucket.params]
+    def _corrections(self, group: dict[str, Any], bucket: Bucket) -> tuple[Any, Any]:
+        """c1 and c2: numbers, or tensors of shape [parameters of the bucket]."""
+        if not group["bias_correction"]:
+            return 1.0, 1.0
+        beta1, beta2 = group["betas"]
+        if not self._steps_stay_on_device(group):
+            t = self.state[bucket.params[0]]["step"].item()
+            return 1 - beta1**t, math.sqrt(1 - beta2**t)
+        steps = torch.stack([self.state[p]["step"] for p in bucket.params]).to(bucket.device, bucket.dtype)
+        return one_minus_power(beta1, steps), one_minus_power(beta2, steps).sqrt()
+
+    def _steps_stay_on_device(self, group: dict[str, Any]) -> bool:
+        return group["capturable"] or torch.compiler.is_compiling()
+
+    def _count(self, group: dict[str, Any]) -> list[tuple[Tensor, Tensor]]:
+        """Parameters that have a gradient with their step numbers, float32 ``[]``, counted up."""
+        params = [p for p in group["params"] if p.grad is not None]
+        for p in params:
+            if "step" not in self.state[p]:
+                device = p.device if group["capturable"] else "cpu"
+                self.state[p]["step"] = torch.zeros((), dtype=torch.float32, device=device)
+        steps = [self.state[p]["step"] for p in params]
+        if steps:
+            torch._foreach_add_(steps, 1)
+        return list(zip(params, steps, strict=True))
 
 
-def trust_ratios(weights: list[Tensor], updates: list[Tensor]) -> Tensor:
-    """r of each parameter, shape [len(weights)] (You et al. 2020, Alg. 2)."""
-    w, u = norms(weights), norms(updates)
-    return torch.where((w > 0) & (u > 0), w / u, 1.0)
+def one_minus_power(beta: float, steps: Tensor) -> Tensor:
+    """1 − β^t to all of float32's digits: 1 − 0.999 by subtraction has only three and a half of seven."""
+    return -torch.expm1(steps * math.log(beta)) if beta > 0 else torch.ones_like(steps)
+
+
+def trust_ratios(
+    weights: list[Tensor], updates: list[Tensor], factor: float | Tensor, bounds: tuple[float, float]
+) -> Tensor:
+    """r of each parameter, shape [len(weights)], for u = factor · updates (You et al. 2020, Alg. 2)."""
+    w, u = norms(weights), norms(updates) * factor
+    ratios = w / u
+    if bounds != (0.0, math.inf):
+        ratios = ratios.clamp(*bounds)
+    return torch.where((w > 0) & (u > 0), ratios, 1.0)

@@ -11,11 +11,12 @@ from torch.optim.optimizer import ParamsT
 from train_loop.optim.layerwise import (
     Bucket,
     LayerwiseOptimizer,
+    add_scaled_,
     norms,
     rate,
     require,
     require_nonnegative,
-    scale_each_,
+    scale_,
 )
 
 CONVENTIONS = ("in", "out")
@@ -27,6 +28,7 @@ class LARS(LayerwiseOptimizer):
     For each parameter tensor w with gradient g, weight decay λ and trust coefficient η::
 
         r = η‖w‖ / (‖g‖ + λ‖w‖ + eps)      1 where ‖w‖ = 0 or ‖g‖ = 0, or in groups with trust_ratio=False
+        r ← min(r / lr, 1)                  with trust_clip: the step's rate lr·r is at most lr (LARC)
         d = r · (g + λw)                    the decay is coupled (L2) and scaled along
 
     ``momentum_convention`` says where the learning rate sits; m is the momentum::
@@ -35,6 +37,10 @@ class LARS(LayerwiseOptimizer):
         b ← m·b + lr·d                      b ← m·b + d
         w ← w − b                           w ← w − lr·b
         Nesterov: w ← w − (lr·d + m·b)      Nesterov: w ← w − lr·(d + m·b)
+
+    ``trust_clip`` is LARC as NVIDIA's apex has it (apex/parallel/LARC.py, removed in 2025): with
+    momentum "out", trust_coefficient=0.02 and eps=1e-8 the steps are the same. There the ratio is
+    the layer's own learning rate and lr is its upper bound. Where a norm is 0 the rate is lr.
 
     At a constant learning rate both take the same steps. While it changes they differ: "in" keeps
     old steps at the rate they were made with, "out" rescales the whole buffer at once. b starts at
@@ -55,11 +61,12 @@ class LARS(LayerwiseOptimizer):
         nesterov: look ahead along the momentum.
         momentum_convention: ``"in"`` or ``"out"``.
         eps: added to the ratio's denominator; 0 in the paper.
+        trust_clip: LARC's clipping of the ratio.
         maximize: ascend instead of descend.
         trust_ratio: default of the group flag.
 
     Raises:
-        ValueError: a hyperparameter outside its range, a complex parameter.
+        ValueError: a hyperparameter outside its range, a complex or a sharded parameter.
         RuntimeError: from ``step``, on a sparse gradient.
     """
 
@@ -74,6 +81,7 @@ class LARS(LayerwiseOptimizer):
         momentum_convention: str = "in",
         eps: float = 0.0,
         *,
+        trust_clip: bool = False,
         maximize: bool = False,
         trust_ratio: bool = True,
     ) -> None:
@@ -85,6 +93,7 @@ class LARS(LayerwiseOptimizer):
             "nesterov": nesterov,
             "momentum_convention": momentum_convention,
             "eps": eps,
+            "trust_clip": trust_clip,
             "maximize": maximize,
             "trust_ratio": trust_ratio,
         }
@@ -100,31 +109,39 @@ class LARS(LayerwiseOptimizer):
     def _update(self, group: dict[str, Any], bucket: Bucket) -> None:
         lr = rate(group, bucket)
         inside = group["momentum_convention"] == "in"
-        directions = list(torch._foreach_add(bucket.grads, bucket.weights, alpha=group["weight_decay"]))
+        factor: float | Tensor = lr if inside else 1.0  # of g + λw, so that it becomes d, or lr·d
         if group["trust_ratio"]:
-            ratios = trust_ratios(group, bucket)
-            scale_each_(directions, ratios * lr if inside else ratios)
-        elif inside:
-            torch._foreach_mul_(directions, lr)
-        steps = self._accumulate(group, bucket, directions)
-        torch._foreach_sub_(bucket.weights, steps if inside else torch._foreach_mul(steps, lr))
+            factor = factor * trust_ratios(group, bucket, lr)
+        steps, factor = self._accumulate(group, bucket, factor)
+        add_scaled_(bucket.weights, steps, -factor if inside else -lr * factor)
 
-    def _accumulate(self, group: dict[str, Any], bucket: Bucket, directions: list[Tensor]) -> list[Tensor]:
-        """Take ``directions`` into the momentum; returns what to step along."""
-        momentum = group["momentum"]
+    def _accumulate(
+        self, group: dict[str, Any], bucket: Bucket, factor: float | Tensor
+    ) -> tuple[list[Tensor], float | Tensor]:
+        """Take factor·(g + λw) into the momentum; returns what to step along, and its factor."""
+        momentum, decay = group["momentum"], group["weight_decay"]
         if momentum == 0:
-            return directions
+            return list(torch._foreach_add(bucket.grads, bucket.weights, alpha=decay)), factor
         buffers = self._state_tensors("momentum_buffer", bucket)
         torch._foreach_mul_(buffers, momentum)
-        torch._foreach_add_(buffers, directions)
+        if bucket.device.type == "cpu" and not group["nesterov"]:  # a fresh list costs page faults there
+            add_scaled_(buffers, bucket.grads, factor)
+            if decay > 0:
+                add_scaled_(buffers, bucket.weights, factor * decay)
+            return buffers, 1.0
+        directions = list(torch._foreach_add(bucket.grads, bucket.weights, alpha=decay))
+        add_scaled_(buffers, directions, factor)
         if not group["nesterov"]:
-            return buffers
+            return buffers, 1.0
+        scale_(directions, factor)
         torch._foreach_add_(directions, buffers, alpha=momentum)
-        return directions
+        return directions, 1.0
 
 
-def trust_ratios(group: dict[str, Any], bucket: Bucket) -> Tensor:
+def trust_ratios(group: dict[str, Any], bucket: Bucket, lr: float | Tensor) -> Tensor:
     """r of each parameter, shape [parameters of the bucket] (You et al. 2017, Alg. 1, with eps)."""
     w, g = norms(bucket.weights), norms(bucket.grads)
     ratios = group["trust_coefficient"] * w / (g + group["weight_decay"] * w + group["eps"])
+    if group["trust_clip"]:
+        ratios = torch.clamp(ratios / lr, max=1.0)  # at lr = 0 the infinite ratio becomes 1
     return torch.where((w > 0) & (g > 0), ratios, 1.0)

@@ -1,0 +1,101 @@
+"""The gradient noise scale: how large a batch must be before its gradient stops being mostly noise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+def noise_scale(small_sq: float, big_sq: float, small_batch: int, big_batch: int) -> float | None:
+    """B_simple = tr(Σ)/|G|² in images (McCandlish et al. 2018, arXiv 1812.06162, appendix A.1).
+
+    Of gradients averaged over b = small_batch and B = big_batch images, E|g_b|² = |G|² + tr(Σ)/b. So
+
+        |G|² = (B|g_B|² − b|g_b|²) / (B − b)        tr(Σ) = (|g_b|² − |g_B|²) / (1/b − 1/B)
+
+    are unbiased, with the two squared norms averaged over many steps *before* the division: the mean
+    of the ratios is not the ratio of the means.
+
+    Returns None where the estimate of |G|² or tr(Σ) is not positive, that is where the steps were
+    too few to see one beneath the other, and where B = b.
+    """
+    if big_batch <= small_batch:
+        return None
+    signal = (big_batch * big_sq - small_batch * small_sq) / (big_batch - small_batch)
+    noise = (small_sq - big_sq) / (1 / small_batch - 1 / big_batch)
+    if not (signal > 0 and noise > 0):  # also where a sum is NaN
+        return None
+    return noise / signal
+
+
+class GradientNorms:
+    """Sums over steps of |g_b|² and |g_B|², taken from gradients that training computes anyway.
+
+    B is the global batch. b is a micro-batch: with accumulation, the step's first one on this rank,
+    read before the others are added to it; without, this rank's share of the step, read from DDP's
+    buckets before they are all-reduced. One worker without accumulation has no b, and nothing is measured.
+    The cost is one pass over the gradients for each of the two norms; the host reads nothing.
+
+    ``sums``: float64 ``[3]`` on the device, Σ|g_b|², Σ|g_B|², steps. Steps whose gradients overflow are left out.
+    """
+
+    def __init__(self, device: torch.device, accumulation_steps: int, workers: int) -> None:
+        self.sums = torch.zeros(3, dtype=torch.float64, device=device)
+        self._accumulation_steps = accumulation_steps
+        self._workers = workers
+        self._small = torch.zeros((), dtype=torch.float64, device=device)
+        self.one = torch.ones((), device=device)
+
+    @property
+    def measured(self) -> bool:
+        return self._accumulation_steps * self._workers > 1
+
+    def watch(self, parallel: nn.Module) -> None:
+        """Read this rank's gradients where DDP is about to average them, if that is the only place."""
+        if self._accumulation_steps == 1 and isinstance(parallel, DistributedDataParallel):
+            # A lambda: torch compares a hook's annotations with types, and here they are text.
+            parallel.register_comm_hook(None, lambda _, bucket: self._before_all_reduce(bucket))
+
+    def _before_all_reduce(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        self._small += squared_norm([bucket.buffer()])
+        from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+
+        return allreduce_hook(None, bucket)  # type: ignore[arg-type]  # None: the default process group
+
+    @torch.no_grad()
+    def first_micro_batch(self, parameters: Iterable[torch.Tensor]) -> None:
+        """After the backward pass of the first of several micro-batches: gradients are g_b / their number."""
+        if self._accumulation_steps > 1:
+            self._small = squared_norm(_gradients(parameters)) * self._accumulation_steps**2
+
+    @torch.no_grad()
+    def step(self, parameters: Iterable[torch.Tensor], scale: torch.Tensor | float) -> None:
+        """After the last backward pass, before clipping. ``scale``: the loss scale the gradients have."""
+        if not self.measured:
+            return
+        norms = torch.stack((self._small, squared_norm(_gradients(parameters)))) / scale**2
+        values = torch.cat((norms, torch.ones_like(norms[:1])))
+        self.sums += torch.where(torch.isfinite(norms).all(), values, 0.0)
+        self._small = torch.zeros_like(self._small)
+
+    def estimate(self, sums: list[float], small_batch: int, big_batch: int) -> float | None:
+        """From ``sums`` added up over all ranks."""
+        small, big, steps = sums
+        return noise_scale(small / steps, big / steps, small_batch, big_batch) if steps else None
+
+
+def squared_norm(tensors: list[torch.Tensor]) -> torch.Tensor:
+    """Float64 ``[]``."""
+    if not tensors:
+        return torch.zeros((), dtype=torch.float64)
+    norms: Any = torch._foreach_norm(tensors)
+    return torch.stack(norms).double().square().sum()
+
+
+def _gradients(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    return [p.grad for p in parameters if p.grad is not None]

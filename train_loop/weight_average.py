@@ -1,0 +1,62 @@
+"""A moving average of the weights, which is validated in place of the weights themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+
+class WeightAverage:
+    """θ̄ ← d·θ̄ + (1 − d)·θ after each optimizer step (Polyak & Juditsky 1992, with exponential weights).
+
+    After step t (from 1) d = min(decay, (1 + t)/(10 + t)), as in TensorFlow's
+    ExponentialMovingAverage with num_updates: a run of a large batch may be shorter than 1/(1 − decay)
+    steps, and would else be validated near its initial weights.
+
+    BatchNorm's running statistics are averaged in the same way. They are those of the weights that
+    moved, not of the averaged ones, so where the run recomputes statistics before validation it does
+    so for the averaged weights (within ``in_place``), and these are then kept here.
+    """
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self._live = [t for t in (*model.parameters(), *model.buffers()) if t.is_floating_point()]
+        self._decay = decay
+        self.tensors = [t.detach().clone() for t in self._live]
+        """The average: parameters, then floating-point buffers, in the model's order."""
+        self._by_dtype: dict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
+        for mean, live in zip(self.tensors, self._live, strict=True):
+            means, lives = self._by_dtype.setdefault(live.dtype, ([], []))
+            means.append(mean)
+            lives.append(live)
+
+    @torch.no_grad()
+    def update(self, steps: int) -> None:
+        """Take in the weights after optimizer step number ``steps``, 1-based."""
+        decay = min(self._decay, (1 + steps) / (10 + steps))
+        for means, lives in self._by_dtype.values():
+            torch._foreach_lerp_(means, lives, 1.0 - decay)
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Within it the model has the average's weights and statistics; afterwards its own again."""
+        self._swap()
+        try:
+            yield
+        finally:
+            self._swap()
+
+    @torch.no_grad()
+    def _swap(self) -> None:
+        for mean, live in zip(self.tensors, self._live, strict=True):
+            kept = live.detach().clone()
+            live.copy_(mean)
+            mean.copy_(kept)
+
+    @torch.no_grad()
+    def load(self, tensors: list[torch.Tensor]) -> None:
+        """What ``tensors`` was when a checkpoint was written."""
+        for mean, saved in zip(self.tensors, tensors, strict=True):
+            mean.copy_(saved)
