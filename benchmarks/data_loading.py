@@ -177,6 +177,7 @@ def report(raw: dict[str, Any], images: int, sizes: dict[str, Any], options: arg
     from tune.provenance import provenance
 
     summary: dict[str, Any] = {}
+    print(f"PSNR of encoding again, dB: median {sizes['psnr_db']['median']:.1f}, least {sizes['psnr_db']['min']:.1f}")
     for workers, arms in raw.items():
         unit = "images a second of one core" if workers == "0" else f"images a second, {workers} workers"
         print(f"{unit:32}{'median':>9}{'min':>9}{'max':>9}{'× torchvision, by round':>40}")
