@@ -44,8 +44,8 @@ def test_shares_of_mixed_classes_are_the_mixture_of_their_losses(smoothing: floa
     generator = torch.Generator().manual_seed(1)
     z = torch.randn(5, 4, generator=generator, dtype=torch.float64)
     a, b = torch.tensor([0, 1, 2, 3, 0]), torch.tensor([3, 3, 1, 0, 0])
-    shares = 0.3 * torch.nn.functional.one_hot(a, 4) + 0.7 * torch.nn.functional.one_hot(b, 4).double()
+    shares = 0.3 * torch.nn.functional.one_hot(a, 4).double() + 0.7 * torch.nn.functional.one_hot(b, 4).double()
     for kind in ("cross_entropy", "bce"):
-        mixed = training_loss(z, shares.double(), kind, smoothing)
+        mixed = training_loss(z, shares, kind, smoothing)
         apart = 0.3 * training_loss(z, a, kind, smoothing) + 0.7 * training_loss(z, b, kind, smoothing)
         assert mixed.item() == pytest.approx(apart.item(), rel=1e-12)

@@ -155,7 +155,6 @@ except Exception as error:
     assert jobs[1].leftovers() == []
 
 
-@pytest.mark.exhaustive
 @pytest.mark.parametrize("state", ["head", "registered", "driver"])
 def test_scancel_leaves_nothing_in_any_state(cluster, submit, state):
     job = submit(*python(WAIT), sbatch=("-N2",))
