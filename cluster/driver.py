@@ -22,6 +22,7 @@ class Driver:
     def __init__(self, command: Sequence[str], cwd: Path, env: Mapping[str, str]) -> None:
         # FileNotFoundError and PermissionError are the caller's: the command is the user's.
         self._process = subprocess.Popen(list(command), cwd=cwd, env=dict(env), start_new_session=True)
+        self._killed = False
 
     def exit_code(self) -> int | None:
         """None while it runs; 128 + n if signal n ended it, as shells say it."""
@@ -34,9 +35,11 @@ class Driver:
             processes.signal_group(self._process.pid, signal.SIGTERM)
 
     def kill(self) -> None:
-        """End whatever is left of its group."""
-        processes.signal_group(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        """End whatever is left of its group, once: its number may be another's later."""
+        if not self._killed:
+            self._killed = True
+            processes.signal_group(self._process.pid, signal.SIGKILL)
+            self._process.wait()
 
 
 class GcsWatch:
@@ -67,8 +70,9 @@ class GcsWatch:
         return len(nodes), sum(n["cpus"] for n in nodes), sum(n["gpus"] for n in nodes)
 
     def close(self) -> None:
-        processes.signal_group(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        if self._process.returncode is None:  # else its number may be another's by now
+            processes.signal_group(self._process.pid, signal.SIGKILL)
+            self._process.wait()
 
 
 def drain_in_ray(addresses: Sequence[str], reason: str, env: Mapping[str, str]) -> None:

@@ -63,6 +63,11 @@ def read_grant(
             "this runs inside a Slurm job; got no SLURM_JOB_ID. Write: sbatch [-N 4 …] cluster/ray_head_workers.slurm "
             "--space large_batch …"
         )
+    if env.get("SLURM_ARRAY_TASK_ID"):  # one task's id may stand for the whole array: it would end its siblings
+        raise NoAllocation(
+            f"a search is a job of its own, not a task of an array; got --array (task {env['SLURM_ARRAY_TASK_ID']}). "
+            "Submit it once for each search, with --study NAME."
+        )
     job_id = env["SLURM_JOB_ID"]
     gpus = [d for d in env.get("CUDA_VISIBLE_DEVICES", "").split(",") if d.strip() and d != "NoDevFiles"]
     return Grant(

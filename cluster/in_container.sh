@@ -11,5 +11,5 @@ runtime=$(command -v apptainer || command -v singularity) || {
 gpu=
 if [ -e /dev/nvidiactl ]; then gpu=--nv; fi
 exec "$runtime" exec $gpu \
-    --bind "$BIGBATCH_ROOT" --bind "$BIGBATCH_HOME" --bind "${BIGBATCH_NODE_TMP:-/tmp}" --bind "$PWD" --pwd "$PWD" \
+    --bind "$BIGBATCH_ROOT" --bind "$BIGBATCH_HOME" --bind "${BIGBATCH_NODE_TMP:-/tmp}" --bind "${TMPDIR:-/tmp}" --bind "$PWD" --pwd "$PWD" \
     "$BIGBATCH_CONTAINER" "${BIGBATCH_CONTAINER_PYTHON:-python3}" "$@"

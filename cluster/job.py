@@ -222,6 +222,9 @@ class Job:
             if self._lookout.interruption():
                 return State.DRAINING
             time.sleep(POLL_S)
+        # Slurm may signal the driver too, which then ends first: ask why before it is called a failure.
+        if self._signals and self._lookout.interruption():
+            return State.DRAINING
         return self._stop_because(Cause.DRIVER_ENDED, f"driver ended with exit code {self._driver.exit_code()}")
 
     def _drain(self) -> State:
@@ -235,7 +238,10 @@ class Job:
         )
         self._stop_nodes(keep_logs=failed)
         self._record.fruitless_restarts = restart.fruitless(
-            self._record.fruitless_restarts, self._progress_before, restart.progress(self._study)
+            self._record.fruitless_restarts,
+            self._progress_before,
+            restart.progress(self._study),
+            time.monotonic() - self._started,
         )
         self._decision = decide(
             Situation(
@@ -251,6 +257,12 @@ class Job:
         return State.ENDED if self._decision.action is Action.END else State.REQUEUEING
 
     def _start_again(self) -> State:
+        if signal.SIGTERM in self._signals:  # scancel while the nodes were waited for
+            self._lookout.classify("SIGTERM while draining")
+            if self._lookout.cause is Cause.CANCELLED:
+                self._decision = Decision(Action.END, 143, Cause.CANCELLED.value)
+                self._record.reason = self._decision.reason
+                return State.ENDED
         self._say(f"{self._decision.action.value}: {self._decision.reason}")
         self._save()
         try:

@@ -118,16 +118,21 @@ class NodeSteps:
         return any(self.status(name).get("signalled") for name in self.living())
 
     def hung(self) -> list[str]:
-        """Living nodes that have reported once and whose heartbeat stands still."""
-        found = []
+        """Living nodes that have reported once and whose heartbeat stands still while others' go on.
+
+        Where all stand still, the shared file system does: a full quota, or a server that does not answer.
+        """
+        found, beating = [], 0
         for name in self.living():
             beat = int(self.status(name).get("beat") or 0)
             last, since = self._beats[name]
             if beat != last:
                 self._beats[name] = (beat, time.monotonic())
-            elif beat and time.monotonic() - since > HUNG_S:
+            if beat and time.monotonic() - self._beats[name][1] > HUNG_S:
                 found.append(name)
-        return found
+            elif beat:
+                beating += time.monotonic() - self._beats[name][1] < HUNG_S / 2
+        return found if beating else []
 
     def hold(self) -> None:
         """SIGTERM from Slurm is to be ignored for now: trials still save."""
@@ -165,7 +170,16 @@ class NodeSteps:
 
 def srun_command(node: GrantedNode) -> list[str]:
     """One task on one node beside other steps, with all that the job has there."""
-    command = ["srun", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={node.name}", "--kill-on-bad-exit=0"]
+    # --export=ALL: a user's SBATCH_EXPORT=NONE would reach the steps as SLURM_EXPORT_ENV and empty theirs.
+    command = [
+        "srun",
+        "--export=ALL",
+        "--overlap",
+        "--nodes=1",
+        "--ntasks=1",
+        f"--nodelist={node.name}",
+        "--kill-on-bad-exit=0",
+    ]
     command += [f"--job-name=ray-{node.name}", f"--chdir={ROOT}", "--input=none"]
     if node.cpus:
         command.append(f"--cpus-per-task={node.cpus}")

@@ -7,6 +7,7 @@ with mode 0700 on a file system that all nodes see, beside the job's token (0600
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 import time
@@ -68,6 +69,7 @@ class JobRecord:
         """Replace the file atomically, readable by its owner only."""
         folder = folder_of(self.job_id, env)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        check_own(folder)
         self.updated = time.time()
         path, fresh = folder / FILE, folder / f".{FILE}.{os.getpid()}"
         descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -75,6 +77,17 @@ class JobRecord:
             json.dump({"schema_version": SCHEMA_VERSION, **dataclasses.asdict(self)}, file, indent=2)
         os.replace(fresh, path)
         return path
+
+
+def check_own(folder: Path) -> None:
+    """Raise PermissionError unless ``folder`` and the one above it are this user's and writable by nobody else.
+
+    Who can replace the token or the orders to the nodes runs code as this user.
+    """
+    for path in (folder, folder.parent):
+        about = path.lstat()
+        if about.st_uid != os.getuid() or about.st_mode & 0o022:
+            raise PermissionError(errno.EPERM, "it must be your own and writable by nobody else", str(path))
 
 
 def read(job_id: str, env: Mapping[str, str] | None = None) -> JobRecord | None:

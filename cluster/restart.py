@@ -13,6 +13,7 @@ from cluster import record, slurm
 JOURNAL = "optuna.journal"
 EPOCH_MARK = b'"epoch/'
 LOG_MARK = b": top-1 "
+LONG_ENOUGH_S = 600.0
 PREDECESSOR = "BIGBATCH_PREDECESSOR"
 STUDY = "BIGBATCH_DEFAULT_STUDY"
 START_DELAY_S = 12
@@ -56,8 +57,13 @@ def progress(study: Path | None) -> int | None:
     return 0
 
 
-def fruitless(before: int, progress_before: int | None, progress_after: int | None) -> int:
-    """Runs in a row without a finished epoch, this one included. Where nobody can say it counts as one."""
+def fruitless(before: int, progress_before: int | None, progress_after: int | None, ran_s: float = 0.0) -> int:
+    """Runs in a row without a finished epoch, this one included.
+
+    Where nobody can say (a command of the user's own) a run of ``LONG_ENOUGH_S`` counts as useful.
+    """
+    if progress_after is None and ran_s >= LONG_ENOUGH_S:
+        return 0
     if progress_before is not None and progress_after is not None and progress_after > progress_before:
         return 0
     return before + 1
@@ -65,11 +71,21 @@ def fruitless(before: int, progress_before: int | None, progress_after: int | No
 
 def requeue(job_id: str, excluded: Mapping[str, str], say: Callable[[str], None]) -> None:
     """Put this job back into the queue, to start soon. Slurm ends this process a moment later. Raises SlurmError."""
+    avoid = bool(excluded) and may_exclude(job_id, list(excluded))  # asked now: Slurm soon ends our commands, too
+    avoided = excluded_by_user(slurm.job_fields(job_id)) if avoid else []
     slurm.requeue(job_id)
-    if excluded and may_exclude(job_id, list(excluded)):
-        slurm.exclude(job_id, list(excluded))
-        say(f"to be avoided from now on: {', '.join(f'{n} ({r})' for n, r in excluded.items())}")
+    if avoid:
+        try:
+            slurm.exclude(job_id, [*avoided, *(node for node in excluded if node not in avoided)])
+            say(f"to be avoided from now on: {', '.join(f'{n} ({r})' for n, r in excluded.items())}")
+        except slurm.SlurmError as error:
+            say(f"nodes are not excluded: {error}")
     start_soon(job_id, say)
+
+
+def excluded_by_user(fields: Mapping[str, str]) -> list[str]:
+    """The nodes that the job was told to avoid when it was submitted, or by an earlier restart."""
+    return slurm.hostnames(fields["ExcNodeList"]) if _is_set(fields.get("ExcNodeList")) else []
 
 
 def start_soon(job_id: str, say: Callable[[str], None]) -> None:
@@ -102,9 +118,13 @@ def chain(job_id: str, excluded: list[str], default_study: str) -> str:
     if "SLURM_CONF" in os.environ:
         env["SLURM_CONF"] = os.environ["SLURM_CONF"]
     env.update({PREDECESSOR: job_id, STUDY: default_study})
-    options = [f"--dependency=afterany:{job_id}", *successor_options(fields)]
+    # --export=ALL on the command line wins over SBATCH_EXPORT=NONE: the successor must know its predecessor.
+    options = ["--export=ALL", f"--dependency=afterany:{job_id}", *successor_options(fields)]
+    avoided = excluded_by_user(fields)
     if excluded and may_exclude(job_id, excluded):
-        options.append(f"--exclude={','.join(excluded)}")
+        avoided += [node for node in excluded if node not in avoided]
+    if avoided:
+        options.append(f"--exclude={','.join(avoided)}")
     script, *arguments = fields["Command"].split()[:1] + sys.argv[1:]
     return slurm.run("sbatch", "--parsable", *options, script, *arguments, env=env).strip().split(";")[0]
 

@@ -51,9 +51,15 @@ def job_fields(job_id: str, timeout_s: float = TIMEOUT_S) -> dict[str, str]:
     return dict(found)
 
 
-def submit(script: str, *, options: Sequence[str] = (), arguments: Sequence[str] = ()) -> str:
+def submit(
+    script: str,
+    *,
+    options: Sequence[str] = (),
+    arguments: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
+) -> str:
     """``sbatch --parsable options script arguments``. Returns the job's id."""
-    return run("sbatch", "--parsable", *options, script, *arguments).strip().split(";")[0]
+    return run("sbatch", "--parsable", *options, script, *arguments, env=env).strip().split(";")[0]
 
 
 def cancel(job_id: str, *, signal: str | None = None, steps_only: bool = False) -> None:
@@ -105,7 +111,12 @@ def usable_nodes(partition: str, features: str = "") -> list[str]:
     """Nodes of a partition that are up and have the features (``a&b``: both)."""
     states = "idle,alloc,mix,comp"
     text = run(
-        "sinfo", "--noheader", "--Node", f"--partition={partition}", f"--states={states}", "--Format=NodeHost,Features"
+        "sinfo",
+        "--noheader",
+        "--Node",
+        f"--partition={partition}",
+        f"--states={states}",
+        "--Format=NodeHost:256,Features:4096",
     )
     wanted = {feature for feature in features.split("&") if feature}
     rows = [line.split() for line in text.splitlines() if line.strip()]

@@ -62,7 +62,12 @@ def submit_request(request: Request, site: Site, *, dry_run: bool = False, env: 
     path = _keep(script, request, env)
     # On the command line as well: variables such as SBATCH_ACCOUNT would win against the script's own lines.
     directives = _directives(request, site, resources(request, site, env=env, live=live), env)
-    return slurm.submit(str(path), options=directives)
+    return slurm.submit(str(path), options=directives, env=_outside_of_jobs(os.environ))
+
+
+def _outside_of_jobs(env: Mapping[str, str]) -> dict[str, str]:
+    """The environment without what a surrounding job (JupyterHub, salloc) has set: it would reach the new one."""
+    return {k: v for k, v in env.items() if not k.startswith(("SLURM_", "SRUN_")) or k == "SLURM_CONF"}
 
 
 def _keep(script: str, request: Request, env: Mapping[str, str]) -> Path:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, clean_environment
 
-from cluster import credentials, lease, node_folder, options, policy, ports, ray_commands, restart
+from cluster import credentials, lease, node_folder, node_steps, options, policy, ports, ray_commands, record, restart
 from cluster.allocation import granted_gpus, per_node
 from cluster.grant import NoAllocation, node_cpus, read_grant
 from cluster.policy import Action, Cause, Situation, decide
@@ -348,6 +348,46 @@ def test_a_study_is_leased_to_one_live_job(tmp_path):
 )
 def test_a_lease_is_taken_over_only_if_stale_and_its_job_is_gone(job, age_s, running, may):
     assert lease.may_take({"job": job, "heartbeat": time.time()}, "6", age_s, lambda _: running) == bool(may)
+
+
+# Mends
+
+
+def test_a_task_of_an_array_is_refused():
+    env = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1", "SLURM_ARRAY_TASK_ID": "2"}
+    with pytest.raises(NoAllocation, match="array"):
+        read_grant(env, lambda nodes: ["n1"], lambda job: {})
+
+
+def test_a_folder_of_jobs_that_others_can_write_is_refused(tmp_path):
+    env = {"BIGBATCH_HOME": str(tmp_path / "home")}
+    job = record.JobRecord("7", "head")
+    job.write(env)
+    (tmp_path / "home" / "jobs").chmod(0o775)
+    with pytest.raises(PermissionError, match="nobody else"):
+        job.write(env)
+    (tmp_path / "home" / "jobs").chmod(0o700)
+    job.write(env)
+
+
+def test_a_command_of_the_users_own_is_useful_if_it_runs_for_long():
+    assert restart.fruitless(2, None, None, 3600.0) == 0 and restart.fruitless(2, None, None, 20.0) == 3
+    assert restart.fruitless(2, 5, 5, 3600.0) == 3, "a search is judged by its epochs"
+
+
+def test_a_stalled_file_system_is_no_hung_node(tmp_path, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(node_steps.time, "monotonic", lambda: now[0])
+    steps = node_steps.NodeSteps("7", "7.0", tmp_path, False)
+    beats = {"n1": 1, "n2": 1}
+    steps._steps = dict.fromkeys(beats)
+    steps._beats = dict.fromkeys(beats, (0, now[0]))
+    monkeypatch.setattr(steps, "status", lambda name: {"beat": beats[name]})
+    assert steps.hung() == []
+    now[0] += 300.0
+    assert steps.hung() == [], "both stand still"
+    beats["n1"] = 2
+    assert steps.hung() == ["n2"], "one goes on, so the other hangs"
 
 
 # Containers

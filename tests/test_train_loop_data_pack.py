@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
@@ -339,7 +340,7 @@ def test_too_little_room_is_refused_with_the_numbers(
     with pytest.raises(ConfigError, match=r"needs about 0\.\d\d GB; got 0\.00 GB left"):
         pack_here(images, tmp_path / "packed")
     Left.f_bavail, Left.f_favail = 1 << 40, 2
-    with pytest.raises(ConfigError, match="needs 7 inodes; got 2"):
+    with pytest.raises(ConfigError, match="needs 9 inodes; got 2"):
         pack_here(images, tmp_path / "packed")
     assert list(tmp_path.iterdir()) == []
 
@@ -464,3 +465,27 @@ def test_another_format_version_is_refused(packed: Path, tmp_path: Path) -> None
         writer.write_table(table)
     with pytest.raises(ConfigError, match="reads packed format 1; got 99"):
         packed_format.read_info(str(other))
+
+
+# --- what people's folders are like ---
+
+
+def test_classes_that_are_links_are_packed_as_image_folders_read_them(images: Path, tmp_path: Path) -> None:
+    source = tmp_path / "subset"
+    for part in ("train", "val"):
+        (source / part).mkdir(parents=True)
+        for kind in (images / part).iterdir():
+            (source / part / kind.name).symlink_to(kind, target_is_directory=True)
+    linked = pack_here(source, tmp_path / "linked")
+    direct = pack_here(images, tmp_path / "direct")
+    assert [r["key"] for r in rows(linked, "train")] == [r["key"] for r in rows(direct, "train")] != []
+
+
+def test_a_rejected_image_with_a_name_that_is_no_utf8_is_listed(images: Path, tmp_path: Path) -> None:
+    source = tmp_path / "latin1"
+    shutil.copytree(images, source)
+    kind = next((source / "train").iterdir())
+    Path(os.fsdecode(os.fsencode(kind) + b"/caf\xe9.jpg")).write_bytes(b"no image")
+    packed = pack_here(source, tmp_path / "packed")
+    rejected = pq.read_table(packed / "rejected.parquet").to_pylist()
+    assert any("caf?.jpg" in row["key"] for row in rejected)

@@ -128,7 +128,7 @@ def pack(source: PackSource, destination: Path, profile: Profile, workers: int, 
     """Pack ``source``; returns the exit code. Raises ConfigError before anything is written, else PackFailed."""
     folder = destination.with_name(f"{destination.name}.packing")
     tasks = _tasks(source, folder, profile, shard_bytes)
-    check_room(folder.parent, source, profile, len(tasks))
+    check_room(folder.parent, [task for task in tasks if not task.note.exists()], profile)
     folder.mkdir(parents=True, exist_ok=True)
     with _only_one(folder):
         _same_plan(folder, source, profile, shard_bytes)
@@ -148,13 +148,13 @@ def pack(source: PackSource, destination: Path, profile: Profile, workers: int, 
     return 0
 
 
-def check_room(parent: Path, source: PackSource, profile: Profile, shards: int) -> None:
-    """Raise ConfigError where bytes or inodes would not suffice."""
+def check_room(parent: Path, tasks: Sequence[ShardTask], profile: Profile) -> None:
+    """Raise ConfigError where bytes or inodes would not suffice for the shards that are still to be written."""
     there = next(p for p in (parent, *parent.parents) if p.exists())
     left = os.statvfs(there)
-    total = sum(item.entry.size for items in (source.train, source.val) for item in items)
+    total = sum(item.entry.size for task in tasks for item in task.items)
     if profile.name == "fast":  # 0.55 bytes a pixel at quality 90, 4:3
-        images = len(source.train) + len(source.val)
+        images = sum(len(task.items) for task in tasks)
         total = min(total, int(images * profile.short_side**2 * 4 / 3 * 0.55))
     need, free = int(total * RESERVE), left.f_bavail * left.f_frsize
     if need > free:
@@ -162,7 +162,7 @@ def check_room(parent: Path, source: PackSource, profile: Profile, shards: int) 
             f"packing needs about {need / 1e9:.2f} GB; got {free / 1e9:.2f} GB left in {there}. "
             "Free some, write elsewhere, or use --profile fast."
         )
-    inodes = shards + 5
+    inodes = 2 * len(tasks) + 5  # a note beside each shard while it is packed
     if left.f_files and left.f_favail < inodes:
         raise ConfigError(f"packing needs {inodes} inodes; got {left.f_favail} left in {there}. Remove some files.")
 
@@ -267,10 +267,15 @@ def _clock(seconds: float) -> str:
     return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"
 
 
+def _utf8(text: str) -> str:
+    """A file's name as Arrow can store it: bytes that are no UTF-8 become ``?``."""
+    return text.encode("utf-8", "replace").decode()
+
+
 def _finish(folder: Path, source: PackSource, profile: Profile, tasks: Sequence[ShardTask]) -> int:
     """Rejections and, last, the index; returns how many images were rejected."""
     notes = [json.loads(task.note.read_text()) for task in tasks]
-    rejected = [row for note in notes for row in note["rejected"]]
+    rejected = [[_utf8(text) for text in row] for note in notes for row in note["rejected"]]
     schema = pa.schema([(name, pa.string()) for name in ("part", "key", "reason")])
     rows = [dict(zip(schema.names, row, strict=True)) for row in rejected]
     pq.write_table(pa.Table.from_pylist(rows, schema), folder / packed_format.REJECTED)

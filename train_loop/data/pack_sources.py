@@ -205,7 +205,7 @@ def _tree(folder: str, prefix: str) -> Iterator[Entry]:
     for entry in _visible(folder):
         if entry.is_file():
             yield Entry(prefix + entry.name, entry.path, -1, entry.stat().st_size)
-        elif entry.is_dir(follow_symlinks=not prefix):  # parts may be links; deeper ones may lead back up
+        elif entry.is_dir(follow_symlinks=prefix.count("/") < 2):  # parts and classes may be links, as in subsets
             yield from _tree(entry.path, f"{prefix}{entry.name}/")
 
 
