@@ -358,6 +358,7 @@ def test_a_killed_driver_takes_its_ray_with_it_and_the_next_search_removes_its_f
     assert second.end() == 0, second.stderr()
 
 
+@pytest.mark.slow
 def test_it_joins_a_running_cluster_and_leaves_it_running(tiny, tmp_path):
     code = (
         "import sys, time; sys.path.insert(0, sys.argv[1])\n"
@@ -398,7 +399,11 @@ def test_the_stock_trainer_takes_over_where_rays_private_names_have_changed(tiny
 
 
 @pytest.mark.parametrize(
-    ("budget", "word"), [(("--time-budget", "12s"), "time budget"), (("--budget-gpu-hours", "0.004"), "GPU hours")]
+    ("budget", "word"),
+    [
+        (("--time-budget", "12s"), "time budget"),
+        pytest.param(("--budget-gpu-hours", "0.004"), "GPU hours", marks=pytest.mark.slow),
+    ],
 )
 def test_budgets_end_a_search_that_can_be_resumed(tiny, tmp_path, budget, word):
     search = Search(*tiny, "--study", "s", "--trials", 3, "--max-epochs", 3000, *budget, cwd=tmp_path)
@@ -412,6 +417,7 @@ def test_budgets_end_a_search_that_can_be_resumed(tiny, tmp_path, budget, word):
         assert any("--budget-gpu-hours 0.008" in line for line in search.lines), "the printed command goes on"
 
 
+@pytest.mark.slow
 def test_a_search_at_the_end_of_its_allocation_starts_nothing_and_says_to_come_again(tiny, tmp_path):
     arguments = (*tiny, "--study", "s", "--trials", 2, "--max-epochs", 1)
     first = Search(*arguments, cwd=tmp_path)

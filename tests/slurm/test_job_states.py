@@ -130,13 +130,14 @@ def test_usr1_saves_requeues_and_starts_soon(cluster, submit):
     assert job.record["restarts"] == 1 and job.leftovers() == []
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_jobs_own_clock_saves_where_usr1_does_not_come(cluster, submit):
     job = submit("--margin", "535", *driver(ONCE), sbatch=("--signal=B:USR2@1",))
     log = job.wait_end("COMPLETED", 60) if job.wait_log("RUNNING 1", 100) else ""
     assert "the time limit is near (--margin)" in log and "SAVED" in log
 
 
+@pytest.mark.exhaustive
 def test_a_preempted_job_saves_in_its_grace_time_and_comes_back(cluster, submit):
     job = submit(*driver(ONCE), sbatch=("-N2",))
     job.wait_log("RUNNING 0", 30)
@@ -160,6 +161,7 @@ def test_a_successor_goes_on_where_requeueing_is_forbidden(cluster, submit):
     assert job.log.count("RUNNING") == 2, "into the same log"
 
 
+@pytest.mark.exhaustive
 def test_after_restarts_without_progress_the_job_gives_up(cluster, submit):
     job = submit("--max-restarts", "1", *driver(WAIT))
     for start in ("RUNNING 0", "RUNNING 1"):
@@ -196,6 +198,7 @@ def test_a_dead_worker_is_left_behind_and_avoided(cluster, submit):
     assert f"to be avoided from now on: {worker}" in log and worker not in job.record["nodes"]
 
 
+@pytest.mark.exhaustive
 def test_a_node_that_is_powered_off_does_not_end_the_job(cluster, submit):
     job = submit(*driver("time.sleep(25)"), sbatch=("-N3",))
     job.wait_log("RUNNING", 30)
@@ -205,6 +208,7 @@ def test_a_node_that_is_powered_off_does_not_end_the_job(cluster, submit):
     assert f"node {worker} is gone" in log and list(job.record["excluded"]) == [worker]
 
 
+@pytest.mark.exhaustive
 def test_a_hung_node_is_given_up(cluster, submit):
     job = submit(*driver("time.sleep(25)"), sbatch=("-N2",), BIGBATCH_HUNG_S="8")
     job.wait_log("RUNNING", 30)
@@ -214,6 +218,7 @@ def test_a_hung_node_is_given_up(cluster, submit):
     assert f"node {worker} hangs" in log and job.record["excluded"] == {worker: "hung: no heartbeat"}
 
 
+@pytest.mark.exhaustive
 def test_what_a_killed_step_left_on_a_node_is_removed_by_the_next(cluster, submit):
     job = submit(*driver(ONCE), sbatch=("-w", "n1"))
     job.wait_log("RUNNING 0", 30)
