@@ -327,10 +327,20 @@ class VirtualCluster:
         return virtual_processes.listeners(self.run(node, "ss", "-Htlnp").stdout)
 
     def files(self, node: str, under: str | Path = "/tmp") -> list[Path]:
-        """Everything below a folder as the node sees it: files, folders, sockets."""
+        """Everything below a folder as the node sees it: files, folders, sockets.
+
+        Without the trees that are kept readable, and the folders in which they lie: a checkout, or the virtual
+        environment of a CI run, may itself be in /tmp.
+        """
         root = f"/proc/{self._init(node)}/root"
-        found = [Path(path, name) for path, folders, files in os.walk(f"{root}{under}") for name in folders + files]
-        return sorted(Path("/", path.relative_to(root)) for path in found)
+        kept = {path for tree in self._readable for path in (tree, os.path.realpath(tree))}
+        ways = {str(parent) for path in kept for parent in Path(path).parents}
+        found = []
+        for folder, folders, files in os.walk(f"{root}{under}"):
+            here = f"/{os.path.relpath(folder, root)}"
+            folders[:] = [name for name in folders if f"{here}/{name}" not in kept]
+            found += [f"{here}/{name}" for name in folders + files if f"{here}/{name}" not in ways | kept]
+        return sorted(map(Path, found))
 
     def logs(self, lines: int = 15) -> str:
         """The end of every log, for error messages."""
