@@ -85,6 +85,8 @@ def test_queue_follow_and_cancel(cluster: VirtualCluster, checkout: Path) -> Non
     with subprocess.Popen(follow, stdout=subprocess.PIPE, text=True) as following:
         assert following.stdout
         assert following.stdout.readline() == "arguments: -- echo a b\n"
+        nodes = cluster.home("alice") / ".bigbatch" / "jobs" / job / "nodes"
+        until(lambda: any(path.stat().st_size for path in nodes.glob("*.log")))
         assert f"Cancelled: {job}" in bigbatch(cluster, checkout, "cancel", job).stdout
         rest = following.communicate(timeout=40)[0]
     assert following.returncode == 0 and re.search(r"n\d \| node n\d GPUs \d", rest), rest
