@@ -114,6 +114,7 @@ def test_one_node_computes_and_leaves_nothing(submit):
     assert job.files.stat().st_mode & 0o777 == 0o700
 
 
+@pytest.mark.exhaustive
 def test_three_nodes_map_their_gpus_to_tasks(submit):
     driver = """
         @ray.remote(num_gpus=1, num_cpus=1)
@@ -155,6 +156,7 @@ except Exception as error:
     assert jobs[1].leftovers() == []
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("state", ["head", "registered", "driver"])
 def test_scancel_leaves_nothing_in_any_state(cluster, submit, state):
     job = submit(*python(WAIT), sbatch=("-N2",))
@@ -168,6 +170,7 @@ def test_scancel_leaves_nothing_in_any_state(cluster, submit, state):
     assert not (job.files / "token").exists()
 
 
+@pytest.mark.exhaustive
 def test_the_drivers_exit_code_passes_through_and_its_logs_are_kept(cluster, submit):
     job = submit(*python("sys.exit(7)"))
     job.wait_end("FAILED")
