@@ -20,6 +20,6 @@ test:
 slow:
 	$(PYTHON) -m pytest -m "slow and not exhaustive"
 
-# More faults in a virtual Slurm; about ten minutes on two cores of one's own.
+# More faults, most of them in a virtual Slurm; a quarter of an hour on two cores of one's own.
 exhaustive:
 	$(PYTHON) -m pytest -m exhaustive

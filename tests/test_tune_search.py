@@ -257,7 +257,7 @@ def test_ctrl_c_saves_prints_the_resume_command_and_that_command_finishes(tiny, 
     assert len(json.loads((tmp_path / "runs" / "s" / "study.json").read_text())["sessions"]) == 2
 
 
-@pytest.mark.parametrize("seconds", [pytest.param(0.5, marks=pytest.mark.slow), 2.5])
+@pytest.mark.parametrize("seconds", [pytest.param(0.5, marks=pytest.mark.exhaustive), 2.5])
 def test_ctrl_c_while_ray_starts_ends_in_order(tiny, tmp_path, seconds):
     """A terminal sends it to Ray's processes as well, as far as they are there."""
     search = Search(*tiny, "--study", "s", "--trials", 1, cwd=tmp_path)
@@ -272,7 +272,7 @@ def test_ctrl_c_while_ray_starts_ends_in_order(tiny, tmp_path, seconds):
     again.kill_tree()
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("signum", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.exhaustive)])
 def test_a_signal_to_the_whole_process_group_saves_first(tiny, tmp_path, signum):
     """As ``timeout``, a closed terminal and batch systems send it: Ray must live until trials have saved."""
     search = Search(*tiny, "--study", "s", "--trials", 2, "--max-epochs", 400, cwd=tmp_path)
