@@ -1,6 +1,6 @@
 """A command line that says what is wrong in one line.
 
-As ``train_loop.command_line``: of the project's packages ``cluster`` is the lowest and imports no other.
+Of the project's packages ``cluster`` is the lowest and imports no other; ``train_loop`` and ``tune`` use this parser.
 """
 
 from __future__ import annotations

@@ -25,6 +25,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from cluster.network import own_address
+from cluster.ports import is_free
+
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("ray", "torch", "torchvision", "optuna", "numpy", "bigbatch")
 HOUSES = ("cluster", "search_spaces", "train_loop", "tune")
@@ -50,7 +53,7 @@ def facts(shared: Path, env: Mapping[str, str] | None = None) -> dict[str, Any]:
         "commit": _commit(),
         "code": code_digest(),
         "gpus": gpus(env),
-        "ports": {"tried": 50, "free": sum(_is_free(port) for port in PORTS[:: len(PORTS) // 50])},
+        "ports": {"tried": 50, "free": sum(is_free(port) for port in PORTS[:: len(PORTS) // 50])},
         "tmp": {"path": str(tmp), "error": _cannot_use(tmp), **space(tmp)},
         "shared": {"path": str(shared), "error": _cannot_use(shared), "mark": _mark(shared), **space(shared)},
         "lock": try_lock(shared / "lock"),
@@ -107,16 +110,6 @@ def _lines(*command: str) -> int | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return len(done.stdout.splitlines()) if done.returncode == 0 else None
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("", port))
-        except OSError:
-            return False
-        return True
 
 
 def _cannot_use(folder: Path) -> str | None:
@@ -187,28 +180,13 @@ def _variable(environ: bytes, name: str) -> str | None:
 # Between the nodes
 
 
-def address(env: Mapping[str, str]) -> str:
-    """This node's address in the network that the site's profile chose. Raises OSError if there is none."""
-    suffix, interface = env.get("BIGBATCH_HOST_SUFFIX"), env.get("BIGBATCH_INTERFACE")
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        if interface:
-            name = struct.pack("256s", interface.encode()[:15])
-            return socket.inet_ntoa(fcntl.ioctl(probe.fileno(), 0x8915, name)[20:24])  # SIOCGIFADDR
-        found = socket.gethostbyname(socket.gethostname().split(".")[0] + (suffix or ""))
-        if not found.startswith("127."):
-            return found
-        # Debian gives a host's own name 127.0.1.1. This sends nothing: it asks which address would be used.
-        probe.connect(("10.255.255.255", 1))
-        return str(probe.getsockname()[0])
-
-
 def exchange(folder: Path, env: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Send TRANSFER_BYTES to the first node. MB/s, and by how many seconds the clocks differ."""
     env = os.environ if env is None else env
     rank, size = int(env["SLURM_PROCID"]), int(env["SLURM_NTASKS"])
     answer: dict[str, Any] = {"host": socket.gethostname(), "rank": rank}
     try:
-        answer["address"] = address(env)
+        answer["address"] = own_address(socket.gethostname(), env)
         if rank == 0:
             _serve(folder, answer["address"], size - 1)
         else:
@@ -310,7 +288,7 @@ def _reduce(meeting: Path, backend: str, env: Mapping[str, str]) -> float:
     rank, size = int(env["SLURM_PROCID"]), int(env["SLURM_NTASKS"])
     if rank == 0:
         with socket.socket() as probe:
-            probe.bind((address(env), 0))
+            probe.bind((own_address(socket.gethostname(), env), 0))
             own = probe.getsockname()
         _publish(meeting, list(own))
     host, port = _await(meeting)

@@ -159,8 +159,8 @@ def test_a_lock_of_another_process_is_respected(tmp_path):
 def test_a_taken_port_is_seen():
     with socket.create_server(("", 0)) as server:
         port = server.getsockname()[1]
-        assert not probe._is_free(port)
-    assert probe._is_free(port)
+        assert not probe.is_free(port)
+    assert probe.is_free(port)
 
 
 def test_gpus_are_counted_as_slurm_grants_and_as_a_process_sees_them(tmp_path):
@@ -222,7 +222,7 @@ def test_the_codes_digest_changes_with_the_code(tmp_path):
 
 
 def test_nodes_measure_the_way_between_them_and_turn_strangers_away(tmp_path, monkeypatch):
-    monkeypatch.setattr(probe, "address", lambda env: "127.0.0.1")
+    monkeypatch.setattr(probe, "own_address", lambda name, env: "127.0.0.1")
     monkeypatch.setattr(probe, "TRANSFER_BYTES", 2**22)
     answers: dict[int, dict] = {}
 
@@ -248,7 +248,7 @@ def test_nodes_measure_the_way_between_them_and_turn_strangers_away(tmp_path, mo
 def test_a_node_without_the_networks_interface_says_so(tmp_path):
     env = {"SLURM_PROCID": "0", "SLURM_NTASKS": "2", "BIGBATCH_INTERFACE": "nosuch0"}
     assert "error" in probe.exchange(tmp_path, env)
-    assert probe.address({"BIGBATCH_INTERFACE": "lo"}) == "127.0.0.1"
+    assert probe.own_address("localhost", {"BIGBATCH_INTERFACE": "lo"}) == "127.0.0.1"
 
 
 # The command

@@ -2,32 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
-import difflib
 import os
-import sys
 from pathlib import Path
-from typing import NoReturn
 
+from cluster.command_line import INTERRUPTED, WRONG_INPUT, OneLineParser
 from train_loop.config import ConfigError
 
-WRONG_INPUT = 2
-INTERRUPTED = 130
-
-
-class OneLineParser(argparse.ArgumentParser):
-    """Says what is wrong in one line, with the nearest option, and ends with 2."""
-
-    def error(self, message: str) -> NoReturn:
-        prefix = "unrecognized arguments: "
-        if message.startswith(prefix):
-            word = message.removeprefix(prefix).split()[0]
-            known = [name for action in self._actions for name in action.option_strings]
-            near = difflib.get_close_matches(word.split("=")[0], known, n=1)
-            fix = f"Did you mean {near[0]}?" if near else "See --help for all of them."
-            message = f"no such option; got {word!r}. {fix}"
-        print(f"{self.prog}: error: {message}", file=sys.stderr)
-        raise SystemExit(WRONG_INPUT)
+__all__ = ["INTERRUPTED", "WRONG_INPUT", "OneLineParser", "check_writable"]
 
 
 def check_writable(option: str, folder: Path) -> None:

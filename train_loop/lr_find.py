@@ -233,8 +233,9 @@ def _task(
         changes["data.name"] = data
     config = read_config(recipe_path(recipe) if recipe else Path(path or "")).replace_keys(changes)
     config.batch.split(1)
-    describe(config.data).steps_per_epoch(config.batch.global_size)
-    check_network(config)
+    info = describe(config.data, open_some=True)
+    info.steps_per_epoch(config.batch.global_size)
+    check_network(config, info)
     check_writable("--output", output.absolute())
     return config, output
 

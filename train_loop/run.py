@@ -27,7 +27,7 @@ if not __package__:
 
 from train_loop.command_line import INTERRUPTED, WRONG_INPUT, OneLineParser, check_writable  # noqa: E402
 from train_loop.config import ConfigError, TrainConfig, differing_keys, parse_assignments  # noqa: E402
-from train_loop.data import check_images, describe  # noqa: E402
+from train_loop.data import DataInfo, describe  # noqa: E402
 from train_loop.errors import CheckpointError, NonFiniteLossError, RayStartError, TrainingStopped  # noqa: E402
 from train_loop.folder_lock import lock_folder  # noqa: E402
 from train_loop.launch import Launch, launched  # noqa: E402
@@ -84,14 +84,13 @@ def make_task(argv: Sequence[str] | None, prog: str, launch: Launch | None) -> T
             raise ConfigError("a key is set once; got --data and --set data.name. Keep --data.")
         changes["data.name"] = args.data
     config = read_config(source).replace_keys(changes)
-    info = describe(config.data)
+    info = describe(config.data, open_some=True)
     if info.path is not None:  # workers may run in another folder
         config = config.replace_keys({"data.name": info.path})
     workers = worker_count(args.workers, launch)
     config.batch.split(workers)
     info.steps_per_epoch(config.batch.global_size)
-    check_network(config)
-    check_images(info)
+    check_network(config, info)
     if launch is None:
         check_workers(workers)
     if not args.checkpoint_every_s >= 0:
@@ -117,12 +116,12 @@ def read_config(path: Path) -> TrainConfig:
     return TrainConfig.from_json(text)
 
 
-def check_network(config: TrainConfig) -> None:
+def check_network(config: TrainConfig, info: DataInfo) -> None:
     from train_loop.models import check_model
 
     if config.model.name == "auto":
         raise ConfigError("a full run needs a network; got model.name='auto'. Write --set model.name=resnet50.")
-    check_model(config.model, describe(config.data))
+    check_model(config.model, info)
 
 
 def worker_count(asked: int | None, launch: Launch | None) -> int:

@@ -21,7 +21,7 @@ from search_spaces.registry import BUILT_IN, Space, load_space
 from search_spaces.workload import Workload
 from train_loop.command_line import check_writable
 from train_loop.config import BatchConfig, ConfigError, DataConfig, ModelConfig, TrainConfig, parse_assignments
-from train_loop.data import NAMES, DataInfo, check_images, describe
+from train_loop.data import NAMES, DataInfo, describe
 from train_loop.models import check_model
 from tune import wandb_log
 from tune.store import read_description
@@ -343,7 +343,7 @@ def _plan(o: Options) -> SearchPlan:
     overrides = parse_assignments(o.set)
     data_keys = {key.removeprefix("data."): value for key, value in overrides.items() if key.startswith("data.")}
     data_config = DataConfig(**{"name": o.data or "digits", **data_keys})
-    data = describe(data_config)
+    data = describe(data_config, open_some=True)
     epochs = o.max_epochs or space.defaults.get("max_epochs") or DEFAULT_EPOCHS.get(data.name, DEFAULT_EPOCHS_OTHER)
     max_epochs = _at_least_one("--max-epochs", epochs, o.max_epochs)
     machine = local_machine() if (o.address or "local") == "local" else Machine(0, 0, 0)
@@ -355,7 +355,6 @@ def _plan(o: Options) -> SearchPlan:
     micro = overrides.get("batch.max_micro_size", BatchConfig().max_micro_size)
     workload = build_workload(data, model, max_epochs, workers, machine, micro)
     ranges = check_space(space, workload, pinned=overrides)
-    check_images(data)
     name = study_name(o.study, space, data)
     return SearchPlan(
         study=name,

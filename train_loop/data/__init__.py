@@ -59,13 +59,16 @@ class DataInfo:
         return steps
 
 
-def describe(config: DataConfig) -> DataInfo:
-    """Look at a data set without opening an image, so that a plan can refuse it early.
+def describe(config: DataConfig, *, open_some: bool = False) -> DataInfo:
+    """Look at a data set, so that a plan can refuse it early.
+
+    With ``open_some`` a few images are opened too, so that files that are none are met before a run starts;
+    here, because listing a large folder a second time may take minutes on a shared file system.
 
     Raises:
-        ConfigError: an unknown name, or a path without a complete image folder.
+        ConfigError: an unknown name, a path without a complete image folder, a file that is no image.
     """
-    info = _describe_whole(config)
+    info = _describe_whole(config, open_some)
     if config.subset == 1:
         return info
     from train_loop.data.subset import subset_size
@@ -73,15 +76,18 @@ def describe(config: DataConfig) -> DataInfo:
     return dataclasses.replace(info, train_size=subset_size(info.train_size, config.subset))
 
 
-def _describe_whole(config: DataConfig) -> DataInfo:
+def _describe_whole(config: DataConfig, open_some: bool) -> DataInfo:
     if config.name == "digits":
         return _describe_digits(config)
-    from train_loop.data.scan import scan_folder
+    from train_loop.data.scan import check_images, scan_folder
 
     path = folder_path(config.name)
     if _is_packed(path):
-        return _describe_packed(config, path)
+        return _describe_packed(config, path, open_some)
     scan = scan_folder(path)
+    if open_some:
+        check_images(scan.train)
+        check_images(scan.val)
     size = config.image_size or 224
     return DataInfo(
         name=os.path.basename(path),
@@ -94,23 +100,6 @@ def _describe_whole(config: DataConfig) -> DataInfo:
         class_names=scan.class_names,
         stem="small" if size <= SMALL_IMAGE_SIZE else "imagenet",
     )
-
-
-def check_images(info: DataInfo) -> None:
-    """Open some of an image folder's images, so that files that are none are met before a run starts.
-
-    Raises ConfigError naming the file.
-    """
-    if info.path is not None and _is_packed(info.path):
-        from train_loop.data.packed_files import PackedFiles
-
-        PackedFiles(info.path).check_records()
-    elif info.path is not None:
-        from train_loop.data import scan
-
-        found = scan.scan_folder(info.path)
-        scan.check_images(found.train)
-        scan.check_images(found.val)
 
 
 def open_data(config: DataConfig) -> DataSource:
@@ -150,10 +139,14 @@ def _is_packed(path: str) -> bool:
     return os.path.isfile(os.path.join(path, "index.arrow"))
 
 
-def _describe_packed(config: DataConfig, path: str) -> DataInfo:
+def _describe_packed(config: DataConfig, path: str, open_some: bool) -> DataInfo:
     from train_loop.data import packed_format
 
     packed = packed_format.read_info(path)
+    if open_some:
+        from train_loop.data.packed_files import PackedFiles
+
+        PackedFiles(path).check_records()
     size = config.image_size or (224 if packed.largest_side > SMALL_IMAGE_SIZE else max(packed.largest_side, 8))
     return DataInfo(
         name=os.path.basename(path),
