@@ -12,8 +12,10 @@ Slurm's programs; ``VirtualCluster.available()`` says what is missing. docs/test
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -370,12 +372,24 @@ class VirtualCluster:
         for node in (CONTROLLER, *self.nodes):
             for user in USERS.values():
                 virtual_processes.signal_all(self._init(node), signal.SIGKILL, user)
+            self._remove_files_of_users(node)
         stuck = [name for name, state in self.node_states().items() if state.startswith(("down", "drain"))]
         for name in stuck:
             self.run(CONTROLLER, "scontrol", "update", f"NodeName={name}", "State=RESUME", check=False)
         self.wait_idle(timeout_s)
         if not _until(lambda: not self.run(CONTROLLER, "squeue", "-h").stdout.strip(), timeout_s):
             raise ClusterError(f"Jobs cannot be cancelled.\n{self.logs()}")
+
+    def _remove_files_of_users(self, node: str) -> None:
+        """In /tmp and /dev/shm, where ordinary programs leave caches (PyTorch's compiler does)."""
+        root = f"/proc/{self._init(node)}/root"
+        for folder in ("/tmp", "/dev/shm"):
+            for path in reversed(self.files(node, folder)):  # what is in a folder before the folder
+                here = Path(f"{root}{path}")
+                with contextlib.suppress(FileNotFoundError):  # a killed process may still be going
+                    status = here.lstat()
+                    if status.st_uid in USERS.values():
+                        here.rmdir() if stat.S_ISDIR(status.st_mode) else here.unlink()
 
 
 def _until(condition: Callable[[], bool], timeout_s: float, step_s: float = 0.1) -> bool:
