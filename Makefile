@@ -15,11 +15,11 @@ types:
 	$(PYTHON) -m mypy
 
 test:
-	$(PYTHON) -m pytest -m "not slow and not exhaustive"
+	$(PYTHON) -m pytest --durations=15 -m "not slow and not exhaustive"
 
 slow:
-	$(PYTHON) -m pytest -m "slow and not exhaustive"
+	$(PYTHON) -m pytest --durations=15 -m "slow and not exhaustive"
 
 # More faults, most of them in a virtual Slurm; a quarter of an hour on two cores of one's own.
 exhaustive:
-	$(PYTHON) -m pytest -m exhaustive
+	$(PYTHON) -m pytest --durations=15 -m exhaustive

@@ -287,6 +287,7 @@ def test_a_signal_to_the_whole_process_group_saves_first(tiny, tmp_path, signum)
     assert wait_gone(search.ray_folder) == [] and not Path(search.ray_folder).exists()
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_ends_a_search_at_once_in_words(tiny, tmp_path):
     search = Search(*tiny, "--study", "s", "--trials", 3, "--max-epochs", 400, cwd=tmp_path)
     search.wait_for(r"epoch 2/400")
@@ -345,6 +346,7 @@ def test_a_killed_worker_is_started_again_from_its_checkpoint(tiny, tmp_path):
     assert list(values) == list(range(1, len(values) + 1)), "each epoch once"
 
 
+@pytest.mark.slow
 def test_a_killed_driver_takes_its_ray_with_it_and_the_next_search_removes_its_folder(tiny, tmp_path):
     """kill -9 of the driver alone: nobody is left to clean up, and nothing may live on."""
     first = Search(*tiny, "--study", "s", "--trials", 1, "--max-epochs", 400, cwd=tmp_path)
