@@ -120,7 +120,7 @@ def test_an_unknown_recipe_names_the_nearest() -> None:
 def test_the_command_takes_a_recipe_and_says_what_is_wrong_with_it(run_command, tmp_path: Path) -> None:
     for arguments, words in (
         (["--recipe", "rsb"], "rsb-a3"),
-        (["--recipe", "rsb-a3"], "got 'imagenet'"),
+        (["--recipe", "rsb-a3"], "data set imagenet must be packed"),
         (["--recipe", "rsb-a3", "--config", "x.json"], "not allowed with"),
         ([], "--config --recipe is required"),
     ):

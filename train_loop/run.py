@@ -25,7 +25,13 @@ if not __package__:
     here = Path(__file__).resolve().parent
     sys.path[:] = [str(here.parent), *(entry for entry in sys.path if Path(entry or ".").resolve() != here)]
 
-from train_loop.command_line import INTERRUPTED, WRONG_INPUT, OneLineParser, check_writable  # noqa: E402
+from train_loop.command_line import (  # noqa: E402
+    INTERRUPTED,
+    WRONG_INPUT,
+    OneLineParser,
+    check_writable,
+    with_subset,
+)
 from train_loop.config import ConfigError, TrainConfig, differing_keys, parse_assignments  # noqa: E402
 from train_loop.data import DataInfo, describe  # noqa: E402
 from train_loop.errors import CheckpointError, NonFiniteLossError, RayStartError, TrainingStopped  # noqa: E402
@@ -63,6 +69,7 @@ def parser(prog: str) -> OneLineParser:
     which.add_argument("--recipe", metavar="NAME", help="a published configuration: train_loop/recipes/NAME.json")
     add("--set", action="append", nargs="+", default=[], metavar="KEY=VALUE", help="change a key, e.g. epochs=90")
     add("--data", metavar="NAME|PATH", help="in place of the configuration's: digits, or an image folder")
+    add("--subset", type=float, metavar="PART", help="train on so much of each class, e.g. 0.1; validation stays whole")
     add(
         "--workers",
         type=int,
@@ -78,7 +85,7 @@ def make_task(argv: Sequence[str] | None, prog: str, launch: Launch | None) -> T
     """Check all that can be checked without torch. Raises ConfigError; SystemExit(2) for a bad option."""
     args = parser(prog).parse_args(argv)
     source = recipe_path(args.recipe) if args.recipe else Path(args.config)
-    changes = parse_assignments([text for group in args.set for text in group])
+    changes = with_subset(parse_assignments([text for group in args.set for text in group]), args.subset)
     if args.data is not None:
         if "data.name" in changes:
             raise ConfigError("a key is set once; got --data and --set data.name. Keep --data.")

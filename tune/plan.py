@@ -19,7 +19,7 @@ from cluster.allocation import accelerator_files, usable_cpus, usable_memory_byt
 from search_spaces.check import ParamRange, check_space
 from search_spaces.registry import BUILT_IN, Space, load_space
 from search_spaces.workload import Workload
-from train_loop.command_line import check_writable
+from train_loop.command_line import check_writable, with_subset
 from train_loop.config import BatchConfig, ConfigError, DataConfig, ModelConfig, TrainConfig, parse_assignments
 from train_loop.data import NAMES, DataInfo, describe
 from train_loop.models import check_model
@@ -37,7 +37,7 @@ OWN_OPTIONS = {"epochs": "--max-epochs", "seed": "--seed", "model.name": "--mode
 DEFAULT_SPACE = "large_batch"
 DEFAULT_OUTPUT = "runs"
 RESUMED_OPTIONS = (
-    "space", "data", "model", "trials", "max_epochs", "budget_gpu_hours", "sampler", "scheduler", "workers", "set",
+    "space", "data", "subset", "model", "trials", "max_epochs", "budget_gpu_hours", "sampler", "scheduler", "workers", "set",
     "seed", "wandb",
 )  # fmt: skip
 
@@ -48,6 +48,7 @@ class Options:
 
     space: str | None = None
     data: str | None = None
+    subset: float | None = None
     model: str | None = None
     trials: int | None = None
     max_epochs: int | None = None
@@ -340,7 +341,7 @@ def _plan(o: Options) -> SearchPlan:
     seed = 0 if o.seed is None else o.seed
     TrainConfig(seed=seed)  # checks its range
     refuse_own_options(o.set)
-    overrides = parse_assignments(o.set)
+    overrides = with_subset(parse_assignments(o.set), o.subset)
     data_keys = {key.removeprefix("data."): value for key, value in overrides.items() if key.startswith("data.")}
     data_config = DataConfig(**{"name": o.data or "digits", **data_keys})
     data = describe(data_config, open_some=True)

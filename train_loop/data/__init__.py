@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 FETCHED = ("cifar10", "imagenette", "imagewoof")
 """Data sets that ``bigbatch fetch`` brings; they lie packed in ``data_home()``."""
 
-NAMES = ("digits", *FETCHED)
+PACKED_BY_HAND = "imagenet"
+"""Found by name where it was packed into ``data_home()``; nobody may hand it on, so no ``fetch`` brings it."""
+
+NAMES = ("digits", *FETCHED, PACKED_BY_HAND)
 """Data sets with a name; anything else is the path of an image folder or of a packed one."""
 
 SMALL_IMAGE_SIZE = 64
@@ -166,20 +169,33 @@ def data_home() -> Path:
     return Path(os.environ.get("BIGBATCH_DATA") or "~/.cache/bigbatch").expanduser().absolute()
 
 
-def _fetched_path(name: str) -> str:
+def _named_path(name: str) -> str:
     path = str(data_home() / name)
-    if not _is_packed(path):
+    if _is_packed(path):
+        return path
+    if name == PACKED_BY_HAND:
         raise ConfigError(
-            f"data set {name} must be fetched before its first use; got none in {path!r}. "
-            f"Run, where there is a network: bigbatch fetch {name}"
+            f"data set imagenet must be packed before its first use; got none in {path!r}. {how_to_make_imagenet()}"
         )
-    return path
+    raise ConfigError(
+        f"data set {name} must be fetched before its first use; got none in {path!r}. "
+        f"Run, where there is a network: bigbatch fetch {name}"
+    )
+
+
+def how_to_make_imagenet() -> str:
+    """One line. A folder of that name beside the user may be what was meant."""
+    here = "For the folder of that name here write ./imagenet. " if os.path.isdir("imagenet") else ""
+    return (
+        f"{here}Put ILSVRC2012_img_train.tar, ILSVRC2012_img_val.tar and ILSVRC2012_devkit_t12.tar.gz (image-net.org, "
+        f"with an account) into a folder and run: bigbatch pack FOLDER {data_home() / PACKED_BY_HAND}"
+    )
 
 
 def folder_path(name: str) -> str:
     """The absolute path that ``data.name`` stands for; raises ConfigError where there is no folder."""
-    if name in FETCHED:
-        return _fetched_path(name)
+    if name in (*FETCHED, PACKED_BY_HAND):
+        return _named_path(name)
     path = os.path.abspath(os.path.expanduser(name))
     if os.path.isdir(path):
         return path
