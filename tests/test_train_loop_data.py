@@ -16,8 +16,8 @@ import torch
 from PIL import Image
 
 from train_loop.config import BatchSplit, ConfigError, DataConfig
-from train_loop.data import DataInfo, augment, describe, digits, folder, open_data, sampling
-from train_loop.data.scan import scan_folder
+from train_loop.data import DataInfo, augment, describe, digits, folder, loader, open_data, sampling
+from train_loop.data.scan import Listing, scan_folder
 from train_loop.data.source import Batch, DataSource, Epoch
 
 REPOSITORY = Path(__file__).parents[1]
@@ -208,6 +208,7 @@ def test_batches_have_the_promised_types(images_folder: Path) -> None:
             next(source.bn_batches(0, 0, micro, 2 * micro, 0, 1)),
         ]
         for images, labels in batches:
+            images = source.finish(images)
             assert images.shape == (micro, 3, size, size) and images.dtype == torch.float32
             assert labels.shape == (micro,) and labels.dtype == torch.int64
 
@@ -332,16 +333,17 @@ def test_validation_images_equal_torchvisions(images_folder: Path) -> None:
             ]
         ),
     )
-    images, labels = next(open_data(DataConfig(name=str(images_folder))).val_batches(100, 0, 1))
+    source = open_data(DataConfig(name=str(images_folder)))
+    images, labels = next(source.val_batches(100, 0, 1))
     assert labels.tolist() == reference.targets
-    torch.testing.assert_close(images.contiguous(), torch.stack([image for image, _ in reference]))
+    torch.testing.assert_close(source.finish(images).contiguous(), torch.stack([image for image, _ in reference]))
 
 
 def test_without_augmentation_training_images_are_cropped_as_in_validation(images_folder: Path) -> None:
     source = folder_source(images_folder, augment=False)
     images = next(iter(source.read_train([np.array([3])], Epoch(0, 0))))[0]
     whole = folder.central_crop(folder.decode(scan_folder(str(images_folder)).train.path(3)), 16)
-    restored = images[0].permute(1, 2, 0) * torch.tensor(folder.STD) + torch.tensor(folder.MEAN)
+    restored = source.finish(images)[0].permute(1, 2, 0) * torch.tensor(folder.STD) + torch.tensor(folder.MEAN)
     np.testing.assert_allclose(restored.numpy() * 255, np.asarray(whole), atol=1e-3)
 
 
@@ -360,10 +362,14 @@ def test_random_crops_stay_inside_with_the_stated_area_and_ratio(size: tuple[int
         assert Counter(boxes).most_common(1)[0][0] == (0, 130, 30, 170)
 
 
-def test_half_of_the_crops_are_mirrored() -> None:
+def test_half_of_the_crops_are_mirrored(tmp_path: Path) -> None:
     ramp = Image.fromarray(np.tile(np.arange(200, dtype=np.uint8), (200, 1))).convert("RGB")
-    crops = [np.asarray(folder.random_crop_flip(ramp, 8, random.Random(i)))[0, :, 0].astype(int) for i in range(400)]
-    mirrored = sum(crop[0] > crop[-1] for crop in crops)
+    ramp.save(tmp_path / "ramp.png")
+    images = folder.FolderImages(Listing(str(tmp_path), np.array([b"ramp.png"]), np.zeros(1, np.int64)))
+    crop, mirrored = torch.empty((8, 8, 3), dtype=torch.uint8), 0
+    for epoch in range(400):
+        loader.write_image(images, 0, Epoch(0, epoch), crop)
+        mirrored += int(crop[0, 0, 0] > crop[0, -1, 0])
     assert 160 < mirrored < 240  # 4 standard deviations
 
 

@@ -113,12 +113,12 @@ def open_data(config: DataConfig) -> DataSource:
 
         return DigitsSource(config, info)
     if info.path is not None and _is_packed(info.path):
-        from train_loop.data.packed import PackedSource
+        from train_loop.data.packed import open_packed
 
-        return PackedSource(config, info)
-    from train_loop.data.folder import FolderSource
+        return open_packed(config, info)
+    from train_loop.data.folder import open_folder
 
-    return FolderSource(config, info)
+    return open_folder(config, info)
 
 
 def _describe_digits(config: DataConfig) -> DataInfo:
