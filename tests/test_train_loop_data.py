@@ -443,7 +443,7 @@ def test_hidden_names_and_deeper_folders(tmp_path: Path, val: str) -> None:
     [
         ("digit", ("Did you mean 'digits'?",)),
         ("Digits", ("Did you mean 'digits'?",)),
-        ("imagenet", ("digits", "image folder", "'imagenet'")),
+        ("imagenets", ("digits", "image folder", "'imagenet'")),
         ("/nowhere/images", ("must exist", "'/nowhere/images'")),
         ("./nowhere", ("must exist", "'./nowhere'")),
     ],

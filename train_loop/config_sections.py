@@ -11,6 +11,7 @@ OPTIMIZERS = ("sgd", "lars", "lamb", "adamw")
 SCHEDULES = ("cosine", "poly", "linear", "one_cycle", "step", "constant")
 STEMS = ("auto", "imagenet", "small", "small_pool")
 LARS_MOMENTUM = ("in", "out")
+AUTO_AUGMENT = ("none", "trivial", "rand")
 
 DEFAULT_MICRO_SIZE = 256
 """Bound of the automatic micro-batch where nobody set or measured one."""
@@ -59,6 +60,15 @@ class DataConfig:
     """Decoding processes a worker; 0 decodes in the training process."""
     subset: float = 1.0
     """Part of the training images to use, of each class alike; validation stays whole."""
+    auto_augment: str = "none"
+    """After crop and flip: ``trivial`` (TrivialAugment Wide, Müller & Hutter 2021) or ``rand`` (RandAugment,
+    Cubuk et al. 2020). Not for digits."""
+    rand_ops: int = 2
+    """rand: operations an image."""
+    rand_magnitude: int = 9
+    """rand: 0 to 30, as torchvision counts; timm's 0 to 10 times 3."""
+    rand_probability: float = 1.0
+    """rand: of each operation to take place; timm's is 0.5."""
     random_erasing: float = 0.0
     """Part of the training images of which a rectangle becomes the mean colour (Zhong et al. 2020)."""
     mixup_alpha: float = 0.0
@@ -80,6 +90,10 @@ class DataConfig:
             self.loader_workers,
             "Write the cores that each worker may use for decoding.",
         )
+        choice("data.auto_augment", self.auto_augment, AUTO_AUGMENT)
+        require(1 <= self.rand_ops <= 16, "data.rand_ops must be 1 to 16", self.rand_ops, "Write 2.")
+        require(0 <= self.rand_magnitude <= 30, "data.rand_magnitude must be 0 to 30", self.rand_magnitude, "Write 9.")
+        finite("data.rand_probability", self.rand_probability, 0.0, 1.0, open_low=True)
         finite("data.random_erasing", self.random_erasing, 0.0, 1.0)
         finite("data.mixup_alpha", self.mixup_alpha, 0.0, 100.0)
         finite("data.cutmix_alpha", self.cutmix_alpha, 0.0, 100.0)

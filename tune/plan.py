@@ -37,8 +37,8 @@ OWN_OPTIONS = {"epochs": "--max-epochs", "seed": "--seed", "model.name": "--mode
 DEFAULT_SPACE = "large_batch"
 DEFAULT_OUTPUT = "runs"
 RESUMED_OPTIONS = (
-    "space", "data", "subset", "model", "trials", "max_epochs", "budget_gpu_hours", "sampler", "scheduler", "workers", "set",
-    "seed", "wandb",
+    "space", "data", "subset", "model", "trials", "max_epochs", "budget_gpu_hours", "sampler", "scheduler", "workers",
+    "set", "seed", "wandb",
 )  # fmt: skip
 
 

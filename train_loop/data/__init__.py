@@ -123,6 +123,10 @@ def open_data(config: DataConfig) -> DataSource:
 
 def _describe_digits(config: DataConfig) -> DataInfo:
     """Constants, because the images would cost an import of seconds; a test compares them."""
+    if config.auto_augment != "none":
+        raise ConfigError(
+            f"digits has an augmentation of its own; got data.auto_augment={config.auto_augment}. Write none."
+        )
     size = config.image_size or 32
     return DataInfo(
         name="digits",

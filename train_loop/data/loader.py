@@ -6,6 +6,7 @@ whole batches, in this process or from loader processes.
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -17,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from train_loop.config import DataConfig
 from train_loop.data import DataInfo, sampling
+from train_loop.data.auto_augment import policy_of
 from train_loop.data.source import Batch, DataSource, Epoch
 from train_loop.errors import ImageError
 
@@ -51,7 +53,8 @@ def write_image(images: Images, index: int, epoch: Epoch | None, out: torch.Tens
     images.write_random(index, draws, out)
     if draws.random() < 0.5:
         out.copy_(out.flip(1))
-    # Policies on one image of bytes (TrivialAugment and the like) take their draws and change ``out`` here.
+    if epoch.policy is not None:
+        epoch.policy.apply(out, draws)
 
 
 class LoadedSource(DataSource):
@@ -71,7 +74,8 @@ class LoadedSource(DataSource):
         self._mean, self._std = tuple(mean), tuple(std)
 
     def read_train(self, batches: Sequence[sampling.Indices], epoch: Epoch) -> Iterator[Batch]:
-        return self._read(self._train, batches, epoch if self._config.augment else None)
+        augmented = dataclasses.replace(epoch, policy=policy_of(self._config)) if self._config.augment else None
+        return self._read(self._train, batches, augmented)
 
     def read_val(self, batches: Sequence[sampling.Indices]) -> Iterator[Batch]:
         return self._read(self._val, batches, None)

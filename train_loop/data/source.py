@@ -11,6 +11,7 @@ import torch
 
 from train_loop.config import BatchSplit
 from train_loop.data import DataInfo, sampling
+from train_loop.data.auto_augment import Policy
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 """Images, float32 ``[N, 3, H, W]`` normalised, or what ``DataSource.finish`` makes that of; labels, int64
@@ -23,6 +24,8 @@ class Epoch:
 
     seed: int
     number: int
+    policy: Policy | None = None
+    """What is done to each image besides; a source whose images are read one by one sets it."""
 
 
 class DataSource(ABC):
