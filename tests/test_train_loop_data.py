@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import random
 import subprocess
@@ -129,6 +130,64 @@ def test_bn_images_come_in_whole_micro_batches(
     assert {len(batch) for batches in ranks for batch in batches} == {min(micro, size)}
     one = sampling.bn_batches(size, 0, 1, micro, count, 0, 1)
     assert sorted(seen) == sorted(int(i) for batch in one for i in batch)
+
+
+# --- repeated augmentation ---
+
+
+@pytest.mark.parametrize("size, workers, repeats", [(1437, 4, 3), (60, 1, 3), (100, 3, 2), (50, 2, 64)])
+def test_repeated_augmentation_is_timms(size: int, workers: int, repeats: int) -> None:
+    """``RepeatAugSampler`` without its own shuffling gives places in the permutation, rank by rank."""
+    timm = pytest.importorskip("timm.data.distributed_sampler")
+    micro = 5
+    order = sampling.train_order(size, 3, 1)
+    for rank in range(workers):
+        theirs = timm.RepeatAugSampler(range(size), workers, rank, False, repeats, selected_round=0)
+        batches = sampling.train_micro_batches(size, 3, 1, BatchSplit(workers, 1, micro), rank, repeats=repeats)
+        mine = np.concatenate([micros[0] for micros in batches])
+        assert (mine % size).tolist() == order[list(theirs)][: len(mine)].tolist()
+        assert 0 <= len(theirs) - len(mine) <= micro + 1  # they fill the last batch, we leave it out
+
+
+def test_copies_share_a_step_but_no_micro_batch_and_no_augmentation(images_folder: Path) -> None:
+    size, repeats, split = 1437, 3, BatchSplit(2, 2, 30)
+    ranks = [list(sampling.train_micro_batches(size, 7, 3, split, rank, repeats=repeats)) for rank in (0, 1)]
+    assert len(ranks[0]) == size // split.global_size
+    repeated = np.repeat(sampling.train_order(size, 7, 3), repeats)
+    for step in range(len(ranks[0])):
+        entries = np.concatenate([micro for rank in ranks for micro in rank[step]])
+        expected = repeated[step * split.global_size : (step + 1) * split.global_size]
+        assert Counter((entries % size).tolist()) == Counter(expected.tolist())
+        assert set(Counter((entries % size).tolist()).values()) <= {1, 2, 3}  # 1, 2: cut by the step's ends
+        assert len(set(entries.tolist())) == len(entries)
+    for rank in ranks:
+        for micros in rank:
+            assert all(len(set((micro % size).tolist())) == len(micro) for micro in micros)
+    # The very same steps on one worker, and from the middle of an epoch.
+    alone = list(sampling.train_micro_batches(size, 7, 3, BatchSplit(1, 4, 30), 0, repeats=repeats))
+    merged = [[m for pair in zip(a, b, strict=True) for m in pair] for a, b in zip(*ranks, strict=True)]
+    assert all(np.array_equal(a, b) for x, y in zip(alone, merged, strict=True) for a, b in zip(x, y, strict=True))
+    rest = list(sampling.train_micro_batches(size, 7, 3, split, 1, start_step=5, repeats=repeats))
+    assert all(np.array_equal(a, b) for x, y in zip(rest, ranks[1][5:], strict=True) for a, b in zip(x, y, strict=True))
+
+    for config in (DataConfig(augment_repeats=3), DataConfig(str(images_folder), 16, augment_repeats=3)):
+        source = open_data(config)
+        size = source.info.train_size
+        indices = np.array([4, 4 + size, 4 + 2 * size])
+        images, labels = next(iter(source.read_train([indices], Epoch(1, 2))))
+        assert labels.unique().numel() == 1 and not torch.equal(images[0], images[1])
+        assert not torch.equal(images[1], images[2])
+        once = open_data(dataclasses.replace(config, augment_repeats=1))
+        assert torch.equal(next(iter(once.read_train([indices[:1]], Epoch(1, 2))))[0][0], images[0])
+        batches = list(source.train_batches(0, 0, BatchSplit(1, 3, 4), 0))
+        assert len(batches) == size // 12
+
+
+def test_impossible_repeats_are_refused_and_none_are_made_without_augmentation() -> None:
+    for repeats in (0, 65):
+        with pytest.raises(ConfigError, match="augment_repeats must be 1 to 64"):
+            DataConfig(augment_repeats=repeats)
+    assert DataConfig(augment_repeats=3).copies == 3 and DataConfig(augment_repeats=3, augment=False).copies == 1
 
 
 @pytest.mark.parametrize("rank, start_step", [(2, 0), (-1, 0), (0, -1)])

@@ -69,6 +69,11 @@ class DataConfig:
     """rand: 0 to 30, as torchvision counts; timm's 0 to 10 times 3."""
     rand_probability: float = 1.0
     """rand: of each operation to take place; timm's is 0.5."""
+    augment_repeats: int = 1
+    """Repeated augmentation (Hoffer et al. 2020): so many differently augmented copies of an image in a global batch.
+    An epoch keeps its number of images: it sees one in so many of the different ones. 1 = off."""
+    test_flip: bool = False
+    """Validation takes the mean of the logits of an image and of its mirror image."""
     random_erasing: float = 0.0
     """Part of the training images of which a rectangle becomes the mean colour (Zhong et al. 2020)."""
     mixup_alpha: float = 0.0
@@ -94,10 +99,18 @@ class DataConfig:
         require(1 <= self.rand_ops <= 16, "data.rand_ops must be 1 to 16", self.rand_ops, "Write 2.")
         require(0 <= self.rand_magnitude <= 30, "data.rand_magnitude must be 0 to 30", self.rand_magnitude, "Write 9.")
         finite("data.rand_probability", self.rand_probability, 0.0, 1.0, open_low=True)
+        require(
+            1 <= self.augment_repeats <= 64, "data.augment_repeats must be 1 to 64", self.augment_repeats, "Write 3."
+        )
         finite("data.random_erasing", self.random_erasing, 0.0, 1.0)
         finite("data.mixup_alpha", self.mixup_alpha, 0.0, 100.0)
         finite("data.cutmix_alpha", self.cutmix_alpha, 0.0, 100.0)
         require(0 < self.subset <= 1, "data.subset must be above 0 and at most 1", self.subset, "Write e.g. 0.1.")
+
+    @property
+    def copies(self) -> int:
+        """Of an image in a global batch; without augmentation they would not differ."""
+        return self.augment_repeats if self.augment else 1
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ class DigitsSource(DataSource):
     """The scans enlarged to the image size, grey on three channels. All of it lies in memory."""
 
     def __init__(self, config: DataConfig, info: DataInfo) -> None:
-        super().__init__(info)
+        super().__init__(info, config.copies)
         pixels, labels = load_scans()
         train, val = split_rows(labels)
         train = train[subset_rows(labels[train], config.subset)]
@@ -40,12 +40,12 @@ class DigitsSource(DataSource):
 
     def read_train(self, batches: Sequence[sampling.Indices], epoch: Epoch) -> Iterator[Batch]:
         draws = sampling.generator(epoch.seed, epoch.number, sampling.AUGMENTATION)
-        table = torch.from_numpy(draws.random((self.info.train_size, 4), dtype=np.float32))
+        table = torch.from_numpy(draws.random((self._repeats * self.info.train_size, 4), dtype=np.float32))
         for indices in batches:
-            rows = torch.from_numpy(indices)
+            rows = torch.from_numpy(indices % self.info.train_size)
             images = self._enlarge(self._train[0][rows])
             if self._augment:
-                images = random_affine(images, table[rows], AUGMENTATION)
+                images = random_affine(images, table[torch.from_numpy(indices)], AUGMENTATION)
             yield _normalise(images), self._train[1][rows]
 
     def read_val(self, batches: Sequence[sampling.Indices]) -> Iterator[Batch]:

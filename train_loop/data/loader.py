@@ -39,6 +39,22 @@ class Images(ABC):
         """A random crop or shift of it, not mirrored. Raises ImageError."""
 
 
+class Copies(Images):
+    """Index i + c·size is copy c of image i: another index, hence other draws of the same image."""
+
+    def __init__(self, images: Images, size: int) -> None:
+        self._images, self._size = images, size
+
+    def labels(self, indices: sampling.Indices) -> npt.NDArray[np.int64]:
+        return self._images.labels(indices % self._size)
+
+    def write_plain(self, index: int, out: torch.Tensor) -> None:
+        self._images.write_plain(index % self._size, out)
+
+    def write_random(self, index: int, draws: random.Random, out: torch.Tensor) -> None:
+        self._images.write_random(index % self._size, draws, out)
+
+
 def write_image(images: Images, index: int, epoch: Epoch | None, out: torch.Tensor) -> None:
     """What training sees of an image in an epoch, or validation (None), as uint8 ``[H, W, 3]``.
 
@@ -69,8 +85,9 @@ class LoadedSource(DataSource):
         mean: Sequence[float],
         std: Sequence[float],
     ) -> None:
-        super().__init__(info)
-        self._config, self._train, self._val = config, train, val
+        super().__init__(info, config.copies)
+        self._train = Copies(train, info.train_size) if config.copies > 1 else train
+        self._config, self._val = config, val
         self._mean, self._std = tuple(mean), tuple(std)
 
     def read_train(self, batches: Sequence[sampling.Indices], epoch: Epoch) -> Iterator[Batch]:

@@ -31,12 +31,16 @@ class Epoch:
 class DataSource(ABC):
     """A data set that is open. A data set of another kind implements ``read_train`` and ``read_val``."""
 
-    def __init__(self, info: DataInfo) -> None:
-        self.info = info
+    def __init__(self, info: DataInfo, repeats: int = 1) -> None:
+        """With ``repeats`` above 1 an index of ``read_train`` is of a copy, see ``sampling.train_order``."""
+        self.info, self._repeats = info, repeats
 
     @abstractmethod
     def read_train(self, batches: Sequence[sampling.Indices], epoch: Epoch) -> Iterator[Batch]:
-        """Training images by their indices, augmented as a function of epoch and index alone."""
+        """Training images by their indices, augmented as a function of epoch and index alone.
+
+        Index i + c·train_size is copy c of image i (repeated augmentation).
+        """
 
     @abstractmethod
     def read_val(self, batches: Sequence[sampling.Indices]) -> Iterator[Batch]:
@@ -61,7 +65,7 @@ class DataSource(ABC):
         The images that do not fill a global batch are dropped; the order of an epoch is a function
         of (seed, epoch). See ``sampling.train_micro_batches``.
         """
-        steps = sampling.train_micro_batches(self.info.train_size, seed, epoch, batch, rank, start_step)
+        steps = sampling.train_micro_batches(self.info.train_size, seed, epoch, batch, rank, start_step, self._repeats)
         micro_batches = [micro for step in steps for micro in step]
         read = self.read_train(micro_batches, Epoch(seed, epoch))
         while step := list(itertools.islice(read, batch.accumulation_steps)):
