@@ -55,6 +55,15 @@ class DataConfig:
     """A data set's name (``digits``) or the path of an image folder with ``train/`` and ``val/``."""
     image_size: int = 0
     """Pixels a side; 0 = the data set's own (32 for digits, 224 for image folders)."""
+    val_image_size: int = 0
+    """Of validation; 0 = ``image_size``. A little more than in training is best (Touvron et al. 2019, FixRes)."""
+    progressive_from: int = 0
+    """Progressive resizing: pixels a side in the first epochs, a multiple of 32; ``image_size`` is then the last ones'.
+    0 = off."""
+    progressive_start: int = 0
+    """Up to this epoch, counted from 0, the size stays ``progressive_from``."""
+    progressive_end: int = 0
+    """From this epoch on it is ``image_size``; in between on a line, in multiples of 32."""
     augment: bool = True
     loader_workers: int = 0
     """Decoding processes a worker; 0 decodes in the training process."""
@@ -88,6 +97,24 @@ class DataConfig:
             "data.image_size must be 0 (the data set's own) or 8 to 1024 pixels",
             self.image_size,
             "Write e.g. 224.",
+        )
+        require(
+            self.val_image_size == 0 or 8 <= self.val_image_size <= 1024,
+            "data.val_image_size must be 0 (as in training) or 8 to 1024 pixels",
+            self.val_image_size,
+            "Write e.g. 224.",
+        )
+        require(
+            self.progressive_from == 0 or (32 <= self.progressive_from <= 1024 and self.progressive_from % 32 == 0),
+            "data.progressive_from must be 0 (off) or a multiple of 32 up to 1024 pixels",
+            self.progressive_from,
+            "Write e.g. 160.",
+        )
+        require(
+            0 <= self.progressive_start < self.progressive_end or not self.progressive_from,
+            "data.progressive_start must be at least 0 and below data.progressive_end",
+            (self.progressive_start, self.progressive_end),
+            "Write e.g. 65 and 76 of 88 epochs.",
         )
         require(
             0 <= self.loader_workers <= 256,

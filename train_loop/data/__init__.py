@@ -43,12 +43,14 @@ class DataInfo:
     val_size: int
     num_classes: int
     image_size: int
-    """Pixels a side, as the model sees them."""
+    """Pixels a side, as the model sees them; with progressive resizing those of the last epochs, the most."""
     channels: int
     class_names: tuple[str, ...]
     """In the order of the labels."""
     stem: str
     """What ``model.stem=auto`` means here."""
+    other_sizes: tuple[int, ...] = ()
+    """Pixels a side of validation and of other epochs, where they differ from ``image_size``."""
 
     def steps_per_epoch(self, global_size: int) -> int:
         """Optimizer steps an epoch of whole global batches; raises ConfigError where there is none."""
@@ -71,7 +73,10 @@ def describe(config: DataConfig, *, open_some: bool = False) -> DataInfo:
     Raises:
         ConfigError: an unknown name, a path without a complete image folder, a file that is no image.
     """
+    from train_loop.data.resizing import other_sizes
+
     info = _describe_whole(config, open_some)
+    info = dataclasses.replace(info, other_sizes=other_sizes(config, info.image_size))
     if config.subset == 1:
         return info
     from train_loop.data.subset import subset_size

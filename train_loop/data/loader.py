@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 from train_loop.config import DataConfig
 from train_loop.data import DataInfo, sampling
 from train_loop.data.auto_augment import policy_of
+from train_loop.data.resizing import train_image_size
 from train_loop.data.source import Batch, DataSource, Epoch
 from train_loop.errors import ImageError
 
@@ -92,21 +93,24 @@ class LoadedSource(DataSource):
 
     def read_train(self, batches: Sequence[sampling.Indices], epoch: Epoch) -> Iterator[Batch]:
         augmented = dataclasses.replace(epoch, policy=policy_of(self._config)) if self._config.augment else None
-        return self._read(self._train, batches, augmented)
+        size = train_image_size(self._config, self.info.image_size, epoch.number)
+        return self._read(self._train, batches, size, augmented)
 
     def read_val(self, batches: Sequence[sampling.Indices]) -> Iterator[Batch]:
-        return self._read(self._val, batches, None)
+        return self._read(self._val, batches, self._config.val_image_size or self.info.image_size, None)
 
     def finish(self, images: torch.Tensor) -> torch.Tensor:
         mean, std = (torch.tensor(v, device=images.device) * 255 for v in (self._mean, self._std))
         # Channels-last in memory, as the bytes lie.
         return images.float().sub_(mean).div_(std).permute(0, 3, 1, 2)
 
-    def _read(self, images: Images, batches: Sequence[sampling.Indices], epoch: Epoch | None) -> Iterator[Batch]:
+    def _read(
+        self, images: Images, batches: Sequence[sampling.Indices], image_size: int, epoch: Epoch | None
+    ) -> Iterator[Batch]:
         if not batches:
             return
         loader = DataLoader(
-            _Batches(images, batches, self.info.image_size, epoch),
+            _Batches(images, batches, image_size, epoch),
             batch_size=None,  # an item is a batch already
             num_workers=min(self._config.loader_workers, len(batches)),
         )
