@@ -25,6 +25,7 @@ if not __package__:
     here = Path(__file__).resolve().parent
     sys.path[:] = [str(here.parent), *(entry for entry in sys.path if Path(entry or ".").resolve() != here)]
 
+from train_loop import room  # noqa: E402
 from train_loop.command_line import (  # noqa: E402
     INTERRUPTED,
     WRONG_INPUT,
@@ -104,7 +105,10 @@ def make_task(argv: Sequence[str] | None, prog: str, launch: Launch | None) -> T
         raise ConfigError(f"--checkpoint-every-s must be at least 0; got {args.checkpoint_every_s}. Write 60.")
     digest = hashlib.sha256(config.to_json().encode()).hexdigest()[:8]
     output = Path(args.output) if args.output else Path("runs", "train", f"{source.stem}-{digest}")
-    return Task(config, workers, check_output(output.absolute(), config), args.checkpoint_every_s, launch)
+    output = check_output(output.absolute(), config)
+    if launch is None or launch.rank == 0:  # a quota command is asked once
+        check_output_room(output, config, info)
+    return Task(config, workers, output, args.checkpoint_every_s, launch)
 
 
 def read_config(path: Path) -> TrainConfig:
@@ -155,6 +159,13 @@ def check_output(output: Path, config: TrainConfig) -> Path:
                 f"values: {', '.join(changes)}. Write --output with another folder."
             )
     return output
+
+
+def check_output_room(output: Path, config: TrainConfig, info: DataInfo) -> None:
+    """Raise ConfigError where the results would not fit into what is left for them."""
+    averaged = config.ema_decay > 0
+    checkpoint = room.checkpoint_bytes(config.model, info, config.optimizer.name, averaged=averaged)
+    room.check_room("--output", output, room.run_need(checkpoint, config.epochs))
 
 
 def train_without_ray(task: Task, launch: Launch) -> Sequence[EpochRecord]:
@@ -252,6 +263,8 @@ def announce(task: Task) -> None:
         f"{c.model.name} on {c.data.name}, {c.epochs} epochs, {c.optimizer.name} at lr {c.optimizer.peak_lr:g}, global "
         f"batch {split.global_size} = {split.workers} workers × {split.accumulation_steps} × {split.micro_size}\n"
         f"results go to {task.output}",
+        *room.quota_lines(),
+        sep="\n",
         flush=True,
     )
 

@@ -26,7 +26,7 @@ from tune import wandb_log
 from tune.deadline import END_OF_ALLOCATION, Deadline, end_of_allocation
 from tune.display import PlainLines, Progress, make_display
 from tune.observer import Observer, TrialView
-from tune.plan import Machine, SearchPlan, on_cluster
+from tune.plan import Machine, SearchPlan, check_room, on_cluster
 from tune.provenance import provenance
 from tune.samplers import MODEL_BASED, make_pruner, quiet_optuna, sampler_factory
 from tune.store import StudyStore
@@ -149,6 +149,7 @@ def _search(ended: _Ended, store: StudyStore, stop: StopRequest, stack: ExitStac
     _take_signals(stop)  # starting Ray has put its own handler for SIGTERM in place
     if not connection.local:
         plan = ended.plan = on_cluster(plan, _cluster_machine())
+        check_room(plan)  # so many trials at a time
         store.describe(plan.to_dict())
     _say_dashboard(connection, console)
     observers: list[Observer] = []
