@@ -421,6 +421,32 @@ def test_random_crops_stay_inside_with_the_stated_area_and_ratio(size: tuple[int
         assert Counter(boxes).most_common(1)[0][0] == (0, 130, 30, 170)
 
 
+@pytest.mark.parametrize("size", [(500, 375), (375, 500), (64, 64), (700, 200), (200, 900)])
+def test_random_crops_are_distributed_as_torchvisions(size: tuple[int, int]) -> None:
+    """Against ``RandomResizedCrop.get_params``: width, height, place, area and ratio, by Kolmogorov and Smirnov."""
+    from scipy.stats import ks_2samp
+    from torchvision.transforms import RandomResizedCrop
+
+    width, height = size
+    generator, image, count = random.Random(0), torch.empty(3, height, width), 3000
+    boxes = np.array([folder.random_box(width, height, generator) for _ in range(count)])
+    torch.manual_seed(0)
+    theirs = np.array([RandomResizedCrop.get_params(image, [0.08, 1.0], [3 / 4, 4 / 3]) for _ in range(count)])
+
+    def facts(left: np.ndarray, upper: np.ndarray, w: np.ndarray, h: np.ndarray) -> dict[str, np.ndarray]:
+        return {"left": left, "upper": upper, "width": w, "height": h, "area": w * h, "ratio": w / h}
+
+    mine = facts(boxes[:, 0], boxes[:, 1], boxes[:, 2] - boxes[:, 0], boxes[:, 3] - boxes[:, 1])
+    expected = facts(theirs[:, 1], theirs[:, 0], theirs[:, 3], theirs[:, 2])
+    for name, values in mine.items():
+        assert ks_2samp(values, expected[name]).pvalue > 1e-3, name
+    if size == (200, 900):  # ten draws often do not fit: then both take the same central box
+        commonest, times = Counter(map(tuple, boxes.tolist())).most_common(1)[0]
+        left, upper, right, lower = commonest
+        same = (theirs == (upper, left, lower - upper, right - left)).all(1).sum()
+        assert times > 50 and abs(times - same) < 5 * math.sqrt(times)
+
+
 def test_half_of_the_crops_are_mirrored(tmp_path: Path) -> None:
     ramp = Image.fromarray(np.tile(np.arange(200, dtype=np.uint8), (200, 1))).convert("RGB")
     ramp.save(tmp_path / "ramp.png")
