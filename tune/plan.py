@@ -19,13 +19,13 @@ from cluster.allocation import accelerator_files, usable_cpus, usable_memory_byt
 from search_spaces.check import ParamRange, check_space
 from search_spaces.registry import BUILT_IN, Space, load_space
 from search_spaces.workload import Workload
-from train_loop import room
 from train_loop.command_line import check_writable, with_subset
 from train_loop.config import BatchConfig, ConfigError, DataConfig, ModelConfig, TrainConfig, parse_assignments
 from train_loop.data import NAMES, DataInfo, describe
 from train_loop.models import check_model
 from tune import wandb_log
 from tune.store import read_description
+from tune.study_room import check_room
 
 SAMPLERS = ("tpe", "random", "qmc", "gp", "cmaes")
 SCHEDULERS = ("asha", "hyperband", "median", "none")
@@ -386,26 +386,6 @@ def _plan(o: Options) -> SearchPlan:
     )
     check_room(plan)
     return plan
-
-
-def check_room(plan: SearchPlan) -> None:
-    """Raise ConfigError where the study would not fit into what is left for its folder.
-
-    Which optimizers the space takes is not known here: the largest state is assumed, unless ``--set`` says it.
-    """
-    changes = {key: value for key, value in plan.overrides.items() if key.startswith("model.")}
-    model = TrainConfig(model=ModelConfig(name=plan.model)).replace_keys(changes).model
-    averaged = plan.overrides.get("ema_decay", 0) > 0
-    checkpoint = room.checkpoint_bytes(model, plan.data, plan.overrides.get("optimizer.name"), averaged)
-    need = room.study_need(
-        checkpoint,
-        plan.trials,
-        plan.max_epochs,
-        plan.share.concurrency,
-        joined=plan.address != "local",
-        wandb=plan.wandb != "disabled",
-    )
-    room.check_room("--output", plan.folder, need)
 
 
 def _check_model(name: str, overrides: Mapping[str, Any], data: DataInfo, machine: Machine) -> None:

@@ -26,10 +26,11 @@ from tune import wandb_log
 from tune.deadline import END_OF_ALLOCATION, Deadline, end_of_allocation
 from tune.display import PlainLines, Progress, make_display
 from tune.observer import Observer, TrialView
-from tune.plan import Machine, SearchPlan, check_room, on_cluster
+from tune.plan import Machine, SearchPlan, on_cluster
 from tune.provenance import provenance
 from tune.samplers import MODEL_BASED, make_pruner, quiet_optuna, sampler_factory
 from tune.store import StudyStore
+from tune.study_room import check_room
 from tune.summary import print_findings, print_plan, quoted, resume_command
 from tune.tables import epoch_records
 
