@@ -334,7 +334,7 @@ def test_too_little_room_is_refused_with_the_numbers(
     real = os.statvfs(tmp_path)
 
     class Left:
-        f_frsize, f_bavail, f_files, f_favail = real.f_frsize, 1, 100, 100
+        f_blocks, f_frsize, f_bavail, f_files, f_favail = 2, real.f_frsize, 1, 100, 100
 
     monkeypatch.setattr(os, "statvfs", lambda path: Left)
     with pytest.raises(ConfigError, match=r"needs about 0\.\d\d GB; got 0\.00 GB left"):

@@ -178,3 +178,11 @@ def test_a_resume_counts_what_is_there_as_room(tmp_path: Path, monkeypatch: pyte
         room.check_room("--output", tmp_path, room.Need(1500, 4, "a test"))
     with pytest.raises(ConfigError, match="5 inodes"):
         room.check_room("--output", tmp_path, room.Need(1400, 5, "a test"))
+
+
+def test_a_file_system_that_counts_nothing_refuses_nothing() -> None:
+    """``/proc`` has no blocks and no inodes; some network file systems say the same."""
+    if not Path("/proc/self").exists():
+        pytest.skip("no /proc")
+    assert room.left_in(Path("/proc")).bytes is None and room.left_in(Path("/proc")).inodes is None
+    room.check_room("--output", Path("/proc/sys/none"), room.Need(1 << 60, 1 << 40, "a test"))

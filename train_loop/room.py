@@ -44,7 +44,7 @@ class Need:
 class Room:
     """What is left. None: nobody counts."""
 
-    bytes: int
+    bytes: int | None
     inodes: int | None
     bytes_by: str
     inodes_by: str
@@ -55,13 +55,13 @@ def left_in(folder: Path) -> Room:
     """The file system's room for ``folder``, made or not, or the quota's, where that is less."""
     there = next(p for p in (folder, *folder.parents) if p.exists())
     stat = os.statvfs(there)
-    free, inodes = stat.f_bavail * stat.f_frsize, stat.f_favail if stat.f_files else None
-    room = Room(free, inodes, "the file system", "the file system")
+    free = stat.f_bavail * stat.f_frsize if stat.f_blocks else None
+    room = Room(free, stat.f_favail if stat.f_files else None, "the file system", "the file system")
     command, lines = site_quota()
     allowed = quota.left(lines, there)
     if allowed is None:
         return room
-    if allowed.bytes is not None and allowed.bytes < room.bytes:
+    if allowed.bytes is not None and (room.bytes is None or allowed.bytes < room.bytes):
         room = Room(allowed.bytes, room.inodes, command, room.inodes_by)
     if allowed.inodes is not None and (room.inodes is None or allowed.inodes < room.inodes):
         room = Room(room.bytes, allowed.inodes, room.bytes_by, command)
@@ -90,10 +90,11 @@ def check_room(option: str, folder: Path, need: Need) -> None:
     What the folder holds already counts as room: a resume writes over it.
     """
     room, (held_bytes, held_inodes) = left_in(folder), present(folder)
-    free, inodes = room.bytes + held_bytes, None if room.inodes is None else room.inodes + held_inodes
+    free = None if room.bytes is None else room.bytes + held_bytes
+    inodes = None if room.inodes is None else room.inodes + held_inodes
     fix = f"Free some, or write {option} with a folder on another file system."
     need_bytes = int(need.bytes * RESERVE)
-    if need_bytes > free:
+    if free is not None and need_bytes > free:
         raise ConfigError(
             f"the results need up to {size(need_bytes)} ({need.why}); got {size(free)} left for {str(folder)!r} "
             f"by {room.bytes_by}. {fix}"

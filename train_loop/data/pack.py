@@ -159,7 +159,7 @@ def check_room(parent: Path, tasks: Sequence[ShardTask], profile: Profile) -> No
         images = sum(len(task.items) for task in tasks)
         total = min(total, int(images * profile.short_side**2 * 4 / 3 * 0.55))
     need = int(total * RESERVE)
-    if need > left.bytes:
+    if left.bytes is not None and need > left.bytes:
         raise ConfigError(
             f"packing needs about {need / 1e9:.2f} GB; got {left.bytes / 1e9:.2f} GB left in {parent} by "
             f"{left.bytes_by}. Free some, write elsewhere, or use --profile fast."
