@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cluster import probe, record, slurm
+from cluster import probe, quota, record, slurm
 from cluster.command_line import parser
 from cluster.sites import GENERIC, Site, find
 
@@ -383,17 +383,11 @@ def judge_scratch(site: Site) -> list[Finding]:
 def judge_quota_command(site: Site) -> list[Finding]:
     if not site.quota_command:
         return []
-    words = shlex.split(site.quota_command)
-    if not shutil.which(words[0]):
-        return [
-            Finding(WARN, "quota", f"{words[0]} is not on PATH of {socket.gethostname()}", "Run it on a login node.")
-        ]
     try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=30)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return [Finding(WARN, "quota", f"{site.quota_command}: {type(error).__name__}", "Run it yourself.")]
-    lines = (done.stdout or done.stderr).strip().splitlines()
-    return [Finding(OK if done.returncode == 0 else WARN, "quota", f"{site.quota_command}: " + " / ".join(lines[-8:]))]
+        lines = quota.ask(site)
+    except quota.NoAnswer as error:
+        return [Finding(WARN, "quota", f"{site.quota_command} on {socket.gethostname()}: {error}", "Run it yourself.")]
+    return [Finding(OK, "quota", f"{site.quota_command}: " + " / ".join(lines))]
 
 
 def _agree(what: str, nodes: Sequence[Mapping[str, Any]], value: Any, advice: str) -> Finding:

@@ -40,6 +40,9 @@ def test_every_key_survives_the_round_trip_through_json():
         "schedule.name": "step",
         "model.stem": "small",
         "data.image_size": 64,
+        "data.val_image_size": 96,
+        "data.progressive_from": 32,
+        "data.progressive_end": 5,
     }
     config = TrainConfig().replace_keys(changes)
     assert TrainConfig.from_json(config.to_json()) == config != TrainConfig()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import random
 import subprocess
@@ -16,8 +17,8 @@ import torch
 from PIL import Image
 
 from train_loop.config import BatchSplit, ConfigError, DataConfig
-from train_loop.data import DataInfo, augment, describe, digits, folder, open_data, sampling
-from train_loop.data.scan import scan_folder
+from train_loop.data import DataInfo, augment, describe, digits, folder, loader, open_data, sampling
+from train_loop.data.scan import Listing, scan_folder
 from train_loop.data.source import Batch, DataSource, Epoch
 
 REPOSITORY = Path(__file__).parents[1]
@@ -131,6 +132,64 @@ def test_bn_images_come_in_whole_micro_batches(
     assert sorted(seen) == sorted(int(i) for batch in one for i in batch)
 
 
+# --- repeated augmentation ---
+
+
+@pytest.mark.parametrize("size, workers, repeats", [(1437, 4, 3), (60, 1, 3), (100, 3, 2), (50, 2, 64)])
+def test_repeated_augmentation_is_timms(size: int, workers: int, repeats: int) -> None:
+    """``RepeatAugSampler`` without its own shuffling gives places in the permutation, rank by rank."""
+    timm = pytest.importorskip("timm.data.distributed_sampler")
+    micro = 5
+    order = sampling.train_order(size, 3, 1)
+    for rank in range(workers):
+        theirs = timm.RepeatAugSampler(range(size), workers, rank, False, repeats, selected_round=0)
+        batches = sampling.train_micro_batches(size, 3, 1, BatchSplit(workers, 1, micro), rank, repeats=repeats)
+        mine = np.concatenate([micros[0] for micros in batches])
+        assert (mine % size).tolist() == order[list(theirs)][: len(mine)].tolist()
+        assert 0 <= len(theirs) - len(mine) <= micro + 1  # they fill the last batch, we leave it out
+
+
+def test_copies_share_a_step_but_no_micro_batch_and_no_augmentation(images_folder: Path) -> None:
+    size, repeats, split = 1437, 3, BatchSplit(2, 2, 30)
+    ranks = [list(sampling.train_micro_batches(size, 7, 3, split, rank, repeats=repeats)) for rank in (0, 1)]
+    assert len(ranks[0]) == size // split.global_size
+    repeated = np.repeat(sampling.train_order(size, 7, 3), repeats)
+    for step in range(len(ranks[0])):
+        entries = np.concatenate([micro for rank in ranks for micro in rank[step]])
+        expected = repeated[step * split.global_size : (step + 1) * split.global_size]
+        assert Counter((entries % size).tolist()) == Counter(expected.tolist())
+        assert set(Counter((entries % size).tolist()).values()) <= {1, 2, 3}  # 1, 2: cut by the step's ends
+        assert len(set(entries.tolist())) == len(entries)
+    for rank in ranks:
+        for micros in rank:
+            assert all(len(set((micro % size).tolist())) == len(micro) for micro in micros)
+    # The very same steps on one worker, and from the middle of an epoch.
+    alone = list(sampling.train_micro_batches(size, 7, 3, BatchSplit(1, 4, 30), 0, repeats=repeats))
+    merged = [[m for pair in zip(a, b, strict=True) for m in pair] for a, b in zip(*ranks, strict=True)]
+    assert all(np.array_equal(a, b) for x, y in zip(alone, merged, strict=True) for a, b in zip(x, y, strict=True))
+    rest = list(sampling.train_micro_batches(size, 7, 3, split, 1, start_step=5, repeats=repeats))
+    assert all(np.array_equal(a, b) for x, y in zip(rest, ranks[1][5:], strict=True) for a, b in zip(x, y, strict=True))
+
+    for config in (DataConfig(augment_repeats=3), DataConfig(str(images_folder), 16, augment_repeats=3)):
+        source = open_data(config)
+        size = source.info.train_size
+        indices = np.array([4, 4 + size, 4 + 2 * size])
+        images, labels = next(iter(source.read_train([indices], Epoch(1, 2))))
+        assert labels.unique().numel() == 1 and not torch.equal(images[0], images[1])
+        assert not torch.equal(images[1], images[2])
+        once = open_data(dataclasses.replace(config, augment_repeats=1))
+        assert torch.equal(next(iter(once.read_train([indices[:1]], Epoch(1, 2))))[0][0], images[0])
+        batches = list(source.train_batches(0, 0, BatchSplit(1, 3, 4), 0))
+        assert len(batches) == size // 12
+
+
+def test_impossible_repeats_are_refused_and_none_are_made_without_augmentation() -> None:
+    for repeats in (0, 65):
+        with pytest.raises(ConfigError, match="augment_repeats must be 1 to 64"):
+            DataConfig(augment_repeats=repeats)
+    assert DataConfig(augment_repeats=3).copies == 3 and DataConfig(augment_repeats=3, augment=False).copies == 1
+
+
 @pytest.mark.parametrize("rank, start_step", [(2, 0), (-1, 0), (0, -1)])
 def test_impossible_rank_or_step_is_refused(rank: int, start_step: int) -> None:
     with pytest.raises(ValueError, match="rank must be below 2"):
@@ -208,6 +267,7 @@ def test_batches_have_the_promised_types(images_folder: Path) -> None:
             next(source.bn_batches(0, 0, micro, 2 * micro, 0, 1)),
         ]
         for images, labels in batches:
+            images = source.finish(images)
             assert images.shape == (micro, 3, size, size) and images.dtype == torch.float32
             assert labels.shape == (micro,) and labels.dtype == torch.int64
 
@@ -332,16 +392,17 @@ def test_validation_images_equal_torchvisions(images_folder: Path) -> None:
             ]
         ),
     )
-    images, labels = next(open_data(DataConfig(name=str(images_folder))).val_batches(100, 0, 1))
+    source = open_data(DataConfig(name=str(images_folder)))
+    images, labels = next(source.val_batches(100, 0, 1))
     assert labels.tolist() == reference.targets
-    torch.testing.assert_close(images.contiguous(), torch.stack([image for image, _ in reference]))
+    torch.testing.assert_close(source.finish(images).contiguous(), torch.stack([image for image, _ in reference]))
 
 
 def test_without_augmentation_training_images_are_cropped_as_in_validation(images_folder: Path) -> None:
     source = folder_source(images_folder, augment=False)
     images = next(iter(source.read_train([np.array([3])], Epoch(0, 0))))[0]
     whole = folder.central_crop(folder.decode(scan_folder(str(images_folder)).train.path(3)), 16)
-    restored = images[0].permute(1, 2, 0) * torch.tensor(folder.STD) + torch.tensor(folder.MEAN)
+    restored = source.finish(images)[0].permute(1, 2, 0) * torch.tensor(folder.STD) + torch.tensor(folder.MEAN)
     np.testing.assert_allclose(restored.numpy() * 255, np.asarray(whole), atol=1e-3)
 
 
@@ -360,10 +421,40 @@ def test_random_crops_stay_inside_with_the_stated_area_and_ratio(size: tuple[int
         assert Counter(boxes).most_common(1)[0][0] == (0, 130, 30, 170)
 
 
-def test_half_of_the_crops_are_mirrored() -> None:
+@pytest.mark.parametrize("size", [(500, 375), (375, 500), (64, 64), (700, 200), (200, 900)])
+def test_random_crops_are_distributed_as_torchvisions(size: tuple[int, int]) -> None:
+    """Against ``RandomResizedCrop.get_params``: width, height, place, area and ratio, by Kolmogorov and Smirnov."""
+    from scipy.stats import ks_2samp
+    from torchvision.transforms import RandomResizedCrop
+
+    width, height = size
+    generator, image, count = random.Random(0), torch.empty(3, height, width), 3000
+    boxes = np.array([folder.random_box(width, height, generator) for _ in range(count)])
+    torch.manual_seed(0)
+    theirs = np.array([RandomResizedCrop.get_params(image, [0.08, 1.0], [3 / 4, 4 / 3]) for _ in range(count)])
+
+    def facts(left: np.ndarray, upper: np.ndarray, w: np.ndarray, h: np.ndarray) -> dict[str, np.ndarray]:
+        return {"left": left, "upper": upper, "width": w, "height": h, "area": w * h, "ratio": w / h}
+
+    mine = facts(boxes[:, 0], boxes[:, 1], boxes[:, 2] - boxes[:, 0], boxes[:, 3] - boxes[:, 1])
+    expected = facts(theirs[:, 1], theirs[:, 0], theirs[:, 3], theirs[:, 2])
+    for name, values in mine.items():
+        assert ks_2samp(values, expected[name]).pvalue > 1e-3, name
+    if size == (200, 900):  # ten draws often do not fit: then both take the same central box
+        commonest, times = Counter(map(tuple, boxes.tolist())).most_common(1)[0]
+        left, upper, right, lower = commonest
+        same = (theirs == (upper, left, lower - upper, right - left)).all(1).sum()
+        assert times > 50 and abs(times - same) < 5 * math.sqrt(times)
+
+
+def test_half_of_the_crops_are_mirrored(tmp_path: Path) -> None:
     ramp = Image.fromarray(np.tile(np.arange(200, dtype=np.uint8), (200, 1))).convert("RGB")
-    crops = [np.asarray(folder.random_crop_flip(ramp, 8, random.Random(i)))[0, :, 0].astype(int) for i in range(400)]
-    mirrored = sum(crop[0] > crop[-1] for crop in crops)
+    ramp.save(tmp_path / "ramp.png")
+    images = folder.FolderImages(Listing(str(tmp_path), np.array([b"ramp.png"]), np.zeros(1, np.int64)))
+    crop, mirrored = torch.empty((8, 8, 3), dtype=torch.uint8), 0
+    for epoch in range(400):
+        loader.write_image(images, 0, Epoch(0, epoch), crop)
+        mirrored += int(crop[0, 0, 0] > crop[0, -1, 0])
     assert 160 < mirrored < 240  # 4 standard deviations
 
 
@@ -437,7 +528,7 @@ def test_hidden_names_and_deeper_folders(tmp_path: Path, val: str) -> None:
     [
         ("digit", ("Did you mean 'digits'?",)),
         ("Digits", ("Did you mean 'digits'?",)),
-        ("imagenet", ("digits", "image folder", "'imagenet'")),
+        ("imagenets", ("digits", "image folder", "'imagenet'")),
         ("/nowhere/images", ("must exist", "'/nowhere/images'")),
         ("./nowhere", ("must exist", "'./nowhere'")),
     ],

@@ -12,7 +12,7 @@ import pytest
 import torch
 from test_train_loop_data_pack import cifar_pickles, write_images
 
-from train_loop.config import BatchSplit, ConfigError, DataConfig
+from train_loop.config import BatchConfig, BatchSplit, ConfigError, DataConfig, ModelConfig, TrainConfig
 from train_loop.data import describe, fetch, open_data
 from train_loop.data.subset import subset_rows
 
@@ -45,6 +45,46 @@ def test_fetched_sets_are_found_by_name(home: Path, tmp_path: Path, monkeypatch:
     publish(monkeypatch, "imagenette", write_images(tmp_path / "imagenette2-320"), tmp_path / "i.tgz")
     assert fetch.main(["imagenette", "--from", str(tmp_path / "i.tgz")]) == 0
     assert describe(DataConfig(name="imagenette")).class_names == ("ant", "bee", "cat")
+
+
+def test_imagenet_is_a_name_once_it_was_packed(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from test_train_loop_data_pack import pack_here
+
+    with pytest.raises(ConfigError, match="ILSVRC2012_img_train.tar") as caught:
+        describe(DataConfig(name="imagenet"))
+    message = str(caught.value)
+    assert (
+        f"bigbatch pack FOLDER {home / 'imagenet'}" in message and "\n" not in message and "./imagenet" not in message
+    )
+    (tmp_path / "imagenet").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="write ./imagenet"):
+        describe(DataConfig(name="imagenet"))
+    assert fetch.main(["imagenet"]) == 2
+    pack_here(write_images(tmp_path / "images"), home / "imagenet")
+    assert describe(DataConfig(name="imagenet")).class_names == ("ant", "bee", "cat")
+
+
+def test_a_subset_on_the_command_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from train_loop.run import make_task
+    from tune.plan import Options, make_plan
+
+    monkeypatch.chdir(tmp_path)
+    config = tmp_path / "config.json"
+    config.write_text(
+        TrainConfig(batch=BatchConfig(global_size=128), model=ModelConfig(name="resnet18"), precise_bn="off").to_json()
+    )
+    task = make_task(["--config", str(config), "--subset", "0.2"], "run.py", None)
+    assert task.config.data.subset == 0.2
+    assert task.config == make_task(["--config", str(config), "--set", "data.subset=0.2"], "run.py", None).config
+    plan = make_plan(Options(space="smoke", subset=0.2))
+    assert plan.data.train_size == round(0.2 * 1437) and plan.overrides == {"data.subset": 0.2}
+    assert make_plan(Options(space="smoke").over(plan.options.kept())).overrides == plan.overrides
+    for refused in (["--subset", "0"], ["--subset", "0.2", "--set", "data.subset=0.1"], ["--subset", "nan"]):
+        with pytest.raises(ConfigError, match="subset"):
+            make_task(["--config", str(config), *refused], "run.py", None)
+    with pytest.raises(ConfigError, match="Keep --subset"):
+        make_plan(Options(space="smoke", subset=0.2, set=("data.subset=0.1",)))
 
 
 def test_wrong_archive_no_network_and_unknown_name_in_one_line(

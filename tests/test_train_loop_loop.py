@@ -396,3 +396,31 @@ def test_records_say_where_the_time_went(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert [r.checkpoint_s > 0 for r in records] == [False, True, True]  # of the time since the record before
     line = epoch_line(records[0])
     assert line.startswith("epoch 1/3  train loss ") and "\n" not in line
+
+
+# --- test-time flip ---
+
+
+def test_the_mean_of_image_and_mirror_is_validated_on_any_number_of_ranks(
+    pair: tuple[Path, list[dict[str, Any]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against the definition, from the last checkpoint's weights: 23 images, on one rank and on two."""
+    folder, outcomes = pair
+    built = install(monkeypatch.setattr)
+    flipped = changed(CONFIG, test_flip=True)
+    one = run(flipped, checkpoint_dir=tmp_path)[-1]
+    plain = run(CONFIG)[-1]
+    records = [outcome["flipped"]["records"][-1] for outcome in outcomes]
+    assert records[0]["val_loss"] == records[1]["val_loss"]
+    images, labels = TinySource().val
+    for path, val_loss, val_top1 in (
+        (tmp_path, one.val_loss, one.val_top1),
+        (folder / "flipped", records[0]["val_loss"], records[0]["val_top1"]),
+    ):
+        model = built.model
+        model.load_state_dict(torch.load(path / "latest.pt", weights_only=True)["model"])
+        with torch.no_grad():
+            logits = (model.eval()(images) + model(images.flip(-1))).double() / 2
+        assert val_loss == pytest.approx(nn.functional.cross_entropy(logits, labels).item(), rel=1e-5)
+        assert val_top1 == pytest.approx((logits.argmax(1) == labels).double().mean().item())
+    assert one.train_loss == plain.train_loss and one.val_loss != plain.val_loss  # in validation alone

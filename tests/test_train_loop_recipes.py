@@ -90,6 +90,10 @@ def test_details_that_a_table_has_no_column_for() -> None:
     dle = load("nvidia-dle-90")[1]
     assert dle.optimizer.peak_lr == pytest.approx(0.256 * dle.batch.global_size / 256)
     assert load("rsb-a3")[1].loss == "bce" and load("rsb-a3")[1].data.image_size == 160
+    assert load("rsb-a3")[1].data.val_image_size == 224
+    data = load("rsb-a3")[1].data  # rand-m6-mstd0.5-inc1, mixup 0.1, cutmix 1.0 (table 2)
+    assert (data.auto_augment, data.rand_ops, data.rand_magnitude / 30, data.rand_probability) == ("rand", 2, 0.6, 0.5)
+    assert (data.mixup_alpha, data.cutmix_alpha, data.random_erasing) == (0.1, 1.0, 0.0)
     assert load("cifar10-sgd-128")[1].schedule.step_epochs == (150, 250)
 
 
@@ -120,7 +124,7 @@ def test_an_unknown_recipe_names_the_nearest() -> None:
 def test_the_command_takes_a_recipe_and_says_what_is_wrong_with_it(run_command, tmp_path: Path) -> None:
     for arguments, words in (
         (["--recipe", "rsb"], "rsb-a3"),
-        (["--recipe", "rsb-a3"], "got 'imagenet'"),
+        (["--recipe", "rsb-a3"], "data set imagenet must be packed"),
         (["--recipe", "rsb-a3", "--config", "x.json"], "not allowed with"),
         ([], "--config --recipe is required"),
     ):

@@ -175,6 +175,18 @@ def test_a_resume_that_does_not_find_its_trials_is_refused_not_begun_anew(tmp_pa
         StudyStore.open(store.folder, None)
     with pytest.raises(ConfigError, match="--storage"):
         StudyStore.open(store.folder, f"sqlite:///{tmp_path}/other.db")
+    assert not (tmp_path / "other.db").exists()
+
+
+def test_a_resume_from_a_database_that_is_there_still_works(tmp_path):
+    url = f"sqlite:///{tmp_path}/s.db"
+    store = StudyStore.create(tmp_path / "s", "s", {}, url)
+    store.add_session({"host": "here"})
+    add_trial(store, [0.5], TrialState.COMPLETE)
+    store.close()
+    reopened = StudyStore.open(store.folder, url)
+    assert len(reopened.study.trials) == 1
+    reopened.close()
 
 
 def test_a_folder_that_cannot_be_locked_is_refused_in_words(tmp_path):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 from cluster.command_line import INTERRUPTED, WRONG_INPUT, OneLineParser
 from train_loop.config import ConfigError
 
-__all__ = ["INTERRUPTED", "WRONG_INPUT", "OneLineParser", "check_writable"]
+__all__ = ["INTERRUPTED", "WRONG_INPUT", "OneLineParser", "check_writable", "with_subset"]
 
 
 def check_writable(option: str, folder: Path) -> None:
@@ -24,3 +25,12 @@ def check_writable(option: str, folder: Path) -> None:
             f"{option} must be a folder that can be written; got {str(folder)!r}: {reason}. "
             f"Write {option} with another folder."
         )
+
+
+def with_subset(changes: dict[str, Any], subset: float | None) -> dict[str, Any]:
+    """The keys of ``--set`` with that of ``--subset``. Raises ConfigError where both say it."""
+    if subset is None:
+        return changes
+    if "data.subset" in changes:
+        raise ConfigError("a key is set once; got --subset and --set data.subset. Keep --subset.")
+    return {**changes, "data.subset": subset}

@@ -102,6 +102,12 @@ class TrainConfig:
                 f"Use warmup_epochs={self.epochs * 0.2:g} or more epochs."
             )
 
+        if self.data.progressive_from and self.data.progressive_end >= self.epochs:
+            raise ConfigError(
+                f"data.progressive_end must be below epochs, or the last size is never reached; got "
+                f"{self.data.progressive_end} of {self.epochs}. Write e.g. progressive_end={self.epochs * 7 // 8}."
+            )
+
     def to_dict(self) -> dict[str, Any]:
         """Nested plain values, with the schema's version."""
         return {"schema_version": SCHEMA_VERSION, **dataclasses.asdict(self)}

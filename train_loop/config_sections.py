@@ -11,6 +11,7 @@ OPTIMIZERS = ("sgd", "lars", "lamb", "adamw")
 SCHEDULES = ("cosine", "poly", "linear", "one_cycle", "step", "constant")
 STEMS = ("auto", "imagenet", "small", "small_pool")
 LARS_MOMENTUM = ("in", "out")
+AUTO_AUGMENT = ("none", "trivial", "rand")
 
 DEFAULT_MICRO_SIZE = 256
 """Bound of the automatic micro-batch where nobody set or measured one."""
@@ -54,11 +55,34 @@ class DataConfig:
     """A data set's name (``digits``) or the path of an image folder with ``train/`` and ``val/``."""
     image_size: int = 0
     """Pixels a side; 0 = the data set's own (32 for digits, 224 for image folders)."""
+    val_image_size: int = 0
+    """Of validation; 0 = ``image_size``. A little more than in training is best (Touvron et al. 2019, FixRes)."""
+    progressive_from: int = 0
+    """Progressive resizing: pixels a side in the first epochs, a multiple of 32; ``image_size`` is then the last ones'.
+    0 = off."""
+    progressive_start: int = 0
+    """Up to this epoch, counted from 0, the size stays ``progressive_from``."""
+    progressive_end: int = 0
+    """From this epoch on it is ``image_size``; in between on a line, in multiples of 32."""
     augment: bool = True
     loader_workers: int = 0
     """Decoding processes a worker; 0 decodes in the training process."""
     subset: float = 1.0
     """Part of the training images to use, of each class alike; validation stays whole."""
+    auto_augment: str = "none"
+    """After crop and flip: ``trivial`` (TrivialAugment Wide, Müller & Hutter 2021) or ``rand`` (RandAugment,
+    Cubuk et al. 2020). Not for digits."""
+    rand_ops: int = 2
+    """rand: operations an image."""
+    rand_magnitude: int = 9
+    """rand: 0 to 30, as torchvision counts; timm's 0 to 10 times 3."""
+    rand_probability: float = 1.0
+    """rand: of each operation to take place; timm's is 0.5."""
+    augment_repeats: int = 1
+    """Repeated augmentation (Hoffer et al. 2020): so many differently augmented copies of an image in a global batch.
+    An epoch keeps its number of images: it sees one in so many of the different ones. 1 = off."""
+    test_flip: bool = False
+    """Validation takes the mean of the logits of an image and of its mirror image."""
     random_erasing: float = 0.0
     """Part of the training images of which a rectangle becomes the mean colour (Zhong et al. 2020)."""
     mixup_alpha: float = 0.0
@@ -75,15 +99,45 @@ class DataConfig:
             "Write e.g. 224.",
         )
         require(
+            self.val_image_size == 0 or 8 <= self.val_image_size <= 1024,
+            "data.val_image_size must be 0 (as in training) or 8 to 1024 pixels",
+            self.val_image_size,
+            "Write e.g. 224.",
+        )
+        require(
+            self.progressive_from == 0 or (32 <= self.progressive_from <= 1024 and self.progressive_from % 32 == 0),
+            "data.progressive_from must be 0 (off) or a multiple of 32 up to 1024 pixels",
+            self.progressive_from,
+            "Write e.g. 160.",
+        )
+        require(
+            0 <= self.progressive_start < self.progressive_end or not self.progressive_from,
+            "data.progressive_start must be at least 0 and below data.progressive_end",
+            (self.progressive_start, self.progressive_end),
+            "Write e.g. 65 and 76 of 88 epochs.",
+        )
+        require(
             0 <= self.loader_workers <= 256,
             "data.loader_workers must be 0 to 256",
             self.loader_workers,
             "Write the cores that each worker may use for decoding.",
         )
+        choice("data.auto_augment", self.auto_augment, AUTO_AUGMENT)
+        require(1 <= self.rand_ops <= 16, "data.rand_ops must be 1 to 16", self.rand_ops, "Write 2.")
+        require(0 <= self.rand_magnitude <= 30, "data.rand_magnitude must be 0 to 30", self.rand_magnitude, "Write 9.")
+        finite("data.rand_probability", self.rand_probability, 0.0, 1.0, open_low=True)
+        require(
+            1 <= self.augment_repeats <= 64, "data.augment_repeats must be 1 to 64", self.augment_repeats, "Write 3."
+        )
         finite("data.random_erasing", self.random_erasing, 0.0, 1.0)
         finite("data.mixup_alpha", self.mixup_alpha, 0.0, 100.0)
         finite("data.cutmix_alpha", self.cutmix_alpha, 0.0, 100.0)
         require(0 < self.subset <= 1, "data.subset must be above 0 and at most 1", self.subset, "Write e.g. 0.1.")
+
+    @property
+    def copies(self) -> int:
+        """Of an image in a global batch; without augmentation they would not differ."""
+        return self.augment_repeats if self.augment else 1
 
 
 @dataclass(frozen=True)

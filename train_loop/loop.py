@@ -250,11 +250,18 @@ def _validate(run: Run) -> torch.Tensor:
     # Nothing is kept for a backward pass, so twice the micro-batch fits.
     for batch in run.source.val_batches(2 * run.split.micro_size, run.world.rank, run.world.workers):
         images, labels = _to_device(run, batch)
-        with _autocast(run):
-            logits = run.model(images)
-        sums.add(F.cross_entropy(logits.float(), labels), logits, labels)
+        logits = _logits(run, images)
+        if run.config.data.test_flip:
+            logits = (logits + _logits(run, images.flip(3))) / 2
+        sums.add(F.cross_entropy(logits, labels), logits, labels)
     run.model.train()
     return sums.values
+
+
+def _logits(run: Run, images: torch.Tensor) -> torch.Tensor:
+    """float32 ``[N, num_classes]``, without DDP."""
+    with _autocast(run):
+        return run.model(images).float()
 
 
 def _end_epoch(run: Run, val_sums: torch.Tensor) -> EpochRecord:

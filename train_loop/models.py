@@ -40,13 +40,15 @@ def check_model(config: ModelConfig, info: DataInfo) -> None:
         return  # any size from 8 pixels on, any stem
     import torch
 
-    images = torch.empty(2, info.channels, info.image_size, info.image_size, device="meta")
+    size = info.image_size
     try:
-        _weightless(config, info).eval()(images)
+        network = weightless(config, info).eval()
+        for size in (info.image_size, *info.other_sizes):  # noqa: B007  the error names it
+            network(torch.empty(2, info.channels, size, size, device="meta"))
     except ConfigError:
         raise
     except (RuntimeError, ValueError, AssertionError) as error:
-        raise _size_error(config.name, info.image_size, error) from None
+        raise _size_error(config.name, size, error) from None
 
 
 def build_model(config: ModelConfig, info: DataInfo) -> nn.Module:
@@ -85,7 +87,7 @@ def _network(config: ModelConfig, info: DataInfo) -> nn.Module:
     return model
 
 
-def _weightless(config: ModelConfig, info: DataInfo) -> nn.Module:
+def weightless(config: ModelConfig, info: DataInfo) -> nn.Module:
     """The network on the meta device: shapes without memory, and torch's generator stays as it is."""
     import torch
 

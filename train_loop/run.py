@@ -25,7 +25,14 @@ if not __package__:
     here = Path(__file__).resolve().parent
     sys.path[:] = [str(here.parent), *(entry for entry in sys.path if Path(entry or ".").resolve() != here)]
 
-from train_loop.command_line import INTERRUPTED, WRONG_INPUT, OneLineParser, check_writable  # noqa: E402
+from train_loop import room  # noqa: E402
+from train_loop.command_line import (  # noqa: E402
+    INTERRUPTED,
+    WRONG_INPUT,
+    OneLineParser,
+    check_writable,
+    with_subset,
+)
 from train_loop.config import ConfigError, TrainConfig, differing_keys, parse_assignments  # noqa: E402
 from train_loop.data import DataInfo, describe  # noqa: E402
 from train_loop.errors import CheckpointError, NonFiniteLossError, RayStartError, TrainingStopped  # noqa: E402
@@ -63,6 +70,7 @@ def parser(prog: str) -> OneLineParser:
     which.add_argument("--recipe", metavar="NAME", help="a published configuration: train_loop/recipes/NAME.json")
     add("--set", action="append", nargs="+", default=[], metavar="KEY=VALUE", help="change a key, e.g. epochs=90")
     add("--data", metavar="NAME|PATH", help="in place of the configuration's: digits, or an image folder")
+    add("--subset", type=float, metavar="PART", help="train on so much of each class, e.g. 0.1; validation stays whole")
     add(
         "--workers",
         type=int,
@@ -78,7 +86,7 @@ def make_task(argv: Sequence[str] | None, prog: str, launch: Launch | None) -> T
     """Check all that can be checked without torch. Raises ConfigError; SystemExit(2) for a bad option."""
     args = parser(prog).parse_args(argv)
     source = recipe_path(args.recipe) if args.recipe else Path(args.config)
-    changes = parse_assignments([text for group in args.set for text in group])
+    changes = with_subset(parse_assignments([text for group in args.set for text in group]), args.subset)
     if args.data is not None:
         if "data.name" in changes:
             raise ConfigError("a key is set once; got --data and --set data.name. Keep --data.")
@@ -97,7 +105,10 @@ def make_task(argv: Sequence[str] | None, prog: str, launch: Launch | None) -> T
         raise ConfigError(f"--checkpoint-every-s must be at least 0; got {args.checkpoint_every_s}. Write 60.")
     digest = hashlib.sha256(config.to_json().encode()).hexdigest()[:8]
     output = Path(args.output) if args.output else Path("runs", "train", f"{source.stem}-{digest}")
-    return Task(config, workers, check_output(output.absolute(), config), args.checkpoint_every_s, launch)
+    output = check_output(output.absolute(), config)
+    if launch is None or launch.rank == 0:  # a quota command is asked once
+        check_output_room(output, config, info)
+    return Task(config, workers, output, args.checkpoint_every_s, launch)
 
 
 def read_config(path: Path) -> TrainConfig:
@@ -148,6 +159,13 @@ def check_output(output: Path, config: TrainConfig) -> Path:
                 f"values: {', '.join(changes)}. Write --output with another folder."
             )
     return output
+
+
+def check_output_room(output: Path, config: TrainConfig, info: DataInfo) -> None:
+    """Raise ConfigError where the results would not fit into what is left for them."""
+    averaged = config.ema_decay > 0
+    checkpoint = room.checkpoint_bytes(config.model, info, config.optimizer.name, averaged=averaged)
+    room.check_room("--output", output, room.run_need(checkpoint, config.epochs))
 
 
 def train_without_ray(task: Task, launch: Launch) -> Sequence[EpochRecord]:
@@ -245,6 +263,8 @@ def announce(task: Task) -> None:
         f"{c.model.name} on {c.data.name}, {c.epochs} epochs, {c.optimizer.name} at lr {c.optimizer.peak_lr:g}, global "
         f"batch {split.global_size} = {split.workers} workers × {split.accumulation_steps} × {split.micro_size}\n"
         f"results go to {task.output}",
+        *room.quota_lines(),
+        sep="\n",
         flush=True,
     )
 

@@ -23,6 +23,7 @@ def tune_parser(prog: str) -> argparse.ArgumentParser:
     add = p.add_argument
     add("--space", metavar="NAME|FILE.py[:fn]", help="large_batch (default), lr_warmup, smoke, or your own")
     add("--data", metavar="NAME|PATH", help="digits (default), cifar10, …, a packed folder, or an image folder")
+    add("--subset", type=float, metavar="PART", help="train on so much of each class, e.g. 0.1; validation stays whole")
     add("--model", metavar="NAME", help="a torchvision network; default: resnet50 on GPUs, resnet18 without")
     add("--trials", type=int, metavar="N", help="finished trials to reach (default: 16, or what the space says)")
     add("--max-epochs", type=int, metavar="N", help="epochs of a trial that is not stopped early")

@@ -19,12 +19,13 @@ from cluster.allocation import accelerator_files, usable_cpus, usable_memory_byt
 from search_spaces.check import ParamRange, check_space
 from search_spaces.registry import BUILT_IN, Space, load_space
 from search_spaces.workload import Workload
-from train_loop.command_line import check_writable
+from train_loop.command_line import check_writable, with_subset
 from train_loop.config import BatchConfig, ConfigError, DataConfig, ModelConfig, TrainConfig, parse_assignments
 from train_loop.data import NAMES, DataInfo, describe
 from train_loop.models import check_model
 from tune import wandb_log
 from tune.store import read_description
+from tune.study_room import check_room
 
 SAMPLERS = ("tpe", "random", "qmc", "gp", "cmaes")
 SCHEDULERS = ("asha", "hyperband", "median", "none")
@@ -37,8 +38,8 @@ OWN_OPTIONS = {"epochs": "--max-epochs", "seed": "--seed", "model.name": "--mode
 DEFAULT_SPACE = "large_batch"
 DEFAULT_OUTPUT = "runs"
 RESUMED_OPTIONS = (
-    "space", "data", "model", "trials", "max_epochs", "budget_gpu_hours", "sampler", "scheduler", "workers", "set",
-    "seed", "wandb",
+    "space", "data", "subset", "model", "trials", "max_epochs", "budget_gpu_hours", "sampler", "scheduler", "workers",
+    "set", "seed", "wandb",
 )  # fmt: skip
 
 
@@ -48,6 +49,7 @@ class Options:
 
     space: str | None = None
     data: str | None = None
+    subset: float | None = None
     model: str | None = None
     trials: int | None = None
     max_epochs: int | None = None
@@ -340,7 +342,7 @@ def _plan(o: Options) -> SearchPlan:
     seed = 0 if o.seed is None else o.seed
     TrainConfig(seed=seed)  # checks its range
     refuse_own_options(o.set)
-    overrides = parse_assignments(o.set)
+    overrides = with_subset(parse_assignments(o.set), o.subset)
     data_keys = {key.removeprefix("data."): value for key, value in overrides.items() if key.startswith("data.")}
     data_config = DataConfig(**{"name": o.data or "digits", **data_keys})
     data = describe(data_config, open_some=True)
@@ -356,7 +358,7 @@ def _plan(o: Options) -> SearchPlan:
     workload = build_workload(data, model, max_epochs, workers, machine, micro)
     ranges = check_space(space, workload, pinned=overrides)
     name = study_name(o.study, space, data)
-    return SearchPlan(
+    plan = SearchPlan(
         study=name,
         folder=check_folder(Path(o.output or DEFAULT_OUTPUT), name, o.resume),
         space=space,
@@ -382,6 +384,8 @@ def _plan(o: Options) -> SearchPlan:
         workload=workload,
         options=o,
     )
+    check_room(plan)
+    return plan
 
 
 def _check_model(name: str, overrides: Mapping[str, Any], data: DataInfo, machine: Machine) -> None:

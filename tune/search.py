@@ -30,6 +30,7 @@ from tune.plan import Machine, SearchPlan, on_cluster
 from tune.provenance import provenance
 from tune.samplers import MODEL_BASED, make_pruner, quiet_optuna, sampler_factory
 from tune.store import StudyStore
+from tune.study_room import check_room
 from tune.summary import print_findings, print_plan, quoted, resume_command
 from tune.tables import epoch_records
 
@@ -149,6 +150,7 @@ def _search(ended: _Ended, store: StudyStore, stop: StopRequest, stack: ExitStac
     _take_signals(stop)  # starting Ray has put its own handler for SIGTERM in place
     if not connection.local:
         plan = ended.plan = on_cluster(plan, _cluster_machine())
+        check_room(plan)  # so many trials at a time
         store.describe(plan.to_dict())
     _say_dashboard(connection, console)
     observers: list[Observer] = []

@@ -99,6 +99,8 @@ class StudyStore:
     def open(cls, folder: Path, storage_url: str | None) -> StudyStore:
         """Open the study in ``folder``, also after its driver was killed at any moment."""
         description = read_description(folder)
+        if description.get("sessions"):
+            check_database_file(storage_url)
         store = cls(folder, storage_url)
         store._take_lock()
         repair_journal(folder / JOURNAL_FILE)
@@ -250,6 +252,24 @@ def open_storage(folder: Path, url: str | None) -> optuna.storages.BaseStorage:
             f"--storage must be a database URL that opens; got {redact(url)!r}: {redact(reason)}. "
             "Write e.g. postgresql+psycopg://user@host/db, or leave it out for the journal file."
         ) from None
+
+
+def check_database_file(url: str | None) -> None:
+    """Raise ConfigError where ``url`` is of an SQLite file that is not there: opening would make an empty one."""
+    from sqlalchemy.engine import make_url  # Optuna's; the journal needs none
+    from sqlalchemy.exc import ArgumentError
+
+    try:
+        parts = make_url(url) if url else None
+    except ArgumentError:  # the opening says what is wrong with it
+        return
+    if parts is None or parts.get_backend_name() != "sqlite" or parts.database in (None, "", ":memory:"):
+        return
+    if not str(parts.database).startswith("file:") and not os.path.exists(str(parts.database)):
+        raise ConfigError(
+            f"--resume needs the study's trials; got {redact(str(url))!r}, where there is no database. "
+            "Give the --storage that it began with."
+        )
 
 
 def repair_journal(path: Path) -> None:

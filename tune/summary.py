@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from train_loop.room import quota_lines
 from tune.display import duration, one_line, percent, settings
 from tune.observer import TrialView
 from tune.plan import SearchPlan
@@ -46,6 +47,7 @@ def _plan_lines(plan: SearchPlan) -> list[tuple[str, str]]:
         ("resources", _resources(plan)),
         ("at most", _cost(plan)),
         ("results", quoted(plan.folder)),
+        *(("", line) for line in quota_lines()),
     ]
 
 

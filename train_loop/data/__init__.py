@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 FETCHED = ("cifar10", "imagenette", "imagewoof")
 """Data sets that ``bigbatch fetch`` brings; they lie packed in ``data_home()``."""
 
-NAMES = ("digits", *FETCHED)
+PACKED_BY_HAND = "imagenet"
+"""Found by name where it was packed into ``data_home()``; nobody may hand it on, so no ``fetch`` brings it."""
+
+NAMES = ("digits", *FETCHED, PACKED_BY_HAND)
 """Data sets with a name; anything else is the path of an image folder or of a packed one."""
 
 SMALL_IMAGE_SIZE = 64
@@ -40,12 +43,14 @@ class DataInfo:
     val_size: int
     num_classes: int
     image_size: int
-    """Pixels a side, as the model sees them."""
+    """Pixels a side, as the model sees them; with progressive resizing those of the last epochs, the most."""
     channels: int
     class_names: tuple[str, ...]
     """In the order of the labels."""
     stem: str
     """What ``model.stem=auto`` means here."""
+    other_sizes: tuple[int, ...] = ()
+    """Pixels a side of validation and of other epochs, where they differ from ``image_size``."""
 
     def steps_per_epoch(self, global_size: int) -> int:
         """Optimizer steps an epoch of whole global batches; raises ConfigError where there is none."""
@@ -68,7 +73,10 @@ def describe(config: DataConfig, *, open_some: bool = False) -> DataInfo:
     Raises:
         ConfigError: an unknown name, a path without a complete image folder, a file that is no image.
     """
+    from train_loop.data.resizing import other_sizes
+
     info = _describe_whole(config, open_some)
+    info = dataclasses.replace(info, other_sizes=other_sizes(config, info.image_size))
     if config.subset == 1:
         return info
     from train_loop.data.subset import subset_size
@@ -110,16 +118,20 @@ def open_data(config: DataConfig) -> DataSource:
 
         return DigitsSource(config, info)
     if info.path is not None and _is_packed(info.path):
-        from train_loop.data.packed import PackedSource
+        from train_loop.data.packed import open_packed
 
-        return PackedSource(config, info)
-    from train_loop.data.folder import FolderSource
+        return open_packed(config, info)
+    from train_loop.data.folder import open_folder
 
-    return FolderSource(config, info)
+    return open_folder(config, info)
 
 
 def _describe_digits(config: DataConfig) -> DataInfo:
     """Constants, because the images would cost an import of seconds; a test compares them."""
+    if config.auto_augment != "none":
+        raise ConfigError(
+            f"digits has an augmentation of its own; got data.auto_augment={config.auto_augment}. Write none."
+        )
     size = config.image_size or 32
     return DataInfo(
         name="digits",
@@ -166,20 +178,33 @@ def data_home() -> Path:
     return Path(os.environ.get("BIGBATCH_DATA") or "~/.cache/bigbatch").expanduser().absolute()
 
 
-def _fetched_path(name: str) -> str:
+def _named_path(name: str) -> str:
     path = str(data_home() / name)
-    if not _is_packed(path):
+    if _is_packed(path):
+        return path
+    if name == PACKED_BY_HAND:
         raise ConfigError(
-            f"data set {name} must be fetched before its first use; got none in {path!r}. "
-            f"Run, where there is a network: bigbatch fetch {name}"
+            f"data set imagenet must be packed before its first use; got none in {path!r}. {how_to_make_imagenet()}"
         )
-    return path
+    raise ConfigError(
+        f"data set {name} must be fetched before its first use; got none in {path!r}. "
+        f"Run, where there is a network: bigbatch fetch {name}"
+    )
+
+
+def how_to_make_imagenet() -> str:
+    """One line. A folder of that name beside the user may be what was meant."""
+    here = "For the folder of that name here write ./imagenet. " if os.path.isdir("imagenet") else ""
+    return (
+        f"{here}Put ILSVRC2012_img_train.tar, ILSVRC2012_img_val.tar and ILSVRC2012_devkit_t12.tar.gz (image-net.org, "
+        f"with an account) into a folder and run: bigbatch pack FOLDER {data_home() / PACKED_BY_HAND}"
+    )
 
 
 def folder_path(name: str) -> str:
     """The absolute path that ``data.name`` stands for; raises ConfigError where there is no folder."""
-    if name in FETCHED:
-        return _fetched_path(name)
+    if name in (*FETCHED, PACKED_BY_HAND):
+        return _named_path(name)
     path = os.path.abspath(os.path.expanduser(name))
     if os.path.isdir(path):
         return path

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from train_loop.config import ConfigError, DataConfig
 from train_loop.data import DataInfo, sampling
 from train_loop.data.augment import AffineRange, random_affine
+from train_loop.data.resizing import train_image_size
 from train_loop.data.source import Batch, DataSource, Epoch
 from train_loop.data.subset import subset_rows
 
@@ -30,32 +31,34 @@ class DigitsSource(DataSource):
     """The scans enlarged to the image size, grey on three channels. All of it lies in memory."""
 
     def __init__(self, config: DataConfig, info: DataInfo) -> None:
-        super().__init__(info)
+        super().__init__(info, config.copies)
         pixels, labels = load_scans()
         train, val = split_rows(labels)
         train = train[subset_rows(labels[train], config.subset)]
-        self._augment = config.augment
+        self._config = config
         self._train = (torch.from_numpy(pixels[train]), torch.from_numpy(labels[train]))
         self._val = (torch.from_numpy(pixels[val]), torch.from_numpy(labels[val]))
 
     def read_train(self, batches: Sequence[sampling.Indices], epoch: Epoch) -> Iterator[Batch]:
         draws = sampling.generator(epoch.seed, epoch.number, sampling.AUGMENTATION)
-        table = torch.from_numpy(draws.random((self.info.train_size, 4), dtype=np.float32))
+        table = torch.from_numpy(draws.random((self._repeats * self.info.train_size, 4), dtype=np.float32))
+        size = train_image_size(self._config, self.info.image_size, epoch.number)
         for indices in batches:
-            rows = torch.from_numpy(indices)
-            images = self._enlarge(self._train[0][rows])
-            if self._augment:
-                images = random_affine(images, table[rows], AUGMENTATION)
+            rows = torch.from_numpy(indices % self.info.train_size)
+            images = _enlarge(self._train[0][rows], size)
+            if self._config.augment:
+                images = random_affine(images, table[torch.from_numpy(indices)], AUGMENTATION)
             yield _normalise(images), self._train[1][rows]
 
     def read_val(self, batches: Sequence[sampling.Indices]) -> Iterator[Batch]:
         for indices in batches:
             rows = torch.from_numpy(indices)
-            yield _normalise(self._enlarge(self._val[0][rows])), self._val[1][rows]
+            size = self._config.val_image_size or self.info.image_size
+            yield _normalise(_enlarge(self._val[0][rows], size)), self._val[1][rows]
 
-    def _enlarge(self, scans: torch.Tensor) -> torch.Tensor:
-        size = self.info.image_size
-        return F.interpolate(scans, size=(size, size), mode="bilinear", align_corners=False)
+
+def _enlarge(scans: torch.Tensor, size: int) -> torch.Tensor:
+    return F.interpolate(scans, size=(size, size), mode="bilinear", align_corners=False)
 
 
 def _normalise(images: torch.Tensor) -> torch.Tensor:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from train_loop.command_line import INTERRUPTED, WRONG_INPUT, OneLineParser, check_writable
 from train_loop.config import ConfigError
-from train_loop.data import data_home
+from train_loop.data import PACKED_BY_HAND, data_home, how_to_make_imagenet
 from train_loop.data.pack import PackFailed, pack
 from train_loop.data.pack_images import Profile
 from train_loop.data.pack_sources import find_source
@@ -83,6 +83,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def fetch(name: str, archive: Path | None) -> int:
     """Fetch and pack a set; returns the exit code. Raises ConfigError, FetchFailed or PackFailed."""
+    if name == PACKED_BY_HAND:
+        raise ConfigError(f"NAME must be a data set that anyone may download; got {name!r}. {how_to_make_imagenet()}")
     if name not in SETS:
         raise ConfigError(f"NAME must be one of {', '.join(SETS)}; got {name!r}. Write one, or pack your own images.")
     target = data_home() / name

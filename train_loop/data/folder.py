@@ -1,21 +1,20 @@
-"""Image folders: decoded with Pillow, cropped as for ImageNet, in as many processes as asked for."""
+"""Image folders: decoded with Pillow, cropped as for ImageNet."""
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator, Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from PIL import Image
-from torch.utils.data import DataLoader, Dataset
 
 from train_loop.config import DataConfig
 from train_loop.data import DataInfo, folder_path, sampling
+from train_loop.data.loader import Images, LoadedSource
 from train_loop.data.pixels import to_8_bits
 from train_loop.data.scan import Listing, scan_folder
-from train_loop.data.source import Batch, DataSource, Epoch
 from train_loop.data.subset import subset_rows
 from train_loop.errors import ImageError
 
@@ -29,34 +28,11 @@ RESIZE_BEFORE_CROP = 256 / 224
 LONGEST_RATIO = 16
 
 
-class FolderSource(DataSource):
-    """Images that are read from files as they are needed."""
-
-    def __init__(self, config: DataConfig, info: DataInfo) -> None:
-        super().__init__(info)
-        scan = scan_folder(info.path or folder_path(config.name))
-        self._train, self._val = _part_of(scan.train, config.subset), scan.val
-        self._config = config
-
-    def read_train(self, batches: Sequence[sampling.Indices], epoch: Epoch) -> Iterator[Batch]:
-        return self._read(self._train, batches, epoch if self._config.augment else None)
-
-    def read_val(self, batches: Sequence[sampling.Indices]) -> Iterator[Batch]:
-        return self._read(self._val, batches, None)
-
-    def _read(self, listing: Listing, batches: Sequence[sampling.Indices], epoch: Epoch | None) -> Iterator[Batch]:
-        if not batches:
-            return
-        loader = DataLoader(
-            _Batches(listing, batches, self.info.image_size, epoch),
-            batch_size=None,  # an item is a batch already
-            num_workers=min(self._config.loader_workers, len(batches)),
-        )
-        for item in loader:
-            if isinstance(item, ImageError):
-                raise item
-            pixels, labels = item
-            yield _normalise(pixels), labels
+def open_folder(config: DataConfig, info: DataInfo) -> LoadedSource:
+    """Raises ConfigError as ``scan_folder`` does."""
+    scan = scan_folder(info.path or folder_path(config.name))
+    train = FolderImages(_part_of(scan.train, config.subset))
+    return LoadedSource(config, info, train, FolderImages(scan.val), MEAN, STD)
 
 
 def _part_of(listing: Listing, part: float) -> Listing:
@@ -66,40 +42,24 @@ def _part_of(listing: Listing, part: float) -> Listing:
     return Listing(listing.folder, listing.paths[rows], listing.labels[rows])
 
 
-class _Batches(Dataset[Batch | ImageError]):
-    """Item i is the i-th batch: uint8 ``[N, H, W, 3]``, a quarter of the bytes between the processes."""
+class FolderImages(Images):
+    """Images that are read from files as they are needed."""
 
-    def __init__(
-        self, listing: Listing, batches: Sequence[sampling.Indices], image_size: int, epoch: Epoch | None
-    ) -> None:
-        self._listing, self._batches, self._size, self._epoch = listing, batches, image_size, epoch
+    def __init__(self, listing: Listing) -> None:
+        self._listing = listing
 
-    def __len__(self) -> int:
-        return len(self._batches)
+    def labels(self, indices: sampling.Indices) -> npt.NDArray[np.int64]:
+        return self._listing.labels[indices]
 
-    def __getitem__(self, number: int) -> Batch | ImageError:
-        indices = self._batches[number]
-        pixels = torch.empty((len(indices), self._size, self._size, 3), dtype=torch.uint8)
-        try:
-            for place, index in enumerate(indices):
-                pixels[place] = torch.from_numpy(np.array(self._image(int(index))))
-        except ImageError as error:
-            return error  # raised in a loader process it would come out under a traceback of theirs
-        return pixels, torch.from_numpy(self._listing.labels[indices])
+    def write_plain(self, index: int, out: torch.Tensor) -> None:
+        _write(central_crop(decode(self._listing.path(index)), out.shape[0]), out)
 
-    def _image(self, index: int) -> Image.Image:
-        image = decode(self._listing.path(index))
-        if self._epoch is None:
-            return central_crop(image, self._size)
-        # A word as seed is hashed (SHA-512), the same in every process.
-        draws = random.Random(f"{self._epoch.seed} {self._epoch.number} {index}")
-        return random_crop_flip(image, self._size, draws)
+    def write_random(self, index: int, draws: random.Random, out: torch.Tensor) -> None:
+        _write(random_crop(decode(self._listing.path(index)), out.shape[0], draws), out)
 
 
-def _normalise(pixels: torch.Tensor) -> torch.Tensor:
-    """uint8 ``[N, H, W, 3]`` to float32 ``[N, 3, H, W]``, which then lies channels-last in memory."""
-    mean, std = torch.tensor(MEAN) * 255, torch.tensor(STD) * 255
-    return pixels.float().sub_(mean).div_(std).permute(0, 3, 1, 2)
+def _write(image: Image.Image, out: torch.Tensor) -> None:
+    out.copy_(torch.from_numpy(np.array(image)))
 
 
 def decode(path: str) -> Image.Image:
@@ -111,13 +71,12 @@ def decode(path: str) -> Image.Image:
         raise ImageError(f"cannot read image {path}: {error}. Remove or replace the file.") from None
 
 
-def random_crop_flip(image: Image.Image, size: int, draws: random.Random) -> Image.Image:
-    """A random part of the image, resized to ``size`` × ``size``, mirrored half the time.
+def random_crop(image: Image.Image, size: int, draws: random.Random) -> Image.Image:
+    """A random part of the image, resized to ``size`` × ``size``.
 
     Area 8 to 100 % of the image, aspect ratio 3:4 to 4:3 (Szegedy et al. 2015, §6).
     """
-    cropped = image.crop(random_box(*image.size, draws)).resize((size, size), Image.Resampling.BILINEAR)
-    return cropped.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if draws.random() < 0.5 else cropped
+    return image.crop(random_box(*image.size, draws)).resize((size, size), Image.Resampling.BILINEAR)
 
 
 def random_box(width: int, height: int, draws: random.Random) -> tuple[int, int, int, int]:

@@ -26,6 +26,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from train_loop import room
 from train_loop.command_line import INTERRUPTED, WRONG_INPUT, OneLineParser, check_writable
 from train_loop.config import ConfigError
 from train_loop.data import packed_format
@@ -121,6 +122,8 @@ def _pack(args: argparse.Namespace) -> int:
     profile = Profile(args.profile, args.short_side, args.quality, jpegtran)
     if args.profile == "full" and not jpegtran:
         print("no jpegtran found: JPEGs are encoded again with their own tables and sampling, not losslessly")
+    for line in room.quota_lines():
+        print(line)
     return pack(source, destination, profile, workers, args.shard_mb << 20)
 
 
@@ -150,21 +153,22 @@ def pack(source: PackSource, destination: Path, profile: Profile, workers: int, 
 
 def check_room(parent: Path, tasks: Sequence[ShardTask], profile: Profile) -> None:
     """Raise ConfigError where bytes or inodes would not suffice for the shards that are still to be written."""
-    there = next(p for p in (parent, *parent.parents) if p.exists())
-    left = os.statvfs(there)
+    left = room.left_in(parent)
     total = sum(item.entry.size for task in tasks for item in task.items)
     if profile.name == "fast":  # 0.55 bytes a pixel at quality 90, 4:3
         images = sum(len(task.items) for task in tasks)
         total = min(total, int(images * profile.short_side**2 * 4 / 3 * 0.55))
-    need, free = int(total * RESERVE), left.f_bavail * left.f_frsize
-    if need > free:
+    need = int(total * RESERVE)
+    if left.bytes is not None and need > left.bytes:
         raise ConfigError(
-            f"packing needs about {need / 1e9:.2f} GB; got {free / 1e9:.2f} GB left in {there}. "
-            "Free some, write elsewhere, or use --profile fast."
+            f"packing needs about {need / 1e9:.2f} GB; got {left.bytes / 1e9:.2f} GB left in {parent} by "
+            f"{left.bytes_by}. Free some, write elsewhere, or use --profile fast."
         )
     inodes = 2 * len(tasks) + 5  # a note beside each shard while it is packed
-    if left.f_files and left.f_favail < inodes:
-        raise ConfigError(f"packing needs {inodes} inodes; got {left.f_favail} left in {there}. Remove some files.")
+    if left.inodes is not None and left.inodes < inodes:
+        raise ConfigError(
+            f"packing needs {inodes} inodes; got {left.inodes} left in {parent} by {left.inodes_by}. Remove some files."
+        )
 
 
 def _tasks(source: PackSource, folder: Path, profile: Profile, shard_bytes: int) -> list[ShardTask]:

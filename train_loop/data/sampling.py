@@ -25,25 +25,41 @@ def generator(seed: int, epoch: int, stream: int) -> np.random.Generator:
     return np.random.default_rng([seed, epoch, stream])
 
 
-def train_order(size: int, seed: int, epoch: int) -> Indices:
-    """The training set's permutation of an epoch, ``[size]``."""
-    return generator(seed, epoch, ORDER).permutation(size)
+def train_order(size: int, seed: int, epoch: int, repeats: int = 1) -> Indices:
+    """The training images of an epoch in their order, ``[size]``: a permutation.
+
+    With repeated augmentation (Hoffer et al. 2020; Berman et al. 2019, §3) the first ``size`` entries of the
+    permutation with each image ``repeats`` times in a row, as timm's ``RepeatAugSampler``: an epoch has as many
+    entries as ever, of ``ceil(size / repeats)`` different images. Copy c of image i is ``i + c·size``: the copies
+    differ in their draws of augmentation.
+    """
+    order = generator(seed, epoch, ORDER).permutation(size)
+    if repeats == 1:
+        return order
+    entry = np.arange(size)
+    return order[entry // repeats] + entry % repeats * size
 
 
 def train_micro_batches(
-    size: int, seed: int, epoch: int, batch: BatchSplit, rank: int, start_step: int = 0
+    size: int, seed: int, epoch: int, batch: BatchSplit, rank: int, start_step: int = 0, repeats: int = 1
 ) -> Iterator[list[Indices]]:
     """A rank's micro-batches of an epoch: per optimizer step ``accumulation_steps`` × ``[micro_size]``.
 
-    Step s takes images ``[s·B, (s+1)·B)`` of ``train_order``; what is left at the end is dropped. Its
+    Step s takes entries ``[s·B, (s+1)·B)`` of ``train_order``; what is left at the end is dropped. Its
     micro-batch j is accumulation step ``j // workers`` of rank ``j % workers``: one worker with two
     accumulation steps sees the very micro-batches of two workers with one.
+
+    Copies of an image (``repeats``) lie side by side, hence in one step; its entries are dealt to the micro-batches
+    in turn, so that BatchNorm sees different images where there are as many micro-batches as copies (timm deals
+    them to the ranks).
     """
     if not 0 <= rank < batch.workers or start_step < 0:
         raise ValueError(f"rank must be below {batch.workers} and start_step not negative; got {rank}, {start_step}")
-    order = train_order(size, seed, epoch)
+    order = train_order(size, seed, epoch, repeats)
     for step in range(start_step, size // batch.global_size):
         chosen = order[step * batch.global_size : (step + 1) * batch.global_size]
+        if repeats > 1:
+            chosen = chosen.reshape(batch.micro_size, -1).T
         micro = chosen.reshape(batch.accumulation_steps, batch.workers, batch.micro_size)
         yield list(micro[:, rank])
 
@@ -64,7 +80,7 @@ def bn_batches(
 ) -> list[Indices]:
     """A rank's training images for BatchNorm statistics, in micro-batches as in training.
 
-    The first ``count_images`` of the epoch's order (or all, if fewer), cut into micro-batches that go
+    The first ``count_images`` of the epoch's order without repeats (or all, if fewer), cut into micro-batches that go
     to the ranks in turn. The ragged end is dropped, for a smaller batch has other statistics; where
     there is no whole micro-batch, one takes all there is. A rank may have none.
     """

@@ -11,6 +11,7 @@ import torch
 
 from train_loop.config import BatchSplit
 from train_loop.data import DataInfo, sampling
+from train_loop.data.auto_augment import Policy
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 """Images, float32 ``[N, 3, H, W]`` normalised, or what ``DataSource.finish`` makes that of; labels, int64
@@ -23,17 +24,23 @@ class Epoch:
 
     seed: int
     number: int
+    policy: Policy | None = None
+    """What is done to each image besides; a source whose images are read one by one sets it."""
 
 
 class DataSource(ABC):
     """A data set that is open. A data set of another kind implements ``read_train`` and ``read_val``."""
 
-    def __init__(self, info: DataInfo) -> None:
-        self.info = info
+    def __init__(self, info: DataInfo, repeats: int = 1) -> None:
+        """With ``repeats`` above 1 an index of ``read_train`` is of a copy, see ``sampling.train_order``."""
+        self.info, self._repeats = info, repeats
 
     @abstractmethod
     def read_train(self, batches: Sequence[sampling.Indices], epoch: Epoch) -> Iterator[Batch]:
-        """Training images by their indices, augmented as a function of epoch and index alone."""
+        """Training images by their indices, augmented as a function of epoch and index alone.
+
+        Index i + c·train_size is copy c of image i (repeated augmentation).
+        """
 
     @abstractmethod
     def read_val(self, batches: Sequence[sampling.Indices]) -> Iterator[Batch]:
@@ -58,7 +65,7 @@ class DataSource(ABC):
         The images that do not fill a global batch are dropped; the order of an epoch is a function
         of (seed, epoch). See ``sampling.train_micro_batches``.
         """
-        steps = sampling.train_micro_batches(self.info.train_size, seed, epoch, batch, rank, start_step)
+        steps = sampling.train_micro_batches(self.info.train_size, seed, epoch, batch, rank, start_step, self._repeats)
         micro_batches = [micro for step in steps for micro in step]
         read = self.read_train(micro_batches, Epoch(seed, epoch))
         while step := list(itertools.islice(read, batch.accumulation_steps)):

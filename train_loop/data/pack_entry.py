@@ -1,0 +1,29 @@
+"""An image where it lies in a source, and what names say of it."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import NamedTuple
+
+
+class Entry(NamedTuple):
+    """An image where it lies."""
+
+    name: str
+    """Inside the source, such as ``train/ant/7.jpg``; it identifies the image."""
+    file: str
+    offset: int
+    """Bytes into ``file``; a row number in Parquet and pickles; -1: the file is the image."""
+    size: int
+    """Bytes."""
+
+
+Labelled = list[tuple[str, str, Entry]]
+"""Part, class, entry."""
+
+
+def part_of_file(file: str) -> str:
+    """``train``, ``val``, … where a file's name says so, as in ``imagenet-train-000017.tar``."""
+    match = re.search(r"(?<![a-z])(train|validation|val|test)(?![a-z])", os.path.basename(file).lower())
+    return match.group(1) if match else ""

@@ -1,0 +1,156 @@
+"""Bytes and inodes that are left for results, and what a run writes at most. No torch for the ResNets."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from cluster import quota, sites
+from train_loop.config import ConfigError, ModelConfig
+from train_loop.data import DataInfo
+
+CHECKPOINTS_KEPT = 3
+"""Of a run at the worst moment: the latest, the one before, and the one that is being written."""
+RUN_FILES = 16
+"""Inodes of one run beside its checkpoints: folder, configuration, result, lock, partial files."""
+RUN_BYTES = 4 << 20
+EPOCH_BYTES = 4 << 10
+"""A record in result.json or in a study's journal and tables, generously."""
+RESERVE = 1.05
+
+# Parameters without the last layer, and that layer's inputs (torchvision 0.29; a test counts them).
+_RESNETS = {
+    "resnet18": (11_176_512, 512),
+    "resnet34": (21_284_672, 512),
+    "resnet50": (23_508_032, 2048),
+    "resnet101": (42_500_160, 2048),
+    "resnet152": (58_143_808, 2048),
+}
+
+
+@dataclass(frozen=True)
+class Need:
+    """What will be written at most."""
+
+    bytes: int
+    inodes: int
+    why: str
+    """In a few words, e.g. ``3 checkpoints of 0.3 GB``."""
+
+
+@dataclass(frozen=True)
+class Room:
+    """What is left. None: nobody counts."""
+
+    bytes: int | None
+    inodes: int | None
+    bytes_by: str
+    inodes_by: str
+    """Who says so: the file system, or the site's quota command."""
+
+
+def left_in(folder: Path) -> Room:
+    """The file system's room for ``folder``, made or not, or the quota's, where that is less."""
+    there = next(p for p in (folder, *folder.parents) if p.exists())
+    stat = os.statvfs(there)
+    free = stat.f_bavail * stat.f_frsize if stat.f_blocks else None
+    room = Room(free, stat.f_favail if stat.f_files else None, "the file system", "the file system")
+    command, lines = site_quota()
+    allowed = quota.left(lines, there)
+    if allowed is None:
+        return room
+    if allowed.bytes is not None and (room.bytes is None or allowed.bytes < room.bytes):
+        room = Room(allowed.bytes, room.inodes, command, room.inodes_by)
+    if allowed.inodes is not None and (room.inodes is None or allowed.inodes < room.inodes):
+        room = Room(room.bytes, allowed.inodes, room.bytes_by, command)
+    return room
+
+
+@cache
+def site_quota() -> tuple[str, tuple[str, ...]]:
+    """The site's quota command, and what it prints; empty where there is none or it does not answer."""
+    try:
+        site = sites.find()
+        return site.quota_command or "", tuple(quota.ask(site))
+    except (sites.InputError, quota.NoAnswer):  # the doctor tells of both
+        return "", ()
+
+
+def quota_lines() -> list[str]:
+    """What the site's quota command prints, to be shown: its format may be one that nobody can read."""
+    command, lines = site_quota()
+    return [f"quota by {command}:", *(f"  {line}" for line in lines)] if lines else []
+
+
+def check_room(option: str, folder: Path, need: Need) -> None:
+    """Raise ConfigError, naming ``option``, where ``need`` does not fit into what is left for ``folder``.
+
+    What the folder holds already counts as room: a resume writes over it.
+    """
+    room, (held_bytes, held_inodes) = left_in(folder), present(folder)
+    free = None if room.bytes is None else room.bytes + held_bytes
+    inodes = None if room.inodes is None else room.inodes + held_inodes
+    fix = f"Free some, or write {option} with a folder on another file system."
+    need_bytes = int(need.bytes * RESERVE)
+    if free is not None and need_bytes > free:
+        raise ConfigError(
+            f"the results need up to {size(need_bytes)} ({need.why}); got {size(free)} left for {str(folder)!r} "
+            f"by {room.bytes_by}. {fix}"
+        )
+    if inodes is not None and need.inodes > inodes:
+        raise ConfigError(
+            f"the results need up to {need.inodes:,} inodes ({need.why}); got {inodes:,} left for "
+            f"{str(folder)!r} by {room.inodes_by}. {fix}"
+        )
+
+
+def size(count: int) -> str:
+    return f"{count / 1e9:.2f} GB" if count >= 1e7 else f"{count / 1e6:.2f} MB"
+
+
+def checkpoint_bytes(model: ModelConfig, info: DataInfo, optimizer: str | None, averaged: bool) -> int:
+    """Bytes of a checkpoint: weights, optimizer state, average of the weights, float32.
+
+    Args:
+        optimizer: None: not known yet, the largest state is assumed.
+    """
+    states = 1 if optimizer in ("sgd", "lars") else 2
+    return 4 * parameters(model, info) * (1 + states + averaged)
+
+
+def parameters(model: ModelConfig, info: DataInfo) -> int:
+    if model.name in _RESNETS:
+        base, inputs = _RESNETS[model.name]
+        return base + (inputs + 1) * info.num_classes
+    from train_loop.models import weightless
+
+    return sum(p.numel() for p in weightless(model, info).parameters())
+
+
+def run_need(checkpoint: int, epochs: int) -> Need:
+    """Of one full run."""
+    return Need(
+        CHECKPOINTS_KEPT * checkpoint + RUN_BYTES + epochs * EPOCH_BYTES,
+        CHECKPOINTS_KEPT + RUN_FILES,
+        f"{CHECKPOINTS_KEPT} checkpoints of {size(checkpoint)}",
+    )
+
+
+def study_need(checkpoint: int, trials: int, epochs: int, concurrency: int, *, joined: bool, wandb: bool) -> Need:
+    """Of a search: checkpoints of the trials that run, of the best and of one that has just ended; logs of all."""
+    kept = min(concurrency + 2, trials)
+    checkpoints = kept * CHECKPOINTS_KEPT
+    files_a_trial = 1 + (12 if joined else 0) + (20 if wandb else 0)  # log; Ray's files beside the study; W&B's
+    return Need(
+        checkpoints * checkpoint + RUN_BYTES + trials * (256 << 10) + trials * epochs * EPOCH_BYTES,
+        checkpoints + kept + trials * files_a_trial + 2 * RUN_FILES,
+        f"{checkpoints} checkpoints of {size(checkpoint)} and the logs of {trials} trials",
+    )
+
+
+def present(folder: Path) -> tuple[int, int]:
+    """Bytes and inodes of a folder."""
+    found = [path.lstat() for path in folder.rglob("*")] if folder.is_dir() else []
+    return sum(stat.st_size for stat in found), len(found)
