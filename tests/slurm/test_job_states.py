@@ -150,6 +150,62 @@ def test_a_preempted_job_saves_in_its_grace_time_and_comes_back(cluster, submit)
     assert job.leftovers() == []
 
 
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("options", [(), ("--chain",)], ids=["requeue", "chain"])
+def test_a_job_whose_partition_cancels_on_preemption_saves_and_goes_on(cluster, submit, options):
+    """PreemptMode=CANCEL: Slurm itself would not bring it back."""
+    again = "os.environ.get('SLURM_RESTART_COUNT') or os.environ.get('BIGBATCH_PREDECESSOR') or time.sleep(600)"
+    job = submit(*options, *driver(again), sbatch=("-N2", "-p", "scrap"))
+    job.wait_log("RUNNING 0", 30)
+    other = cluster.sbatch("bob", "-p", "urgent", "-N3", "--exclusive", script="#!/bin/bash\nexec sleep 3\n")
+    job.wait_log("the job is preempted", 20)
+    goes_on = job.wait_log(r"job (\d+) goes on", 30).group(1) if options else job.id
+    cluster.wait_state(other, "COMPLETED", 40)
+    assert cluster.wait_state(goes_on, ("COMPLETED", "FAILED"), 60) == "COMPLETED", job.everything()
+    assert job.log.count("RUNNING") == 2 and "SAVED" in job.log
+    assert cluster.job(goes_on)["Partition"] == "scrap" and job.leftovers() == []
+
+
+# A controller that is down, or takes its time
+
+
+def batch_process(cluster: VirtualCluster, job: RayJob) -> tuple[str, int]:
+    node = job.record["head"]
+    return node, next(pid for pid, line in cluster.processes(node, "alice") if " -m cluster.job " in line)
+
+
+@pytest.mark.exhaustive
+def test_a_signal_that_nobody_explains_is_no_scancel(cluster, submit):
+    job = submit(*driver(ONCE), sbatch=("-N2",))
+    job.wait_log("RUNNING 0", 30)
+    node, pid = batch_process(cluster, job)
+    with cluster.silent_controller():
+        cluster.run(node, "kill", "-TERM", pid)
+        job.wait_log("does not say why yet; saving in any case", 15)
+        job.wait_log("SAVED", 15)
+        time.sleep(8)
+        assert "→ requeueing" not in job.log and "→ ended" not in job.log
+    log = job.wait_end("COMPLETED", 60) if job.wait_log("RUNNING 1", 60) else ""
+    assert "Slurm says RUNNING: the job is preempted" in log and job.record["restarts"] == 1
+    assert job.leftovers() == []
+
+
+@pytest.mark.exhaustive
+def test_a_scancel_that_is_explained_late_is_a_scancel(cluster, submit):
+    """Each answer takes longer than the first question waits, and less than Slurm's patience (KillWait)."""
+    slow = cluster.folder("alice", "slow")
+    script = f'[ -e {slow}/busy ] && case "$*" in *"show job"*) sleep 4;; esac\nexec /usr/bin/scontrol "$@"\n'
+    (slow / "scontrol").write_text(f"#!/bin/sh\n{script}")
+    (slow / "scontrol").chmod(0o755)
+    job = submit(*driver(WAIT), sbatch=("-N2",), PATH=f"{slow}:/usr/local/bin:/usr/bin:/bin")
+    job.wait_log("RUNNING 0", 30)
+    (slow / "busy").touch()
+    cluster.run("ctl", "scancel", job.id, user="alice")
+    log = job.wait_log("→ ended", 15) and job.wait_end("CANCELLED", 15)
+    assert "does not say why yet" in log and "Slurm says CANCELLED: the job is cancelled" in log
+    assert job.record["restarts"] == 0 and job.record["state"] == "ended" and job.leftovers() == []
+
+
 def test_a_successor_goes_on_where_requeueing_is_forbidden(cluster, submit):
     job = submit("--chain", *driver("os.environ.get('BIGBATCH_PREDECESSOR') or time.sleep(600)"), sbatch=("-N2",))
     job.wait_log("RUNNING", 30)
@@ -239,15 +295,70 @@ def test_a_head_without_a_gpu_in_a_heterogeneous_job(cluster, submit):
     assert "registered: 3 nodes, 5 CPUs, 2 GPUs" in job.wait_end("COMPLETED", 40)
 
 
-def test_lent_nodes_join_and_leave(cluster, submit, stand_in):
-    job = submit(*driver(WAIT))
-    job.wait_log("RUNNING", 30)
+def lend(cluster: VirtualCluster, job: RayJob) -> str:
+    """A job that lends its node to ``job``."""
     env = {"BIGBATCH_PYTHON": sys.executable, **job.env}
     script = SCRIPT.with_name("ray_attach.slurm")
-    lent = [cluster.sbatch("alice", "-N1", "--time=10", script, job.id, cwd=job.folder, env=env) for _ in range(2)]
+    return cluster.sbatch("alice", "-N1", "--time=10", script, job.id, cwd=job.folder, env=env)
+
+
+def test_lent_nodes_join_and_leave(cluster, submit):
+    job = submit(*driver(WAIT))
+    job.wait_log("RUNNING", 30)
+    lent = [lend(cluster, job) for _ in range(2)]
     assert until(lambda: sorted(job.record["attached"]) == sorted(lent), 20), job.everything()
     cluster.run("ctl", "scancel", lent[0], user="alice")
     assert until(lambda: job.record["attached"] == lent[1:], 20), job.everything()
     cluster.run("ctl", "scancel", job.id, user="alice")
     assert cluster.wait_state(lent[1], ENDED, 20) == "COMPLETED", "the cluster has ended, and so has the loan"
     assert job.leftovers() == []
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("options", [(), ("--chain",)], ids=["requeue", "chain"])
+def test_lent_nodes_wait_for_the_next_start_and_join_it(cluster, submit, options):
+    again = "os.environ.get('SLURM_RESTART_COUNT') or os.environ.get('BIGBATCH_PREDECESSOR')"
+    job = submit(*options, *driver(f"time.sleep(25 if {again} else 600)"))
+    job.wait_log("RUNNING", 30)
+    lent = lend(cluster, job)
+    assert until(lambda: job.record["attached"] == [lent], 20), job.everything()
+    cluster.run("ctl", "scancel", "--batch", "-s", "USR1", job.id, user="alice")
+    assert until(lambda: job.log.count("RUNNING") == 2, 60), job.everything()
+    assert until(lambda: len(re.findall(f"nodes are lent by {lent}", job.log)) == 2, 20), job.everything()
+    assert cluster.wait_state(lent, ENDED, 60) == "COMPLETED", "the job has ended, and so has the loan"
+    words = (job.folder / f"bigbatch-{lent}.log").read_text()
+    assert words.count("has joined") == 2 and "waiting for its next start" in words and "has ended: " in words
+    assert job.leftovers() == []
+
+
+@pytest.mark.exhaustive
+def test_lent_nodes_do_not_wait_for_a_job_that_left_the_queue(cluster, submit):
+    job = submit(*driver(WAIT))
+    job.wait_log("RUNNING", 30)
+    lent = lend(cluster, job)
+    assert until(lambda: job.record["attached"] == [lent], 20), job.everything()
+    cluster.run("ctl", "scancel", "--batch", "-s", "USR1", job.id, user="alice")
+    job.wait_log("→ requeueing", 30)
+    cluster.wait_state(job.id, "PENDING", 30)
+    cluster.run("ctl", "scancel", job.id, user="alice")
+    assert cluster.wait_state(lent, ENDED, 40) == "COMPLETED"
+    assert "is not in the queue any more; leaving" in (job.folder / f"bigbatch-{lent}.log").read_text()
+
+
+# In a container
+
+
+@pytest.mark.exhaustive
+def test_a_command_of_ones_own_runs_in_the_container_too(cluster, submit):
+    """Apptainer replaced by a program that notes its words and runs what comes after the image."""
+    tools = cluster.folder("alice", "tools")
+    text = f'echo "$@" >> {tools}/called\nwhile [ "$1" != /i.sif ]; do shift; done\nshift\nexec "$@"\n'
+    (tools / "apptainer").write_text(f"#!/bin/sh\n{text}")
+    (tools / "apptainer").chmod(0o755)
+    env = {"PATH": f"{tools}:{Path(sys.executable).parent}:/usr/bin:/bin", "BIGBATCH_CONTAINER": "/i.sif"}
+    env |= {"BIGBATCH_PYTHON": str(SCRIPT.with_name("in_container.sh")), "BIGBATCH_CONTAINER_PYTHON": sys.executable}
+    job = submit("--", "echo", "IN THE IMAGE", sbatch=("-N2",), **env)
+    job.wait_end("COMPLETED", 60)
+    called = (tools / "called").read_text()
+    assert "IN THE IMAGE" in job.log and "/i.sif echo IN THE IMAGE\n" in called
+    assert called.count(f"/i.sif {sys.executable} -m ray.scripts.scripts start") == 2 and job.leftovers() == []

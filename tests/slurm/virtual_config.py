@@ -174,5 +174,6 @@ MinJobAge=3600
 {types}NodeName=n[1-{plan.nodes}] CPUs={plan.cpus} RealMemory={plan.memory_mb}{gres} State=UNKNOWN
 PartitionName=DEFAULT Nodes=ALL MaxTime=INFINITE OverSubscribe=NO State=UP
 PartitionName=main Default=YES PriorityTier=1 PreemptMode=REQUEUE GraceTime={plan.grace_s}
+PartitionName=scrap PriorityTier=1 PreemptMode=CANCEL GraceTime={plan.grace_s}
 PartitionName=urgent PriorityTier=10 PreemptMode=OFF
 """
