@@ -344,7 +344,7 @@ def test_a_nodes_folder_is_private_short_and_removed(tmp_path, monkeypatch):
     monkeypatch.delenv("SLURM_TMPDIR", raising=False)
     with node_folder.private_folder("1234567") as folder:
         assert folder.parent == Path("/tmp") and folder.stat().st_mode & 0o777 == 0o700
-        assert len(f"{folder}/r") + node_folder.RAY_ADDS <= 107
+        assert len(f"{folder}/r/session_2026-11-21_10-00-00_000000_1234567/sockets/plasma_store") <= 107
         assert folder not in node_folder.remove_stale()
         (folder / "r").mkdir()
         (folder / "r" / "file").touch()
@@ -357,7 +357,7 @@ def test_what_a_killed_job_left_is_removed_with_its_processes():
     node = subprocess.Popen([sys.executable, "-c", hold], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     folder = Path(node.stdout.readline().strip())
     orphan = subprocess.Popen(["sleep", "60"], executable="/bin/sleep", start_new_session=True)
-    daemon = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", f"{folder}/r/socket"])
+    daemon = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", f"ray start {folder}/r/socket"])
     node.kill()
     node.wait()
     assert folder.exists()
