@@ -331,7 +331,7 @@ def test_a_killed_head_restarts_the_job_once(cluster, search):
 
 @pytest.mark.exhaustive
 def test_a_preempted_job_saves_within_its_grace_time(cluster, search):
-    job = search(6, sbatch=("-N1", "-c2"))
+    job = search(6, sbatch=("-N1", "-c2", "-p", "patient"))
     job.wait_log(r"trial \d+ epoch 2/2", 150)
     urgent = ("-p", "urgent", "-N3", "-c2", "--exclusive", "-J", "urgent")
     other = cluster.sbatch("bob", *urgent, script="#!/bin/bash\nexec sleep 5\n")
