@@ -13,58 +13,18 @@ import time
 from pathlib import Path
 
 import pytest
+import stand_in_ray
 from test_ray_cluster import ENDED, SCRIPT, RayJob, until
 from virtual_cluster import VirtualCluster
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
-
-RAY_START = '''
-"""Takes `ray start`'s options, says that it runs, and does until it is ended."""
-import glob, json, os, signal, subprocess, sys
-options = dict(a[2:].split("=", 1) for a in sys.argv[1:] if a.startswith("--") and "=" in a)
-path = os.path.join(os.environ["STAND_IN_STATE"], options["node-ip-address"] + ".json")
-def end(*_):
-    os.path.exists(path) and os.unlink(path)
-    os._exit(0)
-signal.signal(signal.SIGTERM, end)
-if "--head" in sys.argv:  # a new cluster knows nothing of an earlier one's nodes
-    [os.unlink(old) for old in glob.glob(os.environ["STAND_IN_STATE"] + "/*.json")]
-labels = dict(pair.split("=") for pair in options["labels"].split(","))
-with open(path, "w") as file:
-    node = {"ip": options["node-ip-address"], "cpus": options["num-cpus"], "gpus": options["num-gpus"]}
-    json.dump({**node, "labels": labels}, file)
-os.makedirs(options["temp-dir"] + "/session_2/logs")
-open(options["temp-dir"] + "/session_2/logs/raylet.out", "w").write("a line")
-subprocess.Popen(["sleep", "997"], start_new_session=True)
-print("Ray runtime started.", flush=True)
-while True:
-    signal.pause()
-'''
-RAYLET = """
-import glob, json, os, types
-class GcsClient:
-    def __init__(self, address): pass
-    def get_all_node_info(self, timeout):
-        found = {}
-        for path in glob.glob(os.environ["STAND_IN_STATE"] + "/*.json"):
-            node = json.load(open(path))
-            found[node["ip"].encode()] = types.SimpleNamespace(state=0, node_manager_address=node["ip"],
-                resources_total={"CPU": float(node["cpus"]), "GPU": float(node["gpus"])}, labels=node["labels"])
-        return found
-    def drain_node(self, *arguments): print(arguments)
-"""
 
 
 @pytest.fixture(scope="session")
 def stand_in(cluster: VirtualCluster) -> Path:
     """A folder with a package ``ray``."""
     folder = cluster.folder("alice", "stand-in")
-    for name, text in {"ray/__init__.py": "from ray import _raylet", "ray/_raylet.py": RAYLET}.items():
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_text(text)
-    (folder / "ray" / "scripts").mkdir()
-    (folder / "ray" / "scripts" / "__init__.py").touch()
-    (folder / "ray" / "scripts" / "scripts.py").write_text(RAY_START)
+    stand_in_ray.install(folder)
     return folder
 
 
