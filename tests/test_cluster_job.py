@@ -6,6 +6,7 @@ What needs Slurm itself is in tests/slurm; here is what its commands say, or do 
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 import textwrap
@@ -94,3 +95,35 @@ def test_a_refused_requeue_ends_the_job_in_one_line(start, tmp_path):
     assert job.end() == 1
     assert "cannot start again: scontrol failed: Requested operation is presently disabled" in job.log
     assert job.log.count("Traceback") == 0
+
+
+def test_a_command_of_ones_own_runs_in_the_container_like_ray(tmp_path):
+    """Apptainer replaced by a program that notes its words and runs what comes after the image."""
+    root = Path(__file__).resolve().parent.parent
+    words = {"BIGBATCH_NODE_PYTHON": str(root / "cluster" / "in_container.sh"), "BIGBATCH_ROOT": str(root)}
+    words |= {"BIGBATCH_CONTAINER": "/i.sif", "BIGBATCH_CONTAINER_PYTHON": sys.executable}
+    apptainer = tmp_path / "tools" / "apptainer"
+    apptainer.parent.mkdir()
+    apptainer.write_text(
+        f'#!/bin/sh\necho "$@" >> {tmp_path}/called\nwhile [ "$1" != /i.sif ]; do shift; done\nshift\nexec "$@"\n'
+    )
+    apptainer.chmod(0o755)
+    path = f"{tmp_path}/bin:{apptainer.parent}:{os.environ['PATH']}"
+    job = StandInJob(tmp_path, "7", "--", "echo", "IN THE IMAGE", "--command", PATH=path, **words)
+    assert job.end() == 0, job.log
+    called = (tmp_path / "called").read_text()
+    assert "\nIN THE IMAGE --command\n" in job.log and "/i.sif echo IN THE IMAGE --command\n" in called
+    assert f"/i.sif {sys.executable} -m ray.scripts.scripts start" in called
+    assert f"/i.sif {sys.executable} -m cluster.gcs watch" in called
+
+
+def test_a_search_that_was_cut_short_says_with_which_options_it_goes_on(tmp_path):
+    study = tmp_path / "runs" / "s"
+    job = StandInJob(tmp_path, "7", "--study", "s", "--space", "smoke")
+    job.wait_log("→ head")  # the search's own check of its arguments still runs
+    (study / "study.json").write_text("{}")
+    job.says("JobState=CANCELLED")
+    job.process.send_signal(signal.SIGTERM)
+    assert job.end() == 143, job.log
+    assert f"in place of the search's options: --output {study.parent} --study s --resume" in job.log
+    assert "Traceback" not in job.log and not (study / ".lease").exists()
