@@ -284,6 +284,8 @@ class Job:
         self._signals.clear()
         self._lookout.classify("SIGTERM while draining")
         self._lookout.explain(self._patience())
+        if self._lookout.slurm_requeues:  # it was preempted without, or at the end of, a grace time
+            self._decision = Decision(Action.LEAVE_TO_SLURM, 143, self._decision.reason)
         if self._lookout.cause is not Cause.CANCELLED:
             return False
         self._decision = Decision(Action.END, 143, Cause.CANCELLED.value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -18,7 +19,7 @@ LOOK_S = 0.5
 """Between two looks at the nodes' files on the shared file system."""
 CRASH_OR_SIGNAL_S = 2.0
 """Steps get SIGTERM before the batch script does: so long a lost step is not yet called a crash."""
-FIRST_ANSWER_S = 3.0
+FIRST_ANSWER_S = float(os.environ.get("BIGBATCH_FIRST_ANSWER_S") or 3)
 """For Slurm to say why it signals; after that trials are told to save, and it is asked on in the background."""
 ASK_AGAIN_S = 1.0
 

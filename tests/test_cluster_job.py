@@ -33,6 +33,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., StandInJob]]:
     jobs: list[StandInJob] = []
 
     def run(*options: str, **env: str) -> StandInJob:
+        env |= {"BIGBATCH_FIRST_ANSWER_S": "0.5"}
         jobs.append(StandInJob(tmp_path, "7", *options, "--", sys.executable, "-c", DRIVER, **env))
         jobs[-1].wait_log("RUNNING")
         return jobs[-1]
@@ -74,6 +75,19 @@ def test_a_requeue_that_the_controller_does_not_hear_is_tried_again(start, tmp_p
     job.wait_log("→ requeueing")
     (tmp_path / "down").unlink()
     assert job.end() == 143 and job.calls.splitlines()[0] == "requeue 7"
+
+
+def test_a_job_that_slurm_requeues_while_it_is_about_to_is_left_to_slurm(start, tmp_path):
+    job = start()
+    (tmp_path / "down").touch()
+    job.process.send_signal(signal.SIGUSR1)
+    job.wait_log("→ requeueing")
+    job.says("JobState=PENDING,COMPLETING")
+    job.process.send_signal(signal.SIGTERM)  # the grace time is over
+    job.wait_log("does not say why yet")
+    (tmp_path / "down").unlink()
+    assert job.end() == 143
+    assert "requeue 7" not in job.calls and "StartTime=now" in job.calls and "→ requeueing (143)" in job.log
 
 
 def test_a_preempted_job_with_chain_submits_a_successor_and_names_it(start, tmp_path):
