@@ -1,7 +1,8 @@
 """A second allocation that lends its nodes to a running job's cluster: ``sbatch cluster/ray_attach.slurm JOBID``.
 
 It may leave at any time: near its time limit or when it is preempted Ray is asked to move its work away
-first, and what is then still running there goes on elsewhere from its last checkpoint.
+first, and what is then still running there goes on elsewhere from its last checkpoint. When the job is put back
+into the queue its nodes wait for the next start, for a while, and join that.
 """
 
 from __future__ import annotations
@@ -22,12 +23,16 @@ from cluster.node_steps import NodeSteps
 
 POLL_S = 0.2
 JOIN_TIMEOUT_S = 600.0
+"""For the job to start, or to start again: nodes that wait cost as much as nodes that work."""
+ASK_SLURM_S = 10.0
+NEXT_START_S = 30.0
+"""A job that runs on for so long has not ended its cluster: the nodes that were lent failed by themselves."""
 LEAVE_S = 15.0
 """For the work on nodes that leave to save itself and move."""
 
 
 class Attachment:
-    """One allocation's stay in the cluster of job ``main_id``."""
+    """One allocation's stay in the cluster of job ``main_id``, and of its next starts."""
 
     def __init__(self, main_id: str) -> None:
         self._main_id = main_id
@@ -35,45 +40,102 @@ class Attachment:
         self._signals: list[int] = []
 
     def run(self) -> int:
-        """Returns 0 when the cluster has ended or this allocation has left it, 1 if no node could join."""
+        """Returns 0 when the job has ended or this allocation has left it, 1 if no node could join."""
         for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda signum, frame: self._signals.append(signum))
         try:
             grant = read_grant()
         except (NoAllocation, slurm.SlurmError) as error:
             raise BadInput(str(error)) from None
-        main = self._wait_for_cluster()
-        if main is None:
-            return 0
-        folder = record.folder_of(self._main_id)
-        nodes = NodeSteps(grant.job_id, f"{grant.job_id}.{grant.restart_count}", folder, (folder / "tls").exists())
-        nodes.follow(read_json(folder / CONTROL_FILE).get("run_id", ""))
-        nodes.prepare()
-        self._say(f"{', '.join(n.name for n in grant.nodes)} join job {self._main_id} at {main.address}")
-        try:
-            return self._stay(grant, nodes, main, folder)
-        finally:
-            nodes.stop(keep_logs=False)
-            nodes.forget()
+        stays: list[bool] = []
+        found = self._wait_for_cluster()
+        while found is not None:
+            main, run_id = found
+            folder = record.folder_of(self._main_id)
+            own = f"{grant.job_id}.{grant.restart_count}.{len(stays)}"
+            nodes = NodeSteps(grant.job_id, own, folder, (folder / credentials.TLS_FOLDER).exists())
+            nodes.follow(run_id)
+            nodes.prepare()
+            self._say(f"{', '.join(n.name for n in grant.nodes)} join job {self._main_id} at {main.address}")
+            try:
+                stays.append(self._stay(grant, nodes, main, folder))
+            finally:
+                nodes.stop(keep_logs=False)
+                nodes.forget()
+            found = self._wait_for_next_start(run_id)
+        return 0 if any(stays) or not stays else 1
 
-    def _wait_for_cluster(self) -> record.JobRecord | None:
-        """The job's record once its driver runs; None if a signal comes first."""
+    def _run_id(self) -> str:
+        """Which start of the job its nodes obey; empty once they are told to end."""
+        control = read_json(record.folder_of(self._main_id) / CONTROL_FILE)
+        return "" if control.get("stop") else str(control.get("run_id", ""))
+
+    def _running(self, last: str = "") -> tuple[record.JobRecord, str] | None:
+        """The job's record and which start it is, if that is another than ``last`` and its driver runs."""
+        main, run_id = self._record(), self._run_id()
+        ready = main is not None and main.state == "driver" and main.address and run_id not in ("", last)
+        return (main, run_id) if main and ready else None
+
+    def _record(self) -> record.JobRecord | None:
+        """The job's record, or that of the job that goes on in its place."""
+        main = record.read(self._main_id)
+        if main is None or main.successor is None:
+            return main
+        self._main_id = main.successor
+        return record.read(self._main_id)
+
+    def _wait_for_cluster(self) -> tuple[record.JobRecord, str] | None:
+        """``_running`` once it does; None if a signal comes first."""
+        if record.read(self._main_id) is None:
+            raise BadInput(
+                f"there must be a job {self._main_id} with a record; got none in {record.home()}. "
+                "Write the id of a running BigBatch job (squeue --me)."
+            )
         deadline = time.monotonic() + JOIN_TIMEOUT_S
         while not self._signals:
-            main = record.read(self._main_id)
-            if main is None:
-                raise BadInput(
-                    f"there must be a job {self._main_id} with a record; got none in {record.home()}. "
-                    "Write the id of a running BigBatch job (squeue --me)."
-                )
-            if main.state == "driver" and main.address:
-                return main
-            if main.state == "ended" or time.monotonic() > deadline:
-                raise BadInput(f"job {self._main_id} must be running; it is {main.state}. Write another job's id.")
+            found = self._running()
+            if found is not None:
+                return found
+            main = self._record()
+            state = main.state if main else "waiting"
+            if state == "ended" or time.monotonic() > deadline:
+                raise BadInput(f"job {self._main_id} must be running; it is {state}. Write another job's id.")
             time.sleep(POLL_S)
         return None
 
-    def _stay(self, grant: Grant, nodes: NodeSteps, main: record.JobRecord, folder: Path) -> int:
+    def _wait_for_next_start(self, last: str) -> tuple[record.JobRecord, str] | None:
+        """``_running`` once another start than ``last`` does; None if none is to be waited for."""
+        since = asked = time.monotonic()
+        while not self._signals:
+            found = self._running(last)
+            if found is not None:
+                return found
+            now = time.monotonic()
+            why = self._over(now - since, last if now > asked + ASK_SLURM_S else None)
+            if why:
+                self._say(f"{why}; leaving")
+                return None
+            asked = now if now > asked + ASK_SLURM_S else asked
+            time.sleep(POLL_S)
+        return None
+
+    def _over(self, waited_s: float, ask_about: str | None) -> str | None:
+        """Why no other start is to be waited for; Slurm is asked only with ``ask_about``, the last start."""
+        main = self._record()
+        if main and main.state == "ended":
+            return f"job {self._main_id} has ended: {main.reason}"
+        if waited_s > JOIN_TIMEOUT_S:
+            return f"job {self._main_id} has not started again in {JOIN_TIMEOUT_S:.0f} s"
+        if ask_about is None:
+            return None
+        if slurm.has_ended(self._main_id):
+            return f"job {self._main_id} is not in the queue any more"
+        if waited_s > NEXT_START_S and self._run_id() == ask_about and slurm.is_running(self._main_id):
+            return f"job {self._main_id} goes on without these nodes"
+        return None
+
+    def _stay(self, grant: Grant, nodes: NodeSteps, main: record.JobRecord, folder: Path) -> bool:
+        """Until the nodes have ended or a signal comes. Returns whether one of them has been in the cluster."""
         for node in grant.nodes:
             nodes.start(node, main.address)
         said: set[str] = set()
@@ -95,7 +157,9 @@ class Attachment:
             if signal.SIGUSR1 in self._signals:
                 drain_in_ray(addresses, "the lent allocation ends", env)
                 self._wait_for_work(nodes)
-        return 0 if said else 1
+        else:
+            self._say(f"no node is left in the cluster of job {self._main_id}; waiting for its next start")
+        return bool(said)
 
     def _wait_for_work(self, nodes: NodeSteps) -> None:
         deadline = time.monotonic() + LEAVE_S

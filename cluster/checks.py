@@ -94,6 +94,7 @@ class ArgumentCheck:
             raise BadInput(line.partition("error: ")[2] or line)
 
     def close(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.communicate()
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.communicate()

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from cluster import jobs, record, slurm, submission
-from cluster.command_line import DONE, FAILED, INTERRUPTED, WRONG_INPUT, OneLineParser, no_such_option, parser
+from cluster.command_line import (
+    DONE,
+    FAILED,
+    INTERRUPTED,
+    WRONG_INPUT,
+    Commands,
+    OneLineParser,
+    no_such_option,
+    parser,
+    run_command,
+)
 from cluster.resources import SIGNAL_S, Request
 from cluster.sites import InputError, find
 
@@ -177,7 +186,7 @@ def _doctor(argv: Sequence[str]) -> int:
     return doctor_main(argv)
 
 
-COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
+COMMANDS: Commands = {
     "submit": (_submit, "submit a search, or any command, with a Ray cluster around it"),
     "attach": (_attach, "lend a running search more nodes"),
     "queue": (_queue, "your jobs and how far their studies are"),
@@ -190,19 +199,8 @@ COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
 
 def cluster_main(argv: Sequence[str] | None = None) -> int:
     """``bigbatch cluster``. Returns the exit code: 0, 1 (the doctor found a fault), 2 (wrong input), 130 (Ctrl-C)."""
-    argv = list(sys.argv[1:] if argv is None else argv)
-    usage = "usage: bigbatch cluster COMMAND …\n\n" + "\n".join(
-        f"  {name:8}{what}" for name, (_, what) in COMMANDS.items()
-    )
-    if not argv or argv[0] in ("-h", "--help"):
-        print(usage)
-        return DONE if argv else WRONG_INPUT
     try:
-        if argv[0] not in COMMANDS:
-            near = difflib.get_close_matches(argv[0], COMMANDS, n=1)
-            fix = f"Did you mean {near[0]!r}?" if near else f"Write one of {', '.join(COMMANDS)}."
-            raise InputError(f"no such command; got {argv[0]!r}. {fix}")
-        return COMMANDS[argv[0]][0](argv[1:])
+        return run_command("bigbatch cluster", COMMANDS, sys.argv[1:] if argv is None else argv)
     except (InputError, slurm.SlurmError) as error:
         print(f"bigbatch cluster: error: {error}", file=sys.stderr)
         return WRONG_INPUT

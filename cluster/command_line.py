@@ -8,8 +8,11 @@ from __future__ import annotations
 import argparse
 import difflib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
+
+Commands = Mapping[str, tuple[Callable[[Sequence[str]], int], str]]
+"""By name: what runs a command with its arguments and returns the exit code, and what it does, in a few words."""
 
 DONE, FAILED, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 130
 
@@ -33,3 +36,18 @@ def parser(command: str, description: str) -> OneLineParser:
 def no_such_option(word: str, known: Sequence[str]) -> str:
     near = difflib.get_close_matches(word.split("=")[0], known, n=1)
     return f"no such option; got {word!r}. " + (f"Did you mean {near[0]}?" if near else "See --help for all of them.")
+
+
+def run_command(prog: str, commands: Commands, argv: Sequence[str]) -> int:
+    """Run the command that the first argument names. Returns its exit code; 2 where there is no such command."""
+    if not argv or argv[0] in ("-h", "--help"):
+        width = max(map(len, commands)) + 2
+        print(f"usage: {prog} COMMAND …\n")
+        print("\n".join(f"  {name:{width}}{what}" for name, (_, what) in commands.items()))
+        return DONE if argv else WRONG_INPUT
+    if argv[0] not in commands:
+        near = difflib.get_close_matches(argv[0], commands, n=1)
+        fix = f"Did you mean {near[0]!r}?" if near else f"Write one of {', '.join(commands)}."
+        print(f"{prog}: error: no such command; got {argv[0]!r}. {fix}", file=sys.stderr)
+        return WRONG_INPUT
+    return commands[argv[0]][0](argv[1:])

@@ -1,5 +1,7 @@
 #!/bin/sh
 # The interpreter of a job with --container: runs Python inside the image, on the node where it is called.
+#   in_container.sh FILE.py …            as Python does
+#   in_container.sh --command WORD …     any program of the image's
 # BIGBATCH_CONTAINER: the image. BIGBATCH_CONTAINER_PYTHON: the Python in it (default: python3).
 set -eu
 
@@ -10,6 +12,7 @@ runtime=$(command -v apptainer || command -v singularity) || {
 # --nv is for nodes with NVIDIA's driver; elsewhere it would only warn.
 gpu=
 if [ -e /dev/nvidiactl ]; then gpu=--nv; fi
+if [ "${1:-}" = --command ]; then shift; else set -- "${BIGBATCH_CONTAINER_PYTHON:-python3}" "$@"; fi
 exec "$runtime" exec $gpu \
     --bind "$BIGBATCH_ROOT" --bind "$BIGBATCH_HOME" --bind "${BIGBATCH_NODE_TMP:-/tmp}" --bind "${TMPDIR:-/tmp}" --bind "$PWD" --pwd "$PWD" \
-    "$BIGBATCH_CONTAINER" "${BIGBATCH_CONTAINER_PYTHON:-python3}" "$@"
+    "$BIGBATCH_CONTAINER" "$@"

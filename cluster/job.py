@@ -34,6 +34,8 @@ SAVE_S = 60.0
 CANCELLED_SAVE_S = 3.0
 CANCELLED_STOP_S = 3.0
 """Slurm kills what is left anyway; the job's record is still to be written."""
+SILENT_S = 300.0
+"""How long a job that has saved waits for a controller that does not answer; a cancelled one is killed before."""
 
 
 class State(enum.Enum):
@@ -103,6 +105,7 @@ class Job:
             raise BadInput(str(error)) from None
         checks.check_workers(self._options, grant)
         checks.check_time(self._options, grant)
+        self._kill_wait_s = slurm.kill_wait_s(timeout_s=5)  # now: later a busy controller may take too long
         before = record.read(grant.job_id) if grant.restart_count else restart.record_of_predecessor()
         self._again = before is not None or grant.restart_count > 0
         self._default_study = restart.study_name(grant.job_id)
@@ -233,10 +236,12 @@ class Job:
         if self._check is not None:
             self._check.close()
         self._clean_up.close()  # before the nodes are waited for: after scancel Slurm may not leave the time
+        self._lookout.explain()
         failed = self._lookout.cause in (Cause.START_FAILED, Cause.HEAD_DIED) or (
             self._lookout.cause is Cause.DRIVER_ENDED and code != 0
         )
         self._stop_nodes(keep_logs=failed)
+        self._lookout.explain(self._patience())
         self._record.fruitless_restarts = restart.fruitless(
             self._record.fruitless_restarts,
             self._progress_before,
@@ -257,27 +262,40 @@ class Job:
         return State.ENDED if self._decision.action is Action.END else State.REQUEUEING
 
     def _start_again(self) -> State:
-        if signal.SIGTERM in self._signals:  # scancel while the nodes were waited for
-            self._lookout.classify("SIGTERM while draining")
-            if self._lookout.cause is Cause.CANCELLED:
-                self._decision = Decision(Action.END, 143, Cause.CANCELLED.value)
-                self._record.reason = self._decision.reason
-                return State.ENDED
         self._say(f"{self._decision.action.value}: {self._decision.reason}")
         self._save()
-        try:
-            if self._decision.action is Action.CHAIN:
-                successor = restart.chain(self._grant.job_id, list(self._record.excluded), self._default_study)
-                self._say(f"job {successor} goes on when this one has ended")
-            elif self._decision.action is Action.REQUEUE:
-                restart.requeue(self._grant.job_id, self._record.excluded, self._say)
-            else:
-                restart.start_soon(self._grant.job_id, self._say)
-        except slurm.SlurmError as error:
-            self._say(f"cannot start again: {error} Submit the job again; the study resumes.")
-            self._decision = Decision(Action.END, 1, f"{self._decision.reason}; {error}")
-            self._record.reason = self._decision.reason
-        return State.ENDED
+        ends = time.monotonic() + self._patience()
+        while True:
+            if signal.SIGTERM in self._signals and self._cancelled_meanwhile():
+                return State.ENDED
+            try:
+                restart.act(self._decision.action, self._record, self._default_study, self._say)
+            except slurm.SlurmSilent as error:
+                if time.monotonic() < ends:
+                    time.sleep(1.0)
+                    continue
+                self._give_up(error)
+            except slurm.SlurmError as error:
+                self._give_up(error)
+            return State.ENDED
+
+    def _cancelled_meanwhile(self) -> bool:
+        """Whether SIGTERM, since the driver was told to save, was a scancel. If so, that is the decision."""
+        self._signals.clear()
+        self._lookout.classify("SIGTERM while draining")
+        self._lookout.explain(self._patience())
+        if self._lookout.slurm_requeues:  # it was preempted without, or at the end of, a grace time
+            self._decision = Decision(Action.LEAVE_TO_SLURM, 143, self._decision.reason)
+        if self._lookout.cause is not Cause.CANCELLED:
+            return False
+        self._decision = Decision(Action.END, 143, Cause.CANCELLED.value)
+        self._record.reason = self._decision.reason
+        return True
+
+    def _give_up(self, error: slurm.SlurmError) -> None:
+        self._say(f"cannot start again: {error}")
+        self._decision = Decision(Action.END, 1, f"{self._decision.reason}; {error}")
+        self._record.reason = self._decision.reason
 
     # Parts
 
@@ -316,6 +334,8 @@ class Job:
             while code is None and time.monotonic() < ends:
                 time.sleep(POLL_S)
                 code = self._driver.exit_code()
+                if self._lookout.explain():
+                    ends = time.monotonic() + self._save_time()
                 if self._lookout.cause is not Cause.CANCELLED and signal.SIGTERM in self._signals:
                     self._lookout.classify("SIGTERM while saving")  # a scancel does not wait
                     self._signals.clear()
@@ -334,10 +354,15 @@ class Job:
         """Seconds that the driver may take: less where Slurm's SIGKILL is near."""
         if self._lookout.cause is Cause.CANCELLED:
             return CANCELLED_SAVE_S
-        if self._lookout.slurm_requeues:
-            return max(2.0, slurm.kill_wait_s() - 4)
+        if self._lookout.killed_soon or self._lookout.cause is Cause.UNEXPLAINED:
+            return max(2.0, self._kill_wait_s - 4)
         left = self._grant.end_time - time.time() - 20 if self._grant.end_time else SAVE_S
         return max(2.0, min(SAVE_S, left))
+
+    def _patience(self) -> float:
+        """Seconds that a controller which does not answer is waited for, within the allocation's time."""
+        left = self._grant.end_time - time.time() - 5 if self._grant.end_time else SILENT_S
+        return max(0.0, min(SILENT_S, left))
 
     def _deadline(self) -> float:
         """When trials must save themselves, seconds since the epoch; 0 without a limit."""
@@ -376,8 +401,16 @@ class Job:
             credentials.remove(self._folder)  # the next start makes its own
             if self._decision.action is Action.END:
                 self._record.state = State.ENDED.value
+                self._say_how_to_go_on()
             self._say(f"→ {self._record.state} ({self._decision.exit_code}): {self._record.reason}")
             self._save()
+
+    def _say_how_to_go_on(self) -> None:
+        by_itself = hasattr(self, "_lookout") and self._lookout.cause is Cause.DRIVER_ENDED
+        if self._decision.exit_code not in (0, WRONG_INPUT) and not by_itself:
+            words = restart.resuming(self._study)
+            if words:
+                self._say(f"to go on, submit the job again with these in place of the search's options: {words}")
 
     def _say(self, text: str) -> None:
         print(f"bigbatch {time.strftime('%H:%M:%S')} +{time.monotonic() - self._started:.1f}s {text}", flush=True)

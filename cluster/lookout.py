@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
@@ -17,6 +19,33 @@ LOOK_S = 0.5
 """Between two looks at the nodes' files on the shared file system."""
 CRASH_OR_SIGNAL_S = 2.0
 """Steps get SIGTERM before the batch script does: so long a lost step is not yet called a crash."""
+FIRST_ANSWER_S = float(os.environ.get("BIGBATCH_FIRST_ANSWER_S") or 3)
+"""For Slurm to say why it signals; after that trials are told to save, and it is asked on in the background."""
+ASK_AGAIN_S = 1.0
+
+
+class Question:
+    """What Slurm says of the job, asked in the background until it answers: a busy controller takes its time."""
+
+    def __init__(self, job_id: str) -> None:
+        self._job_id = job_id
+        self._answer: dict[str, str] | None = None
+        self._answered = threading.Event()
+        threading.Thread(target=self._ask, daemon=True).start()
+
+    def _ask(self) -> None:
+        while self._answer is None:
+            try:
+                self._answer = slurm.job_fields(self._job_id)
+            except slurm.SlurmSilent:
+                time.sleep(ASK_AGAIN_S)
+            except slurm.SlurmError:  # it knows no such job
+                self._answer = {"JobState": "CANCELLED"}
+        self._answered.set()
+
+    def answer(self, timeout_s: float) -> dict[str, str] | None:
+        """The fields of ``scontrol show job``, None if they do not come in time."""
+        return self._answer if self._answered.wait(timeout_s) else None
 
 
 class Lookout:
@@ -45,8 +74,11 @@ class Lookout:
         self._record, self._nodes, self._head, self._deadline = record, nodes, head, deadline
         self._signals, self._chores, self._say, self._save = signals, chores, say, save
         self._next_look = 0.0
+        self._question: Question | None = None
         self.cause: Cause | None = None
         self.slurm_requeues = False
+        self.killed_soon = False
+        """Slurm has ended the job: its SIGKILL follows its SIGTERM after KillWait."""
         self.env: Mapping[str, str] | None = None
         """Of processes that talk to Ray, once there is one."""
 
@@ -66,16 +98,34 @@ class Lookout:
         self._save()
 
     def classify(self, what: str, *, only_if_certain: bool = False) -> None:
-        """Ask Slurm why it signals: cancelled, preempted, out of time."""
-        try:
-            fields = slurm.job_fields(self._record.job_id, timeout_s=3)
-        except slurm.SlurmError:
-            fields = {}
+        """Ask Slurm why it signals: cancelled, preempted, out of time.
+
+        Where it does not say so soon the cause is UNEXPLAINED, until ``explain`` has found out.
+        """
+        if self._question is None or self._question.answer(0) is not None:  # an old answer may be out of date
+            self._question = Question(self._record.job_id)
+        fields = self._question.answer(FIRST_ANSWER_S)
+        if fields is not None:
+            self._judge(what, fields, only_if_certain)
+        elif not only_if_certain:
+            self.stop_because(Cause.UNEXPLAINED, f"{what}; {Cause.UNEXPLAINED.value} yet; saving in any case")
+
+    def explain(self, timeout_s: float = 0.0) -> bool:
+        """Find out what was UNEXPLAINED, if Slurm answers within ``timeout_s``. Returns whether that is so now."""
+        if self.cause is not Cause.UNEXPLAINED or self._question is None:
+            return False
+        fields = self._question.answer(timeout_s)
+        if fields is not None:
+            self._judge("SIGTERM", fields)
+        return fields is not None
+
+    def _judge(self, what: str, fields: Mapping[str, str], only_if_certain: bool = False) -> None:
         preempted = fields.get("PreemptTime", "None") not in ("None", "Unknown", "")
         state = fields.get("JobState", "CANCELLED")
-        if only_if_certain and not preempted and (state == "RUNNING" or not fields):
+        if only_if_certain and not preempted and state == "RUNNING":
             return
         cause, self.slurm_requeues = cause_of_signal(state, preempted)
+        self.killed_soon = state != "RUNNING"
         self.stop_because(cause, f"{what}; Slurm says {state}: {cause.value}")
 
     def _take_notice(self) -> None:

@@ -156,7 +156,8 @@ class Node:
         orders = orders if orders.get("run_id") == self._run_id else {}
         if self._follow:
             others = read_json(self._record / CONTROL_FILE)
-            if others.get("run_id") != self._follow or others.get("stop"):
+            # A file that cannot be read for a moment is no order: if the cluster has ended, Ray ends here, too.
+            if others and (others.get("run_id") != self._follow or others.get("stop")):
                 orders["stop"] = True
         return orders
 

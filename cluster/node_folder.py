@@ -1,4 +1,7 @@
-"""A node's private temporary folder: short enough for Ray's sockets, removed at the end, found if it was not."""
+"""A private temporary folder for a Ray: short enough for its sockets, removed at the end, found if it was not.
+
+For a job's share of a node (``private_folder``) and for a search's own Ray (``train_loop.ray_session``).
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,11 @@ import os
 import secrets
 import shutil
 import stat
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from cluster import processes
 
@@ -17,6 +22,8 @@ PREFIX = "bbn-"
 OWNER = "owner"
 SOCKET_PATH_LIMIT = 107  # bytes, AF_UNIX
 RAY_ADDS = 75  # bytes: /session_<date>_<time>_<pid>/sockets/plasma_store
+OWNERLESS_S = 60.0
+"""A folder without an owner for so long belongs to nobody."""
 
 
 def bases(env: Mapping[str, str] | None = None) -> list[str]:
@@ -26,28 +33,33 @@ def bases(env: Mapping[str, str] | None = None) -> list[str]:
     return list(dict.fromkeys(os.path.abspath(c) for c in candidates if c))
 
 
-def is_short_enough(base: str, job_id: str) -> bool:
-    return len(f"{base}/{PREFIX}{job_id}-xxxx/r") + RAY_ADDS <= SOCKET_PATH_LIMIT
+def is_short_enough(base: str, prefix: str) -> bool:
+    return len(f"{base}/{prefix}xxxx/r") + RAY_ADDS <= SOCKET_PATH_LIMIT
+
+
+def make(prefix: str, candidates: Sequence[str]) -> tuple[Path, IO[str]]:
+    """A new 0700 folder in the first of ``candidates`` that will do, and the open file ``owner`` in it.
+
+    A lock on that file, which ends with this process however it ends, tells others that the folder is in
+    use. Raises OSError if none will do; the message is one line.
+    """
+    for base in candidates:
+        if is_short_enough(base, prefix) and os.access(base, os.W_OK | os.X_OK):
+            folder = Path(base) / f"{prefix}{secrets.token_hex(2)}"
+            folder.mkdir(mode=0o700)
+            owner = (folder / f"{OWNER}.new").open("w")
+            fcntl.flock(owner, fcntl.LOCK_EX)
+            os.rename(folder / f"{OWNER}.new", folder / OWNER)  # seen only once it is locked
+            return folder, owner
+    raise OSError(f"no writable, short node-local folder among {', '.join(candidates)}. Set TMPDIR to one.")
 
 
 @contextmanager
 def private_folder(job_id: str) -> Iterator[Path]:
-    """A new 0700 folder of this job on this node; on leaving it is gone.
-
-    A lock on the file ``owner`` in it, which ends with this process however it ends, tells others that
-    it is in use. Raises OSError if no base is usable; the message is one line.
-    """
-    for base in bases():
-        if is_short_enough(base, job_id) and os.access(base, os.W_OK | os.X_OK):
-            folder = Path(base) / f"{PREFIX}{job_id}-{secrets.token_hex(2)}"
-            folder.mkdir(mode=0o700)
-            break
-    else:
-        raise OSError(f"no writable, short node-local folder among {', '.join(bases())}. Set TMPDIR to one.")
-    with (folder / f"{OWNER}.new").open("w") as owner:
+    """A new folder of this job on this node; on leaving it is gone. Raises OSError, see ``make``."""
+    folder, owner = make(f"{PREFIX}{job_id}-", bases())
+    with owner:
         try:
-            fcntl.flock(owner, fcntl.LOCK_EX)
-            os.rename(folder / f"{OWNER}.new", folder / OWNER)  # seen only once it is locked
             yield folder
         finally:
             remove(folder)
@@ -63,24 +75,35 @@ def remove(folder: Path) -> None:
     processes.wait_until(gone, timeout_s=2)
 
 
-def remove_stale(env: Mapping[str, str] | None = None) -> list[Path]:
-    """Remove this user's folders whose job was killed before it could; returns them.
+def remove_stale(
+    env: Mapping[str, str] | None = None,
+    pattern: str = f"{PREFIX}[0-9]*-*",
+    candidates: Sequence[str] | None = None,
+) -> list[Path]:
+    """Remove this user's folders of processes that were killed before they could; returns them.
 
-    Only folders of our name, owned by us, whose owner's lock is free; with them end the processes that
+    Only folders of our name, owned by us, whose owner's lock is free; with them end Ray's processes that
     still run out of them.
     """
     removed = []
-    for base in bases(env):
-        for folder in Path(base).glob(f"{PREFIX}[0-9]*-*"):
-            try:
-                about = folder.lstat()
-                if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid():
-                    continue
-                with (folder / OWNER).open() as owner:
-                    fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:  # none of ours, just being made, or in use
-                continue
-            processes.end_processes_naming(folder)
-            remove(folder)
-            removed.append(folder)
+    for base in bases(env) if candidates is None else candidates:
+        for folder in Path(base).glob(pattern):
+            if _is_abandoned(folder):
+                processes.end_processes_of(folder)
+                remove(folder)
+                removed.append(folder)
     return removed
+
+
+def _is_abandoned(folder: Path) -> bool:
+    try:
+        about = folder.lstat()
+        if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid():
+            return False
+        if not (folder / OWNER).exists():  # about to get one; or made again by a Ray process that outlived its folder
+            return time.time() - about.st_mtime > OWNERLESS_S
+        with (folder / OWNER).open() as owner:
+            fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+    except OSError:  # gone meanwhile, or in use
+        return False

@@ -105,8 +105,8 @@ class NodeSteps:
         news = {}
         for name, step in self._steps.items():
             if name not in self.gone and step.poll() is not None:
-                lost = f"lost: its step ended without a word (exit code {step.returncode})"
-                news[name] = self.status(name).get("reason") or lost
+                facts, lost = self.status(name), f"lost: its step ended without a word (exit code {step.returncode})"
+                news[name] = facts.get("reason") or ("as it was told" if facts.get("state") == "ended" else lost)
         self.gone.update(news)
         return news
 

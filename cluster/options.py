@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cluster.ray_commands import ROOT, interpreter
+from cluster.ray_commands import ROOT, in_its_environment, interpreter
 
 TUNE = ROOT / "tune" / "run.py"
 USAGE = "sbatch [-N 4 …] cluster/ray_head_workers.slurm [options of the job] --space NAME … | -- COMMAND …"
@@ -101,7 +101,7 @@ def driver_command(options: JobOptions, default_name: str, address: str, folder:
         again: this is a restart, so a study that is there is the job's own.
     """
     if options.command:
-        return list(options.command)
+        return in_its_environment(options.command)
     arguments = list(options.arguments)
     named = value_of(arguments, "--study") is not None
     if not named:

@@ -19,6 +19,7 @@ class Cause(enum.Enum):
     TIME_LIMIT = "the time limit is near"
     PREEMPTED = "the job is preempted"
     CANCELLED = "the job is cancelled"
+    UNEXPLAINED = "Slurm has signalled the job and does not say why"
     HEAD_DIED = "the head node's Ray died"
     START_FAILED = "the cluster did not start"
     BAD_INPUT = "the driver refuses its arguments"
@@ -69,6 +70,8 @@ def decide(s: Situation) -> Decision:
         return Decision(Action.END, 0, f"{s.cause.value}, and the driver had finished")
     if s.cause is Cause.START_FAILED:
         return Decision(Action.END, 1, s.cause.value)
+    if s.cause is Cause.UNEXPLAINED:  # it may be a scancel; and who does not answer does not requeue either
+        return Decision(Action.END, 143, s.cause.value)
     if s.slurm_requeues:
         return Decision(Action.LEAVE_TO_SLURM, 143, s.cause.value)
     most = min(HEAD_RESTARTS, s.max_restarts) if s.cause is Cause.HEAD_DIED else s.max_restarts

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -69,15 +70,18 @@ def reap(keep: Sequence[int] = ()) -> None:
                 pass
 
 
-def end_processes_naming(folder: Path, grace_s: float = 2.0) -> None:
-    """End this user's processes whose command line names a file in ``folder``: left by a job that was killed."""
+def end_processes_of(folder: Path, grace_s: float = 2.0) -> None:
+    """End this user's processes of Ray whose command line names a file in ``folder``, not those that only read it."""
 
-    def named() -> list[int]:
-        return [pid for pid in _own_pids() if f"{folder}/" in _command_line(pid)]
+    def of_ray() -> list[int]:
+        lines = {pid: _command_line(pid) for pid in _own_pids()}
+        found = [pid for pid, line in lines.items() if f"{folder}/" in line]
+        return [pid for pid in found if re.search(r"\bray\b", lines[pid].replace(str(folder), ""))]
 
-    _send(named(), signal.SIGTERM)
-    if not wait_until(lambda: not named(), grace_s):
-        _send(named(), signal.SIGKILL)
+    _send(of_ray(), signal.SIGTERM)
+    if not wait_until(lambda: not of_ray(), grace_s):
+        _send(of_ray(), signal.SIGKILL)
+        wait_until(lambda: not of_ray(), grace_s)
 
 
 def signal_group(leader: int, number: int) -> None:

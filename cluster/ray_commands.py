@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -78,6 +78,12 @@ def interpreter(env: Mapping[str, str] | None = None) -> str:
     """
     env = os.environ if env is None else env
     return env.get(NODE_PYTHON) or sys.executable
+
+
+def in_its_environment(command: Sequence[str], env: Mapping[str, str] | None = None) -> list[str]:
+    """A command of the user's own as it is run: with a container, in it, like the search."""
+    env = os.environ if env is None else env
+    return [env[NODE_PYTHON], "--command", *command] if env.get(NODE_PYTHON) else list(command)
 
 
 def start(ip: str, gcs: str, ports: NodePorts, share: Resources, folder: Path, labels: Mapping[str, str]) -> list[str]:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import getpass
 import json
 import os
+import pwd
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -61,6 +63,8 @@ class JobRecord:
     """Nodes to avoid next time, with the reason."""
     attached: list[str] = field(default_factory=list)
     """Jobs that have lent their nodes."""
+    successor: str | None = None
+    """The job that goes on in place of this one (``--chain``)."""
     reason: str | None = None
     """Why it ended or waits, for people."""
     updated: float = 0.0
@@ -68,8 +72,10 @@ class JobRecord:
     def write(self, env: Mapping[str, str] | None = None) -> Path:
         """Replace the file atomically, readable by its owner only."""
         folder = folder_of(self.job_id, env)
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        check_own(folder)
+        make_home(env)
+        for path in (folder.parent, folder):
+            path.mkdir(exist_ok=True, mode=0o700)
+            check_own(path)
         self.updated = time.time()
         path, fresh = folder / FILE, folder / f".{FILE}.{os.getpid()}"
         descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -79,15 +85,35 @@ class JobRecord:
         return path
 
 
+def make_home(env: Mapping[str, str] | None = None) -> Path:
+    """The folder of all jobs' records, made if it is missing. Raises OSError, e.g. where it is another user's."""
+    folder = home(env)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(exist_ok=True, mode=0o700)
+    check_own(folder.resolve())
+    return folder
+
+
 def check_own(folder: Path) -> None:
-    """Raise PermissionError unless ``folder`` and the one above it are this user's and writable by nobody else.
+    """Raise PermissionError unless ``folder`` is this user's and writable by nobody else.
 
     Who can replace the token or the orders to the nodes runs code as this user.
     """
-    for path in (folder, folder.parent):
-        about = path.lstat()
-        if about.st_uid != os.getuid() or about.st_mode & 0o022:
-            raise PermissionError(errno.EPERM, "it must be your own and writable by nobody else", str(path))
+    about = folder.lstat()
+    if about.st_uid != os.getuid():
+        own = folder / getpass.getuser()
+        why = f"{folder} belongs to {_name_of(about.st_uid)}; each user needs a folder of their own, e.g. {own}"
+        raise PermissionError(errno.EPERM, why, str(folder))
+    if about.st_mode & 0o022:
+        why = f"{folder} must be writable by nobody else: chmod go-w {folder}"
+        raise PermissionError(errno.EPERM, why, str(folder))
+
+
+def _name_of(user: int) -> str:
+    try:
+        return pwd.getpwuid(user).pw_name
+    except KeyError:
+        return f"user {user}"
 
 
 def read(job_id: str, env: Mapping[str, str] | None = None) -> JobRecord | None:

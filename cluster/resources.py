@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from cluster import slurm
+from cluster import options, slurm
 from cluster.sites import InputError, Partition, Qos, Site, format_time, parse_time
 
 USUAL_TIME_S = 4 * 3600
@@ -77,15 +77,7 @@ def resources(
 ) -> Resources:
     """What the request comes to. Raises InputError for the first thing that the site does not grant."""
     env = os.environ if env is None else env
-    if request.nodes < 1:
-        raise InputError(f"--nodes must be at least 1; got {request.nodes}.")
-    if request.arguments[:1] == ("--",) and len(request.arguments) == 1:
-        raise InputError("-- must be followed by a command; got nothing. Write e.g. -- python my_script.py.")
-    for option in request.options:
-        if not option.startswith("--"):
-            raise InputError(f"--sbatch must be a long option of sbatch; got {option!r}. Write e.g. --constraint=fast.")
-    if site.internet is False and "--wandb online" in " ".join(request.arguments).replace("=", " "):
-        raise InputError(f"compute nodes of {site.name} have no internet; got --wandb online. Write --wandb offline.")
+    _check_words(request, site)
     partition = _partition(request, site, live)
     gpus = _gpus(request, site, partition)
     time_s, qos = _time_and_qos(request, site, partition, gpus * request.nodes)
@@ -94,17 +86,53 @@ def resources(
             f"partition {partition.name} grants at most {partition.max_nodes} nodes a job; got {request.nodes}. "
             f"Write --nodes {partition.max_nodes} or less."
         )
+    cpus = _cpus(request, site, partition, gpus)
+    _check_workers(request, gpus or cpus, "GPUs" if gpus else "cores")
     return Resources(
         partition=partition,
         nodes=request.nodes,
         gpus_per_node=gpus,
-        cpus_per_node=_cpus(request, site, partition, gpus),
+        cpus_per_node=cpus,
         time_s=time_s,
         qos=qos,
         account=_account(request, site, partition, env),
         gres=request.gres or (partition.gres if partition else "gpu"),
         options=partition.options if partition else (),
     )
+
+
+def _check_words(request: Request, site: Site) -> None:
+    """What is wrong on any site. Raises InputError."""
+    if request.nodes < 1:
+        raise InputError(f"--nodes must be at least 1; got {request.nodes}.")
+    for option in request.options:
+        if not option.startswith("--"):
+            raise InputError(f"--sbatch must be a long option of sbatch; got {option!r}. Write e.g. --constraint=fast.")
+        if option.startswith("--array"):
+            raise InputError(
+                f"a search is a job of its own, not a task of an array; got --sbatch={option}. "
+                "Submit it once for each search, with --study NAME."
+            )
+    wishes = (request.name, request.partition, request.account, request.qos, request.mem, request.gres)
+    for word in (*wishes, *request.options):
+        if word and not word.isprintable():  # in the batch script a second line would be a command
+            raise InputError(f"names and options of sbatch must be one line of text; got {word!r}.")
+    try:
+        options.parse([*request.job_options, *request.arguments])
+    except options.UsageError as error:
+        raise InputError(str(error)) from None
+    if site.internet is False and "--wandb online" in " ".join(request.arguments).replace("=", " "):
+        raise InputError(f"compute nodes of {site.name} have no internet; got --wandb online. Write --wandb offline.")
+
+
+def _check_workers(request: Request, per_node: int, kind: str) -> None:
+    """A trial that needs more than the allocation would wait for ever. Raises InputError."""
+    wanted = options.workers(options.parse([*request.job_options, *request.arguments]))
+    if wanted and wanted > per_node * request.nodes:
+        raise InputError(
+            f"--workers must be at most the allocation's {per_node * request.nodes} {kind}; got {wanted}. "
+            f"Write --workers {per_node * request.nodes}, or --nodes {-(-wanted // per_node)}."
+        )
 
 
 def _partition(request: Request, site: Site, live: Mapping[str, Partition] | None) -> Partition | None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import os
+import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from cluster import record, slurm
+from cluster.policy import Action
 
 JOURNAL = "optuna.journal"
 EPOCH_MARK = b'"epoch/'
@@ -69,6 +72,24 @@ def fruitless(before: int, progress_before: int | None, progress_after: int | No
     return before + 1
 
 
+def act(action: Action, job: record.JobRecord, default_study: str, say: Callable[[str], None]) -> None:
+    """Have ``job``, or a successor, started. Raises SlurmError."""
+    if action is Action.CHAIN:
+        job.successor = chain(job.job_id, list(job.excluded), default_study)
+        say(f"job {job.successor} goes on when this one has ended")
+    elif action is Action.REQUEUE:
+        requeue(job.job_id, job.excluded, say)
+    elif action is Action.LEAVE_TO_SLURM:
+        start_soon(job.job_id, say)
+
+
+def resuming(study: Path | None) -> str | None:
+    """The options with which a search goes on; None where there is none yet."""
+    if study is None or not (study / "study.json").exists():
+        return None
+    return shlex.join(["--output", str(study.parent), "--study", study.name, "--resume"])
+
+
 def requeue(job_id: str, excluded: Mapping[str, str], say: Callable[[str], None]) -> None:
     """Put this job back into the queue, to start soon. Slurm ends this process a moment later. Raises SlurmError."""
     avoid = bool(excluded) and may_exclude(job_id, list(excluded))  # asked now: Slurm soon ends our commands, too
@@ -105,10 +126,22 @@ def may_exclude(job_id: str, nodes: list[str]) -> bool:
         if _is_set(fields.get("ReqNodeList")):
             return False  # these very nodes were asked for
         features = fields["Features"] if _is_set(fields.get("Features")) else ""
-        others = set(slurm.usable_nodes(fields.get("Partition", ""), features)) - set(nodes)
-        return len(others) >= int(fields.get("NumNodes", "1").split("-")[0])
+        wanted = int(fields.get("NumNodes", "1").split("-")[0])
+        others = set(slurm.usable_nodes(fields.get("Partition", ""), features, gres_per_node(fields))) - set(nodes)
+        return len(others) >= wanted
     except (slurm.SlurmError, ValueError):
         return False
+
+
+def gres_per_node(fields: Mapping[str, str]) -> str:
+    """What a job wants of GPUs and the like on each of its nodes, however it was asked for; empty if nothing."""
+    for name in ("TresPerNode", "TresPerTask"):  # a search has one task a node
+        if _is_set(fields.get(name)):
+            return fields[name]
+    whole, _, count = fields.get("TresPerJob", "").rpartition(":")
+    if not _is_set(whole) or not count.isdigit():
+        return ""
+    return f"{whole}:{math.ceil(int(count) / int(fields.get('NumNodes', '1').split('-')[0]))}"
 
 
 def chain(job_id: str, excluded: list[str], default_study: str) -> str:

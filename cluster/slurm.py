@@ -11,10 +11,21 @@ import subprocess
 from collections.abc import Mapping, Sequence
 
 TIMEOUT_S = 30.0
+NO_ANSWER = (
+    "Unable to contact slurm controller",
+    "Socket timed out",
+    "Zero Bytes were transmitted",
+    "Connection refused",
+)
+"""What Slurm's commands say where the controller is down or too busy."""
 
 
 class SlurmError(RuntimeError):
     """A Slurm command is missing, failed or did not answer; the message is one line."""
+
+
+class SlurmSilent(SlurmError):
+    """The controller did not answer: nothing was refused, and the same question may be answered later."""
 
 
 def available(command: str = "sbatch") -> bool:
@@ -31,10 +42,11 @@ def run(
     except FileNotFoundError:
         raise SlurmError(f"{name} is not on PATH. Run this on a machine with Slurm's commands.") from None
     except subprocess.TimeoutExpired:
-        raise SlurmError(f"{name} did not answer within {timeout_s:g} s. Try again when Slurm does.") from None
+        raise SlurmSilent(f"{name} did not answer within {timeout_s:g} s. Try again when Slurm does.") from None
     if done.returncode:
         lines = (done.stderr or done.stdout).strip().splitlines()
-        raise SlurmError(f"{name} failed: {lines[-1] if lines else f'exit code {done.returncode}'}")
+        kind = SlurmSilent if any(words in line for words in NO_ANSWER for line in lines) else SlurmError
+        raise kind(f"{name} failed: {lines[-1] if lines else f'exit code {done.returncode}'}")
     return done.stdout
 
 
@@ -92,23 +104,38 @@ def exclude(job_id: str, nodes: Sequence[str]) -> None:
 
 def is_running(job_id: str) -> bool | None:
     """Whether a job holds nodes right now, or None if Slurm does not say."""
+    return _is_listed(job_id, "R,CG,S,CF")
+
+
+def has_ended(job_id: str) -> bool | None:
+    """Whether a job neither holds nodes nor waits for some, or None if Slurm does not say."""
+    listed = _is_listed(job_id, "PD,R,CG,S,CF,RQ,RH")
+    return None if listed is None else not listed
+
+
+def _is_listed(job_id: str, states: str) -> bool | None:
     try:
-        return bool(run("squeue", "--noheader", "--format=%T", "--states=R,CG,S,CF", "--jobs", job_id).strip())
+        return bool(run("squeue", "--noheader", "--format=%T", f"--states={states}", "--jobs", job_id).strip())
     except SlurmError as error:
         return False if "Invalid job id" in str(error) else None
 
 
-def kill_wait_s() -> float:
+def kill_wait_s(timeout_s: float = TIMEOUT_S) -> float:
     """Seconds between Slurm's SIGTERM and its SIGKILL (30 where it does not say)."""
     try:
-        match = re.search(r"^KillWait\s*=\s*(\d+)", run("scontrol", "show", "config"), re.MULTILINE)
+        answer = run("scontrol", "show", "config", timeout_s=timeout_s)
+        match = re.search(r"^KillWait\s*=\s*(\d+)", answer, re.MULTILINE)
     except SlurmError:
         match = None
     return float(match[1]) if match else 30.0
 
 
-def usable_nodes(partition: str, features: str = "") -> list[str]:
-    """Nodes of a partition that are up and have the features (``a&b``: both)."""
+def usable_nodes(partition: str, features: str = "", gres: str = "") -> list[str]:
+    """Nodes of a partition that are up and have the features (``a&b``: both) and as much of each generic resource.
+
+    Args:
+        gres: what a job wants on each node, as ``scontrol show job`` says it: ``gres/gpu:a100:4,gres/shard:2``.
+    """
     states = "idle,alloc,mix,comp"
     text = run(
         "sinfo",
@@ -116,8 +143,28 @@ def usable_nodes(partition: str, features: str = "") -> list[str]:
         "--Node",
         f"--partition={partition}",
         f"--states={states}",
-        "--Format=NodeHost:256,Features:4096",
+        "--Format=NodeHost:256,Gres:1024,Features:4096",
     )
     wanted = {feature for feature in features.split("&") if feature}
-    rows = [line.split() for line in text.splitlines() if line.strip()]
-    return [row[0] for row in rows if wanted <= set(row[1].split(",") if len(row) > 1 else ())]
+    # Columns have fixed widths, and any but the first may be empty.
+    rows = [(line[:256].strip(), line[256:1280].strip(), line[1280:].strip()) for line in text.splitlines()]
+    return [
+        name
+        for name, has, known in rows
+        if name and wanted <= set(known.split(",")) and all(_count(has, n, t) >= c for n, t, c in _parts(gres))
+    ]
+
+
+def _parts(gres: str) -> list[tuple[str, str, int]]:
+    """Name, type (may be empty) and count of each of ``gres/gpu:a100:4``, ``gres:gpu:2`` or ``gpu:a100:4(S:0-1)``."""
+    found = []
+    for part in re.sub(r"\([^)]*\)|gres[:/]", "", gres).split(","):
+        name, *rest = part.split(":")
+        count = int(rest.pop()) if rest and rest[-1].isdigit() else 1
+        if name and name != "null":
+            found.append((name, rest[0] if rest else "", count))
+    return found
+
+
+def _count(has: str, name: str, kind: str) -> int:
+    return sum(c for n, k, c in _parts(has) if n == name and kind in ("", k))

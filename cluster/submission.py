@@ -75,8 +75,9 @@ def _keep(script: str, request: Request, env: Mapping[str, str]) -> Path:
     name = f"{re.sub('[^A-Za-z0-9._-]', '_', request.name)}-{hashlib.sha256(script.encode()).hexdigest()[:12]}.slurm"
     path = record.home(env) / "scripts" / name
     try:
+        home = record.make_home(env)
         for folder in ("logs", "scripts"):
-            (record.home(env) / folder).mkdir(parents=True, exist_ok=True, mode=0o700)
+            (home / folder).mkdir(exist_ok=True, mode=0o700)
         path.write_text(script)
     except OSError as error:
         raise InputError(

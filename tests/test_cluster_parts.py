@@ -4,17 +4,32 @@ from __future__ import annotations
 
 import ast
 import os
+import pwd
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
 from conftest import ROOT, clean_environment
 
-from cluster import credentials, lease, node_folder, node_steps, options, policy, ports, ray_commands, record, restart
+from cluster import (
+    credentials,
+    lease,
+    lookout,
+    node_folder,
+    node_steps,
+    options,
+    policy,
+    ports,
+    ray_commands,
+    record,
+    restart,
+    slurm,
+)
 from cluster.allocation import granted_gpus, per_node
 from cluster.grant import NoAllocation, node_cpus, read_grant
 from cluster.policy import Action, Cause, Situation, decide
@@ -185,6 +200,8 @@ def situation(cause: Cause, **known) -> Situation:
         (situation(Cause.HEAD_DIED, exit_code=None), Action.REQUEUE, 143),
         (situation(Cause.HEAD_DIED, exit_code=None, fruitless=2), Action.END, 1),
         (situation(Cause.START_FAILED, exit_code=None), Action.END, 1),
+        (situation(Cause.UNEXPLAINED), Action.END, 143),
+        (situation(Cause.UNEXPLAINED, exit_code=0), Action.END, 0),
     ],
 )
 def test_what_a_job_does_at_its_end(case, action, code):
@@ -237,6 +254,89 @@ def test_a_successor_is_given_what_the_job_was_given():
     ]
 
 
+# A stand-in for Slurm's commands, where only their words or their slowness matter
+
+
+def stand_in(folder: Path, monkeypatch, **commands: str) -> None:
+    for name, script in commands.items():
+        (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
+
+
+def test_a_controller_that_does_not_answer_has_refused_nothing(tmp_path, monkeypatch):
+    lost = "echo 'slurm_load_jobs error: Unable to contact slurm controller (connect failure)' >&2; exit 1"
+    stand_in(tmp_path, monkeypatch, scontrol=lost, squeue="exec sleep 5")
+    with pytest.raises(slurm.SlurmSilent, match="Unable to contact"):
+        slurm.job_fields("7")
+    with pytest.raises(slurm.SlurmSilent, match="did not answer within 0.2 s"):
+        slurm.run("squeue", timeout_s=0.2)
+    stand_in(tmp_path, monkeypatch, scontrol="echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
+    with pytest.raises(slurm.SlurmError) as refusal:
+        slurm.job_fields("7")
+    assert not isinstance(refusal.value, slurm.SlurmSilent)
+
+
+@pytest.mark.parametrize(
+    ("answer", "cause", "killed_soon"),
+    [
+        ("echo JobState=RUNNING PreemptTime=2026-11-21T10:00:00", Cause.PREEMPTED, False),
+        ("echo JobState=CANCELLED PreemptTime=None", Cause.CANCELLED, True),
+        ("echo 'Invalid job id specified' >&2; exit 1", Cause.CANCELLED, True),
+    ],
+)
+def test_a_signal_is_explained_whenever_slurm_answers(answer, cause, killed_soon, tmp_path, monkeypatch):
+    awake = tmp_path / "awake"
+    down = "echo 'Unable to contact slurm controller' >&2; exit 1"
+    stand_in(tmp_path, monkeypatch, scontrol=f"[ -e {awake} ] || {{ {down}; }}\n{answer}")
+    monkeypatch.setattr(lookout, "FIRST_ANSWER_S", 0.2)
+    monkeypatch.setattr(lookout, "ASK_AGAIN_S", 0.05)
+    said: list[str] = []
+    job = record.JobRecord("7", "driver")
+    look = lookout.Lookout(job, None, "n1", 0.0, [signal.SIGTERM], [], said.append, lambda: None)
+    assert look.interruption() is Cause.UNEXPLAINED and "saving in any case" in said[-1]
+    assert not look.explain(0.2) and look.cause is Cause.UNEXPLAINED
+    awake.touch()
+    assert look.explain(10) and (look.cause, look.killed_soon) == (cause, killed_soon)
+    assert not look.explain(), "nothing is left to explain"
+
+
+def sinfo(*nodes: tuple[str, str, str]) -> str:
+    """Prints rows as `sinfo --Format=NodeHost:256,Gres:1024,Features:4096` does."""
+    return "\n".join(f"printf '%-256s%-1024s%-4096s\\n' {n} '{gres}' '{features}'" for n, gres, features in nodes)
+
+
+@pytest.mark.parametrize(
+    ("fields", "bad", "may"),
+    [
+        ({}, ["cpu1"], True),
+        ({"NumNodes": "4"}, ["cpu1"], False),
+        ({"TresPerNode": "gres:gpu:2"}, ["big"], False),
+        ({"TresPerNode": "gres/gpu:2"}, ["big"], False),
+        ({"TresPerNode": "gres:gpu:1"}, ["big"], True),
+        ({"TresPerNode": "gres/gpu:a100:1"}, ["big"], False),
+        ({"TresPerNode": "gres/gpu:a100:1", "NumNodes": "1"}, ["big"], False),
+        ({"TresPerJob": "gres:gpu:4", "NumNodes": "1"}, ["small"], True),
+        ({"TresPerJob": "gres:gpu:4", "NumNodes": "1"}, ["big"], False),
+        ({"Features": "fast", "NumNodes": "1"}, ["small"], True),
+        ({"Features": "fast&new", "NumNodes": "1"}, ["big"], False),
+        ({"ReqNodeList": "big"}, ["cpu1"], False),
+    ],
+)
+def test_a_node_is_avoided_only_if_enough_others_have_what_the_job_wants(fields, bad, may, tmp_path, monkeypatch):
+    """Two nodes with GPUs, one of them with two of another type, and two without any."""
+    rows = sinfo(
+        ("big", "gpu:a100:4(S:0-1)", "fast,new"),
+        ("small", "gpu:v100:1(S:0),shard:4", "fast"),
+        ("cpu1", "(null)", "(null)"),
+        ("cpu2", "(null)", "fast"),
+    )
+    known = {"Partition": "main", "NumNodes": "1", **fields}
+    answer = "echo 'JobId=7 " + " ".join(f"{name}={value}" for name, value in known.items()) + "'"
+    stand_in(tmp_path, monkeypatch, scontrol=answer, sinfo=rows)
+    assert restart.may_exclude("7", bad) is may
+
+
 # Folders and processes
 
 
@@ -245,27 +345,31 @@ def test_a_nodes_folder_is_private_short_and_removed(tmp_path, monkeypatch):
     monkeypatch.delenv("SLURM_TMPDIR", raising=False)
     with node_folder.private_folder("1234567") as folder:
         assert folder.parent == Path("/tmp") and folder.stat().st_mode & 0o777 == 0o700
-        assert len(f"{folder}/r") + node_folder.RAY_ADDS <= 107
+        assert len(f"{folder}/r/session_2026-11-21_10-00-00_000000_1234567/sockets/plasma_store") <= 107
         assert folder not in node_folder.remove_stale()
         (folder / "r").mkdir()
         (folder / "r" / "file").touch()
     assert not folder.exists()
 
 
-def test_what_a_killed_job_left_is_removed_with_its_processes():
+def test_what_a_killed_job_left_is_removed_with_its_processes(monkeypatch):
+    # Not in /tmp itself, which a search that starts beside this test sweeps, too.
+    base = tempfile.TemporaryDirectory(dir="/tmp", prefix="t")
+    monkeypatch.setenv("BIGBATCH_NODE_TMP", base.name)
     hold = "import os, time; from cluster.node_folder import private_folder as p\n"
     hold += "with p('77') as f: print(f, flush=True); time.sleep(60)"
     node = subprocess.Popen([sys.executable, "-c", hold], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     folder = Path(node.stdout.readline().strip())
     orphan = subprocess.Popen(["sleep", "60"], executable="/bin/sleep", start_new_session=True)
-    daemon = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", f"{folder}/r/socket"])
+    daemon = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", f"ray start {folder}/r/socket"])
     node.kill()
     node.wait()
-    assert folder.exists()
+    assert folder.exists() and folder.parent == Path(base.name)
     assert folder in node_folder.remove_stale() and not folder.exists()
-    assert daemon.wait(5) == -signal.SIGTERM and orphan.poll() is None
+    assert daemon.wait(30) in (-signal.SIGTERM, -signal.SIGKILL) and orphan.poll() is None
     orphan.kill()
     orphan.wait()
+    base.cleanup()
 
 
 def test_only_own_descendants_are_ended_also_those_that_left_their_group():
@@ -368,6 +472,29 @@ def test_a_folder_of_jobs_that_others_can_write_is_refused(tmp_path):
         job.write(env)
     (tmp_path / "home" / "jobs").chmod(0o700)
     job.write(env)
+    (tmp_path / "home").chmod(0o770)
+    with pytest.raises(PermissionError, match="nobody else: chmod go-w .*/home"):
+        job.write(env)
+
+
+def test_a_folder_of_jobs_is_made_private_whatever_the_umask_is(tmp_path):
+    before = os.umask(0o002)
+    try:
+        record.JobRecord("7", "head").write({"BIGBATCH_HOME": str(tmp_path / "a" / "home")})
+    finally:
+        os.umask(before)
+    assert (tmp_path / "a" / "home" / "jobs" / "7").stat().st_mode & 0o777 == 0o700
+    assert (tmp_path / "a" / "home").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_folder_of_jobs_of_another_user_is_refused_with_the_one_to_take(tmp_path, monkeypatch):
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.setattr(os, "getuid", lambda: home.stat().st_uid + 1)
+    owner = pwd.getpwuid(home.stat().st_uid).pw_name
+    with pytest.raises(PermissionError, match=f"{home} belongs to {owner}; .* of their own, e.g. {home}/") as refusal:
+        record.make_home({"BIGBATCH_HOME": str(home)})
+    assert "\n" not in str(refusal.value)
 
 
 def test_a_command_of_the_users_own_is_useful_if_it_runs_for_long():
@@ -398,6 +525,8 @@ def test_in_a_container_ray_and_the_search_run_inside_and_slurms_commands_outsid
     monkeypatch.setenv("BIGBATCH_NODE_PYTHON", inside)
     command = options.driver_command(options.parse(["--space", "smoke"]), "s", "10.0.0.1:1", tmp_path, again=False)
     assert command[0] == inside and ray_commands.interpreter() == inside
+    own = options.driver_command(options.parse(["--", "make", "-j"]), "s", "10.0.0.1:1", None, again=False)
+    assert own == [inside, "--command", "make", "-j"]
     steps = (ROOT / "cluster" / "node_steps.py").read_text()
     assert "sys.executable" in steps and "interpreter" not in steps, "a node's wrapper stays outside"
     monkeypatch.delenv("BIGBATCH_NODE_PYTHON")
@@ -419,6 +548,9 @@ def test_the_container_is_called_with_what_the_job_needs_bound(tmp_path):
     script = [str(ROOT / "cluster" / "in_container.sh"), "-c", "import sys; print(sys.argv[1:])", "a b", "c"]
     done = subprocess.run(script, env=env, cwd=tmp_path, capture_output=True, text=True)
     assert done.stdout == "['a b', 'c']\n", done.stderr
+    words = [script[0], "--command", "sh", "-c", 'printf "%s|" "$@"', "sh", "a b", "--command", ""]
+    done = subprocess.run(words, env=env, cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout == "a b|--command||", done.stderr
     called = (tmp_path / "called").read_text()
     assert all(f"--bind {path}" in called for path in ("/code", "/records", "/tmp", tmp_path))
     missing = subprocess.run(script, env={**env, "PATH": "/usr/bin:/bin"}, cwd=tmp_path, capture_output=True, text=True)

@@ -116,6 +116,10 @@ REFUSED = {
     "option of sbatch that is none": (dict(options=("-C inet",)), "--constraint="),
     "online without internet": (dict(site="grete", cpus_per_gpu=8, arguments=("--wandb=online",)), "--wandb offline"),
     "command missing": (dict(arguments=("--",)), "command"),
+    "array": (dict(options=("--array=1-3",)), "--study NAME"),
+    "name of two lines": (dict(name="a\nrm -r b"), "one line"),
+    "restarts below none": (dict(job_options=("--max-restarts=-1",)), "--max-restarts 3"),
+    "workers over the GPUs": (dict(nodes=2, arguments=("--workers", "9")), "--workers 8, or --nodes 3"),
 }
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
+from cluster import node_folder, processes
 from train_loop import ray_session
 from train_loop.config import ConfigError
 
@@ -25,7 +26,7 @@ def test_the_folder_is_private_and_its_path_short_enough_for_sockets(monkeypatch
     folder, _owner = ray_session.private_folder()
     try:
         assert folder.stat().st_mode & 0o777 == 0o700
-        assert len(str(folder)) + ray_session.SESSION_PATH_BYTES <= ray_session.SOCKET_PATH_LIMIT
+        assert len(f"{folder}/r/session_2026-11-21_10-00-00_000000_1234567/sockets/plasma_store") <= 107
     finally:
         (folder / "owner").unlink()
         folder.rmdir()
@@ -49,7 +50,7 @@ def test_only_processes_that_name_the_folder_are_ended(tmp_path):
     mine, neighbour = sleeper(f"/ray/ {ours}/session"), sleeper(f"/ray/ {others}/session")
     reader = sleeper(f"{ours}/session/logs")
     try:
-        ray_session.end_processes_of(ours)
+        processes.end_processes_of(ours)
         assert mine.poll() is not None and neighbour.poll() is None and reader.poll() is None
     finally:
         reader.kill()
@@ -94,22 +95,18 @@ def test_workers_find_this_repository_first_and_never_the_folder_of_a_script(mon
 def test_a_folder_that_a_dying_process_makes_again_goes_too(short_tmp, monkeypatch):
     folder = short_tmp / f"{ray_session.PREFIX}x"
     folder.mkdir()
-    ends = []
-
-    def end_processes(path: Path) -> None:
-        ends.append(path)
-
-    real = ray_session.shutil.rmtree
+    calls = []
+    real = node_folder.shutil.rmtree
 
     def rmtree(path, **options):
         real(path, **options)
-        if len(ends) == 1:
+        calls.append(path)
+        if len(calls) == 1:
             (folder / "r" / "session").mkdir(parents=True)
 
-    monkeypatch.setattr(ray_session, "end_processes_of", end_processes)
-    monkeypatch.setattr(ray_session.shutil, "rmtree", rmtree)
-    ray_session.remove_folder(folder)
-    assert not folder.exists() and len(ends) == 2
+    monkeypatch.setattr(node_folder.shutil, "rmtree", rmtree)
+    node_folder.remove(folder)
+    assert not folder.exists() and len(calls) == 2
 
 
 def test_an_address_where_somebody_listens_passes_and_others_are_refused_at_once(monkeypatch):

@@ -7,7 +7,6 @@ this process, ends with it (also after ``kill -9``) and touches no other cluster
 
 from __future__ import annotations
 
-import fcntl
 import functools
 import logging
 import os
@@ -15,7 +14,6 @@ import secrets
 import shutil
 import socket
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,8 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
-import psutil
-
+from cluster import node_folder, processes
 from train_loop.config import ConfigError
 from train_loop.errors import RayStartError
 
@@ -32,12 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PREFIX = "bb-ray-"
 OBJECT_STORE_BYTES = 200 * 2**20  # configurations and epoch records: kilobytes
 START_ATTEMPTS = 3
-OWNERLESS_S = 60.0
-"""A folder without an owner for so long belongs to nobody."""
 PROBE_S = 5.0
-SOCKET_PATH_LIMIT = 107  # bytes, AF_UNIX
-SESSION_PATH_BYTES = 75  # what Ray appends: /session_<date>_<time>_<pid>/sockets/plasma_store
-LONGEST_BASE = SOCKET_PATH_LIMIT - SESSION_PATH_BYTES - len(PREFIX) - 9  # a slash and mkdtemp's eight letters
 
 SEARCH_ENV = {
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.1",  # a report waits for the next poll; stock is 2 s
@@ -99,7 +91,8 @@ class LocalRay:
 
         ray.shutdown()
         if self.folder is not None:
-            remove_folder(self.folder)
+            processes.end_processes_of(self.folder)
+            node_folder.remove(self.folder)
             self._owner.close()
         for name, value in self._saved_env.items():
             if value is None:
@@ -266,77 +259,20 @@ def python_path() -> str:
 
 
 def private_folder() -> tuple[Path, IO[str]]:
-    """A new folder that only this user can enter, with a path short enough for Ray's sockets.
+    """A folder of ``cluster.node_folder`` for this search's Ray, and its owner's file, to be held open."""
+    try:
+        return node_folder.make(PREFIX, _bases())
+    except OSError as error:
+        raise ConfigError(f"Ray needs a temporary folder for its sockets; got {error}") from None
 
-    Returns it and the open file ``owner`` in it, locked: the lock ends with this process, however it
-    ends, and tells later searches whether the folder is still in use.
-    """
-    for base in (tempfile.gettempdir(), "/tmp"):
-        if len(base) <= LONGEST_BASE and os.access(base, os.W_OK):
-            folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))  # mkdtemp makes it 0700
-            owner = (folder / "owner.new").open("w")
-            fcntl.flock(owner, fcntl.LOCK_EX)
-            os.rename(folder / "owner.new", folder / "owner")  # seen only once it is locked
-            return folder, owner
-    raise ConfigError(
-        f"Ray needs a writable temporary folder with a path of at most {LONGEST_BASE} bytes; "
-        f"got {tempfile.gettempdir()!r}. "
-        "Set TMPDIR to a short node-local folder."
-    )
+
+def _bases() -> list[str]:
+    return list(dict.fromkeys((tempfile.gettempdir(), "/tmp")))
 
 
 def remove_stale_folders() -> None:
     """Folders of earlier searches of this user that were killed before they could clean up."""
-    for base in {tempfile.gettempdir(), "/tmp"}:
-        for folder in Path(base).glob(f"{PREFIX}*"):
-            if _is_abandoned(folder):
-                remove_folder(folder)
-
-
-def _is_abandoned(folder: Path) -> bool:
-    """Whether a folder is this user's and its search is gone."""
-    try:
-        about = folder.stat()
-        if about.st_uid != os.getuid():
-            return False
-        with (folder / "owner").open() as owner:
-            fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-    except FileNotFoundError:  # about to get its owner; or made again by a Ray process that outlived its folder
-        return time.time() - about.st_mtime > OWNERLESS_S
-    except OSError:  # its search lives
-        return False
-
-
-def remove_folder(folder: Path) -> None:
-    """End what runs out of ``folder`` and remove it; again where a dying process has made it anew."""
-    for _ in range(3):
-        end_processes_of(folder)
-        shutil.rmtree(folder, ignore_errors=True)
-        if not folder.exists():
-            return
-
-
-def end_processes_of(folder: Path) -> None:
-    """End what still runs out of ``folder``: only Ray's processes whose command line names it."""
-    left = []
-    for process in psutil.process_iter(["pid", "cmdline", "uids"]):
-        line = " ".join(process.info["cmdline"] or ())
-        mine = process.info["uids"] is not None and process.info["uids"].real == os.getuid()
-        if mine and process.pid != os.getpid() and f"{folder}/" in line and "/ray/" in line:
-            left.append(process)
-    for process in left:
-        try:
-            process.terminate()
-        except psutil.NoSuchProcess:
-            pass
-    _, alive = psutil.wait_procs(left, timeout=3)
-    for process in alive:
-        try:
-            process.kill()
-        except psutil.NoSuchProcess:
-            pass
-    psutil.wait_procs(alive, timeout=3)
+    node_folder.remove_stale(pattern=f"{PREFIX}*", candidates=_bases())
 
 
 def free_port() -> int:

@@ -107,6 +107,7 @@ def train_worker(task: dict[str, Any]) -> dict[str, Any]:
     import ray.train.torch
     import torch
 
+    from train_loop.distributed import World
     from train_loop.loop import train
 
     context = ray.train.get_context()
@@ -116,13 +117,19 @@ def train_worker(task: dict[str, Any]) -> dict[str, Any]:
     threads = os.environ.get("OMP_NUM_THREADS")  # Ray sets it to the worker's CPUs
     if threads and threads.isdigit():
         torch.set_num_threads(int(threads))
+    reporter, device = RayReporter(log, Path(task["stop_file"]), records_file), ray.train.torch.get_device()
+    # Asked before data and model are there: a search that has seconds to end must not wait for those of a trial that
+    # has only begun. All ranks decide alike.
+    if World.current(device).max([float(reporter.stop_requested())])[0]:
+        log.info("stopped on request before the first step")
+        return {FAILURE: None, STOPPED: True}
     try:
         train(
             TrainConfig.from_dict(task["config"]),
-            reporter=RayReporter(log, Path(task["stop_file"]), records_file),
+            reporter=reporter,
             checkpoint_dir=Path(task["checkpoint_dir"]),
             checkpoint_every_s=task["checkpoint_every_s"],
-            device=ray.train.torch.get_device(),
+            device=device,
         )
     except TrainingStopped as stop:
         log.info("%s", stop)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import sys
 from collections.abc import Callable, Sequence
 
+from cluster.command_line import Commands, run_command
 from train_loop.command_line import INTERRUPTED, WRONG_INPUT, OneLineParser
 from train_loop.config import ConfigError
 from train_loop.errors import RayStartError
@@ -114,7 +114,7 @@ def _guarded(prog: str, run: Callable[[], int]) -> int:
     return WRONG_INPUT
 
 
-COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
+COMMANDS: Commands = {
     "tune": (lambda argv: tune_main(argv, prog="bigbatch tune"), "search hyperparameters"),
     "train": (train_main, "train one configuration in full"),
     "lr-find": (lr_find_main, "learning-rate range test of a configuration"),
@@ -126,14 +126,4 @@ COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The console command ``bigbatch``."""
-    argv = list(sys.argv[1:] if argv is None else argv)
-    usage = "usage: bigbatch COMMAND …\n\n" + "\n".join(f"  {name:9}{what}" for name, (_, what) in COMMANDS.items())
-    if not argv or argv[0] in ("-h", "--help"):
-        print(usage)
-        return 0 if argv else WRONG_INPUT
-    if argv[0] not in COMMANDS:
-        near = difflib.get_close_matches(argv[0], COMMANDS, n=1)
-        fix = f"Did you mean {near[0]!r}?" if near else f"Write one of {', '.join(COMMANDS)}."
-        print(f"bigbatch: error: no such command; got {argv[0]!r}. {fix}", file=sys.stderr)
-        return WRONG_INPUT
-    return COMMANDS[argv[0]][0](argv[1:])
+    return run_command("bigbatch", COMMANDS, sys.argv[1:] if argv is None else argv)

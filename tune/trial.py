@@ -7,6 +7,8 @@ an error only where a process died; those are run again from their last checkpoi
 from __future__ import annotations
 
 import os
+import shutil
+from pathlib import Path
 from typing import Any
 
 import ray.tune
@@ -81,7 +83,11 @@ def _train(task: dict[str, Any]) -> str | None:
 
         run.callbacks = [TuneReportCallback()]
         trainer = TorchTrainer(train_worker, train_loop_config=task, scaling_config=scaling, run_config=run)
-    return (trainer.fit().return_value or {}).get(FAILURE)
+    try:
+        return (trainer.fit().return_value or {}).get(FAILURE)
+    finally:
+        # Three files a trial that nobody reads again: a search of a thousand would fill a quota of inodes.
+        shutil.rmtree(Path(task["ray_storage"]) / task["name"], ignore_errors=True)
 
 
 def trainable(workers: int, worker_resources: dict[str, float]) -> Any:

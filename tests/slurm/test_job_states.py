@@ -13,58 +13,18 @@ import time
 from pathlib import Path
 
 import pytest
+import stand_in_ray
 from test_ray_cluster import ENDED, SCRIPT, RayJob, until
 from virtual_cluster import VirtualCluster
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
-
-RAY_START = '''
-"""Takes `ray start`'s options, says that it runs, and does until it is ended."""
-import glob, json, os, signal, subprocess, sys
-options = dict(a[2:].split("=", 1) for a in sys.argv[1:] if a.startswith("--") and "=" in a)
-path = os.path.join(os.environ["STAND_IN_STATE"], options["node-ip-address"] + ".json")
-def end(*_):
-    os.path.exists(path) and os.unlink(path)
-    os._exit(0)
-signal.signal(signal.SIGTERM, end)
-if "--head" in sys.argv:  # a new cluster knows nothing of an earlier one's nodes
-    [os.unlink(old) for old in glob.glob(os.environ["STAND_IN_STATE"] + "/*.json")]
-labels = dict(pair.split("=") for pair in options["labels"].split(","))
-with open(path, "w") as file:
-    node = {"ip": options["node-ip-address"], "cpus": options["num-cpus"], "gpus": options["num-gpus"]}
-    json.dump({**node, "labels": labels}, file)
-os.makedirs(options["temp-dir"] + "/session_2/logs")
-open(options["temp-dir"] + "/session_2/logs/raylet.out", "w").write("a line")
-subprocess.Popen(["sleep", "997"], start_new_session=True)
-print("Ray runtime started.", flush=True)
-while True:
-    signal.pause()
-'''
-RAYLET = """
-import glob, json, os, types
-class GcsClient:
-    def __init__(self, address): pass
-    def get_all_node_info(self, timeout):
-        found = {}
-        for path in glob.glob(os.environ["STAND_IN_STATE"] + "/*.json"):
-            node = json.load(open(path))
-            found[node["ip"].encode()] = types.SimpleNamespace(state=0, node_manager_address=node["ip"],
-                resources_total={"CPU": float(node["cpus"]), "GPU": float(node["gpus"])}, labels=node["labels"])
-        return found
-    def drain_node(self, *arguments): print(arguments)
-"""
 
 
 @pytest.fixture(scope="session")
 def stand_in(cluster: VirtualCluster) -> Path:
     """A folder with a package ``ray``."""
     folder = cluster.folder("alice", "stand-in")
-    for name, text in {"ray/__init__.py": "from ray import _raylet", "ray/_raylet.py": RAYLET}.items():
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_text(text)
-    (folder / "ray" / "scripts").mkdir()
-    (folder / "ray" / "scripts" / "__init__.py").touch()
-    (folder / "ray" / "scripts" / "scripts.py").write_text(RAY_START)
+    stand_in_ray.install(folder)
     return folder
 
 
@@ -88,6 +48,11 @@ def driver(text: str) -> tuple[str, ...]:
         print("RUNNING", os.environ.get("SLURM_RESTART_COUNT", "0"), flush=True)
     """
     return ("--", "python", "-u", "-c", textwrap.dedent(head) + textwrap.dedent(text))
+
+
+def starts(job: RayJob) -> int:
+    """How often the driver has begun, that of a successor included, which writes into the same log."""
+    return len(re.findall("^RUNNING", job.log, re.MULTILINE))
 
 
 WAIT = "time.sleep(600)"
@@ -148,6 +113,62 @@ def test_a_preempted_job_saves_in_its_grace_time_and_comes_back(cluster, submit)
     log = job.wait_end("COMPLETED", 60) if job.wait_log("RUNNING 1", 40) else ""
     assert "SAVED" in log, log
     assert job.leftovers() == []
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("options", [(), ("--chain",)], ids=["requeue", "chain"])
+def test_a_job_whose_partition_cancels_on_preemption_saves_and_goes_on(cluster, submit, options):
+    """PreemptMode=CANCEL: Slurm itself would not bring it back."""
+    again = "os.environ.get('SLURM_RESTART_COUNT') or os.environ.get('BIGBATCH_PREDECESSOR') or time.sleep(600)"
+    job = submit(*options, *driver(again), sbatch=("-N2", "-p", "scrap"))
+    job.wait_log("RUNNING 0", 30)
+    other = cluster.sbatch("bob", "-p", "urgent", "-N3", "--exclusive", script="#!/bin/bash\nexec sleep 3\n")
+    job.wait_log("the job is preempted", 20)
+    goes_on = job.wait_log(r"job (\d+) goes on", 30).group(1) if options else job.id
+    cluster.wait_state(other, "COMPLETED", 40)
+    assert cluster.wait_state(goes_on, ("COMPLETED", "FAILED"), 60) == "COMPLETED", job.everything()
+    assert starts(job) == 2 and "SAVED" in job.log
+    assert cluster.job(goes_on)["Partition"] == "scrap" and job.leftovers() == []
+
+
+# A controller that is down, or takes its time
+
+
+def batch_process(cluster: VirtualCluster, job: RayJob) -> tuple[str, int]:
+    node = job.record["head"]
+    return node, next(pid for pid, line in cluster.processes(node, "alice") if " -m cluster.job " in line)
+
+
+@pytest.mark.exhaustive
+def test_a_signal_that_nobody_explains_is_no_scancel(cluster, submit):
+    job = submit(*driver(ONCE), sbatch=("-N2",))
+    job.wait_log("RUNNING 0", 30)
+    node, pid = batch_process(cluster, job)
+    with cluster.silent_controller():
+        cluster.run(node, "kill", "-TERM", pid)
+        job.wait_log("does not say why yet; saving in any case", 15)
+        job.wait_log("SAVED", 15)
+        time.sleep(8)
+        assert "→ requeueing" not in job.log and "→ ended" not in job.log
+    log = job.wait_end("COMPLETED", 60) if job.wait_log("RUNNING 1", 60) else ""
+    assert "Slurm says RUNNING: the job is preempted" in log and job.record["restarts"] == 1
+    assert job.leftovers() == []
+
+
+@pytest.mark.exhaustive
+def test_a_scancel_that_is_explained_late_is_a_scancel(cluster, submit):
+    """Each answer takes longer than the first question waits, and less than Slurm's patience (KillWait)."""
+    slow = cluster.folder("alice", "slow")
+    script = f'[ -e {slow}/busy ] && case "$*" in *"show job"*) sleep 4;; esac\nexec /usr/bin/scontrol "$@"\n'
+    (slow / "scontrol").write_text(f"#!/bin/sh\n{script}")
+    (slow / "scontrol").chmod(0o755)
+    job = submit(*driver(WAIT), sbatch=("-N2",), PATH=f"{slow}:/usr/local/bin:/usr/bin:/bin")
+    job.wait_log("RUNNING 0", 30)
+    (slow / "busy").touch()
+    cluster.run("ctl", "scancel", job.id, user="alice")
+    log = job.wait_log("→ ended", 15) and job.wait_end("CANCELLED", 15)
+    assert "does not say why yet" in log and "Slurm says CANCELLED: the job is cancelled" in log
+    assert job.record["restarts"] == 0 and job.record["state"] == "ended" and job.leftovers() == []
 
 
 def test_a_successor_goes_on_where_requeueing_is_forbidden(cluster, submit):
@@ -239,15 +260,70 @@ def test_a_head_without_a_gpu_in_a_heterogeneous_job(cluster, submit):
     assert "registered: 3 nodes, 5 CPUs, 2 GPUs" in job.wait_end("COMPLETED", 40)
 
 
-def test_lent_nodes_join_and_leave(cluster, submit, stand_in):
-    job = submit(*driver(WAIT))
-    job.wait_log("RUNNING", 30)
+def lend(cluster: VirtualCluster, job: RayJob) -> str:
+    """A job that lends its node to ``job``."""
     env = {"BIGBATCH_PYTHON": sys.executable, **job.env}
     script = SCRIPT.with_name("ray_attach.slurm")
-    lent = [cluster.sbatch("alice", "-N1", "--time=10", script, job.id, cwd=job.folder, env=env) for _ in range(2)]
+    return cluster.sbatch("alice", "-N1", "--time=10", script, job.id, cwd=job.folder, env=env)
+
+
+def test_lent_nodes_join_and_leave(cluster, submit):
+    job = submit(*driver(WAIT))
+    job.wait_log("RUNNING", 30)
+    lent = [lend(cluster, job) for _ in range(2)]
     assert until(lambda: sorted(job.record["attached"]) == sorted(lent), 20), job.everything()
     cluster.run("ctl", "scancel", lent[0], user="alice")
     assert until(lambda: job.record["attached"] == lent[1:], 20), job.everything()
     cluster.run("ctl", "scancel", job.id, user="alice")
     assert cluster.wait_state(lent[1], ENDED, 20) == "COMPLETED", "the cluster has ended, and so has the loan"
     assert job.leftovers() == []
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("options", [(), ("--chain",)], ids=["requeue", "chain"])
+def test_lent_nodes_wait_for_the_next_start_and_join_it(cluster, submit, options):
+    again = "os.environ.get('SLURM_RESTART_COUNT') or os.environ.get('BIGBATCH_PREDECESSOR')"
+    job = submit(*options, *driver(f"time.sleep(25 if {again} else 600)"))
+    job.wait_log("RUNNING", 30)
+    lent = lend(cluster, job)
+    assert until(lambda: job.record["attached"] == [lent], 20), job.everything()
+    cluster.run("ctl", "scancel", "--batch", "-s", "USR1", job.id, user="alice")
+    assert until(lambda: starts(job) == 2, 60), job.everything()
+    assert until(lambda: len(re.findall(f"nodes are lent by {lent}", job.log)) == 2, 20), job.everything()
+    assert cluster.wait_state(lent, ENDED, 60) == "COMPLETED", "the job has ended, and so has the loan"
+    words = (job.folder / f"bigbatch-{lent}.log").read_text()
+    assert words.count("has joined") == 2 and "waiting for its next start" in words and "has ended: " in words
+    assert job.leftovers() == []
+
+
+@pytest.mark.exhaustive
+def test_lent_nodes_do_not_wait_for_a_job_that_left_the_queue(cluster, submit):
+    job = submit(*driver(WAIT))
+    job.wait_log("RUNNING", 30)
+    lent = lend(cluster, job)
+    assert until(lambda: job.record["attached"] == [lent], 20), job.everything()
+    cluster.run("ctl", "scancel", "--batch", "-s", "USR1", job.id, user="alice")
+    job.wait_log("→ requeueing", 30)
+    cluster.wait_state(job.id, "PENDING", 30)
+    cluster.run("ctl", "scancel", job.id, user="alice")
+    assert cluster.wait_state(lent, ENDED, 40) == "COMPLETED"
+    assert "is not in the queue any more; leaving" in (job.folder / f"bigbatch-{lent}.log").read_text()
+
+
+# In a container
+
+
+@pytest.mark.exhaustive
+def test_a_command_of_ones_own_runs_in_the_container_too(cluster, submit):
+    """Apptainer replaced by a program that notes its words and runs what comes after the image."""
+    tools = cluster.folder("alice", "tools")
+    text = f'echo "$@" >> {tools}/called\nwhile [ "$1" != /i.sif ]; do shift; done\nshift\nexec "$@"\n'
+    (tools / "apptainer").write_text(f"#!/bin/sh\n{text}")
+    (tools / "apptainer").chmod(0o755)
+    env = {"PATH": f"{tools}:{Path(sys.executable).parent}:/usr/bin:/bin", "BIGBATCH_CONTAINER": "/i.sif"}
+    env |= {"BIGBATCH_PYTHON": str(SCRIPT.with_name("in_container.sh")), "BIGBATCH_CONTAINER_PYTHON": sys.executable}
+    job = submit("--", "echo", "IN THE IMAGE", sbatch=("-N2",), **env)
+    job.wait_end("COMPLETED", 60)
+    called = (tools / "called").read_text()
+    assert "IN THE IMAGE" in job.log and "/i.sif echo IN THE IMAGE\n" in called
+    assert called.count(f"/i.sif {sys.executable} -m ray.scripts.scripts start") == 2 and job.leftovers() == []

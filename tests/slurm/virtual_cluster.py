@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import IO
@@ -52,7 +52,8 @@ class CommandFailed(subprocess.CalledProcessError):
 class VirtualCluster:
     """A controller, ``ctl``, which is the login node too, and nodes ``n1``…; users ``alice`` and ``bob``.
 
-    Partitions: ``main``, the default, whose jobs are requeued when ``urgent`` needs their nodes.
+    Partitions: ``main``, the default, whose jobs are requeued when ``urgent`` needs their nodes; ``patient``, the same
+    with a longer grace time; ``scrap``, whose jobs are then cancelled.
     ``readable``: further files and folders that ordinary users shall reach at the same path on every node,
     wherever they lie; the repository and this Python are always among them. Nodes see them read-only.
     """
@@ -254,6 +255,16 @@ class VirtualCluster:
                 f"Job {job_id} did not reach {wanted} in {timeout_s} s: {self.job(job_id)}\n{self.logs()}"
             )
         return self.state(job_id)
+
+    @contextlib.contextmanager
+    def silent_controller(self) -> Iterator[None]:
+        """Meanwhile slurmctld answers nobody, though connections to it are made."""
+        signal_it = "kill -{} $(cat /run/slurmctld.pid)"
+        self.run(CONTROLLER, "sh", "-c", signal_it.format("STOP"))
+        try:
+            yield
+        finally:
+            self.run(CONTROLLER, "sh", "-c", signal_it.format("CONT"))
 
     def start_now(self, job_id: str) -> None:
         """Let a requeued job start without the usual delay."""

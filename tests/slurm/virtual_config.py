@@ -14,6 +14,8 @@ NETWORK = "10.77.0"
 """Exists in the nodes' network namespaces only."""
 CONTROLLER = "ctl"
 USERS = {"alice": 20001, "bob": 20002}
+PATIENT_GRACE_S = 60
+"""Of the partition ``patient``: what sites grant whose jobs have something to save."""
 FREEZER = Path("/sys/fs/cgroup/freezer")
 
 
@@ -175,5 +177,7 @@ MinJobAge=3600
 {types}NodeName=n[1-{plan.nodes}] CPUs={plan.cpus} RealMemory={plan.memory_mb}{gres} State=UNKNOWN
 PartitionName=DEFAULT Nodes=ALL MaxTime=INFINITE OverSubscribe=NO State=UP
 PartitionName=main Default=YES PriorityTier=1 PreemptMode=REQUEUE GraceTime={plan.grace_s}
+PartitionName=patient PriorityTier=1 PreemptMode=REQUEUE GraceTime={PATIENT_GRACE_S}
+PartitionName=scrap PriorityTier=1 PreemptMode=CANCEL GraceTime={plan.grace_s}
 PartitionName=urgent PriorityTier=10 PreemptMode=OFF
 """
