@@ -14,7 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
-from train_loop.data import decode, jpeg
+from train_loop.data import decode, folder, jpeg
 
 SAMPLE = Path(os.environ.get("BIGBATCH_IMAGENET_SAMPLE", "imagenet_sample_500.tar"))
 
@@ -185,3 +185,23 @@ def test_jpegtran_is_found_by_its_variable(monkeypatch: pytest.MonkeyPatch, tmp_
     assert jpeg.jpegtran_path() == str(program)
     monkeypatch.setenv("JPEGTRAN", str(tmp_path / "none"))
     assert jpeg.jpegtran_path() is None
+
+
+@pytest.mark.parametrize("size", [(500, 375), (375, 500), (333, 1200), (224, 224), (130, 200)])
+@pytest.mark.parametrize("sampling", ["4:2:0", "4:4:4"])
+def test_validation_decodes_the_middle_alone(size: tuple[int, int], sampling: str) -> None:
+    """Against decoding, resizing and cutting the whole, by Pillow."""
+    stored, png = restarted(photograph(*size), sampling), BytesIO()
+    photograph(*size).save(png, "PNG")
+    for data in (stored, png.getvalue()):
+        mine = decode.decode_box(data, folder.central_box(*size, 96), 96)
+        whole = folder.central_crop(decode.decode_whole(data), 96)
+        difference = np.abs(np.asarray(mine).astype(int) - np.asarray(whole))
+        assert difference.max() <= 1 and difference.mean() < 0.2  # rounding
+
+
+def test_the_middle_of_a_very_long_image() -> None:
+    image = photograph(5000, 40)
+    mine = decode.decode_box(restarted(image), folder.central_box(5000, 40, 64), 64)
+    whole = folder.central_crop(decode.decode_whole(restarted(image)), 64)
+    assert np.abs(np.asarray(mine).astype(int) - np.asarray(whole)).max() <= 1

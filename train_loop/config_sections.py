@@ -10,6 +10,8 @@ from train_loop.config_rules import ConfigError, choice, finite, require
 OPTIMIZERS = ("sgd", "lars", "lamb", "adamw")
 SCHEDULES = ("cosine", "poly", "linear", "one_cycle", "step", "constant")
 STEMS = ("auto", "imagenet", "small", "small_pool")
+LOADERS = ("auto", "ring", "torchvision")
+ON_BAD_IMAGE = ("fail", "skip")
 LARS_MOMENTUM = ("in", "out")
 
 DEFAULT_MICRO_SIZE = 256
@@ -56,7 +58,21 @@ class DataConfig:
     """Pixels a side; 0 = the data set's own (32 for digits, 224 for image folders)."""
     augment: bool = True
     loader_workers: int = 0
-    """Decoding processes a worker; 0 decodes in the training process."""
+    """Decoding processes a worker; 0 decodes in the training process, -1 takes a worker's cores but one."""
+    loader: str = "auto"
+    """How batches come: ``ring`` of slots in shared memory, or ``torchvision``'s ``ImageFolder`` and transforms
+    behind torch's DataLoader, for comparison (image folders only). ``auto`` is ``ring``."""
+    prefetch_factor: int = 2
+    """Batches that each process of the torchvision loader reads ahead."""
+    persistent_workers: bool = True
+    """Keep the torchvision loader's processes from epoch to epoch; the ring always does."""
+    pin_memory: bool = True
+    """On GPUs: page-locked memory for batches."""
+    non_blocking: bool = True
+    """On GPUs: copy the next batch while this one is computed; needs ``pin_memory``."""
+    on_bad_image: str = "fail"
+    """``skip``: an image that cannot be read is replaced in training by the next one of its micro-batch, left out
+    in validation, and counted."""
     subset: float = 1.0
     """Part of the training images to use, of each class alike; validation stays whole."""
     random_erasing: float = 0.0
@@ -75,10 +91,15 @@ class DataConfig:
             "Write e.g. 224.",
         )
         require(
-            0 <= self.loader_workers <= 256,
-            "data.loader_workers must be 0 to 256",
+            -1 <= self.loader_workers <= 256,
+            "data.loader_workers must be 0 to 256, or -1 for the cores that a worker has",
             self.loader_workers,
             "Write the cores that each worker may use for decoding.",
+        )
+        choice("data.loader", self.loader, LOADERS)
+        choice("data.on_bad_image", self.on_bad_image, ON_BAD_IMAGE)
+        require(
+            1 <= self.prefetch_factor <= 64, "data.prefetch_factor must be 1 to 64", self.prefetch_factor, "Write 2."
         )
         finite("data.random_erasing", self.random_erasing, 0.0, 1.0)
         finite("data.mixup_alpha", self.mixup_alpha, 0.0, 100.0)

@@ -24,7 +24,7 @@ from train_loop.config import TrainConfig
 from train_loop.data import mixing
 from train_loop.data.source import Batch
 from train_loop.distributed import pick_device
-from train_loop.errors import NonFiniteLossError, TrainingStopped
+from train_loop.errors import ImageError, NonFiniteLossError, TrainingStopped
 from train_loop.losses import training_loss
 from train_loop.metrics import Sums
 from train_loop.optim import set_learning_rate
@@ -78,20 +78,28 @@ def train(
         TrainingStopped: see ``Reporter``.
     """
     run = set_up(config, reporter, CheckpointFolder(checkpoint_dir, checkpoint_every_s), device or pick_device())
-    if run.resumed_from_epoch is not None and hasattr(reporter, "resumed"):
-        reporter.resumed(_history(run))
-    while run.progress.epoch < config.epochs:
-        _train_epoch(run)
-        with run.average.in_place() if run.average else contextlib.nullcontext():
-            with run.clock.part("bn_s", synchronize=True):
-                _prepare_batch_norm(run)
-            with run.clock.part("val_s", synchronize=True):
-                val_sums = _validate(run)
-        record = _end_epoch(run, val_sums)
-        reporter.report(record)
+    try:
+        if run.resumed_from_epoch is not None and hasattr(reporter, "resumed"):
+            reporter.resumed(_history(run))
+        while run.progress.epoch < config.epochs:
+            reporter.report(_epoch(run))
+    finally:
+        run.source.close()
     history = _history(run)
     best = max(history, key=lambda r: (r.val_top1, -r.epoch))
     return TrainResult(history[-1], best.val_top1, best.epoch, history)
+
+
+def _epoch(run: Run) -> EpochRecord:
+    _train_epoch(run)
+    bad_images = run.source.take_bad()
+    with run.average.in_place() if run.average else contextlib.nullcontext():
+        with run.clock.part("bn_s", synchronize=True):
+            _prepare_batch_norm(run)
+        run.source.take_bad()  # training's once more
+        with run.clock.part("val_s", synchronize=True):
+            val_sums = _validate(run)
+    return _end_epoch(run, val_sums, bad_images + run.source.take_bad())
 
 
 def _train_epoch(run: Run) -> None:
@@ -257,11 +265,14 @@ def _validate(run: Run) -> torch.Tensor:
     return sums.values
 
 
-def _end_epoch(run: Run, val_sums: torch.Tensor) -> EpochRecord:
+def _end_epoch(run: Run, val_sums: torch.Tensor, bad_images: int) -> EpochRecord:
     """The epoch's record, in the history and, where one is due, in a checkpoint."""
     progress, config = run.progress, run.config
-    sums = run.world.sum(torch.cat((run.sums.values, val_sums, run.norms.sums))).tolist()
-    train_loss, train_correct, train_images, val_loss, val_correct, val_images, *norms = sums
+    bad = val_sums.new_tensor([bad_images])
+    sums = run.world.sum(torch.cat((run.sums.values, val_sums, bad, run.norms.sums))).tolist()
+    train_loss, train_correct, train_images, val_loss, val_correct, val_images, bad_of_all, *norms = sums
+    if not val_images:
+        raise ImageError("no validation image can be read. Repair the data set.")
     if not math.isfinite(val_loss):
         raise NonFiniteLossError(
             f"validation loss is {val_loss / val_images} after epoch {progress.epoch + 1}, "
@@ -283,6 +294,7 @@ def _end_epoch(run: Run, val_sums: torch.Tensor) -> EpochRecord:
         images_per_s=train_images / max(times["data_s"] + times["step_s"], 1e-9),
         train_s=times["data_s"] + times["step_s"],
         noise_scale=run.norms.estimate(norms, run.split.micro_size, run.split.global_size),
+        bad_images=int(bad_of_all),
         resumed_from_epoch=run.resumed_from_epoch,
         **times,
     )

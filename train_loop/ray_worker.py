@@ -21,7 +21,7 @@ from typing import Any
 
 from cluster.allocation import usable_cpus
 from train_loop.config import ConfigError, TrainConfig
-from train_loop.errors import CheckpointError, NonFiniteLossError, RayStartError, TrainingStopped
+from train_loop.errors import CheckpointError, ImageError, NonFiniteLossError, RayStartError, TrainingStopped
 from train_loop.ray_session import LocalRay
 from train_loop.reporter import EpochRecord, PrintReporter
 from train_loop.terminal import give_signals_back, say_from_handler, take_signals
@@ -130,7 +130,8 @@ def train_worker(task: dict[str, Any]) -> dict[str, Any]:
     except Exception as error:
         log.error("%s", traceback.format_exc())
         met_by_all = isinstance(error, NonFiniteLossError | ConfigError | CheckpointError)
-        if met_by_all or (isinstance(error, torch.OutOfMemoryError) and context.get_world_size() == 1):
+        alone = context.get_world_size() == 1
+        if met_by_all or (alone and isinstance(error, torch.OutOfMemoryError | ImageError)):
             return {FAILURE: f"{type(error).__name__}: {str(error).splitlines()[0]}"}
         raise
     return {FAILURE: None}
@@ -320,7 +321,7 @@ def _gpu_count() -> int:
 
 def _as_error(text: str) -> Exception:
     name, _, message = text.partition(": ")
-    kinds = {kind.__name__: kind for kind in (NonFiniteLossError, CheckpointError, ConfigError)}
+    kinds = {kind.__name__: kind for kind in (NonFiniteLossError, CheckpointError, ConfigError, ImageError)}
     return kinds.get(name, RuntimeError)(message or text)
 
 

@@ -28,7 +28,14 @@ if not __package__:
 from train_loop.command_line import INTERRUPTED, WRONG_INPUT, OneLineParser, check_writable  # noqa: E402
 from train_loop.config import ConfigError, TrainConfig, differing_keys, parse_assignments  # noqa: E402
 from train_loop.data import DataInfo, describe  # noqa: E402
-from train_loop.errors import CheckpointError, NonFiniteLossError, RayStartError, TrainingStopped  # noqa: E402
+from train_loop.errors import (  # noqa: E402
+    CheckpointError,
+    ImageError,
+    LoaderError,
+    NonFiniteLossError,
+    RayStartError,
+    TrainingStopped,
+)
 from train_loop.folder_lock import lock_folder  # noqa: E402
 from train_loop.launch import Launch, launched  # noqa: E402
 from train_loop.ray_worker import check_workers  # noqa: E402
@@ -289,7 +296,7 @@ def _main(argv: Sequence[str] | None) -> int:
         signum = getattr(stop, "signum", None)
         code = 128 + signum if signum else INTERRUPTED
         return _say(f"stopped. To resume: {this_command(prog, argv, launch)}", code, speaks)
-    except (NonFiniteLossError, CheckpointError, RayStartError) as error:
+    except (NonFiniteLossError, CheckpointError, RayStartError, ImageError, LoaderError) as error:
         return _say(f"{prog}: failed: {error}", 1, speaks)
     finally:
         if lock is not None:

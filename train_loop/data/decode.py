@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import cache
 from io import BytesIO
@@ -36,6 +37,25 @@ def decode_crop(data: bytes, box: jpeg.Box, out: torch.Tensor) -> None:
         pixels = _planes(decode_whole(data))
     left, upper, right, lower = box
     resize_into(pixels[:, upper:lower, left:right], out)
+
+
+def decode_box(data: bytes, box: tuple[float, float, float, float], size: int) -> Image.Image:
+    """The part of an image under ``box`` (fractions of pixels) resized to ``size`` × ``size``, antialiased, bilinear.
+
+    By Pillow, which resizes with the pixels around the box too: those of the whole image resized and then cut.
+    """
+    scale = max(box[2] - box[0], box[3] - box[1]) / size
+    reach = math.ceil(max(scale, 1.0)) + 1  # the filter's support
+    try:
+        layout = jpeg.read_layout(data)
+    except jpeg.JpegError:
+        return decode_whole(data).resize((size, size), Image.Resampling.BILINEAR, box=box)
+    left, upper = max(math.floor(box[0]) - reach, 0), max(math.floor(box[1]) - reach, 0)
+    right, lower = min(math.ceil(box[2]) + reach, layout.width), min(math.ceil(box[3]) + reach, layout.height)
+    part, place = jpeg.cut(memoryview(data), layout, (left, upper, right, lower))
+    x, y = place[0] - left, place[1] - upper
+    shifted = (box[0] + x, box[1] + y, box[2] + x, box[3] + y)
+    return decode_whole(part).resize((size, size), Image.Resampling.BILINEAR, box=shifted)
 
 
 def decode_jpeg(data: bytearray) -> torch.Tensor:

@@ -113,3 +113,16 @@ def central_crop(image: Image.Image, size: int) -> Image.Image:
     resized = image.resize(scaled, Image.Resampling.BILINEAR)
     left, upper = round((scaled[0] - size) / 2), round((scaled[1] - size) / 2)
     return resized.crop((left, upper, left + size, upper + size))
+
+
+def central_box(width: int, height: int, size: int) -> tuple[float, float, float, float]:
+    """What of an image validation sees: left, upper, right, lower, in fractions of pixels.
+
+    Resized with the pixels around it, it is ``central_crop`` of the whole image within a level of rounding.
+    """
+    w, h = min(width, LONGEST_RATIO * height), min(height, LONGEST_RATIO * width)
+    short = round(size * RESIZE_BEFORE_CROP)
+    scaled = (short, int(short * h / w)) if w <= h else (int(short * w / h), short)
+    left, upper = round((scaled[0] - size) / 2) * w / scaled[0], round((scaled[1] - size) / 2) * h / scaled[1]
+    x, y = (width - w) // 2, (height - h) // 2
+    return x + left, y + upper, x + left + size * w / scaled[0], y + upper + size * h / scaled[1]
