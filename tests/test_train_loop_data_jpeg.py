@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import sys
 import tarfile
 from io import BytesIO
 from pathlib import Path
@@ -146,13 +147,19 @@ def test_crop_and_resize_equal_decode_then_torchvision() -> None:
             assert torch.equal(out.permute(2, 0, 1), expected)
 
 
-def test_pillow_decodes_where_torchvision_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
-    data = jpeg.stamp(restarted(photograph(300, 200)))
-    outs = [torch.empty(64, 64, 3, dtype=torch.uint8) for _ in range(2)]
-    decode.decode_crop(data, (30, 40, 250, 150), outs[0])
-    monkeypatch.setattr(decode, "_torchvision_decode", lambda: None)
-    decode.decode_crop(data, (30, 40, 250, 150), outs[1])
-    assert torch.equal(outs[0], outs[1])
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+def test_all_decoders_give_the_same_pixels(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """simplejpeg where it is installed, without it torchvision, without both Pillow."""
+    data = jpeg.stamp(restarted(photograph(300, 200).convert(mode)))
+    outs = []
+    for missing in ("", "simplejpeg", "torchvision.io"):
+        if missing:
+            monkeypatch.setitem(sys.modules, missing, None)
+        decode._jpeg_decoder.cache_clear()
+        outs.append(torch.empty(64, 64, 3, dtype=torch.uint8))
+        decode.decode_crop(data, (30, 40, 250, 150), outs[-1])
+    decode._jpeg_decoder.cache_clear()
+    assert torch.equal(outs[0], outs[1]) and torch.equal(outs[1], outs[2])
 
 
 def test_the_public_resize_stands_by(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ import pytest
 import torch
 from PIL import Image
 
-from train_loop.config import BatchSplit, DataConfig
+from train_loop.config import BatchSplit, ConfigError, DataConfig
 from train_loop.data import open_data
 from train_loop.data.folder import FolderImages
 from train_loop.data.loader import Filler, Job
@@ -168,7 +168,7 @@ def test_an_error_of_a_process_comes_with_its_traceback() -> None:
 TRAINER = """
 import sys
 import numpy as np
-from train_loop.config import BatchSplit, DataConfig
+from train_loop.config import BatchSplit, ConfigError, DataConfig
 from train_loop.data import open_data
 
 if __name__ == "__main__":
@@ -256,3 +256,60 @@ def test_processes_hold_no_time_of_the_consumer(folder: Path) -> None:
     time.sleep(0.2)
     assert len(list(read)) == 499
     ring.close()
+
+
+# --- torchvision's loader ---
+
+
+def torchvision_source(folder: Path, **changes: Any) -> Any:
+    return open_data(DataConfig(name=str(folder), image_size=SIZE, loader="torchvision", **changes))
+
+
+def test_torchvisions_loader_has_the_same_images_by_its_own_transforms(folder: Path) -> None:
+    """Validation against ImageFolder and transforms used by hand; training by labels, and alike in any processes."""
+    from torchvision import datasets, transforms
+
+    normalise = transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    steps = [transforms.Resize(round(SIZE * 256 / 224)), transforms.CenterCrop(SIZE), transforms.ToTensor(), normalise]
+    reference = datasets.ImageFolder(str(folder / "val"), transforms.Compose(steps))
+    source = torchvision_source(folder)
+    images, labels = next(source.val_batches(100, 0, 1))
+    assert torch.equal(source.finish(images), torch.stack([image for image, _ in reference]))
+    assert labels.tolist() == reference.targets
+    other = torchvision_source(folder, loader_workers=2, prefetch_factor=1)
+    ring = open_data(DataConfig(name=str(folder), image_size=SIZE))
+    random_state = torch.get_rng_state()
+    for epoch in (1, 2):
+        reads = [s.train_batches(3, epoch, BatchSplit(1, 2, 4), 0, start_step=1) for s in (source, other, ring)]
+        for a, b, c in zip(*reads, strict=True):
+            for mine, theirs, labelled in zip(a, b, c, strict=True):
+                assert torch.equal(mine[0], theirs[0]) and torch.equal(mine[1], theirs[1])
+                assert torch.equal(mine[1], labelled[1])
+    assert torch.equal(random_state, torch.get_rng_state())  # which dropout draws from
+    next(read := other.train_batches(3, 1, BatchSplit(1, 2, 4), 0))
+    assert len(list(other.val_batches(3, 0, 1))) == 4
+    assert len(list(other.train_batches(3, 1, BatchSplit(1, 2, 4), 0))) == 5
+    del read
+    other.close()
+
+
+def test_torchvisions_loader_replaces_bad_images_too(broken: Path) -> None:
+    source = torchvision_source(broken, on_bad_image="skip")
+    (batch, labels), (_, others) = source.read_train([np.array([3, 4, 25, 30]), np.array([7, 8])], Epoch(1, 1))
+    assert torch.equal(batch[0], batch[2]) and torch.equal(batch[1], batch[2]) and labels.tolist() == [1, 1, 1, 1]
+    assert others.tolist() == [0, 0] and source.take_bad() == 2
+    assert sum(len(labels) for _, labels in source.val_batches(4, 0, 1)) == 9
+    with pytest.raises(ImageError, match="cannot read image .*03.png"):
+        list(torchvision_source(broken).read_train([np.array([3, 4])], Epoch(1, 1)))
+
+
+def test_torchvisions_loader_reads_no_packed_set(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "index.arrow").touch()
+    with pytest.raises(ConfigError, match="data.loader=torchvision reads image folders"):
+        torchvision_source(tmp_path)
+
+
+@pytest.mark.parametrize("change", [{"loader": "dali"}, {"on_bad_image": "ignore"}, {"loader_workers": -2}])
+def test_impossible_options_are_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="data." + next(iter(change))):
+        DataConfig(**change)

@@ -83,6 +83,10 @@ def _describe_whole(config: DataConfig, open_some: bool) -> DataInfo:
 
     path = folder_path(config.name)
     if _is_packed(path):
+        if config.loader == "torchvision":
+            raise ConfigError(
+                f"data.loader=torchvision reads image folders; got the packed set {path!r}. Write data.loader=auto."
+            )
         return _describe_packed(config, path, open_some)
     scan = scan_folder(path)
     if open_some:

@@ -15,6 +15,7 @@ from train_loop.data import DataInfo, folder_path, sampling
 from train_loop.data.loader import Images, LoadedSource
 from train_loop.data.pixels import to_8_bits
 from train_loop.data.scan import Listing, scan_folder
+from train_loop.data.source import DataSource
 from train_loop.data.subset import subset_rows
 from train_loop.errors import ImageError
 
@@ -28,11 +29,15 @@ RESIZE_BEFORE_CROP = 256 / 224
 LONGEST_RATIO = 16
 
 
-def open_folder(config: DataConfig, info: DataInfo) -> LoadedSource:
+def open_folder(config: DataConfig, info: DataInfo) -> DataSource:
     """Raises ConfigError as ``scan_folder`` does."""
     scan = scan_folder(info.path or folder_path(config.name))
-    train = FolderImages(_part_of(scan.train, config.subset))
-    return LoadedSource(config, info, train, FolderImages(scan.val), MEAN, STD)
+    train = _part_of(scan.train, config.subset)
+    if config.loader == "torchvision":
+        from train_loop.data.torchvision_loader import TorchvisionSource
+
+        return TorchvisionSource(config, info, train, scan.val)
+    return LoadedSource(config, info, FolderImages(train), FolderImages(scan.val), MEAN, STD)
 
 
 def _part_of(listing: Listing, part: float) -> Listing:
