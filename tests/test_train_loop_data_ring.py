@@ -25,6 +25,7 @@ from train_loop.data.loader import Filler, Job
 from train_loop.data.ring import Bad, Ring
 from train_loop.data.scan import scan_folder
 from train_loop.data.source import Epoch
+from train_loop.data.upload import Uploader
 from train_loop.errors import ImageError, LoaderError
 
 SIZE = 16
@@ -313,3 +314,34 @@ def test_torchvisions_loader_reads_no_packed_set(folder: Path, tmp_path: Path) -
 def test_impossible_options_are_refused(change: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="data." + next(iter(change))):
         DataConfig(**change)
+
+
+# --- to the device ---
+
+
+def test_uploading_to_a_cpu_changes_nothing() -> None:
+    upload = Uploader(torch.device("cpu"), DataConfig())
+    images, labels = torch.zeros(2, 4, 4, 3, dtype=torch.uint8), torch.arange(2)
+    there = upload((images, labels))
+    assert there[0] is images and there[1] is labels
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("change", [{}, {"non_blocking": False}, {"pin_memory": False}])
+def test_batches_arrive_on_a_gpu_as_they_were(folder: Path, change: dict[str, bool]) -> None:
+    """While the device is kept busy, so that a slot that is written again too early would be seen."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    busy = torch.ones(4096, 4096, device=device)
+    config = DataConfig(name=str(folder), image_size=SIZE, loader_workers=2, **change)
+    source, upload = open_data(config), Uploader(device, config)
+    plain = open_data(DataConfig(name=str(folder), image_size=SIZE))
+    orders = batches_of(*[32] * 30)
+    there = []
+    for batch in source.read_train(orders, Epoch(1, 1)):
+        busy = busy @ busy / 4096
+        there.append(upload(batch)[0].clone())
+    for mine, (want, _) in zip(there, plain.read_train(orders, Epoch(1, 1)), strict=True):
+        assert torch.equal(mine.cpu(), want)
+    if source._rings and not change:
+        assert torch.from_numpy(source._rings[0].slots.pixels(0, 1, SIZE)).is_pinned()
+    source.close()

@@ -18,6 +18,7 @@ from train_loop.chronometer import Chronometer
 from train_loop.config import BatchSplit, ConfigError, TrainConfig
 from train_loop.data import open_data
 from train_loop.data.source import DataSource
+from train_loop.data.upload import Uploader
 from train_loop.distributed import Heartbeat, World
 from train_loop.errors import CheckpointError
 from train_loop.metrics import LossWatch, Sums
@@ -37,6 +38,7 @@ class Run:
     reporter: Reporter
     split: BatchSplit
     source: DataSource
+    upload: Uploader
     steps_per_epoch: int
     model: nn.Module
     """Without DDP: what is validated and saved."""
@@ -98,6 +100,7 @@ def set_up(config: TrainConfig, reporter: Reporter, checkpoints: CheckpointFolde
         reporter=reporter,
         split=split,
         source=source,
+        upload=Uploader(device, config.data),
         steps_per_epoch=steps_per_epoch,
         model=model.train(),
         parallel=parallel,

@@ -204,12 +204,8 @@ def _autocast(run: Run) -> torch.autocast:
 
 
 def _to_device(run: Run, batch: Batch) -> Batch:
-    """Copied without waiting, where the device allows it."""
-    images, labels = batch
-    device = run.world.device
-    if device.type == "cuda":
-        images, labels = images.pin_memory(), labels.pin_memory()
-    images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
+    """Images as the model takes them, and labels."""
+    images, labels = run.upload(batch)
     return run.source.finish(images).contiguous(memory_format=memory_layout(run.config)), labels
 
 

@@ -121,7 +121,7 @@ class LoadedSource(DataSource):
     ) -> None:
         super().__init__(info)
         self._fill = Filler(train, val, config.on_bad_image == "skip")
-        self._augment = config.augment
+        self._augment, self._pin = config.augment, config.pin_memory
         self._mean, self._std = tuple(mean), tuple(std)
         self._workers = loader_workers(config) if ring.available() else 0
         self._rings: list[ring.Ring] = []
@@ -175,7 +175,7 @@ class LoadedSource(DataSource):
             if taken is not None:
                 taken.close()
             # Validation takes two micro-batches at once. What is not written to takes no memory.
-            taken = ring.Ring(self._fill, self._workers, 2 * largest, size)
+            taken = ring.Ring(self._fill, self._workers, 2 * largest, size, pin=self._pin)
         try:
             yield from taken.read(job, batches, size)
         finally:

@@ -86,20 +86,20 @@ class Slots:
             os.ftruncate(descriptor, self.bytes)
         self._descriptor = descriptor
         weakref.finalize(self, os.close, descriptor)
-        self._map = mmap.mmap(descriptor, self.bytes)
-        self.oldest = np.frombuffer(self._map, np.int64, 1)
+        self.map = mmap.mmap(descriptor, self.bytes)
+        self.oldest = np.frombuffer(self.map, np.int64, 1)
 
     def __reduce__(self) -> Any:
         # The descriptor travels beside the pickle of a process that is being started.
         return _attach, (self.count, self.images, self.image_bytes, reduction.DupFd(self._descriptor))
 
     def indices(self, slot: int, images: int) -> npt.NDArray[np.int64]:
-        return np.frombuffer(self._map, np.int64, images, PAGE + slot * self._slot_bytes)
+        return np.frombuffer(self.map, np.int64, images, PAGE + slot * self._slot_bytes)
 
     def pixels(self, slot: int, images: int, size: int) -> npt.NDArray[np.uint8]:
         """``[images, size, size, 3]``."""
         begin = PAGE + slot * self._slot_bytes + self._index_bytes
-        return np.frombuffer(self._map, np.uint8, images * size * size * 3, begin).reshape(images, size, size, 3)
+        return np.frombuffer(self.map, np.uint8, images * size * size * 3, begin).reshape(images, size, size, 3)
 
     def fit(self, images: int, size: int) -> bool:
         return images <= self.images and images * size * size * 3 <= self.images * self.image_bytes
@@ -120,11 +120,19 @@ class Ring:
         fill: called in the loader processes; goes there by fork or pickle.
         images: of a batch, at most.
         slots: 0 takes as many as the processes need.
+        pin: page-lock the slots where CUDA is in use.
         context: how processes start; default: as ``multiprocessing`` is set.
     """
 
     def __init__(
-        self, fill: Fill, workers: int, images: int, size: int, slots: int = 0, context: BaseContext | None = None
+        self,
+        fill: Fill,
+        workers: int,
+        images: int,
+        size: int,
+        slots: int = 0,
+        pin: bool = False,
+        context: BaseContext | None = None,
     ) -> None:
         context = context or multiprocessing.get_context()
         slots = slots or min(max(HELD_BACK + -(-IMAGES_AHEAD * workers // images), SLOTS), 32)
@@ -159,7 +167,8 @@ class Ring:
         self._poll = select.poll()
         for descriptor in (self._results.fileno(), *(process.sentinel for process in self.processes)):
             self._poll.register(descriptor, select.POLLIN)
-        _pin(self.slots)
+        if pin:
+            _pin(self.slots)
 
     @property
     def open(self) -> bool:
@@ -261,12 +270,11 @@ def _shut_down(processes: list[BaseProcess], *ends: socket.socket) -> None:
 
 
 def _pin(slots: Slots) -> None:
-    """Tell CUDA of the slots, so that copies to the device need not wait. They stay so until the process ends."""
-    if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
-        return
-    whole = torch.from_numpy(np.frombuffer(slots._map, np.uint8))
-    with contextlib.suppress(RuntimeError):
-        torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(whole.data_ptr(), slots.bytes, 0))
+    """Tell CUDA of the slots, so that copies to the device need not wait; where it will not, they are copied twice."""
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        address, cudart = np.frombuffer(slots.map, np.uint8).ctypes.data, torch.cuda.cudart()
+        if int(cudart.cudaHostRegister(address, slots.bytes, 0)) == 0:
+            weakref.finalize(slots.map, cudart.cudaHostUnregister, address).atexit = False
 
 
 # --- in a loader process ---
