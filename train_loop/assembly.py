@@ -58,12 +58,18 @@ class Run:
     heartbeat: Heartbeat
 
 
-def set_up(config: TrainConfig, reporter: Reporter, checkpoints: CheckpointFolder, device: torch.device) -> Run:
+def set_up(
+    config: TrainConfig,
+    reporter: Reporter,
+    checkpoints: CheckpointFolder,
+    device: torch.device,
+    stage_folder: str | None = None,
+) -> Run:
     """Data, model, optimizer and scaler, as fresh or as the checkpoint left them."""
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
     world = World.current(device)
-    source = open_data(config.data)
+    source = _open(config, stage_folder, world)
     split = _split(config, source, world)
     steps_per_epoch = source.steps_per_epoch(split.global_size)
     if config.model.sync_bn and device.type == "cpu":
@@ -117,6 +123,21 @@ def set_up(config: TrainConfig, reporter: Reporter, checkpoints: CheckpointFolde
         clock=clock,
         heartbeat=Heartbeat(world),
     )
+
+
+def _open(config: TrainConfig, stage_folder: str | None, world: World) -> DataSource:
+    """The data set; what any rank finds wrong, all raise: nodes differ in what they can stage."""
+    source: DataSource | None = None
+    error: Exception | None = None
+    try:
+        source = open_data(config.data, stage_folder)
+    except ConfigError as found:
+        error = found
+    for other in world.gather(error):
+        if other is not None:
+            raise other
+    assert source is not None
+    return source
 
 
 def _split(config: TrainConfig, source: DataSource, world: World) -> BatchSplit:

@@ -57,6 +57,7 @@ def train(
     checkpoint_dir: Path | None = None,
     checkpoint_every_s: float = 60.0,
     device: torch.device | None = None,
+    stage_folder: str | None = None,
 ) -> TrainResult:
     """Train ``config`` to its last epoch, on all ranks of torch.distributed if it is initialised.
 
@@ -69,6 +70,7 @@ def train(
     Args:
         checkpoint_every_s: 0 means at each epoch's end, and not within epochs.
         device: default the current CUDA device, else the CPU. Seeds the global generators of torch.
+        stage_folder: where each node keeps a copy of a packed data set; changes no result.
 
     Raises:
         ConfigError: a batch that does not divide or exceeds the data, a model or data that do not
@@ -77,7 +79,8 @@ def train(
         CheckpointError: no checkpoint in the folder can be read, or the ranks see different ones.
         TrainingStopped: see ``Reporter``.
     """
-    run = set_up(config, reporter, CheckpointFolder(checkpoint_dir, checkpoint_every_s), device or pick_device())
+    checkpoints = CheckpointFolder(checkpoint_dir, checkpoint_every_s)
+    run = set_up(config, reporter, checkpoints, device or pick_device(), stage_folder)
     try:
         if run.resumed_from_epoch is not None and hasattr(reporter, "resumed"):
             reporter.resumed(_history(run))

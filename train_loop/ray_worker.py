@@ -96,7 +96,8 @@ def train_worker(task: dict[str, Any]) -> dict[str, Any]:
 
     Args:
         task: ``config`` (a TrainConfig's dict), ``checkpoint_dir``, ``checkpoint_every_s``,
-            ``log_file`` (rank 0 writes it), ``stop_file``; of a full run, ``records_file``.
+            ``log_file`` (rank 0 writes it), ``stop_file``; of a full run, ``records_file``; where
+            nodes keep a copy of the data, ``stage_folder``.
 
     Returns:
         ``{"failure": None}``, or the reason why this configuration cannot be trained; with
@@ -123,6 +124,7 @@ def train_worker(task: dict[str, Any]) -> dict[str, Any]:
             checkpoint_dir=Path(task["checkpoint_dir"]),
             checkpoint_every_s=task["checkpoint_every_s"],
             device=ray.train.torch.get_device(),
+            stage_folder=task.get("stage_folder"),
         )
     except TrainingStopped as stop:
         log.info("%s", stop)
@@ -138,7 +140,12 @@ def train_worker(task: dict[str, Any]) -> dict[str, Any]:
 
 
 def fit(
-    config: TrainConfig, *, workers: int, output: Path, checkpoint_every_s: float = 60.0
+    config: TrainConfig,
+    *,
+    workers: int,
+    output: Path,
+    checkpoint_every_s: float = 60.0,
+    stage_folder: str | None = None,
 ) -> tuple[EpochRecord, ...]:
     """A full run under Ray Train on this machine, a line an epoch. Resumes from ``output``.
 
@@ -156,7 +163,7 @@ def fit(
     request = _StopRequest(stop_file)
     before = take_signals(request.note)
     try:
-        outcome = _fit_on_own_ray(config, workers, output, checkpoint_every_s, cpus, gpus, request)
+        outcome = _fit_on_own_ray(config, workers, output, checkpoint_every_s, stage_folder, cpus, gpus, request)
     except RayStartError:  # Ctrl-C in a terminal reaches Ray's processes too, and may end a start
         if request.signum is None:
             raise
@@ -176,6 +183,7 @@ def _fit_on_own_ray(
     workers: int,
     output: Path,
     checkpoint_every_s: float,
+    stage_folder: str | None,
     cpus: int,
     gpus: int,
     request: _StopRequest,
@@ -193,6 +201,7 @@ def _fit_on_own_ray(
             "log_file": str(output / "train.log"),
             "stop_file": str(request.stop_file),
             "records_file": str(records_file),
+            "stage_folder": stage_folder,
             "ray_storage": str(Path(connection.token_path or output).parent / "train"),
         }
         print(f"Ray dashboard: {connection.dashboard_url} (token in {connection.token_path})", flush=True)

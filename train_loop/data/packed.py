@@ -21,9 +21,9 @@ SHIFT = 1 / 8
 """Of the side: how far small images are moved, 4 pixels of CIFAR's 32 (He et al. 2016, §4.2)."""
 
 
-def open_packed(config: DataConfig, info: DataInfo) -> LoadedSource:
-    assert info.path is not None  # describe has found it there
-    files = PackedFiles(info.path)
+def open_packed(config: DataConfig, info: DataInfo, path: str) -> LoadedSource:
+    """From ``path``, which may be a copy of ``info.path``."""
+    files = PackedFiles(path)
     packed = files.info
     train = np.arange(packed.train_size, dtype=np.int64)
     if config.subset < 1:
