@@ -25,7 +25,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from multiprocessing import reduction
+from multiprocessing import reduction, util
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -151,11 +151,13 @@ class Ring:
         # A forked child has this process's ends too: if it kept them, it would not see this process end.
         ours = (self._tasks, self._results) if context.get_start_method() == "fork" else ()
         self.processes: list[BaseProcess] = []
-        self._close = weakref.finalize(self, _shut_down, self.processes, self._tasks, self._results)
+        # Before multiprocessing's own exit handler, which asks with SIGTERM and then waits.
+        arguments = (self.processes, self._tasks, self._results)
+        self._close = util.Finalize(self, _shut_down, arguments, exitpriority=10)
         try:
             for number in range(workers):
-                arguments = (fill, self.slots, task_end, result_end, ours)
-                process = context.Process(target=_work, args=arguments, name=f"loader {number}", daemon=True)  # type: ignore[attr-defined]
+                work = (fill, self.slots, task_end, result_end, ours)
+                process = context.Process(target=_work, args=work, name=f"loader {number}", daemon=True)  # type: ignore[attr-defined]
                 process.start()
                 self.processes.append(process)
         except BaseException:
@@ -172,7 +174,7 @@ class Ring:
 
     @property
     def open(self) -> bool:
-        return self._close.alive
+        return self._close.still_active()
 
     def close(self) -> None:
         """End the processes. Batches that are still held stay valid."""
@@ -262,11 +264,9 @@ def _shut_down(processes: list[BaseProcess], *ends: socket.socket) -> None:
     for end in ends:
         end.close()
     for process in processes:
-        process.terminate()  # they only read files
+        process.kill()  # they only read files
     for process in processes:
-        process.join(2.0)
-        if process.exitcode is None:  # deep in a file system that does not answer
-            process.kill()
+        process.join(5.0)
 
 
 def _pin(slots: Slots) -> None:
@@ -285,9 +285,9 @@ def _work(
 ) -> None:
     for end in parents:
         end.close()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
-        signal.signal(number, signal.SIG_DFL)
+    # A terminal and Slurm signal all processes; the trainer answers, and needs batches until its checkpoint is written.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(1)
     with contextlib.suppress(ConnectionError):  # the parent has ended
         while message := tasks.recv(MESSAGE_BYTES):
