@@ -204,6 +204,17 @@ def test_checkpoint_of_other_data_is_refused(monkeypatch: pytest.MonkeyPatch, tm
     install(monkeypatch.setattr, source=more)
     with pytest.raises(ConfigError, match="data.train_size 70 → 71"):
         run(CONFIG, folder=tmp_path)
+    renamed = TinySource()
+    object.__setattr__(renamed.info, "class_names", ("other", *renamed.info.class_names[1:]))
+    install(monkeypatch.setattr, source=renamed)
+    with pytest.raises(ConfigError, match=f"class 0 '{TinySource().info.class_names[0]}' → 'other'. Use another"):
+        run(CONFIG, folder=tmp_path)
+
+
+def test_what_changes_no_result_may_change_on_resume(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    install(monkeypatch.setattr)
+    run(CONFIG, folder=tmp_path)
+    run(CONFIG.replace_keys({"data.loader_workers": 3, "data.pin_memory": False}), folder=tmp_path)
 
 
 def content(number: int) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import sys
 import tarfile
 from io import BytesIO
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 import torch
 from PIL import Image
 
-from train_loop.data import decode, jpeg
+from train_loop.data import decode, folder, jpeg
 
 SAMPLE = Path(os.environ.get("BIGBATCH_IMAGENET_SAMPLE", "imagenet_sample_500.tar"))
 
@@ -146,13 +147,19 @@ def test_crop_and_resize_equal_decode_then_torchvision() -> None:
             assert torch.equal(out.permute(2, 0, 1), expected)
 
 
-def test_pillow_decodes_where_torchvision_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
-    data = jpeg.stamp(restarted(photograph(300, 200)))
-    outs = [torch.empty(64, 64, 3, dtype=torch.uint8) for _ in range(2)]
-    decode.decode_crop(data, (30, 40, 250, 150), outs[0])
-    monkeypatch.setattr(decode, "_torchvision_decode", lambda: None)
-    decode.decode_crop(data, (30, 40, 250, 150), outs[1])
-    assert torch.equal(outs[0], outs[1])
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+def test_all_decoders_give_the_same_pixels(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """simplejpeg where it is installed, without it torchvision, without both Pillow."""
+    data = jpeg.stamp(restarted(photograph(300, 200).convert(mode)))
+    outs = []
+    for missing in ("", "simplejpeg", "torchvision.io"):
+        if missing:
+            monkeypatch.setitem(sys.modules, missing, None)
+        decode._jpeg_decoder.cache_clear()
+        outs.append(torch.empty(64, 64, 3, dtype=torch.uint8))
+        decode.decode_crop(data, (30, 40, 250, 150), outs[-1])
+    decode._jpeg_decoder.cache_clear()
+    assert torch.equal(outs[0], outs[1]) and torch.equal(outs[1], outs[2])
 
 
 def test_the_public_resize_stands_by(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,3 +192,23 @@ def test_jpegtran_is_found_by_its_variable(monkeypatch: pytest.MonkeyPatch, tmp_
     assert jpeg.jpegtran_path() == str(program)
     monkeypatch.setenv("JPEGTRAN", str(tmp_path / "none"))
     assert jpeg.jpegtran_path() is None
+
+
+@pytest.mark.parametrize("size", [(500, 375), (375, 500), (333, 1200), (224, 224), (130, 200)])
+@pytest.mark.parametrize("sampling", ["4:2:0", "4:4:4"])
+def test_validation_decodes_the_middle_alone(size: tuple[int, int], sampling: str) -> None:
+    """Against decoding, resizing and cutting the whole, by Pillow."""
+    stored, png = restarted(photograph(*size), sampling), BytesIO()
+    photograph(*size).save(png, "PNG")
+    for data in (stored, png.getvalue()):
+        mine = decode.decode_box(data, folder.central_box(*size, 96), 96)
+        whole = folder.central_crop(decode.decode_whole(data), 96)
+        difference = np.abs(np.asarray(mine).astype(int) - np.asarray(whole))
+        assert difference.max() <= 1 and difference.mean() < 0.2  # rounding
+
+
+def test_the_middle_of_a_very_long_image() -> None:
+    image = photograph(5000, 40)
+    mine = decode.decode_box(restarted(image), folder.central_box(5000, 40, 64), 64)
+    whole = folder.central_crop(decode.decode_whole(restarted(image)), 64)
+    assert np.abs(np.asarray(mine).astype(int) - np.asarray(whole)).max() <= 1

@@ -387,6 +387,39 @@ def test_a_shard_replaced_under_a_run_is_named(packed: Path, tmp_path: Path) -> 
         next(source.train_batches(0, 0, BatchSplit(1, 1, 5), 0))
 
 
+def test_a_shard_cut_short_under_a_run_is_named(packed: Path, tmp_path: Path) -> None:
+    damaged = copy(packed, tmp_path / "damaged")
+    source = open_data(DataConfig(name=str(damaged), image_size=32, loader_workers=1))
+    os.truncate(damaged / "train-00000.arrow", 1000)
+    with pytest.raises(ImageError, match=r"record \d+ \(train/.*train-00000.arrow: the shard is cut short"):
+        next(source.train_batches(0, 0, BatchSplit(1, 1, 15), 0))
+    source.close()
+
+
+def change_index(packed: Path, target: Path, labels: list[int] | None = None, **info: object) -> Path:
+    """A copy whose index says something else."""
+    changed = copy(packed, target)
+    table = pa.ipc.open_file(changed / "index.arrow").read_all()
+    if labels is not None:
+        place = table.schema.get_field_index("label")
+        table = table.set_column(place, table.schema.field("label"), pa.array(labels, pa.int32()))
+    values = json.loads(table.schema.metadata[b"bigbatch"]) | info
+    table = table.replace_schema_metadata({b"bigbatch": json.dumps(values).encode()}).combine_chunks()
+    (changed / "index.arrow").unlink()
+    with pa.ipc.new_file(changed / "index.arrow", table.schema) as file:
+        file.write_table(table)
+    return changed
+
+
+def test_labels_out_of_range_and_an_empty_part_are_refused(packed: Path, tmp_path: Path) -> None:
+    labels = pa.ipc.open_file(packed / "index.arrow").read_all()["label"].to_pylist()
+    wrong = change_index(packed, tmp_path / "wrong", labels=[*labels[:4], 3, *labels[5:]])
+    with pytest.raises(ConfigError, match=r"label must be 0 to 2.*got 3 for record 4 \("):
+        describe(DataConfig(name=str(wrong)), open_some=True)
+    with pytest.raises(ConfigError, match="got none in val"):
+        describe(DataConfig(name=str(change_index(packed, tmp_path / "empty", val_size=0))))
+
+
 def test_info_shows_counts_and_draws_a_contact_sheet(packed: Path, tmp_path: Path) -> None:
     shown = copy(packed, tmp_path / "shown")
     done = run_pack("--info", shown)

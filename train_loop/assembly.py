@@ -18,6 +18,7 @@ from train_loop.chronometer import Chronometer
 from train_loop.config import BatchSplit, ConfigError, TrainConfig
 from train_loop.data import open_data
 from train_loop.data.source import DataSource
+from train_loop.data.upload import Uploader
 from train_loop.distributed import Heartbeat, World
 from train_loop.errors import CheckpointError
 from train_loop.metrics import LossWatch, Sums
@@ -37,6 +38,7 @@ class Run:
     reporter: Reporter
     split: BatchSplit
     source: DataSource
+    upload: Uploader
     steps_per_epoch: int
     model: nn.Module
     """Without DDP: what is validated and saved."""
@@ -56,12 +58,18 @@ class Run:
     heartbeat: Heartbeat
 
 
-def set_up(config: TrainConfig, reporter: Reporter, checkpoints: CheckpointFolder, device: torch.device) -> Run:
+def set_up(
+    config: TrainConfig,
+    reporter: Reporter,
+    checkpoints: CheckpointFolder,
+    device: torch.device,
+    stage_folder: str | None = None,
+) -> Run:
     """Data, model, optimizer and scaler, as fresh or as the checkpoint left them."""
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
     world = World.current(device)
-    source = open_data(config.data)
+    source = _open(config, stage_folder, world)
     split = _split(config, source, world)
     steps_per_epoch = source.steps_per_epoch(split.global_size)
     if config.model.sync_bn and device.type == "cpu":
@@ -98,6 +106,7 @@ def set_up(config: TrainConfig, reporter: Reporter, checkpoints: CheckpointFolde
         reporter=reporter,
         split=split,
         source=source,
+        upload=Uploader(device, config.data),
         steps_per_epoch=steps_per_epoch,
         model=model.train(),
         parallel=parallel,
@@ -114,6 +123,21 @@ def set_up(config: TrainConfig, reporter: Reporter, checkpoints: CheckpointFolde
         clock=clock,
         heartbeat=Heartbeat(world),
     )
+
+
+def _open(config: TrainConfig, stage_folder: str | None, world: World) -> DataSource:
+    """The data set; what any rank finds wrong, all raise: nodes differ in what they can stage."""
+    source: DataSource | None = None
+    error: Exception | None = None
+    try:
+        source = open_data(config.data, stage_folder)
+    except ConfigError as found:
+        error = found
+    for other in world.gather(error):
+        if other is not None:
+            raise other
+    assert source is not None
+    return source
 
 
 def _split(config: TrainConfig, source: DataSource, world: World) -> BatchSplit:

@@ -138,9 +138,10 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def describe_data(info: DataInfo) -> dict[str, int]:
+def describe_data(info: DataInfo) -> dict[str, Any]:
     """What must not change below a run: its sampler's positions and its model's outputs."""
-    return {"train_size": info.train_size, "val_size": info.val_size, "num_classes": info.num_classes}
+    sizes = {"train_size": info.train_size, "val_size": info.val_size, "num_classes": info.num_classes}
+    return sizes | {"class_names": list(info.class_names)}
 
 
 def check_same_run(content: Mapping[str, Any], config: TrainConfig, info: DataInfo, folder: Path) -> None:
@@ -156,7 +157,11 @@ def check_same_run(content: Mapping[str, Any], config: TrainConfig, info: DataIn
     # One from before a key existed was trained with its default.
     stored = TrainConfig.from_dict(content["config"]).to_dict()
     changes = differing_keys(stored, config.to_dict())
-    changes += differing_keys(content["data"], describe_data(info), "data.")
+    before, now = dict(content["data"]), describe_data(info)
+    # Names one by one: a thousand of them make no message. Older checkpoints have none.
+    names = zip(before.pop("class_names", now["class_names"]), now.pop("class_names"), strict=False)
+    changes += differing_keys(before, now, "data.")
+    changes += [f"class {label} {old!r} → {new!r}" for label, (old, new) in enumerate(names) if old != new][:1]
     if changes:
         raise ConfigError(
             f"a checkpoint resumes the run that wrote it; {str(folder)!r} holds one with other values: "

@@ -51,6 +51,15 @@ __all__ = [
 
 SCHEMA_VERSION = 1
 
+RUNTIME_KEYS = (
+    "data.loader_workers",
+    "data.prefetch_factor",
+    "data.persistent_workers",
+    "data.pin_memory",
+    "data.non_blocking",
+)
+"""How fast a run is, not what it computes: it may resume with others."""
+
 LOSSES = ("cross_entropy", "bce")
 PRECISIONS = ("auto", "off", "bf16", "fp16")
 PRECISE_BN = ("auto", "on", "off")
@@ -277,12 +286,15 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
 
 
 def differing_keys(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """``["epochs 12 → 30", …]``: the dotted keys of two dicts whose values differ, with both values."""
+    """``["epochs 12 → 30", …]``: the dotted keys of two dicts whose values differ, with both values.
+
+    Without ``RUNTIME_KEYS``.
+    """
     found: list[str] = []
     for key in {**old, **new}:
         a, b = (list(v) if isinstance(v, tuple) else v for v in (old.get(key), new.get(key)))  # JSON has no tuples
         if isinstance(a, Mapping) and isinstance(b, Mapping):
             found += differing_keys(a, b, f"{prefix}{key}.")
-        elif a != b:
+        elif a != b and prefix + key not in RUNTIME_KEYS:
             found.append(f"{prefix}{key} {a!r} → {b!r}")
     return found

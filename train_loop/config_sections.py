@@ -10,6 +10,8 @@ from train_loop.config_rules import ConfigError, choice, finite, require
 OPTIMIZERS = ("sgd", "lars", "lamb", "adamw")
 SCHEDULES = ("cosine", "poly", "linear", "one_cycle", "step", "constant")
 STEMS = ("auto", "imagenet", "small", "small_pool")
+LOADERS = ("auto", "ring", "torchvision")
+ON_BAD_IMAGE = ("fail", "skip")
 LARS_MOMENTUM = ("in", "out")
 AUTO_AUGMENT = ("none", "trivial", "rand")
 
@@ -66,7 +68,21 @@ class DataConfig:
     """From this epoch on it is ``image_size``; in between on a line, in multiples of 32."""
     augment: bool = True
     loader_workers: int = 0
-    """Decoding processes a worker; 0 decodes in the training process."""
+    """Decoding processes a worker; 0 decodes in the training process, -1 takes a worker's cores but one."""
+    loader: str = "auto"
+    """How batches come: ``ring`` of slots in shared memory, or ``torchvision``'s ``ImageFolder`` and transforms
+    behind torch's DataLoader, for comparison (image folders only). ``auto`` is ``ring``."""
+    prefetch_factor: int = 2
+    """Batches that each process of the torchvision loader reads ahead."""
+    persistent_workers: bool = True
+    """Keep the torchvision loader's processes from epoch to epoch; the ring always does."""
+    pin_memory: bool = True
+    """On GPUs: page-locked memory for batches."""
+    non_blocking: bool = True
+    """On GPUs: copy the next batch while this one is computed; needs ``pin_memory``."""
+    on_bad_image: str = "fail"
+    """``skip``: an image that cannot be read is replaced in training by the next one of its micro-batch, left out
+    in validation, and counted."""
     subset: float = 1.0
     """Part of the training images to use, of each class alike; validation stays whole."""
     auto_augment: str = "none"
@@ -116,12 +132,6 @@ class DataConfig:
             (self.progressive_start, self.progressive_end),
             "Write e.g. 65 and 76 of 88 epochs.",
         )
-        require(
-            0 <= self.loader_workers <= 256,
-            "data.loader_workers must be 0 to 256",
-            self.loader_workers,
-            "Write the cores that each worker may use for decoding.",
-        )
         choice("data.auto_augment", self.auto_augment, AUTO_AUGMENT)
         require(1 <= self.rand_ops <= 16, "data.rand_ops must be 1 to 16", self.rand_ops, "Write 2.")
         require(0 <= self.rand_magnitude <= 30, "data.rand_magnitude must be 0 to 30", self.rand_magnitude, "Write 9.")
@@ -129,6 +139,24 @@ class DataConfig:
         require(
             1 <= self.augment_repeats <= 64, "data.augment_repeats must be 1 to 64", self.augment_repeats, "Write 3."
         )
+        require(
+            -1 <= self.loader_workers <= 256,
+            "data.loader_workers must be 0 to 256, or -1 for the cores that a worker has",
+            self.loader_workers,
+            "Write the cores that each worker may use for decoding.",
+        )
+        choice("data.loader", self.loader, LOADERS)
+        choice("data.on_bad_image", self.on_bad_image, ON_BAD_IMAGE)
+        require(
+            1 <= self.prefetch_factor <= 64, "data.prefetch_factor must be 1 to 64", self.prefetch_factor, "Write 2."
+        )
+        if self.loader == "torchvision":
+            for name, off in (("auto_augment", "none"), ("augment_repeats", 1), ("progressive_from", 0)):
+                if getattr(self, name) != off:
+                    raise ConfigError(
+                        f"the torchvision loader is the plain pipeline; got data.{name}={getattr(self, name)!r} with "
+                        f"data.loader=torchvision. Write data.loader=ring or data.{name}={off}."
+                    )
         finite("data.random_erasing", self.random_erasing, 0.0, 1.0)
         finite("data.mixup_alpha", self.mixup_alpha, 0.0, 100.0)
         finite("data.cutmix_alpha", self.cutmix_alpha, 0.0, 100.0)

@@ -28,3 +28,7 @@ class TrainingStopped(RuntimeError):
 
 class ImageError(RuntimeError):
     """An image that cannot be read or decoded; the message names the file."""
+
+
+class LoaderError(RuntimeError):
+    """A loader process that ended or failed; the message names it."""

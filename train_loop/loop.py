@@ -24,7 +24,7 @@ from train_loop.config import TrainConfig
 from train_loop.data import mixing
 from train_loop.data.source import Batch
 from train_loop.distributed import pick_device
-from train_loop.errors import NonFiniteLossError, TrainingStopped
+from train_loop.errors import ImageError, NonFiniteLossError, TrainingStopped
 from train_loop.losses import training_loss
 from train_loop.metrics import Sums
 from train_loop.optim import set_learning_rate
@@ -57,6 +57,7 @@ def train(
     checkpoint_dir: Path | None = None,
     checkpoint_every_s: float = 60.0,
     device: torch.device | None = None,
+    stage_folder: str | None = None,
 ) -> TrainResult:
     """Train ``config`` to its last epoch, on all ranks of torch.distributed if it is initialised.
 
@@ -69,6 +70,7 @@ def train(
     Args:
         checkpoint_every_s: 0 means at each epoch's end, and not within epochs.
         device: default the current CUDA device, else the CPU. Seeds the global generators of torch.
+        stage_folder: where each node keeps a copy of a packed data set; changes no result.
 
     Raises:
         ConfigError: a batch that does not divide or exceeds the data, a model or data that do not
@@ -77,21 +79,30 @@ def train(
         CheckpointError: no checkpoint in the folder can be read, or the ranks see different ones.
         TrainingStopped: see ``Reporter``.
     """
-    run = set_up(config, reporter, CheckpointFolder(checkpoint_dir, checkpoint_every_s), device or pick_device())
-    if run.resumed_from_epoch is not None and hasattr(reporter, "resumed"):
-        reporter.resumed(_history(run))
-    while run.progress.epoch < config.epochs:
-        _train_epoch(run)
-        with run.average.in_place() if run.average else contextlib.nullcontext():
-            with run.clock.part("bn_s", synchronize=True):
-                _prepare_batch_norm(run)
-            with run.clock.part("val_s", synchronize=True):
-                val_sums = _validate(run)
-        record = _end_epoch(run, val_sums)
-        reporter.report(record)
+    checkpoints = CheckpointFolder(checkpoint_dir, checkpoint_every_s)
+    run = set_up(config, reporter, checkpoints, device or pick_device(), stage_folder)
+    try:
+        if run.resumed_from_epoch is not None and hasattr(reporter, "resumed"):
+            reporter.resumed(_history(run))
+        while run.progress.epoch < config.epochs:
+            reporter.report(_epoch(run))
+    finally:
+        run.source.close()
     history = _history(run)
     best = max(history, key=lambda r: (r.val_top1, -r.epoch))
     return TrainResult(history[-1], best.val_top1, best.epoch, history)
+
+
+def _epoch(run: Run) -> EpochRecord:
+    _train_epoch(run)
+    bad_images = run.source.take_bad()
+    with run.average.in_place() if run.average else contextlib.nullcontext():
+        with run.clock.part("bn_s", synchronize=True):
+            _prepare_batch_norm(run)
+        run.source.take_bad()  # training's once more
+        with run.clock.part("val_s", synchronize=True):
+            val_sums = _validate(run)
+    return _end_epoch(run, val_sums, bad_images + run.source.take_bad())
 
 
 def _train_epoch(run: Run) -> None:
@@ -196,12 +207,8 @@ def _autocast(run: Run) -> torch.autocast:
 
 
 def _to_device(run: Run, batch: Batch) -> Batch:
-    """Copied without waiting, where the device allows it."""
-    images, labels = batch
-    device = run.world.device
-    if device.type == "cuda":
-        images, labels = images.pin_memory(), labels.pin_memory()
-    images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
+    """Images as the model takes them, and labels."""
+    images, labels = run.upload(batch)
     return run.source.finish(images).contiguous(memory_format=memory_layout(run.config)), labels
 
 
@@ -264,11 +271,14 @@ def _logits(run: Run, images: torch.Tensor) -> torch.Tensor:
         return run.model(images).float()
 
 
-def _end_epoch(run: Run, val_sums: torch.Tensor) -> EpochRecord:
+def _end_epoch(run: Run, val_sums: torch.Tensor, bad_images: int) -> EpochRecord:
     """The epoch's record, in the history and, where one is due, in a checkpoint."""
     progress, config = run.progress, run.config
-    sums = run.world.sum(torch.cat((run.sums.values, val_sums, run.norms.sums))).tolist()
-    train_loss, train_correct, train_images, val_loss, val_correct, val_images, *norms = sums
+    bad = val_sums.new_tensor([bad_images])
+    sums = run.world.sum(torch.cat((run.sums.values, val_sums, bad, run.norms.sums))).tolist()
+    train_loss, train_correct, train_images, val_loss, val_correct, val_images, bad_of_all, *norms = sums
+    if not val_images:
+        raise ImageError("no validation image can be read. Repair the data set.")
     if not math.isfinite(val_loss):
         raise NonFiniteLossError(
             f"validation loss is {val_loss / val_images} after epoch {progress.epoch + 1}, "
@@ -290,6 +300,7 @@ def _end_epoch(run: Run, val_sums: torch.Tensor) -> EpochRecord:
         images_per_s=train_images / max(times["data_s"] + times["step_s"], 1e-9),
         train_s=times["data_s"] + times["step_s"],
         noise_scale=run.norms.estimate(norms, run.split.micro_size, run.split.global_size),
+        bad_images=int(bad_of_all),
         resumed_from_epoch=run.resumed_from_epoch,
         **times,
     )

@@ -21,7 +21,7 @@ from typing import Any
 
 from cluster.allocation import usable_cpus
 from train_loop.config import ConfigError, TrainConfig
-from train_loop.errors import CheckpointError, NonFiniteLossError, RayStartError, TrainingStopped
+from train_loop.errors import CheckpointError, ImageError, NonFiniteLossError, RayStartError, TrainingStopped
 from train_loop.ray_session import LocalRay
 from train_loop.reporter import EpochRecord, PrintReporter
 from train_loop.terminal import give_signals_back, say_from_handler, take_signals
@@ -96,7 +96,8 @@ def train_worker(task: dict[str, Any]) -> dict[str, Any]:
 
     Args:
         task: ``config`` (a TrainConfig's dict), ``checkpoint_dir``, ``checkpoint_every_s``,
-            ``log_file`` (rank 0 writes it), ``stop_file``; of a full run, ``records_file``.
+            ``log_file`` (rank 0 writes it), ``stop_file``; of a full run, ``records_file``; where
+            nodes keep a copy of the data, ``stage_folder``.
 
     Returns:
         ``{"failure": None}``, or the reason why this configuration cannot be trained; with
@@ -130,6 +131,7 @@ def train_worker(task: dict[str, Any]) -> dict[str, Any]:
             checkpoint_dir=Path(task["checkpoint_dir"]),
             checkpoint_every_s=task["checkpoint_every_s"],
             device=device,
+            stage_folder=task.get("stage_folder"),
         )
     except TrainingStopped as stop:
         log.info("%s", stop)
@@ -137,14 +139,20 @@ def train_worker(task: dict[str, Any]) -> dict[str, Any]:
     except Exception as error:
         log.error("%s", traceback.format_exc())
         met_by_all = isinstance(error, NonFiniteLossError | ConfigError | CheckpointError)
-        if met_by_all or (isinstance(error, torch.OutOfMemoryError) and context.get_world_size() == 1):
+        alone = context.get_world_size() == 1
+        if met_by_all or (alone and isinstance(error, torch.OutOfMemoryError | ImageError)):
             return {FAILURE: f"{type(error).__name__}: {str(error).splitlines()[0]}"}
         raise
     return {FAILURE: None}
 
 
 def fit(
-    config: TrainConfig, *, workers: int, output: Path, checkpoint_every_s: float = 60.0
+    config: TrainConfig,
+    *,
+    workers: int,
+    output: Path,
+    checkpoint_every_s: float = 60.0,
+    stage_folder: str | None = None,
 ) -> tuple[EpochRecord, ...]:
     """A full run under Ray Train on this machine, a line an epoch. Resumes from ``output``.
 
@@ -162,7 +170,7 @@ def fit(
     request = _StopRequest(stop_file)
     before = take_signals(request.note)
     try:
-        outcome = _fit_on_own_ray(config, workers, output, checkpoint_every_s, cpus, gpus, request)
+        outcome = _fit_on_own_ray(config, workers, output, checkpoint_every_s, stage_folder, cpus, gpus, request)
     except RayStartError:  # Ctrl-C in a terminal reaches Ray's processes too, and may end a start
         if request.signum is None:
             raise
@@ -182,6 +190,7 @@ def _fit_on_own_ray(
     workers: int,
     output: Path,
     checkpoint_every_s: float,
+    stage_folder: str | None,
     cpus: int,
     gpus: int,
     request: _StopRequest,
@@ -199,6 +208,7 @@ def _fit_on_own_ray(
             "log_file": str(output / "train.log"),
             "stop_file": str(request.stop_file),
             "records_file": str(records_file),
+            "stage_folder": stage_folder,
             "ray_storage": str(Path(connection.token_path or output).parent / "train"),
         }
         print(f"Ray dashboard: {connection.dashboard_url} (token in {connection.token_path})", flush=True)
@@ -327,7 +337,7 @@ def _gpu_count() -> int:
 
 def _as_error(text: str) -> Exception:
     name, _, message = text.partition(": ")
-    kinds = {kind.__name__: kind for kind in (NonFiniteLossError, CheckpointError, ConfigError)}
+    kinds = {kind.__name__: kind for kind in (NonFiniteLossError, CheckpointError, ConfigError, ImageError)}
     return kinds.get(name, RuntimeError)(message or text)
 
 

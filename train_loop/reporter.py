@@ -47,6 +47,9 @@ class EpochRecord:
     noise_scale: float | None = None
     """Images; the critical batch as the epoch's gradients show it (``noise_scale.noise_scale``).
     None where a step is one micro-batch, or the epoch has too few steps to see the gradient's mean."""
+    bad_images: int = 0
+    """Images that could not be read, training and validation, over all ranks (``data.on_bad_image=skip``);
+    of a resumed epoch, since the resume."""
     resumed_from_epoch: int | None = None
     """Epochs that were finished when this process took the run up from a checkpoint."""
 
@@ -114,11 +117,12 @@ def epoch_line(record: EpochRecord) -> str:
     """A record for people, on one line."""
     width = len(str(record.epochs))
     skipped = f"  {record.skipped_steps} steps skipped" if record.skipped_steps else ""
+    bad = f"  {record.bad_images} bad images" if record.bad_images else ""
     noise = f"  noise scale {record.noise_scale:,.0f}" if record.noise_scale is not None else ""
     return (
         f"epoch {record.epoch:{width}}/{record.epochs}"
         f"  train loss {record.train_loss:.4f} top-1 {record.train_top1:6.2%}"
         f"  val loss {record.val_loss:.4f} top-1 {record.val_top1:6.2%}"
         f"  lr {record.learning_rate:.4g}  {record.images_per_s:,.0f} images/s"
-        f"  {record.train_s:.1f} + {record.bn_s + record.val_s:.1f} s{noise}{skipped}"
+        f"  {record.train_s:.1f} + {record.bn_s + record.val_s:.1f} s{noise}{skipped}{bad}"
     )

@@ -34,8 +34,15 @@ from train_loop.command_line import (  # noqa: E402
     with_subset,
 )
 from train_loop.config import ConfigError, TrainConfig, differing_keys, parse_assignments  # noqa: E402
-from train_loop.data import DataInfo, describe  # noqa: E402
-from train_loop.errors import CheckpointError, NonFiniteLossError, RayStartError, TrainingStopped  # noqa: E402
+from train_loop.data import DataInfo, check_stage, describe  # noqa: E402
+from train_loop.errors import (  # noqa: E402
+    CheckpointError,
+    ImageError,
+    LoaderError,
+    NonFiniteLossError,
+    RayStartError,
+    TrainingStopped,
+)
 from train_loop.folder_lock import lock_folder  # noqa: E402
 from train_loop.launch import Launch, launched  # noqa: E402
 from train_loop.ray_worker import check_workers  # noqa: E402
@@ -44,6 +51,7 @@ from train_loop.reporter import EpochRecord  # noqa: E402
 from train_loop.terminal import reader_may_leave  # noqa: E402
 
 RESULT_VERSION = 1
+BAD_IMAGE = "data.on_bad_image"
 
 
 @dataclass(frozen=True)
@@ -56,6 +64,8 @@ class Task:
     checkpoint_every_s: float
     launch: Launch | None
     """None under Ray."""
+    stage_folder: str | None = None
+    loader_report: bool = False
 
     @property
     def checkpoint_dir(self) -> Path:
@@ -78,6 +88,9 @@ def parser(prog: str) -> OneLineParser:
         help="data-parallel workers (default 1; torchrun and srun say it)",
     )
     add("--output", metavar="DIR", help="where results go (default: runs/train/<file>-<hash of the configuration>)")
+    add("--on-bad-image", metavar="fail|skip", help="in place of the configuration's: what an image that is none does")
+    add("--stage", metavar="DIR", help="copy a packed data set there, once a node, and read that; e.g. '$TMPDIR'")
+    add("--loader-report", action="store_true", help="measure what bounds the images a second, print it and end")
     add("--checkpoint-every-s", type=float, default=60.0, metavar="S", help="seconds between checkpoints (default 60)")
     return p
 
@@ -87,28 +100,32 @@ def make_task(argv: Sequence[str] | None, prog: str, launch: Launch | None) -> T
     args = parser(prog).parse_args(argv)
     source = recipe_path(args.recipe) if args.recipe else Path(args.config)
     changes = with_subset(parse_assignments([text for group in args.set for text in group]), args.subset)
-    if args.data is not None:
-        if "data.name" in changes:
-            raise ConfigError("a key is set once; got --data and --set data.name. Keep --data.")
-        changes["data.name"] = args.data
+    for option, key, value in (("--data", "data.name", args.data), ("--on-bad-image", BAD_IMAGE, args.on_bad_image)):
+        if value is not None:
+            if key in changes:
+                raise ConfigError(f"a key is set once; got {option} and --set {key}. Keep {option}.")
+            changes[key] = value
     config = read_config(source).replace_keys(changes)
     info = describe(config.data, open_some=True)
     if info.path is not None:  # workers may run in another folder
         config = config.replace_keys({"data.name": info.path})
+    check_stage(args.stage, info)
     workers = worker_count(args.workers, launch)
     config.batch.split(workers)
     info.steps_per_epoch(config.batch.global_size)
     check_network(config, info)
+    if args.loader_report and workers > 1:
+        raise ConfigError(f"--loader-report measures one worker; got {workers}. Leave --workers, torchrun or srun out.")
     if launch is None:
         check_workers(workers)
     if not args.checkpoint_every_s >= 0:
         raise ConfigError(f"--checkpoint-every-s must be at least 0; got {args.checkpoint_every_s}. Write 60.")
     digest = hashlib.sha256(config.to_json().encode()).hexdigest()[:8]
     output = Path(args.output) if args.output else Path("runs", "train", f"{source.stem}-{digest}")
-    output = check_output(output.absolute(), config)
-    if launch is None or launch.rank == 0:  # a quota command is asked once
+    output = output.absolute() if args.loader_report else check_output(output.absolute(), config)
+    if not args.loader_report and (launch is None or launch.rank == 0):  # a quota command is asked once
         check_output_room(output, config, info)
-    return Task(config, workers, output, args.checkpoint_every_s, launch)
+    return Task(config, workers, output, args.checkpoint_every_s, launch, args.stage, args.loader_report)
 
 
 def read_config(path: Path) -> TrainConfig:
@@ -191,6 +208,7 @@ def train_without_ray(task: Task, launch: Launch) -> Sequence[EpochRecord]:
             checkpoint_dir=task.checkpoint_dir,
             checkpoint_every_s=task.checkpoint_every_s,
             device=device,
+            stage_folder=task.stage_folder,
         )
     except TrainingStopped as stop:
         stop.signum = reporter.signum
@@ -217,7 +235,13 @@ def gpu_of(launch: Launch, gpus: int) -> int:
 def train_under_ray(task: Task) -> Sequence[EpochRecord]:
     from train_loop.ray_worker import fit
 
-    return fit(task.config, workers=task.workers, output=task.output, checkpoint_every_s=task.checkpoint_every_s)
+    return fit(
+        task.config,
+        workers=task.workers,
+        output=task.output,
+        checkpoint_every_s=task.checkpoint_every_s,
+        stage_folder=task.stage_folder,
+    )
 
 
 def write_result(task: Task, history: Sequence[EpochRecord]) -> Path:
@@ -296,6 +320,11 @@ def _main(argv: Sequence[str] | None) -> int:
         # torchrun's first failing rank of a node should be one that speaks; srun's tasks share one terminal.
         speaks = launch is None or (launch.local_rank if launch.by == "torchrun" else launch.rank) == 0
         task = make_task(argv, prog, launch)
+        if task.loader_report:
+            from train_loop.loader_report import print_report
+
+            print_report(task.config, task.stage_folder)
+            return 0
         if leads:
             lock = make_output(task)
             announce(task)
@@ -309,7 +338,7 @@ def _main(argv: Sequence[str] | None) -> int:
         signum = getattr(stop, "signum", None)
         code = 128 + signum if signum else INTERRUPTED
         return _say(f"stopped. To resume: {this_command(prog, argv, launch)}", code, speaks)
-    except (NonFiniteLossError, CheckpointError, RayStartError) as error:
+    except (NonFiniteLossError, CheckpointError, RayStartError, ImageError, LoaderError) as error:
         return _say(f"{prog}: failed: {error}", 1, speaks)
     finally:
         if lock is not None:

@@ -33,6 +33,8 @@ def tune_parser(prog: str) -> argparse.ArgumentParser:
     add("--scheduler", metavar="NAME", help="asha (default), hyperband, median, none")
     add("--workers", type=int, metavar="N", help="data-parallel workers of each trial (default 1)")
     add("--set", action="append", nargs="+", default=[], metavar="KEY=VALUE", help="fix a key of the configuration")
+    add("--on-bad-image", metavar="fail|skip", help="what an image that cannot be read does (default: fail)")
+    add("--stage", metavar="DIR", help="copy a packed data set there, once a node, and read that; e.g. '$TMPDIR'")
     add("--study", metavar="NAME", help="its folder under --output (default: space, data and time)")
     add("--output", metavar="DIR", help="where studies go (default: runs)")
     add("--storage", metavar="URL", help="a database for the study in place of the journal file")

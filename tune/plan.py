@@ -21,7 +21,7 @@ from search_spaces.registry import BUILT_IN, Space, load_space
 from search_spaces.workload import Workload
 from train_loop.command_line import check_writable, with_subset
 from train_loop.config import BatchConfig, ConfigError, DataConfig, ModelConfig, TrainConfig, parse_assignments
-from train_loop.data import NAMES, DataInfo, describe
+from train_loop.data import NAMES, DataInfo, check_stage, describe
 from train_loop.models import check_model
 from tune import wandb_log
 from tune.store import read_description
@@ -34,12 +34,15 @@ DEFAULT_EPOCHS = {"digits": 12}
 DEFAULT_EPOCHS_OTHER = 18
 TRIAL_MEMORY_BYTES = 2 * 2**30
 """What a trial's worker may take on a CPU-only machine: ResNet-18, micro-batch 256, float32, measured 1.3 GB."""
-OWN_OPTIONS = {"epochs": "--max-epochs", "seed": "--seed", "model.name": "--model", "data.name": "--data"}
+OWN_OPTIONS = {
+    "epochs": "--max-epochs", "seed": "--seed", "model.name": "--model", "data.name": "--data",
+    "data.on_bad_image": "--on-bad-image",
+}  # fmt: skip
 DEFAULT_SPACE = "large_batch"
 DEFAULT_OUTPUT = "runs"
 RESUMED_OPTIONS = (
     "space", "data", "subset", "model", "trials", "max_epochs", "budget_gpu_hours", "sampler", "scheduler", "workers",
-    "set", "seed", "wandb",
+    "set", "seed", "wandb", "on_bad_image", "stage",
 )  # fmt: skip
 
 
@@ -59,6 +62,8 @@ class Options:
     scheduler: str | None = None
     workers: int | None = None
     set: tuple[str, ...] = ()
+    on_bad_image: str | None = None
+    stage: str | None = None
     study: str | None = None
     output: str | None = None
     storage: str | None = None
@@ -343,9 +348,11 @@ def _plan(o: Options) -> SearchPlan:
     TrainConfig(seed=seed)  # checks its range
     refuse_own_options(o.set)
     overrides = with_subset(parse_assignments(o.set), o.subset)
+    overrides |= {"data.on_bad_image": o.on_bad_image} if o.on_bad_image else {}
     data_keys = {key.removeprefix("data."): value for key, value in overrides.items() if key.startswith("data.")}
     data_config = DataConfig(**{"name": o.data or "digits", **data_keys})
     data = describe(data_config, open_some=True)
+    check_stage(o.stage, data)
     epochs = o.max_epochs or space.defaults.get("max_epochs") or DEFAULT_EPOCHS.get(data.name, DEFAULT_EPOCHS_OTHER)
     max_epochs = _at_least_one("--max-epochs", epochs, o.max_epochs)
     machine = local_machine() if (o.address or "local") == "local" else Machine(0, 0, 0)

@@ -191,6 +191,7 @@ def _make_bridge(
             "checkpoint_every_s": CHECKPOINT_EVERY_S,
             "log_file": str(store.trial_log(number)),
             "stop_file": str(store.stop_file),
+            "stage_folder": plan.options.stage,
             "restarts": plan.restarts,
         }
 

@@ -91,6 +91,10 @@ def _describe_whole(config: DataConfig, open_some: bool) -> DataInfo:
 
     path = folder_path(config.name)
     if _is_packed(path):
+        if config.loader == "torchvision":
+            raise ConfigError(
+                f"data.loader=torchvision reads image folders; got the packed set {path!r}. Write data.loader=auto."
+            )
         return _describe_packed(config, path, open_some)
     scan = scan_folder(path)
     if open_some:
@@ -110,17 +114,31 @@ def _describe_whole(config: DataConfig, open_some: bool) -> DataInfo:
     )
 
 
-def open_data(config: DataConfig) -> DataSource:
-    """The data set itself; imports torch. Raises ConfigError as ``describe`` does."""
+def check_stage(folder: str | None, info: DataInfo) -> None:
+    """Raise ConfigError where ``--stage`` has nothing to copy; whether there is room, each node sees for itself."""
+    if folder is not None and (info.path is None or not _is_packed(info.path)):
+        raise ConfigError(
+            f"--stage copies packed sets; got {info.path or info.name}. Pack it (bigbatch pack), or leave --stage out."
+        )
+
+
+def open_data(config: DataConfig, stage_folder: str | None = None) -> DataSource:
+    """The data set itself; imports torch. Raises ConfigError as ``describe`` does.
+
+    Args:
+        stage_folder: where this node keeps a copy of a packed set, see ``stage.py``.
+    """
     info = describe(config)
+    check_stage(stage_folder, info)
     if config.name == "digits":
         from train_loop.data.digits import DigitsSource
 
         return DigitsSource(config, info)
     if info.path is not None and _is_packed(info.path):
         from train_loop.data.packed import open_packed
+        from train_loop.data.stage import stage
 
-        return open_packed(config, info)
+        return open_packed(config, info, stage(info.path, stage_folder) if stage_folder else info.path)
     from train_loop.data.folder import open_folder
 
     return open_folder(config, info)

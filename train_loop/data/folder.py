@@ -15,6 +15,7 @@ from train_loop.data import DataInfo, folder_path, sampling
 from train_loop.data.loader import Images, LoadedSource
 from train_loop.data.pixels import to_8_bits
 from train_loop.data.scan import Listing, scan_folder
+from train_loop.data.source import DataSource
 from train_loop.data.subset import subset_rows
 from train_loop.errors import ImageError
 
@@ -28,11 +29,15 @@ RESIZE_BEFORE_CROP = 256 / 224
 LONGEST_RATIO = 16
 
 
-def open_folder(config: DataConfig, info: DataInfo) -> LoadedSource:
+def open_folder(config: DataConfig, info: DataInfo) -> DataSource:
     """Raises ConfigError as ``scan_folder`` does."""
     scan = scan_folder(info.path or folder_path(config.name))
-    train = FolderImages(_part_of(scan.train, config.subset))
-    return LoadedSource(config, info, train, FolderImages(scan.val), MEAN, STD)
+    train = _part_of(scan.train, config.subset)
+    if config.loader == "torchvision":
+        from train_loop.data.torchvision_loader import TorchvisionSource
+
+        return TorchvisionSource(config, info, train, scan.val)
+    return LoadedSource(config, info, FolderImages(train), FolderImages(scan.val), MEAN, STD)
 
 
 def _part_of(listing: Listing, part: float) -> Listing:
@@ -113,3 +118,16 @@ def central_crop(image: Image.Image, size: int) -> Image.Image:
     resized = image.resize(scaled, Image.Resampling.BILINEAR)
     left, upper = round((scaled[0] - size) / 2), round((scaled[1] - size) / 2)
     return resized.crop((left, upper, left + size, upper + size))
+
+
+def central_box(width: int, height: int, size: int) -> tuple[float, float, float, float]:
+    """What of an image validation sees: left, upper, right, lower, in fractions of pixels.
+
+    Resized with the pixels around it, it is ``central_crop`` of the whole image within a level of rounding.
+    """
+    w, h = min(width, LONGEST_RATIO * height), min(height, LONGEST_RATIO * width)
+    short = round(size * RESIZE_BEFORE_CROP)
+    scaled = (short, int(short * h / w)) if w <= h else (int(short * w / h), short)
+    left, upper = round((scaled[0] - size) / 2) * w / scaled[0], round((scaled[1] - size) / 2) * h / scaled[1]
+    x, y = (width - w) // 2, (height - h) // 2
+    return x + left, y + upper, x + left + size * w / scaled[0], y + upper + size * h / scaled[1]

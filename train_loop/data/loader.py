@@ -9,16 +9,17 @@ from __future__ import annotations
 import dataclasses
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.data import DataLoader, Dataset
 
 from train_loop.config import DataConfig
-from train_loop.data import DataInfo, sampling
+from train_loop.data import DataInfo, ring, sampling
 from train_loop.data.auto_augment import policy_of
+from train_loop.data.cores import loader_workers
 from train_loop.data.resizing import train_image_size
 from train_loop.data.source import Batch, DataSource, Epoch
 from train_loop.errors import ImageError
@@ -30,6 +31,9 @@ class Images(ABC):
     @abstractmethod
     def labels(self, indices: sampling.Indices) -> npt.NDArray[np.int64]:
         """``[len(indices)]``."""
+
+    def read_ahead(self, indices: sampling.Indices) -> None:  # noqa: B027  most have nothing to say
+        """Say that these are read next, where that helps."""
 
     @abstractmethod
     def write_plain(self, index: int, out: torch.Tensor) -> None:
@@ -48,6 +52,9 @@ class Copies(Images):
 
     def labels(self, indices: sampling.Indices) -> npt.NDArray[np.int64]:
         return self._images.labels(indices % self._size)
+
+    def read_ahead(self, indices: sampling.Indices) -> None:
+        self._images.read_ahead(indices % self._size)
 
     def write_plain(self, index: int, out: torch.Tensor) -> None:
         self._images.write_plain(index % self._size, out)
@@ -74,6 +81,55 @@ def write_image(images: Images, index: int, epoch: Epoch | None, out: torch.Tens
         epoch.policy.apply(out, draws)
 
 
+@dataclass(frozen=True)
+class Job:
+    """What a batch is read for."""
+
+    validation: bool
+    epoch: Epoch | None
+    """Of the augmentation; None: as validation sees images."""
+
+
+@dataclass(frozen=True)
+class Filler:
+    """Writes images into a batch, in this process or in loader processes."""
+
+    train: Images
+    val: Images
+    skip_bad: bool
+    """Otherwise the first bad image is an ImageError."""
+
+    def __call__(self, job: Job, indices: sampling.Indices, pixels: torch.Tensor, places: range) -> list[ring.Bad]:
+        """Write the images of ``places`` of a batch, and say which could not be read.
+
+        In training the image of the next place that can be read stands in for a bad one, so that the batch keeps
+        its size whatever the number of processes; in validation the place is left out.
+        """
+        images = self.val if job.validation else self.train
+        images.read_ahead(indices[places.start : places.stop])
+        bad = []
+        for place in places:
+            reasons: list[str] = []
+            for source in candidates(place, len(indices), job.validation):
+                try:
+                    write_image(images, int(indices[source]), job.epoch, pixels[place])
+                    break
+                except ImageError as error:
+                    if not self.skip_bad:
+                        raise
+                    reasons.append(str(error))
+            if len(reasons) == len(indices) and not job.validation:
+                raise ImageError(f"no image of a batch of {len(indices)} can be read; the first: {reasons[0]}")
+            if reasons:
+                bad.append((place, None if job.validation else source, reasons[0]))
+        return bad
+
+
+def candidates(place: int, count: int, validation: bool) -> Iterable[int]:
+    """Places whose image may stand at ``place`` of a batch of ``count``, where those before cannot be read."""
+    return (place,) if validation else ((place + step) % count for step in range(count))
+
+
 class LoadedSource(DataSource):
     """Batches are uint8 ``[N, H, W, 3]`` until ``finish``."""
 
@@ -87,56 +143,74 @@ class LoadedSource(DataSource):
         std: Sequence[float],
     ) -> None:
         super().__init__(info, config.copies)
-        self._train = Copies(train, info.train_size) if config.copies > 1 else train
-        self._config, self._val = config, val
+        self._fill = Filler(
+            Copies(train, info.train_size) if config.copies > 1 else train, val, config.on_bad_image == "skip"
+        )
+        self._config = config
         self._mean, self._std = tuple(mean), tuple(std)
+        self._workers = loader_workers(config) if ring.available() else 0
+        self._rings: list[ring.Ring] = []
+        """Those that no read is using: one, unless reads overlap."""
 
     def read_train(self, batches: Sequence[sampling.Indices], epoch: Epoch) -> Iterator[Batch]:
         augmented = dataclasses.replace(epoch, policy=policy_of(self._config)) if self._config.augment else None
         size = train_image_size(self._config, self.info.image_size, epoch.number)
-        return self._read(self._train, batches, size, augmented)
+        return self._read(Job(False, augmented), batches, size)
 
     def read_val(self, batches: Sequence[sampling.Indices]) -> Iterator[Batch]:
-        return self._read(self._val, batches, self._config.val_image_size or self.info.image_size, None)
+        return self._read(Job(True, None), batches, self._config.val_image_size or self.info.image_size)
 
     def finish(self, images: torch.Tensor) -> torch.Tensor:
         mean, std = (torch.tensor(v, device=images.device) * 255 for v in (self._mean, self._std))
         # Channels-last in memory, as the bytes lie.
         return images.float().sub_(mean).div_(std).permute(0, 3, 1, 2)
 
-    def _read(
-        self, images: Images, batches: Sequence[sampling.Indices], image_size: int, epoch: Epoch | None
-    ) -> Iterator[Batch]:
+    def close(self) -> None:
+        while self._rings:
+            self._rings.pop().close()
+
+    def _read(self, job: Job, batches: Sequence[sampling.Indices], size: int) -> Iterator[Batch]:
         if not batches:
             return
-        loader = DataLoader(
-            _Batches(images, batches, image_size, epoch),
-            batch_size=None,  # an item is a batch already
-            num_workers=min(self._config.loader_workers, len(batches)),
-        )
-        for item in loader:
-            if isinstance(item, ImageError):
-                raise item
-            yield item
+        read = self._read_in_ring if self._workers else self._read_here
+        part = self.info.val_size if job.validation else self.info.train_size
+        images = self._fill.val if job.validation else self._fill.train
+        for indices, (pixels, bad) in zip(batches, read(job, batches, size), strict=True):
+            sources: list[int | None] = list(range(len(indices)))
+            for place, source, message in bad:
+                sources[place] = source
+                self.note_bad(
+                    job.validation, int(indices[place]) % part, message
+                )  # each copy of an image is that image
+            kept = [source for source in sources if source is not None]
+            if len(kept) < len(indices):
+                pixels = pixels[[place for place, source in enumerate(sources) if source is not None]]
+            if kept:
+                yield pixels, torch.from_numpy(images.labels(indices[kept]))
 
+    def _read_here(
+        self, job: Job, batches: Sequence[sampling.Indices], size: int
+    ) -> Iterator[tuple[torch.Tensor, list[ring.Bad]]]:
+        for indices in batches:
+            pixels = torch.empty((len(indices), size, size, 3), dtype=torch.uint8)
+            yield pixels, self._fill(job, indices, pixels, range(len(indices)))
 
-class _Batches(Dataset[Batch | ImageError]):
-    """Item i is the i-th batch."""
-
-    def __init__(
-        self, images: Images, batches: Sequence[sampling.Indices], image_size: int, epoch: Epoch | None
-    ) -> None:
-        self._images, self._batches, self._size, self._epoch = images, batches, image_size, epoch
-
-    def __len__(self) -> int:
-        return len(self._batches)
-
-    def __getitem__(self, number: int) -> Batch | ImageError:
-        indices = self._batches[number]
-        pixels = torch.empty((len(indices), self._size, self._size, 3), dtype=torch.uint8)
+    def _read_in_ring(
+        self, job: Job, batches: Sequence[sampling.Indices], size: int
+    ) -> Iterator[tuple[torch.Tensor, list[ring.Bad]]]:
+        largest = max(map(len, batches))
+        taken = self._rings.pop() if self._rings else None
+        if taken is None or not taken.slots.fit(largest, size):
+            if taken is not None:
+                taken.close()
+            # Validation takes two micro-batches at once, epochs have sizes of their own. What is not written to takes
+            # no memory.
+            side = max(self.info.image_size, *self.info.other_sizes, size)
+            taken = ring.Ring(self._fill, self._workers, 2 * largest, side, pin=self._config.pin_memory)
         try:
-            for place, index in enumerate(indices):
-                write_image(self._images, int(index), self._epoch, pixels[place])
-        except ImageError as error:
-            return error  # raised in a loader process it would come out under a traceback of theirs
-        return pixels, torch.from_numpy(self._images.labels(indices))
+            yield from taken.read(job, batches, size)
+        finally:
+            if taken.open and not self._rings:
+                self._rings.append(taken)
+            else:
+                taken.close()

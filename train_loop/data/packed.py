@@ -11,7 +11,7 @@ import torch
 
 from train_loop.config import DataConfig
 from train_loop.data import SMALL_IMAGE_SIZE, DataInfo, folder, sampling
-from train_loop.data.decode import decode_crop, decode_whole
+from train_loop.data.decode import decode_box, decode_crop
 from train_loop.data.loader import Images, LoadedSource
 from train_loop.data.packed_files import PackedFiles
 from train_loop.data.subset import subset_rows
@@ -21,9 +21,9 @@ SHIFT = 1 / 8
 """Of the side: how far small images are moved, 4 pixels of CIFAR's 32 (He et al. 2016, §4.2)."""
 
 
-def open_packed(config: DataConfig, info: DataInfo) -> LoadedSource:
-    assert info.path is not None  # describe has found it there
-    files = PackedFiles(info.path)
+def open_packed(config: DataConfig, info: DataInfo, path: str) -> LoadedSource:
+    """From ``path``, which may be a copy of ``info.path``."""
+    files = PackedFiles(path)
     packed = files.info
     train = np.arange(packed.train_size, dtype=np.int64)
     if config.subset < 1:
@@ -44,6 +44,9 @@ class PackedImages(Images):
     def labels(self, indices: sampling.Indices) -> npt.NDArray[np.int64]:
         return self._files.labels(self._records[indices])
 
+    def read_ahead(self, indices: sampling.Indices) -> None:
+        self._files.read_ahead(self._records[indices])
+
     def write_plain(self, index: int, out: torch.Tensor) -> None:
         self._write(int(self._records[index]), lambda data, record: self._plain(data, record, out))
 
@@ -63,7 +66,9 @@ class PackedImages(Images):
         if self._small:
             decode_crop(data, (0, 0, *self._files.size(record)), out)
         else:
-            out.copy_(torch.from_numpy(np.array(folder.central_crop(decode_whole(data), out.shape[0]))))
+            size = out.shape[0]
+            image = decode_box(data, folder.central_box(*self._files.size(record), size), size)
+            out.copy_(torch.from_numpy(np.array(image)))
 
     def _random_crop(self, data: bytes, record: int, draws: random.Random, out: torch.Tensor) -> None:
         decode_crop(data, folder.random_box(*self._files.size(record), draws), out)

@@ -67,20 +67,37 @@ class PackedFiles:
     def read(self, record: int) -> bytes:
         """The image's bytes. Raises ImageError where the shard is not what it was."""
         self._open()
-        number = int(self._columns["shard"][record])
         length = int(self._columns["bytes"][record])
         try:
-            descriptor = self._descriptors.get(number)
-            if descriptor is None:
-                descriptor = os.open(os.path.join(self.path, self.info.shards[number].file), os.O_RDONLY)
-                self._descriptors[number] = descriptor
             # Not mapped: a page fault at a time is 15 times slower than this when the file is cold.
-            data = os.pread(descriptor, length, int(self._columns["offset"][record]))
+            data = os.pread(self._descriptor(record), length, int(self._columns["offset"][record]))
         except OSError as error:
             raise ImageError(f"cannot read {self.where(record)}: {error.strerror}. Check the file system.") from None
         if len(data) != length:
             raise ImageError(f"cannot read {self.where(record)}: the shard is cut short. Copy or pack it again.")
         return data
+
+    def _descriptor(self, record: int) -> int:
+        number = int(self._columns["shard"][record])
+        if number not in self._descriptors:
+            path = os.path.join(self.path, self.info.shards[number].file)
+            self._descriptors[number] = os.open(path, os.O_RDONLY)
+        return self._descriptors[number]
+
+    def read_ahead(self, records: npt.NDArray[np.int64]) -> None:
+        """Ask the system to fetch, all at once, the records that are not in its memory."""
+        self._open()
+        offsets, lengths = (self._columns[name][records].tolist() for name in ("offset", "bytes"))
+        first = [bytearray(1)]
+        for record, offset, length in zip(records.tolist(), offsets, lengths, strict=True):
+            try:
+                descriptor = self._descriptor(record)
+                try:  # a microsecond; to ask for what is there already would cost twenty
+                    os.preadv(descriptor, first, offset, os.RWF_NOWAIT)
+                except OSError:
+                    os.posix_fadvise(descriptor, offset, length, os.POSIX_FADV_WILLNEED)
+            except (OSError, AttributeError):  # a system without it; or the read itself will say what is wrong
+                return
 
     def is_intact(self, record: int, data: bytes) -> bool:
         self._open()
@@ -93,7 +110,14 @@ class PackedFiles:
         return f"record {record} ({self._keys[record].as_py()}) in {os.path.join(self.path, shard.file)}"
 
     def check_records(self, count: int = 32) -> None:
-        """Read ``count`` records, evenly spread. Raises ConfigError naming one that has changed."""
+        """All labels, and ``count`` records, evenly spread. Raises ConfigError naming a record that is wrong."""
+        self._open()
+        labels, classes = self._columns["label"], len(self.info.class_names)
+        for record in np.flatnonzero((labels < 0) | (labels >= classes))[:1]:
+            raise ConfigError(
+                f"each label must be 0 to {classes - 1}, a class of the set; got {labels[record]} for "
+                f"{self.where(int(record))}. Pack it again."
+            )
         records = self.info.train_size + self.info.val_size
         for record in np.unique(np.linspace(0, records - 1, count).astype(int)):
             try:

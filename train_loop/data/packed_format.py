@@ -105,6 +105,11 @@ def read_info(folder: str) -> PackedInfo:
         raise ConfigError(
             f"this version reads packed format {FORMAT}; got {info.format!r} in {path}. Use the bigbatch that wrote it."
         )
+    for part, count in (("train", info.train_size), ("val", info.val_size)):
+        if count < 1:
+            raise ConfigError(
+                f"a data set needs images to train and to validate; got none in {part} of {folder}. Pack it again."
+            )
     for shard in info.shards:
         file_path = os.path.join(folder, shard.file)
         size = os.path.getsize(file_path) if os.path.exists(file_path) else None

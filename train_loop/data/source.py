@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,11 @@ from train_loop.data.auto_augment import Policy
 Batch = tuple[torch.Tensor, torch.Tensor]
 """Images, float32 ``[N, 3, H, W]`` normalised, or what ``DataSource.finish`` makes that of; labels, int64
 ``[N]``; on the CPU."""
+
+SAY_BAD = 5
+"""Bad images that a rank names."""
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -34,6 +40,8 @@ class DataSource(ABC):
     def __init__(self, info: DataInfo, repeats: int = 1) -> None:
         """With ``repeats`` above 1 an index of ``read_train`` is of a copy, see ``sampling.train_order``."""
         self.info, self._repeats = info, repeats
+        self._bad: set[tuple[bool, int]] = set()
+        self._told = 0
 
     @abstractmethod
     def read_train(self, batches: Sequence[sampling.Indices], epoch: Epoch) -> Iterator[Batch]:
@@ -52,6 +60,24 @@ class DataSource(ABC):
         Sources that read bytes send them as they are, a quarter of the size, and normalise here.
         """
         return images
+
+    def close(self) -> None:  # noqa: B027  most have nothing to end
+        """End what reads for this source; it may be used again."""
+
+    def note_bad(self, validation: bool, index: int, message: str) -> None:
+        """An image was replaced or left out; the first few are said."""
+        self._bad.add((validation, index))
+        self._told += 1
+        if self._told <= SAY_BAD:
+            what = "left out" if validation else "replaced by the next image of its batch"
+            more = "; further ones are counted only" if self._told == SAY_BAD else ""
+            _log.warning("%s (%s%s)", message, what, more)
+
+    def take_bad(self) -> int:
+        """Images that could not be read since the last call."""
+        count = len(self._bad)
+        self._bad.clear()
+        return count
 
     def steps_per_epoch(self, global_size: int) -> int:
         """Optimizer steps an epoch; raises ConfigError where the batch exceeds the training set."""

@@ -1,0 +1,375 @@
+"""Images a second of packed data sets against other input pipelines: decode, random crop, resize to 224, flip.
+
+    python benchmarks/input_pipeline.py --images SAMPLE.tar [--rounds 5] [--batch 50] [--workers 0 2] [--output F.json]
+
+SAMPLE.tar: a flat tar of JPEGs, or a folder of them; --generate N makes N in its place. Arms, in turn in each
+round, each with its files warm in the page cache and one thread a process:
+  torchvision  ImageFolder, RandomResizedCrop(224), flip, ToTensor, Normalize, DataLoader: float32 batches
+  folder       this project's reading of the same folder: uint8 batches, normalised later on the device, as below
+  full         ``bigbatch pack --profile full``
+  fast         ``bigbatch pack --profile fast``, short side 256
+and, where they are installed: timm's create_loader on the folder, webdataset on a tar, Hugging Face datasets with
+embedded bytes, DALI on CPUs (fused decode and random crop); their transforms are torchvision's or DALI's own.
+With 0 workers the figure is images a second of CPU time, so that other load on the machine matters little; with
+workers it is wall time from the first batch on, processes already started, over --passes passes. Then: the same
+with the files dropped from the page cache before each pass (cold; a virtual disk's host may still hold them),
+memory over 20 epochs with 2 workers, and PSNR of validation crops. Prints tables and, last, one JSON line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tarfile
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+ARMS = ("torchvision", "folder", "full", "fast")
+OTHERS = ("timm", "webdataset", "datasets", "dali")
+
+
+def write_tree(options: argparse.Namespace, root: Path) -> int:
+    """An image folder of 10 classes; every 5th image also for validation. Returns the number of images."""
+    count = 0
+    for number, data in enumerate(sample(options)):
+        for part in ("train", "val") if number % 5 == 0 else ("train",):
+            folder = root / part / f"class{number // 5 % 10}"
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / f"{number:05d}.jpg").write_bytes(data)
+        count += 1
+    return count
+
+
+def sample(options: argparse.Namespace) -> Iterator[bytes]:
+    if options.generate:
+        yield from generated(options.generate)
+    elif options.images.is_dir():
+        yield from (path.read_bytes() for path in sorted(options.images.rglob("*")) if path.is_file())
+    else:
+        with tarfile.open(options.images) as archive:
+            yield from (archive.extractfile(member).read() for member in archive if member.isfile())
+
+
+def generated(count: int) -> Iterator[bytes]:
+    """Noise of several sizes, 500 × 375, about as many bytes as a photograph."""
+    import io
+
+    import numpy as np
+    from PIL import Image
+
+    for seed in range(count):
+        draws = np.random.default_rng(seed)
+        total = np.zeros((375, 500, 3))
+        for cells in (4, 20, 100, 250):
+            small = Image.fromarray(draws.integers(0, 256, (cells, cells, 3), dtype=np.uint8))
+            total += np.asarray(small.resize((500, 375), Image.Resampling.BICUBIC)) / 4
+        buffer = io.BytesIO()
+        Image.fromarray(total.astype(np.uint8)).save(buffer, "JPEG", quality=95)
+        yield buffer.getvalue()
+
+
+Arm = Callable[[int, int, int], Iterator[Any]]
+"""Batches, given epoch, loader workers and passes."""
+
+
+def build_arms(folder: Path, options: argparse.Namespace) -> tuple[dict[str, Arm], dict[str, str]]:
+    """The arms, and why others are missing."""
+    import numpy as np
+    import torch
+    from torchvision import datasets, transforms
+
+    from train_loop.config import DataConfig
+    from train_loop.data import open_data, sampling
+    from train_loop.data.source import Epoch
+
+    torch.set_num_threads(1)
+    normalise = transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    crop = [transforms.RandomResizedCrop(224), transforms.RandomHorizontalFlip(), transforms.ToTensor(), normalise]
+
+    class Repeated(datasets.ImageFolder):
+        passes = 1
+
+        def __len__(self) -> int:
+            return self.passes * len(self.samples)
+
+        def __getitem__(self, index: int) -> Any:
+            return super().__getitem__(index % len(self.samples))
+
+    def torchvision_arm(epoch: int, workers: int, passes: int) -> Iterator[Any]:
+        torch.manual_seed(epoch)
+        images = Repeated(str(folder / "images" / "train"), transforms.Compose(crop))
+        images.passes = passes
+        return iter(torch.utils.data.DataLoader(images, options.batch, shuffle=True, num_workers=workers))
+
+    def ours(path: Path) -> Arm:
+        def batches(epoch: int, workers: int, passes: int) -> Iterator[Any]:
+            source = open_data(DataConfig(name=str(path), image_size=224, loader_workers=workers))
+            orders = [sampling.train_order(source.info.train_size, e, epoch) for e in range(passes)]
+            order = np.concatenate(orders)
+            whole = len(order) // options.batch
+            yield from source.read_train(np.array_split(order[: whole * options.batch], whole), Epoch(0, epoch))
+            source.close()
+
+        return batches
+
+    arms: dict[str, Arm] = {"torchvision": torchvision_arm}
+    arms |= {name: ours(folder / place) for name, place in (("folder", "images"), ("full", "full"), ("fast", "fast"))}
+    missing = {}
+    for name in OTHERS:
+        try:
+            arms[name] = globals()[f"{name}_arm"](folder, options.batch, Repeated, transforms.Compose(crop))
+        except ImportError as error:
+            missing[name] = str(error)
+    return arms, missing
+
+
+def timm_arm(folder: Path, batch: int, repeated: Any, transform: Any) -> Arm:
+    from timm.data import create_loader
+
+    def batches(epoch: int, workers: int, passes: int) -> Iterator[Any]:
+        images = repeated(str(folder / "images" / "train"))
+        images.passes = passes
+        return iter(
+            create_loader(
+                images, (3, 224, 224), batch, is_training=True, use_prefetcher=False, color_jitter=None,
+                num_workers=workers, persistent_workers=False, interpolation="bilinear",
+            )
+        )  # fmt: skip
+
+    return batches
+
+
+def webdataset_arm(folder: Path, batch: int, repeated: Any, transform: Any) -> Arm:
+    import torch
+    import webdataset
+
+    for number in range(2):
+        with webdataset.TarWriter(str(folder / f"web-{number}.tar")) as writer:
+            for path in sorted((folder / "images" / "train").rglob("*.jpg"))[number::2]:
+                writer.write({"__key__": path.stem, "jpg": path.read_bytes(), "cls": int(path.parent.name[5:])})
+
+    def batches(epoch: int, workers: int, passes: int) -> Iterator[Any]:
+        urls = [str(folder / f"web-{number}.tar") for number in range(2)] * passes
+        images = webdataset.WebDataset(urls, shardshuffle=False, nodesplitter=None).shuffle(100, seed=epoch)
+        images = images.decode("pil").to_tuple("jpg", "cls").map_tuple(lambda image: transform(image.convert("RGB")))
+        return iter(torch.utils.data.DataLoader(images, batch, num_workers=workers))
+
+    return batches
+
+
+def datasets_arm(folder: Path, batch: int, repeated: Any, transform: Any) -> Arm:
+    import datasets
+    import torch
+
+    paths = sorted((folder / "images" / "train").rglob("*.jpg"))
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
+    columns = {
+        "image": [{"bytes": path.read_bytes(), "path": None} for path in paths],
+        "label": [int(path.parent.name[5:]) for path in paths],
+    }
+    datasets.Dataset.from_dict(columns, features=features).save_to_disk(str(folder / "hugging_face"))
+
+    def transformed(rows: dict[str, Any]) -> dict[str, Any]:
+        return {"image": [transform(i.convert("RGB")) for i in rows["image"]], "label": rows["label"]}
+
+    def collate(rows: list[Any]) -> Any:
+        return torch.stack([row["image"] for row in rows]), torch.tensor([row["label"] for row in rows])
+
+    def batches(epoch: int, workers: int, passes: int) -> Iterator[Any]:
+        torch.manual_seed(epoch)
+        images = datasets.load_from_disk(str(folder / "hugging_face")).with_transform(transformed)
+        images = torch.utils.data.ConcatDataset([images] * passes)
+        loader = torch.utils.data.DataLoader(images, batch, shuffle=True, num_workers=workers, collate_fn=collate)
+        return iter(loader)
+
+    return batches
+
+
+def dali_arm(folder: Path, batch: int, repeated: Any, transform: Any) -> Arm:
+    from nvidia.dali import fn, pipeline_def, types
+
+    mean, std = ([255 * v for v in values] for values in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
+
+    @pipeline_def
+    def pipeline() -> Any:
+        data, labels = fn.readers.file(
+            file_root=str(folder / "images" / "train"), random_shuffle=True, initial_fill=500
+        )
+        images = fn.decoders.image_random_crop(data, device="cpu", random_area=[0.08, 1.0])
+        images = fn.resize(images, size=(224, 224), interp_type=types.INTERP_TRIANGULAR, antialias=True)
+        images = fn.crop_mirror_normalize(images, mean=mean, std=std, mirror=fn.random.coin_flip())
+        return images, labels
+
+    def batches(epoch: int, workers: int, passes: int) -> Iterator[Any]:
+        threads = max(workers, 1)
+        made = pipeline(batch_size=batch, num_threads=threads, device_id=None, seed=epoch, prefetch_queue_depth=2)
+        made.build()
+        for _ in range(passes * sum(1 for _ in (folder / "images" / "train").rglob("*.jpg")) // batch):
+            yield made.run()
+
+    return batches
+
+
+def measure(batches: Iterator[Any], workers: int) -> float:
+    """Images a second; the first batch, with the starting of processes, is not counted."""
+    clock = time.perf_counter if workers else time.process_time
+    next(batches)
+    began, images = clock(), 0
+    for pixels, _ in batches:
+        images += len(pixels)
+    return images / (clock() - began)
+
+
+def cold(arm: Arm, folder: Path, epoch: int) -> float:
+    """Images a second of wall time in this process, with nothing of the data in the page cache."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            descriptor = os.open(path, os.O_RDONLY)
+            os.fsync(descriptor)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(descriptor)
+    began, images = time.perf_counter(), 0
+    for pixels, _ in arm(epoch, 0, 1):
+        images += len(pixels)
+    return images / (time.perf_counter() - began)
+
+
+def memory_mb(path: Path, options: argparse.Namespace, epochs: int = 20, workers: int = 2) -> dict[str, list[float]]:
+    """Memory after each epoch, 10^6 bytes: what is this process's own, and the largest loader process's own.
+
+    ``uss`` is what would be free if the process ended; ``pss`` adds its share of what processes have in common.
+    """
+    import psutil
+
+    from train_loop.config import BatchSplit, DataConfig
+    from train_loop.data import open_data
+
+    source = open_data(DataConfig(name=str(path), image_size=224, loader_workers=workers))
+    here = psutil.Process()
+    others = set(here.children())
+    found: dict[str, list[float]] = {"trainer_uss": [], "loader_uss": [], "loader_pss": []}
+    for epoch in range(epochs):
+        for _ in source.train_batches(0, epoch, BatchSplit(1, 1, options.batch), 0):
+            pass
+        loaders = [child.memory_full_info() for child in set(here.children()) - others]
+        found["trainer_uss"].append(here.memory_full_info().uss / 1e6)
+        found["loader_uss"].append(max(m.uss for m in loaders) / 1e6)
+        found["loader_pss"].append(max(m.pss for m in loaders) / 1e6)
+    source.close()
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--images", type=Path, default=Path("imagenet_sample_500.tar"))
+    parser.add_argument("--generate", type=int, default=0)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--batch", type=int, default=50)
+    parser.add_argument("--passes", type=int, default=4)
+    parser.add_argument("--workers", type=int, nargs="+", default=[0, 2])
+    parser.add_argument("--output", type=Path)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        images = write_tree(options, folder / "images")
+        sizes = pack_all(folder) | {"psnr_db": quality(folder)}
+        arms, missing = build_arms(folder, options)
+        raw: dict[str, dict[str, list[float]]] = {str(w): {arm: [] for arm in arms} for w in options.workers}
+        raw["0 cold"] = {arm: [] for arm in ARMS}
+        for epoch in range(options.rounds):
+            for workers in options.workers:
+                for arm in arms:
+                    passes = options.passes if workers else 1
+                    raw[str(workers)][arm].append(measure(arms[arm](epoch, workers, passes), workers))
+            for arm in ARMS:
+                place = folder / (arm if arm in ("full", "fast") else "images")
+                raw["0 cold"][arm].append(cold(arms[arm], place, epoch))
+        memory = memory_mb(folder / "full", options)
+    report(raw, images, sizes | {"missing": missing, "memory_mb": memory}, options)
+
+
+def pack_all(folder: Path) -> dict[str, Any]:
+    from train_loop.data import pack
+    from train_loop.data.jpeg import jpegtran_path
+
+    for profile in ("full", "fast"):
+        if pack.main([str(folder / "images"), str(folder / profile), "--profile", profile]):
+            raise SystemExit(f"packing {profile} failed")
+    bytes_of = {
+        name: sum(file.stat().st_size for file in (folder / name).rglob("train*") if file.is_file())
+        for name in ("full", "fast")
+    }  # fmt: skip
+    source = sum(file.stat().st_size for file in (folder / "images" / "train").rglob("*.jpg"))
+    return {"train_bytes": {"images": source} | bytes_of, "lossless": jpegtran_path() is not None}
+
+
+def quality(folder: Path) -> dict[str, dict[str, float]]:
+    """PSNR, dB, of validation crops at 224: a packed set's against the image folder's, which are torchvision's."""
+    import numpy as np
+
+    from train_loop.config import DataConfig
+    from train_loop.data import open_data
+
+    def crops(name: str) -> Any:
+        source = open_data(DataConfig(name=str(folder / name), image_size=224))
+        return np.concatenate([pixels.numpy().astype(float) for pixels, _ in source.val_batches(50, 0, 1)])
+
+    reference, found = crops("images"), {}
+    for name in ("full", "fast"):
+        errors = np.square(crops(name) - reference).mean(axis=(1, 2, 3))
+        psnr = 10 * np.log10(255**2 / np.maximum(errors, 1e-9))
+        found[name] = {"median": float(np.median(psnr)), "min": float(psnr.min()), "images": len(psnr)}
+    return found
+
+
+def versions() -> dict[str, str]:
+    """Of what decodes and of the pipelines compared."""
+    from importlib import metadata
+
+    names = ("torchvision", "pillow", "simplejpeg", "timm", "webdataset", "datasets", "nvidia-dali-cuda120")
+    return {name: metadata.version(name) for name in names if any(metadata.distributions(name=name))}
+
+
+def report(raw: dict[str, Any], images: int, sizes: dict[str, Any], options: argparse.Namespace) -> None:
+    from tune.provenance import provenance
+
+    summary: dict[str, Any] = {}
+    for name, psnr in sizes["psnr_db"].items():
+        print(f"PSNR of {name}'s validation crops, dB: median {psnr['median']:.1f}, least {psnr['min']:.1f}")
+    for name, reason in sizes["missing"].items():
+        print(f"without {name}: {reason}")
+    for name, values in sizes["memory_mb"].items():
+        print(f"{name}, 10^6 bytes: {values[0]:.0f} after one epoch, {values[-1]:.0f} after {len(values)}")
+    for workers, arms in raw.items():
+        unit = "images a second of one core" if workers == "0" else f"images a second, {workers} workers"
+        unit = "images a second, one process, cold" if workers == "0 cold" else unit
+        print(f"{unit:36}{'median':>9}{'min':>9}{'max':>9}{'× torchvision, by round':>40}")
+        for arm, rates in arms.items():
+            ratios = [mine / theirs for mine, theirs in zip(rates, arms["torchvision"], strict=True)]
+            summary[f"{arm} {workers}"] = {"median": statistics.median(rates), "ratio": statistics.median(ratios)}
+            cells = "  ".join(f"{ratio:.2f}" for ratio in ratios)
+            print(f"{arm:36}{statistics.median(rates):9.0f}{min(rates):9.0f}{max(rates):9.0f}{cells:>40}")
+    settings = {
+        "images": images, "generated": bool(options.generate), "rounds": options.rounds, "batch": options.batch,
+        "passes": options.passes, "versions": versions(), **sizes
+    }  # fmt: skip
+    result = {
+        "benchmark": "input_pipeline", "settings": settings, "provenance": provenance(), "cpus": os.cpu_count(),
+        "summary": summary, "raw": raw,
+    }  # fmt: skip
+    if options.output:
+        options.output.write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps(summary))
+
+
+if __name__ == "__main__":
+    main()
