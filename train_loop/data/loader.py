@@ -128,10 +128,10 @@ class LoadedSource(DataSource):
         """Those that no read is using: one, unless reads overlap."""
 
     def read_train(self, batches: Sequence[sampling.Indices], epoch: Epoch) -> Iterator[Batch]:
-        return self._read(Job(False, epoch if self._augment else None), batches)
+        return self._read(Job(False, epoch if self._augment else None), batches, self.info.image_size)
 
     def read_val(self, batches: Sequence[sampling.Indices]) -> Iterator[Batch]:
-        return self._read(Job(True, None), batches)
+        return self._read(Job(True, None), batches, self.info.image_size)
 
     def finish(self, images: torch.Tensor) -> torch.Tensor:
         mean, std = (torch.tensor(v, device=images.device) * 255 for v in (self._mean, self._std))
@@ -142,12 +142,12 @@ class LoadedSource(DataSource):
         while self._rings:
             self._rings.pop().close()
 
-    def _read(self, job: Job, batches: Sequence[sampling.Indices]) -> Iterator[Batch]:
+    def _read(self, job: Job, batches: Sequence[sampling.Indices], size: int) -> Iterator[Batch]:
         if not batches:
             return
         read = self._read_in_ring if self._workers else self._read_here
         images = self._fill.val if job.validation else self._fill.train
-        for indices, (pixels, bad) in zip(batches, read(job, batches), strict=True):
+        for indices, (pixels, bad) in zip(batches, read(job, batches, size), strict=True):
             sources: list[int | None] = list(range(len(indices)))
             for place, source, message in bad:
                 sources[place] = source
@@ -159,17 +159,16 @@ class LoadedSource(DataSource):
                 yield pixels, torch.from_numpy(images.labels(indices[kept]))
 
     def _read_here(
-        self, job: Job, batches: Sequence[sampling.Indices]
+        self, job: Job, batches: Sequence[sampling.Indices], size: int
     ) -> Iterator[tuple[torch.Tensor, list[ring.Bad]]]:
-        size = self.info.image_size
         for indices in batches:
             pixels = torch.empty((len(indices), size, size, 3), dtype=torch.uint8)
             yield pixels, self._fill(job, indices, pixels, range(len(indices)))
 
     def _read_in_ring(
-        self, job: Job, batches: Sequence[sampling.Indices]
+        self, job: Job, batches: Sequence[sampling.Indices], size: int
     ) -> Iterator[tuple[torch.Tensor, list[ring.Bad]]]:
-        size, largest = self.info.image_size, max(map(len, batches))
+        largest = max(map(len, batches))
         taken = self._rings.pop() if self._rings else None
         if taken is None or not taken.slots.fit(largest, size):
             if taken is not None:
