@@ -24,7 +24,7 @@ from typing import Any
 
 from search_spaces.priors import (
     global_batch_sizes,
-    peak_lr_centre,
+    searched_peak_lr,
     total_steps,
     trust_coefficient,
     warmup_epochs_range,
@@ -57,20 +57,19 @@ def space(trial: Trial, workload: Workload) -> TrainConfig:
         "label_smoothing": trial.suggest_float("label_smoothing", 0.0, 0.2),
     }
     multiplier = trial.suggest_float("lr_multiplier", 0.25, 4.0, log=True)
-    steps = total_steps(workload, batch)
     if optimizer in ("sgd", "lars"):
         momentum = 1 - trial.suggest_float("one_minus_momentum", 0.03, 0.15, log=True)
         changes |= {
-            "optimizer.peak_lr": peak_lr_centre(optimizer, batch, steps, momentum) * multiplier,
+            "optimizer.peak_lr": searched_peak_lr(workload, optimizer, batch, momentum) * multiplier,
             "optimizer.momentum": momentum,
             "optimizer.weight_decay": trial.suggest_float("weight_decay", 1e-5, 1e-3, log=True),
             "optimizer.nesterov": optimizer == "sgd",  # MLPerf's LARS is without
         }
         if optimizer == "lars":
-            changes["optimizer.trust_coefficient"] = trust_coefficient(steps)
+            changes["optimizer.trust_coefficient"] = trust_coefficient(total_steps(workload, batch))
     else:
         changes |= {
-            "optimizer.peak_lr": peak_lr_centre(optimizer, batch, steps) * multiplier,
+            "optimizer.peak_lr": searched_peak_lr(workload, optimizer, batch) * multiplier,
             "optimizer.beta1": 1 - trial.suggest_float("one_minus_beta1", 0.05, 0.3, log=True),
             "optimizer.weight_decay": trial.suggest_float("decoupled_weight_decay", 1e-3, 2.0, log=True),
             "optimizer.clip_grad_norm": 1.0,  # You et al. 2020, arXiv 1904.00962
