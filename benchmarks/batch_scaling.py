@@ -290,7 +290,9 @@ def report(o: argparse.Namespace) -> None:
         "trainings": rows,
     }
     o.output.write_text(json.dumps(result, indent=1) + "\n")
-    title = f"{o.model} on {o.data}, {o.epochs} epochs, {max(c['n'] for r in cells.values() for c in r.values())} seeds"
+    counts = sorted({c["n"] for by_batch in cells.values() for c in by_batch.values()})
+    seeds = " to ".join(str(n) for n in (counts if len(counts) < 3 else (counts[0], counts[-1])))
+    title = f"{o.model} on {o.data}, {o.epochs} epochs, {seeds} seeds"
     o.output.with_suffix(".svg").write_text(svg(cells, METHODS, title))
 
 
