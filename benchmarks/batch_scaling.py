@@ -87,7 +87,7 @@ def configuration(method: str, batch: int, o: argparse.Namespace) -> TrainConfig
     if method == "sgd_linear":
         return base.replace_keys({"global_size": batch, "peak_lr": o.base_lr * batch / o.batches[0]})
     if method == "found":
-        found = TrainConfig.from_dict(json.loads((search_folder(batch, o) / "best.json").read_text())["config"])
+        found = TrainConfig.from_json((search_folder(batch, o) / "best.json").read_text())
         return dataclasses.replace(found, data=base.data)  # a path may be another one here
     recipe = read_config(recipe_path(RECIPES[method]))
     optimizer = dataclasses.replace(
