@@ -130,6 +130,15 @@ def short_run_factor(optimizer: str, steps: int) -> float:
     return math.sqrt(max(1.0, FITTED_STEPS[optimizer] / steps))
 
 
+def momentum_window(steps: int) -> float:
+    """1 − momentum, or 1 − β1, to start from: 0.1, and in short runs so much that 3/(1 − momentum) steps fit in.
+
+    Momentum averages over about 1/(1 − m) steps; at 0.9 that is most of a run of 12, whose last steps then still go
+    where the first ones pointed.
+    """
+    return min(0.3, max(0.1, 3 / steps))
+
+
 def warmup_epochs_range(epochs: int) -> tuple[float, float]:
     """Shortest and longest warmup in epochs: 5 % to 35 % of the run.
 
