@@ -256,8 +256,9 @@ def markdown(cells: dict[str, dict[int, dict[str, float]]], o: argparse.Namespac
                 words.append("–")
                 continue
             lost = "" if best is None or batch == o.batches[0] else f" ({c['mean'] - best:+.1f})"
-            n = "" if c["n"] == len(o.seeds) else f", n = {c['n']}"
-            words.append(f"{c['mean']:.1f} ± {c['sd']:.1f}{n}{lost}")
+            spread = f" ± {c['sd']:.1f}" if c["n"] > 1 else ""
+            n = "" if c["n"] == len(o.seeds) else f", n = {c['n']:g}"
+            words.append(f"{c['mean']:.1f}{spread}{n}{lost}")
         lines.append(f"| {METHODS[method]} | {' | '.join(words)} |")
     return "\n".join(lines)
 
