@@ -43,8 +43,7 @@ MAX_BAD_SAMPLES = 20
 
 STEPS_TO_JUDGE = 24
 """Optimizer steps before which no trial is stopped by the scheduler. At batch 1,024 on digits, 12 steps in all, a
-quarter of the epochs is 3 steps of warmup: there LAMB at its prior's centre read 78 % and was stopped, LARS 84 %; both
-end at 97 %."""
+quarter of the epochs is 3 steps of warmup, whose order is not that of the end."""
 MAX_EQUAL_FAILURES = 4
 """If so many trials are the first ones and fail for the same reason, the search ends."""
 
