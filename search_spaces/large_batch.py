@@ -10,8 +10,9 @@ Parameters (each has one static range in a study; those of one optimizer appear 
   warmup_epochs            5 % to 35 % of the epochs (AlgoPerf, MLPerf).
   schedule                 cosine (RSB) or poly with power 2 (MLPerf).
   label_smoothing          0 to 0.2 (MLPerf and LAMB 0.1; AlgoPerf 0.1 and 0.2; Goyal 0).
-  one_minus_momentum       sgd, lars: 0.03 to 0.15, log (MLPerf momentum 0.9 to 0.952 as the batch
-                           grows; AlgoPerf searches 1 − β1 in log). The rate follows it; see priors.py.
+  one_minus_momentum       sgd, lars: 0.03 to 0.3, log (MLPerf momentum 0.9 to 0.952 as the batch
+                           grows; AlgoPerf searches 1 − β1 in log, to 0.3, which runs of a dozen
+                           steps need). The rate follows it; see priors.py.
   weight_decay             sgd, lars, coupled: 1e-5 to 1e-3, log (MLPerf 2.5e-5 to 2e-4, Goyal 1e-4,
                            NVIDIA 3e-5, 5e-4 is usual on small images).
   one_minus_beta1          lamb, adamw: 0.05 to 0.3, log (AlgoPerf).
@@ -24,7 +25,8 @@ from typing import Any
 
 from search_spaces.priors import (
     global_batch_sizes,
-    peak_lr_centre,
+    momentum_window,
+    searched_peak_lr,
     total_steps,
     trust_coefficient,
     warmup_epochs_range,
@@ -57,20 +59,19 @@ def space(trial: Trial, workload: Workload) -> TrainConfig:
         "label_smoothing": trial.suggest_float("label_smoothing", 0.0, 0.2),
     }
     multiplier = trial.suggest_float("lr_multiplier", 0.25, 4.0, log=True)
-    steps = total_steps(workload, batch)
     if optimizer in ("sgd", "lars"):
-        momentum = 1 - trial.suggest_float("one_minus_momentum", 0.03, 0.15, log=True)
+        momentum = 1 - trial.suggest_float("one_minus_momentum", 0.03, 0.3, log=True)
         changes |= {
-            "optimizer.peak_lr": peak_lr_centre(optimizer, batch, steps, momentum) * multiplier,
+            "optimizer.peak_lr": searched_peak_lr(workload, optimizer, batch, momentum) * multiplier,
             "optimizer.momentum": momentum,
             "optimizer.weight_decay": trial.suggest_float("weight_decay", 1e-5, 1e-3, log=True),
             "optimizer.nesterov": optimizer == "sgd",  # MLPerf's LARS is without
         }
         if optimizer == "lars":
-            changes["optimizer.trust_coefficient"] = trust_coefficient(steps)
+            changes["optimizer.trust_coefficient"] = trust_coefficient(total_steps(workload, batch))
     else:
         changes |= {
-            "optimizer.peak_lr": peak_lr_centre(optimizer, batch, steps) * multiplier,
+            "optimizer.peak_lr": searched_peak_lr(workload, optimizer, batch) * multiplier,
             "optimizer.beta1": 1 - trial.suggest_float("one_minus_beta1", 0.05, 0.3, log=True),
             "optimizer.weight_decay": trial.suggest_float("decoupled_weight_decay", 1e-3, 2.0, log=True),
             "optimizer.clip_grad_norm": 1.0,  # You et al. 2020, arXiv 1904.00962
@@ -79,16 +80,18 @@ def space(trial: Trial, workload: Workload) -> TrainConfig:
 
 
 def initial_points(workload: Workload) -> list[dict[str, Any]]:
-    """Each optimizer once at the centre of its prior, at a batch from the middle of the range."""
+    """Each optimizer once at the centre of its prior, at the pinned batch or one from the middle."""
     batches = global_batch_sizes(workload)
+    batch = workload.fixed.get("batch.global_size", batches[(len(batches) - 1) // 2])
+    window = momentum_window(total_steps(workload, batch))
     shared = {
-        "global_batch_size": batches[(len(batches) - 1) // 2],
+        "global_batch_size": batch,
         "warmup_epochs": round(0.2 * workload.epochs, 3),
         "label_smoothing": 0.1,
         "lr_multiplier": 1.0,
     }
-    coupled = {"schedule": "poly", "one_minus_momentum": 0.1, "weight_decay": 2e-4}
-    decoupled = {"schedule": "cosine", "one_minus_beta1": 0.1, "decoupled_weight_decay": 0.02}
+    coupled = {"schedule": "poly", "one_minus_momentum": window, "weight_decay": 2e-4}
+    decoupled = {"schedule": "cosine", "one_minus_beta1": window, "decoupled_weight_decay": 0.02}
     return [
         {"optimizer": "lars", **shared, **coupled},
         {"optimizer": "sgd", **shared, **coupled},

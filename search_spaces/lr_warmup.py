@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from search_spaces.large_batch import PARAMETER_KEYS as PARAMETER_KEYS
-from search_spaces.priors import global_batch_sizes, peak_lr_centre, total_steps, trust_coefficient
+from search_spaces.priors import global_batch_sizes, searched_peak_lr, total_steps, trust_coefficient
 from search_spaces.trial import Trial
 from search_spaces.workload import Workload
 from train_loop.config import TrainConfig
@@ -26,15 +26,14 @@ def space(trial: Trial, workload: Workload) -> TrainConfig:
     optimizer = trial.suggest_categorical("optimizer", ["lars", "sgd"])
     multiplier = trial.suggest_float("lr_multiplier", 0.125, 8.0, log=True)
     warmup_epochs = trial.suggest_float("warmup_epochs", 0.0, 0.5 * workload.epochs)
-    steps = total_steps(workload, batch)
     return workload.config(
         {
             "batch.global_size": batch,
             "optimizer.name": optimizer,
-            "optimizer.peak_lr": peak_lr_centre(optimizer, batch, steps) * multiplier,
+            "optimizer.peak_lr": searched_peak_lr(workload, optimizer, batch) * multiplier,
             "optimizer.nesterov": optimizer == "sgd",
             "optimizer.weight_decay": 1e-4,
-            "optimizer.trust_coefficient": trust_coefficient(steps),
+            "optimizer.trust_coefficient": trust_coefficient(total_steps(workload, batch)),
             "schedule.name": "poly",
             "schedule.warmup_epochs": warmup_epochs,
             "label_smoothing": 0.1,

@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 
 from search_spaces.workload import Workload
-from train_loop.config import DEFAULT_MICRO_SIZE, ConfigError
+from train_loop.config import DEFAULT_MICRO_SIZE, ConfigError, TrainConfig
 
 LARGEST_BATCH = 32768
 """Beyond it MLPerf's LARS needs twice the epochs (65,536: 84.5 against 56.0)."""
@@ -68,6 +68,28 @@ def total_steps(workload: Workload, batch: int) -> int:
     return workload.epochs * max(1, workload.train_size // batch)
 
 
+def searched_peak_lr(workload: Workload, optimizer: str, batch: int, momentum: float = 0.9) -> float:
+    """``peak_lr_centre`` of a workload's runs, moved to where a range test found it (``--prior-from``).
+
+    The test was of one batch; the factor that it gives holds at all, so that the rate keeps moving with the batch.
+    """
+    centre = peak_lr_centre(optimizer, batch, total_steps(workload, batch), momentum)
+    return centre * workload.lr_factors.get(optimizer, 1.0)
+
+
+def lr_factor(workload: Workload, tested: TrainConfig, suggestion: float) -> float:
+    """A range test's suggestion over the prior centre that this workload has at the test's batch and momentum.
+
+    LARS's step is the rate times η, so its suggestion is taken at the test's η and compared at the workload's.
+    """
+    optimizer, batch = tested.optimizer, tested.batch.global_size
+    steps = total_steps(workload, batch)
+    momentum = optimizer.momentum if optimizer.name in ("sgd", "lars") else 0.9
+    if optimizer.name == "lars":
+        suggestion *= optimizer.trust_coefficient / trust_coefficient(steps)
+    return suggestion / peak_lr_centre(optimizer.name, batch, steps, momentum)
+
+
 def peak_lr_centre(optimizer: str, batch: int, steps: int, momentum: float = 0.9) -> float:
     """The peak learning rate from which to search, for the whole batch (not per image).
 
@@ -106,6 +128,15 @@ def short_run_factor(optimizer: str, steps: int) -> float:
     Malladi's stochastic differential equation, as it is at ``FITTED_STEPS``; 1 from there on.
     """
     return math.sqrt(max(1.0, FITTED_STEPS[optimizer] / steps))
+
+
+def momentum_window(steps: int) -> float:
+    """1 − momentum, or 1 − β1, to start from: 0.1, and in short runs so much that 3/(1 − momentum) steps fit in.
+
+    Momentum averages over about 1/(1 − m) steps; at 0.9 that is most of a run of 12, whose last steps then still go
+    where the first ones pointed.
+    """
+    return min(0.3, max(0.1, 3 / steps))
 
 
 def warmup_epochs_range(epochs: int) -> tuple[float, float]:

@@ -63,7 +63,8 @@ class Space:
         Raises ValueError for a value outside its parameter's range.
         """
         points: list[dict[str, Any]] = []
-        for point in self.initial(workload) if self.initial else []:
+        fixed = {resolve_key(key): value for key, value in (pinned or {}).items()}
+        for point in self.initial(dataclasses.replace(workload, fixed=fixed)) if self.initial else []:
             trial = StandInTrial(None, fixed=point)
             self(trial, workload, pinned)
             suggested = {name: value for name, value in trial.params.items() if name in point}

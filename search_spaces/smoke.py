@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from search_spaces.large_batch import PARAMETER_KEYS as PARAMETER_KEYS
-from search_spaces.priors import global_batch_sizes, peak_lr_centre, total_steps
+from search_spaces.priors import global_batch_sizes, searched_peak_lr
 from search_spaces.trial import Trial
 from search_spaces.workload import Workload
 from train_loop.config import TrainConfig
@@ -23,7 +23,7 @@ def space(trial: Trial, workload: Workload) -> TrainConfig:
         {
             "batch.global_size": batch,
             "optimizer.name": "sgd",
-            "optimizer.peak_lr": peak_lr_centre("sgd", batch, total_steps(workload, batch)) * multiplier,
+            "optimizer.peak_lr": searched_peak_lr(workload, "sgd", batch) * multiplier,
             "schedule.name": "cosine",
             "schedule.warmup_epochs": round(0.2 * workload.epochs, 3),
         }

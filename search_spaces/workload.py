@@ -43,6 +43,8 @@ class Workload:
     max_micro_size: int = 256
     """Images that one worker can hold in one forward pass; larger batches accumulate. 0 = each trial
     measures it on its GPU."""
+    lr_factors: Mapping[str, float] = field(default_factory=dict)
+    """By optimizer, what a range test made of the prior centre of its learning rate (``--prior-from``)."""
     fixed: Mapping[str, Any] = field(default_factory=dict)
     """Dotted keys that every configuration holds (``--set``), whatever the space says of them."""
 

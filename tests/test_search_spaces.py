@@ -217,7 +217,7 @@ def test_conditional_parameters_appear_with_their_optimizer_only() -> None:
     assert ranges["lr_multiplier"].conditions == {}
     assert ranges["one_minus_momentum"].conditions == {"optimizer": ("lars", "sgd")}
     assert ranges["decoupled_weight_decay"].conditions == {"optimizer": ("lamb",)}
-    assert ranges["one_minus_momentum"].describe() == "0.03 … 0.15 (log), with optimizer lars, sgd"
+    assert ranges["one_minus_momentum"].describe() == "0.03 … 0.3 (log), with optimizer lars, sgd"
     assert [name for name, r in ranges.items() if r.kind == "derived"] == [
         "peak_lr[lars]",
         "peak_lr[sgd]",
@@ -251,3 +251,13 @@ def test_lr_warmup_searches_those_two_at_one_batch() -> None:
         "lr_multiplier",
         "warmup_epochs",
     ]
+
+
+@pytest.mark.parametrize(("batch", "momentum"), [(1024, 0.75), (256, 0.9), (16, 0.9)])
+def test_short_runs_begin_with_a_momentum_that_fits_into_them_three_times(batch: int, momentum: float) -> None:
+    steps = 12 * (1437 // batch)
+    assert 3 / (1 - momentum) <= steps
+    for point in BUILT_IN["large_batch"].initial_points(DIGITS, {"global_size": batch}):
+        trial = StandInTrial(None, fixed=point)
+        optimizer = BUILT_IN["large_batch"](trial, DIGITS, {"global_size": batch}).optimizer
+        assert (optimizer.beta1 if optimizer.name == "lamb" else optimizer.momentum) == pytest.approx(momentum)

@@ -77,7 +77,6 @@ def test_it_is_frozen_and_loads_no_torch():
         ({"loss": "mse"}, "loss must be one of", "mse"),
         ({"ema_decay": 1.0}, "ema_decay", "1.0"),
         ({"schedule.warmup_steps": 3, "schedule.warmup_epochs": 1.0}, "in steps or in epochs", "3"),
-        ({"model.compile": True, "model.activation_checkpointing": True}, "model.compile", "True"),
         ({"schedule.name": "step"}, "needs schedule.step_epochs", "none"),
         ({"schedule.step_epochs": [3.0, 1.0]}, "must rise", "3.0"),
         ({"batch.global_size": 1}, "global_size", "1"),

@@ -247,6 +247,43 @@ def test_a_compiled_step_is_compiled_once_whatever_lr_and_step_number(optimizer_
     assert counts[1] == counts[-1], f"compiled anew at later steps: {counts}"  # state exists from step 2 on
 
 
+# --- CUDA graphs ---
+
+
+@BOTH
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_step_replayed_from_a_cuda_graph_follows_rate_and_gradients(optimizer_of) -> None:
+    eager, captured = ([nn.Parameter(torch.tensor(w).float().cuda()) for w in arrays(1)] for _ in range(2))
+    first = optimizer_of(eager)
+    second = optimizer_of(captured, lr=torch.tensor(0.1, device="cuda"))
+    if "capturable" in second.defaults:
+        second.param_groups[0]["capturable"] = True
+    grads = [torch.empty_like(p) for p in captured]
+    for p, g in zip(captured, grads, strict=True):
+        p.grad = g
+    graph = None
+    for t, lr in enumerate(RATES):
+        first.param_groups[0]["lr"] = 0.1 * lr
+        second.param_groups[0]["lr"].fill_(0.1 * lr)
+        for p, g, array in zip(eager, grads, arrays(10 + t, 0.3), strict=True):
+            p.grad = torch.tensor(array).float().cuda()
+            g.copy_(p.grad)
+        first.step()
+        if t == 0:  # the first step makes the state, on a stream of its own as torch asks
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                second.step()
+            torch.cuda.current_stream().wait_stream(stream)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                second.step()  # recorded, not run
+        else:
+            graph.replay()
+    for a, b in zip(eager, captured, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
 # --- what is refused ---
 
 

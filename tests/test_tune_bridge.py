@@ -307,6 +307,18 @@ def test_median_stops_what_is_below_the_median_of_earlier_trials(store):
     assert not run_out(bridge, "high", [0.9] * EPOCHS)
 
 
+def test_a_run_of_few_steps_is_not_judged_in_its_warmup(store):
+    bridge = make_bridge(store, pruner="median", trials=20, concurrency=2)
+    for n in range(4):
+        bridge.suggest(f"t{n}")
+        assert not run_out(bridge, f"t{n}", [0.5] * EPOCHS)
+    for name, steps in (("few", 23), ("enough", 24)):
+        bridge.suggest(name)
+        assert not bridge.observe(name, {"records": [record(1, 0.1, optimizer_steps=1)]})
+        stopped = bridge.observe(name, {"records": [record(2, 0.1, optimizer_steps=steps)]})
+        assert stopped == (name == "enough")
+
+
 @pytest.mark.parametrize("sampler", ["tpe", "random", "qmc", "gp", "cmaes"])
 def test_every_sampler_gives_other_parameters_each_time_and_the_same_for_the_same_seed(tmp_path, sampler):
     def sample(folder: Path, seed: int) -> list[dict]:

@@ -42,11 +42,6 @@ class ModelConfig:
     def __post_init__(self) -> None:
         choice("model.stem", self.stem, STEMS)
         require(bool(self.name), "model.name must name a network", self.name, "Write e.g. resnet50.")
-        if self.compile and self.activation_checkpointing:
-            raise ConfigError(
-                "model.compile chooses itself what to compute again; got model.activation_checkpointing=True too. "
-                "Set one of them to false."
-            )
 
 
 @dataclass(frozen=True)

@@ -234,6 +234,8 @@ def _task(
     config = read_config(recipe_path(recipe) if recipe else Path(path or "")).replace_keys(changes)
     config.batch.split(1)
     info = describe(config.data, open_some=True)
+    if info.path is not None:  # the file may be read in another folder
+        config = config.replace_keys({"data.name": info.path})
     info.steps_per_epoch(config.batch.global_size)
     check_network(config, info)
     check_writable("--output", output.absolute())
@@ -254,4 +256,6 @@ def _write(config: TrainConfig, finding: Finding, output: Path) -> None:
     else:
         print(f", explodes at {finding.exploded_at:.3g}")
     print(f"suggested peak lr {finding.suggestion:.3g}: --set peak_lr={finding.suggestion:.3g}")
+    if finding.exploded_at is not None:
+        print(f"a search around it: bigbatch tune --prior-from {output / 'lr_find.json'}")
     print(f"curve in {output / 'lr_find.svg'}, numbers in {output / 'lr_find.json'}")

@@ -35,6 +35,9 @@ def tune_parser(prog: str) -> argparse.ArgumentParser:
     add("--set", action="append", nargs="+", default=[], metavar="KEY=VALUE", help="fix a key of the configuration")
     add("--on-bad-image", metavar="fail|skip", help="what an image that cannot be read does (default: fail)")
     add("--stage", metavar="DIR", help="copy a packed data set there, once a node, and read that; e.g. '$TMPDIR'")
+    add(
+        "--prior-from", action="append", default=[], metavar="FILE", help="lr_find.json: its rate is the prior's centre"
+    )
     add("--study", metavar="NAME", help="its folder under --output (default: space, data and time)")
     add("--output", metavar="DIR", help="where studies go (default: runs)")
     add("--storage", metavar="URL", help="a database for the study in place of the journal file")
@@ -50,6 +53,7 @@ def tune_main(argv: Sequence[str] | None = None, prog: str = "tune/run.py") -> i
     """Run a search. Returns the exit code: 0, 1 (failed), 2 (wrong input), 130 (Ctrl-C), 143 (SIGTERM)."""
     args = vars(tune_parser(prog).parse_args(argv))
     args["set"] = tuple(text for group in args["set"] for text in group)
+    args["prior_from"] = tuple(args["prior_from"])
     with reader_may_leave():
         return _guarded(prog, lambda: _search(args))
 

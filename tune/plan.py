@@ -24,6 +24,7 @@ from train_loop.config import BatchConfig, ConfigError, DataConfig, ModelConfig,
 from train_loop.data import NAMES, DataInfo, check_stage, describe
 from train_loop.models import check_model
 from tune import wandb_log
+from tune.prior import read_priors
 from tune.store import read_description
 from tune.study_room import check_room
 
@@ -64,6 +65,8 @@ class Options:
     set: tuple[str, ...] = ()
     on_bad_image: str | None = None
     stage: str | None = None
+    prior_from: tuple[str, ...] = ()
+    """Not kept: what the files say is, in the study's ``lr_factors``."""
     study: str | None = None
     output: str | None = None
     storage: str | None = None
@@ -161,6 +164,7 @@ class SearchPlan:
             "max_epochs": self.max_epochs,
             "seed": self.seed,
             "overrides": json.loads(json.dumps(self.overrides)),  # as it is stored: tuples are lists there
+            "lr_factors": dict(self.workload.lr_factors) or None,
             "image_size": self.data.image_size,
             "train_size": self.data.train_size,
             "val_size": self.data.val_size,
@@ -316,7 +320,7 @@ def make_plan(options: Options) -> SearchPlan:
         stored = read_description(Path(options.output or DEFAULT_OUTPUT).absolute() / options.study)
         # What auto meant is part of the study: another machine must not change the network.
         options = options.over({"model": stored.get("model"), **_kept_options(stored)})
-    plan = _plan(options)
+    plan = _plan(options, stored.get("lr_factors"))
     if stored:
         check_against(plan, stored)
     return plan
@@ -336,7 +340,8 @@ def _kept_options(stored: Mapping[str, Any]) -> dict[str, Any]:
     return dict(options)
 
 
-def _plan(o: Options) -> SearchPlan:
+def _plan(o: Options, lr_factors: dict[str, float] | None = None) -> SearchPlan:
+    """``lr_factors``: those of the study that is resumed."""
     space = load_space(o.space or DEFAULT_SPACE)
     sampler = choice("--sampler", o.sampler or "tpe", SAMPLERS)
     scheduler = choice("--scheduler", o.scheduler or "asha", SCHEDULERS)
@@ -363,6 +368,9 @@ def _plan(o: Options) -> SearchPlan:
     share = share_out(machine, workers, trials) if machine.cpus else Share(1, workers, {"CPU": 1.0})
     micro = overrides.get("batch.max_micro_size", BatchConfig().max_micro_size)
     workload = build_workload(data, model, max_epochs, workers, machine, micro)
+    check_space(space, workload, pinned=overrides)
+    factors = read_priors(o.prior_from, space, workload, overrides) if o.prior_from else lr_factors
+    workload = dataclasses.replace(workload, lr_factors=factors or {})
     ranges = check_space(space, workload, pinned=overrides)
     name = study_name(o.study, space, data)
     plan = SearchPlan(

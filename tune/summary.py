@@ -36,6 +36,8 @@ def _plan_lines(plan: SearchPlan) -> list[tuple[str, str]]:
     ]
     lines += [("", f"{name:24} {interval.describe()}") for name, interval in plan.ranges.items()]
     lines += [("", f"{key:24} {value} (set)") for key, value in plan.overrides.items()]
+    factors = plan.workload.lr_factors.items()
+    lines += [("", f"{f'prior[{name}]':24} × {factor:.3g}, by its range test") for name, factor in factors]
     images = f"{d.train_size:,} training and {d.val_size:,} validation images"
     stops = f"sampler {plan.sampler}, scheduler {plan.scheduler}"
     return [

@@ -179,9 +179,7 @@ class LoadedSource(DataSource):
             sources: list[int | None] = list(range(len(indices)))
             for place, source, message in bad:
                 sources[place] = source
-                self.note_bad(
-                    job.validation, int(indices[place]) % part, message
-                )  # each copy of an image is that image
+                self.note_bad(job.validation, int(indices[place]) % part, message)  # a copy of an image is that image
             kept = [source for source in sources if source is not None]
             if len(kept) < len(indices):
                 pixels = pixels[[place for place, source in enumerate(sources) if source is not None]]

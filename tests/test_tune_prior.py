@@ -1,0 +1,118 @@
+"""``--prior-from``: a range test's file moves the centre of the searched rates, or is refused in one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from search_spaces.trial import StandInTrial
+from train_loop.config import ConfigError, TrainConfig
+from train_loop.lr_find import _write, range_test
+from tune.plan import Options, SearchPlan, make_plan
+from tune.store import StudyStore
+
+
+def range_test_file(folder: Path, **changes: Any) -> tuple[str, float]:
+    """A range test's file as ``bigbatch lr-find`` writes it, and its suggestion; the loss is a curve made by hand."""
+    finding = range_test(lambda rate: 1 / (1 + rate) + rate**2, 1e-3, 100.0, 60)
+    keys = {"model.name": "resnet18", "batch.global_size": 256, **changes}
+    _write(TrainConfig().replace_keys(keys), finding, folder)
+    return str(folder / "lr_find.json"), finding.suggestion
+
+
+def plan_of(tmp_path: Path, *files: str, **options: Any) -> SearchPlan:
+    values = {"space": "large_batch", "model": "resnet18", "output": str(tmp_path / "runs"), "study": "s"}
+    return make_plan(Options(**values | {"prior_from": files} | options))
+
+
+def rate(plan: SearchPlan, optimizer: str, batch: int, **params: Any) -> TrainConfig:
+    point = {"optimizer": optimizer, "global_batch_size": batch, "lr_multiplier": 1.0, **params}
+    return plan.space(StandInTrial(None, fixed=point), plan.workload)
+
+
+def test_the_centre_is_the_suggestion_at_the_tests_batch_and_momentum(tmp_path: Path) -> None:
+    file, suggestion = range_test_file(tmp_path / "t", **{"optimizer.name": "sgd", "momentum": 0.95})
+    plan = plan_of(tmp_path, file)
+    assert rate(plan, "sgd", 256, one_minus_momentum=0.05).optimizer.peak_lr == pytest.approx(suggestion)
+    twice = rate(plan, "sgd", 512, one_minus_momentum=0.05).optimizer.peak_lr
+    assert twice == pytest.approx(2 * suggestion), "from there on Goyal's linear rule holds"
+    without = plan_of(tmp_path)
+    for other in ("lars", "lamb"):
+        assert rate(plan, other, 256) == rate(without, other, 256), "the file says nothing of other optimizers"
+
+
+@pytest.mark.parametrize("trust_coefficient", [0.001, 0.02])
+def test_lars_keeps_the_size_of_its_step_whatever_the_tests_trust_coefficient(
+    tmp_path: Path, trust_coefficient: float
+) -> None:
+    changes = {"optimizer.name": "lars", "trust_coefficient": trust_coefficient}
+    file, suggestion = range_test_file(tmp_path / "t", **changes)
+    found = rate(plan_of(tmp_path, file), "lars", 256, one_minus_momentum=0.1).optimizer
+    assert found.peak_lr * found.trust_coefficient == pytest.approx(suggestion * trust_coefficient)
+
+
+def test_the_range_is_around_it_and_one_file_an_optimizer_is_taken(tmp_path: Path) -> None:
+    sgd, suggestion = range_test_file(tmp_path / "a", **{"optimizer.name": "sgd"})
+    lamb, _ = range_test_file(tmp_path / "b", **{"optimizer.name": "lamb"})
+    plan = plan_of(tmp_path, sgd, lamb, set=("global_size=256", "momentum=0.9"))
+    shown = plan.ranges["peak_lr[sgd]"]  # observed: of 64 draws with extra weight on the ends
+    assert (shown.low, shown.high) == (pytest.approx(suggestion / 4), pytest.approx(suggestion * 4))
+
+
+def test_a_resumed_study_keeps_its_prior_without_the_file(tmp_path: Path) -> None:
+    file, _ = range_test_file(tmp_path / "t", **{"optimizer.name": "sgd"})
+    plan = plan_of(tmp_path, file)
+    StudyStore.create(plan.folder, "s", plan.to_dict(), None).close()
+    Path(file).unlink()
+    resumed = make_plan(Options(resume=True, study="s", output=str(tmp_path / "runs")))
+    assert resumed.workload.lr_factors == plan.workload.lr_factors != {}
+    other, _ = range_test_file(tmp_path / "u", **{"optimizer.name": "sgd", "batch.global_size": 64})
+    with pytest.raises(ConfigError, match="lr_factors was"):
+        make_plan(Options(resume=True, study="s", output=str(tmp_path / "runs"), prior_from=(other,)))
+
+
+OWN_SPACE = """
+def space(trial, workload):
+    return workload.config({"optimizer": "sgd", "peak_lr": trial.suggest_float("lr", 0.1, 1.0)})
+"""
+
+
+@pytest.mark.parametrize(
+    ("edit", "options", "message"),
+    [
+        ({"suggestion": -1}, {}, "above 0; got -1"),
+        ({"suggestion": float("nan")}, {}, "above 0; got nan"),
+        ({"exploded_at": None}, {}, "higher --last"),
+        ({"schema_version": 2}, {}, "schema 1; got 2"),
+        ({}, {"model": "resnet34"}, "own model"),
+        ({}, {"set": ("optimizer=lamb",)}, "searches the tested optimizer's rate"),
+        ({}, {"set": ("peak_lr=1",)}, "searches the tested optimizer's rate"),
+    ],
+)
+def test_a_file_that_does_not_fit_is_refused(
+    tmp_path: Path, edit: dict[str, Any], options: dict[str, Any], message: str
+) -> None:
+    file, _ = range_test_file(tmp_path / "t", **{"optimizer.name": "sgd"})
+    Path(file).write_text(json.dumps(json.loads(Path(file).read_text()) | edit))
+    with pytest.raises(ConfigError, match=message) as caught:
+        plan_of(tmp_path, file, **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_no_range_test_is_refused(tmp_path: Path) -> None:
+    text, best = tmp_path / "text.json", tmp_path / "best.json"
+    text.write_text("{")
+    best.write_text(json.dumps({"config": TrainConfig().to_dict()}))
+    for path, message in ((text, "not JSON"), (best, "without suggestion"), (tmp_path / "none", "No such file")):
+        with pytest.raises(ConfigError, match=message):
+            plan_of(tmp_path, str(path))
+    file, _ = range_test_file(tmp_path / "t", **{"optimizer.name": "sgd"})
+    with pytest.raises(ConfigError, match="two of sgd"):
+        plan_of(tmp_path, file, file)
+    own = tmp_path / "own.py"
+    own.write_text(OWN_SPACE)
+    with pytest.raises(ConfigError, match="--space own"):
+        plan_of(tmp_path, file, space=str(own))
