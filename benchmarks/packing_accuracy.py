@@ -6,7 +6,7 @@
 CIFAR.tar.xz: a tar of ``train/<class>/*.jpg`` and ``test/<class>/*.jpg``, without it scikit-learn's digits in place.
 Images are enlarged to 160 × 160 pixels (Lanczos) and stored as JPEGs of quality 92, 4:2:0: large enough that ``full``
 stores restart markers. They hold no more detail than 32 × 32 (or 8 × 8) pixels do, so this cannot show what
-compression does to fine texture; the PSNR in benchmarks/data_loading.py says how much that is on photographs.
+compression does to fine texture; the PSNR in benchmarks/input_pipeline.py says how much that is on photographs.
 
 Arms, for each seed with the same initial weights, order and crops:
   folder  the JPEG files

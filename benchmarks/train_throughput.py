@@ -41,7 +41,7 @@ from torch import nn
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
 
-from data_loading import generated  # noqa: E402
+from input_pipeline import generated  # noqa: E402
 from optimizer_step import spread, timm_version  # noqa: E402
 
 from train_loop.config import DataConfig, TrainConfig  # noqa: E402
