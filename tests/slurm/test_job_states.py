@@ -150,6 +150,9 @@ def test_a_signal_that_nobody_explains_is_no_scancel(cluster, submit):
         job.wait_log("SAVED", 15)
         time.sleep(8)
         assert "→ requeueing" not in job.log and "→ ended" not in job.log
+    job.wait_log("→ requeueing", 30)
+    cluster.wait_state(job.id, "PENDING", 30)
+    cluster.start_now(job.id)  # after a silence Slurm may keep its own delay of two minutes
     log = job.wait_end("COMPLETED", 60) if job.wait_log("RUNNING 1", 60) else ""
     assert "Slurm says RUNNING: the job is preempted" in log and job.record["restarts"] == 1
     assert job.leftovers() == []
@@ -167,7 +170,7 @@ def test_a_scancel_that_is_explained_late_is_a_scancel(cluster, submit):
     (slow / "busy").touch()
     cluster.run("ctl", "scancel", job.id, user="alice")
     log = job.wait_log("→ ended", 15) and job.wait_end("CANCELLED", 15)
-    assert "does not say why yet" in log and "Slurm says CANCELLED: the job is cancelled" in log
+    assert "does not say why yet" in log and re.search("Slurm says (CANCELLED|COMPLETING).*: the job is cancelled", log)
     assert job.record["restarts"] == 0 and job.record["state"] == "ended" and job.leftovers() == []
 
 
