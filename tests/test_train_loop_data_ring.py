@@ -329,6 +329,33 @@ def test_torchvisions_loader_reads_no_packed_set(folder: Path, tmp_path: Path) -
         torchvision_source(tmp_path)
 
 
+@pytest.mark.parametrize("change", [{"auto_augment": "rand"}, {"augment_repeats": 3}, {"progressive_from": 32}])
+def test_torchvisions_loader_is_the_plain_pipeline(change: dict[str, Any]) -> None:
+    with pytest.raises(
+        ConfigError, match="the torchvision loader is the plain pipeline; got data." + next(iter(change))
+    ):
+        DataConfig(loader="torchvision", progressive_end=9, **change)
+
+
+def test_the_ring_brings_policies_copies_and_growing_images(folder: Path) -> None:
+    options = dict(image_size=64, progressive_from=32, progressive_end=2, val_image_size=80, augment_repeats=3)
+    here, there = (
+        open_data(DataConfig(name=str(folder), loader_workers=n, auto_augment="rand", **options)) for n in (0, 2)
+    )
+    sizes = []
+    for epoch in range(3):
+        reads = [source.train_batches(3, epoch, BatchSplit(1, 2, 6), 0) for source in (here, there)]
+        for steps in zip(*reads, strict=True):
+            for (images, labels), (others, other_labels) in zip(*steps, strict=True):
+                assert torch.equal(images, others) and torch.equal(labels, other_labels)
+        sizes.append(images.shape[1])
+        vals = [source.val_batches(4, 0, 1) for source in (here, there)]
+        for (images, _), (others, _) in zip(*vals, strict=True):
+            assert torch.equal(images, others) and images.shape[1] == 80
+    assert sizes == [32, 64, 64]  # FFCV: round(1.5) is 2
+    there.close()
+
+
 @pytest.mark.parametrize("change", [{"loader": "dali"}, {"on_bad_image": "ignore"}, {"loader_workers": -2}])
 def test_impossible_options_are_refused(change: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="data." + next(iter(change))):
