@@ -319,6 +319,19 @@ def test_a_run_of_few_steps_is_not_judged_in_its_warmup(store):
         assert stopped == (name == "enough")
 
 
+@pytest.mark.parametrize("pruner", ["asha", "hyperband"])
+def test_batches_of_few_and_of_many_steps_are_compared_at_equal_epochs(store, pruner):
+    bridge = make_bridge(store, pruner=pruner, trials=20, concurrency=2)
+    for n, (steps_an_epoch, better) in enumerate([(5, 0.0)] * 4 + [(100, 0.05)] * 6):
+        bridge.suggest(f"t{n}")
+        for epoch in range(1, EPOCHS + 1):
+            found = record(epoch, 0.2 * epoch + better + 0.001 * n, optimizer_steps=epoch * steps_an_epoch)
+            stopped = bridge.observe(f"t{n}", {"records": [found]})
+            assert not better or stopped == (epoch == EPOCHS), "the better trial, epoch for epoch, was stopped"
+            if stopped:
+                break
+
+
 @pytest.mark.parametrize("sampler", ["tpe", "random", "qmc", "gp", "cmaes"])
 def test_every_sampler_gives_other_parameters_each_time_and_the_same_for_the_same_seed(tmp_path, sampler):
     def sample(folder: Path, seed: int) -> list[dict]:

@@ -200,8 +200,10 @@ class OptunaBridge(Searcher):
         if epoch >= live.view.epochs:
             self._tell(trial_id, TrialState.COMPLETE, "ran to its end", value)
             return True
-        # A short run's first steps are warmup and say who warms up faster, so the scheduler is not asked yet.
-        if int(record.get("optimizer_steps", STEPS_TO_JUDGE)) >= STEPS_TO_JUDGE and live.trial.should_prune():
+        # Asked each epoch: a rung keeps the value of the epoch in which it is first asked. A short run's first steps
+        # are warmup and say who warms up faster, so what it says of them is not obeyed.
+        stop = live.trial.should_prune()
+        if stop and int(record.get("optimizer_steps", STEPS_TO_JUDGE)) >= STEPS_TO_JUDGE:
             self._tell(trial_id, TrialState.PRUNED, f"stopped by the scheduler after epoch {epoch}")
             return True
         return False
