@@ -68,11 +68,14 @@ def total_steps(workload: Workload, batch: int) -> int:
     return workload.epochs * max(1, workload.train_size // batch)
 
 
-def searched_peak_lr(workload: Workload, optimizer: str, batch: int, momentum: float = 0.9) -> float:
+def searched_peak_lr(workload: Workload, optimizer: str, batch: int, momentum: float | None = None) -> float:
     """``peak_lr_centre`` of a workload's runs, moved to where a range test found it (``--prior-from``).
 
     The test was of one batch; the factor that it gives holds at all, so that the rate keeps moving with the batch.
+    ``momentum``: None takes the one that ``--set`` fixes, else 0.9.
     """
+    if momentum is None:
+        momentum = float(workload.fixed.get("optimizer.momentum", 0.9))
     centre = peak_lr_centre(optimizer, batch, total_steps(workload, batch), momentum)
     return centre * workload.lr_factors.get(optimizer, 1.0)
 
@@ -86,7 +89,8 @@ def lr_factor(workload: Workload, tested: TrainConfig, suggestion: float) -> flo
     steps = total_steps(workload, batch)
     momentum = optimizer.momentum if optimizer.name in ("sgd", "lars") else 0.9
     if optimizer.name == "lars":
-        suggestion *= optimizer.trust_coefficient / trust_coefficient(steps)
+        searched = workload.fixed.get("optimizer.trust_coefficient", trust_coefficient(steps))
+        suggestion *= optimizer.trust_coefficient / searched
     return suggestion / peak_lr_centre(optimizer.name, batch, steps, momentum)
 
 

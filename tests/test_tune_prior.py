@@ -70,8 +70,30 @@ def test_a_resumed_study_keeps_its_prior_without_the_file(tmp_path: Path) -> Non
     resumed = make_plan(Options(resume=True, study="s", output=str(tmp_path / "runs")))
     assert resumed.workload.lr_factors == plan.workload.lr_factors != {}
     other, _ = range_test_file(tmp_path / "u", **{"optimizer.name": "sgd", "batch.global_size": 64})
-    with pytest.raises(ConfigError, match="lr_factors was"):
-        make_plan(Options(resume=True, study="s", output=str(tmp_path / "runs"), prior_from=(other,)))
+    for repeated in (other, file):  # a job that is put back repeats its options, whatever became of the file
+        again = make_plan(Options(resume=True, study="s", output=str(tmp_path / "runs"), prior_from=(repeated,)))
+        assert again.workload.lr_factors == plan.workload.lr_factors
+
+
+def test_what_set_fixes_counts_for_the_centre(tmp_path: Path) -> None:
+    tested = {"optimizer.name": "sgd", "momentum": 0.95, "batch.global_size": 512}
+    file, suggestion = range_test_file(tmp_path / "t", **tested)
+    plan = plan_of(tmp_path, file, space="lr_warmup", set=("optimizer=sgd", "momentum=0.95"))
+    pinned = StandInTrial(None, fixed={"global_batch_size": 512, "lr_multiplier": 1.0})
+    assert plan.space(pinned, plan.workload, plan.overrides).optimizer.peak_lr == pytest.approx(suggestion)
+    file, suggestion = range_test_file(tmp_path / "u", **{"optimizer.name": "lars", "trust_coefficient": 0.02})
+    plan = plan_of(tmp_path, file, set=("trust_coefficient=0.02",))
+    point = {"optimizer": "lars", "global_batch_size": 256, "lr_multiplier": 1.0, "one_minus_momentum": 0.1}
+    found = plan.space(StandInTrial(None, fixed=point), plan.workload, plan.overrides).optimizer
+    assert (found.peak_lr, found.trust_coefficient) == (pytest.approx(suggestion), 0.02)
+
+
+def test_a_network_that_the_cluster_decides_is_not_guessed_in_the_study(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, model=None, address="127.0.0.1:6379")
+    assert plan.model_was_auto and plan.to_dict()["model"] is None
+    StudyStore.create(plan.folder, "s", plan.to_dict(), None).close()  # and the search is killed while it joins
+    options = Options(resume=True, study="s", output=str(tmp_path / "runs"), address="127.0.0.1:6379")
+    assert make_plan(options).model_was_auto
 
 
 OWN_SPACE = """

@@ -160,7 +160,8 @@ class SearchPlan:
             "space": self.space.name,
             "space_fingerprint": self.space.fingerprint,
             "data": self.data.path or self.data.name,
-            "model": self.model,
+            # Not known before the cluster is joined: a study that is killed until then must not keep a guess.
+            "model": None if self.model_was_auto and not self.machine.cpus else self.model,
             "max_epochs": self.max_epochs,
             "seed": self.seed,
             "overrides": json.loads(json.dumps(self.overrides)),  # as it is stored: tuples are lists there
@@ -369,7 +370,8 @@ def _plan(o: Options, lr_factors: dict[str, float] | None = None) -> SearchPlan:
     micro = overrides.get("batch.max_micro_size", BatchConfig().max_micro_size)
     workload = build_workload(data, model, max_epochs, workers, machine, micro)
     check_space(space, workload, pinned=overrides)
-    factors = read_priors(o.prior_from, space, workload, overrides) if o.prior_from else lr_factors
+    # A job that is put back into the queue repeats its options; the file may have changed since.
+    factors = lr_factors if o.resume else read_priors(o.prior_from, space, workload, overrides)
     workload = dataclasses.replace(workload, lr_factors=factors or {})
     ranges = check_space(space, workload, pinned=overrides)
     name = study_name(o.study, space, data)

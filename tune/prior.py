@@ -36,7 +36,7 @@ def read_priors(paths: Sequence[str], space: Space, workload: Workload, pinned: 
         _check_same(path, "model", tested.model.name, workload.model)
         if name in factors:
             raise ConfigError(f"--prior-from takes one range test an optimizer; got two of {name}. Keep one of them.")
-        factors[name] = lr_factor(workload, tested, suggestion)
+        factors[name] = lr_factor(dataclasses.replace(workload, fixed=pinned), tested, suggestion)
         if not _moves(space, workload, name, pinned):
             raise ConfigError(
                 f"--prior-from needs a space that searches the tested optimizer's rate around the prior; got {name} "
