@@ -312,7 +312,7 @@ def test_a_run_of_few_steps_is_not_judged_in_its_warmup(store):
     for n in range(4):
         bridge.suggest(f"t{n}")
         assert not run_out(bridge, f"t{n}", [0.5] * EPOCHS)
-    for name, steps in (("few", 14), ("enough", 15)):
+    for name, steps in (("few", 9), ("enough", 10)):
         bridge.suggest(name)
         assert not bridge.observe(name, {"records": [record(1, 0.1, optimizer_steps=1)]})
         stopped = bridge.observe(name, {"records": [record(2, 0.1, optimizer_steps=steps)]})

@@ -41,7 +41,7 @@ MAX_BAD_SAMPLES = 20
 """So many samples in a row that the space turns into no valid configuration end the search."""
 
 
-STEPS_TO_JUDGE = 15
+STEPS_TO_JUDGE = 10
 """Optimizer steps before which no trial is stopped by the scheduler. At batch 1,024 on digits, 12 steps in all, a
 quarter of the epochs is 3 steps of warmup, whose order is not that of the end."""
 MAX_EQUAL_FAILURES = 4

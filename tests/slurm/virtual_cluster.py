@@ -267,8 +267,16 @@ class VirtualCluster:
             self.run(CONTROLLER, "sh", "-c", signal_it.format("CONT"))
 
     def start_now(self, job_id: str) -> None:
-        """Let a requeued job start without the usual delay."""
-        self.run(CONTROLLER, "scontrol", "update", f"JobId={job_id}", "StartTime=now")
+        """Let a requeued job start without the usual delay.
+
+        Said again for some seconds: Slurm sets the delay anew when the last node has let go of the job.
+        """
+
+        def said() -> bool:
+            self.run(CONTROLLER, "scontrol", "update", f"JobId={job_id}", "StartTime=now", check=False)
+            return self.state(job_id) not in ("PENDING", "COMPLETING")
+
+        _until(said, 8, step_s=1.0)
 
     # ---- nodes
 
