@@ -36,11 +36,14 @@ def ask(site: Site) -> list[str]:
     """The last lines that the site's quota command prints; none where the profile has no command. Raises NoAnswer."""
     if not site.quota_command:
         return []
-    words = [os.path.expandvars(word) for word in shlex.split(site.quota_command)]
-    if not shutil.which(words[0]):
-        raise NoAnswer(f"{words[0]} is not on PATH")
     try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=TIMEOUT_S)
+        words = [os.path.expandvars(word) for word in shlex.split(site.quota_command)]
+    except ValueError:
+        raise NoAnswer("a quote in quota_command is not closed") from None
+    if not words or not shutil.which(words[0]):
+        raise NoAnswer(f"{words[0] if words else 'quota_command'} is not on PATH")
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, errors="replace", timeout=TIMEOUT_S)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise NoAnswer(type(error).__name__) from None
     lines = (done.stdout or done.stderr).strip().splitlines()[-SHOWN_LINES:]

@@ -285,11 +285,13 @@ def test_a_fault_is_exit_code_1_and_says_what_to_do(tmp_path):
 
 def test_the_sites_quota_command_is_run_and_shown(tmp_path):
     command = tmp_path / "myquota"
-    command.write_text("#!/bin/sh\necho 17 of 20 TiB\n")
+    command.write_text("#!/bin/sh\nprintf '17 of 20 TiB in M\\374nchen\\n'\n")  # Latin-1
     command.chmod(0o755)
     profile = tmp_path / "mine.toml"
     for line, status, expected in (
-        (str(command), "OK", "17 of 20 TiB"),
+        (str(command), "OK", "17 of 20 TiB in M\ufffdnchen"),
+        (f"{command} '", "WARN", "a quote in quota_command is not closed"),
+        (" ", "WARN", "not on PATH"),
         ("/no/such/quota -u", "WARN", "not on PATH"),
         ("/bin/false", "WARN", "/bin/false"),
     ):

@@ -19,7 +19,7 @@ import torch
 from PIL import Image
 
 from train_loop.config import BatchSplit, ConfigError, DataConfig
-from train_loop.data import open_data
+from train_loop.data import describe, open_data
 from train_loop.data.folder import FolderImages
 from train_loop.data.loader import Filler, Job
 from train_loop.data.ring import Bad, Ring
@@ -152,6 +152,20 @@ def test_a_killed_process_is_named(folder: Path) -> None:
         for _ in read:
             pass
     assert not ring.open and not any(process.is_alive() for process in ring.processes)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_processes_that_were_killed_between_epochs_are_named(folder: Path, workers: int) -> None:
+    ring = Ring(filler(folder), workers, 6, SIZE)
+    assert len(list(ring.read(JOB, batches_of(6, 6), SIZE))) == 2
+    for process in ring.processes:
+        process.kill()
+    for process in ring.processes:
+        process.join()
+    victim = ring.processes[0].pid
+    with pytest.raises(LoaderError, match=f"loader 0 .process {victim}. was killed by SIGKILL"):
+        next(ring.read(JOB, batches_of(6), SIZE))
+    assert not ring.open
 
 
 def test_signals_that_stop_a_run_are_left_to_the_trainer(folder: Path) -> None:
@@ -360,6 +374,11 @@ def test_the_ring_brings_policies_copies_and_growing_images(folder: Path) -> Non
 def test_impossible_options_are_refused(change: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="data." + next(iter(change))):
         DataConfig(**change)
+
+
+def test_digits_know_no_torchvision_loader() -> None:
+    with pytest.raises(ConfigError, match="got digits.*Write data.loader=auto"):
+        describe(DataConfig(name="digits", loader="torchvision"))
 
 
 # --- to the device ---

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -178,6 +179,31 @@ def test_a_resume_counts_what_is_there_as_room(tmp_path: Path, monkeypatch: pyte
         room.check_room("--output", tmp_path, room.Need(1500, 4, "a test"))
     with pytest.raises(ConfigError, match="5 inodes"):
         room.check_room("--output", tmp_path, room.Need(1400, 5, "a test"))
+
+
+def test_what_another_run_renames_meanwhile_is_no_error(tmp_path: Path) -> None:
+    for number in range(200):
+        (tmp_path / f"{number:03d}").mkdir()
+        (tmp_path / f"{number:03d}" / "file").touch()
+    done = threading.Event()
+
+    def rename() -> None:
+        while not done.is_set():
+            for number in range(200):
+                (tmp_path / f"{number:03d}" / "file").rename(tmp_path / f"{number:03d}" / "partial")
+                (tmp_path / f"{number:03d}").rename(tmp_path / "other")
+                (tmp_path / "other" / "partial").rename(tmp_path / "other" / "file")
+                (tmp_path / "other").rename(tmp_path / f"{number:03d}")
+
+    thread = threading.Thread(target=rename)
+    thread.start()
+    try:
+        for _ in range(50):
+            room.present(tmp_path)
+    finally:
+        done.set()
+        thread.join()
+    assert room.present(tmp_path)[1] == 400 and room.present(tmp_path / "none") == (0, 0)
 
 
 def test_a_file_system_that_counts_nothing_refuses_nothing() -> None:

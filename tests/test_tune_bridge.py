@@ -12,7 +12,7 @@ from ray.tune.search import Searcher
 
 from search_spaces.registry import load_space
 from search_spaces.workload import Workload
-from train_loop.config import ConfigError
+from train_loop.config import ConfigError, TrainConfig
 from tune.bridge import OptunaBridge
 from tune.deadline import Deadline, end_of_allocation
 from tune.samplers import make_pruner, sampler_factory
@@ -44,13 +44,15 @@ def record(epoch: int, value: float, **more: float) -> dict:
     return {"epoch": epoch, "epochs": EPOCHS, "val_top1": value, "val_loss": 1.0, "train_loss": 1.0, **more}
 
 
-def make_bridge(store: StudyStore, *, trials=6, concurrency=2, pruner="none", observers=(), **more) -> OptunaBridge:
+def make_bridge(
+    store: StudyStore, *, trials=6, concurrency=2, pruner="none", observers=(), overrides=None, **more
+) -> OptunaBridge:
     store.study.pruner = make_pruner(pruner, EPOCHS)
     return OptunaBridge(
         store,
         load_space("large_batch"),
         WORKLOAD,
-        overrides={},
+        overrides=overrides or {},
         seed=3,
         trials=trials,
         concurrency=concurrency,
@@ -155,6 +157,19 @@ def test_an_interrupted_trial_waits_with_its_parameters_and_is_taken_up_first(st
     run = store.study.trials[0]
     assert run.intermediate_values == {1: 0.5, 2: 0.6} and run.user_attrs["attempts"] == 2
     assert len(store.study.trials) == 1
+
+
+def test_an_interrupted_trial_takes_up_how_fast_it_reads_and_what_it_forgives_and_nothing_else(store):
+    bridge = make_bridge(store)
+    first = bridge.suggest("ray-a")
+    bridge.release()
+    store = reopen(store)
+    said = {"data.on_bad_image": "skip", "data.loader_workers": 2}
+    again = make_bridge(store, overrides={**said, "label_smoothing": 0.3}).suggest("ray-b")
+    wanted = TrainConfig.from_dict(first["config"]).replace_keys(said).to_dict()
+    assert again["config"] == wanted
+    stored = TrainConfig.from_dict(store.study.trials[0].user_attrs["config"])
+    assert stored.to_dict() == wanted, "best.json says so too"
 
 
 def test_a_killed_driver_leaves_nothing_running_and_loses_no_finished_trial(store):

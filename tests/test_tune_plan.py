@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import shlex
 from pathlib import Path
 
@@ -69,6 +71,28 @@ def test_a_resumed_plan_keeps_what_was_said_and_takes_what_is_said_now(tmp_path)
     merged = later.over(first.kept())
     assert (merged.space, merged.trials, merged.set, merged.scheduler) == ("smoke", 9, ("peak_lr=0.1",), "none")
     assert "storage" not in Options(storage="postgresql://me:secret@host/db").kept()
+
+
+def test_a_resume_may_change_how_fast_trials_read_and_what_they_forgive(tmp_path):
+    options = Options(space="smoke", study="s", output=str(tmp_path), set=("momentum=0.8", "loader_workers=1"))
+    first = make_plan(options)
+    StudyStore.create(first.folder, "s", first.to_dict(), None).close()
+    again = Options(study="s", output=str(tmp_path), resume=True, on_bad_image="skip", set=("data.loader_workers=2",))
+    changes = {"data.loader_workers": 2, "data.on_bad_image": "skip"}
+    assert make_plan(again).overrides == {**first.overrides, **changes}
+    with pytest.raises(ConfigError, match="overrides was {'optimizer.momentum': 0.8}"):
+        make_plan(dataclasses.replace(again, set=("momentum=0.7",)))
+
+
+def test_a_prior_that_somebody_wrote_into_study_json_is_refused(tmp_path):
+    first = make_plan(Options(space="smoke", study="s", output=str(tmp_path)))
+    StudyStore.create(first.folder, "s", first.to_dict(), None).close()
+    path = first.folder / "study.json"
+    study = json.loads(path.read_text())
+    study["options"]["prior_from"] = ["lr_find.json"]
+    path.write_text(json.dumps(study))
+    with pytest.raises(ConfigError, match="another kind of 'prior_from'"):
+        make_plan(Options(study="s", output=str(tmp_path), resume=True))
 
 
 def test_a_relative_space_file_and_data_folder_are_remembered_as_absolute(tmp_path, monkeypatch):

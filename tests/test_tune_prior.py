@@ -124,6 +124,14 @@ def test_a_file_that_does_not_fit_is_refused(
     assert "\n" not in str(caught.value)
 
 
+def test_on_a_cluster_the_network_must_be_named(tmp_path: Path) -> None:
+    """What auto means is known only once the cluster was joined."""
+    file, _ = range_test_file(tmp_path / "t", **{"optimizer.name": "sgd"})
+    with pytest.raises(ConfigError, match="Write --model resnet50"):
+        plan_of(tmp_path, file, model=None, address="127.0.0.1:6379")
+    assert plan_of(tmp_path, file, address="127.0.0.1:6379").workload.lr_factors
+
+
 def test_what_is_no_range_test_is_refused(tmp_path: Path) -> None:
     text, best = tmp_path / "text.json", tmp_path / "best.json"
     text.write_text("{")

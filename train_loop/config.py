@@ -57,8 +57,10 @@ RUNTIME_KEYS = (
     "data.persistent_workers",
     "data.pin_memory",
     "data.non_blocking",
+    "data.on_bad_image",
 )
-"""How fast a run is, not what it computes: it may resume with others."""
+"""How fast a run is, not what it computes: it may resume with others. What a bad image does is one of them, as a run
+that died of one has computed nothing with it."""
 
 LOSSES = ("cross_entropy", "bce")
 PRECISIONS = ("auto", "off", "bf16", "fp16")
@@ -123,6 +125,14 @@ class TrainConfig:
 
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), indent=2) + "\n"
+
+    def outcome_json(self) -> str:
+        """``to_json`` with each of ``RUNTIME_KEYS`` at its default: equal where runs may resume each other."""
+        values, defaults = self.to_dict(), TrainConfig().to_dict()
+        for key in RUNTIME_KEYS:
+            section, leaf = key.split(".")
+            values[section][leaf] = defaults[section][leaf]
+        return json.dumps(values, indent=2) + "\n"
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> TrainConfig:

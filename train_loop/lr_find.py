@@ -16,6 +16,7 @@ from pathlib import Path
 
 from train_loop.command_line import INTERRUPTED, WRONG_INPUT, OneLineParser, check_writable
 from train_loop.config import ConfigError, OptimizerConfig, TrainConfig, parse_assignments
+from train_loop.errors import ImageError, LoaderError
 
 SMOOTHING = 0.9
 """Part of the old mean that the smoothed loss keeps at each step."""
@@ -197,7 +198,7 @@ def parser(prog: str) -> OneLineParser:
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "bigbatch lr-find") -> int:
-    """Returns the exit code: 0 done, 1 the loss was never finite, 2 wrong input, 130 Ctrl-C."""
+    """Returns the exit code: 0 done, 1 the loss was never finite or an image was bad, 2 wrong input, 130 Ctrl-C."""
     args = parser(prog).parse_args(argv)
     try:
         config, output = _task(args.config, args.recipe, args.set, args.data, Path(args.output))
@@ -212,7 +213,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "bigbatch lr-find") -> i
     except ConfigError as error:
         print(f"{prog}: error: {error}", file=sys.stderr)
         return WRONG_INPUT
-    except ValueError as error:
+    except (ValueError, ImageError, LoaderError) as error:
         print(f"{prog}: failed: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

@@ -6,6 +6,7 @@ run alike. ``fit`` is the full run: ``python train_loop/run.py --config best.jso
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
@@ -21,7 +22,14 @@ from typing import Any
 
 from cluster.allocation import usable_cpus
 from train_loop.config import ConfigError, TrainConfig
-from train_loop.errors import CheckpointError, ImageError, NonFiniteLossError, RayStartError, TrainingStopped
+from train_loop.errors import (
+    CheckpointError,
+    ImageError,
+    LoaderError,
+    NonFiniteLossError,
+    RayStartError,
+    TrainingStopped,
+)
 from train_loop.ray_session import LocalRay
 from train_loop.reporter import EpochRecord, PrintReporter
 from train_loop.terminal import give_signals_back, say_from_handler, take_signals
@@ -103,7 +111,8 @@ def train_worker(task: dict[str, Any]) -> dict[str, Any]:
         ``{"failure": None}``, or the reason why this configuration cannot be trained; with
         ``"stopped": True`` after a request to stop. Reasons that all ranks meet are returned, not
         raised: Ray would start the workers again, to meet the same end. What one rank alone may
-        meet is raised, so that the others are not left waiting for it.
+        meet is raised, so that the others are not left waiting for it; where that is a bad image, the
+        workers that Ray then starts return it.
     """
     import ray.train.torch
     import torch
@@ -121,9 +130,12 @@ def train_worker(task: dict[str, Any]) -> dict[str, Any]:
     reporter, device = RayReporter(log, Path(task["stop_file"]), records_file), ray.train.torch.get_device()
     # Asked before data and model are there: a search that has seconds to end must not wait for those of a trial that
     # has only begun. All ranks decide alike.
-    if World.current(device).max([float(reporter.stop_requested())])[0]:
+    world = World.current(device)
+    if world.max([float(reporter.stop_requested())])[0]:
         log.info("stopped on request before the first step")
         return {FAILURE: None, STOPPED: True}
+    if failure := next(filter(None, world.gather(_read_failure(task))), None):
+        return {FAILURE: failure}
     try:
         train(
             TrainConfig.from_dict(task["config"]),
@@ -138,12 +150,29 @@ def train_worker(task: dict[str, Any]) -> dict[str, Any]:
         return {FAILURE: None, STOPPED: True}
     except Exception as error:
         log.error("%s", traceback.format_exc())
+        failure = f"{type(error).__name__}: {(str(error).splitlines() or ['no message'])[0]}"
         met_by_all = isinstance(error, NonFiniteLossError | ConfigError | CheckpointError)
         alone = context.get_world_size() == 1
         if met_by_all or (alone and isinstance(error, torch.OutOfMemoryError | ImageError)):
-            return {FAILURE: f"{type(error).__name__}: {str(error).splitlines()[0]}"}
+            return {FAILURE: failure}
+        if isinstance(error, ImageError):  # the others wait for this rank, so Ray must end them; then all return it
+            with contextlib.suppress(OSError):
+                failure_file(task).write_text(failure)
         raise
     return {FAILURE: None}
+
+
+def failure_file(task: dict[str, Any]) -> Path:
+    """Where a rank leaves why the run cannot go on, for the workers that Ray starts next. Whoever starts a trainer
+    removes it first."""
+    return Path(task["log_file"]).with_suffix(".failure")
+
+
+def _read_failure(task: dict[str, Any]) -> str:
+    try:
+        return failure_file(task).read_text()
+    except FileNotFoundError:
+        return ""
 
 
 def fit(
@@ -160,7 +189,7 @@ def fit(
 
     Raises:
         ConfigError: anything that ``train`` refuses.
-        NonFiniteLossError, CheckpointError: as ``train``.
+        NonFiniteLossError, CheckpointError, ImageError, LoaderError: as ``train``.
         TrainingStopped: after Ctrl-C or another of the stop signals, with a checkpoint written.
         RayStartError: Ray did not start.
     """
@@ -223,6 +252,7 @@ def _fit_until_stopped(
     from ray.train.torch import TorchTrainer
 
     outcome: dict[str, Any] = {}
+    failure_file(task).unlink(missing_ok=True)
     trainer = TorchTrainer(
         train_worker,
         train_loop_config=task,
@@ -248,8 +278,14 @@ def _fit_until_stopped(
     if request.signum is not None and (thread.is_alive() or outcome.get(STOPPED)):  # else it was done before
         outcome |= {STOPPED: True, SIGNAL: request.signum}
     if "error" in outcome:
-        raise outcome["error"]
+        raise _cause(outcome["error"])
     return outcome
+
+
+def _cause(error: Exception) -> Exception:
+    """Of Ray's error, what a worker met itself, where that is one of ours; the others only lost touch with it."""
+    failures = (getattr(error, "worker_failures", None) or {}).values()
+    return next((met for met in failures if isinstance(met, ImageError | LoaderError)), error)
 
 
 class _StopRequest:
@@ -351,4 +387,8 @@ def _trial_log(path: Path, rank: int) -> logging.Logger:
         log.addHandler(handler)
         log.setLevel(logging.INFO if rank == 0 else logging.ERROR)
         log.propagate = False
+    # The package's own words, of any rank: which images were bad. A process of Ray's may serve several trials.
+    package = logging.getLogger("train_loop")
+    package.handlers[:], package.propagate = log.handlers, False
+    package.setLevel(logging.WARNING)
     return log

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import dataclass
 from functools import cache
@@ -152,5 +153,9 @@ def study_need(checkpoint: int, trials: int, epochs: int, concurrency: int, *, j
 
 def present(folder: Path) -> tuple[int, int]:
     """Bytes and inodes of a folder."""
-    found = [path.lstat() for path in folder.rglob("*")] if folder.is_dir() else []
+    found: list[os.stat_result] = []
+    for parent, folders, files in os.walk(folder):  # which passes over folders that go meanwhile, as rglob does not
+        for name in folders + files:
+            with contextlib.suppress(FileNotFoundError):  # another run renames its checkpoint into place
+                found.append(os.lstat(os.path.join(parent, name)))
     return sum(stat.st_size for stat in found), len(found)

@@ -120,7 +120,7 @@ def make_task(argv: Sequence[str] | None, prog: str, launch: Launch | None) -> T
         check_workers(workers)
     if not args.checkpoint_every_s >= 0:
         raise ConfigError(f"--checkpoint-every-s must be at least 0; got {args.checkpoint_every_s}. Write 60.")
-    digest = hashlib.sha256(config.to_json().encode()).hexdigest()[:8]
+    digest = hashlib.sha256(config.outcome_json().encode()).hexdigest()[:8]
     output = Path(args.output) if args.output else Path("runs", "train", f"{source.stem}-{digest}")
     output = output.absolute() if args.loader_report else check_output(output.absolute(), config)
     if not args.loader_report and (launch is None or launch.rank == 0):  # a quota command is asked once
@@ -338,8 +338,10 @@ def _main(argv: Sequence[str] | None) -> int:
         signum = getattr(stop, "signum", None)
         code = 128 + signum if signum else INTERRUPTED
         return _say(f"stopped. To resume: {this_command(prog, argv, launch)}", code, speaks)
-    except (NonFiniteLossError, CheckpointError, RayStartError, ImageError, LoaderError) as error:
+    except (NonFiniteLossError, CheckpointError, RayStartError) as error:
         return _say(f"{prog}: failed: {error}", 1, speaks)
+    except (ImageError, LoaderError) as error:  # met by one rank alone: nobody else can say it
+        return _say(f"{prog}: failed: {error}", 1, True)
     finally:
         if lock is not None:
             lock.close()

@@ -29,7 +29,7 @@ from ray.tune.stopper import Stopper
 
 from search_spaces.registry import Space
 from search_spaces.workload import Workload
-from train_loop.config import TrainConfig
+from train_loop.config import RUNTIME_KEYS, TrainConfig
 from train_loop.ray_worker import FAILURE, RECORDS
 from tune.observer import Observer, TrialView
 from tune.store import StudyStore
@@ -241,8 +241,11 @@ class OptunaBridge(Searcher):
         self._study.sampler = self._make_sampler(len(self._study.get_trials(deepcopy=False)))
         trial = self._study.ask()
         try:
-            if "config" in trial.user_attrs:  # interrupted earlier
-                return trial, TrainConfig.from_dict(trial.user_attrs["config"]), ""
+            if "config" in trial.user_attrs:  # interrupted earlier; --resume may have brought other runtime keys
+                runtime = {key: value for key, value in self._overrides.items() if key in RUNTIME_KEYS}
+                config = TrainConfig.from_dict(trial.user_attrs["config"]).replace_keys(runtime)
+                trial.set_user_attr("config", config.to_dict())
+                return trial, config, ""
             config = self._space(trial, self._workload, self._overrides).replace_keys({"seed": self._seed})
             config.batch.split(self.workers)
         except (Exception, SystemExit) as error:  # a user's space may raise anything

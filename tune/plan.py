@@ -20,7 +20,16 @@ from search_spaces.check import ParamRange, check_space
 from search_spaces.registry import BUILT_IN, Space, load_space
 from search_spaces.workload import Workload
 from train_loop.command_line import check_writable, with_subset
-from train_loop.config import BatchConfig, ConfigError, DataConfig, ModelConfig, TrainConfig, parse_assignments
+from train_loop.config import (
+    RUNTIME_KEYS,
+    BatchConfig,
+    ConfigError,
+    DataConfig,
+    ModelConfig,
+    TrainConfig,
+    parse_assignments,
+    resolve_key,
+)
 from train_loop.data import NAMES, DataInfo, check_stage, describe
 from train_loop.models import check_model
 from tune import wandb_log
@@ -90,11 +99,11 @@ class Options:
         return values
 
     def over(self, earlier: Mapping[str, Any]) -> Options:
-        """This command line, its gaps filled from an earlier one."""
-        gaps = {k: v for k, v in earlier.items() if k in RESUMED_OPTIONS and getattr(self, k) in (None, ())}
-        if "set" in gaps:
-            gaps["set"] = tuple(gaps["set"])
-        return dataclasses.replace(self, **gaps)
+        """This command line, its gaps filled from an earlier one; keys of ``--set`` each by itself."""
+        gaps = {k: v for k, v in earlier.items() if k in RESUMED_OPTIONS and k != "set" and getattr(self, k) is None}
+        said = parse_assignments(self.set)
+        kept = [text for text in earlier.get("set", ()) if resolve_key(text.partition("=")[0].strip()) not in said]
+        return dataclasses.replace(self, **gaps, set=(*kept, *self.set))
 
 
 @dataclass(frozen=True)
@@ -284,12 +293,18 @@ def check_against(plan: SearchPlan, stored: Mapping[str, Any]) -> None:
     """Raise ConfigError where a resumed study would be another one."""
     for key, value in plan.identity().items():
         before = stored.get(key)
+        if key == "overrides" and isinstance(before, dict):
+            before, value = _that_count(before), _that_count(value)
         if before != value:
             what = "the space's file has changed" if key == "space_fingerprint" else f"{key} was {before!r}"
             fix = "Restore it" if key == "space_fingerprint" else f"Leave {key} as it was"
             raise ConfigError(
                 f"--resume continues a study as it was planned: {what}; got {value!r}. {fix}, or write --study OTHER."
             )
+
+
+def _that_count(overrides: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in overrides.items() if key not in RUNTIME_KEYS}
 
 
 def build_workload(
@@ -332,7 +347,8 @@ def _kept_options(stored: Mapping[str, Any]) -> dict[str, Any]:
     options = stored.get("options", {})
     if not isinstance(options, dict):
         options = {"options": options}
-    kinds = {**get_type_hints(Options), "set": list, "options": ()}
+    # isinstance knows no tuple[str, ...]; () is of no kind at all, for what is never kept.
+    kinds = {**get_type_hints(Options), "set": list, "prior_from": (), "options": ()}
     wrong = [key for key, value in options.items() if key in kinds and not isinstance(value, kinds[key])]
     if wrong:
         raise ConfigError(
@@ -364,6 +380,10 @@ def _plan(o: Options, lr_factors: dict[str, float] | None = None) -> SearchPlan:
     machine = local_machine() if (o.address or "local") == "local" else Machine(0, 0, 0)
     model, auto = o.model or "auto", (o.model or "auto") == "auto"
     if auto:
+        if o.prior_from and not machine.cpus:
+            raise ConfigError(
+                "--prior-from on a cluster needs the network named; got --model auto. Write --model resnet50."
+            )
         model = "resnet50" if machine.gpus else "resnet18"
     _check_model(model, overrides, data, machine)
     share = share_out(machine, workers, trials) if machine.cpus else Share(1, workers, {"CPU": 1.0})

@@ -15,7 +15,8 @@ import ray.tune
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.tune import PlacementGroupFactory
 
-from train_loop.ray_worker import FAILURE, RECORDS, train_worker
+from train_loop.errors import ImageError, LoaderError
+from train_loop.ray_worker import FAILURE, RECORDS, failure_file, train_worker
 
 try:
     from tune import inline_trainer
@@ -83,6 +84,7 @@ def _train(task: dict[str, Any]) -> str | None:
 
         run.callbacks = [TuneReportCallback()]
         trainer = TorchTrainer(train_worker, train_loop_config=task, scaling_config=scaling, run_config=run)
+    failure_file(task).unlink(missing_ok=True)
     try:
         return (trainer.fit().return_value or {}).get(FAILURE)
     finally:
@@ -105,7 +107,8 @@ def _reason(error: Exception) -> str:
     """One line that says why; Ray wraps a worker's error in its own."""
     failures = getattr(error, "worker_failures", None)
     if failures:
-        rank, cause = next(iter(failures.items()))
+        # Workers that wait for one that failed fail of that.
+        rank, cause = min(failures.items(), key=lambda item: not isinstance(item[1], ImageError | LoaderError))
         return f"worker {rank}: {_last_line(cause)}"
     return _last_line(error)
 

@@ -67,8 +67,9 @@ class DataInfo:
 def describe(config: DataConfig, *, open_some: bool = False) -> DataInfo:
     """Look at a data set, so that a plan can refuse it early.
 
-    With ``open_some`` a few images are opened too, so that files that are none are met before a run starts;
-    here, because listing a large folder a second time may take minutes on a shared file system.
+    With ``open_some`` a few images are opened too, so that files that are none are met before a run starts, unless the
+    run is to go on without them (``data.on_bad_image=skip``); here, because listing a large folder a second time may
+    take minutes on a shared file system.
 
     Raises:
         ConfigError: an unknown name, a path without a complete image folder, a file that is no image.
@@ -97,7 +98,7 @@ def _describe_whole(config: DataConfig, open_some: bool) -> DataInfo:
             )
         return _describe_packed(config, path, open_some)
     scan = scan_folder(path)
-    if open_some:
+    if open_some and config.on_bad_image == "fail":
         check_images(scan.train)
         check_images(scan.val)
     size = config.image_size or 224
@@ -150,6 +151,10 @@ def _describe_digits(config: DataConfig) -> DataInfo:
         raise ConfigError(
             f"digits has an augmentation of its own; got data.auto_augment={config.auto_augment}. Write none."
         )
+    if config.loader == "torchvision":
+        raise ConfigError(
+            "data.loader=torchvision reads image folders; got digits, which are in memory. Write data.loader=auto."
+        )
     size = config.image_size or 32
     return DataInfo(
         name="digits",
@@ -176,7 +181,7 @@ def _describe_packed(config: DataConfig, path: str, open_some: bool) -> DataInfo
     if open_some:
         from train_loop.data.packed_files import PackedFiles
 
-        PackedFiles(path).check_records()
+        PackedFiles(path).check_records(32 if config.on_bad_image == "fail" else 0)
     size = config.image_size or (224 if packed.largest_side > SMALL_IMAGE_SIZE else max(packed.largest_side, 8))
     return DataInfo(
         name=os.path.basename(path),

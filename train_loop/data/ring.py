@@ -213,7 +213,10 @@ class Ring:
         self._left[number], self._bad[number] = len(firsts), []
         for first in firsts:
             task = Task(number, slot, len(indices), first, min(first + step, len(indices)), size, job)
-            self._tasks.send(pickle.dumps(task))
+            try:
+                self._tasks.send(pickle.dumps(task))
+            except ConnectionError:  # nobody is left to take it
+                raise self._end_of(self.processes) from None
         self._queued += len(firsts)
         return slot
 
@@ -221,24 +224,28 @@ class Ring:
         """Wait for one answer at least."""
         results = self._results.fileno()
         ready = dict(self._poll.poll())
-        if results in ready:
-            batch, bad, error = pickle.loads(self._results.recv(MESSAGE_BYTES))
-            self._queued -= 1
-            self._left[batch] -= 1
-            self._bad[batch] += bad
-            if error is not None:
-                raise error
-            return
-        for process in self.processes:
-            if process.sentinel in ready:
-                process.join()
-                code = process.exitcode or 0
-                how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-                self.close()
-                raise LoaderError(
-                    f"{process.name} (process {process.pid}) {how}. Too little memory is the usual reason: "
-                    "give the job more, or write a smaller data.loader_workers."
-                )
+        message = self._results.recv(MESSAGE_BYTES) if results in ready else b""
+        if not message:  # some have ended; where all have, the socket is at its end too
+            raise self._end_of([p for p in self.processes if p.sentinel in ready] or self.processes)
+        batch, bad, error = pickle.loads(message)
+        self._queued -= 1
+        self._left[batch] -= 1
+        self._bad[batch] += bad
+        if error is not None:
+            raise error
+
+    def _end_of(self, processes: Sequence[BaseProcess]) -> LoaderError:
+        """Close, and name the first of ``processes`` that has ended or, its sockets closed, is about to."""
+        for process in processes:
+            process.join(1.0)
+        process = next((p for p in processes if p.exitcode is not None), processes[0])
+        code = process.exitcode or 0
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        self.close()
+        return LoaderError(
+            f"{process.name} (process {process.pid}) {how}. Too little memory is the usual reason: "
+            "give the job more, or write a smaller data.loader_workers."
+        )
 
     def _view(self, slot: int, images: int, size: int) -> torch.Tensor:
         pixels = self.slots.pixels(slot, images, size)
