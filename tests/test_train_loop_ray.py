@@ -53,6 +53,7 @@ def read_until(process: subprocess.Popen, word: str) -> list[str]:
     raise AssertionError("".join(lines) + process.stderr.read())
 
 
+@pytest.mark.slow
 def test_a_full_run_on_two_workers_survives_a_kill_and_ctrl_c_and_trains_each_epoch_once(best_json, tmp_path):
     """Point 11."""
     changes = (f"epochs={EPOCHS}", "data.loader_workers=1")  # loader processes inside Ray workers end with them

@@ -211,6 +211,7 @@ def wandb_records(data: bytes) -> list[bytes]:
     return records
 
 
+@pytest.mark.slow
 def test_early_stops_give_resources_back_beside_another_ray_cluster(tmp_path):
     """Point 8: stock Ray Train asks the wrong cluster here, and the search hangs after its first early stop."""
     code = "import ray, time; ray.init(address='local', num_cpus=1); print('up', flush=True); time.sleep(600)"
@@ -287,7 +288,7 @@ def test_a_signal_to_the_whole_process_group_saves_first(tiny, tmp_path, signum)
     assert wait_gone(search.ray_folder) == [] and not Path(search.ray_folder).exists()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_second_ctrl_c_ends_a_search_at_once_in_words(tiny, tmp_path):
     search = Search(*tiny, "--study", "s", "--trials", 3, "--max-epochs", 400, cwd=tmp_path)
     search.wait_for(r"epoch 2/400")
@@ -299,7 +300,7 @@ def test_a_second_ctrl_c_ends_a_search_at_once_in_words(tiny, tmp_path):
     assert wait_gone(search.ray_folder) == []
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_reader_that_leaves_ends_no_search(tiny, tmp_path):
     arguments = shlex.join([*tiny, "--study", "s", "--trials", "2", "--max-epochs", "1"])
     command = f"set -o pipefail; {sys.executable} {TUNE} {arguments} | head -1"
@@ -404,7 +405,7 @@ def test_the_stock_trainer_takes_over_where_rays_private_names_have_changed(tiny
     ("budget", "word"),
     [
         (("--time-budget", "12s"), "time budget"),
-        pytest.param(("--budget-gpu-hours", "0.004"), "GPU hours", marks=pytest.mark.slow),
+        pytest.param(("--budget-gpu-hours", "0.004"), "GPU hours", marks=pytest.mark.exhaustive),
     ],
 )
 def test_budgets_end_a_search_that_can_be_resumed(tiny, tmp_path, budget, word):

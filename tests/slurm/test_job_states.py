@@ -73,7 +73,17 @@ def test_the_states_of_a_job_that_goes_well(cluster, submit):
     assert all(p.stat().st_mode & 0o077 == 0 for p in job.files.rglob("*"))
 
 
-@pytest.mark.parametrize("state", ["credentials", "head", "workers", "registered", "driver", "draining"])
+@pytest.mark.parametrize(
+    "state",
+    [
+        "driver",
+        "registered",
+        *(
+            pytest.param(state, marks=pytest.mark.exhaustive)
+            for state in ("credentials", "head", "workers", "draining")
+        ),
+    ],
+)
 def test_scancel_in_each_state_leaves_nothing(cluster, submit, state):
     text = "sys.exit(0)" if state == "draining" else WAIT
     job = submit(*driver(text), sbatch=("-N3",))
