@@ -20,6 +20,7 @@ from cluster import (
     credentials,
     lease,
     lookout,
+    node,
     node_folder,
     node_steps,
     options,
@@ -422,6 +423,24 @@ def test_ray_is_started_with_every_port_and_resource_given(tmp_path):
     assert "--head" in head and "--dashboard-host=127.0.0.1" in head and "--address=10.0.0.1:1" in worker
     for option in ("--num-cpus=4", "--num-gpus=2", "--memory=1000000000", "--object-store-memory=100000000"):
         assert option in head and option in worker
+
+
+def test_rays_temporary_folder_is_the_jobs_and_the_users_own_is_handed_on(tmp_path, monkeypatch):
+    """A stand-in for the interpreter writes down the variables that Ray's processes inherit."""
+    stand_in = tmp_path / "python"
+    stand_in.write_text('#!/bin/sh\nenv > "$SEEN"\n')
+    stand_in.chmod(0o755)
+    monkeypatch.setenv("BIGBATCH_NODE_PYTHON", str(stand_in))
+    monkeypatch.setattr(credentials, "environment", lambda *_: {})
+    for own in ("/local/user", None):
+        monkeypatch.setenv("SEEN", str(tmp_path / f"seen-{own is None}"))
+        monkeypatch.setenv("TMPDIR", own) if own else monkeypatch.delenv("TMPDIR", raising=False)
+        step = node.Node.__new__(node.Node)
+        step._gcs, step._ip, step._record = None, "10.0.0.1", tmp_path
+        step._share, step._job_id, step._name = ray_commands.Resources(1, 0, 10**9, 10**8), "1", "n1"
+        assert step._start_ray(tmp_path, ports.ports_of("1", 0, head=True), None).wait() == 0
+        seen = dict(line.split("=", 1) for line in Path(os.environ["SEEN"]).read_text().splitlines() if "=" in line)
+        assert (seen["TMPDIR"], seen["BIGBATCH_USER_TMPDIR"]) == (str(tmp_path), own or "")
 
 
 # The lease

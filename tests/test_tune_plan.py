@@ -71,6 +71,12 @@ def test_a_resumed_plan_keeps_what_was_said_and_takes_what_is_said_now(tmp_path)
     assert "storage" not in Options(storage="postgresql://me:secret@host/db").kept()
 
 
+def test_a_resumed_study_can_do_without_its_stage():
+    first = Options(stage="/scratch")
+    assert Options(resume=True).over(first.kept()).stage == "/scratch"
+    assert Options(resume=True, stage="none").over(first.kept()).stage == "none"
+
+
 def test_a_relative_space_file_and_data_folder_are_remembered_as_absolute(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("mine.py").write_text("")
