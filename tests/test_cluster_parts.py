@@ -562,8 +562,9 @@ def test_the_container_is_called_with_what_the_job_needs_bound(tmp_path):
     env = {
         "PATH": f"{tmp_path}:{os.environ['PATH']}", "CALLED": str(tmp_path / "called"), "BIGBATCH_ROOT": "/code",
         "BIGBATCH_HOME": "/records", "BIGBATCH_CONTAINER": "/images/bb.sif",
-        "BIGBATCH_CONTAINER_PYTHON": sys.executable,
+        "BIGBATCH_CONTAINER_PYTHON": sys.executable, "BIGBATCH_USER_TMPDIR": str(tmp_path / "local"),
     }  # fmt: skip
+    (tmp_path / "local").mkdir()
     script = [str(ROOT / "cluster" / "in_container.sh"), "-c", "import sys; print(sys.argv[1:])", "a b", "c"]
     done = subprocess.run(script, env=env, cwd=tmp_path, capture_output=True, text=True)
     assert done.stdout == "['a b', 'c']\n", done.stderr
@@ -571,6 +572,9 @@ def test_the_container_is_called_with_what_the_job_needs_bound(tmp_path):
     done = subprocess.run(words, env=env, cwd=tmp_path, capture_output=True, text=True)
     assert done.stdout == "a b|--command||", done.stderr
     called = (tmp_path / "called").read_text()
-    assert all(f"--bind {path}" in called for path in ("/code", "/records", "/tmp", tmp_path))
+    assert all(f"--bind {path}" in called for path in ("/code", "/records", "/tmp", tmp_path, tmp_path / "local"))
+    (tmp_path / "local").rmdir()  # what is not on this node cannot be bound
+    subprocess.run(script, env=env, cwd=tmp_path, check=True, capture_output=True)
+    assert "/local" not in (tmp_path / "called").read_text()
     missing = subprocess.run(script, env={**env, "PATH": "/usr/bin:/bin"}, cwd=tmp_path, capture_output=True, text=True)
     assert missing.returncode == 127 and "apptainer" in missing.stderr
