@@ -160,9 +160,9 @@ def open_data(config: DataConfig, stage_folder: str | None = None) -> DataSource
 
 def stage_ahead(config: DataConfig, stage_folder: str | None) -> None:
     """Copy what ``open_data`` will ask for. What goes wrong it meets again, and says."""
-    info = describe(config)
-    if info.path is not None and _is_packed(info.path):
-        with contextlib.suppress(ConfigError):
+    with contextlib.suppress(ConfigError):
+        info = describe(config)
+        if info.path is not None and _is_packed(info.path):
             _staged(info.path, stage_folder, logging.DEBUG)
 
 
