@@ -12,7 +12,9 @@ runtime=$(command -v apptainer || command -v singularity) || {
 # --nv is for nodes with NVIDIA's driver; elsewhere it would only warn.
 gpu=
 if [ -e /dev/nvidiactl ]; then gpu=--nv; fi
+user_tmp=${BIGBATCH_USER_TMPDIR:-/tmp}  # the user's own TMPDIR, for --stage '$TMPDIR'
+[ -d "$user_tmp" ] || user_tmp=/tmp
 if [ "${1:-}" = --command ]; then shift; else set -- "${BIGBATCH_CONTAINER_PYTHON:-python3}" "$@"; fi
 exec "$runtime" exec $gpu \
-    --bind "$BIGBATCH_ROOT" --bind "$BIGBATCH_HOME" --bind "${BIGBATCH_NODE_TMP:-/tmp}" --bind "${TMPDIR:-/tmp}" --bind "$PWD" --pwd "$PWD" \
+    --bind "$BIGBATCH_ROOT" --bind "$BIGBATCH_HOME" --bind "${BIGBATCH_NODE_TMP:-/tmp}" --bind "${TMPDIR:-/tmp}" --bind "$user_tmp" --bind "$PWD" --pwd "$PWD" \
     "$BIGBATCH_CONTAINER" "$@"

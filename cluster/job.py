@@ -312,7 +312,7 @@ class Job:
 
     def _driver_environment(self) -> dict[str, str]:
         env = {**self._env, "PATH": path_with_this_python(), "BIGBATCH_JOB_FOLDER": str(self._folder)}
-        env["TMPDIR"] = str(self._tmp)
+        env.update(node_folder.temporary_in(self._tmp, self._env))
         if self._deadline():
             env["BIGBATCH_DEADLINE"] = f"{self._deadline():.0f}"
         return env

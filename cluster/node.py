@@ -99,7 +99,7 @@ class Node:
     def _start_ray(self, folder: Path, chosen: ports.NodePorts, certificates: Path | None) -> subprocess.Popen[bytes]:
         gcs = self._gcs or f"{self._ip}:{chosen.gcs}"
         environment = ray_commands.environment(gcs, self._record / credentials.TOKEN_FILE, certificates)
-        environment["TMPDIR"] = str(folder)  # what Ray and its workers leave in there goes with the folder
+        environment.update(node_folder.temporary_in(folder))  # what Ray and its workers leave there goes with it
         environment["PYTHONPATH"] = os.pathsep.join(
             filter(None, [str(ray_commands.ROOT), os.environ.get("PYTHONPATH")])
         )

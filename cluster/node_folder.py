@@ -20,6 +20,8 @@ from cluster import processes
 
 PREFIX = "bbn-"
 OWNER = "owner"
+USER_TMPDIR = "BIGBATCH_USER_TMPDIR"
+"""Beside TMPDIR, where that is our private folder: what it was before, empty where it was not set."""
 SOCKET_PATH_LIMIT = 107  # bytes, AF_UNIX
 RAY_ADDS = 75  # bytes: /session_<date>_<time>_<pid>/sockets/plasma_store
 OWNERLESS_S = 60.0
@@ -52,6 +54,12 @@ def make(prefix: str, candidates: Sequence[str]) -> tuple[Path, IO[str]]:
             os.rename(folder / f"{OWNER}.new", folder / OWNER)  # seen only once it is locked
             return folder, owner
     raise OSError(f"no writable, short node-local folder among {', '.join(candidates)}. Set TMPDIR to one.")
+
+
+def temporary_in(folder: Path, env: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Variables for processes whose temporary files are to go with ``folder``; ``env``: those of the user."""
+    env = os.environ if env is None else env
+    return {"TMPDIR": str(folder), USER_TMPDIR: env.get("TMPDIR", "")}
 
 
 @contextmanager

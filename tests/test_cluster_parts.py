@@ -20,6 +20,7 @@ from cluster import (
     credentials,
     lease,
     lookout,
+    node,
     node_folder,
     node_steps,
     options,
@@ -424,6 +425,24 @@ def test_ray_is_started_with_every_port_and_resource_given(tmp_path):
         assert option in head and option in worker
 
 
+def test_rays_temporary_folder_is_the_jobs_and_the_users_own_is_handed_on(tmp_path, monkeypatch):
+    """A stand-in for the interpreter writes down the variables that Ray's processes inherit."""
+    stand_in = tmp_path / "python"
+    stand_in.write_text('#!/bin/sh\nenv > "$SEEN"\n')
+    stand_in.chmod(0o755)
+    monkeypatch.setenv("BIGBATCH_NODE_PYTHON", str(stand_in))
+    monkeypatch.setattr(credentials, "environment", lambda *_: {})
+    for own in ("/local/user", None):
+        monkeypatch.setenv("SEEN", str(tmp_path / f"seen-{own is None}"))
+        monkeypatch.setenv("TMPDIR", own) if own else monkeypatch.delenv("TMPDIR", raising=False)
+        step = node.Node.__new__(node.Node)
+        step._gcs, step._ip, step._record = None, "10.0.0.1", tmp_path
+        step._share, step._job_id, step._name = ray_commands.Resources(1, 0, 10**9, 10**8), "1", "n1"
+        assert step._start_ray(tmp_path, ports.ports_of("1", 0, head=True), None).wait() == 0
+        seen = dict(line.split("=", 1) for line in Path(os.environ["SEEN"]).read_text().splitlines() if "=" in line)
+        assert (seen["TMPDIR"], seen["BIGBATCH_USER_TMPDIR"]) == (str(tmp_path), own or "")
+
+
 # The lease
 
 
@@ -543,8 +562,9 @@ def test_the_container_is_called_with_what_the_job_needs_bound(tmp_path):
     env = {
         "PATH": f"{tmp_path}:{os.environ['PATH']}", "CALLED": str(tmp_path / "called"), "BIGBATCH_ROOT": "/code",
         "BIGBATCH_HOME": "/records", "BIGBATCH_CONTAINER": "/images/bb.sif",
-        "BIGBATCH_CONTAINER_PYTHON": sys.executable,
+        "BIGBATCH_CONTAINER_PYTHON": sys.executable, "BIGBATCH_USER_TMPDIR": str(tmp_path / "local"),
     }  # fmt: skip
+    (tmp_path / "local").mkdir()
     script = [str(ROOT / "cluster" / "in_container.sh"), "-c", "import sys; print(sys.argv[1:])", "a b", "c"]
     done = subprocess.run(script, env=env, cwd=tmp_path, capture_output=True, text=True)
     assert done.stdout == "['a b', 'c']\n", done.stderr
@@ -552,6 +572,9 @@ def test_the_container_is_called_with_what_the_job_needs_bound(tmp_path):
     done = subprocess.run(words, env=env, cwd=tmp_path, capture_output=True, text=True)
     assert done.stdout == "a b|--command||", done.stderr
     called = (tmp_path / "called").read_text()
-    assert all(f"--bind {path}" in called for path in ("/code", "/records", "/tmp", tmp_path))
+    assert all(f"--bind {path}" in called for path in ("/code", "/records", "/tmp", tmp_path, tmp_path / "local"))
+    (tmp_path / "local").rmdir()  # what is not on this node cannot be bound
+    subprocess.run(script, env=env, cwd=tmp_path, check=True, capture_output=True)
+    assert "/local" not in (tmp_path / "called").read_text()
     missing = subprocess.run(script, env={**env, "PATH": "/usr/bin:/bin"}, cwd=tmp_path, capture_output=True, text=True)
     assert missing.returncode == 127 and "apptainer" in missing.stderr

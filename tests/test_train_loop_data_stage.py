@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
+import logging
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections import namedtuple
@@ -18,7 +22,7 @@ from PIL import Image
 
 from train_loop import loader_report, run
 from train_loop.config import ConfigError, DataConfig
-from train_loop.data import open_data, pack, stage
+from train_loop.data import check_stage, describe, open_data, pack, stage
 from train_loop.data.packed_files import PackedFiles
 
 REPOSITORY = Path(__file__).parents[1]
@@ -157,6 +161,148 @@ def test_too_little_room_and_impossible_folders_are_refused(
         stage.stage(str(packed), str(tmp_path / "scratch"))
     with pytest.raises(ConfigError, match="--stage copies packed sets; got digits"):
         open_data(DataConfig(), str(tmp_path / "scratch"))
+
+
+def test_a_node_that_cannot_stage_reads_the_set_itself_and_a_damaged_set_stays_an_error(
+    packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("NO_SUCH_SCRATCH", raising=False)
+    (tmp_path / "file").touch()
+    config = DataConfig(name=str(packed), image_size=32)
+    wanted = list(open_data(config).val_batches(4, 0, 1))
+    for folder in ("$NO_SUCH_SCRATCH/sets", str(tmp_path / "file")):
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "train_loop"):
+            found = list(open_data(config, folder).val_batches(4, 0, 1))
+        assert f"Reading {packed} itself." in caplog.text
+        assert all(torch.equal(a[0], b[0]) for a, b in zip(found, wanted, strict=True))
+    shard = packed / "train-00000.arrow"
+    data = bytearray(shard.read_bytes())
+    data[len(data) // 2] ^= 1
+    shard.write_bytes(data)
+    with pytest.raises(ConfigError, match="other bytes"):
+        open_data(config, str(tmp_path / "scratch"))
+
+
+def test_tmpdir_is_the_users_also_where_ray_has_its_own(
+    packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "bbn-1-abcd"))
+    monkeypatch.setenv("BIGBATCH_USER_TMPDIR", str(tmp_path / "mine"))
+    for folder in ("$TMPDIR/sets", "${TMPDIR}/sets"):
+        assert Path(stage.stage(str(packed), folder)).parent == tmp_path / "mine" / "sets"
+    monkeypatch.setenv("BIGBATCH_USER_TMPDIR", "")  # the user has none: Ray's goes with the job, and may be memory
+    with pytest.raises(stage.StageError, match="must be an absolute path"):
+        stage.stage(str(packed), "$TMPDIR/sets")
+    assert not (tmp_path / "bbn-1-abcd").exists()
+
+
+def test_users_of_one_scratch_have_copies_and_locks_of_their_own(
+    packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = stage.stage(str(packed), str(tmp_path / "scratch"))
+    monkeypatch.setattr(stage.os, "getuid", lambda: 4242)
+    second = stage.stage(str(packed), str(tmp_path / "scratch"))
+    assert first != second and files(Path(first)) == files(Path(second))
+    stage._held.clear()
+    shutil.rmtree(second)
+    Path(second.rpartition("-")[0] + "-000000000000.lock").mkdir()  # an old lock that cannot be opened is passed over
+    assert files(Path(stage.stage(str(packed), str(tmp_path / "scratch")))) == files(packed)
+
+
+def test_what_a_killed_process_left_is_not_counted_as_room_that_is_taken(
+    packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scratch = tmp_path / "scratch"
+    copy = Path(stage.stage(str(packed), str(scratch)))
+    stage._held.clear()
+    size = sum(len(data) for data in files(packed).values())
+    shutil.copytree(copy, f"{copy}.partial")
+    (copy / "train-00000.arrow").unlink()
+    room = namedtuple("room", "f_bavail f_frsize")
+
+    def statvfs(path: Path) -> object:  # a disk that holds the set one and a half times
+        return room(int(1.5 * size) - sum(p.stat().st_size for p in scratch.rglob("*.arrow")), 1)
+
+    monkeypatch.setattr(stage.os, "statvfs", statvfs)
+    assert files(Path(stage.stage(str(packed), str(scratch)))) == files(packed)
+
+
+def test_locks_hold_where_they_are_emulated_as_on_nfs(
+    packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """flock(2): on NFS a shared lock needs a descriptor open for reading, an exclusive one for writing."""
+
+    def flock(file: object, how: int) -> None:
+        mode = fcntl.fcntl(file, fcntl.F_GETFL) & os.O_ACCMODE  # type: ignore[call-overload]
+        allowed = (os.O_RDWR, os.O_RDONLY if how & fcntl.LOCK_SH else os.O_WRONLY)
+        if mode not in allowed:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+
+    monkeypatch.setattr(stage.fcntl, "flock", flock)
+    copy = stage.stage(str(packed), str(tmp_path / "scratch"))
+    assert stage._held[copy] is not None
+
+
+def test_folders_that_can_be_no_folder_of_a_node_are_refused_at_once(packed: Path) -> None:
+    info = describe(DataConfig(name=str(packed), image_size=32))
+    for wrong in ("", "scratch", "./scratch"):
+        with pytest.raises(ConfigError, match="--stage must be a folder of each node"):
+            check_stage(wrong, info)
+    for right in (None, "none", "/scratch", "~/scratch", "$TMPDIR", "${TMPDIR}/sets"):
+        check_stage(right, info)
+    check_stage("none", describe(DataConfig()))
+    assert open_data(DataConfig(name=str(packed), image_size=32), "none").info == info
+
+
+RANK = """
+import json, sys, time, types
+from pathlib import Path
+import torch.distributed as dist
+from train_loop import loop, run
+from train_loop.config import TrainConfig
+from train_loop.data import stage
+from train_loop.launch import launched
+packed, scratch = sys.argv[1:]
+launch, copy, joined = launched(), stage._copy_file, []
+def slow(source, target):
+    joined.append(dist.is_initialized())
+    time.sleep(0.2)
+    return copy(source, target)
+stage._copy_file = slow
+def train(config, **others):
+    copies = len([p for p in Path(scratch).rglob("index.arrow") if not p.parent.name.endswith(".partial")])
+    return types.SimpleNamespace(history=(dist.get_world_size(), copies, any(joined)))
+loop.train = train
+config = TrainConfig().replace_keys({"data.name": packed, "data.image_size": 32})
+folder = scratch + f"/node{launch.rank}"  # two nodes
+if launch.rank == 0:
+    folder = "none"
+print(json.dumps(run.train_without_ray(run.Task(config, 2, Path(scratch), 0.0, launch, folder), launch)))
+"""
+
+
+def test_ranks_meet_only_when_every_node_has_its_copy(packed: Path, tmp_path: Path) -> None:
+    """A process group that exists before would end with its timeout while a slow node copies."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    env = {**os.environ, **shared, "PYTHONPATH": str(REPOSITORY), "CUDA_VISIBLE_DEVICES": ""}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", RANK, packed, tmp_path / "scratch"],
+            env={**env, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in (0, 1)
+    ]
+    for rank in ranks:
+        output, error = rank.communicate(timeout=120)
+        assert rank.returncode == 0, error
+        assert json.loads(output.splitlines()[-1]) == [2, 1, False]  # the copy was whole, and made before the group
 
 
 def test_a_run_stages_by_its_option(

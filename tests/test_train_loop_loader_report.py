@@ -2,12 +2,32 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import numpy as np
 import pytest
+import torch
+from PIL import Image
 
 from cluster.allocation import usable_cpus
-from train_loop.config import DataConfig
+from train_loop import loader_report
+from train_loop.config import DataConfig, ModelConfig, TrainConfig
 from train_loop.data.cores import cores_a_rank, loader_workers
-from train_loop.loader_report import Rates, advice
+from train_loop.loader_report import Rates, advice, cores_of_a_run
+from train_loop.ray_worker import worker_resources
+
+
+@pytest.fixture
+def packed_images(tmp_path: Path) -> Path:
+    draws = np.random.default_rng(0)
+    for part, count in (("train", 10), ("val", 2)):
+        for name in "ab":
+            (tmp_path / part / name).mkdir(parents=True)
+            for number in range(count):
+                Image.fromarray(draws.integers(0, 256, (64, 64, 3), dtype=np.uint8)).save(
+                    tmp_path / part / name / f"{number}.png"
+                )
+    return tmp_path
 
 
 @pytest.mark.parametrize(
@@ -18,6 +38,8 @@ from train_loop.loader_report import Rates, advice
         ((300, 2400, 8000, 9, 10), "cuda", ["0.30 of", "32 cores", "--profile fast"]),
         ((800, 800, 2500, 0, 10), "cuda", ["606 images/s", "data.loader_workers=4"]),
         ((800, 800, 10, 0, 2), "cpu", ["Decoding costs little"]),
+        ((200, 200, 3000, 0, 8), "cuda", ["data.loader_workers=-1", "18 cores", "here 8"]),
+        ((500, 700, 1000, 4, 8), "cuda", ["0.70 of", "175 images/s, a core alone 500", "shared"]),
     ],
 )
 def test_what_bounds_a_run(numbers: tuple[int, ...], device: str, words: list[str]) -> None:
@@ -31,5 +53,42 @@ def test_loader_processes_by_the_cores_of_a_rank(monkeypatch: pytest.MonkeyPatch
     assert cores_a_rank({}) == here and loader_workers(DataConfig(loader_workers=-1), {}) == here - 1
     assert cores_a_rank({"LOCAL_WORLD_SIZE": "1000"}) == 1
     assert cores_a_rank({"RAY_JOB_ID": "01", "OMP_NUM_THREADS": "5"}) == 5
+    # The user's own OMP_NUM_THREADS says nothing of the cores that Ray has given.
+    assert cores_a_rank({"RAY_JOB_ID": "01", "OMP_NUM_THREADS": "1", "BIGBATCH_WORKER_CORES": "8"}) == 8
     slurm = {"SLURM_JOB_ID": "1", "SLURM_CPUS_PER_TASK": "1", "SLURM_CPUS_ON_NODE": "32"}
     assert cores_a_rank(slurm) == 1
+
+
+def test_tasks_of_srun_without_binding_share_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(64)))
+    monkeypatch.setattr("cluster.allocation._cgroup_cpu_quota", lambda _: None)
+    step = {"SLURM_JOB_ID": "1", "SLURM_CPUS_ON_NODE": "32", "SLURM_STEP_NUM_TASKS": "6"}
+    assert cores_a_rank({**step, "SLURM_STEP_TASKS_PER_NODE": "4,2", "SLURM_NODEID": "0"}) == 8
+    assert cores_a_rank({**step, "SLURM_STEP_TASKS_PER_NODE": "4,2", "SLURM_NODEID": "1"}) == 16
+    assert cores_a_rank({**step, "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_TASKS_PER_NODE": "1"}) == 32
+    assert cores_a_rank({**step, "SLURM_STEP_TASKS_PER_NODE": "40,2", "SLURM_NODEID": "0"}) == 1
+    assert cores_a_rank({**step, "SLURM_STEP_TASKS_PER_NODE": "4,2", "SLURM_CPUS_PER_TASK": "3"}) == 3
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})  # bound
+    assert cores_a_rank({**step, "SLURM_STEP_TASKS_PER_NODE": "4,2"}) == 2
+
+
+def test_the_cores_of_a_run_are_its_gpus_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(64)))
+    monkeypatch.setattr("cluster.allocation._cgroup_cpu_quota", lambda _: None)
+    for cpus, gpus in ((64, 4), (64, 0), (64, 100)):
+        assert cores_of_a_run(gpus, {}) == max(int(worker_resources(1, cpus, gpus)["CPU"]), 1)
+    assert cores_of_a_run(4, {"LOCAL_WORLD_SIZE": "2"}) == 32
+
+
+def test_one_micro_batch_of_the_last_epoch_is_timed(monkeypatch: pytest.MonkeyPatch, packed_images: Path) -> None:
+    """A global batch of many micro-batches would take minutes; images that grow are judged at their last size."""
+    timed: list[torch.Size] = []
+    monkeypatch.setattr(loader_report, "_model_rate", lambda run, step, seconds: timed.extend(b[0].shape for b in step))
+    config = TrainConfig(epochs=3, model=ModelConfig(name="resnet18")).replace_keys(
+        {
+            "data.name": str(packed_images), "data.image_size": 64, "data.progressive_from": 32,
+            "data.progressive_start": 1, "data.progressive_end": 2, "batch.global_size": 8, "batch.micro_size": 2,
+        }
+    )  # fmt: skip
+    loader_report.measure(config, None, 0.01)
+    assert timed == [torch.Size([2, 64, 64, 3])]

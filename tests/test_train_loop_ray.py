@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import TRAIN, clean_environment, processes_naming
+from conftest import ROOT, TRAIN, clean_environment, processes_naming
 
 from cluster.allocation import usable_cpus
 from train_loop.config import BatchConfig, DataConfig, ModelConfig, OptimizerConfig, TrainConfig
@@ -137,3 +137,38 @@ def test_two_runs_never_write_one_folder(best_json, tmp_path):
     _, errors = first.communicate(timeout=60)
     assert first.returncode == 143 and "To resume" in errors and "Traceback" not in errors
     assert (tmp_path / "full" / "checkpoints" / "latest.pt").exists()
+
+
+CORES = """
+import sys
+from pathlib import Path
+from train_loop.ray_session import LocalRay
+
+def worker(task):
+    from train_loop import loop, ray_worker
+    from train_loop.data.cores import cores_a_rank
+
+    loop.train = lambda *_, **__: Path(task["seen"]).write_text(str(cores_a_rank()))
+    return ray_worker.train_worker(task)
+
+folder = sys.argv[1]
+names = ("seen", "checkpoint_dir", "stop_file", "log_file")
+task = {"config": {}, "checkpoint_every_s": 0.0, **{name: f"{folder}/{name}/{name}" for name in names}}
+task["seen"] = f"{folder}/seen"
+with LocalRay(3, 0, Path(folder, "ray.log")):
+    from ray.train import RunConfig, ScalingConfig
+    from ray.train.torch import TorchTrainer
+
+    scaling = ScalingConfig(num_workers=1, resources_per_worker={"CPU": 2.0})
+    run = RunConfig(storage_path=folder)
+    TorchTrainer(worker, train_loop_config=task, scaling_config=scaling, run_config=run).fit()
+"""
+
+
+@pytest.mark.exhaustive
+def test_a_workers_cores_are_those_that_ray_gave_it_whatever_the_users_threads_are(tmp_path):
+    env = {**clean_environment(), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", CORES, tmp_path], env=env, cwd=ROOT, capture_output=True, text=True, timeout=180
+    )
+    assert (tmp_path / "seen").read_text() == "2", done.stderr

@@ -95,6 +95,12 @@ def test_a_prior_that_somebody_wrote_into_study_json_is_refused(tmp_path):
         make_plan(Options(study="s", output=str(tmp_path), resume=True))
 
 
+def test_a_resumed_study_can_do_without_its_stage():
+    first = Options(stage="/scratch")
+    assert Options(resume=True).over(first.kept()).stage == "/scratch"
+    assert Options(resume=True, stage="none").over(first.kept()).stage == "none"
+
+
 def test_a_relative_space_file_and_data_folder_are_remembered_as_absolute(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("mine.py").write_text("")

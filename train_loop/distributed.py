@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+
+PREPARE_S = 4 * 3600.0
+"""How long ranks wait for each other's preparations; a collective would give up after ten minutes."""
+
+
+def join(backend: str, prepare: Callable[[], None]) -> None:
+    """``init_process_group`` by the usual variables, once ``prepare`` has run on every rank, however long it takes."""
+    store, rank, workers = next(dist.rendezvous("env://"))
+    prepare()
+    store.set(f"bigbatch/prepared/{rank}", "")
+    everyone, until = [f"bigbatch/prepared/{other}" for other in range(workers)], time.monotonic() + PREPARE_S
+    while not store.check(everyone) and time.monotonic() < until:  # Store.wait would not answer to Ctrl-C
+        time.sleep(0.2)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=workers)
 
 
 @dataclass(frozen=True)

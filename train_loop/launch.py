@@ -71,7 +71,7 @@ def _launched(env: Mapping[str, str]) -> Launch | None:
         return None
     host = env.get("MASTER_ADDR") or first_host(env["SLURM_STEP_NODELIST"]) + env.get(HOST_SUFFIX, "")
     port = int(env.get("MASTER_PORT") or port_of(int(env["SLURM_JOB_ID"]), int(env.get("SLURM_STEP_ID", "0"))))
-    return Launch("srun", int(env["SLURM_PROCID"]), int(env["SLURM_LOCALID"]), tasks, _tasks_here(env), (host, port))
+    return Launch("srun", int(env["SLURM_PROCID"]), int(env["SLURM_LOCALID"]), tasks, tasks_here(env), (host, port))
 
 
 def first_host(node_list: str) -> str:
@@ -86,7 +86,7 @@ def port_of(job_id: int, step_id: int) -> int:
     return FIRST_PORT + (job_id * 7 + step_id) % PORTS
 
 
-def _tasks_here(env: Mapping[str, str]) -> int:
+def tasks_here(env: Mapping[str, str]) -> int:
     """Of ``SLURM_STEP_TASKS_PER_NODE``, e.g. ``4(x2),1``, what this node has."""
     counts: list[int] = []
     for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", env.get("SLURM_STEP_TASKS_PER_NODE", "1")):

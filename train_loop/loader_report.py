@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -18,7 +19,7 @@ from train_loop.assembly import Run, set_up
 from train_loop.checkpoint import CheckpointFolder
 from train_loop.config import TrainConfig
 from train_loop.data import open_data
-from train_loop.data.cores import cores_a_rank, loader_workers
+from train_loop.data.cores import AUTO, cores_a_rank
 from train_loop.data.source import Batch, DataSource
 from train_loop.distributed import pick_device
 from train_loop.loop import take_step
@@ -56,6 +57,9 @@ def print_report(config: TrainConfig, stage_folder: str | None = None) -> None:
 
 
 def measure(config: TrainConfig, stage_folder: str | None, seconds: float) -> tuple[Rates, torch.device]:
+    cores = cores_of_a_run(torch.cuda.device_count())
+    if config.data.loader_workers == AUTO:
+        config = config.replace_keys({"data.loader_workers": min(cores - 1, 256)})
     run = set_up(config, ListReporter(), CheckpointFolder(None, 0.0), pick_device(), stage_folder)
     try:
         here = open_data(replace(config.data, loader_workers=0), stage_folder)
@@ -63,17 +67,28 @@ def measure(config: TrainConfig, stage_folder: str | None, seconds: float) -> tu
         torch.set_num_threads(1)  # as in a loader process
         core = _rate(_batches(run, here), seconds, time.process_time)
         torch.set_num_threads(threads)
-        workers = loader_workers(config.data)
         loader = _rate(_batches(run, run.source), seconds, time.perf_counter)
-        step = next(run.source.train_batches(config.seed, 0, run.split, 0))
+        step = next(run.source.train_batches(config.seed, _last_epoch(config), run.split, 0))[:1]
         run.source.close()  # its processes would decode beside the model
-        return Rates(core, loader, _model_rate(run, step, seconds), workers, cores_a_rank()), run.world.device
+        rates = Rates(core, loader, _model_rate(run, step, seconds), config.data.loader_workers, cores)
+        return rates, run.world.device
     finally:
         run.source.close()
 
 
+def cores_of_a_run(gpus: int, env: Mapping[str, str] = os.environ) -> int:
+    """Cores that a worker of a run of this configuration would have here: under Ray its GPU's share."""
+    cores = cores_a_rank(env)
+    return cores if "LOCAL_WORLD_SIZE" in env else max(cores // max(gpus, 1), 1)
+
+
+def _last_epoch(config: TrainConfig) -> int:
+    """Where images grow with the epochs they are largest in the last one."""
+    return config.epochs - 1
+
+
 def _batches(run: Run, source: DataSource) -> Iterator[Batch]:
-    for epoch in itertools.count():
+    for epoch in itertools.repeat(_last_epoch(run.config)):
         for step in source.train_batches(run.config.seed, epoch, run.split, 0):
             yield from step
 
@@ -112,15 +127,28 @@ def advice(rates: Rates, device: str) -> list[str]:
             return [bound + " Decoding costs little."]
         if device == "cpu" and rates.cores == 1:
             return [bound, "help    a smaller stored size: bigbatch pack --profile fast."]
-        return [bound, f"help    --set data.loader_workers={_needed(rates)}"]
+        return [bound, *_more_processes(rates)]
     if rates.loader >= ENOUGH * rates.model:
         spare = f" {_needed(rates)} would do." if _needed(rates) < rates.workers else ""
         return [f"bound   by the model; the loader brings {rates.loader / rates.model:.1f} times what it takes.{spare}"]
     bound = f"bound   by the loader: it brings {rates.loader / rates.model:.2f} of what the model takes."
-    if _needed(rates) <= rates.cores and _needed(rates) > rates.workers:
-        return [bound, f"help    --set data.loader_workers={_needed(rates)}"]
+    if _needed(rates) <= rates.workers:
+        return [
+            bound,
+            f"help    a process brings {rates.loader / rates.workers:,.0f} images/s, a core alone {rates.core:,.0f}: "
+            "the cores are shared, or the file system is slow",
+        ]
+    return [bound, *_more_processes(rates)]
+
+
+def _more_processes(rates: Rates) -> list[str]:
+    if _needed(rates) <= rates.cores:
+        return [f"help    --set data.loader_workers={_needed(rates)}"]
+    more = (
+        [] if rates.workers >= rates.cores - 1 else ["help    --set data.loader_workers=-1 takes the cores there are"]
+    )
     return [
-        bound,
+        *more,
         f"help    {_needed(rates)} cores a GPU or worker (here {rates.cores}), or smaller stored images: "
         "bigbatch pack --profile fast",
     ]

@@ -22,6 +22,7 @@ from typing import Any
 
 from cluster.allocation import usable_cpus
 from train_loop.config import ConfigError, TrainConfig
+from train_loop.data.cores import WORKER_CORES
 from train_loop.errors import (
     CheckpointError,
     ImageError,
@@ -124,7 +125,10 @@ def train_worker(task: dict[str, Any]) -> dict[str, Any]:
     leads = context.get_world_rank() == 0
     log = _trial_log(Path(task["log_file"]), context.get_world_rank())
     records_file = Path(task["records_file"]) if leads and "records_file" in task else None
-    threads = os.environ.get("OMP_NUM_THREADS")  # Ray sets it to the worker's CPUs
+    cores = ray.get_runtime_context().get_assigned_resources().get("CPU")
+    if cores:
+        os.environ[WORKER_CORES] = str(max(int(cores), 1))
+    threads = os.environ.get("OMP_NUM_THREADS")  # Ray sets it to the worker's CPUs, unless the user has
     if threads and threads.isdigit():
         torch.set_num_threads(int(threads))
     reporter, device = RayReporter(log, Path(task["stop_file"]), records_file), ray.train.torch.get_device()

@@ -89,7 +89,11 @@ def parser(prog: str) -> OneLineParser:
     )
     add("--output", metavar="DIR", help="where results go (default: runs/train/<file>-<hash of the configuration>)")
     add("--on-bad-image", metavar="fail|skip", help="in place of the configuration's: what an image that is none does")
-    add("--stage", metavar="DIR", help="copy a packed data set there, once a node, and read that; e.g. '$TMPDIR'")
+    add(
+        "--stage",
+        metavar="DIR",
+        help="copy a packed data set there, once a node, and read that; e.g. '$TMPDIR'; or none",
+    )
     add("--loader-report", action="store_true", help="measure what bounds the images a second, print it and end")
     add("--checkpoint-every-s", type=float, default=60.0, metavar="S", help="seconds between checkpoints (default 60)")
     return p
@@ -190,6 +194,8 @@ def train_without_ray(task: Task, launch: Launch) -> Sequence[EpochRecord]:
     import torch
     import torch.distributed as dist
 
+    from train_loop.data import stage_ahead
+    from train_loop.distributed import join
     from train_loop.loop import train
     from train_loop.terminal import STOP_SIGNALS, StopOnSignal
 
@@ -199,7 +205,11 @@ def train_without_ray(task: Task, launch: Launch) -> Sequence[EpochRecord]:
         torch.cuda.set_device(device)
     if task.workers > 1:
         launch.announce()
-        dist.init_process_group("nccl" if gpus else "gloo")
+        backend = "nccl" if gpus else "gloo"
+        if task.stage_folder:
+            join(backend, lambda: stage_ahead(task.config.data, task.stage_folder))
+        else:
+            dist.init_process_group(backend)
     reporter = StopOnSignal(launch.rank, STOP_SIGNALS if launch.by == "srun" else (signal.SIGINT,))
     try:
         result = train(

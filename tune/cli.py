@@ -34,7 +34,11 @@ def tune_parser(prog: str) -> argparse.ArgumentParser:
     add("--workers", type=int, metavar="N", help="data-parallel workers of each trial (default 1)")
     add("--set", action="append", nargs="+", default=[], metavar="KEY=VALUE", help="fix a key of the configuration")
     add("--on-bad-image", metavar="fail|skip", help="what an image that cannot be read does (default: fail)")
-    add("--stage", metavar="DIR", help="copy a packed data set there, once a node, and read that; e.g. '$TMPDIR'")
+    add(
+        "--stage",
+        metavar="DIR",
+        help="copy a packed data set there, once a node, and read that; e.g. '$TMPDIR'; or none",
+    )
     add(
         "--prior-from", action="append", default=[], metavar="FILE", help="lr_find.json: its rate is the prior's centre"
     )

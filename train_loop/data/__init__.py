@@ -7,8 +7,10 @@ turns that into batches; ``digits.py``, ``folder.py`` and ``packed.py`` hold the
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
+import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +21,8 @@ from train_loop.config import ConfigError, DataConfig
 if TYPE_CHECKING:
     from train_loop.data.source import DataSource
 
+_log = logging.getLogger(__name__)
+
 FETCHED = ("cifar10", "imagenette", "imagewoof")
 """Data sets that ``bigbatch fetch`` brings; they lie packed in ``data_home()``."""
 
@@ -27,6 +31,9 @@ PACKED_BY_HAND = "imagenet"
 
 NAMES = ("digits", *FETCHED, PACKED_BY_HAND)
 """Data sets with a name; anything else is the path of an image folder or of a packed one."""
+
+NO_STAGE = "none"
+"""As ``--stage``: no copy, also where the study that is resumed had one."""
 
 SMALL_IMAGE_SIZE = 64
 """Pixels a side up to which the 7×7/2 stem with max-pool throws away too much."""
@@ -116,8 +123,15 @@ def _describe_whole(config: DataConfig, open_some: bool) -> DataInfo:
 
 
 def check_stage(folder: str | None, info: DataInfo) -> None:
-    """Raise ConfigError where ``--stage`` has nothing to copy; whether there is room, each node sees for itself."""
-    if folder is not None and (info.path is None or not _is_packed(info.path)):
+    """Raise ConfigError where ``--stage`` names no folder or has nothing to copy; of its room each node knows alone."""
+    if folder is None or folder == NO_STAGE:
+        return
+    if not folder.startswith(("/", "~", "$")):
+        raise ConfigError(
+            f"--stage must be a folder of each node, so begin with /, ~ or a variable in quotes; got {folder!r}. "
+            f"Write e.g. --stage '$TMPDIR', or --stage {NO_STAGE}."
+        )
+    if info.path is None or not _is_packed(info.path):
         raise ConfigError(
             f"--stage copies packed sets; got {info.path or info.name}. Pack it (bigbatch pack), or leave --stage out."
         )
@@ -127,7 +141,8 @@ def open_data(config: DataConfig, stage_folder: str | None = None) -> DataSource
     """The data set itself; imports torch. Raises ConfigError as ``describe`` does.
 
     Args:
-        stage_folder: where this node keeps a copy of a packed set, see ``stage.py``.
+        stage_folder: where this node keeps a copy of a packed set, see ``stage.py``; a node that cannot reads the
+            set itself and says so.
     """
     info = describe(config)
     check_stage(stage_folder, info)
@@ -137,12 +152,32 @@ def open_data(config: DataConfig, stage_folder: str | None = None) -> DataSource
         return DigitsSource(config, info)
     if info.path is not None and _is_packed(info.path):
         from train_loop.data.packed import open_packed
-        from train_loop.data.stage import stage
 
-        return open_packed(config, info, stage(info.path, stage_folder) if stage_folder else info.path)
+        return open_packed(config, info, _staged(info.path, stage_folder))
     from train_loop.data.folder import open_folder
 
     return open_folder(config, info)
+
+
+def stage_ahead(config: DataConfig, stage_folder: str | None) -> None:
+    """Copy what ``open_data`` will ask for. What goes wrong it meets again, and says."""
+    with contextlib.suppress(ConfigError):
+        info = describe(config)
+        if info.path is not None and _is_packed(info.path):
+            _staged(info.path, stage_folder, logging.DEBUG)
+
+
+def _staged(path: str, stage_folder: str | None, level: int = logging.WARNING) -> str:
+    """The folder to read: this node's copy of a packed set, or the set itself."""
+    if stage_folder is None or stage_folder == NO_STAGE:
+        return path
+    from train_loop.data.stage import StageError, stage
+
+    try:
+        return stage(path, stage_folder)
+    except StageError as error:  # of this node alone; where images are read from changes no result
+        _log.log(level, "%s Reading %s itself.", error, path)
+        return path
 
 
 def _describe_digits(config: DataConfig) -> DataInfo:

@@ -7,8 +7,11 @@ from collections.abc import Mapping
 
 from cluster.allocation import usable_cpus
 from train_loop.config import DataConfig
+from train_loop.launch import tasks_here
 
 AUTO = -1
+WORKER_CORES = "BIGBATCH_WORKER_CORES"
+"""What Ray has given this worker, as ``ray_worker`` found it."""
 
 
 def loader_workers(config: DataConfig, env: Mapping[str, str] = os.environ) -> int:
@@ -18,9 +21,16 @@ def loader_workers(config: DataConfig, env: Mapping[str, str] = os.environ) -> i
 
 def cores_a_rank(env: Mapping[str, str] = os.environ) -> int:
     """CPU cores that this rank may use, at least 1: what is granted on this node, shared among the run's ranks here."""
-    threads = env.get("OMP_NUM_THREADS", "")
-    if "RAY_JOB_ID" in env and threads.isdigit():  # Ray says there how many cores its worker has
+    given, threads = env.get(WORKER_CORES, ""), env.get("OMP_NUM_THREADS", "")
+    if given.isdigit():
+        return max(int(given), 1)
+    if "RAY_JOB_ID" in env and threads.isdigit():  # Ray says there how many cores its worker has, unless the user did
         return max(int(threads), 1)
-    if env.get("SLURM_JOB_ID") and env.get("SLURM_CPUS_PER_TASK", "").isdigit() and "LOCAL_WORLD_SIZE" not in env:
-        return usable_cpus(env)  # srun: of each task
-    return max(usable_cpus(env) // max(int(env.get("LOCAL_WORLD_SIZE", "1")), 1), 1)
+    usable = usable_cpus(env)
+    if "LOCAL_WORLD_SIZE" in env:
+        return max(usable // max(int(env["LOCAL_WORLD_SIZE"]), 1), 1)
+    if not env.get("SLURM_JOB_ID") or env.get("SLURM_CPUS_PER_TASK", "").isdigit():  # srun: usable is of each task
+        return usable
+    if int(env.get("SLURM_STEP_NUM_TASKS", "1")) > 1:  # without core binding each task may run on all that was granted
+        return max(min(usable, int(env.get("SLURM_CPUS_ON_NODE", usable)) // tasks_here(env)), 1)
+    return usable

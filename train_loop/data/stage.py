@@ -1,23 +1,26 @@
 """A packed set copied once a node to a faster folder (``--stage``): node-local or flash scratch. No torch.
 
-    DIR/NAME-<source>-<content>/       the copy; NAME is the set's, the rest are digests of its path and its index
-    DIR/NAME-<source>-<content>.lock   held shared by those who read the copy, alone by the one who makes it
+    DIR/NAME-<user>-<source>-<content>/       the copy: the set's name, the user's number, digests of path and index
+    DIR/NAME-<user>-<source>-<content>.lock   held shared by those who read the copy, alone by the one who makes it
 
 The copy appears under its name when it is whole (``.partial`` until then, and what a killed process left of it is
 made anew). Each shard's SHA-256 is compared with the index while it is copied. A copy of another content of the same
-source is removed if nobody reads it.
+source is removed if nobody reads it. Users who share DIR have copies of their own.
 """
 
 from __future__ import annotations
 
 import fcntl
+import glob
 import hashlib
 import os
 import shutil
 import sys
 from pathlib import Path
+from string import Template
 from typing import IO
 
+from cluster.node_folder import USER_TMPDIR
 from train_loop.config import ConfigError
 from train_loop.data import packed_format
 
@@ -29,24 +32,28 @@ _held: dict[str, IO[str] | None] = {}
 """Locks on copies that this process reads, until it ends; None on file systems without locks."""
 
 
+class StageError(ConfigError):
+    """This node cannot hold a copy; others may, and the source can be read in its place."""
+
+
 def stage(source: str, folder: str) -> str:
     """The copy of the packed set ``source`` on this node, made by the first who asks; the others wait for it.
 
     Args:
         folder: variables in it (``$TMPDIR``) are this node's.
 
-    Raises ConfigError where there is too little room, where the folder cannot be written, and for a source that is
-    damaged.
+    Raises StageError where there is too little room, and where the folder cannot be written; ConfigError for a source
+    that is damaged.
     """
-    root = Path(os.path.expandvars(os.path.expanduser(folder)))
+    root = Path(_expanded(folder))
     if "$" in str(root) or not root.is_absolute():
-        raise ConfigError(
+        raise StageError(
             f"--stage must be an absolute path on each node; got {folder!r}, here {str(root)!r}. Set the variable, or "
             "write the path."
         )
     info = packed_format.read_info(source)
     index = Path(source, packed_format.INDEX)
-    name = f"{Path(source).name}-{_digest(os.path.realpath(source).encode())}"
+    name = f"{Path(source).name}-{os.getuid()}-{_digest(os.path.realpath(source).encode())}"
     target = root / f"{name}-{_digest(index.read_bytes())}"
     if str(target) in _held:
         return str(target)
@@ -55,17 +62,30 @@ def stage(source: str, folder: str) -> str:
         lock = _lock(target)
         if not _is_whole(target):
             _remove_stale(root, name, target)
+            shutil.rmtree(target, ignore_errors=True)
+            if lock is not None:  # what a killed process left: it would count as room that is taken
+                shutil.rmtree(f"{target}.partial", ignore_errors=True)
             _check_room(root, source, info)
             _copy(source, info, target, shared=lock is None)
         if lock is not None:
             fcntl.flock(lock, fcntl.LOCK_SH)
     except OSError as error:
-        raise ConfigError(
+        raise StageError(
             f"--stage must be a folder that can be written on each node; got {folder!r}: {error.strerror or error}. "
             "Write another folder, or leave --stage out."
         ) from None
     _held[str(target)] = lock
     return str(target)
+
+
+def _expanded(folder: str) -> str:
+    """Like a shell; an unset variable stays. In a job's Ray cluster TMPDIR is Ray's folder: the user's is meant."""
+    env = dict(os.environ)
+    if USER_TMPDIR in env:
+        env["TMPDIR"] = env[USER_TMPDIR]
+        if not env["TMPDIR"]:
+            del env["TMPDIR"]
+    return Template(os.path.expanduser(folder)).safe_substitute(env)
 
 
 def _digest(data: bytes) -> str:
@@ -74,7 +94,7 @@ def _digest(data: bytes) -> str:
 
 def _lock(target: Path) -> IO[str] | None:
     """Shared where the copy is whole, else alone; waits for who copies. It ends with its process, however that ends."""
-    lock = Path(f"{target}.lock").open("a")
+    lock = Path(f"{target}.lock").open("a+")  # NFS locks shared only what can be read, alone only what can be written
     try:
         _take(lock, fcntl.LOCK_SH, target)
         if not _is_whole(target):
@@ -105,25 +125,25 @@ def _is_whole(target: Path) -> bool:
 
 def _remove_stale(root: Path, name: str, target: Path) -> None:
     """Copies of what the source was before, unless somebody reads them."""
-    for old in root.glob(f"{name}-*.lock"):
+    for old in root.glob(f"{glob.escape(name)}-*.lock"):
         copy = old.with_suffix("")
         if copy == target:
             continue
-        with old.open("a") as lock:
-            try:
+        try:
+            with old.open("a+") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                continue
-            shutil.rmtree(copy, ignore_errors=True)
-            shutil.rmtree(f"{copy}.partial", ignore_errors=True)
-            old.unlink(missing_ok=True)
+                shutil.rmtree(copy, ignore_errors=True)
+                shutil.rmtree(f"{copy}.partial", ignore_errors=True)
+                old.unlink(missing_ok=True)
+        except OSError:  # it is read, or there are no locks
+            continue
 
 
 def _check_room(root: Path, source: str, info: packed_format.PackedInfo) -> None:
     needed = int(RESERVE * (sum(s.bytes for s in info.shards) + os.path.getsize(os.path.join(source, "index.arrow"))))
     free = os.statvfs(root).f_bavail * os.statvfs(root).f_frsize
     if needed > free:
-        raise ConfigError(
+        raise StageError(
             f"--stage needs {needed / 1e9:.3g} GB for {source}; {free / 1e9:.3g} GB are left in {root}. "
             "Write another folder, or leave --stage out."
         )
@@ -135,7 +155,6 @@ def _copy(source: str, info: packed_format.PackedInfo, target: Path, shared: boo
     # Without locks each process copies for itself, and the first that is done wins.
     partial = Path(f"{target}.{os.uname().nodename}-{os.getpid()}.partial" if shared else f"{target}.partial")
     shutil.rmtree(partial, ignore_errors=True)
-    shutil.rmtree(target, ignore_errors=True)
     partial.mkdir()
     try:
         for shard in info.shards:
