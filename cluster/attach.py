@@ -17,7 +17,7 @@ from cluster import credentials, ray_commands, record, slurm
 from cluster.checks import WRONG_INPUT, BadInput
 from cluster.driver import drain_in_ray
 from cluster.files import read_json
-from cluster.grant import Grant, NoAllocation, read_grant
+from cluster.grant import Grant, NoAllocation, await_grant
 from cluster.node import CONTROL_FILE
 from cluster.node_steps import NodeSteps
 
@@ -44,7 +44,7 @@ class Attachment:
         for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda signum, frame: self._signals.append(signum))
         try:
-            grant = read_grant()
+            grant = await_grant(self._signals, self._say)
         except (NoAllocation, slurm.SlurmError) as error:
             raise BadInput(str(error)) from None
         stays: list[bool] = []
