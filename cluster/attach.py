@@ -1,8 +1,8 @@
 """A second allocation that lends its nodes to a running job's cluster: ``sbatch cluster/ray_attach.slurm JOBID``.
 
-It may leave at any time: near its time limit or when it is preempted Ray is asked to move its work away
-first, and what is then still running there goes on elsewhere from its last checkpoint. When the job is put back
-into the queue its nodes wait for the next start, for a while, and join that.
+It may leave at any time. Near its time limit (USR1) Ray is asked to move its work away first; when it is preempted
+or cancelled (SIGTERM) its nodes end soon, and what ran there goes on elsewhere from its last checkpoint. When
+the job is put back into the queue its nodes wait for the next start, for a while, and join that.
 """
 
 from __future__ import annotations
