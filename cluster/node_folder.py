@@ -12,7 +12,7 @@ import shutil
 import stat
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -70,9 +70,18 @@ def private_folder(job_id: str) -> Iterator[Path]:
 
 
 def remove(folder: Path) -> None:
-    """Remove ``folder`` even while a dying process still writes into it."""
+    """Remove ``folder`` even while a dying process still writes into it.
+
+    The owner's file goes last: by it the next sweep knows the rest of a removal that was cut short for ours.
+    """
 
     def gone() -> bool:
+        with suppress(OSError):
+            for path in folder.iterdir():
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path, ignore_errors=True)
+                elif path.name != OWNER:
+                    path.unlink()
         shutil.rmtree(folder, ignore_errors=True)
         return not folder.exists()
 

@@ -439,6 +439,26 @@ def test_what_a_killed_job_left_is_removed_with_its_processes(monkeypatch):
     base.cleanup()
 
 
+def test_a_removal_that_is_cut_short_is_taken_up_by_the_next_sweep(tmp_path, monkeypatch):
+    folder, owner = node_folder.make("bbn-7-", ["/tmp"])
+    left = []
+    rmtree = node_folder.shutil.rmtree
+
+    def look_first(path, **options):
+        if path == folder:
+            left.append(os.listdir(folder))
+        rmtree(path, **options)
+
+    for name in ("of-the-driver", "r"):
+        (folder / name).mkdir()
+    (folder / "file").touch()
+    (folder / "link").symlink_to(tmp_path)
+    monkeypatch.setattr(node_folder.shutil, "rmtree", look_first)
+    node_folder.remove(folder)
+    owner.close()
+    assert left == [["owner"]] and not folder.exists() and tmp_path.exists()
+
+
 def test_a_users_folder_with_a_name_like_ours_stays(tmp_path):
     names = {"bbn-7-notes": "thesis.txt", "bbn-2026-cafe": "thesis.txt", "bbn-7-beef": "r", "bbn-8-0000": None}
     for name, content in names.items():
