@@ -1,8 +1,8 @@
 """A second allocation that lends its nodes to a running job's cluster: ``sbatch cluster/ray_attach.slurm JOBID``.
 
-It may leave at any time: near its time limit or when it is preempted Ray is asked to move its work away
-first, and what is then still running there goes on elsewhere from its last checkpoint. When the job is put back
-into the queue its nodes wait for the next start, for a while, and join that.
+It may leave at any time. Near its time limit (USR1) Ray is asked to move its work away first; when it is preempted
+or cancelled (SIGTERM) its nodes end soon, and what ran there goes on elsewhere from its last checkpoint. When
+the job is put back into the queue its nodes wait for the next start, for a while, and join that.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from cluster import credentials, ray_commands, record, slurm
 from cluster.checks import WRONG_INPUT, BadInput
 from cluster.driver import drain_in_ray
 from cluster.files import read_json
-from cluster.grant import Grant, NoAllocation, read_grant
+from cluster.grant import Grant, NoAllocation, await_grant
 from cluster.node import CONTROL_FILE
 from cluster.node_steps import NodeSteps
 
@@ -44,7 +44,7 @@ class Attachment:
         for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda signum, frame: self._signals.append(signum))
         try:
-            grant = read_grant()
+            grant = await_grant(self._signals, self._say)
         except (NoAllocation, slurm.SlurmError) as error:
             raise BadInput(str(error)) from None
         stays: list[bool] = []

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from cluster import slurm
 from cluster.allocation import per_node
+
+ASK_AGAIN_S = 1.0
 
 
 class NoAllocation(RuntimeError):
@@ -77,6 +79,24 @@ def read_grant(
         end_time=_end_time(env, job_id, fields),
         restart_count=int(env.get("SLURM_RESTART_COUNT") or 0),
     )
+
+
+def await_grant(stop: Sequence[int], say: Callable[[str], None]) -> Grant:
+    """``read_grant``, asked again while the controller is silent, for up to SILENT_S or until ``stop`` has something.
+
+    A controller that is down may have requeued this job a moment before: the start must not be lost to it.
+    """
+    ends, said = time.monotonic() + slurm.SILENT_S, False
+    while True:
+        try:
+            return read_grant()
+        except slurm.SlurmSilent as error:
+            if stop or time.monotonic() > ends:
+                raise
+            if not said:
+                say(f"{error}; asking on for up to {slurm.SILENT_S:.0f} s")
+            said = True
+            time.sleep(ASK_AGAIN_S)
 
 
 def _nodes(env: Mapping[str, str], hostnames: Callable[[str], list[str]]) -> list[GrantedNode]:

@@ -23,7 +23,7 @@ from typing import Any
 from cluster import attach, checks, credentials, node_folder, options, ray_commands, record, restart, slurm
 from cluster.checks import WRONG_INPUT, BadInput
 from cluster.driver import Driver, GcsWatch, path_with_this_python
-from cluster.grant import Grant, NoAllocation, read_grant
+from cluster.grant import Grant, NoAllocation, await_grant
 from cluster.lease import Lease
 from cluster.lookout import POLL_S, Lookout
 from cluster.node_steps import STOP_TIMEOUT_S, NodeSteps
@@ -34,8 +34,6 @@ SAVE_S = 60.0
 CANCELLED_SAVE_S = 3.0
 CANCELLED_STOP_S = 3.0
 """Slurm kills what is left anyway; the job's record is still to be written."""
-SILENT_S = 300.0
-"""How long a job that has saved waits for a controller that does not answer; a cancelled one is killed before."""
 
 
 class State(enum.Enum):
@@ -100,11 +98,12 @@ class Job:
 
     def _read_allocation(self) -> State:
         try:
-            self._grant = grant = read_grant()
+            self._grant = grant = await_grant(self._signals, self._say)
         except (NoAllocation, slurm.SlurmError) as error:
             raise BadInput(str(error)) from None
         checks.check_workers(self._options, grant)
         checks.check_time(self._options, grant)
+        checks.check_chain(self._options, grant)
         self._kill_wait_s = slurm.kill_wait_s(timeout_s=5)  # now: later a busy controller may take too long
         before = record.read(grant.job_id) if grant.restart_count else restart.record_of_predecessor()
         self._again = before is not None or grant.restart_count > 0
@@ -265,12 +264,14 @@ class Job:
         self._say(f"{self._decision.action.value}: {self._decision.reason}")
         self._save()
         ends = time.monotonic() + self._patience()
+        again = False
         while True:
             if signal.SIGTERM in self._signals and self._cancelled_meanwhile():
                 return State.ENDED
             try:
-                restart.act(self._decision.action, self._record, self._default_study, self._say)
+                restart.act(self._decision.action, self._record, self._default_study, self._say, again=again)
             except slurm.SlurmSilent as error:
+                again = True
                 if time.monotonic() < ends:
                     time.sleep(1.0)
                     continue
@@ -313,6 +314,8 @@ class Job:
     def _driver_environment(self) -> dict[str, str]:
         env = {**self._env, "PATH": path_with_this_python(), "BIGBATCH_JOB_FOLDER": str(self._folder)}
         env.update(node_folder.temporary_in(self._tmp, self._env))
+        if env.get("BIGBATCH_CONTAINER"):  # the head's Ray has its sockets beside it, and the image sees what is bound
+            env["BIGBATCH_NODE_TMP"] = str(self._tmp.parent)
         if self._deadline():
             env["BIGBATCH_DEADLINE"] = f"{self._deadline():.0f}"
         return env
@@ -335,7 +338,8 @@ class Job:
                 time.sleep(POLL_S)
                 code = self._driver.exit_code()
                 if self._lookout.explain():
-                    ends = time.monotonic() + self._save_time()
+                    later = time.monotonic() + self._save_time()
+                    ends = min(ends, later) if self._lookout.killed_soon else later  # SIGKILL does not wait
                 if self._lookout.cause is not Cause.CANCELLED and signal.SIGTERM in self._signals:
                     self._lookout.classify("SIGTERM while saving")  # a scancel does not wait
                     self._signals.clear()
@@ -361,8 +365,8 @@ class Job:
 
     def _patience(self) -> float:
         """Seconds that a controller which does not answer is waited for, within the allocation's time."""
-        left = self._grant.end_time - time.time() - 5 if self._grant.end_time else SILENT_S
-        return max(0.0, min(SILENT_S, left))
+        left = self._grant.end_time - time.time() - 5 if self._grant.end_time else slurm.SILENT_S
+        return max(0.0, min(slurm.SILENT_S, left))
 
     def _deadline(self) -> float:
         """When trials must save themselves, seconds since the epoch; 0 without a limit."""

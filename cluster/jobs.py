@@ -110,17 +110,31 @@ def _row(job: Job) -> tuple[str, ...]:
 
 
 def cancel(job_id: str, env: Mapping[str, str] | None = None) -> list[str]:
-    """Cancel a job and those that lent it their nodes. Returns the ids. Raises SlurmError, InputError."""
+    """Cancel a job, its successors (``--chain``) and those that lent them nodes. Returns the ids that were cancelled.
+
+    Raises SlurmError if Slurm does not answer, or knows neither the job nor a successor; InputError.
+    """
     _check_id(job_id)
-    slurm.cancel(job_id)
-    found = record.read(job_id, env)
-    cancelled = [job_id]
-    for other in found.attached if found else []:
+    waiting, seen, cancelled = [job_id], {job_id}, []
+    silent: slurm.SlurmSilent | None = None
+    while waiting:
+        one = waiting.pop(0)
+        failure: slurm.SlurmError | None = None
         try:
-            slurm.cancel(other)
-            cancelled.append(other)
-        except slurm.SlurmError:
-            continue  # it ended before
+            slurm.cancel(one)
+            cancelled.append(one)
+        except slurm.SlurmSilent as error:
+            failure = silent = error
+        except slurm.SlurmError as error:  # it ended before
+            failure = error
+        found = record.read(one, env)  # only now: until it was cancelled it may have got a successor
+        if failure and one == job_id and not (found and found.successor):
+            raise failure
+        others = [*([found.successor] if found.successor else []), *found.attached] if found else []
+        waiting += [other for other in others if other not in seen]
+        seen.update(others)
+    if silent:
+        raise silent
     return cancelled
 
 

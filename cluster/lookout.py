@@ -37,10 +37,11 @@ class Question:
         while self._answer is None:
             try:
                 self._answer = slurm.job_fields(self._job_id)
-            except slurm.SlurmSilent:
-                time.sleep(ASK_AGAIN_S)
-            except slurm.SlurmError:  # it knows no such job
-                self._answer = {"JobState": "CANCELLED"}
+            except slurm.SlurmError as error:
+                if slurm.UNKNOWN_JOB in str(error):
+                    self._answer = {"JobState": "CANCELLED"}
+                else:  # whatever it is, it says nothing of the job
+                    time.sleep(ASK_AGAIN_S)
         self._answered.set()
 
     def answer(self, timeout_s: float) -> dict[str, str] | None:

@@ -12,7 +12,7 @@ import shutil
 import stat
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -26,6 +26,10 @@ SOCKET_PATH_LIMIT = 107  # bytes, AF_UNIX
 RAY_ADDS = 75  # bytes: /session_<date>_<time>_<pid>/sockets/plasma_store
 OWNERLESS_S = 60.0
 """A folder without an owner for so long belongs to nobody."""
+OURS = frozenset(("r", "tls", "token", "start.log", f"{OWNER}.new"))
+"""What lies in a folder without an owner that is ours: a user may have named one of theirs alike."""
+TAIL = "[0-9a-f]" * 4
+"""Pattern of what ``make`` adds to the prefix."""
 
 
 def bases(env: Mapping[str, str] | None = None) -> list[str]:
@@ -74,9 +78,18 @@ def private_folder(job_id: str) -> Iterator[Path]:
 
 
 def remove(folder: Path) -> None:
-    """Remove ``folder`` even while a dying process still writes into it."""
+    """Remove ``folder`` even while a dying process still writes into it.
+
+    The owner's file goes last: by it the next sweep knows the rest of a removal that was cut short for ours.
+    """
 
     def gone() -> bool:
+        with suppress(OSError):
+            for path in folder.iterdir():
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path, ignore_errors=True)
+                elif path.name != OWNER:
+                    path.unlink()
         shutil.rmtree(folder, ignore_errors=True)
         return not folder.exists()
 
@@ -85,7 +98,7 @@ def remove(folder: Path) -> None:
 
 def remove_stale(
     env: Mapping[str, str] | None = None,
-    pattern: str = f"{PREFIX}[0-9]*-*",
+    pattern: str = f"{PREFIX}[0-9]*-{TAIL}",
     candidates: Sequence[str] | None = None,
 ) -> list[Path]:
     """Remove this user's folders of processes that were killed before they could; returns them.
@@ -109,7 +122,7 @@ def _is_abandoned(folder: Path) -> bool:
         if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid():
             return False
         if not (folder / OWNER).exists():  # about to get one; or made again by a Ray process that outlived its folder
-            return time.time() - about.st_mtime > OWNERLESS_S
+            return time.time() - about.st_mtime > OWNERLESS_S and OURS.issuperset(os.listdir(folder))
         with (folder / OWNER).open() as owner:
             fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True

@@ -75,7 +75,7 @@ class JobRecord:
         make_home(env)
         for path in (folder.parent, folder):
             path.mkdir(exist_ok=True, mode=0o700)
-            check_own(path)
+            check_own(path.resolve())  # a link to a roomier file system is the user's own choice
         self.updated = time.time()
         path, fresh = folder / FILE, folder / f".{FILE}.{os.getpid()}"
         descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

@@ -20,6 +20,9 @@ USUAL_TIME_S = 4 * 3600
 SIGNAL_S = 120
 """Seconds before the end at which the job saves and ends. Slurm's signal may come up to 60 s earlier."""
 
+COUNTED_OTHERWISE = ("--gres", "--gpus", "--nodes")
+"""Options of sbatch (``--sbatch``) by which a job has other GPUs than ``--nodes`` and ``--gpus-per-node`` say."""
+
 
 @dataclass(frozen=True)
 class Request:
@@ -127,6 +130,8 @@ def _check_words(request: Request, site: Site) -> None:
 
 def _check_workers(request: Request, per_node: int, kind: str) -> None:
     """A trial that needs more than the allocation would wait for ever. Raises InputError."""
+    if any(option.startswith(COUNTED_OTHERWISE) for option in request.options):
+        return  # the job, which sees what it was granted, checks again
     wanted = options.workers(options.parse([*request.job_options, *request.arguments]))
     if wanted and wanted > per_node * request.nodes:
         raise InputError(

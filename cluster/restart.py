@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from cluster import record, slurm
+from cluster import record, slurm, successor
 from cluster.policy import Action
 
 JOURNAL = "optuna.journal"
@@ -72,10 +72,14 @@ def fruitless(before: int, progress_before: int | None, progress_after: int | No
     return before + 1
 
 
-def act(action: Action, job: record.JobRecord, default_study: str, say: Callable[[str], None]) -> None:
-    """Have ``job``, or a successor, started. Raises SlurmError."""
+def act(
+    action: Action, job: record.JobRecord, default_study: str, say: Callable[[str], None], *, again: bool = False
+) -> None:
+    """Have ``job``, or a successor, started. ``again``: Slurm did not answer before. Raises SlurmError."""
     if action is Action.CHAIN:
-        job.successor = chain(job.job_id, list(job.excluded), default_study)
+        # A controller that did not answer may have taken the successor nonetheless.
+        known = successor.in_queue(job.job_id) if again else None
+        job.successor = known or chain(job.job_id, list(job.excluded), default_study)
         say(f"job {job.successor} goes on when this one has ended")
     elif action is Action.REQUEUE:
         requeue(job.job_id, job.excluded, say)
@@ -87,7 +91,8 @@ def resuming(study: Path | None) -> str | None:
     """The options with which a search goes on; None where there is none yet."""
     if study is None or not (study / "study.json").exists():
         return None
-    return shlex.join(["--output", str(study.parent), "--study", study.name, "--resume"])
+    words = shlex.join(["--output", str(study.parent), "--study", study.name, "--resume"])
+    return words if (study / JOURNAL).exists() else f"{words}, and its --storage if it had one"
 
 
 def requeue(job_id: str, excluded: Mapping[str, str], say: Callable[[str], None]) -> None:
@@ -106,7 +111,7 @@ def requeue(job_id: str, excluded: Mapping[str, str], say: Callable[[str], None]
 
 def excluded_by_user(fields: Mapping[str, str]) -> list[str]:
     """The nodes that the job was told to avoid when it was submitted, or by an earlier restart."""
-    return slurm.hostnames(fields["ExcNodeList"]) if _is_set(fields.get("ExcNodeList")) else []
+    return slurm.hostnames(fields["ExcNodeList"]) if slurm.is_set(fields.get("ExcNodeList")) else []
 
 
 def start_soon(job_id: str, say: Callable[[str], None]) -> None:
@@ -123,12 +128,12 @@ def may_exclude(job_id: str, nodes: list[str]) -> bool:
     """Whether the partition has enough other nodes: a job that excludes too many would wait for ever."""
     try:
         fields = slurm.job_fields(job_id)
-        if _is_set(fields.get("ReqNodeList")):
+        if slurm.is_set(fields.get("ReqNodeList")):
             return False  # these very nodes were asked for
-        features = fields["Features"] if _is_set(fields.get("Features")) else ""
+        features = fields["Features"] if slurm.is_set(fields.get("Features")) else ""
         wanted = int(fields.get("NumNodes", "1").split("-")[0])
-        others = set(slurm.usable_nodes(fields.get("Partition", ""), features, gres_per_node(fields))) - set(nodes)
-        return len(others) >= wanted
+        usable = set(slurm.usable_nodes(fields.get("Partition", ""), features, gres_per_node(fields)))
+        return len(usable - {*nodes, *excluded_by_user(fields)}) >= wanted
     except (slurm.SlurmError, ValueError):
         return False
 
@@ -136,23 +141,20 @@ def may_exclude(job_id: str, nodes: list[str]) -> bool:
 def gres_per_node(fields: Mapping[str, str]) -> str:
     """What a job wants of GPUs and the like on each of its nodes, however it was asked for; empty if nothing."""
     for name in ("TresPerNode", "TresPerTask"):  # a search has one task a node
-        if _is_set(fields.get(name)):
+        if slurm.gres_parts(fields.get(name, "")):
             return fields[name]
-    whole, _, count = fields.get("TresPerJob", "").rpartition(":")
-    if not _is_set(whole) or not count.isdigit():
-        return ""
-    return f"{whole}:{math.ceil(int(count) / int(fields.get('NumNodes', '1').split('-')[0]))}"
+    nodes = int(fields.get("NumNodes", "1").split("-")[0])
+    parts = slurm.gres_parts(fields.get("TresPerJob", ""))
+    return ",".join(f"{name}:{kind + ':' if kind else ''}{math.ceil(count / nodes)}" for name, kind, count in parts)
 
 
 def chain(job_id: str, excluded: list[str], default_study: str) -> str:
     """Submit a successor of this job that starts when it has ended. Returns its id. Raises SlurmError."""
     fields = slurm.job_fields(job_id)
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "SRUN_", "RAY_"))}
-    if "SLURM_CONF" in os.environ:
-        env["SLURM_CONF"] = os.environ["SLURM_CONF"]
-    env.update({PREDECESSOR: job_id, STUDY: default_study})
+    env = {**successor.environment(os.environ), PREDECESSOR: job_id, STUDY: default_study}
     # --export=ALL on the command line wins over SBATCH_EXPORT=NONE: the successor must know its predecessor.
-    options = ["--export=ALL", f"--dependency=afterany:{job_id}", *successor_options(fields)]
+    options = ["--export=ALL", f"--dependency=afterany:{job_id}", *successor.options(fields)]
+    options.append(f"--comment={successor.marked(fields.get('Comment'), job_id)}")
     avoided = excluded_by_user(fields)
     if excluded and may_exclude(job_id, excluded):
         avoided += [node for node in excluded if node not in avoided]
@@ -160,33 +162,3 @@ def chain(job_id: str, excluded: list[str], default_study: str) -> str:
         options.append(f"--exclude={','.join(avoided)}")
     script, *arguments = fields["Command"].split()[:1] + sys.argv[1:]
     return slurm.run("sbatch", "--parsable", *options, script, *arguments, env=env).strip().split(";")[0]
-
-
-def successor_options(fields: Mapping[str, str]) -> list[str]:
-    """What a job was given, as options of sbatch, from the fields of ``scontrol show job``."""
-    names = {
-        "JobName": "--job-name",
-        "Partition": "--partition",
-        "Account": "--account",
-        "QOS": "--qos",
-        "TimeLimit": "--time",
-        "WorkDir": "--chdir",
-        "CPUs/Task": "--cpus-per-task",
-        "MinMemoryNode": "--mem",
-        "MinMemoryCPU": "--mem-per-cpu",
-        "Features": "--constraint",
-        "Reservation": "--reservation",
-        "TresPerNode": "--gres",
-        "Licenses": "--licenses",
-    }
-    given = {option: fields[name] for name, option in names.items() if _is_set(fields.get(name))}
-    if "--gres" in given:  # gres:gpu:2 or, with types, gres/gpu:a100:2
-        given["--gres"] = given["--gres"].replace("gres:", "").replace("gres/", "")
-    given["--nodes"] = fields.get("NumNodes", "1").split("-")[0]
-    if _is_set(fields.get("StdOut")):
-        given["--output"] = fields["StdOut"]
-    return [f"{option}={value}" for option, value in given.items()]
-
-
-def _is_set(value: str | None) -> bool:
-    return value not in (None, "", "(null)", "N/A", "UNLIMITED", "Unknown")

@@ -11,13 +11,23 @@ import subprocess
 from collections.abc import Mapping, Sequence
 
 TIMEOUT_S = 30.0
+SILENT_S = 300.0
+"""How long a job waits for a controller that does not answer; a cancelled one is killed before."""
 NO_ANSWER = (
     "Unable to contact slurm controller",
     "Socket timed out",
     "Zero Bytes were transmitted",
     "Connection refused",
+    "Communication connection failure",
+    "Message send failure",
+    "Message receive failure",
+    "Slurm backup controller in standby mode",
+    "Could not establish a configuration source",
+    "Protocol authentication error",
 )
-"""What Slurm's commands say where the controller is down or too busy."""
+"""What Slurm's commands say where the controller, or munge, is down, changing over or too busy (slurm_errno.c)."""
+UNKNOWN_JOB = "Invalid job id"
+"""What they say of a job that the controller has forgotten, or never had."""
 
 
 class SlurmError(RuntimeError):
@@ -61,6 +71,11 @@ def job_fields(job_id: str, timeout_s: float = TIMEOUT_S) -> dict[str, str]:
     # Values may hold blanks (Command=/a b/c), so a field ends where the next " Name=" begins.
     found = re.findall(r"(?:^|\s)([A-Z][A-Za-z/:_]*)=(.*?)(?=\s[A-Z][A-Za-z/:_]*=|\s*$)", text.strip(), re.DOTALL)
     return dict(found)
+
+
+def is_set(value: str | None) -> bool:
+    """Whether a field of ``job_fields`` says something."""
+    return value not in (None, "", "(null)", "N/A", "UNLIMITED", "Unknown")
 
 
 def submit(
@@ -117,7 +132,7 @@ def _is_listed(job_id: str, states: str) -> bool | None:
     try:
         return bool(run("squeue", "--noheader", "--format=%T", f"--states={states}", "--jobs", job_id).strip())
     except SlurmError as error:
-        return False if "Invalid job id" in str(error) else None
+        return False if UNKNOWN_JOB in str(error) else None
 
 
 def kill_wait_s(timeout_s: float = TIMEOUT_S) -> float:
@@ -151,20 +166,23 @@ def usable_nodes(partition: str, features: str = "", gres: str = "") -> list[str
     return [
         name
         for name, has, known in rows
-        if name and wanted <= set(known.split(",")) and all(_count(has, n, t) >= c for n, t, c in _parts(gres))
+        if name and wanted <= set(known.split(",")) and all(_count(has, n, t) >= c for n, t, c in gres_parts(gres))
     ]
 
 
-def _parts(gres: str) -> list[tuple[str, str, int]]:
-    """Name, type (may be empty) and count of each of ``gres/gpu:a100:4``, ``gres:gpu:2`` or ``gpu:a100:4(S:0-1)``."""
+def gres_parts(text: str) -> list[tuple[str, str, int]]:
+    """Name, type (may be empty) and count of each generic resource.
+
+    Of ``gres/gpu:a100:4``, ``gres:gpu:2``, ``gpu:a100:4(S:0-1)`` or ``cpu=4,gres/gpu:a100=2``, whose CPUs are none.
+    """
     found = []
-    for part in re.sub(r"\([^)]*\)|gres[:/]", "", gres).split(","):
-        name, *rest = part.split(":")
+    for part in re.sub(r"\([^)]*\)|gres[:/]", "", text).split(","):
+        name, *rest = re.split("[:=]", part)
         count = int(rest.pop()) if rest and rest[-1].isdigit() else 1
-        if name and name != "null":
+        if name and name not in ("null", "cpu", "mem", "node"):
             found.append((name, rest[0] if rest else "", count))
     return found
 
 
 def _count(has: str, name: str, kind: str) -> int:
-    return sum(c for n, k, c in _parts(has) if n == name and kind in ("", k))
+    return sum(c for n, k, c in gres_parts(has) if n == name and kind in ("", k))

@@ -70,7 +70,7 @@ COMMANDS = {
     "scontrol": """case "$*" in *hostnames*) echo n1; exit;; esac
 [ -e {folder}/down ] && {{ echo 'Unable to contact slurm controller (connect failure)' >&2; exit 1; }}
 case "$*" in
-*config*) echo 'KillWait = 30';;
+*config*) echo "KillWait = ${{KILL_WAIT:-30}}";;
 *"show job"*) cat {folder}/answer;;
 *) echo "$*" >> {folder}/calls;;
 esac""",
@@ -80,7 +80,7 @@ esac""",
 class StandInJob:
     """``python -m cluster.job ARGUMENTS`` on one node of job ``job_id``, without Slurm and Ray.
 
-    ``answer``: the fields of ``scontrol show job``.
+    ``answer``: the fields of ``scontrol show job``. ``KILL_WAIT``: a variable, what the configuration has.
     """
 
     def __init__(self, folder: Path, job_id: str, *arguments: str, answer: str = "JobState=RUNNING", **env: str):

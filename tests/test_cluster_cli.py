@@ -18,6 +18,7 @@ from conftest import ROOT, clean_environment
 from cluster import cancel, jobs, logs, queue, record, submit
 from cluster.record import JobRecord
 from cluster.sites import InputError, find
+from cluster.slurm import SlurmError
 
 PYTHON = ("--python", sys.executable)
 DRY = ("submit", "--dry-run", *PYTHON)
@@ -199,6 +200,21 @@ def test_cancel_ends_the_job_and_those_that_joined_it(tmp_path, home, monkeypatc
     for job_id in ("", "*", "-u", "1,2"):
         with pytest.raises(InputError):
             cancel(job_id)
+
+
+def test_cancel_follows_a_chain_to_the_job_that_waits(tmp_path, home, monkeypatch):
+    scancel = """case "$1" in 101|102) echo 'Job/step already completing or completed' >&2; exit 1;; esac
+[ "$1" = 106 ] && { echo 'Unable to contact slurm controller' >&2; exit 1; }; exit 0"""
+    monkeypatch.setenv("PATH", slurms(tmp_path / "bin", scancel=scancel))
+    a_record("101", state="requeueing", successor="102", attached=["105"])
+    a_record("102", state="requeueing", successor="103")  # 103 is pending: it has no record
+    assert cancel("101") == ["105", "103"]
+    a_record("102", state="ended")
+    with pytest.raises(SlurmError, match="already completing"):
+        cancel("102")
+    a_record("104", attached=["106"])
+    with pytest.raises(SlurmError, match="Unable to contact"):
+        cancel("104")
 
 
 def test_logs_are_the_jobs_or_a_nodes(tmp_path, home):

@@ -17,6 +17,7 @@ import pytest
 from conftest import ROOT, clean_environment
 
 from cluster import (
+    checks,
     credentials,
     lease,
     lookout,
@@ -26,10 +27,12 @@ from cluster import (
     options,
     policy,
     ports,
+    processes,
     ray_commands,
     record,
     restart,
     slurm,
+    successor,
 )
 from cluster.allocation import granted_gpus, per_node
 from cluster.grant import NoAllocation, node_cpus, read_grant
@@ -249,10 +252,49 @@ def test_progress_is_counted_in_epochs(tmp_path):
 def test_a_successor_is_given_what_the_job_was_given():
     fields = {"JobName": "bb", "Partition": "gpu", "Account": "(null)", "TimeLimit": "02:00:00", "NumNodes": "3"}
     fields |= {"CPUs/Task": "8", "TresPerNode": "gres:gpu:a100:4", "MinMemoryNode": "64G", "QOS": "normal"}
-    assert restart.successor_options(fields) == [
+    assert successor.options(fields) == [
         *("--job-name=bb", "--partition=gpu", "--qos=normal", "--time=02:00:00", "--cpus-per-task=8", "--mem=64G"),
         *("--gres=gpu:a100:4", "--nodes=3"),
     ]
+
+
+def test_a_successor_is_given_gpus_however_they_were_asked_for():
+    job = {"NumNodes": "2", "NumTasks": "2", "CPUs/Task": "4", "MinMemoryNode": "0"}
+
+    def given(**fields: str) -> set[str]:
+        return set(successor.options({**job, **fields})) - {"--nodes=2"}
+
+    rest = {"--cpus-per-task=4", "--mem=0"}
+    assert given(TresPerJob="gres/gpu:8") == given(TresPerJob="gres:gpu:8") == {*rest, "--gpus=8"}
+    assert given(TresPerJob="gres/gpu:a100:4,gres/gpu:v100:2") == {*rest, "--gpus=a100:4,v100:2"}
+    assert given(TresPerTask="gres:gpu:2") == {*rest, "--gpus-per-task=2", "--ntasks=2"}
+    assert given(TresPerTask="cpu=4,gres/gpu:a100=2") == {*rest, "--gpus-per-task=a100:2", "--ntasks=2"}
+    assert given(TresPerTask="cpu=4") == rest
+    assert given(TresPerNode="gres:gpu:4", CpusPerTres="gres:gpu:8", MemPerTres="gpu:4096") == {
+        *("--gres=gpu:4", "--cpus-per-gpu=8", "--mem-per-gpu=4096"),
+    }
+    assert given(OverSubscribe="NO") == {*rest, "--exclusive"} and given(OverSubscribe="OK") == rest
+    assert given(OverSubscribe="USER") == {*rest, "--exclusive=user"}
+
+
+def test_a_successor_inherits_no_device_and_no_allocation():
+    env = {"CUDA_VISIBLE_DEVICES": "3", "ROCR_VISIBLE_DEVICES": "0", "SLURM_JOB_ID": "7", "RAY_ADDRESS": "a"}
+    kept = {"SLURM_CONF": "/etc/s.conf", "HOME": "/home/me", "BIGBATCH_HOME": "/b"}
+    assert successor.environment({**env, **kept}) == kept
+
+
+def test_the_mark_of_a_successor_stands_beside_the_users_comment():
+    assert successor.marked("(null)", "7") == successor.marked(None, "7") == "bigbatch-after-7"
+    assert successor.marked("project x bigbatch-after-7", "8") == "project x bigbatch-after-8"
+
+
+def test_a_chain_of_a_heterogeneous_job_is_refused():
+    env = {"SLURM_JOB_ID": "12", "SLURM_JOB_NODELIST": "a", "SLURM_HET_SIZE": "2", "SLURM_JOB_END_TIME": "1"}
+    env |= {"SLURM_JOB_NODELIST_HET_GROUP_0": "a", "SLURM_JOB_NODELIST_HET_GROUP_1": "b,c"}
+    grant = read_grant(env, names)
+    checks.check_chain(options.parse([]), grant)
+    with pytest.raises(checks.BadInput, match="Leave --chain out"):
+        checks.check_chain(options.parse(["--chain"]), grant)
 
 
 # A stand-in for Slurm's commands, where only their words or their slowness matter
@@ -302,6 +344,23 @@ def test_a_signal_is_explained_whenever_slurm_answers(answer, cause, killed_soon
     assert not look.explain(), "nothing is left to explain"
 
 
+OTHER_ERRORS = (
+    *("Protocol authentication error", "Could not establish a configuration source", "Message receive failure"),
+    *("Slurm backup controller in standby mode", "Unspecified error"),
+)
+
+
+def test_only_an_unknown_job_is_taken_for_a_cancelled_one(tmp_path, monkeypatch):
+    """Whatever else scontrol fails with says nothing of the job: it is asked on."""
+    (tmp_path / "left").write_text("".join(f"scontrol: error: {words}\n" for words in OTHER_ERRORS))
+    fail = f"[ -s {tmp_path}/left ] && {{ head -n1 {tmp_path}/left >&2; sed -i 1d {tmp_path}/left; exit 1; }}"
+    stand_in(tmp_path, monkeypatch, scontrol=f"{fail}\necho JobState=RUNNING PreemptTime=2026-11-21T10:00:00")
+    monkeypatch.setattr(lookout, "ASK_AGAIN_S", 0.01)
+    fields = lookout.Question("7").answer(20)
+    assert fields is not None and fields["JobState"] == "RUNNING"
+    assert (tmp_path / "left").read_text() == "", "every error was met"
+
+
 def sinfo(*nodes: tuple[str, str, str]) -> str:
     """Prints rows as `sinfo --Format=NodeHost:256,Gres:1024,Features:4096` does."""
     return "\n".join(f"printf '%-256s%-1024s%-4096s\\n' {n} '{gres}' '{features}'" for n, gres, features in nodes)
@@ -322,6 +381,12 @@ def sinfo(*nodes: tuple[str, str, str]) -> str:
         ({"Features": "fast", "NumNodes": "1"}, ["small"], True),
         ({"Features": "fast&new", "NumNodes": "1"}, ["big"], False),
         ({"ReqNodeList": "big"}, ["cpu1"], False),
+        ({"NumNodes": "3"}, ["cpu1"], True),
+        ({"NumNodes": "3", "ExcNodeList": "cpu2"}, ["cpu1"], False),
+        ({"TresPerTask": "cpu=4"}, ["cpu1"], True),
+        ({"TresPerTask": "cpu=4,gres/gpu:a100=1"}, ["small"], True),
+        ({"TresPerTask": "cpu=4,gres/gpu:a100=1"}, ["big"], False),
+        ({"TresPerTask": "cpu=4", "TresPerJob": "gres/gpu:4"}, ["big"], False),
     ],
 )
 def test_a_node_is_avoided_only_if_enough_others_have_what_the_job_wants(fields, bad, may, tmp_path, monkeypatch):
@@ -334,6 +399,7 @@ def test_a_node_is_avoided_only_if_enough_others_have_what_the_job_wants(fields,
     )
     known = {"Partition": "main", "NumNodes": "1", **fields}
     answer = "echo 'JobId=7 " + " ".join(f"{name}={value}" for name, value in known.items()) + "'"
+    answer = f'case "$*" in *hostnames*) echo "${{3}}";; *) {answer};; esac'
     stand_in(tmp_path, monkeypatch, scontrol=answer, sinfo=rows)
     assert restart.may_exclude("7", bad) is may
 
@@ -363,6 +429,7 @@ def test_what_a_killed_job_left_is_removed_with_its_processes(monkeypatch):
     folder = Path(node.stdout.readline().strip())
     orphan = subprocess.Popen(["sleep", "60"], executable="/bin/sleep", start_new_session=True)
     daemon = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", f"ray start {folder}/r/socket"])
+    assert processes.wait_until(lambda: b"socket" in Path(f"/proc/{daemon.pid}/cmdline").read_bytes(), 10)
     node.kill()
     node.wait()
     assert folder.exists() and folder.parent == Path(base.name)
@@ -371,6 +438,38 @@ def test_what_a_killed_job_left_is_removed_with_its_processes(monkeypatch):
     orphan.kill()
     orphan.wait()
     base.cleanup()
+
+
+def test_a_removal_that_is_cut_short_is_taken_up_by_the_next_sweep(tmp_path, monkeypatch):
+    folder, owner = node_folder.make("bbn-7-", ["/tmp"])
+    left = []
+    rmtree = node_folder.shutil.rmtree
+
+    def look_first(path, **options):
+        if path == folder:
+            left.append(os.listdir(folder))
+        rmtree(path, **options)
+
+    for name in ("of-the-driver", "r"):
+        (folder / name).mkdir()
+    (folder / "file").touch()
+    (folder / "link").symlink_to(tmp_path)
+    monkeypatch.setattr(node_folder.shutil, "rmtree", look_first)
+    node_folder.remove(folder)
+    owner.close()
+    assert left == [["owner"]] and not folder.exists() and tmp_path.exists()
+
+
+def test_a_users_folder_with_a_name_like_ours_stays(tmp_path):
+    names = {"bbn-7-notes": "thesis.txt", "bbn-2026-cafe": "thesis.txt", "bbn-7-beef": "r", "bbn-8-0000": None}
+    for name, content in names.items():
+        (tmp_path / name).mkdir()
+        if content:
+            (tmp_path / name / content).touch()
+        os.utime(tmp_path / name, (time.time() - 300,) * 2)
+    removed = node_folder.remove_stale({}, candidates=[str(tmp_path)])
+    assert {path.name for path in removed} == {"bbn-7-beef", "bbn-8-0000"}
+    assert {path.name for path in tmp_path.iterdir()} == {"bbn-7-notes", "bbn-2026-cafe"}
 
 
 def test_only_own_descendants_are_ended_also_those_that_left_their_group():
@@ -494,6 +593,25 @@ def test_a_folder_of_jobs_that_others_can_write_is_refused(tmp_path):
     (tmp_path / "home").chmod(0o770)
     with pytest.raises(PermissionError, match="nobody else: chmod go-w .*/home"):
         job.write(env)
+
+
+def test_the_folder_of_jobs_may_be_a_link_to_an_own_one(tmp_path):
+    (tmp_path / "roomy").mkdir(mode=0o700)
+    (tmp_path / "home").mkdir(mode=0o700)
+    (tmp_path / "home" / "jobs").symlink_to(tmp_path / "roomy")
+    env = {"BIGBATCH_HOME": str(tmp_path / "home")}
+    record.JobRecord("7", "head").write(env)
+    assert record.read("7", env).state == "head" and (tmp_path / "roomy" / "7").is_dir()
+    (tmp_path / "roomy").chmod(0o777)
+    with pytest.raises(PermissionError, match="chmod go-w .*/roomy"):
+        record.JobRecord("7", "head").write(env)
+
+
+def test_a_search_in_a_database_goes_on_with_its_storage(tmp_path):
+    (tmp_path / "study.json").touch()
+    assert restart.resuming(tmp_path).endswith("--resume, and its --storage if it had one")
+    (tmp_path / "optuna.journal").touch()
+    assert restart.resuming(tmp_path).endswith("--resume")
 
 
 def test_a_folder_of_jobs_is_made_private_whatever_the_umask_is(tmp_path):

@@ -138,6 +138,11 @@ def test_what_is_just_within_the_limits_is_granted():
     assert ask(gpus_per_node=0).gpus_per_node == 0
 
 
+@pytest.mark.parametrize("option", ["--gres=gpu:8", "--gpus=64", "--gpus-per-node=8", "--nodes=8"])
+def test_workers_are_left_to_the_job_where_sbatch_is_told_of_other_gpus(option):
+    assert ask(nodes=2, arguments=("--workers", "9"), options=(option,)).nodes == 2
+
+
 def test_the_quality_of_service_is_the_first_that_grants_the_job():
     assert ask(time="20h", nodes=8).qos == "qos_gpu-t3"
     assert ask(time="21h", nodes=4).qos == "qos_gpu-t4"  # 16 GPUs, its limit

@@ -77,13 +77,19 @@ def test_folders_of_living_searches_stay_and_those_of_killed_ones_go(monkeypatch
     command = [sys.executable, "-c", code, str(tmp_path)]
     killed = Path(subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.strip())
     assert killed.is_dir() and killed.parent == tmp_path
-    (tmp_path / f"{ray_session.PREFIX}bare").mkdir()  # about to get its owner
-    old = tmp_path / f"{ray_session.PREFIX}old"
+    (tmp_path / f"{ray_session.PREFIX}ba4e").mkdir()  # about to get its owner
+    old = tmp_path / f"{ray_session.PREFIX}01d0"
     (old / "r").mkdir(parents=True)  # made again by a Ray process that outlived its search
-    os.utime(old, (time.time() - 300,) * 2)
+    notes, more_notes = (tmp_path / f"{ray_session.PREFIX}{name}" for name in ("notes", "cafe"))
+    for folder in (notes, more_notes):  # the user's own
+        folder.mkdir()
+        (folder / "thesis.txt").touch()
+    for folder in (old, notes, more_notes):
+        os.utime(folder, (time.time() - 300,) * 2)
     (tmp_path / "somebody-elses").mkdir()
     ray_session.remove_stale_folders()
-    assert {p.name for p in tmp_path.iterdir()} == {living.name, "bb-ray-bare", "somebody-elses"}
+    stay = {living.name, "bb-ray-ba4e", "somebody-elses", notes.name, more_notes.name}
+    assert {p.name for p in tmp_path.iterdir()} == stay
 
 
 def test_workers_find_this_repository_first_and_never_the_folder_of_a_script(monkeypatch):
@@ -101,12 +107,12 @@ def test_a_folder_that_a_dying_process_makes_again_goes_too(short_tmp, monkeypat
     def rmtree(path, **options):
         real(path, **options)
         calls.append(path)
-        if len(calls) == 1:
+        if calls == [folder]:
             (folder / "r" / "session").mkdir(parents=True)
 
     monkeypatch.setattr(node_folder.shutil, "rmtree", rmtree)
     node_folder.remove(folder)
-    assert not folder.exists() and len(calls) == 2
+    assert not folder.exists() and calls.count(folder) == 2
 
 
 def test_an_address_where_somebody_listens_passes_and_others_are_refused_at_once(monkeypatch):

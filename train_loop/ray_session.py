@@ -272,7 +272,7 @@ def _bases() -> list[str]:
 
 def remove_stale_folders() -> None:
     """Folders of earlier searches of this user that were killed before they could clean up."""
-    node_folder.remove_stale(pattern=f"{PREFIX}*", candidates=_bases())
+    node_folder.remove_stale(pattern=f"{PREFIX}{node_folder.TAIL}", candidates=_bases())
 
 
 def free_port() -> int:
