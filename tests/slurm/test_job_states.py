@@ -186,10 +186,12 @@ def test_a_successor_goes_on_where_requeueing_is_forbidden(cluster, submit):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("asked", [("--gpus=2",), ("--gpus-per-task=1", "-n2"), ("--gres=gpu:1", "--exclusive")])
+@pytest.mark.parametrize(
+    "asked", [("-N1", "--gpus=2"), ("-N2", "-n2", "--gpus-per-task=1"), ("-N2", "--gres=gpu:1", "--exclusive")]
+)
 def test_a_successor_is_granted_the_same_gpus_and_found_in_the_queue(cluster, submit, asked):
     again = "os.environ.get('BIGBATCH_PREDECESSOR') or time.sleep(600)"
-    job = submit("--chain", *driver(again), sbatch=("-N2", "--comment=mine", *asked))
+    job = submit("--chain", *driver(again), sbatch=("--comment=mine", *asked))
     job.wait_log("RUNNING", 30)
     before = cluster.job(job.id)
     cluster.run("ctl", "scancel", "--batch", "-s", "USR1", job.id, user="alice")
