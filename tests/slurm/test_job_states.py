@@ -196,25 +196,6 @@ def test_a_successor_goes_on_where_requeueing_is_forbidden(cluster, submit):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("asked", [("--gpus=2",), ("--gpus-per-task=1", "-n2"), ("--gres=gpu:1", "--exclusive")])
-def test_a_successor_is_granted_the_same_gpus_and_found_in_the_queue(cluster, submit, asked):
-    again = "os.environ.get('BIGBATCH_PREDECESSOR') or time.sleep(600)"
-    job = submit("--chain", *driver(again), sbatch=("-N2", "--comment=mine", *asked))
-    job.wait_log("RUNNING", 30)
-    before = cluster.job(job.id)
-    cluster.run("ctl", "scancel", "--batch", "-s", "USR1", job.id, user="alice")
-    successor = job.wait_log(r"job (\d+) goes on", 30).group(1)
-    listed = cluster.run("ctl", "squeue", "--me", "--noheader", "--format=%i|%k", user="alice").stdout
-    assert f"{successor}|mine bigbatch-after-{job.id}" in listed
-    assert cluster.wait_state(successor, ENDED, 60) == "COMPLETED", job.log
-    after = cluster.job(successor)
-    for name in ("NumNodes", "TresPerJob", "TresPerTask", "TresPerNode", "OverSubscribe"):
-        assert before.get(name) == after.get(name), name
-    registered = re.findall(r"registered: (.*)", job.log)
-    assert len(registered) == 2 and registered[0] == registered[1] and "2 GPUs" in registered[0]
-
-
-@pytest.mark.exhaustive
 def test_after_restarts_without_progress_the_job_gives_up(cluster, submit):
     job = submit("--max-restarts", "1", *driver(WAIT))
     for start in ("RUNNING 0", "RUNNING 1"):
