@@ -269,14 +269,18 @@ class VirtualCluster:
     def start_now(self, job_id: str) -> None:
         """Let a requeued job start without the usual delay.
 
-        Said again for some seconds: Slurm sets the delay anew when the last node has let go of the job.
+        Not at once, and said again until it has run for two seconds: a node refuses a job that it ended within the
+        same second (its credential was revoked), and Slurm then puts it back with the delay set anew.
         """
+        seen: list[str] = []
 
-        def said() -> bool:
+        def runs() -> bool:
             self.run(CONTROLLER, "scontrol", "update", f"JobId={job_id}", "StartTime=now", check=False)
-            return self.state(job_id) not in ("PENDING", "COMPLETING")
+            seen.append(self.state(job_id))
+            return seen[-2:] == ["RUNNING", "RUNNING"] or seen[-1] not in ("PENDING", "COMPLETING", "RUNNING")
 
-        _until(said, 8, step_s=1.0)
+        time.sleep(1.5)
+        _until(runs, 15, step_s=2.0)
 
     # ---- nodes
 
