@@ -44,6 +44,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
 
 from batch_scaling_plot import svg  # noqa: E402
+from store import store  # noqa: E402
 
 from train_loop.config import TrainConfig  # noqa: E402
 from train_loop.recipe import recipe_path  # noqa: E402
@@ -290,7 +291,7 @@ def report(o: argparse.Namespace) -> None:
         "searches": searches,
         "trainings": rows,
     }
-    o.output.write_text(json.dumps(result, indent=1) + "\n")
+    store(result, o.output)
     counts = sorted({c["n"] for by_batch in cells.values() for c in by_batch.values()})
     seeds = " to ".join(str(n) for n in (counts if len(counts) < 3 else (counts[0], counts[-1])))
     title = f"{o.model} on {o.data}, {o.epochs} epochs, {seeds} seeds"

@@ -109,6 +109,8 @@ def main() -> None:
 
 
 def report(raw: dict[str, list[dict[str, float]]], options: argparse.Namespace) -> None:
+    from store import store
+
     from tune.provenance import provenance
 
     result: dict[str, Any] = {
@@ -128,8 +130,7 @@ def report(raw: dict[str, list[dict[str, float]]], options: argparse.Namespace) 
         print(f"{arm:10} all nodes after {row['start_s']:5.1f} s, job ended {row['end_s']:5.1f} s later (medians)")
     for arm, ratios in result["start_ratio_by_round"].items():
         print(f"bigbatch / {arm}, round by round: {', '.join(f'{r:.2f}' for r in ratios)}")
-    if options.output:
-        options.output.write_text(json.dumps(result, indent=1) + "\n")
+    store(result, options.output)
     print(json.dumps({key: result[key] for key in ("median", "start_ratio_by_round")}))
 
 

@@ -60,6 +60,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     parser.add_argument("more", nargs="*", help="options for tune/run.py, after --")
     options = parser.parse_args()
+    from store import store
+
     from tune.provenance import provenance
 
     facts = provenance()
@@ -76,8 +78,7 @@ def main() -> None:
     result = {
         "benchmark": "default_run", "options": options.more, "provenance": facts, "cpus": os.cpu_count(), "runs": runs
     }  # fmt: skip
-    if options.output:
-        options.output.write_text(json.dumps(result, indent=1) + "\n")
+    store(result, options.output)
     print(
         json.dumps({"benchmark": "default_run", "runs": [{k: r[k] for k in ("wall_s", "best_val_top1")} for r in runs]})
     )

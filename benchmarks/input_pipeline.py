@@ -340,6 +340,8 @@ def versions() -> dict[str, str]:
 
 
 def report(raw: dict[str, Any], images: int, sizes: dict[str, Any], options: argparse.Namespace) -> None:
+    from store import store
+
     from tune.provenance import provenance
 
     summary: dict[str, Any] = {}
@@ -366,8 +368,7 @@ def report(raw: dict[str, Any], images: int, sizes: dict[str, Any], options: arg
         "benchmark": "input_pipeline", "settings": settings, "provenance": provenance(), "cpus": os.cpu_count(),
         "summary": summary, "raw": raw,
     }  # fmt: skip
-    if options.output:
-        options.output.write_text(json.dumps(result, indent=1) + "\n")
+    store(result, options.output)
     print(json.dumps(summary))
 
 

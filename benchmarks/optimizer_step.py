@@ -119,6 +119,8 @@ def spread(values: list[float]) -> dict[str, float]:
 
 
 def report(raw: dict[str, list[float]], options: argparse.Namespace) -> None:
+    from store import store
+
     from tune.provenance import provenance
 
     steps = {name: spread([1e3 * value for value in values]) for name, values in raw.items()}
@@ -139,8 +141,7 @@ def report(raw: dict[str, list[float]], options: argparse.Namespace) -> None:
         "benchmark": "optimizer_step", "settings": settings, "provenance": provenance(), "machine": machine,
         "timm": timm_version(), "step_ms": steps, "ratios": ratios, "raw_s": raw,
     }  # fmt: skip
-    if options.output:
-        options.output.write_text(json.dumps(result, indent=1) + "\n")
+    store(result, options.output)
     print(json.dumps({"step_ms": {name: s["median"] for name, s in steps.items()}, "ratios": ratios}))
 
 

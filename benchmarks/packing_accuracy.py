@@ -164,6 +164,8 @@ def main() -> None:
 def report(
     raw: dict[str, Any], images: dict[str, int], sizes: dict[str, Any], options: argparse.Namespace, elapsed_s: float
 ) -> None:
+    from store import store
+
     from tune.provenance import provenance
 
     top1 = {arm: [100 * records[-1][2] for records in runs] for arm, runs in raw.items()}
@@ -186,8 +188,7 @@ def report(
         "benchmark": "packing_accuracy", "settings": settings, "provenance": provenance(), "cpus": os.cpu_count(),
         "summary": summary, "raw": raw,
     }  # fmt: skip
-    if options.output:
-        options.output.write_text(json.dumps(result, indent=1) + "\n")
+    store(result, options.output)
     print(json.dumps(summary))
 
 

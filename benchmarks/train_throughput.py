@@ -327,6 +327,8 @@ def main() -> None:
     o = parser.parse_args()
     torch.set_num_threads(o.threads)
     torch.backends.cudnn.benchmark = True
+    from store import store
+
     from tune.provenance import provenance
 
     with tempfile.TemporaryDirectory() as name:
@@ -337,8 +339,7 @@ def main() -> None:
         "benchmark": "train_throughput", "settings": settings, "provenance": provenance(), "machine": machine,
         "timm": timm_version(), **measured,
     }  # fmt: skip
-    if o.output:
-        o.output.write_text(json.dumps(result, indent=1) + "\n")
+    store(result, o.output)
     print(json.dumps({kind: r["ratios"] for kind, r in measured.items()}))
 
 

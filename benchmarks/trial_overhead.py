@@ -193,6 +193,8 @@ def _subprocess(arm: str, options: argparse.Namespace) -> list[dict[str, float]]
 
 
 def _report(raw: dict[str, list[list[dict[str, float]]]], options: argparse.Namespace) -> None:
+    from store import store
+
     from tune.provenance import provenance
 
     print(f"{'median [min, max] of a trial, s':34}{'stock':>24}{'ours':>24}{'ours / stock':>16}")
@@ -213,8 +215,7 @@ def _report(raw: dict[str, list[list[dict[str, float]]]], options: argparse.Name
         "benchmark": "trial_overhead", "settings": settings, "provenance": provenance(), "cpus": os.cpu_count(),
         "median": summary, "round_ratios": pairs, "raw": raw,
     }  # fmt: skip
-    if options.output:
-        options.output.write_text(json.dumps(result, indent=1) + "\n")
+    store(result, options.output)
     print(json.dumps({"median": summary, "round_ratios": pairs}))
 
 

@@ -94,7 +94,7 @@ def weightless(config: ModelConfig, info: DataInfo) -> nn.Module:
     try:
         with torch.device("meta"):
             return _network(config, info)
-    except NotImplementedError:  # RegNets compute their widths with tensors, which then need values
+    except NotImplementedError:  # torchvision's RegNets read values of tensors, which the meta device has none of
         with torch.random.fork_rng(devices=[]):
             return _network(config, info).to("meta")
 

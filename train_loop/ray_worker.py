@@ -125,12 +125,7 @@ def train_worker(task: dict[str, Any]) -> dict[str, Any]:
     leads = context.get_world_rank() == 0
     log = _trial_log(Path(task["log_file"]), context.get_world_rank())
     records_file = Path(task["records_file"]) if leads and "records_file" in task else None
-    cores = ray.get_runtime_context().get_assigned_resources().get("CPU")
-    if cores:
-        os.environ[WORKER_CORES] = str(max(int(cores), 1))
-    threads = os.environ.get("OMP_NUM_THREADS")  # Ray sets it to the worker's CPUs, unless the user has
-    if threads and threads.isdigit():
-        torch.set_num_threads(int(threads))
+    _use_cores()
     reporter, device = RayReporter(log, Path(task["stop_file"]), records_file), ray.train.torch.get_device()
     # Asked before data and model are there: a search that has seconds to end must not wait for those of a trial that
     # has only begun. All ranks decide alike.
@@ -164,6 +159,19 @@ def train_worker(task: dict[str, Any]) -> dict[str, Any]:
                 failure_file(task).write_text(failure)
         raise
     return {FAILURE: None}
+
+
+def _use_cores() -> None:
+    """Loader processes by what Ray has assigned; threads as Ray sets them to that too, unless the user has."""
+    import ray
+    import torch
+
+    cores = ray.get_runtime_context().get_assigned_resources().get("CPU")
+    if cores:
+        os.environ[WORKER_CORES] = str(max(int(cores), 1))
+    threads = os.environ.get("OMP_NUM_THREADS")
+    if threads and threads.isdigit():
+        torch.set_num_threads(int(threads))
 
 
 def failure_file(task: dict[str, Any]) -> Path:

@@ -378,22 +378,21 @@ def _plan(o: Options, lr_factors: dict[str, float] | None = None) -> SearchPlan:
     epochs = o.max_epochs or space.defaults.get("max_epochs") or DEFAULT_EPOCHS.get(data.name, DEFAULT_EPOCHS_OTHER)
     max_epochs = _at_least_one("--max-epochs", epochs, o.max_epochs)
     machine = local_machine() if (o.address or "local") == "local" else Machine(0, 0, 0)
-    model, auto = o.model or "auto", (o.model or "auto") == "auto"
-    if auto:
-        if o.prior_from and not machine.cpus:
-            raise ConfigError(
-                "--prior-from on a cluster needs the network named; got --model auto. Write --model resnet50."
-            )
-        model = "resnet50" if machine.gpus else "resnet18"
+    auto = (o.model or "auto") == "auto"
+    if auto and o.prior_from and not machine.cpus:
+        raise ConfigError(
+            "--prior-from on a cluster needs the network named; got --model auto. Write --model resnet50."
+        )
+    model = auto_model(machine) if auto else str(o.model)
     _check_model(model, overrides, data, machine)
     share = share_out(machine, workers, trials) if machine.cpus else Share(1, workers, {"CPU": 1.0})
     micro = overrides.get("batch.max_micro_size", BatchConfig().max_micro_size)
     workload = build_workload(data, model, max_epochs, workers, machine, micro)
-    check_space(space, workload, pinned=overrides)
-    # A job that is put back into the queue repeats its options; the file may have changed since.
-    factors = lr_factors if o.resume else read_priors(o.prior_from, space, workload, overrides)
-    workload = dataclasses.replace(workload, lr_factors=factors or {})
     ranges = check_space(space, workload, pinned=overrides)
+    # A job that is put back into the queue repeats its options; the file may have changed since.
+    if factors := lr_factors if o.resume else read_priors(o.prior_from, space, workload, overrides):
+        workload = dataclasses.replace(workload, lr_factors=factors)
+        ranges = check_space(space, workload, pinned=overrides)
     name = study_name(o.study, space, data)
     plan = SearchPlan(
         study=name,
@@ -425,6 +424,10 @@ def _plan(o: Options, lr_factors: dict[str, float] | None = None) -> SearchPlan:
     return plan
 
 
+def auto_model(machine: Machine) -> str:
+    return "resnet50" if machine.gpus else "resnet18"
+
+
 def _check_model(name: str, overrides: Mapping[str, Any], data: DataInfo, machine: Machine) -> None:
     changes = {key: value for key, value in overrides.items() if key.startswith("model.")}
     config = TrainConfig(model=ModelConfig(name=name)).replace_keys(changes).model
@@ -437,7 +440,7 @@ def _check_model(name: str, overrides: Mapping[str, Any], data: DataInfo, machin
 
 def on_cluster(plan: SearchPlan, machine: Machine) -> SearchPlan:
     """The plan for a cluster that was joined: its resources are known only now."""
-    model = ("resnet50" if machine.gpus else "resnet18") if plan.model_was_auto else plan.model
+    model = auto_model(machine) if plan.model_was_auto else plan.model
     workload = dataclasses.replace(plan.workload, model=model, accelerator=machine.accelerator)
     share = share_out(machine, plan.workers, plan.trials)
     return dataclasses.replace(plan, machine=machine, model=model, workload=workload, share=share)

@@ -61,4 +61,4 @@ def _git(root: Path, *arguments: str) -> str | None:
         done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout.strip() if done.returncode == 0 else None
+    return done.stdout.rstrip() if done.returncode == 0 else None

@@ -1,0 +1,21 @@
+"""How a benchmark's raw result is stored."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+
+def store(result: dict[str, Any], output: Path | None) -> None:
+    """Write a result with its ``provenance`` as JSON; nothing without ``output``.
+
+    Of absolute paths in the command only the name is kept: results are published, and where a data set lay on the
+    machine that measured says nothing to others.
+    """
+    if output is None:
+        return
+    facts = result["provenance"]
+    command = [os.path.basename(word) if os.path.isabs(word) else word for word in facts["command"]]
+    output.write_text(json.dumps({**result, "provenance": {**facts, "command": command}}, indent=1) + "\n")
