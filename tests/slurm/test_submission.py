@@ -73,7 +73,7 @@ def test_a_job_gets_what_was_asked_for_and_its_log_is_where_logs_looks(cluster: 
     assert bigbatch(cluster, checkout, "logs", job, "--node", "n3", check=False).returncode == 2
 
 
-def test_queue_follow_and_cancel(cluster: VirtualCluster, checkout: Path) -> None:
+def test_queue_follow_and_cancel(cluster: VirtualCluster, checkout: Path, tmp_path: Path) -> None:
     job = submitted(cluster, checkout, "-N", 1, "--gpus-per-node", 1, "--", "echo", "a b")
     cluster.wait_state(job, "RUNNING")
     line = next(row for row in bigbatch(cluster, checkout, "queue").stdout.splitlines() if row.startswith(job))
@@ -82,14 +82,14 @@ def test_queue_follow_and_cancel(cluster: VirtualCluster, checkout: Path) -> Non
         "ctl", PYTHON, "-m", "cluster.cli", "queue", user="bob", cwd=REPOSITORY, env={"PYTHONDONTWRITEBYTECODE": "1"}
     ).stdout  # fmt: skip
     follow = cluster.command("ctl", PYTHON, "-m", "cluster.cli", "logs", job, "-f", user="alice", cwd=checkout)
-    with subprocess.Popen(follow, stdout=subprocess.PIPE, text=True) as following:
-        assert following.stdout
-        assert following.stdout.readline() == "arguments: -- echo a b\n"
+    shown = tmp_path / "shown"
+    with shown.open("w") as output, subprocess.Popen(follow, stdout=output) as following:
+        until(lambda: "arguments: -- echo a b\n" in shown.read_text())
         nodes = cluster.home("alice") / ".bigbatch" / "jobs" / job / "nodes"
         until(lambda: any(path.stat().st_size for path in nodes.glob("*.log")))
         assert f"Cancelled: {job}" in bigbatch(cluster, checkout, "cancel", job).stdout
-        rest = following.communicate(timeout=40)[0]
-    assert following.returncode == 0 and re.search(r"n\d \| node n\d GPUs \d", rest), rest
+        assert following.wait(timeout=40) == 0
+    assert re.search(r"^n\d \| node n\d GPUs \d$", shown.read_text(), flags=re.MULTILINE), shown.read_text()
     assert cluster.wait_state(job, "CANCELLED")
 
 
