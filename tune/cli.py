@@ -25,7 +25,12 @@ def tune_parser(prog: str) -> argparse.ArgumentParser:
     add("--data", metavar="NAME|PATH", help="digits (default), cifar10, …, a packed folder, or an image folder")
     add("--subset", type=float, metavar="PART", help="train on so much of each class, e.g. 0.1; validation stays whole")
     add("--model", metavar="NAME", help="a torchvision network; default: resnet50 on GPUs, resnet18 without")
-    add("--trials", type=int, metavar="N", help="finished trials to reach (default: 16, or what the space says)")
+    add(
+        "--trials",
+        type=int,
+        metavar="N",
+        help="finished trials to reach (default: 16, 12 on digits, or what the space says)",
+    )
     add("--max-epochs", type=int, metavar="N", help="epochs of a trial that is not stopped early")
     add("--budget-gpu-hours", type=float, metavar="H", help="stop when the workers have used so many hours")
     add("--time-budget", metavar="4h", help="stop after this time; the study can be resumed")
