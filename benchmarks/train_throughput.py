@@ -11,7 +11,7 @@ taken within a round. What differs is what each project does around that:
   ours         ``take_step`` of train_loop/loop.py, which counts loss, accuracy and gradient norms on the device
   timm         ``train_one_epoch`` of timm's train.py (1.0.29.dev0, aa4b585): its task, optimizer factory and
                meters, and its ``loss.item()`` each step; its own loader, with the prefetcher on GPUs
-  torchvision  ``train_one_epoch`` of references/classification/train.py (0.23): autocast, ``accuracy`` with
+  torchvision  ``train_one_epoch`` of references/classification/train.py: autocast, ``accuracy`` with
                topk=(1, 5), three ``.item()`` each step; DataLoader and transforms as its presets have them
 
 The two scripts cannot be imported; their steps are written again below, without what is off by default (clipping,
