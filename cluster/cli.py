@@ -46,7 +46,7 @@ def _add_resources(p: argparse.ArgumentParser) -> None:
     add("--tls", action="store_true", help="encrypt between the nodes, with certificates made for this job")
     add("--chain", action="store_true", help="submit a successor in place of requeueing")
     add("--keep-logs", action="store_true", help="keep Ray's logs also of a run that went well")
-    add("--max-restarts", type=int, metavar="K", help="give up after K restarts without a finished epoch (3)")
+    add("--max-restarts", type=int, metavar="K", help="give up after K restarts without an epoch or a checkpoint (3)")
     add("--start-timeout", type=int, metavar="S", help="seconds that the nodes may take to register (300)")
     add(
         "--sbatch",

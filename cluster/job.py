@@ -20,7 +20,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from cluster import attach, checks, credentials, node_folder, options, ray_commands, record, restart, slurm
+from cluster import attach, checks, credentials, gain, node_folder, options, ray_commands, record, restart, slurm
 from cluster.checks import WRONG_INPUT, BadInput
 from cluster.driver import Driver, GcsWatch, path_with_this_python
 from cluster.grant import Grant, NoAllocation, await_grant
@@ -76,7 +76,7 @@ class Job:
         self._record: record.JobRecord
         self._nodes: NodeSteps
         self._lookout: Lookout
-        self._progress_before: int | None
+        self._gain: gain.Start
 
     def run(self) -> int:
         """Returns the exit code: the driver's, 2 for wrong input, 1 if the cluster failed, 143 if it was cut short."""
@@ -125,10 +125,12 @@ class Job:
         self._folder = record.folder_of(grant.job_id)
         checks.write_first(self._record)
         self._lease = checks.take_lease(self._study, grant.job_id) if self._study else None
-        self._progress_before = restart.progress(self._study)
+        self._gain = gain.Start(self._study, grant.end_time, self._options.margin_s)
         names = ",".join(node.name for node in grant.nodes)
         left = f", {grant.end_time - time.time():.0f} s left" if grant.end_time else ""
         self._say(f"job {grant.job_id} on {names}{left}; start {self._record.restarts + 1}; files in {self._folder}")
+        if too_short := self._gain.too_short_for_an_epoch():
+            self._say(too_short)
         return State.CREDENTIALS
 
     def _make_credentials(self) -> State:
@@ -216,6 +218,7 @@ class Job:
         )
         self._record.command = command
         self._save()
+        self._gain.driver_begins()
         try:
             self._driver = Driver(command, self._cwd, self._driver_environment())
         except OSError as error:
@@ -231,6 +234,7 @@ class Job:
 
     def _drain(self) -> State:
         assert self._lookout.cause is not None
+        self._gain.driver_is_to_end()
         code = self._end_driver()
         if self._check is not None:
             self._check.close()
@@ -241,12 +245,10 @@ class Job:
         )
         self._stop_nodes(keep_logs=failed)
         self._lookout.explain(self._patience())
-        self._record.fruitless_restarts = restart.fruitless(
-            self._record.fruitless_restarts,
-            self._progress_before,
-            restart.progress(self._study),
-            time.monotonic() - self._started,
-        )
+        gained = self._gain.look()
+        # Where an earlier start of this walltime was useful, it is not too short.
+        none_was_useful = self._record.fruitless_restarts == self._record.restarts
+        self._record.fruitless_restarts = 0 if gained.useful else self._record.fruitless_restarts + 1
         self._decision = decide(
             Situation(
                 cause=self._lookout.cause,
@@ -255,8 +257,11 @@ class Job:
                 max_restarts=self._options.max_restarts,
                 chain=self._options.chain,
                 slurm_requeues=self._lookout.slurm_requeues,
+                too_short=gained.too_short if none_was_useful else None,
             )
         )
+        if self._lookout.cause is Cause.TIME_LIMIT and gained.useful and not gained.epochs:
+            self._say("no epoch ended in this start; trials go on from checkpoints within one")
         self._record.reason = self._decision.reason
         return State.ENDED if self._decision.action is Action.END else State.REQUEUEING
 

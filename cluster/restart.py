@@ -1,4 +1,4 @@
-"""How a job goes on after its time: requeued, or as a dependent successor; and whether that is of any use."""
+"""How a job goes on after its time: requeued, or as a dependent successor."""
 
 from __future__ import annotations
 
@@ -12,11 +12,8 @@ from pathlib import Path
 
 from cluster import record, slurm, successor
 from cluster.policy import Action
+from cluster.progress import JOURNAL
 
-JOURNAL = "optuna.journal"
-EPOCH_MARK = b'"epoch/'
-LOG_MARK = b": top-1 "
-LONG_ENOUGH_S = 600.0
 PREDECESSOR = "BIGBATCH_PREDECESSOR"
 STUDY = "BIGBATCH_DEFAULT_STUDY"
 START_DELAY_S = 12
@@ -42,34 +39,6 @@ def log_path() -> str | None:
     except OSError:
         return None
     return path if path.startswith("/") and not path.startswith("/dev/") else None
-
-
-def progress(study: Path | None) -> int | None:
-    """Epochs that the study has recorded; None where nobody can say (a command of the user's own)."""
-    if study is None:
-        return None
-    # A study in a database has no journal; its driver's log has a line an epoch too.
-    for path, mark in ((study / JOURNAL, EPOCH_MARK), (study / "logs" / "driver.log", LOG_MARK)):
-        try:
-            with path.open("rb") as lines:
-                return sum(mark in line for line in lines)
-        except FileNotFoundError:
-            continue
-        except OSError:
-            return None
-    return 0
-
-
-def fruitless(before: int, progress_before: int | None, progress_after: int | None, ran_s: float = 0.0) -> int:
-    """Runs in a row without a finished epoch, this one included.
-
-    Where nobody can say (a command of the user's own) a run of ``LONG_ENOUGH_S`` counts as useful.
-    """
-    if progress_after is None and ran_s >= LONG_ENOUGH_S:
-        return 0
-    if progress_before is not None and progress_after is not None and progress_after > progress_before:
-        return 0
-    return before + 1
 
 
 def act(

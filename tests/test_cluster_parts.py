@@ -37,9 +37,6 @@ from cluster import (
 from cluster.allocation import granted_gpus, per_node
 from cluster.grant import NoAllocation, node_cpus, read_grant
 from cluster.policy import Action, Cause, Situation, decide
-from train_loop.config import TrainConfig
-from tune.display import PlainLines, Progress
-from tune.observer import TrialView
 
 MODULES = sorted((ROOT / "cluster").glob("*.py"))
 
@@ -204,6 +201,9 @@ def situation(cause: Cause, **known) -> Situation:
         (situation(Cause.HEAD_DIED, exit_code=None), Action.REQUEUE, 143),
         (situation(Cause.HEAD_DIED, exit_code=None, fruitless=2), Action.END, 1),
         (situation(Cause.START_FAILED, exit_code=None), Action.END, 1),
+        (situation(Cause.TIME_LIMIT, too_short="no checkpoint"), Action.END, 1),
+        (situation(Cause.PREEMPTED, too_short="no checkpoint"), Action.REQUEUE, 143),
+        (situation(Cause.DRIVER_ENDED, exit_code=75, too_short="no checkpoint"), Action.END, 1),
         (situation(Cause.UNEXPLAINED), Action.END, 143),
         (situation(Cause.UNEXPLAINED, exit_code=0), Action.END, 0),
     ],
@@ -229,24 +229,6 @@ def test_what_a_job_does_at_its_end(case, action, code):
 )
 def test_why_slurm_sends_sigterm(state, preempted, cause, slurm_requeues):
     assert policy.cause_of_signal(state, preempted) == (cause, slurm_requeues)
-
-
-def test_progress_is_counted_in_epochs(tmp_path):
-    assert restart.progress(tmp_path) == 0 and restart.progress(None) is None
-    line = '{"op_code": 8, "user_attr": {"epoch/00001": {}}}\n'
-    (tmp_path / "optuna.journal").write_text('{"op_code": 0}\n' + line + line)
-    assert restart.progress(tmp_path) == 2
-    (tmp_path / "optuna.journal").unlink()  # a study in a database: what the driver has logged
-    (tmp_path / "logs").mkdir()
-    out = (tmp_path / "logs" / "driver.log").open("w")
-    lines = PlainLines(Progress(2, 1, {}), out)
-    record = {"epoch": 1, "val_top1": 0.5, "train_loss": 1.0, "learning_rate": 0.1}
-    for number in range(3):
-        lines.trial_started(TrialView(number, {}, TrainConfig()))
-        lines.epoch_ended(TrialView(number, {}, TrainConfig(), records=[record]), record)
-    out.close()
-    assert restart.progress(tmp_path) == 3
-    assert restart.fruitless(2, 0, 1) == 0 and restart.fruitless(2, 1, 1) == 3 and restart.fruitless(0, None, None) == 1
 
 
 def test_a_successor_is_given_what_the_job_was_given():
@@ -632,11 +614,6 @@ def test_a_folder_of_jobs_of_another_user_is_refused_with_the_one_to_take(tmp_pa
     with pytest.raises(PermissionError, match=f"{home} belongs to {owner}; .* of their own, e.g. {home}/") as refusal:
         record.make_home({"BIGBATCH_HOME": str(home)})
     assert "\n" not in str(refusal.value)
-
-
-def test_a_command_of_the_users_own_is_useful_if_it_runs_for_long():
-    assert restart.fruitless(2, None, None, 3600.0) == 0 and restart.fruitless(2, None, None, 20.0) == 3
-    assert restart.fruitless(2, 5, 5, 3600.0) == 3, "a search is judged by its epochs"
 
 
 def test_a_stalled_file_system_is_no_hung_node(tmp_path, monkeypatch):

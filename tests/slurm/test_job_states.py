@@ -202,7 +202,7 @@ def test_after_restarts_without_progress_the_job_gives_up(cluster, submit):
         job.wait_log(start, 40)
         cluster.run("ctl", "scancel", "--batch", "-s", "USR1", job.id, user="alice")
     log = job.wait_end("FAILED", 30)
-    assert "no epoch was finished 2 times in a row (--max-restarts 1)" in log
+    assert "no epoch or checkpoint came of it 2 times in a row (--max-restarts 1)" in log
     assert job.record["reason"] in log
 
 
