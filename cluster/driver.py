@@ -75,8 +75,11 @@ class GcsWatch:
             self._process.wait()
 
 
-def drain_in_ray(addresses: Sequence[str], reason: str, env: Mapping[str, str]) -> None:
-    """Ask Ray to place nothing more at ``addresses``. Best effort: the nodes may be gone."""
+def drain_in_ray(addresses: Sequence[str], reason: str, env: Mapping[str, str], timeout_s: float = 30.0) -> None:
+    """Ask Ray to place nothing more at ``addresses``. Best effort: the nodes may be gone.
+
+    Ray asks the node itself: one that hangs does not answer, so do not wait for it for long.
+    """
     try:
         subprocess.run(
             [interpreter(), "-m", "cluster.gcs", "drain", reason, *addresses],
@@ -84,7 +87,7 @@ def drain_in_ray(addresses: Sequence[str], reason: str, env: Mapping[str, str]) 
             env=dict(env),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            timeout=30,
+            timeout=timeout_s,
         )
     except (OSError, subprocess.TimeoutExpired):
         pass

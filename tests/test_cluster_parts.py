@@ -19,6 +19,7 @@ from conftest import ROOT, clean_environment
 from cluster import (
     checks,
     credentials,
+    heartbeats,
     lease,
     lookout,
     node,
@@ -35,6 +36,7 @@ from cluster import (
     successor,
 )
 from cluster.allocation import granted_gpus, per_node
+from cluster.files import write_json
 from cluster.grant import NoAllocation, node_cpus, read_grant
 from cluster.policy import Action, Cause, Situation, decide
 
@@ -616,19 +618,43 @@ def test_a_folder_of_jobs_of_another_user_is_refused_with_the_one_to_take(tmp_pa
     assert "\n" not in str(refusal.value)
 
 
-def test_a_stalled_file_system_is_no_hung_node(tmp_path, monkeypatch):
+def test_a_stalled_file_system_is_no_hung_node(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr(node_steps.time, "monotonic", lambda: now[0])
-    steps = node_steps.NodeSteps("7", "7.0", tmp_path, False)
-    beats = {"n1": 1, "n2": 1}
-    steps._steps = dict.fromkeys(beats)
-    steps._beats = dict.fromkeys(beats, (0, now[0]))
-    monkeypatch.setattr(steps, "status", lambda name: {"beat": beats[name]})
-    assert steps.hung() == []
+    monkeypatch.setattr(heartbeats.time, "monotonic", lambda: now[0])
+    beats = {"n1": 1, "n2": 1, "n3": 0}
+    watch = heartbeats.Heartbeats()
+    assert watch.hung(beats) == []
     now[0] += 300.0
-    assert steps.hung() == [], "both stand still"
+    assert watch.hung(beats) == [], "all stand still"
     beats["n1"] = 2
-    assert steps.hung() == ["n2"], "one goes on, so the other hangs"
+    assert watch.hung(beats) == ["n2"], "one goes on, so the other hangs; the third has not begun"
+    beats["n2"] = 2
+    assert watch.hung(beats) == [], "it only was slow"
+
+
+def test_hung_nodes_are_the_own_ones_and_those_that_are_lent(tmp_path, monkeypatch):
+    """Job 7 with its nodes n1 and n-2, and n-2 lent by job 9: the reports as ``cluster.node`` writes them."""
+    now = [100.0]
+    monkeypatch.setattr(heartbeats.time, "monotonic", lambda: now[0])
+    (tmp_path / "nodes").mkdir()
+
+    def report(stem: str, job: str, run_id: str, beat: int, state: str = "ready") -> None:
+        write_json(tmp_path / "nodes" / f"{stem}.json", {"job": job, "run_id": run_id, "beat": beat, "state": state})
+
+    main, lender = (node_steps.NodeSteps(job, f"{job}.0", tmp_path, False) for job in "79")
+    lender.follow("7.0")
+    main._steps, lender._steps = dict.fromkeys(["n1", "n-2"]), dict.fromkeys(["n-2"])
+    for beat in (1, 2):
+        report("n1", "7", "7.0", beat)
+        report("n-2", "7", "7.0", 1)
+        report("n-2-9", "9", "9.0", 1)
+        report("n4-8", "8", "8.0", 1, "ended")
+        assert beat == 2 or (main.hung(), lender.hung()[0]) == (([], []), [])
+        now[0] += 300.0 if beat == 1 else 0.0
+    assert main.hung() == (["n-2"], ["n-2-9"])
+    assert lender.hung()[0] == ["n-2"], "its own: the job's report is another"
+    report("n-2-9", "9", "9.1", 1)
+    assert lender.hung()[0] == [], "of another stay"
 
 
 # Containers
