@@ -129,5 +129,11 @@ def chain(job_id: str, excluded: list[str], default_study: str) -> str:
         avoided += [node for node in excluded if node not in avoided]
     if avoided:
         options.append(f"--exclude={','.join(avoided)}")
-    script, *arguments = fields["Command"].split()[:1] + sys.argv[1:]
-    return slurm.run("sbatch", "--parsable", *options, script, *arguments, env=env).strip().split(";")[0]
+    return slurm.submit(script_of(fields["Command"]), options=options, arguments=sys.argv[1:], env=env)
+
+
+def script_of(command: str) -> str:
+    """The batch script of a job's ``Command``, which has its arguments after it. Either may have blanks."""
+    words = command.split(" ")
+    candidates = (" ".join(words[:count]) for count in range(len(words), 0, -1))
+    return next((path for path in candidates if os.path.isfile(path)), words[0])

@@ -67,14 +67,14 @@ COMMANDS = {
     "srun": f'while [ "$1" != "{sys.executable}" ]; do shift; done; exec "$@"',
     "squeue": "echo PENDING",
     "scancel": "true",
-    "sbatch": 'echo "$*" >> {folder}/calls; echo 6',
+    "sbatch": 'echo "$*" >> "{folder}/calls"; echo 6',
     # While the file "down" is there the controller does not answer; names of nodes need none.
     "scontrol": """case "$*" in *hostnames*) echo n1; exit;; esac
-[ -e {folder}/down ] && {{ echo 'Unable to contact slurm controller (connect failure)' >&2; exit 1; }}
+[ -e "{folder}/down" ] && {{ echo 'Unable to contact slurm controller (connect failure)' >&2; exit 1; }}
 case "$*" in
 *config*) echo "KillWait = ${{KILL_WAIT:-30}}";;
-*"show job"*) cat {folder}/answer;;
-*) echo "$*" >> {folder}/calls;;
+*"show job"*) cat "{folder}/answer";;
+*) echo "$*" >> "{folder}/calls";;
 esac""",
 }
 

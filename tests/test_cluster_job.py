@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -156,19 +157,46 @@ def test_a_requeued_job_waits_for_a_silent_controller(tmp_path, answers):
     assert ("RUNNING" in job.log) is answers and "Traceback" not in job.log
 
 
-def test_the_batch_script_finds_the_repository_when_the_controller_answers_again(tmp_path):
-    script = f"""#!/bin/sh
-[ -e {tmp_path}/asked ] || {{ touch {tmp_path}/asked; echo 'Unable to contact slurm controller' >&2; exit 1; }}
-echo '   Command={ROOT}/cluster/ray_head_workers.slurm --space smoke'
-"""
-    (tmp_path / "scontrol").write_text(script)
+@pytest.mark.parametrize("script", ["ray_head_workers.slurm", "ray_attach.slurm"])
+@pytest.mark.parametrize("folder", ["checkout", "check out of mine"])
+def test_the_batch_scripts_find_the_repository_when_the_controller_answers_again(tmp_path, script, folder):
+    cluster = tmp_path / folder / "cluster"
+    cluster.mkdir(parents=True)
+    (cluster / "job.py").touch()
+    for name in ("ray_head_workers.slurm", "ray_attach.slurm"):
+        shutil.copy(ROOT / "cluster" / name, cluster)
+    silent = f"[ -e {tmp_path}/asked ] || {{ touch {tmp_path}/asked; echo 'Unable to contact' >&2; exit 1; }}"
+    command = f"echo '   Command={cluster / script} 12 --output a b/cluster/x'"
+    (tmp_path / "scontrol").write_text(f"#!/bin/sh\n{silent}\necho 'JobId=7'\n{command}\n")
     (tmp_path / "python").write_text('#!/bin/sh\necho "$PWD" "$@"\n')
     for name in ("scontrol", "python"):
         (tmp_path / name).chmod(0o755)
     env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "7", "BIGBATCH_PYTHON": str(tmp_path / "python")}
-    batch = (ROOT / "cluster" / "ray_head_workers.slurm").read_text()
-    done = subprocess.run(["bash", "-s", "a"], input=batch, env=env, cwd=tmp_path, capture_output=True, text=True)
-    assert done.stdout == f"{ROOT} -m cluster.job a\n", done.stderr
+    batch = (ROOT / "cluster" / script).read_text()
+    done = subprocess.run(["bash", "-s", "12"], input=batch, env=env, cwd=tmp_path, capture_output=True, text=True)
+    words = "12" if script == "ray_head_workers.slurm" else "--attach 12"
+    assert done.stdout == f"{cluster.parent} -m cluster.job {words}\n", done.stderr
+
+
+def test_folders_with_blanks_in_their_names(tmp_path):
+    """Of the records, the study, the temporary files, and the script that is submitted again."""
+    folder = tmp_path / "my files"
+    script = folder / "job scripts" / "my job.slurm"
+    script.parent.mkdir(parents=True)
+    script.touch()
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="t ") as local:
+        study = folder / "my runs" / "s"
+        words = ("--chain", "--output", str(study.parent), "--data", "a b")
+        job = start_search(folder, "true", *words, SLURM_TMPDIR=local)
+        job.says(f"JobState=RUNNING Command={script} --data a b WorkDir={folder} StdOut={folder}/my log")
+        job.process.send_signal(signal.SIGUSR1)
+        assert job.end() == 143, job.log
+        assert list(Path(local).iterdir()) == []
+    sent = (folder / "calls").read_text()
+    assert (
+        f"--output={folder}/my log" in sent and f"{script} --chain --output {study.parent} --data a b --study s" in sent
+    )
+    assert record_of(folder)["study_folder"] == str(study) and study.is_dir() and not (study / ".lease").exists()
 
 
 def test_a_refused_requeue_ends_the_job_in_one_line(start, tmp_path):
@@ -229,7 +257,7 @@ def test_a_walltime_of_less_than_a_minute_before_the_margin_is_refused_before_an
 
 
 SEARCH = """#!/bin/sh
-case "$1" in */tune/run.py) ;; *) exec {python} "$@";; esac
+case "$1" in */tune/run.py) ;; *) exec "{python}" "$@";; esac
 case "$*" in *--dry-run*) exit 0;; esac
 trap '{saves}; echo SAVED; exit 143' TERM
 echo RUNNING
