@@ -101,6 +101,7 @@ class Job:
             self._grant = grant = await_grant(self._signals, self._say)
         except (NoAllocation, slurm.SlurmError) as error:
             raise BadInput(str(error)) from None
+        checks.check_commands()
         checks.check_workers(self._options, grant)
         checks.check_time(self._options, grant)
         checks.check_chain(self._options, grant)
