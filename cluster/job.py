@@ -20,7 +20,19 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from cluster import attach, checks, credentials, gain, node_folder, options, ray_commands, record, restart, slurm
+from cluster import (
+    attach,
+    checks,
+    credentials,
+    gain,
+    node_folder,
+    options,
+    ray_commands,
+    record,
+    restart,
+    saving,
+    slurm,
+)
 from cluster.checks import WRONG_INPUT, BadInput
 from cluster.driver import Driver, GcsWatch, path_with_this_python
 from cluster.grant import Grant, NoAllocation, await_grant
@@ -29,9 +41,6 @@ from cluster.lookout import POLL_S, Lookout
 from cluster.node_steps import STOP_TIMEOUT_S, NodeSteps
 from cluster.policy import Action, Cause, Decision, Situation, decide
 
-SAVE_S = 60.0
-"""For the driver to save near the time limit or in a preemption's grace time."""
-CANCELLED_SAVE_S = 3.0
 CANCELLED_STOP_S = 3.0
 """Slurm kills what is left anyway; the job's record is still to be written."""
 
@@ -76,6 +85,7 @@ class Job:
         self._record: record.JobRecord
         self._nodes: NodeSteps
         self._lookout: Lookout
+        self._left: saving.TimeLeft
         self._gain: gain.Start
 
     def run(self) -> int:
@@ -105,7 +115,8 @@ class Job:
         checks.check_workers(self._options, grant)
         checks.check_time(self._options, grant)
         checks.check_chain(self._options, grant)
-        self._kill_wait_s = slurm.kill_wait_s(timeout_s=5)  # now: later a busy controller may take too long
+        kill_wait_s = slurm.kill_wait_s(timeout_s=5)  # now: later a busy controller may take too long
+        self._left = saving.TimeLeft(grant.end_time, self._options.margin_s, kill_wait_s)
         before = record.read(grant.job_id) if grant.restart_count else restart.record_of_predecessor()
         self._again = before is not None or grant.restart_count > 0
         self._default_study = restart.study_name(grant.job_id)
@@ -152,7 +163,7 @@ class Job:
             self._check = checks.ArgumentCheck(command, self._cwd, self._tmp)
         chores = [task for task in (self._check and self._check.look, self._lease and self._lease.renew) if task]
         self._lookout = Lookout(
-            *(self._record, self._nodes, self._grant.head.name, self._deadline(), self._signals, chores),
+            *(self._record, self._nodes, self._grant.head.name, self._left.deadline(), self._signals, chores),
             *(self._say, self._save),
         )
         return State.HEAD
@@ -236,7 +247,9 @@ class Job:
     def _drain(self) -> State:
         assert self._lookout.cause is not None
         self._gain.driver_is_to_end()
-        code = self._end_driver()
+        code = None
+        if self._driver is not None:
+            code = saving.end_driver(self._driver, self._lookout, self._nodes, self._signals, self._left, self._say)
         if self._check is not None:
             self._check.close()
         self._clean_up.close()  # before the nodes are waited for: after scancel Slurm may not leave the time
@@ -245,7 +258,7 @@ class Job:
             self._lookout.cause is Cause.DRIVER_ENDED and code != 0
         )
         self._stop_nodes(keep_logs=failed)
-        self._lookout.explain(self._patience())
+        self._lookout.explain(self._left.patience_s())
         gained = self._gain.look()
         # Where an earlier start of this walltime was useful, it is not too short.
         none_was_useful = self._record.fruitless_restarts == self._record.restarts
@@ -269,7 +282,7 @@ class Job:
     def _start_again(self) -> State:
         self._say(f"{self._decision.action.value}: {self._decision.reason}")
         self._save()
-        ends = time.monotonic() + self._patience()
+        ends = time.monotonic() + self._left.patience_s()
         again = False
         while True:
             if signal.SIGTERM in self._signals and self._cancelled_meanwhile():
@@ -290,7 +303,7 @@ class Job:
         """Whether SIGTERM, since the driver was told to save, was a scancel. If so, that is the decision."""
         self._signals.clear()
         self._lookout.classify("SIGTERM while draining")
-        self._lookout.explain(self._patience())
+        self._lookout.explain(self._left.patience_s())
         if self._lookout.slurm_requeues:  # it was preempted without, or at the end of, a grace time
             self._decision = Decision(Action.LEAVE_TO_SLURM, 143, self._decision.reason)
         if self._lookout.cause is not Cause.CANCELLED:
@@ -322,61 +335,15 @@ class Job:
         env.update(node_folder.temporary_in(self._tmp, self._env))
         if env.get("BIGBATCH_CONTAINER"):  # the head's Ray has its sockets beside it, and the image sees what is bound
             env["BIGBATCH_NODE_TMP"] = str(self._tmp.parent)
-        if self._deadline():
-            env["BIGBATCH_DEADLINE"] = f"{self._deadline():.0f}"
+        if self._left.deadline():
+            env["BIGBATCH_DEADLINE"] = f"{self._left.deadline():.0f}"
         return env
-
-    def _end_driver(self) -> int | None:
-        """Let the driver save. Returns its exit code, None if it was killed or never ran."""
-        if self._driver is None:
-            return None
-        if self._lookout.cause is Cause.HEAD_DIED:
-            self._driver.kill()  # without the head it would wait a minute for it
-            return None
-        code = self._driver.exit_code()
-        if code is None:
-            if self._lookout.cause is not Cause.CANCELLED:
-                self._nodes.hold()
-            self._signals.clear()
-            self._driver.terminate()
-            ends = time.monotonic() + self._save_time()
-            while code is None and time.monotonic() < ends:
-                time.sleep(POLL_S)
-                code = self._driver.exit_code()
-                if self._lookout.explain():
-                    later = time.monotonic() + self._save_time()
-                    ends = min(ends, later) if self._lookout.killed_soon else later  # SIGKILL does not wait
-                if self._lookout.cause is not Cause.CANCELLED and signal.SIGTERM in self._signals:
-                    self._lookout.classify("SIGTERM while saving")  # a scancel does not wait
-                    self._signals.clear()
-                    ends = min(ends, time.monotonic() + self._save_time())
-            self._say("driver killed" if code is None else f"driver saved and ended with exit code {code}")
-        self._driver.kill()
-        return code
 
     def _stop_nodes(self, *, keep_logs: bool) -> None:
         patience = CANCELLED_STOP_S if self._lookout.cause is Cause.CANCELLED else STOP_TIMEOUT_S
         late = self._nodes.stop(keep_logs=keep_logs or self._options.keep_logs, timeout_s=patience)
         if late:
             self._say(f"nodes that did not end in time, and were killed: {', '.join(late)}")
-
-    def _save_time(self) -> float:
-        """Seconds that the driver may take: less where Slurm's SIGKILL is near."""
-        if self._lookout.cause is Cause.CANCELLED:
-            return CANCELLED_SAVE_S
-        if self._lookout.killed_soon or self._lookout.cause is Cause.UNEXPLAINED:
-            return max(2.0, self._kill_wait_s - 4)
-        left = self._grant.end_time - time.time() - 20 if self._grant.end_time else SAVE_S
-        return max(2.0, min(SAVE_S, left))
-
-    def _patience(self) -> float:
-        """Seconds that a controller which does not answer is waited for, within the allocation's time."""
-        left = self._grant.end_time - time.time() - 5 if self._grant.end_time else slurm.SILENT_S
-        return max(0.0, min(slurm.SILENT_S, left))
-
-    def _deadline(self) -> float:
-        """When trials must save themselves, seconds since the epoch; 0 without a limit."""
-        return self._grant.end_time - self._options.margin_s if self._grant.end_time else 0.0
 
     def _stop_because(self, cause: Cause, text: str) -> State:
         self._lookout.stop_because(cause, text)
