@@ -34,7 +34,7 @@ from cluster import (
     slurm,
 )
 from cluster.checks import WRONG_INPUT, BadInput
-from cluster.driver import Driver, GcsWatch, path_with_this_python
+from cluster.driver import Driver, GcsWatch, driver_environment
 from cluster.grant import Grant, NoAllocation, await_grant
 from cluster.lease import Lease
 from cluster.lookout import POLL_S, Lookout
@@ -121,19 +121,7 @@ class Job:
         self._again = before is not None or grant.restart_count > 0
         self._default_study = restart.study_name(grant.job_id)
         self._study = options.study_folder(self._options, self._default_study, self._cwd)
-        self._record = record.JobRecord(
-            job_id=grant.job_id,
-            state=State.ALLOCATION.value,
-            command=list(self._options.command or ("tune/run.py", *self._options.arguments)),
-            nodes=[node.name for node in grant.nodes],
-            head=grant.head.name,
-            study_folder=str(self._study) if self._study else None,
-            log=restart.log_path(),
-            end_time=grant.end_time,
-            restarts=before.restarts + 1 if before else 0,
-            fruitless_restarts=before.fruitless_restarts if before else 0,
-            excluded=dict(before.excluded) if before else {},
-        )
+        self._record = restart.first_record(grant, self._options, self._study, before)
         self._folder = record.folder_of(grant.job_id)
         checks.write_first(self._record)
         self._lease = checks.take_lease(self._study, grant.job_id) if self._study else None
@@ -232,7 +220,8 @@ class Job:
         self._save()
         self._gain.driver_begins()
         try:
-            self._driver = Driver(command, self._cwd, self._driver_environment())
+            env = driver_environment(self._env, self._folder, self._tmp, self._left.deadline())
+            self._driver = Driver(command, self._cwd, env)
         except OSError as error:
             raise BadInput(f"the command must be a program; got {command[0]!r} ({error.strerror}).") from None
         while self._driver.exit_code() is None:
@@ -329,15 +318,6 @@ class Job:
             self._nodes.kill(name)
         self._say(f"going on without {', '.join(absent)}, which did not register in time")
         return State.DRIVER
-
-    def _driver_environment(self) -> dict[str, str]:
-        env = {**self._env, "PATH": path_with_this_python(), "BIGBATCH_JOB_FOLDER": str(self._folder)}
-        env.update(node_folder.temporary_in(self._tmp, self._env))
-        if env.get("BIGBATCH_CONTAINER"):  # the head's Ray has its sockets beside it, and the image sees what is bound
-            env["BIGBATCH_NODE_TMP"] = str(self._tmp.parent)
-        if self._left.deadline():
-            env["BIGBATCH_DEADLINE"] = f"{self._left.deadline():.0f}"
-        return env
 
     def _stop_nodes(self, *, keep_logs: bool) -> None:
         patience = CANCELLED_STOP_S if self._lookout.cause is Cause.CANCELLED else STOP_TIMEOUT_S

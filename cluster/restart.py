@@ -10,7 +10,8 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from cluster import record, slurm, successor
+from cluster import options, record, slurm, successor
+from cluster.grant import Grant
 from cluster.policy import Action
 from cluster.progress import JOURNAL
 
@@ -30,6 +31,25 @@ def record_of_predecessor(env: Mapping[str, str] | None = None) -> record.JobRec
     """The record of the job that submitted this one as its successor (``--chain``)."""
     env = os.environ if env is None else env
     return record.read(env[PREDECESSOR], env) if env.get(PREDECESSOR) else None
+
+
+def first_record(
+    grant: Grant, chosen: options.JobOptions, study: Path | None, before: record.JobRecord | None
+) -> record.JobRecord:
+    """What a start of a job says of itself first. ``before``: the last start's, or the predecessor's."""
+    return record.JobRecord(
+        job_id=grant.job_id,
+        state="allocation",
+        command=list(chosen.command or ("tune/run.py", *chosen.arguments)),
+        nodes=[node.name for node in grant.nodes],
+        head=grant.head.name,
+        study_folder=str(study) if study else None,
+        log=log_path(),
+        end_time=grant.end_time,
+        restarts=before.restarts + 1 if before else 0,
+        fruitless_restarts=before.fruitless_restarts if before else 0,
+        excluded=dict(before.excluded) if before else {},
+    )
 
 
 def log_path() -> str | None:
