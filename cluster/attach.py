@@ -57,7 +57,10 @@ class Attachment:
             own = f"{grant.job_id}.{grant.restart_count}.{len(stays)}"
             nodes = NodeSteps(grant.job_id, own, folder, (folder / credentials.TLS_FOLDER).exists())
             nodes.follow(run_id)
-            nodes.prepare()
+            try:
+                nodes.prepare()
+            except OSError as error:
+                raise BadInput(f"the job's folder must be writable; got {folder} ({error.strerror}).") from None
             self._say(f"{', '.join(n.name for n in grant.nodes)} join job {self._main_id} at {main.address}")
             try:
                 stays.append(self._stay(grant, nodes, main, folder))

@@ -121,6 +121,11 @@ def _attach(argv: Sequence[str]) -> int:
     found = record.read(args.job)
     if found is None and not args.dry_run:
         raise InputError(f"job {args.job} has no record to attach to. `bigbatch cluster queue` shows your jobs.")
+    if found is not None and found.state == "ended" and not args.dry_run:
+        raise InputError(
+            f"nodes are lent to a job that runs or goes on; job {args.job} has ended: {found.reason}. "
+            "`bigbatch cluster queue` shows your jobs."
+        )
     if args.name == "bigbatch":
         args.name = f"bigbatch-{args.job}"
     return _send(args, _request(args, (), attach_to=args.job))

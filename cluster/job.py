@@ -139,13 +139,13 @@ class Job:
             self._authority = credentials.make_authority(self._folder) if self._options.tls else None
             # What the driver and its libraries leave in TMPDIR goes with the job.
             self._tmp = self._clean_up.enter_context(node_folder.private_folder(self._grant.job_id))
+            run_id = f"{self._grant.job_id}.{self._grant.restart_count}"
+            self._nodes = NodeSteps(self._grant.job_id, run_id, self._folder, self._options.tls)
+            self._nodes.prepare()
         except (credentials.CredentialError, OSError) as error:
             raise BadInput(str(error)) from None
         self._record.token_path = str(self._token)
         self._record.node_logs = str(self._folder / "nodes")
-        run_id = f"{self._grant.job_id}.{self._grant.restart_count}"
-        self._nodes = NodeSteps(self._grant.job_id, run_id, self._folder, self._options.tls)
-        self._nodes.prepare()
         if not self._options.command and not self._again:
             command = options.driver_command(self._options, self._default_study, "auto", self._study, self._again)
             self._check = checks.ArgumentCheck(command, self._cwd, self._tmp)

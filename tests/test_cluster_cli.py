@@ -270,6 +270,13 @@ def test_attach_asks_for_nodes_that_join_the_job(tmp_path, home):
     assert "--job-name=bigbatch-101" in done.stdout
 
 
+def test_attach_to_a_job_that_has_ended_is_refused_before_it_is_submitted(home):
+    JobRecord("103", "ended", reason="the driver ended with exit code 0").write({"BIGBATCH_HOME": str(home)})
+    done = run("attach", "103", "--cpus-per-node", "4", *PYTHON, home=home)
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+    assert "job 103 has ended: the driver ended with exit code 0" in done.stderr and not (home / "scripts").exists()
+
+
 def test_the_python_api_returns_the_script_of_a_dry_run(home):
     script = submit("--space", "smoke", site="generic", nodes=3, cpus_per_node=2, python="python", dry_run=True)
     assert "#SBATCH --nodes=3" in script and "--space smoke" in script

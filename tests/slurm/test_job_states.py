@@ -323,6 +323,22 @@ def test_lent_nodes_do_not_wait_for_a_job_that_left_the_queue(cluster, submit):
     assert "is not in the queue any more; leaving" in (job.folder / f"bigbatch-{lent}.log").read_text()
 
 
+@pytest.mark.exhaustive
+def test_a_lent_node_that_hangs_is_given_up_though_the_allocation_that_lends_it_hangs_with_it(cluster, submit):
+    job = submit(*driver(WAIT), BIGBATCH_HUNG_S="8")
+    job.wait_log("RUNNING", 30)
+    lent = lend(cluster, job)
+    assert until(lambda: job.record["attached"] == [lent], 20), job.everything()
+    node = cluster.job(lent)["NodeList"]
+    cluster.suspend(node)
+    job.wait_log(f"node {node}, lent by job {lent}, hangs: no heartbeat", 40)
+    assert until(lambda: job.record["attached"] == [], 20), job.everything()
+    cluster.resume(node)
+    cluster.run("ctl", "scancel", job.id, user="alice")
+    assert cluster.wait_state(lent, ENDED, 40) == "COMPLETED"
+    assert job.leftovers() == []
+
+
 # In a container
 
 
