@@ -542,6 +542,23 @@ def test_a_study_is_leased_to_one_live_job(tmp_path):
     assert (tmp_path / lease.FILE).exists(), "not ours any more"
 
 
+def test_a_lease_that_is_damaged_or_just_let_go_is_judged_by_its_file(tmp_path, monkeypatch):
+    held = tmp_path / lease.FILE
+    held.write_text('{"job": "5", "heartbeat": "soon"}')
+    with pytest.raises(lease.StudyHeld, match="held by job 5"):
+        lease.Lease(tmp_path, "6").take()
+    held.write_text("")  # its holder was killed between making and writing it
+    with pytest.raises(lease.StudyHeld, match=r"held by job \?"):
+        lease.Lease(tmp_path, "6").take()
+    os.utime(held, (1, 1))
+    lease.Lease(tmp_path, "6").take()
+    # The holder lets go between the look whether there is a lease and the look who has it.
+    monkeypatch.setattr(lease, "read_json", lambda path: path.unlink() or {})
+    lease.Lease(tmp_path, "7").take()
+    monkeypatch.undo()
+    assert '"job": "7"' in held.read_text()
+
+
 @pytest.mark.parametrize(
     ("job", "age_s", "running", "may"),
     [
