@@ -248,23 +248,7 @@ class Job:
         )
         self._stop_nodes(keep_logs=failed)
         self._lookout.explain(self._left.patience_s())
-        gained = self._gain.look()
-        # Where an earlier start of this walltime was useful, it is not too short.
-        none_was_useful = self._record.fruitless_restarts == self._record.restarts
-        self._record.fruitless_restarts = 0 if gained.useful else self._record.fruitless_restarts + 1
-        self._decision = decide(
-            Situation(
-                cause=self._lookout.cause,
-                exit_code=code,
-                fruitless=self._record.fruitless_restarts,
-                max_restarts=self._options.max_restarts,
-                chain=self._options.chain,
-                slurm_requeues=self._lookout.slurm_requeues,
-                too_short=gained.too_short if none_was_useful else None,
-            )
-        )
-        if self._lookout.cause is Cause.TIME_LIMIT and gained.useful and not gained.epochs:
-            self._say("no epoch ended in this start; trials go on from checkpoints within one")
+        self._decision = self._decide(code)
         self._record.reason = self._decision.reason
         return State.ENDED if self._decision.action is Action.END else State.REQUEUEING
 
@@ -307,6 +291,27 @@ class Job:
         self._record.reason = self._decision.reason
 
     # Parts
+
+    def _decide(self, code: int | None) -> Decision:
+        """What follows from this start; ``code``: the driver's exit code."""
+        assert self._lookout.cause is not None
+        gained = self._gain.look()
+        if self._lookout.cause is Cause.TIME_LIMIT and gained.useful and not gained.epochs:
+            self._say("no epoch ended in this start; trials go on from checkpoints within one")
+        # Where an earlier start of this walltime was useful, it is not too short.
+        none_was_useful = self._record.fruitless_restarts == self._record.restarts
+        self._record.fruitless_restarts = 0 if gained.useful else self._record.fruitless_restarts + 1
+        return decide(
+            Situation(
+                cause=self._lookout.cause,
+                exit_code=code,
+                fruitless=self._record.fruitless_restarts,
+                max_restarts=self._options.max_restarts,
+                chain=self._options.chain,
+                slurm_requeues=self._lookout.slurm_requeues,
+                too_short=gained.too_short if none_was_useful else None,
+            )
+        )
 
     def _go_on_with(self, statuses: dict[str, dict[str, Any]]) -> State:
         """The deadline for registering has passed: leave out the nodes that are not ready."""
