@@ -67,7 +67,7 @@ def test_lent_nodes_join_the_next_start_and_then_the_successor(loan, tmp_path):
 
 def test_a_lent_node_that_hangs_is_given_up(tmp_path, monkeypatch):
     """Its wrapper is stopped, as on a node that hangs; a node of the job's own goes on."""
-    monkeypatch.setenv("BIGBATCH_HUNG_S", "2")
+    monkeypatch.setenv("BIGBATCH_HUNG_S", "4")
     say(tmp_path, "5", "driver", "5.0")
     loan = StandInJob(tmp_path, "9", "--attach", "5")
     loan.wait_log("has joined")
@@ -87,7 +87,7 @@ def test_a_lent_node_that_hangs_is_given_up(tmp_path, monkeypatch):
 
 def test_a_job_has_a_lent_node_that_hangs_drained(tmp_path):
     words = ("--", sys.executable, "-c", "import time; time.sleep(100)")
-    job = StandInJob(tmp_path, "7", *words, BIGBATCH_HUNG_S="2")
+    job = StandInJob(tmp_path, "7", *words, BIGBATCH_HUNG_S="4")
     in_ray = {"ip": "10.77.0.9", "cpus": "1", "gpus": "0", "labels": {"slurm_job": "9"}}
     job.wait_log("→ driver")
     write_json(tmp_path / "state" / "10.77.0.9.json", in_ray)
