@@ -124,11 +124,11 @@ class NodeSteps:
         lends them to.
         """
         reports = {path.stem: read_json(path) for path in (self._record / NODES_FOLDER).glob("*.json")}
-        running = {stem: facts for stem, facts in reports.items() if facts.get("state") in ("starting", "ready")}
-        still = self._heartbeats.hung({stem: int(facts.get("beat") or 0) for stem, facts in running.items()})
         living = {self._status_path(name).stem: name for name in self.living()}
-        own = [living[stem] for stem in still if stem in living and reports[stem].get("run_id") == self._run_id]
-        return own, [stem for stem in still if self._is_lent(reports[stem])]
+        own = {s: name for s, name in living.items() if reports.get(s, {}).get("run_id") == self._run_id}
+        running = {s: facts for s, facts in reports.items() if s in own or facts.get("state") in ("starting", "ready")}
+        still = self._heartbeats.hung({s: int(facts.get("beat") or 0) for s, facts in running.items()})
+        return [own[s] for s in still if s in own], [s for s in still if self._is_lent(reports[s])]
 
     def hold(self) -> None:
         """SIGTERM from Slurm is to be ignored for now: trials still save."""
