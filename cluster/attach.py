@@ -24,6 +24,8 @@ from cluster.node_steps import NodeSteps
 POLL_S = 0.2
 JOIN_TIMEOUT_S = 600.0
 """For the job to start, or to start again: nodes that wait cost as much as nodes that work."""
+LOOK_S = 1.0
+"""Between two looks at all nodes' heartbeats on the shared file system."""
 ASK_SLURM_S = 10.0
 NEXT_START_S = 30.0
 """A job that runs on for so long has not ended its cluster: the nodes that were lent failed by themselves."""
@@ -55,7 +57,10 @@ class Attachment:
             own = f"{grant.job_id}.{grant.restart_count}.{len(stays)}"
             nodes = NodeSteps(grant.job_id, own, folder, (folder / credentials.TLS_FOLDER).exists())
             nodes.follow(run_id)
-            nodes.prepare()
+            try:
+                nodes.prepare()
+            except OSError as error:
+                raise BadInput(f"the job's folder must be writable; got {folder} ({error.strerror}).") from None
             self._say(f"{', '.join(n.name for n in grant.nodes)} join job {self._main_id} at {main.address}")
             try:
                 stays.append(self._stay(grant, nodes, main, folder))
@@ -139,6 +144,7 @@ class Attachment:
         for node in grant.nodes:
             nodes.start(node, main.address)
         said: set[str] = set()
+        next_look = 0.0
         while nodes.living() and not self._signals:
             for name in nodes.living():
                 if name not in said and nodes.status(name).get("state") == "ready":
@@ -146,6 +152,11 @@ class Attachment:
                     self._say(f"{name} has joined")
             for name, reason in nodes.look().items():
                 self._say(f"{name} has left: {reason}")
+            if time.monotonic() >= next_look:
+                next_look = time.monotonic() + LOOK_S
+                for name in nodes.hung()[0]:  # the job that it is lent to has it drained
+                    self._say(f"{name} hangs: no heartbeat; ending its step")
+                    nodes.kill(name)
             time.sleep(POLL_S)
         if self._signals:
             self._say(f"{signal.Signals(self._signals[0]).name}: leaving")

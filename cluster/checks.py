@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from cluster import options, record
+from cluster import options, record, slurm
 from cluster.grant import Grant
 from cluster.lease import Lease, StudyHeld
 
@@ -18,6 +18,16 @@ WRONG_INPUT = 2
 
 class BadInput(Exception):
     """The job cannot do what is asked; the message is one line that says what to write instead."""
+
+
+def check_commands() -> None:
+    """Raises BadInput if nodes could not be started or ended."""
+    for name in ("srun", "scancel"):
+        if not slurm.available(name):
+            raise BadInput(
+                f"{name} is not on PATH of {os.uname().nodename}, and nodes are started and ended with it. "
+                "Set BIGBATCH_PRELUDE to a shell file that loads Slurm's commands."
+            )
 
 
 def check_workers(chosen: options.JobOptions, grant: Grant) -> None:

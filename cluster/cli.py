@@ -46,7 +46,7 @@ def _add_resources(p: argparse.ArgumentParser) -> None:
     add("--tls", action="store_true", help="encrypt between the nodes, with certificates made for this job")
     add("--chain", action="store_true", help="submit a successor in place of requeueing")
     add("--keep-logs", action="store_true", help="keep Ray's logs also of a run that went well")
-    add("--max-restarts", type=int, metavar="K", help="give up after K restarts without a finished epoch (3)")
+    add("--max-restarts", type=int, metavar="K", help="give up after K restarts without an epoch or a checkpoint (3)")
     add("--start-timeout", type=int, metavar="S", help="seconds that the nodes may take to register (300)")
     add(
         "--sbatch",
@@ -121,6 +121,11 @@ def _attach(argv: Sequence[str]) -> int:
     found = record.read(args.job)
     if found is None and not args.dry_run:
         raise InputError(f"job {args.job} has no record to attach to. `bigbatch cluster queue` shows your jobs.")
+    if found is not None and found.state == "ended" and not args.dry_run:
+        raise InputError(
+            f"nodes are lent to a job that runs or goes on; job {args.job} has ended: {found.reason}. "
+            "`bigbatch cluster queue` shows your jobs."
+        )
     if args.name == "bigbatch":
         args.name = f"bigbatch-{args.job}"
     return _send(args, _request(args, (), attach_to=args.job))

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cluster import processes
+from cluster import node_folder, processes
 from cluster.ray_commands import ROOT, interpreter
 
 
@@ -75,8 +75,11 @@ class GcsWatch:
             self._process.wait()
 
 
-def drain_in_ray(addresses: Sequence[str], reason: str, env: Mapping[str, str]) -> None:
-    """Ask Ray to place nothing more at ``addresses``. Best effort: the nodes may be gone."""
+def drain_in_ray(addresses: Sequence[str], reason: str, env: Mapping[str, str], timeout_s: float = 30.0) -> None:
+    """Ask Ray to place nothing more at ``addresses``. Best effort: the nodes may be gone.
+
+    Ray asks the node itself: one that hangs does not answer, so do not wait for it for long.
+    """
     try:
         subprocess.run(
             [interpreter(), "-m", "cluster.gcs", "drain", reason, *addresses],
@@ -84,12 +87,24 @@ def drain_in_ray(addresses: Sequence[str], reason: str, env: Mapping[str, str]) 
             env=dict(env),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            timeout=30,
+            timeout=timeout_s,
         )
     except (OSError, subprocess.TimeoutExpired):
         pass
 
 
-def path_with_this_python() -> str:
-    """PATH on which ``python`` is the one that runs this job."""
-    return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+def driver_environment(ray: Mapping[str, str], folder: Path, tmp: Path, deadline: float) -> dict[str, str]:
+    """What the driver finds in its environment.
+
+    Args:
+        ray: of every process of the cluster (``ray_commands.environment``).
+        folder, tmp: of the job: on the shared file system, and on this node until the job ends.
+        deadline: when trials must save themselves, seconds since the epoch; 0 without a limit.
+    """
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])  # `python`: this one
+    env = {**ray, "PATH": path, "BIGBATCH_JOB_FOLDER": str(folder), **node_folder.temporary_in(tmp, ray)}
+    if env.get("BIGBATCH_CONTAINER"):  # the head's Ray has its sockets beside it, and the image sees what is bound
+        env["BIGBATCH_NODE_TMP"] = str(tmp.parent)
+    if deadline:
+        env["BIGBATCH_DEADLINE"] = f"{deadline:.0f}"
+    return env

@@ -20,18 +20,27 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from cluster import attach, checks, credentials, node_folder, options, ray_commands, record, restart, slurm
+from cluster import (
+    attach,
+    checks,
+    credentials,
+    gain,
+    node_folder,
+    options,
+    ray_commands,
+    record,
+    restart,
+    saving,
+    slurm,
+)
 from cluster.checks import WRONG_INPUT, BadInput
-from cluster.driver import Driver, GcsWatch, path_with_this_python
+from cluster.driver import Driver, GcsWatch, driver_environment
 from cluster.grant import Grant, NoAllocation, await_grant
 from cluster.lease import Lease
 from cluster.lookout import POLL_S, Lookout
 from cluster.node_steps import STOP_TIMEOUT_S, NodeSteps
 from cluster.policy import Action, Cause, Decision, Situation, decide
 
-SAVE_S = 60.0
-"""For the driver to save near the time limit or in a preemption's grace time."""
-CANCELLED_SAVE_S = 3.0
 CANCELLED_STOP_S = 3.0
 """Slurm kills what is left anyway; the job's record is still to be written."""
 
@@ -76,7 +85,8 @@ class Job:
         self._record: record.JobRecord
         self._nodes: NodeSteps
         self._lookout: Lookout
-        self._progress_before: int | None
+        self._left: saving.TimeLeft
+        self._gain: gain.Start
 
     def run(self) -> int:
         """Returns the exit code: the driver's, 2 for wrong input, 1 if the cluster failed, 143 if it was cut short."""
@@ -101,34 +111,26 @@ class Job:
             self._grant = grant = await_grant(self._signals, self._say)
         except (NoAllocation, slurm.SlurmError) as error:
             raise BadInput(str(error)) from None
+        checks.check_commands()
         checks.check_workers(self._options, grant)
         checks.check_time(self._options, grant)
         checks.check_chain(self._options, grant)
-        self._kill_wait_s = slurm.kill_wait_s(timeout_s=5)  # now: later a busy controller may take too long
+        kill_wait_s = slurm.kill_wait_s(timeout_s=5)  # now: later a busy controller may take too long
+        self._left = saving.TimeLeft(grant.end_time, self._options.margin_s, kill_wait_s)
         before = record.read(grant.job_id) if grant.restart_count else restart.record_of_predecessor()
         self._again = before is not None or grant.restart_count > 0
         self._default_study = restart.study_name(grant.job_id)
         self._study = options.study_folder(self._options, self._default_study, self._cwd)
-        self._record = record.JobRecord(
-            job_id=grant.job_id,
-            state=State.ALLOCATION.value,
-            command=list(self._options.command or ("tune/run.py", *self._options.arguments)),
-            nodes=[node.name for node in grant.nodes],
-            head=grant.head.name,
-            study_folder=str(self._study) if self._study else None,
-            log=restart.log_path(),
-            end_time=grant.end_time,
-            restarts=before.restarts + 1 if before else 0,
-            fruitless_restarts=before.fruitless_restarts if before else 0,
-            excluded=dict(before.excluded) if before else {},
-        )
+        self._record = restart.first_record(grant, self._options, self._study, before)
         self._folder = record.folder_of(grant.job_id)
         checks.write_first(self._record)
         self._lease = checks.take_lease(self._study, grant.job_id) if self._study else None
-        self._progress_before = restart.progress(self._study)
+        self._gain = gain.Start(self._study, grant.end_time, self._options.margin_s)
         names = ",".join(node.name for node in grant.nodes)
         left = f", {grant.end_time - time.time():.0f} s left" if grant.end_time else ""
         self._say(f"job {grant.job_id} on {names}{left}; start {self._record.restarts + 1}; files in {self._folder}")
+        if too_short := self._gain.too_short_for_an_epoch():
+            self._say(too_short)
         return State.CREDENTIALS
 
     def _make_credentials(self) -> State:
@@ -137,19 +139,19 @@ class Job:
             self._authority = credentials.make_authority(self._folder) if self._options.tls else None
             # What the driver and its libraries leave in TMPDIR goes with the job.
             self._tmp = self._clean_up.enter_context(node_folder.private_folder(self._grant.job_id))
+            run_id = f"{self._grant.job_id}.{self._grant.restart_count}"
+            self._nodes = NodeSteps(self._grant.job_id, run_id, self._folder, self._options.tls)
+            self._nodes.prepare()
         except (credentials.CredentialError, OSError) as error:
             raise BadInput(str(error)) from None
         self._record.token_path = str(self._token)
         self._record.node_logs = str(self._folder / "nodes")
-        run_id = f"{self._grant.job_id}.{self._grant.restart_count}"
-        self._nodes = NodeSteps(self._grant.job_id, run_id, self._folder, self._options.tls)
-        self._nodes.prepare()
         if not self._options.command and not self._again:
             command = options.driver_command(self._options, self._default_study, "auto", self._study, self._again)
             self._check = checks.ArgumentCheck(command, self._cwd, self._tmp)
         chores = [task for task in (self._check and self._check.look, self._lease and self._lease.renew) if task]
         self._lookout = Lookout(
-            *(self._record, self._nodes, self._grant.head.name, self._deadline(), self._signals, chores),
+            *(self._record, self._nodes, self._grant.head.name, self._left.deadline(), self._signals, chores),
             *(self._say, self._save),
         )
         return State.HEAD
@@ -216,8 +218,10 @@ class Job:
         )
         self._record.command = command
         self._save()
+        self._gain.driver_begins()
         try:
-            self._driver = Driver(command, self._cwd, self._driver_environment())
+            env = driver_environment(self._env, self._folder, self._tmp, self._left.deadline())
+            self._driver = Driver(command, self._cwd, env)
         except OSError as error:
             raise BadInput(f"the command must be a program; got {command[0]!r} ({error.strerror}).") from None
         while self._driver.exit_code() is None:
@@ -231,7 +235,10 @@ class Job:
 
     def _drain(self) -> State:
         assert self._lookout.cause is not None
-        code = self._end_driver()
+        self._gain.driver_is_to_end()
+        code = None
+        if self._driver is not None:
+            code = saving.end_driver(self._driver, self._lookout, self._nodes, self._signals, self._left, self._say)
         if self._check is not None:
             self._check.close()
         self._clean_up.close()  # before the nodes are waited for: after scancel Slurm may not leave the time
@@ -240,30 +247,15 @@ class Job:
             self._lookout.cause is Cause.DRIVER_ENDED and code != 0
         )
         self._stop_nodes(keep_logs=failed)
-        self._lookout.explain(self._patience())
-        self._record.fruitless_restarts = restart.fruitless(
-            self._record.fruitless_restarts,
-            self._progress_before,
-            restart.progress(self._study),
-            time.monotonic() - self._started,
-        )
-        self._decision = decide(
-            Situation(
-                cause=self._lookout.cause,
-                exit_code=code,
-                fruitless=self._record.fruitless_restarts,
-                max_restarts=self._options.max_restarts,
-                chain=self._options.chain,
-                slurm_requeues=self._lookout.slurm_requeues,
-            )
-        )
+        self._lookout.explain(self._left.patience_s())
+        self._decision = self._decide(code)
         self._record.reason = self._decision.reason
         return State.ENDED if self._decision.action is Action.END else State.REQUEUEING
 
     def _start_again(self) -> State:
         self._say(f"{self._decision.action.value}: {self._decision.reason}")
         self._save()
-        ends = time.monotonic() + self._patience()
+        ends = time.monotonic() + self._left.patience_s()
         again = False
         while True:
             if signal.SIGTERM in self._signals and self._cancelled_meanwhile():
@@ -284,7 +276,7 @@ class Job:
         """Whether SIGTERM, since the driver was told to save, was a scancel. If so, that is the decision."""
         self._signals.clear()
         self._lookout.classify("SIGTERM while draining")
-        self._lookout.explain(self._patience())
+        self._lookout.explain(self._left.patience_s())
         if self._lookout.slurm_requeues:  # it was preempted without, or at the end of, a grace time
             self._decision = Decision(Action.LEAVE_TO_SLURM, 143, self._decision.reason)
         if self._lookout.cause is not Cause.CANCELLED:
@@ -300,6 +292,27 @@ class Job:
 
     # Parts
 
+    def _decide(self, code: int | None) -> Decision:
+        """What follows from this start; ``code``: the driver's exit code."""
+        assert self._lookout.cause is not None
+        gained = self._gain.look()
+        if self._lookout.cause is Cause.TIME_LIMIT and gained.useful and not gained.epochs:
+            self._say("no epoch ended in this start; trials go on from checkpoints within one")
+        # Where an earlier start of this walltime was useful, it is not too short.
+        none_was_useful = self._record.fruitless_restarts == self._record.restarts
+        self._record.fruitless_restarts = 0 if gained.useful else self._record.fruitless_restarts + 1
+        return decide(
+            Situation(
+                cause=self._lookout.cause,
+                exit_code=code,
+                fruitless=self._record.fruitless_restarts,
+                max_restarts=self._options.max_restarts,
+                chain=self._options.chain,
+                slurm_requeues=self._lookout.slurm_requeues,
+                too_short=gained.too_short if none_was_useful else None,
+            )
+        )
+
     def _go_on_with(self, statuses: dict[str, dict[str, Any]]) -> State:
         """The deadline for registering has passed: leave out the nodes that are not ready."""
         absent = [name for name, s in statuses.items() if s.get("state") != "ready"]
@@ -311,66 +324,11 @@ class Job:
         self._say(f"going on without {', '.join(absent)}, which did not register in time")
         return State.DRIVER
 
-    def _driver_environment(self) -> dict[str, str]:
-        env = {**self._env, "PATH": path_with_this_python(), "BIGBATCH_JOB_FOLDER": str(self._folder)}
-        env.update(node_folder.temporary_in(self._tmp, self._env))
-        if env.get("BIGBATCH_CONTAINER"):  # the head's Ray has its sockets beside it, and the image sees what is bound
-            env["BIGBATCH_NODE_TMP"] = str(self._tmp.parent)
-        if self._deadline():
-            env["BIGBATCH_DEADLINE"] = f"{self._deadline():.0f}"
-        return env
-
-    def _end_driver(self) -> int | None:
-        """Let the driver save. Returns its exit code, None if it was killed or never ran."""
-        if self._driver is None:
-            return None
-        if self._lookout.cause is Cause.HEAD_DIED:
-            self._driver.kill()  # without the head it would wait a minute for it
-            return None
-        code = self._driver.exit_code()
-        if code is None:
-            if self._lookout.cause is not Cause.CANCELLED:
-                self._nodes.hold()
-            self._signals.clear()
-            self._driver.terminate()
-            ends = time.monotonic() + self._save_time()
-            while code is None and time.monotonic() < ends:
-                time.sleep(POLL_S)
-                code = self._driver.exit_code()
-                if self._lookout.explain():
-                    later = time.monotonic() + self._save_time()
-                    ends = min(ends, later) if self._lookout.killed_soon else later  # SIGKILL does not wait
-                if self._lookout.cause is not Cause.CANCELLED and signal.SIGTERM in self._signals:
-                    self._lookout.classify("SIGTERM while saving")  # a scancel does not wait
-                    self._signals.clear()
-                    ends = min(ends, time.monotonic() + self._save_time())
-            self._say("driver killed" if code is None else f"driver saved and ended with exit code {code}")
-        self._driver.kill()
-        return code
-
     def _stop_nodes(self, *, keep_logs: bool) -> None:
         patience = CANCELLED_STOP_S if self._lookout.cause is Cause.CANCELLED else STOP_TIMEOUT_S
         late = self._nodes.stop(keep_logs=keep_logs or self._options.keep_logs, timeout_s=patience)
         if late:
             self._say(f"nodes that did not end in time, and were killed: {', '.join(late)}")
-
-    def _save_time(self) -> float:
-        """Seconds that the driver may take: less where Slurm's SIGKILL is near."""
-        if self._lookout.cause is Cause.CANCELLED:
-            return CANCELLED_SAVE_S
-        if self._lookout.killed_soon or self._lookout.cause is Cause.UNEXPLAINED:
-            return max(2.0, self._kill_wait_s - 4)
-        left = self._grant.end_time - time.time() - 20 if self._grant.end_time else SAVE_S
-        return max(2.0, min(SAVE_S, left))
-
-    def _patience(self) -> float:
-        """Seconds that a controller which does not answer is waited for, within the allocation's time."""
-        left = self._grant.end_time - time.time() - 5 if self._grant.end_time else slurm.SILENT_S
-        return max(0.0, min(slurm.SILENT_S, left))
-
-    def _deadline(self) -> float:
-        """When trials must save themselves, seconds since the epoch; 0 without a limit."""
-        return self._grant.end_time - self._options.margin_s if self._grant.end_time else 0.0
 
     def _stop_because(self, cause: Cause, text: str) -> State:
         self._lookout.stop_because(cause, text)

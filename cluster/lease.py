@@ -6,6 +6,7 @@ Works where file locks do not (many parallel file systems), and across hosts.
 from __future__ import annotations
 
 import getpass
+import math
 import os
 import time
 from collections.abc import Callable
@@ -38,7 +39,7 @@ class Lease:
             os.close(os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
         except FileExistsError:
             holder = read_json(self._path)
-            age = time.time() - float(holder.get("heartbeat") or self._path.stat().st_mtime)
+            age = self._age_s(holder)
             if not may_take(holder, self._job_id, age, is_running):
                 raise StudyHeld(
                     f"a study is written by one job at a time; {self._path.parent} is held by job "
@@ -46,6 +47,14 @@ class Lease:
                     f"{max(0, round(age))} s ago. Wait for it, scancel it, or write --study OTHER."
                 ) from None
         self._write()
+
+    def _age_s(self, holder: dict[str, Any]) -> float:
+        """Since the holder was last seen; infinite if it has let go meanwhile."""
+        seen = holder.get("heartbeat")
+        try:
+            return time.time() - (seen if isinstance(seen, (int, float)) else self._path.stat().st_mtime)
+        except FileNotFoundError:
+            return math.inf
 
     def renew(self) -> None:
         """Say that the job lives, every RENEW_S."""

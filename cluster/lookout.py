@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from cluster import slurm
 from cluster.driver import drain_in_ray
@@ -22,6 +23,8 @@ CRASH_OR_SIGNAL_S = 2.0
 FIRST_ANSWER_S = float(os.environ.get("BIGBATCH_FIRST_ANSWER_S") or 3)
 """For Slurm to say why it signals; after that trials are told to save, and it is asked on in the background."""
 ASK_AGAIN_S = 1.0
+HUNG_DRAIN_S = 5.0
+"""For Ray to hear that nothing is to be placed on a node that hangs: meanwhile nothing else is noticed."""
 
 
 class Question:
@@ -75,6 +78,7 @@ class Lookout:
         self._record, self._nodes, self._head, self._deadline = record, nodes, head, deadline
         self._signals, self._chores, self._say, self._save = signals, chores, say, save
         self._next_look = 0.0
+        self._lost_loans: set[str] = set()
         self._question: Question | None = None
         self.cause: Cause | None = None
         self.slurm_requeues = False
@@ -149,18 +153,35 @@ class Lookout:
                 return
             self._say(f"node {name} is gone: {reason}; going on with {len(self._nodes.living())}")
             self.exclude(name, reason)
-        for name in self._nodes.hung():
-            self._say(f"node {name} hangs: no heartbeat; Ray places nothing there any more")
-            self.exclude(name, "hung: no heartbeat")
-            if self.env:
-                drain_in_ray([self._nodes.status(name).get("ip", "")], "no heartbeat", self.env)
-            self._nodes.kill(name)
-        if self._record.attached != self._nodes.lenders():
-            self._record.attached = self._nodes.lenders()
-            self._say(f"nodes are lent by {', '.join(self._record.attached) or 'nobody any more'}")
+        self._give_up_hung_nodes()
+        lenders = sorted({str(f["job"]) for name, f in self._nodes.lent().items() if name not in self._lost_loans})
+        if self._record.attached != lenders:
+            self._record.attached = lenders
+            self._say(f"nodes are lent by {', '.join(lenders) or 'nobody any more'}")
             self._save()
         if self._nodes.signalled() and not self._signals:
             self.classify("SIGTERM to the steps", only_if_certain=True)
+
+    def _give_up_hung_nodes(self) -> None:
+        own, lent = self._nodes.hung()
+        for name in own:
+            self._say(f"node {name} hangs: no heartbeat; Ray places nothing there any more")
+            self.exclude(name, "hung: no heartbeat")
+            self._drain(self._nodes.status(name))
+            self._nodes.kill(name)
+        for name in lent:  # their own job ends their steps, unless it hangs as well
+            if name not in self._lost_loans:
+                self._lost_loans.add(name)
+                facts = self._nodes.lent().get(name, {})
+                self._say(
+                    f"node {name.rpartition('-')[0]}, lent by job {facts.get('job')}, hangs: no heartbeat; Ray places "
+                    "nothing there any more"
+                )
+                self._drain(facts)
+
+    def _drain(self, facts: Mapping[str, Any]) -> None:
+        if self.env:
+            drain_in_ray([str(facts.get("ip", ""))], "no heartbeat", self.env, HUNG_DRAIN_S)
 
     def _head_died(self, reason: str) -> None:
         deadline = time.monotonic() + CRASH_OR_SIGNAL_S

@@ -21,11 +21,11 @@ from typing import Any
 
 from cluster import credentials, network, node_folder, ports, processes, ray_commands
 from cluster.files import read_json, write_json
+from cluster.heartbeats import HEARTBEAT_S
 
 CONTROL_FILE = "control.json"
 NODES_FOLDER = "nodes"
 RAY_LOGS_FOLDER = "ray-logs"
-HEARTBEAT_S = 5.0
 POLL_S = 0.1
 CONTROL_POLL_S = 0.5
 PATIENCE_S = 1.5

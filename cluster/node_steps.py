@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,11 +12,10 @@ from typing import Any
 from cluster import processes, slurm
 from cluster.files import read_json, write_json
 from cluster.grant import GrantedNode
+from cluster.heartbeats import Heartbeats
 from cluster.node import CONTROL_FILE, NODES_FOLDER
 from cluster.ray_commands import ROOT
 
-HUNG_S = float(os.environ.get("BIGBATCH_HUNG_S") or 60)
-"""A node whose heartbeat (every 5 s) has not been seen for so long is taken for hung."""
 STOP_TIMEOUT_S = 10.0
 # What sbatch leaves in the environment for srun and what would ask for more, or less, than one task a node.
 PER_TASK = (
@@ -33,7 +31,7 @@ class NodeSteps:
     def __init__(self, job_id: str, run_id: str, record: Path, tls: bool) -> None:
         self._job_id, self._run_id, self._record, self._tls = job_id, run_id, record, tls
         self._steps: dict[str, subprocess.Popen[bytes]] = {}
-        self._beats: dict[str, tuple[int, float]] = {}
+        self._heartbeats = Heartbeats()
         self._control: dict[str, Any] = {"run_id": run_id}
         self._control_file, self._suffix, self._follow = CONTROL_FILE, "", ""
         self.gone: dict[str, str] = {}
@@ -57,10 +55,13 @@ class NodeSteps:
         for name in self._steps:
             self._status_path(name).unlink(missing_ok=True)
 
-    def lenders(self) -> list[str]:
-        """Other jobs whose nodes report here."""
-        reports = (read_json(path) for path in (self._record / NODES_FOLDER).glob("*-*.json"))
-        return sorted({str(r["job"]) for r in reports if r.get("job") not in (None, self._job_id)})
+    def lent(self) -> dict[str, dict[str, Any]]:
+        """What nodes of other jobs report here, by ``node-job``."""
+        reports = {path.stem: read_json(path) for path in (self._record / NODES_FOLDER).glob("*-*.json")}
+        return {name: facts for name, facts in reports.items() if self._is_lent(facts)}
+
+    def _is_lent(self, facts: Mapping[str, Any]) -> bool:
+        return facts.get("job") not in (None, self._job_id)
 
     def start(self, node: GrantedNode, address: str | None) -> None:
         """Start a node: as the head if ``address`` is None, else as a worker of the head there."""
@@ -75,7 +76,6 @@ class NodeSteps:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        self._beats[node.name] = (0, time.monotonic())
 
     def _node_command(self, name: str, address: str | None) -> list[str]:
         command = [sys.executable, "-m", "cluster.node", "--record", str(self._record), "--node", name]
@@ -117,22 +117,18 @@ class NodeSteps:
         """Whether Slurm has sent SIGTERM to a step."""
         return any(self.status(name).get("signalled") for name in self.living())
 
-    def hung(self) -> list[str]:
-        """Living nodes that have reported once and whose heartbeat stands still while others' go on.
+    def hung(self) -> tuple[list[str], list[str]]:
+        """Own living nodes that hang; and nodes that others lend, as ``lent`` names them.
 
-        Where all stand still, the shared file system does: a full quota, or a server that does not answer.
+        They are compared with all that report here: for an allocation that lends its nodes also the job's that it
+        lends them to.
         """
-        found, beating = [], 0
-        for name in self.living():
-            beat = int(self.status(name).get("beat") or 0)
-            last, since = self._beats[name]
-            if beat != last:
-                self._beats[name] = (beat, time.monotonic())
-            if beat and time.monotonic() - self._beats[name][1] > HUNG_S:
-                found.append(name)
-            elif beat:
-                beating += time.monotonic() - self._beats[name][1] < HUNG_S / 2
-        return found if beating else []
+        reports = {path.stem: read_json(path) for path in (self._record / NODES_FOLDER).glob("*.json")}
+        living = {self._status_path(name).stem: name for name in self.living()}
+        own = {s: name for s, name in living.items() if reports.get(s, {}).get("run_id") == self._run_id}
+        running = {s: facts for s, facts in reports.items() if s in own or facts.get("state") in ("starting", "ready")}
+        still = self._heartbeats.hung({s: int(facts.get("beat") or 0) for s, facts in running.items()})
+        return [own[s] for s in still if s in own], [s for s in still if self._is_lent(reports[s])]
 
     def hold(self) -> None:
         """SIGTERM from Slurm is to be ignored for now: trials still save."""

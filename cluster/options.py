@@ -24,7 +24,7 @@ class JobOptions:
     Attributes:
         tls: encrypt Ray's traffic with certificates made for this job.
         chain: near the time limit submit a dependent successor, where the site forbids requeueing.
-        max_restarts: restarts in a row without a finished epoch after which the job gives up.
+        max_restarts: restarts in a row without an epoch or a checkpoint after which the job gives up.
         keep_logs: copy Ray's logs into the job's folder, also of a run that went well.
         margin_s: seconds before the time limit at which trials save and the driver ends.
         start_timeout_s: seconds that the nodes may take to register.

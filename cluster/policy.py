@@ -9,7 +9,7 @@ from dataclasses import dataclass
 TRY_AGAIN = 75
 """EX_TEMPFAIL: the search would start nothing more before the end of the allocation (BIGBATCH_DEADLINE)."""
 HEAD_RESTARTS = 1
-"""A head that dies twice in a row, with nothing finished in between, will die again."""
+"""A head that dies twice in a row, with nothing finished or saved in between, will die again."""
 
 
 class Cause(enum.Enum):
@@ -38,7 +38,8 @@ class Situation:
 
     Attributes:
         exit_code: the driver's, None if it had to be killed or never ran.
-        fruitless: restarts in a row, this run included, in which nothing was finished.
+        fruitless: restarts in a row, this run included, in which nothing was finished or saved.
+        too_short: why another start of this walltime cannot be of any use either, if that is known.
         slurm_requeues: Slurm has put the job back into the queue already.
     """
 
@@ -48,6 +49,7 @@ class Situation:
     max_restarts: int
     chain: bool = False
     slurm_requeues: bool = False
+    too_short: str | None = None
 
 
 @dataclass(frozen=True)
@@ -74,11 +76,15 @@ def decide(s: Situation) -> Decision:
         return Decision(Action.END, 143, s.cause.value)
     if s.slurm_requeues:
         return Decision(Action.LEAVE_TO_SLURM, 143, s.cause.value)
+    if s.too_short and s.cause is Cause.TIME_LIMIT:
+        return Decision(Action.END, 1, f"{s.cause.value}, and {s.too_short}")
     most = min(HEAD_RESTARTS, s.max_restarts) if s.cause is Cause.HEAD_DIED else s.max_restarts
     if s.fruitless > most:
         times = f"{s.fruitless} times in a row" if s.fruitless > 1 else "this time"
         return Decision(
-            Action.END, 1, f"{s.cause.value}, and no epoch was finished {times} (--max-restarts {s.max_restarts})"
+            Action.END,
+            1,
+            f"{s.cause.value}, and no epoch or checkpoint came of it {times} (--max-restarts {s.max_restarts})",
         )
     return Decision(Action.CHAIN if s.chain else Action.REQUEUE, 143, s.cause.value)
 

@@ -14,12 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+JOURNAL = "optuna.journal"
 CREATE_STUDY, DELETE_STUDY, CREATE_TRIAL, SET_STATE_VALUES = 0, 1, 4, 6
 RUNNING, COMPLETE, PRUNED, FAIL, WAITING = range(5)
 FINISHED = (COMPLETE, PRUNED, FAIL)
 _WANTED = re.compile(
     rb'\{"op_code":\s*(?:%d|%d|%d|%d)\b' % (CREATE_STUDY, DELETE_STUDY, CREATE_TRIAL, SET_STATE_VALUES)
 )
+EPOCH_MARK = b'"epoch/'
+EPOCH_PARTS = ("train_s", "bn_s", "val_s", "checkpoint_s")
+"""Of an epoch's record: together the seconds that it took (``tune.tables.epoch_s``)."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,7 @@ def read(folder: str | Path) -> Progress | None:
         name, planned = str(description["name"]), description.get("trials")
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    trials = _replay(_records(folder / "optuna.journal"), name)
+    trials = _replay(_records(folder / JOURNAL), name)
     states = [state for state, _ in trials]
     values = [value for state, value in trials if state == COMPLETE and value is not None and not math.isnan(value)]
     return Progress(
@@ -63,6 +67,20 @@ def read(folder: str | Path) -> Progress | None:
         waiting=states.count(WAITING),
         best=max(values, default=None),
     )
+
+
+def longest_epoch_s(folder: str | Path) -> float | None:
+    """Seconds of the longest epoch that the study in ``folder`` has recorded; None where there is none."""
+    longest = None
+    try:
+        with (Path(folder) / JOURNAL).open("rb") as lines:
+            for line in lines:
+                if EPOCH_MARK in line and line.endswith(b"\n"):
+                    (record,) = json.loads(line)["user_attr"].values()
+                    longest = max(longest or 0.0, sum(float(record.get(part) or 0.0) for part in EPOCH_PARTS))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        pass
+    return longest
 
 
 def _records(journal: Path) -> Iterator[dict[str, Any]]:

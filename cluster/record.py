@@ -58,7 +58,7 @@ class JobRecord:
     """When Slurm will end the job."""
     restarts: int = 0
     fruitless_restarts: int = 0
-    """Restarts in a row in which no epoch was finished."""
+    """Restarts in a row in which no epoch was finished and no checkpoint written."""
     excluded: dict[str, str] = field(default_factory=dict)
     """Nodes to avoid next time, with the reason."""
     attached: list[str] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""How a job goes on after its time: requeued, or as a dependent successor; and whether that is of any use."""
+"""How a job goes on after its time: requeued, or as a dependent successor."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from cluster import record, slurm, successor
+from cluster import options, record, slurm, successor
+from cluster.grant import Grant
 from cluster.policy import Action
+from cluster.progress import JOURNAL
 
-JOURNAL = "optuna.journal"
-EPOCH_MARK = b'"epoch/'
-LOG_MARK = b": top-1 "
-LONG_ENOUGH_S = 600.0
 PREDECESSOR = "BIGBATCH_PREDECESSOR"
 STUDY = "BIGBATCH_DEFAULT_STUDY"
 START_DELAY_S = 12
@@ -35,6 +33,25 @@ def record_of_predecessor(env: Mapping[str, str] | None = None) -> record.JobRec
     return record.read(env[PREDECESSOR], env) if env.get(PREDECESSOR) else None
 
 
+def first_record(
+    grant: Grant, chosen: options.JobOptions, study: Path | None, before: record.JobRecord | None
+) -> record.JobRecord:
+    """What a start of a job says of itself first. ``before``: the last start's, or the predecessor's."""
+    return record.JobRecord(
+        job_id=grant.job_id,
+        state="allocation",
+        command=list(chosen.command or ("tune/run.py", *chosen.arguments)),
+        nodes=[node.name for node in grant.nodes],
+        head=grant.head.name,
+        study_folder=str(study) if study else None,
+        log=log_path(),
+        end_time=grant.end_time,
+        restarts=before.restarts + 1 if before else 0,
+        fruitless_restarts=before.fruitless_restarts if before else 0,
+        excluded=dict(before.excluded) if before else {},
+    )
+
+
 def log_path() -> str | None:
     """The job's log, where standard output is a file."""
     try:
@@ -42,34 +59,6 @@ def log_path() -> str | None:
     except OSError:
         return None
     return path if path.startswith("/") and not path.startswith("/dev/") else None
-
-
-def progress(study: Path | None) -> int | None:
-    """Epochs that the study has recorded; None where nobody can say (a command of the user's own)."""
-    if study is None:
-        return None
-    # A study in a database has no journal; its driver's log has a line an epoch too.
-    for path, mark in ((study / JOURNAL, EPOCH_MARK), (study / "logs" / "driver.log", LOG_MARK)):
-        try:
-            with path.open("rb") as lines:
-                return sum(mark in line for line in lines)
-        except FileNotFoundError:
-            continue
-        except OSError:
-            return None
-    return 0
-
-
-def fruitless(before: int, progress_before: int | None, progress_after: int | None, ran_s: float = 0.0) -> int:
-    """Runs in a row without a finished epoch, this one included.
-
-    Where nobody can say (a command of the user's own) a run of ``LONG_ENOUGH_S`` counts as useful.
-    """
-    if progress_after is None and ran_s >= LONG_ENOUGH_S:
-        return 0
-    if progress_before is not None and progress_after is not None and progress_after > progress_before:
-        return 0
-    return before + 1
 
 
 def act(
@@ -160,5 +149,11 @@ def chain(job_id: str, excluded: list[str], default_study: str) -> str:
         avoided += [node for node in excluded if node not in avoided]
     if avoided:
         options.append(f"--exclude={','.join(avoided)}")
-    script, *arguments = fields["Command"].split()[:1] + sys.argv[1:]
-    return slurm.run("sbatch", "--parsable", *options, script, *arguments, env=env).strip().split(";")[0]
+    return slurm.submit(script_of(fields["Command"]), options=options, arguments=sys.argv[1:], env=env)
+
+
+def script_of(command: str) -> str:
+    """The batch script of a job's ``Command``, which has its arguments after it. Either may have blanks."""
+    words = command.split(" ")
+    candidates = (" ".join(words[:count]) for count in range(len(words), 0, -1))
+    return next((path for path in candidates if os.path.isfile(path)), words[0])

@@ -44,7 +44,9 @@ class GcsClient:
             found[node["ip"].encode()] = types.SimpleNamespace(state=0, node_manager_address=node["ip"],
                 resources_total={"CPU": float(node["cpus"]), "GPU": float(node["gpus"])}, labels=node["labels"])
         return found
-    def drain_node(self, *arguments): print(arguments)
+    def drain_node(self, *arguments):
+        with open(os.environ["STAND_IN_STATE"] + "/drained", "a") as file:
+            print(*arguments, file=file)
 """
 
 
@@ -62,17 +64,17 @@ def install(folder: Path) -> None:
 
 
 COMMANDS = {
-    "srun": f'while [ "$1" != "{sys.executable}" ]; do shift; done; exec "$@"',
+    "srun": 'while [ "$1" != "$STAND_IN_PYTHON" ]; do shift; done; exec "$@"',
     "squeue": "echo PENDING",
     "scancel": "true",
-    "sbatch": 'echo "$*" >> {folder}/calls; echo 6',
+    "sbatch": 'echo "$*" >> "{folder}/calls"; echo 6',
     # While the file "down" is there the controller does not answer; names of nodes need none.
     "scontrol": """case "$*" in *hostnames*) echo n1; exit;; esac
-[ -e {folder}/down ] && {{ echo 'Unable to contact slurm controller (connect failure)' >&2; exit 1; }}
+[ -e "{folder}/down" ] && {{ echo 'Unable to contact slurm controller (connect failure)' >&2; exit 1; }}
 case "$*" in
 *config*) echo "KillWait = ${{KILL_WAIT:-30}}";;
-*"show job"*) cat {folder}/answer;;
-*) echo "$*" >> {folder}/calls;;
+*"show job"*) cat "{folder}/answer";;
+*) echo "$*" >> "{folder}/calls";;
 esac""",
 }
 
@@ -80,28 +82,40 @@ esac""",
 class StandInJob:
     """``python -m cluster.job ARGUMENTS`` on one node of job ``job_id``, without Slurm and Ray.
 
-    ``answer``: the fields of ``scontrol show job``. ``KILL_WAIT``: a variable, what the configuration has.
+    ``answer``: the fields of ``scontrol show job``. ``python``: what runs the job and its nodes. ``without``: one of
+    Slurm's commands, which is missing. ``KILL_WAIT``: a variable, what the configuration has.
     """
 
-    def __init__(self, folder: Path, job_id: str, *arguments: str, answer: str = "JobState=RUNNING", **env: str):
+    def __init__(
+        self,
+        folder: Path,
+        job_id: str,
+        *arguments: str,
+        answer: str = "JobState=RUNNING",
+        python: str = sys.executable,
+        without: str = "",
+        **env: str,
+    ):
         self.folder, self.home = folder, {"BIGBATCH_HOME": str(folder / "home")}
         for name in ("bin", "state", "package"):
             (folder / name).mkdir()
         for name, script in COMMANDS.items():
-            text = script if name == "srun" else script.format(folder=folder)
+            text = script.format(folder=folder)
             (folder / "bin" / name).write_text(f"#!/bin/sh\n{text}\n")
             (folder / "bin" / name).chmod(0o755)
+        (folder / "bin" / without).unlink() if without else None
         self.says(answer)
         install(folder / "package")
         values = {
             "PATH": f"{folder}/bin:{os.environ['PATH']}", "PYTHONPATH": str(folder / "package"),
-            "STAND_IN_STATE": str(folder / "state"), "BIGBATCH_INTERFACE": "lo", "BIGBATCH_CWD": str(folder),
+            "STAND_IN_STATE": str(folder / "state"), "STAND_IN_PYTHON": python,
+            "BIGBATCH_INTERFACE": "lo", "BIGBATCH_CWD": str(folder),
             "SLURM_JOB_ID": job_id, "SLURM_JOB_NODELIST": "n1", "SLURM_CPUS_PER_TASK": "1",
             "SLURM_TASKS_PER_NODE": "1", "SLURM_JOB_END_TIME": str(int(time.time() + 600)),
         }  # fmt: skip
         with (folder / "log").open("w") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "cluster.job", *arguments],
+                [python, "-m", "cluster.job", *arguments],
                 cwd=ROOT,
                 env={**clean_environment(), **self.home, **values, **env},
                 stdout=log,

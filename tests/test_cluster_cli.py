@@ -5,7 +5,6 @@ from __future__ import annotations
 import getpass
 import json
 import os
-import shutil
 import subprocess
 import sys
 import threading
@@ -73,21 +72,8 @@ def test_wrong_input_is_one_line_and_exit_code_2(name, tmp_path):
     assert list(tmp_path.iterdir()) == [], "nothing is left behind"
 
 
-def old_python() -> str | None:
-    """A Python before 3.11 that runs; those of pyenv are not on PATH under their own names."""
-    names = [os.environ.get("BIGBATCH_OLD_PYTHON"), shutil.which("python3.9"), shutil.which("python3.10")]
-    names += map(str, sorted(Path.home().glob(".pyenv/versions/3.9.*/bin/python")))
-    for name in filter(None, names):
-        done = subprocess.run([name, "-c", "import sys; print(sys.version_info < (3, 11))"], capture_output=True)
-        if done.stdout.strip() == b"True":
-            return name
-    return None
-
-
-def test_it_runs_on_a_login_nodes_old_python(tmp_path):
-    python = old_python()
-    if python is None:
-        pytest.skip("no Python 3.9 or 3.10 here; install one or set BIGBATCH_OLD_PYTHON")
+def test_it_runs_on_a_login_nodes_old_python(tmp_path, old_python):
+    python = old_python
     arguments = ("--site", "jean_zay", "-A", "abc", "-p", "gpu_p6", "--space", "smoke", "--trials", "3")
     old = run(*DRY, *arguments, home=tmp_path, command=(python, "-m", "cluster.cli"))
     new = run(*DRY, *arguments, home=tmp_path)
@@ -282,6 +268,13 @@ def test_attach_asks_for_nodes_that_join_the_job(tmp_path, home):
     assert done.returncode == 0, done.stderr
     assert 'cluster/ray_attach.slurm" 101\n' in done.stdout and "--nodes=2" in done.stdout
     assert "--job-name=bigbatch-101" in done.stdout
+
+
+def test_attach_to_a_job_that_has_ended_is_refused_before_it_is_submitted(home):
+    JobRecord("103", "ended", reason="the driver ended with exit code 0").write({"BIGBATCH_HOME": str(home)})
+    done = run("attach", "103", "--cpus-per-node", "4", *PYTHON, home=home)
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+    assert "job 103 has ended: the driver ended with exit code 0" in done.stderr and not (home / "scripts").exists()
 
 
 def test_the_python_api_returns_the_script_of_a_dry_run(home):

@@ -17,6 +17,7 @@ import pytest
 from conftest import ROOT, clean_environment
 
 from cluster import doctor, probe
+from cluster.findings import Finding, judge_allreduce, judge_answers, judge_exchange, judge_nodes, judge_python
 from cluster.sites import find, load
 
 MARK = "0011"
@@ -45,8 +46,8 @@ def healthy(*names: str) -> list[dict]:
     ]  # fmt: skip
 
 
-def judged(nodes: list[dict], *, held: bool = True) -> dict[str, doctor.Finding]:
-    return {finding.what: finding for finding in doctor.judge_nodes(nodes, MARK, held, in_job=True)}
+def judged(nodes: list[dict], *, held: bool = True) -> dict[str, Finding]:
+    return {finding.what: finding for finding in judge_nodes(nodes, MARK, held, in_job=True)}
 
 
 def test_nothing_is_wrong_with_healthy_nodes():
@@ -107,7 +108,7 @@ def test_what_all_nodes_lack_is_found_as_well():
         nodes[0]["packages"].update(missing)
         finding = judged(nodes)["python"]
         assert finding.status == "FAIL" and "--python" in finding.advice
-        on_login = doctor.judge_python(nodes, in_job=False)
+        on_login = judge_python(nodes, in_job=False)
         assert on_login.status == "WARN", "a login node needs neither"
 
 
@@ -121,23 +122,23 @@ def reached(**changes: object) -> list[dict]:
 
 
 def test_the_network_between_the_nodes_is_judged():
-    fine = doctor.judge_exchange(reached(), "", 2)
+    fine = judge_exchange(reached(), "", 2)
     assert [finding.status for finding in fine] == ["OK", "OK"] and "5,000 MB/s" in fine[0].seen
-    assert doctor.judge_exchange(reached(mb_per_s=11.0), "", 2)[0].status == "WARN"
-    assert doctor.judge_exchange(reached(address="127.0.1.1"), "", 2)[0].status == "FAIL"
-    assert doctor.judge_exchange(reached(error="no route to host"), "", 2)[0].seen == "n2: no route to host"
-    assert doctor.judge_exchange(reached()[:1], "timed out", 2)[0].status == "FAIL"
-    assert doctor.judge_exchange(reached(skew_s=-3.0), "", 2)[1].status == "WARN"
-    assert doctor.judge_exchange(reached(skew_s=3600.0), "", 2)[1].status == "FAIL"
+    assert judge_exchange(reached(mb_per_s=11.0), "", 2)[0].status == "WARN"
+    assert judge_exchange(reached(address="127.0.1.1"), "", 2)[0].status == "FAIL"
+    assert judge_exchange(reached(error="no route to host"), "", 2)[0].seen == "n2: no route to host"
+    assert judge_exchange(reached()[:1], "timed out", 2)[0].status == "FAIL"
+    assert judge_exchange(reached(skew_s=-3.0), "", 2)[1].status == "WARN"
+    assert judge_exchange(reached(skew_s=3600.0), "", 2)[1].status == "FAIL"
     good = [{"host": "n1", "gloo": 900.0, "nccl": 9000.0}, {"host": "n2", "gloo": 800.0, "nccl": 9000.0}]
-    assert doctor.judge_allreduce(good, "", 2)[0] == doctor.Finding(
+    assert judge_allreduce(good, "", 2)[0] == Finding(
         "OK", "all-reduce", "over 2 nodes: gloo 800 MB/s, nccl 9,000 MB/s"
     )
     bad = copy.deepcopy(good)
     bad[1] = {"host": "n2", "error": "gloo: connection refused"}
-    assert doctor.judge_allreduce(bad, "", 2)[0].status == "FAIL"
-    assert doctor.judge_allreduce([{"host": "n1", "error": "torch is not installed"}], "", 1)[0].status == "WARN"
-    assert doctor.judge_answers("nodes answer", [], 2, "srun: error")[0].status == "FAIL"
+    assert judge_allreduce(bad, "", 2)[0].status == "FAIL"
+    assert judge_allreduce([{"host": "n1", "error": "torch is not installed"}], "", 1)[0].status == "WARN"
+    assert judge_answers("nodes answer", [], 2, "srun: error")[0].status == "FAIL"
 
 
 # The probe, on this machine
@@ -316,7 +317,7 @@ def test_slurms_settings_are_judged(tmp_path, monkeypatch):
     program = tmp_path / "scontrol"
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
 
-    def findings(requeue: int, kill_wait: int) -> dict[str, doctor.Finding]:
+    def findings(requeue: int, kill_wait: int) -> dict[str, Finding]:
         program.write_text(f"#!/bin/sh\ncat <<'END'\n{config.format(requeue, kill_wait)}END\n")
         program.chmod(0o755)
         return {finding.what: finding for finding in doctor.judge_slurm(find("generic", {}))}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +20,8 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 from stand_in_ray import StandInJob
+
+from cluster import record
 
 DRIVER = textwrap.dedent("""
     import signal, sys, time
@@ -154,19 +157,46 @@ def test_a_requeued_job_waits_for_a_silent_controller(tmp_path, answers):
     assert ("RUNNING" in job.log) is answers and "Traceback" not in job.log
 
 
-def test_the_batch_script_finds_the_repository_when_the_controller_answers_again(tmp_path):
-    script = f"""#!/bin/sh
-[ -e {tmp_path}/asked ] || {{ touch {tmp_path}/asked; echo 'Unable to contact slurm controller' >&2; exit 1; }}
-echo '   Command={ROOT}/cluster/ray_head_workers.slurm --space smoke'
-"""
-    (tmp_path / "scontrol").write_text(script)
+@pytest.mark.parametrize("script", ["ray_head_workers.slurm", "ray_attach.slurm"])
+@pytest.mark.parametrize("folder", ["checkout", "check out of mine"])
+def test_the_batch_scripts_find_the_repository_when_the_controller_answers_again(tmp_path, script, folder):
+    cluster = tmp_path / folder / "cluster"
+    cluster.mkdir(parents=True)
+    (cluster / "job.py").touch()
+    for name in ("ray_head_workers.slurm", "ray_attach.slurm"):
+        shutil.copy(ROOT / "cluster" / name, cluster)
+    silent = f"[ -e {tmp_path}/asked ] || {{ touch {tmp_path}/asked; echo 'Unable to contact' >&2; exit 1; }}"
+    command = f"echo '   Command={cluster / script} 12 --output a b/cluster/x'"
+    (tmp_path / "scontrol").write_text(f"#!/bin/sh\n{silent}\necho 'JobId=7'\n{command}\n")
     (tmp_path / "python").write_text('#!/bin/sh\necho "$PWD" "$@"\n')
     for name in ("scontrol", "python"):
         (tmp_path / name).chmod(0o755)
     env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "7", "BIGBATCH_PYTHON": str(tmp_path / "python")}
-    batch = (ROOT / "cluster" / "ray_head_workers.slurm").read_text()
-    done = subprocess.run(["bash", "-s", "a"], input=batch, env=env, cwd=tmp_path, capture_output=True, text=True)
-    assert done.stdout == f"{ROOT} -m cluster.job a\n", done.stderr
+    batch = (ROOT / "cluster" / script).read_text()
+    done = subprocess.run(["bash", "-s", "12"], input=batch, env=env, cwd=tmp_path, capture_output=True, text=True)
+    words = "12" if script == "ray_head_workers.slurm" else "--attach 12"
+    assert done.stdout == f"{cluster.parent} -m cluster.job {words}\n", done.stderr
+
+
+def test_folders_with_blanks_in_their_names(tmp_path):
+    """Of the records, the study, the temporary files, and the script that is submitted again."""
+    folder = tmp_path / "my files"
+    script = folder / "job scripts" / "my job.slurm"
+    script.parent.mkdir(parents=True)
+    script.touch()
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="t ") as local:
+        study = folder / "my runs" / "s"
+        words = ("--chain", "--output", str(study.parent), "--data", "a b")
+        job = start_search(folder, "true", *words, SLURM_TMPDIR=local)
+        job.says(f"JobState=RUNNING Command={script} --data a b WorkDir={folder} StdOut={folder}/my log")
+        job.process.send_signal(signal.SIGUSR1)
+        assert job.end() == 143, job.log
+        assert list(Path(local).iterdir()) == []
+    sent = (folder / "calls").read_text()
+    assert (
+        f"--output={folder}/my log" in sent and f"{script} --chain --output {study.parent} --data a b --study s" in sent
+    )
+    assert record_of(folder)["study_folder"] == str(study) and study.is_dir() and not (study / ".lease").exists()
 
 
 def test_a_refused_requeue_ends_the_job_in_one_line(start, tmp_path):
@@ -213,3 +243,90 @@ def test_a_search_that_was_cut_short_says_with_which_options_it_goes_on(tmp_path
     assert job.end() == 143, job.log
     assert f"in place of the search's options: --output {study.parent} --study s --resume" in job.log
     assert "Traceback" not in job.log and not (study / ".lease").exists()
+
+
+def test_a_job_and_its_node_run_on_a_system_python_that_is_old(tmp_path, old_python):
+    """As with a container, in which only Ray and the search run: requeued, from the first state to the last."""
+    job = StandInJob(tmp_path, "7", "--keep-logs", "--", sys.executable, "-c", DRIVER, python=old_python)
+    job.wait_log("RUNNING")
+    job.process.send_signal(signal.SIGUSR1)
+    assert job.end() == 143 and "requeue 7" in job.calls, job.log
+    assert "SAVED" in job.log and "registered: 1 nodes" in job.log and "Traceback" not in job.log
+    assert (tmp_path / "home" / "jobs" / "7" / "ray-logs" / "n1.tar.gz").exists()
+
+
+@pytest.mark.parametrize("missing", ["srun", "scontrol"])
+def test_a_job_without_slurms_commands_is_refused_before_anything_starts(tmp_path, missing):
+    tools = tmp_path / "tools"  # and no Slurm of this machine
+    tools.mkdir()
+    for name in ("sh", "cat", "touch"):
+        (tools / name).symlink_to(shutil.which(name))
+    folder = tmp_path / "job"
+    folder.mkdir()
+    job = StandInJob(folder, "7", "--space", "smoke", without=missing, PATH=f"{folder}/bin:{tools}")
+    assert job.end() == 2
+    assert job.log.startswith("ray_head_workers.slurm: error: ") and len(job.log.splitlines()) == 1, job.log
+    assert f"{missing} is not on PATH" in job.log and not (folder / "home").exists()
+
+
+# A search's progress, and a walltime that allows none
+
+
+def test_a_walltime_of_less_than_a_minute_before_the_margin_is_refused_before_anything_starts(tmp_path):
+    end = f"{time.time() + 170:.0f}"
+    job = StandInJob(tmp_path, "7", "--study", "s", "--space", "smoke", SLURM_JOB_END_TIME=end)
+    assert job.end() == 2
+    assert job.log.startswith("ray_head_workers.slurm: error: ") and len(job.log.splitlines()) == 1
+    assert "Write sbatch --time=4 or more" in job.log and not (tmp_path / "home").exists()
+
+
+SEARCH = """#!/bin/sh
+case "$1" in */tune/run.py) ;; *) exec "{python}" "$@";; esac
+case "$*" in *--dry-run*) exit 0;; esac
+trap '{saves}; echo SAVED; exit 143' TERM
+echo RUNNING
+while :; do sleep 0.1; done
+"""
+
+
+def start_search(folder: Path, saves: str, *options: str, **env: str) -> StandInJob:
+    """Job 7 with a stand-in for ``tune/run.py`` that does ``saves`` when it is told to end."""
+    python = folder / "python"
+    python.write_text(SEARCH.format(python=sys.executable, saves=saves))
+    python.chmod(0o755)
+    env |= {"BIGBATCH_NODE_PYTHON": str(python)}
+    job = StandInJob(folder, "7", *options, "--study", "s", "--space", "smoke", **env)
+    job.wait_log("RUNNING")
+    return job
+
+
+def record_of(folder: Path) -> dict:
+    return json.loads((folder / "home" / "jobs" / "7" / "job.json").read_text())
+
+
+@pytest.mark.parametrize("saves", ["a checkpoint", "nothing"])
+def test_a_start_that_saved_a_checkpoint_within_an_epoch_was_of_use(tmp_path, saves):
+    place = tmp_path / "runs" / "s" / "checkpoints" / "trial-0003"
+    job = start_search(tmp_path, f"mkdir -p {place} && echo state > {place}/latest.pt" if saves != "nothing" else ":")
+    job.process.send_signal(signal.SIGUSR1)
+    assert job.end() == 143 and "requeue 7" in job.calls
+    assert record_of(tmp_path)["fruitless_restarts"] == (0 if saves == "a checkpoint" else 1)
+    assert ("no epoch ended in this start; trials go on" in job.log) is (saves == "a checkpoint")
+
+
+@pytest.mark.exhaustive  # waits for a time limit
+@pytest.mark.parametrize("useful_before", [False, True])
+def test_a_walltime_that_is_too_short_for_a_first_checkpoint_ends_the_job_at_once(tmp_path, useful_before):
+    """Of no further start, unless an earlier one of the same length was of use."""
+    if useful_before:
+        env = {"BIGBATCH_HOME": str(tmp_path / "home")}
+        record.JobRecord("7", "requeueing", restarts=2, fruitless_restarts=0).write(env)
+    end = time.time() + 60 + 60 + 10  # a margin of 60 s, the least that is taken, and 10 s of which it uses some
+    env = {"SLURM_JOB_END_TIME": f"{end:.0f}", "SLURM_RESTART_COUNT": "3" if useful_before else "0"}
+    job = start_search(tmp_path, ":", "--margin", "60", **env)
+    time.sleep(max(0.0, end - 119 - time.time()))
+    job.process.send_signal(signal.SIGUSR1)  # Slurm's may come a minute before the margin
+    assert job.end() == (143 if useful_before else 1)
+    assert ("requeue 7" in job.calls) is useful_before
+    reason = "no trial came to a first checkpoint in the"
+    assert (reason in record_of(tmp_path)["reason"] and "Write sbatch --time=5 or more" in job.log) is not useful_before

@@ -19,6 +19,7 @@ from conftest import ROOT, clean_environment
 from cluster import (
     checks,
     credentials,
+    heartbeats,
     lease,
     lookout,
     node,
@@ -35,11 +36,9 @@ from cluster import (
     successor,
 )
 from cluster.allocation import granted_gpus, per_node
+from cluster.files import write_json
 from cluster.grant import NoAllocation, node_cpus, read_grant
 from cluster.policy import Action, Cause, Situation, decide
-from train_loop.config import TrainConfig
-from tune.display import PlainLines, Progress
-from tune.observer import TrialView
 
 MODULES = sorted((ROOT / "cluster").glob("*.py"))
 
@@ -204,6 +203,9 @@ def situation(cause: Cause, **known) -> Situation:
         (situation(Cause.HEAD_DIED, exit_code=None), Action.REQUEUE, 143),
         (situation(Cause.HEAD_DIED, exit_code=None, fruitless=2), Action.END, 1),
         (situation(Cause.START_FAILED, exit_code=None), Action.END, 1),
+        (situation(Cause.TIME_LIMIT, too_short="no checkpoint"), Action.END, 1),
+        (situation(Cause.PREEMPTED, too_short="no checkpoint"), Action.REQUEUE, 143),
+        (situation(Cause.DRIVER_ENDED, exit_code=75, too_short="no checkpoint"), Action.END, 1),
         (situation(Cause.UNEXPLAINED), Action.END, 143),
         (situation(Cause.UNEXPLAINED, exit_code=0), Action.END, 0),
     ],
@@ -229,24 +231,6 @@ def test_what_a_job_does_at_its_end(case, action, code):
 )
 def test_why_slurm_sends_sigterm(state, preempted, cause, slurm_requeues):
     assert policy.cause_of_signal(state, preempted) == (cause, slurm_requeues)
-
-
-def test_progress_is_counted_in_epochs(tmp_path):
-    assert restart.progress(tmp_path) == 0 and restart.progress(None) is None
-    line = '{"op_code": 8, "user_attr": {"epoch/00001": {}}}\n'
-    (tmp_path / "optuna.journal").write_text('{"op_code": 0}\n' + line + line)
-    assert restart.progress(tmp_path) == 2
-    (tmp_path / "optuna.journal").unlink()  # a study in a database: what the driver has logged
-    (tmp_path / "logs").mkdir()
-    out = (tmp_path / "logs" / "driver.log").open("w")
-    lines = PlainLines(Progress(2, 1, {}), out)
-    record = {"epoch": 1, "val_top1": 0.5, "train_loss": 1.0, "learning_rate": 0.1}
-    for number in range(3):
-        lines.trial_started(TrialView(number, {}, TrainConfig()))
-        lines.epoch_ended(TrialView(number, {}, TrainConfig(), records=[record]), record)
-    out.close()
-    assert restart.progress(tmp_path) == 3
-    assert restart.fruitless(2, 0, 1) == 0 and restart.fruitless(2, 1, 1) == 3 and restart.fruitless(0, None, None) == 1
 
 
 def test_a_successor_is_given_what_the_job_was_given():
@@ -558,6 +542,23 @@ def test_a_study_is_leased_to_one_live_job(tmp_path):
     assert (tmp_path / lease.FILE).exists(), "not ours any more"
 
 
+def test_a_lease_that_is_damaged_or_just_let_go_is_judged_by_its_file(tmp_path, monkeypatch):
+    held = tmp_path / lease.FILE
+    held.write_text('{"job": "5", "heartbeat": "soon"}')
+    with pytest.raises(lease.StudyHeld, match="held by job 5"):
+        lease.Lease(tmp_path, "6").take()
+    held.write_text("")  # its holder was killed between making and writing it
+    with pytest.raises(lease.StudyHeld, match=r"held by job \?"):
+        lease.Lease(tmp_path, "6").take()
+    os.utime(held, (1, 1))
+    lease.Lease(tmp_path, "6").take()
+    # The holder lets go between the look whether there is a lease and the look who has it.
+    monkeypatch.setattr(lease, "read_json", lambda path: path.unlink() or {})
+    lease.Lease(tmp_path, "7").take()
+    monkeypatch.undo()
+    assert '"job": "7"' in held.read_text()
+
+
 @pytest.mark.parametrize(
     ("job", "age_s", "running", "may"),
     [
@@ -634,24 +635,43 @@ def test_a_folder_of_jobs_of_another_user_is_refused_with_the_one_to_take(tmp_pa
     assert "\n" not in str(refusal.value)
 
 
-def test_a_command_of_the_users_own_is_useful_if_it_runs_for_long():
-    assert restart.fruitless(2, None, None, 3600.0) == 0 and restart.fruitless(2, None, None, 20.0) == 3
-    assert restart.fruitless(2, 5, 5, 3600.0) == 3, "a search is judged by its epochs"
-
-
-def test_a_stalled_file_system_is_no_hung_node(tmp_path, monkeypatch):
+def test_a_stalled_file_system_is_no_hung_node(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr(node_steps.time, "monotonic", lambda: now[0])
-    steps = node_steps.NodeSteps("7", "7.0", tmp_path, False)
-    beats = {"n1": 1, "n2": 1}
-    steps._steps = dict.fromkeys(beats)
-    steps._beats = dict.fromkeys(beats, (0, now[0]))
-    monkeypatch.setattr(steps, "status", lambda name: {"beat": beats[name]})
-    assert steps.hung() == []
+    monkeypatch.setattr(heartbeats.time, "monotonic", lambda: now[0])
+    beats = {"n1": 1, "n2": 1, "n3": 0}
+    watch = heartbeats.Heartbeats()
+    assert watch.hung(beats) == []
     now[0] += 300.0
-    assert steps.hung() == [], "both stand still"
+    assert watch.hung(beats) == [], "all stand still"
     beats["n1"] = 2
-    assert steps.hung() == ["n2"], "one goes on, so the other hangs"
+    assert watch.hung(beats) == ["n2"], "one goes on, so the other hangs; the third has not begun"
+    beats["n2"] = 2
+    assert watch.hung(beats) == [], "it only was slow"
+
+
+def test_hung_nodes_are_the_own_ones_and_those_that_are_lent(tmp_path, monkeypatch):
+    """Job 7 with its nodes n1 and n-2, and n-2 lent by job 9: the reports as ``cluster.node`` writes them."""
+    now = [100.0]
+    monkeypatch.setattr(heartbeats.time, "monotonic", lambda: now[0])
+    (tmp_path / "nodes").mkdir()
+
+    def report(stem: str, job: str, run_id: str, beat: int, state: str = "ready") -> None:
+        write_json(tmp_path / "nodes" / f"{stem}.json", {"job": job, "run_id": run_id, "beat": beat, "state": state})
+
+    main, lender = (node_steps.NodeSteps(job, f"{job}.0", tmp_path, False) for job in "79")
+    lender.follow("7.0")
+    main._steps, lender._steps = dict.fromkeys(["n1", "n-2"]), dict.fromkeys(["n-2"])
+    for beat in (1, 2):
+        report("n1", "7", "7.0", beat)
+        report("n-2", "7", "7.0", 1)
+        report("n-2-9", "9", "9.0", 1)
+        report("n4-8", "8", "8.0", 1, "ended")
+        assert beat == 2 or (main.hung(), lender.hung()[0]) == (([], []), [])
+        now[0] += 300.0 if beat == 1 else 0.0
+    assert main.hung() == (["n-2"], ["n-2-9"])
+    assert lender.hung()[0] == ["n-2"], "its own: the job's report is another"
+    report("n-2-9", "9", "9.1", 1)
+    assert lender.hung()[0] == [], "of another stay"
 
 
 # Containers

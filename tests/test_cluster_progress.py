@@ -12,6 +12,7 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
 from cluster import progress
+from tune import tables
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 pytestmark = pytest.mark.filterwarnings("ignore:The value nan")
@@ -127,3 +128,21 @@ def test_what_is_no_study_is_none(tmp_path):
     (tmp_path / "study.json").write_text('{"name": "s"}')
     found = progress.read(tmp_path)
     assert found is not None and found.planned is None and found.finished == 0
+
+
+def test_the_longest_epoch_is_the_one_that_the_studys_own_table_says(tmp_path):
+    assert progress.longest_epoch_s(tmp_path) is None, "no study yet"
+    study = a_study(tmp_path)
+    run_trials(study)
+    assert progress.longest_epoch_s(tmp_path) is None, "no epoch yet"
+    records = [
+        {"epoch": 1, "train_s": 40.0, "bn_s": 1.0, "val_s": 9.5, "checkpoint_s": 0.25, "data_s": 39.0, "step_s": 1.0},
+        {"epoch": 2, "train_s": 41.0, "val_s": 8.0, "checkpoint_s": None},
+    ]
+    trial = study.ask()
+    for record in records:
+        trial.set_user_attr(f"epoch/{record['epoch']:05d}", record)
+    assert progress.longest_epoch_s(tmp_path) == max(map(tables.epoch_s, records)) == 50.75
+    with (tmp_path / "optuna.journal").open("ab") as journal:
+        journal.write(b'{"op_code": 8, "user_attr": {"epoch/00003": {"train_s": 99')
+    assert progress.longest_epoch_s(tmp_path) == 50.75, "a half written line is left out"

@@ -70,6 +70,26 @@ def test_the_script_is_bash_that_hands_every_argument_over_as_it_was(name, tmp_p
     assert ("module load arch/h100" in done.stderr) == (name == "jean_zay")
 
 
+def test_folders_with_blanks_in_their_names_reach_slurm_and_the_job_whole(tmp_path):
+    root, home = tmp_path / "check out", tmp_path / "my records"
+    (root / "cluster").mkdir(parents=True)
+    (root / "cluster" / submission.SEARCH).write_text('printf "%s\\n" "$0" "$@" "$BIGBATCH_HOME" "$BIGBATCH_PYTHON"\n')
+    (tmp_path / "my prelude.sh").touch()
+    request = Request(
+        arguments=("--output", f"{tmp_path}/my runs"),
+        python=f"{tmp_path}/my env/bin/python",
+        prelude=f"{tmp_path}/my prelude.sh",
+        cpus_per_node=8,
+    )
+    text = submission.render(request, find("generic", HOME), env={**HOME, "BIGBATCH_HOME": str(home)}, root=root)
+    words = [line[len("#SBATCH ") :] for line in text.splitlines() if line.startswith("#SBATCH ")]
+    assert [f"--output={home}/logs/%j.log"] in [shlex.split(word) for word in words]
+    done = subprocess.run(["bash", "-c", text], capture_output=True, text=True)
+    script = str(root / "cluster" / submission.SEARCH)
+    given = [script, *request.arguments, str(home), str(request.python)]
+    assert done.stdout.splitlines() == given, done.stderr
+
+
 def directives(name: str) -> dict[str, str]:
     """What Slurm would read, with quotes as a shell has them."""
     lines = [line[len("#SBATCH ") :] for line in rendered(name).splitlines() if line.startswith("#SBATCH ")]

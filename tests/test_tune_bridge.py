@@ -416,6 +416,18 @@ def test_no_trial_starts_that_could_not_finish_an_epoch_before_the_allocation_en
     assert Deadline(None, lambda: 1e9).allows_a_trial()
 
 
+def test_where_an_epoch_is_longer_than_the_allocation_trials_start_and_go_on_by_checkpoints(monkeypatch):
+    """A requeued search knows its epochs: it must not refuse its own interrupted trials, start after start."""
+    now = [5000.0]
+    monkeypatch.setattr("tune.deadline.time.time", lambda: now[0])
+    deadline = Deadline(6000.0, lambda: 1001.0)
+    assert deadline.allows_a_trial()
+    now[0] = 5900.0
+    assert deadline.allows_a_trial() and not deadline.refused, "a further one, in place of one that failed"
+    now[0] = 6000.5
+    assert not deadline.allows_a_trial() and deadline.refused
+
+
 def test_the_end_of_the_allocation_is_a_number_or_refused():
     assert end_of_allocation({}) is None and end_of_allocation({"BIGBATCH_DEADLINE": "1763.5"}) == 1763.5
     with pytest.raises(ConfigError, match="soon"):

@@ -4,6 +4,10 @@ A job that runs the search (``cluster/``) says when it will end in ``BIGBATCH_DE
 epoch, with its own margin taken off. Trials that run by then are stopped by its signal, with a checkpoint,
 so a rung that has begun is never lost; but a trial whose first epoch does not fit would spend its start-up,
 seconds to minutes of every worker, for nothing.
+
+Where not even the first trial of a search has time for an epoch, the allocations are shorter than one, and to wait
+for the next would not help: there trials start all the same, and go on from one allocation to the next by checkpoints
+within their epochs.
 """
 
 from __future__ import annotations
@@ -29,11 +33,17 @@ class Deadline:
 
     def __init__(self, ends_at: float | None, first_result_s: Callable[[], float | None]) -> None:
         self._ends_at, self._first_result_s = ends_at, first_result_s
+        self._an_epoch_fits: bool | None = None
         self.refused = False
         """Whether a trial was not started because of it."""
 
     def allows_a_trial(self) -> bool:
-        if self._ends_at is not None and time.time() + (self._first_result_s() or 0.0) > self._ends_at:
+        if self._ends_at is None:
+            return True
+        now, needed = time.time(), self._first_result_s() or 0.0
+        if self._an_epoch_fits is None:  # the search has only begun
+            self._an_epoch_fits = now + needed <= self._ends_at
+        if now + (needed if self._an_epoch_fits else 0.0) > self._ends_at:
             self.refused = True
         return not self.refused
 

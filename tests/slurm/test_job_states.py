@@ -202,7 +202,7 @@ def test_after_restarts_without_progress_the_job_gives_up(cluster, submit):
         job.wait_log(start, 40)
         cluster.run("ctl", "scancel", "--batch", "-s", "USR1", job.id, user="alice")
     log = job.wait_end("FAILED", 30)
-    assert "no epoch was finished 2 times in a row (--max-restarts 1)" in log
+    assert "no epoch or checkpoint came of it 2 times in a row (--max-restarts 1)" in log
     assert job.record["reason"] in log
 
 
@@ -321,6 +321,22 @@ def test_lent_nodes_do_not_wait_for_a_job_that_left_the_queue(cluster, submit):
     cluster.run("ctl", "scancel", job.id, user="alice")
     assert cluster.wait_state(lent, ENDED, 40) == "COMPLETED"
     assert "is not in the queue any more; leaving" in (job.folder / f"bigbatch-{lent}.log").read_text()
+
+
+@pytest.mark.exhaustive
+def test_a_lent_node_that_hangs_is_given_up_though_the_allocation_that_lends_it_hangs_with_it(cluster, submit):
+    job = submit(*driver(WAIT), BIGBATCH_HUNG_S="8")
+    job.wait_log("RUNNING", 30)
+    lent = lend(cluster, job)
+    assert until(lambda: job.record["attached"] == [lent], 20), job.everything()
+    node = cluster.job(lent)["NodeList"]
+    cluster.suspend(node)
+    job.wait_log(f"node {node}, lent by job {lent}, hangs: no heartbeat", 40)
+    assert until(lambda: job.record["attached"] == [], 20), job.everything()
+    cluster.resume(node)
+    cluster.run("ctl", "scancel", job.id, user="alice")
+    assert cluster.wait_state(lent, ENDED, 40) == "COMPLETED"
+    assert job.leftovers() == []
 
 
 # In a container

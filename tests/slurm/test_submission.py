@@ -30,8 +30,8 @@ for i in $(seq 600); do sleep 0.1; done
 
 @pytest.fixture
 def checkout(cluster: VirtualCluster) -> Path:
-    """A user's own checkout of what submitting needs."""
-    root = cluster.folder("alice", "checkout")
+    """A user's own checkout of what submitting needs, in a folder with a blank in its name."""
+    root = cluster.folder("alice", "check out")
     for name in ("cluster", "tune", "train_loop"):
         shutil.copytree(REPOSITORY / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
     (root / "cluster" / "ray_head_workers.slurm").write_text(STAND_IN)

@@ -1,0 +1,35 @@
+"""Which nodes hang: their heartbeat stands still while others' goes on."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+
+HUNG_S = float(os.environ.get("BIGBATCH_HUNG_S") or 60)
+"""A node whose heartbeat has not been seen for so long is taken for hung."""
+HEARTBEAT_S = min(5.0, HUNG_S / 4)
+
+
+class Heartbeats:
+    """Remembers when each node's heartbeat was last seen to go on. Ask ``hung`` often."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[int, float]] = {}
+
+    def hung(self, beats: Mapping[str, int]) -> list[str]:
+        """Nodes that have reported once and whose heartbeat stands still while others' go on.
+
+        Where all stand still, the shared file system does: a full quota, or a server that does not answer.
+
+        Args:
+            beats: each node's last heartbeat; 0: it has not reported yet.
+        """
+        now = time.monotonic()
+        for name, beat in beats.items():
+            if name not in self._seen or self._seen[name][0] != beat:
+                self._seen[name] = (beat, now)
+        still = {name: now - self._seen[name][1] for name, beat in beats.items() if beat}
+        if not any(seconds < HUNG_S / 2 for seconds in still.values()):
+            return []
+        return [name for name, seconds in still.items() if seconds > HUNG_S]

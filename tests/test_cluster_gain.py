@@ -1,0 +1,121 @@
+"""Whether a start of a job was of use to its study, with studies as they are left on the disk."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from cluster import gain
+from train_loop.checkpoint import CheckpointFolder
+from train_loop.config import TrainConfig
+from tune.display import PlainLines, Progress
+from tune.observer import TrialView
+
+EPOCH = '{"op_code": 8, "trial_id": 0, "user_attr": {"epoch/00001": {"train_s": %g, "val_s": 10.0}}}\n'
+
+
+@pytest.fixture
+def now(monkeypatch) -> list[float]:
+    """The clock, seconds since the epoch."""
+    clock = [10_000.0]
+    monkeypatch.setattr(gain.time, "time", lambda: clock[0])
+    return clock
+
+
+def checkpoint(study: Path, number: int, step: int) -> None:
+    """As a trial writes one within an epoch."""
+    CheckpointFolder(study / "checkpoints" / f"trial-{number:04d}", 20.0).save({"progress": {"step": step}})
+
+
+def test_epochs_are_counted_in_the_journal_or_in_the_drivers_log(tmp_path):
+    assert gain.saved(tmp_path) == gain.Saved(0, 0, frozenset()) and gain.saved(None) is None
+    (tmp_path / "optuna.journal").write_text('{"op_code": 0}\n' + 2 * (EPOCH % 1.0))
+    assert gain.saved(tmp_path).epochs == 2
+    (tmp_path / "optuna.journal").unlink()  # a study in a database: what the driver has logged
+    (tmp_path / "logs").mkdir()
+    record = {"epoch": 1, "val_top1": 0.5, "train_loss": 1.0, "learning_rate": 0.1}
+    with (tmp_path / "logs" / "driver.log").open("w") as out:
+        lines = PlainLines(Progress(2, 1, {}), out)
+        for number in range(3):
+            lines.trial_started(TrialView(number, {}, TrainConfig()))
+            lines.epoch_ended(TrialView(number, {}, TrainConfig(), records=[record]), record)
+    assert gain.saved(tmp_path).epochs == 3
+
+
+def test_a_checkpoint_within_an_epoch_is_progress_and_an_old_one_is_not(tmp_path):
+    checkpoint(tmp_path, 0, step=3)
+    start = gain.Start(tmp_path, None, 120.0)
+    assert not start.look().useful
+    checkpoint(tmp_path, 0, step=4)
+    assert start.look() == gain.Gained(useful=True, epochs=False)
+    again = gain.Start(tmp_path, None, 120.0)
+    assert not again.look().useful
+    checkpoint(tmp_path, 1, step=1)
+    (tmp_path / "optuna.journal").write_text(EPOCH % 1.0)
+    assert again.look() == gain.Gained(useful=True, epochs=True)
+
+
+def test_a_trial_that_failed_is_progress_too_it_is_not_run_again(tmp_path):
+    (tmp_path / "study.json").write_text('{"name": "s", "trials": 9}')
+    begun = '{"op_code": 0, "study_name": "s", "directions": [2]}\n{"op_code": 4, "study_id": 0}\n'
+    (tmp_path / "optuna.journal").write_text(begun)
+    start = gain.Start(tmp_path, None, 120.0)
+    (tmp_path / "optuna.journal").write_text(begun + '{"op_code": 6, "trial_id": 0, "state": 3, "values": null}\n')
+    assert start.look().useful
+
+
+def test_a_command_of_the_users_own_is_useful_if_it_runs_for_long(now):
+    start = gain.Start(None, 99_999.0, 120.0)
+    start.driver_begins()
+    now[0] += 20.0
+    assert start.look() == gain.Gained(useful=False)
+    now[0] += 3600.0
+    assert start.look() == gain.Gained(useful=True), "and nobody can say that its walltime is too short"
+
+
+def test_a_walltime_without_a_first_checkpoint_is_said_with_what_was_measured_and_what_to_write(now, tmp_path):
+    start = gain.Start(tmp_path, now[0] + 300.0, 120.0)
+    now[0] += 40.0
+    start.driver_begins()
+    now[0] += 80.0  # Slurm's signal comes a minute before the margin
+    start.driver_is_to_end()
+    assert start.look().too_short == (
+        "no trial came to a first checkpoint in the 80 s that the search had of 300 s: another start would not "
+        "either. Write sbatch --time=10 or more"
+    )
+    (tmp_path / "optuna.journal").write_text(EPOCH % 890.0)  # of an earlier job, whose walltime was longer
+    known = gain.Start(tmp_path, now[0] + 300.0, 120.0)
+    known.driver_begins()
+    now[0] += 180.0
+    known.driver_is_to_end()
+    assert "Write sbatch --time=17 or more" in known.look().too_short, "900 s, and 120 s in which trials save"
+
+
+@pytest.mark.parametrize("what", ["by hand", "no limit", "before the driver"])
+def test_a_walltime_is_not_blamed_for_what_cut_a_start_short(what, now, tmp_path):
+    start = gain.Start(tmp_path, None if what == "no limit" else now[0] + 3600.0, 120.0)
+    if what != "before the driver":
+        start.driver_begins()
+    now[0] += 60.0 if what == "by hand" else 3480.0
+    start.driver_is_to_end()
+    assert start.look() == gain.Gained(useful=False, epochs=False)
+
+
+def test_an_epoch_that_does_not_fit_is_said_before_nodes_are_waited_for(now, tmp_path):
+    assert gain.Start(tmp_path, now[0] + 600.0, 120.0).too_short_for_an_epoch() is None, "nothing was measured"
+    (tmp_path / "optuna.journal").write_text((EPOCH % 1.0) + (EPOCH % 490.0))
+    assert gain.Start(tmp_path, now[0] + 600.0, 120.0).too_short_for_an_epoch() == (
+        "an epoch of this study took up to 500 s, and this start leaves trials 480 s: they go on from checkpoints "
+        "within epochs. With sbatch --time=12 or more an epoch fits."
+    )
+    assert gain.Start(tmp_path, now[0] + 12 * 60, 120.0).too_short_for_an_epoch() is None
+    assert gain.Start(tmp_path, None, 120.0).too_short_for_an_epoch() is None
+    assert gain.Start(None, now[0] + 600.0, 120.0).too_short_for_an_epoch() is None
+
+
+def test_a_study_that_cannot_be_read_says_nothing(tmp_path, monkeypatch):
+    (tmp_path / "optuna.journal").mkdir()  # reading it raises OSError, also for root
+    assert gain.saved(tmp_path) is None
+    assert os.listdir(tmp_path) == ["optuna.journal"]
