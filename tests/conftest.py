@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -88,3 +89,11 @@ def processes_naming(text: str) -> list[str]:
         if text in line and process.pid != os.getpid() and process.info["status"] != psutil.STATUS_ZOMBIE:
             found.append(f"{process.pid}: {line[:200]}")
     return found
+
+
+def wait_gone(text: str, seconds: float = 60) -> list[str]:
+    """Processes naming ``text`` that are still there after ``seconds``."""
+    deadline = time.monotonic() + seconds
+    while (left := processes_naming(text)) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return left

@@ -23,7 +23,7 @@ def loan(tmp_path: Path) -> Iterator[StandInJob]:
     started = StandInJob(tmp_path, "9", "--attach", "5")
     yield started
     started.process.terminate()
-    started.process.wait(20)
+    started.process.wait(120)
 
 
 def say(
