@@ -194,9 +194,9 @@ def test_rays_processes_of_other_jobs_are_leaks_and_this_jobs_are_not(tmp_path):
         return line.endswith((" of job 11", " of job 12"))
 
     started = [
-        subprocess.Popen(["raylet", "60"], executable="/bin/sleep", env=own),
-        subprocess.Popen(["gcs_server", "60"], executable="/bin/sleep", env=other),
-        subprocess.Popen(["sleep", "60"], env=other),
+        subprocess.Popen(["raylet", "300"], executable="/bin/sleep", env=own),
+        subprocess.Popen(["gcs_server", "300"], executable="/bin/sleep", env=other),
+        subprocess.Popen(["sleep", "300"], env=other),
     ]
     try:
         deadline = time.monotonic() + 60  # a new process has its name and its variables only after a moment

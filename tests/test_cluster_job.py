@@ -26,7 +26,7 @@ DRIVER = textwrap.dedent("""
         print("SAVED", flush=True); sys.exit(143)
     signal.signal(signal.SIGTERM, save)
     print("RUNNING", flush=True)
-    time.sleep(100)
+    time.sleep(600)
 """)
 PREEMPTED = "JobState=RUNNING PreemptTime=2026-11-21T10:00:00"
 

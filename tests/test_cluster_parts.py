@@ -425,11 +425,11 @@ def test_what_a_killed_job_left_is_removed_with_its_processes(monkeypatch):
     base = tempfile.TemporaryDirectory(dir="/tmp", prefix="t")
     monkeypatch.setenv("BIGBATCH_NODE_TMP", base.name)
     hold = "import os, time; from cluster.node_folder import private_folder as p\n"
-    hold += "with p('77') as f: print(f, flush=True); time.sleep(60)"
+    hold += "with p('77') as f: print(f, flush=True); time.sleep(300)"
     node = subprocess.Popen([sys.executable, "-c", hold], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     folder = Path(node.stdout.readline().strip())
-    orphan = subprocess.Popen(["sleep", "60"], executable="/bin/sleep", start_new_session=True)
-    daemon = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", f"ray start {folder}/r/socket"])
+    orphan = subprocess.Popen(["sleep", "300"], executable="/bin/sleep", start_new_session=True)
+    daemon = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)", f"ray start {folder}/r/socket"])
     assert processes.wait_until(lambda: b"socket" in Path(f"/proc/{daemon.pid}/cmdline").read_bytes(), 60)
     node.kill()
     node.wait()
@@ -474,7 +474,7 @@ def test_a_users_folder_with_a_name_like_ours_stays(tmp_path):
 
 
 def test_only_own_descendants_are_ended_also_those_that_left_their_group():
-    start = "import subprocess, sys; subprocess.Popen(['sleep', '61'], start_new_session=True); sys.exit()"
+    start = "import subprocess, sys; subprocess.Popen(['sleep', '301'], start_new_session=True); sys.exit()"
     main = f"""
 import subprocess, sys, time
 from cluster import processes
@@ -487,7 +487,7 @@ stubborn = subprocess.Popen(["bash", "-c", "trap '' TERM; while :; do sleep 0.1;
 time.sleep(0.3)
 print(processes.end_descendants(grace_s=0.5) == [stubborn.pid], processes.descendants(__import__("os").getpid()))
 """
-    bystander = subprocess.Popen(["sleep", "62"])
+    bystander = subprocess.Popen(["sleep", "302"])
     done = subprocess.run([sys.executable, "-c", main], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.stdout.strip().endswith("[]"), done.stderr
     assert bystander.poll() is None

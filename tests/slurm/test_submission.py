@@ -25,7 +25,7 @@ srun --overlap bash -c 'echo "node $(hostname) GPUs $CUDA_VISIBLE_DEVICES" \\
     > "$BIGBATCH_HOME/jobs/$SLURM_JOB_ID/nodes/$(hostname).log"'
 trap 'echo warned; exit 0' USR1
 echo waiting
-for i in $(seq 600); do sleep 0.1; done
+for i in $(seq 6000); do sleep 0.1; done
 """
 
 
