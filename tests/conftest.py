@@ -14,10 +14,9 @@ ROOT = Path(__file__).resolve().parent.parent
 TUNE = ROOT / "tune" / "run.py"
 TRAIN = ROOT / "train_loop" / "run.py"
 
-
-@pytest.fixture(scope="session", autouse=True)
-def _one_thread_unless_told() -> None:
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Before torch and numpy are loaded, here and in what tests start: on a busy machine threads that wait for each other
+# cost more than they bring, sums depend on their number, and loader processes are forked from this one.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture
