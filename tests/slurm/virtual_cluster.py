@@ -242,12 +242,22 @@ class VirtualCluster:
         """``PENDING``, ``RUNNING``, ``COMPLETED``…, of the first component where there are several."""
         if not job_id:
             raise ValueError("job_id must not be empty: Slurm would answer for all jobs.")
-        return self.run(CONTROLLER, "squeue", "-t", "all", "-h", "-j", job_id, "-o", "%T").stdout.split()[0]
+        return self._question("squeue", "-t", "all", "-h", "-j", job_id, "-o", "%T").split()[0]
 
     def job(self, job_id: str) -> dict[str, str]:
         """The fields of ``scontrol show job`` whose values hold no blank."""
-        text = self.run(CONTROLLER, "scontrol", "-o", "show", "job", job_id).stdout
+        text = self._question("scontrol", "-o", "show", "job", job_id)
         return dict(field.split("=", 1) for field in text.split() if "=" in field)
+
+    def _question(self, *cmd: str) -> str:
+        """What the controller answers; asked again where it took longer than Slurm's commands wait (MessageTimeout)."""
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                return self.run(CONTROLLER, *cmd).stdout
+            except CommandFailed as error:
+                if "Socket timed out" not in error.stderr or time.monotonic() > deadline:
+                    raise
 
     def wait_state(self, job_id: str, states: str | Iterable[str], timeout_s: float = PATIENCE_S) -> str:
         """Wait until the job is in one of the states, and return it. Raises ClusterError."""
