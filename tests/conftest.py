@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -14,10 +15,9 @@ ROOT = Path(__file__).resolve().parent.parent
 TUNE = ROOT / "tune" / "run.py"
 TRAIN = ROOT / "train_loop" / "run.py"
 
-
-@pytest.fixture(scope="session", autouse=True)
-def _one_thread_unless_told() -> None:
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Before torch and numpy are loaded, here and in what tests start: on a busy machine threads that wait for each other
+# cost more than they bring, sums depend on their number, and loader processes are forked from this one.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture
@@ -101,3 +101,11 @@ def processes_naming(text: str) -> list[str]:
         if text in line and process.pid != os.getpid() and process.info["status"] != psutil.STATUS_ZOMBIE:
             found.append(f"{process.pid}: {line[:200]}")
     return found
+
+
+def wait_gone(text: str, seconds: float = 60) -> list[str]:
+    """Processes naming ``text`` that are still there after ``seconds``."""
+    deadline = time.monotonic() + seconds
+    while (left := processes_naming(text)) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return left

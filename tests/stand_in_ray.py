@@ -16,12 +16,17 @@ RAY_START = '''
 import glob, json, os, signal, subprocess, sys
 options = dict(a[2:].split("=", 1) for a in sys.argv[1:] if a.startswith("--") and "=" in a)
 path = os.path.join(os.environ["STAND_IN_STATE"], options["node-ip-address"] + ".json")
+def remove(path):
+    try:
+        os.unlink(path)
+    except FileNotFoundError:  # another node's process that ends, or the head that starts, was first
+        pass
 def end(*_):
-    os.path.exists(path) and os.unlink(path)
+    remove(path)
     os._exit(0)
 signal.signal(signal.SIGTERM, end)
 if "--head" in sys.argv:  # a new cluster knows nothing of an earlier one's nodes
-    [os.unlink(old) for old in glob.glob(os.environ["STAND_IN_STATE"] + "/*.json")]
+    [remove(old) for old in glob.glob(os.environ["STAND_IN_STATE"] + "/*.json")]
 labels = dict(pair.split("=") for pair in options["labels"].split(","))
 with open(path, "w") as file:
     node = {"ip": options["node-ip-address"], "cpus": options["num-cpus"], "gpus": options["num-gpus"]}
@@ -127,7 +132,7 @@ class StandInJob:
 
     @property
     def log(self) -> str:
-        return (self.folder / "log").read_text()
+        return (self.folder / "log").read_text(errors="replace")  # a line may be half written
 
     @property
     def calls(self) -> str:
@@ -135,13 +140,13 @@ class StandInJob:
         path = self.folder / "calls"
         return path.read_text() if path.exists() else ""
 
-    def wait(self, condition: Callable[[], bool], timeout_s: float = 20) -> None:
+    def wait(self, condition: Callable[[], bool], timeout_s: float = 120) -> None:
         deadline = time.monotonic() + timeout_s
         while not condition():
             assert time.monotonic() < deadline, self.log
             time.sleep(0.05)
 
-    def wait_log(self, text: str, timeout_s: float = 20) -> None:
+    def wait_log(self, text: str, timeout_s: float = 120) -> None:
         self.wait(lambda: text in self.log, timeout_s)
 
     def end(self) -> int:

@@ -26,7 +26,7 @@ def loan(tmp_path: Path) -> Iterator[StandInJob]:
     started = StandInJob(tmp_path, "9", "--attach", "5")
     yield started
     started.process.terminate()
-    started.process.wait(20)
+    started.process.wait(120)
 
 
 def report(folder: Path, job_id: str, stem: str, owner: str, beat: int) -> None:

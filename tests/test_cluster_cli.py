@@ -32,7 +32,7 @@ def run(*arguments: object, home: Path, command: tuple[str, ...] = (sys.executab
         env={**bare, "BIGBATCH_HOME": str(home), "XDG_CONFIG_HOME": str(home / "config"), "PATH": "/nowhere", **env},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
     )
 
 
@@ -237,11 +237,11 @@ def test_follow_gives_whole_lines_as_they_come_and_ends_with_the_job(tmp_path, h
     wait_for(lambda: sorted(got) == ["n1 | joined\n", "one\n", "two\n"])
     assert reader.is_alive(), "the job still runs"
     (tmp_path / "queue").write_text("1010\n")
-    reader.join(10)
+    reader.join(60)
     assert not reader.is_alive() and got[-1] == "last\n"
 
 
-def wait_for(condition, seconds: float = 10) -> None:
+def wait_for(condition, seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"

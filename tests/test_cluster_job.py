@@ -29,7 +29,7 @@ DRIVER = textwrap.dedent("""
         print("SAVED", flush=True); sys.exit(143)
     signal.signal(signal.SIGTERM, save)
     print("RUNNING", flush=True)
-    time.sleep(100)
+    time.sleep(600)
 """)
 PREEMPTED = "JobState=RUNNING PreemptTime=2026-11-21T10:00:00"
 
@@ -127,15 +127,15 @@ echo 'sbatch: error: Batch job submission failed: Socket timed out on send/recv 
 
 
 def test_a_late_answer_does_not_give_the_driver_time_that_slurm_does_not_give(tmp_path):
-    """Slurm kills 8 s after its signal, so the driver has 4; with the answer's time added it would have 6 or more."""
-    driver = DRIVER.replace("print(", "time.sleep(5.5); print(", 1)
+    """Slurm kills 12 s after its signal, so the driver has 8; with the answer's time added it would have 11 or more."""
+    driver = DRIVER.replace("print(", "time.sleep(10.5); print(", 1)
     words = ("--", sys.executable, "-c", driver)
-    job = StandInJob(tmp_path, "7", *words, KILL_WAIT="8", BIGBATCH_FIRST_ANSWER_S="0.5")
+    job = StandInJob(tmp_path, "7", *words, KILL_WAIT="12", BIGBATCH_FIRST_ANSWER_S="0.5")
     job.wait_log("RUNNING")
     (tmp_path / "down").touch()
     job.process.send_signal(signal.SIGTERM)
     job.wait_log("saving in any case")
-    time.sleep(2)
+    time.sleep(3)  # the answer comes a second later at most, long before the driver's time is over
     job.says("JobState=PREEMPTED,COMPLETING")
     (tmp_path / "down").unlink()
     assert job.end() == 143

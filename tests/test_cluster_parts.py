@@ -74,14 +74,15 @@ def test_blocks_of_ports_do_not_overlap_and_stay_below_the_ephemeral_range():
 
 
 def test_a_taken_port_moves_the_job_to_another_block():
-    first = ports.ports_of("31", 0, head=True)
+    job = next(str(n) for n in range(31, 500) if not ports.taken(ports.ports_of(str(n), 0, head=True)))
+    first = ports.ports_of(job, 0, head=True)
     with socket.socket() as neighbour:
         neighbour.bind(("127.0.0.1", first.object_manager))
         neighbour.listen()
         assert ports.taken(first) == [first.object_manager]
-        attempt, chosen = ports.free_ports("31", 0, head=True)
+        attempt, chosen = ports.free_ports(job, 0, head=True)
         assert attempt > 0 and not ports.taken(chosen)
-    assert ports.free_ports("31", 0, head=True) == (0, first)
+    assert ports.free_ports(job, 0, head=True) == (0, first)
 
 
 # The grant
@@ -324,7 +325,7 @@ def test_a_signal_is_explained_whenever_slurm_answers(answer, cause, killed_soon
     assert look.interruption() is Cause.UNEXPLAINED and "saving in any case" in said[-1]
     assert not look.explain(0.2) and look.cause is Cause.UNEXPLAINED
     awake.touch()
-    assert look.explain(10) and (look.cause, look.killed_soon) == (cause, killed_soon)
+    assert look.explain(60) and (look.cause, look.killed_soon) == (cause, killed_soon)
     assert not look.explain(), "nothing is left to explain"
 
 
@@ -340,7 +341,7 @@ def test_only_an_unknown_job_is_taken_for_a_cancelled_one(tmp_path, monkeypatch)
     fail = f"[ -s {tmp_path}/left ] && {{ head -n1 {tmp_path}/left >&2; sed -i 1d {tmp_path}/left; exit 1; }}"
     stand_in(tmp_path, monkeypatch, scontrol=f"{fail}\necho JobState=RUNNING PreemptTime=2026-11-21T10:00:00")
     monkeypatch.setattr(lookout, "ASK_AGAIN_S", 0.01)
-    fields = lookout.Question("7").answer(20)
+    fields = lookout.Question("7").answer(60)
     assert fields is not None and fields["JobState"] == "RUNNING"
     assert (tmp_path / "left").read_text() == "", "every error was met"
 
@@ -408,12 +409,12 @@ def test_what_a_killed_job_left_is_removed_with_its_processes(monkeypatch):
     base = tempfile.TemporaryDirectory(dir="/tmp", prefix="t")
     monkeypatch.setenv("BIGBATCH_NODE_TMP", base.name)
     hold = "import os, time; from cluster.node_folder import private_folder as p\n"
-    hold += "with p('77') as f: print(f, flush=True); time.sleep(60)"
+    hold += "with p('77') as f: print(f, flush=True); time.sleep(300)"
     node = subprocess.Popen([sys.executable, "-c", hold], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     folder = Path(node.stdout.readline().strip())
-    orphan = subprocess.Popen(["sleep", "60"], executable="/bin/sleep", start_new_session=True)
-    daemon = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", f"ray start {folder}/r/socket"])
-    assert processes.wait_until(lambda: b"socket" in Path(f"/proc/{daemon.pid}/cmdline").read_bytes(), 10)
+    orphan = subprocess.Popen(["sleep", "300"], executable="/bin/sleep", start_new_session=True)
+    daemon = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)", f"ray start {folder}/r/socket"])
+    assert processes.wait_until(lambda: b"socket" in Path(f"/proc/{daemon.pid}/cmdline").read_bytes(), 60)
     node.kill()
     node.wait()
     assert folder.exists() and folder.parent == Path(base.name)
@@ -457,7 +458,7 @@ def test_a_users_folder_with_a_name_like_ours_stays(tmp_path):
 
 
 def test_only_own_descendants_are_ended_also_those_that_left_their_group():
-    start = "import subprocess, sys; subprocess.Popen(['sleep', '61'], start_new_session=True); sys.exit()"
+    start = "import subprocess, sys; subprocess.Popen(['sleep', '301'], start_new_session=True); sys.exit()"
     main = f"""
 import subprocess, sys, time
 from cluster import processes
@@ -470,8 +471,8 @@ stubborn = subprocess.Popen(["bash", "-c", "trap '' TERM; while :; do sleep 0.1;
 time.sleep(0.3)
 print(processes.end_descendants(grace_s=0.5) == [stubborn.pid], processes.descendants(__import__("os").getpid()))
 """
-    bystander = subprocess.Popen(["sleep", "62"])
-    done = subprocess.run([sys.executable, "-c", main], cwd=ROOT, capture_output=True, text=True, timeout=30)
+    bystander = subprocess.Popen(["sleep", "302"])
+    done = subprocess.run([sys.executable, "-c", main], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.stdout.strip().endswith("[]"), done.stderr
     assert bystander.poll() is None
     bystander.kill()

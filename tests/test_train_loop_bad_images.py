@@ -62,7 +62,7 @@ def test_the_rank_that_meets_it_says_so(config: Path, images: Path) -> None:
     (first,) = next(sampling.train_micro_batches(64, CONFIG.seed, 0, split, 1))
     spoil(Path(scan_folder(str(images)).train.path(int(first[0]))))
     ranks = start_ranks(config)
-    said = ranks[1].communicate(timeout=120)[1].splitlines()
+    said = ranks[1].communicate(timeout=300)[1].splitlines()
     ranks[0].kill()
     ranks[0].communicate()
     assert ranks[1].returncode == 1 and len(said) == 1 and "failed: cannot read image" in said[0], said

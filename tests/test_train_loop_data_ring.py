@@ -232,8 +232,8 @@ def test_nothing_is_left_of_a_trainer(folder: Path, tmp_path: Path, end: str) ->
             trainer.kill()
         else:
             trainer.stdin.close()
-        assert trainer.wait(20) == (-signal.SIGKILL if end == "kill" else 0)
-    _, alive = psutil.wait_procs(children, timeout=20)
+        assert trainer.wait(120) == (-signal.SIGKILL if end == "kill" else 0)
+    _, alive = psutil.wait_procs(children, timeout=120)
     assert not alive
 
 

@@ -91,7 +91,7 @@ def test_batches_come_from_a_copy_that_equals_the_source(
 
 def test_several_processes_make_one_copy(packed: Path, tmp_path: Path) -> None:
     readers = [reader(packed, tmp_path / "scratch", 0.1) for _ in range(3)]
-    done = [process.communicate(timeout=60) for process in readers]
+    done = [process.communicate(timeout=240) for process in readers]
     assert all(process.returncode == 0 for process in readers), done
     assert sum("staging" in error for _, error in done) == 1
     assert len({output.splitlines()[-1] for output, _ in done}) == 1
@@ -99,14 +99,14 @@ def test_several_processes_make_one_copy(packed: Path, tmp_path: Path) -> None:
 
 
 def test_what_a_killed_process_has_copied_is_not_taken_for_whole(packed: Path, tmp_path: Path) -> None:
-    first = reader(packed, tmp_path / "scratch", 10)
+    first = reader(packed, tmp_path / "scratch", 300)
     assert first.stdout and first.stdout.readline() == "copying\n"
     second = reader(packed, tmp_path / "scratch")
     assert second.stderr and second.stderr.readline().startswith("waiting for the process that stages")
     assert list((tmp_path / "scratch").glob("*.partial/train-*.arrow"))  # one file of several
     os.kill(first.pid, signal.SIGKILL)
     first.communicate()
-    output, error = second.communicate(timeout=60)
+    output, error = second.communicate(timeout=240)
     assert second.returncode == 0 and files(Path(output.strip())) == files(packed), error
     assert not list((tmp_path / "scratch").glob("*.partial"))
 
@@ -115,13 +115,13 @@ def test_a_copy_that_lost_files_is_made_anew(packed: Path, tmp_path: Path) -> No
     copy = Path(stage.stage(str(packed), str(tmp_path / "scratch")))
     (copy / "train-00000.arrow").unlink()
     stage._held.clear()  # while somebody reads it, it would be waited for
-    output, _ = reader(packed, tmp_path / "scratch").communicate(timeout=60)
+    output, _ = reader(packed, tmp_path / "scratch").communicate(timeout=240)
     assert files(Path(output.strip())) == files(packed)
 
 
 def test_another_content_is_another_copy_and_the_old_one_goes(packed: Path, tmp_path: Path) -> None:
     scratch = tmp_path / "scratch"
-    old = reader(packed, scratch).communicate(timeout=60)[0].strip()
+    old = reader(packed, scratch).communicate(timeout=240)[0].strip()
     shutil.rmtree(packed)
     (tmp_path / "images" / "train" / "a" / "0.png").unlink()
     assert pack.main([str(tmp_path / "images"), str(packed), "--workers", "1"]) == 0
@@ -131,7 +131,7 @@ def test_another_content_is_another_copy_and_the_old_one_goes(packed: Path, tmp_
     shutil.rmtree(packed)
     (tmp_path / "images" / "train" / "a" / "1.png").unlink()
     assert pack.main([str(tmp_path / "images"), str(packed), "--workers", "1"]) == 0
-    newest = reader(packed, scratch).communicate(timeout=60)[0].strip()
+    newest = reader(packed, scratch).communicate(timeout=240)[0].strip()
     assert Path(newest).exists() and Path(new).exists()
 
 
@@ -300,7 +300,7 @@ def test_ranks_meet_only_when_every_node_has_its_copy(packed: Path, tmp_path: Pa
         for rank in (0, 1)
     ]
     for rank in ranks:
-        output, error = rank.communicate(timeout=120)
+        output, error = rank.communicate(timeout=300)
         assert rank.returncode == 0, error
         assert json.loads(output.splitlines()[-1]) == [2, 1, False]  # the copy was whole, and made before the group
 

@@ -130,7 +130,7 @@ def test_two_ranks_measure_their_own_gradients_before_they_are_averaged(tmp_path
     ranks = [
         subprocess.Popen([sys.executable, "-c", TWO_RANKS, str(tmp_path), str(r)], env=environment) for r in (0, 1)
     ]
-    assert [rank.wait(timeout=120) for rank in ranks] == [0, 0]
+    assert [rank.wait(timeout=300) for rank in ranks] == [0, 0]
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
     assert first == second
     order = sampling.train_order(70, STEP.seed, 0)[:64]

@@ -19,7 +19,10 @@ from train_loop.config import ConfigError
 
 
 def sleeper(word: str) -> subprocess.Popen:
-    return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(120)", word])
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)", word])
+    # A new process has its command line only after a moment.
+    assert processes.wait_until(lambda: word.encode() in Path(f"/proc/{process.pid}/cmdline").read_bytes(), 60)
+    return process
 
 
 def test_the_folder_is_private_and_its_path_short_enough_for_sockets(monkeypatch, tmp_path):
@@ -51,11 +54,12 @@ def test_only_processes_that_name_the_folder_are_ended(tmp_path):
     reader = sleeper(f"{ours}/session/logs")
     try:
         processes.end_processes_of(ours)
-        assert mine.poll() is not None and neighbour.poll() is None and reader.poll() is None
+        mine.wait(60)  # its command line goes a moment before it
+        assert neighbour.poll() is None and reader.poll() is None
     finally:
-        reader.kill()
-        neighbour.kill()
-        neighbour.wait()
+        for process in (mine, neighbour, reader):
+            process.kill()
+            process.wait()
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ def run(*arguments: object, cwd: Path, command: tuple[str, ...] = (sys.executabl
         env={**clean_environment(), **env},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
     )
 
 

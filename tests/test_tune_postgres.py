@@ -43,6 +43,7 @@ def postgres() -> Iterator[str]:
         password_file.chmod(0o644)
         data = f"{folder}/data"
         initdb = [*as_user, programs / "initdb", "-D", data, "-U", "bb", "-A", "scram-sha-256", "--no-sync"]
+        initdb += ["--no-locale", "-E", "UTF8"]  # the machine's LANG may not be installed
         subprocess.run([*initdb, f"--pwfile={password_file}"], check=True, capture_output=True, cwd="/")
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -53,13 +54,14 @@ def postgres() -> Iterator[str]:
             wait_for_port(port, server)
             yield f"postgresql+psycopg://bb:{PASSWORD}@127.0.0.1:{port}/postgres"
         finally:
-            pid = Path(data, "postmaster.pid").read_text().split()[0]  # runuser does not pass signals on
-            os.kill(int(pid), 2)
-            server.wait(30)
+            if server.poll() is None:  # else it did not start, which was said
+                pid = Path(data, "postmaster.pid").read_text().split()[0]  # runuser does not pass signals on
+                os.kill(int(pid), 2)
+            server.wait(120)
 
 
 def wait_for_port(port: int, server: subprocess.Popen) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while time.monotonic() < deadline and server.poll() is None:
         try:
             socket.create_connection(("127.0.0.1", port), timeout=1).close()

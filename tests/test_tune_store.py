@@ -223,6 +223,6 @@ def test_a_resume_with_nothing_left_to_do_leaves_nothing_running(tmp_path):
     running.set_user_attr("config", TrainConfig().to_dict())
     store.close()
     command = [sys.executable, str(TUNE), "--resume", "--study", "s", "--trials", "1"]
-    done = subprocess.run(command, cwd=tmp_path, env=clean_environment(), capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=tmp_path, env=clean_environment(), capture_output=True, text=True, timeout=240)
     assert done.returncode == 0 and "All 1 trials have ended" in done.stdout
     assert [t.state for t in StudyStore.open(folder, None).study.trials] == [TrialState.COMPLETE, TrialState.WAITING]

@@ -147,7 +147,7 @@ def two_ranks(case: str, folder: Path) -> list[dict[str, Any]]:
         )
         for rank in range(2)
     ]
-    outputs = [process.communicate(timeout=120)[0] for process in ranks]
+    outputs = [process.communicate(timeout=300)[0] for process in ranks]
     if any(process.returncode for process in ranks):
         raise AssertionError("\n".join(outputs))
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]

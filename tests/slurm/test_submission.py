@@ -24,7 +24,8 @@ mkdir -p "$BIGBATCH_HOME/jobs/$SLURM_JOB_ID/nodes"
 srun --overlap bash -c 'echo "node $(hostname) GPUs $CUDA_VISIBLE_DEVICES" \\
     > "$BIGBATCH_HOME/jobs/$SLURM_JOB_ID/nodes/$(hostname).log"'
 trap 'echo warned; exit 0' USR1
-for i in $(seq 600); do sleep 0.1; done
+echo waiting
+for i in $(seq 6000); do sleep 0.1; done
 """
 
 
@@ -39,7 +40,7 @@ def checkout(cluster: VirtualCluster) -> Path:
     return root
 
 
-def bigbatch(cluster: VirtualCluster, root: Path, *arguments: object, check: bool = True, timeout_s: float = 60):
+def bigbatch(cluster: VirtualCluster, root: Path, *arguments: object, check: bool = True, timeout_s: float = 240):
     command = (PYTHON, "-m", "cluster.cli", *arguments)
     env = {"BIGBATCH_PYTHON": PYTHON, "PYTHONDONTWRITEBYTECODE": "1"}
     return cluster.run("ctl", *command, user="alice", cwd=root, env=env, check=check, timeout_s=timeout_s)
@@ -51,7 +52,7 @@ def submitted(cluster: VirtualCluster, root: Path, *arguments: object) -> str:
     return found[1]
 
 
-def until(condition, timeout_s: float = 20) -> None:
+def until(condition, timeout_s: float = 120) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"
@@ -88,7 +89,7 @@ def test_queue_follow_and_cancel(cluster: VirtualCluster, checkout: Path, tmp_pa
         nodes = cluster.home("alice") / ".bigbatch" / "jobs" / job / "nodes"
         until(lambda: any(path.stat().st_size for path in nodes.glob("*.log")))
         assert f"Cancelled: {job}" in bigbatch(cluster, checkout, "cancel", job).stdout
-        assert following.wait(timeout=40) == 0
+        assert following.wait(timeout=120) == 0
     assert re.search(r"^n\d \| node n\d GPUs \d$", shown.read_text(), flags=re.MULTILINE), shown.read_text()
     assert cluster.wait_state(job, "CANCELLED")
 
@@ -96,8 +97,7 @@ def test_queue_follow_and_cancel(cluster: VirtualCluster, checkout: Path, tmp_pa
 def test_the_signal_before_the_end_reaches_the_job_itself(cluster: VirtualCluster, checkout: Path) -> None:
     job = submitted(cluster, checkout, "--space", "smoke")
     cluster.wait_state(job, "RUNNING")
-    until(lambda: "arguments" in bigbatch(cluster, checkout, "logs", job, check=False).stdout)
-    time.sleep(1)  # the trap is set after the step
+    until(lambda: "waiting" in bigbatch(cluster, checkout, "logs", job, check=False).stdout)  # the trap is set
     cluster.run("ctl", "scancel", "--batch", "-s", "USR1", job, user="alice")
     cluster.wait_state(job, "COMPLETED")
     assert bigbatch(cluster, checkout, "logs", job).stdout.endswith("warned\n")
@@ -127,7 +127,7 @@ def examined(cluster: VirtualCluster, nodes: int, *options: str, prepare: str = 
     script = f"#!/bin/bash\n{prepare}\nexec {PYTHON} -m cluster.cli doctor --json {' '.join(options)}\n"
     env = {"PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
     job = cluster.sbatch("alice", f"-N{nodes}", "--gres=gpu:2", "-c2", script=script, env=env)
-    cluster.wait_state(job, ("COMPLETED", "FAILED"), timeout_s=240)
+    cluster.wait_state(job, ("COMPLETED", "FAILED"), timeout_s=500)
     return findings(Path(cluster.job(job)["StdOut"]).read_text())
 
 

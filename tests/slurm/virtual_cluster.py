@@ -36,6 +36,8 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 # Outside of /tmp, which every node has to itself, and short: sockets' paths end at 107 characters.
 PLACE, PREFIX = Path("/var/tmp"), "vc-"
 COMMAND_TIMEOUT_S = 60.0
+PATIENCE_S = 120.0
+"""For what takes seconds, on a machine that is busy with something else. Only who waits in vain waits so long."""
 
 
 class ClusterError(RuntimeError):
@@ -85,7 +87,7 @@ class VirtualCluster:
 
     # ---- life
 
-    def up(self, *, timeout_s: float = 30, detached: bool = False) -> VirtualCluster:
+    def up(self, *, timeout_s: float = PATIENCE_S, detached: bool = False) -> VirtualCluster:
         """Start all nodes and wait until they are idle. ``detached``: the cluster outlives this process."""
         folder = tempfile.mkdtemp(prefix=PREFIX, dir=PLACE)
         self._plan = Plan(folder=folder, readable=self._readable, **self._options)
@@ -123,9 +125,9 @@ class VirtualCluster:
         keeper = virtual_processes.with_command("keeper", plan.folder) if started is None else started.pid
         if keeper and (started is None or started.poll() is None):
             os.kill(keeper, signal.SIGTERM)
-            _until(lambda: not virtual_processes.alive(keeper), 30)
+            _until(lambda: not virtual_processes.alive(keeper), PATIENCE_S)
         if started:
-            started.wait(5)
+            started.wait(30)
         # A keeper that was killed has not cleaned up.
         if plan.path.exists():
             virtual_init.clean(plan)
@@ -240,14 +242,24 @@ class VirtualCluster:
         """``PENDING``, ``RUNNING``, ``COMPLETED``…, of the first component where there are several."""
         if not job_id:
             raise ValueError("job_id must not be empty: Slurm would answer for all jobs.")
-        return self.run(CONTROLLER, "squeue", "-t", "all", "-h", "-j", job_id, "-o", "%T").stdout.split()[0]
+        return self._question("squeue", "-t", "all", "-h", "-j", job_id, "-o", "%T").split()[0]
 
     def job(self, job_id: str) -> dict[str, str]:
         """The fields of ``scontrol show job`` whose values hold no blank."""
-        text = self.run(CONTROLLER, "scontrol", "-o", "show", "job", job_id).stdout
+        text = self._question("scontrol", "-o", "show", "job", job_id)
         return dict(field.split("=", 1) for field in text.split() if "=" in field)
 
-    def wait_state(self, job_id: str, states: str | Iterable[str], timeout_s: float = 30) -> str:
+    def _question(self, *cmd: str) -> str:
+        """What the controller answers; asked again where it took longer than Slurm's commands wait (MessageTimeout)."""
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                return self.run(CONTROLLER, *cmd).stdout
+            except CommandFailed as error:
+                if "Socket timed out" not in error.stderr or time.monotonic() > deadline:
+                    raise
+
+    def wait_state(self, job_id: str, states: str | Iterable[str], timeout_s: float = PATIENCE_S) -> str:
         """Wait until the job is in one of the states, and return it. Raises ClusterError."""
         wanted = {states} if isinstance(states, str) else set(states)
         if not _until(lambda: self.state(job_id) in wanted, timeout_s):
@@ -280,7 +292,7 @@ class VirtualCluster:
             return seen[-2:] == ["RUNNING", "RUNNING"] or seen[-1] not in ("PENDING", "COMPLETING", "RUNNING")
 
         time.sleep(1.5)
-        _until(runs, 15, step_s=2.0)
+        _until(runs, 60, step_s=2.0)
 
     # ---- nodes
 
@@ -289,7 +301,7 @@ class VirtualCluster:
         text = self.run(CONTROLLER, "sinfo", "-h", "-N", "-p", "main", "-o", "%N %T").stdout
         return dict(line.split() for line in text.splitlines())
 
-    def wait_idle(self, timeout_s: float = 30) -> None:
+    def wait_idle(self, timeout_s: float = PATIENCE_S) -> None:
         """Wait until all nodes are idle. Raises ClusterError."""
         if not _until(lambda: set(self._ask(self.node_states).values()) == {"idle"}, timeout_s):
             raise ClusterError(
@@ -310,9 +322,9 @@ class VirtualCluster:
         pid = self._init(node)
         os.kill(pid, signal.SIGKILL)
         self._frozen.discard(node)
-        _until(lambda: not virtual_processes.alive(pid), 10)
+        _until(lambda: not virtual_processes.alive(pid), PATIENCE_S)
 
-    def poweron(self, node: str, timeout_s: float = 10) -> None:
+    def poweron(self, node: str, timeout_s: float = PATIENCE_S) -> None:
         """Start the node again; ``wait_idle`` waits for Slurm to take it back. Harmless when it is on."""
         if self.is_on(node):
             return
@@ -383,36 +395,54 @@ class VirtualCluster:
 
     # ---- between tests
 
-    def tidy(self, timeout_s: float = 60) -> None:
+    def tidy(self, timeout_s: float = PATIENCE_S) -> None:
         """All nodes on and idle, no jobs, no processes of users: as fresh, but for homes and finished jobs."""
         for node in self.nodes:
             self.poweron(node)
             self.resume(node)
+        self._cancel_jobs()
+        self._remove_what_users_have()
+        stuck = [name for name, state in self.node_states().items() if state.startswith(("down", "drain"))]
+        for name in stuck:
+            self.run(CONTROLLER, "scontrol", "update", f"NodeName={name}", "State=RESUME", check=False)
+        # Again and again: a job that ends may have submitted its successor.
+        if not _until(self._cancel_jobs, timeout_s, step_s=0.5):
+            raise ClusterError(f"Jobs cannot be cancelled.\n{self.logs()}")
+        self.wait_idle(timeout_s)
+        # And a killed process may have gone on while they were looked for.
+        if not _until(self._remove_what_users_have, timeout_s):
+            raise ClusterError(f"Users' processes or files cannot be removed.\n{self.logs()}")
+
+    def _cancel_jobs(self) -> bool:
+        """Cancel those in the queue; returns whether there were none."""
         jobs = self.run(CONTROLLER, "squeue", "-h", "-o", "%A").stdout.split()
         if jobs:
             self.run(CONTROLLER, "scancel", "--full", "-s", "KILL", *jobs, check=False)
             self.run(CONTROLLER, "scancel", *jobs, check=False)
+        return not jobs
+
+    def _remove_what_users_have(self) -> bool:
+        """Kill their processes and remove their files on every node; returns whether there were none."""
+        found = 0
         for node in (CONTROLLER, *self.nodes):
             for user in USERS.values():
+                found += len(virtual_processes.on_node(self._init(node), user))
                 virtual_processes.signal_all(self._init(node), signal.SIGKILL, user)
-            self._remove_files_of_users(node)
-        stuck = [name for name, state in self.node_states().items() if state.startswith(("down", "drain"))]
-        for name in stuck:
-            self.run(CONTROLLER, "scontrol", "update", f"NodeName={name}", "State=RESUME", check=False)
-        self.wait_idle(timeout_s)
-        if not _until(lambda: not self.run(CONTROLLER, "squeue", "-h").stdout.strip(), timeout_s):
-            raise ClusterError(f"Jobs cannot be cancelled.\n{self.logs()}")
+            found += self._remove_files_of_users(node)
+        return not found
 
-    def _remove_files_of_users(self, node: str) -> None:
-        """In /tmp and /dev/shm, where ordinary programs leave caches (PyTorch's compiler does)."""
-        root = f"/proc/{self._init(node)}/root"
+    def _remove_files_of_users(self, node: str) -> int:
+        """In /tmp and /dev/shm, where ordinary programs leave caches (PyTorch's compiler does). Returns how many."""
+        root, found = f"/proc/{self._init(node)}/root", 0
         for folder in ("/tmp", "/dev/shm"):
             for path in reversed(self.files(node, folder)):  # what is in a folder before the folder
                 here = Path(f"{root}{path}")
-                with contextlib.suppress(FileNotFoundError):  # a killed process may still be going
+                with contextlib.suppress(OSError):  # gone, or not empty again: a killed process may still be going
                     status = here.lstat()
                     if status.st_uid in USERS.values():
+                        found += 1
                         here.rmdir() if stat.S_ISDIR(status.st_mode) else here.unlink()
+        return found
 
 
 def _until(condition: Callable[[], bool], timeout_s: float, step_s: float = 0.1) -> bool:

@@ -170,8 +170,8 @@ ReturnToService=2
 SlurmdTimeout=10
 MessageTimeout=7
 InactiveLimit=0
-# Half of the usual 30 s, so that what hangs is killed soon; 5 s were too short on a busy machine.
-KillWait=15
+# Slurm's default. Less is too short on a busy machine for jobs that end in order, which the tests look for.
+KillWait=30
 # Finished jobs stay known for the length of a test session.
 MinJobAge=3600
 {types}NodeName=n[1-{plan.nodes}] CPUs={plan.cpus} RealMemory={plan.memory_mb}{gres} State=UNKNOWN
