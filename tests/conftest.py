@@ -17,6 +17,8 @@ TRAIN = ROOT / "train_loop" / "run.py"
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread_unless_told() -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    # So that images are decoded in the training process unless a test asks for loader processes.
+    os.environ.setdefault("BIGBATCH_WORKER_CORES", "1")
 
 
 @pytest.fixture

@@ -21,13 +21,12 @@ from train_loop.config import TrainConfig
 from train_loop.data import open_data
 from train_loop.data.cores import AUTO, cores_a_rank
 from train_loop.data.source import Batch, DataSource
+from train_loop.data.tuning import ENOUGH
 from train_loop.distributed import pick_device
 from train_loop.loop import take_step
 from train_loop.reporter import ListReporter
 
 MEASURE_S = 4.0
-ENOUGH = 1.2
-"""Times the model's rate: then waiting for images costs little."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +53,9 @@ def print_report(config: TrainConfig, stage_folder: str | None = None) -> None:
     print(f"model   {rates.model:>8,.0f} images/s  {config.model.name} on {device}, training")
     for line in advice(rates, device.type):
         print(line)
+    if config.data.loader_workers == AUTO and rates.workers:
+        kept = min(_needed(rates), rates.workers)
+        print(f"auto    a run begins with {rates.workers} and keeps about {kept} after an epoch, by these rates")
 
 
 def measure(config: TrainConfig, stage_folder: str | None, seconds: float) -> tuple[Rates, torch.device]:
