@@ -19,7 +19,7 @@ from train_loop.assembly import Run, set_up
 from train_loop.checkpoint import CheckpointFolder
 from train_loop.config import TrainConfig
 from train_loop.data import open_data
-from train_loop.data.cores import AUTO, cores_a_rank
+from train_loop.data.cores import AUTO, MOST, cores_a_rank
 from train_loop.data.source import Batch, DataSource
 from train_loop.data.tuning import ENOUGH
 from train_loop.distributed import pick_device
@@ -61,7 +61,7 @@ def print_report(config: TrainConfig, stage_folder: str | None = None) -> None:
 def measure(config: TrainConfig, stage_folder: str | None, seconds: float) -> tuple[Rates, torch.device]:
     cores = cores_of_a_run(torch.cuda.device_count())
     if config.data.loader_workers == AUTO:
-        config = config.replace_keys({"data.loader_workers": min(cores - 1, 256)})
+        config = config.replace_keys({"data.loader_workers": min(cores - 1, MOST)})
     run = set_up(config, ListReporter(), CheckpointFolder(None, 0.0), pick_device(), stage_folder)
     try:
         here = open_data(replace(config.data, loader_workers=0), stage_folder)

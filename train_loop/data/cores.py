@@ -10,7 +10,8 @@ from train_loop.config import DataConfig
 from train_loop.launch import tasks_here
 
 AUTO = -1
-MOST = 256
+MOST = 32
+"""Processes that ``-1`` begins with, whatever the cores: a GPU needs fewer, and each takes time and memory to start."""
 WORKER_CORES = "BIGBATCH_WORKER_CORES"
 """What Ray has given this worker, as ``ray_worker`` found it."""
 

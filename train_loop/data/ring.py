@@ -24,7 +24,7 @@ import time
 import traceback
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from multiprocessing import reduction, util
 from multiprocessing.context import BaseContext
@@ -185,7 +185,7 @@ class Ring:
 
     def read(
         self, job: Any, batches: Sequence[npt.NDArray[np.int64]], size: int
-    ) -> Iterator[tuple[torch.Tensor, list[Bad]]]:
+    ) -> Generator[tuple[torch.Tensor, list[Bad]], None, None]:
         """Each batch's pixels, uint8 ``[N, size, size, 3]``, and its bad images, in order.
 
         Raises LoaderError naming a process that ended, ImageError as ``fill`` does.
