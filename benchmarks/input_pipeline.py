@@ -9,7 +9,8 @@ round, each with its files warm in the page cache and one thread a process:
   full         ``bigbatch pack --profile full``
   fast         ``bigbatch pack --profile fast``, short side 256
 and, where they are installed: timm's create_loader on the folder, webdataset on a tar, Hugging Face datasets with
-embedded bytes, DALI on CPUs (fused decode and random crop); their transforms are torchvision's or DALI's own.
+embedded bytes, DALI on CPUs (fused decode and random crop), FFCV (JPEGs of at most 500 pixels at quality 90); their
+transforms are torchvision's, DALI's or FFCV's own.
 With 0 workers the figure is images a second of CPU time, so that other load on the machine matters little; with
 workers it is wall time from the first batch on, processes already started, over --passes passes. Then: the same
 with the files dropped from the page cache before each pass (cold; a virtual disk's host may still hold them),
@@ -34,7 +35,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 ARMS = ("torchvision", "folder", "full", "fast")
-OTHERS = ("timm", "webdataset", "datasets", "dali")
+OTHERS = ("timm", "webdataset", "datasets", "dali", "ffcv")
 
 
 def write_tree(options: argparse.Namespace, root: Path) -> int:
@@ -127,7 +128,7 @@ def build_arms(folder: Path, options: argparse.Namespace) -> tuple[dict[str, Arm
     for name in OTHERS:
         try:
             arms[name] = globals()[f"{name}_arm"](folder, options.batch, Repeated, transforms.Compose(crop))
-        except ImportError as error:
+        except (ImportError, OSError) as error:  # OSError: a library of the system's that is not there
             missing[name] = str(error)
     return arms, missing
 
@@ -215,6 +216,45 @@ def dali_arm(folder: Path, batch: int, repeated: Any, transform: Any) -> Arm:
         made.build()
         for _ in range(passes * sum(1 for _ in (folder / "images" / "train").rglob("*.jpg")) // batch):
             yield made.run()
+
+    return batches
+
+
+def write_beton(images: Path, target: Path) -> None:
+    from ffcv.fields import IntField, RGBImageField
+    from ffcv.writer import DatasetWriter
+    from torchvision import datasets
+
+    image = RGBImageField(write_mode="jpg", max_resolution=500, jpeg_quality=90)
+    writer = DatasetWriter(str(target), {"image": image, "label": IntField()}, num_workers=1)
+    writer.from_indexed_dataset(datasets.ImageFolder(str(images)))
+
+
+def ffcv_arm(folder: Path, batch: int, repeated: Any, transform: Any) -> Arm:
+    import multiprocessing
+
+    from ffcv.fields.decoders import IntDecoder, RandomResizedCropRGBImageDecoder
+    from ffcv.loader import Loader, OrderOption
+    from ffcv.transforms import RandomHorizontalFlip, Squeeze, ToTensor
+
+    # FFCV's writer and loader in one process were seen to hang.
+    writer = multiprocessing.get_context("spawn").Process(
+        target=write_beton, args=(folder / "images" / "train", folder / "train.beton")
+    )
+    writer.start()
+    writer.join()
+
+    def batches(epoch: int, workers: int, passes: int) -> Iterator[Any]:
+        pipelines = {
+            "image": [RandomResizedCropRGBImageDecoder((224, 224)), RandomHorizontalFlip(), ToTensor()],
+            "label": [IntDecoder(), ToTensor(), Squeeze()],
+        }
+        loader = Loader(
+            str(folder / "train.beton"), batch_size=batch, num_workers=max(workers, 1), order=OrderOption.RANDOM,
+            seed=epoch, drop_last=True, pipelines=pipelines,
+        )  # fmt: skip
+        for _ in range(passes):
+            yield from loader
 
     return batches
 
@@ -335,7 +375,7 @@ def versions() -> dict[str, str]:
     """Of what decodes and of the pipelines compared."""
     from importlib import metadata
 
-    names = ("torchvision", "pillow", "simplejpeg", "timm", "webdataset", "datasets", "nvidia-dali-cuda120")
+    names = ("torchvision", "pillow", "simplejpeg", "timm", "webdataset", "datasets", "nvidia-dali-cuda120", "ffcv")
     return {name: metadata.version(name) for name in names if any(metadata.distributions(name=name))}
 
 

@@ -18,6 +18,8 @@ TRAIN = ROOT / "train_loop" / "run.py"
 # Before torch and numpy are loaded, here and in what tests start: on a busy machine threads that wait for each other
 # cost more than they bring, sums depend on their number, and loader processes are forked from this one.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# So that images are decoded in the training process unless a test asks for loader processes.
+os.environ.setdefault("BIGBATCH_WORKER_CORES", "1")
 
 
 @pytest.fixture

@@ -20,7 +20,9 @@ from train_loop.config import BatchConfig, ConfigError, DataConfig, ModelConfig,
 from train_loop.data import describe, pack, sampling
 from train_loop.data.packed_files import PackedFiles
 from train_loop.data.scan import scan_folder
-from train_loop.errors import ImageError, LoaderError
+from train_loop.errors import ImageError, LoaderError, TrainingStopped
+from train_loop.loop import train
+from train_loop.reporter import ListReporter
 
 CONFIG = TrainConfig(
     epochs=2,
@@ -82,6 +84,35 @@ def test_a_run_that_died_of_it_goes_on_with_skip(
     history = json.loads((folder / "result.json").read_text())["history"]
     assert [record["bad_images"] for record in history] == [1, 1]
     assert history[0]["resumed_from_epoch"] == 0, "the first run's checkpoint was taken up"
+
+
+class StopAfter(ListReporter):
+    """Asks for a stop once so many steps were taken."""
+
+    def __init__(self, steps: int) -> None:
+        super().__init__()
+        self._steps = steps
+
+    def stop_requested(self) -> bool:
+        self._steps -= 1
+        return self._steps == 0
+
+
+def test_an_epoch_that_was_interrupted_counts_its_bad_images_once(images: Path, tmp_path: Path) -> None:
+    """One is met before the first stop, one between the two, one in validation."""
+    config = CONFIG.replace_keys({"data.name": str(images), "epochs": 1, "data.on_bad_image": "skip"})
+    listing = scan_folder(str(images))
+    steps = list(sampling.train_micro_batches(64, config.seed, 0, config.batch.split(1), 0))
+    for step in (0, 1):
+        spoil(Path(listing.train.path(int(steps[step][0][3]))))
+    spoil(Path(listing.val.path(0)))
+    for number in (1, 1):  # after its first step, and after the next one
+        with pytest.raises(TrainingStopped):
+            train(config, reporter=StopAfter(number), checkpoint_dir=tmp_path / "run")
+    resumed = train(config, reporter=ListReporter(), checkpoint_dir=tmp_path / "run").record
+    whole = train(config, reporter=ListReporter()).record
+    assert (resumed.bad_images, resumed.resumed_from_epoch) == (3, 0)
+    assert whole.bad_images == 3 and resumed.val_loss == whole.val_loss
 
 
 def test_the_default_folder_is_of_what_decides_the_outcome() -> None:

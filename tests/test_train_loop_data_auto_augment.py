@@ -106,7 +106,7 @@ def test_operations_are_drawn_evenly(policy: Policy, operations: int, monkeypatc
 
 
 def test_strengths_at_18_of_30_are_timms_at_6_of_10(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the recipe rsb-a3 says is the same as in rand-m6-mstd0.5-inc1, but for the noise of the magnitude."""
+    """What the recipe rsb-a3 says is the same as in rand-m6-mstd0.5-inc1; the noise of the magnitude is below."""
     timm = pytest.importorskip("timm.data.auto_augment")
     recorder = Recorder(monkeypatch)
     for key in range(150):
@@ -126,6 +126,33 @@ def test_strengths_at_18_of_30_are_timms_at_6_of_10(monkeypatch: pytest.MonkeyPa
     assert {op.prob for op in policy.ops} == {0.5} and policy.num_layers == 2
     names = {op.name.replace("Increasing", "").replace("Rel", "") for op in policy.ops}
     assert names - set(mine) == {"Invert", "SolarizeAdd"} and set(mine) - names == {"Identity"}
+
+
+@pytest.mark.parametrize("magnitude, std", [(6, 0.5), (7, 0.5), (10, 1.0)])
+def test_magnitudes_are_distributed_as_timms(magnitude: int, std: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of rand-m6-mstd0.5, rand-m7-mstd0.5 and at the upper bound, where both cut off."""
+    timm = pytest.importorskip("timm.data.auto_augment")
+    theirs: list[float] = []
+    random.seed(0)
+    operation = timm.AugmentOp("Brightness", prob=1.0, magnitude=magnitude, hparams={"magnitude_std": std})
+    operation.level_fn = lambda level, hparams: theirs.append(level) or ()
+    operation.aug_fn = lambda image, **keywords: image
+    for _ in range(2000):
+        operation(None)
+    recorder = Recorder(monkeypatch)
+    for key in range(1500):
+        applied(Policy("rand", 2, 3 * magnitude, magnitude_std=3 * std), key)
+    of_10 = {"Rotate": 3.0, "ShearX": 0.03, "ShearY": 0.03} | dict.fromkeys(
+        ("Brightness", "Color", "Contrast", "Sharpness"), 0.09
+    )
+    mine = [abs(m) / of_10[name] for name, m in recorder.seen if name in of_10]
+    error = std * (1 / len(mine) + 1 / len(theirs)) ** 0.5
+    assert abs(np.mean(mine) - np.mean(theirs)) < 4 * error
+    # Rounding to thirds adds a variance of 1/108.
+    assert np.std(mine) == pytest.approx((np.var(theirs) + 1 / 108) ** 0.5, rel=0.08)
+    assert max(mine) <= 10 + 1e-6 and len(set(np.round(mine, 3))) > 5
+    if magnitude == 10:
+        assert np.mean(np.isclose(mine, 10)) == pytest.approx(np.mean(np.array(theirs) > 10 - 1 / 6), abs=0.05)
 
 
 def test_half_the_operations_take_place_at_probability_one_half(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,6 +213,7 @@ def test_impossible_values_are_refused() -> None:
         ({"auto_augment": "trivail"}, "Did you mean 'trivial'"),
         ({"rand_ops": 0}, "data.rand_ops must be 1 to 16"),
         ({"rand_magnitude": 31}, "data.rand_magnitude must be 0 to 30"),
+        ({"rand_magnitude_std": -1.0}, "data.rand_magnitude_std must be"),
         ({"rand_probability": 0.0}, "data.rand_probability must be"),
     ):
         with pytest.raises(ConfigError, match=words):

@@ -237,6 +237,21 @@ def test_nothing_is_left_of_a_trainer(folder: Path, tmp_path: Path, end: str) ->
     assert not alive
 
 
+def test_memory_stays_over_twenty_epochs(folder: Path) -> None:
+    """Of both processes their own: an epoch of batches holds 3 MB, so ten would show if each left a tenth behind."""
+    source = open_data(DataConfig(name=str(folder), image_size=160, loader_workers=1, auto_augment="trivial"))
+    here, held = psutil.Process(), []
+    before = set(here.children())
+    for epoch in range(20):
+        for _ in source.train_batches(0, epoch, BatchSplit(1, 1, 5), 0):
+            pass
+        (loader,) = set(here.children()) - before
+        held.append([process.memory_full_info().uss / 1e6 for process in (here, loader)])
+    source.close()
+    assert np.max(np.diff(held[-10:], axis=0).sum(0)) < 3, held
+    assert held[-1][1] < 400
+
+
 # --- bad images ---
 
 

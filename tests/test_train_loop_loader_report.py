@@ -51,6 +51,8 @@ def test_loader_processes_by_the_cores_of_a_rank(monkeypatch: pytest.MonkeyPatch
     assert loader_workers(DataConfig(loader_workers=3)) == 3
     here = usable_cpus({})
     assert cores_a_rank({}) == here and loader_workers(DataConfig(loader_workers=-1), {}) == here - 1
+    assert loader_workers(DataConfig(), {"LOCAL_WORLD_SIZE": "1000"}) == 0, "one core decodes and trains"
+    assert loader_workers(DataConfig(), {"BIGBATCH_WORKER_CORES": "128"}) == 32
     assert cores_a_rank({"LOCAL_WORLD_SIZE": "1000"}) == 1
     assert cores_a_rank({"RAY_JOB_ID": "01", "OMP_NUM_THREADS": "5"}) == 5
     # The user's own OMP_NUM_THREADS says nothing of the cores that Ray has given.

@@ -8,15 +8,17 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from test_train_loop_data_pack import pack_here, write_images
 
 from cluster import quota
 from train_loop import room
 from train_loop.checkpoint import CheckpointFolder
 from train_loop.config import BatchConfig, ConfigError, DataConfig, ModelConfig, OptimizerConfig, TrainConfig
-from train_loop.data import describe
+from train_loop.data import describe, pack
 from train_loop.loop import train
 from train_loop.models import build_model
 from train_loop.reporter import ListReporter
@@ -106,6 +108,33 @@ def test_runs_that_lack_bytes_are_refused_with_the_numbers(tiny: Path, tmp_path:
         make_plan(Options(space="smoke", output=str(tiny), study="s"))
     assert list(tiny.iterdir()) == []
     make_plan(Options(space="smoke", output=str(tmp_path), study="s"))
+
+
+@pytest.mark.parametrize("tiny", ["size=700k"], indirect=True)
+def test_a_pack_whose_disk_fills_up_ends_in_one_line_and_goes_on(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Bitmaps of noise take several times as much as JPEGs, so this is met only while it is written."""
+    draws = np.random.default_rng(0)
+    for part in ("train", "val"):
+        (tmp_path / "images" / part / "a").mkdir(parents=True)
+        for number in range(15):
+            noise = Image.fromarray(draws.integers(0, 2, (200, 200), dtype=np.uint8) * 255).convert("1")
+            noise.save(tmp_path / "images" / part / "a" / f"{number}.png")
+    command = [str(tmp_path / "images"), str(tiny / "packed"), "--workers", "1"]
+    assert pack.main(command) == 1
+    said = capsys.readouterr().err.splitlines()
+    assert "failed: the disk is full; the same command goes on" in said[-1] and not (tiny / "packed").exists()
+    subprocess.run(["mount", "-o", "remount,size=8m", str(tiny)], check=True)
+    assert pack.main(command) == 0
+    assert pack.main(["--verify", str(tiny / "packed")]) == 0
+    subprocess.run(["mount", "-o", "remount,ro", str(tiny)], check=True)
+    capsys.readouterr()
+    assert pack.main(["--info", str(tiny / "packed")]) == 0
+    assert "contact sheet not written: Read-only file system" in capsys.readouterr().out
+    assert pack.main([command[0], str(tiny / "other"), "--workers", "1"]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1 and "DST must be a folder that can be written" in said[0]
 
 
 def test_the_quota_of_lustre_is_read() -> None:

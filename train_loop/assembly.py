@@ -98,6 +98,7 @@ def set_up(
         if world.rank == 0:  # the other ranks add to what all had
             sums.values.copy_(torch.tensor(progress.sums, dtype=torch.float64))
             norms.sums.copy_(torch.tensor(progress.gradient_norms, dtype=torch.float64))
+            source.resume_bad(progress.bad_images)
     parallel = _parallel(model, world, config.model.compile)
     norms.watch(parallel)
     return Run(

@@ -46,6 +46,8 @@ class Progress:
     """Of the unfinished epoch over all ranks: see ``metrics.NAMES``."""
     gradient_norms: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
     """Of the unfinished epoch over all ranks: see ``noise_scale.GradientNorms``."""
+    bad_images: int = 0
+    """Of the unfinished epoch over all ranks."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Of the unfinished epoch: see ``chronometer.PARTS``."""
     history: list[dict[str, Any]] = field(default_factory=list)

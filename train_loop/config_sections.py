@@ -62,8 +62,9 @@ class DataConfig:
     progressive_end: int = 0
     """From this epoch on it is ``image_size``; in between on a line, in multiples of 32."""
     augment: bool = True
-    loader_workers: int = 0
-    """Decoding processes a worker; 0 decodes in the training process, -1 takes a worker's cores but one."""
+    loader_workers: int = -1
+    """Decoding processes a worker; 0 decodes in the training process. -1 begins with a worker's cores but one and
+    keeps as many as an epoch has shown to be enough (``tuning.py``)."""
     loader: str = "auto"
     """How batches come: ``ring`` of slots in shared memory, or ``torchvision``'s ``ImageFolder`` and transforms
     behind torch's DataLoader, for comparison (image folders only). ``auto`` is ``ring``."""
@@ -87,6 +88,8 @@ class DataConfig:
     """rand: operations an image."""
     rand_magnitude: int = 9
     """rand: 0 to 30, as torchvision counts; timm's 0 to 10 times 3."""
+    rand_magnitude_std: float = 0.0
+    """rand: standard deviation of each operation's magnitude, in the same units; timm's mstd times 3."""
     rand_probability: float = 1.0
     """rand: of each operation to take place; timm's is 0.5."""
     augment_repeats: int = 1
@@ -130,15 +133,16 @@ class DataConfig:
         choice("data.auto_augment", self.auto_augment, AUTO_AUGMENT)
         require(1 <= self.rand_ops <= 16, "data.rand_ops must be 1 to 16", self.rand_ops, "Write 2.")
         require(0 <= self.rand_magnitude <= 30, "data.rand_magnitude must be 0 to 30", self.rand_magnitude, "Write 9.")
+        finite("data.rand_magnitude_std", self.rand_magnitude_std, 0.0, 30.0)
         finite("data.rand_probability", self.rand_probability, 0.0, 1.0, open_low=True)
         require(
             1 <= self.augment_repeats <= 64, "data.augment_repeats must be 1 to 64", self.augment_repeats, "Write 3."
         )
         require(
             -1 <= self.loader_workers <= 256,
-            "data.loader_workers must be 0 to 256, or -1 for the cores that a worker has",
+            "data.loader_workers must be 0 to 256, or -1 for as many as a run needs and its cores allow",
             self.loader_workers,
-            "Write the cores that each worker may use for decoding.",
+            "Write -1, or the cores that each worker may use for decoding.",
         )
         choice("data.loader", self.loader, LOADERS)
         choice("data.on_bad_image", self.on_bad_image, ON_BAD_IMAGE)

@@ -19,15 +19,14 @@ from train_loop.assembly import Run, set_up
 from train_loop.checkpoint import CheckpointFolder
 from train_loop.config import TrainConfig
 from train_loop.data import open_data
-from train_loop.data.cores import AUTO, cores_a_rank
+from train_loop.data.cores import AUTO, MOST, cores_a_rank
 from train_loop.data.source import Batch, DataSource
+from train_loop.data.tuning import ENOUGH
 from train_loop.distributed import pick_device
 from train_loop.loop import take_step
 from train_loop.reporter import ListReporter
 
 MEASURE_S = 4.0
-ENOUGH = 1.2
-"""Times the model's rate: then waiting for images costs little."""
 
 
 @dataclass(frozen=True)
@@ -54,12 +53,15 @@ def print_report(config: TrainConfig, stage_folder: str | None = None) -> None:
     print(f"model   {rates.model:>8,.0f} images/s  {config.model.name} on {device}, training")
     for line in advice(rates, device.type):
         print(line)
+    if config.data.loader_workers == AUTO and rates.workers:
+        kept = min(_needed(rates), rates.workers)
+        print(f"auto    a run begins with {rates.workers} and keeps about {kept} after an epoch, by these rates")
 
 
 def measure(config: TrainConfig, stage_folder: str | None, seconds: float) -> tuple[Rates, torch.device]:
     cores = cores_of_a_run(torch.cuda.device_count())
     if config.data.loader_workers == AUTO:
-        config = config.replace_keys({"data.loader_workers": min(cores - 1, 256)})
+        config = config.replace_keys({"data.loader_workers": min(cores - 1, MOST)})
     run = set_up(config, ListReporter(), CheckpointFolder(None, 0.0), pick_device(), stage_folder)
     try:
         here = open_data(replace(config.data, loader_workers=0), stage_folder)

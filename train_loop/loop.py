@@ -284,7 +284,8 @@ def _end_epoch(run: Run, val_sums: torch.Tensor, bad_images: int) -> EpochRecord
             f"validation loss is {val_loss / val_images} after epoch {progress.epoch + 1}, "
             f"whose last learning rate was {progress.learning_rate:.6g}"
         )
-    *slowest, due = run.world.max([*run.clock.seconds.values(), float(run.checkpoints.due(within_epoch=False))])
+    due_here = float(run.checkpoints.due(within_epoch=False))
+    *slowest, processes, due = run.world.max([*run.clock.seconds.values(), float(run.source.processes), due_here])
     times = dict(zip(run.clock.seconds, slowest, strict=True))
     progress.epoch += 1
     record = EpochRecord(
@@ -301,6 +302,7 @@ def _end_epoch(run: Run, val_sums: torch.Tensor, bad_images: int) -> EpochRecord
         train_s=times["data_s"] + times["step_s"],
         noise_scale=run.norms.estimate(norms, run.split.micro_size, run.split.global_size),
         bad_images=int(bad_of_all),
+        loader_processes=int(processes),
         resumed_from_epoch=run.resumed_from_epoch,
         **times,
     )
@@ -319,6 +321,7 @@ def _write_checkpoint(run: Run) -> None:
     with run.clock.part("checkpoint_s"):
         run.progress.sums = run.world.sum(run.sums.values.clone()).tolist()
         run.progress.gradient_norms = run.world.sum(run.norms.sums.clone()).tolist()
+        run.progress.bad_images = int(run.world.sum(run.sums.values.new_tensor([run.source.bad_images])).item())
         run.progress.seconds = dict(run.clock.seconds)
         if run.world.rank == 0:
             run.checkpoints.save(

@@ -48,8 +48,10 @@ class EpochRecord:
     """Images; the critical batch as the epoch's gradients show it (``noise_scale.noise_scale``).
     None where a step is one micro-batch, or the epoch has too few steps to see the gradient's mean."""
     bad_images: int = 0
-    """Images that could not be read, training and validation, over all ranks (``data.on_bad_image=skip``);
-    of a resumed epoch, since the resume."""
+    """Images that could not be read, training and validation, over all ranks (``data.on_bad_image=skip``)."""
+    loader_processes: int = 0
+    """That decoded images for a rank in this epoch, the most of all ranks: with ``data.loader_workers=-1`` it follows
+    what the epoch before has shown."""
     resumed_from_epoch: int | None = None
     """Epochs that were finished when this process took the run up from a checkpoint."""
 
@@ -118,11 +120,13 @@ def epoch_line(record: EpochRecord) -> str:
     width = len(str(record.epochs))
     skipped = f"  {record.skipped_steps} steps skipped" if record.skipped_steps else ""
     bad = f"  {record.bad_images} bad images" if record.bad_images else ""
+    processes = f"{record.loader_processes} loader process{'es' if record.loader_processes > 1 else ''}"
+    waiting = f"  {record.data_s:.1f} s waiting for {processes}" if record.loader_processes else ""
     noise = f"  noise scale {record.noise_scale:,.0f}" if record.noise_scale is not None else ""
     return (
         f"epoch {record.epoch:{width}}/{record.epochs}"
         f"  train loss {record.train_loss:.4f} top-1 {record.train_top1:6.2%}"
         f"  val loss {record.val_loss:.4f} top-1 {record.val_top1:6.2%}"
         f"  lr {record.learning_rate:.4g}  {record.images_per_s:,.0f} images/s"
-        f"  {record.train_s:.1f} + {record.bn_s + record.val_s:.1f} s{noise}{skipped}{bad}"
+        f"  {record.train_s:.1f} + {record.bn_s + record.val_s:.1f} s{waiting}{noise}{skipped}{bad}"
     )

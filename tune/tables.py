@@ -65,6 +65,7 @@ EPOCHS = pa.schema(
         pa.field("optimizer_steps", pa.int64()),
         pa.field("skipped_steps", pa.int64()),
         pa.field("bad_images", pa.int64()),
+        pa.field("loader_processes", pa.int64()),
         pa.field("images_per_s", pa.float64()),
         pa.field("train_s", pa.float64()),
         pa.field("data_s", pa.float64()),

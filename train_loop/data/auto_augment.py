@@ -13,6 +13,8 @@ from PIL import Image
 
 from train_loop.config import DataConfig
 
+MOST_MAGNITUDE = 30
+
 
 @dataclass(frozen=True)
 class Policy:
@@ -26,6 +28,9 @@ class Policy:
     """0 to 30."""
     probability: float = 1.0
     """Of each operation to take place; 1 in the paper and torchvision, 0.5 in timm."""
+    magnitude_std: float = 0.0
+    """Standard deviation of the normal distribution that each operation's magnitude is drawn from, as timm's mstd; to
+    the nearest of 0 to 30. 0: the magnitude itself."""
 
     def apply(self, pixels: torch.Tensor, draws: random.Random) -> None:
         """Change uint8 ``[H, W, 3]`` in place. The draws of ``random`` decide; torch's generator is left as it was.
@@ -33,16 +38,21 @@ class Policy:
         The operations are Pillow's, as in torchvision's and timm's recipes: on tensors they cost several times as much.
         """
         count = sum(draws.random() < self.probability for _ in range(self.ops)) if self.probability < 1 else self.ops
+        magnitudes = [self._magnitude(draws) for _ in range(count)]
         seed = draws.getrandbits(63)
         if not count:
             return
-        operation = _torchvisions(self.name, self.magnitude)
         image = Image.fromarray(pixels.numpy())
         with torch.random.fork_rng(devices=[]):  # torchvision draws from torch's generator, dropout does too
             torch.default_generator.manual_seed(seed)
-            for _ in range(count):
-                image = operation(image)
+            for magnitude in magnitudes:
+                image = _torchvisions(self.name, magnitude)(image)
         pixels.copy_(torch.from_numpy(np.array(image)))
+
+    def _magnitude(self, draws: random.Random) -> int:
+        if not self.magnitude_std:
+            return self.magnitude
+        return min(max(round(draws.gauss(self.magnitude, self.magnitude_std)), 0), MOST_MAGNITUDE)
 
 
 def policy_of(config: DataConfig) -> Policy | None:
@@ -51,7 +61,7 @@ def policy_of(config: DataConfig) -> Policy | None:
         return None
     if config.auto_augment == "trivial":
         return Policy("trivial")
-    return Policy("rand", config.rand_ops, config.rand_magnitude, config.rand_probability)
+    return Policy("rand", config.rand_ops, config.rand_magnitude, config.rand_probability, config.rand_magnitude_std)
 
 
 @cache

@@ -10,13 +10,16 @@ from train_loop.config import DataConfig
 from train_loop.launch import tasks_here
 
 AUTO = -1
+MOST = 32
+"""Processes that ``-1`` begins with, whatever the cores: a GPU needs fewer, and each takes time and memory to start."""
 WORKER_CORES = "BIGBATCH_WORKER_CORES"
 """What Ray has given this worker, as ``ray_worker`` found it."""
 
 
 def loader_workers(config: DataConfig, env: Mapping[str, str] = os.environ) -> int:
-    """``data.loader_workers``; for -1, the cores of this rank but one, which trains; 0 where there is one alone."""
-    return config.loader_workers if config.loader_workers != AUTO else cores_a_rank(env) - 1
+    """``data.loader_workers``; for -1, the most that a run begins with: the cores of this rank but one, which trains;
+    0 where there is one alone."""
+    return config.loader_workers if config.loader_workers != AUTO else min(cores_a_rank(env) - 1, MOST)
 
 
 def cores_a_rank(env: Mapping[str, str] = os.environ) -> int:

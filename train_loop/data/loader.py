@@ -17,9 +17,9 @@ import numpy.typing as npt
 import torch
 
 from train_loop.config import DataConfig
-from train_loop.data import DataInfo, ring, sampling
+from train_loop.data import DataInfo, ring, sampling, tuning
 from train_loop.data.auto_augment import policy_of
-from train_loop.data.cores import loader_workers
+from train_loop.data.cores import AUTO, loader_workers
 from train_loop.data.resizing import train_image_size
 from train_loop.data.source import Batch, DataSource, Epoch
 from train_loop.errors import ImageError
@@ -151,10 +151,17 @@ class LoadedSource(DataSource):
         self._workers = loader_workers(config) if ring.available() else 0
         self._rings: list[ring.Ring] = []
         """Those that no read is using: one, unless reads overlap."""
+        self._most = self._workers
+        self._epoch = 0
+        self._reads: list[tuning.Read] = []
+        """Of the epoch that is under way."""
 
     def read_train(self, batches: Sequence[sampling.Indices], epoch: Epoch) -> Iterator[Batch]:
         augmented = dataclasses.replace(epoch, policy=policy_of(self._config)) if self._config.augment else None
         size = train_image_size(self._config, self.info.image_size, epoch.number)
+        if epoch.number != self._epoch:
+            self._tune()
+            self._epoch = epoch.number
         return self._read(Job(False, augmented), batches, size)
 
     def read_val(self, batches: Sequence[sampling.Indices]) -> Iterator[Batch]:
@@ -164,6 +171,16 @@ class LoadedSource(DataSource):
         mean, std = (torch.tensor(v, device=images.device) * 255 for v in (self._mean, self._std))
         # Channels-last in memory, as the bytes lie.
         return images.float().sub_(mean).div_(std).permute(0, 3, 1, 2)
+
+    @property
+    def processes(self) -> int:
+        return self._workers
+
+    def _tune(self) -> None:
+        """An epoch has ended: what its reads cost decides how many processes the next one has."""
+        if self._config.loader_workers == AUTO and self._reads:
+            self._workers = tuning.enough(self._reads, self._workers, self._most)
+        self._reads.clear()
 
     def close(self) -> None:
         while self._rings:
@@ -198,7 +215,7 @@ class LoadedSource(DataSource):
     ) -> Iterator[tuple[torch.Tensor, list[ring.Bad]]]:
         largest = max(map(len, batches))
         taken = self._rings.pop() if self._rings else None
-        if taken is None or not taken.slots.fit(largest, size):
+        if taken is None or taken.workers != self._workers or not taken.slots.fit(largest, size):
             if taken is not None:
                 taken.close()
             # Validation takes two micro-batches at once, epochs have sizes of their own. Page-locked slots are in
@@ -206,9 +223,11 @@ class LoadedSource(DataSource):
             # after the first validation.
             side = max(self.info.image_size, *self.info.other_sizes, size)
             taken = ring.Ring(self._fill, self._workers, 2 * largest, side, pin=self._config.pin_memory)
+        read = taken.read(job, batches, size)
         try:
-            yield from taken.read(job, batches, size)
+            yield from tuning.timed(read, lambda: taken.busy_s, self._reads.append)
         finally:
+            read.close()
             if taken.open and not self._rings:
                 self._rings.append(taken)
             else:

@@ -17,7 +17,7 @@ from train_loop.data.packed_files import PackedFiles
 from train_loop.data.packed_format import PackedInfo
 from train_loop.errors import ImageError
 
-SHEET, TILE = "contact_sheet.png", 128
+SHEET, TILE, GAP = "contact_sheet.png", 128, 6
 
 
 def verify(folder: str) -> int:
@@ -70,7 +70,7 @@ def show(folder: str) -> int:
     try:
         _contact_sheet(files).save(os.path.join(folder, SHEET))
         print(f"{'contact sheet':14}{os.path.join(folder, SHEET)}")
-    except PermissionError as error:
+    except OSError as error:  # another's folder, a file system that is read-only or full
         print(f"{'contact sheet':14}not written: {error.strerror}")
     return 0
 
@@ -118,8 +118,8 @@ def _contact_sheet(files: PackedFiles, count: int = 48) -> Image.Image:
         x, y = place % columns * TILE, place // columns * line
         with Image.open(BytesIO(files.read(record))) as image:
             small = image.convert("RGB")
-        small.thumbnail((TILE, TILE))
+        small.thumbnail((TILE - GAP, TILE - GAP))
         sheet.paste(small, (x, y))
         name = files.info.class_names[files.label(record)]
-        draw.text((x + 2, y + TILE + 1), name[:20].encode("latin-1", "replace").decode("latin-1"), fill="black")
+        draw.text((x, y + small.height), name[:20].encode("latin-1", "replace").decode("latin-1"), fill="black")
     return sheet

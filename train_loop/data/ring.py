@@ -20,10 +20,11 @@ import pickle
 import select
 import signal
 import socket
+import time
 import traceback
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from multiprocessing import reduction, util
 from multiprocessing.context import BaseContext
@@ -144,6 +145,8 @@ class Ring:
         self._left: dict[int, int] = {}
         """Of each batch that was sent, the tasks that are not answered."""
         self._bad: dict[int, list[Bad]] = {}
+        self.busy_s = 0.0
+        """Wall time that processes have worked on tasks, summed over them."""
         self._tasks, task_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._results, result_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for end in (self._tasks, result_end):
@@ -182,7 +185,7 @@ class Ring:
 
     def read(
         self, job: Any, batches: Sequence[npt.NDArray[np.int64]], size: int
-    ) -> Iterator[tuple[torch.Tensor, list[Bad]]]:
+    ) -> Generator[tuple[torch.Tensor, list[Bad]], None, None]:
         """Each batch's pixels, uint8 ``[N, size, size, 3]``, and its bad images, in order.
 
         Raises LoaderError naming a process that ended, ImageError as ``fill`` does.
@@ -227,7 +230,8 @@ class Ring:
         message = self._results.recv(MESSAGE_BYTES) if results in ready else b""
         if not message:  # some have ended; where all have, the socket is at its end too
             raise self._end_of([p for p in self.processes if p.sentinel in ready] or self.processes)
-        batch, bad, error = pickle.loads(message)
+        batch, bad, error, seconds = pickle.loads(message)
+        self.busy_s += seconds
         self._queued -= 1
         self._left[batch] -= 1
         self._bad[batch] += bad
@@ -304,6 +308,7 @@ def _work(
 def _answer(fill: Fill, slots: Slots, task: Task) -> bytes:
     bad: list[Bad] = []
     error: Exception | None = None
+    began = time.perf_counter()
     try:
         if task.batch >= slots.oldest[0]:
             pixels = torch.from_numpy(slots.pixels(task.slot, task.images, task.size))
@@ -312,4 +317,4 @@ def _answer(fill: Fill, slots: Slots, task: Task) -> bytes:
         error = found
     except Exception:
         error = LoaderError(f"a loader process failed (process {os.getpid()}):\n{traceback.format_exc(limit=8)}")
-    return pickle.dumps((task.batch, bad, error))
+    return pickle.dumps((task.batch, bad, error, time.perf_counter() - began))

@@ -41,6 +41,7 @@ class DataSource(ABC):
         """With ``repeats`` above 1 an index of ``read_train`` is of a copy, see ``sampling.train_order``."""
         self.info, self._repeats = info, repeats
         self._bad: set[tuple[bool, int]] = set()
+        self._bad_before = 0
         self._told = 0
 
     @abstractmethod
@@ -61,6 +62,11 @@ class DataSource(ABC):
         """
         return images
 
+    @property
+    def processes(self) -> int:
+        """Loader processes that this source reads with at the moment."""
+        return 0
+
     def close(self) -> None:  # noqa: B027  most have nothing to end
         """End what reads for this source; it may be used again."""
 
@@ -73,10 +79,20 @@ class DataSource(ABC):
             more = "; further ones are counted only" if self._told == SAY_BAD else ""
             _log.warning("%s (%s%s)", message, what, more)
 
+    @property
+    def bad_images(self) -> int:
+        """Images that could not be read since the last ``take_bad``."""
+        return self._bad_before + len(self._bad)
+
+    def resume_bad(self, count: int) -> None:
+        """So many had been counted when the run that goes on here was interrupted."""
+        self._bad_before = count
+
     def take_bad(self) -> int:
-        """Images that could not be read since the last call."""
-        count = len(self._bad)
+        """``bad_images``, which begin at 0 again."""
+        count = self.bad_images
         self._bad.clear()
+        self._bad_before = 0
         return count
 
     def steps_per_epoch(self, global_size: int) -> int:

@@ -51,6 +51,10 @@ class TorchvisionSource(DataSource):
     def read_val(self, batches: Sequence[sampling.Indices]) -> Iterator[Batch]:
         return self._read(True, batches, Epoch(0, 0))
 
+    @property
+    def processes(self) -> int:
+        return self._workers
+
     def close(self) -> None:
         for part in self._parts.values():
             part.close()
