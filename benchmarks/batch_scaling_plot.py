@@ -8,25 +8,27 @@ from collections.abc import Mapping
 COLORS = {"sgd_fixed": "#9aa0a6", "sgd_linear": "#b03a2e", "lars": "#c98a1b", "lamb": "#7a4fa3", "found": "#1f5fa8"}
 WIDTH, HEIGHT = 760, 420
 LEFT, TOP, RIGHT, BOTTOM = 64, 44, 250, 56
+SOFT = 0.2
+"""Points added to an error before its logarithm: no error has a place too."""
 
 
 def svg(cells: Mapping[str, Mapping[int, Mapping[str, float]]], names: Mapping[str, str], title: str) -> str:
     """``cells``: by method and batch, ``mean``, ``min`` and ``max`` of the top-1 in percent.
 
-    The vertical axis is the error, 100 − top-1, logarithmic and falling, so that half a point at the top and
-    fifty at the bottom can both be read; its marks are written as top-1.
+    The vertical axis is the error, 100 − top-1, logarithmic (but near 0: ``SOFT``) and falling, so that half a point
+    at the top and fifty at the bottom can both be read; its marks are written as top-1.
     """
     batches = sorted({batch for row in cells.values() for batch in row})
-    errors = [max(100 - c[key], 0.2) for row in cells.values() for c in row.values() for key in ("min", "max")]
-    marks = [m for m in (0.2, 0.5, 1, 2, 5, 10, 20, 50, 100) if m >= min(errors) / 2 and m <= max(errors) * 2.5]
-    low, high = math.log(min([*marks, *errors])), math.log(max([*marks, *errors]))
+    errors = [100 - c[key] for row in cells.values() for c in row.values() for key in ("min", "max")]
+    marks = [m for m in (0, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100) if min(errors) / 2 <= m <= max(errors) * 2.5]
+    low, high = (math.log(SOFT + most([*marks, *errors])) for most in (min, max))
     first, last = math.log2(batches[0]), math.log2(batches[-1])
 
     def x(batch: float) -> float:
         return LEFT + 16 + (WIDTH - LEFT - RIGHT - 32) * (math.log2(batch) - first) / max(last - first, 1e-9)
 
     def y(top1: float) -> float:
-        share = (math.log(max(100 - top1, 0.2)) - low) / max(high - low, 1e-9)
+        share = (math.log(SOFT + 100 - top1) - low) / max(high - low, 1e-9)
         return TOP + (HEIGHT - TOP - BOTTOM) * share
 
     def text(px: float, py: float, words: str, anchor: str = "middle", color: str = "#222") -> str:
