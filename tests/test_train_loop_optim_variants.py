@@ -247,6 +247,30 @@ def test_a_compiled_step_is_compiled_once_whatever_lr_and_step_number(optimizer_
     assert counts[1] == counts[-1], f"compiled anew at later steps: {counts}"  # state exists from step 2 on
 
 
+# --- devices ---
+
+
+@pytest.mark.parametrize("optimizer_of", [lambda p: LARS(p, 0.5, weight_decay=0.01), lambda p: LAMB(p, 0.05)])
+def test_parameters_of_one_group_on_two_devices_step_as_if_alone(optimizer_of) -> None:
+    """Every other one is on torch's device without memory, from which nothing can be copied.
+
+    So LAMB does not clip here: the global norm is a sum over devices.
+    """
+    weights, grads = arrays(1), [arrays(10 + t, 0.3) for t in range(len(RATES))]
+    alone = step_through(optimizer_of, weights, RATES, lambda t: grads[t])
+    here = [nn.Parameter(torch.tensor(w)) for w in weights]
+    there = [nn.Parameter(torch.empty_like(p, device="meta")) for p in here]
+    optimizer = optimizer_of([p for pair in zip(here, there, strict=True) for p in pair])
+    for t, lr in enumerate(RATES):
+        optimizer.param_groups[0]["lr"] = lr
+        for p, q, g in zip(here, there, grads[t], strict=True):
+            p.grad, q.grad = torch.tensor(g), torch.empty_like(q)
+        optimizer.step()
+    for p, q, expected in zip(here, there, alone, strict=True):
+        np.testing.assert_array_equal(p.detach().numpy(), expected)
+        assert q.device.type == "meta" and {v.device.type for v in optimizer.state[q].values()} <= {"meta", "cpu"}
+
+
 # --- CUDA graphs ---
 
 
