@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -20,6 +21,9 @@ TRAIN = ROOT / "train_loop" / "run.py"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # So that images are decoded in the training process unless a test asks for loader processes.
 os.environ.setdefault("BIGBATCH_WORKER_CORES", "1")
+# A shell starts what it puts into the background (&) with SIGINT ignored, and what the tests start would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
