@@ -15,8 +15,9 @@ taken within a round. What differs is what each project does around that:
                topk=(1, 5), three ``.item()`` each step; DataLoader and transforms as its presets have them
 
 The two scripts cannot be imported; their steps are written again below, without what is off by default (clipping,
-weight averages, mixing). --synthetic: one batch of noise on the CPU, copied to the device in each step. --real: an
-image folder (--images, with train/ and val/; generated if not given), random resized crop and flip.
+weight averages, mixing). --synthetic: one batch of noise on the CPU, copied to the device in each step; our arm's is
+of bytes that it normalises in the step, as its loader gives them. --real: an image folder (--images, with train/ and
+val/; generated if not given), random resized crop and flip.
 ``profile`` in the result: operators by their own time in two steps of our arm. Prints tables and, last, a JSON line.
 """
 
@@ -229,10 +230,15 @@ def image_folder(o: argparse.Namespace, root: Path) -> Path:
     return root
 
 
-def noise(o: argparse.Namespace, classes: int) -> Iterator[Batch]:
+def noise(o: argparse.Namespace, classes: int, as_ours: bool) -> Iterator[Batch]:
+    """As an arm's loader would give it."""
     generator = torch.Generator().manual_seed(0)
-    images = torch.randn(o.batch, 3, o.size, o.size, generator=generator)
-    return itertools.repeat((images, torch.randint(classes, (o.batch,), generator=generator)))
+    labels = torch.randint(classes, (o.batch,), generator=generator)
+    if as_ours:
+        images = torch.randint(256, (o.batch, o.size, o.size, 3), dtype=torch.uint8, generator=generator)
+    else:
+        images = torch.randn(o.batch, 3, o.size, o.size, generator=generator)
+    return itertools.repeat((images, labels))
 
 
 def seconds(arm: Arm, batches: Iterator[Batch], steps: int, device: str) -> float:
@@ -257,7 +263,10 @@ def measure(o: argparse.Namespace, folder: Path) -> dict[str, Any]:
     for kind in ("synthetic", "real"):
         if not getattr(o, kind):
             continue
-        batches = {name: noise(o, classes) if kind == "synthetic" else real() for name, (_, real) in arms.items()}
+        batches = {
+            name: noise(o, classes, name == "ours") if kind == "synthetic" else real()
+            for name, (_, real) in arms.items()
+        }
         for name, (steps, _) in arms.items():
             seconds(steps, batches[name], 3, o.device)  # caches, state, compiling, the loader's processes
         raw: dict[str, list[float]] = {name: [] for name in arms}
@@ -325,6 +334,8 @@ def main() -> None:
     add("--threads", type=int, default=1, help="of the CPU")
     add("--output", type=Path)
     o = parser.parse_args()
+    if o.rounds < 2:
+        parser.error(f"--rounds must be at least 2, for a spread; got {o.rounds}")
     torch.set_num_threads(o.threads)
     torch.backends.cudnn.benchmark = True
     from store import store
