@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from conftest import TRAIN, clean_environment
 from test_train_loop_launch import start_ranks
+from tiny_training import StopsAt
 
 from train_loop import lr_find, run
 from train_loop.config import BatchConfig, ConfigError, DataConfig, ModelConfig, OptimizerConfig, TrainConfig
@@ -86,18 +87,6 @@ def test_a_run_that_died_of_it_goes_on_with_skip(
     assert history[0]["resumed_from_epoch"] == 0, "the first run's checkpoint was taken up"
 
 
-class StopAfter(ListReporter):
-    """Asks for a stop once so many steps were taken."""
-
-    def __init__(self, steps: int) -> None:
-        super().__init__()
-        self._steps = steps
-
-    def stop_requested(self) -> bool:
-        self._steps -= 1
-        return self._steps == 0
-
-
 def test_an_epoch_that_was_interrupted_counts_its_bad_images_once(images: Path, tmp_path: Path) -> None:
     """One is met before the first stop, one between the two, one in validation."""
     config = CONFIG.replace_keys({"data.name": str(images), "epochs": 1, "data.on_bad_image": "skip"})
@@ -108,7 +97,7 @@ def test_an_epoch_that_was_interrupted_counts_its_bad_images_once(images: Path, 
     spoil(Path(listing.val.path(0)))
     for number in (1, 1):  # after its first step, and after the next one
         with pytest.raises(TrainingStopped):
-            train(config, reporter=StopAfter(number), checkpoint_dir=tmp_path / "run")
+            train(config, reporter=StopsAt(number), checkpoint_dir=tmp_path / "run")
     resumed = train(config, reporter=ListReporter(), checkpoint_dir=tmp_path / "run").record
     whole = train(config, reporter=ListReporter()).record
     assert (resumed.bad_images, resumed.resumed_from_epoch) == (3, 0)

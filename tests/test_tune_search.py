@@ -232,7 +232,7 @@ def test_early_stops_give_resources_back_beside_another_ray_cluster(tmp_path):
         assert other.poll() is None, "the other cluster lives on"
         assert any(p.name() == "raylet" for p in psutil.Process(other.pid).children(recursive=True))
     finally:
-        other.send_signal(signal.SIGINT)
+        other.terminate()  # Ray ends with it; SIGINT may be ignored where the tests were started
         other.wait(120)
 
 
