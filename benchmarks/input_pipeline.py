@@ -3,7 +3,7 @@
     python benchmarks/input_pipeline.py --images SAMPLE.tar [--rounds 5] [--batch 50] [--workers 0 2] [--output F.json]
 
 SAMPLE.tar: a flat tar of JPEGs, or a folder of them; --generate N makes N in its place. Arms, in turn in each
-round, each with its files warm in the page cache and one thread a process:
+round, each in a process of its own with one thread a process and its files warm in the page cache:
   torchvision  ImageFolder, RandomResizedCrop(224), flip, ToTensor, Normalize, DataLoader: float32 batches
   folder       this project's reading of the same folder: uint8 batches, normalised later on the device, as below
   full         ``bigbatch pack --profile full``
@@ -11,8 +11,8 @@ round, each with its files warm in the page cache and one thread a process:
 and, where they are installed: timm's create_loader on the folder, webdataset on a tar, Hugging Face datasets with
 embedded bytes, DALI on CPUs (fused decode and random crop), FFCV (JPEGs of at most 500 pixels at quality 90); their
 transforms are torchvision's, DALI's or FFCV's own.
-With 0 workers the figure is images a second of CPU time, so that other load on the machine matters little; with
-workers it is wall time from the first batch on, processes already started, over --passes passes. Then: the same
+A figure is of --passes passes, from the second batch on, processes already started: with 0 workers images a second of
+CPU time, so that other load on the machine matters little, with workers of wall time. Then: the same
 with the files dropped from the page cache before each pass (cold; a virtual disk's host may still hold them),
 memory over 20 epochs with 2 workers, and PSNR of validation crops. Prints tables and, last, one JSON line.
 """
@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import statistics
 import sys
@@ -29,12 +30,13 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 ARMS = ("torchvision", "folder", "full", "fast")
+T = TypeVar("T")
 OTHERS = ("timm", "webdataset", "datasets", "dali", "ffcv")
 
 
@@ -231,8 +233,6 @@ def write_beton(images: Path, target: Path) -> None:
 
 
 def ffcv_arm(folder: Path, batch: int, repeated: Any, transform: Any) -> Arm:
-    import multiprocessing
-
     from ffcv.fields.decoders import IntDecoder, RandomResizedCropRGBImageDecoder
     from ffcv.loader import Loader, OrderOption
     from ffcv.transforms import RandomHorizontalFlip, Squeeze, ToTensor
@@ -259,9 +259,26 @@ def ffcv_arm(folder: Path, batch: int, repeated: Any, transform: Any) -> Arm:
     return batches
 
 
-def measure(batches: Iterator[Any], workers: int) -> float:
+def apart(function: Callable[..., T], *arguments: Any, start: str = "fork") -> T:
+    """``function(*arguments)`` in a process of its own, so that no arm's allocator or threads serve another."""
+    context = multiprocessing.get_context(start)
+    here, there = context.Pipe(duplex=False)
+    process = context.Process(target=_send, args=(there, function, arguments))
+    process.start()
+    there.close()
+    found: T = here.recv()  # EOFError where it failed, below its traceback
+    process.join()
+    return found
+
+
+def _send(end: Any, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    end.send(function(*arguments))
+
+
+def measure(arm: Arm, epoch: int, workers: int, passes: int) -> float:
     """Images a second; the first batch, with the starting of processes, is not counted."""
     clock = time.perf_counter if workers else time.process_time
+    batches = arm(epoch, workers, passes)
     next(batches)
     began, images = clock(), 0
     for pixels, _ in batches:
@@ -283,7 +300,7 @@ def cold(arm: Arm, folder: Path, epoch: int) -> float:
     return images / (time.perf_counter() - began)
 
 
-def memory_mb(path: Path, options: argparse.Namespace, epochs: int = 20, workers: int = 2) -> dict[str, list[float]]:
+def memory_mb(path: Path, batch: int, epochs: int = 20, workers: int = 2) -> dict[str, list[float]]:
     """Memory after each epoch, 10^6 bytes: what is this process's own, and the largest loader process's own.
 
     ``uss`` is what would be free if the process ended; ``pss`` adds its share of what processes have in common.
@@ -298,7 +315,7 @@ def memory_mb(path: Path, options: argparse.Namespace, epochs: int = 20, workers
     others = set(here.children())
     found: dict[str, list[float]] = {"trainer_uss": [], "loader_uss": [], "loader_pss": []}
     for epoch in range(epochs):
-        for _ in source.train_batches(0, epoch, BatchSplit(1, 1, options.batch), 0):
+        for _ in source.train_batches(0, epoch, BatchSplit(1, 1, batch), 0):
             pass
         loaders = [child.memory_full_info() for child in set(here.children()) - others]
         found["trainer_uss"].append(here.memory_full_info().uss / 1e6)
@@ -328,12 +345,11 @@ def main() -> None:
         for epoch in range(options.rounds):
             for workers in options.workers:
                 for arm in arms:
-                    passes = options.passes if workers else 1
-                    raw[str(workers)][arm].append(measure(arms[arm](epoch, workers, passes), workers))
+                    raw[str(workers)][arm].append(apart(measure, arms[arm], epoch, workers, options.passes))
             for arm in ARMS:
                 place = folder / (arm if arm in ("full", "fast") else "images")
-                raw["0 cold"][arm].append(cold(arms[arm], place, epoch))
-        memory = memory_mb(folder / "full", options)
+                raw["0 cold"][arm].append(apart(cold, arms[arm], place, epoch))
+        memory = apart(memory_mb, folder / "full", options.batch, start="spawn")
     report(raw, images, sizes | {"missing": missing, "memory_mb": memory}, options)
 
 

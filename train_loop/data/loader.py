@@ -20,6 +20,7 @@ from train_loop.config import DataConfig
 from train_loop.data import DataInfo, ring, sampling, tuning
 from train_loop.data.auto_augment import policy_of
 from train_loop.data.cores import AUTO, loader_workers
+from train_loop.data.heap import keep_freed_memory
 from train_loop.data.resizing import train_image_size
 from train_loop.data.source import Batch, DataSource, Epoch
 from train_loop.errors import ImageError
@@ -206,6 +207,7 @@ class LoadedSource(DataSource):
     def _read_here(
         self, job: Job, batches: Sequence[sampling.Indices], size: int
     ) -> Iterator[tuple[torch.Tensor, list[ring.Bad]]]:
+        keep_freed_memory()
         for indices in batches:
             pixels = torch.empty((len(indices), size, size, 3), dtype=torch.uint8)
             yield pixels, self._fill(job, indices, pixels, range(len(indices)))

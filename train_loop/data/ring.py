@@ -35,6 +35,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from train_loop.data.heap import keep_freed_memory
 from train_loop.errors import ImageError, LoaderError
 
 SLOTS = 4
@@ -300,6 +301,7 @@ def _work(
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(1)
+    keep_freed_memory()
     with contextlib.suppress(ConnectionError):  # the parent has ended
         while message := tasks.recv(MESSAGE_BYTES):
             results.send(_answer(fill, slots, pickle.loads(message)))
