@@ -310,6 +310,7 @@ def memory_mb(path: Path, batch: int, epochs: int = 20, workers: int = 2) -> dic
     from train_loop.config import BatchSplit, DataConfig
     from train_loop.data import open_data
 
+    multiprocessing.set_start_method("fork", force=True)  # as where a run is started, whatever started this process
     source = open_data(DataConfig(name=str(path), image_size=224, loader_workers=workers))
     here = psutil.Process()
     others = set(here.children())

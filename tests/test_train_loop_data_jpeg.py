@@ -74,8 +74,8 @@ def test_intervals_of_a_whole_row_and_of_one_block() -> None:
 def test_a_small_crop_is_a_small_file() -> None:
     data = jpeg.stamp(restarted(photograph(1024, 1024)))
     part, box = jpeg.cut(data, jpeg.read_layout(data), (500, 500, 540, 540))
-    assert len(part) < len(data) / 40
-    assert Image.open(BytesIO(part)).size == (128, 48) and box == (52, 4, 92, 44)
+    assert len(part) < len(data) / 80
+    assert Image.open(BytesIO(part)).size == (64, 48) and box == (20, 4, 60, 44)
 
 
 def test_a_stamped_file_is_the_same_ordinary_jpeg() -> None:
@@ -163,7 +163,7 @@ def test_all_decoders_give_the_same_pixels(mode: str, monkeypatch: pytest.Monkey
 
 
 def test_the_public_resize_stands_by(monkeypatch: pytest.MonkeyPatch) -> None:
-    pixels = torch.from_numpy(np.array(photograph(90, 70))).permute(2, 0, 1)
+    pixels = np.array(photograph(90, 70))
     outs = [torch.empty(32, 32, 3, dtype=torch.uint8) for _ in range(2)]
     decode.resize_into(pixels, outs[0])
     monkeypatch.setattr(torch.ops.aten, "_upsample_bilinear2d_aa", None)

@@ -2,7 +2,7 @@
 
 Huffman codes have no seams: to decode the last rows of an ordinary JPEG, all codes before them must be
 read, and reading them is most of the work. A restart marker is a seam. With one every few blocks (an
-*interval*, here about 64 pixels of a row of blocks), ``cut`` copies the intervals under a crop, writes their
+*interval*, here about 32 pixels of a row of blocks), ``cut`` copies the intervals under a crop, writes their
 extent into the header and numbers the markers anew. What comes out is an ordinary JPEG that any decoder
 reads, and its pixels are those of the whole image. So are the stored files: ordinary JPEGs, with a table of
 where the intervals begin in an application segment at their front (``stamp``).
@@ -24,8 +24,8 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-INTERVAL_PIXELS = 64
-"""Width of an interval. 64 costs 0.1 to 1.5 % of the bytes; 32 decodes 4 % faster and costs 3 %."""
+INTERVAL_PIXELS = 32
+"""Width of an interval. Of the bytes it costs 4 %, 64 pixels 1 %; crops are decoded faster by 5 %."""
 
 MARGIN = 1
 """Pixels around a crop that are decoded too: chroma that was stored at half size is interpolated from its
@@ -35,9 +35,10 @@ MIN_PIXELS = 128 * 128
 """Smaller images are stored as they are: a crop's header would cost more than it saves."""
 
 STAMP = b"\xff\xea"
-STAMP_NAME = b"BBCUT1\0\0"
+STAMP_NAME = b"BBCUT2\0\0"
 STAMP_HEADER = struct.Struct(">2sH8sHHBBHI")
-"""Marker APP10, its length (big-endian, as T.81 has it), name, then Layout's fields in their order."""
+"""Marker APP10, its length (big-endian, as T.81 has it), name, then Layout's fields in their order. After it,
+little-endian numbers of 2 bytes: the bytes of the rest of the header, then those of each interval."""
 
 _RESTARTS = (0xD0 + np.arange(1 << 16) % 8).astype(np.uint8)
 
@@ -76,27 +77,29 @@ Box = tuple[int, int, int, int]
 
 
 def stamp(data: bytes) -> bytes:
-    """The JPEG with the table of its intervals in front. Raises JpegError where it has none, or too many."""
+    """The JPEG with the table of its intervals in front. Raises JpegError where it has none, or the table no room."""
     layout = read_layout(data)
-    length = STAMP_HEADER.size + layout.segments.nbytes
-    if length > 0xFFFF or layout.header_offset != 2:
-        raise JpegError(f"a table of {len(layout.segments)} restart intervals does not fit a segment")
+    lengths = np.diff(layout.segments, prepend=layout.header_offset)
+    length = STAMP_HEADER.size + 2 * len(lengths)
+    if length > 0xFFFF or lengths.max() > 0xFFFF or layout.header_offset != 2:
+        raise JpegError(f"a table of {len(lengths) - 1} restart intervals does not fit a segment")
     sizes = layout.width, layout.height, layout.mcu_width, layout.mcu_height, layout.interval
     head = STAMP_HEADER.pack(STAMP, length - 2, STAMP_NAME, *sizes, layout.size_offset + length)
-    return b"".join((data[:2], head, (layout.segments + np.uint32(length)).astype("<u4").tobytes(), data[2:]))
+    return b"".join((data[:2], head, lengths.astype("<u2").tobytes(), data[2:]))
 
 
 def read_layout(data: bytes) -> Layout:
     """Of a baseline JPEG with restart markers, at once where it is stamped. Raises JpegError where it is none."""
     try:
-        marker, length, name, width, height, mcu_width, mcu_height, interval, sizes = STAMP_HEADER.unpack_from(data, 2)
-        if marker == STAMP and name == STAMP_NAME:
-            count = (length + 2 - STAMP_HEADER.size) // 4
-            segments = np.frombuffer(data, "<u4", count, 2 + STAMP_HEADER.size)
-            return Layout(width, height, mcu_width, mcu_height, interval, sizes, length + 4, segments)
-        return _read_layout(data)
+        marker, length, name, width, height, mcu_width, mcu_height, interval, at = STAMP_HEADER.unpack_from(data, 2)
+        if marker != STAMP or name != STAMP_NAME:
+            return _read_layout(data)
     except (IndexError, struct.error):
         raise JpegError("the JPEG ends within its header") from None
+    header = length + 4  # after the start of the image and the table
+    lengths = np.frombuffer(data, "<u2", (header - 2 - STAMP_HEADER.size) // 2, 2 + STAMP_HEADER.size)
+    segments = np.cumsum(lengths, dtype=np.uint32) + np.uint32(header)
+    return Layout(width, height, mcu_width, mcu_height, interval, at, header, segments)
 
 
 def _read_layout(data: bytes) -> Layout:
