@@ -25,7 +25,7 @@ import numpy.typing as npt
 from PIL import Image
 
 INTERVAL_PIXELS = 32
-"""Width of an interval. Of the bytes it costs 4 %, 64 pixels 1 %; crops are decoded faster by 5 %."""
+"""Width of an interval. Costs 4 % of the bytes of photographs; 64 costs 1 %, and more is decoded that no crop shows."""
 
 MARGIN = 1
 """Pixels around a crop that are decoded too: chroma that was stored at half size is interpolated from its
