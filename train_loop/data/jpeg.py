@@ -62,7 +62,7 @@ class Layout:
     """Of height and width in the frame header."""
     header_offset: int
     """Of the header's first segment after the table."""
-    segments: npt.NDArray[np.uint32]
+    segments: npt.NDArray[np.int64]
     """``[intervals + 1]``: where each interval starts, and where the last one's marker ends. The 2 bytes
     before each start but the first are a restart marker. The first is where the header ends."""
 
@@ -98,7 +98,8 @@ def read_layout(data: bytes) -> Layout:
         raise JpegError("the JPEG ends within its header") from None
     header = length + 4  # after the start of the image and the table
     lengths = np.frombuffer(data, "<u2", (header - 2 - STAMP_HEADER.size) // 2, 2 + STAMP_HEADER.size)
-    segments = np.cumsum(lengths, dtype=np.uint32) + np.uint32(header)
+    segments = np.cumsum(lengths, dtype=np.int64)
+    segments += header
     return Layout(width, height, mcu_width, mcu_height, interval, at, header, segments)
 
 
@@ -138,7 +139,7 @@ def _frame_sizes(data: bytes, at: int) -> tuple[int, int, int, int]:
     return width, height, 8 * max(f >> 4 for f in factors), 8 * max(f & 15 for f in factors)
 
 
-def _segments(data: bytes, start: int) -> npt.NDArray[np.uint32]:
+def _segments(data: bytes, start: int) -> npt.NDArray[np.int64]:
     """Offsets of the intervals. In coded data a byte FF is followed by 00, unless it begins a marker."""
     codes = np.frombuffer(data, np.uint8)
     at = np.flatnonzero(codes[start:-1] == 0xFF) + start
@@ -150,7 +151,7 @@ def _segments(data: bytes, start: int) -> npt.NDArray[np.uint32]:
     other = at[(following != 0) & (following != 0xFF) & ~((following >= 0xD0) & (following <= 0xD9))]
     if len(other) and other[0] < ends[0]:
         raise JpegError("the JPEG has more than one scan")
-    return np.concatenate([[start], restarts[restarts < ends[0]] + 2, [ends[0] + 2]]).astype(np.uint32)
+    return np.concatenate([[start], restarts[restarts < ends[0]] + 2, [ends[0] + 2]])
 
 
 def cut(data: memoryview | bytes, layout: Layout, box: Box) -> tuple[bytearray, Box]:
@@ -164,12 +165,12 @@ def cut(data: memoryview | bytes, layout: Layout, box: Box) -> tuple[bytearray, 
     columns, begin = layout.columns, int(layout.segments[0])
     top, bottom = max(upper - MARGIN, 0) // tall, -(-min(lower + MARGIN, layout.height) // tall)
     first, last = max(left - MARGIN, 0) // wide, -(-min(right + MARGIN, layout.width) // wide)
-    bounds = layout.segments[top * columns : bottom * columns + 1].astype(np.int64)
+    bounds = layout.segments[top * columns : bottom * columns + 1]
     starts, ends = bounds[first:-1:columns], bounds[last::columns]  # of each row's intervals under the crop
     copied = np.cumsum(ends - starts)
     header = begin - layout.header_offset + 2
-    # Where the intervals end in the copy: before each end lies the marker that is numbered anew.
-    shifts = header + copied - ends
+    # Where the intervals end in the copy: the last byte of each is its marker's, which is numbered anew.
+    shifts = header + copied - ends - 1
     markers = (bounds[1:].reshape(-1, columns)[:, first:last] + shifts[:, None]).ravel()
     ranges = list(zip(starts.tolist(), ends.tolist(), strict=True))
     if last - first == columns:
@@ -177,7 +178,7 @@ def cut(data: memoryview | bytes, layout: Layout, box: Box) -> tuple[bytearray, 
     parts = [data[:2], data[layout.header_offset : begin], *[data[i:j] for i, j in ranges]]
     out = bytearray().join(parts)
     codes = np.frombuffer(out, np.uint8)
-    codes[markers - 1] = _RESTARTS[: len(markers)]
+    codes[markers] = _RESTARTS[: len(markers)]
     out[-1] = 0xD9
     height, width = min(layout.height, bottom * tall) - top * tall, min(layout.width, last * wide) - first * wide
     struct.pack_into(">HH", out, layout.size_offset - layout.header_offset + 2, height, width)
