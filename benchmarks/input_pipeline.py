@@ -411,12 +411,12 @@ def report(raw: dict[str, Any], images: int, sizes: dict[str, Any], options: arg
     for workers, arms in raw.items():
         unit = "images a second of one core" if workers == "0" else f"images a second, {workers} workers"
         unit = "images a second, one process, cold" if workers == "0 cold" else unit
-        print(f"{unit:36}{'median':>9}{'min':>9}{'max':>9}{'× torchvision, by round':>40}")
+        print(f"{unit:36}{'median':>9}{'min':>9}{'max':>9}  × torchvision, by round")
         for arm, rates in arms.items():
             ratios = [mine / theirs for mine, theirs in zip(rates, arms["torchvision"], strict=True)]
             summary[f"{arm} {workers}"] = {"median": statistics.median(rates), "ratio": statistics.median(ratios)}
             cells = "  ".join(f"{ratio:.2f}" for ratio in ratios)
-            print(f"{arm:36}{statistics.median(rates):9.0f}{min(rates):9.0f}{max(rates):9.0f}{cells:>40}")
+            print(f"{arm:36}{statistics.median(rates):9.0f}{min(rates):9.0f}{max(rates):9.0f}  {cells}")
     settings = {
         "images": images, "generated": bool(options.generate), "rounds": options.rounds, "batch": options.batch,
         "passes": options.passes, "versions": versions(), **sizes
