@@ -37,7 +37,7 @@ from cluster import (
 )
 from cluster.allocation import granted_gpus, per_node
 from cluster.files import write_json
-from cluster.grant import NoAllocation, node_cpus, read_grant
+from cluster.grant import GrantedNode, NoAllocation, node_cpus, read_grant
 from cluster.policy import Action, Cause, Situation, decide
 
 MODULES = sorted((ROOT / "cluster").glob("*.py"))
@@ -290,6 +290,24 @@ def stand_in(folder: Path, monkeypatch, **commands: str) -> None:
         (folder / name).write_text(f"#!/bin/sh\n{script}\n")
         (folder / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
+
+
+def test_a_step_that_slurm_could_not_launch_is_started_once_more(tmp_path, monkeypatch):
+    stand_in(tmp_path, monkeypatch, srun=f"echo x >> {tmp_path}/calls; exit 233", scancel="exit 0")
+    steps = node_steps.NodeSteps("7", "7.0", tmp_path, tls=False)
+    steps.prepare()
+    steps.start(GrantedNode("n1", 1), None)
+    assert processes.wait_until(lambda: bool(steps.look()), 60)
+    assert steps.gone == {"n1": "lost: its step ended without a word (exit code 233)"}
+    assert (tmp_path / "calls").read_text() == "x\n" * 2
+    stand_in(tmp_path, monkeypatch, srun=f"echo x >> {tmp_path}/calls; exec sleep 600")
+    ends = {"n2": lambda: steps.kill("n2"), "n3": lambda: steps.stop(keep_logs=False, timeout_s=0)}
+    for calls, (name, end) in enumerate(ends.items(), start=3):
+        steps.start(GrantedNode(name, 1), None)
+        assert processes.wait_until(lambda n=calls: (tmp_path / "calls").read_text().count("x") == n, 60)
+        end()  # given up, or told to end: not started again
+        assert processes.wait_until(lambda n=name: n in steps.gone or n in steps.look(), 60)
+    assert (tmp_path / "calls").read_text() == "x\n" * 4
 
 
 def test_a_controller_that_does_not_answer_has_refused_nothing(tmp_path, monkeypatch):
