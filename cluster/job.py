@@ -114,7 +114,6 @@ class Job:
         checks.check_commands()
         checks.check_workers(self._options, grant)
         checks.check_time(self._options, grant)
-        checks.check_chain(self._options, grant)
         kill_wait_s = slurm.kill_wait_s(timeout_s=5)  # now: later a busy controller may take too long
         self._left = saving.TimeLeft(grant.end_time, self._options.margin_s, kill_wait_s)
         before = record.read(grant.job_id) if grant.restart_count else restart.record_of_predecessor()

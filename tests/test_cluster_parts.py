@@ -17,7 +17,6 @@ import pytest
 from conftest import ROOT, clean_environment
 
 from cluster import (
-    checks,
     credentials,
     heartbeats,
     lease,
@@ -273,13 +272,26 @@ def test_the_mark_of_a_successor_stands_beside_the_users_comment():
     assert successor.marked("project x bigbatch-after-7", "8") == "project x bigbatch-after-8"
 
 
-def test_a_chain_of_a_heterogeneous_job_is_refused():
-    env = {"SLURM_JOB_ID": "12", "SLURM_JOB_NODELIST": "a", "SLURM_HET_SIZE": "2", "SLURM_JOB_END_TIME": "1"}
-    env |= {"SLURM_JOB_NODELIST_HET_GROUP_0": "a", "SLURM_JOB_NODELIST_HET_GROUP_1": "b,c"}
-    grant = read_grant(env, names)
-    checks.check_chain(options.parse([]), grant)
-    with pytest.raises(checks.BadInput, match="Leave --chain out"):
-        checks.check_chain(options.parse(["--chain"]), grant)
+def test_the_successor_of_a_heterogeneous_job_has_its_components(tmp_path, monkeypatch):
+    """Answers as Slurm 22.05 gives them: a line a component; the script's own lines are for the first alone."""
+    first = "JobId=8 HetJobId=8 HetJobOffset=0 JobName=bb NumNodes=1 NumTasks=1 CPUs/Task=1 Comment=mine"
+    second = "JobId=9 HetJobId=8 HetJobOffset=1 JobName=bb NumNodes=2 NumTasks=4 CPUs/Task=2 TresPerNode=gres:gpu:1"
+    ends = "ExcNodeList=n9 Command=/a/b.slurm x"
+    answer = f"{first} {ends}\n{second} {ends}\n"
+    names = 'case "$*" in *hostnames*) echo n9; exit;; esac; '
+    stand_in(
+        tmp_path, monkeypatch, scontrol=f"{names}printf '{answer}'", sbatch=f'echo "$*" >> {tmp_path}/got; echo 10'
+    )
+    assert restart.chain("8", ["n3"], "s") == "10"
+    before, _, after = (tmp_path / "got").read_text().partition(" : ")
+    assert before == (
+        "--parsable --export=ALL --dependency=afterany:8 --job-name=bb --cpus-per-task=1 --nodes=1 "
+        "--comment=mine bigbatch-after-8 --exclude=n9"
+    ), "n3 may be given again: which component it was of is not asked"
+    assert after.startswith("--job-name=bb --cpus-per-task=2 --gres=gpu:1 --nodes=2 --ntasks=4 --exclude=n9 /a")
+    assert slurm.job_fields("8")["NumNodes"] == "1"
+    stand_in(tmp_path, monkeypatch, squeue="printf '8+0|x\n10+0|mine bigbatch-after-8\n10+1|\n'")
+    assert successor.in_queue("8") == "10"
 
 
 # A stand-in for Slurm's commands, where only their words or their slowness matter
