@@ -206,6 +206,20 @@ def test_after_restarts_without_progress_the_job_gives_up(cluster, submit):
     assert job.record["reason"] in log
 
 
+@pytest.mark.exhaustive
+def test_a_signal_long_before_the_margin_ends_the_job_when_it_comes_at_the_same_time_again(cluster, submit):
+    """As with --signal=B:USR1@590 --time=10: no start is of use, and --max-restarts 3 would allow two more."""
+    job = submit("--space", "smoke", "--study", "s")
+    for start in (1, 2):
+        job.wait_log(f"start {start};")
+        assert until(lambda n=start: job.log.count("→ driver") == n), job.everything()
+        cluster.run("ctl", "scancel", "--batch", "-s", "USR1", job.id, user="alice")
+    log = job.wait_end("FAILED")
+    assert log.count("s before the time limit, and 120 s (--margin) are enough") == 3, "at each, and at the end"
+    assert "no trial came to a first checkpoint" in job.record["reason"] and "USR1@120" in job.record["reason"]
+    assert (job.record["restarts"], job.record["early_signal"]["starts"]) == (1, 2)
+
+
 def kill_ray(cluster: VirtualCluster, node: str) -> None:
     pid = next(pid for pid, line in cluster.processes(node, "alice") if "ray.scripts.scripts" in line)
     cluster.run(node, "kill", "-9", pid)
