@@ -11,6 +11,8 @@ from cluster.record import JobRecord
 
 SLURM_EARLY_S = 60.0
 """Slurm's signal may come so much before the time that was asked for (manual page sbatch(1), --signal)."""
+USUAL_S = 120.0
+"""``--signal`` of the batch scripts: never too early, whatever the margin."""
 SURE = 2
 
 
@@ -28,9 +30,10 @@ class EarlySignal:
 
     def words(self, margin_s: float) -> str:
         """What it is, and what to write instead."""
+        enough = max(margin_s, USUAL_S)
         return (
-            f"Slurm's signal came {self.left_s:.0f} s before the time limit, and {margin_s:.0f} s (--margin) are "
-            f"enough: if that was sbatch --signal, write --signal=B:USR1@{margin_s:.0f}"
+            f"Slurm's signal came {self.left_s:.0f} s before the time limit, and trials need {enough:.0f} s to save "
+            f"themselves (--margin): if that was sbatch --signal, write --signal=B:USR1@{enough:.0f}"
         )
 
 
@@ -55,7 +58,7 @@ def noticed(
     if came_at is None:  # a start that ended before the time of the signal says nothing against it
         return before if before is not None and ends_at - ended_at > before.left_s else None
     left = ends_at - came_at
-    if left <= margin_s + SLURM_EARLY_S:
+    if left <= max(margin_s, USUAL_S) + SLURM_EARLY_S:
         return None
     as_before = before is not None and abs(before.left_s - left) <= SLURM_EARLY_S
     return EarlySignal(left, before.starts + 1 if before is not None and as_before else 1)

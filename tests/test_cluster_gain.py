@@ -142,8 +142,8 @@ def test_a_signal_far_before_the_margin_is_blamed_when_it_comes_at_the_same_time
     assert second == EarlySignal(540.0, starts=2)
     assert gained.too_short == (
         "no trial came to a first checkpoint in the 30 s that the search had of 600 s: another start would not either. "
-        "Write sbatch --time=20 or more. Slurm's signal came 540 s before the time limit, and 120 s (--margin) are "
-        "enough: if that was sbatch --signal, write --signal=B:USR1@120"
+        "Write sbatch --time=20 or more. Slurm's signal came 540 s before the time limit, and trials need 120 s "
+        "to save themselves (--margin): if that was sbatch --signal, write --signal=B:USR1@120"
     )
 
 
@@ -155,6 +155,7 @@ def test_which_starts_say_that_the_signal_comes_early():
     assert noticed(None, 100.0, 700.0, 120.0, sure) == sure, "ended by itself before the signal could come"
     assert noticed(None, 100.0, 220.0, 120.0, sure) is None, "the margin was reached without it"
     assert noticed(100.0, 100.0, None, 120.0, sure) is None
+    assert noticed(100.0, 100.0, 220.0, 0.0, None) is None, "the scripts' own --signal, with --margin 0"
 
 
 def test_trials_are_held_back_by_a_signal_that_is_known_to_come_early():

@@ -215,7 +215,7 @@ def test_a_signal_long_before_the_margin_ends_the_job_when_it_comes_at_the_same_
         assert until(lambda n=start: job.log.count("→ driver") == n), job.everything()
         cluster.run("ctl", "scancel", "--batch", "-s", "USR1", job.id, user="alice")
     log = job.wait_end("FAILED")
-    assert log.count("s before the time limit, and 120 s (--margin) are enough") == 3, "at each, and at the end"
+    assert log.count("s before the time limit, and trials need 120 s") == 3, "at each, and at the end"
     assert "no trial came to a first checkpoint" in job.record["reason"] and "USR1@120" in job.record["reason"]
     assert (job.record["restarts"], job.record["early_signal"]["starts"]) == (1, 2)
 
