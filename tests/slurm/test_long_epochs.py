@@ -67,7 +67,7 @@ def test_an_epoch_that_is_longer_than_an_allocation_is_trained_in_the_next_ones(
         assert until(lambda t=began: len([1 for at, _ in checkpoints(job).values() if at > t]) == TRIALS, 600), job.log
         signalled = time.time()
         cluster.run("ctl", "scancel", "--batch", "-s", "USR1", job.id, user="alice")
-        assert until(lambda n=start: job.log.count("→ requeueing") == n), job.everything()
+        assert until(lambda n=start: job.log.count("→ requeueing (143)") == n), job.everything()
         saved = checkpoints(job)
         assert len(saved) == TRIALS and all(at > signalled for at, _ in saved.values()), "written when told to end"
         steps = {name: step for name, (_, step) in saved.items()}
