@@ -52,15 +52,6 @@ def check_time(chosen: options.JobOptions, grant: Grant) -> None:
         )
 
 
-def check_chain(chosen: options.JobOptions, grant: Grant) -> None:
-    """A successor is submitted with one component's options. Raises BadInput for a job of several."""
-    if chosen.chain and any(node.het_group is not None for node in grant.nodes):
-        raise BadInput(
-            "--chain must be given to a job of one component; got a heterogeneous job. "
-            "Leave --chain out: the job is then requeued as a whole."
-        )
-
-
 def write_first(job: record.JobRecord) -> None:
     """The job's folder and record. Raises BadInput if it cannot be written."""
     folder = record.folder_of(job.job_id)

@@ -13,14 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cluster import progress
+from cluster.early_signal import SLURM_EARLY_S, EarlySignal
 
 LOG_MARK = b": top-1 "
 CHECKPOINTS = "checkpoints/*/latest.pt"
 LONG_ENOUGH_S = 600.0
 USUAL_START_S = 60.0
 """Until the nodes are up and trials begin."""
-SIGNAL_EARLY_S = 60.0
-"""Slurm's signal may come so much before the time that was asked for (manual page sbatch(1), --signal)."""
 
 
 @dataclass(frozen=True)
@@ -118,27 +117,29 @@ class Start:
         """From here on trials save themselves."""
         self._driver_ended_at = time.time()
 
-    def look(self) -> Gained:
-        """What this start has added so far."""
+    def look(self, early: EarlySignal | None = None) -> Gained:
+        """What this start has added so far. ``early``: Slurm's signal, where it came long before the margin."""
         before, after = self._before, saved(self._study)
         if before is None or after is None:
             return Gained(useful=time.time() - self._began_at >= LONG_ENOUGH_S)
         epochs = after.epochs > before.epochs
         if epochs or after.finished > before.finished or after.checkpoints - before.checkpoints:
             return Gained(useful=True, epochs=epochs)
-        return Gained(useful=False, epochs=False, too_short=self._too_short())
+        return Gained(useful=False, epochs=False, too_short=self._too_short(early))
 
-    def _too_short(self) -> str | None:
+    def _too_short(self, early: EarlySignal | None) -> str | None:
         if self._ends_at is None or not self._driver_began_at:
             return None
-        if self._ends_at - self._driver_ended_at > self._margin_s + SIGNAL_EARLY_S:
-            return None  # told to end by hand, or by a --signal that comes much earlier than --margin
+        each_start = early is not None and early.sure
+        if self._ends_at - self._driver_ended_at > self._margin_s + SLURM_EARLY_S and not each_start:
+            return None  # told to end by hand, for all that is known
         whole = self._ends_at - self._began_at
         had = self._driver_ended_at - self._driver_began_at
         needed = max(2 * whole, whole - had + self._longest_epoch_s())
         return (
             f"no trial came to a first checkpoint in the {had:.0f} s that the search had of {whole:.0f} s: another "
             f"start would not either. Write sbatch --time={_minutes(needed)} or more"
+            + (f". {early.words(self._margin_s)}" if early is not None and each_start else "")
         )
 
     def _longest_epoch_s(self) -> float:

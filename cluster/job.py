@@ -10,6 +10,7 @@ signals, the time limit and dying nodes are noticed. What is decided at the end 
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import os
 import signal
@@ -24,6 +25,7 @@ from cluster import (
     attach,
     checks,
     credentials,
+    early_signal,
     gain,
     node_folder,
     options,
@@ -114,7 +116,6 @@ class Job:
         checks.check_commands()
         checks.check_workers(self._options, grant)
         checks.check_time(self._options, grant)
-        checks.check_chain(self._options, grant)
         kill_wait_s = slurm.kill_wait_s(timeout_s=5)  # now: later a busy controller may take too long
         self._left = saving.TimeLeft(grant.end_time, self._options.margin_s, kill_wait_s)
         before = record.read(grant.job_id) if grant.restart_count else restart.record_of_predecessor()
@@ -122,6 +123,7 @@ class Job:
         self._default_study = restart.study_name(grant.job_id)
         self._study = options.study_folder(self._options, self._default_study, self._cwd)
         self._record = restart.first_record(grant, self._options, self._study, before)
+        self._early = early_signal.last(before)
         self._folder = record.folder_of(grant.job_id)
         checks.write_first(self._record)
         self._lease = checks.take_lease(self._study, grant.job_id) if self._study else None
@@ -220,7 +222,7 @@ class Job:
         self._save()
         self._gain.driver_begins()
         try:
-            env = driver_environment(self._env, self._folder, self._tmp, self._left.deadline())
+            env = driver_environment(self._env, self._folder, self._tmp, self._left.deadline(self._early))
             self._driver = Driver(command, self._cwd, env)
         except OSError as error:
             raise BadInput(f"the command must be a program; got {command[0]!r} ({error.strerror}).") from None
@@ -236,6 +238,7 @@ class Job:
     def _drain(self) -> State:
         assert self._lookout.cause is not None
         self._gain.driver_is_to_end()
+        self._note_early_signal()
         code = None
         if self._driver is not None:
             code = saving.end_driver(self._driver, self._lookout, self._nodes, self._signals, self._left, self._say)
@@ -295,7 +298,7 @@ class Job:
     def _decide(self, code: int | None) -> Decision:
         """What follows from this start; ``code``: the driver's exit code."""
         assert self._lookout.cause is not None
-        gained = self._gain.look()
+        gained = self._gain.look(self._early)
         if self._lookout.cause is Cause.TIME_LIMIT and gained.useful and not gained.epochs:
             self._say("no epoch ended in this start; trials go on from checkpoints within one")
         # Where an earlier start of this walltime was useful, it is not too short.
@@ -312,6 +315,13 @@ class Job:
                 too_short=gained.too_short if none_was_useful else None,
             )
         )
+
+    def _note_early_signal(self) -> None:
+        usr1, end = self._lookout.usr1_at, self._grant.end_time
+        self._early = early_signal.noticed(usr1, time.time(), end, self._options.margin_s, self._early)
+        self._record.early_signal = dataclasses.asdict(self._early) if self._early else None
+        if self._early and usr1:
+            self._say(self._early.words(self._options.margin_s))
 
     def _go_on_with(self, statuses: dict[str, dict[str, Any]]) -> State:
         """The deadline for registering has passed: leave out the nodes that are not ready."""

@@ -81,6 +81,8 @@ class Lookout:
         self._lost_loans: set[str] = set()
         self._question: Question | None = None
         self.cause: Cause | None = None
+        self.usr1_at: float | None = None
+        """When Slurm's signal came, if that is the cause; seconds since the epoch."""
         self.slurm_requeues = False
         self.killed_soon = False
         """Slurm has ended the job: its SIGKILL follows its SIGTERM after KillWait."""
@@ -137,6 +139,7 @@ class Lookout:
         if signal.SIGTERM in self._signals or signal.SIGINT in self._signals:
             self.classify("SIGTERM")
         elif signal.SIGUSR1 in self._signals:
+            self.usr1_at = time.time()
             self.stop_because(Cause.TIME_LIMIT, "SIGUSR1: the time limit is near")
         elif self._deadline and time.time() >= self._deadline:
             self.stop_because(Cause.TIME_LIMIT, "the time limit is near (--margin)")

@@ -31,6 +31,8 @@ class NodeSteps:
     def __init__(self, job_id: str, run_id: str, record: Path, tls: bool) -> None:
         self._job_id, self._run_id, self._record, self._tls = job_id, run_id, record, tls
         self._steps: dict[str, subprocess.Popen[bytes]] = {}
+        self._started: dict[str, tuple[GrantedNode, str | None]] = {}
+        self._not_again: set[str] = set()
         self._heartbeats = Heartbeats()
         self._control: dict[str, Any] = {"run_id": run_id}
         self._control_file, self._suffix, self._follow = CONTROL_FILE, "", ""
@@ -65,6 +67,7 @@ class NodeSteps:
 
     def start(self, node: GrantedNode, address: str | None) -> None:
         """Start a node: as the head if ``address`` is None, else as a worker of the head there."""
+        self._started[node.name] = node, address
         log_path = self._record / NODES_FOLDER / f"{node.name}{self._suffix}.log"
         descriptor = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         with os.fdopen(descriptor, "ab") as log:
@@ -101,11 +104,19 @@ class NodeSteps:
         return self._record / NODES_FOLDER / f"{name}{self._suffix}.json"
 
     def look(self) -> dict[str, str]:
-        """Nodes whose step has ended since the last look, with the reason."""
+        """Nodes whose step has ended since the last look, with the reason.
+
+        A step of which nothing was heard is started once more: srun gives up a node whose slurmd does not answer for
+        some seconds ("Communication connection failure"), and the job would be without it to its end.
+        """
         news = {}
-        for name, step in self._steps.items():
+        for name, step in list(self._steps.items()):
             if name not in self.gone and step.poll() is not None:
                 facts, lost = self.status(name), f"lost: its step ended without a word (exit code {step.returncode})"
+                if not (facts or name in self._not_again or self._control.get("stop")):
+                    self._not_again.add(name)
+                    self.start(*self._started[name])
+                    continue
                 news[name] = facts.get("reason") or ("as it was told" if facts.get("state") == "ended" else lost)
         self.gone.update(news)
         return news
@@ -150,6 +161,7 @@ class NodeSteps:
 
     def kill(self, name: str) -> None:
         """Give a step up: Slurm kills what it runs."""
+        self._not_again.add(name)
         self._steps[name].terminate()
         try:
             self._steps[name].wait(2)

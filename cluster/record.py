@@ -59,6 +59,8 @@ class JobRecord:
     restarts: int = 0
     fruitless_restarts: int = 0
     """Restarts in a row in which no epoch was finished and no checkpoint written."""
+    early_signal: dict[str, Any] | None = None
+    """Of the last start, see ``cluster.early_signal``."""
     excluded: dict[str, str] = field(default_factory=dict)
     """Nodes to avoid next time, with the reason."""
     attached: list[str] = field(default_factory=list)

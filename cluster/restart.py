@@ -116,7 +116,9 @@ def start_soon(job_id: str, say: Callable[[str], None]) -> None:
 def may_exclude(job_id: str, nodes: list[str]) -> bool:
     """Whether the partition has enough other nodes: a job that excludes too many would wait for ever."""
     try:
-        fields = slurm.job_fields(job_id)
+        fields, *others = slurm.component_fields(job_id)
+        if others:
+            return False  # each component has nodes and needs of its own
         if slurm.is_set(fields.get("ReqNodeList")):
             return False  # these very nodes were asked for
         features = fields["Features"] if slurm.is_set(fields.get("Features")) else ""
@@ -139,7 +141,8 @@ def gres_per_node(fields: Mapping[str, str]) -> str:
 
 def chain(job_id: str, excluded: list[str], default_study: str) -> str:
     """Submit a successor of this job that starts when it has ended. Returns its id. Raises SlurmError."""
-    fields = slurm.job_fields(job_id)
+    components = slurm.component_fields(job_id)
+    fields = components[0]
     env = {**successor.environment(os.environ), PREDECESSOR: job_id, STUDY: default_study}
     # --export=ALL on the command line wins over SBATCH_EXPORT=NONE: the successor must know its predecessor.
     options = ["--export=ALL", f"--dependency=afterany:{job_id}", *successor.options(fields)]
@@ -149,6 +152,10 @@ def chain(job_id: str, excluded: list[str], default_study: str) -> str:
         avoided += [node for node in excluded if node not in avoided]
     if avoided:
         options.append(f"--exclude={','.join(avoided)}")
+    for others in components[1:]:  # of a heterogeneous job
+        options += [":", *successor.component_options(others)]
+        if kept_off := excluded_by_user(others):
+            options.append(f"--exclude={','.join(kept_off)}")
     return slurm.submit(script_of(fields["Command"]), options=options, arguments=sys.argv[1:], env=env)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from cluster import slurm
 from cluster.driver import Driver
+from cluster.early_signal import EarlySignal
 from cluster.lookout import POLL_S, Lookout
 from cluster.node_steps import NodeSteps
 from cluster.policy import Cause
@@ -29,9 +30,15 @@ class TimeLeft:
     def __init__(self, end_time: float | None, margin_s: float, kill_wait_s: float) -> None:
         self._end_time, self._margin_s, self._kill_wait_s = end_time, margin_s, kill_wait_s
 
-    def deadline(self) -> float:
-        """When trials must save themselves, seconds since the epoch; 0 without a limit."""
-        return self._end_time - self._margin_s if self._end_time else 0.0
+    def deadline(self, early: EarlySignal | None = None) -> float:
+        """When trials must save themselves, seconds since the epoch; 0 without a limit.
+
+        With the ``early`` signal of the last start: when they will be told to, where that is known.
+        """
+        if not self._end_time:
+            return 0.0
+        signalled = self._end_time - early.left_s if early is not None and early.sure else 0.0
+        return signalled if signalled > time.time() else self._end_time - self._margin_s
 
     def patience_s(self) -> float:
         """For a controller that does not answer."""

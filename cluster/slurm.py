@@ -28,6 +28,8 @@ NO_ANSWER = (
 """What Slurm's commands say where the controller, or munge, is down, changing over or too busy (slurm_errno.c)."""
 UNKNOWN_JOB = "Invalid job id"
 """What they say of a job that the controller has forgotten, or never had."""
+# Values may hold blanks (Command=/a b/c), so a field ends where the next " Name=" begins.
+_FIELD = re.compile(r"(?:^|\s)([A-Z][A-Za-z/:_]*)=(.*?)(?=\s[A-Z][A-Za-z/:_]*=|\s*$)", re.DOTALL)
 
 
 class SlurmError(RuntimeError):
@@ -66,11 +68,15 @@ def hostnames(node_list: str) -> list[str]:
 
 
 def job_fields(job_id: str, timeout_s: float = TIMEOUT_S) -> dict[str, str]:
-    """What ``scontrol show job`` knows, by field name. Raises SlurmError for an unknown job."""
+    """What ``scontrol show job`` knows, by field name; of a heterogeneous job's first component. Raises SlurmError."""
+    return component_fields(job_id, timeout_s)[0]
+
+
+def component_fields(job_id: str, timeout_s: float = TIMEOUT_S) -> list[dict[str, str]]:
+    """The same of each component, in order; one where the job is not heterogeneous. Raises SlurmError."""
     text = run("scontrol", "--oneliner", "show", "job", job_id, timeout_s=timeout_s)
-    # Values may hold blanks (Command=/a b/c), so a field ends where the next " Name=" begins.
-    found = re.findall(r"(?:^|\s)([A-Z][A-Za-z/:_]*)=(.*?)(?=\s[A-Z][A-Za-z/:_]*=|\s*$)", text.strip(), re.DOTALL)
-    return dict(found)
+    found = [dict(_FIELD.findall(part.strip())) for part in re.split(r"^(?=JobId=)", text, flags=re.MULTILINE)]
+    return [fields for fields in found if fields] or [{}]
 
 
 def is_set(value: str | None) -> bool:

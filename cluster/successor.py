@@ -52,6 +52,12 @@ def options(fields: Mapping[str, str]) -> list[str]:
     return [f"{option}={value}" for option, value in given.items()] + ([exclusive] if exclusive else [])
 
 
+def component_options(fields: Mapping[str, str]) -> list[str]:
+    """The same of a heterogeneous job's later components, for which the script's own ``#SBATCH`` lines do not count."""
+    given, tasks = options(fields), f"--ntasks={fields.get('NumTasks', '1')}"
+    return given if tasks in given else [*given, tasks]
+
+
 def _gpu_options(fields: Mapping[str, str]) -> dict[str, str]:
     """GPUs that were not asked for by the node (``--gpus``, ``--gpus-per-task``), and shares of each GPU."""
     found = {}
@@ -84,5 +90,5 @@ def in_queue(job_id: str) -> str | None:
     for line in slurm.run("squeue", "--me", "--noheader", "--format=%i|%k").splitlines():
         found, _, comment = line.strip().partition("|")
         if MARK + job_id in comment.split():
-            return found
+            return found.partition("+")[0]  # 8+0 is the first component of the heterogeneous job 8
     return None

@@ -17,7 +17,6 @@ import pytest
 from conftest import ROOT, clean_environment
 
 from cluster import (
-    checks,
     credentials,
     heartbeats,
     lease,
@@ -37,7 +36,7 @@ from cluster import (
 )
 from cluster.allocation import granted_gpus, per_node
 from cluster.files import write_json
-from cluster.grant import NoAllocation, node_cpus, read_grant
+from cluster.grant import GrantedNode, NoAllocation, node_cpus, read_grant
 from cluster.policy import Action, Cause, Situation, decide
 
 MODULES = sorted((ROOT / "cluster").glob("*.py"))
@@ -273,13 +272,26 @@ def test_the_mark_of_a_successor_stands_beside_the_users_comment():
     assert successor.marked("project x bigbatch-after-7", "8") == "project x bigbatch-after-8"
 
 
-def test_a_chain_of_a_heterogeneous_job_is_refused():
-    env = {"SLURM_JOB_ID": "12", "SLURM_JOB_NODELIST": "a", "SLURM_HET_SIZE": "2", "SLURM_JOB_END_TIME": "1"}
-    env |= {"SLURM_JOB_NODELIST_HET_GROUP_0": "a", "SLURM_JOB_NODELIST_HET_GROUP_1": "b,c"}
-    grant = read_grant(env, names)
-    checks.check_chain(options.parse([]), grant)
-    with pytest.raises(checks.BadInput, match="Leave --chain out"):
-        checks.check_chain(options.parse(["--chain"]), grant)
+def test_the_successor_of_a_heterogeneous_job_has_its_components(tmp_path, monkeypatch):
+    """Answers as Slurm 22.05 gives them: a line a component; the script's own lines are for the first alone."""
+    first = "JobId=8 HetJobId=8 HetJobOffset=0 JobName=bb NumNodes=1 NumTasks=1 CPUs/Task=1 Comment=mine"
+    second = "JobId=9 HetJobId=8 HetJobOffset=1 JobName=bb NumNodes=2 NumTasks=4 CPUs/Task=2 TresPerNode=gres:gpu:1"
+    ends = "ExcNodeList=n9 Command=/a/b.slurm x"
+    answer = f"{first} {ends}\n{second} {ends}\n"
+    names = 'case "$*" in *hostnames*) echo n9; exit;; esac; '
+    stand_in(
+        tmp_path, monkeypatch, scontrol=f"{names}printf '{answer}'", sbatch=f'echo "$*" >> {tmp_path}/got; echo 10'
+    )
+    assert restart.chain("8", ["n3"], "s") == "10"
+    before, _, after = (tmp_path / "got").read_text().partition(" : ")
+    assert before == (
+        "--parsable --export=ALL --dependency=afterany:8 --job-name=bb --cpus-per-task=1 --nodes=1 "
+        "--comment=mine bigbatch-after-8 --exclude=n9"
+    ), "n3 may be given again: which component it was of is not asked"
+    assert after.startswith("--job-name=bb --cpus-per-task=2 --gres=gpu:1 --nodes=2 --ntasks=4 --exclude=n9 /a")
+    assert slurm.job_fields("8")["NumNodes"] == "1"
+    stand_in(tmp_path, monkeypatch, squeue="printf '8+0|x\n10+0|mine bigbatch-after-8\n10+1|\n'")
+    assert successor.in_queue("8") == "10"
 
 
 # A stand-in for Slurm's commands, where only their words or their slowness matter
@@ -290,6 +302,24 @@ def stand_in(folder: Path, monkeypatch, **commands: str) -> None:
         (folder / name).write_text(f"#!/bin/sh\n{script}\n")
         (folder / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
+
+
+def test_a_step_that_slurm_could_not_launch_is_started_once_more(tmp_path, monkeypatch):
+    stand_in(tmp_path, monkeypatch, srun=f"echo x >> {tmp_path}/calls; exit 233", scancel="exit 0")
+    steps = node_steps.NodeSteps("7", "7.0", tmp_path, tls=False)
+    steps.prepare()
+    steps.start(GrantedNode("n1", 1), None)
+    assert processes.wait_until(lambda: bool(steps.look()), 60)
+    assert steps.gone == {"n1": "lost: its step ended without a word (exit code 233)"}
+    assert (tmp_path / "calls").read_text() == "x\n" * 2
+    stand_in(tmp_path, monkeypatch, srun=f"echo x >> {tmp_path}/calls; exec sleep 600")
+    ends = {"n2": lambda: steps.kill("n2"), "n3": lambda: steps.stop(keep_logs=False, timeout_s=0)}
+    for calls, (name, end) in enumerate(ends.items(), start=3):
+        steps.start(GrantedNode(name, 1), None)
+        assert processes.wait_until(lambda n=calls: (tmp_path / "calls").read_text().count("x") == n, 60)
+        end()  # given up, or told to end: not started again
+        assert processes.wait_until(lambda n=name: n in steps.gone or n in steps.look(), 60)
+    assert (tmp_path / "calls").read_text() == "x\n" * 4
 
 
 def test_a_controller_that_does_not_answer_has_refused_nothing(tmp_path, monkeypatch):

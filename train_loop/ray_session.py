@@ -41,7 +41,7 @@ SEARCH_ENV = {
     "TUNE_FUNCTION_THREAD_TIMEOUT_S": "15",
     "TUNE_MAX_PENDING_TRIALS_PG": "64",  # trials start side by side; the bridge limits their number
     "TUNE_WARN_THRESHOLD_S": "30",
-    "TUNE_GLOBAL_CHECKPOINT_S": "600",  # Ray's experiment state is a cache that nobody reads
+    "TUNE_GLOBAL_CHECKPOINT_S": "1e9",  # nobody reads Ray's experiment state: written at the start and the end
     "RAY_AIR_NEW_OUTPUT": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DEDUP_LOGS": "0",
@@ -214,6 +214,7 @@ class JoinedRay:
                 f"--address must name a running Ray cluster; got {self._address!r}: {reason}. "
                 "Start one, set RAY_AUTH_TOKEN_PATH to its token, or write --address local."
             ) from None
+        send_ray_logs_to(self._log_file)  # again: joining Ray sets its loggers up anew
         url = context.dashboard_url
         return Connection(
             context.address_info["gcs_address"],

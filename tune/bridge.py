@@ -12,7 +12,9 @@ too, so that it survives with it. See docs/decisions/001.
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -22,6 +24,7 @@ from typing import Any
 
 import optuna
 from optuna.trial import TrialState
+from ray.tune import Callback
 from ray.tune.progress_reporter import TrialProgressCallback
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from ray.tune.search import Searcher
@@ -373,6 +376,18 @@ class StopWhen(Stopper):
 
     def __getstate__(self) -> dict[str, Any]:
         return {}
+
+
+class NoEmptyFolders(Callback):
+    """Removes the folder that Tune makes of each trial, and leaves empty, when it has ended.
+
+    With its experiment state Tune copies all of them to the study's folder: one more inode a trial, until the end.
+    """
+
+    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        if trial.local_path:
+            with contextlib.suppress(OSError):  # it is not there, or not empty
+                os.rmdir(trial.local_path)
 
 
 class Silence(TrialProgressCallback):

@@ -217,7 +217,7 @@ def _fit(plan: SearchPlan, store: StudyStore, bridge: Any, stop: StopRequest) ->
     import ray.tune
 
     from tune import trial
-    from tune.bridge import PrunerScheduler, Silence, StopWhen
+    from tune.bridge import NoEmptyFolders, PrunerScheduler, Silence, StopWhen
 
     store.stop_file.unlink(missing_ok=True)
     storage = Path(bridge.task(0)["ray_storage"])
@@ -238,7 +238,7 @@ def _fit(plan: SearchPlan, store: StudyStore, bridge: Any, stop: StopRequest) ->
             stop=StopWhen(bridge, _deadline(plan, bridge, stop), store.stop_file),
             failure_config=ray.tune.FailureConfig(max_failures=plan.restarts),
             verbose=0,
-            callbacks=[Silence()],
+            callbacks=[Silence(), NoEmptyFolders()],
         ),
     )
     try:

@@ -1,36 +1,78 @@
-"""What a stranger gets from a port: ``python port_probe.py HOST PORT [TOKEN FILE]`` prints one JSON object.
+"""What somebody gets from a port: ``python port_probe.py HOST PORT METHODS TOKEN …`` prints one JSON object.
 
-Each port is asked in both languages that Ray speaks: HTTP paths and gRPC methods, all of them read-only.
+Each port is asked in both languages that Ray speaks: HTTP paths and gRPC methods. METHODS is a JSON file with the
+gRPC methods and the bodies of their requests in hexadecimal (``everything``, ``harmless``). A TOKEN is ``none``, the
+content of a file (``@FILE``), or the word itself; ``bare`` is none, and a request without the metadata of Ray's own.
+An answer is a list, one status a token.
 """
 
 from __future__ import annotations
 
 import http.client
 import json
+import re
+import socket
+import ssl
 import sys
 from pathlib import Path
 
 PATHS = ("/", "/metrics", "/nodes?view=summary", "/api/jobs/", "/api/v0/tasks", "/api/job_agent/jobs/", "/api/version")
 POSTS = ("/get_or_create_runtime_env", "/get_runtime_envs_info")
 TIMEOUT_S = 1.5
-METHODS = (
+BARE = "bare"
+READ_ONLY = (
     "/ray.rpc.NodeInfoGcsService/GetAllNodeInfo",
     "/ray.rpc.InternalKVGcsService/InternalKVKeys",
     "/ray.rpc.NodeManagerService/GetNodeStats",
-    "/ray.rpc.ObjectManagerService/FreeObjects",
     "/ray.rpc.CoreWorkerService/GetCoreWorkerStats",
     "/ray.rpc.ReporterService/GetTraceback",
     "/opencensus.proto.agent.metrics.v1.MetricsService/Export",
     "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export",
     "/grpc.health.v1.Health/Check",
 )
+PULL = "/ray.rpc.ObjectManagerService/Pull"
+PUSH = "/ray.rpc.ObjectManagerService/Push"
+START_SYNC = "/ray.rpc.syncer.RaySyncer/StartSync"
+SYNCER_METADATA = ("node_id", "f" * 56)
+"""Which StartSync is sent with; Ray 2.60 ends itself where it is missing."""
+BINARIES = ("core/src/ray/raylet/raylet", "core/src/ray/gcs/gcs_server", "_raylet.so")
+
+
+def field(number: int, value: bytes) -> bytes:
+    """A field of bytes, shorter than 128, as protobuf writes it."""
+    return bytes([number << 3 | 2, len(value)]) + value
+
+
+def transfers(node_id: bytes, object_id: bytes) -> dict[str, bytes]:
+    """Requests that the object manager understands (object_manager.proto of Ray 2.60).
+
+    Pull asks for the object to be sent to the node; Push brings a chunk of it, "x", which nobody has asked for.
+    """
+    owner = field(1, node_id)  # common.proto: Address
+    data_size, metadata_size = bytes([6 << 3, 1]), bytes([7 << 3, 0])
+    push = field(1, b"p" * 16) + field(2, object_id) + field(3, node_id) + field(4, owner)
+    return {PULL: field(1, node_id) + field(2, object_id), PUSH: push + data_size + metadata_size + field(8, b"x")}
+
+
+def harmless(node_id: bytes, object_id: bytes) -> dict[str, bytes]:
+    """What may be asked of a cluster that is to live on."""
+    return {**dict.fromkeys(READ_ONLY, b""), **transfers(node_id, object_id)}
+
+
+def everything(ray_package: Path, node_id: bytes, object_id: bytes) -> dict[str, bytes]:
+    """All gRPC methods that Ray's binaries name, also those that would end it; only transfers have a body."""
+    named = set()
+    for binary in BINARIES:
+        text = (ray_package / binary).read_bytes()
+        named |= {match.decode() for match in re.findall(rb"/ray\.rpc\.[A-Za-z.]+/[A-Za-z]+(?=\0)", text)}
+    return {**dict.fromkeys(sorted(named), b""), **harmless(node_id, object_id)}
 
 
 def over_http(host: str, port: int, method: str, path: str, token: str | None) -> str | None:
     """Status and size of the answer, None where nobody speaks HTTP."""
     connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
     try:
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        headers = {"Authorization": f"Bearer {token}"} if token not in (None, BARE) else {}
         connection.request(method, path, headers=headers, body=b"" if method == "POST" else None)
         answer = connection.getresponse()
         return f"{answer.status} {len(answer.read())} bytes"
@@ -40,33 +82,58 @@ def over_http(host: str, port: int, method: str, path: str, token: str | None) -
         connection.close()
 
 
-def over_grpc(host: str, port: int, token: str | None) -> dict[str, str]:
+def over_grpc(host: str, port: int, methods: dict[str, bytes], token: str | None) -> dict[str, str]:
     """The status of each method, without those that the port does not have."""
     import grpc
 
     found = {}
-    metadata = [("authorization", f"Bearer {token}")] if token else []
+    metadata = [("authorization", f"Bearer {token}")] if token not in (None, BARE) else []
+    metadata += [SYNCER_METADATA] if token != BARE else []
     with grpc.insecure_channel(f"{host}:{port}") as channel:
-        for method in METHODS:
+        for method, body in methods.items():
             call = channel.unary_unary(method, request_serializer=bytes, response_deserializer=bytes)
             try:
-                found[method] = f"OK {len(call(b'', timeout=TIMEOUT_S, metadata=metadata))} bytes"
+                found[method] = f"OK {len(call(body, timeout=TIMEOUT_S, metadata=metadata))} bytes"
             except grpc.RpcError as error:
                 found[method] = error.code().name
-                if error.code().name == "UNAVAILABLE":
+                if error.code().name == "UNAVAILABLE" and len(found) == 1:
                     return {}  # no gRPC here
+                if [*found.values()] == ["DEADLINE_EXCEEDED"] * 3:
+                    break  # nor here
     return {method: code for method, code in found.items() if code != "UNIMPLEMENTED"}
 
 
-def main() -> None:
-    host, port = sys.argv[1], int(sys.argv[2])
-    token = Path(sys.argv[3]).read_text() if len(sys.argv) > 3 else None
+def over_tls(host: str, port: int) -> str:
+    """What a client without a certificate gets that takes any certificate of the server's."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    try:
+        with socket.create_connection((host, port), TIMEOUT_S) as plain, context.wrap_socket(plain) as channel:
+            channel.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(9))  # preface, empty settings
+            got = channel.recv(1000)  # a server that has accepted the client sends its settings
+            return f"TLS {len(got)} bytes" if got else "TLS refused: connection closed"
+    except ssl.SSLError as error:
+        return f"TLS refused: {error.reason}"
+    except OSError as error:
+        return f"TLS refused: {type(error).__name__}"
+
+
+def ask(host: str, port: int, methods: dict[str, bytes], token: str | None) -> dict[str, str]:
+    """The answers of one port to one asker, by path or method."""
     if over_http(host, port, "GET", "/", token) is None:
-        print(json.dumps(over_grpc(host, port, token)))
-        return
+        return over_grpc(host, port, methods, token) or {"TLS": over_tls(host, port)}
     answers = {path: over_http(host, port, "GET", path, token) for path in PATHS}
     answers |= {path: over_http(host, port, "POST", path, token) for path in POSTS}
-    print(json.dumps({path: answer for path, answer in answers.items() if answer and not answer.startswith("404")}))
+    return {path: answer for path, answer in answers.items() if answer and not answer.startswith("404")}
+
+
+def main() -> None:
+    host, port, methods_file, *words = sys.argv[1:]
+    methods = {name: bytes.fromhex(body) for name, body in json.loads(Path(methods_file).read_text()).items()}
+    tokens = [Path(word[1:]).read_text() if word.startswith("@") else word for word in words]
+    answers = [ask(host, int(port), methods, None if token == "none" else token) for token in tokens]
+    print(json.dumps({name: [a.get(name, "nothing") for a in answers] for name in {**answers[0], **answers[-1]}}))
 
 
 if __name__ == "__main__":

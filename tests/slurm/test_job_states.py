@@ -206,6 +206,20 @@ def test_after_restarts_without_progress_the_job_gives_up(cluster, submit):
     assert job.record["reason"] in log
 
 
+@pytest.mark.exhaustive
+def test_a_signal_long_before_the_margin_ends_the_job_when_it_comes_at_the_same_time_again(cluster, submit):
+    """As with --signal=B:USR1@590 --time=10: no start is of use, and --max-restarts 3 would allow two more."""
+    job = submit("--space", "smoke", "--study", "s")
+    for start in (1, 2):
+        job.wait_log(f"start {start};")
+        assert until(lambda n=start: job.log.count("→ driver") == n), job.everything()
+        cluster.run("ctl", "scancel", "--batch", "-s", "USR1", job.id, user="alice")
+    log = job.wait_end("FAILED")
+    assert log.count("s before the time limit, and trials need 120 s") == 3, "at each, and at the end"
+    assert "no trial came to a first checkpoint" in job.record["reason"] and "USR1@120" in job.record["reason"]
+    assert (job.record["restarts"], job.record["early_signal"]["starts"]) == (1, 2)
+
+
 def kill_ray(cluster: VirtualCluster, node: str) -> None:
     pid = next(pid for pid, line in cluster.processes(node, "alice") if "ray.scripts.scripts" in line)
     cluster.run(node, "kill", "-9", pid)
@@ -271,6 +285,18 @@ def test_a_head_without_a_gpu_in_a_heterogeneous_job(cluster, submit):
     job = submit(*driver("sys.exit(0)"), sbatch=sbatch)
     job.wait_log("→ ended")
     assert "registered: 3 nodes, 5 CPUs, 2 GPUs" in job.wait_end("COMPLETED")
+
+
+@pytest.mark.exhaustive
+def test_the_successor_of_a_heterogeneous_job_has_its_components(cluster, submit):
+    sbatch = ("-c1", ":", "-N2", "-n2", "-c2", "--gres=gpu:1", "--mem=2500")
+    job = submit("--chain", *driver("os.environ.get('BIGBATCH_PREDECESSOR') or time.sleep(600)"), sbatch=sbatch)
+    job.wait_log("RUNNING")
+    cluster.run("ctl", "scancel", "--batch", "-s", "USR1", job.id, user="alice")
+    successor = job.wait_log(r"job (\d+) goes on").group(1)
+    assert cluster.wait_state(successor, ENDED, START_S) == "COMPLETED", job.everything()
+    assert starts(job) == 2 and job.log.count("registered: 3 nodes, 5 CPUs, 2 GPUs") == 2, job.log
+    assert job.record["successor"] == successor and job.leftovers() == []
 
 
 def lend(cluster: VirtualCluster, job: RayJob) -> str:

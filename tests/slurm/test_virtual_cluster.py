@@ -157,12 +157,20 @@ def test_urgent_jobs_preempt_by_requeue_after_a_warning(cluster: VirtualCluster)
     assert cluster.job(job)["Restarts"] == "1"
 
 
+CARDS = (("n2", "eth0"), ("ctl", "br0"))
+
+
+def hardware_address(cluster: VirtualCluster, node: str, card: str) -> str:
+    return cluster.run(node, "ip", "-brief", "link", "show", card).stdout.split()[2]
+
+
 def test_a_node_loses_power_and_comes_back(cluster: VirtualCluster) -> None:
     stay = cluster.sbatch("alice", "-w", "n1", script=SLEEP)
     lost = cluster.sbatch("alice", "-w", "n2", "--no-requeue", script=SLEEP)
     back = cluster.sbatch("alice", "-w", "n3", "--requeue", script=SLEEP)
     for job in (stay, lost, back):
         cluster.wait_state(job, "RUNNING")
+    cards = [hardware_address(cluster, *card) for card in CARDS]
     cluster.poweroff("n2")
     cluster.poweroff("n3")
     cluster.wait_state(lost, "NODE_FAIL")
@@ -170,6 +178,7 @@ def test_a_node_loses_power_and_comes_back(cluster: VirtualCluster) -> None:
     assert cluster.state(stay) == "RUNNING"
     cluster.poweron("n2")
     assert until(lambda: cluster.node_states()["n2"] == "idle")
+    assert [hardware_address(cluster, *card) for card in CARDS] == cards, "others would send to the old one for a while"
 
 
 def test_a_frozen_node_hangs_and_goes_on(cluster: VirtualCluster) -> None:

@@ -61,6 +61,10 @@ class Plan:
     def address(self, node: str) -> str:
         return f"{NETWORK}.{254 if node == CONTROLLER else node[1:]}"
 
+    def hardware_address(self, node: str) -> str:
+        """The same after a power cut: else others send to the old one for the eight seconds in which they forget it."""
+        return f"02:00:00:00:00:{int(self.address(node).rpartition('.')[2]):02x}"
+
     def home(self, user: str) -> Path:
         return self.path / "home" / user
 

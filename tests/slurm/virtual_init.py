@@ -97,7 +97,8 @@ def controller(folder: str) -> None:
     plan = read_plan(folder)
     set_up(plan, CONTROLLER)
     _ip("link set lo up")
-    _ip("link add br0 type bridge")
+    # Without an address of its own a bridge takes that of one of its ports, which come and go.
+    _ip(f"link add br0 address {plan.hardware_address(CONTROLLER)} type bridge")
     _ip(f"addr add {plan.address(CONTROLLER)}/24 dev br0")
     _ip("link set br0 up")
     start_munge(plan)
@@ -159,7 +160,7 @@ def plug_in(plan: Plan, name: str, network: int) -> None:
     # A node that was cut off a moment ago may still have its end.
     subprocess.run(["ip", "-n", "outside", "link", "del", port], stderr=subprocess.DEVNULL, pass_fds=[network])
     for line in (
-        f"link add eth0 type veth peer name {port} netns outside",
+        f"link add eth0 address {plan.hardware_address(name)} type veth peer name {port} netns outside",
         f"-n outside link set {port} master br0 up",
         "link set lo up",
         f"addr add {plan.address(name)}/24 dev eth0",
