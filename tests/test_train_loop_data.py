@@ -490,7 +490,7 @@ def write_tree(root: Path, *files: str) -> Path:
     [
         ((), ("needs train/", "an empty folder", "train/<class>")),
         (("val/a/1.jpg",), ("needs train/", "val/")),
-        (("train/a/1.jpg", "train/b/1.jpg"), ("needs val/ or validation/ or test/", "train/")),
+        (("train/a/1.jpg", "train/b/1.jpg"), ("needs val/ or validation/ or valid/ or test/", "train/")),
         (("train/a/1.jpg", "train/b/1.jpg", "val/a/1.jpg"), ("same classes", "'b'", "val")),
         (("train/a/1.jpg", "val/a/1.jpg", "val/b/1.jpg"), ("same classes", "'b'", "train")),
         (("train/a/1.jpg", "train/b/", "val/a/1.jpg", "val/b/1.jpg"), ("at least one image", "train/b")),

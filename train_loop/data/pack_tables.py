@@ -24,6 +24,8 @@ def parquet(files: Sequence[str]) -> tuple[Labelled, tuple[str, ...] | None]:
     found: Labelled = []
     names: tuple[str, ...] | None = None
     highest = 0
+    if {part_of_file(file) for file in files} & {"val", "validation", "valid"}:
+        files = [file for file in files if part_of_file(file) != "test"]  # of no use, and ImageNet's has no labels
     for file in files:
         schema = pq.read_schema(file)
         if "label" not in schema.names or _image_column(schema.names) is None:
