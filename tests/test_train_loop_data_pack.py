@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import os
@@ -289,6 +290,58 @@ def test_a_shard_cut_short_under_a_run_is_named(packed: Path, tmp_path: Path) ->
     with pytest.raises(ImageError, match=r"record \d+ \(train/.*train-00000.arrow: the shard is cut short"):
         next(source.train_batches(0, 0, BatchSplit(1, 1, 15), 0))
     source.close()
+
+
+def test_a_shard_cut_short_when_it_is_open_is_named(packed: Path, tmp_path: Path) -> None:
+    damaged = copy(packed, tmp_path / "damaged")
+    source = open_data(DataConfig(name=str(damaged), image_size=32, loader_workers=0))
+    batches = source.train_batches(0, 0, BatchSplit(1, 1, 5), 0)
+    next(batches)
+    os.truncate(damaged / "train-00000.arrow", 1000)
+    with pytest.raises(ImageError, match=r"record \d+ \(train/.*train-00000.arrow: the shard is cut short\."):
+        next(batches)
+
+
+@pytest.mark.parametrize("loader_workers", [0, 1])
+def test_a_flipped_byte_that_decodes_is_named_by_a_run(packed: Path, tmp_path: Path, loader_workers: int) -> None:
+    damaged = copy(packed, tmp_path / "damaged")
+    path = damaged / "train-00000.arrow"
+    data = bytearray(path.read_bytes())
+    image = rows(packed, "train")[7]["image"]
+    begin = data.find(image)
+    for place in range(len(image) // 2, len(image)):  # until Pillow does not mind it
+        changed = bytearray(image)
+        changed[place] ^= 4
+        try:
+            pixels = np.asarray(Image.open(io.BytesIO(changed)))
+        except OSError:
+            continue
+        if not np.array_equal(pixels, np.asarray(Image.open(io.BytesIO(image)))):
+            break
+    data[begin + place] ^= 4
+    path.write_bytes(data)
+    config = DataConfig(name=str(damaged), image_size=32, loader_workers=loader_workers)
+    source = open_data(config)
+    with pytest.raises(
+        ImageError, match=r"record 7 \(train/bee/2.jpg\) in .*train-00000.arrow: its bytes have changed"
+    ):
+        list(source.train_batches(0, 0, BatchSplit(1, 1, 15), 0))
+    source.close()
+    skipping = open_data(dataclasses.replace(config, on_bad_image="skip"))
+    for epoch in (0, 1):
+        list(skipping.train_batches(0, epoch, BatchSplit(1, 1, 15), 0))
+        assert skipping.take_bad() == 1
+    skipping.close()
+
+
+def test_a_shard_replaced_before_it_is_first_read_is_named(packed: Path, tmp_path: Path) -> None:
+    damaged = copy(packed, tmp_path / "damaged")
+    source = open_data(DataConfig(name=str(damaged), image_size=32, loader_workers=0))
+    other = tmp_path / "other"
+    other.write_bytes((damaged / "train-00000.arrow").read_bytes() + bytes(8))
+    other.replace(damaged / "train-00000.arrow")
+    with pytest.raises(ImageError, match=r"record \d+ \(train/.*: the shard is cut short or replaced, \d+ bytes in"):
+        next(source.train_batches(0, 0, BatchSplit(1, 1, 15), 0))
 
 
 def change_index(packed: Path, target: Path, labels: list[int] | None = None, **info: object) -> Path:
