@@ -96,6 +96,25 @@ def test_a_test_part_without_classes_is_left_out_where_there_is_a_validation_par
         find_source(str(root))
 
 
+@pytest.mark.parametrize("cut", ["at a header", "in a header", "in an image"])
+def test_of_several_files_the_one_that_is_cut_short_is_named(images: Path, tmp_path: Path, cut: str) -> None:
+    for part in ("train", "val"):
+        with tarfile.open(tmp_path / f"some_{part}.tar", "w") as archive:
+            archive.add(images / part, arcname=".")
+    broken = tmp_path / "some_val.tar"
+    with tarfile.open(broken) as archive:
+        header = archive.getmembers()[-1].offset
+    os.truncate(broken, header + {"at a header": 0, "in a header": 100, "in an image": 1000}[cut])
+    with pytest.raises(ConfigError, match=r"a tar must be whole; got '.*some_val.tar'"):
+        find_source(str(tmp_path))
+    for part in ("train", "val"):
+        (tmp_path / f"some_{part}.tar").unlink()
+        pq.write_table(pa.table({"image": [b""], "label": [0]}), tmp_path / f"{part}.parquet")
+    (tmp_path / "val.parquet").write_bytes((tmp_path / "val.parquet").read_bytes()[:50])
+    with pytest.raises(ConfigError, match=r"a Parquet file must be whole; got '.*val.parquet'"):
+        find_source(str(tmp_path))
+
+
 def test_webdataset(images: Path, tmp_path: Path) -> None:
     expected = find_source(str(images))
     for part, items in (("train", expected.train), ("val", expected.val)):

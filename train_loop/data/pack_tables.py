@@ -11,6 +11,7 @@ from io import BytesIO
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from PIL import Image
 
 from train_loop.config import ConfigError
@@ -27,7 +28,10 @@ def parquet(files: Sequence[str]) -> tuple[Labelled, tuple[str, ...] | None]:
     if {part_of_file(file) for file in files} & {"val", "validation", "valid"}:
         files = [file for file in files if part_of_file(file) != "test"]  # of no use, and ImageNet's has no labels
     for file in files:
-        schema = pq.read_schema(file)
+        try:
+            schema = pq.read_schema(file)
+        except pa.ArrowException as error:
+            raise ConfigError(f"a Parquet file must be whole; got {file!r}: {error}. Copy it again.") from None
         if "label" not in schema.names or _image_column(schema.names) is None:
             raise ConfigError(f"a Parquet file needs columns image and label; got {schema.names} in {file!r}. Rename.")
         told = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
