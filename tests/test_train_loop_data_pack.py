@@ -359,9 +359,28 @@ def change_index(packed: Path, target: Path, labels: list[int] | None = None, **
     return changed
 
 
+def test_a_damaged_index_is_refused_as_its_labels_have_no_other_checksum(packed: Path, tmp_path: Path) -> None:
+    labels = pa.ipc.open_file(packed / "index.arrow").read_all()["label"].to_pylist()
+    wrong = change_index(packed, tmp_path / "wrong", labels=[*labels[:4], 2, *labels[5:]])  # a class of the set
+    assert labels[4] != 2
+    with pytest.raises(ConfigError, match=r"an index must be as it was packed; got other bytes \(CRC-32\) in .*wrong"):
+        describe(DataConfig(name=str(wrong)), open_some=True)
+    for option in ("--verify", "--info"):
+        done = run_pack(option, wrong)
+        assert done.returncode == 2 and done.stderr.count("\n") == 1 and "an index must be" in done.stderr
+    older = change_index(packed, tmp_path / "older", index_crc32=None)  # packed before there was one
+    describe(DataConfig(name=str(older)), open_some=True)
+
+
+def test_info_of_a_copy_without_the_list_of_rejected_images(packed: Path, tmp_path: Path) -> None:
+    staged = copy(packed, tmp_path / "staged")
+    (staged / "rejected.parquet").unlink()
+    assert run_pack("--info", staged).returncode == 0
+
+
 def test_labels_out_of_range_and_an_empty_part_are_refused(packed: Path, tmp_path: Path) -> None:
     labels = pa.ipc.open_file(packed / "index.arrow").read_all()["label"].to_pylist()
-    wrong = change_index(packed, tmp_path / "wrong", labels=[*labels[:4], 3, *labels[5:]])
+    wrong = change_index(packed, tmp_path / "wrong", labels=[*labels[:4], 3, *labels[5:]], index_crc32=None)
     with pytest.raises(ConfigError, match=r"label must be 0 to 2.*got 3 for record 4 \("):
         describe(DataConfig(name=str(wrong)), open_some=True)
     with pytest.raises(ConfigError, match="got none in val"):

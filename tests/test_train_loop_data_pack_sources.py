@@ -85,6 +85,13 @@ def test_a_hub_set_with_a_test_part_without_labels(images: Path, tmp_path: Path)
         find_source(str(tmp_path))
 
 
+def test_a_parquet_column_that_holds_no_files_is_refused(tmp_path: Path) -> None:
+    for part in ("train", "val"):
+        pq.write_table(pa.table({"image": [[1, 2], [3]], "label": [0, 1]}), tmp_path / f"{part}.parquet")
+    with pytest.raises(ConfigError, match=r"must be struct<bytes, path> or binary; got list<"):
+        find_source(str(tmp_path))
+
+
 def test_a_test_part_without_classes_is_left_out_where_there_is_a_validation_part(images: Path, tmp_path: Path) -> None:
     root = tmp_path / "kaggle"
     shutil.copytree(images, root)

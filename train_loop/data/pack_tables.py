@@ -34,6 +34,9 @@ def parquet(files: Sequence[str]) -> tuple[Labelled, tuple[str, ...] | None]:
             raise ConfigError(f"a Parquet file must be whole; got {file!r}: {error}. Copy it again.") from None
         if "label" not in schema.names or _image_column(schema.names) is None:
             raise ConfigError(f"a Parquet file needs columns image and label; got {schema.names} in {file!r}. Rename.")
+        kind = schema.field(_image_column(schema.names)).type
+        if not (pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0 or _is_bytes(kind)):
+            raise ConfigError(f"images must be struct<bytes, path> or binary; got {kind} in {file!r}. Store the files.")
         told = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
         stated = told.get("info", {}).get("features", {}).get("label", {}).get("names")
         names = tuple(stated) if stated else names
@@ -53,6 +56,10 @@ def parquet(files: Sequence[str]) -> tuple[Labelled, tuple[str, ...] | None]:
 
 def _image_column(names: Sequence[str]) -> str | None:
     return next((name for name in ("image", "img") if name in names), None)
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
 
 
 def is_cifar(folder: str) -> bool:
