@@ -218,7 +218,8 @@ def test_two_workers_equal_one_worker_with_two_accumulation_steps(
     monkeypatch: pytest.MonkeyPatch, pair: tuple[Path, list[dict[str, Any]]]
 ) -> None:
     """Same micro-batches, precise BN, dropout seeded by position: only the order of float32 sums differs."""
-    for name, config in (("equal", CONFIG), ("accumulated", changed(CONFIG, global_size=32))):
+    others = (("accumulated", {"global_size": 32}), ("small_last", {"drop_last": False}))
+    for name, config in (("equal", CONFIG), *((name, changed(CONFIG, **keys)) for name, keys in others)):
         install(monkeypatch.setattr)
         for one, two in zip(run(config), pair[1][0][name]["records"], strict=True):
             for key in ("train_loss", "val_loss", "learning_rate"):

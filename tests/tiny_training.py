@@ -195,6 +195,7 @@ def _case_loop(folder: Path, rank: int) -> dict[str, Any]:
         "accumulated": outcome("accumulated", changed(CONFIG, global_size=32)) | {"local": len(local)},
         "running": outcome("running", changed(CONFIG, precise_bn="off")),
         "flipped": outcome("flipped", changed(CONFIG, test_flip=True)),
+        "small_last": outcome("small_last", changed(CONFIG, drop_last=False)),
         "sync_bn": outcome("sync_bn", changed(CONFIG, sync_bn=True)),
         "poisoned": outcome("poisoned", CONFIG, source=TinySource(poison=5)),
         "fp16": outcome("fp16", changed(CONFIG, precision="fp16")),

@@ -76,6 +76,9 @@ class DataConfig:
     """On GPUs: page-locked memory for batches."""
     non_blocking: bool = True
     """On GPUs: copy the next batch while this one is computed; needs ``pin_memory``."""
+    drop_last: bool = True
+    """Leave out, in each epoch, the images that fill no global batch. False: they make a smaller last step, at the
+    large one's rate."""
     on_bad_image: str = "fail"
     """``skip``: an image that cannot be read is replaced in training by the next one of its micro-batch, left out
     in validation, and counted."""

@@ -109,7 +109,12 @@ def _train_epoch(run: Run) -> None:
     """The steps of an epoch from where it stands."""
     progress = run.progress
     batches = run.source.train_batches(
-        run.config.seed, progress.epoch, run.split, run.world.rank, start_step=progress.step
+        run.config.seed,
+        progress.epoch,
+        run.split,
+        run.world.rank,
+        start_step=progress.step,
+        drop_last=run.config.data.drop_last,
     )
     for micro_batches in run.clock.waiting(batches, "data_s"):
         with run.clock.part("step_s"):
@@ -145,13 +150,14 @@ def take_step(run: Run, micro_batches: list[Batch], rate: float) -> None:
             with _autocast(run):
                 logits = run.parallel(images)
             loss = training_loss(logits.float(), targets, config.loss, config.label_smoothing)
-            # All micro-batches have one size and DDP averages over ranks: this is the global mean.
+            # All micro-batches of a step have one size and DDP averages over ranks: this is the global mean.
             run.scaler.scale(loss / len(micro_batches)).backward()
         if number == 0:
             run.norms.first_micro_batch(run.model.parameters())
         run.sums.add(loss.detach(), logits.detach(), labels)
         run.watch.add(progress.step, rate, loss.detach())
-    run.norms.step(run.model.parameters(), run.scaler.scale(run.norms.one))
+    whole = len(labels) == run.split.micro_size  # a smaller last step says nothing of this batch size
+    run.norms.step(run.model.parameters(), run.scaler.scale(run.norms.one), whole)
     if config.optimizer.clip_grad_norm > 0 or run.scaler.is_enabled():
         run.scaler.unscale_(optimizer)  # before any norm: the clip's here and LARS' and LAMB's in the step
     if config.optimizer.clip_grad_norm > 0:

@@ -74,9 +74,16 @@ class GradientNorms:
             self._small = squared_norm(_gradients(parameters)) * self._accumulation_steps**2
 
     @torch.no_grad()
-    def step(self, parameters: Iterable[torch.Tensor], scale: torch.Tensor | float) -> None:
-        """After the last backward pass, before clipping. ``scale``: the loss scale the gradients have."""
+    def step(self, parameters: Iterable[torch.Tensor], scale: torch.Tensor | float, counts: bool = True) -> None:
+        """After the last backward pass, before clipping. ``scale``: the loss scale the gradients have.
+
+        Args:
+            counts: False for a step of another batch size, which is left out.
+        """
         if not self.measured:
+            return
+        if not counts:
+            self._small = torch.zeros_like(self._small)
             return
         norms = torch.stack((self._small, squared_norm(_gradients(parameters)))) / scale**2
         values = torch.cat((norms, torch.ones_like(norms[:1])))

@@ -7,20 +7,16 @@ finished. A shard is the unit of work and of resuming; the same command again go
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import errno
 import fcntl
 import json
-import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -31,23 +27,25 @@ from train_loop.command_line import INTERRUPTED, WRONG_INPUT, OneLineParser, che
 from train_loop.config import ConfigError
 from train_loop.data import packed_format
 from train_loop.data.jpeg import jpegtran_path
-from train_loop.data.pack_images import Profile
-from train_loop.data.pack_shard import ShardTask, start_process, write_shard_in_process
-from train_loop.data.pack_sources import Item, PackSource, find_source
+from train_loop.data.pack_images import Profile, RejectedImage, convert
+from train_loop.data.pack_processes import PackFailed, write_shards
+from train_loop.data.pack_shard import ShardTask
+from train_loop.data.pack_sources import Item, PackSource, find_source, read_entry
 
 MIN_SHARD_BYTES, SHARDS_AT_LEAST = 16 << 20, 16
 """A shard is a process's work, so small sources are cut finer than --shard-mb, whatever the machine has."""
 
-RESERVE = 1.05
+RESERVE = 1.1
 """Of the estimated size, that must be free."""
 
-PROGRESS_S = 0.5
+SAMPLE_RUNS, SAMPLE_RUN = 4, 8
+"""Images that the estimate is made from: so many together at so many places, as a Parquet row group is read at once."""
+
+ROW_BYTES = 90
+"""Of an image beside its bytes and twice its key, in shard and index together."""
+
 LINE_S = 30.0
-"""Seconds between progress lines, on a terminal and in a file."""
-
-
-class PackFailed(RuntimeError):
-    """The pack ended early; what is done is kept."""
+"""Seconds between progress lines in a file."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -131,7 +129,7 @@ def pack(source: PackSource, destination: Path, profile: Profile, workers: int, 
     """Pack ``source``; returns the exit code. Raises ConfigError before anything is written, else PackFailed."""
     folder = destination.with_name(f"{destination.name}.packing")
     tasks = _tasks(source, folder, profile, shard_bytes)
-    check_room(folder.parent, [task for task in tasks if not task.note.exists()], profile)
+    check_room(folder.parent, [task for task in tasks if not task.note.exists()])
     folder.mkdir(parents=True, exist_ok=True)
     with _only_one(folder):
         _same_plan(folder, source, profile, shard_bytes)
@@ -151,17 +149,13 @@ def pack(source: PackSource, destination: Path, profile: Profile, workers: int, 
     return 0
 
 
-def check_room(parent: Path, tasks: Sequence[ShardTask], profile: Profile) -> None:
+def check_room(parent: Path, tasks: Sequence[ShardTask]) -> None:
     """Raise ConfigError where bytes or inodes would not suffice for the shards that are still to be written."""
     left = room.left_in(parent)
-    total = sum(item.entry.size for task in tasks for item in task.items)
-    if profile.name == "fast":  # 0.55 bytes a pixel at quality 90, 4:3
-        images = sum(len(task.items) for task in tasks)
-        total = min(total, int(images * profile.short_side**2 * 4 / 3 * 0.55))
-    need = int(total * RESERVE)
+    need = int(RESERVE * estimated_bytes(tasks))
     if left.bytes is not None and need > left.bytes:
         raise ConfigError(
-            f"packing needs about {need / 1e9:.2f} GB; got {left.bytes / 1e9:.2f} GB left in {parent} by "
+            f"packing needs about {room.size(need)}; got {room.size(left.bytes)} left in {parent} by "
             f"{left.bytes_by}. Free some, write elsewhere, or use --profile fast."
         )
     inodes = 2 * len(tasks) + 5  # a note beside each shard while it is packed
@@ -169,6 +163,20 @@ def check_room(parent: Path, tasks: Sequence[ShardTask], profile: Profile) -> No
         raise ConfigError(
             f"packing needs {inodes} inodes; got {left.inodes} left in {parent} by {left.inodes_by}. Remove some files."
         )
+
+
+def estimated_bytes(tasks: Sequence[ShardTask]) -> int:
+    """Of shards and index, from what becomes of some images: bytes a byte of the source depend on its format."""
+    items = [(item, task.profile) for task in tasks for item in task.items]
+    source = stored = 0
+    for run in np.linspace(0, max(len(items) - SAMPLE_RUN, 0), SAMPLE_RUNS).astype(int):
+        for item, profile in items[run : run + SAMPLE_RUN]:
+            with contextlib.suppress(RejectedImage, OSError):  # what cannot be read is said when its shard is written
+                data = read_entry(item.entry)
+                source += len(data)
+                stored += len(convert(data, profile).data)
+    images = sum(item.entry.size for item, _ in items) * stored / max(source, 1)
+    return int(images + sum(ROW_BYTES + 2 * len(item.entry.name) for item, _ in items))
 
 
 def _tasks(source: PackSource, folder: Path, profile: Profile, shard_bytes: int) -> list[ShardTask]:
@@ -190,7 +198,7 @@ def _chunks(items: Sequence[Item], limit_bytes: int) -> Iterator[Sequence[Item]]
             start, held = at + 1, 0
 
 
-@contextmanager
+@contextlib.contextmanager
 def _only_one(folder: Path) -> Iterator[None]:
     with open(folder / "lock", "w") as file:
         try:
@@ -229,41 +237,40 @@ def _write_shards(tasks: Sequence[ShardTask], workers: int) -> None:
     done = images - sum(len(task.items) for task in open_tasks)
     if done:
         print(f"resuming: {done} of {images} images are packed")
-    context = multiprocessing.get_context("spawn")  # fork would copy Arrow's threads in an unknown state
-    counter = context.Value("q", 0)
-    pool = ProcessPoolExecutor(
-        max(min(workers, len(open_tasks)), 1), context, initializer=start_process, initargs=(counter, os.getpid())
-    )
-    try:
-        futures = {pool.submit(write_shard_in_process, task) for task in open_tasks}
-        _wait(futures, counter, done, images)
-    except BrokenProcessPool:
-        raise PackFailed("a process was killed (memory?); the same command goes on from the finished shards") from None
-    except BaseException:
-        for process in pool._processes.values():  # a shard takes minutes, and its work is lost anyway
-            process.terminate()
-        raise
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+    with contextlib.closing(write_shards(open_tasks, workers)) as counts:
+        _show(counts, done, images)
 
 
-def _wait(futures: set[Future[None]], counter: Any, done: int, images: int) -> None:
-    """Show progress until all futures are done; raise what the first one that failed raised."""
+def _show(counts: Iterable[int], done: int, images: int) -> None:
+    """Images so far, rate, and time left by that rate: a line that is drawn anew on a terminal, else one now and then.
+
+    Args:
+        counts: images seen by this command; before it there were ``done``.
+    """
     terminal = sys.stderr.isatty()
     began = shown = time.monotonic()
-    while futures:
-        finished, futures = wait(futures, PROGRESS_S, FIRST_EXCEPTION)
-        for future in finished:
-            future.result()
-        now = time.monotonic()
-        if terminal or now - shown >= LINE_S or not futures:
-            shown = now
-            rate = counter.value / max(now - began, 1e-9)
-            left_s = (images - done - counter.value) / rate if rate else 0.0
-            line = f"{done + counter.value}/{images} images  {rate:.0f} images/s  {_clock(left_s)} left"
-            print(f"\r{line}\033[K" if terminal else line, end="" if terminal else "\n", file=sys.stderr, flush=True)
-    if terminal:
-        print(file=sys.stderr)
+    seen = 0
+
+    def line(now: float) -> str:
+        rate = seen / max(now - began, 1e-9)
+        left = f"{_clock((images - done - seen) / rate)} left" if seen else "starting"
+        return f"{done + seen}/{images} images  {rate:.0f} images/s  {left}"
+
+    try:
+        for seen in counts:
+            now = time.monotonic()
+            if not seen:  # processes start
+                began = now
+            if terminal:
+                print(f"\r{line(now)}\033[K", end="", file=sys.stderr, flush=True)
+            elif now - shown >= LINE_S:
+                shown = now
+                print(line(now), file=sys.stderr, flush=True)
+    finally:
+        if terminal:
+            print(file=sys.stderr)  # what is said next begins a line
+    if not terminal:
+        print(line(time.monotonic()), file=sys.stderr)
 
 
 def _clock(seconds: float) -> str:
@@ -312,11 +319,13 @@ def _finish(folder: Path, source: PackSource, profile: Profile, tasks: Sequence[
 def _write_index(folder: Path, info: packed_format.PackedInfo) -> None:
     batches = [_shard_index(folder / shard.file, number) for number, shard in enumerate(info.shards)]
     table = pa.Table.from_batches([batch for group in batches for batch in group], packed_format.INDEX_SCHEMA)
-    table = table.replace_schema_metadata({packed_format.METADATA_KEY: info.to_json()}).combine_chunks()
+    (columns,) = table.combine_chunks().to_batches()
+    info = dataclasses.replace(info, index_crc32=packed_format.columns_crc32(columns))
+    columns = columns.replace_schema_metadata({packed_format.METADATA_KEY: info.to_json()})
     partial = folder / f"{packed_format.INDEX}.partial"
     with open(partial, "wb") as file:
-        with pa.ipc.new_file(file, table.schema) as writer:
-            writer.write_table(table)
+        with pa.ipc.new_file(file, columns.schema) as writer:
+            writer.write_batch(columns)
         file.flush()
         os.fsync(file.fileno())
     partial.replace(folder / packed_format.INDEX)

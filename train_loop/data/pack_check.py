@@ -21,8 +21,12 @@ SHEET, TILE, GAP = "contact_sheet.png", 128, 6
 
 
 def verify(folder: str) -> int:
-    """Check every shard's SHA-256, every record's CRC-32, label and size, and decode it. Returns the exit code."""
+    """Check the index, every shard's SHA-256, every record's CRC-32, label and size, and decode it.
+
+    Returns the exit code. Raises ConfigError where the index or a shard's length says enough.
+    """
     files = PackedFiles(folder)
+    files.check_index()
     info = files.info
     wrong = [
         f"shard {os.path.join(folder, shard.file)}: its bytes have changed (SHA-256)"
@@ -62,8 +66,9 @@ def _wrong(files: PackedFiles, record: int) -> str | None:
 
 
 def show(folder: str) -> int:
-    """Print what the folder holds and write its contact sheet."""
+    """Print what the folder holds and write its contact sheet. Raises ConfigError where its index is damaged."""
     files = PackedFiles(folder)
+    files.check_index()
     info = files.info
     for name, value in _facts(folder, files, info):
         print(f"{name:14}{value}")
@@ -84,7 +89,9 @@ def _facts(folder: str, files: PackedFiles, info: PackedInfo) -> list[tuple[str,
     way = info.profile["name"] + (
         f", short side {info.profile['short_side']}" if info.profile["name"] == "fast" else ""
     )
-    reasons = pq.read_table(os.path.join(folder, packed_format.REJECTED))["reason"].to_pylist()
+    rejected = os.path.join(folder, packed_format.REJECTED)
+    # A staged copy has none.
+    reasons = pq.read_table(rejected)["reason"].to_pylist() if os.path.exists(rejected) else []
     return [
         ("source", f"{info.source} ({info.kind}), fingerprint {info.fingerprint[:12]}"),
         ("profile", f"{way}, quality {info.profile['quality']}, lossless {info.profile['jpegtran']}"),

@@ -25,5 +25,5 @@ Labelled = list[tuple[str, str, Entry]]
 
 def part_of_file(file: str) -> str:
     """``train``, ``val``, … where a file's name says so, as in ``imagenet-train-000017.tar``."""
-    match = re.search(r"(?<![a-z])(train|validation|val|test)(?![a-z])", os.path.basename(file).lower())
+    match = re.search(r"(?<![a-z])(train|validation|valid|val|test)(?![a-z])", os.path.basename(file).lower())
     return match.group(1) if match else ""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import threading
-import time
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -96,29 +94,3 @@ def _row(item: Item, stored: StoredImage) -> Row:
 def _batch(rows: list[Row], schema: pa.Schema) -> pa.RecordBatch:
     columns = [pa.array(column, field.type) for column, field in zip(zip(*rows, strict=True), schema, strict=True)]
     return pa.record_batch(columns, schema=schema)
-
-
-# --- in a process of its own ---
-
-_counter: Any = None
-
-
-def start_process(counter: Any, parent: int) -> None:
-    """Share the counter of images, and end with the process that started this one, however that ends."""
-    global _counter
-    _counter = counter
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(0.5)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
-def write_shard_in_process(task: ShardTask) -> None:
-    def count_image() -> None:
-        with _counter.get_lock():
-            _counter.value += 1
-
-    write_shard(task, count_image)

@@ -75,6 +75,9 @@ def find_source(path: str, val_part: float | None = None) -> PackSource:
     for part, class_name, entry in labelled:
         parts.setdefault(part, []).append((entry, class_name))
     train, val = _choose_parts(root, parts, val_part)
+    for entry, class_name in (*train, *val):
+        if not class_name:
+            raise ConfigError(f"each image needs a class folder; got {entry.name!r} in {root}. Make train/<class>/….")
     names = names or tuple(sorted({class_name for _, class_name in train}))
     ordered = [_items(root, pairs, names, by_class=kind == "folder") for pairs in (train, val)]
     return PackSource(root, kind, names, *ordered)
@@ -105,17 +108,20 @@ def _labelled(root: str) -> tuple[str, Labelled, tuple[str, ...] | None]:
         entries = [entry for file in tars for entry in pack_tars.tar_entries(file, root)]
         if any(entry.name.endswith(".cls") for entry in entries):
             return "webdataset", pack_tars.webdataset(entries), None
-        return "tar", _by_name(root, entries), None
+        return "tar", _by_name(entries), None
     if os.path.isfile(root):
         raise ConfigError(f"the source must be a folder, a tar or a Parquet file; got {root!r}. Unpack or convert it.")
-    return "folder", _by_name(root, pack_tars.tree(root, "")), None
+    return "folder", _by_name(pack_tars.tree(root, "")), None
 
 
 # --- names → part and class ---
 
 
-def _by_name(root: str, entries: Iterable[Entry]) -> Labelled:
-    """``…/train/ant/7.jpg``; without such a part, the folder is the class, or ImageNet's own file names tell it."""
+def _by_name(entries: Iterable[Entry]) -> Labelled:
+    """``…/train/ant/7.jpg``; without such a part, the folder is the class, or ImageNet's own file names tell it.
+
+    The class is empty where nothing tells it: that may be a test part, which is not packed.
+    """
     found: Labelled = []
     for entry in entries:
         if not entry.name.lower().endswith(EXTENSIONS):
@@ -126,10 +132,8 @@ def _by_name(root: str, entries: Iterable[Entry]) -> Labelled:
         wordnet = WORDNET.match(name)
         if inside:
             found.append((folders[at] if at is not None else "", inside[0], entry))
-        elif wordnet:
-            found.append((folders[at] if at is not None else "", wordnet.group(), entry))
         else:
-            raise ConfigError(f"each image needs a class folder; got {entry.name!r} in {root}. Make train/<class>/….")
+            found.append((folders[at] if at is not None else "", wordnet.group() if wordnet else "", entry))
     return found
 
 

@@ -11,6 +11,7 @@ from io import BytesIO
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from PIL import Image
 
 from train_loop.config import ConfigError
@@ -24,10 +25,18 @@ def parquet(files: Sequence[str]) -> tuple[Labelled, tuple[str, ...] | None]:
     found: Labelled = []
     names: tuple[str, ...] | None = None
     highest = 0
+    if {part_of_file(file) for file in files} & {"val", "validation", "valid"}:
+        files = [file for file in files if part_of_file(file) != "test"]  # of no use, and ImageNet's has no labels
     for file in files:
-        schema = pq.read_schema(file)
+        try:
+            schema = pq.read_schema(file)
+        except pa.ArrowException as error:
+            raise ConfigError(f"a Parquet file must be whole; got {file!r}: {error}. Copy it again.") from None
         if "label" not in schema.names or _image_column(schema.names) is None:
             raise ConfigError(f"a Parquet file needs columns image and label; got {schema.names} in {file!r}. Rename.")
+        kind = schema.field(_image_column(schema.names)).type
+        if not (pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0 or _is_bytes(kind)):
+            raise ConfigError(f"images must be struct<bytes, path> or binary; got {kind} in {file!r}. Store the files.")
         told = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
         stated = told.get("info", {}).get("features", {}).get("label", {}).get("names")
         names = tuple(stated) if stated else names
@@ -47,6 +56,10 @@ def parquet(files: Sequence[str]) -> tuple[Labelled, tuple[str, ...] | None]:
 
 def _image_column(names: Sequence[str]) -> str | None:
     return next((name for name in ("image", "img") if name in names), None)
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
 
 
 def is_cifar(folder: str) -> bool:

@@ -36,16 +36,19 @@ def tar_entries(file: str, root: str) -> Iterator[Entry]:
         )
     part = part_of_file(file)
     wordnet_ids = _imagenet_val_classes(os.path.dirname(file)) if "ILSVRC2012_img_val" in file else None
-    with open(file, "rb") as stream, tarfile.open(fileobj=stream, mode="r:") as archive:
-        for member in _members(archive, stream, 0, ""):
-            name = member[0]
-            if wordnet_ids:
-                number = int(name.split(".")[0].rsplit("_", 1)[1])
-                name = f"{wordnet_ids[number - 1]}/{name}"
-            inside = name.split("/")
-            if part and not any(word in TRAIN_FOLDERS + VAL_FOLDERS for word in inside[:-1]):
-                name = f"{part}/{name}"
-            yield Entry(name, file, member[1], member[2])
+    try:
+        with open(file, "rb") as stream, tarfile.open(fileobj=stream, mode="r:") as archive:
+            for member in _members(archive, stream, 0, ""):
+                name = member[0]
+                if wordnet_ids:
+                    number = int(name.split(".")[0].rsplit("_", 1)[1])
+                    name = f"{wordnet_ids[number - 1]}/{name}"
+                inside = name.split("/")
+                if part and not any(word in TRAIN_FOLDERS + VAL_FOLDERS for word in inside[:-1]):
+                    name = f"{part}/{name}"
+                yield Entry(name, file, member[1], member[2])
+    except tarfile.TarError as error:
+        raise ConfigError(f"a tar must be whole; got {file!r}: {error}. Copy it again.") from None
 
 
 def _members(archive: tarfile.TarFile, stream: Any, base: int, prefix: str) -> Iterator[tuple[str, int, int]]:
@@ -60,6 +63,10 @@ def _members(archive: tarfile.TarFile, stream: Any, base: int, prefix: str) -> I
                 yield from _members(inner, stream, base + member.offset_data, name.removesuffix(".tar") + "/")
         else:
             yield name, base + member.offset_data, member.size
+    archive.fileobj.seek(archive.offset)
+    end = archive.fileobj.read(tarfile.BLOCKSIZE)
+    if end != bytes(tarfile.BLOCKSIZE):  # tarfile takes one that is cut at a header for whole
+        raise tarfile.ReadError("unexpected end of data")
 
 
 class _Window:

@@ -56,6 +56,7 @@ class PackedImages(Images):
 
     def _write(self, record: int, write: Callable[[bytes, int], None]) -> None:
         data = self._files.read(record)
+        self._files.check_once(record, data)
         try:
             write(data, record)
         except Exception as error:  # Pillow and torchvision raise many

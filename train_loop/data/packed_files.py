@@ -39,6 +39,7 @@ class PackedFiles:
         self._columns = {name: batch.column(name).to_numpy() for name in NUMBERS}
         self._keys = batch.column("key")
         self._descriptors: dict[int, int] = {}
+        self._checked = np.zeros(len(self._keys), dtype=bool)
         self._opened_by = os.getpid()
 
     def columns(self) -> dict[str, npt.NDArray[Any]]:
@@ -80,8 +81,16 @@ class PackedFiles:
     def _descriptor(self, record: int) -> int:
         number = int(self._columns["shard"][record])
         if number not in self._descriptors:
-            path = os.path.join(self.path, self.info.shards[number].file)
-            self._descriptors[number] = os.open(path, os.O_RDONLY)
+            shard = self.info.shards[number]
+            descriptor = os.open(os.path.join(self.path, shard.file), os.O_RDONLY)
+            found = os.fstat(descriptor).st_size
+            if found != shard.bytes:  # since the run began: it was another size then
+                os.close(descriptor)
+                raise ImageError(
+                    f"cannot read {self.where(record)}: the shard is cut short or replaced, {found} bytes in place of "
+                    f"{shard.bytes}. Copy or pack it again."
+                )
+            self._descriptors[number] = descriptor
         return self._descriptors[number]
 
     def read_ahead(self, records: npt.NDArray[np.int64]) -> None:
@@ -96,8 +105,20 @@ class PackedFiles:
                     os.preadv(descriptor, first, offset, os.RWF_NOWAIT)
                 except OSError:
                     os.posix_fadvise(descriptor, offset, length, os.POSIX_FADV_WILLNEED)
-            except (OSError, AttributeError):  # a system without it; or the read itself will say what is wrong
+            except (OSError, AttributeError, ImageError):  # a system without it; or the read will say what is wrong
                 return
+
+    def check_once(self, record: int, data: bytes) -> None:
+        """Raise ImageError where ``data`` is not what was packed: decoders read over many a damage, to other pixels.
+
+        Of each record when a process first reads it: 23 µs for 110 kB where decoding takes 800.
+        """
+        if not self._checked[record]:
+            if not self.is_intact(record, data):
+                raise ImageError(
+                    f"cannot decode {self.where(record)}: its bytes have changed (CRC-32). Copy or pack it again."
+                )
+            self._checked[record] = True
 
     def is_intact(self, record: int, data: bytes) -> bool:
         self._open()
@@ -109,8 +130,17 @@ class PackedFiles:
         shard = self.info.shards[int(self._columns["shard"][record])]
         return f"record {record} ({self._keys[record].as_py()}) in {os.path.join(self.path, shard.file)}"
 
+    def check_index(self) -> None:
+        """Raise ConfigError where the index's columns are others than were written."""
+        path = os.path.join(self.path, packed_format.INDEX)
+        with pa.memory_map(path) as file:
+            found = packed_format.columns_crc32(pa.ipc.open_file(file).get_batch(0))
+        if self.info.index_crc32 not in (None, found):
+            raise ConfigError(f"an index must be as it was packed; got other bytes (CRC-32) in {path}. Copy it again.")
+
     def check_records(self, count: int = 32) -> None:
-        """All labels, and ``count`` records, evenly spread. Raises ConfigError naming a record that is wrong."""
+        """The index, all labels, and ``count`` records, evenly spread. Raises ConfigError naming what is wrong."""
+        self.check_index()
         self._open()
         labels, classes = self._columns["label"], len(self.info.class_names)
         for record in np.flatnonzero((labels < 0) | (labels >= classes))[:1]:

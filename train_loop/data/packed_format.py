@@ -13,10 +13,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import zlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from train_loop.config import ConfigError
@@ -77,6 +79,8 @@ class PackedInfo:
     largest_side: int
     """Pixels, of all stored images."""
     shards: tuple[ShardInfo, ...]
+    index_crc32: int | None = None
+    """``columns_crc32`` of the index: labels and places have no other checksum. None: packed before there was one."""
 
     def to_json(self) -> bytes:
         return json.dumps(asdict(self)).encode()
@@ -87,6 +91,20 @@ class PackedInfo:
         shards = tuple(ShardInfo(**shard) for shard in values.pop("shards"))
         names, mean, std = (tuple(values.pop(key)) for key in ("class_names", "mean", "std"))
         return PackedInfo(class_names=names, mean=mean, std=std, shards=shards, **values)
+
+
+def columns_crc32(columns: pa.RecordBatch) -> int:
+    """Of the index's values, whatever the padding between them."""
+    crc = 0
+    for name in columns.schema.names:
+        column = columns.column(name)
+        if name == "key":
+            _, offsets, text = column.buffers()
+            places = np.frombuffer(offsets, np.int32)[: len(column) + 1]
+            crc = zlib.crc32(memoryview(text)[places[0] : places[-1]], zlib.crc32(places.data, crc))
+        else:
+            crc = zlib.crc32(column.to_numpy(), crc)
+    return crc
 
 
 def is_packed(folder: str) -> bool:

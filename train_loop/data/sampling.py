@@ -40,14 +40,31 @@ def train_order(size: int, seed: int, epoch: int, repeats: int = 1) -> Indices:
     return order[entry // repeats] + entry % repeats * size
 
 
+def last_micro_size(size: int, batch: BatchSplit) -> int:
+    """Images of each micro-batch of a smaller last step (``data.drop_last=false``); 0: there is none.
+
+    It has as many micro-batches as others, all of one size, so that the mean of their gradients is that of its
+    images; what does not divide, fewer images than there are micro-batches, is dropped. BatchNorm needs 2.
+    """
+    each = size % batch.global_size // (batch.workers * batch.accumulation_steps)
+    return each if each >= 2 else 0
+
+
 def train_micro_batches(
-    size: int, seed: int, epoch: int, batch: BatchSplit, rank: int, start_step: int = 0, repeats: int = 1
+    size: int,
+    seed: int,
+    epoch: int,
+    batch: BatchSplit,
+    rank: int,
+    start_step: int = 0,
+    repeats: int = 1,
+    drop_last: bool = True,
 ) -> Iterator[list[Indices]]:
     """A rank's micro-batches of an epoch: per optimizer step ``accumulation_steps`` × ``[micro_size]``.
 
-    Step s takes entries ``[s·B, (s+1)·B)`` of ``train_order``; what is left at the end is dropped. Its
-    micro-batch j is accumulation step ``j // workers`` of rank ``j % workers``: one worker with two
-    accumulation steps sees the very micro-batches of two workers with one.
+    Step s takes entries ``[s·B, (s+1)·B)`` of ``train_order``; what is left at the end is dropped, or makes a smaller
+    step (``last_micro_size``). A step's micro-batch j is accumulation step ``j // workers`` of rank ``j % workers``:
+    one worker with two accumulation steps sees the very micro-batches of two workers with one.
 
     Copies of an image (``repeats``) lie side by side, hence in one step; its entries are dealt to the micro-batches
     in turn, so that BatchNorm sees different images where there are as many micro-batches as copies (timm deals
@@ -56,11 +73,15 @@ def train_micro_batches(
     if not 0 <= rank < batch.workers or start_step < 0:
         raise ValueError(f"rank must be below {batch.workers} and start_step not negative; got {rank}, {start_step}")
     order = train_order(size, seed, epoch, repeats)
-    for step in range(start_step, size // batch.global_size):
-        chosen = order[step * batch.global_size : (step + 1) * batch.global_size]
+    sizes = [batch.micro_size] * (size // batch.global_size)
+    if not drop_last and (last := last_micro_size(size, batch)):
+        sizes.append(last)
+    for step in range(start_step, len(sizes)):
+        begin, images = step * batch.global_size, batch.accumulation_steps * batch.workers * sizes[step]
+        chosen = order[begin : begin + images]
         if repeats > 1:
-            chosen = chosen.reshape(batch.micro_size, -1).T
-        micro = chosen.reshape(batch.accumulation_steps, batch.workers, batch.micro_size)
+            chosen = chosen.reshape(sizes[step], -1).T
+        micro = chosen.reshape(batch.accumulation_steps, batch.workers, sizes[step])
         yield list(micro[:, rank])
 
 

@@ -13,7 +13,7 @@ from train_loop.config import ConfigError
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 TRAIN_FOLDERS = ("train",)
-VAL_FOLDERS = ("val", "validation", "test")
+VAL_FOLDERS = ("val", "validation", "valid", "test")
 
 
 @dataclass(frozen=True)

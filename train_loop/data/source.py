@@ -100,14 +100,17 @@ class DataSource(ABC):
         return self.info.steps_per_epoch(global_size)
 
     def train_batches(
-        self, seed: int, epoch: int, batch: BatchSplit, rank: int, start_step: int = 0
+        self, seed: int, epoch: int, batch: BatchSplit, rank: int, start_step: int = 0, drop_last: bool = True
     ) -> Iterator[list[Batch]]:
         """For each optimizer step from ``start_step`` on, this rank's ``accumulation_steps`` micro-batches.
 
-        The images that do not fill a global batch are dropped; the order of an epoch is a function
-        of (seed, epoch). See ``sampling.train_micro_batches``.
+        The images that do not fill a global batch are dropped, or make a smaller step; the order of an epoch is a
+        function of (seed, epoch). See ``sampling.train_micro_batches``.
         """
-        steps = sampling.train_micro_batches(self.info.train_size, seed, epoch, batch, rank, start_step, self._repeats)
+        size = self.info.train_size
+        steps = sampling.train_micro_batches(
+            size, seed, epoch, batch, rank, start_step, self._repeats, drop_last=drop_last
+        )
         micro_batches = [micro for step in steps for micro in step]
         read = self.read_train(micro_batches, Epoch(seed, epoch))
         while step := list(itertools.islice(read, batch.accumulation_steps)):

@@ -1,0 +1,111 @@
+"""A pack that is ended by a signal, a killed process, and started again."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from conftest import ROOT
+from test_train_loop_data_pack import run_pack, write_images
+
+from train_loop.config import ConfigError, DataConfig
+from train_loop.data import describe
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Some seconds of work for two processes, at 1 MB a shard."""
+    return write_images(tmp_path_factory.mktemp("ends") / "images", train=40, val=2, size=(400, 300))
+
+
+def test_a_killed_pack_never_looks_finished_and_goes_on(many: Path, tmp_path: Path) -> None:
+    options = ("--shard-mb", 1, "--workers", 1)
+    target, half = tmp_path / "packed", tmp_path / "packed.packing"
+    command = [sys.executable, "-m", "train_loop.data.pack", many, target, *options]
+    process = subprocess.Popen([*map(str, command)], cwd=ROOT, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    while not any(half.glob("*.arrow.json")):
+        assert process.poll() is None
+        time.sleep(0.005)
+    children = psutil.Process(process.pid).children(recursive=True)
+    assert children
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    # Those with a note: the process that wrote may have ended between a shard and its note.
+    finished = {note.stem: note.with_suffix("").stat().st_mtime_ns for note in half.glob("*.arrow.json")}
+    assert finished and not target.exists()
+    with pytest.raises(ConfigError):
+        describe(DataConfig(name=str(half)))
+    assert not psutil.wait_procs(children, timeout=120)[1]  # nobody goes on writing
+
+    other = run_pack(many, target, "--workers", 1, "--shard-mb", 2)
+    assert other.returncode == 2 and "goes on with the source and options" in other.stderr
+    again = run_pack(many, target, *options)
+    assert again.returncode == 0, again.stderr
+    assert "resuming: " in again.stdout
+    for name, written in finished.items():
+        assert (target / name).stat().st_mtime_ns == written
+    whole = run_pack(many, tmp_path / "whole", "--shard-mb", 1, "--workers", 2)
+    assert whole.returncode == 0 and not half.exists()
+    for path in (tmp_path / "whole").iterdir():
+        assert (target / path.name).read_bytes() == path.read_bytes(), path.name
+
+
+def at_a_terminal(source: Path, target: Path) -> tuple[subprocess.Popen[bytes], int]:
+    """A pack in a process group of its own, as a shell starts it, and the terminal that it writes to."""
+    here, there = pty.openpty()
+    command = [sys.executable, "-m", "train_loop.data.pack", source, target, "--shard-mb", "1", "--workers", "2"]
+    process = subprocess.Popen([*map(str, command)], cwd=ROOT, stdout=there, stderr=there, start_new_session=True)
+    os.close(there)
+    return process, here
+
+
+def all_of(terminal: int) -> str:
+    said = b""
+    try:
+        while text := os.read(terminal, 1 << 16):
+            said += text
+    except OSError:  # nobody has it open any more
+        pass
+    os.close(terminal)
+    return said.decode()
+
+
+def wait_for_a_shard(process: subprocess.Popen[bytes], half: Path) -> None:
+    while not any(half.glob("*.arrow.json")):
+        assert process.poll() is None
+        time.sleep(0.005)
+
+
+def test_ctrl_c_at_a_terminal_ends_it_with_one_line_and_it_goes_on(many: Path, tmp_path: Path) -> None:
+    """The terminal signals all processes of the group, not only the first."""
+    target = tmp_path / "packed"
+    process, terminal = at_a_terminal(many, target)
+    wait_for_a_shard(process, tmp_path / "packed.packing")
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.wait(60) == 130
+    said = all_of(terminal)
+    assert "Traceback" not in said and "\nbigbatch pack: interrupted; the same command goes on" in said
+    assert "/126 images" in said and not target.exists()
+    again = run_pack(many, target, "--shard-mb", 1, "--workers", 2)
+    assert again.returncode == 0 and "resuming: " in again.stdout
+    assert run_pack("--verify", target).returncode == 0
+
+
+def test_a_process_that_is_killed_ends_it_with_one_line_and_it_goes_on(many: Path, tmp_path: Path) -> None:
+    target = tmp_path / "packed"
+    process, terminal = at_a_terminal(many, target)
+    wait_for_a_shard(process, tmp_path / "packed.packing")
+    writers = [child for child in psutil.Process(process.pid).children() if "spawn_main" in " ".join(child.cmdline())]
+    writers[0].kill()
+    assert process.wait(60) == 1
+    said = all_of(terminal)
+    assert "Traceback" not in said and "failed: a process was killed (memory?); the same command goes on" in said
+    assert not psutil.wait_procs(writers, timeout=60)[1] and not target.exists()
+    assert run_pack(many, target, "--shard-mb", 1, "--workers", 1).returncode == 0
