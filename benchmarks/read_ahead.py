@@ -109,13 +109,13 @@ def report(
 
     from tune.provenance import provenance
 
-    print(f"{'asked for at once':20}{'images/s':>9}{'min':>9}{'max':>9}{'× 16, by round':>40}")
+    print(f"{'asked for at once':20}{'images/s':>9}{'min':>9}{'max':>9}  × 16, by round")
     summary: dict[str, Any] = {}
     for arm, rates in raw.items():
         ratios = [mine / other for mine, other in zip(rates, raw["16"], strict=True)]
         summary[arm] = {"median": statistics.median(rates), "ratio": statistics.median(ratios)}
         cells = "  ".join(f"{ratio:.2f}" for ratio in ratios)
-        print(f"{arm:20}{statistics.median(rates):9.0f}{min(rates):9.0f}{max(rates):9.0f}{cells:>40}")
+        print(f"{arm:20}{statistics.median(rates):9.0f}{min(rates):9.0f}{max(rates):9.0f}  {cells}")
     for name, values in (("read", reads), ("decoding", decodings)):
         tenths = statistics.quantiles(values, n=10)
         summary[f"{name}_ms"] = {"median": statistics.median(values), "p90": tenths[-1]}
