@@ -63,7 +63,11 @@ def sample(options: argparse.Namespace) -> Iterator[bytes]:
 
 
 def generated(count: int) -> Iterator[bytes]:
-    """Noise of several sizes, 500 × 375, about as many bytes as a photograph."""
+    """Noise, 500 × 375, about as many bytes as a photograph.
+
+    Of the same contrast in each octave, as photographs have (Field 1987, "Relations between the statistics of natural
+    images and the response properties of cortical cells").
+    """
     import io
 
     import numpy as np
@@ -72,9 +76,10 @@ def generated(count: int) -> Iterator[bytes]:
     for seed in range(count):
         draws = np.random.default_rng(seed)
         total = np.zeros((375, 500, 3))
-        for cells in (4, 20, 100, 250):
+        octaves = (4, 8, 16, 32, 64, 128, 256)
+        for cells in octaves:
             small = Image.fromarray(draws.integers(0, 256, (cells, cells, 3), dtype=np.uint8))
-            total += np.asarray(small.resize((500, 375), Image.Resampling.BICUBIC)) / 4
+            total += np.asarray(small.resize((500, 375), Image.Resampling.BICUBIC)) / len(octaves)
         buffer = io.BytesIO()
         Image.fromarray(total.astype(np.uint8)).save(buffer, "JPEG", quality=95)
         yield buffer.getvalue()
