@@ -73,6 +73,23 @@ def run(cluster: VirtualCluster, trials: int) -> dict[str, Any]:
     return {"looks": looks, "most_at_any_look": most}
 
 
+def figures(raw: dict[str, Any], trials: int) -> dict[str, float]:
+    """What follows from the looks. Growth is between two looks while trials run: at the end Ray's files go."""
+    looks, most = raw["looks"], raw["most_at_any_look"]
+    early = next(look for look in looks if look["trials"] >= trials / 3)
+    late = [look for look in looks if look["trials"] < trials][-1]
+    grown = (late["all"] - early["all"]) / (late["trials"] - early["trials"])
+    return {
+        "trials": trials,
+        "left": looks[-1]["all"],
+        "passing": most["all"] - looks[-1]["all"],
+        "growth_per_trial": grown,
+        "left_of_1000_trials": looks[-1]["all"] + grown * (TARGET_TRIALS - trials),
+        "most_of_1000_trials": most["all"] + grown * (TARGET_TRIALS - trials),
+        "target": TARGET_FILES,
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--trials", type=int, default=300)
@@ -86,24 +103,17 @@ def main() -> None:
         raise SystemExit(reason)
     with VirtualCluster(nodes=1) as cluster:
         raw = run(cluster, options.trials)
-    looks, most = raw["looks"], raw["most_at_any_look"]
-    early = next(look for look in looks if look["trials"] >= options.trials / 3)
-    late = looks[-2]  # while it runs, as the first: at the end Ray's files and the locks are gone
-    grown = (late["all"] - early["all"]) / (late["trials"] - early["trials"])
-    passing = most["all"] - looks[-1]["all"]
     result = {
         "benchmark": "files_of_a_search",
         "settings": {"trials": options.trials, "search": [*SEARCH, *CHEAP]},
         "provenance": provenance(),
-        "growth_per_trial": grown,
-        "passing": passing,
-        "left_of_1000_trials": looks[-1]["all"] + grown * (TARGET_TRIALS - options.trials),
-        "most_of_1000_trials": most["all"] + grown * (TARGET_TRIALS - options.trials),
-        "target": TARGET_FILES,
+        **figures(raw, options.trials),
         **raw,
     }
-    print(f"{options.trials} trials leave {looks[-1]['all']} files and folders, and {passing} more came and went")
-    print(f"each trial adds {grown:.3f}; {TARGET_TRIALS} would leave {result['left_of_1000_trials']:.0f}")
+    print("{trials} trials leave {left} files and folders, and {passing} more came and went".format_map(result))
+    print(
+        f"each adds {result['growth_per_trial']:.3f}; {TARGET_TRIALS} would leave {result['left_of_1000_trials']:.0f}"
+    )
     store(result, options.output)
     print(json.dumps({key: value for key, value in result.items() if key != "looks"}))
 
