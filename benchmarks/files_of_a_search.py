@@ -95,6 +95,8 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=300)
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
+    if options.trials < 4 * EVERY:
+        parser.error(f"--trials must be at least {4 * EVERY}, to see growth; got {options.trials}")
     from store import store
 
     from tune.provenance import provenance

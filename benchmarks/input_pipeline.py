@@ -63,25 +63,27 @@ def sample(options: argparse.Namespace) -> Iterator[bytes]:
 
 
 def generated(count: int) -> Iterator[bytes]:
-    """Noise, 500 × 375, about as many bytes as a photograph.
+    """Noise, 500 × 375, stored as most of ImageNet's files are: colours at full size, about 110 kB.
 
     Of the same contrast in each octave, as photographs have (Field 1987, "Relations between the statistics of natural
-    images and the response properties of cortical cells").
+    images and the response properties of cortical cells"), and a quarter of it in colour.
     """
     import io
 
     import numpy as np
     from PIL import Image
 
+    octaves = (4, 8, 16, 32, 64, 128, 256)
     for seed in range(count):
         draws = np.random.default_rng(seed)
         total = np.zeros((375, 500, 3))
-        octaves = (4, 8, 16, 32, 64, 128, 256)
         for cells in octaves:
             small = Image.fromarray(draws.integers(0, 256, (cells, cells, 3), dtype=np.uint8))
             total += np.asarray(small.resize((500, 375), Image.Resampling.BICUBIC)) / len(octaves)
+        total[..., 1:] = 128 + (total[..., 1:] - 128) / 4
         buffer = io.BytesIO()
-        Image.fromarray(total.astype(np.uint8)).save(buffer, "JPEG", quality=95)
+        image = Image.fromarray(total.astype(np.uint8), "YCbCr").convert("RGB")
+        image.save(buffer, "JPEG", quality=94, subsampling="4:4:4")
         yield buffer.getvalue()
 
 

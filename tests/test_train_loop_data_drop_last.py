@@ -11,7 +11,8 @@ import torch
 from test_train_loop_data_pack import write_images
 from tiny_training import CONFIG, TRAIN_SIZE, StopsAt, TinySource, changed, install, plain_model, untimed
 
-from train_loop.config import BatchSplit, DataConfig
+from train_loop import assembly
+from train_loop.config import BatchSplit, ConfigError, DataConfig
 from train_loop.data import open_data, sampling
 from train_loop.loop import TrainingStopped, train
 from train_loop.reporter import ListReporter
@@ -104,6 +105,18 @@ def test_a_resume_in_the_smaller_step_ends_alike(monkeypatch: pytest.MonkeyPatch
         rest = ListReporter()
         train(config, reporter=rest, checkpoint_dir=tmp_path / str(stop), device=torch.device("cpu"))
         assert untimed(rest.records) == untimed(whole.records)[-len(rest.records) :] and rest.records
+
+
+def test_a_resume_with_other_steps_an_epoch_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A rest of 6 is a step of one micro-batch, not of four."""
+    config = changed(CONFIG, drop_last=False)
+    install(monkeypatch.setattr)
+    with pytest.raises(TrainingStopped):
+        train(config, reporter=StopsAt(5), checkpoint_dir=tmp_path, device=torch.device("cpu"))
+    install(monkeypatch.setattr)
+    monkeypatch.setattr(assembly, "_split", lambda *_: BatchSplit(1, 4, 4))
+    with pytest.raises(ConfigError, match="as many steps an epoch as before, 5; got 4"):
+        train(config, reporter=ListReporter(), checkpoint_dir=tmp_path, device=torch.device("cpu"))
 
 
 @pytest.mark.parametrize("name", ["auto", "torchvision"])

@@ -71,6 +71,16 @@ def test_intervals_of_a_whole_row_and_of_one_block() -> None:
         assert_crops_equal(restarted(image, interval=interval), 25, random.Random(interval))
 
 
+def test_more_intervals_than_a_number_of_two_bytes_counts() -> None:
+    """A photograph of tens of million pixels has so many."""
+    image = photograph(4024, 1100)
+    data = restarted(image, "4:4:4", interval=1)
+    layout = jpeg.read_layout(data)
+    assert len(layout.segments) > 1 << 16
+    part, box = jpeg.cut(data, layout, (0, 0, 4024, 1100))
+    assert box == (0, 0, 4024, 1100) and np.array_equal(Image.open(BytesIO(part)), Image.open(BytesIO(data)))
+
+
 def test_a_small_crop_is_a_small_file() -> None:
     data = jpeg.stamp(restarted(photograph(1024, 1024)))
     part, box = jpeg.cut(data, jpeg.read_layout(data), (500, 500, 540, 540))

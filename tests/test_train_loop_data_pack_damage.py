@@ -124,15 +124,18 @@ def test_a_shard_replaced_before_it_is_first_read_is_named(packed: Path, tmp_pat
         next(source.train_batches(0, 0, BatchSplit(1, 1, 15), 0))
 
 
-def change_index(packed: Path, target: Path, labels: list[int] | None = None, **info: object) -> Path:
-    """A copy whose index says something else."""
+def change_index(
+    packed: Path, target: Path, labels: list[int] | None = None, checksum: bool = True, **info: object
+) -> Path:
+    """A copy whose index says something else, beside the checksum of what it said."""
     changed = copy(packed, target)
     table = pa.ipc.open_file(changed / "index.arrow").read_all()
     if labels is not None:
         place = table.schema.get_field_index("label")
         table = table.set_column(place, table.schema.field("label"), pa.array(labels, pa.int32()))
     values = json.loads(table.schema.metadata[b"bigbatch"]) | info
-    table = table.replace_schema_metadata({b"bigbatch": json.dumps(values).encode()}).combine_chunks()
+    metadata = {**(table.schema.metadata if checksum else {}), b"bigbatch": json.dumps(values).encode()}
+    table = table.replace_schema_metadata(metadata).combine_chunks()
     (changed / "index.arrow").unlink()
     with pa.ipc.new_file(changed / "index.arrow", table.schema) as file:
         file.write_table(table)
@@ -148,8 +151,32 @@ def test_a_damaged_index_is_refused_as_its_labels_have_no_other_checksum(packed:
     for option in ("--verify", "--info"):
         done = run_pack(option, wrong)
         assert done.returncode == 2 and done.stderr.count("\n") == 1 and "an index must be" in done.stderr
-    older = change_index(packed, tmp_path / "older", index_crc32=None)  # packed before there was one
+    other = change_index(packed, tmp_path / "other", std=[0.2, 0.2, 0.2])  # which normalises small images
+    with pytest.raises(ConfigError, match="an index must be as it was packed"):
+        describe(DataConfig(name=str(other)), open_some=True)
+    older = change_index(packed, tmp_path / "older", checksum=False)  # packed before there was one
     describe(DataConfig(name=str(older)), open_some=True)
+
+
+def test_each_damage_of_an_index_is_refused_or_harmless(packed: Path, tmp_path: Path) -> None:
+    """Bits flipped all over the file: labels and sizes are as they were, or it is refused in words."""
+    damaged = copy(packed, tmp_path / "damaged")
+    path = damaged / "index.arrow"
+    whole = path.read_bytes()
+    before = open_data(DataConfig(name=str(packed), image_size=32)).info
+    labels = pa.ipc.open_file(path).read_all()["label"].to_pylist()
+    refused = 0
+    for place in range(3, len(whole), 23):
+        path.unlink()
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 0x10]) + whole[place + 1 :])
+        try:
+            info = describe(DataConfig(name=str(damaged), image_size=32), open_some=True)
+        except ConfigError:
+            refused += 1
+        else:
+            assert dataclasses.replace(info, path=before.path, name=before.name) == before
+            assert pa.ipc.open_file(path).read_all()["label"].to_pylist() == labels
+    assert refused > 50
 
 
 def test_info_of_a_copy_without_the_list_of_rejected_images(packed: Path, tmp_path: Path) -> None:
@@ -160,7 +187,7 @@ def test_info_of_a_copy_without_the_list_of_rejected_images(packed: Path, tmp_pa
 
 def test_labels_out_of_range_and_an_empty_part_are_refused(packed: Path, tmp_path: Path) -> None:
     labels = pa.ipc.open_file(packed / "index.arrow").read_all()["label"].to_pylist()
-    wrong = change_index(packed, tmp_path / "wrong", labels=[*labels[:4], 3, *labels[5:]], index_crc32=None)
+    wrong = change_index(packed, tmp_path / "wrong", labels=[*labels[:4], 3, *labels[5:]], checksum=False)
     with pytest.raises(ConfigError, match=r"label must be 0 to 2.*got 3 for record 4 \("):
         describe(DataConfig(name=str(wrong)), open_some=True)
     with pytest.raises(ConfigError, match="got none in val"):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pty
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -18,25 +20,57 @@ from test_train_loop_data_pack import run_pack, write_images
 from train_loop.config import ConfigError, DataConfig
 from train_loop.data import describe
 
+SLOW_JPEGTRAN = """#!/bin/sh
+[ -e "$(dirname "$0")/slow" ] && sleep 0.3
+exec cat
+"""
+"""In place of jpegtran: while a file ``slow`` lies beside it, a shard takes seconds however fast the machine is."""
+
 
 @pytest.fixture(scope="module")
 def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Some seconds of work for two processes, at 1 MB a shard."""
+    """Five shards at 1 MB a shard."""
     return write_images(tmp_path_factory.mktemp("ends") / "images", train=40, val=2, size=(400, 300))
 
 
-def test_a_killed_pack_never_looks_finished_and_goes_on(many: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Packs are slow until this file is removed."""
+    program = tmp_path / "bin" / "jpegtran"
+    program.parent.mkdir()
+    program.write_text(SLOW_JPEGTRAN)
+    program.chmod(0o755)
+    monkeypatch.setenv("JPEGTRAN", str(program))
+    (program.parent / "slow").touch()
+    return program.parent / "slow"
+
+
+@pytest.fixture
+def packs() -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Those that were started, each with a session of its own; ended with it whatever a test found."""
+    started: list[subprocess.Popen[bytes]] = []
+    yield started
+    for process in started:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def test_a_killed_pack_never_looks_finished_and_goes_on(
+    many: Path, tmp_path: Path, slow: Path, packs: list[subprocess.Popen[bytes]]
+) -> None:
     options = ("--shard-mb", 1, "--workers", 1)
     target, half = tmp_path / "packed", tmp_path / "packed.packing"
     command = [sys.executable, "-m", "train_loop.data.pack", many, target, *options]
-    process = subprocess.Popen([*map(str, command)], cwd=ROOT, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-    while not any(half.glob("*.arrow.json")):
-        assert process.poll() is None
-        time.sleep(0.005)
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    process = subprocess.Popen([*map(str, command)], cwd=ROOT, start_new_session=True, **quiet)
+    packs.append(process)
+    wait_for_a_shard(process, half)
     children = psutil.Process(process.pid).children(recursive=True)
     assert children
     process.send_signal(signal.SIGKILL)
     process.wait()
+    slow.unlink()
     # Those with a note: the process that wrote may have ended between a shard and its note.
     finished = {note.stem: note.with_suffix("").stat().st_mtime_ns for note in half.glob("*.arrow.json")}
     assert finished and not target.exists()
@@ -83,13 +117,17 @@ def wait_for_a_shard(process: subprocess.Popen[bytes], half: Path) -> None:
         time.sleep(0.005)
 
 
-def test_ctrl_c_at_a_terminal_ends_it_with_one_line_and_it_goes_on(many: Path, tmp_path: Path) -> None:
+def test_ctrl_c_at_a_terminal_ends_it_with_one_line_and_it_goes_on(
+    many: Path, tmp_path: Path, slow: Path, packs: list[subprocess.Popen[bytes]]
+) -> None:
     """The terminal signals all processes of the group, not only the first."""
     target = tmp_path / "packed"
     process, terminal = at_a_terminal(many, target)
+    packs.append(process)
     wait_for_a_shard(process, tmp_path / "packed.packing")
     os.killpg(process.pid, signal.SIGINT)
     assert process.wait(60) == 130
+    slow.unlink()
     said = all_of(terminal)
     assert "Traceback" not in said and "\nbigbatch pack: interrupted; the same command goes on" in said
     assert "/126 images" in said and not target.exists()
@@ -98,13 +136,17 @@ def test_ctrl_c_at_a_terminal_ends_it_with_one_line_and_it_goes_on(many: Path, t
     assert run_pack("--verify", target).returncode == 0
 
 
-def test_a_process_that_is_killed_ends_it_with_one_line_and_it_goes_on(many: Path, tmp_path: Path) -> None:
+def test_a_process_that_is_killed_ends_it_with_one_line_and_it_goes_on(
+    many: Path, tmp_path: Path, slow: Path, packs: list[subprocess.Popen[bytes]]
+) -> None:
     target = tmp_path / "packed"
     process, terminal = at_a_terminal(many, target)
+    packs.append(process)
     wait_for_a_shard(process, tmp_path / "packed.packing")
     writers = [child for child in psutil.Process(process.pid).children() if "spawn_main" in " ".join(child.cmdline())]
     writers[0].kill()
     assert process.wait(60) == 1
+    slow.unlink()
     said = all_of(terminal)
     assert "Traceback" not in said and "failed: a process was killed (memory?); the same command goes on" in said
     assert not psutil.wait_procs(writers, timeout=60)[1] and not target.exists()

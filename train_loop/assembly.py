@@ -86,6 +86,8 @@ def set_up(
     precision = choose_precision(config.precision, device)
     scaler = GradScaler(device.type, enabled=precision == "fp16")
     content = _load(checkpoints, config, source, world)
+    if content:
+        _check_steps(content.get("steps_per_epoch", steps_per_epoch), steps_per_epoch)
     progress = Progress(**content["progress"]) if content else Progress()
     average = WeightAverage(model, config.ema_decay) if config.ema_decay > 0 else None
     sums, clock = Sums(device), Chronometer(device)
@@ -200,6 +202,15 @@ def _load(
             "Put the folder on a file system that all nodes share."
         )
     return content
+
+
+def _check_steps(before: int, now: int) -> None:
+    """The schedule counts them. Raise ConfigError where a resumed run would have others."""
+    if before != now:
+        raise ConfigError(
+            f"a resumed run must have as many steps an epoch as before, {before}; got {now}: with data.drop_last=false "
+            "the last images make a step where each micro-batch gets 2. Use as many workers as before."
+        )
 
 
 def memory_layout(config: TrainConfig) -> torch.memory_format:

@@ -338,6 +338,7 @@ def _write_checkpoint(run: Run) -> None:
                     "optimizer": run.optimizer.state_dict(),
                     "scaler": run.scaler.state_dict(),
                     "progress": dataclasses.asdict(run.progress),
+                    "steps_per_epoch": run.steps_per_epoch,
                     **({"average": run.average.tensors} if run.average else {}),
                 }
             )

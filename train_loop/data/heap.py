@@ -23,7 +23,7 @@ def keep_freed_memory(env: Mapping[str, str] = os.environ) -> bool:
     """Tell this process's allocator to keep up to ``KEPT_BYTES``.
 
     Returns:
-        False where another allocator is in use, or the user has set glibc's parameters; nothing is changed then.
+        False where the system's library is not glibc, or the user has set its parameters; nothing is changed then.
     """
     return not any(name in env for name in _USERS_OWN) and _set_parameters()
 

@@ -320,8 +320,7 @@ def _write_index(folder: Path, info: packed_format.PackedInfo) -> None:
     batches = [_shard_index(folder / shard.file, number) for number, shard in enumerate(info.shards)]
     table = pa.Table.from_batches([batch for group in batches for batch in group], packed_format.INDEX_SCHEMA)
     (columns,) = table.combine_chunks().to_batches()
-    info = dataclasses.replace(info, index_crc32=packed_format.columns_crc32(columns))
-    columns = columns.replace_schema_metadata({packed_format.METADATA_KEY: info.to_json()})
+    columns = columns.replace_schema_metadata(packed_format.index_metadata(info, columns))
     partial = folder / f"{packed_format.INDEX}.partial"
     with open(partial, "wb") as file:
         with pa.ipc.new_file(file, columns.schema) as writer:

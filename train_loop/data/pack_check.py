@@ -26,7 +26,7 @@ def verify(folder: str) -> int:
     Returns the exit code. Raises ConfigError where the index or a shard's length says enough.
     """
     files = PackedFiles(folder)
-    files.check_index()
+    packed_format.check_index(folder)
     info = files.info
     wrong = [
         f"shard {os.path.join(folder, shard.file)}: its bytes have changed (SHA-256)"
@@ -68,7 +68,7 @@ def _wrong(files: PackedFiles, record: int) -> str | None:
 def show(folder: str) -> int:
     """Print what the folder holds and write its contact sheet. Raises ConfigError where its index is damaged."""
     files = PackedFiles(folder)
-    files.check_index()
+    packed_format.check_index(folder)
     info = files.info
     for name, value in _facts(folder, files, info):
         print(f"{name:14}{value}")
@@ -76,7 +76,7 @@ def show(folder: str) -> int:
         _contact_sheet(files).save(os.path.join(folder, SHEET))
         print(f"{'contact sheet':14}{os.path.join(folder, SHEET)}")
     except OSError as error:  # another's folder, a file system that is read-only or full
-        print(f"{'contact sheet':14}not written: {error.strerror}")
+        print(f"{'contact sheet':14}not written: {error.strerror or error}")
     return 0
 
 

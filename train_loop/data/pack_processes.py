@@ -10,6 +10,7 @@ pipe has lost its other end has lost its parent and ends.
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import signal
 import time
@@ -52,19 +53,20 @@ def write_shards(tasks: Sequence[ShardTask], workers: int) -> Generator[int, Non
             for end in ready:
                 try:
                     news = end.recv()
-                    if isinstance(news, Exception):
-                        raise news
-                    if news is None and waiting:
-                        end.send(waiting.popleft())
-                    elif news is None:
-                        end.close()
-                        processes.pop(end).join()
-                    else:
-                        images += news
+                    task = waiting.popleft() if news is None and waiting else None
+                    if task:
+                        end.send(task)
                 except (EOFError, ConnectionError):
                     raise PackFailed(
                         "a process was killed (memory?); the same command goes on from the finished shards"
                     ) from None
+                if isinstance(news, Exception):
+                    raise news
+                if news is not None:
+                    images += news
+                elif task is None:
+                    end.close()
+                    processes.pop(end).join()
             yield images
     finally:
         for process in processes.values():
@@ -92,16 +94,16 @@ def _start(context: SpawnContext) -> tuple[Any, BaseProcess]:
 
 
 def _work(end: Any) -> None:
-    try:
+    with contextlib.suppress(EOFError, ConnectionError):  # there is nothing more to do, or the parent has ended
         while True:
             end.send(None)
-            _write(end.recv(), end)
-    except (EOFError, ConnectionError):  # there is nothing more to do, or the parent has ended
-        return
-    except OSError as error:
-        end.send(error)
-    except Exception:
-        end.send(PackFailed(f"a process failed:\n{traceback.format_exc(limit=8)}"))
+            task = end.recv()
+            try:
+                _write(task, end)
+            except OSError as error:
+                end.send(error)
+            except Exception:
+                end.send(PackFailed(f"a process failed:\n{traceback.format_exc(limit=8)}"))
 
 
 def _write(task: ShardTask, end: Any) -> None:

@@ -48,7 +48,9 @@ def tar_entries(file: str, root: str) -> Iterator[Entry]:
                     name = f"{part}/{name}"
                 yield Entry(name, file, member[1], member[2])
     except tarfile.TarError as error:
-        raise ConfigError(f"a tar must be whole; got {file!r}: {error}. Copy it again.") from None
+        raise ConfigError(
+            f"a tar must be whole; got {file!r}: {error}. Copy it again, or write it again with its end."
+        ) from None
 
 
 def _members(archive: tarfile.TarFile, stream: Any, base: int, prefix: str) -> Iterator[tuple[str, int, int]]:

@@ -130,17 +130,9 @@ class PackedFiles:
         shard = self.info.shards[int(self._columns["shard"][record])]
         return f"record {record} ({self._keys[record].as_py()}) in {os.path.join(self.path, shard.file)}"
 
-    def check_index(self) -> None:
-        """Raise ConfigError where the index's columns are others than were written."""
-        path = os.path.join(self.path, packed_format.INDEX)
-        with pa.memory_map(path) as file:
-            found = packed_format.columns_crc32(pa.ipc.open_file(file).get_batch(0))
-        if self.info.index_crc32 not in (None, found):
-            raise ConfigError(f"an index must be as it was packed; got other bytes (CRC-32) in {path}. Copy it again.")
-
     def check_records(self, count: int = 32) -> None:
         """The index, all labels, and ``count`` records, evenly spread. Raises ConfigError naming what is wrong."""
-        self.check_index()
+        packed_format.check_index(self.path)
         self._open()
         labels, classes = self._columns["label"], len(self.info.class_names)
         for record in np.flatnonzero((labels < 0) | (labels >= classes))[:1]:

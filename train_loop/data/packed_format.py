@@ -27,6 +27,7 @@ FORMAT = 1
 INDEX = "index.arrow"
 REJECTED = "rejected.parquet"
 METADATA_KEY = b"bigbatch"
+CRC_KEY = b"bigbatch-crc32"
 PARTS = ("train", "val")
 
 IMAGE_FIELDS = [
@@ -79,8 +80,6 @@ class PackedInfo:
     largest_side: int
     """Pixels, of all stored images."""
     shards: tuple[ShardInfo, ...]
-    index_crc32: int | None = None
-    """``columns_crc32`` of the index: labels and places have no other checksum. None: packed before there was one."""
 
     def to_json(self) -> bytes:
         return json.dumps(asdict(self)).encode()
@@ -93,9 +92,31 @@ class PackedInfo:
         return PackedInfo(class_names=names, mean=mean, std=std, shards=shards, **values)
 
 
-def columns_crc32(columns: pa.RecordBatch) -> int:
-    """Of the index's values, whatever the padding between them."""
-    crc = 0
+def index_metadata(info: PackedInfo, columns: pa.RecordBatch) -> dict[bytes, bytes]:
+    """Of the index's schema: ``info``, and a checksum, as labels, places and ``info`` have no other."""
+    text = info.to_json()
+    return {METADATA_KEY: text, CRC_KEY: str(_index_crc32(text, columns)).encode()}
+
+
+def check_index(folder: str) -> None:
+    """Raise ConfigError where the index is not what was written. One from before it had a checksum passes."""
+    path = os.path.join(folder, INDEX)
+    try:
+        with pa.memory_map(path) as file:
+            reader = pa.ipc.open_file(file)
+            metadata, columns = reader.schema.metadata, reader.get_batch(0)
+            intact = columns.schema.names == INDEX_SCHEMA.names and (
+                CRC_KEY not in metadata or int(metadata[CRC_KEY]) == _index_crc32(metadata[METADATA_KEY], columns)
+            )
+    except (pa.ArrowException, OSError, ValueError, KeyError, TypeError):
+        intact = False
+    if not intact:
+        raise ConfigError(f"an index must be as it was packed; got other bytes (CRC-32) in {path}. Copy it again.")
+
+
+def _index_crc32(text: bytes, columns: pa.RecordBatch) -> int:
+    """Of the metadata and the columns' values, whatever the padding between them."""
+    crc = zlib.crc32(text)
     for name in columns.schema.names:
         column = columns.column(name)
         if name == "key":
