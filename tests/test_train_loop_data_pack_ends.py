@@ -21,7 +21,7 @@ from train_loop.config import ConfigError, DataConfig
 from train_loop.data import describe
 
 SLOW_JPEGTRAN = """#!/bin/sh
-[ -e "$(dirname "$0")/slow" ] && sleep 0.3
+[ -e "$(dirname "$0")/slow" ] && sleep 0.2
 exec cat
 """
 """In place of jpegtran: while a file ``slow`` lies beside it, a shard takes seconds however fast the machine is."""
