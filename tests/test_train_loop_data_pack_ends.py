@@ -136,6 +136,7 @@ def test_ctrl_c_at_a_terminal_ends_it_with_one_line_and_it_goes_on(
     assert run_pack("--verify", target).returncode == 0
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_ends_it_with_one_line_and_it_goes_on(
     many: Path, tmp_path: Path, slow: Path, packs: list[subprocess.Popen[bytes]]
 ) -> None:
