@@ -91,12 +91,16 @@ def test_a_killed_pack_never_looks_finished_and_goes_on(
         assert (target / path.name).read_bytes() == path.read_bytes(), path.name
 
 
-def at_a_terminal(source: Path, target: Path) -> tuple[subprocess.Popen[bytes], int]:
-    """A pack in a process group of its own, as a shell starts it, and the terminal that it writes to."""
+def at_a_terminal(
+    source: Path, target: Path, packs: list[subprocess.Popen[bytes]]
+) -> tuple[subprocess.Popen[bytes], int]:
+    """A pack that has a first shard, in a process group of its own as a shell starts it, and its terminal."""
     here, there = pty.openpty()
     command = [sys.executable, "-m", "train_loop.data.pack", source, target, "--shard-mb", "1", "--workers", "2"]
     process = subprocess.Popen([*map(str, command)], cwd=ROOT, stdout=there, stderr=there, start_new_session=True)
+    packs.append(process)
     os.close(there)
+    wait_for_a_shard(process, target.with_name("packed.packing"))
     return process, here
 
 
@@ -122,9 +126,7 @@ def test_ctrl_c_at_a_terminal_ends_it_with_one_line_and_it_goes_on(
 ) -> None:
     """The terminal signals all processes of the group, not only the first."""
     target = tmp_path / "packed"
-    process, terminal = at_a_terminal(many, target)
-    packs.append(process)
-    wait_for_a_shard(process, tmp_path / "packed.packing")
+    process, terminal = at_a_terminal(many, target, packs)
     os.killpg(process.pid, signal.SIGINT)
     assert process.wait(60) == 130
     slow.unlink()
@@ -141,9 +143,7 @@ def test_a_process_that_is_killed_ends_it_with_one_line_and_it_goes_on(
     many: Path, tmp_path: Path, slow: Path, packs: list[subprocess.Popen[bytes]]
 ) -> None:
     target = tmp_path / "packed"
-    process, terminal = at_a_terminal(many, target)
-    packs.append(process)
-    wait_for_a_shard(process, tmp_path / "packed.packing")
+    process, terminal = at_a_terminal(many, target, packs)
     writers = [child for child in psutil.Process(process.pid).children() if "spawn_main" in " ".join(child.cmdline())]
     writers[0].kill()
     assert process.wait(60) == 1

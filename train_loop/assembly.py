@@ -17,7 +17,7 @@ from train_loop.checkpoint import CheckpointFolder, Progress, check_same_run
 from train_loop.chronometer import Chronometer
 from train_loop.config import BatchSplit, ConfigError, TrainConfig
 from train_loop.data import open_data
-from train_loop.data.sampling import last_micro_size
+from train_loop.data.sampling import micro_sizes
 from train_loop.data.source import DataSource
 from train_loop.data.upload import Uploader
 from train_loop.distributed import Heartbeat, World
@@ -72,9 +72,8 @@ def set_up(
     world = World.current(device)
     source = _open(config, stage_folder, world)
     split = _split(config, source, world)
-    steps_per_epoch = source.steps_per_epoch(split.global_size)
-    if not config.data.drop_last and last_micro_size(source.info.train_size, split):
-        steps_per_epoch += 1
+    source.steps_per_epoch(split.global_size)  # raises where there is none
+    steps_per_epoch = len(micro_sizes(source.info.train_size, split, config.data.drop_last))
     if config.model.sync_bn and device.type == "cpu":
         raise ConfigError("SyncBatchNorm needs GPUs; got model.sync_bn=true on CPUs. Write model.sync_bn=false.")
     if device.type == "cuda":

@@ -1,7 +1,7 @@
 """Memory that decoding frees is kept for the next image. No torch.
 
 glibc's allocator gives large blocks back to the system as soon as they are free, and takes them anew for the next
-image: its pages must be mapped and filled with zeros each time, one fault of about a microsecond for each 4 kB.
+image: its pages must be mapped and filled with zeros each time, one fault for each 4 kB.
 Source of the parameters: mallopt(3).
 """
 

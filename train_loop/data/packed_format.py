@@ -120,9 +120,9 @@ def _index_crc32(text: bytes, columns: pa.RecordBatch) -> int:
     for name in columns.schema.names:
         column = columns.column(name)
         if name == "key":
-            _, offsets, text = column.buffers()
+            _, offsets, letters = column.buffers()
             places = np.frombuffer(offsets, np.int32)[: len(column) + 1]
-            crc = zlib.crc32(memoryview(text)[places[0] : places[-1]], zlib.crc32(places.data, crc))
+            crc = zlib.crc32(memoryview(letters)[places[0] : places[-1]], zlib.crc32(places.data, crc))
         else:
             crc = zlib.crc32(column.to_numpy(), crc)
     return crc

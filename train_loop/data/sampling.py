@@ -50,6 +50,12 @@ def last_micro_size(size: int, batch: BatchSplit) -> int:
     return each if each >= 2 else 0
 
 
+def micro_sizes(size: int, batch: BatchSplit, drop_last: bool = True) -> list[int]:
+    """Images of each micro-batch, by step of an epoch."""
+    last = 0 if drop_last else last_micro_size(size, batch)
+    return [batch.micro_size] * (size // batch.global_size) + ([last] if last else [])
+
+
 def train_micro_batches(
     size: int,
     seed: int,
@@ -73,9 +79,7 @@ def train_micro_batches(
     if not 0 <= rank < batch.workers or start_step < 0:
         raise ValueError(f"rank must be below {batch.workers} and start_step not negative; got {rank}, {start_step}")
     order = train_order(size, seed, epoch, repeats)
-    sizes = [batch.micro_size] * (size // batch.global_size)
-    if not drop_last and (last := last_micro_size(size, batch)):
-        sizes.append(last)
+    sizes = micro_sizes(size, batch, drop_last)
     for step in range(start_step, len(sizes)):
         begin, images = step * batch.global_size, batch.accumulation_steps * batch.workers * sizes[step]
         chosen = order[begin : begin + images]
