@@ -76,7 +76,7 @@ def test_more_intervals_than_a_number_of_two_bytes_counts() -> None:
     image = photograph(4024, 1100)
     data = restarted(image, "4:4:4", interval=1)
     layout = jpeg.read_layout(data)
-    assert len(layout.segments) > 1 << 16
+    assert len(layout.lengths) > 1 << 16
     part, box = jpeg.cut(data, layout, (0, 0, 4024, 1100))
     assert box == (0, 0, 4024, 1100) and np.array_equal(Image.open(BytesIO(part)), Image.open(BytesIO(data)))
 
@@ -93,7 +93,7 @@ def test_a_stamped_file_is_the_same_ordinary_jpeg() -> None:
     stamped = jpeg.stamp(data)
     assert np.array_equal(np.asarray(Image.open(BytesIO(data))), np.asarray(Image.open(BytesIO(stamped))))
     table, parsed = jpeg.read_layout(stamped), jpeg._read_layout(stamped)
-    assert np.array_equal(table.segments, parsed.segments)
+    assert np.array_equal(table.lengths[1:], parsed.lengths[1:])
     assert (table.width, table.height, table.size_offset) == (300, 200, parsed.size_offset)
 
 

@@ -13,7 +13,7 @@ import torch
 
 from train_loop.config import BatchSplit, DataConfig
 from train_loop.data import DataInfo, ring, tuning
-from train_loop.data.loader import Images, LoadedSource
+from train_loop.data.loader import Images, LoadedSource, Write
 from train_loop.data.source import Batch
 from train_loop.data.tuning import Read, enough
 
@@ -46,13 +46,19 @@ class SlowImages(Images):
     def labels(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         return indices % 2
 
-    def write_plain(self, index: int, out: torch.Tensor) -> None:
-        CLOCK.now += IMAGE_S
-        out.fill_(index % 256)
+    def open_plain(self, index: int) -> Write:
+        def write(out: torch.Tensor) -> None:
+            CLOCK.now += IMAGE_S
+            out.fill_(index % 256)
 
-    def write_random(self, index: int, draws: random.Random, out: torch.Tensor) -> None:
-        self.write_plain(index, out)
-        out[0, 0, 0] = draws.randrange(256)
+        return write
+
+    def open_random(self, index: int, draws: random.Random) -> Write:
+        def write(out: torch.Tensor) -> None:
+            self.open_plain(index)(out)
+            out[0, 0, 0] = draws.randrange(256)
+
+        return write
 
 
 def source_of(workers: int, monkeypatch: pytest.MonkeyPatch, cores: int = 7) -> LoadedSource:

@@ -17,6 +17,7 @@ from PIL import Image
 
 from train_loop.data import jpeg
 
+JPEG_BEGINS = b"\xff\xd8"
 Pixels = npt.NDArray[np.uint8]
 """``[h, w, 3]``."""
 
@@ -30,16 +31,20 @@ def decode_crop(data: bytes, box: jpeg.Box, out: torch.Tensor) -> None:
 
     Raises what Pillow or torchvision raise for bytes that are no image.
     """
-    if data[:2] == b"\xff\xd8":
-        try:
-            layout = jpeg.read_layout(data)
-        except jpeg.JpegError:
-            part = bytearray(data)
-        else:
-            part, box = jpeg.cut(memoryview(data), layout, box)
-        pixels = decode_jpeg(part)
-    else:
-        pixels = np.array(decode_whole(data))
+    write_crop(*cut_crop(data, box), out)
+
+
+def cut_crop(data: bytes, box: jpeg.Box) -> tuple[bytearray, jpeg.Box]:
+    """The first half of ``decode_crop``: a file of what lies under the box, where it can be cut, and the box in it."""
+    if data[:2] == JPEG_BEGINS:
+        with contextlib.suppress(jpeg.JpegError):
+            return jpeg.cut(data, jpeg.read_layout(data), box)
+    return bytearray(data), box
+
+
+def write_crop(part: bytearray, box: jpeg.Box, out: torch.Tensor) -> None:
+    """The second half."""
+    pixels = decode_jpeg(part) if part[:2] == JPEG_BEGINS else np.array(decode_whole(part))
     left, upper, right, lower = box
     resize_into(pixels[upper:lower, left:right], out)
 
@@ -57,7 +62,7 @@ def decode_box(data: bytes, box: tuple[float, float, float, float], size: int) -
         return decode_whole(data).resize((size, size), Image.Resampling.BILINEAR, box=box)
     left, upper = max(math.floor(box[0]) - reach, 0), max(math.floor(box[1]) - reach, 0)
     right, lower = min(math.ceil(box[2]) + reach, layout.width), min(math.ceil(box[3]) + reach, layout.height)
-    part, place = jpeg.cut(memoryview(data), layout, (left, upper, right, lower))
+    part, place = jpeg.cut(data, layout, (left, upper, right, lower))
     x, y = place[0] - left, place[1] - upper
     shifted = (box[0] + x, box[1] + y, box[2] + x, box[3] + y)
     return decode_whole(part).resize((size, size), Image.Resampling.BILINEAR, box=shifted)

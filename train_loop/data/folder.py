@@ -12,7 +12,7 @@ from PIL import Image
 
 from train_loop.config import DataConfig
 from train_loop.data import DataInfo, folder_path, sampling
-from train_loop.data.loader import Images, LoadedSource
+from train_loop.data.loader import Images, LoadedSource, Write
 from train_loop.data.pixels import to_8_bits
 from train_loop.data.scan import Listing, scan_folder
 from train_loop.data.source import DataSource
@@ -56,11 +56,13 @@ class FolderImages(Images):
     def labels(self, indices: sampling.Indices) -> npt.NDArray[np.int64]:
         return self._listing.labels[indices]
 
-    def write_plain(self, index: int, out: torch.Tensor) -> None:
-        _write(central_crop(decode(self._listing.path(index)), out.shape[0]), out)
+    # Nothing is read before an image is written: decoded ones would take megabytes each.
 
-    def write_random(self, index: int, draws: random.Random, out: torch.Tensor) -> None:
-        _write(random_crop(decode(self._listing.path(index)), out.shape[0], draws), out)
+    def open_plain(self, index: int) -> Write:
+        return lambda out: _write(central_crop(decode(self._listing.path(index)), out.shape[0]), out)
+
+    def open_random(self, index: int, draws: random.Random) -> Write:
+        return lambda out: _write(random_crop(decode(self._listing.path(index)), out.shape[0], draws), out)
 
 
 def _write(image: Image.Image, out: torch.Tensor) -> None:

@@ -16,9 +16,8 @@ import os
 import shutil
 import struct
 import subprocess
-from dataclasses import dataclass
 from io import BytesIO
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -41,6 +40,8 @@ STAMP_HEADER = struct.Struct(">2sH8sHHBBHI")
 """Marker APP10, its length (big-endian, as T.81 has it), name, then Layout's fields in their order. After it,
 little-endian numbers of 2 bytes: the bytes of the rest of the header, then those of each interval."""
 
+_TABLE = np.dtype("<u2")
+_SIZE = struct.Struct(">HH")
 _RESTARTS = np.tile(np.arange(0xD0, 0xD8, dtype=np.uint8), 1 << 18)
 # For as many intervals as the largest image that Pillow opens has blocks: 90 million pixels / 64.
 
@@ -49,8 +50,7 @@ class JpegError(ValueError):
     """Bytes that are no JPEG, or none of the kind that can be cut."""
 
 
-@dataclass(frozen=True)
-class Layout:
+class Layout(NamedTuple):
     """Where the parts of a JPEG with restart markers lie; byte offsets from its start, sizes in pixels."""
 
     width: int
@@ -64,9 +64,9 @@ class Layout:
     """Of height and width in the frame header."""
     header_offset: int
     """Of the header's first segment after the table."""
-    segments: npt.NDArray[np.int64]
-    """``[intervals + 1]``: where each interval starts, and where the last one's marker ends. The 2 bytes
-    before each start but the first are a restart marker. The first is where the header ends."""
+    lengths: npt.NDArray[np.integer[Any]]
+    """``[1 + intervals]``: bytes of the header from ``header_offset`` on, then of each interval with the 2 of the
+    restart marker, or of the end marker, that follows it."""
 
     @property
     def columns(self) -> int:
@@ -81,7 +81,7 @@ Box = tuple[int, int, int, int]
 def stamp(data: bytes) -> bytes:
     """The JPEG with the table of its intervals in front. Raises JpegError where it has none, or the table no room."""
     layout = read_layout(data)
-    lengths = np.diff(layout.segments, prepend=layout.header_offset)
+    lengths = layout.lengths
     length = STAMP_HEADER.size + 2 * len(lengths)
     if length > 0xFFFF or lengths.max() > 0xFFFF or layout.header_offset != 2:
         raise JpegError(f"a table of {len(lengths) - 1} restart intervals does not fit a segment")
@@ -101,10 +101,8 @@ def read_layout(data: bytes) -> Layout:
     header = length + 4  # after the start of the image and the table
     if len(data) < header:
         raise JpegError("the JPEG ends within its header")
-    lengths = np.frombuffer(data, "<u2", (header - 2 - STAMP_HEADER.size) // 2, 2 + STAMP_HEADER.size)
-    segments = np.cumsum(lengths, dtype=np.int64)
-    segments += header
-    return Layout(width, height, mcu_width, mcu_height, interval, at, header, segments)
+    lengths = np.frombuffer(data, _TABLE, (header - 2 - STAMP_HEADER.size) // 2, 2 + STAMP_HEADER.size)
+    return Layout(width, height, mcu_width, mcu_height, interval, at, header, lengths)
 
 
 def _read_layout(data: bytes) -> Layout:
@@ -126,11 +124,11 @@ def _read_layout(data: bytes) -> Layout:
             break
     if frame is None or not interval:
         raise JpegError("the JPEG has no frame header" if frame is None else "the JPEG has no restart markers")
-    layout = Layout(*frame[1:], interval, frame[0], 2, _segments(data, at))
+    layout = Layout(*frame[1:], interval, frame[0], 2, np.diff(_segments(data, at), prepend=2))
     row = -(-layout.width // layout.mcu_width)
     expected = row * -(-layout.height // layout.mcu_height) // interval
-    if row % interval or len(layout.segments) != expected + 1:
-        raise JpegError(f"{len(layout.segments) - 1} restart intervals of {interval} do not make rows of {row} blocks")
+    if row % interval or len(layout.lengths) != expected + 1:
+        raise JpegError(f"{len(layout.lengths) - 1} restart intervals of {interval} do not make rows of {row} blocks")
     return layout
 
 
@@ -144,7 +142,10 @@ def _frame_sizes(data: bytes, at: int) -> tuple[int, int, int, int]:
 
 
 def _segments(data: bytes, start: int) -> npt.NDArray[np.int64]:
-    """Offsets of the intervals. In coded data a byte FF is followed by 00, unless it begins a marker."""
+    """Where each interval starts, and the last one's end marker ends.
+
+    In coded data a byte FF is followed by 00, unless it begins a marker.
+    """
     codes = np.frombuffer(data, np.uint8)
     at = np.flatnonzero(codes[start:-1] == 0xFF) + start
     following = codes[at + 1]
@@ -158,35 +159,36 @@ def _segments(data: bytes, start: int) -> npt.NDArray[np.int64]:
     return np.concatenate([[start], restarts[restarts < ends[0]] + 2, [ends[0] + 2]])
 
 
-def cut(data: memoryview | bytes, layout: Layout, box: Box) -> tuple[bytearray, Box]:
+def cut(data: bytes, layout: Layout, box: Box) -> tuple[bytearray, Box]:
     """The smallest JPEG inside ``data`` whose pixels under ``box`` are those of the whole image.
 
     Returns:
         The JPEG, and the same box in its coordinates.
     """
     left, upper, right, lower = box
-    tall, wide = layout.mcu_height, layout.mcu_width * layout.interval
-    columns, begin = layout.columns, int(layout.segments[0])
-    top, bottom = max(upper - MARGIN, 0) // tall, -(-min(lower + MARGIN, layout.height) // tall)
-    first, last = max(left - MARGIN, 0) // wide, -(-min(right + MARGIN, layout.width) // wide)
-    bounds = layout.segments[top * columns : bottom * columns + 1]
-    starts, ends = bounds[first:-1:columns], bounds[last::columns]  # of each row's intervals under the crop
-    copied = np.cumsum(ends - starts)
-    header = begin - layout.header_offset + 2
-    # Where the intervals end in the copy: the last byte of each is its marker's, which is numbered anew.
-    shifts = header + copied - ends - 1
-    markers = (bounds[1:].reshape(-1, columns)[:, first:last] + shifts[:, None]).ravel()
-    ranges = list(zip(starts.tolist(), ends.tolist(), strict=True))
+    width, height, mcu_width, tall, interval, size_offset, header_offset, lengths = layout
+    wide, columns = mcu_width * interval, layout.columns
+    top, bottom = max(upper - MARGIN, 0) // tall, -(-min(lower + MARGIN, height) // tall)
+    first, last = max(left - MARGIN, 0) // wide, -(-min(right + MARGIN, width) // wide)
+    # Of each row the intervals under the crop lie one after another. Few calls: each costs as much as its numbers.
+    bounds = np.add.accumulate(lengths[: bottom * columns + 1], dtype=np.int64)
+    bounds += header_offset
+    header_end = int(bounds[0])
+    starts = bounds[top * columns + first : -1 : columns].tolist()
+    ends = bounds[top * columns + last :: columns].tolist()
     if last - first == columns:
-        ranges = [(int(bounds[0]), int(bounds[-1]))]
-    parts = [data[:2], data[layout.header_offset : begin], *[data[i:j] for i, j in ranges]]
-    out = bytearray().join(parts)
+        starts, ends = starts[:1], ends[-1:]
+    rows = [data[i:j] for i, j in zip(starts, ends, strict=True)]
+    out = bytearray().join([data[:2], data[header_offset:header_end], *rows])
+    # The last byte of each interval is its marker's, which is numbered anew.
+    markers = lengths[1:].reshape(-1, columns)[top:bottom, first:last].cumsum(dtype=np.int64)
+    markers += header_end - header_offset + 1
     codes = np.frombuffer(out, np.uint8)
     codes[markers] = _RESTARTS[: len(markers)]
     out[-1] = 0xD9
-    height, width = min(layout.height, bottom * tall) - top * tall, min(layout.width, last * wide) - first * wide
-    struct.pack_into(">HH", out, layout.size_offset - layout.header_offset + 2, height, width)
     x, y = first * wide, top * tall
+    size = min(height, bottom * tall) - y, min(width, last * wide) - x
+    _SIZE.pack_into(out, size_offset - header_offset + 2, *size)
     return out, (left - x, upper - y, right - x, lower - y)
 
 

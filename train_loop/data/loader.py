@@ -1,6 +1,6 @@
 """From indices to batches of bytes, for every kind of data set whose images are decoded as they are needed.
 
-``Images`` reads one image; ``write_image`` makes of it what training or validation sees; ``LoadedSource`` brings
+``Images`` reads one image; ``open_image`` makes of it what training or validation sees; ``LoadedSource`` brings
 whole batches, in this process or from loader processes.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,6 +25,13 @@ from train_loop.data.resizing import train_image_size
 from train_loop.data.source import Batch, DataSource, Epoch
 from train_loop.errors import ImageError
 
+Write = Callable[[torch.Tensor], None]
+"""Writes an image that was opened, to uint8 ``[H, W, 3]``. Raises ImageError."""
+
+TOGETHER = 16
+"""Images that are opened before the first is written: interpreter and decoder drive each other's code out of the
+processor's caches, so taking turns less often costs less. More than the caches hold of JPEGs would lose that again."""
+
 
 class Images(ABC):
     """One part of a data set, by index. It goes to loader processes by fork or pickle and opens its files there."""
@@ -37,12 +44,12 @@ class Images(ABC):
         """Say that these are read next, where that helps."""
 
     @abstractmethod
-    def write_plain(self, index: int, out: torch.Tensor) -> None:
-        """The image as validation sees it, into ``out``, uint8 ``[H, W, 3]``. Raises ImageError."""
+    def open_plain(self, index: int) -> Write:
+        """The image as validation sees it. May read its bytes already; raises ImageError."""
 
     @abstractmethod
-    def write_random(self, index: int, draws: random.Random, out: torch.Tensor) -> None:
-        """A random crop or shift of it, not mirrored. Raises ImageError."""
+    def open_random(self, index: int, draws: random.Random) -> Write:
+        """A random crop or shift of it, not mirrored. ``draws`` are used in here or as it is written."""
 
 
 class Copies(Images):
@@ -57,29 +64,33 @@ class Copies(Images):
     def read_ahead(self, indices: sampling.Indices) -> None:
         self._images.read_ahead(indices % self._size)
 
-    def write_plain(self, index: int, out: torch.Tensor) -> None:
-        self._images.write_plain(index % self._size, out)
+    def open_plain(self, index: int) -> Write:
+        return self._images.open_plain(index % self._size)
 
-    def write_random(self, index: int, draws: random.Random, out: torch.Tensor) -> None:
-        self._images.write_random(index % self._size, draws, out)
+    def open_random(self, index: int, draws: random.Random) -> Write:
+        return self._images.open_random(index % self._size, draws)
 
 
-def write_image(images: Images, index: int, epoch: Epoch | None, out: torch.Tensor) -> None:
-    """What training sees of an image in an epoch, or validation (None), as uint8 ``[H, W, 3]``.
+def open_image(images: Images, index: int, epoch: Epoch | None) -> Write:
+    """What training sees of an image in an epoch, or validation (None). Raises ImageError.
 
     All that is random in an image is drawn here, so it is a function of (seed, epoch, index) in any process, and
     the same image looks alike from an image folder and from a packed set.
     """
     if epoch is None:
-        images.write_plain(index, out)
-        return
+        return images.open_plain(index)
     # A word as seed is hashed (SHA-512), the same in every process.
     draws = random.Random(f"{epoch.seed} {epoch.number} {index}")
-    images.write_random(index, draws, out)
-    if draws.random() < 0.5:
-        out.copy_(out.flip(1))
-    if epoch.policy is not None:
-        epoch.policy.apply(out, draws)
+    write_random = images.open_random(index, draws)
+
+    def write(out: torch.Tensor) -> None:
+        write_random(out)
+        if draws.random() < 0.5:
+            out.copy_(out.flip(1))
+        if epoch.policy is not None:
+            epoch.policy.apply(out, draws)
+
+    return write
 
 
 @dataclass(frozen=True)
@@ -106,24 +117,49 @@ class Filler:
         In training the image of the next place that can be read stands in for a bad one, so that the batch keeps
         its size whatever the number of processes; in validation the place is left out.
         """
-        images = self.val if job.validation else self.train
-        images.read_ahead(indices[places.start : places.stop])
+        self._images(job).read_ahead(indices[places.start : places.stop])
         bad = []
-        for place in places:
-            reasons: list[str] = []
-            for source in candidates(place, len(indices), job.validation):
-                try:
-                    write_image(images, int(indices[source]), job.epoch, pixels[place])
-                    break
-                except ImageError as error:
-                    if not self.skip_bad:
-                        raise
-                    reasons.append(str(error))
-            if len(reasons) == len(indices) and not job.validation:
-                raise ImageError(f"no image of a batch of {len(indices)} can be read; the first: {reasons[0]}")
-            if reasons:
-                bad.append((place, None if job.validation else source, reasons[0]))
+        for first in range(places.start, places.stop, TOGETHER):
+            some = range(first, min(first + TOGETHER, places.stop))
+            opened = [self._open(job, int(indices[place])) for place in some]
+            for place, write in zip(some, opened, strict=True):
+                if reason := self._why_not(write, pixels[place]):
+                    bad.append((place, self._stand_in(job, indices, place, pixels[place], reason), reason))
         return bad
+
+    def _images(self, job: Job) -> Images:
+        return self.val if job.validation else self.train
+
+    def _open(self, job: Job, index: int) -> Write:
+        """Where it cannot be read, what is returned says so."""
+        try:
+            return open_image(self._images(job), index, job.epoch)
+        except ImageError as error:
+            reason = error
+
+        def fail(out: torch.Tensor) -> None:
+            raise reason
+
+        return fail
+
+    def _why_not(self, write: Write, out: torch.Tensor) -> str:
+        """Write the image; empty where that went well."""
+        try:
+            write(out)
+        except ImageError as error:
+            if not self.skip_bad:
+                raise
+            return str(error)
+        return ""
+
+    def _stand_in(self, job: Job, indices: sampling.Indices, place: int, out: torch.Tensor, reason: str) -> int | None:
+        """The place whose image is written in place of a bad one; None where it is left out."""
+        for source in candidates(place, len(indices), job.validation):
+            if source != place and not self._why_not(self._open(job, int(indices[source])), out):
+                return source
+        if job.validation:
+            return None
+        raise ImageError(f"no image of a batch of {len(indices)} can be read; the first: {reason}")
 
 
 def candidates(place: int, count: int, validation: bool) -> Iterable[int]:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from train_loop.config import DataConfig
-from train_loop.data import SMALL_IMAGE_SIZE, DataInfo, folder, sampling
-from train_loop.data.decode import decode_box, decode_crop
-from train_loop.data.loader import Images, LoadedSource
+from train_loop.data import SMALL_IMAGE_SIZE, DataInfo, folder, jpeg, sampling
+from train_loop.data.decode import cut_crop, decode_box, write_crop
+from train_loop.data.loader import Images, LoadedSource, Write
 from train_loop.data.packed_files import PackedFiles
 from train_loop.data.subset import subset_rows
 from train_loop.errors import ImageError
 
+T = TypeVar("T")
 SHIFT = 1 / 8
 """Of the side: how far small images are moved, 4 pixels of CIFAR's 32 (He et al. 2016, §4.2)."""
 
@@ -47,41 +49,57 @@ class PackedImages(Images):
     def read_ahead(self, indices: sampling.Indices) -> None:
         self._files.read_ahead(self._records[indices])
 
-    def write_plain(self, index: int, out: torch.Tensor) -> None:
-        self._write(int(self._records[index]), lambda data, record: self._plain(data, record, out))
-
-    def write_random(self, index: int, draws: random.Random, out: torch.Tensor) -> None:
-        write = self._shift if self._small else self._random_crop
-        self._write(int(self._records[index]), lambda data, record: write(data, record, draws, out))
-
-    def _write(self, record: int, write: Callable[[bytes, int], None]) -> None:
-        data = self._files.read(record)
-        self._files.check_once(record, data)
-        try:
-            write(data, record)
-        except Exception as error:  # Pillow and torchvision raise many
-            reason = error if self._files.is_intact(record, data) else "its bytes have changed (CRC-32)"
-            raise ImageError(f"cannot decode {self._files.where(record)}: {reason}. Pack it again.") from None
-
-    def _plain(self, data: bytes, record: int, out: torch.Tensor) -> None:
+    def open_plain(self, index: int) -> Write:
+        record, data = self._read(index)
+        width, height = self._files.size(record)
         if self._small:
-            decode_crop(data, (0, 0, *self._files.size(record)), out)
-        else:
+            return self._crop(record, data, (0, 0, width, height))
+
+        def write(out: torch.Tensor) -> None:
             size = out.shape[0]
-            image = decode_box(data, folder.central_box(*self._files.size(record), size), size)
+            image = decode_box(data, folder.central_box(width, height, size), size)
             out.copy_(torch.from_numpy(np.array(image)))
 
-    def _random_crop(self, data: bytes, record: int, draws: random.Random, out: torch.Tensor) -> None:
-        decode_crop(data, folder.random_box(*self._files.size(record), draws), out)
+        return lambda out: self._named(record, write, out)
 
-    def _shift(self, data: bytes, record: int, draws: random.Random, out: torch.Tensor) -> None:
-        """Moved by up to an eighth, black where nothing comes in."""
-        size = out.shape[0]
-        reach = round(size * SHIFT)
-        whole = torch.empty_like(out)
-        decode_crop(data, (0, 0, *self._files.size(record)), whole)
-        right, down = draws.randint(-reach, reach), draws.randint(-reach, reach)
-        out.zero_()
-        out[max(down, 0) : size + min(down, 0), max(right, 0) : size + min(right, 0)] = whole[
-            max(-down, 0) : size - max(down, 0), max(-right, 0) : size - max(right, 0)
-        ]
+    def open_random(self, index: int, draws: random.Random) -> Write:
+        record, data = self._read(index)
+        width, height = self._files.size(record)
+        if self._small:
+            whole = self._crop(record, data, (0, 0, width, height))
+            return lambda out: _shift(whole, draws, out)
+        return self._crop(record, data, folder.random_box(width, height, draws))
+
+    def _read(self, index: int) -> tuple[int, bytes]:
+        """The record's number and bytes."""
+        record = int(self._records[index])
+        data = self._files.read(record)
+        self._files.check_once(record, data)
+        return record, data
+
+    def _crop(self, record: int, data: bytes, box: jpeg.Box) -> Write:
+        """What is not under the box is let go at once."""
+        part, place = self._named(record, cut_crop, data, box)
+        return lambda out: self._named(record, write_crop, part, place, out)
+
+    def _named(self, record: int, step: Callable[..., T], *arguments: Any) -> T:
+        """``step(*arguments)``; what it raises becomes an ImageError that names the record."""
+        try:
+            return step(*arguments)
+        except Exception as error:  # Pillow and torchvision raise many
+            intact = self._files.is_intact(record, self._files.read(record))
+            reason = error if intact else "its bytes have changed (CRC-32)"
+            raise ImageError(f"cannot decode {self._files.where(record)}: {reason}. Pack it again.") from None
+
+
+def _shift(write_whole: Write, draws: random.Random, out: torch.Tensor) -> None:
+    """Moved by up to an eighth, black where nothing comes in."""
+    size = out.shape[0]
+    reach = round(size * SHIFT)
+    whole = torch.empty_like(out)
+    write_whole(whole)
+    right, down = draws.randint(-reach, reach), draws.randint(-reach, reach)
+    out.zero_()
+    out[max(down, 0) : size + min(down, 0), max(right, 0) : size + min(right, 0)] = whole[
+        max(-down, 0) : size - max(down, 0), max(-right, 0) : size - max(right, 0)
+    ]

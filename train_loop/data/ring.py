@@ -13,6 +13,7 @@ maps it, however those end, and loader processes end when their socket does, so 
 from __future__ import annotations
 
 import contextlib
+import gc
 import mmap
 import multiprocessing
 import os
@@ -302,6 +303,7 @@ def _work(
         signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(1)
     keep_freed_memory()
+    gc.freeze()  # what torch has brought along is never garbage: to look through it again and again costs 2 %
     with contextlib.suppress(ConnectionError):  # the parent has ended
         while message := tasks.recv(MESSAGE_BYTES):
             results.send(_answer(fill, slots, pickle.loads(message)))
