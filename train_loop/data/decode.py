@@ -106,15 +106,17 @@ def resize_into(pixels: Pixels, out: torch.Tensor) -> None:
     torch's operator with an output of ours saves time: ``F.interpolate`` returns planes of colours, which must be
     interleaved again. But it is private, so the public call stands by.
     """
-    # As an array, for torch takes four times as long for each view.
-    image, target = torch.from_numpy(pixels[None].transpose(0, 3, 1, 2)), out.permute(2, 0, 1)[None]
-    size = list(out.shape[:2])
-    if list(pixels.shape[:2]) == size:
+    height, width = out.shape[:2]
+    # One call each: as an array, for torch takes four times as long for a view.
+    image = torch.from_numpy(pixels[None].transpose(0, 3, 1, 2))
+    target = out.as_strided((1, 3, height, width), (0, 1, 3 * width, 3))
+    if pixels.shape[:2] == (height, width):
         target.copy_(image)
         return
     try:
         # Positions, for keywords have changed their names: input, size, align_corners, scales.
-        torch.ops.aten._upsample_bilinear2d_aa.out(image, size, False, None, None, out=target)
-    except (AttributeError, RuntimeError):
-        resized = F.interpolate(image, size=size, mode="bilinear", antialias=True, align_corners=False)
+        resize: Callable[..., Any] = torch._C._nn._upsample_bilinear2d_aa
+        resize(image, (height, width), False, None, None, out=target)
+    except (AttributeError, TypeError, RuntimeError):
+        resized = F.interpolate(image, size=(height, width), mode="bilinear", antialias=True, align_corners=False)
         target.copy_(resized)
