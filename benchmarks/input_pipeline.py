@@ -1,6 +1,6 @@
 """Images a second of packed data sets against other input pipelines: decode, random crop, resize to 224, flip.
 
-    python benchmarks/input_pipeline.py --images SAMPLE.tar [--rounds 5] [--batch 50] [--workers 0 2] [--output F.json]
+    python benchmarks/input_pipeline.py --images SAMPLE.tar [--rounds 7] [--batch 50] [--workers 0 2] [--output F.json]
 
 SAMPLE.tar: a flat tar of JPEGs, or a folder of them; --generate N makes N in its place. Arms, in turn in each
 round, each in a process of its own with one thread a process and its files warm in the page cache:
@@ -11,10 +11,11 @@ round, each in a process of its own with one thread a process and its files warm
 and, where they are installed: timm's create_loader on the folder, webdataset on a tar, Hugging Face datasets with
 embedded bytes, DALI on CPUs (fused decode and random crop), FFCV (JPEGs of at most 500 pixels at quality 90); their
 transforms are torchvision's, DALI's or FFCV's own.
-A figure is of --passes passes, from the second batch on, processes already started: with 0 workers images a second of
-CPU time, so that other load on the machine matters little, with workers of wall time. Then: the same
-with the files dropped from the page cache before each pass (cold; a virtual disk's host may still hold them),
-memory over 20 epochs with 2 workers, and PSNR of validation crops. Prints tables and, last, one JSON line.
+A figure is of --passes passes after one that is not counted, in which processes start, memory is taken and records
+are compared with their checksums: with 0 workers images a second of CPU time, so that other load on the machine
+matters little, with workers of wall time. Then: the same with the files dropped from the page cache before each pass
+(cold; a virtual disk's host may still hold them), memory over 20 epochs with 2 workers, and PSNR of validation crops.
+Prints tables and, last, one JSON line.
 """
 
 from __future__ import annotations
@@ -282,11 +283,12 @@ def _send(end: Any, function: Callable[..., Any], arguments: tuple[Any, ...]) ->
     end.send(function(*arguments))
 
 
-def measure(arm: Arm, epoch: int, workers: int, passes: int) -> float:
-    """Images a second; the first batch, with the starting of processes, is not counted."""
+def measure(arm: Arm, epoch: int, workers: int, passes: int, skipped: int) -> float:
+    """Images a second, without the first ``skipped`` batches."""
     clock = time.perf_counter if workers else time.process_time
     batches = arm(epoch, workers, passes)
-    next(batches)
+    for _ in range(skipped):
+        next(batches)
     began, images = clock(), 0
     for pixels, _ in batches:
         images += len(pixels)
@@ -337,9 +339,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--images", type=Path, default=Path("imagenet_sample_500.tar"))
     parser.add_argument("--generate", type=int, default=0)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--batch", type=int, default=50)
-    parser.add_argument("--passes", type=int, default=4)
+    parser.add_argument("--passes", type=int, default=3)
     parser.add_argument("--workers", type=int, nargs="+", default=[0, 2])
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
@@ -353,7 +355,8 @@ def main() -> None:
         for epoch in range(options.rounds):
             for workers in options.workers:
                 for arm in arms:
-                    raw[str(workers)][arm].append(apart(measure, arms[arm], epoch, workers, options.passes))
+                    arguments = (arms[arm], epoch, workers, options.passes + 1, images // options.batch)
+                    raw[str(workers)][arm].append(apart(measure, *arguments))
             for arm in ARMS:
                 place = folder / (arm if arm in ("full", "fast") else "images")
                 raw["0 cold"][arm].append(apart(cold, arms[arm], place, epoch))
