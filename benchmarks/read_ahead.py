@@ -1,25 +1,31 @@
-"""How many records a loader process should ask for at once when they are not in memory.
+"""How far ahead loader processes should ask for records, by how late the storage answers.
 
-    python benchmarks/read_ahead.py --images SAMPLE.tar [--rounds 5] [--output F.json]
+    python benchmarks/read_ahead.py --images SAMPLE.tar [--latency-ms 0 5 20 50] [--rounds 5] [--output F.json]
 
-SAMPLE.tar: a flat tar of JPEGs, or a folder of them; --generate N makes N in its place. They are packed (``full``),
-dropped from the page cache, and read in a random order in one process: ask for the next n records, then read, decode
-and crop them to 224 one after another, as a task of the ring does (n is 16 there). One arm for each n, 0 asks for none,
-in turn in each round; ``warm`` drops nothing and asks for 16. Then: the time of one cold read and of one decoding,
-whose ratio is how many reads must be under way for the decoder not to wait (Little's law). A virtual disk's host may
-hold what was dropped here. Prints tables and, last, one JSON line.
+SAMPLE.tar: a flat tar of JPEGs, or a folder of them; --generate N makes N in its place. They are packed (``full``)
+and read in a random order by --workers loader processes, in batches of 50, 224 pixels. Before each pass the shards are
+dropped from the page cache. Arms, in turn in each round: ``task``, each process asks for its own next images alone
+and then reads them; 16, 64, 256, so many images of each process are asked for ahead; ``auto``, what the loader
+does, which begins with 16 and doubles while processes wait. An arm reads --passes passes, the last one is counted, so
+that ``auto`` has judged. ``warm`` drops nothing.
+Latency 0 is the disk (a virtual disk's host may still hold what was dropped). Others are a file system (FUSE) that
+passes reads on and answers each so much later, 64 at once at most; they need libfuse 2, the package fusepy and the
+right to mount. Prints tables and, last, one JSON line.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import multiprocessing
 import os
-import random
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,102 +33,144 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 sys.path.insert(0, str(ROOT / "benchmarks"))
-DEPTHS = (0, 1, 2, 4, 8, 16, 32, 64)
+ARMS = {"task": (0, 0), "16": (16, 16), "64": (64, 64), "256": (256, 256), "auto": (16, 256), "warm": (16, 256)}
+"""Images ahead: at first, and at most."""
+AT_ONCE = 64
+BATCH = 50
 
 
 def drop(folder: Path) -> None:
     """From the page cache."""
     for path in folder.iterdir():
         descriptor = os.open(path, os.O_RDONLY)
-        os.fsync(descriptor)
+        with contextlib.suppress(OSError):
+            os.fsync(descriptor)
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         os.close(descriptor)
 
 
-def one_pass(folder: Path, depth: int, seed: int, decode: bool = True) -> tuple[float, list[float], list[float]]:
-    """Images a second; milliseconds of each read and of each decoding."""
+def one_arm(folder: Path, arm: str, seed: int, options: argparse.Namespace) -> tuple[float, int]:
+    """Images a second of the last pass, and the images ahead that it ended with."""
     import numpy as np
-    import torch
 
-    from train_loop.data.decode import decode_crop
-    from train_loop.data.folder import random_box
-    from train_loop.data.packed_files import PackedFiles
+    from train_loop.config import DataConfig
+    from train_loop.data import open_data, reading_ahead, sampling
+    from train_loop.data.source import Epoch
 
-    files, draws, out = PackedFiles(str(folder)), random.Random(seed), torch.empty((224, 224, 3), dtype=torch.uint8)
-    order = np.random.default_rng(seed).permutation(files.info.train_size)
-    files.label(0)  # opens the index
-    reads, decodings = [], []
-    began = time.perf_counter()
-    for start in range(0, len(order), max(depth, 1)):
-        window = order[start : start + max(depth, 1)]
-        if depth:
-            files.read_ahead(window)
-        for record in window.tolist():
-            at = time.perf_counter()
-            data = files.read(record)
-            there = time.perf_counter()
-            reads.append(1000 * (there - at))
-            if decode:
-                decode_crop(data, random_box(*files.size(record), draws), out)
-                decodings.append(1000 * (time.perf_counter() - there))
-    return len(order) / (time.perf_counter() - began), reads, decodings
+    reading_ahead.LEAST, reading_ahead.MOST = ARMS[arm]
+    source: Any = open_data(DataConfig(name=str(folder), image_size=224, loader_workers=options.workers))
+    for number in range(options.passes):
+        if arm != "warm":
+            drop(folder)
+        order = sampling.train_order(source.info.train_size, seed, number)
+        batches = np.array_split(order, max(len(order) // BATCH, 1))
+        began = time.perf_counter()
+        images = sum(len(pixels) for pixels, _ in source.read_train(batches, Epoch(seed, number)))
+        rate = images / (time.perf_counter() - began)
+    depth = source._rings[0]._depth.images
+    source.close()
+    return rate, depth
+
+
+@contextlib.contextmanager
+def storage(folder: Path, latency_ms: float) -> Iterator[Path]:
+    """The folder, or a file system with its files that answers each read so much later."""
+    if not latency_ms:
+        yield folder
+        return
+    mounted = folder.parent / f"late-{latency_ms:g}"
+    mounted.mkdir(exist_ok=True)
+    server = multiprocessing.get_context("spawn").Process(target=serve, args=(folder, mounted, latency_ms))
+    server.start()
+    while not os.path.ismount(mounted):
+        if not server.is_alive():
+            raise SystemExit("the file system could not be mounted: it needs libfuse 2, fusepy and /dev/fuse")
+        time.sleep(0.05)
+    try:
+        yield mounted
+    finally:
+        subprocess.run(["umount", str(mounted)], check=True)
+        server.join()
+
+
+def serve(folder: Path, mounted: Path, latency_ms: float) -> None:
+    import fuse
+
+    class Late(fuse.Operations):  # type: ignore[misc]
+        def getattr(self, path: str, fh: Any = None) -> dict[str, Any]:
+            found = os.lstat(str(folder) + path)
+            names = ("st_mode", "st_size", "st_nlink", "st_uid", "st_gid", "st_mtime", "st_atime", "st_ctime")
+            return {name: getattr(found, name) for name in names}
+
+        def readdir(self, path: str, fh: Any) -> list[str]:
+            return [".", "..", *os.listdir(str(folder) + path)]
+
+        def open(self, path: str, flags: int) -> int:
+            return os.open(str(folder) + path, flags)
+
+        def read(self, path: str, size: int, offset: int, fh: int) -> bytes:
+            time.sleep(latency_ms / 1000)
+            return os.pread(fh, size, offset)
+
+        def release(self, path: str, fh: int) -> None:
+            os.close(fh)
+
+    # kernel_cache: another process that opens a file leaves its pages in memory, as on other file systems.
+    fuse.FUSE(
+        Late(), str(mounted), foreground=True, ro=True, kernel_cache=True, max_background=AT_ONCE,
+        congestion_threshold=AT_ONCE,
+    )  # fmt: skip
 
 
 def main() -> None:
-    from input_pipeline import write_tree
+    from input_pipeline import apart, write_tree
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--images", type=Path, default=Path("imagenet_sample_500.tar"))
     parser.add_argument("--generate", type=int, default=0)
+    parser.add_argument("--latency-ms", type=float, nargs="+", default=[0, 5, 20, 50])
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--passes", type=int, default=4)
+    parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        import torch
-
         from train_loop.data import pack
 
-        torch.set_num_threads(1)
         images = write_tree(options, Path(name) / "images")
         folder = Path(name) / "full"
         if pack.main([str(Path(name) / "images"), str(folder)]):
             raise SystemExit("packing failed")
-        raw: dict[str, Any] = {str(depth): [] for depth in DEPTHS} | {"warm": []}
-        reads: list[float] = []
-        decodings: list[float] = []
-        one_pass(folder, 16, 0)  # imports, and the first decoding
-        for seed in range(options.rounds):
-            for depth in DEPTHS:
-                drop(folder)
-                raw[str(depth)].append(one_pass(folder, depth, seed)[0])
-            raw["warm"].append(one_pass(folder, 16, seed)[0])
-            decodings += one_pass(folder, 16, seed)[2]
-            drop(folder)
-            reads += one_pass(folder, 0, seed, decode=False)[1]
-    report(raw, reads, decodings, images, options)
+        raw: dict[str, dict[str, list[tuple[float, int]]]] = {}
+        for latency in options.latency_ms:
+            raw[f"{latency:g}"] = {arm: [] for arm in ARMS}
+            with storage(folder, latency) as place:
+                for seed in range(options.rounds):
+                    for arm, found in raw[f"{latency:g}"].items():
+                        found.append(apart(one_arm, place, arm, seed, options))
+    report(raw, images, options)
 
 
-def report(
-    raw: dict[str, Any], reads: list[float], decodings: list[float], images: int, options: argparse.Namespace
-) -> None:
+def report(raw: dict[str, Any], images: int, options: argparse.Namespace) -> None:
     from store import store
 
     from tune.provenance import provenance
 
-    print(f"{'asked for at once':20}{'images/s':>9}{'min':>9}{'max':>9}  × 16, by round")
     summary: dict[str, Any] = {}
-    for arm, rates in raw.items():
-        ratios = [mine / other for mine, other in zip(rates, raw["16"], strict=True)]
-        summary[arm] = {"median": statistics.median(rates), "ratio": statistics.median(ratios)}
-        cells = "  ".join(f"{ratio:.2f}" for ratio in ratios)
-        print(f"{arm:20}{statistics.median(rates):9.0f}{min(rates):9.0f}{max(rates):9.0f}  {cells}")
-    for name, values in (("read", reads), ("decoding", decodings)):
-        tenths = statistics.quantiles(values, n=10)
-        summary[f"{name}_ms"] = {"median": statistics.median(values), "p90": tenths[-1]}
-        print(f"{name}, ms: median {summary[f'{name}_ms']['median']:.2f}, 90 % within {tenths[-1]:.2f}")
+    for latency, arms in raw.items():
+        print(f"{'later by ' + latency + ' ms':16}{'images/s':>9}{'min':>7}{'max':>7}{'ahead':>7}  × auto, by round")
+        for arm, found in arms.items():
+            rates, depths = [rate for rate, _ in found], [depth for _, depth in found]
+            ratios = [mine / other for mine, (other, _) in zip(rates, arms["auto"], strict=True)]
+            values = {"median": statistics.median(rates), "ratio": statistics.median(ratios), "ahead": max(depths)}
+            summary[f"{arm} {latency}"] = values
+            cells = "  ".join(f"{ratio:.2f}" for ratio in ratios)
+            print(f"{arm:16}{values['median']:9.0f}{min(rates):7.0f}{max(rates):7.0f}{max(depths):7}  {cells}")
+    settings = {"images": images, "generated": bool(options.generate), "rounds": options.rounds}
+    settings |= {"passes": options.passes, "workers": options.workers, "at_once": AT_ONCE}
     result = {
-        "benchmark": "read_ahead", "settings": {"images": images, "generated": bool(options.generate)},
-        "provenance": provenance(), "cpus": os.cpu_count(), "summary": summary, "raw": raw,
+        "benchmark": "read_ahead", "settings": settings, "provenance": provenance(), "cpus": os.cpu_count(),
+        "summary": summary, "raw": raw,
     }  # fmt: skip
     store(result, options.output)
     print(json.dumps(summary))

@@ -59,7 +59,7 @@ def expected(fill: Filler, job: Job, batches: list[np.ndarray]) -> list[torch.Te
     found = []
     for indices in batches:
         found.append(torch.empty((len(indices), SIZE, SIZE, 3), dtype=torch.uint8))
-        fill(job, indices, found[-1], range(len(indices)))
+        fill(job, indices, found[-1], range(len(indices)), indices)
     return found
 
 
@@ -188,7 +188,7 @@ def ignores(pid: int, number: signal.Signals) -> bool:
     return bool(int(mask, 16) >> (number - 1) & 1)
 
 
-def failing(job: Any, indices: Any, pixels: torch.Tensor, places: range) -> list[Bad]:
+def failing(job: Any, indices: Any, pixels: torch.Tensor, places: range, ahead: Any) -> list[Bad]:
     raise ZeroDivisionError("of a test")
 
 

@@ -21,6 +21,7 @@ from train_loop.data import DataInfo, ring, sampling, tuning
 from train_loop.data.auto_augment import policy_of
 from train_loop.data.cores import AUTO, loader_workers
 from train_loop.data.heap import keep_freed_memory
+from train_loop.data.reading_ahead import Coming
 from train_loop.data.resizing import train_image_size
 from train_loop.data.source import Batch, DataSource, Epoch
 from train_loop.errors import ImageError
@@ -41,7 +42,7 @@ class Images(ABC):
         """``[len(indices)]``."""
 
     def read_ahead(self, indices: sampling.Indices) -> None:  # noqa: B027  most have nothing to say
-        """Say that these are read next, where that helps."""
+        """Say that these will be read soon, by this process or another, where that helps."""
 
     @abstractmethod
     def open_plain(self, index: int) -> Write:
@@ -111,13 +112,15 @@ class Filler:
     skip_bad: bool
     """Otherwise the first bad image is an ImageError."""
 
-    def __call__(self, job: Job, indices: sampling.Indices, pixels: torch.Tensor, places: range) -> list[ring.Bad]:
-        """Write the images of ``places`` of a batch, and say which could not be read.
+    def __call__(
+        self, job: Job, indices: sampling.Indices, pixels: torch.Tensor, places: range, ahead: sampling.Indices
+    ) -> list[ring.Bad]:
+        """Ask for the images of ``ahead``, write those of ``places`` of a batch, and say which could not be read.
 
         In training the image of the next place that can be read stands in for a bad one, so that the batch keeps
         its size whatever the number of processes; in validation the place is left out.
         """
-        self._images(job).read_ahead(indices[places.start : places.stop])
+        self._images(job).read_ahead(ahead)
         bad = []
         for first in range(places.start, places.stop, TOGETHER):
             some = range(first, min(first + TOGETHER, places.stop))
@@ -244,9 +247,11 @@ class LoadedSource(DataSource):
         self, job: Job, batches: Sequence[sampling.Indices], size: int
     ) -> Iterator[tuple[torch.Tensor, list[ring.Bad]]]:
         keep_freed_memory()
+        coming = Coming(batches)
         for indices in batches:
             pixels = torch.empty((len(indices), size, size, 3), dtype=torch.uint8)
-            yield pixels, self._fill(job, indices, pixels, range(len(indices)))
+            ahead = coming.take(len(indices), len(indices))
+            yield pixels, self._fill(job, indices, pixels, range(len(indices)), ahead)
 
     def _read_in_ring(
         self, job: Job, batches: Sequence[sampling.Indices], size: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import zlib
 from typing import Any
@@ -16,6 +17,12 @@ from train_loop.errors import ImageError
 
 NUMBERS = ("shard", "offset", "bytes", "label", "height", "width", "crc32")
 """Columns of the index that are arrays of numbers."""
+
+
+ASKED_BYTES = 1 << 17
+"""At once, from the begin of a page on: of a longer request Linux reads no more than the file system's read-ahead, by
+default this (mm/readahead.c, force_page_cache_ra), and the rest would be waited for."""
+PAGE = mmap.PAGESIZE
 
 
 class PackedFiles:
@@ -104,7 +111,9 @@ class PackedFiles:
                 try:  # a microsecond; to ask for what is there already would cost twenty
                     os.preadv(descriptor, first, offset, os.RWF_NOWAIT)
                 except OSError:
-                    os.posix_fadvise(descriptor, offset, length, os.POSIX_FADV_WILLNEED)
+                    for start in range(offset - offset % PAGE, offset + length, ASKED_BYTES):
+                        size = min(ASKED_BYTES, offset + length - start)
+                        os.posix_fadvise(descriptor, start, size, os.POSIX_FADV_WILLNEED)
             except (OSError, AttributeError, ImageError):  # a system without it; or the read will say what is wrong
                 return
 

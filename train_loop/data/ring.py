@@ -37,6 +37,7 @@ import numpy.typing as npt
 import torch
 
 from train_loop.data.heap import keep_freed_memory
+from train_loop.data.reading_ahead import Coming, Depth, Indices
 from train_loop.errors import ImageError, LoaderError
 
 SLOTS = 4
@@ -54,8 +55,9 @@ PAGE = mmap.PAGESIZE
 
 Bad = tuple[int, int | None, str]
 """An image that could not be read: its place in the batch, the place whose image stands there now, why."""
-Fill = Callable[[Any, npt.NDArray[np.int64], torch.Tensor, range], list[Bad]]
-"""Writes the images of some places: what is read (a job), the batch's indices, its pixels, the places."""
+Fill = Callable[[Any, Indices, torch.Tensor, range, Indices], list[Bad]]
+"""Writes the images of some places: what is read (a job), the batch's indices, its pixels, the places, and the indices
+of images to ask the system for."""
 
 
 def available() -> bool:
@@ -73,6 +75,8 @@ class Task:
     last: int
     size: int
     """Pixels a side."""
+    ahead: Indices
+    """Of images that are read later, by whichever process."""
     job: Any
 
 
@@ -96,7 +100,7 @@ class Slots:
         # The descriptor travels beside the pickle of a process that is being started.
         return _attach, (self.count, self.images, self.image_bytes, reduction.DupFd(self._descriptor))
 
-    def indices(self, slot: int, images: int) -> npt.NDArray[np.int64]:
+    def indices(self, slot: int, images: int) -> Indices:
         return np.frombuffer(self.map, np.int64, images, PAGE + slot * self._slot_bytes)
 
     def pixels(self, slot: int, images: int, size: int) -> npt.NDArray[np.uint8]:
@@ -149,6 +153,7 @@ class Ring:
         self._bad: dict[int, list[Bad]] = {}
         self.busy_s = 0.0
         """Wall time that processes have worked on tasks, summed over them."""
+        self._depth = Depth(workers)
         self._tasks, task_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._results, result_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for end in (self._tasks, result_end):
@@ -186,20 +191,20 @@ class Ring:
         self._close()
 
     def read(
-        self, job: Any, batches: Sequence[npt.NDArray[np.int64]], size: int
+        self, job: Any, batches: Sequence[Indices], size: int
     ) -> Generator[tuple[torch.Tensor, list[Bad]], None, None]:
         """Each batch's pixels, uint8 ``[N, size, size, 3]``, and its bad images, in order.
 
         Raises LoaderError naming a process that ended, ImageError as ``fill`` does.
         """
-        begin, sent = self._next, 0
+        begin, sent, coming = self._next, 0, Coming(batches)
         self._next += len(batches)
         slot_of: dict[int, int] = {}
         try:
             for number, indices in enumerate(batches, begin):
                 while self._left.get(number, 1):
                     while sent < len(batches) and self._free and self._queued < QUEUED:
-                        slot_of[begin + sent] = self._send(begin + sent, batches[sent], size, job)
+                        slot_of[begin + sent] = self._send(begin + sent, batches[sent], size, job, coming)
                         sent += 1
                     self._receive()
                 del self._left[number]
@@ -209,7 +214,7 @@ class Ring:
             if self.open:
                 self._cancel(slot_of)
 
-    def _send(self, number: int, indices: npt.NDArray[np.int64], size: int, job: Any) -> int:
+    def _send(self, number: int, indices: Indices, size: int, job: Any, coming: Coming) -> int:
         slot = self._free.popleft()
         self.slots.indices(slot, len(indices))[:] = indices
         # Small enough that all processes share a batch, not more than a batch needs.
@@ -217,7 +222,9 @@ class Ring:
         firsts = range(0, len(indices), step)
         self._left[number], self._bad[number] = len(firsts), []
         for first in firsts:
-            task = Task(number, slot, len(indices), first, min(first + step, len(indices)), size, job)
+            last = min(first + step, len(indices))
+            ahead = coming.take(last - first, self.workers * self._depth.images)
+            task = Task(number, slot, len(indices), first, last, size, ahead, job)
             try:
                 self._tasks.send(pickle.dumps(task))
             except ConnectionError:  # nobody is left to take it
@@ -232,8 +239,9 @@ class Ring:
         message = self._results.recv(MESSAGE_BYTES) if results in ready else b""
         if not message:  # some have ended; where all have, the socket is at its end too
             raise self._end_of([p for p in self.processes if p.sentinel in ready] or self.processes)
-        batch, bad, error, seconds = pickle.loads(message)
+        batch, bad, error, waited_s, seconds = pickle.loads(message)
         self.busy_s += seconds
+        self._depth.note(waited_s, seconds)
         self._queued -= 1
         self._left[batch] -= 1
         self._bad[batch] += bad
@@ -312,13 +320,15 @@ def _work(
 def _answer(fill: Fill, slots: Slots, task: Task) -> bytes:
     bad: list[Bad] = []
     error: Exception | None = None
-    began = time.perf_counter()
+    began, computed = time.perf_counter(), time.thread_time()
     try:
         if task.batch >= slots.oldest[0]:
             pixels = torch.from_numpy(slots.pixels(task.slot, task.images, task.size))
-            bad = fill(task.job, slots.indices(task.slot, task.images), pixels, range(task.first, task.last))
+            indices = slots.indices(task.slot, task.images)
+            bad = fill(task.job, indices, pixels, range(task.first, task.last), task.ahead)
     except ImageError as found:
         error = found
     except Exception:
         error = LoaderError(f"a loader process failed (process {os.getpid()}):\n{traceback.format_exc(limit=8)}")
-    return pickle.dumps((task.batch, bad, error, time.perf_counter() - began))
+    seconds = time.perf_counter() - began
+    return pickle.dumps((task.batch, bad, error, seconds - (time.thread_time() - computed), seconds))

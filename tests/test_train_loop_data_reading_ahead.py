@@ -1,0 +1,105 @@
+"""What is asked for before it is read: by whom, when, and how far ahead."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from train_loop.data import reading_ahead
+from train_loop.data.loader import Filler, Images, Job, Write
+from train_loop.data.reading_ahead import Coming, Depth
+from train_loop.data.ring import Ring
+from train_loop.data.source import Epoch
+
+JOB = Job(False, Epoch(0, 0))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_image_is_asked_for_once_in_order_and_not_after_its_task(seed: int) -> None:
+    draws = random.Random(seed)
+    batches = [np.arange(100 * n, 100 * n + draws.randint(1, 60)) for n in range(draws.randint(1, 30))]
+    order = np.concatenate(batches).tolist()
+    coming, asked, read = Coming(batches), [], 0
+    while read < len(order):
+        images, ahead = min(draws.randint(1, 20), len(order) - read), draws.choice([0, 16, 32, 256])
+        found = coming.take(images, ahead).tolist()
+        asked += found
+        read += images
+        assert len(found) <= 2 * images and read <= len(asked)
+    assert asked == order
+
+
+def test_it_keeps_the_distance_that_is_wanted() -> None:
+    coming, asked = Coming([np.arange(50)] * 40), 0
+    for task in range(1, 101):
+        asked += len(coming.take(10, 64))
+        if 10 <= task <= 90:
+            assert asked - 10 * task == 64
+    assert len(coming.take(10, 64)) == 0 or asked < 2000
+
+
+def test_a_process_that_waits_asks_for_twice_as_many_up_to_a_bound() -> None:
+    depth, seen = Depth(3), []
+    for waited in (0.0, 0.09, 0.11, 0.5, 0.5, 0.05, 1.0, 1.0, 1.0):
+        for _ in range(3 * reading_ahead.JUDGED):
+            depth.note(waited, 1.0)
+        seen.append(depth.images)
+    assert seen == [16, 16, 32, 64, 128, 128, 256, 256, 256]
+
+
+class LateImages(Images):
+    """Says in a file what is asked for and what is read; each image is waited for."""
+
+    def __init__(self, log: Path, wait_s: float) -> None:
+        self._log, self._wait_s = log, wait_s
+
+    def _say(self, line: str) -> None:
+        descriptor = os.open(self._log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        os.write(descriptor, line.encode())  # one call: lines of two processes do not mix
+        os.close(descriptor)
+
+    def labels(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        return indices
+
+    def read_ahead(self, indices: npt.NDArray[np.int64]) -> None:
+        self._say("".join(f"ask {index}\n" for index in indices))
+
+    def open_plain(self, index: int) -> Write:
+        self._say(f"read {index}\n")
+        time.sleep(self._wait_s)
+        return lambda out: None
+
+    def open_random(self, index: int, draws: random.Random) -> Write:
+        return self.open_plain(index)
+
+
+def read_all(log: Path, wait_s: float, workers: int, batches: int) -> tuple[list[str], int]:
+    """The lines that were written, and the images ahead at the end."""
+    images = LateImages(log, wait_s)
+    ring = Ring(Filler(images, images, skip_bad=False), workers, 8, 4)
+    order = [np.arange(8 * number, 8 * number + 8) for number in range(batches)]
+    assert len(list(ring.read(JOB, order, 4))) == batches
+    ahead = ring._depth.images
+    ring.close()
+    return log.read_text().splitlines(), ahead
+
+
+def test_processes_ask_for_what_any_of_them_reads_later(tmp_path: Path) -> None:
+    lines, _ = read_all(tmp_path / "log", 0.0, 2, 30)
+    assert Counter(lines) == Counter(f"{word} {index}" for word in ("ask", "read") for index in range(240))
+    # A process that does not get a core for a while is overtaken, so not all of them; each would be 64 lines.
+    places = [lines.index(f"read {i}") - lines.index(f"ask {i}") for i in range(100, 240)]
+    assert torch.tensor(places).float().median() > 16
+
+
+def test_waiting_for_reads_makes_a_ring_ask_earlier(tmp_path: Path) -> None:
+    _, ahead = read_all(tmp_path / "log", 0.005, 1, 40)
+    assert ahead == reading_ahead.MOST  # 160 tasks of two images, judged by eights
