@@ -9,7 +9,7 @@ and then reads them; 16, 64, 256, so many images of each process are asked for a
 does, which begins with 16 and doubles while processes wait. An arm reads --passes passes, the last one is counted, so
 that ``auto`` has judged. ``warm`` drops nothing.
 Latency 0 is the disk (a virtual disk's host may still hold what was dropped). Others are a file system (FUSE) that
-passes reads on and answers each so much later, 64 at once at most; they need libfuse 2, the package fusepy and the
+passes reads on and answers each so much later, 512 at once at most; they need libfuse 2, the package fusepy and the
 right to mount. Prints tables and, last, one JSON line.
 """
 
@@ -35,7 +35,7 @@ sys.path.insert(0, str(ROOT))
 sys.path.insert(0, str(ROOT / "benchmarks"))
 ARMS = {"task": (0, 0), "16": (16, 16), "64": (64, 64), "256": (256, 256), "auto": (16, 256), "warm": (16, 256)}
 """Images ahead: at first, and at most."""
-AT_ONCE = 64
+AT_ONCE = 512
 BATCH = 50
 
 

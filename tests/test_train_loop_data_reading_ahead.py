@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import mmap
 import os
 import random
 import time
@@ -12,9 +14,12 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from PIL import Image
+from test_train_loop_data_pack import pack_here
 
 from train_loop.data import reading_ahead
 from train_loop.data.loader import Filler, Images, Job, Write
+from train_loop.data.packed_files import PackedFiles
 from train_loop.data.reading_ahead import Coming, Depth
 from train_loop.data.ring import Ring
 from train_loop.data.source import Epoch
@@ -103,3 +108,34 @@ def test_processes_ask_for_what_any_of_them_reads_later(tmp_path: Path) -> None:
 def test_waiting_for_reads_makes_a_ring_ask_earlier(tmp_path: Path) -> None:
     _, ahead = read_all(tmp_path / "log", 0.005, 1, 40)
     assert ahead == reading_ahead.MOST  # 160 tasks of two images, judged by eights
+
+
+def test_long_records_are_asked_for_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a request Linux reads no more than the file system's read-ahead, 128 kB where nobody has changed it."""
+    root = tmp_path / "images"
+    for part, size in (("train", (900, 700)), ("train", (300, 200)), ("val", (300, 200))):
+        (root / part / "a").mkdir(parents=True, exist_ok=True)
+        pixels = np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(root / part / "a" / f"{size[0]}.jpg", quality=95)
+    files = PackedFiles(str(pack_here(root, tmp_path / "packed")))
+    asked: list[tuple[int, int]] = []
+    real = os.posix_fadvise
+
+    def spy(descriptor: int, offset: int, length: int, advice: int) -> None:
+        asked.append((offset, length))
+        real(descriptor, offset, length, advice)
+
+    def not_in_memory(*arguments: object) -> int:
+        raise OSError(errno.EOPNOTSUPP, "as file systems say that cannot tell")
+
+    monkeypatch.setattr(os, "posix_fadvise", spy)
+    monkeypatch.setattr(os, "preadv", not_in_memory)
+    records = np.arange(2)
+    files.read_ahead(records)
+    columns = files.columns()
+    assert columns["bytes"].max() > 300_000
+    pages = {page for at, size in asked for page in range(at // mmap.PAGESIZE, -(-(at + size) // mmap.PAGESIZE))}
+    for begin, size in zip(columns["offset"][records].tolist(), columns["bytes"][records].tolist(), strict=True):
+        assert pages.issuperset(range(begin // mmap.PAGESIZE, -(-(begin + size) // mmap.PAGESIZE)))
+    most = (1 << 17) // mmap.PAGESIZE
+    assert all(-(-(at + size) // mmap.PAGESIZE) - at // mmap.PAGESIZE <= most for at, size in asked)
