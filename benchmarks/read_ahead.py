@@ -7,7 +7,7 @@ and read in a random order by --workers loader processes, in batches of 50, 224 
 dropped from the page cache. Arms, in turn in each round: ``task``, each process asks for its own next images alone
 and then reads them; 16, 64, 256, so many images of each process are asked for ahead; ``auto``, what the loader
 does, which begins with 16 and doubles while processes wait. An arm reads --passes passes, the last one is counted, so
-that ``auto`` has judged. ``warm`` drops nothing.
+that ``auto`` has judged. ``whole`` is ``auto`` with one request a record, however long; ``warm`` drops nothing.
 Latency 0 is the disk (a virtual disk's host may still hold what was dropped). Others are a file system (FUSE) that
 passes reads on and answers each so much later, 512 at once at most; they need libfuse 2, the package fusepy and the
 right to mount. Prints tables and, last, one JSON line.
@@ -33,8 +33,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 sys.path.insert(0, str(ROOT / "benchmarks"))
-ARMS = {"task": (0, 0), "16": (16, 16), "64": (64, 64), "256": (256, 256), "auto": (16, 256), "warm": (16, 256)}
-"""Images ahead: at first, and at most."""
+PIECE = 1 << 17
+ARMS = {
+    "task": (0, 0, PIECE), "16": (16, 16, PIECE), "64": (64, 64, PIECE), "256": (256, 256, PIECE),
+    "auto": (16, 256, PIECE), "whole": (16, 256, 1 << 30), "warm": (16, 256, PIECE),
+}  # fmt: skip
+"""Images ahead, at first and at most; bytes that are asked for at once."""
 AT_ONCE = 512
 BATCH = 50
 
@@ -54,10 +58,10 @@ def one_arm(folder: Path, arm: str, seed: int, options: argparse.Namespace) -> t
     import numpy as np
 
     from train_loop.config import DataConfig
-    from train_loop.data import open_data, reading_ahead, sampling
+    from train_loop.data import open_data, packed_files, reading_ahead, sampling
     from train_loop.data.source import Epoch
 
-    reading_ahead.LEAST, reading_ahead.MOST = ARMS[arm]
+    reading_ahead.LEAST, reading_ahead.MOST, packed_files.ASKED_BYTES = ARMS[arm]
     source: Any = open_data(DataConfig(name=str(folder), image_size=224, loader_workers=options.workers))
     for number in range(options.passes):
         if arm != "warm":
