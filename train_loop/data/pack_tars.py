@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import tarfile
 from collections.abc import Iterator, Sequence
@@ -113,11 +114,13 @@ def _imagenet_val_classes(folder: str) -> list[str]:
 
 def webdataset(entries: Sequence[Entry]) -> Labelled:
     """``000017.jpg`` and ``000017.cls``, whose text is the label."""
-    labels = {
-        (entry.file, os.path.splitext(entry.name)[0]): read_bytes(entry).decode().strip()
-        for entry in entries
-        if entry.name.endswith(".cls")
-    }
+    labels: dict[tuple[str, str], str] = {}
+    classes = (entry for entry in entries if entry.name.endswith(".cls"))
+    for file, group in itertools.groupby(classes, key=lambda entry: entry.file):
+        with open(file, "rb") as stream:  # once: opening may take as long as the file server's answer
+            for entry in group:
+                label = os.pread(stream.fileno(), entry.size, entry.offset)
+                labels[file, os.path.splitext(entry.name)[0]] = label.decode().strip()
     images = [entry for entry in entries if entry.name.lower().endswith(EXTENSIONS)]
     width = max((len(text) for text in labels.values()), default=1)
     found: Labelled = []
