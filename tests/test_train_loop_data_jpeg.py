@@ -72,6 +72,16 @@ def test_intervals_of_a_whole_row_and_of_one_block() -> None:
         assert_crops_equal(restarted(image, interval=interval), 25, random.Random(interval))
 
 
+@pytest.mark.parametrize("width", [193, 195, 196, 197, 209])
+def test_the_last_pixels_of_a_row(width: int) -> None:
+    """Of a JPEG of up to four pixels' width libjpeg-turbo interpolates no chroma; alone they would make one."""
+    data = restarted(photograph(width, 160), interval=1)
+    whole = np.asarray(Image.open(BytesIO(data)))
+    for left in range(width - 8, width):
+        part, (x, upper, right, lower) = jpeg.cut(data, jpeg.read_layout(data), (left, 50, width, 90))
+        assert np.array_equal(np.asarray(Image.open(BytesIO(part)))[upper:lower, x:right], whole[50:90, left:])
+
+
 def test_more_intervals_than_a_number_of_two_bytes_counts() -> None:
     """A photograph of tens of million pixels has so many."""
     image = photograph(4024, 1100)

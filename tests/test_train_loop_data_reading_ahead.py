@@ -6,6 +6,7 @@ import errno
 import mmap
 import os
 import random
+import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -17,12 +18,16 @@ import torch
 from PIL import Image
 from test_train_loop_data_pack import pack_here
 
-from train_loop.data import reading_ahead
-from train_loop.data.loader import Filler, Images, Job, Write
+import train_loop.data.packed
+from train_loop.config import DataConfig
+from train_loop.data import DataInfo, reading_ahead
+from train_loop.data.loader import Filler, Images, Job, LoadedSource, Write
+from train_loop.data.packed import PackedImages
 from train_loop.data.packed_files import PackedFiles
 from train_loop.data.reading_ahead import Coming, Depth
 from train_loop.data.ring import Ring
 from train_loop.data.source import Epoch
+from train_loop.errors import ImageError
 
 JOB = Job(False, Epoch(0, 0))
 
@@ -48,7 +53,8 @@ def test_it_keeps_the_distance_that_is_wanted() -> None:
         asked += len(coming.take(10, 64))
         if 10 <= task <= 90:
             assert asked - 10 * task == 64
-    assert len(coming.take(10, 64)) == 0 or asked < 2000
+    asked += sum(len(coming.take(10, 64)) for _ in range(100))
+    assert asked == 2000
 
 
 def test_a_process_that_waits_asks_for_twice_as_many_up_to_a_bound() -> None:
@@ -107,35 +113,131 @@ def test_processes_ask_for_what_any_of_them_reads_later(tmp_path: Path) -> None:
 
 def test_waiting_for_reads_makes_a_ring_ask_earlier(tmp_path: Path) -> None:
     _, ahead = read_all(tmp_path / "log", 0.005, 1, 40)
-    assert ahead == reading_ahead.MOST  # 160 tasks of two images, judged by eights
+    assert ahead == reading_ahead.MOST  # 80 tasks of four images, judged by eights
 
 
-def test_long_records_are_asked_for_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a request Linux reads no more than the file system's read-ahead, 128 kB where nobody has changed it."""
+def test_a_read_without_processes_asks_for_a_bounded_number(tmp_path: Path) -> None:
+    images = LateImages(tmp_path / "log", 0.0)
+    info = DataInfo("late", None, 2000, 3, 2, 8, 3, ("a", "b"), "small")
+    source = LoadedSource(DataConfig(image_size=8, loader_workers=0), info, images, images, (0, 0, 0), (1, 1, 1))
+    order = [np.arange(1500), np.arange(1500, 1999)]
+    assert [len(labels) for _, labels in source.read_train(order, Epoch(0, 0))] == [1500, 499]
+    lines = (tmp_path / "log").read_text().splitlines()
+    assert Counter(lines) == Counter(f"{word} {index}" for word in ("ask", "read") for index in range(1999))
+    asked = [line.startswith("ask") for line in lines]
+    ahead = np.cumsum(np.where(asked, 1, -1))
+    assert 256 <= ahead.max() <= 2 * reading_ahead.MOST and ahead.min() >= 0
+
+
+class BadImages(LateImages):
+    """None can be read, which is said at length."""
+
+    def open_plain(self, index: int) -> Write:
+        raise ImageError(f"image {index} " + "x" * 200)
+
+
+def test_a_large_batch_without_an_image_that_can_be_read_ends(tmp_path: Path) -> None:
+    """Tasks and answers that do not fit their sockets would make both sides wait for each other."""
+    images, found = BadImages(tmp_path / "log", 0.0), []
+    ring = Ring(Filler(images, images, skip_bad=True), 2, 16384, 1)
+
+    def read() -> None:
+        for _, bad in ring.read(Job(True, None), [np.arange(16384)] * 6, 1):
+            found.append(len(bad))
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    reader.join(300)
+    assert found == [16384] * 6
+    ring.close()
+
+
+@pytest.fixture
+def packed(tmp_path: Path) -> PackedFiles:
     root = tmp_path / "images"
     for part, size in (("train", (900, 700)), ("train", (300, 200)), ("val", (300, 200))):
         (root / part / "a").mkdir(parents=True, exist_ok=True)
         pixels = np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(root / part / "a" / f"{size[0]}.jpg", quality=95)
-    files = PackedFiles(str(pack_here(root, tmp_path / "packed")))
-    asked: list[tuple[int, int]] = []
+    return PackedFiles(str(pack_here(root, tmp_path / "packed")))
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Offset and length of each request."""
+    found: list[tuple[int, int]] = []
     real = os.posix_fadvise
 
     def spy(descriptor: int, offset: int, length: int, advice: int) -> None:
-        asked.append((offset, length))
+        found.append((offset, length))
         real(descriptor, offset, length, advice)
 
-    def not_in_memory(*arguments: object) -> int:
-        raise OSError(errno.EOPNOTSUPP, "as file systems say that cannot tell")
-
     monkeypatch.setattr(os, "posix_fadvise", spy)
+    return found
+
+
+def not_in_memory(*arguments: object) -> int:
+    raise OSError(errno.EOPNOTSUPP, "as file systems say that cannot tell")
+
+
+def test_long_records_are_asked_for_whole(
+    packed: PackedFiles, asked: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a request Linux reads no more than the file system's read-ahead, 128 kB where nobody has changed it."""
     monkeypatch.setattr(os, "preadv", not_in_memory)
     records = np.arange(2)
-    files.read_ahead(records)
-    columns = files.columns()
+    packed.read_ahead(records)
+    columns = packed.columns()
     assert columns["bytes"].max() > 300_000
     pages = {page for at, size in asked for page in range(at // mmap.PAGESIZE, -(-(at + size) // mmap.PAGESIZE))}
     for begin, size in zip(columns["offset"][records].tolist(), columns["bytes"][records].tolist(), strict=True):
         assert pages.issuperset(range(begin // mmap.PAGESIZE, -(-(begin + size) // mmap.PAGESIZE)))
     most = (1 << 17) // mmap.PAGESIZE
     assert all(-(-(at + size) // mmap.PAGESIZE) - at // mmap.PAGESIZE <= most for at, size in asked)
+
+
+def test_a_record_whose_first_page_came_with_its_neighbour_is_asked_for(
+    packed: PackedFiles, asked: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begins = packed.columns()["offset"].tolist()
+
+    def first_pages_are_in_memory(descriptor: int, buffers: object, offset: int, flags: int) -> int:
+        if any(offset // mmap.PAGESIZE == begin // mmap.PAGESIZE for begin in begins):
+            return 1
+        raise BlockingIOError
+
+    monkeypatch.setattr(os, "preadv", first_pages_are_in_memory)
+    packed.read_ahead(np.arange(2))
+    assert len(asked) >= 2
+    monkeypatch.setattr(os, "preadv", lambda *arguments: 1)
+    asked.clear()
+    packed.read_ahead(np.arange(2))
+    assert not asked
+
+
+def test_a_shard_that_is_gone_does_not_keep_others_from_being_asked_for(
+    packed: PackedFiles, asked: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "preadv", not_in_memory)
+    os.unlink(Path(packed.path) / packed.info.shards[0].file)  # training's, the other is validation's
+    packed.read_ahead(np.arange(3))
+    assert {at for at, _ in asked} == {int(packed.columns()["offset"][2]) // mmap.PAGESIZE * mmap.PAGESIZE}
+
+
+def test_large_files_are_not_held_while_others_are_opened(packed: PackedFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    images = PackedImages(packed, np.arange(3), small=False)
+    read: list[int] = []
+    real = PackedFiles.read
+    monkeypatch.setattr(PackedFiles, "read", lambda self, record: read.append(record) or real(self, record))
+    monkeypatch.setattr(train_loop.data.packed, "HELD_BYTES", 300_000)
+    writes = [images.open_random(index, random.Random(index)) for index in range(3)]
+    large = [record for record in range(3) if packed.bytes_of(record) > 300_000]
+    assert len(large) == 1 and read == [record for record in range(3) if record not in large]
+    outs = [torch.zeros((32, 32, 3), dtype=torch.uint8) for _ in writes]
+    for write, out in zip(writes, outs, strict=True):
+        write(out)
+    monkeypatch.setattr(train_loop.data.packed, "HELD_BYTES", 1 << 30)
+    for index, out in enumerate(outs):
+        again = torch.zeros_like(out)
+        images.open_random(index, random.Random(index))(again)
+        assert torch.equal(out, again) and out.any()

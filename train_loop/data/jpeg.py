@@ -31,6 +31,9 @@ MARGIN = 1
 """Pixels around a crop that are decoded too: chroma that was stored at half size is interpolated from its
 neighbours, one pixel away. With them the crop's own pixels equal those of a full decode, bit for bit."""
 
+NARROW = 4
+"""Pixels: of an image that is no wider, libjpeg-turbo interpolates no chroma of half the width (jdsample.c)."""
+
 MIN_PIXELS = 128 * 128
 """Smaller images are stored as they are: a crop's header would cost more than it saves."""
 
@@ -170,6 +173,8 @@ def cut(data: bytes, layout: Layout, box: Box) -> tuple[bytearray, Box]:
     wide, columns = mcu_width * interval, layout.columns
     top, bottom = max(upper - MARGIN, 0) // tall, -(-min(lower + MARGIN, height) // tall)
     first, last = max(left - MARGIN, 0) // wide, -(-min(right + MARGIN, width) // wide)
+    if first and min(width, last * wide) - first * wide <= NARROW:
+        first -= 1
     # Of each row the intervals under the crop lie one after another. Few calls: each costs as much as its numbers.
     bounds = np.add.accumulate(lengths[: bottom * columns + 1], dtype=np.int64)
     bounds += header_offset

@@ -17,11 +17,10 @@ import numpy.typing as npt
 import torch
 
 from train_loop.config import DataConfig
-from train_loop.data import DataInfo, ring, sampling, tuning
+from train_loop.data import DataInfo, reading_ahead, ring, sampling, tuning
 from train_loop.data.auto_augment import policy_of
 from train_loop.data.cores import AUTO, loader_workers
 from train_loop.data.heap import keep_freed_memory
-from train_loop.data.reading_ahead import Coming
 from train_loop.data.resizing import train_image_size
 from train_loop.data.source import Batch, DataSource, Epoch
 from train_loop.errors import ImageError
@@ -124,9 +123,9 @@ class Filler:
         bad = []
         for first in range(places.start, places.stop, TOGETHER):
             some = range(first, min(first + TOGETHER, places.stop))
-            opened = [self._open(job, int(indices[place])) for place in some]
-            for place, write in zip(some, opened, strict=True):
-                if reason := self._why_not(write, pixels[place]):
+            opened = [self._open(job, int(indices[place])) for place in reversed(some)]
+            for place in some:
+                if reason := self._why_not(opened.pop(), pixels[place]):  # gone once it is written
                     bad.append((place, self._stand_in(job, indices, place, pixels[place], reason), reason))
         return bad
 
@@ -247,11 +246,14 @@ class LoadedSource(DataSource):
         self, job: Job, batches: Sequence[sampling.Indices], size: int
     ) -> Iterator[tuple[torch.Tensor, list[ring.Bad]]]:
         keep_freed_memory()
-        coming = Coming(batches)
+        coming = reading_ahead.Coming(batches)
         for indices in batches:
             pixels = torch.empty((len(indices), size, size, 3), dtype=torch.uint8)
-            ahead = coming.take(len(indices), len(indices))
-            yield pixels, self._fill(job, indices, pixels, range(len(indices)), ahead)
+            bad: list[ring.Bad] = []
+            for first in range(0, len(indices), reading_ahead.MOST):
+                places = range(first, min(first + reading_ahead.MOST, len(indices)))
+                bad += self._fill(job, indices, pixels, places, coming.take(len(places), len(places)))
+            yield pixels, bad
 
     def _read_in_ring(
         self, job: Job, batches: Sequence[sampling.Indices], size: int

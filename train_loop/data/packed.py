@@ -19,6 +19,8 @@ from train_loop.data.subset import subset_rows
 from train_loop.errors import ImageError
 
 T = TypeVar("T")
+HELD_BYTES = 1 << 20
+"""Larger files are read as they are written, for several are open at once."""
 SHIFT = 1 / 8
 """Of the side: how far small images are moved, 4 pixels of CIFAR's 32 (He et al. 2016, §4.2)."""
 
@@ -50,7 +52,22 @@ class PackedImages(Images):
         self._files.read_ahead(self._records[indices])
 
     def open_plain(self, index: int) -> Write:
-        record, data = self._read(index)
+        return self._open(int(self._records[index]), self._plain)
+
+    def open_random(self, index: int, draws: random.Random) -> Write:
+        return self._open(int(self._records[index]), lambda record, data: self._random(record, data, draws))
+
+    def _open(self, record: int, begin: Callable[[int, bytes], Write]) -> Write:
+        if self._files.bytes_of(record) <= HELD_BYTES:
+            return begin(record, self._read(record))
+        return lambda out: begin(record, self._read(record))(out)
+
+    def _read(self, record: int) -> bytes:
+        data = self._files.read(record)
+        self._files.check_once(record, data)
+        return data
+
+    def _plain(self, record: int, data: bytes) -> Write:
         width, height = self._files.size(record)
         if self._small:
             return self._crop(record, data, (0, 0, width, height))
@@ -62,20 +79,12 @@ class PackedImages(Images):
 
         return lambda out: self._named(record, write, out)
 
-    def open_random(self, index: int, draws: random.Random) -> Write:
-        record, data = self._read(index)
+    def _random(self, record: int, data: bytes, draws: random.Random) -> Write:
         width, height = self._files.size(record)
         if self._small:
             whole = self._crop(record, data, (0, 0, width, height))
             return lambda out: _shift(whole, draws, out)
         return self._crop(record, data, folder.random_box(width, height, draws))
-
-    def _read(self, index: int) -> tuple[int, bytes]:
-        """The record's number and bytes."""
-        record = int(self._records[index])
-        data = self._files.read(record)
-        self._files.check_once(record, data)
-        return record, data
 
     def _crop(self, record: int, data: bytes, box: jpeg.Box) -> Write:
         """What is not under the box is let go at once."""

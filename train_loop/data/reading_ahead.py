@@ -20,6 +20,8 @@ WAITING = 0.1
 """Of their time that processes may wait before twice as many are asked for."""
 JUDGED = 8
 """Tasks of each process that are looked at together."""
+MOST_AHEAD = 2
+"""Times the images of a task: what it asks for, so that what is far ahead does not keep near ones waiting."""
 
 
 class Coming:
@@ -32,9 +34,9 @@ class Coming:
     def take(self, images: int, ahead: int) -> Indices:
         """What to ask for as ``images`` more are about to be read, so that ``ahead`` after them have been asked for.
 
-        Not more than twice ``images`` at once: what is far ahead does not keep near ones waiting.
+        At most ``MOST_AHEAD`` times ``images``.
         """
-        count = max(min(images + ahead - self._ahead, 2 * images), 0)
+        count = max(min(images + ahead - self._ahead, MOST_AHEAD * images), 0)
         found = np.fromiter(itertools.islice(self._left, count), np.int64)
         self._ahead += len(found) - images
         return found

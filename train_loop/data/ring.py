@@ -37,7 +37,7 @@ import numpy.typing as npt
 import torch
 
 from train_loop.data.heap import keep_freed_memory
-from train_loop.data.reading_ahead import Coming, Depth, Indices
+from train_loop.data.reading_ahead import MOST_AHEAD, Coming, Depth, Indices
 from train_loop.errors import ImageError, LoaderError
 
 SLOTS = 4
@@ -66,7 +66,10 @@ def available() -> bool:
 
 @dataclass(frozen=True)
 class Task:
-    """Places ``first`` to ``last`` of a batch; its indices lie in the slot before its pixels."""
+    """Places ``first`` to ``last`` of a batch; its indices lie in the slot before its pixels.
+
+    A task is short however large the batch is: all that are queued must fit the socket's buffer.
+    """
 
     batch: int
     slot: int
@@ -75,8 +78,8 @@ class Task:
     last: int
     size: int
     """Pixels a side."""
-    ahead: Indices
-    """Of images that are read later, by whichever process."""
+    ahead: tuple[int, int]
+    """Where, of those in the slot, the indices lie that this task asks the system for."""
     job: Any
 
 
@@ -85,7 +88,7 @@ class Slots:
 
     def __init__(self, count: int, images: int, image_bytes: int, descriptor: int | None = None) -> None:
         self.count, self.images, self.image_bytes = count, images, image_bytes
-        self._index_bytes = _whole_pages(8 * images)
+        self._index_bytes = _whole_pages(8 * (1 + MOST_AHEAD) * images)
         self._slot_bytes = self._index_bytes + _whole_pages(images * image_bytes)
         self.bytes = PAGE + count * self._slot_bytes
         if descriptor is None:
@@ -101,12 +104,19 @@ class Slots:
         return _attach, (self.count, self.images, self.image_bytes, reduction.DupFd(self._descriptor))
 
     def indices(self, slot: int, images: int) -> Indices:
-        return np.frombuffer(self.map, np.int64, images, PAGE + slot * self._slot_bytes)
+        return np.frombuffer(self.map, np.int64, images, self._begin(slot))
+
+    def ahead(self, slot: int) -> Indices:
+        """Of images that are read later, by whichever process: asked for by the slot's tasks."""
+        return np.frombuffer(self.map, np.int64, MOST_AHEAD * self.images, self._begin(slot) + 8 * self.images)
 
     def pixels(self, slot: int, images: int, size: int) -> npt.NDArray[np.uint8]:
         """``[images, size, size, 3]``."""
-        begin = PAGE + slot * self._slot_bytes + self._index_bytes
+        begin = self._begin(slot) + self._index_bytes
         return np.frombuffer(self.map, np.uint8, images * size * size * 3, begin).reshape(images, size, size, 3)
+
+    def _begin(self, slot: int) -> int:
+        return PAGE + slot * self._slot_bytes
 
     def fit(self, images: int, size: int) -> bool:
         return images <= self.images and images * size * size * 3 <= self.images * self.image_bytes
@@ -219,12 +229,14 @@ class Ring:
         self.slots.indices(slot, len(indices))[:] = indices
         # Small enough that all processes share a batch, not more than a batch needs.
         step = max(min(TASK_IMAGES, -(-len(indices) // (2 * self.workers))), -(-len(indices) // TASKS_A_BATCH))
-        firsts = range(0, len(indices), step)
+        firsts, ahead, asked = range(0, len(indices), step), self.slots.ahead(slot), 0
         self._left[number], self._bad[number] = len(firsts), []
         for first in firsts:
             last = min(first + step, len(indices))
-            ahead = coming.take(last - first, self.workers * self._depth.images)
-            task = Task(number, slot, len(indices), first, last, size, ahead, job)
+            found = coming.take(last - first, self.workers * self._depth.images)
+            ahead[asked : asked + len(found)] = found
+            task = Task(number, slot, len(indices), first, last, size, (asked, asked + len(found)), job)
+            asked += len(found)
             try:
                 self._tasks.send(pickle.dumps(task))
             except ConnectionError:  # nobody is left to take it
@@ -325,7 +337,8 @@ def _answer(fill: Fill, slots: Slots, task: Task) -> bytes:
         if task.batch >= slots.oldest[0]:
             pixels = torch.from_numpy(slots.pixels(task.slot, task.images, task.size))
             indices = slots.indices(task.slot, task.images)
-            bad = fill(task.job, indices, pixels, range(task.first, task.last), task.ahead)
+            ahead = slots.ahead(task.slot)[slice(*task.ahead)]
+            bad = fill(task.job, indices, pixels, range(task.first, task.last), ahead)
     except ImageError as found:
         error = found
     except Exception:
