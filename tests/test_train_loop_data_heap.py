@@ -72,7 +72,9 @@ def test_parameters_of_the_user_stay(name: str) -> None:
     assert not keep_freed_memory({name: "131072"})
 
 
-def count_faults(job: Any, indices: npt.NDArray[np.int64], pixels: torch.Tensor, places: range) -> list[ring.Bad]:
+def count_faults(
+    job: Any, indices: npt.NDArray[np.int64], pixels: torch.Tensor, places: range, ahead: Any
+) -> list[ring.Bad]:
     faults = []
     for _ in range(20):
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
