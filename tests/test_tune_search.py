@@ -330,6 +330,7 @@ def test_a_trial_whose_loss_is_not_finite_fails_with_its_reason_and_the_search_s
     assert "no trial ran to its end" in search.stderr()
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_started_again_from_its_checkpoint(tiny, tmp_path):
     arguments = (*tiny, "--study", "s", "--trials", 1, "--max-epochs", 400)
     search = Search(*arguments, cwd=tmp_path)
@@ -458,8 +459,9 @@ def test_the_main_command_finds_a_good_large_batch_configuration(tmp_path):
 
 
 @pytest.mark.slow
-def test_no_trial_is_lost_or_doubled_over_more_than_ten_kills(tiny, tmp_path):
-    """Point 9: kill -9 of the whole process tree at moments from before the first trial to near the end."""
+@pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.exhaustive)])
+def test_no_trial_is_lost_or_doubled_over_many_kills(tiny, tmp_path, every):
+    """kill -9 of the whole process tree at twelve moments, or every third, from before the first trial to the end."""
     arguments = [*tiny, "--study", "s", "--trials", 8, "--max-epochs", 60, "--scheduler", "none"]
     moments = [
         "results ",
@@ -478,7 +480,7 @@ def test_no_trial_is_lost_or_doubled_over_more_than_ten_kills(tiny, tmp_path):
         r"epoch 60/60",
     ]
     known: dict[int, dict] = {}
-    for kill, moment in enumerate(moments):
+    for kill, moment in enumerate(moments[::every]):
         resume = ["--resume"] if (tmp_path / "runs" / "s" / "study.json").exists() else []
         search = Search(*arguments, *resume, cwd=tmp_path)
         search.wait_for(moment)
