@@ -21,6 +21,7 @@ Prints tables and, last, one JSON line.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import multiprocessing
 import os
@@ -295,14 +296,20 @@ def measure(arm: Arm, epoch: int, workers: int, passes: int, skipped: int) -> fl
     return images / (clock() - began)
 
 
-def cold(arm: Arm, folder: Path, epoch: int) -> float:
-    """Images a second of wall time in this process, with nothing of the data in the page cache."""
+def drop(folder: Path) -> None:
+    """A folder's files from the page cache."""
     for path in folder.rglob("*"):
         if path.is_file():
             descriptor = os.open(path, os.O_RDONLY)
-            os.fsync(descriptor)
+            with contextlib.suppress(OSError):  # a file system that is read only
+                os.fsync(descriptor)
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
             os.close(descriptor)
+
+
+def cold(arm: Arm, folder: Path, epoch: int) -> float:
+    """Images a second of wall time in this process, with nothing of the data in the page cache."""
+    drop(folder)
     began, images = time.perf_counter(), 0
     for pixels, _ in arm(epoch, 0, 1):
         images += len(pixels)

@@ -43,19 +43,10 @@ AT_ONCE = 512
 BATCH = 50
 
 
-def drop(folder: Path) -> None:
-    """From the page cache."""
-    for path in folder.iterdir():
-        descriptor = os.open(path, os.O_RDONLY)
-        with contextlib.suppress(OSError):
-            os.fsync(descriptor)
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        os.close(descriptor)
-
-
 def one_arm(folder: Path, arm: str, seed: int, options: argparse.Namespace) -> tuple[float, int]:
     """Images a second of the last pass, and the images ahead that it ended with."""
     import numpy as np
+    from input_pipeline import drop
 
     from train_loop.config import DataConfig
     from train_loop.data import open_data, packed_files, reading_ahead, sampling

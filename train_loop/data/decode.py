@@ -22,20 +22,11 @@ Pixels = npt.NDArray[np.uint8]
 """``[h, w, 3]``."""
 
 
-def decode_crop(data: bytes, box: jpeg.Box, out: torch.Tensor) -> None:
-    """Decode the part of an image under ``box`` and resize it to ``out``, antialiased, bilinear.
-
-    Args:
-        data: any image file; a JPEG with restart markers is decoded under the crop alone.
-        out: uint8 ``[H, W, 3]``, contiguous; RGB is written there.
-
-    Raises what Pillow or torchvision raise for bytes that are no image.
-    """
-    write_crop(*cut_crop(data, box), out)
-
-
 def cut_crop(data: bytes, box: jpeg.Box) -> tuple[bytearray, jpeg.Box]:
-    """The first half of ``decode_crop``: a file of what lies under the box, where it can be cut, and the box in it."""
+    """An image file that holds the part of another under ``box``, and the box in it, for ``write_crop``.
+
+    Of a JPEG with restart markers little more than that part; any other file as a whole.
+    """
     if data[:2] == JPEG_BEGINS:
         with contextlib.suppress(jpeg.JpegError):
             return jpeg.cut(data, jpeg.read_layout(data), box)
@@ -43,7 +34,13 @@ def cut_crop(data: bytes, box: jpeg.Box) -> tuple[bytearray, jpeg.Box]:
 
 
 def write_crop(part: bytearray, box: jpeg.Box, out: torch.Tensor) -> None:
-    """The second half."""
+    """Decode an image file and resize what lies under ``box`` to ``out``, antialiased, bilinear.
+
+    Args:
+        out: uint8 ``[H, W, 3]``, contiguous; RGB is written there.
+
+    Raises what Pillow or torchvision raise for bytes that are no image.
+    """
     pixels = decode_jpeg(part) if part[:2] == JPEG_BEGINS else np.array(decode_whole(part))
     left, upper, right, lower = box
     resize_into(pixels[upper:lower, left:right], out)

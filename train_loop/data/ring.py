@@ -323,7 +323,7 @@ def _work(
         signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(1)
     keep_freed_memory()
-    gc.freeze()  # what torch has brought along is never garbage: to look through it again and again costs 2 %
+    gc.freeze()  # what torch has brought along is never garbage, and need not be looked through again and again
     with contextlib.suppress(ConnectionError):  # the parent has ended
         while message := tasks.recv(MESSAGE_BYTES):
             results.send(_answer(fill, slots, pickle.loads(message)))
