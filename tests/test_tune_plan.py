@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from train_loop.config import ConfigError
-from tune.plan import Machine, Options, make_plan, seconds, share_out
+from tune.machine import Machine, share_out
+from tune.plan import Options, make_plan, seconds
 from tune.store import StudyStore
 from tune.summary import resume_command
 

@@ -25,8 +25,9 @@ from train_loop.terminal import give_signals_back, say_from_handler, take_signal
 from tune import wandb_log
 from tune.deadline import END_OF_ALLOCATION, Deadline, end_of_allocation
 from tune.display import PlainLines, Progress, make_display
+from tune.machine import Machine
 from tune.observer import Observer, TrialView
-from tune.plan import Machine, SearchPlan, on_cluster
+from tune.plan import SearchPlan, on_cluster
 from tune.provenance import provenance
 from tune.samplers import MODEL_BASED, make_pruner, quiet_optuna, sampler_factory
 from tune.store import StudyStore
