@@ -162,6 +162,9 @@ def _logs(argv: Sequence[str]) -> int:
     if not args.follow:
         print(jobs.logs(args.job, node=args.node), end="")
         return DONE
+    jobs._check_id(args.job)
+    if waiting := jobs.unheard(args.job, node=args.node):
+        print(waiting, file=sys.stderr, flush=True)
     for line in jobs.follow(args.job, node=args.node):
         print(line, end="", flush=True)
     return DONE

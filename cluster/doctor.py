@@ -68,9 +68,10 @@ def examine(
     env = {**(os.environ if env is None else env), **_network(site)}
     python = python or env.get("BIGBATCH_PYTHON") or sys.executable
     findings = [judge_site(site), *judge_slurm(site)]
-    folder, problem = _workplace(Path(shared) if shared else record.home(env))
+    folder, problem = _workplace(_above(record.home(env)) if shared is None else Path(shared))
     if folder is None:
-        return [*findings, Finding(FAIL, "shared folder", problem, "Write --shared, or set BIGBATCH_HOME.")]
+        advice = "Write --shared, or set BIGBATCH_HOME." if shared is None else "Make it, or write another --shared."
+        return [*findings, Finding(FAIL, "shared folder", problem, advice)]
     try:
         with (folder / "lock").open("a") as lock:
             held = _hold(lock.fileno())
@@ -98,10 +99,15 @@ def _network(site: Site) -> dict[str, str]:
     return {name: value for name, value in values.items() if value and not os.environ.get(name)}
 
 
+def _above(home: Path) -> Path:
+    """``home``, or the folder in which a job will make it: the doctor itself makes nothing that stays."""
+    return next((folder for folder in (home, *home.parents) if folder.exists()), home)
+
+
 def _workplace(shared: Path) -> tuple[Path | None, str]:
+    """A folder in ``shared`` for the questions, to be removed; or None and why there is none."""
     try:
-        shared.mkdir(parents=True, exist_ok=True, mode=0o700)
-        return Path(tempfile.mkdtemp(prefix=".doctor-", dir=shared)), ""
+        return Path(tempfile.mkdtemp(prefix=".doctor-", dir=os.path.abspath(shared))), ""
     except OSError as error:
         return None, f"{shared}: {error.strerror}"
 

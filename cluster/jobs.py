@@ -152,9 +152,30 @@ def logs(job_id: str, *, node: str | None = None, env: Mapping[str, str] | None 
     files = _log_files(job_id, node, env)
     texts = [path.read_text(errors="replace") for path, source in files.items() if node or not source]
     if not texts:
-        what = f"node {node} of job {job_id}" if node else f"job {job_id}"
-        raise InputError(f"there is no log of {what} below {str(record.home(env))!r}. Has it begun?")
+        raise _no_log(job_id, node, env)
     return "".join(texts)
+
+
+def _no_log(job_id: str, node: str | None, env: Mapping[str, str] | None) -> InputError:
+    what = f"node {node} of job {job_id}" if node else f"job {job_id}"
+    return InputError(
+        f"there is no log of {what} below {str(record.home(env))!r}. Has it begun? "
+        "`bigbatch cluster queue --all` shows your jobs."
+    )
+
+
+def unheard(job_id: str, *, node: str | None = None, env: Mapping[str, str] | None = None) -> str | None:
+    """A line for who is about to follow a job that has written nothing yet: what Slurm says of it. Else None."""
+    if _log_files(job_id, node, env):
+        return None
+    try:
+        job = next((one for one in _listed() if one.job_id == job_id), None)
+    except slurm.SlurmError:
+        return None
+    if job is None:
+        return None
+    reason = f", {job.reason}" if job.reason else ""
+    return f"job {job_id} has written no log yet; Slurm: {job.slurm_state}{reason}. Waiting for it …"
 
 
 def follow(
@@ -162,11 +183,14 @@ def follow(
 ) -> Iterator[str]:
     """Lines of the job's log, and of its nodes' with the node's name before them, as they come.
 
-    Ends when Slurm does not list the job any more and no line came since.
+    Ends when Slurm does not list the job any more and no line came since. Raises InputError where it never was: Slurm
+    does not list it, and it has left neither log nor record; SlurmError where that cannot be known.
     """
     _check_id(job_id)
     tails: dict[Path, _Tail] = {}
     asked, lives = 0.0, True
+    if not _log_files(job_id, node, env) and record.read(job_id, env) is None:
+        asked, lives = time.monotonic(), job_id in _listed_ids()
     while True:
         fresh = False
         for path, source in _log_files(job_id, node, env).items():
@@ -179,6 +203,8 @@ def follow(
             asked, lives = time.monotonic(), _is_listed(job_id)
         elif not fresh:
             time.sleep(poll_s)
+    if not tails:
+        raise _no_log(job_id, node, env)
     for tail in tails.values():
         yield from tail.rest()
 
@@ -226,10 +252,14 @@ def _log_files(job_id: str, node: str | None, env: Mapping[str, str] | None) -> 
 
 def _is_listed(job_id: str) -> bool:
     try:
-        # All of the user's, not `--jobs`: Slurm answers an id that it has forgotten with an error.
-        return job_id in slurm.run("squeue", "--noheader", "--user", getpass.getuser(), "--format=%i").split()
+        return job_id in _listed_ids()
     except slurm.SlurmError:
         return slurm.available("squeue")
+
+
+def _listed_ids() -> list[str]:
+    # All of the user's, not `--jobs`: Slurm answers an id that it has forgotten with an error.
+    return slurm.run("squeue", "--noheader", "--user", getpass.getuser(), "--format=%i").split()
 
 
 # Tunnel

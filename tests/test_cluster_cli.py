@@ -56,6 +56,7 @@ BAD_INPUT = {
     "cancel nothing": (("cancel",), "JOBID"),
     "cancel everything": (("cancel", "*"), "number"),
     "logs of no job": (("logs", "12"), "12"),
+    "follow no job, without Slurm": (("logs", "12", "-f"), "squeue"),
     "attach to no job": (("attach", "12", *PYTHON), "12"),
     "tunnel to no job": (("tunnel", "12"), "no record"),
     "doctor's option": (("doctor", "--sit", "x"), "--site"),
@@ -239,6 +240,23 @@ def test_follow_gives_whole_lines_as_they_come_and_ends_with_the_job(tmp_path, h
     (tmp_path / "queue").write_text("1010\n")
     reader.join(60)
     assert not reader.is_alive() and got[-1] == "last\n"
+
+
+def test_following_a_job_that_never_was_ends_with_a_message(tmp_path, home):
+    path = slurms(
+        tmp_path / "bin", squeue='case "$*" in *%T*) echo "13|PENDING|0:00|1:00|2|gpu|Priority|x";; *) echo 13;; esac'
+    )
+    for more in ((), ("--node", "n1")):
+        done = run("logs", "12", "-f", *more, home=home, PATH=path)
+        assert done.returncode == 2 and len(done.stderr.splitlines()) == 1 and "no log of" in done.stderr, done.stderr
+    assert not home.exists()
+    with subprocess.Popen(
+        [sys.executable, "-m", "cluster.cli", "logs", "13", "-f"], cwd=ROOT, stderr=subprocess.PIPE, text=True,
+        env={**clean_environment(), "BIGBATCH_HOME": str(home), "PATH": path},
+    ) as waiting:  # fmt: skip
+        assert waiting.stderr is not None
+        assert "PENDING, Priority" in waiting.stderr.readline()
+        waiting.kill()
 
 
 def wait_for(condition, seconds: float = 60) -> None:

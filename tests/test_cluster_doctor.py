@@ -267,6 +267,7 @@ def examine(home: Path, *arguments: str, **env: str) -> subprocess.CompletedProc
 
 def test_it_examines_a_machine_without_slurm_git_or_anything_else(tmp_path):
     home = tmp_path / "home"
+    home.mkdir(mode=0o700)
     done = examine(home, "--json")
     found = {entry["what"]: entry for entry in map(json.loads, done.stdout.splitlines())}
     assert found["Slurm"]["status"] == "WARN" and found["nodes answer"]["seen"] == "1 of 1"
@@ -284,6 +285,17 @@ def test_a_fault_is_exit_code_1_and_says_what_to_do(tmp_path):
     open_home.mkdir(mode=0o755)
     open_home.chmod(0o755)
     assert f"chmod 700 {open_home}" in examine(open_home).stdout
+
+
+def test_it_creates_nothing(tmp_path):
+    shared = tmp_path / "missing" / "shared"
+    done = examine(tmp_path / "new" / "home", "--shared", str(shared))
+    assert done.returncode == 1 and f"FAIL shared folder  {shared}: No such file" in done.stdout, done.stdout
+    assert "another --shared" in done.stdout
+    done = examine(tmp_path / "new" / "home", "--json")
+    found = {entry["what"]: entry for entry in map(json.loads, done.stdout.splitlines())}
+    assert found["shared folder"]["status"] == "OK", "asked in the folder in which a job will make its home"
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_sites_quota_command_is_run_and_shown(tmp_path):

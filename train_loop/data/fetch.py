@@ -15,7 +15,8 @@ import tarfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from train_loop.data.pack_images import Profile
 from train_loop.data.pack_sources import find_source
 
 TIMEOUT_S = 30.0
+ARCHIVE = "archive"
 
 
 @dataclass(frozen=True)
@@ -91,17 +93,47 @@ def fetch(name: str, archive: Path | None) -> int:
     if target.exists():
         raise ConfigError(f"{name} is here already; got {str(target)!r}. Use --data {name}, or remove that folder.")
     check_writable("BIGBATCH_DATA", target)
-    work = target.with_name(f"{name}.fetching")
-    work.mkdir(parents=True, exist_ok=True)
-    path = archive or download(SETS[name], work / "archive")
-    check_digest(path, SETS[name])
-    if archive is None:
-        print(f"checked {SETS[name].digest}")
-    # Packed as they are: these images are small, and a second encoding would be theirs for good.
-    status = pack(find_source(str(_unpacked(path, work))), target, Profile(), len(os.sched_getaffinity(0)), 512 << 20)
-    shutil.rmtree(work)
+    if archive is not None:
+        check_digest(archive, SETS[name])  # before any folder is made
+    with _work_folder(target) as work:
+        path = archive or download(SETS[name], work / ARCHIVE)
+        if archive is None:
+            check_digest(path, SETS[name])
+            print(f"checked {SETS[name].digest}")
+        # Packed as they are: these images are small, and a second encoding would be theirs for good.
+        source = find_source(str(_unpacked(path, work)))
+        status = pack(source, target, Profile(), len(os.sched_getaffinity(0)), 512 << 20)
+        (work / ARCHIVE).unlink(missing_ok=True)
     print(f"use it with: --data {name}")
     return status
+
+
+@contextmanager
+def _work_folder(target: Path) -> Iterator[Path]:
+    """A folder beside ``target`` that is gone afterwards, with the folders above it that were made for it.
+
+    What stays after a failure: an archive that was downloaded whole, and the shards of which the message speaks.
+    """
+    work, packing = target.with_name(f"{target.name}.fetching"), target.with_name(f"{target.name}.packing")
+    made = [folder for folder in (target.parent, *target.parent.parents) if not folder.exists()]
+    go_on_later = packing.exists()
+    work.mkdir(parents=True, exist_ok=True)
+    try:
+        yield work
+    except PackFailed:
+        go_on_later = True
+        raise
+    finally:
+        if not go_on_later:
+            shutil.rmtree(packing, ignore_errors=True)
+        for path in work.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            elif path.name != ARCHIVE:
+                path.unlink()
+        for folder in (work, *made):
+            with suppress(OSError):  # not empty
+                folder.rmdir()
 
 
 def download(public: PublicSet, target: Path) -> Path:
