@@ -9,7 +9,7 @@ import argparse
 import difflib
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 Commands = Mapping[str, tuple[Callable[[Sequence[str]], int], str]]
 """By name: what runs a command with its arguments and returns the exit code, and what it does, in a few words."""
@@ -18,7 +18,13 @@ DONE, FAILED, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 130
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """Says what is wrong in one line, with the nearest option, and ends with 2."""
+    """Says what is wrong in one line, with the nearest option, and ends with 2. An empty value is wrong."""
+
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        # Every value of every option and positional comes here. An empty one would be taken for the default.
+        if not arg_string.strip():
+            self.error(empty_value(_name_of(action), arg_string))
+        return super()._get_value(action, arg_string)
 
     def error(self, message: str) -> NoReturn:
         prefix = "unrecognized arguments: "
@@ -27,6 +33,15 @@ class OneLineParser(argparse.ArgumentParser):
             message = no_such_option(word, [name for action in self._actions for name in action.option_strings])
         print(f"{self.prog}: error: {message}", file=sys.stderr)
         raise SystemExit(WRONG_INPUT)
+
+
+def _name_of(action: argparse.Action) -> str:
+    return action.option_strings[-1] if action.option_strings else str(action.metavar or action.dest)
+
+
+def empty_value(name: str, value: str) -> str:
+    """What is said of an option, or an argument, that was given without a value: a shell variable is often why."""
+    return f"{name} must not be empty; got {value!r}. Write a value; is a shell variable not set?"
 
 
 def parser(command: str, description: str) -> OneLineParser:

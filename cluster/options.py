@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from cluster.command_line import empty_value
 from cluster.ray_commands import ROOT, in_its_environment, interpreter
 
 TUNE = ROOT / "tune" / "run.py"
@@ -66,11 +67,26 @@ def parse(argv: Sequence[str]) -> JobOptions:
     if rest[:1] == ["--"]:
         if not rest[1:]:
             raise UsageError("-- must be followed by a command; got nothing. Write e.g. -- python driver.py.")
+        if not rest[1].strip():
+            raise UsageError(empty_value("the command after --", rest[1]))
         return JobOptions(command=tuple(rest[1:]), **values)  # type: ignore[arg-type]
     if "--" in rest:
         got = " ".join(rest[: rest.index("--") + 2])
         raise UsageError(f"give the search's options or a command after --, not both; got {got!r}. Write: {USAGE}")
+    _refuse_empty(rest)
     return JobOptions(arguments=tuple(rest), **values)  # type: ignore[arg-type]
+
+
+def _refuse_empty(arguments: Sequence[str]) -> None:
+    """Before the search does it: the job itself reads the study's name and folder. Raises UsageError."""
+    before = ""
+    for argument in arguments:
+        name, equals, value = argument.partition("=")
+        if not argument.strip():
+            raise UsageError(empty_value(before if before.startswith("--") else "an argument", argument))
+        if name.startswith("--") and equals and not value.strip():
+            raise UsageError(empty_value(name, value))
+        before = argument
 
 
 def value_of(arguments: Sequence[str], name: str) -> str | None:

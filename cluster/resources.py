@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from cluster import options, slurm
+from cluster.command_line import empty_value
 from cluster.sites import InputError, Partition, Qos, Site, format_time, parse_time
 
 USUAL_TIME_S = 4 * 3600
@@ -117,6 +118,9 @@ def _check_words(request: Request, site: Site) -> None:
                 "Submit it once for each search, with --study NAME."
             )
     wishes = (request.name, request.partition, request.account, request.qos, request.mem, request.gres)
+    for name, wish in _texts(request).items():
+        if not wish.strip():
+            raise InputError(empty_value(f"--{name.replace('_', '-')}", wish))
     for word in (*wishes, *request.options):
         if word and not word.isprintable():  # in the batch script a second line would be a command
             raise InputError(f"names and options of sbatch must be one line of text; got {word!r}.")
@@ -126,6 +130,11 @@ def _check_words(request: Request, site: Site) -> None:
         raise InputError(str(error)) from None
     if site.internet is False and "--wandb online" in " ".join(request.arguments).replace("=", " "):
         raise InputError(f"compute nodes of {site.name} have no internet; got --wandb online. Write --wandb offline.")
+
+
+def _texts(request: Request) -> dict[str, str]:
+    """The wishes that are text, as they were given."""
+    return {name: value for name, value in vars(request).items() if isinstance(value, str)}
 
 
 def _check_workers(request: Request, per_node: int, kind: str) -> None:

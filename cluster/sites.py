@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster import toml_subset
+from cluster.command_line import empty_value
 
 BUILT_IN = Path(__file__).resolve().parent / "sites"
 GENERIC = "generic"
@@ -179,6 +180,8 @@ def find(site: str | None = None, env: Mapping[str, str] | None = None, hosts: I
     Raises InputError for an unknown name and for a profile that is wrong.
     """
     env = os.environ if env is None else env
+    if site is not None and not site.strip():
+        raise InputError(empty_value("--site", site))
     site = site or env.get(SITE_VARIABLE)
     if not site:
         return detect(env, hosts)

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from cluster.command_line import empty_value
 from train_loop.config_rules import ConfigError, choice, require
 from train_loop.config_sections import (
     DEFAULT_MICRO_SIZE,
@@ -280,6 +281,8 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
         if not equals or not key:
             raise ConfigError(f"--set takes key=value; got {text!r}. Write e.g. --set epochs=30.")
         full = resolve_key(key.strip())
+        if not raw.strip():
+            raise ConfigError(empty_value(f"--set {key.strip()}=", raw))
         if full in changes:
             raise ConfigError(f"a key is set once; got {full!r} twice. Keep one --set {full}=….")
         try:

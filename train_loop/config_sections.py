@@ -108,7 +108,9 @@ class DataConfig:
     """Of cutmix's (Yun et al. 2019); 0 = off. With both, each micro-batch takes one of them."""
 
     def __post_init__(self) -> None:
-        require(bool(self.name), "data.name must be a data set's name or a path", self.name, "Write e.g. digits.")
+        require(
+            bool(self.name.strip()), "data.name must be a data set's name or a path", self.name, "Write e.g. digits."
+        )
         require(
             self.image_size == 0 or 8 <= self.image_size <= 1024,
             "data.image_size must be 0 (the data set's own) or 8 to 1024 pixels",

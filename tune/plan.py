@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from cluster.command_line import empty_value
 from search_spaces.check import ParamRange, check_space
 from search_spaces.registry import BUILT_IN, Space, load_space
 from search_spaces.workload import Workload
@@ -85,6 +86,12 @@ class Options:
     wandb: str | None = None
     dry_run: bool = False
 
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            for text in value if isinstance(value, tuple) else (value,):
+                if isinstance(text, str) and not text.strip():
+                    raise ConfigError(empty_value(f"--{name.replace('_', '-')}", text))
+
     def kept(self) -> dict[str, Any]:
         """What a later --resume starts from. A database's URL may hold a password: it is left out."""
         values = {k: v for k, v in dataclasses.asdict(self).items() if k in RESUMED_OPTIONS and v not in (None, ())}
@@ -100,7 +107,8 @@ class Options:
 
     def over(self, earlier: Mapping[str, Any]) -> Options:
         """This command line, its gaps filled from an earlier one; keys of ``--set`` each by itself."""
-        gaps = {k: v for k, v in earlier.items() if k in RESUMED_OPTIONS and k != "set" and getattr(self, k) is None}
+        known = {k: v for k, v in earlier.items() if k in RESUMED_OPTIONS and v != ""}  # once taken for the default
+        gaps = {k: v for k, v in known.items() if k != "set" and getattr(self, k) is None}
         said = parse_assignments(self.set)
         kept = [text for text in earlier.get("set", ()) if resolve_key(text.partition("=")[0].strip()) not in said]
         return dataclasses.replace(self, **gaps, set=(*kept, *self.set))

@@ -1,0 +1,104 @@
+"""An empty value, as of ``--data "$UNSET"``, is refused by every command and never taken for the default."""
+
+from __future__ import annotations
+
+import pytest
+
+from cluster import options, submit
+from cluster.sites import InputError
+from train_loop import lr_find, run
+from train_loop.config import ConfigError, DataConfig, parse_assignments
+from train_loop.data import pack
+from tune.cli import main, tune_parser
+from tune.plan import Options
+
+TEXT_OPTIONS = (
+    "space", "data", "model", "sampler", "scheduler", "stage", "study", "output", "storage", "address", "wandb",
+    "time_budget", "on_bad_image",
+)  # fmt: skip
+EMPTY = ("", "  ", "\t")
+
+
+def options_of(parser) -> list[str]:
+    """The long names of a parser's options that take a value."""
+    return [action.option_strings[-1] for action in parser._actions if action.option_strings and action.nargs != 0]
+
+
+PARSERS = {
+    "tune": tune_parser("tune"),
+    "train": run.parser("train"),
+    "lr-find": lr_find.parser("lr-find"),
+    "pack": pack.parser(),
+}
+OF_SUBMIT = (
+    "--site --nodes --time --partition --account --qos --gpus-per-node --cpus-per-gpu --cpus-per-node --mem --gres "
+    "--name --container --python --prelude --signal --max-restarts --start-timeout --sbatch"
+).split()
+COMMANDS = {
+    **{f"{name} {option}": (name, option, "") for name, p in PARSERS.items() for option in options_of(p)},
+    **{f"submit {option}": ("cluster", "submit", "--dry-run", option, "") for option in OF_SUBMIT},
+    **{f"submit {option}=": ("cluster", "submit", f"{option}=") for option in options_of(PARSERS["tune"])},
+    "a second value of --set": ("tune", "--set", "peak_lr=1", ""),
+    "fetch": ("fetch", ""),
+    "fetch --from": ("fetch", "cifar10", "--from", ""),
+    "pack's source": ("pack", "", "there"),
+    "pack's destination": ("pack", "here", " "),
+    "the job of logs": ("cluster", "logs", ""),
+    "the node of logs": ("cluster", "logs", "1", "--node", ""),
+    "the job of attach": ("cluster", "attach", ""),
+    "one job of cancel": ("cluster", "cancel", "1", ""),
+    "the job of tunnel": ("cluster", "tunnel", ""),
+    "the doctor's folder": ("cluster", "doctor", "--shared", ""),
+    "a command of one's own": ("cluster", "submit", "--", ""),
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_refuses_an_empty_value_in_one_line_that_names_the_option(name, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    arguments = COMMANDS[name]
+    try:
+        code = main(list(arguments))
+    except SystemExit as end:
+        code = end.code
+    out, err = capsys.readouterr()
+    assert code == 2 and out == ""
+    assert len(err.splitlines()) == 1 and "must not be empty; got '" in err and "variable" in err
+    option = next((word.rstrip("=") for word in reversed(arguments) if word.startswith("--")), "")
+    assert option in err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("value", EMPTY)
+@pytest.mark.parametrize("name", [*TEXT_OPTIONS, "set", "prior_from"])
+def test_so_do_options_from_python(name, value):
+    given = (value,) if name in ("set", "prior_from") else value
+    with pytest.raises(ConfigError, match=f"^--{name.replace('_', '-')} must not be empty"):
+        Options(**{name: given})
+
+
+@pytest.mark.parametrize("text", ["model.name=", "peak_lr= ", "schedule.name=\t"])
+def test_a_key_without_a_value_is_refused(text):
+    with pytest.raises(ConfigError, match="must not be empty") as caught:
+        parse_assignments([text])
+    assert text.partition("=")[0] in str(caught.value)
+    with pytest.raises(ConfigError, match="data.name"):
+        DataConfig(name=" ")
+
+
+@pytest.mark.parametrize("wishes", [{name: ""} for name in ("site", "python", "mem", "account", "name", "time")])
+def test_a_submission_from_python_refuses_empty_wishes(wishes):
+    with pytest.raises(InputError, match=f"--{next(iter(wishes))} must not be empty"):
+        submit("--space", "smoke", **{"cpus_per_node": 1, "python": "python", "dry_run": True, **wishes})
+
+
+@pytest.mark.parametrize("words", [["--study", ""], ["--output="], ["--space", "smoke", " "], ["--", ""]])
+def test_a_job_refuses_them_before_it_takes_a_study(words):
+    """As ``sbatch cluster/ray_head_workers.slurm --study "$UNSET"`` would have taken the lease of all of ``runs``."""
+    with pytest.raises(options.UsageError, match="must not be empty"):
+        options.parse(words)
+
+
+def test_a_study_that_was_begun_with_an_empty_value_can_still_be_resumed():
+    resumed = Options(resume=True, study="old").over({"data": "", "space": "smoke", "model": "resnet18"})
+    assert (resumed.data, resumed.space, resumed.model) == (None, "smoke", "resnet18")
