@@ -352,7 +352,7 @@ def test_every_sampler_gives_other_parameters_each_time_and_the_same_for_the_sam
     def sample(folder: Path, seed: int) -> list[dict]:
         store = StudyStore.create(folder, "s", {}, None)
         bridge = make_bridge(store, trials=12, concurrency=1)
-        bridge._make_sampler = sampler_factory(sampler, seed, 12)
+        bridge._make_sampler = sampler_factory(sampler, seed, 12, ("optimizer", "lr_multiplier"))
         for i in range(12):
             bridge.suggest(f"r{i}")
             run_out(bridge, f"r{i}", [0.1 * (i % 3)] * EPOCHS)

@@ -35,6 +35,7 @@ from search_spaces.workload import Workload
 from train_loop.config import RUNTIME_KEYS, TrainConfig
 from train_loop.ray_worker import FAILURE, RECORDS
 from tune.observer import Observer, TrialView
+from tune.samplers import ByTrial
 from tune.store import StudyStore
 from tune.tables import EPOCH_ATTR, epoch_records, epoch_s
 
@@ -241,7 +242,7 @@ class OptunaBridge(Searcher):
 
     def _ask(self) -> tuple[optuna.trial.Trial, TrainConfig | None, str]:
         """The next trial and its configuration; or None, the trial told as failed, and why."""
-        self._study.sampler = self._make_sampler(len(self._study.get_trials(deepcopy=False)))
+        self._study.sampler = ByTrial(self._make_sampler)
         trial = self._study.ask()
         try:
             if "config" in trial.user_attrs:  # interrupted earlier; --resume may have brought other runtime keys

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import optuna
+from optuna.distributions import BaseDistribution
 from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, NopPruner, SuccessiveHalvingPruner
 from optuna.samplers import (
     BaseSampler,
     CmaEsSampler,
     GPSampler,
-    QMCSampler,
     RandomSampler,
     TPESampler,
 )
+from optuna.study import Study
+from optuna.trial import FrozenTrial, TrialState
+
+from tune.qmc import SobolSampler
 
 MODEL_BASED = ("tpe", "gp", "cmaes")
 """Samplers that learn from trials, and that the initial points of a space serve."""
@@ -26,12 +31,50 @@ REDUCTION_FACTOR = 3
 """ASHA's η: a third goes on at each rung (Li et al. 2020, arXiv 1810.05934, use 3 or 4)."""
 
 
-def sampler_factory(name: str, seed: int, trials: int) -> Callable[[int], BaseSampler]:
+class ByTrial(BaseSampler):
+    """Hands each trial to a sampler made for its number, whichever trial ``study.ask()`` gives.
+
+    An initial point or an interrupted trial that waits has a number of its own, below the number of trials.
+    """
+
+    def __init__(self, make: Callable[[int], BaseSampler]) -> None:
+        self._make = make
+        self._made: tuple[int, BaseSampler] | None = None
+
+    def _of(self, trial: FrozenTrial) -> BaseSampler:
+        if self._made is None or self._made[0] != trial.number:
+            self._made = (trial.number, self._make(trial.number))
+        return self._made[1]
+
+    def before_trial(self, study: Study, trial: FrozenTrial) -> None:
+        self._of(trial).before_trial(study, trial)
+
+    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        return self._of(trial).infer_relative_search_space(study, trial)
+
+    def sample_relative(
+        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        return self._of(trial).sample_relative(study, trial, search_space)
+
+    def sample_independent(
+        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> Any:
+        return self._of(trial).sample_independent(study, trial, param_name, param_distribution)
+
+    def after_trial(self, study: Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None) -> None:
+        self._of(trial).after_trial(study, trial, state, values)
+
+
+def sampler_factory(name: str, seed: int, trials: int, parameters: Iterable[str] = ()) -> Callable[[int], BaseSampler]:
     """A function of a trial's number that gives its sampler.
 
     The sampler is made anew for each trial, with a seed of its own, so that a resumed study samples
     what it would have sampled without the interruption: nothing but the study is remembered.
-    Quasi-Monte-Carlo counts its own steps in the study and keeps one seed.
+    Quasi-Monte-Carlo keeps one seed, and the trial's number is its place in the sequence.
+
+    Args:
+        parameters: names of all parameters of the space, for Quasi-Monte-Carlo.
     """
     startup = max(4, min(10, trials // 3))
 
@@ -44,7 +87,7 @@ def sampler_factory(name: str, seed: int, trials: int) -> Callable[[int], BaseSa
         elif name == "random":
             sampler = RandomSampler(seed=own)
         elif name == "qmc":
-            sampler = QMCSampler(seed=seed, scramble=True, warn_independent_sampling=False)
+            sampler = SobolSampler(parameters, seed)
         elif name == "gp":
             sampler = GPSampler(seed=own, n_startup_trials=startup, deterministic_objective=False)  # see COMPLETE_ONLY
         elif name == "cmaes":

@@ -181,6 +181,7 @@ def _make_bridge(
 
     plan = ended.plan
     ray_storage = _ray_storage(plan, connection)
+    searched = [name for name, found in plan.ranges.items() if found.kind != "derived"]
 
     def task(number: int) -> dict[str, Any]:
         return {
@@ -204,7 +205,7 @@ def _make_bridge(
         seed=plan.seed,
         trials=plan.trials,
         concurrency=plan.share.concurrency,
-        make_sampler=sampler_factory(plan.sampler, plan.seed, plan.trials),
+        make_sampler=sampler_factory(plan.sampler, plan.seed, plan.trials, searched),
         task=task,
         observers=observers,
         may_start=lambda: not stop.is_set() and ended.deadline.allows_a_trial(),

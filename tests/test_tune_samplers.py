@@ -1,0 +1,107 @@
+"""Samplers: what they draw for a study, and that nothing but the study decides it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import optuna
+import pytest
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+from scipy.stats import ks_2samp, kstest, qmc
+from test_tune_bridge import EPOCHS, WORKLOAD, make_bridge, run_out
+
+from search_spaces.check import check_space
+from search_spaces.registry import load_space
+from tune.qmc import SobolSampler, value_at
+from tune.samplers import ByTrial, sampler_factory
+from tune.store import StudyStore
+
+NAMES = tuple(check_space(load_space("large_batch"), WORKLOAD))
+
+
+def sampled(folder: Path, sampler: str, trials: int, interrupt_after: int | None = None) -> list[dict]:
+    """Parameters of a whole search, with a new driver after some trials."""
+    store = StudyStore.create(folder, "s", {}, None)
+    bridge = make_bridge(store, trials=trials, concurrency=1)
+    for i in range(trials):
+        if i == interrupt_after:
+            store.close()
+            store = StudyStore.open(folder, None)
+            bridge = make_bridge(store, trials=trials, concurrency=1)
+            bridge.recover()
+        bridge._make_sampler = sampler_factory(sampler, 0, trials, NAMES)
+        bridge.suggest(f"r{i}")
+        run_out(bridge, f"r{i}", [0.1 * (i % 3)] * EPOCHS)
+    params = [t.params for t in store.study.trials]
+    store.close()
+    return params
+
+
+def test_qmc_draws_conditional_parameters_anew_in_each_trial_and_goes_on_after_a_kill(tmp_path):
+    params = sampled(tmp_path / "one", "qmc", 24)
+    for name in ("one_minus_momentum", "weight_decay", "one_minus_beta1"):
+        values = [p[name] for p in params if name in p]
+        assert len(values) >= 4 and len(set(values)) == len(values), name
+    assert sampled(tmp_path / "two", "qmc", 24, interrupt_after=11) == params
+
+
+def test_qmc_is_spread_more_evenly_than_random_numbers_also_where_a_condition_holds():
+    """Against scipy's discrepancy of random points; in one dimension a conditional parameter is uniform too."""
+    names = ("choice", "a", "b")
+    draw = SobolSampler(names, seed=5)
+    points = np.array([[draw._coordinate(i, name) for name in names] for i in range(96)])
+    random = [qmc.discrepancy(np.random.default_rng(seed).random(points.shape)) for seed in range(20)]
+    assert qmc.discrepancy(points) < 0.5 * min(random)
+    part = points[points[:, 0] < 1 / 3][:, 1:]
+    assert 28 <= len(part) <= 36, "every third trial"
+    fewer = [qmc.discrepancy(np.random.default_rng(seed).random(part.shape)) for seed in range(20)]
+    assert qmc.discrepancy(part) < np.median(fewer) and kstest(part[:, 0], "uniform").pvalue > 0.05
+
+
+@pytest.mark.parametrize(
+    "distribution",
+    [
+        FloatDistribution(1e-5, 1e-1, log=True),
+        FloatDistribution(-1.0, 1.0),
+        FloatDistribution(0.0, 0.3, step=0.1),
+        IntDistribution(1, 6),
+        IntDistribution(2, 10, step=4),
+        IntDistribution(1, 1000, log=True),
+        CategoricalDistribution(("a", "b", "c")),
+    ],
+)
+def test_a_coordinate_becomes_a_value_of_the_range_as_probable_as_with_optunas_random_sampler(distribution):
+    parts = (np.arange(6000) + 0.5) / 6000
+    values = [value_at(float(part), distribution) for part in (*parts, 0.0, np.nextafter(1, 0))]
+    assert all(distribution._contains(distribution.to_internal_repr(value)) for value in values)
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    frozen = optuna.trial.create_trial(value=0.0)
+    theirs = [study.sampler.sample_independent(study, frozen, "x", distribution) for _ in range(6000)]
+    ours, others = ([distribution.to_internal_repr(value) for value in found] for found in (values, theirs))
+    assert ks_2samp(ours, others).statistic < 0.03
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random", "qmc", "gp", "cmaes"])
+def test_what_initial_points_leave_open_differs_from_trial_to_trial(sampler):
+    """All wait in the study before the first is asked for, so their count says nothing of which one it is."""
+    study = optuna.create_study(direction="maximize")
+    for lr in (0.1, 0.2, 0.3):
+        study.enqueue_trial({"lr": lr})
+    study.sampler = ByTrial(sampler_factory(sampler, 0, 12, ("lr", "momentum")))
+    drawn = []
+    for _ in range(4):
+        trial = study.ask()
+        trial.suggest_float("lr", 0, 1)
+        drawn.append(trial.suggest_float("momentum", 0, 1))
+    assert len(set(drawn)) == 4
+    assert [t.params["lr"] for t in study.trials][:3] == [0.1, 0.2, 0.3]
+
+
+def test_gp_asks_for_no_further_package():
+    """Optuna says so where it first proposes by the GP, in the middle of a search."""
+    code = "import optuna._gp.batched_lbfgsb"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0 and "greenlet" not in done.stderr
