@@ -219,7 +219,7 @@ def _fit(plan: SearchPlan, store: StudyStore, bridge: Any, stop: StopRequest) ->
     import ray.tune
 
     from tune import trial
-    from tune.bridge import NoEmptyFolders, PrunerScheduler, Silence, StopWhen
+    from tune.tune_hooks import NoEmptyFolders, PrunerScheduler, Silence, StopWhen
 
     store.stop_file.unlink(missing_ok=True)
     storage = Path(bridge.task(0)["ray_storage"])
