@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, NamedTuple, get_type_hints
 
 from cluster.command_line import empty_value
 from search_spaces.check import ParamRange, check_space
@@ -33,9 +33,9 @@ from train_loop.config import (
 from train_loop.data import NAMES, DataInfo, check_stage, describe
 from train_loop.models import check_model
 from tune import wandb_log
+from tune.description import read_description
 from tune.machine import Machine, Share, local_machine, share_out
 from tune.prior import read_priors
-from tune.store import read_description
 from tune.study_room import check_room
 
 SAMPLERS = ("tpe", "random", "qmc", "gp", "cmaes")
@@ -187,9 +187,8 @@ def seconds(text: str) -> float:
     """``90``, ``90s``, ``30m``, ``4h``, ``1h30m`` → seconds. Raises ConfigError otherwise."""
     duration = text.strip() + ("s" if re.fullmatch(r"\d+(\.\d+)?", text.strip()) else "")
     match = re.fullmatch(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?", duration)
-    total = (
-        sum(float(part or 0) * unit for part, unit in zip(match.groups(), (3600, 60, 1), strict=True)) if match else 0
-    )
+    hours, minutes, rest = (float(part or 0) for part in match.groups()) if match else (0.0, 0.0, 0.0)
+    total = 3600 * hours + 60 * minutes + rest
     if total <= 0:
         raise ConfigError(f"--time-budget is a duration above 0; got {text!r}. Write e.g. 4h, 30m or 90s.")
     return total
@@ -307,27 +306,54 @@ def _kept_options(stored: Mapping[str, Any]) -> dict[str, Any]:
     return dict(options)
 
 
-def _plan(o: Options, lr_factors: dict[str, float] | None = None) -> SearchPlan:
-    """``lr_factors``: those of the study that is resumed."""
-    space = load_space(o.space or DEFAULT_SPACE)
-    sampler = choice("--sampler", o.sampler or "tpe", SAMPLERS)
-    scheduler = choice("--scheduler", o.scheduler or "asha", SCHEDULERS)
+class Said(NamedTuple):
+    """What options mean by themselves."""
+
+    sampler: str
+    scheduler: str
+    wandb: str
+    workers: int
+    seed: int
+    overrides: dict[str, Any]
+    data: DataConfig
+    budget_gpu_hours: float | None
+    time_budget_s: float | None
+
+
+def check_words(o: Options) -> Said:
+    """What can be judged without a look at space, data, files or machine. Raises ConfigError."""
     wandb = choice("--wandb", o.wandb or "disabled", wandb_log.MODES)
     wandb_log.check(wandb)
-    workers = _at_least_one("--workers", o.workers or 1, o.workers)
     seed = 0 if o.seed is None else o.seed
     TrainConfig(seed=seed)  # checks its range
     refuse_own_options(o.set)
     overrides = with_subset(parse_assignments(o.set), o.subset)
     overrides |= {"data.on_bad_image": o.on_bad_image} if o.on_bad_image else {}
     data_keys = {key.removeprefix("data."): value for key, value in overrides.items() if key.startswith("data.")}
-    data_config = DataConfig(**{"name": o.data or "digits", **data_keys})
-    data = describe(data_config, open_some=True)
+    _at_least_one("--trials", 1, o.trials)
+    _at_least_one("--max-epochs", 1, o.max_epochs)
+    return Said(
+        sampler=choice("--sampler", o.sampler or "tpe", SAMPLERS),
+        scheduler=choice("--scheduler", o.scheduler or "asha", SCHEDULERS),
+        wandb=wandb,
+        workers=_at_least_one("--workers", o.workers or 1, o.workers),
+        seed=seed,
+        overrides=overrides,
+        data=DataConfig(**{"name": o.data or "digits", **data_keys}),
+        budget_gpu_hours=_positive("--budget-gpu-hours", o.budget_gpu_hours),
+        time_budget_s=seconds(o.time_budget) if o.time_budget else None,
+    )
+
+
+def _plan(o: Options, lr_factors: dict[str, float] | None = None) -> SearchPlan:
+    """``lr_factors``: those of the study that is resumed."""
+    space = load_space(o.space or DEFAULT_SPACE)
+    said = check_words(o)
+    workers, overrides = said.workers, said.overrides
+    data = describe(said.data, open_some=True)
     check_stage(o.stage, data)
     trials = o.trials or space.defaults.get("trials") or DEFAULT_TRIALS.get(data.name, DEFAULT_TRIALS_OTHER)
-    trials = _at_least_one("--trials", trials, o.trials)
-    epochs = o.max_epochs or space.defaults.get("max_epochs") or DEFAULT_EPOCHS.get(data.name, DEFAULT_EPOCHS_OTHER)
-    max_epochs = _at_least_one("--max-epochs", epochs, o.max_epochs)
+    max_epochs = o.max_epochs or space.defaults.get("max_epochs") or DEFAULT_EPOCHS.get(data.name, DEFAULT_EPOCHS_OTHER)
     machine = local_machine() if (o.address or "local") == "local" else Machine(0, 0, 0)
     auto = (o.model or "auto") == "auto"
     if auto and o.prior_from and not machine.cpus:
@@ -354,17 +380,17 @@ def _plan(o: Options, lr_factors: dict[str, float] | None = None) -> SearchPlan:
         model_was_auto=auto,
         trials=trials,
         max_epochs=max_epochs,
-        budget_gpu_hours=_positive("--budget-gpu-hours", o.budget_gpu_hours),
-        time_budget_s=seconds(o.time_budget) if o.time_budget else None,
-        sampler=sampler,
-        scheduler=scheduler,
+        budget_gpu_hours=said.budget_gpu_hours,
+        time_budget_s=said.time_budget_s,
+        sampler=said.sampler,
+        scheduler=said.scheduler,
         workers=workers,
         overrides=overrides,
         storage=o.storage,
         resume=o.resume,
-        seed=seed,
+        seed=said.seed,
         address=o.address or "local",
-        wandb=wandb,
+        wandb=said.wandb,
         machine=machine,
         share=share,
         ranges=ranges,

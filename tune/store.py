@@ -24,10 +24,9 @@ from optuna.storages.journal import JournalFileBackend
 from train_loop.config import ConfigError
 from train_loop.folder_lock import lock_folder
 from tune import tables
+from tune.description import SCHEMA_VERSION, STUDY_FILE, read_description
 from tune.provenance import redact
 
-SCHEMA_VERSION = 1
-STUDY_FILE = "study.json"
 JOURNAL_FILE = "optuna.journal"
 REFRESH_SHARE = 0.05
 """At most this share of the driver's time goes into rewriting the tables while trials run."""
@@ -215,29 +214,6 @@ def best_trial(trials: list[optuna.trial.FrozenTrial]) -> optuna.trial.FrozenTri
     """The completed trial of the highest value; of equals the earliest. None if none is complete."""
     done = [t for t in trials if t.state == optuna.trial.TrialState.COMPLETE and t.value is not None]
     return max(done, key=lambda t: (t.value, -t.number), default=None)
-
-
-def read_description(folder: Path) -> dict[str, Any]:
-    """study.json. Raises ConfigError if ``folder`` holds no study of this schema."""
-    path = folder / STUDY_FILE
-    try:
-        description = json.loads(path.read_text())
-    except FileNotFoundError:
-        raise ConfigError(
-            f"--resume needs a study; got {str(folder)!r}, where there is none. "
-            "Write --study and --output of the run to continue, or leave --resume out."
-        ) from None
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"{STUDY_FILE} must be readable JSON; got {str(path)!r} ({error}). Restore the file."
-        ) from None
-    version = description.get("schema_version") if isinstance(description, dict) else None
-    if version != SCHEMA_VERSION:
-        raise ConfigError(
-            f"this version reads study schema {SCHEMA_VERSION}; got {version!r} in {str(path)!r}. "
-            "Use the bigbatch that wrote it, or restore the file."
-        )
-    return dict(description)
 
 
 def open_storage(folder: Path, url: str | None) -> optuna.storages.BaseStorage:
