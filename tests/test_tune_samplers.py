@@ -11,7 +11,7 @@ import optuna
 import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from scipy.stats import ks_2samp, kstest, qmc
-from test_tune_bridge import EPOCHS, WORKLOAD, make_bridge, run_out
+from test_tune_bridge import EPOCHS, WORKLOAD, make_bridge, record, run_out
 
 from search_spaces.check import check_space
 from search_spaces.registry import load_space
@@ -105,3 +105,57 @@ def test_gp_asks_for_no_further_package():
     code = "import optuna._gp.batched_lbfgsb"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240)
     assert done.returncode == 0 and "greenlet" not in done.stderr
+
+
+def good_half(monkeypatch, bridge) -> set[int]:
+    """The trials that the real TPE takes for good ones when it proposes the next trial."""
+    from optuna.samplers._tpe import sampler as tpe
+
+    split, found = tpe._split_trials, []
+
+    def watched(study, trials, n_below):
+        halves = split(study, trials, n_below)
+        found.append({t.number for t in halves[0]})
+        return halves
+
+    monkeypatch.setattr(tpe, "_split_trials", watched)
+    bridge.suggest("next")
+    monkeypatch.undo()
+    assert found and all(half == found[0] for half in found)
+    return found[0]
+
+
+def end_one(bridge, name: str, values: list[float], steps_an_epoch: int) -> None:
+    bridge.suggest(name)
+    for epoch, value in enumerate(values, 1):
+        if bridge.observe(name, {"records": [record(epoch, value, optimizer_steps=epoch * steps_an_epoch)]}):
+            return
+
+
+@pytest.mark.parametrize("end", [0.31, 0.95])
+def test_a_spared_trial_enters_tpes_good_half_by_its_value_and_not_by_its_length(tmp_path, monkeypatch, end):
+    """Eleven trials: TPE takes two for good ones. One ended at 85 %, the next best were stopped at 60 % and below."""
+    store = StudyStore.create(tmp_path / "s", "s", {}, None)
+    bridge = make_bridge(store, trials=40, concurrency=1, pruner="asha")
+    end_one(bridge, "best", [0.7, 0.8, 0.84, 0.85], 100)
+    end_one(bridge, "spared", [0.1, 0.15, 0.2, end], 1)  # four steps in all
+    for n in range(9):
+        end_one(bridge, f"r{n}", [0.60 - 0.01 * n] * EPOCHS, 100)
+    trials = store.study.trials
+    assert [t.state.name for t in trials] == ["COMPLETE"] * 2 + ["PRUNED"] * 9
+    assert good_half(monkeypatch, bridge) == ({0, 2} if end == 0.31 else {0, 1})
+    store.close()
+    again = make_bridge(StudyStore.open(store.folder, None), trials=40)
+    assert good_half(monkeypatch, again) == ({0, 2} if end == 0.31 else {0, 1}), "the same after a resume"
+    assert [t.state for t in again._study.trials[:11]] == [t.state for t in trials], "the study itself says what was"
+
+
+def test_a_trial_spared_once_and_stopped_later_is_ranked_where_it_was_spared(tmp_path, monkeypatch):
+    store = StudyStore.create(tmp_path / "s", "s", {}, None)
+    bridge = make_bridge(store, trials=40, concurrency=1, pruner="asha")
+    end_one(bridge, "best", [0.7, 0.8, 0.84, 0.85], 100)
+    end_one(bridge, "spared", [0.1, 0.15, 0.2, 0.3], 4)  # twelve steps at the second rung: stopped there
+    for n in range(9):
+        end_one(bridge, f"r{n}", [0.60 - 0.01 * n] * EPOCHS, 100)
+    assert [(t.state.name, t.last_step) for t in store.study.trials[:2]] == [("COMPLETE", 4), ("PRUNED", 3)]
+    assert good_half(monkeypatch, bridge) == {0, 2}

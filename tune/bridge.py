@@ -27,6 +27,7 @@ from search_spaces.registry import Space
 from search_spaces.workload import Workload
 from train_loop.config import RUNTIME_KEYS, TrainConfig
 from train_loop.ray_worker import FAILURE, RECORDS
+from tune.judgement import SPARED_ATTR
 from tune.observer import Observer, TrialView
 from tune.samplers import ByTrial
 from tune.store import StudyStore
@@ -201,6 +202,8 @@ class OptunaBridge(Searcher):
         if stop and int(record.get("optimizer_steps", STEPS_TO_JUDGE)) >= STEPS_TO_JUDGE:
             self._tell(trial_id, TrialState.PRUNED, f"stopped by the scheduler after epoch {epoch}")
             return True
+        if stop and SPARED_ATTR not in live.trial.user_attrs:
+            live.trial.set_user_attr(SPARED_ATTR, epoch)
         return False
 
     # The budget

@@ -14,11 +14,11 @@ from optuna.samplers import (
     CmaEsSampler,
     GPSampler,
     RandomSampler,
-    TPESampler,
 )
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
+from tune.judgement import REDUCTION_FACTOR, JudgedTPESampler
 from tune.qmc import SobolSampler
 
 MODEL_BASED = ("tpe", "gp", "cmaes")
@@ -27,8 +27,6 @@ COMPLETE_ONLY = ("gp",)
 """Samplers that learn from trials that ran to their end only: with early stopping, from few."""
 UNCONDITIONAL_ONLY = ("gp", "cmaes")
 """Samplers that draw at random what only some trials have, such as one optimizer's momentum."""
-REDUCTION_FACTOR = 3
-"""ASHA's η: a third goes on at each rung (Li et al. 2020, arXiv 1810.05934, use 3 or 4)."""
 
 
 class ByTrial(BaseSampler):
@@ -83,7 +81,9 @@ def sampler_factory(name: str, seed: int, trials: int, parameters: Iterable[str]
         sampler: BaseSampler
         if name == "tpe":
             # group: the space is conditional, each optimiser's parameters are modelled together.
-            sampler = TPESampler(seed=own, n_startup_trials=startup, multivariate=True, group=True, constant_liar=True)
+            sampler = JudgedTPESampler(
+                seed=own, n_startup_trials=startup, multivariate=True, group=True, constant_liar=True
+            )
         elif name == "random":
             sampler = RandomSampler(seed=own)
         elif name == "qmc":

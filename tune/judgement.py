@@ -1,0 +1,87 @@
+"""What the sampler is told of trials that early stopping spared.
+
+A trial of few optimizer steps is not stopped in its warmup, whatever the pruner says (``STEPS_TO_JUDGE``), and so may
+run to its end however bad it is. TPE ranks trials by how far they came, then by value: each one that ran to its end
+before all that were stopped, and among the stopped the later before the earlier (``_split_trials`` of
+``optuna.samplers._tpe.sampler``). That is right where each epoch had to be earned. A spared trial has not earned them:
+with few others at their end, one of 31 % entered the good half before stopped ones of 60 %.
+
+So TPE sees a spared trial as stopped in the epoch in which the pruner first wanted that, among those that were stopped
+there, with the value that it ended with. One that ends among the best third of all that ran to their end (the
+pruner's own rule, applied at the end) has earned its place and is seen as it is.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Container, Sequence
+from typing import Any, cast
+
+from optuna.distributions import BaseDistribution
+from optuna.samplers import TPESampler
+from optuna.study import Study
+from optuna.trial import FrozenTrial, TrialState
+
+SPARED_ATTR = "spared_in_epoch"
+"""User attribute: the first epoch in which the pruner would have stopped the trial, had it been obeyed."""
+REDUCTION_FACTOR = 3
+"""ASHA's η: a third goes on at each rung (Li et al. 2020, arXiv 1810.05934, use 3 or 4)."""
+
+
+def as_judged(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
+    """The trials, spared ones as TPE is to see them. The given trials are not changed."""
+    ends = sorted((t.values[0] for t in trials if t.state == TrialState.COMPLETE), reverse=True)
+    bar = ends[max(1, len(ends) // REDUCTION_FACTOR) - 1] if ends else 0.0
+    return [_as_stopped(t) if _not_earned(t, bar) else t for t in trials]
+
+
+def _not_earned(trial: FrozenTrial, bar: float) -> bool:
+    if SPARED_ATTR not in trial.user_attrs or not trial.intermediate_values:
+        return False
+    return trial.state == TrialState.PRUNED or (trial.state == TrialState.COMPLETE and trial.values[0] < bar)
+
+
+def _as_stopped(trial: FrozenTrial) -> FrozenTrial:
+    shown = copy.copy(trial)  # the study's own object is in its cache
+    last = trial.intermediate_values[max(trial.intermediate_values)]
+    shown.state = TrialState.PRUNED
+    shown.values = None
+    shown.intermediate_values = {int(trial.user_attrs[SPARED_ATTR]): last}
+    return shown
+
+
+class _JudgedStudy:
+    """A study whose trials are seen as judged; everything else is the study's."""
+
+    def __init__(self, study: Study) -> None:
+        self._study = study
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._study, name)
+
+    def _get_trials(
+        self, deepcopy: bool = True, states: Container[TrialState] | None = None, use_cache: bool = False
+    ) -> list[FrozenTrial]:
+        trials = as_judged(self._study._get_trials(deepcopy=deepcopy, use_cache=use_cache))
+        return [t for t in trials if states is None or t.state in states]
+
+
+class JudgedTPESampler(TPESampler):
+    """Optuna's TPE over trials as they were judged. Its state is a function of the study, as the trials are."""
+
+    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        return super().infer_relative_search_space(_judged(study), trial)
+
+    def sample_relative(
+        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        return super().sample_relative(_judged(study), trial, search_space)
+
+    def sample_independent(
+        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> Any:
+        return super().sample_independent(_judged(study), trial, param_name, param_distribution)
+
+
+def _judged(study: Study) -> Study:
+    return cast(Study, _JudgedStudy(study))
