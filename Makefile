@@ -1,7 +1,7 @@
 # The same checks as CI. PYTHON: the interpreter of an environment with `pip install -e .[dev]`.
 PYTHON ?= python
 
-.PHONY: check format lint types test slow exhaustive
+.PHONY: check format lint types test slow exhaustive gpu
 
 check: format lint types test slow
 
@@ -23,3 +23,8 @@ slow:
 # More faults, most of them in a virtual Slurm; a quarter of an hour on two cores of one's own.
 exhaustive:
 	$(PYTHON) -m pytest --durations=15 -m exhaustive
+
+# What needs a GPU: its tests, then the benchmarks with an arm for it. MINUTES: of all together; ONLY: some steps.
+MINUTES ?= 40
+gpu:
+	$(PYTHON) benchmarks/gpu.py --minutes $(MINUTES) $(if $(ONLY),--only $(ONLY)) $(GPU_OPTIONS)

@@ -10,7 +10,8 @@ round, each in a process of its own with one thread a process and its files warm
   fast         ``bigbatch pack --profile fast``, short side 256
 and, where they are installed: timm's create_loader on the folder, webdataset on a tar, Hugging Face datasets with
 embedded bytes, DALI on CPUs (fused decode and random crop), FFCV (JPEGs of at most 500 pixels at quality 90); their
-transforms are torchvision's, DALI's or FFCV's own.
+transforms are torchvision's, DALI's or FFCV's own. With --device cuda a batch counts when it has arrived there and is
+normalised, torchvision's loader pins its memory, and DALI also decodes on the GPU.
 A figure is of --passes passes after one that is not counted, in which processes start, memory is taken and records
 are compared with their checksums: with 0 workers images a second of CPU time, so that other load on the machine
 matters little, with workers of wall time. Then: the same with the files dropped from the page cache before each pass
@@ -36,10 +37,15 @@ from typing import Any, TypeVar
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
+
+import input_pipeline_others  # noqa: E402
+from input_pipeline_others import Arm  # noqa: E402
+
 ARMS = ("torchvision", "folder", "full", "fast")
 T = TypeVar("T")
 OTHERS = ("timm", "webdataset", "datasets", "dali", "ffcv")
+ON_A_GPU = ("dali_gpu",)
 
 
 def write_tree(options: argparse.Namespace, root: Path) -> int:
@@ -89,10 +95,6 @@ def generated(count: int) -> Iterator[bytes]:
         yield buffer.getvalue()
 
 
-Arm = Callable[[int, int, int], Iterator[Any]]
-"""Batches, given epoch, loader workers and passes."""
-
-
 def build_arms(folder: Path, options: argparse.Namespace) -> tuple[dict[str, Arm], dict[str, str]]:
     """The arms, and why others are missing."""
     import numpy as np
@@ -104,6 +106,7 @@ def build_arms(folder: Path, options: argparse.Namespace) -> tuple[dict[str, Arm
     from train_loop.data.source import Epoch
 
     torch.set_num_threads(1)
+    pinned = options.device == "cuda"
     normalise = transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
     crop = [transforms.RandomResizedCrop(224), transforms.RandomHorizontalFlip(), transforms.ToTensor(), normalise]
 
@@ -120,7 +123,9 @@ def build_arms(folder: Path, options: argparse.Namespace) -> tuple[dict[str, Arm
         torch.manual_seed(epoch)
         images = Repeated(str(folder / "images" / "train"), transforms.Compose(crop))
         images.passes = passes
-        return iter(torch.utils.data.DataLoader(images, options.batch, shuffle=True, num_workers=workers))
+        return iter(
+            torch.utils.data.DataLoader(images, options.batch, shuffle=True, num_workers=workers, pin_memory=pinned)
+        )
 
     def ours(path: Path) -> Arm:
         def batches(epoch: int, workers: int, passes: int) -> Iterator[Any]:
@@ -136,136 +141,14 @@ def build_arms(folder: Path, options: argparse.Namespace) -> tuple[dict[str, Arm
     arms: dict[str, Arm] = {"torchvision": torchvision_arm}
     arms |= {name: ours(folder / place) for name, place in (("folder", "images"), ("full", "full"), ("fast", "fast"))}
     missing = {}
-    for name in OTHERS:
+    for name in OTHERS + (ON_A_GPU if options.device == "cuda" else ()):
         try:
-            arms[name] = globals()[f"{name}_arm"](folder, options.batch, Repeated, transforms.Compose(crop))
+            arms[name] = getattr(input_pipeline_others, f"{name}_arm")(
+                folder, options.batch, Repeated, transforms.Compose(crop)
+            )
         except (ImportError, OSError) as error:  # OSError: a library of the system's that is not there
             missing[name] = str(error)
     return arms, missing
-
-
-def timm_arm(folder: Path, batch: int, repeated: Any, transform: Any) -> Arm:
-    from timm.data import create_loader
-
-    def batches(epoch: int, workers: int, passes: int) -> Iterator[Any]:
-        images = repeated(str(folder / "images" / "train"))
-        images.passes = passes
-        return iter(
-            create_loader(
-                images, (3, 224, 224), batch, is_training=True, use_prefetcher=False, color_jitter=None,
-                num_workers=workers, persistent_workers=False, interpolation="bilinear",
-            )
-        )  # fmt: skip
-
-    return batches
-
-
-def webdataset_arm(folder: Path, batch: int, repeated: Any, transform: Any) -> Arm:
-    import torch
-    import webdataset
-
-    for number in range(2):
-        with webdataset.TarWriter(str(folder / f"web-{number}.tar")) as writer:
-            for path in sorted((folder / "images" / "train").rglob("*.jpg"))[number::2]:
-                writer.write({"__key__": path.stem, "jpg": path.read_bytes(), "cls": int(path.parent.name[5:])})
-
-    def batches(epoch: int, workers: int, passes: int) -> Iterator[Any]:
-        urls = [str(folder / f"web-{number}.tar") for number in range(2)] * passes
-        images = webdataset.WebDataset(urls, shardshuffle=False, nodesplitter=None).shuffle(100, seed=epoch)
-        images = images.decode("pil").to_tuple("jpg", "cls").map_tuple(lambda image: transform(image.convert("RGB")))
-        return iter(torch.utils.data.DataLoader(images, batch, num_workers=workers))
-
-    return batches
-
-
-def datasets_arm(folder: Path, batch: int, repeated: Any, transform: Any) -> Arm:
-    import datasets
-    import torch
-
-    paths = sorted((folder / "images" / "train").rglob("*.jpg"))
-    features = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
-    columns = {
-        "image": [{"bytes": path.read_bytes(), "path": None} for path in paths],
-        "label": [int(path.parent.name[5:]) for path in paths],
-    }
-    datasets.Dataset.from_dict(columns, features=features).save_to_disk(str(folder / "hugging_face"))
-
-    def transformed(rows: dict[str, Any]) -> dict[str, Any]:
-        return {"image": [transform(i.convert("RGB")) for i in rows["image"]], "label": rows["label"]}
-
-    def collate(rows: list[Any]) -> Any:
-        return torch.stack([row["image"] for row in rows]), torch.tensor([row["label"] for row in rows])
-
-    def batches(epoch: int, workers: int, passes: int) -> Iterator[Any]:
-        torch.manual_seed(epoch)
-        images = datasets.load_from_disk(str(folder / "hugging_face")).with_transform(transformed)
-        images = torch.utils.data.ConcatDataset([images] * passes)
-        loader = torch.utils.data.DataLoader(images, batch, shuffle=True, num_workers=workers, collate_fn=collate)
-        return iter(loader)
-
-    return batches
-
-
-def dali_arm(folder: Path, batch: int, repeated: Any, transform: Any) -> Arm:
-    from nvidia.dali import fn, pipeline_def, types
-
-    mean, std = ([255 * v for v in values] for values in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
-
-    @pipeline_def
-    def pipeline() -> Any:
-        data, labels = fn.readers.file(
-            file_root=str(folder / "images" / "train"), random_shuffle=True, initial_fill=500
-        )
-        images = fn.decoders.image_random_crop(data, device="cpu", random_area=[0.08, 1.0])
-        images = fn.resize(images, size=(224, 224), interp_type=types.INTERP_TRIANGULAR, antialias=True)
-        images = fn.crop_mirror_normalize(images, mean=mean, std=std, mirror=fn.random.coin_flip())
-        return images, labels
-
-    def batches(epoch: int, workers: int, passes: int) -> Iterator[Any]:
-        threads = max(workers, 1)
-        made = pipeline(batch_size=batch, num_threads=threads, device_id=None, seed=epoch, prefetch_queue_depth=2)
-        made.build()
-        for _ in range(passes * sum(1 for _ in (folder / "images" / "train").rglob("*.jpg")) // batch):
-            yield made.run()
-
-    return batches
-
-
-def write_beton(images: Path, target: Path) -> None:
-    from ffcv.fields import IntField, RGBImageField
-    from ffcv.writer import DatasetWriter
-    from torchvision import datasets
-
-    image = RGBImageField(write_mode="jpg", max_resolution=500, jpeg_quality=90)
-    writer = DatasetWriter(str(target), {"image": image, "label": IntField()}, num_workers=1)
-    writer.from_indexed_dataset(datasets.ImageFolder(str(images)))
-
-
-def ffcv_arm(folder: Path, batch: int, repeated: Any, transform: Any) -> Arm:
-    from ffcv.fields.decoders import IntDecoder, RandomResizedCropRGBImageDecoder
-    from ffcv.loader import Loader, OrderOption
-    from ffcv.transforms import RandomHorizontalFlip, Squeeze, ToTensor
-
-    # FFCV's writer and loader in one process were seen to hang.
-    writer = multiprocessing.get_context("spawn").Process(
-        target=write_beton, args=(folder / "images" / "train", folder / "train.beton")
-    )
-    writer.start()
-    writer.join()
-
-    def batches(epoch: int, workers: int, passes: int) -> Iterator[Any]:
-        pipelines = {
-            "image": [RandomResizedCropRGBImageDecoder((224, 224)), RandomHorizontalFlip(), ToTensor()],
-            "label": [IntDecoder(), ToTensor(), Squeeze()],
-        }
-        loader = Loader(
-            str(folder / "train.beton"), batch_size=batch, num_workers=max(workers, 1), order=OrderOption.RANDOM,
-            seed=epoch, drop_last=True, pipelines=pipelines,
-        )  # fmt: skip
-        for _ in range(passes):
-            yield from loader
-
-    return batches
 
 
 def apart(function: Callable[..., T], *arguments: Any, start: str = "fork") -> T:
@@ -284,16 +167,45 @@ def _send(end: Any, function: Callable[..., Any], arguments: tuple[Any, ...]) ->
     end.send(function(*arguments))
 
 
-def measure(arm: Arm, epoch: int, workers: int, passes: int, skipped: int) -> float:
-    """Images a second, without the first ``skipped`` batches."""
+def measure(arm: Arm, epoch: int, workers: int, passes: int, skipped: int, device: str) -> float:
+    """Images a second, without the first ``skipped`` batches; with a GPU until they are normalised there."""
     clock = time.perf_counter if workers else time.process_time
-    batches = arm(epoch, workers, passes)
+    batches, arrive = arm(epoch, workers, passes), arrival(device)
     for _ in range(skipped):
-        next(batches)
+        arrive(next(batches))
+    arrive(None)
     began, images = clock(), 0
-    for pixels, _ in batches:
-        images += len(pixels)
+    for batch in batches:
+        images += len(batch[0])
+        arrive(batch)
+    arrive(None)
     return images / (clock() - began)
+
+
+def arrival(device: str) -> Callable[[Any], None]:
+    """What brings a batch to the device and normalises bytes there; None waits until all have arrived."""
+    if device == "cpu":
+        return lambda batch: None
+    import torch
+
+    from train_loop.config import DataConfig
+    from train_loop.data.upload import Uploader
+
+    there = torch.device(device)
+    upload = Uploader(there, DataConfig())
+    mean, std = (torch.tensor(v, device=there) * 255 for v in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
+
+    def arrive(batch: Any) -> None:
+        if batch is None:
+            torch.cuda.synchronize()
+        elif isinstance(batch[0], torch.Tensor) and batch[0].dtype == torch.uint8:  # ours, [N, H, W, 3]
+            images, _ = upload((batch[0], batch[1]))
+            images.float().sub_(mean).div_(std).permute(0, 3, 1, 2)
+        elif isinstance(batch[0], torch.Tensor):
+            for tensor in batch:
+                tensor.to(there, non_blocking=True)
+
+    return arrive
 
 
 def drop(folder: Path) -> None:
@@ -316,7 +228,7 @@ def cold(arm: Arm, folder: Path, epoch: int) -> float:
     return images / (time.perf_counter() - began)
 
 
-def memory_mb(path: Path, batch: int, epochs: int = 20, workers: int = 2) -> dict[str, list[float]]:
+def memory_mb(path: Path, batch: int, epochs: int, workers: int = 2) -> dict[str, list[float]]:
     """Memory after each epoch, 10^6 bytes: what is this process's own, and the largest loader process's own.
 
     ``uss`` is what would be free if the process ended; ``pss`` adds its share of what processes have in common.
@@ -350,6 +262,8 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=50)
     parser.add_argument("--passes", type=int, default=3)
     parser.add_argument("--workers", type=int, nargs="+", default=[0, 2])
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where batches are to arrive")
+    parser.add_argument("--epochs", type=int, default=20, help="over which memory is watched")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
@@ -362,12 +276,13 @@ def main() -> None:
         for epoch in range(options.rounds):
             for workers in options.workers:
                 for arm in arms:
-                    arguments = (arms[arm], epoch, workers, options.passes + 1, images // options.batch)
+                    skipped = images // options.batch
+                    arguments = (arms[arm], epoch, workers, options.passes + 1, skipped, options.device)
                     raw[str(workers)][arm].append(apart(measure, *arguments))
             for arm in ARMS:
                 place = folder / (arm if arm in ("full", "fast") else "images")
                 raw["0 cold"][arm].append(apart(cold, arms[arm], place, epoch))
-        memory = apart(memory_mb, folder / "full", options.batch, start="spawn")
+        memory = apart(memory_mb, folder / "full", options.batch, options.epochs, start="spawn")
     report(raw, images, sizes | {"missing": missing, "memory_mb": memory}, options)
 
 
@@ -436,7 +351,7 @@ def report(raw: dict[str, Any], images: int, sizes: dict[str, Any], options: arg
             print(f"{arm:36}{statistics.median(rates):9.0f}{min(rates):9.0f}{max(rates):9.0f}  {cells}")
     settings = {
         "images": images, "generated": bool(options.generate), "rounds": options.rounds, "batch": options.batch,
-        "passes": options.passes, "versions": versions(), **sizes
+        "passes": options.passes, "device": options.device, "versions": versions(), **sizes
     }  # fmt: skip
     result = {
         "benchmark": "input_pipeline", "settings": settings, "provenance": provenance(), "cpus": os.cpu_count(),

@@ -72,15 +72,17 @@ def with_ratio(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{**group, "trust_ratio": group["weight_decay"] > 0} for group in groups]
 
 
-def build(make: Callable[[list[dict[str, Any]]], torch.optim.Optimizer], device: str) -> torch.optim.Optimizer:
+def build(
+    make: Callable[[list[dict[str, Any]]], torch.optim.Optimizer], device: str, network: str
+) -> torch.optim.Optimizer:
     import torchvision
 
     torch.manual_seed(0)
-    model = torchvision.models.resnet50().to(device)
+    model = torchvision.models.get_model(network).to(device)
     for p in model.parameters():
         p.grad = 0.01 * torch.randn_like(p)
     groups = parameter_groups(model, 5e-5)
-    assert sum(len(group["params"]) for group in groups) == 161
+    assert network != "resnet50" or sum(len(group["params"]) for group in groups) == 161
     return make([{k: v for k, v in group.items() if k != "trust_ratio"} for group in groups])
 
 
@@ -99,8 +101,8 @@ def step_s(optimizer: torch.optim.Optimizer, device: str) -> float:
     return begin.elapsed_time(end) / 1e3 / GPU_STEPS
 
 
-def measure(device: str, rounds: int) -> dict[str, list[float]]:
-    optimizers = {name: build(make, device) for name, make in arms().items()}
+def measure(device: str, rounds: int, network: str) -> dict[str, list[float]]:
+    optimizers = {name: build(make, device, network) for name, make in arms().items()}
     for _ in range(3):  # state, caches, the allocator
         for optimizer in optimizers.values():
             step_s(optimizer, device)
@@ -136,6 +138,7 @@ def report(raw: dict[str, list[float]], options: argparse.Namespace) -> None:
     for name, s in ratios.items():
         print(f"{name:34}{s['median']:10.2f}{s['q1']:12.2f} {s['q3']:7.2f}")
     settings = {"device": options.device, "rounds": options.rounds, "threads": torch.get_num_threads()}
+    settings["model"] = options.model
     machine = torch.cuda.get_device_name() if options.device == "cuda" else f"{os.cpu_count()} CPUs"
     result = {
         "benchmark": "optimizer_step", "settings": settings, "provenance": provenance(), "machine": machine,
@@ -158,10 +161,11 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--rounds", type=int, default=21)
     parser.add_argument("--threads", type=int, default=1, help="of the CPU")
+    parser.add_argument("--model", default="resnet50", help="a torchvision network, whose tensors are stepped")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    report(measure(options.device, options.rounds), options)
+    report(measure(options.device, options.rounds, options.model), options)
 
 
 if __name__ == "__main__":

@@ -407,7 +407,7 @@ def test_uploading_to_a_cpu_changes_nothing() -> None:
     assert there[0] is images and there[1] is labels
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize("change", [{}, {"non_blocking": False}, {"pin_memory": False}])
 def test_batches_arrive_on_a_gpu_as_they_were(folder: Path, change: dict[str, bool]) -> None:
     """While the device is kept busy, so that a slot that is written again too early would be seen."""

@@ -125,7 +125,7 @@ def test_on_a_cpu_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     assert BatchConfig(1024, max_micro_size=0).split(1) == BatchConfig(1024).split(1)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.gpu
 def test_a_real_device_runs_what_was_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     device, info = torch.device("cuda", 0), TinySource().info

@@ -459,7 +459,7 @@ def test_a_step_reads_nothing_back_to_the_host(optimizer_of, monkeypatch):
 
 
 @BOTH
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.gpu
 def test_a_step_on_cuda_does_not_synchronise(optimizer_of):
     params = [nn.Parameter(p.detach().cuda()) for p in make_params()]
     optimizer = optimizer_of([{"params": params[:2]}, {"params": params[2:], "trust_ratio": False}])

@@ -275,7 +275,7 @@ def test_parameters_of_one_group_on_two_devices_step_as_if_alone(optimizer_of) -
 
 
 @BOTH
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.gpu
 def test_a_step_replayed_from_a_cuda_graph_follows_rate_and_gradients(optimizer_of) -> None:
     eager, captured = ([nn.Parameter(torch.tensor(w).float().cuda()) for w in arrays(1)] for _ in range(2))
     first = optimizer_of(eager)
