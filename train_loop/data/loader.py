@@ -187,6 +187,7 @@ class LoadedSource(DataSource):
         )
         self._config = config
         self._mean, self._std = tuple(mean), tuple(std)
+        self._on_device: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
         self._workers = loader_workers(config) if ring.available() else 0
         self._rings: list[ring.Ring] = []
         """Those that no read is using: one, unless reads overlap."""
@@ -207,9 +208,17 @@ class LoadedSource(DataSource):
         return self._read(Job(True, None), batches, self._config.val_image_size or self.info.image_size)
 
     def finish(self, images: torch.Tensor) -> torch.Tensor:
-        mean, std = (torch.tensor(v, device=images.device) * 255 for v in (self._mean, self._std))
+        mean, std = self._statistics(images.device)
         # Channels-last in memory, as the bytes lie.
         return images.float().sub_(mean).div_(std).permute(0, 3, 1, 2)
+
+    def _statistics(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        """Mean and deviation in bytes' units. Made once: to bring them to a device the host waits for it."""
+        if device not in self._on_device:
+            with torch.inference_mode(False):  # training uses them after validation
+                mean, std = (torch.tensor(v, device=device) * 255 for v in (self._mean, self._std))
+            self._on_device[device] = mean, std
+        return self._on_device[device]
 
     @property
     def processes(self) -> int:
@@ -231,7 +240,9 @@ class LoadedSource(DataSource):
         read = self._read_in_ring if self._workers else self._read_here
         part = self.info.val_size if job.validation else self.info.train_size
         images = self._fill.val if job.validation else self._fill.train
-        for indices, (pixels, bad) in zip(batches, read(job, batches, size), strict=True):
+        coming = read(job, batches, size)
+        for indices in batches:
+            pixels, bad = next(coming)
             sources: list[int | None] = list(range(len(indices)))
             for place, source, message in bad:
                 sources[place] = source
@@ -241,6 +252,9 @@ class LoadedSource(DataSource):
                 pixels = pixels[[place for place, source in enumerate(sources) if source is not None]]
             if kept:
                 yield pixels, torch.from_numpy(images.labels(indices[kept]))
+            del pixels  # or its slot would be held while the next batch is waited for
+        for _ in coming:  # to its end, for there it is noted what the batches cost
+            raise RuntimeError(f"there is one batch for each that was asked; got more than {len(batches)}")
 
     def _read_here(
         self, job: Job, batches: Sequence[sampling.Indices], size: int
