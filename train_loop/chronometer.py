@@ -26,30 +26,33 @@ class Chronometer:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self.seconds = dict.fromkeys(PARTS, 0.0)
+        self._within = 0.0
 
     @contextmanager
     def part(self, name: str, *, synchronize: bool = False) -> Iterator[None]:
-        """Time a block; ``synchronize`` waits for the device at its end."""
-        start = time.perf_counter()
+        """Time a block, less the parts within it; ``synchronize`` waits for the device at its end."""
+        start, outer = time.perf_counter(), self._within
+        self._within = 0.0
         try:
             yield
             if synchronize and self._device.type == "cuda":
                 torch.cuda.synchronize(self._device)
         finally:
-            self.seconds[name] += time.perf_counter() - start
+            taken = time.perf_counter() - start
+            self.seconds[name] += taken - self._within
+            self._within = outer + taken
 
     def waiting(self, items: Iterable[T], name: str) -> Iterator[T]:
         """``items``, with the time that each takes to come."""
         iterator = iter(items)
         while True:
-            start = time.perf_counter()
-            try:
-                item = next(iterator)
-            except StopIteration:
-                return
-            finally:
-                self.seconds[name] += time.perf_counter() - start
+            with self.part(name):
+                try:
+                    item = next(iterator)
+                except StopIteration:
+                    return
             yield item
+            del item  # it may hold memory that the next one needs
 
     def reset(self) -> None:
         self.seconds = dict.fromkeys(PARTS, 0.0)

@@ -70,7 +70,7 @@ def measure(config: TrainConfig, stage_folder: str | None, seconds: float) -> tu
         core = _rate(_batches(run, here), seconds, time.process_time)
         torch.set_num_threads(threads)
         loader = _rate(_batches(run, run.source), seconds, time.perf_counter)
-        step = next(run.source.train_batches(config.seed, _last_epoch(config), run.split, 0))[:1]
+        step = [next(_batches(run, run.source))]
         run.source.close()  # its processes would decode beside the model
         rates = Rates(core, loader, _model_rate(run, step, seconds), config.data.loader_workers, cores)
         return rates, run.world.device
@@ -91,7 +91,7 @@ def _last_epoch(config: TrainConfig) -> int:
 
 def _batches(run: Run, source: DataSource) -> Iterator[Batch]:
     for epoch in itertools.repeat(_last_epoch(run.config)):
-        for step in source.train_batches(run.config.seed, epoch, run.split, 0):
+        for step in source.train_steps(run.config.seed, epoch, run.split, 0):
             yield from step
 
 

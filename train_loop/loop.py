@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import hashlib
 import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from train_loop.assembly import Run, memory_layout, set_up
 from train_loop.checkpoint import CheckpointFolder, describe_data
 from train_loop.config import TrainConfig
 from train_loop.data import mixing
-from train_loop.data.source import Batch
+from train_loop.data.source import Batch, Step
 from train_loop.distributed import pick_device
 from train_loop.errors import ImageError, NonFiniteLossError, TrainingStopped
 from train_loop.losses import training_loss
@@ -108,7 +109,7 @@ def _epoch(run: Run) -> EpochRecord:
 def _train_epoch(run: Run) -> None:
     """The steps of an epoch from where it stands."""
     progress = run.progress
-    batches = run.source.train_batches(
+    steps = run.source.train_steps(
         run.config.seed,
         progress.epoch,
         run.split,
@@ -116,16 +117,16 @@ def _train_epoch(run: Run) -> None:
         start_step=progress.step,
         drop_last=run.config.data.drop_last,
     )
-    for micro_batches in run.clock.waiting(batches, "data_s"):
+    for step in run.clock.waiting(steps, "data_s"):
         with run.clock.part("step_s"):
-            _optimizer_step(run, micro_batches)
+            _optimizer_step(run, step)
             progress.step += 1
         last = progress.step == run.steps_per_epoch
         if run.heartbeat.due() or last:
             _meet(run, last)
 
 
-def _optimizer_step(run: Run, micro_batches: list[Batch]) -> None:
+def _optimizer_step(run: Run, step: Step) -> None:
     """One global batch at the schedule's rate."""
     rate = learning_rate(
         run.progress.optimizer_steps,
@@ -134,24 +135,28 @@ def _optimizer_step(run: Run, micro_batches: list[Batch]) -> None:
         peak_lr=run.config.optimizer.peak_lr,
         schedule=run.config.schedule,
     )
-    take_step(run, micro_batches, rate)
+    take_step(run, step, rate)
 
 
-def take_step(run: Run, micro_batches: list[Batch], rate: float) -> None:
-    """Gradients of the global batch's mean loss over all micro-batches and ranks, then a step of ``rate``."""
+def take_step(run: Run, step: Step | list[Batch], rate: float) -> None:
+    """Gradients of the global batch's mean loss over all micro-batches and ranks, then a step of ``rate``.
+
+    The wait for a micro-batch is the clock's ``data_s``, also within a part that is timed.
+    """
     config, progress, optimizer = run.config, run.progress, run.optimizer
     set_learning_rate(optimizer, rate)
     progress.learning_rate = rate
-    for number, batch in enumerate(micro_batches):
-        images, labels = _to_device(run, batch)
+    batches = _on_device(run, run.clock.waiting(step, "data_s"))
+    for number in range(len(step)):
+        images, labels = next(batches)
         images, targets = _mixed(run, number, images, labels)
         _seed_micro_batch(run, number)
-        with _gradients_stay_local(run) if number + 1 < len(micro_batches) else contextlib.nullcontext():
+        with _gradients_stay_local(run) if number + 1 < len(step) else contextlib.nullcontext():
             with _autocast(run):
                 logits = run.parallel(images)
             loss = training_loss(logits.float(), targets, config.loss, config.label_smoothing)
             # All micro-batches of a step have one size and DDP averages over ranks: this is the global mean.
-            run.scaler.scale(loss / len(micro_batches)).backward()
+            run.scaler.scale(loss / len(step)).backward()
         if number == 0:
             run.norms.first_micro_batch(run.model.parameters())
         run.sums.add(loss.detach(), logits.detach(), labels)
@@ -212,10 +217,13 @@ def _autocast(run: Run) -> torch.autocast:
     return torch.autocast(run.world.device.type, dtype=dtype, enabled=run.precision != "off")
 
 
-def _to_device(run: Run, batch: Batch) -> Batch:
+def _on_device(run: Run, batches: Iterable[Batch]) -> Iterator[Batch]:
     """Images as the model takes them, and labels."""
-    images, labels = run.upload(batch)
-    return run.source.finish(images).contiguous(memory_format=memory_layout(run.config)), labels
+    layout = memory_layout(run.config)
+    for batch in batches:
+        images, labels = run.upload(batch)
+        del batch  # its slot in the loader is free as soon as it has been copied from
+        yield run.source.finish(images).contiguous(memory_format=layout), labels
 
 
 def _meet(run: Run, last_of_epoch: bool) -> None:
@@ -252,7 +260,7 @@ def _prepare_batch_norm(run: Run) -> None:
         with _autocast(run):
             run.model(images)
 
-    precise_bn.recompute(run.model, (_to_device(run, batch)[0] for batch in batches), run.world, forward)
+    precise_bn.recompute(run.model, (images for images, _ in _on_device(run, batches)), run.world, forward)
 
 
 @torch.inference_mode()
@@ -261,8 +269,8 @@ def _validate(run: Run) -> torch.Tensor:
     sums = Sums(run.world.device)
     run.model.eval()
     # Nothing is kept for a backward pass, so twice the micro-batch fits.
-    for batch in run.source.val_batches(2 * run.split.micro_size, run.world.rank, run.world.workers):
-        images, labels = _to_device(run, batch)
+    batches = run.source.val_batches(2 * run.split.micro_size, run.world.rank, run.world.workers)
+    for images, labels in _on_device(run, batches):
         logits = _logits(run, images)
         if run.config.data.test_flip:
             logits = (logits + _logits(run, images.flip(3))) / 2

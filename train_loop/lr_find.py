@@ -112,22 +112,22 @@ def lr_find(config: TrainConfig, *, first: float, last: float, steps: int = 100)
     """
     from train_loop.assembly import set_up
     from train_loop.checkpoint import CheckpointFolder
-    from train_loop.data.source import Batch
+    from train_loop.data.source import Step
     from train_loop.distributed import pick_device
     from train_loop.loop import take_step
     from train_loop.reporter import ListReporter
 
     run = set_up(config, ListReporter(), CheckpointFolder(None, 0.0), pick_device())
 
-    def batches() -> Iterator[list[Batch]]:
+    def endless() -> Iterator[Step]:
         for epoch in itertools.count():
-            yield from run.source.train_batches(config.seed, epoch, run.split, run.world.rank)
+            yield from run.source.train_steps(config.seed, epoch, run.split, run.world.rank)
 
-    endless = batches()
+    steps_to_take = endless()
 
     def step(rate: float) -> float:
         run.sums.values.zero_()
-        take_step(run, next(endless), rate)
+        take_step(run, next(steps_to_take), rate)
         run.progress.step += 1  # dropout's seed
         loss, _, images = run.sums.values.tolist()
         return float(loss / images)

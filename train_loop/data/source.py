@@ -34,6 +34,34 @@ class Epoch:
     """What is done to each image besides; a source whose images are read one by one sets it."""
 
 
+class Step:
+    """The micro-batches of one optimizer step, to be gone through once: the next is fetched when it is asked for.
+
+    So a device computes with one while the next is fetched, and as few slots of the loader are held as can be.
+    """
+
+    def __init__(self, count: int, batches: Iterator[Batch]) -> None:
+        self._count, self._left = count, itertools.islice(batches, count)
+        self._given = 0
+
+    def __len__(self) -> int:
+        """Of the whole step, whatever was fetched of it."""
+        return self._count
+
+    def __iter__(self) -> Iterator[Batch]:
+        for batch in self._left:
+            self._given += 1
+            yield batch
+            del batch  # or its slot would be held while the next one is waited for
+        if self._given < self._count:
+            raise RuntimeError(f"a step has {self._count} micro-batches; the source brought {self._given}")
+
+    def pass_over_rest(self) -> None:
+        """Fetch and forget what nobody asked for."""
+        for _ in self:
+            pass
+
+
 class DataSource(ABC):
     """A data set that is open. A data set of another kind implements ``read_train`` and ``read_val``."""
 
@@ -99,22 +127,33 @@ class DataSource(ABC):
         """Optimizer steps an epoch; raises ConfigError where the batch exceeds the training set."""
         return self.info.steps_per_epoch(global_size)
 
+    def train_steps(
+        self, seed: int, epoch: int, batch: BatchSplit, rank: int, start_step: int = 0, drop_last: bool = True
+    ) -> Iterator[Step]:
+        """For each optimizer step from ``start_step`` on, this rank's ``accumulation_steps`` micro-batches.
+
+        A micro-batch is fetched when the step is asked for it. What is left of a step is passed over when the next
+        step is asked for. The images that do not fill a global batch are dropped, or make a smaller step; the order
+        of an epoch is a function of (seed, epoch). See ``sampling.train_micro_batches``.
+        """
+        size = self.info.train_size
+        steps = list(
+            sampling.train_micro_batches(size, seed, epoch, batch, rank, start_step, self._repeats, drop_last=drop_last)
+        )
+        read = self.read_train([micro for step in steps for micro in step], Epoch(seed, epoch))
+        for count in map(len, steps):
+            step = Step(count, read)
+            yield step
+            step.pass_over_rest()
+        for _ in read:  # to its end, for there it is noted what the epoch's images cost
+            raise RuntimeError(f"a source must bring one batch for each that was asked; got more than {len(steps)}")
+
     def train_batches(
         self, seed: int, epoch: int, batch: BatchSplit, rank: int, start_step: int = 0, drop_last: bool = True
     ) -> Iterator[list[Batch]]:
-        """For each optimizer step from ``start_step`` on, this rank's ``accumulation_steps`` micro-batches.
-
-        The images that do not fill a global batch are dropped, or make a smaller step; the order of an epoch is a
-        function of (seed, epoch). See ``sampling.train_micro_batches``.
-        """
-        size = self.info.train_size
-        steps = sampling.train_micro_batches(
-            size, seed, epoch, batch, rank, start_step, self._repeats, drop_last=drop_last
-        )
-        micro_batches = [micro for step in steps for micro in step]
-        read = self.read_train(micro_batches, Epoch(seed, epoch))
-        while step := list(itertools.islice(read, batch.accumulation_steps)):
-            yield step
+        """``train_steps`` with all micro-batches of a step at once."""
+        for step in self.train_steps(seed, epoch, batch, rank, start_step, drop_last):
+            yield list(step)
 
     def val_batches(self, batch_size: int, rank: int, workers: int) -> Iterator[Batch]:
         """This rank's share of the validation set; over all ranks each image comes exactly once."""
