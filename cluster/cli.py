@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 
 from cluster import jobs, record, slurm, submission
 from cluster.command_line import (
     DONE,
-    FAILED,
     INTERRUPTED,
     WRONG_INPUT,
     Commands,
@@ -21,6 +19,7 @@ from cluster.command_line import (
 )
 from cluster.resources import SIGNAL_S, Request
 from cluster.sites import InputError, find
+from cluster.streams import reader_may_leave
 
 # Submit and attach
 
@@ -207,16 +206,18 @@ COMMANDS: Commands = {
 
 def cluster_main(argv: Sequence[str] | None = None) -> int:
     """``bigbatch cluster``. Returns the exit code: 0, 1 (the doctor found a fault), 2 (wrong input), 130 (Ctrl-C)."""
+    with reader_may_leave(ends=True):  # nobody reads `logs -f | head` any more
+        return _guarded(sys.argv[1:] if argv is None else argv)
+
+
+def _guarded(argv: Sequence[str]) -> int:
     try:
-        return run_command("bigbatch cluster", COMMANDS, sys.argv[1:] if argv is None else argv)
+        return run_command("bigbatch cluster", COMMANDS, argv)
     except (InputError, slurm.SlurmError) as error:
         print(f"bigbatch cluster: error: {error}", file=sys.stderr)
         return WRONG_INPUT
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:  # `| head`: nobody reads any more
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FAILED
 
 
 if __name__ == "__main__":

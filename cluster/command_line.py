@@ -6,10 +6,12 @@ Of the project's packages ``cluster`` is the lowest and imports no other; ``trai
 from __future__ import annotations
 
 import argparse
-import difflib
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
+
+from cluster.option_values import nearest, number, whole_number
 
 Commands = Mapping[str, tuple[Callable[[Sequence[str]], int], str]]
 """By name: what runs a command with its arguments and returns the exit code, and what it does, in a few words."""
@@ -20,6 +22,11 @@ DONE, FAILED, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 130
 class OneLineParser(argparse.ArgumentParser):
     """Says what is wrong in one line, with the nearest option, and ends with 2. An empty value is wrong."""
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.register("type", int, whole_number)  # argparse's own say neither rule nor fix
+        self.register("type", float, number)
+
     def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
         # Every value of every option and positional comes here. An empty one would be taken for the default.
         if not arg_string.strip():
@@ -27,6 +34,7 @@ class OneLineParser(argparse.ArgumentParser):
         return super()._get_value(action, arg_string)
 
     def error(self, message: str) -> NoReturn:
+        message = re.sub(r"^argument (\S+): (?=must be )", r"\1 ", message)
         prefix = "unrecognized arguments: "
         if message.startswith(prefix):
             word = message[len(prefix) :].split()[0]
@@ -49,8 +57,11 @@ def parser(command: str, description: str) -> OneLineParser:
 
 
 def no_such_option(word: str, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(word.split("=")[0], known, n=1)
-    return f"no such option; got {word!r}. " + (f"Did you mean {near[0]}?" if near else "See --help for all of them.")
+    if not word.startswith("-"):
+        fix = f"Write --set {word}." if "=" in word and "--set" in known else "Options begin with --; see --help."
+        return f"an argument must belong to an option; got {word!r}. {fix}"
+    near = nearest(word.split("=")[0], known)
+    return f"no such option; got {word!r}. " + (f"Did you mean {near}?" if near else "See --help for all of them.")
 
 
 def run_command(prog: str, commands: Commands, argv: Sequence[str]) -> int:
@@ -61,8 +72,8 @@ def run_command(prog: str, commands: Commands, argv: Sequence[str]) -> int:
         print("\n".join(f"  {name:{width}}{what}" for name, (_, what) in commands.items()))
         return DONE if argv else WRONG_INPUT
     if argv[0] not in commands:
-        near = difflib.get_close_matches(argv[0], commands, n=1)
-        fix = f"Did you mean {near[0]!r}?" if near else f"Write one of {', '.join(commands)}."
+        near = nearest(argv[0], commands)
+        fix = f"Did you mean {near!r}?" if near else f"Write one of {', '.join(commands)}."
         print(f"{prog}: error: no such command; got {argv[0]!r}. {fix}", file=sys.stderr)
         return WRONG_INPUT
     return commands[argv[0]][0](argv[1:])

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from argparse import ArgumentTypeError
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from cluster.command_line import empty_value
+from cluster.option_values import whole_number
 from cluster.ray_commands import ROOT, in_its_environment, interpreter
 
 TUNE = ROOT / "tune" / "run.py"
@@ -130,4 +132,7 @@ def driver_command(options: JobOptions, default_name: str, address: str, folder:
 
 def workers(options: JobOptions) -> int | None:
     text = value_of(options.arguments, "--workers")
-    return int(text) if text and text.isdigit() else None
+    try:
+        return whole_number(text or "")
+    except ArgumentTypeError:  # the search's own command line says so
+        return None

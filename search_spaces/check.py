@@ -10,7 +10,7 @@ from typing import Any
 from search_spaces.registry import Space
 from search_spaces.trial import Distribution, StandInTrial
 from search_spaces.workload import Workload
-from train_loop.config import ConfigError, TrainConfig
+from train_loop.config import ConfigError, TrainConfig, known_key
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ def _conditions(name: str, names: Sequence[str], drawn: Sequence[_Sample]) -> di
 
 
 def _derived_rates(drawn: Sequence[_Sample]) -> dict[str, ParamRange]:
-    if any("peak_lr" in sample.params or "optimizer.peak_lr" in sample.params for sample in drawn):
+    if any(known_key(name) == "optimizer.peak_lr" for sample in drawn for name in sample.params):
         return {}
     rates: dict[str, list[float]] = {}
     for sample in drawn:

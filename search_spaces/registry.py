@@ -18,7 +18,7 @@ from typing import Any
 from search_spaces import large_batch, lr_warmup, priors, smoke
 from search_spaces.trial import PinnedTrial, StandInTrial
 from search_spaces.workload import Workload
-from train_loop.config import ConfigError, TrainConfig, resolve_key
+from train_loop.config import ConfigError, TrainConfig, known_key
 
 _WORKLOAD_FACTS = {"epochs": "epochs", "batch.max_micro_size": "max_micro_size"}
 """Configuration keys that spaces derive ranges from, by way of the workload."""
@@ -28,8 +28,9 @@ _WORKLOAD_FACTS = {"epochs": "epochs", "batch.max_micro_size": "max_micro_size"}
 class Space:
     """A function of a trial and a workload that returns one TrainConfig, and where it is from.
 
-    Called with ``pinned`` (configuration keys with fixed values, from ``--set``), parameters that
-    decide those keys are not searched, and the configuration holds the pinned values.
+    Called with ``pinned`` (from ``--set``: configuration keys with fixed values), parameters that decide
+    those keys are not searched, and the configuration holds the pinned values. Names in it that are no
+    keys are parameters of the space, which are not searched either.
     """
 
     name: str
@@ -50,11 +51,12 @@ class Space:
     def __call__(self, trial: Any, workload: Workload, pinned: Mapping[str, Any] | None = None) -> TrainConfig:
         if not pinned:
             return self.function(trial, workload)
-        pinned = {resolve_key(key): value for key, value in pinned.items()}
-        facts = {name: pinned[key] for key, name in _WORKLOAD_FACTS.items() if key in pinned}
-        workload = dataclasses.replace(workload, **facts, fixed=pinned)
-        config = self.function(PinnedTrial(trial, pinned, self.parameter_keys), workload)
-        return config.replace_keys(pinned) if isinstance(config, TrainConfig) else config
+        fixed = _keys_of(pinned)
+        parameters = {name: value for name, value in pinned.items() if known_key(name) is None}
+        facts = {name: fixed[key] for key, name in _WORKLOAD_FACTS.items() if key in fixed}
+        workload = dataclasses.replace(workload, **facts, fixed=fixed)
+        config = self.function(PinnedTrial(trial, fixed, self.parameter_keys, parameters), workload)
+        return config.replace_keys(fixed) if isinstance(config, TrainConfig) else config
 
     def initial_points(self, workload: Workload, pinned: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
         """Parameters of the trials to begin with, for ``study.enqueue_trial``; none is in another.
@@ -63,7 +65,7 @@ class Space:
         Raises ValueError for a value outside its parameter's range.
         """
         points: list[dict[str, Any]] = []
-        fixed = {resolve_key(key): value for key, value in (pinned or {}).items()}
+        fixed = _keys_of(pinned or {})
         for point in self.initial(dataclasses.replace(workload, fixed=fixed)) if self.initial else []:
             trial = StandInTrial(None, fixed=point)
             self(trial, workload, pinned)
@@ -71,6 +73,11 @@ class Space:
             if suggested and not any(suggested.items() <= other.items() for other in points):
                 points.append(suggested)
         return points
+
+
+def _keys_of(pinned: Mapping[str, Any]) -> dict[str, Any]:
+    """Those that are configuration keys, dotted."""
+    return {full: value for name, value in pinned.items() if (full := known_key(name)) is not None}
 
 
 def load_space(text: str) -> Space:

@@ -10,9 +10,10 @@ import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Protocol
 
-from train_loop.config import ConfigError, resolve_key
+from train_loop.config import known_key
 
 _EDGE_PROBABILITY = 0.25
 """How often the stand-in draws a bound itself: spaces break at the ends of their ranges."""
@@ -159,6 +160,7 @@ class PinnedTrial(_Suggestions):
 
     ``pinned``: dotted configuration keys with their values. ``parameter_keys``: for parameters
     that are not named like the key that they set, the key and the parameter's value for a pinned one.
+    ``parameters``: values of parameters that are fixed themselves.
     """
 
     def __init__(
@@ -166,22 +168,23 @@ class PinnedTrial(_Suggestions):
         trial: Any,
         pinned: Mapping[str, Any],
         parameter_keys: Mapping[str, tuple[str, Callable[[Any], Any]]],
+        parameters: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         self._trial = trial
         self._pinned = pinned
         self._keys = parameter_keys
+        self._parameters = parameters
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._trial, name)
 
     def _suggest(self, name: str, distribution: Distribution) -> Any:
         key, convert = self._keys.get(name, (name, _unchanged))
-        try:
-            key = resolve_key(key)
-        except ConfigError:  # the space's own name for something: nothing to pin
-            key = ""
-        if key in self._pinned:
-            return convert(self._pinned[key])
+        full = known_key(key)  # None: the space's own name for something
+        if full is not None and full in self._pinned:
+            return convert(self._pinned[full])
+        if name in self._parameters:
+            return self._parameters[name]
         if distribution.kind == "categorical":
             return self._trial.suggest_categorical(name, list(distribution.choices))
         options: dict[str, Any] = {"log": distribution.log, "step": distribution.step}

@@ -60,7 +60,11 @@ class Workload:
         The one line that a user's space needs: ``return workload.config({"peak_lr": lr})``.
         Raises ConfigError for unknown keys and impossible values.
         """
-        keys = {resolve_key(key): value for key, value in (changes or {}).items()}
+        keys: dict[str, Any] = {}
+        for key, value in (changes or {}).items():
+            if resolve_key(key) in keys:
+                raise ConfigError(f"a key is set once; got {resolve_key(key)!r} by two names. Keep one of them.")
+            keys[resolve_key(key)] = value
         base = TrainConfig(
             epochs=self.epochs,
             model=ModelConfig(name=self.model),

@@ -9,18 +9,20 @@ Bad values raise ``ConfigError``, whose message is one line: the rule, the value
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import difflib
 import functools
 import json
 import types
 import typing
+from argparse import ArgumentTypeError
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from cluster.command_line import empty_value
-from train_loop.config_rules import ConfigError, choice, require
+from cluster.option_values import example, part
+from train_loop.config_rules import ConfigError, ConflictError, choice, require
 from train_loop.config_sections import (
     DEFAULT_MICRO_SIZE,
     OPTIMIZERS,
@@ -31,6 +33,7 @@ from train_loop.config_sections import (
     OptimizerConfig,
     ScheduleConfig,
 )
+from train_loop.config_words import ALIASES, unknown_key
 
 __all__ = [
     "DEFAULT_MICRO_SIZE",
@@ -43,11 +46,14 @@ __all__ = [
     "OptimizerConfig",
     "ScheduleConfig",
     "TrainConfig",
+    "check_each",
     "differing_keys",
     "keys",
+    "known_key",
     "parse_assignments",
     "resolve_key",
     "short_keys",
+    "split_assignments",
 ]
 
 SCHEMA_VERSION = 1
@@ -62,6 +68,9 @@ RUNTIME_KEYS = (
 )
 """How fast a run is, not what it computes: it may resume with others. What a bad image does is one of them, as a run
 that died of one has computed nothing with it."""
+
+PARTS = ("data.subset",)
+"""Keys that take ``10%`` too."""
 
 LOSSES = ("cross_entropy", "bce")
 PRECISIONS = ("auto", "off", "bf16", "fp16")
@@ -109,13 +118,13 @@ class TrainConfig:
         )
         require(self.precise_bn_images >= 1, "precise_bn_images must be at least 1", self.precise_bn_images, "2048.")
         if self.schedule.warmup_epochs > self.epochs:
-            raise ConfigError(
+            raise ConflictError(
                 f"schedule.warmup_epochs must not exceed epochs; got {self.schedule.warmup_epochs:g} of {self.epochs}. "
                 f"Use warmup_epochs={self.epochs * 0.2:g} or more epochs."
             )
 
         if self.data.progressive_from and self.data.progressive_end >= self.epochs:
-            raise ConfigError(
+            raise ConflictError(
                 f"data.progressive_end must be below epochs, or the last size is never reached; got "
                 f"{self.data.progressive_end} of {self.epochs}. Write e.g. progressive_end={self.epochs * 7 // 8}."
             )
@@ -164,8 +173,8 @@ class TrainConfig:
         for key, value in changes.items():
             *path, leaf = resolve_key(key).split(".")
             node = values
-            for part in path:
-                node = node[part]
+            for section in path:
+                node = node[section]
             node[leaf] = value
         return TrainConfig.from_dict(values)
 
@@ -178,7 +187,7 @@ def _build(cls: type, values: Mapping[str, Any], prefix: str) -> Any:
     kwargs = {}
     for key, value in values.items():
         if key not in names:
-            raise ConfigError(_unknown_key(prefix + str(key)))
+            raise ConfigError(unknown_key(prefix + str(key), [*keys()], short_keys()))
         if dataclasses.is_dataclass(hints[key]):
             kwargs[key] = _build(typing.cast(type, hints[key]), value, f"{prefix}{key}.")
         else:
@@ -208,7 +217,8 @@ def _coerce(kind: Any, value: Any, key: str) -> Any:
     word = {bool: "true or false", int: "a whole number", float: "a number", str: "a word"}.get(
         kind, "a list of numbers"
     )
-    raise ConfigError(f"{key} must be {word}; got {value!r}. Write {key}={_example(kind)}.")
+    shown = example(str(value), _default(key), percent=kind is float)
+    raise ConfigError(f"{key} must be {word}; got {value!r}. Write {key}={shown}.")
 
 
 def _number_or_word(raw: str) -> float | str:
@@ -219,8 +229,12 @@ def _number_or_word(raw: str) -> float | str:
         return raw
 
 
-def _example(kind: Any) -> str:
-    return {bool: "true", int: "2", float: "0.1", str: "auto"}.get(kind, "[30, 60]")
+def _default(key: str) -> str:
+    """The key's default, as one would write it."""
+    value: Any = TrainConfig().to_dict()
+    for name in resolve_key(key).split("."):
+        value = value[name]
+    return json.dumps(value) if value != () else "[30, 60]"
 
 
 @functools.cache
@@ -252,21 +266,15 @@ def short_keys() -> Mapping[str, str]:
 
 
 def resolve_key(key: str) -> str:
-    """The dotted key that ``key`` stands for; raises ConfigError naming the nearest valid one."""
-    if key in keys():
-        return key
-    if key in short_keys():
-        return short_keys()[key]
-    raise ConfigError(_unknown_key(key))
+    """The dotted key that ``key``, a short form or an alias stands for; raises ConfigError naming the nearest one."""
+    if (full := known_key(key)) is None:
+        raise ConfigError(unknown_key(key, [*keys()], short_keys()))
+    return full
 
 
-def _unknown_key(key: str) -> str:
-    known = [*keys()] if "." in key else [*keys(), *short_keys()]
-    near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-    if not near:  # compare the leaf alone: `optimiser.lr` should still find `optimizer.peak_lr`
-        near = [k for k in keys() if key.rsplit(".", 1)[-1] in k][:1]
-    hint = f"Did you mean {near[0]!r}?" if near else f"Known keys: {', '.join(keys())}."
-    return f"no such configuration key; got {key!r}. {hint}"
+def known_key(key: str) -> str | None:
+    """As ``resolve_key``; None for what is no key."""
+    return key if key in keys() else short_keys().get(key) or ALIASES.get(key)
 
 
 def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
@@ -275,27 +283,61 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
     Values are read as JSON and, failing that, as words. Raises ConfigError for a missing ``=``,
     an unknown key, or a key that is given twice.
     """
-    changes: dict[str, Any] = {}
-    for text in assignments:
-        key, equals, raw = text.partition("=")
-        if not equals or not key:
-            raise ConfigError(f"--set takes key=value; got {text!r}. Write e.g. --set epochs=30.")
-        full = resolve_key(key.strip())
-        if not raw.strip():
-            raise ConfigError(empty_value(f"--set {key.strip()}=", raw))
-        if full in changes:
-            raise ConfigError(f"a key is set once; got {full!r} twice. Keep one --set {full}=….")
-        try:
-            value = json.loads(raw)
-        except json.JSONDecodeError:
-            value = _number_or_word(raw)
-        kind = keys()[full]
-        if kind is str and not isinstance(value, str):
-            value = raw
-        if kind is bool and isinstance(value, str) and value.lower() in ("true", "false"):
-            value = value.lower() == "true"
-        changes[full] = _coerce(kind, value, full)
+    changes, others = split_assignments(assignments)
+    for name in others:
+        resolve_key(name)  # raises
     return changes
+
+
+def split_assignments(assignments: Iterable[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """As ``parse_assignments``; and, in place of a refusal, by name the values of what is no key."""
+    changes: dict[str, Any] = {}
+    others: dict[str, Any] = {}
+    for text in assignments:
+        name, equals, raw = text.partition("=")
+        name = name.strip()
+        if not equals or not name:
+            raise ConfigError(f"--set takes key=value; got {text!r}. Write e.g. --set epochs=30.")
+        if not raw.strip():
+            raise ConfigError(empty_value(f"--set {name}=", raw))
+        full = known_key(name)
+        if (full or name) in changes | others:
+            raise ConfigError(f"a key is set once; got {full or name!r} twice. Keep one --set {full or name}=….")
+        if full is None:
+            others[name] = _json_or_word(raw)
+        else:
+            changes[full] = _value(raw, name, full)
+    return changes, others
+
+
+def _value(raw: str, name: str, full: str) -> Any:
+    """The text that was typed for the key ``full``, called ``name``, as the key's type."""
+    kind, value = keys()[full], _json_or_word(raw)
+    if kind is str and not isinstance(value, str):
+        value = raw
+    if kind is bool and isinstance(value, str) and value.lower() in ("true", "false"):
+        value = value.lower() == "true"
+    if full in PARTS and isinstance(value, str):
+        with contextlib.suppress(ArgumentTypeError):
+            value = part(value)
+    return _coerce(kind, value, name)
+
+
+def _json_or_word(raw: str) -> Any:
+    try:
+        return json.loads(raw)
+    except json.JSONDecodeError:
+        return _number_or_word(raw)
+
+
+def check_each(changes: Mapping[str, Any]) -> None:
+    """Raise ConfigError for the first key whose value can be right with no values of the other keys.
+
+    What derives other values from these, as search spaces do, would else meet the error, and name another key.
+    """
+    for key, value in changes.items():
+        with contextlib.suppress(ConflictError):
+            TrainConfig().replace_keys({key: value})
 
 
 def differing_keys(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Iterable
+
+from cluster.option_values import nearest
 
 
 class ConfigError(ValueError):
     """A configuration that cannot be trained; the message names rule, value and fix."""
+
+
+class ConflictError(ConfigError):
+    """Two values that do not go together, each of which may be right with another one."""
 
 
 def require(ok: bool, rule: str, value: object, fix: str) -> None:
@@ -19,8 +24,8 @@ def require(ok: bool, rule: str, value: object, fix: str) -> None:
 def choice(name: str, value: str, allowed: Iterable[str]) -> None:
     allowed = tuple(allowed)
     if value not in allowed:
-        near = difflib.get_close_matches(str(value), allowed, n=1)
-        hint = f"Did you mean {near[0]!r}?" if near else f"Choose one of {', '.join(allowed)}."
+        near = nearest(str(value), allowed)
+        hint = f"Did you mean {near!r}?" if near else f"Choose one of {', '.join(allowed)}."
         raise ConfigError(f"{name} must be one of {', '.join(allowed)}; got {value!r}. {hint}")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from train_loop.config_rules import ConfigError, choice, finite, require
+from train_loop.config_rules import ConfigError, ConflictError, choice, finite, require
 
 OPTIMIZERS = ("sgd", "lars", "lamb", "adamw")
 SCHEDULES = ("cosine", "poly", "linear", "one_cycle", "step", "constant")
@@ -129,12 +129,11 @@ class DataConfig:
             self.progressive_from,
             "Write e.g. 160.",
         )
-        require(
-            0 <= self.progressive_start < self.progressive_end or not self.progressive_from,
-            "data.progressive_start must be at least 0 and below data.progressive_end",
-            (self.progressive_start, self.progressive_end),
-            "Write e.g. 65 and 76 of 88 epochs.",
-        )
+        if self.progressive_from and not 0 <= self.progressive_start < self.progressive_end:
+            raise ConflictError(
+                "data.progressive_start must be at least 0 and below data.progressive_end; got "
+                f"{(self.progressive_start, self.progressive_end)}. Write e.g. 65 and 76 of 88 epochs."
+            )
         choice("data.auto_augment", self.auto_augment, AUTO_AUGMENT)
         require(1 <= self.rand_ops <= 16, "data.rand_ops must be 1 to 16", self.rand_ops, "Write 2.")
         require(0 <= self.rand_magnitude <= 30, "data.rand_magnitude must be 0 to 30", self.rand_magnitude, "Write 9.")
@@ -157,7 +156,7 @@ class DataConfig:
         if self.loader == "torchvision":
             for name, off in (("auto_augment", "none"), ("augment_repeats", 1), ("progressive_from", 0)):
                 if getattr(self, name) != off:
-                    raise ConfigError(
+                    raise ConflictError(
                         f"the torchvision loader is the plain pipeline; got data.{name}={getattr(self, name)!r} with "
                         f"data.loader=torchvision. Write data.loader=ring or data.{name}={off}."
                     )
@@ -204,7 +203,7 @@ class BatchConfig:
         require(self.max_micro_size >= 0, "batch.max_micro_size must be 0 (measured) or more", self.max_micro_size,
                  "Write 256.")  # fmt: skip
         if self.micro_size and self.global_size % self.micro_size:
-            raise ConfigError(
+            raise ConflictError(
                 f"batch.micro_size must divide batch.global_size; got {self.micro_size} and {self.global_size}. "
                 f"Use micro_size={math.gcd(self.micro_size, self.global_size)}."
             )
@@ -274,7 +273,7 @@ class OptimizerConfig:
         finite("optimizer.no_decay_lr_factor", self.no_decay_lr_factor, 0.0, 1e4)
         finite("optimizer.clip_grad_norm", self.clip_grad_norm, 0.0)
         if self.name == "sgd" and self.nesterov and self.momentum == 0.0:
-            raise ConfigError(
+            raise ConflictError(
                 "Nesterov needs momentum above 0; got optimizer.momentum=0.0. Set momentum or nesterov=false."
             )
 
@@ -301,7 +300,7 @@ class ScheduleConfig:
         finite("schedule.warmup_epochs", self.warmup_epochs, 0.0)
         require(self.warmup_steps >= 0, "schedule.warmup_steps must be at least 0", self.warmup_steps, "Write 0.")
         if self.warmup_steps and self.warmup_epochs:
-            raise ConfigError(
+            raise ConflictError(
                 f"warmup is in steps or in epochs; got schedule.warmup_steps={self.warmup_steps} and "
                 f"warmup_epochs={self.warmup_epochs:g}. Set one of them to 0."
             )
@@ -315,4 +314,4 @@ class ScheduleConfig:
                 f"schedule.step_epochs must rise and be above 0; got {self.step_epochs!r}. Write e.g. [30, 60, 80]."
             )
         if self.name == "step" and not self.step_epochs:
-            raise ConfigError("schedule step needs schedule.step_epochs; got none. Write e.g. [30, 60, 80].")
+            raise ConflictError("schedule step needs schedule.step_epochs; got none. Write e.g. [30, 60, 80].")

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import itertools
 import json
@@ -14,7 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from train_loop.command_line import INTERRUPTED, WRONG_INPUT, OneLineParser, check_writable
+from cluster.option_values import part
+from train_loop.command_line import INTERRUPTED, WRONG_INPUT, OneLineParser, check_writable, with_subset
 from train_loop.config import ConfigError, OptimizerConfig, TrainConfig, parse_assignments
 from train_loop.errors import ImageError, LoaderError
 
@@ -190,6 +192,7 @@ def parser(prog: str) -> OneLineParser:
     add = p.add_argument
     add("--set", action="append", nargs="+", default=[], metavar="KEY=VALUE", help="change a key, e.g. optimizer=lars")
     add("--data", metavar="NAME|PATH", help="in place of the configuration's: digits, or an image folder")
+    add("--subset", type=part, metavar="PART", help="test on so much of each class's images, e.g. 10%%")
     add("--first", type=float, metavar="LR", help="lowest rate (default: by optimizer)")
     add("--last", type=float, metavar="LR", help="highest rate (default: by optimizer)")
     add("--steps", type=int, default=100, metavar="N", help="optimizer steps at most (default 100)")
@@ -201,7 +204,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "bigbatch lr-find") -> i
     """Returns the exit code: 0 done, 1 the loss was never finite or an image was bad, 2 wrong input, 130 Ctrl-C."""
     args = parser(prog).parse_args(argv)
     try:
-        config, output = _task(args.config, args.recipe, args.set, args.data, Path(args.output))
+        config, output = _task(args)
         first, last = default_range(config.optimizer)
         first, last = first if args.first is None else args.first, last if args.last is None else args.last
         if not 0 < first < last < math.inf or args.steps < 10:
@@ -222,23 +225,24 @@ def main(argv: Sequence[str] | None = None, prog: str = "bigbatch lr-find") -> i
     return 0
 
 
-def _task(
-    path: str | None, recipe: str | None, assignments: list[list[str]], data: str | None, output: Path
-) -> tuple[TrainConfig, Path]:
+def _task(args: argparse.Namespace) -> tuple[TrainConfig, Path]:
     from train_loop.data import describe
     from train_loop.recipe import recipe_path
     from train_loop.run import check_network, read_config
 
-    changes = parse_assignments([text for group in assignments for text in group])
-    if data is not None:
-        changes["data.name"] = data
-    config = read_config(recipe_path(recipe) if recipe else Path(path or "")).replace_keys(changes)
+    changes = with_subset(parse_assignments([text for group in args.set for text in group]), args.subset)
+    if args.data is not None:
+        if "data.name" in changes:
+            raise ConfigError("a key is set once; got --data and --set data.name. Keep --data.")
+        changes["data.name"] = args.data
+    config = read_config(recipe_path(args.recipe) if args.recipe else Path(args.config)).replace_keys(changes)
     config.batch.split(1)
     info = describe(config.data, open_some=True)
     if info.path is not None:  # the file may be read in another folder
         config = config.replace_keys({"data.name": info.path})
     info.steps_per_epoch(config.batch.global_size)
     check_network(config, info)
+    output = Path(args.output)
     check_writable("--output", output.absolute())
     return config, output
 

@@ -25,6 +25,8 @@ if not __package__:
     here = Path(__file__).resolve().parent
     sys.path[:] = [str(here.parent), *(entry for entry in sys.path if Path(entry or ".").resolve() != here)]
 
+from cluster.option_values import part  # noqa: E402
+from cluster.streams import reader_may_leave  # noqa: E402
 from train_loop import room  # noqa: E402
 from train_loop.command_line import (  # noqa: E402
     INTERRUPTED,
@@ -48,7 +50,6 @@ from train_loop.launch import Launch, launched  # noqa: E402
 from train_loop.ray_worker import check_workers  # noqa: E402
 from train_loop.recipe import recipe_path  # noqa: E402
 from train_loop.reporter import EpochRecord  # noqa: E402
-from train_loop.terminal import reader_may_leave  # noqa: E402
 
 RESULT_VERSION = 1
 BAD_IMAGE = "data.on_bad_image"
@@ -80,7 +81,7 @@ def parser(prog: str) -> OneLineParser:
     which.add_argument("--recipe", metavar="NAME", help="a published configuration: train_loop/recipes/NAME.json")
     add("--set", action="append", nargs="+", default=[], metavar="KEY=VALUE", help="change a key, e.g. epochs=90")
     add("--data", metavar="NAME|PATH", help="in place of the configuration's: digits, or an image folder")
-    add("--subset", type=float, metavar="PART", help="train on so much of each class, e.g. 0.1; validation stays whole")
+    add("--subset", type=part, metavar="PART", help="train on so much of each class, e.g. 10%%; validation stays whole")
     add(
         "--workers",
         type=int,

@@ -1,13 +1,11 @@
-"""A run in a terminal: Ctrl-C that saves first, other signals like it, and a reader that may leave."""
+"""A run in a terminal: Ctrl-C that saves first, and other signals like it."""
 
 from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
@@ -41,52 +39,6 @@ def say_from_handler(text: str) -> None:
         os.write(2, text.encode())
     except OSError:
         pass
-
-
-class _Patient:
-    """A text stream whose end may go away (``| head``, a closed terminal, a full disk).
-
-    Then it writes to nowhere, and the run goes on. What the stream's encoding lacks becomes ``?``.
-    """
-
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream if stream is not None else open(os.devnull, "w")  # None: closed before the start
-        if hasattr(self._stream, "reconfigure"):
-            self._stream.reconfigure(errors="replace")
-
-    def write(self, text: str) -> int:
-        try:
-            return int(self._stream.write(text))
-        except OSError:
-            self._to_nowhere()
-            return len(text)
-
-    def flush(self) -> None:
-        try:
-            self._stream.flush()
-        except OSError:
-            self._to_nowhere()
-
-    def _to_nowhere(self) -> None:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, self._stream.fileno())
-        os.close(nowhere)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-
-@contextmanager
-def reader_may_leave() -> Iterator[None]:
-    """Within it, a closed pipe behind stdout or stderr ends no run."""
-    before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = _Patient(sys.stdout), _Patient(sys.stderr)
-    try:
-        yield
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        sys.stdout, sys.stderr = before
 
 
 class StopOnSignal(PrintReporter):

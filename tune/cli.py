@@ -7,10 +7,11 @@ import sys
 from collections.abc import Callable, Sequence
 
 from cluster.command_line import Commands, run_command
+from cluster.option_values import part
+from cluster.streams import reader_may_leave
 from train_loop.command_line import INTERRUPTED, WRONG_INPUT, OneLineParser
 from train_loop.config import ConfigError
 from train_loop.errors import RayStartError
-from train_loop.terminal import reader_may_leave
 
 
 def tune_parser(prog: str) -> argparse.ArgumentParser:
@@ -23,7 +24,7 @@ def tune_parser(prog: str) -> argparse.ArgumentParser:
     add = p.add_argument
     add("--space", metavar="NAME|FILE.py[:fn]", help="large_batch (default), lr_warmup, smoke, or your own")
     add("--data", metavar="NAME|PATH", help="digits (default), cifar10, …, a packed folder, or an image folder")
-    add("--subset", type=float, metavar="PART", help="train on so much of each class, e.g. 0.1; validation stays whole")
+    add("--subset", type=part, metavar="PART", help="train on so much of each class, e.g. 10%%; validation stays whole")
     add("--model", metavar="NAME", help="a torchvision network; default: resnet50 on GPUs, resnet18 without")
     add(
         "--trials",
@@ -60,10 +61,10 @@ def tune_parser(prog: str) -> argparse.ArgumentParser:
 
 def tune_main(argv: Sequence[str] | None = None, prog: str = "tune/run.py") -> int:
     """Run a search. Returns the exit code: 0, 1 (failed), 2 (wrong input), 130 (Ctrl-C), 143 (SIGTERM)."""
-    args = vars(tune_parser(prog).parse_args(argv))
-    args["set"] = tuple(text for group in args["set"] for text in group)
-    args["prior_from"] = tuple(args["prior_from"])
     with reader_may_leave():
+        args = vars(tune_parser(prog).parse_args(argv))
+        args["set"] = tuple(text for group in args["set"] for text in group)
+        args["prior_from"] = tuple(args["prior_from"])
         return _guarded(prog, lambda: _search(args))
 
 
@@ -141,4 +142,5 @@ COMMANDS: Commands = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The console command ``bigbatch``."""
-    return run_command("bigbatch", COMMANDS, sys.argv[1:] if argv is None else argv)
+    with reader_may_leave():
+        return run_command("bigbatch", COMMANDS, sys.argv[1:] if argv is None else argv)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 import math
 import os
@@ -16,7 +15,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, get_type_hints
 
 from cluster.command_line import empty_value
+from cluster.option_values import nearest
 from search_spaces.check import ParamRange, check_space
+from search_spaces.fixed_parameters import check_parameters, read_fixed
 from search_spaces.registry import BUILT_IN, Space, load_space
 from search_spaces.workload import Workload
 from train_loop.command_line import check_writable, with_subset
@@ -27,8 +28,7 @@ from train_loop.config import (
     DataConfig,
     ModelConfig,
     TrainConfig,
-    parse_assignments,
-    resolve_key,
+    known_key,
 )
 from train_loop.data import NAMES, DataInfo, check_stage, describe
 from train_loop.models import check_model
@@ -49,6 +49,11 @@ OWN_OPTIONS = {
     "epochs": "--max-epochs", "seed": "--seed", "model.name": "--model", "data.name": "--data",
     "data.on_bad_image": "--on-bad-image",
 }  # fmt: skip
+KNOWN_AS = {
+    "--sampler": ", the Bayesian one (tree-structured Parzen estimator); gp is one with Gaussian processes",
+    "--scheduler": ", successive halving",
+}
+"""What an option's first value is, for whom its name says nothing."""
 DEFAULT_SPACE = "large_batch"
 DEFAULT_OUTPUT = "runs"
 RESUMED_OPTIONS = (
@@ -109,8 +114,9 @@ class Options:
         """This command line, its gaps filled from an earlier one; keys of ``--set`` each by itself."""
         known = {k: v for k, v in earlier.items() if k in RESUMED_OPTIONS and v != ""}  # once taken for the default
         gaps = {k: v for k, v in known.items() if k != "set" and getattr(self, k) is None}
-        said = parse_assignments(self.set)
-        kept = [text for text in earlier.get("set", ()) if resolve_key(text.partition("=")[0].strip()) not in said]
+        said = read_fixed(self.set)
+        names = {text: text.partition("=")[0].strip() for text in earlier.get("set", ())}
+        kept = [text for text, name in names.items() if (known_key(name) or name) not in said]
         return dataclasses.replace(self, **gaps, set=(*kept, *self.set))
 
 
@@ -132,7 +138,7 @@ class SearchPlan:
     scheduler: str
     workers: int
     overrides: dict[str, Any]
-    """``--set``: dotted keys that every configuration holds and the space does not search."""
+    """``--set``: dotted keys that every configuration holds, and parameters of the space, which are not searched."""
     storage: str | None
     resume: bool
     seed: int
@@ -196,8 +202,8 @@ def seconds(text: str) -> float:
 
 def choice(option: str, value: str, allowed: tuple[str, ...]) -> str:
     if value not in allowed:
-        near = difflib.get_close_matches(value, allowed, n=1)
-        fix = f"Did you mean {near[0]!r}?" if near else f"Write {option} {allowed[0]}."
+        near = nearest(value, allowed)
+        fix = f"Did you mean {near!r}?" if near else f"Write {option} {allowed[0]}{KNOWN_AS.get(option, '')}."
         raise ConfigError(f"{option} must be one of {', '.join(allowed)}; got {value!r}. {fix}")
     return value
 
@@ -232,7 +238,7 @@ def check_folder(output: Path, name: str, resume: bool) -> Path:
 
 def refuse_own_options(assignments: Iterable[str]) -> None:
     """Keys with an option of their own, so that there is one way to say a thing."""
-    for key, value in parse_assignments(assignments).items():
+    for key, value in read_fixed(assignments).items():
         if key in OWN_OPTIONS:
             option = OWN_OPTIONS[key]
             raise ConfigError(f"{key} has an option of its own; got --set {key}={value}. Write {option} {value}.")
@@ -327,7 +333,7 @@ def check_words(o: Options) -> Said:
     seed = 0 if o.seed is None else o.seed
     TrainConfig(seed=seed)  # checks its range
     refuse_own_options(o.set)
-    overrides = with_subset(parse_assignments(o.set), o.subset)
+    overrides = with_subset(read_fixed(o.set), o.subset)
     overrides |= {"data.on_bad_image": o.on_bad_image} if o.on_bad_image else {}
     data_keys = {key.removeprefix("data."): value for key, value in overrides.items() if key.startswith("data.")}
     _at_least_one("--trials", 1, o.trials)
@@ -365,6 +371,7 @@ def _plan(o: Options, lr_factors: dict[str, float] | None = None) -> SearchPlan:
     share = share_out(machine, workers, trials) if machine.cpus else Share(1, workers, {"CPU": 1.0})
     micro = overrides.get("batch.max_micro_size", BatchConfig().max_micro_size)
     workload = build_workload(data, model, max_epochs, workers, machine, micro)
+    overrides = check_parameters(space, workload, overrides)
     ranges = check_space(space, workload, pinned=overrides)
     # A job that is put back into the queue repeats its options; the file may have changed since.
     if factors := lr_factors if o.resume else read_priors(o.prior_from, space, workload, overrides):

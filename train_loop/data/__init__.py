@@ -89,7 +89,14 @@ def describe(config: DataConfig, *, open_some: bool = False) -> DataInfo:
         return info
     from train_loop.data.subset import subset_size
 
-    return dataclasses.replace(info, train_size=subset_size(info.train_size, config.subset))
+    size = subset_size(info.train_size, config.subset)
+    if size < info.num_classes:
+        least = 100 * info.num_classes / info.train_size
+        raise ConfigError(
+            f"data.subset must leave an image of each class; got {config.subset:g}, which leaves {size} of "
+            f"{info.train_size} for {info.num_classes} classes. Write e.g. --subset {2 * least:.1g}%."
+        )
+    return dataclasses.replace(info, train_size=size)
 
 
 def _describe_whole(config: DataConfig, open_some: bool) -> DataInfo:

@@ -1,0 +1,69 @@
+"""Values of options as people type them, and the nearest word to one that is none.
+
+Each function is a ``type`` of argparse: its ArgumentTypeError is the rule, the value met and the fix.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import math
+import re
+from collections.abc import Iterable
+
+NEAR = 0.65
+"""difflib's ratio from which a word is taken for a mistyped one: two letters of three in other order are 0.67."""
+THOUSANDS = {"k": 1_000, "m": 1_000_000}
+
+
+def whole_number(text: str) -> int:
+    """``1000``, ``1e3`` and ``1_000``."""
+    try:
+        return int(text)
+    except ValueError:
+        pass
+    value = _float(text)
+    if value is not None and math.isfinite(value) and value == int(value):
+        return int(value)
+    raise argparse.ArgumentTypeError(f"must be a whole number; got {text!r}. Write {example(text, 'e.g. 10')}.")
+
+
+def number(text: str) -> float:
+    value = _float(text)
+    if value is None:
+        raise argparse.ArgumentTypeError(
+            f"must be a number; got {text!r}. Write {example(text, 'e.g. 0.5', percent=True)}."
+        )
+    return value
+
+
+def part(text: str) -> float:
+    """A part of a whole: ``0.1`` or ``10%``."""
+    percent = _float(text.rstrip()[:-1]) if text.rstrip().endswith("%") else None
+    value = percent / 100 if percent is not None else _float(text)
+    if value is None:
+        raise argparse.ArgumentTypeError(f"must be a part of the whole; got {text!r}. Write e.g. 0.1 or 10%.")
+    return value
+
+
+def example(text: str, otherwise: str, percent: bool = False) -> str:
+    """What ``2k``, and with ``percent`` also ``10%``, is as a plain number; ``otherwise`` where that cannot be told."""
+    if match := re.fullmatch(r"(\d+(?:\.\d+)?)([kKmM])", text.strip()):
+        return f"{float(match[1]) * THOUSANDS[match[2].lower()]:.15g}"
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", text.strip())
+    if match and percent:
+        return f"{float(match[1]) / 100:.15g}"
+    return otherwise
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """The known word that ``word`` was probably meant to be; None where none is near enough to be named."""
+    found = difflib.get_close_matches(word, list(known), n=1, cutoff=NEAR)
+    return found[0] if found else None
+
+
+def _float(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None

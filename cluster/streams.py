@@ -1,0 +1,73 @@
+"""Output whose reader may leave: ``| head``, a closed terminal, a full disk."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+class _Patient:
+    """A text stream that writes to nowhere once its reader has left, and says nothing of it.
+
+    What the stream's encoding lacks becomes ``?``.
+
+    Args:
+        ends: a command that only shows something has nothing more to do then: SystemExit(0).
+    """
+
+    def __init__(self, stream: Any, ends: bool = False) -> None:
+        self._stream = stream if stream is not None else open(os.devnull, "w")  # None: closed before the start
+        self._ends = ends
+        if hasattr(self._stream, "reconfigure"):
+            self._stream.reconfigure(errors="replace")
+
+    def write(self, text: str) -> int:
+        try:
+            return int(self._stream.write(text))
+        except OSError:
+            self.to_nowhere()
+            if self._ends:
+                raise SystemExit(0) from None
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except OSError:
+            self.to_nowhere()
+            if self._ends:
+                raise SystemExit(0) from None
+
+    def stay(self) -> None:
+        """From now on a reader that leaves ends nothing."""
+        self._ends = False
+
+    def to_nowhere(self) -> None:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self._stream.fileno())
+        os.close(nowhere)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextmanager
+def reader_may_leave(ends: bool = False) -> Iterator[None]:
+    """Within it, a closed pipe behind stdout or stderr ends no run; with ``ends``, one behind stdout ends it with 0.
+
+    Contexts may be nested: the inner one decides.
+    """
+    before = sys.stdout, sys.stderr
+    out, err = (stream._stream if isinstance(stream, _Patient) else stream for stream in before)
+    shown, said = _Patient(out, ends), _Patient(err)
+    sys.stdout, sys.stderr = shown, said
+    try:
+        yield
+    finally:
+        shown.stay()  # what the command has found out is its exit code
+        shown.flush()
+        said.flush()
+        sys.stdout, sys.stderr = before

@@ -1,0 +1,66 @@
+"""``--set`` in a search: keys of the configuration, and parameters of the space, which are then not searched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from search_spaces.check import ParamRange, check_space
+from search_spaces.registry import Space
+from search_spaces.workload import Workload
+from train_loop.config import ConfigError, check_each, keys, known_key, short_keys, split_assignments
+from train_loop.config_words import unknown_key
+
+
+def read_fixed(assignments: Iterable[str]) -> dict[str, Any]:
+    """``--set``: dotted keys with their values, and other names with theirs, for ``check_parameters``.
+
+    Raises ConfigError for a value that its key cannot have, whatever the others are.
+    """
+    changes, others = split_assignments(assignments)
+    check_each(changes)
+    return changes | others
+
+
+def check_parameters(space: Space, workload: Workload, fixed: Mapping[str, Any]) -> dict[str, Any]:
+    """``fixed`` with the values of the space's parameters as it takes them.
+
+    Raises ConfigError for a name that is neither a key nor a parameter which the space suggests beside the keys that
+    are fixed, and for a value that the parameter cannot have.
+    """
+    keyed = {name: value for name, value in fixed.items() if known_key(name)}
+    if len(keyed) == len(fixed):
+        return dict(fixed)
+    ranges = {name: one for name, one in check_space(space, workload, pinned=keyed).items() if one.kind != "derived"}
+    for name in fixed:
+        if name in keyed or name in ranges:
+            continue
+        if name in check_space(space, workload):
+            others = ", ".join(f"{key}={value}" for key, value in keyed.items())
+            raise ConfigError(
+                f"a parameter of the space is fixed where it is searched; got {name!r}, which space {space.name!r} "
+                f"does not search with {others}. Leave out the one or the other."
+            )
+        message = unknown_key(name, [*keys()], short_keys(), [*ranges])
+        where = "" if message.endswith("?") else f" Space {space.name!r} searches {', '.join(ranges) or 'nothing'}."
+        raise ConfigError(message + where)
+    return keyed | {name: _value(ranges[name], fixed[name], space) for name in fixed if name not in keyed}
+
+
+def _value(known: ParamRange, value: Any, space: Space) -> Any:
+    """Raises ConfigError where the parameter cannot be ``value``."""
+    if known.kind == "categorical":
+        for choice in known.choices:
+            if str(value) == str(choice):
+                return choice
+        allowed, fix = f"one of {', '.join(map(str, known.choices))}", known.choices[0]
+    else:
+        kind = float if known.kind == "float" else int
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if is_number and known.low <= value <= known.high and value == kind(value):
+            return kind(value)
+        whole = " whole number" if kind is int else " number"
+        allowed, fix = f"a{whole} of {known.low:.4g} to {known.high:.4g}", f"{known.low:.4g}"
+    raise ConfigError(
+        f"{known.name} must be {allowed} in space {space.name!r}; got {value!r}. Write e.g. --set {known.name}={fix}."
+    )

@@ -1,0 +1,373 @@
+"""Odd command lines, run in this process: each is refused in one line that names what was typed, with exit code 2."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import TRAIN, TUNE, clean_environment
+from PIL import Image
+
+from cluster.cli import cluster_main
+from search_spaces import BUILT_IN, Workload, check_space
+from search_spaces.fixed_parameters import check_parameters, read_fixed
+from search_spaces.priors import searched_peak_lr
+from search_spaces.trial import StandInTrial
+from train_loop import lr_find, run
+from train_loop.config import OPTIMIZERS, ConfigError, TrainConfig, known_key, parse_assignments, resolve_key
+from train_loop.config_words import OF_SPACES
+from train_loop.data import fetch, pack
+from tune.cli import main, tune_main
+from tune.display import COLUMNS, settings
+from tune.plan import Options, make_plan
+
+TRAIN_FILE = {"epochs": 2, "model": {"name": "resnet18"}, "batch": {"global_size": 64}}
+TUNE_LINES = {
+    # numbers
+    "--trials many": "--trials must be a whole number; got 'many'",
+    "--trials 2k": "Write 2000.",
+    "--trials 1.5": "--trials must be a whole number; got '1.5'",
+    "--trials 1,000": "--trials must be a whole number",
+    "--trials inf": "--trials must be a whole number",
+    "--trials 0": "--trials must be at least 1",
+    "--trials -3": "--trials must be at least 1",
+    "--trials": "--trials",
+    "--max-epochs 1e-3": "--max-epochs must be a whole number",
+    "--max-epochs twelve": "--max-epochs",
+    "--workers two": "--workers must be a whole number",
+    "--workers 1e6": "--workers must be at most",
+    "--seed x": "--seed must be a whole number",
+    "--seed 1e12": "seed must be 0 to",
+    "--budget-gpu-hours 4h": "--budget-gpu-hours must be a number; got '4h'",
+    "--budget-gpu-hours nan": "--budget-gpu-hours",
+    "--time-budget soon": "--time-budget",
+    "--time-budget -1h": "--time-budget",
+    "--subset ten%": "--subset must be a part of the whole; got 'ten%'. Write e.g. 0.1 or 10%.",
+    "--subset 110%": "data.subset must be above 0 and at most 1; got 1.1",
+    "--subset 0%": "data.subset",
+    "--subset nan": "data.subset",
+    "--set subset=200%": "data.subset",
+    # names
+    "--sampler bayes": "Write --sampler tpe, the Bayesian one",
+    "--sampler bayesian": "Write --sampler tpe, the Bayesian one",
+    "--sampler TPE": "--sampler must be one of tpe",
+    "--sampler cmae": "Did you mean 'cmaes'?",
+    "--scheduler pbt": "--scheduler must be one of",
+    "--scheduler Asha": "Did you mean 'asha'?",
+    "--wandb yes": "--wandb must be one of",
+    "--model resnet": "resnet",
+    "--model vgg99": "vgg99",
+    "--data digit": "Did you mean 'digits'?",
+    "--data mnist": "mnist",
+    "--space larg_batch": "Did you mean 'large_batch'?",
+    "--space nothing": "--space is one of",
+    "--on-bad-image ignore": "on_bad_image must be one of",
+    "--lr 0.1": "no such option; got '--lr'",
+    "--batch-size 128": "no such option; got '--batch-size'",
+    "--epochs 3": "Did you mean --max-epochs?",
+    "--stage scratch": "--stage",
+    "--stage /tmp": "--stage copies packed sets; got digits",
+    "--prior-from nothing.json": "--prior-from",
+    "word": "an argument must belong to an option; got 'word'",
+    "--trials 3 lr=0.1": "Write --set lr=0.1.",
+    "--subset 0.01%": "data.subset must leave an image of each class",
+    # keys
+    "--set lr": "--set takes key=value; got 'lr'",
+    "--set =1": "--set takes key=value",
+    "--set lr=": "--set lr= must not be empty",
+    "--set lr=fast": "lr must be a number; got 'fast'",
+    "--set lr=0": "optimizer.peak_lr must be > 0",
+    "--set lr=nan": "optimizer.peak_lr",
+    "--set lr=0.1 peak_lr=0.2": "got 'optimizer.peak_lr' twice",
+    "--set momentum=1.5": "optimizer.momentum must be at least 0 and below 1; got 1.5",
+    "--set momentum=-1": "optimizer.momentum",
+    "--set beta1=1 optimizer=lamb": "optimizer.beta1 must be at least 0 and below 1",
+    "--set batch=0": "batch.global_size must be at least 2; got 0",
+    "--set global_size=0": "batch.global_size must be at least 2; got 0",
+    "--set batch_size=-8": "batch.global_size must be at least 2; got -8",
+    "--set batch=2k": "batch must be a whole number; got '2k'. Write batch=2000.",
+    "--set batch=12.5": "batch must be a whole number",
+    "--set batch=1e9": "batch.global_size",
+    "--set micro_size=48 batch=128": "batch.micro_size",
+    "--set max_micro_size=-1": "max_micro_size",
+    "--set wd=-1": "optimizer.weight_decay",
+    "--set warmup=-1": "schedule.warmup_epochs",
+    "--set warmup=99": "schedule.warmup_epochs must not exceed epochs; got 99",
+    "--set smoothing=1": "label_smoothing",
+    "--set schedule=cosin": "Did you mean 'cosine'?",
+    "--set optimizer=adam": "Did you mean 'adamw'?",
+    "--set optimizer=sdg": "Did you mean 'sgd'?",
+    "--set optimizer=muon": "Choose one of sgd, lars, lamb, adamw.",
+    "--set betas=0.9": "write beta1=0.9 and beta2=0.999",
+    "--set optimizer.lr=1": "Did you mean 'optimizer.peak_lr'?",
+    "--set batch.size=128": "Did you mean 'batch.global_size'?",
+    "--set learnrate=1": "Did you mean 'learning_rate'?",
+    "--set foo=1": "no such configuration key; got 'foo'. Write e.g. lr, batch",
+    "--set epoch=3": "Did you mean 'epochs'?",
+    "--set epochs=3": "Write --max-epochs 3",
+    "--set model=resnet50": "--model",
+    "--set nesterov=maybe": "nesterov must be true or false; got 'maybe'",
+    # parameters of the space
+    "--set lr_multiplier=9": "lr_multiplier must be a number of 0.25 to 4 in space 'smoke'; got 9",
+    "--set lr_multiplier=much": "lr_multiplier must be a number",
+    "--set lr_multiplier=true": "lr_multiplier must be a number",
+    "--set lr_multiplyer=1": "Did you mean 'lr_multiplier'?",
+    "--set lr=0.1 lr_multiplier=2": "space 'smoke' does not search with optimizer.peak_lr=0.1",
+    "--set one_minus_momentum=0.1": "write momentum=VALUE",
+}
+TRAIN_LINES = {
+    "": "--config",
+    "--config nothing.json": "nothing.json",
+    "--recipe mlperf": "--recipe must be the name of a published configuration; got 'mlperf'",
+    "--config c.json --workers many": "--workers must be a whole number; got 'many'",
+    "--config c.json --subset 10%%": "--subset must be a part of the whole",
+    "--config c.json --subset 0.01%": "data.subset must leave an image of each class",
+    "--config c.json --checkpoint-every-s soon": "--checkpoint-every-s must be a number",
+    "--config c.json --set lr_multiplier=1": "a parameter of some search spaces: write lr=VALUE",
+    "--config c.json --set one_minus_beta1=0.1": "write beta1=VALUE",
+    "--config c.json --set momentum=1.5": "optimizer.momentum",
+    "--config c.json --set batch=0": "batch.global_size",
+    "--config c.json --set lr=1e": "lr must be a number",
+    "--config c.json --epochs 3": "no such option",
+}
+LR_FIND_LINES = {
+    "--config c.json --steps 1e9x": "--steps must be a whole number; got '1e9x'",
+    "--config c.json --first low": "--first must be a number",
+    "--config c.json --subset 5%5": "--subset must be a part",
+    "--config c.json --subset 200%": "data.subset",
+    "--config c.json --subset 10% --set subset=0.1": "--subset",
+    "--config c.json --data digits --set data.name=digits": "Keep --data.",
+    "--config c.json --set batch_size=0": "batch.global_size",
+}
+SUBMIT_LINES = {
+    "--nodes few": "-N/--nodes must be a whole number; got 'few'",
+    "--signal 2m": "--signal must be a whole number",
+    "--trials 2k": "Write 2000.",
+    "--subset ten%": "--subset must be a part of the whole",
+}
+PROGRAMS = {
+    "tune": lambda words: tune_main(["--dry-run", "--space", "smoke", *words], prog="bigbatch tune"),
+    "train": run.main,
+    "lr-find": lr_find.main,
+    "submit": lambda words: cluster_main(["submit", "--dry-run", "--site", "generic", *words]),
+}
+LINES = [
+    *(("tune", line, words) for line, words in TUNE_LINES.items()),
+    *(("train", line, words) for line, words in TRAIN_LINES.items()),
+    *(("lr-find", line, words) for line, words in LR_FIND_LINES.items()),
+    *(("submit", line, words) for line, words in SUBMIT_LINES.items()),
+]
+
+
+def exit_code(program: str, words: list[str]) -> int:
+    try:
+        return PROGRAMS[program](words)
+    except SystemExit as end:
+        return int(end.code or 0)
+
+
+@pytest.mark.parametrize(("program", "line", "expected"), LINES, ids=[f"{p} {line}" for p, line, _ in LINES])
+def test_an_odd_line_is_refused_in_one_line_that_names_what_was_typed(
+    program: str, line: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("c.json").write_text(json.dumps(TRAIN_FILE))
+    code = exit_code(program, line.split())
+    said = capsys.readouterr().err
+    assert code == 2, said
+    assert len(said.splitlines()) == 1 and "error: " in said, said
+    assert expected in said, said
+    assert "Traceback" not in said and "invalid" not in said
+    assert sorted(os.listdir()) == ["c.json"]
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        ("--trials 1e1", "10 of at most 3 epochs"),
+        ("--max-epochs 2.0", "of at most 2 epochs"),
+        ("--subset 10%", "144 training and 360 validation images"),
+        ("--subset 0.1", "144 training and 360 validation images"),
+        ("--set subset=10%", "144 training and 360 validation images"),
+        ("--set batch=1e2", "batch.global_size        100 (set)"),
+        ("--set lr=.5", "optimizer.peak_lr        0.5 (set)"),
+        ("--set lr_multiplier=1", "lr_multiplier            1.0 (set)"),
+    ],
+)
+def test_what_people_write_for_numbers_parts_and_keys_is_taken(line, shown, tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert exit_code("tune", line.split()) == 0
+    assert shown in capsys.readouterr().out
+
+
+def test_subset_of_a_submitted_search_reaches_the_job_as_it_was_typed(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("BIGBATCH_HOME", str(tmp_path))
+    line = "--cpus-per-node 2 --python python3 --space smoke --subset 10% --trials 1e1 --workers 2e0"
+    assert exit_code("submit", line.split()) == 0
+    assert "--subset 10%" in capsys.readouterr().out
+    assert exit_code("submit", [*line.split(), "--workers", "1e3"]) == 2
+    assert "--workers must be at most the allocation's 2 cores; got 1000" in capsys.readouterr().err
+
+
+# A reader that leaves
+
+SHOWS = (
+    ("bigbatch", "--help"),
+    ("bigbatch", "tune", "--help"),
+    ("bigbatch", "tune", "--space", "smoke", "--dry-run"),
+    ("bigbatch", "train", "--help"),
+    ("bigbatch", "pack", "--help"),
+    ("bigbatch", "pack", "--info", "DST"),
+    ("bigbatch", "fetch", "--help"),
+    ("bigbatch", "lr-find", "--help"),
+    ("bigbatch", "cluster", "--help"),
+    ("bigbatch", "cluster", "submit", "--help"),
+    ("bigbatch", "cluster", "submit", "--dry-run", "--site", "generic", "--cpus-per-node", "2", "--python", "python3"),
+    ("bigbatch", "cluster", "doctor", "--help"),
+    (str(TUNE), "--help"),
+    (str(TUNE), "--space", "smoke", "--dry-run"),
+    (str(TRAIN), "--help"),
+    ("-m", "cluster.cli", "queue", "--help"),
+)
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pack")
+    for name in ("train/a", "train/b", "val/a", "val/b"):
+        (folder / "images" / name).mkdir(parents=True)
+        for number in range(3):
+            pixels = np.random.default_rng(number).integers(0, 256, (24, 24, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / "images" / name / f"{number}.png")
+    assert pack.main([str(folder / "images"), str(folder / "packed"), "--workers", "1"]) == 0
+    return folder / "packed"
+
+
+@pytest.mark.parametrize("closed", ["stdout", "stderr"])
+@pytest.mark.parametrize("words", SHOWS, ids=[" ".join(words[-3:]) for words in SHOWS])
+def test_a_reader_that_has_left_is_no_error(words, closed, packed, tmp_path) -> None:
+    """What ``| head -1`` does, and before the first line."""
+    read, write = os.pipe()
+    os.close(read)
+    start = "import sys; from tune.cli import main; sys.exit(main())"
+    command = [sys.executable, *(("-c", start, *words[1:]) if words[0] == "bigbatch" else words)]
+    command = [str(packed) if word == "DST" else word for word in command]
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env={**clean_environment(), "PYTHONPATH": str(TUNE.parent.parent), "BIGBATCH_HOME": str(tmp_path / "home")},
+        stdin=subprocess.DEVNULL,
+        **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, closed: write},
+        timeout=240,
+    )
+    os.close(write)
+    assert done.returncode == 0, done
+    assert not done.stderr, done.stderr
+
+
+def test_wrong_input_keeps_its_exit_code_where_nobody_reads() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, str(TUNE), "--trials", "many"]
+    assert subprocess.run(command, stderr=write, stdout=write, env=clean_environment(), timeout=240).returncode == 2
+    os.close(write)
+
+
+def test_the_console_command_says_nothing_of_a_wrong_command_but_one_line(capsys) -> None:
+    assert main(["tun"]) == 2
+    assert "Did you mean 'tune'?" in capsys.readouterr().err
+    assert main(["mnist"]) == 2
+    assert "Write one of tune, train" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        fetch.main([])
+
+
+# The words that are shown
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_each_word_of_the_tables_is_a_key_or_is_told_what_to_write(optimizer: str) -> None:
+    shown = settings(TrainConfig().replace_keys({"optimizer": optimizer}))
+    other = {"lr": "0.5", "batch": "512", "warmup": "2 ep", "wd": "2.5e-01", "smoothing": "0.12", "momentum": "0.5"}
+    for word in shown:
+        if word == "betas":
+            with pytest.raises(ConfigError, match="write beta1=0.9 and beta2=0.999"):
+                parse_assignments(["betas=0.9, 0.999"])
+            continue
+        value = other.get(word, shown[word])
+        changes = parse_assignments([f"{word}={value.removesuffix(' ep')}"])
+        assert settings(TrainConfig().replace_keys({"optimizer": optimizer} | changes))[word] == value
+    assert set(COLUMNS) - {"momentum"} <= set(shown)
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_each_name_in_the_plan_can_be_set(name: str) -> None:
+    workload = Workload(data="digits", train_size=1437, num_classes=10, image_size=32, model="resnet18", epochs=12)
+    for one in check_space(BUILT_IN[name], workload).values():
+        if one.kind == "derived":
+            continue
+        value = one.choices[0] if one.kind == "categorical" else one.low
+        fixed = check_parameters(BUILT_IN[name], workload, read_fixed([f"{one.name}={value}"]))
+        assert one.name not in check_space(BUILT_IN[name], workload, pinned=fixed), "it is not searched any more"
+        if known_key(one.name) is None:
+            with pytest.raises(ConfigError, match=f"some search spaces: write {OF_SPACES[one.name][0]}=VALUE"):
+                resolve_key(one.name)
+
+
+def test_a_fixed_multiplier_leaves_the_rate_to_batch_and_momentum() -> None:
+    workload = Workload(data="digits", train_size=1437, num_classes=10, image_size=32, model="resnet18", epochs=12)
+    seen = set()
+    for seed in range(40):
+        config = BUILT_IN["large_batch"](StandInTrial(random.Random(seed)), workload, {"lr_multiplier": 1.0})
+        o, batch = config.optimizer, config.batch.global_size
+        momentum = o.momentum if o.name in ("sgd", "lars") else 0.9
+        assert o.peak_lr == pytest.approx(searched_peak_lr(workload, o.name, batch, momentum))
+        seen.add((o.name, batch))
+    assert len(seen) > 6
+
+
+def test_a_parameter_of_ones_own_space_is_fixed_also_over_a_resume(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(
+        "def space(trial, workload):\n"
+        "    depth = trial.suggest_int('depth', 1, 4)\n"
+        "    kind = trial.suggest_categorical('kind', ['a', 'b'])\n"
+        "    lr = trial.suggest_float('lr', 1e-3, 1.0, log=True)\n"
+        "    return workload.config({'lr': lr * depth, 'batch_size': 64, 'warmup': 1 if kind == 'a' else 2})\n"
+    )
+    options = Options(space="mine.py", set=("depth=2e0", "kind=b", "wd=1e-3"))
+    plan = make_plan(options)
+    assert plan.overrides == {"optimizer.weight_decay": 1e-3, "depth": 2, "kind": "b"}
+    assert list(plan.ranges) == ["lr"]
+    config = plan.space(StandInTrial(random.Random(0)), plan.workload, plan.overrides)
+    assert (config.schedule.warmup_epochs, config.batch.global_size) == (2, 64)
+    again = Options(set=("depth=3",)).over(options.kept())
+    assert again.set == ("kind=b", "wd=1e-3", "depth=3")
+    for wrong, said in (
+        ("depth=5", "depth must be a whole number of 1 to 4"),
+        ("depth=1.5", "depth must be a whole number"),
+        ("kind=c", "kind must be one of a, b"),
+        ("lr_multiplier=1", "write lr=VALUE, the peak learning rate itself. Space 'mine' searches depth, kind, lr."),
+        ("dept=2", "Did you mean 'depth'?"),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(said)):
+            make_plan(Options(space="mine.py", set=(wrong,)))
+
+
+def test_a_space_may_return_the_words_but_not_one_key_twice() -> None:
+    workload = Workload(data="digits", train_size=1437, num_classes=10, image_size=32, model="resnet18", epochs=12)
+    config = workload.config({"lr": 0.3, "wd": 1e-3, "warmup": 1, "smoothing": 0.1, "batch": 64, "momentum": 0.8})
+    assert (config.optimizer.peak_lr, config.optimizer.weight_decay, config.optimizer.momentum) == (0.3, 1e-3, 0.8)
+    assert (config.schedule.warmup_epochs, config.label_smoothing, config.batch.global_size) == (1, 0.1, 64)
+    with pytest.raises(ConfigError, match="got 'optimizer.peak_lr' by two names"):
+        workload.config({"lr": 0.3, "learning_rate": 0.4})
+    with pytest.raises(ConfigError, match="write lr=VALUE"):
+        workload.config({"lr_multiplier": 1.0})
