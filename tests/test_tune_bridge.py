@@ -55,7 +55,7 @@ def make_bridge(
         overrides=overrides or {},
         seed=3,
         trials=trials,
-        concurrency=concurrency,
+        room=lambda live: len(live) < concurrency,
         make_sampler=sampler_factory("tpe", 3, trials),
         task=lambda number: {"workers": 1, "number": number},
         observers=list(observers),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from train_loop.config import ConfigError
-from tune.machine import Machine, share_out
+from tune.machine import Machine, Node, share_out
 from tune.plan import Options, make_plan, seconds
 from tune.store import StudyStore
 from tune.summary import resume_command
@@ -35,7 +35,7 @@ def test_what_is_no_duration_is_refused(text):
 @pytest.mark.parametrize("workers", [1, 2, 4])
 @pytest.mark.parametrize("trials", [1, 4, 16, 100])
 def test_cores_are_shared_out_without_asking_for_more_than_there_are(cpus, workers, trials):
-    machine = Machine(cpus, 0, 64 * GIB)
+    machine = Machine((Node(cpus, 0, 64 * GIB),))
     if workers > cpus:
         with pytest.raises(ConfigError, match=f"there are {cpus}"):
             share_out(machine, workers, trials)
@@ -49,18 +49,18 @@ def test_cores_are_shared_out_without_asking_for_more_than_there_are(cpus, worke
 
 @pytest.mark.parametrize(("gpus", "cpus"), [(1, 8), (4, 40), (8, 8), (4, 2)])
 def test_a_worker_has_one_gpu_and_its_share_of_the_cores(gpus, cpus):
-    share = share_out(Machine(cpus, gpus, 64 * GIB, 80 * GIB), 1, 16)
+    share = share_out(Machine((Node(cpus, gpus, 64 * GIB, 80 * GIB),)), 1, 16)
     assert share.worker_resources["GPU"] == 1 and share.concurrency == min(gpus, 16)
     assert share.worker_resources["CPU"] * gpus <= cpus
     with pytest.raises(ConfigError, match=f"GPUs there are; got {gpus + 1}, there are {gpus}"):
-        share_out(Machine(cpus, gpus, 64 * GIB), gpus + 1, 16)
+        share_out(Machine((Node(cpus, gpus, 64 * GIB),)), gpus + 1, 16)
 
 
 def test_auto_takes_the_large_network_only_where_there_is_an_accelerator(tmp_path, monkeypatch):
     options = Options(space="smoke", output=str(tmp_path))
-    monkeypatch.setattr("tune.plan.local_machine", lambda: Machine(8, 2, 64 * GIB, 80 * GIB))
+    monkeypatch.setattr("tune.plan.local_machine", lambda: Machine((Node(8, 2, 64 * GIB, 80 * GIB),)))
     assert make_plan(options).model == "resnet50"
-    monkeypatch.setattr("tune.plan.local_machine", lambda: Machine(8, 0, 64 * GIB))
+    monkeypatch.setattr("tune.plan.local_machine", lambda: Machine((Node(8, 0, 64 * GIB),)))
     plan = make_plan(options)
     assert plan.model == "resnet18" and plan.model_was_auto
     assert make_plan(Options(space="smoke", output=str(tmp_path), model="resnet50")).model == "resnet50"
@@ -126,17 +126,17 @@ def test_what_a_killed_search_left_before_its_first_entry_is_no_study(tmp_path):
 
 
 def test_a_resumed_study_keeps_the_network_that_auto_meant_where_it_began(tmp_path, monkeypatch):
-    monkeypatch.setattr("tune.plan.local_machine", lambda: Machine(8, 2, 64 * GIB, 80 * GIB))
+    monkeypatch.setattr("tune.plan.local_machine", lambda: Machine((Node(8, 2, 64 * GIB, 80 * GIB),)))
     first = make_plan(Options(space="smoke", study="s", output=str(tmp_path)))
     StudyStore.create(first.folder, "s", first.to_dict(), None).close()
-    monkeypatch.setattr("tune.plan.local_machine", lambda: Machine(8, 0, 64 * GIB))
+    monkeypatch.setattr("tune.plan.local_machine", lambda: Machine((Node(8, 0, 64 * GIB),)))
     again = make_plan(Options(study="s", output=str(tmp_path), resume=True))
     assert first.model == again.model == "resnet50"
 
 
 def test_fewer_cores_than_gpus_never_add_up_to_more_than_there_are():
     for cpus, gpus in ((2, 3), (1, 7), (5, 6)):
-        assert share_out(Machine(cpus, gpus, 64 * GIB), gpus, 16).worker_resources["CPU"] * gpus <= cpus
+        assert share_out(Machine((Node(cpus, gpus, 64 * GIB),)), gpus, 16).worker_resources["CPU"] * gpus <= cpus
 
 
 def test_the_printed_resume_command_can_be_pasted_and_shows_no_password(tmp_path):

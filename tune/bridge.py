@@ -66,7 +66,7 @@ class OptunaBridge(Searcher):
         seed: of every trial: initial weights and data order are the same, so that only the
             configuration makes a difference.
         trials: how many trials are to be finished (COMPLETE, PRUNED or FAIL).
-        concurrency: how many run at once.
+        room: whether another trial finds room beside those with the given numbers.
         make_sampler: the sampler for trial number n. A fresh one each time, seeded with n: its
             state is then a function of the study and need not be saved.
         task: what a trial needs beside its configuration (see ``tune.trial.run_trial``).
@@ -83,7 +83,7 @@ class OptunaBridge(Searcher):
         overrides: dict[str, Any],
         seed: int,
         trials: int,
-        concurrency: int,
+        room: Callable[[list[int]], bool],
         make_sampler: Callable[[int], optuna.samplers.BaseSampler],
         task: Callable[[int], dict[str, Any]],
         observers: list[Observer],
@@ -92,7 +92,7 @@ class OptunaBridge(Searcher):
         super().__init__()
         self._store, self._study = store, store.study
         self._space, self._workload, self._overrides, self._seed = space, workload, overrides, seed
-        self._trials, self._concurrency = trials, concurrency
+        self._trials, self._room = trials, room
         self._make_sampler, self.task, self._observers = make_sampler, task, observers
         self._may_start = may_start
         self._live: dict[str, _Live] = {}
@@ -118,7 +118,7 @@ class OptunaBridge(Searcher):
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
         if self.stopping or self.fatal or self._finished + len(self._live) >= self._trials or not self._may_start():
             return Searcher.FINISHED
-        if len(self._live) >= self._concurrency:
+        if not self._room([live.trial.number for live in self._live.values()]):
             return None
         for _ in range(MAX_BAD_SAMPLES):
             trial, config, error = self._ask()
@@ -140,7 +140,7 @@ class OptunaBridge(Searcher):
         if live is None:
             return
         if self.stopping:
-            self._interrupt(trial_id)
+            self.put_back(trial_id)
         elif error:
             self._tell(trial_id, TrialState.FAIL, "a process of the trial died, also after a restart")
         else:
@@ -157,7 +157,7 @@ class OptunaBridge(Searcher):
     def release(self) -> None:
         """Put back what is still live once Ray has let go of it: the search was left early."""
         for trial_id in list(self._live):
-            self._interrupt(trial_id)
+            self.put_back(trial_id)
 
     def __getstate__(self) -> dict[str, Any]:
         return {}  # Tune pickles its searcher for a restore that this project never uses
@@ -293,11 +293,14 @@ class OptunaBridge(Searcher):
         if self._equal_failures == self._finished == MAX_EQUAL_FAILURES:
             self.fatal = f"the first {self._equal_failures} trials all failed for the same reason: {because}"
 
-    def _interrupt(self, trial_id: str) -> None:
-        live = self._live.pop(trial_id)
+    def put_back(self, trial_id: str, because: str = "interrupted; --resume goes on with it") -> None:
+        """Have a trial that is not told yet wait in the study, to be taken up from its last checkpoint."""
+        live = self._live.pop(trial_id, None)
+        if live is None:
+            return
         self._note_cost(live)
         self._study._storage.set_trial_state_values(live.trial._trial_id, TrialState.WAITING)
-        self._end(live, TrialState.WAITING, "interrupted; --resume goes on with it")
+        self._end(live, TrialState.WAITING, because)
 
     def _notify(self, event: str, *arguments: Any) -> None:
         """Tell the observers. One that fails, say a tracker that nobody can reach, is not told any more."""

@@ -161,7 +161,7 @@ class SearchPlan:
             "space_fingerprint": self.space.fingerprint,
             "data": self.data.path or self.data.name,
             # Not known before the cluster is joined: a study that is killed until then must not keep a guess.
-            "model": None if self.model_was_auto and not self.machine.cpus else self.model,
+            "model": None if self.model_was_auto and not self.machine.nodes else self.model,
             "max_epochs": self.max_epochs,
             "seed": self.seed,
             "overrides": json.loads(json.dumps(self.overrides)),  # as it is stored: tuples are lists there
@@ -183,7 +183,7 @@ class SearchPlan:
             "scheduler": self.scheduler,
             "workers": self.workers,
             "wandb": self.wandb,
-            "machine": dataclasses.asdict(self.machine),
+            "machine": self.machine.to_dict(),
             "concurrency": self.share.concurrency,
             "options": self.options.kept(),
         }
@@ -274,7 +274,7 @@ def build_workload(
         epochs=epochs,
         workers=workers,
         accelerator=machine.accelerator,
-        memory_bytes=machine.gpu_memory_bytes or machine.memory_bytes,
+        memory_bytes=machine.device_memory_bytes,
         max_micro_size=max_micro_size,
     )
 
@@ -360,15 +360,15 @@ def _plan(o: Options, lr_factors: dict[str, float] | None = None) -> SearchPlan:
     check_stage(o.stage, data)
     trials = o.trials or space.defaults.get("trials") or DEFAULT_TRIALS.get(data.name, DEFAULT_TRIALS_OTHER)
     max_epochs = o.max_epochs or space.defaults.get("max_epochs") or DEFAULT_EPOCHS.get(data.name, DEFAULT_EPOCHS_OTHER)
-    machine = local_machine() if (o.address or "local") == "local" else Machine(0, 0, 0)
+    machine = local_machine() if (o.address or "local") == "local" else Machine()
     auto = (o.model or "auto") == "auto"
-    if auto and o.prior_from and not machine.cpus:
+    if auto and o.prior_from and not machine.nodes:
         raise ConfigError(
             "--prior-from on a cluster needs the network named; got --model auto. Write --model resnet50."
         )
     model = auto_model(machine) if auto else str(o.model)
-    _check_model(model, overrides, data, machine)
-    share = share_out(machine, workers, trials) if machine.cpus else Share(1, workers, {"CPU": 1.0})
+    check_network(model, overrides, data, machine)
+    share = share_out(machine, workers, trials) if machine.nodes else Share(1, workers, {"CPU": 1.0})
     micro = overrides.get("batch.max_micro_size", BatchConfig().max_micro_size)
     workload = build_workload(data, model, max_epochs, workers, machine, micro)
     overrides = check_parameters(space, workload, overrides)
@@ -412,22 +412,14 @@ def auto_model(machine: Machine) -> str:
     return "resnet50" if machine.gpus else "resnet18"
 
 
-def _check_model(name: str, overrides: Mapping[str, Any], data: DataInfo, machine: Machine) -> None:
+def check_network(name: str, overrides: Mapping[str, Any], data: DataInfo, machine: Machine) -> None:
     changes = {key: value for key, value in overrides.items() if key.startswith("model.")}
     config = TrainConfig(model=ModelConfig(name=name)).replace_keys(changes).model
     check_model(config, data)
-    if config.sync_bn and machine.cpus and not machine.gpus:
+    if config.sync_bn and machine.nodes and not machine.gpus:
         raise ConfigError(
             "model.sync_bn needs GPUs (torch has it for CUDA only); got sync_bn=true without. Leave --set sync_bn out."
         )
-
-
-def on_cluster(plan: SearchPlan, machine: Machine) -> SearchPlan:
-    """The plan for a cluster that was joined: its resources are known only now."""
-    model = auto_model(machine) if plan.model_was_auto else plan.model
-    workload = dataclasses.replace(plan.workload, model=model, accelerator=machine.accelerator)
-    share = share_out(machine, plan.workers, plan.trials)
-    return dataclasses.replace(plan, machine=machine, model=model, workload=workload, share=share)
 
 
 def _at_least_one(option: str, value: int, given: int | None) -> int:

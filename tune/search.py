@@ -23,15 +23,15 @@ from train_loop.errors import RayStartError
 from train_loop.ray_session import Connection, JoinedRay, LocalRay, check_reachable
 from train_loop.terminal import give_signals_back, say_from_handler, take_signals
 from tune import wandb_log
+from tune.capacity import Capacity
 from tune.deadline import END_OF_ALLOCATION, Deadline, end_of_allocation
 from tune.display import PlainLines, Progress, make_display
-from tune.machine import Machine
+from tune.joined import cluster_machine, living_nodes, on_cluster
 from tune.observer import Observer, TrialView
-from tune.plan import SearchPlan, on_cluster
+from tune.plan import SearchPlan
 from tune.provenance import provenance
 from tune.samplers import MODEL_BASED, make_pruner, quiet_optuna, sampler_factory
 from tune.store import StudyStore
-from tune.study_room import check_room
 from tune.summary import print_findings, print_plan, quoted, resume_command
 from tune.tables import epoch_records
 
@@ -119,6 +119,7 @@ class _Ended:
     """As it was carried out."""
     bridge: Any = None
     wandb: Any = None
+    capacity: Any = None
     deadline: Deadline = field(default_factory=lambda: Deadline(None, lambda: None))
 
 
@@ -150,10 +151,12 @@ def _search(ended: _Ended, store: StudyStore, stop: StopRequest, stack: ExitStac
     stack.push(session.__exit__)
     _take_signals(stop)  # starting Ray has put its own handler for SIGTERM in place
     if not connection.local:
-        plan = ended.plan = on_cluster(plan, _cluster_machine())
-        check_room(plan)  # so many trials at a time
+        plan = ended.plan = on_cluster(plan, cluster_machine())
         store.describe(plan.to_dict())
     _say_dashboard(connection, console)
+    say = partial(console.print, markup=False, soft_wrap=True)
+    nodes = None if connection.local else living_nodes
+    ended.capacity = Capacity(plan.share, plan.trials, gpus=plan.machine.gpus > 0, nodes=nodes, say=say)
     observers: list[Observer] = []
     if plan.wandb != "disabled":
         ended.wandb = wandb_log.WandbObserver(plan.wandb, plan.study, plan.folder / "wandb")
@@ -171,7 +174,7 @@ def _search(ended: _Ended, store: StudyStore, stop: StopRequest, stack: ExitStac
         observers.append(PlainLines(Progress(plan.trials, plan.share.concurrency, finished), log))
         with make_display(Progress(plan.trials, plan.share.concurrency, finished)) as display:
             observers.append(display)
-            _fit(plan, store, bridge, stop)
+            _fit(plan, store, bridge, ended.capacity, stop)
 
 
 def _make_bridge(
@@ -179,7 +182,7 @@ def _make_bridge(
 ) -> Any:
     from tune.bridge import OptunaBridge
 
-    plan = ended.plan
+    plan, capacity = ended.plan, ended.capacity
     ray_storage = _ray_storage(plan, connection)
     searched = [name for name, found in plan.ranges.items() if found.kind != "derived"]
 
@@ -187,7 +190,7 @@ def _make_bridge(
         return {
             "name": f"trial-{number:04d}",
             "workers": plan.share.workers,
-            "worker_resources": plan.share.worker_resources,
+            "worker_resources": capacity.bundle(number),
             "ray_storage": str(ray_storage),
             "checkpoint_dir": str(store.checkpoint_folder(number)),
             "checkpoint_every_s": CHECKPOINT_EVERY_S,
@@ -197,6 +200,11 @@ def _make_bridge(
             "restarts": plan.restarts,
         }
 
+    def lost() -> bool:
+        if reason := capacity.lost():
+            stop.set(reason)
+        return reason is not None
+
     bridge = OptunaBridge(
         store,
         plan.space,
@@ -204,17 +212,17 @@ def _make_bridge(
         overrides=plan.overrides,
         seed=plan.seed,
         trials=plan.trials,
-        concurrency=plan.share.concurrency,
+        room=capacity.room,
         make_sampler=sampler_factory(plan.sampler, plan.seed, plan.trials, searched),
         task=task,
         observers=observers,
-        may_start=lambda: not stop.is_set() and ended.deadline.allows_a_trial(),
+        may_start=lambda: not stop.is_set() and ended.deadline.allows_a_trial() and not lost(),
     )
     ended.deadline = Deadline(end_of_allocation(), bridge.first_result_s)
     return bridge
 
 
-def _fit(plan: SearchPlan, store: StudyStore, bridge: Any, stop: StopRequest) -> None:
+def _fit(plan: SearchPlan, store: StudyStore, bridge: Any, capacity: Capacity, stop: StopRequest) -> None:
     """Hand the search to Ray Tune until enough trials have ended or something stops it."""
     import ray.tune
 
@@ -225,10 +233,10 @@ def _fit(plan: SearchPlan, store: StudyStore, bridge: Any, stop: StopRequest) ->
     storage = Path(bridge.task(0)["ray_storage"])
     storage.mkdir(parents=True, exist_ok=True)
     tuner = ray.tune.Tuner(
-        trial.trainable(plan.share.workers, plan.share.worker_resources),
+        trial.trainable(),
         tune_config=ray.tune.TuneConfig(
             search_alg=bridge,
-            scheduler=PrunerScheduler(bridge),
+            scheduler=PrunerScheduler(bridge, capacity),
             num_samples=-1,  # the bridge says when it is enough
             reuse_actors=True,
             trial_name_creator=lambda t: t.trial_id,
@@ -297,7 +305,8 @@ def _end(ended: _Ended, trials: list[TrialView], stop: StopRequest, console: Con
         say(f"\nSend the W&B runs from a machine with a network:\n  {wandb.sync_command()}")
     if fatal:
         print(f"error: {fatal}. See {quoted(plan.folder / 'logs')}.", file=sys.stderr)
-    cut_short = ended.deadline.refused and _count_finished(trials) < plan.trials
+    refused = ended.deadline.refused or (ended.capacity is not None and ended.capacity.lost())
+    cut_short = refused and _count_finished(trials) < plan.trials
     if stop.is_set() or cut_short:
         command = resume_command(plan, budget_spent=stop.reason == BUDGET_SPENT)
         say(f"\nStopped: {stop.reason or END_OF_ALLOCATION}. Everything is saved; go on with:\n  {command}")
@@ -341,13 +350,6 @@ def _session(plan: SearchPlan, store: StudyStore) -> LocalRay | JoinedRay:
     if plan.address == "local":
         return LocalRay(plan.machine.cpus, plan.machine.gpus, log)
     return JoinedRay(plan.address, log)
-
-
-def _cluster_machine() -> Machine:
-    import ray
-
-    resources = ray.cluster_resources()
-    return Machine(int(resources.get("CPU", 0)), int(resources.get("GPU", 0)), int(resources.get("memory", 0)))
 
 
 def _ray_storage(plan: SearchPlan, connection: Connection) -> Path:

@@ -64,7 +64,7 @@ def _notes(plan: SearchPlan) -> list[tuple[str, str]]:
 def _why_model(plan: SearchPlan) -> str:
     if not plan.model_was_auto:
         return ""
-    if not plan.machine.cpus:
+    if not plan.machine.nodes:
         return " (auto: resnet50 if the cluster has GPUs)"
     return (
         " (auto: there is an accelerator)"
@@ -75,11 +75,10 @@ def _why_model(plan: SearchPlan) -> str:
 
 def _resources(plan: SearchPlan) -> str:
     share, machine = plan.share, plan.machine
-    if not machine.cpus:
+    if not machine.nodes:
         return f"Ray cluster {plan.address}, {share.workers} worker(s) a trial"
     have = f"{machine.gpus} GPUs, {machine.cpus} CPU cores" if machine.gpus else f"{machine.cpus} CPU cores, no GPU"
-    each = " + ".join(f"{v:g} {k}" for k, v in share.worker_resources.items())
-    return f"{have}: {share.concurrency} trials at a time, {share.workers} worker(s) a trial with {each} each"
+    return f"{have}: {share.describe()}"
 
 
 def _cost(plan: SearchPlan) -> str:

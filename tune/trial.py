@@ -92,15 +92,18 @@ def _train(task: dict[str, Any]) -> str | None:
         shutil.rmtree(Path(task["ray_storage"]) / task["name"], ignore_errors=True)
 
 
-def trainable(workers: int, worker_resources: dict[str, float]) -> Any:
-    """``run_trial`` with the resources of one trial attached, for ``Tuner``."""
+def trainable() -> Any:
+    """``run_trial`` with the resources that each trial's task names attached, for ``Tuner``."""
     run_trial.__mixins__ = (_EndsItsWorkers,)  # type: ignore[attr-defined]
-    if INLINE:
-        # An empty first bundle: the trial's own process takes no CPU from the workers.
-        resources = PlacementGroupFactory([{}, *[dict(worker_resources)] * workers], strategy="PACK")
-    else:
-        resources = PlacementGroupFactory([{"CPU": 0.001}])
-    return ray.tune.with_resources(run_trial, resources)
+    return ray.tune.with_resources(run_trial, _resources)
+
+
+def _resources(task: dict[str, Any]) -> PlacementGroupFactory:
+    if not INLINE:
+        # The stock trainer reserves its workers itself. This process takes no CPU from them: they may need all.
+        return PlacementGroupFactory([{"node:__internal_head__": 0.001}])
+    # An empty first bundle: the trial's own process takes no CPU from the workers.
+    return PlacementGroupFactory([{}, *[dict(task["worker_resources"])] * task["workers"]], strategy="PACK")
 
 
 def _reason(error: Exception) -> str:

@@ -15,21 +15,42 @@ from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from ray.tune.stopper import Stopper
 
 from tune.bridge import OptunaBridge
+from tune.capacity import Capacity
 
 STOP_WAIT_S = 10.0
 """How long trials may take to write their checkpoints when a search ends early."""
+NODES_GONE = "its nodes have gone; it goes on with workers that fit those that are left"
 
 
 class PrunerScheduler(FIFOScheduler):
     """Stops trials when the bridge, that is Optuna's pruner, says so."""
 
-    def __init__(self, bridge: OptunaBridge) -> None:
+    def __init__(self, bridge: OptunaBridge, capacity: Capacity) -> None:
         super().__init__()
-        self._bridge = bridge
+        self._bridge, self._capacity = bridge, capacity
+
+    def choose_trial_to_run(self, tune_controller: Any) -> Any:
+        self._give_up_outgrown(tune_controller)
+        return super().choose_trial_to_run(tune_controller)
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
         stop = self._bridge.observe(trial.trial_id, result)
         return TrialScheduler.STOP if stop else TrialScheduler.CONTINUE
+
+    def _give_up_outgrown(self, controller: Any) -> None:
+        """Take trials from Tune whose workers find no room on the nodes that are left: they would wait for ever.
+
+        They wait in the study instead. The bridge takes them up next, with workers that fit.
+        """
+        for trial in list(controller.get_trials()):
+            if trial.is_finished() or self._capacity.holds(trial.config["worker_resources"]):
+                continue
+            self._bridge.put_back(trial.trial_id, NODES_GONE)
+            # Private names: stop_trial leaves a trial that waits among those for which it would keep processes.
+            if trial in controller._staged_trials:
+                controller._staged_trials.remove(trial)
+                controller._actor_cache.decrease_max(trial.placement_group_factory)
+            controller.stop_trial(trial)
 
     def __getstate__(self) -> dict[str, Any]:
         return {}
