@@ -86,7 +86,7 @@ def pack_all(folder: Path) -> dict[str, Any]:
     from train_loop.data.jpeg import jpegtran_path
 
     for profile in ("full", "fast"):
-        options = ["--profile", profile, "--short-side", str(SHORT_SIDE)]
+        options = ["--profile", profile, *(["--short-side", str(SHORT_SIDE)] if profile == "fast" else [])]
         if pack.main([str(folder / "folder"), str(folder / profile), *options]):
             raise SystemExit(f"packing {profile} failed")
     sizes = {arm: sum(file.stat().st_size for file in (folder / arm).rglob("*") if file.is_file()) for arm in ARMS}

@@ -22,13 +22,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from cluster.option_values import part
 from train_loop import room
 from train_loop.command_line import INTERRUPTED, WRONG_INPUT, OneLineParser, check_writable
 from train_loop.config import ConfigError
 from train_loop.data import packed_format
-from train_loop.data.jpeg import jpegtran_path
 from train_loop.data.pack_images import Profile, RejectedImage, convert
 from train_loop.data.pack_processes import PackFailed, write_shards
+from train_loop.data.pack_refusals import check_profile, make_profile, refuse_packed, what_is_packed
 from train_loop.data.pack_shard import ShardTask
 from train_loop.data.pack_sources import Item, PackSource, find_source, read_entry
 
@@ -57,12 +58,17 @@ def parser() -> argparse.ArgumentParser:
     )
     add = p.add_argument
     add("paths", nargs="+", metavar="SRC DST")
-    add("--profile", choices=("full", "fast"), default="full", help="full: original size; fast: resized (full)")
-    add("--short-side", type=int, default=256, metavar="PIXELS", help="of the fast profile (256)")
-    add("--quality", type=int, default=90, metavar="Q", help="of images that are encoded anew (90)")
+    add("--profile", choices=("full", "fast"), help="full: original size; fast: resized (full)")
+    add("--short-side", type=int, metavar="PIXELS", help="of the fast profile (256)")
+    add("--quality", type=int, metavar="Q", help="of the fast profile; with --profile full of what is no JPEG (90)")
     add("--workers", type=int, metavar="N", help="processes (default: the cores this one may use)")
     add("--shard-mb", type=int, default=512, metavar="MB", help="of the source, a shard at most (512)")
-    add("--val-part", type=float, metavar="PART", help="hold so much out where the source has no validation part")
+    add(
+        "--val-part",
+        type=part,
+        metavar="PART",
+        help="hold so much out, e.g. 10%%, where the source has no validation part",
+    )
     add("--verify", action="store_true", help="check every shard and image of DST again")
     add("--info", action="store_true", help="show what DST holds, and write contact_sheet.png there")
     return p
@@ -91,12 +97,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _check(args: argparse.Namespace) -> int:
     from train_loop.data import pack_check
 
+    for option in ("--profile", "--short-side", "--quality", "--workers", "--val-part"):
+        if getattr(args, option[2:].replace("-", "_")) is not None:
+            raise ConfigError(f"--verify and --info read what is packed; got {option}. Leave it out.")
     if len(args.paths) != 1:
         raise ConfigError(f"--verify and --info take one packed folder; got {len(args.paths)} paths. Write DST alone.")
     folder = os.path.abspath(args.paths[0])
     if not packed_format.is_packed(folder):
         raise ConfigError(f"a packed folder has an {packed_format.INDEX}; got none in {folder!r}. Check the path.")
-    return pack_check.verify(folder) if args.verify else pack_check.show(folder)
+    shown = pack_check.show(folder) if args.info else 0
+    return pack_check.verify(folder) if args.verify else shown
 
 
 def _pack(args: argparse.Namespace) -> int:
@@ -107,18 +117,22 @@ def _pack(args: argparse.Namespace) -> int:
         ("--quality", args.quality, 1, 100),
         ("--shard-mb", args.shard_mb, 1, 1 << 16),
     ):
-        if not low <= value <= high:
+        if value is not None and not low <= value <= high:
             raise ConfigError(f"{option} must be {low} to {high}; got {value}. Write a number in between.")
     if args.val_part is not None and not 0 < args.val_part < 1:
         raise ConfigError(f"--val-part must be above 0 and below 1; got {args.val_part:g}. Write e.g. --val-part 0.1.")
+    check_profile(args)
     destination = Path(os.path.abspath(os.path.expanduser(args.paths[1])))
     if destination.exists():
-        raise ConfigError(f"the destination must not exist; got {str(destination)!r}. Write another or remove it.")
+        is_set = f", a packed set: {what_is_packed(destination)}" if packed_format.is_packed(str(destination)) else ""
+        raise ConfigError(
+            f"the destination must not exist; got {str(destination)!r}{is_set}. Write another or remove it."
+        )
     check_writable("DST", destination.parent)
+    refuse_packed(args.paths[0])
     source = find_source(args.paths[0], args.val_part)
-    jpegtran = jpegtran_path() if args.profile == "full" else None
-    profile = Profile(args.profile, args.short_side, args.quality, jpegtran)
-    if args.profile == "full" and not jpegtran:
+    profile = make_profile(args, source)
+    if profile.name == "full" and not profile.jpegtran:
         print("no jpegtran found: JPEGs are encoded again with their own tables and sampling, not losslessly")
     for line in room.quota_lines():
         print(line)
@@ -183,9 +197,9 @@ def _tasks(source: PackSource, folder: Path, profile: Profile, shard_bytes: int)
     total = sum(item.entry.size for items in (source.train, source.val) for item in items)
     limit = min(shard_bytes, max(MIN_SHARD_BYTES, total // SHARDS_AT_LEAST))
     tasks = []
-    for part, items in (("train", source.train), ("val", source.val)):
+    for name, items in (("train", source.train), ("val", source.val)):
         for number, chunk in enumerate(_chunks(items, limit)):
-            tasks.append(ShardTask(folder, f"{part}-{number:05d}.arrow", part, chunk, profile))
+            tasks.append(ShardTask(folder, f"{name}-{number:05d}.arrow", name, chunk, profile))
     return tasks
 
 
@@ -291,10 +305,10 @@ def _finish(folder: Path, source: PackSource, profile: Profile, tasks: Sequence[
     rows = [dict(zip(schema.names, row, strict=True)) for row in rejected]
     pq.write_table(pa.Table.from_pylist(rows, schema), folder / packed_format.REJECTED)
     shards = tuple(packed_format.ShardInfo(**note["shard"]) for note in notes)
-    sizes = {part: sum(s.images for s in shards if s.part == part) for part in packed_format.PARTS}
-    for part, size in sizes.items():
+    sizes = {name: sum(s.images for s in shards if s.part == name) for name in packed_format.PARTS}
+    for name, size in sizes.items():
         if size == 0:
-            raise PackFailed(f"no image of the {part} part could be stored; see {folder / packed_format.REJECTED}")
+            raise PackFailed(f"no image of the {name} part could be stored; see {folder / packed_format.REJECTED}")
     sums = np.sum([note["pixel_sums"] for note in notes if note["shard"]["part"] == "train"], axis=0) / sizes["train"]
     mean, std = sums[:, 0], np.sqrt(np.maximum(sums[:, 1] - sums[:, 0] ** 2, 0))
     info = packed_format.PackedInfo(

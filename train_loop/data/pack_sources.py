@@ -148,6 +148,12 @@ def _choose_parts(
     train = next((parts[name] for name in (*TRAIN_FOLDERS, "") if name in parts), None)
     if train is None:
         raise ConfigError(f"a data set needs training images; got only {', '.join(parts)} in {root!r}. Add train/.")
+    if val is not None and val_part is not None:
+        held = next(name for name in VAL_FOLDERS if name in parts)
+        raise ConfigError(
+            f"--val-part holds images out where there are no validation images; got {val_part:g} for {root!r}, which "
+            f"has {held}/. Leave --val-part out, or pack its training folder alone."
+        )
     if val is not None:
         return train, val
     if val_part is None:
