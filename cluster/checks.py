@@ -65,12 +65,12 @@ def write_first(job: record.JobRecord) -> None:
 
 
 def take_lease(study: Path, job_id: str) -> Lease:
-    """The right to write the study. Raises BadInput if another job has it, or the folder cannot be written."""
+    """The right to write the study. Raises BadInput if another one has it, or the folder cannot be written."""
     lease = Lease(study, job_id)
     try:
-        lease.take()
-    except StudyHeld as error:
-        raise BadInput(str(error)) from None
+        lease.take(say=lambda line: print(line, flush=True))
+    except StudyHeld as held:
+        raise BadInput(f"a study is written by one driver at a time; {held}, or write --study OTHER.") from None
     except OSError as error:
         raise BadInput(
             f"the study's folder must be writable; got {str(study)!r} ({error.strerror}). "

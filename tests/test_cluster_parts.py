@@ -1,4 +1,4 @@
-"""The parts of a job in an allocation that need no Slurm: ports, grants, options, decisions, folders, leases."""
+"""The parts of a job in an allocation that need no Slurm: ports, grants, options, decisions, folders."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from conftest import ROOT, clean_environment
 from cluster import (
     credentials,
     heartbeats,
-    lease,
     lookout,
     node,
     node_folder,
@@ -555,53 +554,6 @@ def test_rays_temporary_folder_is_the_jobs_and_the_users_own_is_handed_on(tmp_pa
         assert step._start_ray(tmp_path, ports.ports_of("1", 0, head=True), None).wait() == 0
         seen = dict(line.split("=", 1) for line in Path(os.environ["SEEN"]).read_text().splitlines() if "=" in line)
         assert (seen["TMPDIR"], seen["BIGBATCH_USER_TMPDIR"]) == (str(tmp_path), own or "")
-
-
-# The lease
-
-
-def test_a_study_is_leased_to_one_live_job(tmp_path):
-    mine = lease.Lease(tmp_path, "5")
-    mine.take()
-    mine.take()
-    with pytest.raises(lease.StudyHeld, match=r"held by job 5 of \w+ on \S+, seen \d+ s ago. Wait for it"):
-        lease.Lease(tmp_path, "6").take()
-    mine.release()
-    other = lease.Lease(tmp_path, "6")
-    other.take()
-    mine.release()
-    assert (tmp_path / lease.FILE).exists(), "not ours any more"
-
-
-def test_a_lease_that_is_damaged_or_just_let_go_is_judged_by_its_file(tmp_path, monkeypatch):
-    held = tmp_path / lease.FILE
-    held.write_text('{"job": "5", "heartbeat": "soon"}')
-    with pytest.raises(lease.StudyHeld, match="held by job 5"):
-        lease.Lease(tmp_path, "6").take()
-    held.write_text("")  # its holder was killed between making and writing it
-    with pytest.raises(lease.StudyHeld, match=r"held by job \?"):
-        lease.Lease(tmp_path, "6").take()
-    os.utime(held, (1, 1))
-    lease.Lease(tmp_path, "6").take()
-    # The holder lets go between the look whether there is a lease and the look who has it.
-    monkeypatch.setattr(lease, "read_json", lambda path: path.unlink() or {})
-    lease.Lease(tmp_path, "7").take()
-    monkeypatch.undo()
-    assert '"job": "7"' in held.read_text()
-
-
-@pytest.mark.parametrize(
-    ("job", "age_s", "running", "may"),
-    [
-        ("5", 9999, True, False),
-        ("5", 9999, None, False),
-        ("5", 9999, False, True),
-        ("5", 10, False, False),
-        ("6", 1, 1, 1),
-    ],
-)
-def test_a_lease_is_taken_over_only_if_stale_and_its_job_is_gone(job, age_s, running, may):
-    assert lease.may_take({"job": job, "heartbeat": time.time()}, "6", age_s, lambda _: running) == bool(may)
 
 
 # Mends

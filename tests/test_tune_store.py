@@ -189,11 +189,10 @@ def test_a_resume_from_a_database_that_is_there_still_works(tmp_path):
     reopened.close()
 
 
-def test_a_folder_that_cannot_be_locked_is_refused_in_words(tmp_path):
+def test_a_folder_that_cannot_be_held_is_refused_in_words(tmp_path):
     store = new_study(tmp_path)
     store.close()
-    (store.folder / ".lock").unlink()
-    (store.folder / ".lock").mkdir()  # as unwritable as a read-only folder, for root too
+    (store.folder / ".lease").mkdir()  # as unwritable as a read-only folder, for root too
     with pytest.raises(ConfigError, match="must be writable"):
         StudyStore.open(store.folder, None)
 

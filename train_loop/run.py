@@ -18,7 +18,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 if not __package__:
     # Run as a file, Python puts train_loop/ first on sys.path, where its modules would shadow others.
@@ -45,7 +44,7 @@ from train_loop.errors import (  # noqa: E402
     RayStartError,
     TrainingStopped,
 )
-from train_loop.folder_lock import lock_folder  # noqa: E402
+from train_loop.folder_hold import FolderHold, hold_folder  # noqa: E402
 from train_loop.launch import Launch, launched  # noqa: E402
 from train_loop.ray_worker import check_workers  # noqa: E402
 from train_loop.recipe import recipe_path  # noqa: E402
@@ -278,18 +277,18 @@ def write_whole(path: Path, text: str) -> None:
     os.replace(partial, path)
 
 
-def make_output(task: Task) -> IO[str]:
-    """The folder, with the configuration in it, and the lock that holds it. Raises ConfigError."""
+def make_output(task: Task) -> FolderHold:
+    """The folder, with the configuration in it, and held. Raises ConfigError."""
     try:
         task.output.mkdir(parents=True, exist_ok=True)
-        lock = lock_folder(task.output, "a run's folder", "write --output with another folder")
+        hold = hold_folder(task.output, "a run's folder", "write --output with another folder")
         write_whole(task.output / "config.json", task.config.to_json())
     except OSError as error:
         raise ConfigError(
             f"--output must be a folder that can be written; got {str(task.output)!r} ({error.strerror}). "
             "Write --output with another folder."
         ) from None
-    return lock
+    return hold
 
 
 def announce(task: Task) -> None:
@@ -323,7 +322,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(argv: Sequence[str] | None) -> int:
     prog = sys.argv[0] if Path(sys.argv[0]).name == "run.py" else "bigbatch train"
-    launch = lock = None
+    launch = hold = None
     leads = speaks = True
     try:
         launch = launched()
@@ -337,7 +336,7 @@ def _main(argv: Sequence[str] | None) -> int:
             print_report(task.config, task.stage_folder)
             return 0
         if leads:
-            lock = make_output(task)
+            hold = make_output(task)
             announce(task)
         history = train_without_ray(task, task.launch) if task.launch else train_under_ray(task)
         if leads:
@@ -354,8 +353,8 @@ def _main(argv: Sequence[str] | None) -> int:
     except (ImageError, LoaderError) as error:  # met by one rank alone: nobody else can say it
         return _say(f"{prog}: failed: {error}", 1, True)
     finally:
-        if lock is not None:
-            lock.close()
+        if hold is not None:
+            hold.close()
 
 
 def _say(line: str, code: int, speaks: bool) -> int:

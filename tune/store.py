@@ -16,13 +16,13 @@ import os
 import shutil
 import time
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import optuna
 from optuna.storages.journal import JournalFileBackend
 
 from train_loop.config import ConfigError
-from train_loop.folder_lock import lock_folder
+from train_loop.folder_hold import FolderHold, hold_folder
 from tune import tables
 from tune.description import SCHEMA_VERSION, STUDY_FILE, read_description
 from tune.provenance import redact
@@ -35,14 +35,14 @@ REFRESH_SHARE = 0.05
 class StudyStore:
     """A study's folder, held by one driver at a time.
 
-    Use ``create`` for a new study and ``open`` for one that is there; both take the folder's lock,
-    which ends with the process.
+    Use ``create`` for a new study and ``open`` for one that is there; both take the folder's lease,
+    which ends with the process, and is given back by ``close``.
     """
 
     def __init__(self, folder: Path, storage_url: str | None = None) -> None:
         self.folder = folder
         self._storage_url = storage_url
-        self._lock: IO[str] | None = None
+        self._hold: FolderHold | None = None
         self._next_refresh = 0.0
         self.study: optuna.Study
 
@@ -75,8 +75,9 @@ class StudyStore:
         store = cls(folder, storage_url)
         was_there = folder.exists()
         store._make_folder()
-        store._take_lock()
+        store._take()
         if (folder / STUDY_FILE).exists() or (folder / JOURNAL_FILE).exists():
+            store.close()
             raise ConfigError(_holds_a_study(folder))
         # First the description: a study without one could be neither resumed nor made again.
         write_json(folder / STUDY_FILE, {"schema_version": SCHEMA_VERSION, "name": name, **description})
@@ -101,21 +102,27 @@ class StudyStore:
         if description.get("sessions"):
             check_database_file(storage_url)
         store = cls(folder, storage_url)
-        store._take_lock()
-        repair_journal(folder / JOURNAL_FILE)
+        store._take()
         try:
-            store.study = optuna.load_study(study_name=description["name"], storage=store._storage())
+            repair_journal(folder / JOURNAL_FILE)
+            store._load(description)
+        except BaseException:
+            store.close()
+            raise
+        return store
+
+    def _load(self, description: dict[str, Any]) -> None:
+        name, storage = description["name"], self._storage()
+        try:
+            self.study = optuna.load_study(study_name=name, storage=storage)
         except KeyError:
             if description.get("sessions"):
                 raise ConfigError(
-                    f"--resume needs the study's trials; got {folder.name!r}, which the storage does not hold. "
+                    f"--resume needs the study's trials; got {self.folder.name!r}, which the storage does not hold. "
                     "Give the --storage that it began with, or restore optuna.journal."
                 ) from None
             # Killed between making the folder and the study's first entry: nothing was lost.
-            store.study = optuna.create_study(
-                study_name=description["name"], storage=store._storage(), direction="maximize"
-            )
-        return store
+            self.study = optuna.create_study(study_name=name, storage=storage, direction="maximize")
 
     def discard(self) -> None:
         """Remove a study that was made in vain: nothing is in it yet."""
@@ -150,9 +157,9 @@ class StudyStore:
         self.study.tell(live, values=float(records[-1]["val_top1"]), state=optuna.trial.TrialState.COMPLETE)
 
     def close(self) -> None:
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
+        if self._hold is not None:
+            self._hold.close()
+            self._hold = None
 
     def _make_folder(self) -> None:
         try:
@@ -164,8 +171,8 @@ class StudyStore:
                 "Write --output with another folder."
             ) from None
 
-    def _take_lock(self) -> None:
-        self._lock = lock_folder(self.folder, "a study's folder", "write --study OTHER")
+    def _take(self) -> None:
+        self._hold = hold_folder(self.folder, "a study's folder", "write --study OTHER")
 
     def _storage(self) -> optuna.storages.BaseStorage:
         return open_storage(self.folder, self._storage_url)
@@ -252,7 +259,7 @@ def repair_journal(path: Path) -> None:
     """Drop what a killed writer left: a half last line, and the lock that it held.
 
     Optuna refuses a journal once something is appended to a half line, so it is cut off. The
-    study's own lock is held here: no other writer lives.
+    study's lease is held here: no other writer lives.
     """
     for lock in path.parent.glob(f"{path.name}.lock*"):
         lock.unlink(missing_ok=True)

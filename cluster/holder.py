@@ -1,0 +1,123 @@
+"""Who holds a folder: a process, known again although its number may have been given to another, or a whole job."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import secrets
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+JOB_FOLDER = "BIGBATCH_JOB_FOLDER"
+"""Set in the environment of a driver that a job of BigBatch started."""
+
+
+@dataclass(frozen=True)
+class Holder:
+    """One who holds a folder.
+
+    Attributes:
+        token: of this holder alone.
+        job: Slurm's job id; empty outside of a job.
+        restart: how often Slurm had started the job again.
+        whole_job: the job holds it from its first to its last moment, also while no driver of it runs.
+        host, user: for people to read.
+        machine: the boot of a kernel and the process namespace in it; process ids mean something only within.
+        pid, start_ticks: the process, and when it began, in ticks since the boot; 0: the job itself.
+    """
+
+    token: str = ""
+    job: str = ""
+    restart: str = ""
+    whole_job: bool = False
+    host: str = ""
+    user: str = ""
+    machine: str = ""
+    pid: int = 0
+    start_ticks: int = 0
+
+    def words(self) -> str:
+        who = f"of {self.user or '?'} on {self.host or '?'}"
+        if self.whole_job or not self.pid:
+            return f"job {self.job or '?'} {who}"
+        return f"process {self.pid}{f' in job {self.job}' if self.job else ''} {who}"
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def from_dict(values: Mapping[str, Any]) -> Holder:
+    """What a file says; what is missing or of another kind is left out. Files of older versions name a job alone."""
+    known = {f.name: values[f.name] for f in fields(Holder) if f.name in values}
+    kept = {name: value for name, value in known.items() if type(value) is type(getattr(Holder, name))}
+    return Holder(**{"whole_job": bool(kept.get("job")) and "pid" not in kept, **kept})
+
+
+def of_job(job_id: str) -> Holder:
+    """The job that this process runs."""
+    return Holder(secrets.token_hex(8), job_id, _restart(os.environ), True, os.uname().nodename, _user())
+
+
+def of_process(env: Mapping[str, str] | None = None) -> Holder:
+    env = os.environ if env is None else env
+    return Holder(
+        token=secrets.token_hex(8),
+        job=env.get("SLURM_JOB_ID", ""),
+        restart=_restart(env),
+        host=os.uname().nodename,
+        user=_user(),
+        machine=machine(),
+        pid=os.getpid(),
+        start_ticks=_start_ticks(os.getpid()) or 0,
+    )
+
+
+def is_driver_of_job(me: Holder, holder: Holder, env: Mapping[str, str] | None = None) -> bool:
+    """Whether ``holder`` is the job of BigBatch that started this process."""
+    env = os.environ if env is None else env
+    return holder.whole_job and bool(env.get(JOB_FOLDER)) and me.job == holder.job != ""
+
+
+def lives(holder: Holder) -> bool | None:
+    """Whether its process lives; None where that cannot be seen from here."""
+    if not holder.pid or not holder.machine or holder.machine != machine():
+        return None
+    try:
+        os.kill(holder.pid, 0)  # not by /proc alone: it may hide the processes of others
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        pass
+    ticks = _start_ticks(holder.pid)
+    return ticks is None or ticks == holder.start_ticks
+
+
+def machine() -> str:
+    """The same for all processes whose ids are one series; the host's name where the kernel does not say."""
+    try:
+        return f"{BOOT_ID.read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return os.uname().nodename
+
+
+def _start_ticks(pid: int) -> int | None:
+    """0 of a process that has ended and that nobody has waited for; None: it cannot be seen."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return 0 if stat[0] in "ZX" else int(stat[19])
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+def _restart(env: Mapping[str, str]) -> str:
+    return env.get("SLURM_RESTART_COUNT", "0") if env.get("SLURM_JOB_ID") else ""
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a user id without a name, in a container
+        return str(os.getuid())
