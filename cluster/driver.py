@@ -93,18 +93,15 @@ def drain_in_ray(addresses: Sequence[str], reason: str, env: Mapping[str, str], 
         pass
 
 
-def driver_environment(ray: Mapping[str, str], folder: Path, tmp: Path, deadline: float) -> dict[str, str]:
-    """What the driver finds in its environment.
+def driver_environment(ray: Mapping[str, str], folder: Path, tmp: Path) -> dict[str, str]:
+    """What the driver finds in its environment, but for the time that it has (``saving.TimeLeft``).
 
     Args:
         ray: of every process of the cluster (``ray_commands.environment``).
         folder, tmp: of the job: on the shared file system, and on this node until the job ends.
-        deadline: when trials must save themselves, seconds since the epoch; 0 without a limit.
     """
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])  # `python`: this one
     env = {**ray, "PATH": path, "BIGBATCH_JOB_FOLDER": str(folder), **node_folder.temporary_in(tmp, ray)}
     if env.get("BIGBATCH_CONTAINER"):  # the head's Ray has its sockets beside it, and the image sees what is bound
         env["BIGBATCH_NODE_TMP"] = str(tmp.parent)
-    if deadline:
-        env["BIGBATCH_DEADLINE"] = f"{deadline:.0f}"
     return env

@@ -222,8 +222,8 @@ class Job:
         self._save()
         self._gain.driver_begins()
         try:
-            env = driver_environment(self._env, self._folder, self._tmp, self._left.deadline(self._early))
-            self._driver = Driver(command, self._cwd, env)
+            env = driver_environment(self._env, self._folder, self._tmp)
+            self._driver = Driver(command, self._cwd, env | self._left.environment(self._early))
         except OSError as error:
             raise BadInput(f"the command must be a program; got {command[0]!r} ({error.strerror}).") from None
         while self._driver.exit_code() is None:

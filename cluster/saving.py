@@ -15,6 +15,8 @@ from cluster.policy import Cause
 
 SAVE_S = 60.0
 """For the driver to save near the time limit or in a preemption's grace time."""
+MARGIN_REST_S = 30.0
+"""Of the margin, what comes after the driver: its Ray, the nodes, the requeue."""
 CANCELLED_SAVE_S = 3.0
 
 
@@ -40,10 +42,21 @@ class TimeLeft:
         signalled = self._end_time - early.left_s if early is not None and early.sure else 0.0
         return signalled if signalled > time.time() else self._end_time - self._margin_s
 
+    def environment(self, early: EarlySignal | None) -> dict[str, str]:
+        """What the driver is told of the time that it has."""
+        words = {"BIGBATCH_SAVE_S": f"{self.save_s:.0f}"}
+        deadline = self.deadline(early)
+        return words | ({"BIGBATCH_DEADLINE": f"{deadline:.0f}"} if deadline else {})
+
     def patience_s(self) -> float:
         """For a controller that does not answer."""
         left = self._end_time - time.time() - 5 if self._end_time else slurm.SILENT_S
         return max(0.0, min(slurm.SILENT_S, left))
+
+    @property
+    def save_s(self) -> float:
+        """For the driver, near the time limit: a longer ``--margin`` is for trials whose steps are long."""
+        return max(SAVE_S, self._margin_s - MARGIN_REST_S)
 
     def to_save_s(self, lookout: Lookout) -> float:
         """For the driver: less where Slurm's SIGKILL is near."""
@@ -52,7 +65,7 @@ class TimeLeft:
         if lookout.killed_soon or lookout.cause is Cause.UNEXPLAINED:
             return max(2.0, self._kill_wait_s - 4)
         left = self._end_time - time.time() - 20 if self._end_time else SAVE_S
-        return max(2.0, min(SAVE_S, left))
+        return max(2.0, min(self.save_s, left))
 
 
 def end_driver(

@@ -16,7 +16,7 @@ from test_tune_bridge import EPOCHS, WORKLOAD, make_bridge, record, run_out
 from search_spaces.check import check_space
 from search_spaces.registry import load_space
 from tune.qmc import SobolSampler, value_at
-from tune.samplers import ByTrial, sampler_factory
+from tune.samplers import ByTrial, make_pruner, sampler_factory
 from tune.store import StudyStore
 
 NAMES = tuple(check_space(load_space("large_batch"), WORKLOAD))
@@ -159,3 +159,22 @@ def test_a_trial_spared_once_and_stopped_later_is_ranked_where_it_was_spared(tmp
         end_one(bridge, f"r{n}", [0.60 - 0.01 * n] * EPOCHS, 100)
     assert [(t.state.name, t.last_step) for t in store.study.trials[:2]] == [("COMPLETE", 4), ("PRUNED", 3)]
     assert good_half(monkeypatch, bridge) == {0, 2}
+
+
+def brackets(tmp_path: Path, name: str, seed: int) -> list[bool]:
+    """Which of equal trials Hyperband stops after the first epoch: those of its first bracket that are not its best."""
+    store = StudyStore.create(tmp_path / name, name, {}, None)
+    bridge = make_bridge(store, trials=40, concurrency=1)
+    store.study.pruner = make_pruner("hyperband", EPOCHS, seed)
+    stopped = []
+    for n in range(24):
+        bridge.suggest(f"r{n}")
+        stopped.append(run_out(bridge, f"r{n}", [0.9 - 0.01 * n] * EPOCHS))
+    store.close()
+    return stopped
+
+
+def test_hyperbands_brackets_follow_the_seed_and_not_the_studys_name(tmp_path):
+    one = brackets(tmp_path, "one", 0)
+    assert True in one and False in one[1:], "both brackets are in use"
+    assert brackets(tmp_path, "another-name", 0) == one != brackets(tmp_path, "third", 1)

@@ -30,6 +30,7 @@ from train_loop.ray_worker import FAILURE, RECORDS
 from tune.judgement import SPARED_ATTR
 from tune.observer import Observer, TrialView
 from tune.samplers import ByTrial
+from tune.stopping import stop_wait_s
 from tune.store import StudyStore
 from tune.tables import EPOCH_ATTR, epoch_records, epoch_s
 
@@ -224,6 +225,11 @@ class OptunaBridge(Searcher):
             return max((epoch_s(record) for t in trials for record in epoch_records(t)), default=None)
         return self._first_result_s
 
+    def stop_wait_s(self) -> float:
+        """How long the running trials may take to stop by themselves."""
+        trials = self._study.get_trials(deepcopy=False)
+        return stop_wait_s([item.view.records for item in self._live.values()], map(epoch_records, trials))
+
     @property
     def live(self) -> int:
         return len(self._live)
@@ -301,6 +307,12 @@ class OptunaBridge(Searcher):
         self._note_cost(live)
         self._study._storage.set_trial_state_values(live.trial._trial_id, TrialState.WAITING)
         self._end(live, TrialState.WAITING, because)
+
+    def say(self, text: str) -> None:
+        """A line that belongs to no trial, to those observers that show lines."""
+        for observer in self._observers:
+            if hasattr(observer, "say"):
+                observer.say(text)
 
     def _notify(self, event: str, *arguments: Any) -> None:
         """Tell the observers. One that fails, say a tracker that nobody can reach, is not told any more."""

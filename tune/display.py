@@ -122,6 +122,10 @@ class LiveTable:
         with self._lock:
             self._progress.put(trial)
 
+    def say(self, text: str) -> None:
+        """A line above the table."""
+        self._console.print(text, markup=False, highlight=False)
+
     def _draw(self) -> Group:
         with self._lock:
             return Group(trial_table(self._progress, self._console.width), summary_line(self._progress))
@@ -206,23 +210,23 @@ class PlainLines:
     def trial_started(self, trial: TrialView) -> None:
         self._progress.put(trial)
         word = f"resumed after epoch {trial.epoch}" if trial.resumed else "started"
-        self._say(f"trial {trial.number} {word}: {one_line(trial.config)}")
+        self.say(f"trial {trial.number} {word}: {one_line(trial.config)}")
 
     def epoch_ended(self, trial: TrialView, record: dict[str, Any]) -> None:
         self._progress.put(trial)
-        self._say(
+        self.say(
             f"trial {trial.number} epoch {record['epoch']}/{trial.epochs}: top-1 {percent(record['val_top1'])}, "
             f"train loss {record['train_loss']:.3f}, lr {record['learning_rate']:.3g}"
         )
 
     def trial_ended(self, trial: TrialView) -> None:
         self._progress.put(trial)
-        self._say(
+        self.say(
             f"trial {trial.number} {STATE_WORDS[trial.state]} at {percent(trial.value)}: {trial.ended_because} "
             f"[{summary_line(self._progress).plain}]"
         )
 
-    def _say(self, text: str) -> None:
+    def say(self, text: str) -> None:
         print(f"[{duration(time.monotonic() - self._progress.started)}] {text}", file=self._out, flush=True)
 
 

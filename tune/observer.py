@@ -41,7 +41,10 @@ class TrialView:
 
 
 class Observer(Protocol):
-    """Called by the driver, in its thread, one call at a time."""
+    """Called by the driver, in its thread, one call at a time.
+
+    One that shows lines has ``say(text)`` too: what belongs to no trial.
+    """
 
     def trial_started(self, trial: TrialView) -> None: ...
 

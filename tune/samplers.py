@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import optuna
 from optuna.distributions import BaseDistribution
@@ -122,7 +123,23 @@ def weakness(name: str, scheduler: str, conditional: bool, categorical: bool) ->
     return f"{name} {'; '.join(said)}. tpe has none of that." if said else None
 
 
-def make_pruner(name: str, max_epochs: int) -> BasePruner:
+class SeededHyperband(HyperbandPruner):
+    """Hyperband whose brackets are a function of seed and trial number.
+
+    Optuna takes them from the study's name, which holds the time where nobody gives one: the same search under another
+    name would stop other trials.
+    """
+
+    def __init__(self, seed: int, **options: Any) -> None:
+        super().__init__(**options)
+        self._seed = seed
+
+    def _get_bracket_id(self, study: Study, trial: FrozenTrial) -> int:
+        named = SimpleNamespace(study_name=f"seed-{self._seed}")
+        return super()._get_bracket_id(cast(Study, named), trial)
+
+
+def make_pruner(name: str, max_epochs: int, seed: int = 0) -> BasePruner:
     """``asha``: a trial goes on past epoch r, 3r, 9r … if it is among the best third there.
 
     The first rung r is a quarter of the epochs or less: earlier values say little about the end
@@ -132,7 +149,7 @@ def make_pruner(name: str, max_epochs: int) -> BasePruner:
     if name == "asha":
         return SuccessiveHalvingPruner(min_resource=first, reduction_factor=REDUCTION_FACTOR)
     if name == "hyperband":
-        return HyperbandPruner(min_resource=first, max_resource=max_epochs, reduction_factor=REDUCTION_FACTOR)
+        return SeededHyperband(seed, min_resource=first, max_resource=max_epochs, reduction_factor=REDUCTION_FACTOR)
     if name == "median":
         return MedianPruner(n_startup_trials=4, n_warmup_steps=first)
     if name == "none":

@@ -162,7 +162,7 @@ def _search(ended: _Ended, store: StudyStore, stop: StopRequest, stack: ExitStac
         ended.wandb = wandb_log.WandbObserver(plan.wandb, plan.study, plan.folder / "wandb")
         stack.callback(ended.wandb.close)
         observers.append(ended.wandb)
-    store.study.pruner = make_pruner(plan.scheduler, plan.max_epochs)
+    store.study.pruner = make_pruner(plan.scheduler, plan.max_epochs, plan.seed)
     bridge = ended.bridge = _make_bridge(ended, store, connection, observers, stop)
     bridge.recover()
     if plan.sampler in MODEL_BASED:  # the designs random and qmc stay as they are

@@ -193,12 +193,15 @@ class StudyStore:
         self._next_refresh = time.monotonic() + (time.monotonic() - started) / REFRESH_SHARE
 
     def drop_checkpoints(self) -> None:
-        """Remove the checkpoints of trials that ended, but for the best one's."""
+        """Remove the checkpoints of trials that ended, but for the best one's: only the few folders that are there."""
         trials = self.study.get_trials(deepcopy=False)
         best = best_trial(trials)
-        for trial in trials:
-            if trial.state.is_finished() and (best is None or trial.number != best.number):
-                shutil.rmtree(self.checkpoint_folder(trial.number), ignore_errors=True)
+        for folder in (self.folder / "checkpoints").glob("trial-*"):
+            number = folder.name.removeprefix("trial-")
+            if not number.isdigit() or int(number) >= len(trials) or not trials[int(number)].state.is_finished():
+                continue
+            if best is None or int(number) != best.number:
+                shutil.rmtree(folder, ignore_errors=True)
 
     def add_session(self, session: dict[str, Any], **changes: Any) -> None:
         """Append what this run of the driver is to study.json, with other keys to change."""

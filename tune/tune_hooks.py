@@ -16,9 +16,8 @@ from ray.tune.stopper import Stopper
 
 from tune.bridge import OptunaBridge
 from tune.capacity import Capacity
+from tune.display import duration
 
-STOP_WAIT_S = 10.0
-"""How long trials may take to write their checkpoints when a search ends early."""
 NODES_GONE = "its nodes have gone; it goes on with workers that fit those that are left"
 
 
@@ -59,13 +58,15 @@ class PrunerScheduler(FIFOScheduler):
 class StopWhen(Stopper):
     """Ends the whole search once ``over()`` says so; trials that run then count as interrupted.
 
-    They are first asked to stop by themselves, by ``stop_file``: so they write a checkpoint. After
-    ``STOP_WAIT_S`` they are stopped.
+    They are first asked to stop by themselves, by ``stop_file``: so they write a checkpoint. Those that have not after
+    ``tune.stopping.stop_wait_s`` are stopped.
     """
 
     def __init__(self, bridge: OptunaBridge, over: Callable[[], bool], stop_file: Path) -> None:
         self._bridge, self._over, self._stop_file = bridge, over, stop_file
         self._asked_at: float | None = None
+        self._wait_s = 0.0
+        self._gave_up = False
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
         return False
@@ -74,9 +75,19 @@ class StopWhen(Stopper):
         if self._asked_at is None and self._over():
             self._bridge.stopping = True
             self._stop_file.touch()
-            self._asked_at = time.monotonic()
-        waited = time.monotonic() - self._asked_at if self._asked_at is not None else 0.0
-        return self._asked_at is not None and (waited > STOP_WAIT_S or not self._bridge.live)
+            self._asked_at, self._wait_s = time.monotonic(), self._bridge.stop_wait_s()
+            self._say("to write a checkpoint after the current step", f"waiting up to {duration(self._wait_s)}")
+        if self._asked_at is None:
+            return False
+        overdue = time.monotonic() - self._asked_at > self._wait_s
+        if overdue and not self._gave_up:
+            self._gave_up = True
+            self._say("that did not stop in time", "ended; on --resume they go on from an earlier checkpoint")
+        return overdue or not self._bridge.live
+
+    def _say(self, which: str, what: str) -> None:
+        if self._bridge.live:
+            self._bridge.say(f"{self._bridge.live} running trial(s) {which}: {what}")
 
     def __getstate__(self) -> dict[str, Any]:
         return {}

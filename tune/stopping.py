@@ -1,0 +1,61 @@
+"""How long trials get to write their checkpoints when a search ends early.
+
+A trial looks for the request to stop after each optimizer step, and an epoch's end goes by in between: precise
+BatchNorm, validation, a checkpoint. Where a large batch accumulates over many micro-batches a step alone may take
+minutes, and what a trial is ended in is lost. So the wait follows what the study's epochs took.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+MIN_WAIT_S, MAX_WAIT_S = 10.0, 600.0
+UNMEASURED_WAIT_S = 120.0
+"""Before an epoch of the study has ended."""
+SAVE_VARIABLE = "BIGBATCH_SAVE_S"
+"""A job (``cluster/``) says here how long the driver may take in all; then it is killed."""
+AFTER_TRIALS_S = 15.0
+"""For the driver itself, once its trials have ended: tables, and the end of Ray."""
+
+Records = Sequence[Mapping[str, Any]]
+
+
+def longest_gap_s(records: Records) -> float | None:
+    """The longest time that a run trained without looking for a request to stop; None without an epoch."""
+    gaps, steps_before = [], 0
+    for record in records:
+        steps = int(record.get("optimizer_steps", 0)) + int(record.get("skipped_steps", 0))
+        taken = max(1, steps - steps_before)
+        steps_before = steps
+        step_s = _s(record, "train_s") / taken
+        gaps.append(step_s + _s(record, "bn_s") + _s(record, "val_s") + _s(record, "checkpoint_s"))
+    return max(gaps, default=None)
+
+
+def stop_wait_s(live: Iterable[Records], study: Iterable[Records], env: Mapping[str, str] = os.environ) -> float:
+    """Seconds that the trials that run may take to stop by themselves.
+
+    Args:
+        live: epoch records of each trial that runs. One without any is taken for as slow as the slowest in the study.
+        study: those of all trials.
+    """
+    known = [longest_gap_s(records) for records in live]
+    if None in known:
+        known += [longest_gap_s(records) for records in study]
+    gaps = [gap for gap in known if gap is not None]
+    wait = 2 * max(gaps) if gaps else UNMEASURED_WAIT_S  # twice: a file system or a node may be slow just then
+    return min(max(wait, MIN_WAIT_S), _most_s(env))
+
+
+def _most_s(env: Mapping[str, str]) -> float:
+    try:
+        granted = float(env[SAVE_VARIABLE])
+    except (KeyError, ValueError):
+        return MAX_WAIT_S
+    return min(MAX_WAIT_S, max(MIN_WAIT_S, granted - AFTER_TRIALS_S))
+
+
+def _s(record: Mapping[str, Any], part: str) -> float:
+    return float(record.get(part) or 0.0)
