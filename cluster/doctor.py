@@ -125,7 +125,8 @@ def _hold(descriptor: int) -> bool:
 
 def _ask(what: str, folder: Path, python: str, env: Mapping[str, str]) -> tuple[list[dict[str, Any]], str]:
     """Each node's answer, and what went wrong on the way."""
-    command = [python, "-m", "cluster.probe", what, str(folder)]
+    python = os.path.abspath(python) if os.sep in python else python
+    command = [python, "-m", "cluster.probe", what, str(folder.absolute())]
     if env.get("SLURM_JOB_ID") and shutil.which("srun"):
         count = env.get("SLURM_JOB_NUM_NODES") or "1"
         # -n and --ntasks-per-node: the allocation's own numbers would be inherited, and tasks doubled.
@@ -133,7 +134,8 @@ def _ask(what: str, folder: Path, python: str, env: Mapping[str, str]) -> tuple[
     inner = {**env, "PYTHONPATH": os.pathsep.join(filter(None, [str(probe.ROOT), env.get("PYTHONPATH")]))}
     inner.pop("SLURM_NTASKS_PER_NODE", None)
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=STEP_S, env=inner)
+        # Not here: with -m Python looks into the current folder first, where a cluster.py may lie.
+        done = subprocess.run(command, capture_output=True, text=True, timeout=STEP_S, env=inner, cwd=probe.ROOT)
     except (OSError, subprocess.TimeoutExpired) as error:
         partial = getattr(error, "stdout", None) or b""
         text = partial.decode(errors="replace") if isinstance(partial, bytes) else partial

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import IO
+from typing import IO, Any
 
 from cluster import node_folder, processes
 from train_loop.config import ConfigError
@@ -45,6 +45,7 @@ SEARCH_ENV = {
     "RAY_AIR_NEW_OUTPUT": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DEDUP_LOGS": "0",
+    "PYTHONSAFEPATH": "1",  # `python -c`, which starts spawned processes, must not look into the current folder
 }
 
 
@@ -148,6 +149,7 @@ class LocalRay:
                 object_store_memory=OBJECT_STORE_BYTES,
                 log_to_driver=False,
                 configure_logging=False,
+                job_config=own_path_only(),
                 _temp_dir=str(self.folder / "r") if self.folder else None,
             )
         send_ray_logs_to(self._log_file)  # again: starting Ray sets its loggers up anew
@@ -206,6 +208,7 @@ class JoinedRay:
                 address=self._address,
                 log_to_driver=False,
                 configure_logging=False,
+                job_config=own_path_only(),
                 runtime_env={"env_vars": {**SEARCH_ENV, **_inherited(), "PYTHONPATH": python_path()}},
             )
         except Exception as error:  # Ray raises whatever its transport raised
@@ -251,6 +254,22 @@ def check_reachable(address: str) -> None:
 def _inherited() -> dict[str, str]:
     """Settings of this project that driver and workers must agree on."""
     return {name: value for name, value in os.environ.items() if name.startswith("BIGBATCH_")}
+
+
+def own_path_only() -> Any:
+    """A ``JobConfig`` with which workers import what PYTHONPATH and the installation say, and nothing else.
+
+    Ray puts the driver's current folder, and its script's, before everything else on the path of each worker. There
+    a user's ``tune.py`` or ``torch.py`` would be taken for ours or the library's. Ray leaves both out where the job
+    has a working folder of its own; that is asked by a private name, without which Ray does as before.
+    """
+    from ray.job_config import JobConfig
+
+    class OwnPathOnly(JobConfig):  # type: ignore[misc]
+        def _runtime_env_has_working_dir(self) -> bool:
+            return True
+
+    return OwnPathOnly()
 
 
 def python_path() -> str:
