@@ -7,10 +7,11 @@ for the part: Slurm's variables first, then the control group, then the CPU affi
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from cluster import slurm_values
 
 CGROUP = Path("/sys/fs/cgroup")
 
@@ -41,10 +42,10 @@ def slurm_job(env: Mapping[str, str] | None = None) -> SlurmJob | None:
         job_id=job_id,
         job_name=env.get("SLURM_JOB_NAME"),
         node_list=env.get("SLURM_JOB_NODELIST"),
-        nodes=_number(env.get("SLURM_JOB_NUM_NODES")),
+        nodes=slurm_values.least(env.get("SLURM_JOB_NUM_NODES")),
         partition=env.get("SLURM_JOB_PARTITION"),
         account=env.get("SLURM_JOB_ACCOUNT"),
-        restart_count=_number(env.get("SLURM_RESTART_COUNT")) or 0,
+        restart_count=slurm_values.number(env.get("SLURM_RESTART_COUNT")) or 0,
     )
 
 
@@ -57,7 +58,8 @@ def usable_cpus(env: Mapping[str, str] | None = None, cgroup: Path = CGROUP) -> 
     """
     env = os.environ if env is None else env
     limits = [len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1]
-    granted = _number(env.get("SLURM_CPUS_PER_TASK")) or _number(env.get("SLURM_CPUS_ON_NODE"))
+    names = ("SLURM_CPUS_PER_TASK", "SLURM_CPUS_ON_NODE")
+    granted = next(filter(None, (slurm_values.number(env.get(name)) for name in names)), None)
     if granted and env.get("SLURM_JOB_ID"):
         limits.append(granted)
     quota = _cgroup_cpu_quota(cgroup)
@@ -71,12 +73,12 @@ def usable_memory_bytes(env: Mapping[str, str] | None = None, cgroup: Path = CGR
     env = os.environ if env is None else env
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     if env.get("SLURM_JOB_ID"):
-        per_node = _number(env.get("SLURM_MEM_PER_NODE"))
-        per_cpu = _number(env.get("SLURM_MEM_PER_CPU"))
+        per_node = slurm_values.memory_bytes(env.get("SLURM_MEM_PER_NODE"))
+        per_cpu = slurm_values.memory_bytes(env.get("SLURM_MEM_PER_CPU"))
         if per_node:
-            limits.append(per_node * 2**20)
+            limits.append(per_node)
         elif per_cpu:
-            limits.append(per_cpu * 2**20 * usable_cpus(env, cgroup))
+            limits.append(per_cpu * usable_cpus(env, cgroup))
     for name in ("memory.max", "memory/memory.limit_in_bytes"):
         limit = _number(_read(cgroup / name))
         if limit:
@@ -89,20 +91,8 @@ def granted_gpus(env: Mapping[str, str] | None = None) -> int:
     env = os.environ if env is None else env
     for name in ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"):
         if name in env:
-            devices = [d for d in env[name].split(",") if d.strip()]
-            return 0 if devices in (["NoDevFiles"], ["-1"]) else len(devices)
-    return _number(env.get("SLURM_GPUS_ON_NODE")) or 0
-
-
-def per_node(text: str | None) -> list[int]:
-    """Slurm's counts for each node: ``4(x2),2`` → 4, 4, 2. Empty if there are none."""
-    counts: list[int] = []
-    for part in (text or "").split(","):
-        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
-        if match is None:
-            return []
-        counts += [int(match[1])] * int(match[2] or 1)
-    return counts
+            return slurm_values.listed(env[name])
+    return slurm_values.gpus_here(env) or 0
 
 
 def accelerator_files(dev: Path = Path("/dev")) -> list[str]:

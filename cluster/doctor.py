@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cluster import probe, quota, record, slurm
+from cluster import probe, quota, record, slurm, slurm_values
 from cluster.command_line import parser
 from cluster.findings import (
     FAIL,
@@ -78,7 +78,7 @@ def examine(
             mark = os.urandom(8).hex()
             (folder / "mark").write_text(mark)
             nodes, problems = _ask("facts", folder, python, env)
-        expected = int(env.get("SLURM_JOB_NUM_NODES") or 1) if env.get("SLURM_JOB_ID") else 1
+        expected = slurm_values.least(env.get("SLURM_JOB_NUM_NODES")) or 1 if env.get("SLURM_JOB_ID") else 1
         findings += judge_answers("nodes answer", nodes, expected, problems)
         findings += judge_nodes(nodes, mark, held, in_job=bool(env.get("SLURM_JOB_ID")))
         is_shared = all(node["shared"]["mark"] == mark for node in nodes)  # else they could not find each other
@@ -128,7 +128,7 @@ def _ask(what: str, folder: Path, python: str, env: Mapping[str, str]) -> tuple[
     python = os.path.abspath(python) if os.sep in python else python
     command = [python, "-m", "cluster.probe", what, str(folder.absolute())]
     if env.get("SLURM_JOB_ID") and shutil.which("srun"):
-        count = env.get("SLURM_JOB_NUM_NODES") or "1"
+        count = slurm_values.least(env.get("SLURM_JOB_NUM_NODES")) or 1
         # -n and --ntasks-per-node: the allocation's own numbers would be inherited, and tasks doubled.
         command = ["srun", "--overlap", f"-N{count}", f"-n{count}", "--ntasks-per-node=1", *command]
     inner = {**env, "PYTHONPATH": os.pathsep.join(filter(None, [str(probe.ROOT), env.get("PYTHONPATH")]))}
@@ -172,8 +172,7 @@ def judge_slurm(site: Site) -> list[Finding]:
         text = slurm.run("scontrol", "show", "config")
     except slurm.SlurmError as error:
         return [Finding(FAIL, "Slurm", str(error), "Ask again later; if it stays, ask the site's support.")]
-    config = dict(line.split("=", 1) for line in text.replace(" = ", "=").splitlines() if "=" in line)
-    config = {key.strip(): value.strip() for key, value in config.items()}
+    config = slurm_values.config(text)
     findings = [Finding(OK, "Slurm", f"version {config.get('SLURM_VERSION', 'unknown')}")]
     if config.get("JobRequeue") == "0":
         advice = "" if not site.requeue else "Submit with --chain, and write requeue = false in the site's profile."
@@ -184,10 +183,10 @@ def judge_slurm(site: Site) -> list[Finding]:
         findings.append(Finding(OK, "requeue", "forbidden by the profile: jobs submit their successor"))
     else:
         findings.append(Finding(OK, "requeue", "jobs may requeue"))
-    wait = config.get("KillWait", "").split()
-    if wait and wait[0].isdigit() and int(wait[0]) < 10:
+    wait = slurm_values.number(config.get("KillWait", "").partition(" ")[0])
+    if wait is not None and wait < 10:
         advice = "Submit with a --signal early enough to write a checkpoint."
-        findings.append(Finding(WARN, "signal", f"a cancelled job is killed after {wait[0]} s (KillWait)", advice))
+        findings.append(Finding(WARN, "signal", f"a cancelled job is killed after {wait} s (KillWait)", advice))
     return findings
 
 

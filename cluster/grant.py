@@ -7,8 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from cluster import slurm
-from cluster.allocation import per_node
+from cluster import slurm, slurm_values
 
 ASK_AGAIN_S = 1.0
 
@@ -71,13 +70,13 @@ def read_grant(
             "Submit it once for each search, with --study NAME."
         )
     job_id = env["SLURM_JOB_ID"]
-    gpus = [d for d in env.get("CUDA_VISIBLE_DEVICES", "").split(",") if d.strip() and d != "NoDevFiles"]
+    gpus = slurm_values.gpus_here(env)
     return Grant(
         job_id=job_id,
         nodes=tuple(_nodes(env, hostnames)),
-        gpus_per_node=int(env.get("SLURM_GPUS_ON_NODE") or len(gpus)),
+        gpus_per_node=slurm_values.listed(env.get("CUDA_VISIBLE_DEVICES")) if gpus is None else gpus,
         end_time=_end_time(env, job_id, fields),
-        restart_count=int(env.get("SLURM_RESTART_COUNT") or 0),
+        restart_count=slurm_values.number(env.get("SLURM_RESTART_COUNT")) or 0,
     )
 
 
@@ -100,10 +99,11 @@ def await_grant(stop: Sequence[int], say: Callable[[str], None]) -> Grant:
 
 
 def _nodes(env: Mapping[str, str], hostnames: Callable[[str], list[str]]) -> list[GrantedNode]:
-    if int(env.get("SLURM_HET_SIZE") or 0) < 2:
+    components = slurm_values.number(env.get("SLURM_HET_SIZE")) or 0
+    if components < 2:
         return _component(env, "", None, hostnames)
     found = []
-    for group in range(int(env["SLURM_HET_SIZE"])):
+    for group in range(components):
         found += _component(env, f"_HET_GROUP_{group}", group, hostnames)
     return found
 
@@ -121,18 +121,14 @@ def node_cpus(env: Mapping[str, str], nodes: int, suffix: str = "") -> list[int]
 
     Empty where Slurm says neither.
     """
-    per_task = env.get(f"SLURM_CPUS_PER_TASK{suffix}")
-    tasks = per_node(env.get(f"SLURM_TASKS_PER_NODE{suffix}"))
+    per_task = slurm_values.number(env.get(f"SLURM_CPUS_PER_TASK{suffix}"))
+    tasks = slurm_values.per_node(env.get(f"SLURM_TASKS_PER_NODE{suffix}"))
     if per_task and len(tasks) == nodes:
-        return [int(per_task) * count for count in tasks]
-    counts = per_node(env.get(f"SLURM_JOB_CPUS_PER_NODE{suffix}"))
+        return [per_task * count for count in tasks]
+    counts = slurm_values.per_node(env.get(f"SLURM_JOB_CPUS_PER_NODE{suffix}"))
     return counts if len(counts) == nodes else []
 
 
 def _end_time(env: Mapping[str, str], job_id: str, fields: Callable[[str], dict[str, str]]) -> float | None:
-    if env.get("SLURM_JOB_END_TIME"):
-        return float(env["SLURM_JOB_END_TIME"])
-    try:
-        return float(time.mktime(time.strptime(fields(job_id).get("EndTime", ""), "%Y-%m-%dT%H:%M:%S")))
-    except ValueError:  # Unknown, or a job without a limit
-        return None
+    said = slurm_values.moment(env.get("SLURM_JOB_END_TIME"))
+    return slurm_values.moment(fields(job_id).get("EndTime")) if said is None else said

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from cluster import slurm
+from cluster import slurm, slurm_values
 from cluster.driver import drain_in_ray
 from cluster.node_steps import NodeSteps
 from cluster.policy import Cause, cause_of_signal
@@ -127,7 +127,7 @@ class Lookout:
         return fields is not None
 
     def _judge(self, what: str, fields: Mapping[str, str], only_if_certain: bool = False) -> None:
-        preempted = fields.get("PreemptTime", "None") not in ("None", "Unknown", "")
+        preempted = slurm_values.moment(fields.get("PreemptTime")) is not None
         state = fields.get("JobState", "CANCELLED")
         if only_if_certain and not preempted and state == "RUNNING":
             return

@@ -25,6 +25,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from cluster import slurm_values
 from cluster.network import own_address
 from cluster.ports import is_free
 
@@ -87,21 +88,16 @@ def code_digest(root: Path = ROOT) -> str:
 
 def gpus(env: Mapping[str, str], dev: Path = Path("/dev")) -> dict[str, Any]:
     """``granted``: by Slurm's variables, None outside of a job. ``seen``: what a process would use."""
-    granted = env.get("SLURM_GPUS_ON_NODE") or env.get("SLURM_STEP_GPUS") or env.get("SLURM_JOB_GPUS")
+    granted = slurm_values.gpus_here(env)
     files = len(list(dev.glob("nvidia[0-9]*")))
     visible = env.get("CUDA_VISIBLE_DEVICES")
-    seen = files if visible is None else len([one for one in visible.split(",") if one and one != "NoDevFiles"])
+    seen = files if visible is None else slurm_values.listed(visible)
     return {
-        "granted": _count(granted) if granted else (0 if env.get("SLURM_JOB_ID") else None),
+        "granted": 0 if granted is None and env.get("SLURM_JOB_ID") else granted,
         "seen": min(seen, files) if files else seen,
         "files": files,
         "driver": _lines("nvidia-smi", "-L") if shutil.which("nvidia-smi") else None,
     }
-
-
-def _count(granted: str) -> int:
-    """``SLURM_GPUS_ON_NODE`` is a number, the others are lists of numbers."""
-    return int(granted) if granted.isdigit() and "," not in granted else len(granted.split(","))
 
 
 def _lines(*command: str) -> int | None:

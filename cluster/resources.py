@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import difflib
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from cluster import options, slurm
+from cluster import options, slurm, slurm_values
 from cluster.command_line import empty_value
 from cluster.sites import InputError, Partition, Qos, Site, format_time, parse_time
 
@@ -302,12 +301,11 @@ def slurm_partitions() -> dict[str, Partition] | None:
         if line.count("|") != 4:
             continue
         name, time, size, cpus, gres = (part.strip() for part in line.split("|"))
-        gpus = sum(int(count) for count in re.findall(r"(?:^|,)gpu(?::[^:,()]+)?:(\d+)", gres))
         row = Partition(
             name.rstrip("*"),
-            gpus_per_node=gpus,
-            cores_per_node=int(cpus.rstrip("+") or 0),
-            max_nodes=int(size.split("-")[-1]) if size.split("-")[-1].isdigit() else None,
+            gpus_per_node=slurm_values.gres_count(gres, "gpu"),
+            cores_per_node=slurm_values.number(cpus) or 0,
+            max_nodes=slurm_values.most(size),
             max_time_s=_slurm_time(time),
             is_default=name.endswith("*"),
         )

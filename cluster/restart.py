@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from cluster import options, record, slurm, successor
+from cluster import options, record, slurm, slurm_values, successor
 from cluster.grant import Grant
 from cluster.policy import Action
 from cluster.progress import JOURNAL
@@ -100,7 +100,7 @@ def requeue(job_id: str, excluded: Mapping[str, str], say: Callable[[str], None]
 
 def excluded_by_user(fields: Mapping[str, str]) -> list[str]:
     """The nodes that the job was told to avoid when it was submitted, or by an earlier restart."""
-    return slurm.hostnames(fields["ExcNodeList"]) if slurm.is_set(fields.get("ExcNodeList")) else []
+    return slurm.hostnames(fields["ExcNodeList"]) if slurm_values.is_set(fields.get("ExcNodeList")) else []
 
 
 def start_soon(job_id: str, say: Callable[[str], None]) -> None:
@@ -119,10 +119,10 @@ def may_exclude(job_id: str, nodes: list[str]) -> bool:
         fields, *others = slurm.component_fields(job_id)
         if others:
             return False  # each component has nodes and needs of its own
-        if slurm.is_set(fields.get("ReqNodeList")):
+        if slurm_values.is_set(fields.get("ReqNodeList")):
             return False  # these very nodes were asked for
-        features = fields["Features"] if slurm.is_set(fields.get("Features")) else ""
-        wanted = int(fields.get("NumNodes", "1").split("-")[0])
+        features = fields["Features"] if slurm_values.is_set(fields.get("Features")) else ""
+        wanted = slurm_values.least(fields.get("NumNodes")) or 1
         usable = set(slurm.usable_nodes(fields.get("Partition", ""), features, gres_per_node(fields)))
         return len(usable - {*nodes, *excluded_by_user(fields)}) >= wanted
     except (slurm.SlurmError, ValueError):
@@ -132,10 +132,10 @@ def may_exclude(job_id: str, nodes: list[str]) -> bool:
 def gres_per_node(fields: Mapping[str, str]) -> str:
     """What a job wants of GPUs and the like on each of its nodes, however it was asked for; empty if nothing."""
     for name in ("TresPerNode", "TresPerTask"):  # a search has one task a node
-        if slurm.gres_parts(fields.get(name, "")):
+        if slurm_values.gres_parts(fields.get(name, "")):
             return fields[name]
-    nodes = int(fields.get("NumNodes", "1").split("-")[0])
-    parts = slurm.gres_parts(fields.get("TresPerJob", ""))
+    nodes = slurm_values.least(fields.get("NumNodes")) or 1
+    parts = slurm_values.gres_parts(fields.get("TresPerJob", ""))
     return ",".join(f"{name}:{kind + ':' if kind else ''}{math.ceil(count / nodes)}" for name, kind, count in parts)
 
 

@@ -5,10 +5,12 @@ Standard library only, Python 3.9: login nodes may have nothing else.
 
 from __future__ import annotations
 
-import re
+import os
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
+
+from cluster import slurm_values
 
 TIMEOUT_S = 30.0
 SILENT_S = 300.0
@@ -28,8 +30,6 @@ NO_ANSWER = (
 """What Slurm's commands say where the controller, or munge, is down, changing over or too busy (slurm_errno.c)."""
 UNKNOWN_JOB = "Invalid job id"
 """What they say of a job that the controller has forgotten, or never had."""
-# Values may hold blanks (Command=/a b/c), so a field ends where the next " Name=" begins.
-_FIELD = re.compile(r"(?:^|\s)([A-Z][A-Za-z/:_]*)=(.*?)(?=\s[A-Z][A-Za-z/:_]*=|\s*$)", re.DOTALL)
 
 
 class SlurmError(RuntimeError):
@@ -49,8 +49,10 @@ def run(
 ) -> str:
     """What ``command`` prints, run with ``env`` (default: this process's). Raises SlurmError."""
     name = command[0]
+    # Users may have Slurm write times in words ("Tomorr 10:00"), which nobody can read back.
+    plain = {key: value for key, value in (os.environ if env is None else env).items() if key != "SLURM_TIME_FORMAT"}
     try:
-        done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=timeout_s, env=env)
+        done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=timeout_s, env=plain)
     except FileNotFoundError:
         raise SlurmError(f"{name} is not on PATH. Run this on a machine with Slurm's commands.") from None
     except subprocess.TimeoutExpired:
@@ -75,13 +77,7 @@ def job_fields(job_id: str, timeout_s: float = TIMEOUT_S) -> dict[str, str]:
 def component_fields(job_id: str, timeout_s: float = TIMEOUT_S) -> list[dict[str, str]]:
     """The same of each component, in order; one where the job is not heterogeneous. Raises SlurmError."""
     text = run("scontrol", "--oneliner", "show", "job", job_id, timeout_s=timeout_s)
-    found = [dict(_FIELD.findall(part.strip())) for part in re.split(r"^(?=JobId=)", text, flags=re.MULTILINE)]
-    return [fields for fields in found if fields] or [{}]
-
-
-def is_set(value: str | None) -> bool:
-    """Whether a field of ``job_fields`` says something."""
-    return value not in (None, "", "(null)", "N/A", "UNLIMITED", "Unknown")
+    return slurm_values.job_fields(text) or [{}]
 
 
 def submit(
@@ -144,11 +140,10 @@ def _is_listed(job_id: str, states: str) -> bool | None:
 def kill_wait_s(timeout_s: float = TIMEOUT_S) -> float:
     """Seconds between Slurm's SIGTERM and its SIGKILL (30 where it does not say)."""
     try:
-        answer = run("scontrol", "show", "config", timeout_s=timeout_s)
-        match = re.search(r"^KillWait\s*=\s*(\d+)", answer, re.MULTILINE)
+        answer = slurm_values.config(run("scontrol", "show", "config", timeout_s=timeout_s))
     except SlurmError:
-        match = None
-    return float(match[1]) if match else 30.0
+        answer = {}
+    return float(slurm_values.number(answer.get("KillWait", "").partition(" ")[0]) or 30)  # "30 sec"
 
 
 def usable_nodes(partition: str, features: str = "", gres: str = "") -> list[str]:
@@ -172,23 +167,7 @@ def usable_nodes(partition: str, features: str = "", gres: str = "") -> list[str
     return [
         name
         for name, has, known in rows
-        if name and wanted <= set(known.split(",")) and all(_count(has, n, t) >= c for n, t, c in gres_parts(gres))
+        if name
+        and wanted <= set(known.split(","))
+        and all(slurm_values.gres_count(has, n, t) >= c for n, t, c in slurm_values.gres_parts(gres))
     ]
-
-
-def gres_parts(text: str) -> list[tuple[str, str, int]]:
-    """Name, type (may be empty) and count of each generic resource.
-
-    Of ``gres/gpu:a100:4``, ``gres:gpu:2``, ``gpu:a100:4(S:0-1)`` or ``cpu=4,gres/gpu:a100=2``, whose CPUs are none.
-    """
-    found = []
-    for part in re.sub(r"\([^)]*\)|gres[:/]", "", text).split(","):
-        name, *rest = re.split("[:=]", part)
-        count = int(rest.pop()) if rest and rest[-1].isdigit() else 1
-        if name and name not in ("null", "cpu", "mem", "node"):
-            found.append((name, rest[0] if rest else "", count))
-    return found
-
-
-def _count(has: str, name: str, kind: str) -> int:
-    return sum(c for n, k, c in gres_parts(has) if n == name and kind in ("", k))

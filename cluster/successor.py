@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 
-from cluster import slurm
+from cluster import slurm, slurm_values
 
 MARK = "bigbatch-after-"
 """With the predecessor's id, a word of the successor's comment, by which it is found in the queue."""
@@ -37,16 +36,16 @@ def environment(env: Mapping[str, str]) -> dict[str, str]:
 
 def options(fields: Mapping[str, str]) -> list[str]:
     """What a job was given, as options of sbatch, from the fields of ``scontrol show job``."""
-    given = {option: fields[name] for name, option in OPTIONS.items() if slurm.is_set(fields.get(name))}
+    given = {option: fields[name] for name, option in OPTIONS.items() if slurm_values.is_set(fields.get(name))}
     if "--gres" in given:  # gres:gpu:2 or, with types, gres/gpu:a100:2
         given["--gres"] = given["--gres"].replace("gres:", "").replace("gres/", "")
-    given["--nodes"] = fields.get("NumNodes", "1").split("-")[0]
+    given["--nodes"] = str(slurm_values.least(fields.get("NumNodes")) or 1)
     given.update(_gpu_options(fields))
     # Of each group sbatch takes one.
     for chosen, others in (("--mem-per-gpu", ("--mem", "--mem-per-cpu")), ("--cpus-per-gpu", ("--cpus-per-task",))):
         if chosen in given:
             given = {option: value for option, value in given.items() if option not in others}
-    if slurm.is_set(fields.get("StdOut")):
+    if slurm_values.is_set(fields.get("StdOut")):
         given["--output"] = fields["StdOut"]
     exclusive = EXCLUSIVE.get(fields.get("OverSubscribe", ""))
     return [f"{option}={value}" for option, value in given.items()] + ([exclusive] if exclusive else [])
@@ -68,20 +67,22 @@ def _gpu_options(fields: Mapping[str, str]) -> dict[str, str]:
         if fields.get("NumTasks", "").isdigit():  # sbatch refuses it without a number of tasks
             found["--ntasks"] = fields["NumTasks"]
     for name, option in (("CpusPerTres", "--cpus-per-gpu"), ("MemPerTres", "--mem-per-gpu")):
-        if share := re.search(r"gpu[:=](\d+)", fields.get(name, "")):
-            found[option] = share[1]
+        if share := slurm_values.per_gpu(fields.get(name)):
+            found[option] = share
     return found
 
 
 def _gpus(tres: str | None) -> str:
     """``gres/gpu:a100:4`` → ``a100:4``; empty if there is none."""
-    parts = slurm.gres_parts(tres) if tres is not None and slurm.is_set(tres) else []
+    parts = slurm_values.gres_parts(tres) if tres is not None and slurm_values.is_set(tres) else []
     return ",".join(f"{kind}:{count}" if kind else str(count) for name, kind, count in parts if name == "gpu")
 
 
 def marked(comment: str | None, job_id: str) -> str:
     """The comment of ``job_id``'s successor: the user's own, and the mark."""
-    own = [word for word in (comment or "").split() if not word.startswith(MARK)] if slurm.is_set(comment) else []
+    own = (
+        [word for word in (comment or "").split() if not word.startswith(MARK)] if slurm_values.is_set(comment) else []
+    )
     return " ".join([*own, MARK + job_id])
 
 

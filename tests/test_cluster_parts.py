@@ -33,7 +33,7 @@ from cluster import (
     slurm,
     successor,
 )
-from cluster.allocation import granted_gpus, per_node
+from cluster.allocation import granted_gpus
 from cluster.files import write_json
 from cluster.grant import GrantedNode, NoAllocation, node_cpus, read_grant
 from cluster.policy import Action, Cause, Situation, decide
@@ -84,14 +84,6 @@ def test_a_taken_port_moves_the_job_to_another_block():
 
 
 # The grant
-
-
-@pytest.mark.parametrize(
-    ("text", "counts"),
-    [("4(x2),2", [4, 4, 2]), ("8", [8]), ("1(x3)", [1, 1, 1]), ("", []), (None, []), ("4(x,2", [])],
-)
-def test_counts_for_each_node(text, counts):
-    assert per_node(text) == counts
 
 
 def test_cpus_of_the_nodes_are_what_the_job_asked_for():

@@ -9,10 +9,10 @@ follows from the ids of job and step, so that two jobs that share a node do not 
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 
+from cluster.slurm_values import first_host, number, per_node
 from train_loop.config import ConfigError
 
 FIRST_PORT, PORTS = 15000, 5000
@@ -66,20 +66,12 @@ def _launched(env: Mapping[str, str]) -> Launch | None:
     if all(name in env for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")):
         on_node = int(env.get("LOCAL_WORLD_SIZE", "1"))
         return Launch("torchrun", int(env["RANK"]), int(env["LOCAL_RANK"]), int(env["WORLD_SIZE"]), on_node)
-    tasks = int(env.get("SLURM_STEP_NUM_TASKS", "1"))
+    tasks = number(env.get("SLURM_STEP_NUM_TASKS")) or 1
     if tasks < 2 or "SLURM_PROCID" not in env:
         return None
     host = env.get("MASTER_ADDR") or first_host(env["SLURM_STEP_NODELIST"]) + env.get(HOST_SUFFIX, "")
     port = int(env.get("MASTER_PORT") or port_of(int(env["SLURM_JOB_ID"]), int(env.get("SLURM_STEP_ID", "0"))))
     return Launch("srun", int(env["SLURM_PROCID"]), int(env["SLURM_LOCALID"]), tasks, tasks_here(env), (host, port))
-
-
-def first_host(node_list: str) -> str:
-    """``jwb[0021-0024,0101],x1`` → ``jwb0021``, without asking Slurm, which a container may lack."""
-    match = re.match(r"([^,\[]+)(?:\[(\d+)[^\]]*\]([^,\[]*))?", node_list)
-    if match is None:
-        raise ValueError(f"not a node list of Slurm: {node_list!r}")
-    return "".join(part or "" for part in match.groups())
 
 
 def port_of(job_id: int, step_id: int) -> int:
@@ -88,8 +80,6 @@ def port_of(job_id: int, step_id: int) -> int:
 
 def tasks_here(env: Mapping[str, str]) -> int:
     """Of ``SLURM_STEP_TASKS_PER_NODE``, e.g. ``4(x2),1``, what this node has."""
-    counts: list[int] = []
-    for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", env.get("SLURM_STEP_TASKS_PER_NODE", "1")):
-        counts += [int(count)] * int(times or 1)
-    node = int(env.get("SLURM_NODEID", "0"))
+    counts = per_node(env.get("SLURM_STEP_TASKS_PER_NODE")) or [1]
+    node = number(env.get("SLURM_NODEID")) or 0
     return counts[node] if node < len(counts) else counts[-1]

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 
 from cluster.allocation import usable_cpus
+from cluster.slurm_values import number
 from train_loop.config import DataConfig
 from train_loop.launch import tasks_here
 
@@ -32,8 +33,10 @@ def cores_a_rank(env: Mapping[str, str] = os.environ) -> int:
     usable = usable_cpus(env)
     if "LOCAL_WORLD_SIZE" in env:
         return max(usable // max(int(env["LOCAL_WORLD_SIZE"]), 1), 1)
-    if not env.get("SLURM_JOB_ID") or env.get("SLURM_CPUS_PER_TASK", "").isdigit():  # srun: usable is of each task
+    if not env.get("SLURM_JOB_ID") or number(env.get("SLURM_CPUS_PER_TASK")):  # srun: usable is of each task
         return usable
-    if int(env.get("SLURM_STEP_NUM_TASKS", "1")) > 1:  # without core binding each task may run on all that was granted
-        return max(min(usable, int(env.get("SLURM_CPUS_ON_NODE", usable)) // tasks_here(env)), 1)
+    if (
+        number(env.get("SLURM_STEP_NUM_TASKS")) or 1
+    ) > 1:  # without core binding each task may run on all that was granted
+        return max(min(usable, (number(env.get("SLURM_CPUS_ON_NODE")) or usable) // tasks_here(env)), 1)
     return usable
