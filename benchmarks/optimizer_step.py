@@ -8,6 +8,8 @@ in turn, one step each a round; their order changes with each round. A ratio is 
 that is slow for a while slows both sides. On a GPU a round's step is the mean of 10, between two
 events. Prints median, quartiles and ratios, and, last, one JSON line.
 
+``sgd_fused`` and ``adamw_fused`` are torch's fastest, and what ``build_optimizer`` makes where no GradScaler is in use.
+``noise_scale`` is what each step's two norms of all gradients cost, where the gradient noise scale is measured.
 Arms ``timm_*`` are timm's optimizers with its own choice of implementation, ``timm_*_foreach`` with
 its multi-tensor one. timm's LAMB clips the global gradient norm, as does our arm ``lamb``; arms ``*_noclip`` do not.
 """
@@ -30,10 +32,17 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from train_loop.noise_scale import GradientNorms  # noqa: E402
 from train_loop.optim import LAMB, LARS, parameter_groups  # noqa: E402
 
 GPU_STEPS = 10
 PAIRS = (
+    ("sgd_fused", "sgd_foreach"),
+    ("adamw_fused", "adamw_foreach"),
+    ("lars", "sgd_fused"),
+    ("lamb", "adamw_fused"),
+    ("lamb_noclip", "adamw_fused"),
+    ("noise_scale", "sgd_fused"),
     ("lars", "sgd_foreach"),
     ("lars", "timm_lars"),
     ("lars", "timm_lars_foreach"),
@@ -44,9 +53,27 @@ PAIRS = (
 )
 
 
-def arms() -> dict[str, Callable[[list[dict[str, Any]]], torch.optim.Optimizer]]:
+class NoiseScale:
+    """Not an optimizer: the norms that a step takes to measure the gradient noise scale."""
+
+    def __init__(self, groups: list[dict[str, Any]]) -> None:
+        self._params = [p for group in groups for p in group["params"]]
+        self._norms = GradientNorms(self._params[0].device, accumulation_steps=2, workers=1)
+
+    def step(self) -> None:
+        self._norms.first_micro_batch(self._params)
+        self._norms.step(self._params, 1.0)
+
+
+Arm = torch.optim.Optimizer | NoiseScale
+
+
+def arms() -> dict[str, Callable[[list[dict[str, Any]]], Arm]]:
     """Each arm's optimizer of the two groups; timm's where it is installed."""
-    found: dict[str, Callable[[list[dict[str, Any]]], torch.optim.Optimizer]] = {
+    found: dict[str, Callable[[list[dict[str, Any]]], Arm]] = {
+        "sgd_fused": lambda g: torch.optim.SGD(g, lr=0.1, momentum=0.9, fused=True),
+        "adamw_fused": lambda g: torch.optim.AdamW(g, lr=1e-3, fused=True),
+        "noise_scale": NoiseScale,
         "sgd_foreach": lambda g: torch.optim.SGD(g, lr=0.1, momentum=0.9, foreach=True),
         "adamw_foreach": lambda g: torch.optim.AdamW(g, lr=1e-3, foreach=True),
         "lars": lambda g: LARS(with_ratio(g), lr=0.1, momentum=0.9),
@@ -86,7 +113,7 @@ def build(
     return make([{k: v for k, v in group.items() if k != "trust_ratio"} for group in groups])
 
 
-def step_s(optimizer: torch.optim.Optimizer, device: str) -> float:
+def step_s(optimizer: Arm, device: str) -> float:
     if device == "cpu":
         start = time.perf_counter()
         optimizer.step()

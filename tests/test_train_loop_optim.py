@@ -617,8 +617,8 @@ def test_empty_groups_are_left_out():
 @pytest.mark.parametrize(
     ("name", "kind", "expected"),
     [
-        ("sgd", torch.optim.SGD, {"momentum": 0.8, "nesterov": True, "foreach": True}),
-        ("adamw", torch.optim.AdamW, {"betas": (0.7, 0.97), "eps": 1e-4, "foreach": True}),
+        ("sgd", torch.optim.SGD, {"momentum": 0.8, "nesterov": True, "fused": True}),
+        ("adamw", torch.optim.AdamW, {"betas": (0.7, 0.97), "eps": 1e-4, "fused": True}),
         ("lamb", LAMB, {"betas": (0.7, 0.97), "eps": 1e-4, "bias_correction": True}),
         (
             "lars",

@@ -81,8 +81,8 @@ def set_up(
         torch.backends.cudnn.benchmark = True  # shapes repeat
     torch.manual_seed(config.seed)  # the same weights on all ranks
     model = build_model(config.model, source.info).to(device, memory_format=memory_layout(config))  # type: ignore[call-overload]
-    optimizer = build_optimizer(model, config.optimizer)
     precision = choose_precision(config.precision, device)
+    optimizer = build_optimizer(model, config.optimizer, precision == "fp16")
     scaler = GradScaler(device.type, enabled=precision == "fp16")
     content = _load(checkpoints, config, source, world)
     if content:

@@ -132,7 +132,7 @@ def _train_step(config: TrainConfig, info: DataInfo, device: torch.device, preci
 
     layout = torch.channels_last if config.model.channels_last else torch.contiguous_format
     model: Any = build_model(config.model, info).to(device, memory_format=layout).train()  # type: ignore[call-overload]
-    optimizer = build_optimizer(model, config.optimizer)
+    optimizer = build_optimizer(model, config.optimizer, precision == "fp16")
     extra = [torch.empty_like(p) for p in model.parameters()]
     if config.ema_decay > 0:
         extra += [torch.empty_like(p) for p in model.parameters()]

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from train_loop.config import OptimizerConfig
+from train_loop.optim.fused import begin_momentum, can_fuse, keep_implementation
 from train_loop.optim.lamb import LAMB
 from train_loop.optim.lars import LARS
 
@@ -52,9 +53,13 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
     return [group for group in groups if group["params"]]
 
 
-def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
+def build_optimizer(model: nn.Module, config: OptimizerConfig, grad_scaler: bool = False) -> torch.optim.Optimizer:
     """The optimizer that ``config`` describes, at its peak learning rate; each group's ``LR_FACTOR``
     is what ``set_learning_rate`` multiplies it by.
+
+    Args:
+        model: on its device already.
+        grad_scaler: whether a GradScaler will take the steps; torch's own optimizers are fused where none does.
 
     Raises ValueError where the model has no trainable parameter.
     """
@@ -63,16 +68,10 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Op
         group[LR_FACTOR] = 1.0 if group["trust_ratio"] else config.no_decay_lr_factor
     if not groups:
         raise ValueError(f"an optimizer needs trainable parameters; got none in {type(model).__name__}")
-    if config.name in ("sgd", "adamw"):  # torch's own know no trust ratio
-        groups = [{key: value for key, value in group.items() if key != "trust_ratio"} for group in groups]
+    if config.name in ("sgd", "adamw"):
+        return _torchs_own(groups, config, grad_scaler)
     betas = (config.beta1, config.beta2)
     match config.name:
-        case "sgd":
-            return torch.optim.SGD(
-                groups, lr=config.peak_lr, momentum=config.momentum, nesterov=config.nesterov, foreach=True
-            )
-        case "adamw":
-            return torch.optim.AdamW(groups, lr=config.peak_lr, betas=betas, eps=config.eps, foreach=True)
         case "lamb":
             return LAMB(groups, lr=config.peak_lr, betas=betas, eps=config.eps)
         case "lars":
@@ -86,3 +85,19 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Op
                 eps=config.lars_eps,
             )
     raise ValueError(f"optimizer.name must be one of sgd, lars, lamb, adamw; got {config.name!r}")
+
+
+def _torchs_own(groups: list[dict[str, Any]], config: OptimizerConfig, grad_scaler: bool) -> torch.optim.Optimizer:
+    groups = [
+        {key: value for key, value in group.items() if key != "trust_ratio"} for group in groups
+    ]  # they know none
+    fused = can_fuse((p for group in groups for p in group["params"]), grad_scaler)
+    how: dict[str, Any] = {"lr": config.peak_lr, "foreach": not fused, "fused": fused}
+    optimizer: torch.optim.Optimizer
+    if config.name == "sgd":
+        optimizer = torch.optim.SGD(groups, momentum=config.momentum, nesterov=config.nesterov, **how)
+    else:
+        optimizer = torch.optim.AdamW(groups, betas=(config.beta1, config.beta2), eps=config.eps, **how)
+    begin_momentum(optimizer)
+    keep_implementation(optimizer)
+    return optimizer

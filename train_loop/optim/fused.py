@@ -1,0 +1,98 @@
+"""torch's own SGD and AdamW in one pass over memory a step (``fused=True``), where that is right.
+
+The fused kernels go through a parameter, its gradient and its state by address. Where these lie differently in memory
+(a channels-last weight with a contiguous gradient), they take wrong steps and say nothing, on torch 2.15. Autograd
+gives gradients the layout of their parameters; what does not have it is laid out anew here before the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from train_loop.optim.layerwise import is_sharded
+
+DEVICES = ("cpu", "cuda")
+"""Where the fused step was compared with the formulas; others take the multi-tensor one."""
+IMPLEMENTATION = ("foreach", "fused")
+"""Keys of a group that say how a step is computed, not which."""
+
+
+def can_fuse(params: Iterable[Tensor], grad_scaler: bool) -> bool:
+    """Whether all parameters may take a fused step.
+
+    Not with a GradScaler: on CPUs torch's fused SGD takes the very steps that the scaler means to leave out. Not where
+    torch refuses: other devices, complex and integer numbers. Not where a parameter's elements do not lie side by
+    side, for its momentum then does.
+    """
+    return not grad_scaler and all(
+        p.device.type in DEVICES and p.is_floating_point() and not is_sharded(p) and _dense(p) for p in params
+    )
+
+
+def keep_implementation(optimizer: torch.optim.Optimizer) -> None:
+    """A checkpoint brings its state, but the step is computed as ``optimizer`` was made to: fused or not.
+
+    torch's loader would take that from the checkpoint, and leaves AdamW's step numbers on the CPU, or not, by it.
+    """
+
+    def before(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
+        pairs = zip(saved["param_groups"], optimizer.param_groups, strict=False)  # torch compares their number
+        groups = [{**group, **{key: own[key] for key in IMPLEMENTATION}} for group, own in pairs]
+        return {**saved, "param_groups": groups + saved["param_groups"][len(groups) :]}
+
+    optimizer.register_load_state_dict_pre_hook(before)
+    optimizer.register_load_state_dict_post_hook(_complete_state)
+    optimizer.register_step_pre_hook(_lay_out_gradients)
+
+
+def begin_momentum(optimizer: torch.optim.Optimizer) -> None:
+    """SGD's momentum of 0 in place of none yet, which is the same step.
+
+    A fused step fails where some parameters have momentum and others, without a gradient until now, have none.
+    """
+    for group in optimizer.param_groups:
+        for p in group["params"] if group["fused"] and group.get("momentum") else []:
+            if optimizer.state[p].get("momentum_buffer") is None:
+                optimizer.state[p]["momentum_buffer"] = torch.zeros_like(p, memory_format=torch.preserve_format)
+
+
+@torch.no_grad()
+def _lay_out_gradients(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    for group in optimizer.param_groups:
+        for p in group["params"] if group["fused"] else []:
+            if p.grad is None:
+                continue
+            if p.grad.layout != torch.strided:  # of an embedding; the fused step refuses it
+                group.update(foreach=True, fused=False)
+                break
+            if not _alike(p.grad, p):
+                p.grad = _as(p.grad, p)
+
+
+@torch.no_grad()
+def _complete_state(optimizer: torch.optim.Optimizer) -> None:
+    begin_momentum(optimizer)
+    for group in optimizer.param_groups:
+        for p in group["params"] if group["fused"] else []:
+            state = optimizer.state.get(p, {})
+            for name, value in state.items():
+                if isinstance(value, Tensor) and value.shape == p.shape and not _alike(value, p):
+                    state[name] = _as(value, p)
+
+
+def _as(value: Tensor, p: Tensor) -> Tensor:
+    return torch.empty_like(p, dtype=value.dtype, memory_format=torch.preserve_format).copy_(value)
+
+
+def _alike(a: Tensor, b: Tensor) -> bool:
+    """Whether elements of two tensors of one shape lie in the same order; a stride over one element says nothing."""
+    one, other = a.stride(), b.stride()
+    return one == other or all(s == t for s, t, size in zip(one, other, b.shape, strict=True) if size > 1)
+
+
+def _dense(p: Tensor) -> bool:
+    return _alike(torch.empty_like(p, device="meta", memory_format=torch.preserve_format), p)
