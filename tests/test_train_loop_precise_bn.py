@@ -5,14 +5,20 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from tiny_training import CLASSES, CONFIG, StopsAt, changed, install, untimed
 from torch import nn
 
-from train_loop import precise_bn
+from train_loop import loop, precise_bn
 from train_loop.distributed import World
+from train_loop.loop import TrainingStopped, train
+from train_loop.reporter import ListReporter
 
 WORLD = World(0, 1, torch.device("cpu"))
 
@@ -140,3 +146,48 @@ def test_model_without_batch_norm_reads_no_image() -> None:
 )
 def test_auto_is_for_epochs_of_few_steps(choice: str, steps: int, expected: bool) -> None:
     assert precise_bn.wanted(choice, steps) is expected
+
+
+# --- what the pass draws ---
+
+
+def dropout_first() -> nn.Module:
+    return nn.Sequential(
+        nn.Dropout2d(0.3), nn.Conv2d(3, 8, 3, padding=1), nn.Dropout(0.3), nn.BatchNorm2d(8), nn.ReLU(),
+        nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(32, CLASSES),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("stop_at", [4, 8, 11, 12])
+@pytest.mark.parametrize("changes", [{}, {"ema_decay": 0.5, "global_size": 32}], ids=["plain", "averaged"])
+def test_a_run_that_stops_at_an_epochs_last_step_resumes_to_the_bit_with_dropout_before_batch_norm(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, stop_at: int, changes: dict[str, Any]
+) -> None:
+    """Steps 4, 8 and 12 are the last ones of epochs of 4 (or 2): the pass for BatchNorm is the next thing to come."""
+    config, cpu = changed(CONFIG, **changes), torch.device("cpu")
+    stop_at //= 2 if changes else 1
+    built = install(monkeypatch.setattr, dropout_first)
+    train(config, reporter=(whole := ListReporter()), device=cpu)
+    want = built.model.state_dict()
+    torch.manual_seed(99)
+    with pytest.raises(TrainingStopped):
+        train(config, reporter=(first := StopsAt(stop_at)), checkpoint_dir=tmp_path, device=cpu)
+    torch.manual_seed(7)  # another process has other numbers
+    train(config, reporter=(second := ListReporter()), checkpoint_dir=tmp_path, device=cpu)
+    assert untimed(first.records + second.records) == untimed(whole.records)
+    assert want.keys() == built.model.state_dict().keys()
+    assert all(torch.equal(value, want[name]) for name, value in built.model.state_dict().items())
+
+
+def test_the_pass_draws_alike_on_any_number_of_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank's batches have the places among all batches that ``sampling.bn_batches`` gives them."""
+    seen: dict[int, list[int]] = {}
+    monkeypatch.setattr(torch, "manual_seed", lambda seed: seen.setdefault(workers * 10 + rank, []).append(seed))
+    for workers, rank in ((1, 0), (2, 0), (2, 1)):
+        run: Any = SimpleNamespace(
+            config=CONFIG, progress=SimpleNamespace(epoch=3), world=SimpleNamespace(rank=rank, workers=workers)
+        )
+        for number in range(4 // workers):
+            loop._seed_batch(run, "batch norm", number)
+    assert seen[10] == [seed for pair in zip(seen[20], seen[21], strict=True) for seed in pair]
+    assert len(set(seen[10])) == 4

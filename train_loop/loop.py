@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import itertools
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -62,8 +63,10 @@ def train(
 ) -> TrainResult:
     """Train ``config`` to its last epoch, on all ranks of torch.distributed if it is initialised.
 
-    Resumes from ``checkpoint_dir`` when a checkpoint of this configuration is there; the result is
-    the same as without the interruption. Checkpoints are written between steps once
+    Resumes from ``checkpoint_dir`` when a checkpoint of this configuration is there. On CPUs and with as many
+    workers, weights and records are those of a run without the interruption, to the bit (but for the last digits of
+    what several workers sum up for an epoch's record). What else may round otherwise, cuDNN's choices above all, is
+    in docs/training.md, "Checkpoints and resuming". Checkpoints are written between steps once
     ``checkpoint_every_s`` have passed since the last one, when the reporter asks for one, and after
     the last epoch; that of an epoch's end comes before its report. An epoch that was reported but
     not in a checkpoint is trained and reported again by the resumed run.
@@ -150,7 +153,7 @@ def take_step(run: Run, step: Step | list[Batch], rate: float) -> None:
     for number in range(len(step)):
         images, labels = next(batches)
         images, targets = _mixed(run, number, images, labels)
-        _seed_micro_batch(run, number)
+        _seed_batch(run, progress.step, number)
         with _gradients_stay_local(run) if number + 1 < len(step) else contextlib.nullcontext():
             with _autocast(run):
                 logits = run.parallel(images)
@@ -202,9 +205,14 @@ def _mixed(run: Run, number: int, images: torch.Tensor, labels: torch.Tensor) ->
     return mixing.mix(images, labels, run.source.info.num_classes, run.config.data, position)
 
 
-def _seed_micro_batch(run: Run, number: int) -> None:
-    """Dropout and the like depend on the position alone, not on resumes or on the number of ranks."""
-    position = (run.config.seed, run.progress.epoch, run.progress.step, number * run.world.workers + run.world.rank)
+def _seed_batch(run: Run, part: int | str, number: int) -> None:
+    """Dropout and the like depend on the position alone, not on resumes or on the number of ranks.
+
+    Args:
+        part: of the epoch: a step, or what else is computed with training images.
+        number: of this rank's batches in it.
+    """
+    position = (run.config.seed, run.progress.epoch, part, number * run.world.workers + run.world.rank)
     torch.manual_seed(int.from_bytes(hashlib.blake2b(repr(position).encode(), digest_size=8).digest(), "little"))
 
 
@@ -256,7 +264,10 @@ def _prepare_batch_norm(run: Run) -> None:
         config.seed, run.progress.epoch, run.split.micro_size, count, run.world.rank, run.world.workers
     )
 
+    numbers = itertools.count()
+
     def forward(images: torch.Tensor) -> None:
+        _seed_batch(run, "batch norm", next(numbers))  # a layer may have dropout before it
         with _autocast(run):
             run.model(images)
 
