@@ -121,7 +121,9 @@ def judge_shared(nodes: Sequence[Mapping[str, Any]], mark: str) -> Finding:
 
 
 def judge_lock(nodes: Sequence[Mapping[str, Any]], held: bool) -> Finding:
-    advice = "Studies need none. --stage does, with a folder that several nodes see. flock may be a mount option (Lustre)."
+    advice = (
+        "Studies need none. --stage does, with a folder that several nodes see. flock may be a mount option (Lustre)."
+    )
     if not held:
         return Finding(WARN, "locks", "the shared folder's file system has none", advice)
     other = [f"{node['host']}: {node['lock']}" for node in nodes if node["lock"] != "refused"]

@@ -162,6 +162,7 @@ def usable_nodes(partition: str, features: str = "", gres: str = "") -> list[str
         "--Format=NodeHost:256,Gres:1024,Features:4096",
     )
     wanted = {feature for feature in features.split("&") if feature}
+    counts = slurm_values.gres_parts(gres)
     # Columns have fixed widths, and any but the first may be empty.
     rows = [(line[:256].strip(), line[256:1280].strip(), line[1280:].strip()) for line in text.splitlines()]
     return [
@@ -169,5 +170,5 @@ def usable_nodes(partition: str, features: str = "", gres: str = "") -> list[str
         for name, has, known in rows
         if name
         and wanted <= set(known.split(","))
-        and all(slurm_values.gres_count(has, n, t) >= c for n, t, c in slurm_values.gres_parts(gres))
+        and all(slurm_values.gres_count(has, what, kind) >= count for what, kind, count in counts)
     ]

@@ -80,9 +80,8 @@ def _gpus(tres: str | None) -> str:
 
 def marked(comment: str | None, job_id: str) -> str:
     """The comment of ``job_id``'s successor: the user's own, and the mark."""
-    own = (
-        [word for word in (comment or "").split() if not word.startswith(MARK)] if slurm_values.is_set(comment) else []
-    )
+    words = (comment or "").split() if slurm_values.is_set(comment) else []
+    own = [word for word in words if not word.startswith(MARK)]
     return " ".join([*own, MARK + job_id])
 
 

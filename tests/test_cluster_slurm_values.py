@@ -41,7 +41,7 @@ TRES = "https://slurm.schedmd.com/tres.html"
         ("gres:gpu:4", 4, "TresPerNode of scontrol show job, Slurm 20.11"),
         ("gres/gpu:a100:4", 4, "TresPerNode of scontrol show job, Slurm 23.11"),
         ("volta:3,kepler:5", 8, "https://slurm.schedmd.com/sbatch.html, --gpus"),
-        ("cpu=8,mem=32G", 0, TRES),
+        ("cpu=8,mem=32G", None, TRES),
         ("", None, "a variable that a wrapper exports empty"),
         (None, None, "not in a job with GPUs"),
         ("N/A", None, "scontrol"),
@@ -156,7 +156,7 @@ def test_resources_with_flags_and_units():
         ("bandwidth", "lustre", 4 * 2**30),
         ("craynetwork", "", 4),
     ]
-    assert slurm_values.gres_parts("gres/gpu:a100=1,gres/gpu=3") == [("gpu", "", 2), ("gpu", "a100", 1)][::-1]
+    assert slurm_values.gres_parts("gres/gpu:a100=1,gres/gpu=3") == [("gpu", "a100", 1), ("gpu", "", 2)]
     assert slurm_values.gres_parts("gpu") == [("gpu", "", 1)] and slurm_values.gres_parts("(null)") == []
 
 

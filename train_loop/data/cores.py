@@ -35,8 +35,7 @@ def cores_a_rank(env: Mapping[str, str] = os.environ) -> int:
         return max(usable // max(int(env["LOCAL_WORLD_SIZE"]), 1), 1)
     if not env.get("SLURM_JOB_ID") or number(env.get("SLURM_CPUS_PER_TASK")):  # srun: usable is of each task
         return usable
-    if (
-        number(env.get("SLURM_STEP_NUM_TASKS")) or 1
-    ) > 1:  # without core binding each task may run on all that was granted
+    if (number(env.get("SLURM_STEP_NUM_TASKS")) or 1) > 1:
+        # Without core binding each task may run on all that was granted.
         return max(min(usable, (number(env.get("SLURM_CPUS_ON_NODE")) or usable) // tasks_here(env)), 1)
     return usable
