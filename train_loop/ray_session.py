@@ -265,7 +265,7 @@ def own_path_only() -> Any:
     """
     from ray.job_config import JobConfig
 
-    class OwnPathOnly(JobConfig):  # type: ignore[misc]
+    class OwnPathOnly(JobConfig):
         def _runtime_env_has_working_dir(self) -> bool:
             return True
 
