@@ -83,8 +83,9 @@ class Share:
 
     def describe(self) -> str:
         """E.g. ``2 trials at a time, 1 worker(s) a trial with 1 CPU each``."""
+        at_once = f"{self.concurrency} trial{'s' * (self.concurrency != 1)} at a time"
         each = " + ".join(_amount(kind, value) for kind, value in self.worker_resources.items())
-        return f"{self.concurrency} trials at a time, {self.workers} worker(s) a trial with {each} each"
+        return f"{at_once}, {self.workers} worker(s) a trial with {each} each"
 
     def fits(self, machine: Machine) -> bool:
         """Whether one trial of this cut finds room on ``machine`` where nothing else runs."""

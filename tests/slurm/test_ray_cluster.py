@@ -246,6 +246,18 @@ def test_near_the_time_limit_a_search_saves_requeues_and_goes_on(cluster, search
     assert job.leftovers() == []
 
 
+def test_two_nodes_of_one_core_run_a_trial_each(search):
+    """Each has memory for one worker: a trial that were given what the cluster has in all would fit on neither."""
+    job = search(4, sbatch=("-N2", "-c1", "--mem=2500"))
+    job.wait_log(r"trial \d+ epoch 1/2")
+    log = job.wait_end("COMPLETED")
+    assert_every_trial_once(job, 4)
+    study = json.loads((Path(job.record["study_folder"]) / "study.json").read_text())
+    assert study["concurrency"] == 2 and study["machine"]["nodes"][0]["count"] == 2, study["machine"]
+    first_done = re.search(r"trial \d+ done", log)
+    assert first_done and len(re.findall(r"trial \d+ started", log[: first_done.start()])) == 2, log
+
+
 @pytest.mark.exhaustive
 def test_a_search_leaves_few_files_on_the_shared_file_system(cluster, search):
     """By what six trials leave, a thousand stay below two thousand (measured: benchmarks/files_of_a_search.py)."""
