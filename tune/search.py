@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -31,6 +31,7 @@ from tune.observer import Observer, TrialView
 from tune.plan import SearchPlan
 from tune.provenance import provenance
 from tune.samplers import MODEL_BASED, make_pruner, quiet_optuna, sampler_factory
+from tune.storage_url import DatabaseLost
 from tune.store import StudyStore
 from tune.summary import print_findings, print_plan, quoted, resume_command
 from tune.tables import epoch_records
@@ -97,14 +98,20 @@ def run_search(plan: SearchPlan) -> int:
             outcome = "interrupted"
             console.print(f"\nStopped at once; go on with:\n  {resume_command(plan)}", markup=False, soft_wrap=True)
             return 128 + signal.SIGINT
+        except DatabaseLost as error:
+            print(
+                f"error: {error}. What was told before is saved; go on with:\n  {resume_command(plan)}", file=sys.stderr
+            )
+            return FAILED
         except RayStartError:  # Ctrl-C in a terminal reaches Ray's processes too, and may end a start
             if stop.signal is None:
                 raise
             outcome = "interrupted"
         finally:
             if store.folder.exists():
-                store.refresh(force=True)
-                store.drop_checkpoints()
+                with suppress(DatabaseLost):  # then the tables stay as they were
+                    store.refresh(force=True)
+                    store.drop_checkpoints()
                 store.end_session(outcome=outcome, elapsed_s=round(time.monotonic() - started, 1))
         trials = _views(store)
         print_findings(ended.plan, trials, time.monotonic() - started, _device_hours(store), console)

@@ -26,6 +26,7 @@ from train_loop.folder_hold import FolderHold, hold_folder
 from tune import tables
 from tune.description import SCHEMA_VERSION, STUDY_FILE, read_description
 from tune.provenance import redact
+from tune.storage_url import check_database_file
 
 JOURNAL_FILE = "optuna.journal"
 REFRESH_SHARE = 0.05
@@ -231,31 +232,15 @@ def open_storage(folder: Path, url: str | None) -> optuna.storages.BaseStorage:
     if url is None:
         return optuna.storages.JournalStorage(JournalFileBackend(str(folder / JOURNAL_FILE)))
     try:
-        return optuna.storages.RDBStorage(url)
+        from tune.database import PatientStorage  # SQLAlchemy; the journal needs none
+
+        return PatientStorage(url)
     except Exception as error:  # SQLAlchemy and each database driver raise their own
         reason = str(error).strip().splitlines()[0]
         raise ConfigError(
             f"--storage must be a database URL that opens; got {redact(url)!r}: {redact(reason)}. "
             "Write e.g. postgresql+psycopg://user@host/db, or leave it out for the journal file."
         ) from None
-
-
-def check_database_file(url: str | None) -> None:
-    """Raise ConfigError where ``url`` is of an SQLite file that is not there: opening would make an empty one."""
-    from sqlalchemy.engine import make_url  # Optuna's; the journal needs none
-    from sqlalchemy.exc import ArgumentError
-
-    try:
-        parts = make_url(url) if url else None
-    except ArgumentError:  # the opening says what is wrong with it
-        return
-    if parts is None or parts.get_backend_name() != "sqlite" or parts.database in (None, "", ":memory:"):
-        return
-    if not str(parts.database).startswith("file:") and not os.path.exists(str(parts.database)):
-        raise ConfigError(
-            f"--resume needs the study's trials; got {redact(str(url))!r}, where there is no database. "
-            "Give the --storage that it began with."
-        )
 
 
 def repair_journal(path: Path) -> None:

@@ -16,6 +16,7 @@ from tune.observer import TrialView
 from tune.plan import SearchPlan
 from tune.provenance import ROOT, redact
 from tune.samplers import weakness
+from tune.storage_url import shared_file_warning
 
 RUNNER_UPS = 4
 JOB_VARIABLE = "BIGBATCH_JOB_FOLDER"
@@ -58,7 +59,8 @@ def _notes(plan: SearchPlan) -> list[tuple[str, str]]:
     searched = [r for r in plan.ranges.values() if r.kind != "derived"]
     conditional, categorical = any(r.conditions for r in searched), any(r.kind == "categorical" for r in searched)
     text = weakness(plan.sampler, plan.scheduler, conditional, categorical)
-    return [("note", text)] if text else []
+    said = [text, shared_file_warning(plan.storage)]
+    return [("note", text) for text in said if text]
 
 
 def _why_model(plan: SearchPlan) -> str:

@@ -1,0 +1,46 @@
+"""Which file system a path lies on, and whether several hosts share it (Linux)."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+MOUNTS = Path("/proc/self/mountinfo")
+SHARED = frozenset(
+    "9p afs beegfs beegfs_nodev ceph cifs cvmfs dvs gfs2 glusterfs gpfs lustre lustre_lite nfs nfs4 ocfs2 orangefs "
+    "panfs pvfs2 smb3 virtiofs wekafs fuse.beegfs fuse.ceph fuse.ceph-fuse fuse.glusterfs fuse.juicefs fuse.sshfs "
+    "fuse.weka".split()
+)
+"""Types as the kernel names them, of file systems that several hosts mount."""
+
+
+def file_system_type(path: Path, mounts: Path = MOUNTS) -> str:
+    """The type of the file system that holds ``path`` (its nearest parent that exists), e.g. ext4; "" if unknown.
+
+    ``mounts`` is in the format of proc_pid_mountinfo(5); of several mounts on one point the last one is seen.
+    """
+    try:
+        lines = mounts.read_text(errors="surrogateescape").splitlines()
+    except OSError:
+        return ""
+    wanted = os.path.join(os.path.realpath(path), "")
+    found, kind = "", ""
+    for line in lines:
+        fields, _, rest = line.partition(" - ")
+        columns = fields.split(" ")
+        if len(columns) < 5 or not rest:
+            continue
+        point = os.path.join(_unescaped(columns[4]), "")
+        if wanted.startswith(point) and len(point) >= len(found):
+            found, kind = point, rest.split(" ")[0]
+    return kind
+
+
+def is_shared(path: Path, mounts: Path = MOUNTS) -> bool:
+    return file_system_type(path, mounts) in SHARED
+
+
+def _unescaped(text: str) -> str:
+    """Space, tab, newline and backslash are octal numbers there."""
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match.group(1), 8)), text)
