@@ -19,6 +19,20 @@ Commands = Mapping[str, tuple[Callable[[Sequence[str]], int], str]]
 DONE, FAILED, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 130
 
 
+OURS = (
+    (r"^argument (\S+): (?=must be )", r"\1 "),
+    (r"^argument (\S+): expected .*argument.*", r"\1 takes a value; got none. Write one behind it; see --help."),
+    (r"^argument (\S+): ignored explicit argument (.*)", r"\1 takes no value; got \2. Write \1 alone."),
+    (
+        r"^argument (\S+): invalid choice: (.*) \(choose from (.*)\)",
+        r"\1 must be one of \3; got \2. Write one of them.",
+    ),
+    (r"^the following arguments are required: (.*)", r"the command needs \1; got none. See --help."),
+    (r"^one of the arguments (.*) is required", r"the command needs one of \1; got none. See --help."),
+)
+"""argparse's messages as the rule, the value and the fix."""
+
+
 class OneLineParser(argparse.ArgumentParser):
     """Says what is wrong in one line, with the nearest option, and ends with 2. An empty value is wrong."""
 
@@ -34,7 +48,8 @@ class OneLineParser(argparse.ArgumentParser):
         return super()._get_value(action, arg_string)
 
     def error(self, message: str) -> NoReturn:
-        message = re.sub(r"^argument (\S+): (?=must be )", r"\1 ", message)
+        for argparses, ours in OURS:
+            message = re.sub(argparses, ours, message)
         prefix = "unrecognized arguments: "
         if message.startswith(prefix):
             word = message[len(prefix) :].split()[0]

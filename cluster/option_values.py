@@ -57,9 +57,10 @@ def example(text: str, otherwise: str, percent: bool = False) -> str:
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The known word that ``word`` was probably meant to be; None where none is near enough to be named."""
-    found = difflib.get_close_matches(word, list(known), n=1, cutoff=NEAR)
-    return found[0] if found else None
+    """The known word that ``word`` was probably meant to be, in any case; None where none is near enough."""
+    by_lower = {one.lower(): one for one in known}
+    found = difflib.get_close_matches(word.lower(), list(by_lower), n=1, cutoff=NEAR)
+    return by_lower[found[0]] if found else None
 
 
 def _float(text: str) -> float | None:

@@ -102,6 +102,11 @@ def _draw(
     if config.epochs > workload.epochs:
         raise _refusal(space, f"asks for {config.epochs} epochs of at most {workload.epochs}", "Raise --max-epochs")
     batch = config.batch.global_size
+    if batch > workload.train_size and "batch.global_size" in map(known_key, pinned or ()):
+        raise ConfigError(
+            f"batch.global_size must be at most the {workload.train_size} training images; got {batch}. "
+            f"Write --set batch={workload.train_size} or less."
+        )
     if batch > workload.train_size:
         raise _refusal(
             space,

@@ -258,7 +258,7 @@ def test_initial_points_of_a_pinned_optimizer_are_not_repeated() -> None:
 
 
 def test_pinned_values_that_cannot_be_are_refused() -> None:
-    with pytest.raises(ConfigError, match="batch.global_size=4096 for 1437"):
+    with pytest.raises(ConfigError, match="must be at most the 1437 training images; got 4096"):
         check_space(BUILT_IN["large_batch"], WORKLOAD, pinned={"batch.global_size": 4096})
     with pytest.raises(ConfigError, match="at most 12"):
         check_space(BUILT_IN["large_batch"], WORKLOAD, pinned={"epochs": 30})

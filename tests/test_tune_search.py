@@ -23,6 +23,7 @@ from conftest import ROOT, TUNE, clean_environment, wait_gone
 from optuna.trial import TrialState
 
 from train_loop.config import TrainConfig
+from train_loop.data import pack
 
 TINY = ("--model", "shufflenet_v2_x0_5", "--set", "image_size=16", "--seed", "1")
 
@@ -366,7 +367,10 @@ def test_a_killed_driver_takes_its_ray_with_it_and_the_next_search_removes_its_f
 
 
 @pytest.mark.slow
-def test_it_joins_a_running_cluster_and_leaves_it_running(tiny, tmp_path):
+def test_it_joins_a_running_cluster_and_leaves_it_running(tiny, tiny_images, tmp_path):
+    """Also: what a worker meets on its node, here a variable that only the driver has, is said on the screen, once."""
+    assert pack.main([str(tiny_images), str(tmp_path / "packed"), "--workers", "1"]) == 0
+    tiny = (*tiny, "--data", str(tmp_path / "packed"), "--stage", "$ONLY_OF_THE_DRIVER/sets")
     code = (
         "import sys, time; sys.path.insert(0, sys.argv[1])\n"
         "from pathlib import Path; from train_loop.ray_session import LocalRay\n"
@@ -387,9 +391,15 @@ def test_it_joins_a_running_cluster_and_leaves_it_running(tiny, tmp_path):
         refused = Search(*arguments, cwd=tmp_path, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN="0" * 64)
         assert refused.end() == 2 and "--address" in refused.stderr()
         joined = Search(
-            *(a if a != "s" else "t" for a in arguments), cwd=tmp_path, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=token
+            *(a if a != "s" else "t" for a in arguments),
+            cwd=tmp_path,
+            RAY_AUTH_MODE="token",
+            RAY_AUTH_TOKEN_PATH=token,
+            ONLY_OF_THE_DRIVER=str(tmp_path),
         )
         assert joined.end() == 0, joined.stderr()
+        said = [line for line in joined.stderr().splitlines() if "$ONLY_OF_THE_DRIVER is not set here" in line]
+        assert len(said) == 1 and re.match(r"warning: trial \d: on \S+: --stage must be", said[0]), joined.stderr()
         assert [t.state.is_finished() for t in load(tmp_path / "runs" / "t").trials] == [True, True]
         assert cluster.poll() is None
     finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import platform
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -26,7 +27,7 @@ from train_loop.metrics import LossWatch, Sums
 from train_loop.models import build_model
 from train_loop.noise_scale import GradientNorms
 from train_loop.optim import build_optimizer
-from train_loop.reporter import Reporter
+from train_loop.reporter import Reporter, tell_notes
 from train_loop.weight_average import WeightAverage
 
 
@@ -70,7 +71,7 @@ def set_up(
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
     world = World.current(device)
-    source = _open(config, stage_folder, world)
+    source = _open(config, stage_folder, world, reporter)
     split = _split(config, source, world)
     source.steps_per_epoch(split.global_size)  # raises where there is none
     steps_per_epoch = len(micro_sizes(source.info.train_size, split, config.data.drop_last))
@@ -130,17 +131,20 @@ def set_up(
     )
 
 
-def _open(config: TrainConfig, stage_folder: str | None, world: World) -> DataSource:
+def _open(config: TrainConfig, stage_folder: str | None, world: World, reporter: Reporter) -> DataSource:
     """The data set; what any rank finds wrong, all raise: nodes differ in what they can stage."""
     source: DataSource | None = None
     error: Exception | None = None
+    notes: list[str] = []
     try:
-        source = open_data(config.data, stage_folder)
+        source = open_data(config.data, stage_folder, notes.append)
     except ConfigError as found:
         error = found
-    for other in world.gather(error):
+    views = world.gather((error, platform.node(), notes))
+    for other, _, _ in views:
         if other is not None:
             raise other
+    tell_notes([(node, text) for _, node, texts in views for text in texts], reporter, world.rank)
     assert source is not None
     return source
 

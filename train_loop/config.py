@@ -217,7 +217,7 @@ def _coerce(kind: Any, value: Any, key: str) -> Any:
     word = {bool: "true or false", int: "a whole number", float: "a number", str: "a word"}.get(
         kind, "a list of numbers"
     )
-    shown = example(str(value), _default(key), percent=kind is float)
+    shown = example(str(value), _default(key)) if kind in (int, float) else _default(key)
     raise ConfigError(f"{key} must be {word}; got {value!r}. Write {key}={shown}.")
 
 
@@ -297,7 +297,7 @@ def split_assignments(assignments: Iterable[str]) -> tuple[dict[str, Any], dict[
         name, equals, raw = text.partition("=")
         name = name.strip()
         if not equals or not name:
-            raise ConfigError(f"--set takes key=value; got {text!r}. Write e.g. --set epochs=30.")
+            raise ConfigError(f"--set takes key=value; got {text!r}. Write e.g. --set lr=0.1.")
         if not raw.strip():
             raise ConfigError(empty_value(f"--set {name}=", raw))
         full = known_key(name)

@@ -40,6 +40,7 @@ TOLD = types.MappingProxyType(
         "top-1": "It is a result, not a setting: leave it out.",
         "workers": "It is no key: write --workers N.",
         "trials": "It is no key: write --trials N.",
+        "num_workers": "Write data.loader_workers=N for processes that read images, --workers N for those that train.",
     }
 )
 """Words that somebody may write for a key, and what to write."""
@@ -63,7 +64,8 @@ def unknown_key(key: str, keys: Sequence[str], short: Mapping[str, str], paramet
         known = ALIASES.get(leaf) or ALIASES.get(key.replace(".", "_"))
         near = known or nearest(key, keys) or short.get(leaf)
     else:
-        near = nearest(key, [*short, *ALIASES, *parameters, *keys])
+        begin = [one for one in (*short, *parameters) if key.lower() in one.split("_") and len(key) > 2]
+        near = nearest(key, [*short, *ALIASES, *parameters, *keys]) or (begin[0] if len(begin) == 1 else None)
     if near:
         return f"{got} Did you mean {near!r}?"
     return f"{got} Write e.g. lr, batch, warmup or epochs; docs/training.md lists all keys."

@@ -12,6 +12,7 @@ import logging
 import math
 import os
 import signal
+import sys
 import threading
 import time
 import traceback
@@ -37,6 +38,8 @@ from train_loop.terminal import give_signals_back, say_from_handler, take_signal
 
 RECORDS = "records"
 """Metric that holds the epoch records of one report, oldest first (several after a resume)."""
+NOTES = "notes"
+"""Metric, and key of a line in ``records_file``, that holds what nodes have met and a person should know."""
 FAILURE = "failure"
 """Metric, and key of the return value, that holds why a run cannot go on."""
 STOPPED = "stopped"
@@ -73,6 +76,14 @@ class RayReporter:
             self._log.info("resumed after epoch %d", history[-1].epoch)
             self._note({RESUMED: len(history)})
             self._send(history)
+
+    def noted(self, texts: Sequence[str]) -> None:
+        import ray.train
+
+        for text in texts:
+            self._log.warning("%s", text)
+        self._note({NOTES: list(texts)})
+        ray.train.report({RECORDS: [], NOTES: list(texts)})
 
     def checkpoint_requested(self) -> bool:
         """True once, when Ray says that a node of this run is about to be taken away."""
@@ -326,11 +337,15 @@ class _Printer:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._printed = 0
+        self._printed, self._told = 0, 0
         self._reporter = PrintReporter()
 
     def print_new(self) -> None:
         lines = _read_lines(self._path)
+        notes = list(dict.fromkeys(text for line in lines for text in line.get(NOTES, ())))
+        for text in notes[self._told :]:
+            print(f"warning: {text}", file=sys.stderr, flush=True)
+        self._told = len(notes)
         resumed_after = max((line[RESUMED] for line in lines if RESUMED in line), default=0)
         if resumed_after > self._printed:
             print(f"resumed after {resumed_after} finished epochs", flush=True)
@@ -350,7 +365,7 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
 
 def _records(lines: list[dict[str, Any]]) -> dict[int, EpochRecord]:
     """Records by epoch, rising; of an epoch that was trained twice, the later one."""
-    records = [EpochRecord.from_dict(line) for line in lines if RESUMED not in line]
+    records = [EpochRecord.from_dict(line) for line in lines if "epoch" in line]
     return {record.epoch: record for record in sorted(records, key=lambda record: record.epoch)}
 
 

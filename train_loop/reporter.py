@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TextIO
+
+_log = logging.getLogger(__name__)
+
+NAMED_NODES = 3
+"""So many are named where several met the same."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +72,10 @@ class EpochRecord:
 class Reporter(Protocol):
     """Who listens to a run. The loop calls it from the training thread, on every rank.
 
-    Two more methods are called where a reporter has them:
+    More methods are called where a reporter has them:
 
+    - ``noted(texts: Sequence[str])``, at most once, before the first step: what some node met that changes no result
+      and that a person should know. Without the method rank 0 logs it.
     - ``resumed(history: Sequence[EpochRecord])``, once, before the first step of a resumed run,
       with the records of all finished epochs: some may not have arrived before the run was killed.
     - ``stop_requested() -> bool``, polled like ``checkpoint_requested``; True on any rank makes the
@@ -80,6 +88,30 @@ class Reporter(Protocol):
     def checkpoint_requested(self) -> bool:
         """True on any rank: write a checkpoint now and go on. Polled between optimizer steps: at
         each on one CPU worker, otherwise about once a second, as ranks and device must agree."""
+
+
+def tell_notes(met: Sequence[tuple[str, str]], reporter: Reporter, rank: int) -> None:
+    """Hand on what nodes have met, each text once with its nodes' names.
+
+    Args:
+        met: (node, text), the same on all ranks, which all call this.
+    """
+    nodes: dict[str, list[str]] = {}
+    for node, text in met:
+        nodes.setdefault(text, [])
+        if node not in nodes[text]:
+            nodes[text].append(node)
+    texts = [f"on {_some(names)}: {text}" for text, names in nodes.items()]
+    if texts and hasattr(reporter, "noted"):
+        reporter.noted(texts)
+    elif rank == 0:
+        for text in texts:
+            _log.warning("%s", text)
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - NAMED_NODES} more nodes" if len(names) > NAMED_NODES else ""
+    return ", ".join(names[:NAMED_NODES]) + more
 
 
 @dataclass

@@ -113,7 +113,7 @@ def make_task(argv: Sequence[str] | None, prog: str, launch: Launch | None) -> T
     info = describe(config.data, open_some=True)
     if info.path is not None:  # workers may run in another folder
         config = config.replace_keys({"data.name": info.path})
-    check_stage(args.stage, info)
+    check_stage(args.stage, info, here=launch is None)
     workers = worker_count(args.workers, launch)
     config.batch.split(workers)
     info.steps_per_epoch(config.batch.global_size)

@@ -28,6 +28,7 @@ from search_spaces.workload import Workload
 from train_loop.config import RUNTIME_KEYS, TrainConfig
 from train_loop.ray_worker import FAILURE, RECORDS
 from tune.judgement import SPARED_ATTR
+from tune.notes import Notes
 from tune.observer import Observer, TrialView
 from tune.samplers import ByTrial
 from tune.stopping import stop_wait_s
@@ -100,7 +101,7 @@ class OptunaBridge(Searcher):
         self._finished = 0
         self._failure, self._equal_failures = "", 0
         self._first_result_s: float | None = None
-        self._warned = False
+        self._warned, self._notes = False, Notes()
         self.workers = task(0)["workers"]
         self.stopping = False
         """Set before the search is left early: trials that end from then on were interrupted."""
@@ -173,6 +174,7 @@ class OptunaBridge(Searcher):
         live = self._live.get(trial_id)
         if live is None:
             return True
+        self._notes.hear(live.view.number, result)
         for record in result.get(RECORDS, ()):
             if int(record["epoch"]) > live.view.epoch and self._take_in(trial_id, live, record):
                 return True

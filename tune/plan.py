@@ -357,7 +357,7 @@ def _plan(o: Options, lr_factors: dict[str, float] | None = None) -> SearchPlan:
     said = check_words(o)
     workers, overrides = said.workers, said.overrides
     data = describe(said.data, open_some=True)
-    check_stage(o.stage, data)
+    check_stage(o.stage, data, here=(o.address or "local") == "local")
     trials = o.trials or space.defaults.get("trials") or DEFAULT_TRIALS.get(data.name, DEFAULT_TRIALS_OTHER)
     max_epochs = o.max_epochs or space.defaults.get("max_epochs") or DEFAULT_EPOCHS.get(data.name, DEFAULT_EPOCHS_OTHER)
     machine = local_machine() if (o.address or "local") == "local" else Machine()

@@ -12,6 +12,7 @@ import dataclasses
 import difflib
 import logging
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -129,8 +130,12 @@ def _describe_whole(config: DataConfig, open_some: bool) -> DataInfo:
     )
 
 
-def check_stage(folder: str | None, info: DataInfo) -> None:
-    """Raise ConfigError where ``--stage`` names no folder or has nothing to copy; of its room each node knows alone."""
+def check_stage(folder: str | None, info: DataInfo, *, here: bool = False) -> None:
+    """Raise ConfigError where ``--stage`` names no folder or has nothing to copy; of its room each node knows alone.
+
+    Args:
+        here: all workers run on this machine, so that a variable which is not set here is set nowhere.
+    """
     if folder is None or folder == NO_STAGE:
         return
     if not folder.startswith(("/", "~", "$")):
@@ -142,14 +147,21 @@ def check_stage(folder: str | None, info: DataInfo) -> None:
         raise ConfigError(
             f"--stage copies packed sets; got {info.path or info.name}. Pack it (bigbatch pack), or leave --stage out."
         )
+    if here:
+        from train_loop.data.stage import check_here
+
+        check_here(folder)
 
 
-def open_data(config: DataConfig, stage_folder: str | None = None) -> DataSource:
+def open_data(
+    config: DataConfig, stage_folder: str | None = None, note: Callable[[str], None] = _log.warning
+) -> DataSource:
     """The data set itself; imports torch. Raises ConfigError as ``describe`` does.
 
     Args:
         stage_folder: where this node keeps a copy of a packed set, see ``stage.py``; a node that cannot reads the
             set itself and says so.
+        note: is told so.
     """
     info = describe(config)
     check_stage(stage_folder, info)
@@ -160,7 +172,7 @@ def open_data(config: DataConfig, stage_folder: str | None = None) -> DataSource
     if info.path is not None and _is_packed(info.path):
         from train_loop.data.packed import open_packed
 
-        return open_packed(config, info, _staged(info.path, stage_folder))
+        return open_packed(config, info, _staged(info.path, stage_folder, note))
     from train_loop.data.folder import open_folder
 
     return open_folder(config, info)
@@ -171,11 +183,11 @@ def stage_ahead(config: DataConfig, stage_folder: str | None) -> None:
     with contextlib.suppress(ConfigError):
         info = describe(config)
         if info.path is not None and _is_packed(info.path):
-            _staged(info.path, stage_folder, logging.DEBUG)
+            _staged(info.path, stage_folder, _log.debug)
 
 
-def _staged(path: str, stage_folder: str | None, level: int = logging.WARNING) -> str:
-    """The folder to read: this node's copy of a packed set, or the set itself."""
+def _staged(path: str, stage_folder: str | None, note: Callable[[str], None]) -> str:
+    """The folder to read: this node's copy of a packed set, or the set itself, which ``note`` is told."""
     if stage_folder is None or stage_folder == NO_STAGE:
         return path
     from train_loop.data.stage import StageError, stage
@@ -183,7 +195,7 @@ def _staged(path: str, stage_folder: str | None, level: int = logging.WARNING) -
     try:
         return stage(path, stage_folder)
     except StageError as error:  # of this node alone; where images are read from changes no result
-        _log.log(level, "%s Reading %s itself.", error, path)
+        note(f"{error} Reading {path} itself.")
         return path
 
 

@@ -21,6 +21,7 @@ from string import Template
 from typing import IO
 
 from cluster.node_folder import USER_TMPDIR
+from train_loop.command_line import check_writable
 from train_loop.config import ConfigError
 from train_loop.data import packed_format
 
@@ -45,12 +46,7 @@ def stage(source: str, folder: str) -> str:
     Raises StageError where there is too little room, and where the folder cannot be written; ConfigError for a source
     that is damaged.
     """
-    root = Path(_expanded(folder))
-    if "$" in str(root) or not root.is_absolute():
-        raise StageError(
-            f"--stage must be an absolute path on each node; got {folder!r}, here {str(root)!r}. Set the variable, or "
-            "write the path."
-        )
+    root = _root(folder)
     info = packed_format.read_info(source)
     index = Path(source, packed_format.INDEX)
     name = f"{Path(source).name}-{os.getuid()}-{_digest(os.path.realpath(source).encode())}"
@@ -78,14 +74,31 @@ def stage(source: str, folder: str) -> str:
     return str(target)
 
 
-def _expanded(folder: str) -> str:
-    """Like a shell; an unset variable stays. In a job's Ray cluster TMPDIR is Ray's folder: the user's is meant."""
+def check_here(folder: str) -> None:
+    """Raise ConfigError where ``folder`` is none that this machine can write. For runs whose workers are all here."""
+    check_writable("--stage", _root(folder))
+
+
+def _root(folder: str) -> Path:
+    """Like a shell. Raises StageError for an unset variable."""
+    env = _environment()
+    unset = [f"${name}" for name in Template(folder).get_identifiers() if not env.get(name)]
+    root = Path(Template(os.path.expanduser(folder)).safe_substitute(env))
+    if unset or "$" in str(root) or not root.is_absolute():
+        why = f"{' and '.join(unset)} is not set here" if unset else f"here that is {str(root)!r}"
+        raise StageError(
+            f"--stage must be an absolute path on each node; got {folder!r}, and {why}. "
+            "Set the variable there, write the path, or write --stage none."
+        )
+    return root
+
+
+def _environment() -> dict[str, str]:
+    """In a job's Ray cluster TMPDIR is Ray's folder: the user's is meant."""
     env = dict(os.environ)
     if USER_TMPDIR in env:
         env["TMPDIR"] = env[USER_TMPDIR]
-        if not env["TMPDIR"]:
-            del env["TMPDIR"]
-    return Template(os.path.expanduser(folder)).safe_substitute(env)
+    return env
 
 
 def _digest(data: bytes) -> str:
