@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from cluster import options, record, slurm
@@ -13,6 +13,8 @@ from cluster.grant import Grant
 from cluster.lease import Lease, StudyHeld
 
 SHORTEST_RUN_S = 60.0
+WAIT_FOR_CHECK_S = 30.0
+POLL_S = 0.05
 WRONG_INPUT = 2
 
 
@@ -80,7 +82,7 @@ def take_lease(study: Path, job_id: str) -> Lease:
 
 
 class ArgumentCheck:
-    """The search checks its own arguments (``--dry-run``) in the background, while the nodes start."""
+    """The search checks its own arguments (``--dry-run``), which nodes wait for, or start meanwhile if it is long."""
 
     def __init__(self, command: Sequence[str], cwd: Path, tmp: Path) -> None:
         self._process: subprocess.Popen[str] | None = subprocess.Popen(
@@ -92,6 +94,20 @@ class ArgumentCheck:
             stderr=subprocess.PIPE,
             text=True,
         )
+
+    def wait(self, interruption: Callable[[], object]) -> bool:
+        """Wait for the search's word, so that no node starts for one that cannot be.
+
+        Returns whether there was an ``interruption``. Raises BadInput as ``look``. After WAIT_FOR_CHECK_S it is not
+        waited for any more: to list a large data set takes minutes on some file systems, and nodes can start meanwhile.
+        """
+        ends = time.monotonic() + WAIT_FOR_CHECK_S
+        while self._process is not None and self._process.poll() is None and time.monotonic() < ends:
+            if interruption():
+                return True
+            time.sleep(POLL_S)
+        self.look()
+        return False
 
     def look(self) -> None:
         """Raises BadInput, with the search's own words, once it has refused its arguments."""
@@ -107,4 +123,6 @@ class ArgumentCheck:
         process, self._process = self._process, None
         if process is not None:
             process.kill()
-            process.communicate()
+            process.wait()  # its children, which may hold the pipe, are not waited for
+            if process.stderr is not None:
+                process.stderr.close()

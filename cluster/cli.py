@@ -54,7 +54,7 @@ def _add_resources(p: argparse.ArgumentParser) -> None:
         metavar="OPTION",
         help="e.g. --sbatch=--exclude=n7",
     )
-    add("--dry-run", action="store_true", help="print the script and end")
+    add("--dry-run", action="store_true", help="check everything, print the script and end")
 
 
 def _request(args: argparse.Namespace, arguments: Sequence[str], attach_to: str | None = None) -> Request:
@@ -83,6 +83,7 @@ def _submit(argv: Sequence[str]) -> int:
     p = parser("submit", "Submit a search. Options that are not listed here go to tune/run.py; -- COMMAND runs that.")
     p.usage = "bigbatch cluster submit [options] [options of bigbatch tune | -- COMMAND …]"
     _add_resources(p)
+    p.add_argument("--no-check", action="store_true", help="submit a search that was not checked on this machine")
     own, command = _split(argv)
     args, of_the_search = p.parse_known_args(own)
     if command:
@@ -90,7 +91,7 @@ def _submit(argv: Sequence[str]) -> int:
             p.error(f"unrecognized arguments: {of_the_search[0]}")
     else:
         _check_search(p, of_the_search)
-    return _send(args, _request(args, command or of_the_search))
+    return _send(args, _request(args, command or of_the_search), check=not args.no_check)
 
 
 def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -130,9 +131,9 @@ def _attach(argv: Sequence[str]) -> int:
     return _send(args, _request(args, (), attach_to=args.job))
 
 
-def _send(args: argparse.Namespace, request: Request) -> int:
+def _send(args: argparse.Namespace, request: Request, check: bool = False) -> int:
     site = find(args.site)
-    answer = submission.submit_request(request, site, dry_run=args.dry_run)
+    answer = submission.submit_request(request, site, dry_run=args.dry_run, check=check)
     if args.dry_run:
         print(answer, end="")
         return DONE

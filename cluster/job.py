@@ -160,6 +160,8 @@ class Job:
 
     def _start_head(self) -> State:
         head = self._grant.head
+        if self._check is not None and self._check.wait(self._lookout.interruption):
+            return State.DRAINING
         self._nodes.start(head, None)
         facts: dict[str, Any] = {}
         deadline = time.monotonic() + self._options.start_timeout_s

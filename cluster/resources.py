@@ -54,6 +54,11 @@ class Request:
     attach_to: str | None = None
     """A running job that the nodes are lent to."""
 
+    @property
+    def is_search(self) -> bool:
+        """Whether a search is what is submitted: neither a command nor nodes for another job."""
+        return self.attach_to is None and "--" not in self.arguments
+
 
 @dataclass(frozen=True)
 class Resources:

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
-from cluster import record, slurm
+from cluster import options, record, search_check, slurm
 from cluster.resources import SIGNAL_S, Request, Resources, resources, slurm_partitions
 from cluster.sites import BUILT_IN, InputError, Partition, Site, find, format_time
 
@@ -28,15 +28,19 @@ def submit(
     *arguments: str,
     site: str | None = None,
     dry_run: bool = False,
+    check: bool = True,
     env: Mapping[str, str] | None = None,
     **wishes: object,
 ) -> str:
     """Submit a search; returns the job's id (with ``dry_run`` the script that would be submitted).
 
     ``arguments`` are those of ``tune/run.py``, or ``"--"`` and a command; ``wishes`` are the fields of
-    ``Request``: ``nodes``, ``time``, ``partition``, ``account``, …
+    ``Request``: ``nodes``, ``time``, ``partition``, ``account``, … With ``check`` the search is checked first, as
+    ``bigbatch tune --dry-run`` would, in the job's environment where it runs on this machine (``search_check``);
+    what could not be checked is a line on standard error.
 
-    Raises InputError for what the site does not grant, SlurmError if Slurm is missing or refuses.
+    Raises InputError for what the site does not grant and a search that cannot be, SlurmError if Slurm is missing
+    or refuses.
     """
     known = Request.__dataclass_fields__
     for name in wishes:
@@ -46,10 +50,17 @@ def submit(
                 f"no such field of Request; got {name!r}." + (f" Did you mean {near[0]!r}?" if near else "")
             )
     request = Request(arguments=tuple(arguments), **wishes)  # type: ignore[arg-type]
-    return submit_request(request, find(site, env), dry_run=dry_run, env=env)
+    return submit_request(request, find(site, env), dry_run=dry_run, check=check, env=env)
 
 
-def submit_request(request: Request, site: Site, *, dry_run: bool = False, env: Mapping[str, str] | None = None) -> str:
+def submit_request(
+    request: Request,
+    site: Site,
+    *,
+    dry_run: bool = False,
+    check: bool = True,
+    env: Mapping[str, str] | None = None,
+) -> str:
     """As ``submit``, with everything decided."""
     env = os.environ if env is None else env
     if not dry_run and not slurm.available():
@@ -57,12 +68,24 @@ def submit_request(request: Request, site: Site, *, dry_run: bool = False, env: 
     check_files(request)
     live = slurm_partitions()
     script = render(request, site, env=env, live=live)
+    if check and request.is_search:
+        _check_search(request, render(request, site, env=env, live=live, check_only=True))
     if dry_run:
         return script
     path = _keep(script, request, env)
     # On the command line as well: variables such as SBATCH_ACCOUNT would win against the script's own lines.
     directives = _directives(request, site, resources(request, site, env=env, live=live), env)
     return slurm.submit(str(path), options=directives, env=_outside_of_jobs(os.environ))
+
+
+def _check_search(request: Request, script: str) -> None:
+    """Raises InputError where the search would be refused in its job; says what could not be found out."""
+    folders = [option.partition("=")[2] for option in request.options if option.startswith("--chdir=")]
+    cwd = os.path.abspath(folders[-1]) if folders else os.getcwd()
+    arguments = options.parse([*request.job_options, *request.arguments]).arguments
+    note = search_check.check_search(arguments, script, cwd, _outside_of_jobs(os.environ))
+    if note:
+        print(f"bigbatch cluster: {note}", file=sys.stderr)
 
 
 def _outside_of_jobs(env: Mapping[str, str]) -> dict[str, str]:
@@ -107,15 +130,18 @@ def render(
     env: Mapping[str, str] | None = None,
     live: Mapping[str, Partition] | None = None,
     root: Path = ROOT,
+    check_only: bool = False,
 ) -> str:
     """The whole batch script. Raises InputError for what the site does not grant.
 
-    ``live``: the partitions as Slurm knows them now; None where Slurm was not asked.
+    ``live``: the partitions as Slurm knows them now; None where Slurm was not asked. ``check_only``: it ends where
+    the job would begin, with a check of the search.
     """
     env = os.environ if env is None else env
     needs = resources(request, site, env=env, live=live)
     modules = (*site.modules, *(needs.partition.modules if needs.partition else ()))
     script = ATTACH if request.attach_to else SEARCH
+    arguments = f"{search_check.ARGUMENT} " * check_only + _arguments(request, site)
     lines = [
         "#!/bin/bash -l" if modules else "#!/bin/bash",
         *(f"#SBATCH {_quoted(directive)}" for directive in _directives(request, site, needs, env)),
@@ -125,7 +151,7 @@ def render(
         *(f"module load {shlex.quote(module)}" for module in modules),
         *site.commands,
         # exec: the signal that Slurm sends to the batch script must reach the job itself.
-        f'exec bash "$BIGBATCH_ROOT/cluster/{script}" {_arguments(request, site)}'.rstrip(),
+        f'exec bash "$BIGBATCH_ROOT/cluster/{script}" {arguments}'.rstrip(),
     ]
     return "\n".join(lines) + "\n"
 

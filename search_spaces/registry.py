@@ -86,11 +86,8 @@ def load_space(text: str) -> Space:
     Raises ConfigError, in one line: an unknown name, a file that is missing or does not import, a
     function that is missing or does not take (trial, workload). A file runs as Python code.
     """
-    path, colon, function = text.rpartition(":")
-    if not colon or not path.endswith(".py"):
-        path, function = text, "space"
-    if path.endswith(".py"):
-        return _from_file(Path(path).expanduser(), function)
+    if own := space_file(text):
+        return _from_file(*own)
     if text in BUILT_IN:
         return BUILT_IN[text]
     near = difflib.get_close_matches(text, BUILT_IN, n=1)
@@ -100,14 +97,27 @@ def load_space(text: str) -> Space:
     raise ConfigError(f"--space is one of {', '.join(BUILT_IN)}, or a Python file; got {text!r}. {fix}")
 
 
-def _from_file(path: Path, function: str) -> Space:
+def space_file(text: str) -> tuple[Path, str] | None:
+    """The file and the function that ``--space text`` names; None where it names no file."""
+    path, colon, function = text.rpartition(":")
+    if not colon or not path.endswith(".py"):
+        path, function = text, "space"
+    return (Path(path).expanduser(), function) if path.endswith(".py") else None
+
+
+def read_source(path: Path) -> str:
+    """A space's file. Raises ConfigError where it cannot be read."""
     try:
-        source = path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
         near = difflib.get_close_matches(path.name, _python_files(path.parent), n=1)
         fix = f"Did you mean '{path.parent / near[0]}'?" if near else "Check the path."
         raise ConfigError(f"--space must name a readable Python file; got '{path}' ({reason}). {fix}") from None
+
+
+def _from_file(path: Path, function: str) -> Space:
+    source = read_source(path)
     module = _execute(path.absolute(), source)
     chosen = getattr(module, function, None)
     if chosen is None:

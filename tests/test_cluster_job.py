@@ -21,7 +21,7 @@ import pytest
 from conftest import ROOT
 from stand_in_ray import StandInJob
 
-from cluster import record
+from cluster import checks, record
 
 DRIVER = textwrap.dedent("""
     import signal, sys, time
@@ -267,6 +267,34 @@ def test_a_job_without_slurms_commands_is_refused_before_anything_starts(tmp_pat
     assert job.end() == 2
     assert job.log.startswith("ray_head_workers.slurm: error: ") and len(job.log.splitlines()) == 1, job.log
     assert f"{missing} is not on PATH" in job.log and not (folder / "home").exists()
+
+
+REFUSES = """#!/bin/sh
+case "$*" in */tune/run.py*--dry-run*) ;; *) exec "{python}" "$@";; esac
+for i in $(seq 20); do [ "$(ls "$STAND_IN_STATE")" ] && break; sleep 0.1; done   # no hurry: nodes have time to start
+echo 'tune/run.py: error: --space must name a readable Python file; got nowhere.py. Check the path.' >&2
+exit 2
+"""
+
+
+def test_a_search_that_cannot_be_is_refused_before_a_node_starts_ray(tmp_path):
+    python = tmp_path / "python"
+    python.write_text(REFUSES.format(python=sys.executable))
+    python.chmod(0o755)
+    job = StandInJob(tmp_path, "7", "--space", "nowhere.py", BIGBATCH_NODE_PYTHON=str(python))
+    assert job.end() == 2
+    assert "ray_head_workers.slurm: error: --space must name a readable Python file; got nowhere.py" in job.log
+    assert list((tmp_path / "state").iterdir()) == [], "Ray's place, had it been started"
+    assert not list((tmp_path / "home" / "jobs" / "7").glob("nodes/*.log")), "no step was started"
+
+
+def test_nodes_do_not_wait_for_a_check_that_takes_long_nor_after_a_signal(tmp_path, monkeypatch):
+    check = checks.ArgumentCheck(["sh", "-c", "exec sleep 600", "sh"], tmp_path, tmp_path)
+    assert check.wait(lambda: "a signal") is True
+    monkeypatch.setattr(checks, "WAIT_FOR_CHECK_S", 0.1)
+    assert check.wait(lambda: None) is False
+    check.close()
+    assert check.wait(lambda: None) is False
 
 
 # A search's progress, and a walltime that allows none

@@ -235,7 +235,8 @@ def test_sbatch_gets_the_kept_script_and_options_that_no_variable_can_overrule(t
     monkeypatch.setenv("PATH", str(bin_folder), prepend=os.pathsep)
     monkeypatch.setenv("SLURM_MEM_PER_NODE", "4000")  # as inside of a notebook's job
     env = {"BIGBATCH_HOME": str(tmp_path / "home"), "SBATCH_ACCOUNT": "abc"}
-    job = submission.submit(*SEARCH, site="jean_zay", nodes=2, python="bash", env=env)
+    search = ("--space", "large_batch", "--trials", "64")
+    job = submission.submit(*search, site="jean_zay", nodes=2, python="bash", env=env)
     assert job == "77" and "SLURM_MEM_PER_NODE" not in (tmp_path / "env").read_text()
     got = (tmp_path / "got").read_text().splitlines()
     assert "--account=abc@v100" in got and "--nodes=2" in got

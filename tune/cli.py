@@ -59,12 +59,18 @@ def tune_parser(prog: str) -> argparse.ArgumentParser:
     return p
 
 
+def parse_options(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> dict[str, object]:
+    """The fields of ``tune.plan.Options``."""
+    args = vars(parser.parse_args(argv))
+    args["set"] = tuple(text for group in args["set"] for text in group)
+    args["prior_from"] = tuple(args["prior_from"])
+    return args
+
+
 def tune_main(argv: Sequence[str] | None = None, prog: str = "tune/run.py") -> int:
     """Run a search. Returns the exit code: 0, 1 (failed), 2 (wrong input), 130 (Ctrl-C), 143 (SIGTERM)."""
     with reader_may_leave():
-        args = vars(tune_parser(prog).parse_args(argv))
-        args["set"] = tuple(text for group in args["set"] for text in group)
-        args["prior_from"] = tuple(args["prior_from"])
+        args = parse_options(tune_parser(prog), argv)
         return _guarded(prog, lambda: _search(args))
 
 

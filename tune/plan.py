@@ -214,11 +214,15 @@ def study_name(given: str | None, space: Space, data: DataInfo) -> str:
         moment = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"  # job arrays start within a second
         parts = (Path(space.name).stem, Path(data.name).name, moment)
         return re.sub(r"[^A-Za-z0-9._-]+", "_", "-".join(parts))
+    check_study_name(given)
+    return given
+
+
+def check_study_name(given: str) -> None:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", given):
         raise ConfigError(
             f"--study names a folder: letters, digits, '.', '_' or '-'; got {given!r}. Write e.g. first-try."
         )
-    return given
 
 
 def check_folder(output: Path, name: str, resume: bool) -> Path:
