@@ -64,7 +64,7 @@ REFUSED = {
     "sampler": (("--sampler", "bayes"), "--sampler must be one of tpe"),
     "study to resume": (("--resume", "--study", "first"), "--resume needs a study"),
     "range test": (("--model", "resnet18", "--prior-from", "none.json"), "'none.json' (No such file"),
-    "key": (("--set", "momentun=0.9"), "momentum"),
+    "value of a key": (("--set", "momentum=1.5"), "momentum"),
     "network": (("--model", "resnet51"), "resnet50"),
 }
 """Search options and what is said of them, wherever they are checked."""

@@ -18,6 +18,10 @@ pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 PYTHON = sys.executable
 # In place of the job's inside, which has tests of its own: shows what reached it, then waits.
 STAND_IN = """\
+if [ "$1" = --check-search ]; then   # as it is: the search is checked on the login node
+    export BIGBATCH_CWD=$PWD
+    cd "$BIGBATCH_ROOT" && exec "$BIGBATCH_PYTHON" -m cluster.search_check "$@"
+fi
 echo "arguments: $*"
 echo "root $BIGBATCH_ROOT python $BIGBATCH_PYTHON"
 mkdir -p "$BIGBATCH_HOME/jobs/$SLURM_JOB_ID/nodes"
@@ -33,7 +37,7 @@ for i in $(seq 6000); do sleep 0.1; done
 def checkout(cluster: VirtualCluster) -> Path:
     """A user's own checkout of what submitting needs, in a folder with a blank in its name."""
     root = cluster.folder("alice", "check out")
-    for name in ("cluster", "tune", "train_loop"):
+    for name in ("cluster", "tune", "train_loop", "search_spaces"):
         shutil.copytree(REPOSITORY / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
     (root / "cluster" / "ray_head_workers.slurm").write_text(STAND_IN)
     cluster.run("ctl", "chown", "-R", "alice:", root)
@@ -109,6 +113,7 @@ def test_what_slurm_would_refuse_or_never_start_is_refused_before(cluster: Virtu
         (("--gpus-per-node", 3), "has 2 GPUs"),
         (("--cpus-per-node", 3), "has 2 cores"),
         (("-p", "mian"), "main"),
+        (("--space", "/nosuch.py"), "--space must name a readable Python file"),
         (("--sbatch=--constraint=none",), "failed"),  # only Slurm knows: its own words, in one line
     ):
         done = bigbatch(cluster, checkout, "submit", *arguments, check=False)
