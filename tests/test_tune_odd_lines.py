@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import TRAIN, TUNE, clean_environment
+from conftest import ROOT, TRAIN, TUNE, clean_environment
 from PIL import Image
 
 from cluster.cli import cluster_main
@@ -279,6 +279,22 @@ def test_a_reader_that_has_left_is_no_error(words, closed, packed, tmp_path) -> 
     os.close(write)
     assert done.returncode == 0, done
     assert not done.stderr, done.stderr
+
+
+def test_a_log_that_is_followed_ends_with_its_reader() -> None:
+    """``bigbatch cluster logs 7 -f | head -3``, of a job that goes on."""
+    code = (
+        "import itertools, sys; from cluster import cli, jobs\n"
+        "jobs.follow = lambda *a, **k: map('line {}\\n'.format, itertools.count())\n"
+        "sys.exit(cli.cluster_main(['logs', '7', '-f']))"
+    )
+    follow = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert follow.stdout is not None and follow.stderr is not None
+    assert [follow.stdout.readline() for _ in range(3)] == ["line 0\n", "line 1\n", "line 2\n"]
+    follow.stdout.close()
+    assert follow.wait(240) == 0 and follow.stderr.read() == ""
 
 
 def test_wrong_input_keeps_its_exit_code_where_nobody_reads() -> None:

@@ -22,7 +22,6 @@ from search_spaces.registry import BUILT_IN, Space, load_space
 from search_spaces.workload import Workload
 from train_loop.command_line import check_writable, with_subset
 from train_loop.config import (
-    RUNTIME_KEYS,
     BatchConfig,
     ConfigError,
     DataConfig,
@@ -36,6 +35,7 @@ from tune import wandb_log
 from tune.description import read_description
 from tune.machine import Machine, Share, local_machine, share_out
 from tune.prior import read_priors
+from tune.same_study import check_same_study
 from tune.study_room import check_room
 
 SAMPLERS = ("tpe", "random", "qmc", "gp", "cmaes")
@@ -248,24 +248,6 @@ def refuse_own_options(assignments: Iterable[str]) -> None:
             raise ConfigError(f"{key} has an option of its own; got --set {key}={value}. Write {option} {value}.")
 
 
-def check_against(plan: SearchPlan, stored: Mapping[str, Any]) -> None:
-    """Raise ConfigError where a resumed study would be another one."""
-    for key, value in plan.identity().items():
-        before = stored.get(key)
-        if key == "overrides" and isinstance(before, dict):
-            before, value = _that_count(before), _that_count(value)
-        if before != value:
-            what = "the space's file has changed" if key == "space_fingerprint" else f"{key} was {before!r}"
-            fix = "Restore it" if key == "space_fingerprint" else f"Leave {key} as it was"
-            raise ConfigError(
-                f"--resume continues a study as it was planned: {what}; got {value!r}. {fix}, or write --study OTHER."
-            )
-
-
-def _that_count(overrides: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in overrides.items() if key not in RUNTIME_KEYS}
-
-
 def build_workload(
     data: DataInfo, model: str, epochs: int, workers: int, machine: Machine, max_micro_size: int
 ) -> Workload:
@@ -297,7 +279,7 @@ def make_plan(options: Options) -> SearchPlan:
         options = options.over({"model": stored.get("model"), **_kept_options(stored)})
     plan = _plan(options, stored.get("lr_factors"))
     if stored:
-        check_against(plan, stored)
+        check_same_study(plan.identity(), stored)
     return plan
 
 

@@ -1,0 +1,48 @@
+"""``--resume`` of a study with something else than it was planned with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from train_loop.config import ConfigError
+from tune.plan import Options, make_plan
+from tune.store import StudyStore
+
+PLANNED = Options(
+    space="smoke", study="s", max_epochs=2, subset=0.5, set=("lr_multiplier=1", "wd=1e-4", "data.prefetch_factor=4")
+)
+
+
+@pytest.fixture
+def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    plan = make_plan(PLANNED)
+    StudyStore.create(plan.folder, plan.study, plan.to_dict(), None).close()
+    return plan.folder
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"set": ("lr_multiplier=2",)}, "--set lr_multiplier was 1.0; got 2.0. Leave --set lr_multiplier out"),
+        ({"set": ("weight_decay=1",)}, "--set optimizer.weight_decay was 0.0001; got 1.0"),
+        ({"set": ("warmup=0",)}, "--set schedule.warmup_epochs was not given; got 0.0"),
+        ({"subset": 0.4}, "--subset was 0.5; got 0.4. Leave --subset out (it is kept), or write --study OTHER."),
+        ({"max_epochs": 3}, "--max-epochs was 2; got 3"),
+        ({"seed": 1}, "--seed was 0; got 1"),
+        ({"model": "resnet34"}, "--model was "),
+    ],
+)
+def test_what_would_make_it_another_study_is_refused_in_the_words_of_the_command_line(study, changed, said) -> None:
+    with pytest.raises(ConfigError) as refused:
+        make_plan(Options(study="s", resume=True, **changed))
+    assert said in str(refused.value) and "\n" not in str(refused.value) and "overrides" not in str(refused.value)
+
+
+@pytest.mark.parametrize("again", [{}, {"set": ("wd=.0001", "lr_multiplier=1.0")}, {"set": ("prefetch_factor=8",)}])
+def test_the_same_in_other_words_and_what_changes_no_result_is_taken(study, again) -> None:
+    plan = make_plan(Options(study="s", resume=True, trials=9, **again))
+    assert plan.overrides["lr_multiplier"] == 1 and plan.overrides["optimizer.weight_decay"] == 1e-4
+    assert plan.overrides["data.subset"] == 0.5 and plan.trials == 9
