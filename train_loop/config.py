@@ -60,6 +60,7 @@ SCHEMA_VERSION = 1
 
 RUNTIME_KEYS = (
     "data.loader_workers",
+    "data.loader_slots",
     "data.prefetch_factor",
     "data.persistent_workers",
     "data.pin_memory",

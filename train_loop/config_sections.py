@@ -65,6 +65,9 @@ class DataConfig:
     loader_workers: int = -1
     """Decoding processes a worker; 0 decodes in the training process. -1 begins with a worker's cores but one and
     keeps as many as an epoch has shown to be enough (``tuning.py``)."""
+    loader_slots: int = 0
+    """Batches that the ring of a worker holds, those that are being trained on and those that are read ahead; 0 = 8 or
+    what the processes need, within an eighth of the worker's memory (``slots.py``). Fewer than 4 are 4."""
     loader: str = "auto"
     """How batches come: ``ring`` of slots in shared memory, or ``torchvision``'s ``ImageFolder`` and transforms
     behind torch's DataLoader, for comparison (image folders only). ``auto`` is ``ring``."""
@@ -147,6 +150,12 @@ class DataConfig:
             "data.loader_workers must be 0 to 256, or -1 for as many as a run needs and its cores allow",
             self.loader_workers,
             "Write -1, or the cores that each worker may use for decoding.",
+        )
+        require(
+            0 <= self.loader_slots <= 1024,
+            "data.loader_slots must be 0 (as many as are good) or 4 to 1024 batches",
+            self.loader_slots,
+            "Write 0, or e.g. 16.",
         )
         choice("data.loader", self.loader, LOADERS)
         choice("data.on_bad_image", self.on_bad_image, ON_BAD_IMAGE)

@@ -38,10 +38,9 @@ import torch
 
 from train_loop.data.heap import keep_freed_memory
 from train_loop.data.reading_ahead import MOST_AHEAD, Coming, Depth, Indices
+from train_loop.data.slots import AUTO, memory_a_rank, slot_count
 from train_loop.errors import ImageError, LoaderError
 
-SLOTS = 4
-"""At least: one that the consumer holds, one that is next, two that are written."""
 HELD_BACK = 2
 """Slots that the consumer cannot hold: what it keeps beyond the others is copied, so nothing ever waits for it."""
 IMAGES_AHEAD = 16
@@ -88,9 +87,9 @@ class Slots:
 
     def __init__(self, count: int, images: int, image_bytes: int, descriptor: int | None = None) -> None:
         self.count, self.images, self.image_bytes = count, images, image_bytes
-        self._index_bytes = _whole_pages(8 * (1 + MOST_AHEAD) * images)
-        self._slot_bytes = self._index_bytes + _whole_pages(images * image_bytes)
-        self.bytes = PAGE + count * self._slot_bytes
+        self._index_bytes = _index_bytes(images)
+        self.slot_bytes = slot_bytes(images, image_bytes)
+        self.bytes = PAGE + count * self.slot_bytes
         if descriptor is None:
             descriptor = os.memfd_create("bigbatch-loader", os.MFD_CLOEXEC)
             os.ftruncate(descriptor, self.bytes)
@@ -116,7 +115,7 @@ class Slots:
         return np.frombuffer(self.map, np.uint8, images * size * size * 3, begin).reshape(images, size, size, 3)
 
     def _begin(self, slot: int) -> int:
-        return PAGE + slot * self._slot_bytes
+        return PAGE + slot * self.slot_bytes
 
     def fit(self, images: int, size: int) -> bool:
         return images <= self.images and images * size * size * 3 <= self.images * self.image_bytes
@@ -124,6 +123,14 @@ class Slots:
 
 def _attach(count: int, images: int, image_bytes: int, descriptor: Any) -> Slots:
     return Slots(count, images, image_bytes, descriptor.detach())
+
+
+def slot_bytes(images: int, image_bytes: int) -> int:
+    return _index_bytes(images) + _whole_pages(images * image_bytes)
+
+
+def _index_bytes(images: int) -> int:
+    return _whole_pages(8 * (1 + MOST_AHEAD) * images)
 
 
 def _whole_pages(size: int) -> int:
@@ -136,7 +143,7 @@ class Ring:
     Args:
         fill: called in the loader processes; goes there by fork or pickle.
         images: of a batch, at most.
-        slots: 0 takes as many as the processes need.
+        slots: as many as there is memory for; 0 takes as many as are good, see ``slot_count``.
         pin: page-lock the slots where CUDA is in use.
         context: how processes start; default: as ``multiprocessing`` is set.
     """
@@ -147,14 +154,15 @@ class Ring:
         workers: int,
         images: int,
         size: int,
-        slots: int = 0,
+        slots: int = AUTO,
         pin: bool = False,
         context: BaseContext | None = None,
     ) -> None:
         context = context or multiprocessing.get_context()
-        slots = slots or min(max(HELD_BACK + -(-IMAGES_AHEAD * workers // images), SLOTS), 32)
+        needed, image_bytes = HELD_BACK + -(-IMAGES_AHEAD * workers // images), size * size * 3
+        count = slot_count(slots, needed, slot_bytes(images, image_bytes), memory_a_rank())
         self.workers = workers
-        self.slots = Slots(max(slots, HELD_BACK + 1), images, size * size * 3)
+        self.slots = Slots(count, images, image_bytes)
         self._free = deque(range(self.slots.count))
         self._queued = 0
         self._next = 0
@@ -163,6 +171,8 @@ class Ring:
         self._bad: dict[int, list[Bad]] = {}
         self.busy_s = 0.0
         """Wall time that processes have worked on tasks, summed over them."""
+        self.given = self.copied = 0
+        """Batches so far, and those of them that were copied because the consumer held too many slots."""
         self._depth = Depth(workers)
         self._tasks, task_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._results, result_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -218,8 +228,8 @@ class Ring:
                         sent += 1
                     self._receive()
                 del self._left[number]
-                pixels = self._view(slot_of.pop(number), len(indices), size)
-                yield pixels, sorted(self._bad.pop(number))
+                # Without a name: the slot is free once the consumer has let go of it.
+                yield self._view(slot_of.pop(number), len(indices), size), sorted(self._bad.pop(number))
         finally:
             if self.open:
                 self._cancel(slot_of)
@@ -275,7 +285,9 @@ class Ring:
 
     def _view(self, slot: int, images: int, size: int) -> torch.Tensor:
         pixels = self.slots.pixels(slot, images, size)
+        self.given += 1
         if len(self._free) + len(self._left) < HELD_BACK:
+            self.copied += 1
             self._free.append(slot)  # nothing is sent before the copy is made
             return torch.from_numpy(pixels.copy())
         # The tensor's storage holds the array, and the array's end frees the slot, in whatever thread.
