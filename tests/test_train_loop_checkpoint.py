@@ -211,6 +211,21 @@ def test_checkpoint_of_other_data_is_refused(monkeypatch: pytest.MonkeyPatch, tm
         run(CONFIG, folder=tmp_path)
 
 
+def test_an_optimizer_whose_groups_are_of_another_version_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As those of a ConvNeXt from when its layer_scale still had weight decay."""
+    install(monkeypatch.setattr)
+    train(CONFIG, reporter=ListReporter(), checkpoint_dir=tmp_path, device=torch.device("cpu"))
+    content = torch.load(tmp_path / "latest.pt", weights_only=True)
+    decay, no_decay = content["optimizer"]["param_groups"]
+    decay["params"].append(no_decay["params"].pop(0))
+    torch.save(content, tmp_path / "latest.pt")
+    with pytest.raises(CheckpointError, match="must have this version's groups .* or begin in another folder") as error:
+        train(CONFIG, reporter=ListReporter(), checkpoint_dir=tmp_path, device=torch.device("cpu"))
+    assert "\n" not in str(error.value)
+
+
 def test_what_changes_no_result_may_change_on_resume(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     install(monkeypatch.setattr)
     run(CONFIG, folder=tmp_path)

@@ -146,7 +146,7 @@ def test_normalising_brings_nothing_to_the_device_after_the_first_batch(
     assert torch.equal(weights.grad, again)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: f"pin {way['pin_memory']}, free {way['non_blocking']}")
 def test_batches_arrive_on_a_busy_gpu_as_they_were(folder: Path, way: dict[str, bool]) -> None:
     """The device has work for seconds in front of each copy, so a slot that was written again would be seen."""

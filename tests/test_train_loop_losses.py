@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from train_loop.data import mixing
 from train_loop.losses import training_loss
 
 
@@ -38,14 +39,54 @@ def test_bce_is_finite_at_logits_that_saturate_the_sigmoid() -> None:
     assert training_loss(z, torch.tensor([1]), "bce", 0.0).item() == pytest.approx(200.0)
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_shares_of_mixed_classes_are_the_mixture_of_their_losses(smoothing: float) -> None:
-    """Both losses are linear in the targets: 0.3·A + 0.7·B costs 0.3 of A's loss and 0.7 of B's (Zhang et al. 2018)."""
-    generator = torch.Generator().manual_seed(1)
-    z = torch.randn(5, 4, generator=generator, dtype=torch.float64)
+def mixed_shares() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Classes a and b of five images, and their shares; the last image is mixed with one of its own class."""
     a, b = torch.tensor([0, 1, 2, 3, 0]), torch.tensor([3, 3, 1, 0, 0])
-    shares = 0.3 * torch.nn.functional.one_hot(a, 4).double() + 0.7 * torch.nn.functional.one_hot(b, 4).double()
-    for kind in ("cross_entropy", "bce"):
-        mixed = training_loss(z, shares, kind, smoothing)
-        apart = 0.3 * training_loss(z, a, kind, smoothing) + 0.7 * training_loss(z, b, kind, smoothing)
-        assert mixed.item() == pytest.approx(apart.item(), rel=1e-12)
+    one_hot = torch.nn.functional.one_hot
+    return a, b, 0.3 * one_hot(a, 4).double() + 0.7 * one_hot(b, 4).double()
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_cross_entropy_of_mixed_classes_is_the_mixture_of_their_losses(smoothing: float) -> None:
+    """It is linear in the targets: 0.3·A + 0.7·B costs 0.3 of A's loss and 0.7 of B's (Zhang et al. 2018)."""
+    z = torch.randn(5, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    a, b, shares = mixed_shares()
+    mixed = training_loss(z, shares, "cross_entropy", smoothing)
+    apart = [training_loss(z, labels, "cross_entropy", smoothing) for labels in (a, b)]
+    assert mixed.item() == pytest.approx(0.3 * apart[0].item() + 0.7 * apart[1].item(), rel=1e-12)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_bce_has_target_1_for_every_class_of_a_mixed_image(smoothing: float) -> None:
+    """Wightman et al. 2021, §3.1: mixup and cutmix make an image of which both classes are true."""
+    z = 3 * np.random.default_rng(0).standard_normal((5, 4))
+    a, b, shares = mixed_shares()
+    q = np.full((5, 4), smoothing / 4)
+    for row, classes in enumerate(zip(a.tolist(), b.tolist(), strict=True)):
+        for label in set(classes):
+            q[row, label] += 1 - smoothing
+    p = 1 / (1 + np.exp(-z))
+    want = -(q * np.log(p) + (1 - q) * np.log(1 - p)).mean()
+    assert training_loss(torch.tensor(z), shares, "bce", smoothing).item() == pytest.approx(want, rel=1e-12)
+    few = torch.tensor([[0.001, 0.999, 0.0, 0.0]], dtype=torch.float64)
+    both = torch.tensor([[1.0, 1.0, 0.0, 0.0]], dtype=torch.float64)
+    losses = [training_loss(torch.tensor(z[:1]), labels, "bce", smoothing).item() for labels in (few, both)]
+    assert losses[0] == losses[1]
+
+
+def test_bce_of_mixed_images_is_timms() -> None:
+    loss = pytest.importorskip("timm.loss").BinaryCrossEntropy(smoothing=0.0, target_threshold=0.0)
+    z = torch.randn(5, 4, generator=torch.Generator().manual_seed(1))
+    shares = mixed_shares()[2].float()
+    assert training_loss(z, shares, "bce", 0.0).item() == pytest.approx(loss(z, shares).item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("way", ["mixup", "cutmix"])
+def test_an_image_that_is_mixed_with_nothing_keeps_one_class(way: str) -> None:
+    """A rectangle that lies outside or a share of 1 leaves the other class out."""
+    images, labels = torch.randn(4, 3, 8, 8), torch.tensor([0, 1, 2, 3])
+    shares = (
+        mixing.mixup(images, labels, 4, 1.0)[1] if way == "mixup" else mixing.cutmix(images, labels, 4, (3, 3, 0, 4))[1]
+    )
+    z = torch.randn(4, 4)
+    assert training_loss(z, shares, "bce", 0.0).item() == training_loss(z, labels, "bce", 0.0).item()

@@ -125,6 +125,27 @@ def test_on_a_cpu_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     assert BatchConfig(1024, max_micro_size=0).split(1) == BatchConfig(1024).split(1)
 
 
+def test_the_device_is_chosen_before_it_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the second GPU of a node a probe would else leave a context, and cached memory, on the first."""
+    seen: list[object] = []
+
+    def measure(config: object, info: object, device: torch.device, precision: str) -> int:
+        seen.append(device)
+        raise ConfigError("far enough")
+
+    install(monkeypatch.setattr)
+    monkeypatch.setattr(torch.cuda, "set_device", seen.append)
+    monkeypatch.setattr(memory_probe, "max_micro_size", measure)
+    config = changed(CONFIG, micro_size=0, max_micro_size=0, precision="off")
+    before = torch.backends.cudnn.benchmark
+    try:
+        with pytest.raises(ConfigError, match="far enough"):
+            train(config, reporter=ListReporter(), device=torch.device("cuda", 1))
+    finally:
+        torch.backends.cudnn.benchmark = before
+    assert seen == [torch.device("cuda", 1)] * 2
+
+
 @pytest.mark.gpu
 def test_a_real_device_runs_what_was_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

@@ -606,6 +606,29 @@ def test_groups_go_by_type_and_shape_and_take_each_parameter_once():
     assert len(no_decay["params"]) == 8
 
 
+def test_a_scale_of_each_channel_has_no_decay_and_no_trust_ratio():
+    """ConvNeXt's ``layer_scale`` is ``[C, 1, 1]``; weights of layers are matrices, also where they have that shape."""
+    with torch.device("meta"):
+        model = torchvision.models.convnext_tiny()
+    decay, no_decay = parameter_groups(model, 0.1)
+    scales = {name for name, _ in model.named_parameters() if name.endswith("layer_scale")}
+    assert len(scales) == 18 and scales <= names_of(model, no_decay)
+    kinds = {name.rsplit(".", 1)[1] for name in names_of(model, no_decay)}
+    assert kinds == {"layer_scale", "weight", "bias"}
+    weights = {name for name in names_of(model, no_decay) if name.endswith(".weight")}
+    assert all(
+        model.get_submodule(name[: -len(".weight")]).__class__.__name__.startswith("LayerNorm") for name in weights
+    )
+    assert {p.ndim for p in decay["params"]} == {2, 4}
+
+    matrices = nn.Sequential(nn.Conv2d(1, 6, 1, bias=False), nn.Linear(1, 5, bias=False), nn.Embedding(3, 1))
+    (only,) = parameter_groups(matrices, 0.1)
+    assert only["trust_ratio"] and len(only["params"]) == 3
+    with torch.device("meta"):
+        vit = torchvision.models.vit_b_16()
+    assert {"class_token", "encoder.pos_embedding"} <= names_of(vit, parameter_groups(vit, 0.1)[0])
+
+
 def test_empty_groups_are_left_out():
     (only,) = parameter_groups(nn.Linear(2, 2, bias=False), 0.1)
     assert only["weight_decay"] == 0.1

@@ -208,7 +208,7 @@ def test_a_checkpoint_goes_on_whether_it_or_the_run_is_fused(
         assert all(torch.equal(p, q) for p, q in zip(model.parameters(), whole.parameters(), strict=True))
 
 
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))]
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 @pytest.mark.parametrize("device", DEVICES)

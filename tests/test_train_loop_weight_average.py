@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torchvision
-from tiny_training import CONFIG, StopsAt, bn_model, changed, install, untimed
+from tiny_training import CONFIG, StopsAt, TinySource, bn_model, changed, install, untimed
 from torch import nn
 
 from train_loop import assembly
 from train_loop.activation_checkpointing import checkpoint_blocks
 from train_loop.config import ConfigError, TrainConfig
+from train_loop.data.resizing import train_image_size
+from train_loop.data.source import Batch
 from train_loop.loop import TrainingStopped, train
 from train_loop.reporter import ListReporter
 from train_loop.weight_average import WeightAverage
@@ -173,12 +177,48 @@ def test_only_training_is_compiled_and_records_stay(monkeypatch: pytest.MonkeyPa
         graphs.append(graph)
         return graph.forward
 
-    def compiled(model: nn.Module) -> Any:
+    def compiled(model: nn.Module, **options: Any) -> Any:
         model.register_forward_pre_hook(lambda module, _: modes.add(module.training))
-        return real(model, backend=backend)
+        return real(model, backend=backend, **options)
 
     monkeypatch.setattr(assembly.torch, "compile", compiled)
     records = run(changed(config, model__compile=True))
     assert graphs
     for a, b in zip(records, plain, strict=True):
         assert (a.train_loss, a.val_loss) == pytest.approx((b.train_loss, b.val_loss), rel=1e-5)
+
+
+class Growing(TinySource):
+    """Images of an eighth of the side that the configuration says, so that it is quick."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        super().__init__()
+        self.info = dataclasses.replace(self.info, image_size=config.data.image_size)
+        self._config = config
+
+    def read_train(self, batches: Sequence[Any], epoch: Any) -> Iterator[Batch]:
+        side = train_image_size(self._config.data, self.info.image_size, epoch.number) // 8
+        for images, labels in super().read_train(batches, epoch):
+            yield torch.nn.functional.interpolate(images, (side, side)), labels
+
+
+def test_each_size_of_growing_images_has_a_graph_and_none_is_for_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """10 sizes, and as many with a smaller last step: more than the 8 graphs after which torch gives up."""
+    config = changed(
+        CONFIG, epochs=10, progressive_from=32, image_size=320, progressive_end=9, drop_last=False, precise_bn="off",
+        model__compile=True, peak_lr=0.01,
+    )  # fmt: skip
+    install(monkeypatch.setattr, bn_model, Growing(config))
+    shapes: list[tuple[int, ...]] = []
+    real = torch.compile
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        (images,) = (i for i in inputs if isinstance(i, torch.Tensor) and i.ndim == 4 and not i.requires_grad)
+        shapes.append(tuple(images.shape))
+        return graph.forward
+
+    monkeypatch.setattr(assembly.torch, "compile", lambda model, **options: real(model, backend=backend, **options))
+    run(config)
+    sides = [4 * k for k in range(1, 11)]
+    assert sorted(shapes) == sorted((images, 3, side, side) for side in sides for images in (8, 3))
+    assert all(type(size) is int for shape in shapes for size in shape)  # not torch.SymInt

@@ -17,7 +17,8 @@ from train_loop import memory_probe
 from train_loop.checkpoint import CheckpointFolder, Progress, check_same_run
 from train_loop.chronometer import Chronometer
 from train_loop.config import BatchSplit, ConfigError, TrainConfig
-from train_loop.data import open_data
+from train_loop.data import DataInfo, open_data
+from train_loop.data.resizing import train_image_size
 from train_loop.data.sampling import micro_sizes
 from train_loop.data.source import DataSource
 from train_loop.data.upload import Uploader
@@ -70,6 +71,9 @@ def set_up(
     """Data, model, optimizer and scaler, as fresh or as the checkpoint left them."""
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # before anything is computed, the memory probe included
+        torch.backends.cudnn.benchmark = True  # shapes repeat
     world = World.current(device)
     source = _open(config, stage_folder, world, reporter)
     split = _split(config, source, world)
@@ -77,9 +81,6 @@ def set_up(
     steps_per_epoch = len(micro_sizes(source.info.train_size, split, config.data.drop_last))
     if config.model.sync_bn and device.type == "cpu":
         raise ConfigError("SyncBatchNorm needs GPUs; got model.sync_bn=true on CPUs. Write model.sync_bn=false.")
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-        torch.backends.cudnn.benchmark = True  # shapes repeat
     torch.manual_seed(config.seed)  # the same weights on all ranks
     model = build_model(config.model, source.info).to(device, memory_format=memory_layout(config))  # type: ignore[call-overload]
     precision = choose_precision(config.precision, device)
@@ -94,7 +95,7 @@ def set_up(
     norms = GradientNorms(device, split.accumulation_steps, world.workers)
     if content:
         model.load_state_dict(content["model"])
-        optimizer.load_state_dict(content["optimizer"])
+        _load_optimizer(optimizer, content["optimizer"])
         if content["scaler"]:  # none where the run began on a device that needs no scaling
             scaler.load_state_dict(content["scaler"])
         if average:
@@ -104,7 +105,7 @@ def set_up(
             sums.values.copy_(torch.tensor(progress.sums, dtype=torch.float64))
             norms.sums.copy_(torch.tensor(progress.gradient_norms, dtype=torch.float64))
             source.resume_bad(progress.bad_images)
-    parallel = _parallel(model, world, config.model.compile)
+    parallel = _parallel(_compiled(model, config, source.info) if config.model.compile else model, world)
     norms.watch(parallel)
     return Run(
         config=config,
@@ -159,11 +160,22 @@ def _split(config: TrainConfig, source: DataSource, world: World) -> BatchSplit:
     return batch.split(world.workers)
 
 
-def _parallel(model: nn.Module, world: World, compiled: bool) -> nn.Module:
+def _compiled(model: nn.Module, config: TrainConfig, info: DataInfo) -> nn.Module:
     """The model as training calls it. Validation does not: its batches have other sizes, and precise
-    BatchNorm's hooks must see each layer."""
-    if compiled:
-        model = cast(nn.Module, torch.compile(model))
+    BatchNorm's hooks must see each layer.
+
+    Each image size, and a smaller last step, has a graph of its own: at the second size that it meets torch would else
+    make one for any size, which is slower. At 8 graphs of a function, those of a process's earlier runs counted, torch
+    compiles no more and says so in its log alone: this run's graphs are counted by themselves, and as many as it needs.
+    """
+    sizes = {train_image_size(config.data, info.image_size, epoch) for epoch in range(config.epochs)}
+    shapes = len(sizes) * (1 if config.data.drop_last else 2)
+    limits: dict[str, Any] = {"recompile_limit": max(8, 2 * shapes), "isolate_recompiles": True}  # torch types neither
+    return cast(nn.Module, torch.compile(model, dynamic=False, **limits))
+
+
+def _parallel(model: nn.Module, world: World) -> nn.Module:
+    """Over all workers."""
     if world.workers == 1:
         return model
     # BatchNorm's running averages matter only in validation, and are shared before it, not in each step.
@@ -205,6 +217,16 @@ def _load(
             "Put the folder on a file system that all nodes share."
         )
     return content
+
+
+def _load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    try:
+        optimizer.load_state_dict(state)
+    except ValueError as error:  # such as a ConvNeXt's from before its layer_scale was without decay
+        raise CheckpointError(
+            f"the checkpoint's optimizer must have this version's groups of parameters ({error}). "
+            "Resume with the version that wrote it, or begin in another folder."
+        ) from None
 
 
 def _check_steps(before: int, now: int) -> None:

@@ -88,7 +88,8 @@ class TrainConfig:
     """``bf16``, ``fp16`` (with a gradient scaler) or ``off``; ``auto``: bf16 where the accelerator
     has it, fp16 on older accelerators, off on CPUs."""
     loss: str = "cross_entropy"
-    """``bce``: binary cross entropy of each class by itself, mean over classes (Wightman et al. 2021, §3.1)."""
+    """``bce``: binary cross entropy of each class by itself, mean over classes; every class of a mixed image has
+    target 1 (Wightman et al. 2021, §3.1)."""
     label_smoothing: float = 0.0
     ema_decay: float = 0.0
     """Validate, and keep in checkpoints, a moving average of the weights that holds this part of the

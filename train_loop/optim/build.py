@@ -20,6 +20,18 @@ NORM_LAYERS: tuple[type[nn.Module], ...] = (
 )
 
 
+WEIGHTED_LAYERS: tuple[type[nn.Module], ...] = (
+    nn.modules.conv._ConvNd,
+    nn.Linear,
+    nn.Bilinear,
+    nn.Embedding,
+    nn.EmbeddingBag,
+    nn.RNNBase,
+    nn.RNNCellBase,
+    nn.MultiheadAttention,
+)
+"""Layers whose weights are matrices, also where a dimension happens to be 1."""
+
 LR_FACTOR = "lr_factor"
 """A group's own factor of the learning rate."""
 
@@ -34,23 +46,30 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
     """Trainable parameters in two groups: with weight decay and trust ratio, and without either.
 
     Without: all parameters of normalisation layers, and every tensor of at most one dimension
-    (biases, scales). Found by module type and shape, never by name: torchvision's ``downsample.1``
-    is a BatchNorm. A parameter that several modules share occurs once, and is a norm layer's if
-    any of them is one. Groups follow the model's parameter order; an empty one is left out.
+    (biases, scales). So are scales of a channel each that are stored as ``[C, 1, 1]`` (ConvNeXt's
+    ``layer_scale``), where they belong to no layer with a weight matrix. Found by module type and
+    shape, never by name: torchvision's ``downsample.1`` is a BatchNorm. A parameter that several
+    modules share occurs once, and is a norm layer's if any of them is one. Groups follow the
+    model's parameter order; an empty one is left out.
     """
-    of_norms = {
-        id(p) for module in model.modules() if isinstance(module, NORM_LAYERS) for p in module.parameters(recurse=False)
-    }
+    scales = {id(p) for module in model.modules() for p in module.parameters(recurse=False) if _is_scale(module, p)}
     decay: list[nn.Parameter] = []
     no_decay: list[nn.Parameter] = []
     for p in model.parameters():  # yields shared parameters once
         if p.requires_grad:
-            (no_decay if p.ndim <= 1 or id(p) in of_norms else decay).append(p)
+            (no_decay if p.ndim <= 1 or id(p) in scales else decay).append(p)
     groups: list[dict[str, Any]] = [
         {"params": decay, "weight_decay": weight_decay, "trust_ratio": True},
         {"params": no_decay, "weight_decay": 0.0, "trust_ratio": False},
     ]
     return [group for group in groups if group["params"]]
+
+
+def _is_scale(module: nn.Module, p: nn.Parameter) -> bool:
+    """Of a norm layer, or a number for each channel."""
+    if isinstance(module, NORM_LAYERS):
+        return True
+    return not isinstance(module, WEIGHTED_LAYERS) and all(size == 1 for size in p.shape[1:])
 
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig, grad_scaler: bool = False) -> torch.optim.Optimizer:
