@@ -120,7 +120,7 @@ def driver_command(options: JobOptions, default_name: str, address: str, folder:
     """
     if options.command:
         return in_its_environment(options.command)
-    arguments = list(options.arguments)
+    arguments = [word for word in options.arguments if not again or word != "--retry-failed"]  # once, not each start
     named = value_of(arguments, "--study") is not None
     if not named:
         arguments += ["--study", default_name]

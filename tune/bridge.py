@@ -27,6 +27,7 @@ from search_spaces.registry import Space
 from search_spaces.workload import Workload
 from train_loop.config import RUNTIME_KEYS, TrainConfig
 from train_loop.ray_worker import FAILURE, RECORDS
+from tune import retry
 from tune.judgement import SPARED_ATTR
 from tune.notes import Notes
 from tune.observer import Observer, TrialView
@@ -74,6 +75,7 @@ class OptunaBridge(Searcher):
         task: what a trial needs beside its configuration (see ``tune.trial.run_trial``).
         observers: told of each event.
         may_start: asked before each trial; False ends the search (a budget is spent).
+        ending: whether the search has been asked to end: what fails from then on may have failed of that.
     """
 
     def __init__(
@@ -90,13 +92,14 @@ class OptunaBridge(Searcher):
         task: Callable[[int], dict[str, Any]],
         observers: list[Observer],
         may_start: Callable[[], bool] = lambda: True,
+        ending: Callable[[], bool] = lambda: False,
     ) -> None:
         super().__init__()
         self._store, self._study = store, store.study
         self._space, self._workload, self._overrides, self._seed = space, workload, overrides, seed
         self._trials, self._room = trials, room
         self._make_sampler, self.task, self._observers = make_sampler, task, observers
-        self._may_start = may_start
+        self._may_start, self._ending = may_start, ending
         self._live: dict[str, _Live] = {}
         self._finished = 0
         self._failure, self._equal_failures = "", 0
@@ -113,7 +116,8 @@ class OptunaBridge(Searcher):
     def recover(self) -> None:
         """Take up what earlier drivers left, see ``StudyStore.recover``."""
         self._store.recover(self.workers)
-        self._finished = sum(t.state.is_finished() for t in self._study.get_trials(deepcopy=False))
+        retry.adopt_checkpoints(self._store)
+        self._finished = retry.count_ended(self._study.get_trials(deepcopy=False))
 
     # Searcher
 
@@ -141,12 +145,12 @@ class OptunaBridge(Searcher):
         live = self._live.get(trial_id)
         if live is None:
             return
-        if self.stopping:
+        if error:
+            self._fail(trial_id, "a process of the trial died, also after a restart")
+        elif self.stopping or self._ending():
             self.put_back(trial_id)
-        elif error:
-            self._tell(trial_id, TrialState.FAIL, "a process of the trial died, also after a restart")
         else:
-            self._tell(trial_id, TrialState.FAIL, "ended without its last epoch")
+            self._fail(trial_id, "ended without its last epoch")
 
     def save(self, checkpoint_path: str) -> None:
         """Nothing to save: the study holds all."""
@@ -179,9 +183,17 @@ class OptunaBridge(Searcher):
             if int(record["epoch"]) > live.view.epoch and self._take_in(trial_id, live, record):
                 return True
         if result.get(FAILURE):
-            self._tell(trial_id, TrialState.FAIL, str(result[FAILURE]))
+            self._fail(trial_id, str(result[FAILURE]))
             return True
         return False
+
+    def _fail(self, trial_id: str, because: str) -> None:
+        """A failure. One that comes while the search is ended is the end's as likely as the trial's own: what was asked
+        to stop loses its processes and its connections."""
+        if self.stopping or self._ending():
+            self.put_back(trial_id, f"failed while the search was stopping; --resume goes on with it ({because})")
+        else:
+            self._tell(trial_id, TrialState.FAIL, because)
 
     def _take_in(self, trial_id: str, live: _Live, record: dict[str, Any]) -> bool:
         """One new epoch. True when the trial has ended with it."""
@@ -279,6 +291,7 @@ class OptunaBridge(Searcher):
         trial.set_user_attr("attempts", attempts)
         trial.set_user_attr("ray_trial_id", trial_id)
         view = TrialView(trial.number, dict(trial.params), config, records=records, resumed=attempts > 1)
+        view.retries = attrs.get(retry.RETRIES_ATTR)
         self._live[trial_id] = _Live(trial, view, attrs.get("gpu_hours", 0.0) * 3600)
         self._notify("trial_started", view)
         return {**self.task(trial.number), "config": config.to_dict()}

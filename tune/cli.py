@@ -52,6 +52,7 @@ def tune_parser(prog: str) -> argparse.ArgumentParser:
     add("--output", metavar="DIR", help="where studies go (default: runs)")
     add("--storage", metavar="URL", help="a database for the study in place of the journal file")
     add("--resume", action="store_true", help="go on with --study where it was")
+    add("--retry-failed", action="store_true", help="with --resume: try failed trials again, from their checkpoints")
     add("--seed", type=int, metavar="S", help="of sampling, initial weights and data order (default 0)")
     add("--address", metavar="ADDR", help="local (default): an own Ray; auto or HOST:PORT: one that runs already")
     add("--wandb", metavar="MODE", help="disabled (default), offline, online")

@@ -210,6 +210,7 @@ class PlainLines:
     def trial_started(self, trial: TrialView) -> None:
         self._progress.put(trial)
         word = f"resumed after epoch {trial.epoch}" if trial.resumed else "started"
+        word += f" (trial {trial.retries} again)" if trial.retries is not None and not trial.resumed else ""
         self.say(f"trial {trial.number} {word}: {one_line(trial.config)}")
 
     def epoch_ended(self, trial: TrialView, record: dict[str, Any]) -> None:

@@ -24,6 +24,10 @@ class TrialView:
     started_at: float = field(default_factory=time.time)
     """Seconds since the epoch."""
     resumed: bool = False
+    retries: int | None = None
+    """The failed trial that this one tries again."""
+    retried_by: int | None = None
+    """The trial that tries this failed one again: then this one counts no more."""
 
     @property
     def epochs(self) -> int:

@@ -86,6 +86,7 @@ class Options:
     output: str | None = None
     storage: str | None = None
     resume: bool = False
+    retry_failed: bool = False
     seed: int | None = None
     address: str | None = None
     wandb: str | None = None
@@ -322,6 +323,10 @@ def check_words(o: Options) -> Said:
     overrides = with_subset(read_fixed(o.set), o.subset)
     overrides |= {"data.on_bad_image": o.on_bad_image} if o.on_bad_image else {}
     data_keys = {key.removeprefix("data."): value for key, value in overrides.items() if key.startswith("data.")}
+    if o.retry_failed and not o.resume:
+        raise ConfigError(
+            "--retry-failed goes on with a study; got no --resume. Write --resume --study NAME, or leave it out."
+        )
     _at_least_one("--trials", 1, o.trials)
     _at_least_one("--max-epochs", 1, o.max_epochs)
     return Said(

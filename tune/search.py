@@ -15,14 +15,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from optuna.trial import FrozenTrial
 from rich.console import Console
 
 from train_loop.config import ConfigError, TrainConfig
 from train_loop.errors import RayStartError
 from train_loop.ray_session import Connection, JoinedRay, LocalRay, check_reachable
 from train_loop.terminal import give_signals_back, say_from_handler, take_signals
-from tune import wandb_log
+from tune import retry, wandb_log
 from tune.capacity import Capacity
 from tune.deadline import END_OF_ALLOCATION, Deadline, end_of_allocation
 from tune.display import PlainLines, Progress, make_display
@@ -33,13 +32,12 @@ from tune.provenance import provenance
 from tune.samplers import MODEL_BASED, make_pruner, quiet_optuna, sampler_factory
 from tune.storage_url import DatabaseLost
 from tune.store import StudyStore
-from tune.summary import print_findings, print_plan, quoted, resume_command
-from tune.tables import epoch_records
+from tune.summary import print_findings, print_plan, quoted, resume_command, say_retries
+from tune.views import counted, views
 
 DONE, FAILED = 0, 1
 TRY_AGAIN = os.EX_TEMPFAIL
 """Exit code 75: stopped by the end of the allocation, to be resumed in another."""
-FINISHED = ("COMPLETE", "PRUNED", "FAIL")
 BUDGET_SPENT = "the budget of GPU hours is spent"
 CHECKPOINT_EVERY_S = 20.0
 """Training that a killed search loses at most, but for the epoch's remainder where steps are long."""
@@ -80,7 +78,7 @@ def run_search(plan: SearchPlan) -> int:
     with ExitStack() as stack:
         if plan.address != "local":
             check_reachable(plan.address)
-        store = _open_store(plan)
+        store = _open_store(plan, console)
         stack.callback(store.close)
         stack.enter_context(_signals(stop))
         if _finished(store) >= plan.trials:
@@ -135,7 +133,7 @@ def _device_hours(store: StudyStore) -> float:
 
 
 def _finished(store: StudyStore) -> int:
-    return sum(t.state.is_finished() for t in store.study.get_trials(deepcopy=False))
+    return retry.count_ended(store.study.get_trials(deepcopy=False))
 
 
 def _nothing_to_do(plan: SearchPlan, store: StudyStore, console: Console) -> int:
@@ -175,7 +173,7 @@ def _search(ended: _Ended, store: StudyStore, stop: StopRequest, stack: ExitStac
     if plan.sampler in MODEL_BASED:  # the designs random and qmc stay as they are
         for point in plan.space.initial_points(plan.workload, plan.overrides):
             store.study.enqueue_trial(point, skip_if_exists=True)
-    finished = {view.number: view for view in _views(store) if view.state in FINISHED}
+    finished = {view.number: view for view in counted(_views(store))}
     if bridge.finished < plan.trials and not stop.is_set():
         log = stack.enter_context((store.log_folder / "driver.log").open("a"))
         observers.append(PlainLines(Progress(plan.trials, plan.share.concurrency, finished), log))
@@ -223,6 +221,7 @@ def _make_bridge(
         make_sampler=sampler_factory(plan.sampler, plan.seed, plan.trials, searched),
         task=task,
         observers=observers,
+        ending=stop.is_set,
         may_start=lambda: not stop.is_set() and ended.deadline.allows_a_trial() and not lost(),
     )
     ended.deadline = Deadline(end_of_allocation(), bridge.first_result_s)
@@ -281,26 +280,7 @@ def _deadline(plan: SearchPlan, bridge: Any, stop: StopRequest) -> Any:
 
 
 def _views(store: StudyStore) -> list[TrialView]:
-    """The study's trials that have begun, or failed before they could."""
-    trials = store.study.get_trials(deepcopy=False)
-    return [view_of(t) for t in trials if "config" in t.user_attrs or t.state.is_finished()]
-
-
-def view_of(trial: FrozenTrial) -> TrialView:
-    """A trial of the study as observers see trials."""
-    config = trial.user_attrs.get("config")
-    ended = trial.datetime_complete or trial.datetime_start
-    seconds = (ended - trial.datetime_start).total_seconds() if ended and trial.datetime_start else 0.0
-    return TrialView(
-        number=trial.number,
-        params=dict(trial.params),
-        config=TrainConfig.from_dict(config) if config is not None else None,
-        state=trial.state.name,
-        records=epoch_records(trial),
-        ended_because=trial.user_attrs.get("ended_because"),
-        started_at=time.time() - seconds,
-        resumed=trial.user_attrs.get("attempts", 1) > 1,
-    )
+    return views(store.study.get_trials(deepcopy=False))
 
 
 def _end(ended: _Ended, trials: list[TrialView], stop: StopRequest, console: Console) -> int:
@@ -313,7 +293,7 @@ def _end(ended: _Ended, trials: list[TrialView], stop: StopRequest, console: Con
     if fatal:
         print(f"error: {fatal}. See {quoted(plan.folder / 'logs')}.", file=sys.stderr)
     refused = ended.deadline.refused or (ended.capacity is not None and ended.capacity.lost())
-    cut_short = refused and _count_finished(trials) < plan.trials
+    cut_short = refused and len(counted(trials)) < plan.trials
     if stop.is_set() or cut_short:
         command = resume_command(plan, budget_spent=stop.reason == BUDGET_SPENT)
         say(f"\nStopped: {stop.reason or END_OF_ALLOCATION}. Everything is saved; go on with:\n  {command}")
@@ -327,22 +307,22 @@ def _end(ended: _Ended, trials: list[TrialView], stop: StopRequest, console: Con
     return DONE if complete and not fatal else FAILED
 
 
-def _count_finished(trials: list[TrialView]) -> int:
-    return sum(t.state in FINISHED for t in trials)
-
-
-def _open_store(plan: SearchPlan) -> StudyStore:
+def _open_store(plan: SearchPlan, console: Console) -> StudyStore:
     if plan.resume:
         store = StudyStore.open(plan.folder, plan.storage)
         _check_waiting(plan, store)
+        if plan.options.retry_failed:
+            say_retries(retry.retry_failed(store), console)
         return store
     return StudyStore.create(plan.folder, plan.study, plan.to_dict(), plan.storage)
 
 
 def _check_waiting(plan: SearchPlan, store: StudyStore) -> None:
-    """Interrupted trials must fit the workers of this resume. Raises ConfigError."""
-    for trial in store.study.get_trials(deepcopy=False):
-        if not trial.state.is_finished() and "config" in trial.user_attrs:
+    """Trials that go on must fit the workers of this resume. Raises ConfigError."""
+    trials = store.study.get_trials(deepcopy=False)
+    failed = retry.to_retry(trials) if plan.options.retry_failed else []
+    for trial in [*(t for t in trials if not t.state.is_finished()), *failed]:
+        if "config" in trial.user_attrs:
             try:
                 TrainConfig.from_dict(trial.user_attrs["config"]).batch.split(plan.workers)
             except ConfigError as error:

@@ -26,6 +26,7 @@ from train_loop.folder_hold import FolderHold, hold_folder
 from tune import tables
 from tune.description import SCHEMA_VERSION, STUDY_FILE, read_description
 from tune.provenance import redact
+from tune.retry import may_need_checkpoint
 from tune.storage_url import check_database_file
 
 JOURNAL_FILE = "optuna.journal"
@@ -194,14 +195,17 @@ class StudyStore:
         self._next_refresh = time.monotonic() + (time.monotonic() - started) / REFRESH_SHARE
 
     def drop_checkpoints(self) -> None:
-        """Remove the checkpoints of trials that ended, but for the best one's: only the few folders that are there."""
+        """Remove the checkpoints of trials that ended, but for the best one's and those that a retry would go on from.
+
+        Only the few folders that are there are looked at.
+        """
         trials = self.study.get_trials(deepcopy=False)
         best = best_trial(trials)
         for folder in (self.folder / "checkpoints").glob("trial-*"):
             number = folder.name.removeprefix("trial-")
             if not number.isdigit() or int(number) >= len(trials) or not trials[int(number)].state.is_finished():
                 continue
-            if best is None or int(number) != best.number:
+            if (best is None or int(number) != best.number) and not may_need_checkpoint(trials[int(number)]):
                 shutil.rmtree(folder, ignore_errors=True)
 
     def add_session(self, session: dict[str, Any], **changes: Any) -> None:

@@ -6,6 +6,7 @@ import math
 import os
 import shlex
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from rich.console import Console
@@ -32,7 +33,7 @@ def print_plan(plan: SearchPlan, console: Console) -> None:
 def _plan_lines(plan: SearchPlan) -> list[tuple[str, str]]:
     d = plan.data
     lines = [
-        ("study", plan.study + (" (resumed)" if plan.resume else "")),
+        ("study", plan.study + _resumed(plan)),
         ("space", f"{plan.space.name}: {plan.space.doc}"),
     ]
     lines += [("", f"{name:24} {interval.describe()}") for name, interval in plan.ranges.items()]
@@ -52,6 +53,12 @@ def _plan_lines(plan: SearchPlan) -> list[tuple[str, str]]:
         ("results", quoted(plan.folder)),
         *(("", line) for line in quota_lines()),
     ]
+
+
+def _resumed(plan: SearchPlan) -> str:
+    if not plan.resume:
+        return ""
+    return " (resumed; failed trials are tried again)" if plan.options.retry_failed else " (resumed)"
 
 
 def _notes(plan: SearchPlan) -> list[tuple[str, str]]:
@@ -98,14 +105,16 @@ def print_findings(
 ) -> None:
     """The best configuration, how sure it is, and the next command."""
     done = sorted((t for t in trials if t.state == "COMPLETE"), key=lambda t: (-(t.value or 0), t.number))
-    stopped, failed = _count(trials, "PRUNED"), _count(trials, "FAIL")
+    once = [t for t in trials if t.retried_by is None]
+    stopped, failed = _count(once, "PRUNED"), _count(once, "FAIL")
     unit = "GPU hours" if plan.machine.gpus else "worker hours (no GPU)"
     console.print(
-        f"\n{len(done)} of {len(trials)} trials ran to their end, {stopped} stopped early, {failed} failed; "
+        f"\n{len(done)} of {len(once)} trials ran to their end, {stopped} stopped early, {failed} failed; "
         f"{duration(elapsed_s)} elapsed, {device_hours:.2f} {unit} used by the study."
     )
     for trial in (t for t in trials if t.state == "FAIL"):
-        console.print(f"  trial {trial.number} failed: {trial.ended_because}", markup=False)
+        again = f" (tried again as trial {trial.retried_by})" if trial.retried_by is not None else ""
+        console.print(f"  trial {trial.number} failed{again}: {trial.ended_because}", markup=False)
     if not done:
         return
     best = done[0]
@@ -122,6 +131,13 @@ def print_findings(
             f"  {percent(trial.value):>7}  trial {trial.number} ({mark}): {one_line(trial.config)}", markup=False
         )
     console.print(f"\nTrain it in full:\n  {train_command(plan)}", markup=False, soft_wrap=True)
+
+
+def say_retries(retries: Mapping[int, int], console: Console) -> None:
+    """Which failed trials ``--retry-failed`` tries again."""
+    words = ", ".join(f"{failed} as trial {number}" for failed, number in sorted(retries.items()))
+    text = f"Tried again: trial {words}." if words else "--retry-failed: no failed trial is left to try again."
+    console.print(f"\n{text}", markup=False, soft_wrap=True)
 
 
 def how_sure(done: list[TrialView], val_size: int) -> str:
