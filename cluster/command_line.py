@@ -6,6 +6,7 @@ Of the project's packages ``cluster`` is the lowest and imports no other; ``trai
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -46,6 +47,13 @@ class OneLineParser(argparse.ArgumentParser):
         if not arg_string.strip():
             self.error(empty_value(_name_of(action), arg_string))
         return super()._get_value(action, arg_string)
+
+    def parse_known_args(self, *arguments: Any, **keywords: Any) -> Any:
+        try:
+            os.getcwd()
+        except OSError:  # removed, or on a file system that is gone; all that follows would fail for it
+            self.error("the current folder must exist; got one that was removed. Write cd with another folder first.")
+        return super().parse_known_args(*arguments, **keywords)
 
     def error(self, message: str) -> NoReturn:
         for argparses, ours in OURS:

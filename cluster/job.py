@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import io
 import os
 import signal
 import sys
@@ -397,6 +398,9 @@ class Job:
 def main(argv: Sequence[str] | None = None) -> int:
     """The batch script's process. Returns the job's exit code."""
     os.umask(0o077)
+    for stream in (sys.stdout, sys.stderr):  # a locale without → must not end the job
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments[:1] == ["--attach"]:
         return attach.main(arguments[1:])

@@ -6,7 +6,7 @@ import fcntl
 import os
 import socket
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 INTERFACE = "BIGBATCH_INTERFACE"
 SUFFIX = "BIGBATCH_HOST_SUFFIX"
@@ -54,3 +54,11 @@ def _address_of_route() -> str:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect(("10.255.255.255", 1))  # sends nothing: only asks the kernel for a source address
         return str(probe.getsockname()[0])
+
+
+def past_the_proxy(hosts: Sequence[str], env: Mapping[str, str]) -> dict[str, str]:
+    """Variables with which a site's proxy for the internet is not asked for ``hosts`` and this machine."""
+    return {
+        name: ",".join(filter(None, [env.get(name), "localhost", "127.0.0.1", *hosts]))
+        for name in ("no_proxy", "NO_PROXY")
+    }

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import secrets
 import shutil
 import stat
@@ -30,6 +31,8 @@ OURS = frozenset(("r", "tls", "token", "start.log", f"{OWNER}.new"))
 """What lies in a folder without an owner that is ours: a user may have named one of theirs alike."""
 TAIL = "[0-9a-f]" * 4
 """Pattern of what ``make`` adds to the prefix."""
+OURS_BY_NAME = re.compile(r"bb(n|-ray)-.*[0-9a-f]{4}")
+"""A private folder of a job or a search."""
 
 
 def bases(env: Mapping[str, str] | None = None) -> list[str]:
@@ -61,9 +64,15 @@ def make(prefix: str, candidates: Sequence[str]) -> tuple[Path, IO[str]]:
 
 
 def temporary_in(folder: Path, env: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Variables for processes whose temporary files are to go with ``folder``; ``env``: those of the user."""
+    """Variables for processes whose temporary files are to go with ``folder``; ``env``: those of the user.
+
+    The folder's path is short, the user's own may not be: Python puts sockets into TMPDIR.
+    """
     env = os.environ if env is None else env
-    return {"TMPDIR": str(folder), USER_TMPDIR: env.get("TMPDIR", "")}
+    outer = env.get("TMPDIR", "")
+    if USER_TMPDIR in env and OURS_BY_NAME.fullmatch(Path(outer).name):  # a search within a job, or within a search
+        outer = env[USER_TMPDIR]
+    return {"TMPDIR": str(folder), USER_TMPDIR: outer}
 
 
 @contextmanager

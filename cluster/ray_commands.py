@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from cluster import credentials
+from cluster import credentials, network
 from cluster.allocation import granted_gpus, usable_cpus, usable_memory_bytes
 from cluster.ports import NodePorts
 
@@ -66,9 +66,7 @@ def environment(address: str, token: Path, certificates: Path | None) -> dict[st
     """
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(OF_ANOTHER_CLUSTER)}
     values = {**inherited, **SETTINGS, **credentials.environment(token, certificates), "RAY_ADDRESS": address}
-    for name in ("no_proxy", "NO_PROXY"):  # a site's proxy for the internet must not be asked for the dashboard
-        values[name] = ",".join(filter(None, [values.get(name), "localhost,127.0.0.1", address.rpartition(":")[0]]))
-    return values
+    return {**values, **network.past_the_proxy([address.rpartition(":")[0]], values)}
 
 
 def interpreter(env: Mapping[str, str] | None = None) -> str:

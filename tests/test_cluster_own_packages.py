@@ -94,6 +94,7 @@ def test_folders_that_hide_nothing_are_no_reason_to_refuse(folder):
 
 
 def test_the_doctor_asks_its_nodes_from_such_a_folder_too(folder):
+    (folder / "shared").mkdir()
     done = python("-c", CONSOLE, "cluster", "doctor", "--shared", "shared", cwd=folder)
     assert "nodes answer" in done.stdout and "the-users-file-ran" not in os.listdir(folder), done.stdout + done.stderr
     assert "FAIL nodes answer" not in " ".join(done.stdout.split()), done.stdout

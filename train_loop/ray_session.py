@@ -7,6 +7,7 @@ this process, ends with it (also after ``kill -9``) and touches no other cluster
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
@@ -14,14 +15,14 @@ import secrets
 import shutil
 import socket
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
 from cluster import node_folder, processes
+from cluster.network import past_the_proxy
 from train_loop.config import ConfigError
 from train_loop.errors import RayStartError
 
@@ -47,6 +48,8 @@ SEARCH_ENV = {
     "RAY_DEDUP_LOGS": "0",
     "PYTHONSAFEPATH": "1",  # `python -c`, which starts spawned processes, must not look into the current folder
 }
+OF_ANOTHER_CLUSTER = ("RAY_NAMESPACE", "RAY_TMPDIR", "RAY_JOB_CONFIG_JSON_ENV_VAR", "RAY_REDIS_ADDRESS")
+"""Settings of a cluster that the user has elsewhere: they would be taken for this one's."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +117,8 @@ class LocalRay:
                 "RAY_AUTH_TOKEN_PATH": str(token),
                 "RAY_AUTH_TOKEN": None,
                 "PYTHONPATH": python_path(),
+                **dict.fromkeys(OF_ANOTHER_CLUSTER),
+                **node_folder.temporary_in(self.folder),
             }
         )
         import ray  # only now: its core reads the authentication's variables when it is loaded
@@ -122,8 +127,10 @@ class LocalRay:
         for _ in range(START_ATTEMPTS):
             port = free_port()
             # Ray replaces a loopback address by the host's own, so it is asked for that one.
-            address = f"{ray.util.get_node_ip_address()}:{port}"
+            host = ray.util.get_node_ip_address()
+            address = f"{host}:{port}"
             self._set_env({"RAY_ADDRESS": address, "RAY_GCS_SERVER_PORT": str(port)})
+            self._set_env(past_the_proxy([host], os.environ))
             try:
                 return self._init(address, token)
             except Exception as error:  # the port was taken meanwhile; Ray raises bare Exceptions too
@@ -158,7 +165,7 @@ class LocalRay:
             raise RuntimeError(f"Ray listens on {started} instead of {address}")
         return Connection(address, f"http://{context.dashboard_url}", str(token), local=True)
 
-    def _set_env(self, values: dict[str, str | None]) -> None:
+    def _set_env(self, values: Mapping[str, str | None]) -> None:
         for name, value in values.items():
             self._saved_env.setdefault(name, os.environ.get(name))
             if value is None:
@@ -167,7 +174,7 @@ class LocalRay:
                 os.environ[name] = value
 
 
-@contextmanager
+@contextlib.contextmanager
 def _own_process_groups() -> Iterator[None]:
     """Processes that Ray starts within it lead groups of their own.
 
@@ -287,7 +294,9 @@ def private_folder() -> tuple[Path, IO[str]]:
 
 
 def _bases() -> list[str]:
-    return list(dict.fromkeys((tempfile.gettempdir(), "/tmp")))
+    with contextlib.suppress(OSError):  # no folder can be written; which ones, the refusal says
+        return list(dict.fromkeys((tempfile.gettempdir(), "/tmp")))
+    return ["/tmp"]
 
 
 def remove_stale_folders() -> None:
@@ -305,7 +314,7 @@ def free_port() -> int:
 def send_ray_logs_to(path: Path) -> None:
     """Messages of Ray's libraries in this process go to a file, not into the person's table."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handler = logging.FileHandler(path, delay=True)
+    handler = logging.FileHandler(path, delay=True, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
     for name in ("ray", "optuna", "py.warnings"):
         logger = logging.getLogger(name)

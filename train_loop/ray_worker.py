@@ -409,7 +409,7 @@ def _trial_log(path: Path, rank: int) -> logging.Logger:
     log = logging.getLogger(f"bigbatch.{path.parent.parent.name}.{path.stem}.{rank}")
     if not log.handlers:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handler = logging.FileHandler(path, delay=True)
+        handler = logging.FileHandler(path, delay=True, encoding="utf-8")
         handler.setFormatter(logging.Formatter(f"%(asctime)s rank {rank} %(levelname)s %(message)s"))
         log.addHandler(handler)
         log.setLevel(logging.INFO if rank == 0 else logging.ERROR)

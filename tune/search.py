@@ -175,7 +175,7 @@ def _search(ended: _Ended, store: StudyStore, stop: StopRequest, stack: ExitStac
             store.study.enqueue_trial(point, skip_if_exists=True)
     finished = {view.number: view for view in counted(_views(store))}
     if bridge.finished < plan.trials and not stop.is_set():
-        log = stack.enter_context((store.log_folder / "driver.log").open("a"))
+        log = stack.enter_context((store.log_folder / "driver.log").open("a", encoding="utf-8"))
         observers.append(PlainLines(Progress(plan.trials, plan.share.concurrency, finished), log))
         with make_display(Progress(plan.trials, plan.share.concurrency, finished)) as display:
             observers.append(display)
