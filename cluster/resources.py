@@ -11,9 +11,8 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from cluster import options, slurm, slurm_values
-from cluster.command_line import empty_value
-from cluster.sites import InputError, Partition, Qos, Site, format_time, parse_time
+from cluster import options, slurm, slurm_values, wishes
+from cluster.sites import NO_LIMIT_S, InputError, Partition, Qos, Site, format_time, parse_time
 
 USUAL_TIME_S = 4 * 3600
 """Wall time when none is asked for, if the partition grants as much: short jobs start early, and they requeue."""
@@ -71,7 +70,8 @@ class Resources:
     time_s: int
     qos: str | None
     account: str | None
-    gres: str
+    gres: str | None
+    """None: options of sbatch say which GPUs."""
     options: tuple[str, ...] = ()
     """That jobs on this partition need."""
 
@@ -87,7 +87,10 @@ def resources(
     env = os.environ if env is None else env
     _check_words(request, site)
     partition = _partition(request, site, live)
-    gpus = _gpus(request, site, partition)
+    said = wishes.gpus_said(request)
+    wishes.check_gpus(said, partition)
+    by_sbatch = bool(said) and not any(one.own for one in said)
+    gpus = _gpus(request, said, site, partition)
     time_s, qos = _time_and_qos(request, site, partition, gpus * request.nodes)
     if partition and partition.max_nodes and request.nodes > partition.max_nodes:
         raise InputError(
@@ -104,15 +107,14 @@ def resources(
         time_s=time_s,
         qos=qos,
         account=_account(request, site, partition, env),
-        gres=request.gres or (partition.gres if partition else "gpu"),
+        gres=None if by_sbatch else _gres(request, partition),
         options=partition.options if partition else (),
     )
 
 
 def _check_words(request: Request, site: Site) -> None:
     """What is wrong on any site. Raises InputError."""
-    if request.nodes < 1:
-        raise InputError(f"--nodes must be at least 1; got {request.nodes}.")
+    wishes.check_kinds(request)
     for option in request.options:
         if not option.startswith("--"):
             raise InputError(f"--sbatch must be a long option of sbatch; got {option!r}. Write e.g. --constraint=fast.")
@@ -121,24 +123,17 @@ def _check_words(request: Request, site: Site) -> None:
                 f"a search is a job of its own, not a task of an array; got --sbatch={option}. "
                 "Submit it once for each search, with --study NAME."
             )
-    wishes = (request.name, request.partition, request.account, request.qos, request.mem, request.gres)
-    for name, wish in _texts(request).items():
-        if not wish.strip():
-            raise InputError(empty_value(f"--{name.replace('_', '-')}", wish))
-    for word in (*wishes, *request.options):
+    names = (request.name, request.partition, request.account, request.qos, request.mem, request.gres)
+    for word in (*names, *request.options):
         if word and not word.isprintable():  # in the batch script a second line would be a command
             raise InputError(f"names and options of sbatch must be one line of text; got {word!r}.")
+    wishes.check_memory_and_time(request)
     try:
         options.parse([*request.job_options, *request.arguments])
     except options.UsageError as error:
         raise InputError(str(error)) from None
     if site.internet is False and "--wandb online" in " ".join(request.arguments).replace("=", " "):
         raise InputError(f"compute nodes of {site.name} have no internet; got --wandb online. Write --wandb offline.")
-
-
-def _texts(request: Request) -> dict[str, str]:
-    """The wishes that are text, as they were given."""
-    return {name: value for name, value in vars(request).items() if isinstance(value, str)}
 
 
 def _check_workers(request: Request, per_node: int, kind: str) -> None:
@@ -182,17 +177,28 @@ def _tightest(profile: Partition | None, live: Partition | None) -> Partition | 
         max_nodes=less(profile.max_nodes, live.max_nodes),
         gpus_per_node=profile.gpus_per_node or live.gpus_per_node,
         cores_per_node=profile.cores_per_node or live.cores_per_node,
+        gpu_types=live.gpu_types,
     )
 
 
-def _gpus(request: Request, site: Site, partition: Partition | None) -> int:
+def _gres(request: Request, partition: Partition | None) -> str:
+    """What ``--gres`` calls a GPU, without the number."""
+    if request.gres is None:
+        return partition.gres if partition else "gpu"
+    name, kind, _ = wishes.read_gres(request.gres)
+    return f"{name}:{kind}" if kind else name
+
+
+def _gpus(request: Request, said: list[wishes.Gpus], site: Site, partition: Partition | None) -> int:
+    """GPUs of each node: asked for, or all that one has. What sbatch is told of is only taken where it can be."""
     most = partition.gpus_per_node if partition else None
-    wanted = request.gpus_per_node
+    counts = [int(one.count) for one in said if one.count is not None and one.count == int(one.count)]
+    wanted = counts[0] if counts else None
     if wanted is None:
         return most or (1 if request.gres else 0)
-    if wanted < 0:
-        raise InputError(f"--gpus-per-node must be 0 or more; got {wanted}.")
     if most is not None and wanted > most and partition:
+        if not any(one.own and one.count is not None for one in said):
+            return most
         raise InputError(
             f"a node of {site.name}'s partition {partition.name} has {most} GPUs; got {wanted}. "
             f"Write --gpus-per-node {most} and more --nodes."
@@ -309,6 +315,7 @@ def slurm_partitions() -> dict[str, Partition] | None:
         row = Partition(
             name.rstrip("*"),
             gpus_per_node=slurm_values.gres_count(gres, "gpu"),
+            gpu_types=_types(gres),
             cores_per_node=slurm_values.number(cpus) or 0,
             max_nodes=slurm_values.most(size),
             max_time_s=_slurm_time(time),
@@ -324,11 +331,17 @@ def _largest(one: Partition, other: Partition) -> Partition:
         one,
         gpus_per_node=max(one.gpus_per_node or 0, other.gpus_per_node or 0),
         cores_per_node=max(one.cores_per_node or 0, other.cores_per_node or 0),
+        gpu_types=tuple(dict.fromkeys((*one.gpu_types, *other.gpu_types))),
     )
+
+
+def _types(gres: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(kind for name, kind, _ in slurm_values.gres_parts(gres) if name == "gpu" and kind))
 
 
 def _slurm_time(text: str) -> int | None:
     try:
-        return parse_time(text)
-    except InputError:  # "infinite", "n/a"
+        time_s = parse_time(text)
+    except InputError:  # "n/a"
         return None
+    return None if time_s >= NO_LIMIT_S else time_s  # "infinite"

@@ -23,6 +23,8 @@ from cluster.command_line import empty_value
 BUILT_IN = Path(__file__).resolve().parent / "sites"
 GENERIC = "generic"
 SITE_VARIABLE = "BIGBATCH_SITE"
+NO_LIMIT_S = 10**9
+"""A wall time without an end, so that it compares as any other."""
 
 
 class InputError(ValueError):
@@ -45,6 +47,8 @@ class Partition:
     name: str
     gpu: str | None = None
     gpus_per_node: int | None = None
+    gpu_types: tuple[str, ...] = ()
+    """As ``--gres`` names them, where Slurm has been asked."""
     cores_per_node: int | None = None
     cores_per_gpu: int | None = None
     max_nodes: int | None = None
@@ -137,8 +141,11 @@ _QOS = {"max_time": ("max_time_s", DURATION), "max_gpus": ("max_gpus", WHOLE), "
 def parse_time(text: str) -> int:
     """Seconds of a time as Slurm writes it: ``MM``, ``MM:SS``, ``HH:MM:SS``, ``D-HH``, ``D-HH:MM``, ``D-HH:MM:SS``.
 
-    ``20h``, ``90m`` and ``2d`` are understood as well. Raises InputError.
+    ``20h``, ``90m`` and ``2d`` are understood as well. ``UNLIMITED`` and ``INFINITE``, which Slurm takes too, are
+    NO_LIMIT_S. Raises InputError.
     """
+    if text.strip().upper() in ("UNLIMITED", "INFINITE"):
+        return NO_LIMIT_S
     short = re.fullmatch(r"(\d+)([dhm])", text.strip())
     if short:
         return int(short[1]) * {"d": 86400, "h": 3600, "m": 60}[short[2]]
@@ -154,7 +161,9 @@ def parse_time(text: str) -> int:
 
 
 def format_time(seconds: int) -> str:
-    """As Slurm writes it: ``20:00:00``, ``4-04:00:00``."""
+    """As Slurm writes it: ``20:00:00``, ``4-04:00:00``, ``UNLIMITED``."""
+    if seconds >= NO_LIMIT_S:
+        return "UNLIMITED"
     days, rest = divmod(seconds, 86400)
     clock = f"{rest // 3600:02d}:{rest % 3600 // 60:02d}:{rest % 60:02d}"
     return f"{days}-{clock}" if days else clock

@@ -16,9 +16,9 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
-from cluster import options, record, search_check, slurm
+from cluster import options, record, search_check, slurm, wishes
 from cluster.resources import SIGNAL_S, Request, Resources, resources, slurm_partitions
-from cluster.sites import BUILT_IN, InputError, Partition, Site, find, format_time
+from cluster.sites import BUILT_IN, NO_LIMIT_S, InputError, Partition, Site, find, format_time
 
 ROOT = Path(__file__).resolve().parent.parent
 SEARCH, ATTACH = "ray_head_workers.slurm", "ray_attach.slurm"
@@ -158,6 +158,8 @@ def render(
 
 def _cost(needs: Resources, site: Site) -> str:
     """What the job takes at most, in the unit of budgets, and how the site counts."""
+    if needs.time_s >= NO_LIMIT_S:
+        return "It has no time limit."
     hours = needs.nodes * (needs.gpus_per_node or needs.cpus_per_node) * needs.time_s / 3600
     text = f"At most {hours:g} {'GPU' if needs.gpus_per_node else 'core'} hours a run"
     if site.accounting_unit:
@@ -168,12 +170,14 @@ def _cost(needs: Resources, site: Site) -> str:
 def _directives(request: Request, site: Site, needs: Resources, env: Mapping[str, str]) -> list[str]:
     log = str(record.home(env) / "logs").replace("%", "%%") + "/%j.log"
     requeue = site.requeue and not request.attach_to
+    gpus = [f"{needs.gres}:{needs.gpus_per_node}"] if needs.gpus_per_node and needs.gres else []
+    others = wishes.resources_beside_gpus(request)  # Slurm takes the last of several --gres
     optional = {
         "--partition": needs.partition.name if needs.partition else None,
         "--account": needs.account,
         "--qos": needs.qos,
         "--mem": request.mem,
-        "--gres": f"{needs.gres}:{needs.gpus_per_node}" if needs.gpus_per_node else None,
+        "--gres": ",".join([*gpus, *others]),
     }
     return [
         f"--job-name={request.name}",
@@ -188,7 +192,7 @@ def _directives(request: Request, site: Site, needs: Resources, env: Mapping[str
         "--open-mode=append",
         f"--output={log}",
         *needs.options,
-        *request.options,
+        *(option for option in request.options if option not in [f"--gres={other}" for other in others]),
     ]
 
 

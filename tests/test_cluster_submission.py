@@ -120,12 +120,12 @@ REFUSED = {
     "more GPUs than a node has": (dict(partition="gpu_p6", gpus_per_node=8), "has 4 GPUs"),
     "more cores than a node has": (dict(partition="gpu_p6", cpus_per_node=97), "96 cores"),
     "cores for each GPU": (dict(partition="gpu_p6", cpus_per_gpu=25), "96 cores"),
-    "no cores": (dict(cpus_per_node=0), "at least 1 CPU"),
+    "no cores": (dict(cpus_per_node=0), "--cpus-per-node must be at least 1; got 0"),
     "time over the partition's": (dict(partition="gpu_p5", time="20:00:01"), "20:00:00"),
     "time that is none": (dict(time="tomorrow"), "20h"),
     "time shorter than the warning": (dict(time="2"), "--signal"),
     "no node": (dict(nodes=0), "at least 1"),
-    "negative GPUs": (dict(gpus_per_node=-1), "0 or more"),
+    "negative GPUs": (dict(gpus_per_node=-1), "--gpus-per-node must be at least 0; got -1"),
     "no account": (dict(account=None), "--account PROJECT@v100"),
     "account of another GPU": (dict(account="abc@v100", partition="gpu_p6"), "abc@h100"),
     "unknown quality of service": (dict(qos="qos_gpu-t5"), "qos_gpu-t"),
@@ -139,6 +139,33 @@ REFUSED = {
     "array": (dict(options=("--array=1-3",)), "--study NAME"),
     "name of two lines": (dict(name="a\nrm -r b"), "one line"),
     "restarts below none": (dict(job_options=("--max-restarts=-1",)), "--max-restarts 3"),
+    "cores of no GPU": (dict(cpus_per_gpu=0), "--cpus-per-gpu must be at least 1"),
+    "nodes in quotes": (dict(nodes="2"), "--nodes must be a whole number; got '2'"),
+    "signal after the end": (dict(signal_s=70000), "--signal must be at most 65535"),
+    "memory that is none": (dict(mem="lots"), "got 'lots'. Write e.g. 120G"),
+    "memory of no text": (dict(mem=4000), "--mem must be text; got 4000"),
+    "memory in bytes": (dict(mem="120GB"), "Write 120G."),
+    "memory in GiB": (dict(mem="64 GiB"), "Write 64G."),
+    "memory with a part": (dict(mem="1.5G"), "Write 1536M."),
+    "negative memory": (dict(mem="-4G"), "got '-4G'"),
+    "memory by sbatch": (dict(options=("--mem-per-gpu=much",)), "--sbatch=--mem-per-gpu must be a whole number"),
+    "memory twice": (dict(mem="4G", options=("--mem-per-cpu=2G",)), "got --mem 4G and --sbatch=--mem-per-cpu=2G"),
+    "time by sbatch": (dict(options=("--time=soon",)), "--sbatch=--time: a time must be"),
+    "time twice": (dict(time="4h", options=("--time=5:00",)), "got --time 4h and --sbatch=--time=5:00"),
+    "no time limit where there is one": (dict(time="UNLIMITED", partition="gpu_p5"), "got --time UNLIMITED"),
+    "no GPU": (dict(gres="lots"), "gpu:TYPE"),
+    "several resources": (dict(gres="gpu:2,tmpdisk:1"), "--sbatch=--gres="),
+    "GPUs twice": (dict(gres="gpu:v100:2", gpus_per_node=4), "got --gres gpu:v100:2 and --gpus-per-node 4"),
+    "GPUs in all": (dict(nodes=2, gpus_per_node=4, options=("--gpus=4",)), "--gpus-per-node 4 and --sbatch=--gpus=4"),
+    "GPUs of a task": (dict(gpus_per_node=4, options=("--gpus-per-task=1",)), "--sbatch=--gpus-per-task=1"),
+    "GPUs by sbatch twice": (dict(options=("--gres=gpu:v100:4", "--gpus-per-node=2")), "--sbatch=--gpus-per-node=2"),
+    "one GPU by sbatch": (dict(gpus_per_node=4, options=("--gres=gpu:v100",)), "--sbatch=--gres=gpu:v100"),
+    "GPUs of two types": (
+        dict(gres="gpu:v100", options=("--gpus-per-node=a100:4",)),
+        "--sbatch=--gpus-per-node=a100:4",
+    ),
+    "GPUs by sbatch that are none": (dict(options=("--gpus=some",)), "must be N or TYPE:N; got 'some'"),
+    "more GPUs than a node has, by type": (dict(gres="gpu:8", partition="gpu_p6"), "has 4 GPUs; got 8"),
     "workers over the GPUs": (dict(nodes=2, arguments=("--workers", "9")), "--workers 8, or --nodes 3"),
 }
 
@@ -161,6 +188,69 @@ def test_what_is_just_within_the_limits_is_granted():
 @pytest.mark.parametrize("option", ["--gres=gpu:8", "--gpus=64", "--gpus-per-node=8", "--nodes=8"])
 def test_workers_are_left_to_the_job_where_sbatch_is_told_of_other_gpus(option):
     assert ask(nodes=2, arguments=("--workers", "9"), options=(option,)).nodes == 2
+
+
+@pytest.mark.parametrize("mem", ["0", "4000", "120G", "64g", "2T", "512M", "1048576K"])
+def test_memory_as_slurm_writes_it_is_taken(mem):
+    ask(mem=mem)
+    ask(options=(f"--mem-per-cpu={mem}",))
+
+
+TIMES = {
+    "90": 5400, "90:30": 5430, "4:00:00": 14400, "1-0": 86400, "1-2:03": 93780, "2-00:00:01": 172801, "90m": 5400,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", TIMES)
+def test_times_as_slurm_writes_them_are_taken(text):
+    assert ask(site="juwels_booster", time="1-0").time_s == 86400
+    assert ask(site="generic", cpus_per_node=1, time=text).time_s == TIMES[text]
+
+
+@pytest.mark.parametrize("text", ["UNLIMITED", "infinite"])
+def test_a_job_without_a_time_limit_is_submitted_where_there_is_none(text):
+    wishes = replace(GIVEN, time=text, cpus_per_node=1)
+    script = submission.render(wishes, find("generic", HOME), env=HOME)
+    assert "--time=UNLIMITED\n" in script and "It has no time limit." in script
+
+
+@pytest.mark.parametrize(
+    ("wishes", "gpus", "gres"),
+    [
+        (dict(gres="gpu:a100", gpus_per_node=4), 4, "--gres=gpu:a100:4"),
+        (dict(gres="gpu:a100:2"), 2, "--gres=gpu:a100:2"),
+        (dict(gres="gpu:2", gpus_per_node=2, options=("--gpus=4",)), 2, "--gres=gpu:2"),
+        (dict(gpus_per_node=3, options=("--gres=gpu:a100:3",)), 3, "--gres=gpu:3"),
+        # Only sbatch is told: its option alone says which GPUs, as two would contradict each other.
+        (dict(options=("--gpus=2",)), 1, None),
+        (dict(options=("--gpus-per-task=a100:3",)), 3, None),
+        (dict(options=("--gpus=64",)), 4, None),
+        # Of two --gres Slurm would take the last, and the GPUs would be gone.
+        (dict(options=("--gres=tmpdisk:10",)), 4, "--gres=gpu:4,tmpdisk:10"),
+    ],
+)
+def test_gpus_are_counted_however_they_are_asked_for(wishes, gpus, gres):
+    live = {"gpu": Partition("gpu", gpus_per_node=4, cores_per_node=32, is_default=True, gpu_types=("a100",))}
+    request = Request(arguments=("--space", "smoke"), nodes=2, python="python", **wishes)
+    site = find("generic", HOME)
+    assert resources.resources(request, site, env=HOME, live=live).gpus_per_node == gpus
+    lines = submission.render(request, site, env=HOME, live=live).splitlines()
+    said = [line for line in lines if line.startswith("#SBATCH --g")]
+    given = [option for option in request.options if "tmpdisk" not in option]
+    assert said == [f"#SBATCH {word}" for word in [gres, *given] if word]
+
+
+def test_a_type_of_gpu_that_slurm_does_not_know_is_refused():
+    live = {"gpu": Partition("gpu", gpus_per_node=4, cores_per_node=32, is_default=True, gpu_types=("a100", "h100"))}
+    for wishes, expected in (
+        (dict(gres="gpu:A100"), "Did you mean gpu:a100?"),
+        (dict(gres="gpu:v1"), "GPUs of type a100, h100; got --gres gpu:v1"),
+        (dict(options=("--gpus=h200:4",)), "got --sbatch=--gpus=h200:4"),
+    ):
+        with pytest.raises(InputError) as caught:
+            ask(site="generic", live=live, **wishes)
+        assert expected in str(caught.value)
+    assert ask(site="generic", live=live, gres="gpu:h100").gres == "gpu:h100"
 
 
 def test_the_quality_of_service_is_the_first_that_grants_the_job():
@@ -215,6 +305,7 @@ def test_slurms_partitions_are_read_from_what_sinfo_prints(tmp_path, monkeypatch
     assert found["cpu"].max_time_s is None and found["cpu"].max_nodes is None and found["cpu"].gpus_per_node == 0
     gpu = found["gpu"]
     assert (gpu.gpus_per_node, gpu.cores_per_node, gpu.max_nodes, gpu.is_default) == (8, 96, 64, True)
+    assert gpu.gpu_types == ("a100", "h100") and found["cpu"].gpu_types == ()
     assert format_time(gpu.max_time_s) == "1-00:00:00"
     assert found["mig"].gpus_per_node == 6 and found["mig"].max_nodes == 1
 
