@@ -135,13 +135,13 @@ def test_a_search_goes_on_with_smaller_workers_when_a_node_is_lost_and_grows_whe
     )  # fmt: skip
     assert ray.stdin is not None and ray.stdout is not None
     try:
-        arguments = ("--space", tiny_space, "--data", tiny_images, *TINY, "--study", "s", "--trials", 4)
+        arguments = ("--space", tiny_space, "--data", tiny_images, *TINY, "--study", "s", "--trials", 3)
         address = ray.stdout.readline().strip()
         search = Search(
-            *arguments, "--max-epochs", 30, "--scheduler", "none", "--address", address,
+            *arguments, "--max-epochs", 20, "--scheduler", "none", "--address", address,
             cwd=tmp_path, RAY_AUTH_MODE="disabled",
         )  # fmt: skip
-        search.wait_for(r"trial 1 epoch 2/30")
+        search.wait_for(r"trial 1 epoch 2/20")
         print("remove", file=ray.stdin, flush=True)
         search.wait_for(
             r"nodes have changed: a node with 1 CPU core and 2\.1 GB: 1 trial at a time, .* with 1 CPU each"
@@ -153,8 +153,8 @@ def test_a_search_goes_on_with_smaller_workers_when_a_node_is_lost_and_grows_whe
         log = "".join(search.lines)
         assert log.count("its nodes have gone; it goes on with workers that fit") == 2
         trials = load(tmp_path / "runs" / "s").trials
-        assert [t.state for t in trials] == [TrialState.COMPLETE] * 4
-        assert all(list(t.intermediate_values) == list(range(1, 31)) for t in trials)
+        assert [t.state for t in trials] == [TrialState.COMPLETE] * 3
+        assert all(list(t.intermediate_values) == list(range(1, 21)) for t in trials)
     finally:
         ray.stdin.close()
         ray.wait(120)
@@ -164,10 +164,11 @@ def test_a_search_goes_on_with_smaller_workers_when_a_node_is_lost_and_grows_whe
 def test_what_the_cluster_cannot_train_is_refused_when_it_is_joined_and_leaves_no_study(
     tiny_images, tiny_space, tmp_path
 ):
-    node = {"num_cpus": 1, "memory": 3 * 10**9}
+    """And what it can, it trains: here workers that ask for memory, of which one node has less to a core."""
+    nodes = [json.dumps({"num_cpus": cpus, "memory": memory}) for cpus, memory in ((8, 3 * 10**9), (4, 30 * 10**9))]
     env = {**clean_environment(), "RAY_AUTH_MODE": "disabled"}
     ray = subprocess.Popen(
-        [sys.executable, ROOT / "tests" / "ray_nodes.py", json.dumps(node)],
+        [sys.executable, ROOT / "tests" / "ray_nodes.py", *nodes],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env,
     )  # fmt: skip
     assert ray.stdin is not None and ray.stdout is not None
@@ -175,17 +176,29 @@ def test_what_the_cluster_cannot_train_is_refused_when_it_is_joined_and_leaves_n
     check = "    if 0 < workload.memory_bytes < 4e9: raise ValueError(f'{workload.memory_bytes} bytes')\n"
     greedy.write_text(Path(tiny_space).read_text().replace("    lr =", check + "    lr ="))
     try:
-        address = ray.stdout.readline().strip()
-        common = ("--data", tiny_images, *TINY, "--study", "s", "--trials", 2, "--address", address)
+        common = (
+            "--data",
+            tiny_images,
+            *TINY,
+            "--study",
+            "s",
+            "--trials",
+            8,
+            "--address",
+            ray.stdout.readline().strip(),
+        )
         for space, more, words in (
             (greedy, (), "ValueError: 3000000000 bytes"),
-            (tiny_space, ("--workers", 2), "got 2, there are 1"),
+            (tiny_space, ("--set", "sync_bn=true"), "sync_bn needs GPUs"),
         ):
             search = Search("--space", space, *common, *more, cwd=tmp_path, RAY_AUTH_MODE="disabled")
             assert search.end() == 2
             (line,) = search.stderr().strip().splitlines()
-            assert words in line and "a node with 1 CPU core and 3.0 GB" in line
+            assert words in line and "a node with 8 CPU cores and 3.0 GB" in line
             assert not (tmp_path / "runs" / "s").exists()
+        search = Search("--space", tiny_space, *common, "--max-epochs", 1, cwd=tmp_path, RAY_AUTH_MODE="disabled")
+        search.wait_for(r"2 trials at a time, 1 worker\(s\) a trial with 4 CPU \+ 2\.1 GB each")
+        assert search.end() == 0, search.stderr()
     finally:
         ray.stdin.close()
         ray.wait(120)

@@ -75,3 +75,15 @@ def test_what_the_cluster_cannot_do_is_refused_in_one_line(plan, options, machin
         on_cluster(plan(**options), machine)
     assert words in str(refused.value) and "\n" not in str(refused.value)
     assert str(refused.value).startswith("on the cluster, ")
+
+
+def test_a_space_for_gpus_alone_can_be_planned_before_the_cluster_is_joined(plan, tmp_path):
+    path = tmp_path / "gpu_only.py"
+    only = "    if workload.accelerator == 'cpu':\n        raise ValueError('this space needs GPUs')\n    size ="
+    path.write_text(NEEDY.format(wants=1).replace("    size =", only))
+    before = plan(space=str(path))
+    assert on_cluster(before, GPUS).model == "resnet50"
+    with pytest.raises(ConfigError, match="2 nodes|a node with 8 CPU cores.*needs GPUs"):
+        on_cluster(before, CORES)
+    with pytest.raises(ConfigError, match="this space needs GPUs"):
+        plan(space=str(path), address="local")

@@ -141,16 +141,22 @@ def test_few_trials_at_a_time_where_the_cores_are_used_as_well_so():
 def test_the_smallest_device_counts():
     gpus = Machine((Node(64, 0, 256 * GIB), Node(8, 4, 64 * GIB, 80 * 10**9), Node(8, 4, 64 * GIB, 40 * 10**9)))
     assert gpus.device_memory_bytes == 40 * 10**9 and gpus.accelerator == "cuda"
+    assert Machine((*gpus.nodes, Node(8, 4))).device_memory_bytes == 40 * 10**9, "one that did not answer"
     assert Machine((Node(8, 0, 64 * GIB), Node(8, 0, 16 * GIB), Node(8, 0, GIB))).device_memory_bytes == 16 * GIB
 
 
 def test_nodes_in_words():
     machine = Machine((Node(1, 0, 2_100_000_000), Node(32, 4, 0, 80 * 10**9), Node(32, 4, 0, 80 * 10**9)))
-    words = "a node with 1 CPU core and 2.1 GB, 2 nodes with 4 GPUs of 80 GB and 32 CPU cores"
+    words = "2 nodes with 4 GPUs of 80 GB and 32 CPU cores, a node with 1 CPU core and 2.1 GB"
     assert machine.describe() == words
     assert machine.to_dict()["nodes"][1] == {
         "count": 2, "cpus": 32, "gpus": 4, "memory_bytes": 0, "gpu_memory_bytes": 80 * 10**9,
     }  # fmt: skip
+
+
+def test_many_kinds_of_nodes_are_one_short_line():
+    text = Machine(tuple(Node(cores, 0, 8 * GIB) for cores in range(1, 100))).describe()
+    assert text.endswith(", 95 more") and len(text) < 200
 
 
 def test_no_core_at_all_is_refused():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Iterable
 
@@ -78,11 +77,13 @@ class Capacity:
         if self._nodes is None or time.monotonic() < self._next_look:
             return
         self._next_look = time.monotonic() + LOOK_EVERY_S
-        with contextlib.suppress(Exception):  # Ray raises whatever its transport raised; the next look may succeed
+        try:
             now = self._nodes()
-            if now != self._known:
-                self._known = now
-                self._fit()
+        except Exception:  # Ray raises whatever its transport raised; the next look may succeed
+            return
+        if now != self._known:
+            self._known = now
+            self._fit()
 
     def _fit(self) -> None:
         """The share of the nodes that live now."""
@@ -94,16 +95,13 @@ class Capacity:
         except ConfigError as error:
             if self._share is not None:
                 self._lost_at = time.monotonic()
-            self._share, self._why_lost = (
-                None,
-                f"the cluster has lost nodes and holds no trial any more: {str(error).rstrip('.')}",
-            )
-            self._say(f"Nodes have gone: {self._why_lost}")
+            self._share = None
+            self._why_lost = f"the nodes that are left hold no trial: {str(error).rstrip('.')}"
+            self._say(f"Waiting for nodes, for up to {LOST_WAIT_S:g} s: {self._why_lost}")
             return
-        self._lost_at = None
-        if self._share != self._last:
-            self._last = self._share
+        if self._share != self._last or self._lost_at is not None:
             self._say(f"The nodes have changed: {machine.describe()}: {self._share.describe()}")
+        self._last, self._lost_at = self._share, None
 
 
 def _without_gpus(machine: Machine) -> Machine:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from search_spaces.check import check_space
 from train_loop.config import ConfigError
+from tune.fitting import Searched, fit
 from tune.machine import Machine, Node, share_out
-from tune.plan import SearchPlan, auto_model, check_network
-from tune.prior import read_priors
+from tune.plan import SearchPlan
 from tune.study_room import check_room
 
 GPU_ANSWER_S = 120.0
@@ -28,18 +27,18 @@ def on_cluster(plan: SearchPlan, machine: Machine) -> SearchPlan:
 
 
 def _on_cluster(plan: SearchPlan, machine: Machine) -> SearchPlan:
-    model = auto_model(machine) if plan.model_was_auto else plan.model
     share = share_out(machine, plan.workers, plan.trials)
-    check_network(model, plan.overrides, plan.data, machine)
-    workload = dataclasses.replace(
-        plan.workload, model=model, accelerator=machine.accelerator, memory_bytes=machine.device_memory_bytes
+    search = Searched(
+        space=plan.space,
+        data=plan.data,
+        model=None if plan.model_was_auto else plan.model,
+        epochs=plan.max_epochs,
+        workers=plan.workers,
+        overrides=plan.overrides,
+        prior_from=plan.options.prior_from,
     )
-    if plan.options.prior_from and not plan.resume:
-        before = dataclasses.replace(workload, lr_factors={})
-        factors = read_priors(plan.options.prior_from, plan.space, before, plan.overrides)
-        workload = dataclasses.replace(workload, lr_factors=factors)
-    ranges = check_space(plan.space, workload, pinned=plan.overrides)
-    plan = dataclasses.replace(plan, machine=machine, model=model, workload=workload, share=share, ranges=ranges)
+    fitted = fit(search, machine, dict(plan.workload.lr_factors) if plan.resume else None)
+    plan = dataclasses.replace(plan, machine=machine, share=share, **vars(fitted))
     check_room(plan)  # so many trials at a time
     return plan
 

@@ -16,6 +16,8 @@ WORKER_MEMORY_BYTES = 2 * 2**30
 """What a worker may take on a machine without GPUs: ResNet-18, micro-batch 256, float32, measured 1.3 GB."""
 LEAST_MEMORY_BYTES = 1300 * 10**6
 """A node with less than that is used only where no node has more."""
+MOST_KINDS = 4
+"""Of nodes, that a line names."""
 USED_WELL = 0.9
 """Of the cores that the best cut would use, the part with which a cut of more suitable trials is content."""
 
@@ -60,13 +62,15 @@ class Machine:
     def device_memory_bytes(self) -> int:
         """Of the smallest device that a worker may get: a GPU, else a node; 0 = not known."""
         if self.gpus:
-            return min(node.gpu_memory_bytes for node in self.nodes if node.gpus)
+            return min((node.gpu_memory_bytes for node in self.nodes if node.gpu_memory_bytes), default=0)
         return min((node.memory_bytes for node in _with_memory(self.nodes)), default=0)
 
     def describe(self) -> str:
         """The nodes, equal ones counted: ``2 nodes with 4 GPUs and 32 CPU cores, a node with …``."""
-        kinds = Counter(self.nodes).items()
-        return ", ".join(f"{f'{n} nodes' if n > 1 else 'a node'} with {node.describe()}" for node, n in kinds)
+        kinds = Counter(node.describe() for node in self.nodes).most_common()
+        words = [f"{f'{count} nodes' if count > 1 else 'a node'} with {kind}" for kind, count in kinds[:MOST_KINDS]]
+        rest = sum(count for _, count in kinds[MOST_KINDS:])
+        return ", ".join(words + ([f"{rest} more"] if rest else []))
 
     def to_dict(self) -> dict[str, Any]:
         kinds = [{"count": count, **vars(node)} for node, count in Counter(self.nodes).items()]

@@ -16,25 +16,22 @@ from typing import Any, NamedTuple, get_type_hints
 
 from cluster.command_line import empty_value
 from cluster.option_values import nearest
-from search_spaces.check import ParamRange, check_space
-from search_spaces.fixed_parameters import check_parameters, read_fixed
+from search_spaces.check import ParamRange
+from search_spaces.fixed_parameters import read_fixed
 from search_spaces.registry import BUILT_IN, Space, load_space
 from search_spaces.workload import Workload
 from train_loop.command_line import check_writable, with_subset
 from train_loop.config import (
-    BatchConfig,
     ConfigError,
     DataConfig,
-    ModelConfig,
     TrainConfig,
     known_key,
 )
 from train_loop.data import NAMES, DataInfo, check_stage, describe
-from train_loop.models import check_model
 from tune import wandb_log
 from tune.description import read_description
+from tune.fitting import Searched, fit, fit_anywhere
 from tune.machine import Machine, Share, local_machine, share_out
-from tune.prior import read_priors
 from tune.same_study import check_same_study
 from tune.study_room import check_room
 
@@ -249,23 +246,6 @@ def refuse_own_options(assignments: Iterable[str]) -> None:
             raise ConfigError(f"{key} has an option of its own; got --set {key}={value}. Write {option} {value}.")
 
 
-def build_workload(
-    data: DataInfo, model: str, epochs: int, workers: int, machine: Machine, max_micro_size: int
-) -> Workload:
-    return Workload(
-        data=data.path or data.name,
-        train_size=data.train_size,
-        num_classes=data.num_classes,
-        image_size=data.image_size,
-        model=model,
-        epochs=epochs,
-        workers=workers,
-        accelerator=machine.accelerator,
-        memory_bytes=machine.device_memory_bytes,
-        max_micro_size=max_micro_size,
-    )
-
-
 def make_plan(options: Options) -> SearchPlan:
     """Check everything that was asked for. Raises ConfigError with rule, value and fix.
 
@@ -346,7 +326,7 @@ def _plan(o: Options, lr_factors: dict[str, float] | None = None) -> SearchPlan:
     """``lr_factors``: those of the study that is resumed."""
     space = load_space(o.space or DEFAULT_SPACE)
     said = check_words(o)
-    workers, overrides = said.workers, said.overrides
+    workers = said.workers
     data = describe(said.data, open_some=True)
     check_stage(o.stage, data, here=(o.address or "local") == "local")
     trials = o.trials or space.defaults.get("trials") or DEFAULT_TRIALS.get(data.name, DEFAULT_TRIALS_OTHER)
@@ -357,24 +337,17 @@ def _plan(o: Options, lr_factors: dict[str, float] | None = None) -> SearchPlan:
         raise ConfigError(
             "--prior-from on a cluster needs the network named; got --model auto. Write --model resnet50."
         )
-    model = auto_model(machine) if auto else str(o.model)
-    check_network(model, overrides, data, machine)
     share = share_out(machine, workers, trials) if machine.nodes else Share(1, workers, {"CPU": 1.0})
-    micro = overrides.get("batch.max_micro_size", BatchConfig().max_micro_size)
-    workload = build_workload(data, model, max_epochs, workers, machine, micro)
-    overrides = check_parameters(space, workload, overrides)
-    ranges = check_space(space, workload, pinned=overrides)
-    # A job that is put back into the queue repeats its options; the file may have changed since.
-    if factors := lr_factors if o.resume else read_priors(o.prior_from, space, workload, overrides):
-        workload = dataclasses.replace(workload, lr_factors=factors)
-        ranges = check_space(space, workload, pinned=overrides)
+    search = Searched(space, data, None if auto else str(o.model), max_epochs, workers, said.overrides, o.prior_from)
+    factors = lr_factors or {} if o.resume else None  # a job that is put back repeats --prior-from
+    fitted = fit(search, machine, factors) if machine.nodes else fit_anywhere(search, factors)
     name = study_name(o.study, space, data)
     plan = SearchPlan(
         study=name,
         folder=check_folder(Path(o.output or DEFAULT_OUTPUT), name, o.resume),
         space=space,
         data=data,
-        model=model,
+        model=fitted.model,
         model_was_auto=auto,
         trials=trials,
         max_epochs=max_epochs,
@@ -383,7 +356,7 @@ def _plan(o: Options, lr_factors: dict[str, float] | None = None) -> SearchPlan:
         sampler=said.sampler,
         scheduler=said.scheduler,
         workers=workers,
-        overrides=overrides,
+        overrides=fitted.overrides,
         storage=o.storage,
         resume=o.resume,
         seed=said.seed,
@@ -391,26 +364,12 @@ def _plan(o: Options, lr_factors: dict[str, float] | None = None) -> SearchPlan:
         wandb=said.wandb,
         machine=machine,
         share=share,
-        ranges=ranges,
-        workload=workload,
+        ranges=fitted.ranges,
+        workload=fitted.workload,
         options=o,
     )
     check_room(plan)
     return plan
-
-
-def auto_model(machine: Machine) -> str:
-    return "resnet50" if machine.gpus else "resnet18"
-
-
-def check_network(name: str, overrides: Mapping[str, Any], data: DataInfo, machine: Machine) -> None:
-    changes = {key: value for key, value in overrides.items() if key.startswith("model.")}
-    config = TrainConfig(model=ModelConfig(name=name)).replace_keys(changes).model
-    check_model(config, data)
-    if config.sync_bn and machine.nodes and not machine.gpus:
-        raise ConfigError(
-            "model.sync_bn needs GPUs (torch has it for CUDA only); got sync_bn=true without. Leave --set sync_bn out."
-        )
 
 
 def _at_least_one(option: str, value: int, given: int | None) -> int:

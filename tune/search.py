@@ -32,7 +32,7 @@ from tune.provenance import provenance
 from tune.samplers import MODEL_BASED, make_pruner, quiet_optuna, sampler_factory
 from tune.storage_url import DatabaseLost
 from tune.store import StudyStore
-from tune.summary import print_findings, print_plan, quoted, resume_command, say_retries
+from tune.summary import print_findings, print_machine, print_plan, quoted, resume_command, say_retries
 from tune.views import counted, views
 
 DONE, FAILED = 0, 1
@@ -157,6 +157,7 @@ def _search(ended: _Ended, store: StudyStore, stop: StopRequest, stack: ExitStac
     _take_signals(stop)  # starting Ray has put its own handler for SIGTERM in place
     if not connection.local:
         plan = ended.plan = on_cluster(plan, cluster_machine())
+        print_machine(plan, console)
         store.describe(plan.to_dict())
     _say_dashboard(connection, console)
     say = partial(console.print, markup=False, soft_wrap=True)

@@ -30,6 +30,12 @@ def print_plan(plan: SearchPlan, console: Console) -> None:
         console.print(f"{key:11}{text}", markup=False, soft_wrap=True)
 
 
+def print_machine(plan: SearchPlan, console: Console) -> None:
+    """What a cluster that was joined has, and what the search makes of it."""
+    text = f"The cluster has {plan.machine.describe()}: {plan.share.describe()}; {plan.model}{_why_model(plan)}"
+    console.print(text, markup=False, soft_wrap=True)
+
+
 def _plan_lines(plan: SearchPlan) -> list[tuple[str, str]]:
     d = plan.data
     lines = [

@@ -234,8 +234,11 @@ def assert_every_trial_once(job: RayJob, trials: int) -> None:
 
 
 def test_near_the_time_limit_a_search_saves_requeues_and_goes_on(cluster, search):
-    job = search(6)
-    job.wait_log(r"trial \d+ epoch 2/2")
+    """On two nodes with one core and memory for one worker each: what both have in all would fit on neither."""
+    job = search(6, sbatch=("-N2", "-c1", "--mem=2500"))
+    job.wait_log(r"has 2 nodes with 1 CPU core and 2\.1 GB: 2 trials at a time, 1 worker\(s\) a trial with 1 CPU each")
+    first = job.wait_log(r"trial \d+ (epoch 2/2|done)")
+    assert len(set(re.findall(r"trial (\d+) started", first.string[: first.start()]))) == 2, "both at once"
     cluster.run("ctl", "scancel", "--batch", "-s", "USR1", job.id, user="alice")
     job.wait_log("→ requeueing")
     job.wait_log("start 2;")
@@ -246,16 +249,16 @@ def test_near_the_time_limit_a_search_saves_requeues_and_goes_on(cluster, search
     assert job.leftovers() == []
 
 
-def test_two_nodes_of_one_core_run_a_trial_each(search):
-    """Each has memory for one worker: a trial that were given what the cluster has in all would fit on neither."""
-    job = search(4, sbatch=("-N2", "-c1", "--mem=2500"))
-    job.wait_log(r"trial \d+ epoch 1/2")
-    log = job.wait_end("COMPLETED")
-    assert_every_trial_once(job, 4)
-    study = json.loads((Path(job.record["study_folder"]) / "study.json").read_text())
-    assert study["concurrency"] == 2 and study["machine"]["nodes"][0]["count"] == 2, study["machine"]
-    first_done = re.search(r"trial \d+ done", log)
-    assert first_done and len(re.findall(r"trial \d+ started", log[: first_done.start()])) == 2, log
+def test_a_head_without_a_gpu_takes_no_gpu_from_the_others(search):
+    """Both of the head's cores and the two nodes' one make two cores a GPU, which no node has."""
+    sbatch = ("--mem=2500", ":", "-N2", "-n2", "-c1", "--gres=gpu:1", "--mem=2500")
+    job = search(2, sbatch=sbatch)
+    job.wait_log(r"2 nodes with 1 GPU and 1 CPU core.*: 2 trials at a time, 1 worker\(s\) a trial with 1 CPU \+ 1 GPU")
+    # The files that stand for GPUs cannot train. Both trials got so far as to say it, on workers that had started.
+    job.wait_end("FAILED")
+    assert len(re.findall(r"trial \d+ failed.*(?:CUDA|GPU|cuda)", job.log)) == 2, job.everything()
+    ended = re.search(r"trial \d+ failed", job.log)
+    assert ended and len(set(re.findall(r"trial (\d+) started", job.log[: ended.start()]))) == 2, job.log
 
 
 @pytest.mark.exhaustive
