@@ -14,7 +14,7 @@ from train_loop import loader_report
 from train_loop.config import DataConfig, ModelConfig, TrainConfig
 from train_loop.data.cores import cores_a_rank, loader_workers
 from train_loop.loader_report import Rates, advice, cores_of_a_run
-from train_loop.ray_worker import worker_resources
+from train_loop.local_workers import worker_resources
 
 
 @pytest.fixture

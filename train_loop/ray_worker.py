@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import math
 import os
 import signal
 import sys
@@ -32,6 +31,7 @@ from train_loop.errors import (
     RayStartError,
     TrainingStopped,
 )
+from train_loop.local_workers import gpu_count, worker_resources
 from train_loop.ray_session import LocalRay
 from train_loop.reporter import EpochRecord, PrintReporter
 from train_loop.terminal import give_signals_back, say_from_handler, take_signals
@@ -216,7 +216,7 @@ def fit(
         TrainingStopped: after Ctrl-C or another of the stop signals, with a checkpoint written.
         RayStartError: Ray did not start.
     """
-    cpus, gpus = usable_cpus(), _gpu_count()
+    cpus, gpus = usable_cpus(), gpu_count()
     stop_file = output / ".stop"
     stop_file.unlink(missing_ok=True)
     request = _StopRequest(stop_file)
@@ -367,35 +367,6 @@ def _records(lines: list[dict[str, Any]]) -> dict[int, EpochRecord]:
     """Records by epoch, rising; of an epoch that was trained twice, the later one."""
     records = [EpochRecord.from_dict(line) for line in lines if "epoch" in line]
     return {record.epoch: record for record in sorted(records, key=lambda record: record.epoch)}
-
-
-def check_workers(workers: int) -> None:
-    """Raise ConfigError for more workers than this machine, or the allocation, has GPUs or CPU cores."""
-    cpus, gpus = usable_cpus(), _gpu_count()
-    unit, have = ("GPUs", gpus) if gpus else ("CPU cores", cpus)
-    if workers > have:
-        raise ConfigError(
-            f"--workers must be at most the {unit} there are; got {workers}, there are {have}. "
-            f"Write --workers {have} or fewer."
-        )
-
-
-def worker_resources(workers: int, cpus: int, gpus: int) -> dict[str, float]:
-    """What Ray reserves for a worker: with GPUs one and its share of the cores, else its share of the cores."""
-    parts = gpus or workers
-    # With fewer cores than GPUs a worker gets a part of one, rounded down to Ray's four digits.
-    cores = float(cpus // parts) or math.floor(1e4 * cpus / parts) / 1e4
-    return {"CPU": cores} | ({"GPU": 1.0} if gpus else {})
-
-
-def _gpu_count() -> int:
-    from cluster.allocation import accelerator_files
-
-    if not accelerator_files():
-        return 0
-    import torch
-
-    return torch.cuda.device_count()
 
 
 def _as_error(text: str) -> Exception:

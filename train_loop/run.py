@@ -46,7 +46,7 @@ from train_loop.errors import (  # noqa: E402
 )
 from train_loop.folder_hold import FolderHold, hold_folder  # noqa: E402
 from train_loop.launch import Launch, launched  # noqa: E402
-from train_loop.ray_worker import check_workers  # noqa: E402
+from train_loop.local_workers import check_workers  # noqa: E402
 from train_loop.recipe import recipe_path  # noqa: E402
 from train_loop.reporter import EpochRecord  # noqa: E402
 
