@@ -244,6 +244,8 @@ def _meet(run: Run, last_of_epoch: bool) -> None:
     stop = hasattr(run.reporter, "stop_requested") and run.reporter.stop_requested()
     bad_step, bad_kind, write, leave = run.heartbeat.meet([bad_step, bad_kind, float(wanted), float(stop)])
     run.watch.check(bad_step, bad_kind, run.progress.epoch + 1)
+    if hasattr(run.reporter, "steps_done"):  # the device has just been waited for
+        run.reporter.steps_done(run.progress.epoch + 1, run.progress.step, run.steps_per_epoch, run.split.global_size)
     if write or leave:
         _write_checkpoint(run)
     if leave:

@@ -32,6 +32,7 @@ from train_loop.errors import (
     TrainingStopped,
 )
 from train_loop.local_workers import gpu_count, worker_resources
+from train_loop.progress import ProgressFile, ProgressLines, progress_file, read_progress
 from train_loop.ray_session import LocalRay
 from train_loop.reporter import EpochRecord, PrintReporter
 from train_loop.terminal import give_signals_back, say_from_handler, take_signals
@@ -61,11 +62,23 @@ class RayReporter:
     Args:
         stop_file: once it exists, the run stops after the current step, with a checkpoint.
         records_file: gets a JSON line a record, for a driver that Ray's reports do not reach.
+        progress: of rank 0, gets how far the epoch is.
     """
 
-    def __init__(self, log: logging.Logger, stop_file: Path, records_file: Path | None = None) -> None:
+    def __init__(
+        self,
+        log: logging.Logger,
+        stop_file: Path,
+        records_file: Path | None = None,
+        progress: ProgressFile | None = None,
+    ) -> None:
         self._log, self._stop_file, self._records_file = log, stop_file, records_file
+        self._progress = progress
         self._preemption_noticed = False
+
+    def steps_done(self, epoch: int, step: int, steps: int, images_per_step: int) -> None:
+        if self._progress is not None:
+            self._progress.steps_done(epoch, step, steps, images_per_step)
 
     def report(self, record: EpochRecord) -> None:
         self._send([record])
@@ -136,8 +149,12 @@ def train_worker(task: dict[str, Any]) -> dict[str, Any]:
     leads = context.get_world_rank() == 0
     log = _trial_log(Path(task["log_file"]), context.get_world_rank())
     records_file = Path(task["records_file"]) if leads and "records_file" in task else None
+    progress = ProgressFile(progress_file(task["log_file"])) if leads else None
+    if progress is not None:
+        progress.begin()
     _use_cores()
-    reporter, device = RayReporter(log, Path(task["stop_file"]), records_file), ray.train.torch.get_device()
+    reporter = RayReporter(log, Path(task["stop_file"]), records_file, progress)
+    device = ray.train.torch.get_device()
     # Asked before data and model are there: a search that has seconds to end must not wait for those of a trial that
     # has only begun. All ranks decide alike.
     world = World.current(device)
@@ -292,12 +309,12 @@ def _fit_until_stopped(
             outcome["error"] = error
 
     thread = threading.Thread(target=run, daemon=True, name="trainer")
+    printer = _Printer(Path(task["records_file"]), progress_file(task["log_file"]))
     thread.start()
-    printer = _Printer(Path(task["records_file"]))
     while thread.is_alive() and not request.overdue():
         thread.join(0.5)
         printer.print_new()
-    printer.print_new()
+    printer.close()
     if request.signum is not None and (thread.is_alive() or outcome.get(STOPPED)):  # else it was done before
         outcome |= {STOPPED: True, SIGNAL: request.signum}
     if "error" in outcome:
@@ -333,12 +350,19 @@ class _StopRequest:
 
 
 class _Printer:
-    """Prints the records that workers have written since it last looked, each epoch once."""
+    """Prints the records that workers have written since it last looked, each epoch once; in long ones their steps."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, progress: Path) -> None:
+        self._path, self._progress = path, progress
         self._printed, self._told = 0, 0
         self._reporter = PrintReporter()
+        self._lines = ProgressLines()
+        with contextlib.suppress(OSError):
+            progress.write_text("")  # workers write it only where it is
+
+    def close(self) -> None:
+        self.print_new()
+        self._progress.unlink(missing_ok=True)
 
     def print_new(self) -> None:
         lines = _read_lines(self._path)
@@ -354,6 +378,9 @@ class _Printer:
             if epoch > self._printed:
                 self._reporter.report(record)
                 self._printed = epoch
+                self._lines.something_was_said()
+        if line := self._lines.line(read_progress(self._progress)):
+            print(line, flush=True)
 
 
 def _read_lines(path: Path) -> list[dict[str, Any]]:

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TextIO
 
+from train_loop.progress import WRITE_EVERY_S, Pace, ProgressLines
+
 _log = logging.getLogger(__name__)
 
 NAMED_NODES = 3
@@ -80,6 +82,8 @@ class Reporter(Protocol):
       with the records of all finished epochs: some may not have arrived before the run was killed.
     - ``stop_requested() -> bool``, polled like ``checkpoint_requested``; True on any rank makes the
       run write a checkpoint and raise ``TrainingStopped`` on all of them.
+    - ``steps_done(epoch, step, steps, images_per_step)``, as often as those are polled: ``step`` of the ``steps`` of
+      ``epoch`` (1-based) are finished.
     """
 
     def report(self, record: EpochRecord) -> None:
@@ -132,9 +136,15 @@ class PrintReporter:
 
     def __init__(self, rank: int = 0, file: TextIO | None = None) -> None:
         self._file = (file or sys.stdout) if rank == 0 else None
+        self._pace, self._lines = Pace(WRITE_EVERY_S), ProgressLines()
 
     def report(self, record: EpochRecord) -> None:
         self._say(epoch_line(record))
+
+    def steps_done(self, epoch: int, step: int, steps: int, images_per_step: int) -> None:
+        """A line a minute within epochs that are longer."""
+        if line := self._lines.line(self._pace.after(epoch, step, steps, images_per_step)):
+            self._say(line)
 
     def resumed(self, history: Sequence[EpochRecord]) -> None:
         self._say(f"resumed after {len(history)} finished epochs")
@@ -143,6 +153,7 @@ class PrintReporter:
         return False
 
     def _say(self, line: str) -> None:
+        self._lines.something_was_said()
         if self._file is not None:
             print(line, file=self._file, flush=True)
 

@@ -26,8 +26,10 @@ from ray.tune.search import Searcher
 from search_spaces.registry import Space
 from search_spaces.workload import Workload
 from train_loop.config import RUNTIME_KEYS, TrainConfig
+from train_loop.progress import Steps
 from train_loop.ray_worker import FAILURE, RECORDS
 from tune import retry
+from tune.cluster_view import asked_for
 from tune.judgement import SPARED_ATTR
 from tune.notes import Notes
 from tune.observer import Observer, TrialView
@@ -201,6 +203,7 @@ class OptunaBridge(Searcher):
         if not math.isfinite(value) or not math.isfinite(float(record["val_loss"])):
             self._tell(trial_id, TrialState.FAIL, f"validation was not finite in epoch {epoch}")
             return True
+        self.runs(live.view.number)
         if live.waiting_for_first:
             live.waiting_for_first = False
             self._first_result_s = max(self._first_result_s or 0.0, time.monotonic() - live.started)
@@ -220,6 +223,28 @@ class OptunaBridge(Searcher):
         if stop and SPARED_ATTR not in live.trial.user_attrs:
             live.trial.set_user_attr(SPARED_ATTR, epoch)
         return False
+
+    # On the way to the first result
+
+    def waits(self, number: int, at: float) -> None:
+        """``at`` (time.monotonic) there was no room for a trial: its time and its cost begin later."""
+        for live in self._live.values():
+            if live.view.number == number and live.view.phase != "running":
+                live.started, live.view.started_at = max(live.started, at), time.time()
+                news, live.view.phase = live.view.phase != "waiting", "waiting"
+                if news:
+                    self._notify("trial_waiting", live.view)
+
+    def runs(self, number: int, steps: Steps | None = None) -> None:
+        """A trial's worker runs, and is at ``steps``."""
+        for live in self._live.values():
+            if live.view.number == number:
+                news, live.view.phase = live.view.phase != "running", "running"
+                live.view.steps = steps or live.view.steps
+                if news:
+                    self._notify("trial_started", live.view)
+                if steps is not None:
+                    self._notify("steps_done", live.view)
 
     # The budget
 
@@ -247,6 +272,11 @@ class OptunaBridge(Searcher):
     @property
     def live(self) -> int:
         return len(self._live)
+
+    @property
+    def at_work(self) -> int:
+        """Trials that have a place."""
+        return sum(live.view.phase != "waiting" for live in self._live.values())
 
     @property
     def finished(self) -> int:
@@ -290,11 +320,13 @@ class OptunaBridge(Searcher):
         attempts = attrs.get("attempts", 0) + 1
         trial.set_user_attr("attempts", attempts)
         trial.set_user_attr("ray_trial_id", trial_id)
+        task = {**self.task(trial.number), "config": config.to_dict()}
         view = TrialView(trial.number, dict(trial.params), config, records=records, resumed=attempts > 1)
         view.retries = attrs.get(retry.RETRIES_ATTR)
+        view.phase, view.asks = "starting", asked_for(task)
         self._live[trial_id] = _Live(trial, view, attrs.get("gpu_hours", 0.0) * 3600)
-        self._notify("trial_started", view)
-        return {**self.task(trial.number), "config": config.to_dict()}
+        self._notify("trial_planned", view)
+        return task
 
     def _tell(self, trial_id: str, state: TrialState, because: str, value: float | None = None) -> None:
         live = self._live.pop(trial_id)
@@ -333,7 +365,7 @@ class OptunaBridge(Searcher):
         """Tell the observers. One that fails, say a tracker that nobody can reach, is not told any more."""
         for observer in list(self._observers):
             try:
-                getattr(observer, event)(*arguments)
+                getattr(observer, event, _ignore)(*arguments)
             except Exception as error:
                 self._observers.remove(observer)
                 name = type(observer).__name__
@@ -356,6 +388,10 @@ class OptunaBridge(Searcher):
     def _end(self, live: _Live, state: TrialState, because: str) -> None:
         live.view.state, live.view.ended_because = state.name, because
         self._notify("trial_ended", live.view)
+
+
+def _ignore(*_: Any) -> None:
+    """What an observer does of which it has no method."""
 
 
 def _one_line(error: BaseException) -> str:

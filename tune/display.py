@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 import time
@@ -14,10 +15,13 @@ from rich.table import Table
 from rich.text import Text
 
 from train_loop.config import TrainConfig
+from train_loop.progress import ProgressLines
 from tune.observer import TrialView
 
 ROWS = 16
 """Trials in the live table: the running ones, the best one and the latest."""
+SAID_S = 90.0
+"""So long a line of the watchdog stays in sight; it comes each minute."""
 STATE_WORDS = {
     "RUNNING": "running",
     "COMPLETE": "done",
@@ -101,6 +105,9 @@ class LiveTable:
 
     def __init__(self, progress: Progress, console: Console) -> None:
         self._progress, self._console, self._lock = progress, console, threading.Lock()
+        self._said: tuple[Text, float] | None = None
+        # Always there and always short: a terminal writes ^C behind it, which must not begin another line.
+        self._last_line = Text("Ctrl-C saves and stops", style="dim")
         self._live = Live(console=console, get_renderable=self._draw, refresh_per_second=2, transient=False)
 
     def __enter__(self) -> LiveTable:
@@ -108,19 +115,27 @@ class LiveTable:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._last_line = Text("")
         self._live.stop()
 
-    def trial_started(self, trial: TrialView) -> None:
+    def trial_planned(self, trial: TrialView) -> None:
         with self._lock:
             self._progress.put(trial)
+
+    trial_waiting = trial_started = steps_done = trial_ended = trial_planned
 
     def epoch_ended(self, trial: TrialView, record: dict[str, Any]) -> None:
-        with self._lock:
-            self._progress.put(trial)
+        self.trial_planned(trial)
 
-    def trial_ended(self, trial: TrialView) -> None:
+    def search_said(self, text: str) -> None:
+        """A line of the watchdog: it stays beneath the table until it is out of date."""
         with self._lock:
-            self._progress.put(trial)
+            self._said = Text(text, style="yellow"), time.monotonic()
+
+    def acknowledge(self, text: str) -> None:
+        """In place of the last line, at once."""
+        self._last_line = Text(text, style="bold")
+        self._live.refresh()
 
     def say(self, text: str) -> None:
         """A line above the table."""
@@ -128,14 +143,18 @@ class LiveTable:
 
     def _draw(self) -> Group:
         with self._lock:
-            return Group(trial_table(self._progress, self._console.width), summary_line(self._progress))
+            lines = [waiting_line(self._progress)]
+            if self._said is not None and time.monotonic() - self._said[1] < SAID_S:
+                lines.append(self._said[0])
+            table, summary = trial_table(self._progress, self._console.width), summary_line(self._progress)
+            return Group(table, summary, *filter(None, lines), self._last_line)
 
 
 COLUMNS = {
     "optimizer": 9, "batch": 5, "lr": 8, "warmup": 6, "momentum": 10, "wd": 7, "smoothing": 9, "schedule": 8
 }  # fmt: skip
 """Settings in the table, with their widths; a narrow terminal shows as many of the first ones as it has room for."""
-OTHER_COLUMNS_WIDTH = 46
+OTHER_COLUMNS_WIDTH = 48
 """Trial, state, epoch, top-1 and time, with their gaps."""
 
 
@@ -163,14 +182,34 @@ def trial_table(progress: Progress, width: int = 200) -> Table:
         values["momentum"] = values.pop("betas", values.get("momentum", ""))  # one column for both
         table.add_row(
             str(trial.number),
-            Text(STATE_WORDS[trial.state], STATE_STYLES[trial.state]),
+            Text(trial.phase if trial.state == "RUNNING" else STATE_WORDS[trial.state], STATE_STYLES[trial.state]),
             *(values.get(name, "") for name in columns),
-            f"{trial.epoch}/{trial.epochs}",
+            epochs_done(trial),
             percent(trial.value),
             duration(progress.elapsed_of(trial)),
             style="bold" if best is not None and trial.number == best.number else "",
         )
     return table
+
+
+def epochs_done(trial: TrialView) -> str:
+    """``3/90``, and within the fourth epoch ``3.4/90``."""
+    steps = trial.steps
+    within = steps.fraction if steps and trial.state == "RUNNING" and steps.epoch == trial.epoch + 1 else 0.0
+    return (
+        f"{trial.epoch + math.floor(10 * within) / 10:.1f}/{trial.epochs}"
+        if within
+        else f"{trial.epoch}/{trial.epochs}"
+    )
+
+
+def waiting_line(progress: Progress) -> Text | None:
+    """Which trials have no room yet, and what for."""
+    found = [t for t in progress.trials.values() if t.state == "RUNNING" and t.phase == "waiting"]
+    if not found:
+        return None
+    names = ", ".join(str(t.number) for t in found)
+    return Text(f"trial {names}: waiting for {found[0].asks}{' each' if len(found) > 1 else ''}", style="yellow")
 
 
 def summary_line(progress: Progress) -> Text:
@@ -200,6 +239,7 @@ class PlainLines:
 
     def __init__(self, progress: Progress, out: TextIO) -> None:
         self._progress, self._out = progress, out
+        self._within_epochs: dict[int, ProgressLines] = {}
 
     def __enter__(self) -> PlainLines:
         return self
@@ -207,14 +247,30 @@ class PlainLines:
     def __exit__(self, *_: object) -> None:
         pass
 
+    def trial_planned(self, trial: TrialView) -> None:
+        self._progress.put(trial)
+
+    def trial_waiting(self, trial: TrialView) -> None:
+        self.say(f"trial {trial.number} waiting for {trial.asks}: {one_line(trial.config)}")
+
+    def steps_done(self, trial: TrialView) -> None:
+        if line := self._within_epochs.setdefault(trial.number, ProgressLines()).line(trial.steps):
+            self.say(f"trial {trial.number} {line}")
+
+    def search_said(self, text: str) -> None:
+        """A line of the watchdog."""
+        self.say(text)
+
     def trial_started(self, trial: TrialView) -> None:
         self._progress.put(trial)
+        self._within_epochs[trial.number] = ProgressLines()
         word = f"resumed after epoch {trial.epoch}" if trial.resumed else "started"
         word += f" (trial {trial.retries} again)" if trial.retries is not None and not trial.resumed else ""
         self.say(f"trial {trial.number} {word}: {one_line(trial.config)}")
 
     def epoch_ended(self, trial: TrialView, record: dict[str, Any]) -> None:
         self._progress.put(trial)
+        self._within_epochs[trial.number] = ProgressLines()
         self.say(
             f"trial {trial.number} epoch {record['epoch']}/{trial.epochs}: top-1 {percent(record['val_top1'])}, "
             f"train loss {record['train_loss']:.3f}, lr {record['learning_rate']:.3g}"
@@ -222,13 +278,15 @@ class PlainLines:
 
     def trial_ended(self, trial: TrialView) -> None:
         self._progress.put(trial)
+        self._within_epochs.pop(trial.number, None)
         self.say(
             f"trial {trial.number} {STATE_WORDS[trial.state]} at {percent(trial.value)}: {trial.ended_because} "
             f"[{summary_line(self._progress).plain}]"
         )
 
     def say(self, text: str) -> None:
-        print(f"[{duration(time.monotonic() - self._progress.started)}] {text}", file=self._out, flush=True)
+        line = f"[{duration(time.monotonic() - self._progress.started)}] {text}\n"
+        print(line, end="", file=self._out, flush=True)  # in one piece: the watchdog speaks from another thread
 
 
 def make_display(progress: Progress, out: TextIO | None = None) -> LiveTable | PlainLines:

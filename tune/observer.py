@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from train_loop.config import TrainConfig
+from train_loop.progress import Steps
+
+Phase = Literal["waiting", "starting", "running"]
 
 
 @dataclass
@@ -28,6 +31,12 @@ class TrialView:
     """The failed trial that this one tries again."""
     retried_by: int | None = None
     """The trial that tries this failed one again: then this one counts no more."""
+    phase: Phase = "running"
+    """Of a trial in state RUNNING: ``waiting`` for resources, ``starting`` its workers, or ``running``."""
+    asks: str = ""
+    """What its workers need together, e.g. ``4 CPUs``."""
+    steps: Steps | None = None
+    """Where it is within an epoch, by the last word of its worker."""
 
     @property
     def epochs(self) -> int:
@@ -47,10 +56,13 @@ class TrialView:
 class Observer(Protocol):
     """Called by the driver, in its thread, one call at a time.
 
+    Three more are called where an observer has them: ``trial_planned(trial)`` once it has its configuration,
+    ``trial_waiting(trial)`` where there is no room for it yet, ``steps_done(trial)`` as ``trial.steps`` moves on.
     One that shows lines has ``say(text)`` too: what belongs to no trial.
     """
 
-    def trial_started(self, trial: TrialView) -> None: ...
+    def trial_started(self, trial: TrialView) -> None:
+        """Its first worker runs. A trial that could not begin has no such call."""
 
     def epoch_ended(self, trial: TrialView, record: dict[str, Any]) -> None: ...
 

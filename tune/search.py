@@ -6,10 +6,8 @@ import os
 import shutil
 import signal
 import sys
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -19,12 +17,14 @@ from rich.console import Console
 
 from train_loop.config import ConfigError, TrainConfig
 from train_loop.errors import RayStartError
+from train_loop.progress import progress_file
 from train_loop.ray_session import Connection, JoinedRay, LocalRay, check_reachable
-from train_loop.terminal import give_signals_back, say_from_handler, take_signals
+from train_loop.terminal import say_from_handler
 from tune import retry, wandb_log
 from tune.capacity import Capacity
 from tune.deadline import END_OF_ALLOCATION, Deadline, end_of_allocation
 from tune.display import PlainLines, Progress, make_display
+from tune.interrupts import Interrupts, StopRequest
 from tune.joined import cluster_machine, living_nodes, on_cluster
 from tune.observer import Observer, TrialView
 from tune.plan import SearchPlan
@@ -34,6 +34,7 @@ from tune.storage_url import DatabaseLost
 from tune.store import StudyStore
 from tune.summary import print_findings, print_machine, print_plan, quoted, resume_command, say_retries
 from tune.views import counted, views
+from tune.watch import ClusterLost, Watch, end_process_unless_done, make_watch
 
 DONE, FAILED = 0, 1
 TRY_AGAIN = os.EX_TEMPFAIL
@@ -41,25 +42,6 @@ TRY_AGAIN = os.EX_TEMPFAIL
 BUDGET_SPENT = "the budget of GPU hours is spent"
 CHECKPOINT_EVERY_S = 20.0
 """Training that a killed search loses at most, but for the epoch's remainder where steps are long."""
-
-
-class StopRequest:
-    """Why the search is to end early: a signal, or a spent budget. First one counts."""
-
-    def __init__(self) -> None:
-        self.reason: str | None = None
-        self.signal: int | None = None
-        self._event = threading.Event()
-
-    def set(self, reason: str, signum: int | None = None) -> None:
-        if signum is not None:
-            self.signal = signum  # also after a spent budget: a second Ctrl-C must still end it
-        if not self._event.is_set():
-            self.reason = reason
-            self._event.set()
-
-    def is_set(self) -> bool:
-        return self._event.is_set()
 
 
 def run_search(plan: SearchPlan) -> int:
@@ -80,14 +62,16 @@ def run_search(plan: SearchPlan) -> int:
             check_reachable(plan.address)
         store = _open_store(plan, console)
         stack.callback(store.close)
-        stack.enter_context(_signals(stop))
+        interrupts = stack.enter_context(Interrupts(stop))
         if _finished(store) >= plan.trials:
             return _nothing_to_do(plan, store, console)
         store.add_session(provenance(), **plan.to_dict())
         outcome, ended = "crashed", _Ended(plan)
         try:
-            _search(ended, store, stop, stack, console)
+            _search(ended, store, stop, stack, console, interrupts)
             outcome = "interrupted" if stop.signal else "ended"
+        except ClusterLost:
+            pass  # what is saved is shown
         except ConfigError:
             if not plan.resume:
                 store.discard()
@@ -147,14 +131,16 @@ def _nothing_to_do(plan: SearchPlan, store: StudyStore, console: Console) -> int
     return DONE if any(t.state == "COMPLETE" for t in trials) else FAILED
 
 
-def _search(ended: _Ended, store: StudyStore, stop: StopRequest, stack: ExitStack, console: Console) -> None:
+def _search(
+    ended: _Ended, store: StudyStore, stop: StopRequest, stack: ExitStack, console: Console, interrupts: Interrupts
+) -> None:
     """Everything that needs Ray. Fills in ``ended``."""
     plan = ended.plan
     session = _session(plan, store)
     console.print("Starting Ray …" if plan.address == "local" else f"Joining Ray at {plan.address} …", style="dim")
     connection = session.__enter__()
     stack.push(session.__exit__)
-    _take_signals(stop)  # starting Ray has put its own handler for SIGTERM in place
+    interrupts.take_again()  # starting Ray has put its own handler for SIGTERM in place
     if not connection.local:
         plan = ended.plan = on_cluster(plan, cluster_machine())
         print_machine(plan, console)
@@ -177,10 +163,38 @@ def _search(ended: _Ended, store: StudyStore, stop: StopRequest, stack: ExitStac
     finished = {view.number: view for view in counted(_views(store))}
     if bridge.finished < plan.trials and not stop.is_set():
         log = stack.enter_context((store.log_folder / "driver.log").open("a", encoding="utf-8"))
-        observers.append(PlainLines(Progress(plan.trials, plan.share.concurrency, finished), log))
+        lines = PlainLines(Progress(plan.trials, plan.share.concurrency, finished), log)
         with make_display(Progress(plan.trials, plan.share.concurrency, finished)) as display:
-            observers.append(display)
-            _fit(plan, store, bridge, ended.capacity, stop)
+            watch = _watch_over(ended, store, connection, [lines, display], stop)
+            observers += [watch, lines, display]
+            with interrupts.shown_by(display), watch.running():
+                _fit(ended, store, stop, watch)
+
+
+def _watch_over(
+    ended: _Ended, store: StudyStore, connection: Connection, tellers: list[Any], stop: StopRequest
+) -> Watch:
+    """The watch over ``ended.bridge``; where the search can never go on, it ends in order, or else by itself."""
+
+    def last_resort() -> None:
+        ended.bridge.release()
+        say_from_handler(f"\nerror: {ended.bridge.fatal}. Go on with:\n  {resume_command(ended.plan)}\n")
+
+    def give_up(reason: str) -> None:
+        ended.bridge.fatal = reason
+        stop.set(reason)
+        if watch.lost:
+            end_process_unless_done(last_resort)
+
+    watch = make_watch(
+        ended.bridge,
+        lambda number: progress_file(store.trial_log(number)),
+        tellers,
+        give_up,
+        own_ray=connection.local,
+        address=connection.address,
+    )
+    return watch
 
 
 def _make_bridge(
@@ -229,13 +243,14 @@ def _make_bridge(
     return bridge
 
 
-def _fit(plan: SearchPlan, store: StudyStore, bridge: Any, capacity: Capacity, stop: StopRequest) -> None:
+def _fit(ended: _Ended, store: StudyStore, stop: StopRequest, watch: Watch) -> None:
     """Hand the search to Ray Tune until enough trials have ended or something stops it."""
     import ray.tune
 
     from tune import trial
-    from tune.tune_hooks import NoEmptyFolders, PrunerScheduler, Silence, StopWhen
+    from tune.tune_hooks import NoEmptyFolders, PrunerScheduler, Silence, StopWhen, Ticks
 
+    plan, bridge = ended.plan, ended.bridge
     store.stop_file.unlink(missing_ok=True)
     storage = Path(bridge.task(0)["ray_storage"])
     storage.mkdir(parents=True, exist_ok=True)
@@ -243,7 +258,7 @@ def _fit(plan: SearchPlan, store: StudyStore, bridge: Any, capacity: Capacity, s
         trial.trainable(),
         tune_config=ray.tune.TuneConfig(
             search_alg=bridge,
-            scheduler=PrunerScheduler(bridge, capacity),
+            scheduler=PrunerScheduler(bridge, ended.capacity),
             num_samples=-1,  # the bridge says when it is enough
             reuse_actors=True,
             trial_name_creator=lambda t: t.trial_id,
@@ -255,7 +270,7 @@ def _fit(plan: SearchPlan, store: StudyStore, bridge: Any, capacity: Capacity, s
             stop=StopWhen(bridge, _deadline(plan, bridge, stop), store.stop_file),
             failure_config=ray.tune.FailureConfig(max_failures=plan.restarts),
             verbose=0,
-            callbacks=[Silence(), NoEmptyFolders()],
+            callbacks=[Silence(), NoEmptyFolders(), Ticks(watch)],
         ),
     )
     try:
@@ -294,11 +309,13 @@ def _end(ended: _Ended, trials: list[TrialView], stop: StopRequest, console: Con
     if fatal:
         print(f"error: {fatal}. See {quoted(plan.folder / 'logs')}.", file=sys.stderr)
     refused = ended.deadline.refused or (ended.capacity is not None and ended.capacity.lost())
-    cut_short = refused and len(counted(trials)) < plan.trials
-    if stop.is_set() or cut_short:
+    unfinished = len(counted(trials)) < plan.trials
+    cut_short, stopped = refused and unfinished, stop.is_set() and unfinished
+    if stopped or cut_short:
         command = resume_command(plan, budget_spent=stop.reason == BUDGET_SPENT)
-        say(f"\nStopped: {stop.reason or END_OF_ALLOCATION}. Everything is saved; go on with:\n  {command}")
-    if stop.signal is not None:
+        why = "" if fatal else f"Stopped: {stop.reason or END_OF_ALLOCATION}. "
+        say(f"\n{why}Everything is saved; go on with:\n  {command}")
+    if stop.signal is not None and unfinished:  # else it came while the findings were printed
         return 128 + stop.signal
     if cut_short and not fatal:
         return TRY_AGAIN
@@ -351,25 +368,3 @@ def _say_dashboard(connection: Connection, console: Console) -> None:
     if connection.dashboard_url:
         token = f" (token in {connection.token_path})" if connection.token_path else ""
         console.print(f"Ray dashboard: {connection.dashboard_url}{token}\n", markup=False, soft_wrap=True)
-
-
-def _take_signals(stop: StopRequest) -> dict[int, Any]:
-    """Ctrl-C, SIGTERM and their like end the search in order; a second Ctrl-C ends it at once."""
-
-    def handle(signum: int, frame: Any) -> None:
-        if stop.signal is not None and signum == signal.SIGINT:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            raise KeyboardInterrupt
-        stop.set("interrupted" if signum == signal.SIGINT else f"by {signal.Signals(signum).name}", signum)
-        say_from_handler("\nSaving; Ctrl-C again to stop at once.\n")
-
-    return take_signals(handle)
-
-
-@contextmanager
-def _signals(stop: StopRequest) -> Iterator[None]:
-    before = _take_signals(stop)
-    try:
-        yield
-    finally:
-        give_signals_back(before)

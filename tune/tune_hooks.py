@@ -17,6 +17,7 @@ from ray.tune.stopper import Stopper
 from tune.bridge import OptunaBridge
 from tune.capacity import Capacity
 from tune.display import duration
+from tune.watch import Watch
 
 NODES_GONE = "its nodes have gone; it goes on with workers that fit those that are left"
 
@@ -83,11 +84,11 @@ class StopWhen(Stopper):
         if overdue and not self._gave_up:
             self._gave_up = True
             self._say("that did not stop in time", "ended; on --resume they go on from an earlier checkpoint")
-        return overdue or not self._bridge.live
+        return overdue or not self._bridge.at_work
 
     def _say(self, which: str, what: str) -> None:
-        if self._bridge.live:
-            self._bridge.say(f"{self._bridge.live} running trial(s) {which}: {what}")
+        if self._bridge.at_work:
+            self._bridge.say(f"{self._bridge.at_work} running trial(s) {which}: {what}")
 
     def __getstate__(self) -> dict[str, Any]:
         return {}
@@ -113,3 +114,16 @@ class Silence(TrialProgressCallback):
 
     def log_result(self, *_: Any, **__: Any) -> None:
         pass
+
+
+class Ticks(Callback):
+    """Has Tune call ``tick`` in each of its rounds."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+
+    def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
+        self._watch.tick()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}

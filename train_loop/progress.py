@@ -1,0 +1,123 @@
+"""How far a run is within its epoch, said in a small file beside its log: long epochs are not silent. No torch here.
+
+Ray Train's own report is a barrier over all ranks and waits for a poll of the controller; this costs rank 0 a few
+hundred bytes every ``WRITE_EVERY_S``, after a step at which the loop has waited for the device anyway.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+WRITE_EVERY_S = 2.0
+"""At least so long between two writes of the file."""
+LINE_EVERY_S = 60.0
+"""Epochs shorter than this get no line within them."""
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Where a run is. ``step`` 0 with ``epoch`` 0: its worker has begun, and prepares data and model."""
+
+    epoch: int = 0
+    """1-based; 0 before the first step of this process."""
+    step: int = 0
+    """Optimizer steps of the epoch that are finished."""
+    steps: int = 0
+    """Of the whole epoch."""
+    images_per_s: float = 0.0
+    """Training images of all workers since the entry before; 0 where there was none."""
+
+    @property
+    def fraction(self) -> float:
+        """Of the epoch, 0 to 1."""
+        return self.step / self.steps if self.steps else 0.0
+
+    def __str__(self) -> str:
+        rate = f", {self.images_per_s:,.0f} images/s" if self.images_per_s else ""
+        return f"epoch {self.epoch}: step {self.step} of {self.steps}{rate}"
+
+
+class Pace:
+    """Turns finished steps into ``Steps``, at most one every ``every_s``."""
+
+    def __init__(self, every_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._every_s, self._clock = every_s, clock
+        self._next = -float("inf")
+        self._before: tuple[float, int, int] | None = None
+
+    def after(self, epoch: int, step: int, steps: int, images_per_step: int) -> Steps | None:
+        """None where it is too early for another. To be called after steps, say each second."""
+        now, rate = self._clock(), 0.0
+        if self._before is None or self._before[1] != epoch:  # validation lies between: no rate over it
+            self._before = (now, epoch, step)
+        if now < self._next:
+            return None
+        at, _, first = self._before
+        if now > at:
+            rate = (step - first) * images_per_step / (now - at)
+            self._before = (now, epoch, step)
+        self._next = now + self._every_s
+        return Steps(epoch, step, steps, rate)
+
+
+class ProgressFile:
+    """Written by rank 0. Only a file that is there is written: whoever reads it makes and removes it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._pace = Pace(WRITE_EVERY_S)
+
+    def begin(self) -> None:
+        """The worker runs."""
+        self._write(Steps())
+
+    def steps_done(self, epoch: int, step: int, steps: int, images_per_step: int) -> None:
+        if entry := self._pace.after(epoch, step, steps, images_per_step):
+            self._write(entry)
+
+    def _write(self, entry: Steps) -> None:
+        # In place: a file that is replaced, or made anew, may stay unseen on NFS for as long as it caches names.
+        with suppress(OSError):  # a full disk; the loop's own files will say so
+            descriptor = os.open(self._path, os.O_WRONLY | os.O_TRUNC)
+            with os.fdopen(descriptor, "w") as file:
+                file.write(json.dumps(asdict(entry)) + "\n")
+
+
+def progress_file(log_file: str | Path) -> Path:
+    """Beside the log of a trial or a run."""
+    return Path(log_file).with_suffix(".progress")
+
+
+def read_progress(path: Path) -> Steps | None:
+    """The last entry; None where there is none yet, or it is being written."""
+    try:
+        text = path.read_text()
+        values: dict[str, Any] = json.loads(text) if text.endswith("\n") else {}
+        return Steps(**values) if values else None
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+class ProgressLines:
+    """Picks the entries that get a line: one every ``LINE_EVERY_S`` in which nothing else was said."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._said_at = clock()
+
+    def something_was_said(self) -> None:
+        self._said_at = self._clock()
+
+    def line(self, entry: Steps | None) -> str | None:
+        """What to say of ``entry`` now, if anything."""
+        if entry is None or not entry.epoch or self._clock() - self._said_at < LINE_EVERY_S:
+            return None
+        self._said_at = self._clock()
+        return str(entry)

@@ -1,0 +1,166 @@
+"""What Ray says of its nodes and of the placement groups that wait, asked with a limit of time, and in words.
+
+Ray's State API needs the dashboard, and its other calls wait a minute for a head that has died; so the head (GCS) is
+asked through Ray's own client with a timeout first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+ANSWER_TIMEOUT_S = 5.0
+ALIVE = 0
+"""Of a node: gcs.proto, GcsNodeInfo.ALIVE."""
+PLACED = ("CREATED", "REMOVED")
+INFEASIBLE = "INFEASIBLE"
+NAMES = {"CPU": "CPU", "GPU": "GPU"}
+SLACK = 1e-6
+"""Ray counts in ten thousandths."""
+
+
+@dataclass(frozen=True)
+class NodeView:
+    """A node as the head knows it."""
+
+    name: str
+    alive: bool
+    total: Mapping[str, float]
+    free: Mapping[str, float]
+    died_of: str = ""
+
+
+@dataclass(frozen=True)
+class GroupView:
+    """A placement group of this driver that has no place."""
+
+    bundles: tuple[Mapping[str, float], ...]
+    state: str
+    """PENDING, or RESCHEDULING where a node was lost."""
+    verdict: str
+    """Ray's last: QUEUED, NO_RESOURCES, INFEASIBLE …"""
+
+
+@dataclass(frozen=True)
+class ClusterView:
+    """The cluster at one moment."""
+
+    nodes: tuple[NodeView, ...]
+    groups: tuple[GroupView, ...] = ()
+
+    @property
+    def living(self) -> tuple[NodeView, ...]:
+        return tuple(node for node in self.nodes if node.alive)
+
+
+class Head:
+    """The head of the cluster that this process has joined."""
+
+    def __init__(self) -> None:
+        import ray
+
+        context = ray.get_runtime_context()
+        self.address: str = context.gcs_address
+        self._job = context.get_job_id()
+        self._client = ray._raylet.GcsClient(address=self.address)
+
+    def ask(self) -> ClusterView:
+        """Raises whatever Ray's transport raises where there is no answer within ``ANSWER_TIMEOUT_S``."""
+        usage = self._client.get_all_resource_usage(timeout=ANSWER_TIMEOUT_S).resource_usage_data
+        free = {node.node_id: dict(node.resources_available) for node in usage.batch}
+        nodes = [
+            NodeView(
+                name=f"{node.node_manager_hostname} ({node.node_manager_address})",
+                alive=node.state == ALIVE,
+                total=dict(node.resources_total),
+                free=free.get(node_id.binary(), {}),
+                died_of=node.death_info.reason_message,
+            )
+            for node_id, node in self._client.get_all_node_info(timeout=ANSWER_TIMEOUT_S).items()
+        ]
+        groups = [_group(row) for row in usage.placement_group_load.placement_group_data]
+        own = [group for job, group in groups if job == self._job and group.state not in PLACED]
+        return ClusterView(tuple(nodes), tuple(own))
+
+
+def _group(row: Any) -> tuple[str, GroupView]:
+    """Its job, and a placement group of Ray's answer (gcs.proto, PlacementGroupTableData)."""
+    bundles = tuple(dict(bundle.unit_resources) for bundle in row.bundles)
+    state = row.PlacementGroupState.Name(row.state)
+    return row.creator_job_id.hex(), GroupView(
+        bundles, state, row.stats.SchedulingState.Name(row.stats.scheduling_state)
+    )
+
+
+def nowhere(group: GroupView, nodes: Sequence[NodeView]) -> str | None:
+    """Why the group fits the living nodes not even when they are idle; None where it does, or may do."""
+    living = [node for node in nodes if node.alive]
+    if not living:
+        return "no node is alive"
+    for bundle in group.bundles:
+        if not any(_times(bundle, node.total) for node in living):
+            return f"a worker needs {amounts(bundle)}, and no node has that ({_each(living, bundle)})"
+    first = group.bundles[0]
+    if all(bundle == first for bundle in group.bundles):
+        room = sum(_times(first, node.total) for node in living)
+        if room < len(group.bundles):
+            return f"{len(group.bundles)} workers need {amounts(first)} each, and the nodes have room for {room}"
+    return None
+
+
+def reason(group: GroupView, view: ClusterView) -> str:
+    """Why a group has no place (yet), for people."""
+    impossible = nowhere(group, view.nodes)
+    lost = "a node of it was lost, and " if group.state == "RESCHEDULING" else ""
+    if impossible:
+        return f"{lost}its placement group is {INFEASIBLE}: {impossible}"
+    asked = _sum(group.bundles)
+    free = _sum([node.free for node in view.living])
+    total = _sum([node.total for node in view.living])
+    shown = ", ".join(f"{_number(free.get(key, 0))} of {amounts({key: total.get(key, 0)})} free" for key in asked)
+    return f"{lost}its placement group is {group.state} ({group.verdict}): {amounts(asked)} asked, {shown}"
+
+
+def asked_for(task: Mapping[str, Any]) -> str:
+    """What a trial's workers need together: ``2 GPUs``, or without GPUs ``4 CPUs``."""
+    resources = task.get("worker_resources") or {}
+    key = "GPU" if resources.get("GPU") else "CPU"
+    return amounts({key: resources.get(key, 0) * task["workers"]})
+
+
+def amounts(resources: Mapping[str, float]) -> str:
+    """``{"CPU": 2.0, "GPU": 1.0}`` → ``2 CPUs and 1 GPU``."""
+    parts = []
+    for key, value in resources.items():
+        name = NAMES.get(key)
+        parts.append(f"{_number(value)} {name}{'' if value == 1 else 's'}" if name else f"{_number(value)} of {key!r}")
+    return " and ".join(parts)
+
+
+def _number(value: float) -> str:
+    return f"{value:.4f}".rstrip("0").rstrip(".")
+
+
+def _times(bundle: Mapping[str, float], total: Mapping[str, float]) -> int:
+    """How often a bundle fits into a node."""
+    needs = [(value, total.get(key, 0.0)) for key, value in bundle.items() if value > 0]
+    return min((math.floor(have / value + SLACK) for value, have in needs), default=2**31)
+
+
+def _each(nodes: Sequence[NodeView], bundle: Mapping[str, float]) -> str:
+    """What the nodes have of what is asked: ``2 nodes with 1 CPU``."""
+    counts: dict[str, int] = {}
+    for node in nodes:
+        had = amounts({key: node.total.get(key, 0.0) for key in bundle})
+        counts[had] = counts.get(had, 0) + 1
+    return ", ".join(f"{n} node{'s' if n > 1 else ''} with {had}" for had, n in counts.items())
+
+
+def _sum(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    together: dict[str, float] = {}
+    for part in parts:
+        for key, value in part.items():
+            together[key] = together.get(key, 0.0) + value
+    return together
