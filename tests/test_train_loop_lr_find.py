@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import xml.etree.ElementTree as ElementTree
@@ -11,7 +12,7 @@ import pytest
 from tiny_training import CONFIG, changed, install
 
 from train_loop.config import OptimizerConfig
-from train_loop.lr_find import default_range, lr_find, main, range_test, svg
+from train_loop.lr_find import Progress, default_range, lr_find, main, range_test, svg
 
 
 def test_on_a_quadratic_the_explosion_is_where_theory_says() -> None:
@@ -79,6 +80,30 @@ def test_the_plot_is_an_svg_with_its_marks() -> None:
     assert "a < b & c" in texts and "1e-2" in texts
     assert any(text.startswith("suggestion") for text in texts)
     assert sum(1 for _ in root.iter("{http://www.w3.org/2000/svg}polyline")) == 2
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_is_a_line_every_ten_seconds_and_on_a_terminal_one_that_is_drawn_anew() -> None:
+    now, pipe, terminal = [0.0], io.StringIO(), Terminal()
+    for out in (pipe, terminal):
+        now[0] = 0.0
+        with Progress(50, out, lambda: now[0]) as progress:
+            for step in range(1, 51):
+                now[0] += 0.5
+                progress.step(step, 0.01 * step, 1 / step)
+    assert pipe.getvalue() == "step 20 of 50: lr 0.2, loss 0.0500\nstep 40 of 50: lr 0.4, loss 0.0250\n"
+    assert terminal.getvalue().count("\r") == 50 and terminal.getvalue().count("\n") == 1
+
+
+def test_each_step_of_a_range_test_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch.setattr)
+    told: list[tuple[int, float, float]] = []
+    finding = lr_find(CONFIG, first=1e-3, last=0.1, steps=12, say=lambda *step: told.append(step))
+    assert told == [(n, *values) for n, values in enumerate(zip(finding.rates, finding.losses, strict=True), 1)]
 
 
 def test_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

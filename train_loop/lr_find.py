@@ -11,9 +11,11 @@ import itertools
 import json
 import math
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 from cluster.option_values import part
 from train_loop.command_line import INTERRUPTED, WRONG_INPUT, OneLineParser, check_writable, with_subset
@@ -22,6 +24,8 @@ from train_loop.errors import ImageError, LoaderError
 
 SMOOTHING = 0.9
 """Part of the old mean that the smoothed loss keeps at each step."""
+SAY_EVERY_S = 10.0
+"""Between two lines of progress where there is no terminal."""
 EXPLODED = 4.0
 """The test ends where the smoothed loss is so many times its minimum (fastai)."""
 
@@ -106,9 +110,17 @@ def _conclude(rates: list[float], losses: list[float], smoothed: list[float], ex
     )
 
 
-def lr_find(config: TrainConfig, *, first: float, last: float, steps: int = 100) -> Finding:
+def lr_find(
+    config: TrainConfig,
+    *,
+    first: float,
+    last: float,
+    steps: int = 100,
+    say: Callable[[int, float, float], None] = lambda step, rate, loss: None,
+) -> Finding:
     """The range test of ``config`` on this process's device, from its initial weights; nothing is kept.
 
+    ``say`` is told of each step, counted from 1, with its rate and its loss.
     Global batch, loss, momentum and weight decay are the configuration's; its schedule is not used.
     Raises what ``range_test`` and ``train`` raise.
     """
@@ -132,6 +144,7 @@ def lr_find(config: TrainConfig, *, first: float, last: float, steps: int = 100)
         take_step(run, next(steps_to_take), rate)
         run.progress.step += 1  # dropout's seed
         loss, _, images = run.sums.values.tolist()
+        say(run.progress.step, rate, loss / images)
         return float(loss / images)
 
     return range_test(step, first, last, steps)
@@ -212,7 +225,9 @@ def main(argv: Sequence[str] | None = None, prog: str = "bigbatch lr-find") -> i
                 f"a range test rises from above 0 in at least 10 steps; got {first:g} to {last:g} in {args.steps}. "
                 "Write e.g. --first 0.001 --last 10 --steps 100."
             )
-        finding = lr_find(config, first=first, last=last, steps=args.steps)
+        print(f"range test from lr {first:g} to {last:g} in {args.steps} steps of {config.batch.global_size} images …")
+        with Progress(args.steps) as progress:
+            finding = lr_find(config, first=first, last=last, steps=args.steps, say=progress.step)
     except ConfigError as error:
         print(f"{prog}: error: {error}", file=sys.stderr)
         return WRONG_INPUT
@@ -220,9 +235,35 @@ def main(argv: Sequence[str] | None = None, prog: str = "bigbatch lr-find") -> i
         print(f"{prog}: failed: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
+        print(f"{prog}: interrupted; nothing is kept", file=sys.stderr)
         return INTERRUPTED
     _write(config, finding, output)
     return 0
+
+
+class Progress:
+    """Says on stderr how far the test is: a line that is drawn anew on a terminal, else one every ``SAY_EVERY_S``."""
+
+    def __init__(self, steps: int, out: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._steps, self._out, self._clock = steps, out or sys.stderr, clock
+        self._terminal = self._out.isatty()
+        self._next, self._drawn = clock() + (0.0 if self._terminal else SAY_EVERY_S), False
+
+    def step(self, number: int, rate: float, loss: float) -> None:
+        if self._clock() < self._next:
+            return
+        self._next = self._clock() + (0.1 if self._terminal else SAY_EVERY_S)
+        self._drawn = self._terminal
+        before, after = ("\r", "\033[K") if self._terminal else ("", "\n")
+        line = f"step {number} of {self._steps}: lr {rate:.3g}, loss {loss:.4f}"
+        print(f"{before}{line}{after}", end="", file=self._out, flush=True)
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._drawn:
+            print(file=self._out)  # what is said next begins a line
 
 
 def _task(args: argparse.Namespace) -> tuple[TrainConfig, Path]:

@@ -111,13 +111,14 @@ class ProgressLines:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._said_at = clock()
+        self._last: Steps | None = None
 
     def something_was_said(self) -> None:
         self._said_at = self._clock()
 
     def line(self, entry: Steps | None) -> str | None:
         """What to say of ``entry`` now, if anything."""
-        if entry is None or not entry.epoch or self._clock() - self._said_at < LINE_EVERY_S:
+        if entry is None or not entry.epoch or entry == self._last or self._clock() - self._said_at < LINE_EVERY_S:
             return None
-        self._said_at = self._clock()
+        self._said_at, self._last = self._clock(), entry
         return str(entry)

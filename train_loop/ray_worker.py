@@ -311,10 +311,13 @@ def _fit_until_stopped(
     thread = threading.Thread(target=run, daemon=True, name="trainer")
     printer = _Printer(Path(task["records_file"]), progress_file(task["log_file"]))
     thread.start()
-    while thread.is_alive() and not request.overdue():
-        thread.join(0.5)
+    try:
+        while thread.is_alive() and not request.overdue():
+            thread.join(0.5)
+            printer.print_new()
         printer.print_new()
-    printer.close()
+    finally:
+        printer.close()
     if request.signum is not None and (thread.is_alive() or outcome.get(STOPPED)):  # else it was done before
         outcome |= {STOPPED: True, SIGNAL: request.signum}
     if "error" in outcome:
@@ -361,7 +364,6 @@ class _Printer:
             progress.write_text("")  # workers write it only where it is
 
     def close(self) -> None:
-        self.print_new()
         self._progress.unlink(missing_ok=True)
 
     def print_new(self) -> None:
