@@ -1,4 +1,4 @@
-"""What the watchdog says and when, with a clock of the test's own; and how far a trial is, through its file."""
+"""What the watchdog says and when, with a clock of the test's own; and what displays make of it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from train_loop.config import TrainConfig
-from train_loop.progress import Pace, ProgressFile, ProgressLines, Steps, progress_file, read_progress
+from train_loop.progress import ProgressFile, Steps, progress_file
 from tune.cluster_view import ClusterView, GroupView, NodeView, asked_for, nowhere
 from tune.display import LiveTable, PlainLines, Progress, make_display
 from tune.observer import TrialView
@@ -188,51 +188,6 @@ def test_what_a_trial_asks_for_in_words():
     assert asked_for({"workers": 4, "worker_resources": {"CPU": 2.0}}) == "8 CPUs"
     assert asked_for({"workers": 1, "worker_resources": {"CPU": 8.0, "GPU": 1.0}}) == "1 GPU"
     assert asked_for({"workers": 3, "worker_resources": {"CPU": 0.3333}}) == "0.9999 CPUs"
-
-
-# Through the file
-
-
-def test_steps_reach_the_driver_through_a_file_that_only_the_driver_makes(tmp_path):
-    path = progress_file(tmp_path / "trial-0001.log")
-    worker = ProgressFile(path)
-    worker.begin()
-    assert not path.exists() and read_progress(path) is None
-    path.write_text("")
-    assert read_progress(path) is None, "no worker has spoken"
-    worker.begin()
-    assert read_progress(path) == Steps()
-    worker.steps_done(2, 1, 20, 64)
-    assert read_progress(path) == Steps(2, 1, 20)
-    for half in ('{"epoch": 2, "st', "[1]\n", '{"epoch": 1, "other": 2}\n'):
-        path.write_text(half)
-        assert read_progress(path) is None
-
-
-def test_the_rate_is_of_the_steps_between_two_words_and_never_over_a_validation():
-    now = [0.0]
-    pace = Pace(5.0, lambda: now[0])
-    seen = []
-    for epoch, base in ((1, 0.0), (2, 1000.0)):
-        for step in range(1, 21):
-            now[0] = base + step  # a step a second; between the epochs a long validation
-            seen.append((now[0], pace.after(epoch, step, 20, 64)))
-    words = {at: entry for at, entry in seen if entry}
-    assert list(words) == [1, 6, 11, 16, 1001, 1006, 1011, 1016]
-    assert words[6] == Steps(1, 6, 20, 64.0) and words[1001] == Steps(2, 1, 20, 0.0)
-    assert str(words[1016]) == "epoch 2: step 16 of 20, 64 images/s" and words[1016].fraction == 0.8
-
-
-def test_a_line_a_minute_within_long_epochs_and_none_within_short_ones():
-    now = [0.0]
-    lines = ProgressLines(lambda: now[0])
-    said = []
-    for second in range(1, 301):
-        now[0] = second
-        if second % 50 == 0 and second <= 150:
-            lines.something_was_said()  # an epoch's end
-        said += [second] if lines.line(Steps(1, second, 400, 10.0)) else []
-    assert said == [210, 270]
 
 
 def view(number: int, phase: str = "starting") -> TrialView:

@@ -103,7 +103,7 @@ def install(
         optimizer.register_step_pre_hook(lambda o, *_: built.rates.append(o.param_groups[0]["lr"]))
         return optimizer
 
-    patch(assembly, "open_data", lambda config, stage_folder: source or TinySource())
+    patch(assembly, "open_data", lambda *_: source or TinySource())
     patch(assembly, "build_model", build_model)
     patch(assembly, "build_optimizer", build_optimizer)
     return built
