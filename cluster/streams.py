@@ -15,40 +15,42 @@ class _Patient:
     What the stream's encoding lacks becomes ``?``.
 
     Args:
-        ends: a command that only shows something has nothing more to do then: SystemExit(0).
+        ends: a command that only shows something has nothing more to do then: SystemExit(0). A full disk is another
+            thing: SystemExit with a line that says so.
     """
 
     def __init__(self, stream: Any, ends: bool = False) -> None:
         self._stream = stream if stream is not None else open(os.devnull, "w")  # None: closed before the start
-        self._ends = ends
+        self._ends, self._over = ends, False
         if hasattr(self._stream, "reconfigure"):
             self._stream.reconfigure(errors="replace")
 
     def write(self, text: str) -> int:
         try:
             return int(self._stream.write(text))
-        except OSError:
-            self.to_nowhere()
-            if self._ends:
-                raise SystemExit(0) from None
+        except OSError as error:
+            self._cannot(error)
             return len(text)
 
     def flush(self) -> None:
         try:
             self._stream.flush()
-        except OSError:
-            self.to_nowhere()
-            if self._ends:
-                raise SystemExit(0) from None
+        except OSError as error:
+            self._cannot(error)
 
-    def stay(self) -> None:
-        """From now on a reader that leaves ends nothing."""
-        self._ends = False
+    def finish(self) -> None:
+        """Flush at the end: what the command has found out is its exit code, whether somebody reads it or not."""
+        self._over = True
+        self.flush()
 
-    def to_nowhere(self) -> None:
+    def _cannot(self, error: OSError) -> None:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, self._stream.fileno())
         os.close(nowhere)
+        if self._ends and not isinstance(error, BrokenPipeError):
+            raise SystemExit(f"error: the output cannot be written: {error.strerror}. Write it elsewhere.") from None
+        if self._ends and not self._over:
+            raise SystemExit(0) from None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -67,7 +69,8 @@ def reader_may_leave(ends: bool = False) -> Iterator[None]:
     try:
         yield
     finally:
-        shown.stay()  # what the command has found out is its exit code
-        shown.flush()
-        said.flush()
-        sys.stdout, sys.stderr = before
+        try:
+            shown.finish()
+            said.finish()
+        finally:
+            sys.stdout, sys.stderr = before

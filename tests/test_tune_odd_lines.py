@@ -6,14 +6,9 @@ import json
 import os
 import random
 import re
-import subprocess
-import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
-from conftest import ROOT, TRAIN, TUNE, clean_environment
-from PIL import Image
 
 from cluster.cli import cluster_main
 from search_spaces import BUILT_IN, Workload, check_space
@@ -23,7 +18,7 @@ from search_spaces.trial import StandInTrial
 from train_loop import lr_find, run
 from train_loop.config import OPTIMIZERS, ConfigError, TrainConfig, known_key, parse_assignments, resolve_key
 from train_loop.config_words import OF_SPACES
-from train_loop.data import fetch, pack
+from train_loop.data import fetch
 from tune.cli import main, tune_main
 from tune.display import COLUMNS, settings
 from tune.plan import Options, make_plan
@@ -223,86 +218,6 @@ def test_subset_of_a_submitted_search_reaches_the_job_as_it_was_typed(tmp_path, 
     assert "--subset 10%" in capsys.readouterr().out
     assert exit_code("submit", [*line.split(), "--workers", "1e3"]) == 2
     assert "--workers must be at most the allocation's 2 cores; got 1000" in capsys.readouterr().err
-
-
-# A reader that leaves
-
-SHOWS = (
-    ("bigbatch", "--help"),
-    ("bigbatch", "tune", "--help"),
-    ("bigbatch", "tune", "--space", "smoke", "--dry-run"),
-    ("bigbatch", "train", "--help"),
-    ("bigbatch", "pack", "--help"),
-    ("bigbatch", "pack", "--info", "DST"),
-    ("bigbatch", "fetch", "--help"),
-    ("bigbatch", "lr-find", "--help"),
-    ("bigbatch", "cluster", "--help"),
-    ("bigbatch", "cluster", "submit", "--help"),
-    ("bigbatch", "cluster", "submit", "--dry-run", "--site", "generic", "--cpus-per-node", "2", "--python", "python3"),
-    ("bigbatch", "cluster", "doctor", "--help"),
-    (str(TUNE), "--help"),
-    (str(TUNE), "--space", "smoke", "--dry-run"),
-    (str(TRAIN), "--help"),
-    ("-m", "cluster.cli", "queue", "--help"),
-)
-
-
-@pytest.fixture(scope="module")
-def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("pack")
-    for name in ("train/a", "train/b", "val/a", "val/b"):
-        (folder / "images" / name).mkdir(parents=True)
-        for number in range(3):
-            pixels = np.random.default_rng(number).integers(0, 256, (24, 24, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(folder / "images" / name / f"{number}.png")
-    assert pack.main([str(folder / "images"), str(folder / "packed"), "--workers", "1"]) == 0
-    return folder / "packed"
-
-
-@pytest.mark.parametrize("closed", ["stdout", "stderr"])
-@pytest.mark.parametrize("words", SHOWS, ids=[" ".join(words[-3:]) for words in SHOWS])
-def test_a_reader_that_has_left_is_no_error(words, closed, packed, tmp_path) -> None:
-    """What ``| head -1`` does, and before the first line."""
-    read, write = os.pipe()
-    os.close(read)
-    start = "import sys; from tune.cli import main; sys.exit(main())"
-    command = [sys.executable, *(("-c", start, *words[1:]) if words[0] == "bigbatch" else words)]
-    command = [str(packed) if word == "DST" else word for word in command]
-    done = subprocess.run(
-        command,
-        cwd=tmp_path,
-        env={**clean_environment(), "PYTHONPATH": str(TUNE.parent.parent), "BIGBATCH_HOME": str(tmp_path / "home")},
-        stdin=subprocess.DEVNULL,
-        **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, closed: write},
-        timeout=240,
-    )
-    os.close(write)
-    assert done.returncode == 0, done
-    assert not done.stderr, done.stderr
-
-
-def test_a_log_that_is_followed_ends_with_its_reader() -> None:
-    """``bigbatch cluster logs 7 -f | head -3``, of a job that goes on."""
-    code = (
-        "import itertools, sys; from cluster import cli, jobs\n"
-        "jobs.follow = lambda *a, **k: map('line {}\\n'.format, itertools.count())\n"
-        "sys.exit(cli.cluster_main(['logs', '7', '-f']))"
-    )
-    follow = subprocess.Popen(
-        [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    assert follow.stdout is not None and follow.stderr is not None
-    assert [follow.stdout.readline() for _ in range(3)] == ["line 0\n", "line 1\n", "line 2\n"]
-    follow.stdout.close()
-    assert follow.wait(240) == 0 and follow.stderr.read() == ""
-
-
-def test_wrong_input_keeps_its_exit_code_where_nobody_reads() -> None:
-    read, write = os.pipe()
-    os.close(read)
-    command = [sys.executable, str(TUNE), "--trials", "many"]
-    assert subprocess.run(command, stderr=write, stdout=write, env=clean_environment(), timeout=240).returncode == 2
-    os.close(write)
 
 
 def test_the_console_command_says_nothing_of_a_wrong_command_but_one_line(capsys) -> None:
