@@ -7,6 +7,7 @@ for the part: Slurm's variables first, then the control group, then the CPU affi
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,6 +15,8 @@ from pathlib import Path
 from cluster import slurm_values
 
 CGROUP = Path("/sys/fs/cgroup")
+PLANNED_NODES = "BIGBATCH_PLANNED_NODES"
+"""Tells a check of a search, and nothing else, of the nodes that its job will have: ``4x24c2g``, see ``planned``."""
 
 
 @dataclass(frozen=True)
@@ -119,3 +122,15 @@ def _read(path: Path) -> str:
 
 def _number(text: str | None) -> int | None:
     return int(text) if text and text.isdigit() else None
+
+
+def planned(nodes: int, cpus: int, gpus: int) -> str:
+    """``4x24c2g``: 4 nodes of 24 CPUs and 2 GPUs each."""
+    return f"{nodes}x{cpus}c{gpus}g"
+
+
+def planned_nodes(env: Mapping[str, str] | None = None) -> tuple[int, int, int] | None:
+    """Nodes, and the CPUs and GPUs of each, that a job will have, where this process checks a search for it."""
+    env = os.environ if env is None else env
+    match = re.fullmatch(r"(\d+)x(\d+)c(\d+)g", env.get(PLANNED_NODES, ""))
+    return (int(match[1]), int(match[2]), int(match[3])) if match else None

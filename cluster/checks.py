@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from cluster import options, record, slurm
+from cluster.allocation import PLANNED_NODES, planned
 from cluster.grant import Grant
 from cluster.lease import Lease, StudyHeld
 
@@ -81,14 +82,20 @@ def take_lease(study: Path, job_id: str) -> Lease:
     return lease
 
 
+def planned_by(grant: Grant) -> str:
+    """What the search is to be checked for, where all nodes are alike."""
+    return planned(len(grant.nodes), (grant.cpus or 0) // len(grant.nodes), grant.gpus_per_node)
+
+
 class ArgumentCheck:
     """The search checks its own arguments (``--dry-run``), which nodes wait for, or start meanwhile if it is long."""
 
-    def __init__(self, command: Sequence[str], cwd: Path, tmp: Path) -> None:
+    def __init__(self, command: Sequence[str], cwd: Path, tmp: Path, grant: Grant | None = None) -> None:
+        nodes = {PLANNED_NODES: planned_by(grant)} if grant is not None and grant.cpus else {}
         self._process: subprocess.Popen[str] | None = subprocess.Popen(
             [*command, "--dry-run"],
             cwd=cwd,
-            env={**os.environ, "TMPDIR": str(tmp)},
+            env={**os.environ, **nodes, "TMPDIR": str(tmp)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

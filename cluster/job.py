@@ -151,7 +151,7 @@ class Job:
         self._record.node_logs = str(self._folder / "nodes")
         if not self._options.command and not self._again:
             command = options.driver_command(self._options, self._default_study, "auto", self._study, self._again)
-            self._check = checks.ArgumentCheck(command, self._cwd, self._tmp)
+            self._check = checks.ArgumentCheck(command, self._cwd, self._tmp, self._grant)
         chores = [task for task in (self._check and self._check.look, self._lease and self._lease.renew) if task]
         self._lookout = Lookout(
             *(self._record, self._nodes, self._grant.head.name, self._left.deadline(), self._signals, chores),

@@ -17,7 +17,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from cluster import options, record, search_check, slurm, wishes
-from cluster.resources import SIGNAL_S, Request, Resources, resources, slurm_partitions
+from cluster.allocation import PLANNED_NODES, planned
+from cluster.resources import COUNTED_OTHERWISE, SIGNAL_S, Request, Resources, resources, slurm_partitions
 from cluster.sites import BUILT_IN, NO_LIMIT_S, InputError, Partition, Site, find, format_time
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -69,7 +70,8 @@ def submit_request(
     live = slurm_partitions()
     script = render(request, site, env=env, live=live)
     if check and request.is_search:
-        _check_search(request, render(request, site, env=env, live=live, check_only=True))
+        needs = resources(request, site, env=env, live=live)
+        _check_search(request, needs, render(request, site, env=env, live=live, check_only=True))
     if dry_run:
         return script
     path = _keep(script, request, env)
@@ -78,12 +80,15 @@ def submit_request(
     return slurm.submit(str(path), options=directives, env=_outside_of_jobs(os.environ))
 
 
-def _check_search(request: Request, script: str) -> None:
+def _check_search(request: Request, needs: Resources, script: str) -> None:
     """Raises InputError where the search would be refused in its job; says what could not be found out."""
     folders = [option.partition("=")[2] for option in request.options if option.startswith("--chdir=")]
     cwd = os.path.abspath(folders[-1]) if folders else os.getcwd()
     arguments = options.parse([*request.job_options, *request.arguments]).arguments
-    note = search_check.check_search(arguments, script, cwd, _outside_of_jobs(os.environ))
+    env = _outside_of_jobs(os.environ)
+    if not any(option.startswith(COUNTED_OTHERWISE) for option in request.options):
+        env[PLANNED_NODES] = planned(needs.nodes, needs.cpus_per_node, needs.gpus_per_node)
+    note = search_check.check_search(arguments, script, cwd, env)
     if note:
         print(f"bigbatch cluster: {note}", file=sys.stderr)
 

@@ -22,6 +22,7 @@ from conftest import ROOT
 from stand_in_ray import StandInJob
 
 from cluster import checks, record
+from cluster.grant import Grant, GrantedNode
 
 DRIVER = textwrap.dedent("""
     import signal, sys, time
@@ -286,6 +287,16 @@ def test_a_search_that_cannot_be_is_refused_before_a_node_starts_ray(tmp_path):
     assert "ray_head_workers.slurm: error: --space must name a readable Python file; got nowhere.py" in job.log
     assert list((tmp_path / "state").iterdir()) == [], "Ray's place, had it been started"
     assert not list((tmp_path / "home" / "jobs" / "7").glob("nodes/*.log")), "no step was started"
+
+
+def test_a_job_checks_its_search_for_the_nodes_that_it_has(tmp_path):
+    grant = Grant("7", tuple(GrantedNode(name, 24) for name in ("n1", "n2")), 4, None, 0)
+    said = tmp_path / "said"
+    check = checks.ArgumentCheck(
+        ["sh", "-c", f'echo "$BIGBATCH_PLANNED_NODES" > {said}', "sh"], tmp_path, tmp_path, grant
+    )
+    assert check.wait(lambda: None) is False
+    assert said.read_text() == "2x24c4g\n"
 
 
 def test_nodes_do_not_wait_for_a_check_that_takes_long_nor_after_a_signal(tmp_path, monkeypatch):

@@ -100,6 +100,24 @@ def test_a_good_search_is_submitted_without_a_word_and_checked_in_the_jobs_envir
     assert not (tmp_path / "submitted").exists()
 
 
+ON_GPUS = "def mine(trial, workload):\n    assert workload.accelerator == 'cuda'\n    return workload.config()\n"
+
+
+def test_it_is_judged_for_the_nodes_that_are_asked_for(site, tmp_path):
+    (tmp_path / "mine.py").write_text(ON_GPUS)
+    done = site("--dry-run", "--space", "mine.py:mine", "--gpus-per-node", "2")
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    is_refused(site("--dry-run", "--space", "mine.py:mine"), tmp_path, "raised AssertionError")
+    is_refused(site("--dry-run", "--set", "sync_bn=true"), tmp_path, "model.sync_bn needs GPUs")
+
+
+@pytest.mark.parametrize("url", ["rubbish", "nosuchdb://me:secret@host/x"])
+def test_a_database_that_cannot_be_is_refused_without_its_password(url):
+    with pytest.raises(ConfigError, match="--storage must be a database's URL") as caught:
+        submission_check.check_whole(Options(space="smoke", storage=url))
+    assert url.replace("secret", "***") in str(caught.value)
+
+
 def test_from_python_it_is_the_same(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     wishes = {"site": "generic", "cpus_per_node": 1, "python": sys.executable, "dry_run": True}

@@ -77,8 +77,10 @@ def tune_main(argv: Sequence[str] | None = None, prog: str = "tune/run.py") -> i
 
 def _search(args: dict[str, object]) -> int:
     from tune.plan import Options, make_plan
+    from tune.storage_url import check_url
 
     plan = make_plan(Options(**args))  # type: ignore[arg-type]
+    check_url(plan.storage)
     from tune.search import run_search
 
     return run_search(plan)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cluster.allocation import accelerator_files, usable_cpus, usable_memory_bytes
+from cluster.allocation import accelerator_files, planned_nodes, usable_cpus, usable_memory_bytes
 from train_loop.config import ConfigError
 
 WORKER_MEMORY_BYTES = 2 * 2**30
@@ -109,6 +109,12 @@ def local_machine() -> Machine:
         gpus = torch.cuda.device_count()
         gpu_memory = min((torch.cuda.get_device_properties(i).total_memory for i in range(gpus)), default=0)
     return Machine((Node(usable_cpus(), gpus, usable_memory_bytes(), gpu_memory),))
+
+
+def machine_to_be() -> Machine:
+    """The nodes of a cluster that is not joined, as far as they are known: their memory never is."""
+    nodes, cpus, gpus = planned_nodes() or (0, 0, 0)
+    return Machine((Node(cpus, gpus),) * nodes)
 
 
 def slots(node: Node, bundle: dict[str, float]) -> int:

@@ -31,7 +31,7 @@ from train_loop.data import NAMES, DataInfo, check_stage, describe
 from tune import wandb_log
 from tune.description import read_description
 from tune.fitting import Searched, fit, fit_anywhere
-from tune.machine import Machine, Share, local_machine, share_out
+from tune.machine import Machine, Share, local_machine, machine_to_be, share_out
 from tune.same_study import check_same_study
 from tune.study_room import check_room
 
@@ -331,9 +331,9 @@ def _plan(o: Options, lr_factors: dict[str, float] | None = None) -> SearchPlan:
     check_stage(o.stage, data, here=(o.address or "local") == "local")
     trials = o.trials or space.defaults.get("trials") or DEFAULT_TRIALS.get(data.name, DEFAULT_TRIALS_OTHER)
     max_epochs = o.max_epochs or space.defaults.get("max_epochs") or DEFAULT_EPOCHS.get(data.name, DEFAULT_EPOCHS_OTHER)
-    machine = local_machine() if (o.address or "local") == "local" else Machine()
+    machine = local_machine() if (o.address or "local") == "local" else machine_to_be()
     auto = (o.model or "auto") == "auto"
-    if auto and o.prior_from and not machine.nodes:
+    if auto and o.prior_from and (o.address or "local") != "local":
         raise ConfigError(
             "--prior-from on a cluster needs the network named; got --model auto. Write --model resnet50."
         )

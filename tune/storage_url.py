@@ -33,6 +33,30 @@ def check_database_file(url: str | None) -> None:
         )
 
 
+def check_url(url: str | None) -> None:
+    """Raise ConfigError where no database could be behind ``url``; it is not opened. Nothing without SQLAlchemy."""
+    if url is None:
+        return
+    try:
+        from sqlalchemy.engine import make_url
+        from sqlalchemy.exc import ArgumentError, NoSuchModuleError
+    except ModuleNotFoundError:
+        return
+    try:
+        dialect = make_url(url).get_dialect()
+        dialect.import_dbapi()
+    except (ArgumentError, NoSuchModuleError, ValueError):
+        raise ConfigError(
+            f"--storage must be a database's URL; got {redact(url)!r}. "
+            "Write e.g. postgresql://USER@HOST/NAME, or leave it out for a journal file."
+        ) from None
+    except ImportError as error:
+        raise ConfigError(
+            f"--storage needs a driver that is not installed; got {redact(url)!r} and no {error.name!r}. "
+            "Install it, or name one that is: postgresql+DRIVER://…"
+        ) from None
+
+
 def shared_file_warning(url: str | None) -> str | None:
     """One line where an SQLite file lies on a file system of several hosts; None elsewhere.
 

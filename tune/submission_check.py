@@ -74,6 +74,10 @@ def _options(arguments: Sequence[str]) -> Options:
 def check_whole(options: Options) -> list[str]:
     """As ``--dry-run``. Raises ConfigError."""
     make_plan(options)
+    if options.storage:
+        from tune.storage_url import check_url  # not for Python 3.9
+
+        check_url(options.storage)
     return []
 
 
@@ -85,7 +89,7 @@ def check_by_parts(options: Options) -> list[str]:
     if own is None:
         load_space(options.space or DEFAULT_SPACE)
         # An older Python, packages that are missing: they are met again below, one by one.
-        with contextlib.suppress(ModuleNotFoundError, TypeError, SyntaxError):
+        with contextlib.suppress(ImportError, TypeError, SyntaxError):
             return check_whole(options)
     else:
         look_for_function(*own)
@@ -154,6 +158,7 @@ def with_a_way_on(message: str, options: Options) -> str:
     own = space_file(options.space or DEFAULT_SPACE)
     places = [str(own[0]) if own else None, options.data, options.output or DEFAULT_OUTPUT, *options.prior_from]
     quoted = [f"{end}'" for place in places if place for end in (f"'{place}", f"/{place}", os.path.abspath(place))]
+    quoted += [f"({os.path.abspath(own[0])})"] if own else []
     if message.startswith("--output") or any(text in message for text in quoted):
         stop = "" if message.endswith(".") else "."
         return f"{message}{stop} Where the compute nodes differ in that, write --no-check."
