@@ -36,7 +36,7 @@ def _add_resources(p: argparse.ArgumentParser) -> None:
     add("--cpus-per-gpu", type=int, metavar="N", help="default: the site's rule")
     add("--cpus-per-node", type=int, metavar="N", help="in place of --cpus-per-gpu")
     add("--mem", metavar="SIZE", help="memory of each node, e.g. 120G (default: Slurm's)")
-    add("--gres", metavar="gpu:TYPE", help="what Slurm calls the GPUs, without their number")
+    add("--gres", metavar="gpu:TYPE", help="what Slurm calls the GPUs, e.g. gpu:a100 or, of two a node, gpu:a100:2")
     add("--name", default="bigbatch", help="the job's name in the queue (default bigbatch)")
     add("--container", metavar="IMAGE.sif", help="run the nodes' Python in this Apptainer image")
     add("--python", metavar="PATH", help="the interpreter that has Ray (default: the active environment's)")

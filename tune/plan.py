@@ -1,4 +1,4 @@
-"""The validated plan of a search: everything that can be refused is refused here, before Ray starts."""
+"""The validated plan of a search: what can be known before Ray starts is refused here."""
 
 from __future__ import annotations
 
