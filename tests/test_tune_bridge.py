@@ -294,12 +294,12 @@ def test_first_trials_that_all_fail_alike_end_the_search_and_unlike_ones_do_not(
 
 def test_the_cost_of_a_trial_is_its_wall_time_times_its_workers_over_all_attempts(store, monkeypatch):
     now = [1000.0]
-    monkeypatch.setattr("tune.bridge.time.monotonic", lambda: now[0])
+    monkeypatch.setattr(store.ledger, "_clock", lambda: now[0])
     bridge = make_bridge(store)
     bridge.workers = 4
     bridge.suggest("a")
     now[0] += 90.0
-    assert bridge.device_s() == pytest.approx(360.0)
+    assert store.ledger.held_s == pytest.approx(360.0)
     bridge.stopping = True
     bridge.on_trial_complete("a")  # interrupted
     now[0] += 5000.0
@@ -308,7 +308,44 @@ def test_the_cost_of_a_trial_is_its_wall_time_times_its_workers_over_all_attempt
     now[0] += 10.0
     run_out(bridge, "b", [0.1] * EPOCHS)
     assert store.study.trials[0].user_attrs["gpu_hours"] == pytest.approx((90 + 10) * 4 / 3600)
-    assert bridge.device_s() == pytest.approx(400.0)
+    assert store.ledger.held_s == pytest.approx(400.0)
+
+
+def test_a_trial_that_waits_for_room_costs_nothing_until_its_workers_start(store, monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr("tune.bridge.time.monotonic", lambda: now[0])
+    monkeypatch.setattr(store.ledger, "_clock", lambda: now[0])
+    bridge = make_bridge(store)
+    bridge.suggest("a")
+    for _ in range(20):
+        bridge.waits(0, now[0])
+        now[0] += 30.0
+    bridge.waits(0, now[0])
+    now[0] += 8.0  # room was found; its worker starts
+    bridge.runs(0)
+    now[0] += 100.0
+    run_out(bridge, "a", [0.1] * EPOCHS)
+    assert store.study.trials[0].user_attrs["gpu_hours"] == pytest.approx(108 / 3600)
+
+
+def test_attempts_that_are_killed_before_their_first_epoch_are_counted(store, monkeypatch):
+    """Five kills, four workers, an hour each: 20 hours. The last heartbeat says up to when; see tune/ledger.py."""
+    for _ in range(5):
+        now = [0.0]
+        monkeypatch.setattr(store.ledger, "_clock", lambda now=now: now[0])
+        bridge = make_bridge(store)
+        bridge.recover()
+        bridge.workers = 4
+        assert bridge.suggest("a")["number"] == 0
+        now[0] += 3600.0
+        store.ledger.beat()
+        store = reopen(store)  # the bridge is told nothing more: kill -9
+    bridge = make_bridge(store)
+    bridge.workers = 1  # --resume --workers 1 counts the past as it was
+    bridge.recover()
+    assert store.study.trials[0].user_attrs["gpu_hours"] == pytest.approx(20.0, abs=1e-3)
+    assert store.ledger.held_s == pytest.approx(20 * 3600, abs=1)
+    store.close()
 
 
 def test_median_stops_what_is_below_the_median_of_earlier_trials(store):

@@ -24,6 +24,7 @@ from optuna.trial import TrialState
 
 from train_loop.config import TrainConfig
 from train_loop.data import pack
+from tune.ledger import read as read_ledger
 
 TINY = ("--model", "shufflenet_v2_x0_5", "--set", "image_size=16", "--seed", "1")
 
@@ -352,18 +353,53 @@ def test_a_killed_worker_is_started_again_from_its_checkpoint(tiny, tmp_path):
     assert list(values) == list(range(1, len(values) + 1)), "each epoch once"
 
 
+NO_LOCKS = """
+import errno, fcntl, os
+flock = fcntl.flock
+def refuse(file, how):
+    number = file if isinstance(file, int) else file.fileno()
+    if "/runs/" in os.readlink(f"/proc/self/fd/{number}"):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+    return flock(file, how)
+fcntl.flock = refuse
+"""
+
+
 @pytest.mark.slow
-def test_a_killed_driver_takes_its_ray_with_it_and_the_next_search_removes_its_folder(tiny, tmp_path):
-    """kill -9 of the driver alone: nobody is left to clean up, and nothing may live on."""
-    first = Search(*tiny, "--study", "s", "--trials", 1, "--max-epochs", 400, cwd=tmp_path)
-    first.wait_for(r"trial 0 epoch 1/400")
+def test_a_killed_driver_takes_its_ray_with_it_is_followed_at_once_and_its_hours_count(tiny, tmp_path):
+    """kill -9 of the driver alone: nobody is left to clean up, nothing may live on, and no more than 30 s are lost.
+
+    The study is on a file system without file locks, where a second driver is refused all the same.
+    """
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(NO_LOCKS)
+    started = time.monotonic()
+    no_locks = {"PYTHONPATH": str(tmp_path / "site")}
+    first = Search(*tiny, "--study", "s", "--trials", 2, "--max-epochs", 4000, cwd=tmp_path, **no_locks)
+    at_once = int(first.wait_for(r"(\d+) trials at a time")[1])
+    first.wait_for("Starting Ray")
+    began = time.monotonic()
+    first.wait_for(r"trial 0 epoch 1/4000")
+    (tmp_path / "second").mkdir()
+    command = ("--resume", "--study", "s", "--output", tmp_path / "runs")
+    second = Search(*command, cwd=tmp_path / "second", **no_locks)
+    assert second.end() == 2
+    assert f"is held by process {first.process.pid} of " in second.stderr() and second.stderr().count("\n") == 1
     first.process.kill()
     first.process.wait(120)
-    assert wait_gone(first.ray_folder, 120) == []
-    second = Search(*tiny, "--study", "t", "--trials", 1, "--max-epochs", 1, cwd=tmp_path)
-    second.wait_for("Ray dashboard")
-    assert not Path(first.ray_folder).exists() and Path(second.ray_folder).exists()
-    assert second.end() == 0, second.stderr()
+    killed = time.monotonic()
+    used = read_ledger(tmp_path / "runs" / "s" / "ledger").held_s / at_once
+    third = Search(*command, "--time-budget", "1s", cwd=tmp_path / "second", **no_locks)
+    assert killed - began - 30 <= used <= killed - started
+    third.wait_for(r"trial \d resumed after epoch \d+")
+    assert wait_gone(first.ray_folder, 120) == [] and not Path(first.ray_folder).exists()
+    assert third.end() == 1, "no trial has run to its end"
+    study = load(tmp_path / "runs" / "s")
+    assert len(study.trials) == 2 and {t.state for t in study.trials} == {TrialState.WAITING}
+    after = read_ledger(tmp_path / "runs" / "s" / "ledger")
+    spent = {t.number: t.user_attrs["gpu_hours"] * 3600 for t in study.trials}
+    assert spent == pytest.approx(after.trials_s, abs=0.1) and sum(spent.values()) < after.held_s
+    assert not (tmp_path / "runs" / "s" / ".lease").exists()
 
 
 @pytest.mark.slow
@@ -419,7 +455,7 @@ def test_the_stock_trainer_takes_over_where_rays_private_names_have_changed(tiny
     ("budget", "word"),
     [
         (("--time-budget", "12s"), "time budget"),
-        pytest.param(("--budget-gpu-hours", "0.004"), "GPU hours", marks=pytest.mark.exhaustive),
+        pytest.param(("--budget-gpu-hours", "0.02"), "GPU hours", marks=pytest.mark.exhaustive),
     ],
 )
 def test_budgets_end_a_search_that_can_be_resumed(tiny, tmp_path, budget, word):
@@ -429,9 +465,11 @@ def test_budgets_end_a_search_that_can_be_resumed(tiny, tmp_path, budget, word):
     study = load(tmp_path / "runs" / "s")
     assert study.trials and {t.state for t in study.trials} == {TrialState.WAITING}
     if word == "GPU hours":
-        used = sum(t.user_attrs["gpu_hours"] for t in study.trials)
-        assert 0.004 <= used <= 0.004 + 30 / 3600, "at most the stop itself is spent beyond it"
-        assert any("--budget-gpu-hours 0.008" in line for line in search.lines), "the printed command goes on"
+        used = read_ledger(tmp_path / "runs" / "s" / "ledger").held_s / 3600
+        assert 0.02 <= used <= 0.02 + 2 * 30 / 3600, "at most the stop itself is spent beyond it"
+        again = Search("--resume", "--study", "s", cwd=tmp_path)
+        assert again.end() == 1 and not any("Starting Ray" in line for line in again.lines), "nothing is left to spend"
+        assert any("--budget-gpu-hours 0.04" in line for line in search.lines), "the printed command goes on"
 
 
 @pytest.mark.slow

@@ -55,7 +55,6 @@ class _Live:
 
     trial: optuna.trial.Trial
     view: TrialView
-    device_s_before: float
     waiting_for_first: bool = True
     """No epoch has ended since it was started."""
     started: float = field(default_factory=lambda: time.monotonic())
@@ -117,7 +116,7 @@ class OptunaBridge(Searcher):
 
     def recover(self) -> None:
         """Take up what earlier drivers left, see ``StudyStore.recover``."""
-        self._store.recover(self.workers)
+        self._store.recover()
         retry.adopt_checkpoints(self._store)
         self._finished = retry.count_ended(self._study.get_trials(deepcopy=False))
 
@@ -230,6 +229,7 @@ class OptunaBridge(Searcher):
         """``at`` (time.monotonic) there was no room for a trial: its time and its cost begin later."""
         for live in self._live.values():
             if live.view.number == number and live.view.phase != "running":
+                self._store.ledger.end(number)
                 live.started, live.view.started_at = max(live.started, at), time.time()
                 news, live.view.phase = live.view.phase != "waiting", "waiting"
                 if news:
@@ -241,18 +241,11 @@ class OptunaBridge(Searcher):
             if live.view.number == number:
                 news, live.view.phase = live.view.phase != "running", "running"
                 live.view.steps = steps or live.view.steps
+                self._store.ledger.begin(number, self.workers, time.monotonic() - live.started)
                 if news:
                     self._notify("trial_started", live.view)
                 if steps is not None:
                     self._notify("steps_done", live.view)
-
-    # The budget
-
-    def device_s(self) -> float:
-        """Seconds of workers that the study has used, those of running trials included."""
-        hours = sum(t.user_attrs.get("gpu_hours", 0.0) for t in self._study.get_trials(deepcopy=False))
-        live = sum((time.monotonic() - item.started) * self.workers for item in self._live.values())
-        return hours * 3600 + live
 
     def first_result_s(self) -> float | None:
         """Seconds from a trial's start to its first finished epoch: the longest met so far.
@@ -324,7 +317,8 @@ class OptunaBridge(Searcher):
         view = TrialView(trial.number, dict(trial.params), config, records=records, resumed=attempts > 1)
         view.retries = attrs.get(retry.RETRIES_ATTR)
         view.phase, view.asks = "starting", asked_for(task)
-        self._live[trial_id] = _Live(trial, view, attrs.get("gpu_hours", 0.0) * 3600)
+        self._live[trial_id] = _Live(trial, view)
+        self._store.ledger.begin(trial.number, self.workers)
         self._notify("trial_planned", view)
         return task
 
@@ -382,8 +376,9 @@ class OptunaBridge(Searcher):
             self._warned = True
 
     def _note_cost(self, live: _Live) -> None:
-        seconds = live.device_s_before + (time.monotonic() - live.started) * self.workers
-        live.trial.set_user_attr("gpu_hours", seconds / 3600)
+        number = live.trial.number
+        self._store.ledger.end(number)
+        live.trial.set_user_attr("gpu_hours", self._store.ledger.trial_s(number) / 3600)
 
     def _end(self, live: _Live, state: TrialState, because: str) -> None:
         live.view.state, live.view.ended_because = state.name, because

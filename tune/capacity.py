@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from train_loop.config import ConfigError
+from tune.ledger import devices_held, owns_cluster
 from tune.machine import Machine, Node, Share, share_out
 
 LOOK_EVERY_S = 1.0
@@ -63,6 +64,15 @@ class Capacity:
         """Whether a trial whose workers get ``bundle`` finds room where nothing else runs."""
         self._look()
         return self._nodes is None or Share(1, self._workers, bundle).fits(self._machine())
+
+    def devices(self, machine: Machine) -> int | None:
+        """What the search holds now; None: of a cluster of others, what its trials take.
+
+        ``machine``: the nodes with which it began; its own Ray's never change.
+        """
+        if not owns_cluster(local=self._nodes is None):
+            return None
+        return devices_held(self._machine() if self._known else machine, self._share)
 
     def lost(self) -> str | None:
         """Why no trial can run any more on the nodes that are left, once that has lasted; else None."""

@@ -7,6 +7,7 @@ import shutil
 import signal
 import sys
 import time
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,6 +27,7 @@ from tune.deadline import END_OF_ALLOCATION, Deadline, end_of_allocation
 from tune.display import PlainLines, Progress, make_display
 from tune.interrupts import Interrupts, StopRequest
 from tune.joined import cluster_machine, living_nodes, on_cluster
+from tune.ledger import devices_held
 from tune.observer import Observer, TrialView
 from tune.plan import SearchPlan
 from tune.provenance import provenance
@@ -96,7 +98,7 @@ def run_search(plan: SearchPlan) -> int:
                     store.drop_checkpoints()
                 store.end_session(outcome=outcome, elapsed_s=round(time.monotonic() - started, 1))
         trials = _views(store)
-        print_findings(ended.plan, trials, time.monotonic() - started, _device_hours(store), console)
+        print_findings(ended.plan, trials, time.monotonic() - started, store.ledger.used(), console)
         return _end(ended, trials, stop, console)
 
 
@@ -112,22 +114,18 @@ class _Ended:
     deadline: Deadline = field(default_factory=lambda: Deadline(None, lambda: None))
 
 
-def _device_hours(store: StudyStore) -> float:
-    return sum(t.user_attrs.get("gpu_hours", 0.0) for t in store.study.get_trials(deepcopy=False))
-
-
 def _finished(store: StudyStore) -> int:
     return retry.count_ended(store.study.get_trials(deepcopy=False))
 
 
 def _nothing_to_do(plan: SearchPlan, store: StudyStore, console: Console) -> int:
     """A resumed study that has its trials: its findings again, without starting Ray."""
-    store.recover(plan.share.workers)
+    store.recover()
     store.refresh(force=True)
     ended = _finished(store)
     console.print(f"\nAll {ended} trials have ended; write e.g. --trials {2 * ended} for more.", markup=False)
     trials = _views(store)
-    print_findings(plan, trials, 0.0, _device_hours(store), console)
+    print_findings(plan, trials, 0.0, store.ledger.used(), console)
     return DONE if any(t.state == "COMPLETE" for t in trials) else FAILED
 
 
@@ -136,10 +134,13 @@ def _search(
 ) -> None:
     """Everything that needs Ray. Fills in ``ended``."""
     plan = ended.plan
-    session = _session(plan, store)
+    if store.ledger.has_spent(plan.budget_gpu_hours):
+        stop.set(BUDGET_SPENT)
+        store.recover()
+        return
+    store.ledger.hold(devices_held(plan.machine, plan.share) if plan.address == "local" else 0)
     console.print("Starting Ray …" if plan.address == "local" else f"Joining Ray at {plan.address} …", style="dim")
-    connection = session.__enter__()
-    stack.push(session.__exit__)
+    connection = stack.enter_context(_session(plan, store))
     interrupts.take_again()  # starting Ray has put its own handler for SIGTERM in place
     if not connection.local:
         plan = ended.plan = on_cluster(plan, cluster_machine())
@@ -149,6 +150,7 @@ def _search(
     say = partial(console.print, markup=False, soft_wrap=True)
     nodes = None if connection.local else living_nodes
     ended.capacity = Capacity(plan.share, plan.trials, gpus=plan.machine.gpus > 0, nodes=nodes, say=say)
+    store.ledger.hold(ended.capacity.devices(plan.machine))
     observers: list[Observer] = []
     if plan.wandb != "disabled":
         ended.wandb = wandb_log.WandbObserver(plan.wandb, plan.study, plan.folder / "wandb")
@@ -267,7 +269,7 @@ def _fit(ended: _Ended, store: StudyStore, stop: StopRequest, watch: Watch) -> N
         run_config=ray.tune.RunConfig(
             name="search",
             storage_path=str(storage),
-            stop=StopWhen(bridge, _deadline(plan, bridge, stop), store.stop_file),
+            stop=StopWhen(bridge, _deadline(ended, store, stop), store.stop_file),
             failure_config=ray.tune.FailureConfig(max_failures=plan.restarts),
             verbose=0,
             callbacks=[Silence(), NoEmptyFolders(), Ticks(watch)],
@@ -281,14 +283,16 @@ def _fit(ended: _Ended, store: StudyStore, stop: StopRequest, watch: Watch) -> N
         shutil.rmtree(storage, ignore_errors=True)
 
 
-def _deadline(plan: SearchPlan, bridge: Any, stop: StopRequest) -> Any:
+def _deadline(ended: _Ended, store: StudyStore, stop: StopRequest) -> Callable[[], bool]:
     """A function that Tune asks often: is the search to end now?"""
+    plan, ledger = ended.plan, store.ledger
     ends_at = time.monotonic() + plan.time_budget_s if plan.time_budget_s else None
 
     def over() -> bool:
         if ends_at is not None and time.monotonic() >= ends_at:
             stop.set("the time budget is spent")
-        if plan.budget_gpu_hours is not None and bridge.device_s() >= plan.budget_gpu_hours * 3600:
+        ledger.hold(ended.capacity.devices(plan.machine))
+        if ledger.has_spent(plan.budget_gpu_hours):
             stop.set(BUDGET_SPENT)
         return stop.is_set()
 

@@ -6,6 +6,7 @@ trials.parquet   a row a trial (tune/tables.py)
 epochs.parquet   a row a trial and epoch
 best.json        the best trial's TrainConfig
 checkpoints/     one folder for each trial that may still need it, and the best one's
+ledger/          a file for each session: devices × time, held and spent on trials (tune/ledger.py)
 logs/            driver.log, ray.log, trial-NNNN.log
 """
 
@@ -25,6 +26,7 @@ from train_loop.config import ConfigError
 from train_loop.folder_hold import FolderHold, hold_folder
 from tune import tables
 from tune.description import SCHEMA_VERSION, STUDY_FILE, read_description
+from tune.ledger import Ledger
 from tune.provenance import redact
 from tune.retry import may_need_checkpoint
 from tune.storage_url import check_database_file
@@ -45,6 +47,8 @@ class StudyStore:
         self.folder = folder
         self._storage_url = storage_url
         self._hold: FolderHold | None = None
+        self.ledger: Ledger
+        """What the study has used; there from the moment that the folder is held."""
         self._next_refresh = 0.0
         self.study: optuna.Study
 
@@ -108,6 +112,7 @@ class StudyStore:
         try:
             repair_journal(folder / JOURNAL_FILE)
             store._load(description)
+            store.ledger.carry_over(_used_before(store.study, description.get("workers", 1)))
         except BaseException:
             store.close()
             raise
@@ -133,21 +138,17 @@ class StudyStore:
             self.close()
             shutil.rmtree(self.folder, ignore_errors=True)
 
-    def recover(self, workers: int) -> None:
+    def recover(self) -> None:
         """Take up what a killed driver left RUNNING: back to WAITING, or told, where all was reported."""
         for trial in self.study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.RUNNING,)):
             records = tables.epoch_records(trial)
-            self._note_lost_cost(trial, records, workers)
+            self.study._storage.set_trial_user_attr(
+                trial._trial_id, "gpu_hours", self.ledger.trial_s(trial.number) / 3600
+            )
             if records and records[-1]["epoch"] >= trial.user_attrs["config"]["epochs"]:
                 self._complete_late(trial, records)
             else:
                 self.study._storage.set_trial_state_values(trial._trial_id, optuna.trial.TrialState.WAITING)
-
-    def _note_lost_cost(self, trial: optuna.trial.FrozenTrial, records: list[dict[str, Any]], workers: int) -> None:
-        """What a killed attempt used at least: the time of its finished epochs."""
-        hours = sum(tables.epoch_s(record) for record in records) * workers / 3600
-        if hours > trial.user_attrs.get("gpu_hours", 0.0):
-            self.study._storage.set_trial_user_attr(trial._trial_id, "gpu_hours", hours)
 
     def _complete_late(self, trial: optuna.trial.FrozenTrial, records: list[dict[str, Any]]) -> None:
         """Its last epoch is in the study, only the word of its end is not."""
@@ -160,6 +161,7 @@ class StudyStore:
 
     def close(self) -> None:
         if self._hold is not None:
+            self.ledger.close()
             self._hold.close()
             self._hold = None
 
@@ -175,6 +177,8 @@ class StudyStore:
 
     def _take(self) -> None:
         self._hold = hold_folder(self.folder, "a study's folder", "write --study OTHER")
+        self.ledger = Ledger(self.folder / "ledger")
+        self._hold.also(self.ledger.beat)
 
     def _storage(self) -> optuna.storages.BaseStorage:
         return open_storage(self.folder, self._storage_url)
@@ -223,6 +227,19 @@ class StudyStore:
         if description.get("sessions"):
             description["sessions"][-1].update(facts)
         write_json(self.folder / STUDY_FILE, description)
+
+
+def _used_before(study: optuna.Study, workers: int) -> dict[int, float]:
+    """Device seconds of each trial, as far as a study without a ledger knows them.
+
+    It noted them when an attempt ended. Of one that was killed it knows the epochs.
+    """
+    used = {}
+    for trial in study.get_trials(deepcopy=False):
+        noted_s = 3600 * trial.user_attrs.get("gpu_hours", 0.0)
+        epochs_s = sum(tables.epoch_s(record) for record in tables.epoch_records(trial)) * workers
+        used[trial.number] = max(noted_s, epochs_s) if trial.state == optuna.trial.TrialState.RUNNING else noted_s
+    return {number: seconds for number, seconds in used.items() if seconds}
 
 
 def best_trial(trials: list[optuna.trial.FrozenTrial]) -> optuna.trial.FrozenTrial | None:

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from train_loop.room import quota_lines
 from tune.display import duration, one_line, percent, settings
+from tune.ledger import Used
 from tune.observer import TrialView
 from tune.plan import SearchPlan
 from tune.provenance import ROOT, redact
@@ -106,9 +107,7 @@ def _cost(plan: SearchPlan) -> str:
     return ", ".join(parts)
 
 
-def print_findings(
-    plan: SearchPlan, trials: list[TrialView], elapsed_s: float, device_hours: float, console: Console
-) -> None:
+def print_findings(plan: SearchPlan, trials: list[TrialView], elapsed_s: float, used: Used, console: Console) -> None:
     """The best configuration, how sure it is, and the next command."""
     done = sorted((t for t in trials if t.state == "COMPLETE"), key=lambda t: (-(t.value or 0), t.number))
     once = [t for t in trials if t.retried_by is None]
@@ -116,7 +115,7 @@ def print_findings(
     unit = "GPU hours" if plan.machine.gpus else "worker hours (no GPU)"
     console.print(
         f"\n{len(done)} of {len(once)} trials ran to their end, {stopped} stopped early, {failed} failed; "
-        f"{duration(elapsed_s)} elapsed, {device_hours:.2f} {unit} used by the study."
+        f"{duration(elapsed_s)} elapsed, {used.words(unit)}."
     )
     for trial in (t for t in trials if t.state == "FAIL"):
         again = f" (tried again as trial {trial.retried_by})" if trial.retried_by is not None else ""

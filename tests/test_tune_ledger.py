@@ -1,0 +1,185 @@
+"""What was used: sums over sessions that end in any way, never recounted."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from tune.ledger import WRITE_S, Ledger, devices_held, owns_cluster, read
+from tune.machine import Machine, Node, Share
+from tune.store import StudyStore
+
+HOUR = 3600.0
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1e6
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def lives(ledger: Ledger, clock: Clock, seconds: float) -> None:
+    """So much time, with the beats of the driver's thread; of a long time only the last ones."""
+    ends = clock.now + seconds
+    clock.now = max(clock.now, ends - 60)
+    ledger.beat()
+    while clock.now < ends:
+        clock.now = min(clock.now + 2.0, ends)
+        ledger.beat()
+
+
+def test_hours_of_kills_and_of_orderly_ends_add_up_whatever_the_workers(tmp_path, clock):
+    """The cases that were found in use: 20 GPU hours were counted as 0, and 8 + 8 as 8."""
+    for _ in range(5):  # killed before the first epoch's end: nothing is told any more
+        session = Ledger(tmp_path, clock)
+        session.hold(4)
+        session.begin(0, 4)
+        lives(session, clock, HOUR)
+    assert Ledger(tmp_path, clock).held_s == pytest.approx(20 * HOUR, abs=5 * 4 * WRITE_S)
+    assert Ledger(tmp_path, clock).trial_s(0) == pytest.approx(20 * HOUR, abs=5 * 4 * WRITE_S)
+    orderly = Ledger(tmp_path, clock)
+    orderly.hold(2)  # --resume --workers 2
+    orderly.begin(0, 2)
+    lives(orderly, clock, 4 * HOUR + 1)
+    orderly.end(0)
+    lives(orderly, clock, 0.5 * HOUR)  # between trials and until Ray's end devices are held too
+    orderly.close()
+    again = Ledger(tmp_path, clock)
+    assert again.held_s == pytest.approx(20 * HOUR + 2 * (4.5 * HOUR + 1), abs=200)
+    assert again.trial_s(0) == pytest.approx(20 * HOUR + 2 * (4 * HOUR + 1), abs=200)
+    assert again.has_spent(28.5) and not again.has_spent(30) and not again.has_spent(None)
+
+
+def test_devices_that_come_and_go_are_integrated(tmp_path, clock):
+    ledger = Ledger(tmp_path, clock)
+    for devices, seconds in ((8, 100.0), (4, 50.0), (0, 1000.0), (12, 10.0)):
+        ledger.hold(devices)
+        lives(ledger, clock, seconds)
+    assert ledger.held_s == pytest.approx(8 * 100 + 4 * 50 + 12 * 10)
+    ledger.close()
+    clock.now += 1e5
+    assert ledger.held_s == read(tmp_path).held_s == pytest.approx(1120)
+
+
+def test_of_a_cluster_of_others_what_trials_take_is_held(tmp_path, clock, monkeypatch):
+    ledger = Ledger(tmp_path, clock)
+    ledger.hold(None)
+    lives(ledger, clock, 100)
+    ledger.begin(0, 3)
+    ledger.begin(1, 2)
+    ledger.begin(0, 3)  # said twice
+    lives(ledger, clock, 10)
+    ledger.end(1)
+    lives(ledger, clock, 10)
+    ledger.end(7)
+    assert ledger.held_s == pytest.approx(3 * 20 + 2 * 10) and ledger.trial_s(1) == pytest.approx(20)
+    ledger.begin(2, 4, since_s=5)  # it had waited for room, and its workers then took 5 s to start
+    ledger.begin(2, 4, since_s=9)
+    assert ledger.trial_s(2) == pytest.approx(20) and ledger.held_s == pytest.approx(100)
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    assert owns_cluster(local=True) and not owns_cluster(local=False)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    assert owns_cluster(local=False), "a job's nodes are charged, busy or not"
+
+
+def test_held_are_all_gpus_and_where_there_are_none_the_workers_that_run_at_once():
+    share = Share(3, 2, {"CPU": 1.0})
+    assert devices_held(Machine((Node(32, 4), Node(32, 4))), share) == 8
+    assert devices_held(Machine((Node(8),)), share) == 6
+    assert devices_held(Machine((Node(8),)), None) == 0
+
+
+def test_sums_never_fall_and_a_kill_loses_seconds(tmp_path, clock):
+    rng = random.Random(0)
+    counted, true = 0.0, 0.0
+    for _ in range(60):
+        ledger = Ledger(tmp_path, clock)
+        assert ledger.held_s >= counted - 1e-2, "what was written stays, but for the rounding to milliseconds"
+        for _ in range(rng.randrange(6)):
+            devices, seconds = rng.randrange(9), rng.uniform(0, 300)
+            ledger.hold(devices)
+            ledger.begin(rng.randrange(4), 1)
+            lives(ledger, clock, seconds)
+            true += devices * seconds
+            assert ledger.held_s >= counted
+            counted = ledger.held_s
+            if rng.random() < 0.5:
+                ledger.end(rng.randrange(4))
+        if rng.random() < 0.3:
+            ledger.close()
+            assert read(tmp_path).held_s == pytest.approx(counted, abs=0.1)
+        counted = read(tmp_path).held_s
+    assert true - 60 * 8 * (WRITE_S + 2) <= counted <= true + 0.1
+
+
+def test_a_full_disk_ends_nothing_and_the_next_beat_makes_up_for_it(tmp_path, clock, monkeypatch):
+    def full(self: Path, text: str) -> None:
+        raise OSError(28, "No space left on device")
+
+    ledger = Ledger(tmp_path / "ledger", clock)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", full)
+        ledger.hold(4)
+        ledger.begin(0, 4)
+        clock.now += 100
+        with pytest.raises(OSError, match="No space"):  # the thread that calls says it once
+            ledger.beat()
+    assert ledger.held_s == pytest.approx(400) and ledger.has_spent(0.1)
+    clock.now += WRITE_S
+    ledger.beat()
+    assert read(tmp_path / "ledger").held_s == pytest.approx(400 + 4 * WRITE_S)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", full)
+        ledger.close()
+
+
+def test_a_file_that_is_damaged_is_named_and_the_others_count(tmp_path, clock, capsys):
+    for _ in range(3):
+        session = Ledger(tmp_path, clock)
+        session.hold(1)
+        lives(session, clock, 100)
+        session.close()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["0001.json", "0002.json", "0003.json"]
+    (tmp_path / "0002.json").write_text('{"held_device_s": "much"}')
+    assert Ledger(tmp_path, clock).held_s == pytest.approx(200)
+    assert "0002.json is damaged; its hours are not counted" in capsys.readouterr().err
+    (tmp_path / "0003.json").unlink()
+    session = Ledger(tmp_path, clock)
+    session.hold(1)
+    assert (tmp_path / "0003.json").exists() and "0002" in capsys.readouterr().err
+
+
+def test_a_study_that_is_older_than_ledgers_begins_with_the_sum_of_its_trials(tmp_path):
+    store = StudyStore.create(tmp_path / "s", "s", {"workers": 4}, None)
+    first, second = store.study.ask(), store.study.ask()
+    first.set_user_attr("gpu_hours", 8.0)
+    store.study.tell(first, 0.5)
+    second.set_user_attr("config", {"epochs": 9})
+    second.set_user_attr("epoch/00001", {"epoch": 1, "val_top1": 0.5, "train_s": 300.0, "val_s": 60.0})
+    store.close()
+    for _ in range(2):  # the second time there is a ledger
+        store = StudyStore.open(store.folder, None)
+        assert store.ledger.held_s == pytest.approx(8 * HOUR + 4 * 360)
+        store.recover()
+        assert store.study.trials[1].user_attrs["gpu_hours"] == pytest.approx(0.4)
+        store.close()
+    assert [p.name for p in (store.folder / "ledger").iterdir()] == ["0000.json"]
+    written = json.loads((store.folder / "ledger" / "0000.json").read_text())
+    assert written["trial_device_s"] == {"0": 28800.0, "1": 1440.0}
+
+
+def test_looking_at_a_study_counts_as_no_session(tmp_path):
+    store = StudyStore.create(tmp_path / "s", "s", {}, None)
+    store.close()
+    StudyStore.open(store.folder, None).close()
+    assert not (store.folder / "ledger").exists()
