@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import select
+import signal
 import struct
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from conftest import ROOT, clean_environment
 
 COLUMNS, ROWS = 100, 40
@@ -40,6 +42,9 @@ def inside_a_call():
 print("the plan")
 with Interrupts(stop) as interrupts:
     if len(sys.argv) > 3:
+        if sys.argv[3] == "after":
+            with interrupts.shown_by(None):
+                pass
         inside_a_call()
     else:
         with make_display(Progress(9, 3, {})) as display, interrupts.shown_by(display):
@@ -135,12 +140,31 @@ def test_ctrl_c_is_acknowledged_beneath_the_table_while_a_call_lasts_and_leaves_
     assert count(screen, " running ") == 3 and screen[0] == "the plan", "\n".join(screen)
 
 
-def test_ctrl_c_before_there_is_a_table_is_acknowledged_by_a_line(tmp_path):
-    terminal, held = start(tmp_path, "no table")
+@pytest.mark.parametrize(
+    ("when", "words"),
+    [("before", "Stopping; Ctrl-C again to stop at once."), ("after", "The search has ended and is saved;")],
+)
+def test_ctrl_c_where_there_is_no_table_is_acknowledged_by_a_line(tmp_path, when, words):
+    terminal, held = start(tmp_path, when)
     terminal.wait_for(lambda screen: count(screen, "inside") == 1)
     terminal.press_ctrl_c()
-    screen = terminal.wait_for(lambda screen: "Stopping; Ctrl-C again to stop at once." in screen)
+    screen = terminal.wait_for(lambda screen: any(line.startswith(words) for line in screen))
     assert count(screen, "the findings") == 0
     os.write(held, b"x")
     terminal.wait_for(lambda screen: count(screen, "the findings") == 1)
     assert terminal.process.wait(60) == 0
+
+
+@pytest.mark.parametrize(("planned", "code"), [(1, 0), (2, 130)])
+def test_ctrl_c_while_the_findings_are_printed_does_not_undo_a_search_that_is_done(tmp_path, capsys, planned, code):
+    from rich.console import Console
+
+    from train_loop.config import TrainConfig
+    from tune.observer import TrialView
+    from tune.plan import Options, make_plan
+    from tune.search import StopRequest, _end, _Ended
+
+    ended, stop = _Ended(make_plan(Options(space="smoke", trials=planned, output=str(tmp_path)))), StopRequest()
+    stop.set("interrupted", signal.SIGINT)
+    assert _end(ended, [TrialView(0, {}, TrainConfig(), state="COMPLETE")], stop, Console()) == code
+    assert ("--resume" in capsys.readouterr().out) == (code == 130)

@@ -265,6 +265,10 @@ def test_the_watch_finds_who_waits_and_who_runs_and_leaves_no_file(tmp_path: Pat
     watch.look()
     assert asker.often and bridge.calls == []
     asker.view, asker.asked_at = ClusterView((node("a", 2),), (group({"CPU": 2}),)), time.monotonic()
+    watch.look()
+    watch.tick()
+    assert bridge.calls == [], "too early to call it a wait"
+    asker.asked_at = time.monotonic() + 2
     ProgressFile(files[0]).begin()
     watch.look()
     assert bridge.calls == [], "nothing happens outside of the driver's thread"

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-WRITE_EVERY_S = 2.0
+WRITE_EVERY_S = 5.0
 """At least so long between two writes of the file."""
 LINE_EVERY_S = 60.0
 """Epochs shorter than this get no line within them."""

@@ -8,7 +8,10 @@ if not __package__:
     here = Path(__file__).resolve().parent
     sys.path[:] = [str(here.parent), *(entry for entry in sys.path if Path(entry or ".").resolve() != here)]
 
-from tune.cli import tune_main  # noqa: E402
+try:
+    from tune.cli import tune_main
+except KeyboardInterrupt:  # Ctrl-C while Python still reads its files
+    sys.exit(130)
 
 if __name__ == "__main__":
     sys.exit(tune_main())

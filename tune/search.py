@@ -57,8 +57,19 @@ def run_search(plan: SearchPlan) -> int:
     if plan.options.dry_run:
         return DONE
     quiet_optuna()
-    started = time.monotonic()
     stop = StopRequest()
+    try:
+        return _run_search(plan, stop, console)
+    except KeyboardInterrupt:  # another Ctrl-C while findings are printed or Ray is ended
+        if stop.signal is None:
+            raise
+        print("\nStopped at once; what the study has is saved.", file=sys.stderr)
+        return 128 + signal.SIGINT
+
+
+def _run_search(plan: SearchPlan, stop: StopRequest, console: Console) -> int:
+    """The search behind its plan."""
+    started = time.monotonic()
     with ExitStack() as stack:
         if plan.address != "local":
             check_reachable(plan.address)
@@ -92,6 +103,7 @@ def run_search(plan: SearchPlan) -> int:
                 raise
             outcome = "interrupted"
         finally:
+            ended.in_order = True
             if store.folder.exists():
                 with suppress(DatabaseLost):  # then the tables stay as they were
                     store.refresh(force=True)
@@ -108,6 +120,8 @@ class _Ended:
 
     plan: SearchPlan
     """As it was carried out."""
+    in_order: bool = False
+    """The driver's thread has left the search, and says the rest by itself."""
     bridge: Any = None
     wandb: Any = None
     capacity: Any = None
@@ -179,8 +193,9 @@ def _watch_over(
     """The watch over ``ended.bridge``; where the search can never go on, it ends in order, or else by itself."""
 
     def last_resort() -> None:
-        ended.bridge.release()
-        say_from_handler(f"\nerror: {ended.bridge.fatal}. Go on with:\n  {resume_command(ended.plan)}\n")
+        if not ended.in_order:
+            ended.bridge.release()
+            say_from_handler(f"\nerror: {ended.bridge.fatal}. Go on with:\n  {resume_command(ended.plan)}\n")
 
     def give_up(reason: str) -> None:
         ended.bridge.fatal = reason

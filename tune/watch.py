@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from train_loop.progress import Steps, read_progress
+from train_loop.progress import WRITE_EVERY_S, Steps, read_progress
 from tune.cluster_view import ClusterView, Head
 from tune.observer import TrialView
 from tune.watchdog import GONE_S, JOINED_GRACE_S, OWN_GRACE_S, Watchdog, Watched
@@ -24,6 +24,8 @@ from tune.watchdog import GONE_S, JOINED_GRACE_S, OWN_GRACE_S, Watchdog, Watched
 LOOK_S = 0.5
 ASK_S = 5.0
 """Between two questions to Ray's head; while a trial waits, ``LOOK_S``."""
+WAIT_S = 2.0
+"""A trial that gets its place before that has not waited: Tune asks for one, then uses that of a trial that ended."""
 SAVE_S = 12.0
 """How long the driver may take to save once the cluster is gone. Then its process ends: Ray's calls wait for ever."""
 
@@ -97,6 +99,7 @@ class Watch:
         self._trials: dict[int, Watched] = {}
         self._read: dict[int, Steps] = {}
         self._notes: list[Callable[[], None]] = []
+        self._next_read = 0.0
 
     # An observer, in the driver's thread
 
@@ -172,7 +175,7 @@ class Watch:
             return self._watchdog.look(now, trials, self._asker.view, self._asker.answered_at)
 
     def _read_progress(self, now: float) -> None:
-        for number in list(self._trials):
+        for number in self._due(now):
             entry = read_progress(self._progress_of(number))
             with self._lock:
                 trial = self._trials.get(number)
@@ -183,6 +186,14 @@ class Watch:
                 self._watchdog.heard(trial, now, str(entry) if entry.epoch else "its worker began")
                 self._notes.append(partial(self._bridge.runs, number, entry))
 
+    def _due(self, now: float) -> list[int]:
+        """Trials whose file may say something new: at once that a worker runs, then as often as it writes."""
+        with self._lock:
+            due = [n for n, trial in self._trials.items() if trial.phase != "running" or now >= self._next_read]
+        if now >= self._next_read:
+            self._next_read = now + WRITE_EVERY_S
+        return due
+
     def _find_those_that_wait(self) -> None:
         """Placement groups say not whose they are: those without a place are of the trials handed over last."""
         view, asked_at = self._asker.view, self._asker.asked_at
@@ -191,7 +202,8 @@ class Watch:
         without = len(view.groups) if view else 0
         for trial in known[: len(known) - without] if without else known:
             trial.phase = "starting"
-        for trial in known[len(known) - without :] if without else []:
+        late = [trial for trial in known[len(known) - without :] if asked_at - trial.since >= WAIT_S] if without else []
+        for trial in late:
             trial.phase = "waiting"
             self._notes.append(partial(self._bridge.waits, trial.number, asked_at))
 
