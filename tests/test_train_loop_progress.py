@@ -9,7 +9,7 @@ from tiny_training import CONFIG, install
 
 from train_loop.loop import train
 from train_loop.progress import Pace, ProgressFile, ProgressLines, Steps, progress_file, read_progress
-from train_loop.ray_worker import _Printer
+from train_loop.record_lines import RecordPrinter
 from train_loop.reporter import ListReporter, PrintReporter
 
 
@@ -91,7 +91,7 @@ def test_a_run_without_ray_prints_a_line_a_minute_on_rank_0():
 
 def test_the_driver_of_a_run_prints_what_its_worker_wrote_and_removes_the_file(tmp_path, capsys):
     path = progress_file(tmp_path / "train.log")
-    printer = _Printer(tmp_path / "records.jsonl", path)
+    printer = RecordPrinter(tmp_path / "records.jsonl", path)
     ProgressFile(path).steps_done(1, 3, 9, 64)
     printer.print_new()
     assert capsys.readouterr().out == "", "an epoch of seconds gets no line"

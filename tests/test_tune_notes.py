@@ -16,7 +16,8 @@ from train_loop.assembly import set_up
 from train_loop.checkpoint import CheckpointFolder
 from train_loop.config import TrainConfig
 from train_loop.data import pack
-from train_loop.ray_worker import NOTES, RECORDS, _Printer, _read_lines, _records
+from train_loop.ray_worker import RECORDS
+from train_loop.record_lines import NOTES, RecordPrinter, read_lines, records_of
 from train_loop.reporter import ListReporter, tell_notes
 from tune.cli import tune_main
 from tune.notes import Notes
@@ -84,13 +85,13 @@ def test_a_run_hands_on_what_its_node_met(packed: Path, tmp_path: Path, monkeypa
 
 def test_a_full_run_under_ray_shows_it_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = tmp_path / "records.jsonl"
-    printer = _Printer(lines)
+    printer = RecordPrinter(lines, tmp_path / "train.progress")
     for _ in range(2):  # the second time after a restart of the workers
         with lines.open("a") as file:
             file.write(json.dumps({NOTES: ["on n1: no room"]}) + "\n")
         printer.print_new()
     assert capsys.readouterr().err == "warning: on n1: no room\n"
-    assert _records(_read_lines(lines)) == {}
+    assert records_of(read_lines(lines)) == {}
     notes = Notes()
     for trial in (3, 4):
         notes.hear(trial, {RECORDS: [], NOTES: ["on n1: no room"]})

@@ -11,7 +11,6 @@ import json
 import logging
 import os
 import signal
-import sys
 import threading
 import time
 import traceback
@@ -32,23 +31,20 @@ from train_loop.errors import (
     TrainingStopped,
 )
 from train_loop.local_workers import gpu_count, worker_resources
-from train_loop.progress import ProgressFile, ProgressLines, progress_file, read_progress
+from train_loop.progress import ProgressFile, progress_file
 from train_loop.ray_session import LocalRay
-from train_loop.reporter import EpochRecord, PrintReporter
+from train_loop.record_lines import NOTES, RESUMED, RecordPrinter, read_lines, records_of
+from train_loop.reporter import EpochRecord
 from train_loop.terminal import give_signals_back, say_from_handler, take_signals
 
 RECORDS = "records"
 """Metric that holds the epoch records of one report, oldest first (several after a resume)."""
-NOTES = "notes"
-"""Metric, and key of a line in ``records_file``, that holds what nodes have met and a person should know."""
 FAILURE = "failure"
 """Metric, and key of the return value, that holds why a run cannot go on."""
 STOPPED = "stopped"
 """Key of the return value: the run ended early, with a checkpoint, because it was asked to."""
 SIGNAL = "signal"
 """Key beside it: the signal that asked."""
-RESUMED = "resumed_after"
-"""Key of the line in ``records_file`` that says how many epochs the checkpoint held."""
 RECORDS_FILE = "records.jsonl"
 STOP_WAIT_S = 30.0
 """How long workers may take to write their checkpoint after Ctrl-C."""
@@ -251,7 +247,7 @@ def fit(
         raise TrainingStopped("stopped on request", outcome.get(SIGNAL))
     if outcome.get(FAILURE):
         raise _as_error(outcome[FAILURE])
-    return tuple(_records(_read_lines(output / RECORDS_FILE)).values())
+    return tuple(records_of(read_lines(output / RECORDS_FILE)).values())
 
 
 def _fit_on_own_ray(
@@ -309,7 +305,7 @@ def _fit_until_stopped(
             outcome["error"] = error
 
     thread = threading.Thread(target=run, daemon=True, name="trainer")
-    printer = _Printer(Path(task["records_file"]), progress_file(task["log_file"]))
+    printer = RecordPrinter(Path(task["records_file"]), progress_file(task["log_file"]))
     thread.start()
     try:
         while thread.is_alive() and not request.overdue():
@@ -350,52 +346,6 @@ class _StopRequest:
 
     def overdue(self) -> bool:
         return self.signum is not None and time.monotonic() - self._since > STOP_WAIT_S
-
-
-class _Printer:
-    """Prints the records that workers have written since it last looked, each epoch once; in long ones their steps."""
-
-    def __init__(self, path: Path, progress: Path) -> None:
-        self._path, self._progress = path, progress
-        self._printed, self._told = 0, 0
-        self._reporter = PrintReporter()
-        self._lines = ProgressLines()
-        with contextlib.suppress(OSError):
-            progress.write_text("")  # workers write it only where it is
-
-    def close(self) -> None:
-        self._progress.unlink(missing_ok=True)
-
-    def print_new(self) -> None:
-        lines = _read_lines(self._path)
-        notes = list(dict.fromkeys(text for line in lines for text in line.get(NOTES, ())))
-        for text in notes[self._told :]:
-            print(f"warning: {text}", file=sys.stderr, flush=True)
-        self._told = len(notes)
-        resumed_after = max((line[RESUMED] for line in lines if RESUMED in line), default=0)
-        if resumed_after > self._printed:
-            print(f"resumed after {resumed_after} finished epochs", flush=True)
-            self._printed = resumed_after
-        for epoch, record in _records(lines).items():
-            if epoch > self._printed:
-                self._reporter.report(record)
-                self._printed = epoch
-                self._lines.something_was_said()
-        if line := self._lines.line(read_progress(self._progress)):
-            print(line, flush=True)
-
-
-def _read_lines(path: Path) -> list[dict[str, Any]]:
-    text = path.read_text() if path.exists() else ""
-    return [
-        json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")
-    ]  # else it is being written
-
-
-def _records(lines: list[dict[str, Any]]) -> dict[int, EpochRecord]:
-    """Records by epoch, rising; of an epoch that was trained twice, the later one."""
-    records = [EpochRecord.from_dict(line) for line in lines if "epoch" in line]
-    return {record.epoch: record for record in sorted(records, key=lambda record: record.epoch)}
 
 
 def _as_error(text: str) -> Exception:

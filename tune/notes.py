@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from train_loop.ray_worker import NOTES
+from train_loop.record_lines import NOTES
 
 
 class Notes:
