@@ -19,8 +19,8 @@ class Capacity:
 
     Args:
         share: the cut of the nodes that the search began with.
-        nodes: those that live now, by name. None: they never change.
         gpus: whether trials train on GPUs, as was decided when the search began.
+        nodes: those that live now, by name. None: they never change.
         say: told in one line of each change.
     """
 
@@ -28,7 +28,6 @@ class Capacity:
         self,
         share: Share,
         trials: int,
-        *,
         gpus: bool = False,
         nodes: Callable[[], dict[str, Node]] | None = None,
         say: Callable[[str], None] = lambda line: None,

@@ -161,9 +161,9 @@ def _search(
         print_machine(plan, console)
         store.describe(plan.to_dict())
     _say_dashboard(connection, console)
-    say = partial(console.print, markup=False, soft_wrap=True)
     nodes = None if connection.local else living_nodes
-    ended.capacity = Capacity(plan.share, plan.trials, gpus=plan.machine.gpus > 0, nodes=nodes, say=say)
+    on_gpus = plan.machine.gpus > 0
+    ended.capacity = Capacity(plan.share, plan.trials, on_gpus, nodes, lambda line: ended.bridge.say(line))
     store.ledger.hold(ended.capacity.devices(plan.machine))
     observers: list[Observer] = []
     if plan.wandb != "disabled":
