@@ -160,7 +160,7 @@ def test_a_search_goes_on_with_smaller_workers_when_a_node_is_lost_and_grows_whe
         ray.wait(120)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_what_the_cluster_cannot_train_is_refused_when_it_is_joined_and_leaves_no_study(
     tiny_images, tiny_space, tmp_path
 ):

@@ -426,6 +426,11 @@ def test_it_joins_a_running_cluster_and_leaves_it_running(tiny, tiny_images, tmp
         arguments = (*tiny, "--study", "s", "--trials", 2, "--max-epochs", 2, "--address", address)
         refused = Search(*arguments, cwd=tmp_path, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN="0" * 64)
         assert refused.end() == 2 and "--address" in refused.stderr()
+        asked = (*arguments, "--set", "sync_bn=true")
+        cannot = Search(*asked, cwd=tmp_path, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=token)
+        assert cannot.end() == 2 and cannot.stderr().count("\n") == 1
+        assert "a node with 2 CPU cores" in cannot.stderr() and "sync_bn needs GPUs" in cannot.stderr()
+        assert not (tmp_path / "runs" / "s").exists(), "no study is left"
         joined = Search(
             *(a if a != "s" else "t" for a in arguments),
             cwd=tmp_path,
