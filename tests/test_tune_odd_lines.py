@@ -18,7 +18,6 @@ from search_spaces.trial import StandInTrial
 from train_loop import lr_find, run
 from train_loop.config import OPTIMIZERS, ConfigError, TrainConfig, known_key, parse_assignments, resolve_key
 from train_loop.config_words import OF_SPACES
-from train_loop.data import fetch
 from tune.cli import main, tune_main
 from tune.display import COLUMNS, settings
 from tune.plan import Options, make_plan
@@ -225,8 +224,20 @@ def test_the_console_command_says_nothing_of_a_wrong_command_but_one_line(capsys
     assert "Did you mean 'tune'?" in capsys.readouterr().err
     assert main(["mnist"]) == 2
     assert "Write one of tune, train" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        fetch.main([])
+    for words, said in (
+        (["fetch", "cifr10"], "Did you mean 'cifar10'?"),
+        (["fetch"], "the command needs NAME; got none"),
+        (["pack", "images"], "pack takes a source and a destination; got 'images'"),
+        (["pack", "a", "b", "--profile", "slow"], "--profile must be one of 'full', 'fast'"),
+        (["cluster", "submt"], "Did you mean 'submit'?"),
+        (["train", "--recipe", "rsb-a2"], "Did you mean 'rsb-a3'?"),
+    ):
+        try:
+            code = main(words)
+        except SystemExit as end:
+            code = int(end.code or 0)
+        error = capsys.readouterr().err
+        assert code == 2 and len(error.splitlines()) == 1 and said in error, error
 
 
 # The words that are shown

@@ -20,6 +20,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from cluster.option_values import nearest
 from train_loop.command_line import INTERRUPTED, WRONG_INPUT, OneLineParser, check_writable
 from train_loop.config import ConfigError
 from train_loop.data import PACKED_BY_HAND, data_home, how_to_make_imagenet
@@ -88,7 +89,9 @@ def fetch(name: str, archive: Path | None) -> int:
     if name == PACKED_BY_HAND:
         raise ConfigError(f"NAME must be a data set that anyone may download; got {name!r}. {how_to_make_imagenet()}")
     if name not in SETS:
-        raise ConfigError(f"NAME must be one of {', '.join(SETS)}; got {name!r}. Write one, or pack your own images.")
+        near = nearest(name, SETS)
+        fix = f"Did you mean {near!r}?" if near else "Write one, or pack your own images."
+        raise ConfigError(f"NAME must be one of {', '.join(SETS)}; got {name!r}. {fix}")
     target = data_home() / name
     if target.exists():
         raise ConfigError(f"{name} is here already; got {str(target)!r}. Use --data {name}, or remove that folder.")

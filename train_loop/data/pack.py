@@ -81,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.verify or args.info:
             return _check(args)
         if len(args.paths) != 2:
-            raise ConfigError(f"pack takes a source and a destination; got {len(args.paths)} path. Write SRC DST.")
+            raise ConfigError(f"pack takes a source and a destination; got {' '.join(args.paths)!r}. Write SRC DST.")
         return _pack(args)
     except ConfigError as error:
         print(f"bigbatch pack: error: {error}", file=sys.stderr)
