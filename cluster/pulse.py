@@ -36,7 +36,7 @@ class Pulse:
                 try:
                     task()
                 except Exception as error:  # the other tasks, and the search, go on
-                    self._say(f"{type(error).__name__}: {error}")
+                    self._say(getattr(error, "strerror", None) or f"{type(error).__name__}: {error}")
 
     def _say(self, reason: str) -> None:
         if reason not in self._failed:

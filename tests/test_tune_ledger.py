@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import threading
 from pathlib import Path
 
 import pytest
@@ -132,7 +133,7 @@ def test_a_full_disk_ends_nothing_and_the_next_beat_makes_up_for_it(tmp_path, cl
         ledger.hold(4)
         ledger.begin(0, 4)
         clock.now += 100
-        with pytest.raises(OSError, match="No space"):  # the thread that calls says it once
+        with pytest.raises(OSError, match=r"counted in memory only.*No space"):  # the thread that calls says it once
             ledger.beat()
     assert ledger.held_s == pytest.approx(400) and ledger.has_spent(0.1)
     clock.now += WRITE_S
@@ -176,6 +177,40 @@ def test_a_study_that_is_older_than_ledgers_begins_with_the_sum_of_its_trials(tm
     assert [p.name for p in (store.folder / "ledger").iterdir()] == ["0000.json"]
     written = json.loads((store.folder / "ledger" / "0000.json").read_text())
     assert written["trial_device_s"] == {"0": 28800.0, "1": 1440.0}
+
+
+def test_the_past_of_an_older_study_is_written_once_there_is_room(tmp_path, clock, monkeypatch):
+    def full(self: Path, text: str) -> None:
+        raise OSError(28, "No space left on device")
+
+    ledger = Ledger(tmp_path, clock)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", full)
+        ledger.carry_over({0: 400.0})
+        ledger.hold(1)
+    lives(ledger, clock, 20)
+    assert read(tmp_path).held_s == pytest.approx(420)
+
+
+def test_a_file_system_that_hangs_does_not_hold_up_the_search(tmp_path, clock, monkeypatch):
+    hangs, goes_on = threading.Event(), threading.Event()
+    ledger = Ledger(tmp_path, clock)
+    ledger.hold(2)
+    clock.now += 100
+    write_text = Path.write_text
+    monkeypatch.setattr(Path, "write_text", lambda *args: (hangs.set(), goes_on.wait(60), write_text(*args)))
+    thread = threading.Thread(target=ledger.beat)
+    thread.start()
+    assert hangs.wait(60)
+    ledger.hold(4)
+    ledger.begin(0, 4)
+    clock.now += 10
+    assert ledger.held_s == pytest.approx(240) and ledger.trial_s(0) == pytest.approx(40)
+    goes_on.set()
+    thread.join(60)
+    assert read(tmp_path).held_s == pytest.approx(200)
+    ledger.close()
+    assert read(tmp_path).held_s == pytest.approx(240), "the last word is the end's"
 
 
 def test_looking_at_a_study_counts_as_no_session(tmp_path):

@@ -62,7 +62,9 @@ class Ledger:
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._folder, self._clock = folder, clock
-        self._lock = threading.Lock()
+        self._lock, self._writing = threading.Lock(), threading.Lock()
+        self._past: Used | None = None
+        """Of a study that had no ledger, as long as it is not written."""
         self._before = read(folder)
         self._session = Used()
         self._running: dict[int, float] = {}
@@ -103,17 +105,19 @@ class Ledger:
     def hold(self, devices: float | None) -> None:
         """From now on the driver holds so many devices. None: those of the trials that run, as at the beginning."""
         with self._lock:
-            self._begin_session()
+            first = self._begin_session()
             self._devices = devices
+        self._write_first(first)
 
     def begin(self, trial: int, devices: int, since_s: float = 0.0) -> None:
         """For ``since_s`` seconds a trial has used so many devices, and goes on. One that runs already is left so."""
         with self._lock:
-            self._begin_session()
+            first = self._begin_session()
             if trial not in self._running:
                 self._running[trial] = devices
                 self._session.trials_s[trial] = self._session.trials_s.get(trial, 0.0) + devices * since_s
                 self._session.held_s += devices * since_s if self._devices is None else 0.0
+        self._write_first(first)
 
     def end(self, trial: int) -> None:
         with self._lock:
@@ -123,51 +127,68 @@ class Ledger:
     # The folder
 
     def beat(self) -> None:
-        """Write the session's file where that is due. Raises OSError; the next beat tries again."""
+        """Write the session's file where that is due. Raises OSError, which says so; the next beat tries again."""
         with self._lock:
             if self._path is None or self._clock() < self._next_write:
                 return
             self._next_write = self._clock() + WRITE_S
-            self._advance()
-            self._write(self._path, self._session, **self._facts, devices=self._held_now())
+        try:
+            self._write_session()
+        except OSError as error:
+            reason = f"what the study uses is counted in memory only, its ledger cannot be written ({error.strerror})"
+            raise OSError(error.errno, reason) from None
 
     def close(self) -> None:
         """The session has ended: nothing is held any more. A full disk loses what the last beats could not write."""
-        with self._lock, contextlib.suppress(OSError):
+        with self._lock:
             self._advance()
             self._running, self._devices = {}, 0.0
-            if self._path is not None:
-                self._write(self._path, self._session, **self._facts, devices=0, ended_at=_now())
-        self._before.add(self._session)
-        self._path, self._session = None, Used()
+            self._facts["ended_at"] = _now()
+        with contextlib.suppress(OSError):
+            self._write_session()
+        with self._lock:
+            self._before.add(self._session)
+            self._path, self._session = None, Used()
 
     def carry_over(self, trials_s: Mapping[int, float]) -> None:
         """The past of a study without a ledger: the sum of its trials. Nothing happens to a study that has one."""
-        with self._lock, contextlib.suppress(OSError):
-            past = Used(sum(trials_s.values()), dict(trials_s))
-            if past.held_s and not any(self._folder.glob("*.json")):
-                self._before.add(past)
-                self._folder.mkdir(exist_ok=True)
-                self._write(self._folder / CARRIED_OVER, past, carried_over_at=_now())
+        past = Used(sum(trials_s.values()), dict(trials_s))
+        if past.held_s and not any(self._folder.glob("*.json")):
+            self._before.add(past)
+            self._past = past
+            with contextlib.suppress(OSError):  # the disk is full; it is written with the session
+                self._write_past()
 
-    def _begin_session(self) -> None:
-        """The first entry of this driver: its file, numbered after the last one's."""
+    def _begin_session(self) -> bool:
+        """Whether this is the first entry of this driver: its file is numbered after the last one's."""
         self._advance()
-        if self._path is None:
-            numbers = [int(path.stem) for path in self._folder.glob("*.json") if path.stem.isdecimal()]
-            self._path = self._folder / f"{max(numbers, default=0) + 1:04d}.json"
-            self._facts = {"host": os.uname().nodename, "pid": os.getpid(), "started_at": _now()}
-            with contextlib.suppress(OSError):  # the disk is full; the beats go on trying
-                self._write(self._path, self._session, **self._facts)
+        if self._path is not None:
+            return False
+        numbers = [int(path.stem) for path in self._folder.glob("*.json") if path.stem.isdecimal()]
+        self._path = self._folder / f"{max(numbers, default=0) + 1:04d}.json"
+        self._facts = {"host": os.uname().nodename, "pid": os.getpid(), "started_at": _now()}
+        return True
 
-    def _write(self, path: Path, used: Used, **facts: Any) -> None:
-        self._folder.mkdir(exist_ok=True)
-        trials = {str(number): round(seconds, 3) for number, seconds in used.trials_s.items()}
-        figures = {"held_device_s": round(used.held_s, 3), "trial_device_s": trials}
-        fresh = path.with_name(f".{path.name}.new")
-        text = json.dumps({"schema_version": SCHEMA_VERSION, **facts, "written_at": _now(), **figures})
-        fresh.write_text(text + "\n")
-        os.replace(fresh, path)
+    def _write_first(self, first: bool) -> None:
+        if first:
+            with contextlib.suppress(OSError):  # the disk is full; the beats go on trying
+                self._write_session()
+
+    def _write_session(self) -> None:
+        """Not under the lock that the search's own thread takes: a file system may hang."""
+        with self._writing:
+            with self._lock:
+                self._advance()
+                path, facts = self._path, {**self._facts, "devices": self._held_now()}
+                now = Used(self._session.held_s, dict(self._session.trials_s))
+            if path is not None:
+                self._write_past()
+                _write(path, now, **facts)
+
+    def _write_past(self) -> None:
+        if self._past is not None:
+            _write(self._folder / CARRIED_OVER, self._past, carried_over_at=_now())
+            self._past = None
 
     def _advance(self) -> None:
         now, before = self._clock(), self._at
@@ -201,6 +222,16 @@ def _read_session(path: Path) -> Used | None:
         return Used(float(values["held_device_s"]), {int(key): float(s) for key, s in values["trial_device_s"].items()})
     except (KeyError, TypeError, ValueError, AttributeError):
         return None
+
+
+def _write(path: Path, used: Used, **facts: Any) -> None:
+    path.parent.mkdir(exist_ok=True)
+    trials = {str(number): round(seconds, 3) for number, seconds in used.trials_s.items()}
+    figures = {"held_device_s": round(used.held_s, 3), "trial_device_s": trials}
+    fresh = path.with_name(f".{path.name}.new")
+    text = json.dumps({"schema_version": SCHEMA_VERSION, **facts, "written_at": _now(), **figures})
+    fresh.write_text(text + "\n")
+    os.replace(fresh, path)
 
 
 def devices_held(machine: Machine, share: Share | None) -> int:
