@@ -337,6 +337,13 @@ def test_sbatch_gets_the_kept_script_and_options_that_no_variable_can_overrule(t
     assert (tmp_path / "home" / "scripts").stat().st_mode & 0o077 == 0
 
 
+def test_paths_may_be_paths(tmp_path):
+    (tmp_path / "image.sif").touch()
+    wishes = {"container": tmp_path / "image.sif", "check": False, "dry_run": True, "cpus_per_node": 1}
+    script = submission.submit("--space", "smoke", site="generic", env=HOME, **wishes)
+    assert f"export BIGBATCH_CONTAINER={tmp_path}/image.sif\n" in script
+
+
 def test_a_missing_file_interpreter_or_sbatch_is_refused(tmp_path, monkeypatch):
     env = {"BIGBATCH_HOME": str(tmp_path / "home")}
     for wishes, expected in (

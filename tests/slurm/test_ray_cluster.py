@@ -377,8 +377,13 @@ def test_folders_that_cannot_be_written_are_refused(submit):
 
 
 @pytest.mark.exhaustive
-def test_wrong_options_of_the_search_are_refused_while_the_nodes_start(submit):
-    assert "--sampler" in refusal(submit("--space", "smoke", "--sampler", "tpee"))
+def test_a_search_that_cannot_be_is_refused_before_a_node_starts_ray(submit):
+    for words, expected in (
+        (("--space", "smoke", "--sampler", "tpee"), "--sampler"),
+        (("--space", "no.py"), "'no.py'"),
+    ):
+        job = submit(*words)
+        assert expected in refusal(job) and "head n" not in job.log, job.log
 
 
 def test_a_study_that_another_live_job_writes_is_refused(cluster, submit):

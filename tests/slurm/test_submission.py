@@ -148,7 +148,7 @@ def test_the_doctor_finds_a_healthy_allocation_healthy(cluster: VirtualCluster) 
 
 
 def test_the_doctor_sees_a_folder_that_is_not_shared(cluster: VirtualCluster) -> None:
-    found = examined(cluster, 2, "--shared", "/tmp/own")
+    found = examined(cluster, 2, "--shared", "/tmp/own", prepare="srun --overlap -N2 -n2 mkdir -p /tmp/own")
     assert found["shared folder"][0] == "FAIL" and "n2" in found["shared folder"][1]
 
 
