@@ -50,8 +50,8 @@ def submit(
             raise InputError(
                 f"no such field of Request; got {name!r}." + (f" Did you mean {near[0]!r}?" if near else "")
             )
-    paths = {name: os.fspath(value) for name, value in wishes.items() if isinstance(value, os.PathLike)}
-    request = Request(arguments=tuple(arguments), **{**wishes, **paths})  # type: ignore[arg-type]
+    wishes |= {name: os.fspath(value) for name, value in wishes.items() if isinstance(value, os.PathLike)}
+    request = Request(arguments=tuple(arguments), **wishes)  # type: ignore[arg-type]
     return submit_request(request, find(site, env), dry_run=dry_run, check=check, env=env)
 
 
