@@ -6,12 +6,18 @@ import io
 import math
 import time
 
+import pytest
 from rich.console import Console
 
+from search_spaces.trial import StandInTrial
 from train_loop.config import BatchConfig, OptimizerConfig, TrainConfig
+from tune.certainty import verdict
+from tune.columns import WIDTHS, Columns, columns_of
 from tune.display import LiveTable, PlainLines, Progress, duration, make_display, percent, trial_table
+from tune.ledger import Used
 from tune.observer import TrialView
-from tune.summary import how_sure, standard_error
+from tune.plan import Options, make_plan
+from tune.summary import how_sure, print_findings, print_plan
 
 
 def view(number: int, values: list[float], state: str = "RUNNING", seconds: float = 10.0) -> TrialView:
@@ -71,17 +77,102 @@ def test_durations_and_percentages():
     assert [percent(v) for v in (None, 0.9861, 1.0)] == ["–", "98.6 %", "100.0 %"]
 
 
-def test_the_standard_error_is_that_of_a_proportion_and_100_percent_is_not_certain():
-    assert math.isclose(standard_error(0.5, 10_000), 0.005, rel_tol=1e-3)  # sqrt(p(1 − p)/n)
-    assert math.isclose(standard_error(0.9, 10_000), 0.003, rel_tol=1e-2)
-    assert standard_error(1.0, 360) > 0.002
+def sure(values: list[float], images: int) -> str:
+    done = [view(i, [v] * 4, "COMPLETE") for i, v in enumerate(values)]
+    return how_sure(done, verdict(values, images), images)
 
 
-def test_how_sure_counts_who_is_within_the_noise():
-    done = [view(i, [v] * 4, "COMPLETE") for i, v in enumerate((0.99, 0.985, 0.90))]
-    text = how_sure(done, 360)
-    assert "1 of the 2 other finished trials" in text and "9.0 points" in text
-    assert "run more trials" in how_sure(done[:1], 360)
+def test_how_sure_says_in_words_who_is_worse():
+    text = sure([0.99, 0.985, 0.90], 360)
+    assert "Trial 1 cannot be told apart from it at 95 %; the other one is clearly worse." in text
+    assert "best of 3" in text and "seed" in text and "360 images" in text
+    assert "run more trials" in sure([0.99], 360) and "best of" not in sure([0.99], 360)
+    assert "The other 2 trials are clearly worse." in sure([0.95, 0.5, 0.4], 2000)
+    assert "The other trial is clearly worse." in sure([0.95, 0.5], 2000)
+    assert "None of the other 3 trials can be told apart from it" in sure([0.95, 0.95, 0.94, 0.94], 360)
+    assert "The other trial cannot be told apart from it at 95 %." in sure([0.95, 0.95], 360)
+    assert "Trials 1 and 2 cannot be told apart from it at 95 %; the other 2 are" in sure(
+        [0.9, 0.9, 0.89, 0.2, 0.1], 360
+    )
+    many = sure([0.9] * 12 + [0.1], 360)
+    assert "11 of the other 12 cannot be told apart from it" in many and "the other one is clearly worse" in many
+
+
+def test_the_range_of_the_best_is_wider_the_more_it_was_chosen_from():
+    assert "97.2 to 99.7 %" in sure([0.99], 360)  # Clopper-Pearson of 356 of 360, as in tables
+    low = [verdict([0.99] + [0.9] * others, 360).low for others in (0, 5, 50)]
+    assert low == sorted(low, reverse=True) and len(set(low)) == 3
+
+
+OWN_SPACE = """
+def space(trial, workload):
+    lr = trial.suggest_float("lr_factor", 0.25, 8.0, log=True)
+    changes = {"optimizer": "sgd", "global_size": 128, "peak_lr": 0.1 * lr, "momentum": 0.9}
+    changes["data.mixup_alpha"] = trial.suggest_float("data.mixup_alpha", 0.0, 0.4)
+    changes["weight_decay"] = trial.suggest_float("weight_decay", 1e-5, 1e-3, log=True)
+    trial.suggest_categorical("colour", ["red", "ultramarine"])
+    trial.suggest_categorical("always", ["same"])
+    return workload.config(changes)
+"""
+
+
+def test_own_parameters_are_shown_in_table_line_and_findings_and_constant_ones_only_in_the_plan(tmp_path):
+    path = tmp_path / "own.py"
+    path.write_text(OWN_SPACE)
+    plan = make_plan(Options(space=str(path), output=str(tmp_path)))
+    columns = columns_of(plan.space, plan.workload, plan.overrides, plan.ranges)
+    params = {
+        "lr_factor": 2.0,
+        "data.mixup_alpha": 0.123,
+        "weight_decay": 2e-4,
+        "colour": "ultramarine",
+        "always": "same",
+    }
+    trials = []
+    for number, value in enumerate((0.9, 0.89)):
+        config = plan.space(StandInTrial(None, fixed=params), plan.workload)
+        records = [{"epoch": 12, "val_top1": value, "train_loss": 1.0, "learning_rate": 0.5}]
+        trials.append(TrialView(number, params, config, "COMPLETE", records))
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(trial_table(Progress(2, 1, {0: trials[0]}, columns), 120))
+    table = console.export_text().splitlines()
+    assert table[0].split() == [
+        *("trial", "state", "lr", "wd", "lr_factor", "mixup_alpha", "colour", "epoch", "top-1", "time")
+    ]
+    assert table[1].split()[2:7] == ["0.2", "2.0e-04", "2", "0.123", "ultramarine"]
+    print_findings(plan, trials, 1.0, Used(), console)
+    text = console.export_text()
+    best, runner_up = text.split("Runner-ups:")
+    assert all(word in best for word in ("lr_factor  2", "mixup_alpha 0.123", "colour     ultramarine"))
+    assert "lr 0.2 wd 2.0e-04 lr_factor 2 mixup_alpha 0.123 colour ultramarine" in runner_up
+    print_plan(plan, console)
+    shown = console.export_text()
+    assert "fixed      optimizer sgd, batch 128, warmup" in shown and "momentum 0.9" in shown
+    for constant in ("momentum", "128", "always"):
+        assert constant not in text, constant
+
+
+def test_own_parameters_come_before_settings_where_there_is_little_room():
+    columns = Columns({}, {"depth": 9})
+    assert "depth" in columns.that_fit(20) and set(columns.that_fit(200)) == {*WIDTHS, "depth"}
+    assert columns.that_fit(5) == ()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"set": ("image_size=64",)}, ("small_pool: 3×3/2", "64 px (auto)")),
+        ({"set": ("model.stem=imagenet",)}, ("imagenet: 7×7/2",)),
+        ({"set": ("model.stem=small",)}, ("small: 3×3, no pooling", "slower an image")),
+        ({"model": "shufflenet_v2_x0_5"}, ()),
+    ],
+)
+def test_the_plan_names_the_stem_and_what_it_costs(tmp_path, options, words):
+    console = Console(width=200, record=True, file=io.StringIO())
+    print_plan(make_plan(Options(output=str(tmp_path), **options)), console)
+    line = next((line for line in console.export_text().splitlines() if line.startswith("stem ")), "")
+    assert all(word in line for word in words) and bool(line) == bool(words)
+    assert ("slower" in line) == ("no pooling" in line)
 
 
 def test_a_narrow_terminal_shows_fewer_settings_and_whole_numbers():

@@ -17,7 +17,7 @@ from tune.tune_hooks import StopWhen
 class Lines(Recorder):
     """An observer that shows lines."""
 
-    def say(self, text: str) -> None:
+    def search_said(self, text: str) -> None:
         self.events.append(("line", -1, text))
 
 

@@ -350,10 +350,8 @@ class OptunaBridge(Searcher):
         self._end(live, TrialState.WAITING, because)
 
     def say(self, text: str) -> None:
-        """A line that belongs to no trial, to those observers that show lines."""
-        for observer in self._observers:
-            if hasattr(observer, "say"):
-                observer.say(text)
+        """A line that belongs to no trial."""
+        self._notify("search_said", text)
 
     def _notify(self, event: str, *arguments: Any) -> None:
         """Tell the observers. One that fails, say a tracker that nobody can reach, is not told any more."""

@@ -14,8 +14,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from train_loop.config import TrainConfig
 from train_loop.progress import ProgressLines
+from tune.columns import Columns
 from tune.observer import TrialView
 
 ROWS = 16
@@ -32,25 +32,6 @@ STATE_WORDS = {
 STATE_STYLES = {"RUNNING": "cyan", "COMPLETE": "green", "PRUNED": "yellow", "FAIL": "red", "WAITING": "magenta"}
 
 
-def settings(config: TrainConfig | None) -> dict[str, str]:
-    """The settings that matter, short, in the field's words; nothing without a configuration."""
-    if config is None:
-        return {}
-    o, s = config.optimizer, config.schedule
-    values = {"optimizer": o.name, "batch": str(config.batch.global_size), "lr": f"{o.peak_lr:.3g}"}
-    values["warmup"] = f"{s.warmup_epochs:.2g} ep"
-    if o.name in ("sgd", "lars"):
-        values["momentum"] = f"{o.momentum:.3g}"
-    else:
-        values["betas"] = f"{o.beta1:.3g}, {o.beta2:.4g}"
-    return values | {"wd": f"{o.weight_decay:.1e}", "smoothing": f"{config.label_smoothing:.2g}", "schedule": s.name}
-
-
-def one_line(config: TrainConfig | None) -> str:
-    values = settings(config)
-    return f"{values.pop('optimizer', '')} " + " ".join(f"{key} {value}" for key, value in values.items())
-
-
 def duration(seconds: float) -> str:
     """``75`` → ``1:15``, ``3700`` → ``1:01:40``."""
     whole = int(round(seconds))
@@ -65,8 +46,10 @@ def percent(value: float | None) -> str:
 class Progress:
     """The state of the search that both displays show."""
 
-    def __init__(self, planned: int, concurrency: int, finished: Mapping[int, TrialView]) -> None:
-        self.planned, self.concurrency = planned, concurrency
+    def __init__(
+        self, planned: int, concurrency: int, finished: Mapping[int, TrialView], columns: Columns | None = None
+    ) -> None:
+        self.planned, self.concurrency, self.columns = planned, concurrency, columns or Columns()
         self.trials: dict[int, TrialView] = dict(finished)
         self.started = time.monotonic()
         self._ended_at = {number: time.time() for number in finished}
@@ -137,10 +120,6 @@ class LiveTable:
         self._last_line = Text(text, style="bold")
         self._live.refresh()
 
-    def say(self, text: str) -> None:
-        """A line above the table."""
-        self._console.print(text, markup=False, highlight=False)
-
     def _draw(self) -> Group:
         with self._lock:
             lines = [waiting_line(self._progress)]
@@ -150,35 +129,20 @@ class LiveTable:
             return Group(table, summary, *filter(None, lines), self._last_line)
 
 
-COLUMNS = {
-    "optimizer": 9, "batch": 5, "lr": 8, "warmup": 6, "momentum": 10, "wd": 7, "smoothing": 9, "schedule": 8
-}  # fmt: skip
-"""Settings in the table, with their widths; a narrow terminal shows as many of the first ones as it has room for."""
 OTHER_COLUMNS_WIDTH = 48
 """Trial, state, epoch, top-1 and time, with their gaps."""
 
 
-def columns_that_fit(width: int) -> tuple[str, ...]:
-    room = width - OTHER_COLUMNS_WIDTH
-    shown: list[str] = []
-    for name, needed in COLUMNS.items():
-        room -= needed + 2
-        if room < 0:
-            break
-        shown.append(name)
-    return tuple(shown)
-
-
 def trial_table(progress: Progress, width: int = 200) -> Table:
     """The trials, in a table at most ``width`` characters wide: columns are left out, numbers never cut."""
-    columns = columns_that_fit(width)
+    columns = progress.columns.that_fit(width - OTHER_COLUMNS_WIDTH)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("trial", "state", *columns, "epoch", "top-1", "time"):
         right = name in ("trial", "batch", "lr", "warmup", "epoch", "top-1", "time")
         table.add_column(name, justify="right" if right else "left", no_wrap=True)
     best = progress.best
     for trial in _shown(progress):
-        values = settings(trial.config)
+        values = progress.columns.of(trial)
         values["momentum"] = values.pop("betas", values.get("momentum", ""))  # one column for both
         table.add_row(
             str(trial.number),
@@ -251,7 +215,7 @@ class PlainLines:
         self._progress.put(trial)
 
     def trial_waiting(self, trial: TrialView) -> None:
-        self.say(f"trial {trial.number} waiting for {trial.asks}: {one_line(trial.config)}")
+        self.say(f"trial {trial.number} waiting for {trial.asks}: {self._progress.columns.line(trial)}")
 
     def steps_done(self, trial: TrialView) -> None:
         if line := self._within_epochs.setdefault(trial.number, ProgressLines()).line(trial.steps):
@@ -266,7 +230,7 @@ class PlainLines:
         self._within_epochs[trial.number] = ProgressLines()
         word = f"resumed after epoch {trial.epoch}" if trial.resumed else "started"
         word += f" (trial {trial.retries} again)" if trial.retries is not None and not trial.resumed else ""
-        self.say(f"trial {trial.number} {word}: {one_line(trial.config)}")
+        self.say(f"trial {trial.number} {word}: {self._progress.columns.line(trial)}")
 
     def epoch_ended(self, trial: TrialView, record: dict[str, Any]) -> None:
         self._progress.put(trial)

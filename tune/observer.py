@@ -58,7 +58,7 @@ class Observer(Protocol):
 
     Three more are called where an observer has them: ``trial_planned(trial)`` once it has its configuration,
     ``trial_waiting(trial)`` where there is no room for it yet, ``steps_done(trial)`` as ``trial.steps`` moves on.
-    One that shows lines has ``say(text)`` too: what belongs to no trial.
+    One that shows lines has ``search_said(text)`` too: what belongs to no trial.
     """
 
     def trial_started(self, trial: TrialView) -> None:

@@ -23,6 +23,7 @@ from train_loop.ray_session import Connection, JoinedRay, LocalRay, check_reacha
 from train_loop.terminal import say_from_handler
 from tune import retry, wandb_log
 from tune.capacity import Capacity
+from tune.columns import columns_of
 from tune.deadline import END_OF_ALLOCATION, Deadline, end_of_allocation
 from tune.display import PlainLines, Progress, make_display
 from tune.interrupts import Interrupts, StopRequest
@@ -179,8 +180,9 @@ def _search(
     finished = {view.number: view for view in counted(_views(store))}
     if bridge.finished < plan.trials and not stop.is_set():
         log = stack.enter_context((store.log_folder / "driver.log").open("a", encoding="utf-8"))
-        lines = PlainLines(Progress(plan.trials, plan.share.concurrency, finished), log)
-        with make_display(Progress(plan.trials, plan.share.concurrency, finished)) as display:
+        columns = columns_of(plan.space, plan.workload, plan.overrides, plan.ranges)
+        lines = PlainLines(Progress(plan.trials, plan.share.concurrency, finished, columns), log)
+        with make_display(Progress(plan.trials, plan.share.concurrency, finished, columns)) as display:
             watch = _watch_over(ended, store, connection, [lines, display], stop)
             observers += [watch, lines, display]
             with interrupts.shown_by(display), watch.running():

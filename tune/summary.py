@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import shlex
 import sys
@@ -12,7 +11,9 @@ from pathlib import Path
 from rich.console import Console
 
 from train_loop.room import quota_lines
-from tune.display import duration, one_line, percent, settings
+from tune.certainty import Verdict, verdict
+from tune.columns import columns_of
+from tune.display import duration, percent
 from tune.ledger import Used
 from tune.observer import TrialView
 from tune.plan import SearchPlan
@@ -21,6 +22,13 @@ from tune.samplers import weakness
 from tune.storage_url import shared_file_warning
 
 RUNNER_UPS = 4
+STEMS = {
+    "imagenet": "imagenet: 7×7/2 and max-pool",
+    "small": "small: 3×3, no pooling",
+    "small_pool": "small_pool: 3×3/2 and max-pool",
+}
+NAMED = 8
+"""So many trials are named by their numbers in a sentence."""
 JOB_VARIABLE = "BIGBATCH_JOB_FOLDER"
 """Set in the environment of a driver by the job around it (``cluster/``)."""
 
@@ -45,6 +53,8 @@ def _plan_lines(plan: SearchPlan) -> list[tuple[str, str]]:
     ]
     lines += [("", f"{name:24} {interval.describe()}") for name, interval in plan.ranges.items()]
     lines += [("", f"{key:24} {value} (set)") for key, value in plan.overrides.items()]
+    fixed = columns_of(plan.space, plan.workload, plan.overrides, plan.ranges).fixed.items()
+    lines += [("fixed", ", ".join(f"{name} {text}" for name, text in fixed if text))] if fixed else []
     factors = plan.workload.lr_factors.items()
     lines += [("", f"{f'prior[{name}]':24} × {factor:.3g}, by its range test") for name, factor in factors]
     images = f"{d.train_size:,} training and {d.val_size:,} validation images"
@@ -53,6 +63,7 @@ def _plan_lines(plan: SearchPlan) -> list[tuple[str, str]]:
         *lines,
         ("data", f"{d.name}: {images}, {d.num_classes} classes, {d.image_size} px"),
         ("model", plan.model + _why_model(plan)),
+        *_stem(plan),
         ("trials", f"{plan.trials} of at most {plan.max_epochs} epochs, {stops}"),
         *_notes(plan),
         ("resources", _resources(plan)),
@@ -60,6 +71,18 @@ def _plan_lines(plan: SearchPlan) -> list[tuple[str, str]]:
         ("results", quoted(plan.folder)),
         *(("", line) for line in quota_lines()),
     ]
+
+
+def _stem(plan: SearchPlan) -> list[tuple[str, str]]:
+    """Of a ResNet, how its first layers take the images."""
+    if not plan.model.startswith(("resnet", "resnext", "wide_resnet")):
+        return []
+    said = plan.overrides.get("model.stem", "auto")
+    stem = plan.data.stem if said == "auto" else said
+    text = f"{STEMS[stem]}" + (f", for {plan.data.image_size} px (auto)" if said == "auto" else "")
+    if stem == "small":
+        text += "; slower an image than with model.stem=imagenet, which reduces it fourfold before its blocks"
+    return [("stem", text)]
 
 
 def _resumed(plan: SearchPlan) -> str:
@@ -122,18 +145,18 @@ def print_findings(plan: SearchPlan, trials: list[TrialView], elapsed_s: float, 
         console.print(f"  trial {trial.number} failed{again}: {trial.ended_because}", markup=False)
     if not done:
         return
-    best = done[0]
-    half = standard_error(best.value or 0.0, plan.data.val_size)
+    best, columns = done[0], columns_of(plan.space, plan.workload, plan.overrides, plan.ranges)
+    found = verdict([t.value or 0.0 for t in done], plan.data.val_size)
     console.print(
         f"\nBest: trial {best.number}, validation top-1 {percent(best.value)} after {best.epoch} epochs", style="bold"
     )
-    for name, value in settings(best.config).items():
+    for name, value in columns.of(best).items():
         console.print(f"  {name:10} {value}", markup=False)
-    console.print(f"\n{how_sure(done, plan.data.val_size)}", markup=False, soft_wrap=True)
-    for trial in done[1 : 1 + RUNNER_UPS]:
-        mark = "within the noise" if (best.value or 0) - (trial.value or 0) <= half * math.sqrt(2) else "behind"
+    console.print(f"\n{how_sure(done, found, plan.data.val_size)}", markup=False, soft_wrap=True)
+    for trial, worse in list(zip(done[1:], found.worse, strict=True))[:RUNNER_UPS]:
+        mark = "clearly worse" if worse else "cannot be told apart"
         console.print(
-            f"  {percent(trial.value):>7}  trial {trial.number} ({mark}): {one_line(trial.config)}", markup=False
+            f"  {percent(trial.value):>7}  trial {trial.number} ({mark}): {columns.line(trial)}", markup=False
         )
     console.print(f"\nTrain it in full:\n  {train_command(plan)}", markup=False, soft_wrap=True)
 
@@ -145,25 +168,38 @@ def say_retries(retries: Mapping[int, int], console: Console) -> None:
     console.print(f"\n{text}", markup=False, soft_wrap=True)
 
 
-def how_sure(done: list[TrialView], val_size: int) -> str:
-    """What the best value is worth: the sampling error of the validation set, and who else is within it."""
-    best = done[0].value or 0.0
-    half = standard_error(best, val_size)
-    text = f"± {100 * half:.1f} points of sampling error (standard error over {val_size:,} validation images). "
-    if len(done) == 1:
-        return text + "No other trial ran to its end: run more trials before you trust it."
-    near = sum(best - (t.value or 0.0) <= half * math.sqrt(2) for t in done[1:])
-    spread = 100 * (best - (done[-1].value or 0.0))
-    return text + (
-        f"{near} of the {len(done) - 1} other finished trials are not distinguishable from it; "
-        f"the finished trials span {spread:.1f} points. Runner-ups:"
+def how_sure(done: list[TrialView], found: Verdict, images: int) -> str:
+    """What the best value is worth, and which trials are worse than it, in words. ``done``: the best first."""
+    chosen = f", chosen as the best of {len(done)}," if len(done) > 1 else ""
+    text = (
+        f"Measured on {images:,} images{chosen} its accuracy is {100 * found.low:.1f} to {100 * found.high:.1f} % "
+        "(at 95 %; what another seed would change is not counted: all trials have one). "
     )
+    others = list(zip(done[1:], found.worse, strict=True))
+    if not others:
+        return text + "No other trial ran to its end: run more trials before you trust it."
+    near = [trial.number for trial, worse in others if not worse]
+    return text + f"{_compared(near, len(others))} Runner-ups:"
 
 
-def standard_error(value: float, n: int) -> float:
-    """Of a proportion over n samples, with Wilson's centre, so that 100 % is not taken for certain."""
-    centre = (value * n + 2) / (n + 4)
-    return math.sqrt(centre * (1 - centre) / (n + 4))
+def _compared(near: list[int], others: int) -> str:
+    """``Trials 3 and 7 cannot be told apart from it at 95 %; the other 2 are clearly worse.``"""
+    if not near:
+        return "The other trial is clearly worse." if others == 1 else f"The other {others} trials are clearly worse."
+    if len(near) == others:
+        which = "The other trial" if others == 1 else f"None of the other {others} trials"
+        return f"{which} can{'not' if others == 1 else ''} be told apart from it at 95 %."
+    names = listed(near) if len(near) <= NAMED else f"{len(near)} of the other {others}"
+    noun = "" if len(near) > NAMED else ("Trial " if len(near) == 1 else "Trials ")
+    left = others - len(near)
+    rest = "the other one is clearly worse" if left == 1 else f"the other {left} are clearly worse"
+    return f"{noun}{names} cannot be told apart from it at 95 %; {rest}."
+
+
+def listed(numbers: list[int]) -> str:
+    """``3``, ``3 and 7``, ``1, 3 and 7``."""
+    words = [str(number) for number in sorted(numbers)]
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
 def train_command(plan: SearchPlan) -> str:
