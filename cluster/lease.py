@@ -90,12 +90,15 @@ class Lease:
             seen = self._look()
             if seen is None:  # let go meanwhile
                 continue
+            if seen.holder.token == self._me.token:  # NFS has lost its answer and asked again
+                break
             verdict, fix = judge(seen, self._me, is_running)
+            living: Seen | None = seen
             if verdict is Verdict.WATCH:
                 say(f"{self._folder} was held by {seen.holder.words()}: waiting up to {STALE_S:.0f} s for a sign of it")
-                verdict = self._watch(seen)
-            if verdict is Verdict.HELD:
-                raise StudyHeld(self._folder, seen, fix)
+                living = self._watch(seen)
+            if verdict is not Verdict.TAKE and living is not None:
+                raise StudyHeld(self._folder, living, fix)
             if self._replace(seen):
                 break
         self._next_renewal = _now() + RENEW_S
@@ -159,17 +162,15 @@ class Lease:
         age_s = time.time() - max(written, modified_ns / 1e9)
         return Seen(holders.from_dict(values), (content, modified_ns), age_s)
 
-    def _watch(self, seen: Seen) -> Verdict:
-        """Held if its holder gives a sign of life within STALE_S."""
+    def _watch(self, seen: Seen) -> Seen | None:
+        """The lease with a sign of life, if its holder gives one within STALE_S."""
         ends = time.monotonic() + STALE_S
         while time.monotonic() < ends:
             time.sleep(LOOK_EVERY_S)
             now = self._look()
-            if now is None:
-                return Verdict.TAKE
-            if now.stamp != seen.stamp:
-                return Verdict.HELD
-        return Verdict.TAKE
+            if now is None or now.stamp != seen.stamp:
+                return now
+        return None
 
     def _replace(self, seen: Seen) -> bool:
         """Put ours in the place of the one that was seen; False where someone else does, or it has changed.
