@@ -24,6 +24,7 @@ import torch
 
 from train_loop.config import ConfigError, TrainConfig, differing_keys
 from train_loop.data import DataInfo
+from train_loop.disk_full import NO_ROOM, DiskFull, full_errno, words
 from train_loop.errors import CheckpointError
 
 FORMAT = 1
@@ -75,15 +76,21 @@ class CheckpointFolder:
         self._last = time.monotonic()
 
     def save(self, content: Mapping[str, Any]) -> None:
-        """Write a checkpoint; a crash at any moment leaves the previous one to be loaded."""
+        """Write a checkpoint; a crash at any moment leaves the previous one to be loaded.
+
+        Raises DiskFull where there is no room for it; the latest one is then still there.
+        """
         if self.folder is None:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         latest, partial = self.folder / LATEST, self.folder / PARTIAL
-        with open(partial, "wb") as file:
-            torch.save({"format": FORMAT, **content}, file)
-            file.flush()
-            os.fsync(file.fileno())
+        try:
+            _write(partial, content)
+        except DiskFull:  # the checkpoint before the latest is there for a damaged latest, and takes the room of this
+            if not (latest.exists() and (self.folder / PREVIOUS).exists()):
+                raise
+            (self.folder / PREVIOUS).unlink()
+            _write(partial, content)
         if latest.exists():
             os.replace(latest, self.folder / PREVIOUS)
         os.replace(partial, latest)
@@ -115,6 +122,20 @@ class CheckpointFolder:
                 f"Remove the files to start again from the first epoch, or use another folder."
             )
         return None
+
+
+def _write(partial: Path, content: Mapping[str, Any]) -> None:
+    try:
+        with open(partial, "wb") as file:
+            torch.save({"format": FORMAT, **content}, file)
+            file.flush()
+            os.fsync(file.fileno())
+    except (OSError, RuntimeError) as error:
+        number = full_errno(error, partial.parent)
+        partial.unlink(missing_ok=True)  # what was written of it is room for others
+        if number is None:
+            raise
+        raise DiskFull(f"{NO_ROOM}: {words(number, partial.parent)}") from None
 
 
 def _read(path: Path) -> dict[str, Any]:

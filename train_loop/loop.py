@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import hashlib
 import itertools
+import logging
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from train_loop.checkpoint import CheckpointFolder, describe_data
 from train_loop.config import TrainConfig
 from train_loop.data import mixing
 from train_loop.data.source import Batch, Step
+from train_loop.disk_full import DiskFull
 from train_loop.distributed import pick_device
 from train_loop.errors import ImageError, NonFiniteLossError, TrainingStopped
 from train_loop.losses import training_loss
@@ -351,19 +353,34 @@ def _write_checkpoint(run: Run) -> None:
         run.progress.bad_images = int(run.world.sum(run.sums.values.new_tensor([run.source.bad_images])).item())
         run.progress.seconds = dict(run.clock.seconds)
         if run.world.rank == 0:
-            run.checkpoints.save(
-                {
-                    "config": run.config.to_dict(),
-                    "data": describe_data(run.source.info),
-                    "model": run.model.state_dict(),
-                    "optimizer": run.optimizer.state_dict(),
-                    "scaler": run.scaler.state_dict(),
-                    "progress": dataclasses.asdict(run.progress),
-                    "steps_per_epoch": run.steps_per_epoch,
-                    **({"average": run.average.tensors} if run.average else {}),
-                }
-            )
+            _save(run)
         run.checkpoints.restart_clock()
+
+
+def _save(run: Run) -> None:
+    """A checkpoint for which there is no room is left out, for training needs none; the last one is the run's result.
+
+    Raises DiskFull for the last one.
+    """
+    try:
+        run.checkpoints.save(
+            {
+                "config": run.config.to_dict(),
+                "data": describe_data(run.source.info),
+                "model": run.model.state_dict(),
+                "optimizer": run.optimizer.state_dict(),
+                "scaler": run.scaler.state_dict(),
+                "progress": dataclasses.asdict(run.progress),
+                "steps_per_epoch": run.steps_per_epoch,
+                **({"average": run.average.tensors} if run.average else {}),
+            }
+        )
+    except DiskFull as full:
+        if run.progress.epoch == run.config.epochs:
+            raise
+        logging.getLogger(__name__).warning(
+            "%s. Training goes on; a stopped run goes on from the checkpoint before", full
+        )
 
 
 def _history(run: Run) -> tuple[EpochRecord, ...]:

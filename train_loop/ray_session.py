@@ -24,12 +24,14 @@ from typing import IO, Any
 from cluster import node_folder, processes
 from cluster.network import past_the_proxy
 from train_loop.config import ConfigError
+from train_loop.disk_full import FULL, LogFile, free_bytes, full_errno, words
 from train_loop.errors import RayStartError
 
 ROOT = Path(__file__).resolve().parent.parent
 PREFIX = "bb-ray-"
 OBJECT_STORE_BYTES = 200 * 2**20  # configurations and epoch records: kilobytes
 START_ATTEMPTS = 3
+LEAST_ROOM_BYTES = 8 << 20  # of logs and sockets, for Ray to start
 PROBE_S = 5.0
 
 SEARCH_ENV = {
@@ -84,8 +86,11 @@ class LocalRay:
         self.folder, self._owner = private_folder()
         try:
             return self._start()
-        except BaseException:
+        except BaseException as error:
+            full = self._without_room(error)
             self.__exit__(None, None, None)
+            if full:
+                raise RayStartError(f"Ray did not start: {full}. Make room there, or set TMPDIR.") from None
             raise
 
     def __exit__(
@@ -103,6 +108,14 @@ class LocalRay:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+    def _without_room(self, error: BaseException) -> str:
+        """The temporary folder's file system, where ``error`` may be of its being full; else empty."""
+        assert self.folder is not None
+        number = full_errno(error)
+        if number is None and isinstance(error, RayStartError) and free_bytes(self.folder) < LEAST_ROOM_BYTES:
+            number = FULL  # Ray's processes die of it without a word
+        return words(number, self.folder) if number is not None else ""
 
     def _start(self) -> Connection:
         assert self.folder is not None
@@ -137,9 +150,9 @@ class LocalRay:
                 last = (str(error).strip() or type(error).__name__).splitlines()[0]
                 ray.shutdown()
         kept = self._log_file.with_name("ray-start")
-        shutil.copytree(
-            self.folder / "r" / "session_latest" / "logs", kept, dirs_exist_ok=True, ignore_dangling_symlinks=True
-        )
+        logs = self.folder / "r" / "session_latest" / "logs"
+        with contextlib.suppress(OSError):  # there are none, or there is no room for them
+            shutil.copytree(logs, kept, dirs_exist_ok=True, ignore_dangling_symlinks=True)
         raise RayStartError(f"Ray did not start: {last.rstrip('.')}. Its logs: {kept}")
 
     def _init(self, address: str, token: Path) -> Connection:
@@ -314,7 +327,7 @@ def free_port() -> int:
 def send_ray_logs_to(path: Path) -> None:
     """Messages of Ray's libraries in this process go to a file, not into the person's table."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handler = logging.FileHandler(path, delay=True, encoding="utf-8")
+    handler = LogFile(path, delay=True, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
     for name in ("ray", "optuna", "py.warnings"):
         logger = logging.getLogger(name)

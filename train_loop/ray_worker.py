@@ -22,6 +22,7 @@ from typing import Any
 from cluster.allocation import usable_cpus
 from train_loop.config import ConfigError, TrainConfig
 from train_loop.data.cores import WORKER_CORES
+from train_loop.disk_full import DiskFull, LogFile
 from train_loop.errors import (
     CheckpointError,
     ImageError,
@@ -176,7 +177,7 @@ def train_worker(task: dict[str, Any]) -> dict[str, Any]:
         failure = f"{type(error).__name__}: {(str(error).splitlines() or ['no message'])[0]}"
         met_by_all = isinstance(error, NonFiniteLossError | ConfigError | CheckpointError)
         alone = context.get_world_size() == 1
-        if met_by_all or (alone and isinstance(error, torch.OutOfMemoryError | ImageError)):
+        if met_by_all or (alone and isinstance(error, torch.OutOfMemoryError | ImageError | DiskFull)):
             return {FAILURE: failure}
         if isinstance(error, ImageError):  # the others wait for this rank, so Ray must end them; then all return it
             with contextlib.suppress(OSError):
@@ -324,7 +325,7 @@ def _fit_until_stopped(
 def _cause(error: Exception) -> Exception:
     """Of Ray's error, what a worker met itself, where that is one of ours; the others only lost touch with it."""
     failures = (getattr(error, "worker_failures", None) or {}).values()
-    return next((met for met in failures if isinstance(met, ImageError | LoaderError)), error)
+    return next((met for met in failures if isinstance(met, ImageError | LoaderError | DiskFull)), error)
 
 
 class _StopRequest:
@@ -350,7 +351,8 @@ class _StopRequest:
 
 def _as_error(text: str) -> Exception:
     name, _, message = text.partition(": ")
-    kinds = {kind.__name__: kind for kind in (NonFiniteLossError, CheckpointError, ConfigError, ImageError)}
+    known: tuple[type[Exception], ...] = (NonFiniteLossError, CheckpointError, ConfigError, ImageError, DiskFull)
+    kinds = {kind.__name__: kind for kind in known}
     return kinds.get(name, RuntimeError)(message or text)
 
 
@@ -359,7 +361,7 @@ def _trial_log(path: Path, rank: int) -> logging.Logger:
     log = logging.getLogger(f"bigbatch.{path.parent.parent.name}.{path.stem}.{rank}")
     if not log.handlers:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handler = logging.FileHandler(path, delay=True, encoding="utf-8")
+        handler = LogFile(path, delay=True, encoding="utf-8")
         handler.setFormatter(logging.Formatter(f"%(asctime)s rank {rank} %(levelname)s %(message)s"))
         log.addHandler(handler)
         log.setLevel(logging.INFO if rank == 0 else logging.ERROR)

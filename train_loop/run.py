@@ -36,6 +36,7 @@ from train_loop.command_line import (  # noqa: E402
 )
 from train_loop.config import ConfigError, TrainConfig, differing_keys, parse_assignments  # noqa: E402
 from train_loop.data import DataInfo, check_stage, describe  # noqa: E402
+from train_loop.disk_full import DiskFull, full_errno, words  # noqa: E402
 from train_loop.errors import (  # noqa: E402
     CheckpointError,
     ImageError,
@@ -350,6 +351,12 @@ def _main(argv: Sequence[str] | None) -> int:
         return _say(f"stopped. To resume: {this_command(prog, argv, launch)}", code, speaks)
     except (NonFiniteLossError, CheckpointError, RayStartError) as error:
         return _say(f"{prog}: failed: {error}", 1, speaks)
+    except OSError as error:
+        number = full_errno(error)
+        if number is None or "task" not in locals():
+            raise
+        line = str(error) if isinstance(error, DiskFull) else words(number, task.output)
+        return _say(f"{prog}: failed: {line}. Make room, then: {this_command(prog, argv, launch)}", 1, True)
     except (ImageError, LoaderError) as error:  # met by one rank alone: nobody else can say it
         return _say(f"{prog}: failed: {error}", 1, True)
     finally:

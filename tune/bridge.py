@@ -26,6 +26,7 @@ from ray.tune.search import Searcher
 from search_spaces.registry import Space
 from search_spaces.workload import Workload
 from train_loop.config import RUNTIME_KEYS, TrainConfig
+from train_loop.disk_full import NO_ROOM, full_errno
 from train_loop.progress import Steps
 from train_loop.ray_worker import FAILURE, RECORDS
 from tune import retry
@@ -191,7 +192,10 @@ class OptunaBridge(Searcher):
     def _fail(self, trial_id: str, because: str) -> None:
         """A failure. One that comes while the search is ended is the end's as likely as the trial's own: what was asked
         to stop loses its processes and its connections."""
-        if self.stopping or self._ending():
+        if NO_ROOM in because or self._store.disk.full:
+            self.put_back(trial_id, f"stopped for want of room; --resume goes on with it ({because})")
+            self._store.disk.trial_met(because)
+        elif self.stopping or self._ending():
             self.put_back(trial_id, f"failed while the search was stopping; --resume goes on with it ({because})")
         else:
             self._tell(trial_id, TrialState.FAIL, because)
@@ -359,6 +363,8 @@ class OptunaBridge(Searcher):
             try:
                 getattr(observer, event, _ignore)(*arguments)
             except Exception as error:
+                if full_errno(error) is not None:  # the study's own writing says it
+                    continue
                 self._observers.remove(observer)
                 name = type(observer).__name__
                 print(f"warning: the search goes on without {name}: {_one_line(error)}", file=sys.stderr, flush=True)
@@ -366,8 +372,8 @@ class OptunaBridge(Searcher):
     def _refresh(self) -> None:
         """Rewrite the tables; they can be made again, so a full disk ends no search."""
         try:
+            self._store.drop_checkpoints()  # first: it makes room
             self._store.refresh()
-            self._store.drop_checkpoints()
         except OSError as error:
             if not self._warned:
                 print(f"warning: the study's tables are not up to date: {error}", file=sys.stderr, flush=True)

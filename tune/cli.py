@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from cluster.command_line import Commands, run_command
 from cluster.option_values import part
 from cluster.streams import reader_may_leave
 from train_loop.command_line import INTERRUPTED, WRONG_INPUT, OneLineParser
 from train_loop.config import ConfigError
+from train_loop.disk_full import full_errno, words
 from train_loop.errors import RayStartError
 
 
@@ -130,6 +132,13 @@ def _guarded(prog: str, run: Callable[[], int]) -> int:
             "Run: pip install -e . (in the repository)",
             file=sys.stderr,
         )
+    except OSError as error:
+        number = full_errno(error)
+        if number is None:
+            raise
+        folder = Path(error.filename).parent if isinstance(error.filename, str) else Path.cwd()
+        print(f"{prog}: failed: {words(number, folder)}. Make room there.", file=sys.stderr)
+        return 1
     except RayStartError as error:
         print(f"{prog}: failed: {error}", file=sys.stderr)
         return 1

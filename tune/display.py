@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from typing import Any, TextIO
+from typing import Any, Protocol, TextIO
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -198,10 +198,18 @@ def _shown(progress: Progress) -> list[TrialView]:
     return [progress.trials[number] for number in sorted(keep)]
 
 
+class SupportsWrite(Protocol):
+    """What ``print`` needs of a file."""
+
+    def write(self, text: str, /) -> object: ...
+
+    def flush(self) -> None: ...
+
+
 class PlainLines:
     """A line an event: for pipes, Slurm logs and ``tail -f``."""
 
-    def __init__(self, progress: Progress, out: TextIO) -> None:
+    def __init__(self, progress: Progress, out: SupportsWrite) -> None:
         self._progress, self._out = progress, out
         self._within_epochs: dict[int, ProgressLines] = {}
 

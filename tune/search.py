@@ -25,6 +25,7 @@ from tune import retry, wandb_log
 from tune.capacity import Capacity
 from tune.columns import columns_of
 from tune.deadline import END_OF_ALLOCATION, Deadline, end_of_allocation
+from tune.disk_full import LineLog
 from tune.display import PlainLines, Progress, make_display
 from tune.interrupts import Interrupts, StopRequest
 from tune.joined import cluster_machine, living_nodes, on_cluster
@@ -77,6 +78,7 @@ def _run_search(plan: SearchPlan, stop: StopRequest, console: Console) -> int:
         store = _open_store(plan, console)
         stack.callback(store.close)
         interrupts = stack.enter_context(Interrupts(stop))
+        store.disk.stopped = stop.is_set
         if _finished(store) >= plan.trials:
             return _nothing_to_do(plan, store, console)
         store.add_session(provenance(), **plan.to_dict())
@@ -103,16 +105,32 @@ def _run_search(plan: SearchPlan, stop: StopRequest, console: Console) -> int:
             if stop.signal is None:
                 raise
             outcome = "interrupted"
+        except Exception as error:
+            if not store.disk.end_because(error):
+                raise
         finally:
             ended.in_order = True
-            if store.folder.exists():
-                with suppress(DatabaseLost):  # then the tables stay as they were
-                    store.refresh(force=True)
-                    store.drop_checkpoints()
-                store.end_session(outcome=outcome, elapsed_s=round(time.monotonic() - started, 1))
+            _write_last(store, outcome, time.monotonic() - started)
         trials = _views(store)
         print_findings(ended.plan, trials, time.monotonic() - started, store.ledger.used(), console)
-        return _end(ended, trials, stop, console)
+        return _end(ended, trials, stop, console) if not store.disk.full else _say_full(plan, store.disk.full, stop)
+
+
+def _write_last(store: StudyStore, outcome: str, elapsed_s: float) -> None:
+    """Tables and the session's end. Where there is no room, or no database, they stay as they were."""
+    if not store.folder.exists():
+        return
+    with suppress(DatabaseLost), store.disk.quietly():
+        store.drop_checkpoints()
+        store.refresh(force=True)
+    with store.disk.quietly():
+        store.end_session(outcome="disk full" if store.disk.full else outcome, elapsed_s=round(elapsed_s, 1))
+
+
+def _say_full(plan: SearchPlan, full: str, stop: StopRequest) -> int:
+    line = f"error: {full}. All that was reported is saved; make room there, then go on with: {resume_command(plan)}"
+    print(line, file=sys.stderr, flush=True)
+    return 128 + stop.signal if stop.signal is not None else FAILED
 
 
 @dataclass
@@ -179,7 +197,7 @@ def _search(
             store.study.enqueue_trial(point, skip_if_exists=True)
     finished = {view.number: view for view in counted(_views(store))}
     if bridge.finished < plan.trials and not stop.is_set():
-        log = stack.enter_context((store.log_folder / "driver.log").open("a", encoding="utf-8"))
+        log = LineLog(store.log_folder / "driver.log")
         columns = columns_of(plan.space, plan.workload, plan.overrides, plan.ranges)
         lines = PlainLines(Progress(plan.trials, plan.share.concurrency, finished, columns), log)
         with make_display(Progress(plan.trials, plan.share.concurrency, finished, columns)) as display:
@@ -295,7 +313,8 @@ def _fit(ended: _Ended, store: StudyStore, stop: StopRequest, watch: Watch) -> N
     try:
         tuner.fit()
     finally:
-        bridge.release()
+        with store.disk.quietly():  # what could not be put back, --resume puts back
+            bridge.release()
         store.stop_file.unlink(missing_ok=True)
         shutil.rmtree(storage, ignore_errors=True)
 
@@ -311,6 +330,8 @@ def _deadline(ended: _Ended, store: StudyStore, stop: StopRequest) -> Callable[[
         ledger.hold(ended.capacity.devices(plan.machine))
         if ledger.has_spent(plan.budget_gpu_hours):
             stop.set(BUDGET_SPENT)
+        if store.disk.full:
+            stop.set(store.disk.full)
         return stop.is_set()
 
     return over

@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import optuna
-from optuna.storages.journal import JournalFileBackend
 
 from train_loop.config import ConfigError
 from train_loop.folder_hold import FolderHold, hold_folder
 from tune import tables
 from tune.description import SCHEMA_VERSION, STUDY_FILE, read_description
+from tune.disk_full import Disk, PatientJournal
 from tune.ledger import Ledger
 from tune.provenance import redact
 from tune.retry import may_need_checkpoint
@@ -50,6 +50,7 @@ class StudyStore:
         self.ledger: Ledger
         """What the study has used; there from the moment that the folder is held."""
         self._next_refresh = 0.0
+        self.disk = Disk(folder)
         self.study: optuna.Study
 
     # Paths
@@ -181,7 +182,7 @@ class StudyStore:
         self._hold.also(self.ledger.beat)
 
     def _storage(self) -> optuna.storages.BaseStorage:
-        return open_storage(self.folder, self._storage_url)
+        return open_storage(self.folder, self._storage_url, self.disk)
 
     # Files made from the journal
 
@@ -248,10 +249,10 @@ def best_trial(trials: list[optuna.trial.FrozenTrial]) -> optuna.trial.FrozenTri
     return max(done, key=lambda t: (t.value, -t.number), default=None)
 
 
-def open_storage(folder: Path, url: str | None) -> optuna.storages.BaseStorage:
+def open_storage(folder: Path, url: str | None, disk: Disk | None = None) -> optuna.storages.BaseStorage:
     """The study's journal, or the database behind ``url``; raises ConfigError if it does not open."""
     if url is None:
-        return optuna.storages.JournalStorage(JournalFileBackend(str(folder / JOURNAL_FILE)))
+        return optuna.storages.JournalStorage(PatientJournal(folder / JOURNAL_FILE, disk or Disk(folder)))
     try:
         from tune.database import PatientStorage  # SQLAlchemy; the journal needs none
 
@@ -290,11 +291,15 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
 def write_text(path: Path, text: str) -> None:
     """Replace a file atomically."""
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    with fresh.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(fresh, path)
+    try:
+        with fresh.open("w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(fresh, path)
+    except OSError:
+        fresh.unlink(missing_ok=True)
+        raise
 
 
 def _holds_a_study(folder: Path) -> str:

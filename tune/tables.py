@@ -121,8 +121,12 @@ def write_epochs(trials: Iterable[FrozenTrial], path: Path) -> None:
 
 def _write(table: pa.Table, path: Path) -> None:
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    pq.write_table(table, fresh)
-    os.replace(fresh, path)
+    try:
+        pq.write_table(table, fresh)
+        os.replace(fresh, path)
+    except OSError:
+        fresh.unlink(missing_ok=True)
+        raise
 
 
 def _at(values: dict[str, Any], key: str) -> Any:

@@ -15,6 +15,7 @@ import ray.tune
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.tune import PlacementGroupFactory
 
+from train_loop.disk_full import DiskFull
 from train_loop.errors import ImageError, LoaderError
 from train_loop.ray_worker import FAILURE, RECORDS, failure_file, train_worker
 
@@ -111,7 +112,9 @@ def _reason(error: Exception) -> str:
     failures = getattr(error, "worker_failures", None)
     if failures:
         # Workers that wait for one that failed fail of that.
-        rank, cause = min(failures.items(), key=lambda item: not isinstance(item[1], ImageError | LoaderError))
+        rank, cause = min(
+            failures.items(), key=lambda item: not isinstance(item[1], ImageError | LoaderError | DiskFull)
+        )
         return f"worker {rank}: {_last_line(cause)}"
     return _last_line(error)
 

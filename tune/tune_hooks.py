@@ -75,7 +75,8 @@ class StopWhen(Stopper):
     def stop_all(self) -> bool:
         if self._asked_at is None and self._over():
             self._bridge.stopping = True
-            self._stop_file.touch()
+            with contextlib.suppress(OSError):  # no room: they are stopped after the wait
+                self._stop_file.touch()
             self._asked_at, self._wait_s = time.monotonic(), self._bridge.stop_wait_s()
             self._say("to write a checkpoint after the current step", f"waiting up to {duration(self._wait_s)}")
         if self._asked_at is None:
