@@ -62,7 +62,16 @@ def test_any_number_fits_or_is_the_fewest(caplog: pytest.LogCaptureFixture) -> N
         ({"LOCAL_WORLD_SIZE": "4"}, 0.25),
         ({"RAY_JOB_ID": "1", "BIGBATCH_WORKER_CORES": "2"}, 0.25),
         ({"SLURM_JOB_ID": "7", "SLURM_MEM_PER_NODE": "4096", "SLURM_STEP_TASKS_PER_NODE": "8"}, 0.125),
-        ({"SLURM_JOB_ID": "7", "SLURM_MEM_PER_CPU": "512", "SLURM_STEP_TASKS_PER_NODE": "8"}, 1.0),  # of a task's cores
+        ({"SLURM_JOB_ID": "7", "SLURM_MEM_PER_CPU": "512", "SLURM_STEP_TASKS_PER_NODE": "8"}, 0.125),
+        (
+            {
+                "SLURM_JOB_ID": "7",
+                "SLURM_MEM_PER_CPU": "512",
+                "SLURM_STEP_TASKS_PER_NODE": "8",
+                "SLURM_CPUS_PER_TASK": "4",
+            },
+            1.0,
+        ),  # a task's cores have their own
     ],
 )
 def test_a_rank_has_its_share_of_the_nodes_memory(

@@ -56,6 +56,7 @@ def memory_a_rank(env: Mapping[str, str] = os.environ) -> int:
         return memory // max(int(env["LOCAL_WORLD_SIZE"]), 1)
     if "RAY_JOB_ID" in env:  # Ray gives a worker cores; memory follows them
         return int(memory * min(cores_a_rank(env) / usable_cpus(env), 1.0))
-    if env.get("SLURM_JOB_ID") and env.get("SLURM_MEM_PER_NODE"):
+    of_a_task = not env.get("SLURM_MEM_PER_NODE") and env.get("SLURM_CPUS_PER_TASK")  # memory a CPU, of a task's CPUs
+    if env.get("SLURM_JOB_ID") and not of_a_task:
         return memory // max(tasks_here(env), 1)
     return memory
