@@ -15,7 +15,7 @@ FEWEST = 4
 """Below, batches are copied out of their slots or processes stand still: the consumer holds one, the next is whole, two
 are written."""
 ENOUGH = 8
-"""Where nobody asked for a number: a GPU's copies hold three, the loop one, and two are never given away."""
+"""Where nobody asked for a number: training on a GPU holds three, two are never given away, the others are written."""
 MOST = 32
 """Where nobody asked for a number."""
 AUTO_PART, ASKED_PART = 1 / 8, 1 / 2
