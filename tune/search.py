@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -36,7 +36,7 @@ from tune.provenance import provenance
 from tune.samplers import MODEL_BASED, make_pruner, quiet_optuna, sampler_factory
 from tune.storage_url import DatabaseLost
 from tune.store import StudyStore
-from tune.summary import print_findings, print_machine, print_plan, quoted, resume_command, say_retries
+from tune.summary import print_disk_full, print_findings, print_machine, print_plan, quoted, resume_command, say_retries
 from tune.views import counted, views
 from tune.watch import ClusterLost, Watch, end_process_unless_done, make_watch
 
@@ -110,27 +110,10 @@ def _run_search(plan: SearchPlan, stop: StopRequest, console: Console) -> int:
                 raise
         finally:
             ended.in_order = True
-            _write_last(store, outcome, time.monotonic() - started)
+            store.write_last(outcome, time.monotonic() - started)
         trials = _views(store)
         print_findings(ended.plan, trials, time.monotonic() - started, store.ledger.used(), console)
-        return _end(ended, trials, stop, console) if not store.disk.full else _say_full(plan, store.disk.full, stop)
-
-
-def _write_last(store: StudyStore, outcome: str, elapsed_s: float) -> None:
-    """Tables and the session's end. Where there is no room, or no database, they stay as they were."""
-    if not store.folder.exists():
-        return
-    with suppress(DatabaseLost), store.disk.quietly():
-        store.drop_checkpoints()
-        store.refresh(force=True)
-    with store.disk.quietly():
-        store.end_session(outcome="disk full" if store.disk.full else outcome, elapsed_s=round(elapsed_s, 1))
-
-
-def _say_full(plan: SearchPlan, full: str, stop: StopRequest) -> int:
-    line = f"error: {full}. All that was reported is saved; make room there, then go on with: {resume_command(plan)}"
-    print(line, file=sys.stderr, flush=True)
-    return 128 + stop.signal if stop.signal is not None else FAILED
+        return _end(ended, trials, stop, console, store.disk.full)
 
 
 @dataclass
@@ -341,9 +324,12 @@ def _views(store: StudyStore) -> list[TrialView]:
     return views(store.study.get_trials(deepcopy=False))
 
 
-def _end(ended: _Ended, trials: list[TrialView], stop: StopRequest, console: Console) -> int:
-    """The last lines, and the exit code."""
+def _end(ended: _Ended, trials: list[TrialView], stop: StopRequest, console: Console, full: str | None) -> int:
+    """The last lines, and the exit code. ``full``: which disk has no room, where that has ended the search."""
     plan, wandb = ended.plan, ended.wandb
+    if full:
+        print_disk_full(plan, full)
+        return 128 + stop.signal if stop.signal is not None else FAILED
     fatal = ended.bridge.fatal if ended.bridge is not None else None
     say = partial(console.print, markup=False, soft_wrap=True)
     if wandb is not None and wandb.sync_command():

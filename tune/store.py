@@ -12,6 +12,7 @@ logs/            driver.log, ray.log, trial-NNNN.log
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -29,7 +30,7 @@ from tune.disk_full import Disk, PatientJournal
 from tune.ledger import Ledger
 from tune.provenance import redact
 from tune.retry import may_need_checkpoint
-from tune.storage_url import check_database_file
+from tune.storage_url import DatabaseLost, check_database_file
 
 JOURNAL_FILE = "optuna.journal"
 REFRESH_SHARE = 0.05
@@ -228,6 +229,16 @@ class StudyStore:
         if description.get("sessions"):
             description["sessions"][-1].update(facts)
         write_json(self.folder / STUDY_FILE, description)
+
+    def write_last(self, outcome: str, elapsed_s: float) -> None:
+        """Tables and the session's end. Where there is no room, or no database, they stay as they were."""
+        if not self.folder.exists():
+            return
+        with contextlib.suppress(DatabaseLost), self.disk.quietly():
+            self.drop_checkpoints()
+            self.refresh(force=True)
+        with self.disk.quietly():
+            self.end_session(outcome="disk full" if self.disk.full else outcome, elapsed_s=round(elapsed_s, 1))
 
 
 def _used_before(study: optuna.Study, workers: int) -> dict[int, float]:

@@ -226,6 +226,12 @@ def resume_command(plan: SearchPlan, *, budget_spent: bool = False) -> str:
     return f"{command} {shlex.join(parts)}"
 
 
+def print_disk_full(plan: SearchPlan, full: str) -> None:
+    """One line: which file system is full, and the command that goes on."""
+    line = f"error: {full}. All that was reported is saved; make room there, then go on with: {resume_command(plan)}"
+    print(line, file=sys.stderr, flush=True)
+
+
 def _by_console_command() -> bool:
     return Path(sys.argv[0]).name == "bigbatch"
 
