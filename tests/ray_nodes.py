@@ -7,21 +7,38 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+import tempfile
+from collections.abc import Callable
+from typing import Any
 
-from ray.cluster_utils import Cluster
+ATTEMPTS = 8
+"""Ray gives a node 30 s to start, which is short on a busy machine."""
+
+
+def insist(start: Callable[[], Any]) -> Any:
+    """``start``, until it succeeds."""
+    for attempt in range(ATTEMPTS):
+        try:
+            return start()
+        except Exception as error:
+            print(f"start {attempt + 1} of {ATTEMPTS}: {error}", file=sys.stderr, flush=True)
+    raise RuntimeError("Ray's nodes do not start")
 
 
 def main() -> None:
+    from ray.cluster_utils import Cluster  # only now: it reads RAY_TMPDIR
+
     head, *others = (json.loads(text) for text in sys.argv[1:])
-    cluster = Cluster(initialize_head=True, head_node_args={"include_dashboard": True, **head})
-    nodes = [cluster.add_node(**other) for other in others]
+    cluster = insist(lambda: Cluster(initialize_head=True, head_node_args={"include_dashboard": True, **head}))
+    nodes = [insist(lambda other=other: cluster.add_node(**other)) for other in others]
     print(cluster.address, flush=True)
     try:
         for line in sys.stdin:
             word, _, rest = line.strip().partition(" ")
             if word == "add":
-                nodes.append(cluster.add_node(**json.loads(rest)))
+                nodes.append(insist(lambda rest=rest: cluster.add_node(**json.loads(rest))))
             elif word == "remove":
                 cluster.remove_node(nodes.pop(), allow_graceful=False)
             print("done", flush=True)
@@ -30,4 +47,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    # Of its own: Ray notes the address of its last cluster in this folder, for others to join.
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="rn", ignore_cleanup_errors=True) as folder:
+        os.environ["RAY_TMPDIR"] = folder
+        main()
