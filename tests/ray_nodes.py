@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
 import tempfile
 from collections.abc import Callable
@@ -15,6 +16,12 @@ from typing import Any
 
 ATTEMPTS = 8
 """Ray gives a node 30 s to start, which is short on a busy machine."""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def insist(start: Callable[[], Any]) -> Any:
@@ -31,7 +38,13 @@ def main() -> None:
     from ray.cluster_utils import Cluster  # only now: it reads RAY_TMPDIR
 
     head, *others = (json.loads(text) for text in sys.argv[1:])
-    cluster = insist(lambda: Cluster(initialize_head=True, head_node_args={"include_dashboard": True, **head}))
+
+    def start() -> Cluster:
+        # Ray itself takes no other port for the dashboard where somebody has the usual one.
+        dashboard = {"include_dashboard": True, "dashboard_port": free_port()}
+        return Cluster(initialize_head=True, head_node_args={**dashboard, **head})
+
+    cluster = insist(start)
     nodes = [insist(lambda other=other: cluster.add_node(**other)) for other in others]
     print(cluster.address, flush=True)
     try:
