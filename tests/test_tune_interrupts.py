@@ -166,5 +166,5 @@ def test_ctrl_c_while_the_findings_are_printed_does_not_undo_a_search_that_is_do
 
     ended, stop = _Ended(make_plan(Options(space="smoke", trials=planned, output=str(tmp_path)))), StopRequest()
     stop.set("interrupted", signal.SIGINT)
-    assert _end(ended, [TrialView(0, {}, TrainConfig(), state="COMPLETE")], stop, Console()) == code
+    assert _end(ended, [TrialView(0, {}, TrainConfig(), state="COMPLETE")], stop, Console(), None) == code
     assert ("--resume" in capsys.readouterr().out) == (code == 130)
