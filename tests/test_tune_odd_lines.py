@@ -19,7 +19,7 @@ from train_loop import lr_find, run
 from train_loop.config import OPTIMIZERS, ConfigError, TrainConfig, known_key, parse_assignments, resolve_key
 from train_loop.config_words import OF_SPACES
 from tune.cli import main, tune_main
-from tune.display import COLUMNS, settings
+from tune.columns import WIDTHS, settings
 from tune.plan import Options, make_plan
 
 TRAIN_FILE = {"epochs": 2, "model": {"name": "resnet18"}, "batch": {"global_size": 64}}
@@ -255,7 +255,7 @@ def test_each_word_of_the_tables_is_a_key_or_is_told_what_to_write(optimizer: st
         value = other.get(word, shown[word])
         changes = parse_assignments([f"{word}={value.removesuffix(' ep')}"])
         assert settings(TrainConfig().replace_keys({"optimizer": optimizer} | changes))[word] == value
-    assert set(COLUMNS) - {"momentum"} <= set(shown)
+    assert set(WIDTHS) - {"momentum"} <= set(shown)
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
