@@ -34,7 +34,8 @@ class Nodes:
 @pytest.fixture(autouse=True)
 def look_each_time(monkeypatch):
     monkeypatch.setattr(capacity, "LOOK_EVERY_S", 0.0)
-    monkeypatch.setattr(capacity, "LOST_WAIT_S", 0.0)
+    monkeypatch.setattr(capacity, "WAIT_IN_JOB_S", 0.0)
+    monkeypatch.setattr(capacity, "JOINED_GRACE_S", 0.0)
 
 
 def start_all(limit: Capacity, live: list[int]) -> None:
@@ -202,3 +203,13 @@ def test_what_the_cluster_cannot_train_is_refused_when_it_is_joined_and_leaves_n
     finally:
         ray.stdin.close()
         ray.wait(120)
+
+
+def test_in_a_job_lost_nodes_are_waited_for_by_a_rule_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job pays for the nodes that are left while it waits."""
+    monkeypatch.setattr(capacity, "WAIT_IN_JOB_S", 7.0)
+    monkeypatch.setattr(capacity, "JOINED_GRACE_S", 700.0)
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    assert capacity.lost_wait_s() == 700.0
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    assert capacity.lost_wait_s() == 7.0

@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterable
 from train_loop.config import ConfigError
 from tune.ledger import devices_held, owns_cluster
 from tune.machine import Machine, Node, Share, share_out
+from tune.watchdog import JOINED_GRACE_S
 
 LOOK_EVERY_S = 1.0
-LOST_WAIT_S = 60.0
-"""How long a search waits for nodes where those that are left hold no trial: a lost one may be replaced."""
+WAIT_IN_JOB_S = 60.0
+"""How long a search in a Slurm job waits for nodes where those that are left hold no trial. The job pays for what is
+left and is put back into the queue then; on a cluster of others a search waits for ``JOINED_GRACE_S``."""
 
 
 class Capacity:
@@ -76,7 +78,7 @@ class Capacity:
     def lost(self) -> str | None:
         """Why no trial can run any more on the nodes that are left, once that has lasted; else None."""
         self._look()
-        waited = self._lost_at is not None and time.monotonic() - self._lost_at >= LOST_WAIT_S
+        waited = self._lost_at is not None and time.monotonic() - self._lost_at >= lost_wait_s()
         return self._why_lost if waited else None
 
     def _machine(self) -> Machine:
@@ -106,11 +108,15 @@ class Capacity:
                 self._lost_at = time.monotonic()
             self._share = None
             self._why_lost = f"the nodes that are left hold no trial: {str(error).rstrip('.')}"
-            self._say(f"Waiting for nodes, for up to {LOST_WAIT_S:g} s: {self._why_lost}")
+            self._say(f"Waiting for nodes, for up to {lost_wait_s():g} s: {self._why_lost}")
             return
         if self._share != self._last or self._lost_at is not None:
             self._say(f"The nodes have changed: {machine.describe()}: {self._share.describe()}")
         self._last, self._lost_at = self._share, None
+
+
+def lost_wait_s() -> float:
+    return WAIT_IN_JOB_S if owns_cluster(local=False) else JOINED_GRACE_S
 
 
 def _without_gpus(machine: Machine) -> Machine:

@@ -13,6 +13,7 @@ from rich.console import Console
 from train_loop.room import quota_lines
 from tune.certainty import Verdict, verdict
 from tune.columns import columns_of
+from tune.disk_full import JOB_VARIABLE
 from tune.display import duration, percent
 from tune.ledger import Used
 from tune.observer import TrialView
@@ -29,8 +30,6 @@ STEMS = {
 }
 NAMED = 8
 """So many trials are named by their numbers in a sentence."""
-JOB_VARIABLE = "BIGBATCH_JOB_FOLDER"
-"""Set in the environment of a driver by the job around it (``cluster/``)."""
 
 
 def print_plan(plan: SearchPlan, console: Console) -> None:
