@@ -20,7 +20,6 @@ from train_loop.disk_full import FULL, QUOTA, DiskFull, full_errno, words
 
 JOB_VARIABLE = "BIGBATCH_JOB_FOLDER"
 """Set in the environment of a driver by the job around it (``cluster/``)."""
-"""Set in the environment of a driver by the job around it (``cluster/``)."""
 WAIT_IN_JOB_S = 30 * 60.0
 """How long a search in a job waits for room. Nobody sits before it, and a quota is often made room in by a clean-up."""
 SAY_EVERY_S = 60.0
