@@ -251,7 +251,8 @@ def judge(seen: Seen, me: Holder, is_running: Callable[[str], bool | None]) -> t
     if drives and not holder.pid:
         return Verdict.TAKE, ""
     if alive:
-        return Verdict.HELD, f"Wait for it, or kill {holder.pid}"
+        whole = holder.whole_job and not drives  # its driver's end would look to the job like a failure
+        return Verdict.HELD, f"Wait for it, or {f'scancel {holder.job}' if whole else f'kill {holder.pid}'}"
     if alive is False and (drives or not holder.whole_job):
         return Verdict.TAKE, ""
     if holder.job and (holder.job != me.job or (holder.whole_job and not drives)):

@@ -23,6 +23,7 @@ PER_TASK = (
     *("SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_GPUS_PER_TASK", "SLURM_GPUS"),
     *("SLURM_NTASKS_PER_GPU", "SLURM_GPU_BIND", "SLURM_CPU_BIND", "SLURM_DISTRIBUTION", "SLURM_HINT"),
 )
+MEMORY = ("SLURM_MEM_PER_NODE", "SLURM_MEM_PER_CPU", "SLURM_MEM_PER_GPU")
 
 
 class NodeSteps:
@@ -73,7 +74,7 @@ class NodeSteps:
         with os.fdopen(descriptor, "ab") as log:
             self._steps[node.name] = subprocess.Popen(
                 srun_command(node) + self._node_command(node.name, address),
-                env=step_environment(os.environ),
+                env=step_environment(os.environ, node.het_group),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -196,5 +197,15 @@ def srun_command(node: GrantedNode) -> list[str]:
     return command
 
 
-def step_environment(env: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in env.items() if name not in PER_TASK}
+def step_environment(env: Mapping[str, str], het_group: int | None = None) -> dict[str, str]:
+    """The environment of a node's step. In a heterogeneous job memory is said of its own component.
+
+    The batch script's variables speak of the first component, and srun hands them on as they are: a node would be
+    taken for one with the head's memory.
+    """
+    kept = {name: value for name, value in env.items() if name not in PER_TASK}
+    if het_group is None:
+        return kept
+    own = {name: env.get(f"{name}_HET_GROUP_{het_group}") for name in MEMORY}
+    others = {name: value for name, value in kept.items() if name not in own}
+    return others | {name: value for name, value in own.items() if value}

@@ -7,7 +7,9 @@ import enum
 from dataclasses import dataclass
 
 TRY_AGAIN = 75
-"""EX_TEMPFAIL: the search would start nothing more before the end of the allocation (BIGBATCH_DEADLINE)."""
+"""EX_TEMPFAIL: the search would start nothing more in this allocation: its end is near (BIGBATCH_DEADLINE), or the
+nodes that are left hold no trial. It has said which."""
+NOTHING_MORE = "the search can start nothing more in this allocation"
 HEAD_RESTARTS = 1
 """A head that dies twice in a row, with nothing finished or saved in between, will die again."""
 
@@ -61,32 +63,33 @@ class Decision:
 
 def decide(s: Situation) -> Decision:
     """The job's end: its exit code, and whether it starts again."""
+    reason = s.cause.value
     if s.cause is Cause.DRIVER_ENDED and s.exit_code == TRY_AGAIN:
-        s = dataclasses.replace(s, cause=Cause.TIME_LIMIT)
+        s, reason = dataclasses.replace(s, cause=Cause.TIME_LIMIT), NOTHING_MORE
     if s.cause in (Cause.DRIVER_ENDED, Cause.BAD_INPUT):
         code = 1 if s.exit_code is None else s.exit_code
-        return Decision(Action.END, code, f"{s.cause.value} with exit code {code}")
+        return Decision(Action.END, code, f"{reason} with exit code {code}")
     if s.cause is Cause.CANCELLED:
-        return Decision(Action.END, 143, s.cause.value)
+        return Decision(Action.END, 143, reason)
     if s.exit_code == 0:
-        return Decision(Action.END, 0, f"{s.cause.value}, and the driver had finished")
+        return Decision(Action.END, 0, f"{reason}, and the driver had finished")
     if s.cause is Cause.START_FAILED:
-        return Decision(Action.END, 1, s.cause.value)
+        return Decision(Action.END, 1, reason)
     if s.cause is Cause.UNEXPLAINED:  # it may be a scancel; and who does not answer does not requeue either
-        return Decision(Action.END, 143, s.cause.value)
+        return Decision(Action.END, 143, reason)
     if s.slurm_requeues:
-        return Decision(Action.LEAVE_TO_SLURM, 143, s.cause.value)
+        return Decision(Action.LEAVE_TO_SLURM, 143, reason)
     if s.too_short and s.cause is Cause.TIME_LIMIT:
-        return Decision(Action.END, 1, f"{s.cause.value}, and {s.too_short}")
+        return Decision(Action.END, 1, f"{reason}, and {s.too_short}")
     most = min(HEAD_RESTARTS, s.max_restarts) if s.cause is Cause.HEAD_DIED else s.max_restarts
     if s.fruitless > most:
         times = f"{s.fruitless} times in a row" if s.fruitless > 1 else "this time"
         return Decision(
             Action.END,
             1,
-            f"{s.cause.value}, and no epoch or checkpoint came of it {times} (--max-restarts {s.max_restarts})",
+            f"{reason}, and no epoch or checkpoint came of it {times} (--max-restarts {s.max_restarts})",
         )
-    return Decision(Action.CHAIN if s.chain else Action.REQUEUE, 143, s.cause.value)
+    return Decision(Action.CHAIN if s.chain else Action.REQUEUE, 143, reason)
 
 
 def cause_of_signal(state: str, preempted: bool) -> tuple[Cause, bool]:

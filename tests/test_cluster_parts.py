@@ -33,7 +33,7 @@ from cluster import (
     slurm,
     successor,
 )
-from cluster.allocation import granted_gpus
+from cluster.allocation import granted_gpus, usable_memory_bytes
 from cluster.files import write_json
 from cluster.grant import GrantedNode, NoAllocation, node_cpus, read_grant
 from cluster.policy import Action, Cause, Situation, decide
@@ -133,6 +133,16 @@ def test_a_heterogeneous_job_may_have_a_head_without_gpus():
     assert (grant.cpus, grant.gpus) == (None, 0), "only the nodes know"
 
 
+def test_a_node_of_a_heterogeneous_job_is_told_of_its_own_memory():
+    """As sbatch of Slurm 22.05 leaves them for ``--mem=200M : --mem-per-cpu=500M``: the plain ones are the head's."""
+    sizes = {"SLURM_MEM_PER_NODE_HET_GROUP_0": "200", "SLURM_MEM_PER_CPU_HET_GROUP_1": "500"}
+    env = {"SLURM_JOB_ID": "12", "SLURM_MEM_PER_NODE": "200", "SLURM_CPUS_PER_TASK": "1", **sizes}
+    head, worker = (node_steps.step_environment(env, group) for group in (0, 1))
+    assert usable_memory_bytes(head, Path("/nowhere")) == 200 * 2**20
+    assert "SLURM_MEM_PER_NODE" not in worker and worker["SLURM_MEM_PER_CPU"] == "500"
+    assert node_steps.step_environment(env)["SLURM_MEM_PER_NODE"] == "200", "all nodes are alike"
+
+
 # Options
 
 
@@ -204,6 +214,12 @@ def situation(cause: Cause, **known) -> Situation:
 def test_what_a_job_does_at_its_end(case, action, code):
     decision = decide(case)
     assert (decision.action, decision.exit_code) == (action, code) and decision.reason
+
+
+def test_a_search_that_can_start_nothing_more_is_not_said_to_be_near_the_time_limit():
+    """It ends so with hours left, too, where the nodes that are left hold no trial."""
+    assert "time limit" not in decide(situation(Cause.DRIVER_ENDED, exit_code=policy.TRY_AGAIN)).reason
+    assert "time limit" in decide(situation(Cause.TIME_LIMIT)).reason
 
 
 @pytest.mark.parametrize(
