@@ -148,3 +148,10 @@ def test_the_printed_resume_command_can_be_pasted_and_shows_no_password(tmp_path
     assert shlex.split(line)[-1] == "postgresql+psycopg2://me:***@host/db?a=1&b=(2)" and "password" in remark
     (line,) = command("sqlite:////data/my study.db")
     assert shlex.split(line)[-2:] == ["--storage", "sqlite:////data/my study.db"]
+
+
+@pytest.mark.parametrize(("budget", "spent"), [(200.0, 200.1), (100.0, 302.4), (0.00001, 0.03), (1234.5, 9999.0)])
+def test_the_budget_of_the_printed_resume_command_lets_the_study_go_on(tmp_path, budget, spent):
+    plan = make_plan(Options(space="smoke", study="s", output=str(tmp_path), budget_gpu_hours=budget))
+    words = shlex.split(resume_command(plan, spent))
+    assert float(words[words.index("--budget-gpu-hours") + 1]) >= max(spent + 0.9 * budget, 1.9 * budget)

@@ -281,3 +281,16 @@ def test_the_watch_finds_who_waits_and_who_runs_and_leaves_no_file(tmp_path: Pat
     for number in range(3):
         watch.trial_ended(view(number))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_groups_of_trials_that_are_not_known_yet_make_no_waiting_trial_look_started(tmp_path: Path):
+    bridge, asker = FakeBridge(), FakeAsker()
+    dog = Watchdog(time.monotonic(), grace_s=60, gone_s=40)
+    watch = Watch(bridge, lambda n: tmp_path / str(n), [], lambda reason: None, dog, asker)  # type: ignore[arg-type]
+    for number in range(2):
+        watch.trial_planned(view(number))
+    # The head answers later than it is asked: a third trial was handed over meanwhile.
+    asker.view, asker.asked_at = ClusterView((node("a", 2),), (group({"CPU": 2}),) * 3), time.monotonic() + 2
+    watch.look()
+    watch.tick()
+    assert bridge.calls == [("waits", 0), ("waits", 1)]

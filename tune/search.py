@@ -113,7 +113,7 @@ def _run_search(plan: SearchPlan, stop: StopRequest, console: Console) -> int:
             store.write_last(outcome, time.monotonic() - started)
         trials = _views(store)
         print_findings(ended.plan, trials, time.monotonic() - started, store.ledger.used(), console)
-        return _end(ended, trials, stop, console, store.disk.full)
+        return _end(ended, trials, stop, console, store)
 
 
 @dataclass
@@ -324,11 +324,11 @@ def _views(store: StudyStore) -> list[TrialView]:
     return views(store.study.get_trials(deepcopy=False))
 
 
-def _end(ended: _Ended, trials: list[TrialView], stop: StopRequest, console: Console, full: str | None) -> int:
-    """The last lines, and the exit code. ``full``: which disk has no room, where that has ended the search."""
+def _end(ended: _Ended, trials: list[TrialView], stop: StopRequest, console: Console, store: StudyStore) -> int:
+    """The last lines, and the exit code."""
     plan, wandb = ended.plan, ended.wandb
-    if full:
-        print_disk_full(plan, full)
+    if store.disk.full:
+        print_disk_full(plan, store.disk.full)
         return 128 + stop.signal if stop.signal is not None else FAILED
     fatal = ended.bridge.fatal if ended.bridge is not None else None
     say = partial(console.print, markup=False, soft_wrap=True)
@@ -340,7 +340,7 @@ def _end(ended: _Ended, trials: list[TrialView], stop: StopRequest, console: Con
     unfinished = len(counted(trials)) < plan.trials
     cut_short, stopped = refused and unfinished, stop.is_set() and unfinished
     if stopped or cut_short:
-        command = resume_command(plan, budget_spent=stop.reason == BUDGET_SPENT)
+        command = resume_command(plan, store.ledger.held_s / 3600 if stop.reason == BUDGET_SPENT else None)
         why = "" if fatal else f"Stopped: {stop.reason or END_OF_ALLOCATION}. "
         say(f"\n{why}Everything is saved; go on with:\n  {command}")
     if stop.signal is not None and unfinished:  # else it came while the findings were printed

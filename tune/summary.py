@@ -208,21 +208,26 @@ def train_command(plan: SearchPlan) -> str:
     return f"{command} --config {quoted(plan.folder / 'best.json')} --set epochs={epochs}"
 
 
-def resume_command(plan: SearchPlan, *, budget_spent: bool = False) -> str:
-    """The command that goes on with this study, from here."""
+def resume_command(plan: SearchPlan, spent_hours: float | None = None) -> str:
+    """The command that goes on with this study, from here. ``spent_hours``: used so far, where the budget is spent."""
     command = "bigbatch tune" if _by_console_command() else f"python {quoted(ROOT / 'tune' / 'run.py')}"
     parts = ["--resume", "--study", plan.study]
     if plan.options.output:
         parts += ["--output", plan.options.output]
     if plan.options.address and JOB_VARIABLE not in os.environ:  # a job's cluster ends with it
         parts += ["--address", plan.options.address]
-    if budget_spent and plan.budget_gpu_hours is not None:
-        parts += ["--budget-gpu-hours", f"{2 * plan.budget_gpu_hours:g}"]
+    if spent_hours is not None and plan.budget_gpu_hours is not None:
+        parts += ["--budget-gpu-hours", f"{_more_hours(plan.budget_gpu_hours, spent_hours):g}"]
     if plan.storage:
         parts += ["--storage", redact(plan.storage)]
         if redact(plan.storage) != plan.storage:
             return f"{command} {shlex.join(parts)}\n  (with the database's password in place of ***)"
     return f"{command} {shlex.join(parts)}"
+
+
+def _more_hours(budget: float, spent: float) -> float:
+    """A budget that lets the study go on: twice the old one, or twice what it used where that was much more."""
+    return 2 * budget if spent < 1.5 * budget else float(f"{2 * spent:.3g}")
 
 
 def print_disk_full(plan: SearchPlan, full: str) -> None:

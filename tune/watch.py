@@ -199,10 +199,10 @@ class Watch:
         view, asked_at = self._asker.view, self._asker.asked_at
         begun = [trial for trial in self._trials.values() if trial.phase != "running"]
         known = sorted((trial for trial in begun if trial.since <= asked_at), key=lambda trial: trial.since)
-        without = len(view.groups) if view else 0
-        for trial in known[: len(known) - without] if without else known:
+        without = min(len(view.groups), len(known)) if view else 0  # others: of nodes that went, and handed over since
+        for trial in known[: len(known) - without]:
             trial.phase = "starting"
-        late = [trial for trial in known[len(known) - without :] if asked_at - trial.since >= WAIT_S] if without else []
+        late = [trial for trial in known[len(known) - without :] if asked_at - trial.since >= WAIT_S]
         for trial in late:
             trial.phase = "waiting"
             self._notes.append(partial(self._bridge.waits, trial.number, asked_at))
