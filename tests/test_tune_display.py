@@ -192,3 +192,14 @@ def test_a_narrow_terminal_shows_fewer_settings_and_whole_numbers():
         for word in ("1234", "interrupted", "adamw", "32768", "100/100", "100.0 %", "10:00:00"):
             assert word in text, (width, word)
     assert "0.999" in text and "1.5e-05" in text and "cosine" in text, "130 columns show all"
+
+
+def test_the_findings_of_a_search_that_was_stopped_count_every_trial_once(tmp_path):
+    plan = make_plan(Options(space="smoke", output=str(tmp_path)))
+    states = ("COMPLETE", "PRUNED", "FAIL", "WAITING", "WAITING")
+    trials = [TrialView(n, {}, TrainConfig(), state, []) for n, state in enumerate(states)]
+    console = Console(width=200, record=True, file=io.StringIO())
+    print_findings(plan, trials, 1.0, Used(), console)
+    assert "1 of 5 trials ran to their end, 1 stopped early, 1 failed, 2 interrupted; 0:01" in console.export_text()
+    print_findings(plan, trials[:3], 1.0, Used(), console)
+    assert "interrupted" not in console.export_text()

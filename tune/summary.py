@@ -133,10 +133,11 @@ def print_findings(plan: SearchPlan, trials: list[TrialView], elapsed_s: float, 
     """The best configuration, how sure it is, and the next command."""
     done = sorted((t for t in trials if t.state == "COMPLETE"), key=lambda t: (-(t.value or 0), t.number))
     once = [t for t in trials if t.retried_by is None]
-    stopped, failed = _count(once, "PRUNED"), _count(once, "FAIL")
+    stopped, failed, waiting = (_count(once, state) for state in ("PRUNED", "FAIL", "WAITING"))
     unit = "GPU hours" if plan.machine.gpus else "worker hours (no GPU)"
     console.print(
-        f"\n{len(done)} of {len(once)} trials ran to their end, {stopped} stopped early, {failed} failed; "
+        f"\n{len(done)} of {len(once)} trials ran to their end, {stopped} stopped early, {failed} failed"
+        f"{f', {waiting} interrupted' if waiting else ''}; "
         f"{duration(elapsed_s)} elapsed, {used.words(unit)}."
     )
     for trial in (t for t in trials if t.state == "FAIL"):
