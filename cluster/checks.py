@@ -82,20 +82,22 @@ def take_lease(study: Path, job_id: str) -> Lease:
     return lease
 
 
-def planned_by(grant: Grant) -> str:
-    """What the search is to be checked for, where all nodes are alike."""
-    return planned(len(grant.nodes), (grant.cpus or 0) // len(grant.nodes), grant.gpus_per_node)
+def planned_by(grant: Grant | None) -> dict[str, str]:
+    """Tells the search for which nodes it is checked, where all are alike and known; else it is told nothing."""
+    cpus = {node.cpus for node in grant.nodes} if grant is not None and grant.cpus else set()
+    if grant is None or len(cpus) != 1:
+        return {}
+    return {PLANNED_NODES: planned(len(grant.nodes), cpus.pop() or 0, grant.gpus_per_node)}
 
 
 class ArgumentCheck:
     """The search checks its own arguments (``--dry-run``), which nodes wait for, or start meanwhile if it is long."""
 
     def __init__(self, command: Sequence[str], cwd: Path, tmp: Path, grant: Grant | None = None) -> None:
-        nodes = {PLANNED_NODES: planned_by(grant)} if grant is not None and grant.cpus else {}
         self._process: subprocess.Popen[str] | None = subprocess.Popen(
             [*command, "--dry-run"],
             cwd=cwd,
-            env={**os.environ, **nodes, "TMPDIR": str(tmp)},
+            env={**os.environ, **planned_by(grant), "TMPDIR": str(tmp)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

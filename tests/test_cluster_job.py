@@ -299,6 +299,12 @@ def test_a_job_checks_its_search_for_the_nodes_that_it_has(tmp_path):
     assert said.read_text() == "2x24c4g\n"
 
 
+def test_a_job_whose_nodes_differ_is_not_checked_for_less_than_it_has():
+    """``sbatch -N2 -n5``: two nodes of the mean's two cores would refuse ``--workers 5``, which the job can run."""
+    grant = Grant("7", (GrantedNode("n1", 4), GrantedNode("n2", 1)), 0, None, 0)
+    assert grant.cpus == 5 and checks.planned_by(grant) == {}
+
+
 def test_nodes_do_not_wait_for_a_check_that_takes_long_nor_after_a_signal(tmp_path, monkeypatch):
     check = checks.ArgumentCheck(["sh", "-c", "exec sleep 600", "sh"], tmp_path, tmp_path)
     assert check.wait(lambda: "a signal") is True

@@ -268,7 +268,7 @@ def _fit(ended: _Ended, store: StudyStore, stop: StopRequest, watch: Watch) -> N
     import ray.tune
 
     from tune import trial
-    from tune.tune_hooks import NoEmptyFolders, PrunerScheduler, Silence, StopWhen, Ticks
+    from tune.tune_hooks import NoEmptyFolders, PrunerScheduler, Silence, StopWhen, Ticks, memory_kills_fail_trials
 
     plan, bridge = ended.plan, ended.bridge
     store.stop_file.unlink(missing_ok=True)
@@ -294,7 +294,8 @@ def _fit(ended: _Ended, store: StudyStore, stop: StopRequest, watch: Watch) -> N
         ),
     )
     try:
-        tuner.fit()
+        with memory_kills_fail_trials():
+            tuner.fit()
     finally:
         with store.disk.quietly():  # what could not be put back, --resume puts back
             bridge.release()

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from ray.air.execution._internal.actor_manager import RayActorManager
+from ray.exceptions import OutOfMemoryError, RayActorError
 from ray.tune import Callback
 from ray.tune.progress_reporter import TrialProgressCallback
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
@@ -128,3 +130,24 @@ class Ticks(Callback):
 
     def __getstate__(self) -> dict[str, Any]:
         return {}
+
+
+@contextlib.contextmanager
+def memory_kills_fail_trials() -> Iterator[None]:
+    """Within it, a trial whose process Ray has ended on a node short of memory has failed like any other.
+
+    It goes on from its checkpoint, or fails for good. Tune (Ray 2.60) knows only processes that died by themselves, and
+    ends the whole search for this.
+    """
+    before = RayActorManager._actor_task_failed
+
+    def failed(manager: RayActorManager, task: Any, error: Exception) -> None:
+        if isinstance(error, OutOfMemoryError):
+            error = RayActorError(error_msg=str(error))
+        before(manager, task, error)
+
+    RayActorManager._actor_task_failed = failed
+    try:
+        yield
+    finally:
+        RayActorManager._actor_task_failed = before
