@@ -192,7 +192,13 @@ def test_a_study_with_a_list_among_its_fixed_keys_can_be_resumed(tmp_path):
 
 def test_a_terminal_that_lacks_letters_still_gets_its_plan(tmp_path):
     for encoding in ("latin-1", "ascii"):
-        done = run(*GOOD, "--dry-run", cwd=tmp_path, PYTHONIOENCODING=encoding)
+        done = subprocess.run(
+            [sys.executable, str(TUNE), *map(str, GOOD), "--dry-run"],
+            cwd=tmp_path,
+            env={**clean_environment(), "PYTHONIOENCODING": encoding},
+            capture_output=True,
+            encoding=encoding,
+        )
         assert done.returncode == 0 and "1,437" in done.stdout, done.stderr
 
 
