@@ -16,6 +16,9 @@ def main() -> int:
     if line:
         print(f"bigbatch: error: {line}", file=sys.stderr)
         return 2
-    from tune.cli import main as command
-
-    return command()
+    try:
+        from cluster.streams import over
+        from tune.cli import main as command
+    except KeyboardInterrupt:  # Ctrl-C while Python still reads its files
+        return 130
+    return over(command())

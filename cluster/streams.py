@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -74,3 +75,12 @@ def reader_may_leave(ends: bool = False) -> Iterator[None]:
             said.finish()
         finally:
             sys.stdout, sys.stderr = before
+
+
+def over(code: int) -> int:
+    """``code``, once a program has said all. Ctrl-C ends the process with it from now on.
+
+    After torch and Ray it takes Python seconds to clear up, and an interrupt in that would be a traceback.
+    """
+    signal.signal(signal.SIGINT, lambda *_: os._exit(code))
+    return code

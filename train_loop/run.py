@@ -25,7 +25,7 @@ if not __package__:
     sys.path[:] = [str(here.parent), *(entry for entry in sys.path if Path(entry or ".").resolve() != here)]
 
 from cluster.option_values import part  # noqa: E402
-from cluster.streams import reader_may_leave  # noqa: E402
+from cluster.streams import over, reader_may_leave  # noqa: E402
 from train_loop import room  # noqa: E402
 from train_loop.command_line import (  # noqa: E402
     INTERRUPTED,
@@ -373,4 +373,4 @@ def _say(line: str, code: int, speaks: bool) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(over(main()))

@@ -9,9 +9,10 @@ if not __package__:
     sys.path[:] = [str(here.parent), *(entry for entry in sys.path if Path(entry or ".").resolve() != here)]
 
 try:
+    from cluster.streams import over
     from tune.cli import tune_main
 except KeyboardInterrupt:  # Ctrl-C while Python still reads its files
     sys.exit(130)
 
 if __name__ == "__main__":
-    sys.exit(tune_main())
+    sys.exit(over(tune_main()))
