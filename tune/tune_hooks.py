@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -141,10 +142,11 @@ def memory_kills_fail_trials() -> Iterator[None]:
     """
     before = RayActorManager._actor_task_failed
 
-    def failed(manager: RayActorManager, task: Any, error: Exception) -> None:
-        if isinstance(error, OutOfMemoryError):
-            error = RayActorError(error_msg=str(error))
-        before(manager, task, error)
+    @functools.wraps(before)
+    def failed(self: RayActorManager, tracked_actor_task: Any, exception: Exception) -> None:
+        if isinstance(exception, OutOfMemoryError):
+            exception = RayActorError(error_msg=str(exception))
+        before(self, tracked_actor_task=tracked_actor_task, exception=exception)
 
     RayActorManager._actor_task_failed = failed
     try:
