@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,15 @@ def tiny_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 pixels = rng.integers(0, 128, (16, 16, 3)) + 120 * label
                 Image.fromarray(pixels.astype("uint8")).save(folder / f"{i:03d}.png")
     return root
+
+
+@pytest.fixture
+def small_disk() -> Iterator[Path]:
+    """A file system of 60 MB; skips where none may be mounted."""
+    from small_disk import mounted
+
+    with mounted() as folder:
+        yield folder
 
 
 TINY_SPACE = '''

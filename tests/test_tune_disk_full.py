@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import errno
-import os
-import re
-import subprocess
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import optuna
 import pytest
 import torch
-from optuna.trial import TrialState
-from test_tune_search import Search, load
+from small_disk import fill
 
 from train_loop.checkpoint import CheckpointFolder
 from train_loop.disk_full import DiskFull, full_errno, mount_of, words
@@ -22,31 +17,6 @@ from train_loop.errors import RayStartError
 from train_loop.ray_session import LocalRay
 from tune import disk_full
 from tune.disk_full import Disk, LineLog, PatientJournal
-
-SIZE_MB = 60
-
-
-@pytest.fixture
-def small_disk() -> Iterator[Path]:
-    """A file system of its own of 60 MB, whose path is short enough for sockets."""
-    folder = Path(tempfile.mkdtemp(prefix="bbd", dir="/tmp"))
-    command = ["mount", "-t", "tmpfs", "-o", f"size={SIZE_MB}m", "tmpfs", str(folder)]
-    if os.geteuid() != 0 or subprocess.run(command, capture_output=True).returncode != 0:
-        folder.rmdir()
-        pytest.skip("needs root and the right to mount a tmpfs")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
-    folder.rmdir()
-
-
-def fill(folder: Path, leave_bytes: int = 0) -> Path:
-    """Another program's file takes the room that is left."""
-    hog = folder / "hog"
-    block = 4096
-    with hog.open("wb") as file:
-        stat = os.statvfs(folder)
-        os.posix_fallocate(file.fileno(), 0, max(block, stat.f_bavail * stat.f_frsize - leave_bytes))
-    return hog
 
 
 def study_on(folder: Path, disk: Disk) -> optuna.Study:
@@ -151,28 +121,3 @@ def test_a_full_temporary_folder_is_named_when_ray_cannot_start(small_disk, tmp_
         pass
     assert "\n" not in str(caught.value)
     assert [path.name for path in small_disk.iterdir()] == ["hog"]
-
-
-@pytest.mark.slow
-def test_a_search_on_a_full_disk_ends_with_one_line_and_goes_on_from_there(
-    small_disk, tiny_images, tiny_space, tmp_path
-):
-    arguments = ("--space", tiny_space, "--data", tiny_images, "--model", "shufflenet_v2_x0_5")
-    more = ("--set", "image_size=16", "--trials", 1, "--max-epochs", 10, "--study", "s", "--output", small_disk)
-    search = Search(*arguments, *more, cwd=tmp_path)
-    search.wait_for(r"trial 0 epoch 2/10")
-    hog = fill(small_disk)
-    assert search.end() == 1
-    lines = [line for line in search.stderr().splitlines() if line]
-    assert len(lines) == 1, search.stderr()
-    assert str(small_disk) in lines[0] and "is full" in lines[0] and "--resume --study s" in lines[0]
-    study = load(small_disk / "s")
-    assert not [t for t in study.trials if t.state == TrialState.FAIL]
-    assert len(study.trials[0].intermediate_values) >= 2
-    hog.unlink()
-    again = Search("--resume", "--study", "s", "--output", small_disk, cwd=tmp_path)
-    resumed = again.wait_for(r"trial 0 .*resumed after epoch (\d+)")
-    assert int(resumed.group(1)) >= 2
-    assert again.end() == 0, again.stderr()
-    assert [t.state for t in load(small_disk / "s").trials].count(TrialState.COMPLETE) >= 1
-    assert not re.search("Traceback", again.stderr())

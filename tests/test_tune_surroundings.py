@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from conftest import TUNE, clean_environment
+from optuna.trial import TrialState
+from small_disk import fill
+from test_tune_search import Search, load
 
 from cluster import node_folder
 
@@ -47,10 +51,19 @@ SURROUNDINGS = {
 }  # fmt: skip
 
 
+A_DISK_THAT_FILLS_UP = "a disk that fills up"
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("where", SURROUNDINGS)
-def test_a_search_goes_through_in(where, packed, tiny_space, tmp_path):
-    env, cwd, more = SURROUNDINGS[where](tmp_path)
+@pytest.mark.parametrize("where", [*SURROUNDINGS, A_DISK_THAT_FILLS_UP])
+def test_a_search_loses_nothing_in(where, request, tiny_images, packed, tiny_space, tmp_path):
+    if where == A_DISK_THAT_FILLS_UP:
+        ends_with_one_line_and_goes_on(request.getfixturevalue("small_disk"), tiny_images, tiny_space, tmp_path)
+    else:
+        goes_through(*SURROUNDINGS[where](tmp_path), packed, tiny_space, tmp_path)
+
+
+def goes_through(env: dict[str, str], cwd: Path, more: tuple[str, ...], packed: Path, tiny_space: Path, tmp_path: Path):
     tiny_space.write_text(tiny_space.read_text().replace("Learning rate of", "Learning rate … of"), encoding="utf-8")
     arguments = ("--space", tiny_space, "--data", packed, "--model", "shufflenet_v2_x0_5", "--set", "image_size=16")
     done = subprocess.run(
@@ -65,6 +78,28 @@ def test_a_search_goes_through_in(where, packed, tiny_space, tmp_path):
     assert "trial 0 epoch 1/1" in (folder / "logs" / "driver.log").read_text(encoding="utf-8")
     if more:  # the user's own TMPDIR, not the short one of Ray's processes
         assert list(Path(env["TMPDIR"]).rglob("train-*.arrow"))
+
+
+def ends_with_one_line_and_goes_on(small_disk: Path, tiny_images: Path, tiny_space: Path, tmp_path: Path):
+    arguments = ("--space", tiny_space, "--data", tiny_images, "--model", "shufflenet_v2_x0_5")
+    more = ("--set", "image_size=16", "--trials", 1, "--max-epochs", 10, "--study", "s", "--output", small_disk)
+    search = Search(*arguments, *more, cwd=tmp_path)
+    search.wait_for(r"trial 0 epoch 2/10")
+    hog = fill(small_disk)
+    assert search.end() == 1
+    lines = [line for line in search.stderr().splitlines() if line]
+    assert len(lines) == 1, search.stderr()
+    assert str(small_disk) in lines[0] and "is full" in lines[0] and "--resume --study s" in lines[0]
+    study = load(small_disk / "s")
+    assert not [t for t in study.trials if t.state == TrialState.FAIL]
+    assert len(study.trials[0].intermediate_values) >= 2
+    hog.unlink()
+    again = Search("--resume", "--study", "s", "--output", small_disk, cwd=tmp_path)
+    resumed = again.wait_for(r"trial 0 .*resumed after epoch (\d+)")
+    assert int(resumed.group(1)) >= 2
+    assert again.end() == 0, again.stderr()
+    assert [t.state for t in load(small_disk / "s").trials].count(TrialState.COMPLETE) >= 1
+    assert not re.search("Traceback", again.stderr())
 
 
 def test_a_search_in_a_folder_that_was_removed_is_refused_in_one_line(tiny_space, tmp_path):

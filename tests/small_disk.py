@@ -1,0 +1,37 @@
+"""A file system of its own that a test may fill."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+SIZE_MB = 60
+
+
+@contextmanager
+def mounted() -> Iterator[Path]:
+    """A file system of its own of 60 MB, whose path is short enough for sockets."""
+    folder = Path(tempfile.mkdtemp(prefix="bbd", dir="/tmp"))
+    command = ["mount", "-t", "tmpfs", "-o", f"size={SIZE_MB}m", "tmpfs", str(folder)]
+    if os.geteuid() != 0 or subprocess.run(command, capture_output=True).returncode != 0:
+        folder.rmdir()
+        pytest.skip("needs root and the right to mount a tmpfs")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+    folder.rmdir()
+
+
+def fill(folder: Path, leave_bytes: int = 0) -> Path:
+    """Another program's file takes the room that is left."""
+    hog = folder / "hog"
+    block = 4096
+    with hog.open("wb") as file:
+        stat = os.statvfs(folder)
+        os.posix_fallocate(file.fileno(), 0, max(block, stat.f_bavail * stat.f_frsize - leave_bytes))
+    return hog
