@@ -163,8 +163,11 @@ def test_ctrl_c_while_the_findings_are_printed_does_not_undo_a_search_that_is_do
     from tune.observer import TrialView
     from tune.plan import Options, make_plan
     from tune.search import StopRequest, _end, _Ended
+    from tune.store import StudyStore
 
-    ended, stop = _Ended(make_plan(Options(space="smoke", trials=planned, output=str(tmp_path)))), StopRequest()
+    plan, stop = make_plan(Options(space="smoke", trials=planned, output=str(tmp_path))), StopRequest()
+    store = StudyStore.create(plan.folder, plan.study, plan.to_dict(), None)
     stop.set("interrupted", signal.SIGINT)
-    assert _end(ended, [TrialView(0, {}, TrainConfig(), state="COMPLETE")], stop, Console(), None) == code
+    assert _end(_Ended(plan), [TrialView(0, {}, TrainConfig(), state="COMPLETE")], stop, Console(), store) == code
+    store.close()
     assert ("--resume" in capsys.readouterr().out) == (code == 130)
