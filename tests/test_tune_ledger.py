@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tune.ledger import WRITE_S, Ledger, devices_held, owns_cluster, read
+from tune.ledger import SAY_AFTER_S, WRITE_S, Ledger, devices_held, owns_cluster, read
 from tune.machine import Machine, Node, Share
 from tune.store import StudyStore
 
@@ -133,12 +133,19 @@ def test_a_full_disk_ends_nothing_and_the_next_beat_makes_up_for_it(tmp_path, cl
         ledger.hold(4)
         ledger.begin(0, 4)
         clock.now += 100
+        ledger.beat()  # a search whose disk is full says so itself, and only that
+        clock.now += SAY_AFTER_S
         with pytest.raises(OSError, match=r"counted in memory only.*No space"):  # the thread that calls says it once
             ledger.beat()
-    assert ledger.held_s == pytest.approx(400) and ledger.has_spent(0.1)
+    used = 4 * (100 + SAY_AFTER_S)
+    assert ledger.held_s == pytest.approx(used) and ledger.has_spent(0.1)
     clock.now += WRITE_S
     ledger.beat()
-    assert read(tmp_path / "ledger").held_s == pytest.approx(400 + 4 * WRITE_S)
+    assert read(tmp_path / "ledger").held_s == pytest.approx(used + 4 * WRITE_S)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", full)
+        clock.now += SAY_AFTER_S
+        ledger.beat()  # the first failure again
     with monkeypatch.context() as patch:
         patch.setattr(Path, "write_text", full)
         ledger.close()

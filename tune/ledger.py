@@ -26,6 +26,9 @@ from tune.machine import Machine, Share
 
 SCHEMA_VERSION = 1
 WRITE_S = 10.0
+SAY_AFTER_S = 60.0
+"""A ledger that could not be written for so long is spoken of. A search whose disk is full has ended by then, in one
+line of its own."""
 CARRIED_OVER = "0000.json"
 """What the trials of a study used that was begun before there were ledgers."""
 
@@ -72,6 +75,7 @@ class Ledger:
         self._at = 0.0
         self._path: Path | None = None
         self._next_write = 0.0
+        self._failing_since: float | None = None
         self._facts: dict[str, Any] = {}
 
     # What was used
@@ -127,14 +131,21 @@ class Ledger:
     # The folder
 
     def beat(self) -> None:
-        """Write the session's file where that is due. Raises OSError, which says so; the next beat tries again."""
+        """Write the session's file where that is due; where it cannot be written, the next beat tries again.
+
+        Raises OSError, which says so, once it has failed for SAY_AFTER_S.
+        """
         with self._lock:
             if self._path is None or self._clock() < self._next_write:
                 return
             self._next_write = self._clock() + WRITE_S
         try:
             self._write_session()
+            self._failing_since = None
         except OSError as error:
+            self._failing_since = self._failing_since or self._clock()
+            if self._clock() - self._failing_since < SAY_AFTER_S:
+                return
             reason = f"what the study uses is counted in memory only, its ledger cannot be written ({error.strerror})"
             raise OSError(error.errno, reason) from None
 
