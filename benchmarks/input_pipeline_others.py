@@ -79,47 +79,32 @@ def datasets_arm(folder: Path, batch: int, repeated: Any, transform: Any) -> Arm
 
 def dali_gpu_arm(folder: Path, batch: int, repeated: Any, transform: Any) -> Arm:
     """Decoded, cropped, resized and normalised on the GPU (nvJPEG)."""
-    from nvidia.dali import fn, pipeline_def, types
-
-    mean, std = ([255 * v for v in values] for values in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
-
-    @pipeline_def
-    def pipeline() -> Any:
-        data, labels = fn.readers.file(
-            file_root=str(folder / "images" / "train"), random_shuffle=True, initial_fill=500
-        )
-        images = fn.decoders.image_random_crop(data, device="mixed", random_area=[0.08, 1.0])
-        images = fn.resize(images, size=(224, 224), interp_type=types.INTERP_TRIANGULAR, antialias=True)
-        images = fn.crop_mirror_normalize(images, mean=mean, std=std, mirror=fn.random.coin_flip())
-        return images, labels.gpu()
-
-    def batches(epoch: int, workers: int, passes: int) -> Iterator[Any]:
-        made = pipeline(batch_size=batch, num_threads=max(workers, 1), device_id=0, seed=epoch, prefetch_queue_depth=2)
-        made.build()
-        for _ in range(passes * sum(1 for _ in (folder / "images" / "train").rglob("*.jpg")) // batch):
-            yield made.run()
-
-    return batches
+    return _dali(folder, batch, on_gpu=True)
 
 
 def dali_arm(folder: Path, batch: int, repeated: Any, transform: Any) -> Arm:
+    return _dali(folder, batch, on_gpu=False)
+
+
+def _dali(folder: Path, batch: int, on_gpu: bool) -> Arm:
     from nvidia.dali import fn, pipeline_def, types
 
     mean, std = ([255 * v for v in values] for values in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
+    decoder, device = ("mixed", 0) if on_gpu else ("cpu", None)
 
     @pipeline_def
     def pipeline() -> Any:
         data, labels = fn.readers.file(
             file_root=str(folder / "images" / "train"), random_shuffle=True, initial_fill=500
         )
-        images = fn.decoders.image_random_crop(data, device="cpu", random_area=[0.08, 1.0])
+        images = fn.decoders.image_random_crop(data, device=decoder, random_area=[0.08, 1.0])
         images = fn.resize(images, size=(224, 224), interp_type=types.INTERP_TRIANGULAR, antialias=True)
         images = fn.crop_mirror_normalize(images, mean=mean, std=std, mirror=fn.random.coin_flip())
         return images, labels
 
     def batches(epoch: int, workers: int, passes: int) -> Iterator[Any]:
         threads = max(workers, 1)
-        made = pipeline(batch_size=batch, num_threads=threads, device_id=None, seed=epoch, prefetch_queue_depth=2)
+        made = pipeline(batch_size=batch, num_threads=threads, device_id=device, seed=epoch, prefetch_queue_depth=2)
         made.build()
         for _ in range(passes * sum(1 for _ in (folder / "images" / "train").rglob("*.jpg")) // batch):
             yield made.run()
