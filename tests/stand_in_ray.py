@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from conftest import ROOT, clean_environment
@@ -88,7 +88,8 @@ class StandInJob:
     """``python -m cluster.job ARGUMENTS`` on one node of job ``job_id``, without Slurm and Ray.
 
     ``answer``: the fields of ``scontrol show job``. ``python``: what runs the job and its nodes. ``without``: one of
-    Slurm's commands, which is missing. ``KILL_WAIT``: a variable, what the configuration has.
+    Slurm's commands, which is missing.
+    ``command``: what is run in place of the module. ``KILL_WAIT``: a variable, what the configuration has.
     """
 
     def __init__(
@@ -99,6 +100,7 @@ class StandInJob:
         answer: str = "JobState=RUNNING",
         python: str = sys.executable,
         without: str = "",
+        command: Sequence[object] = (),
         **env: str,
     ):
         self.folder, self.home = folder, {"BIGBATCH_HOME": str(folder / "home")}
@@ -120,7 +122,7 @@ class StandInJob:
         }  # fmt: skip
         with (folder / "log").open("w") as log:
             self.process = subprocess.Popen(
-                [python, "-m", "cluster.job", *arguments],
+                [*map(str, command or (python, "-m", "cluster.job")), *arguments],
                 cwd=ROOT,
                 env={**clean_environment(), **self.home, **values, **env},
                 stdout=log,
