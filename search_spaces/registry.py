@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from search_spaces import large_batch, lr_warmup, priors, smoke
+from search_spaces.earlier import EARLIER, earlier_priors_texts
 from search_spaces.trial import PinnedTrial, StandInTrial
 from search_spaces.workload import Workload
 from train_loop.config import ConfigError, TrainConfig, known_key
@@ -41,6 +42,8 @@ class Space:
     """First line of the function's docstring, or of the file's."""
     fingerprint: str
     """SHA-256 of the source text: another value means that the space may have changed."""
+    earlier_fingerprints: tuple[str, ...] = ()
+    """Of the same space in other words, as earlier commits had it."""
     defaults: Mapping[str, int] = field(default_factory=dict)
     """Plan values that suit the space, ``trials`` and ``max_epochs``; from the file's ``DEFAULTS``."""
     parameter_keys: Mapping[str, tuple[str, Callable[[Any], Any]]] = field(default_factory=dict)
@@ -174,6 +177,7 @@ def _space(name: str, function: Any, module: types.ModuleType, source: str, wher
         source=where,
         doc=doc.splitlines()[0] if doc else "",
         fingerprint=_digest(source + (_priors_text() if _uses_priors(module) else "")),
+        earlier_fingerprints=_earlier_fingerprints(name, module, source, where),
         defaults=_defaults(getattr(module, "DEFAULTS", {}), where),
         parameter_keys=dict(getattr(module, "PARAMETER_KEYS", {})),
         initial=getattr(module, "initial_points", None),
@@ -192,6 +196,14 @@ def _defaults(values: Any, where: str) -> dict[str, int]:
 
 def _uses_priors(module: types.ModuleType) -> bool:
     return any(v is priors or getattr(v, "__module__", None) == priors.__name__ for v in vars(module).values())
+
+
+def _earlier_fingerprints(name: str, module: types.ModuleType, source: str, where: str) -> tuple[str, ...]:
+    if where == "built-in":
+        return EARLIER.get(name, ())
+    if not _uses_priors(module):
+        return ()
+    return tuple(_digest(source + text) for text in earlier_priors_texts())
 
 
 def _priors_text() -> str:

@@ -260,6 +260,8 @@ def make_plan(options: Options) -> SearchPlan:
         options = options.over({"model": stored.get("model"), **_kept_options(stored)})
     plan = _plan(options, stored.get("lr_factors"))
     if stored:
+        if stored.get("space_fingerprint") in plan.space.earlier_fingerprints:
+            stored = {**stored, "space_fingerprint": plan.space.fingerprint}
         check_same_study(plan.identity(), stored)
     return plan
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import json
 import runpy
 import subprocess
@@ -18,12 +20,15 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
 from cluster import progress
-from train_loop.config import TrainConfig
+from search_spaces import registry
+from search_spaces.registry import BUILT_IN
+from train_loop.config import ConfigError, TrainConfig
 from tune.plan import Options, make_plan
 from tune.store import StudyStore
 from tune.views import views
 
 ROOT = Path(__file__).resolve().parents[2]
+PRIORS = ROOT / "search_spaces" / "priors_6dde4d6.txt"
 TUNE = ROOT / "tune" / "run.py"
 STATES = {"finished": ["COMPLETE", "PRUNED", "COMPLETE"], "interrupted": ["COMPLETE", "COMPLETE", "WAITING"]}
 """As the searches left them: by Optuna's trial numbers."""
@@ -100,6 +105,34 @@ def test_a_resume_takes_over_its_plan(copy_of: Callable[[str], Path], tiny_netwo
     assert plan.folder == folder
     for key in ("trials", "max_epochs", "seed", "model", "scheduler", "sampler"):
         assert getattr(plan, key) == stored[key], key
+
+
+def test_a_space_in_other_words_is_the_same(
+    copy_of: Callable[[str], Path], tiny_network: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a commit that rewords the file of a built-in space; another space is still refused."""
+    runpy.run_path(str(tiny_network / "tiny_network.py"))["register"]()
+    folder = copy_of("runs") / "interrupted"
+    resume = Options(study="interrupted", output=str(folder.parent), resume=True)
+    reworded = {name: dataclasses.replace(space, fingerprint="f" * 64) for name, space in BUILT_IN.items()}
+    monkeypatch.setattr(registry, "BUILT_IN", reworded)
+    assert make_plan(resume).space.fingerprint == "f" * 64
+    description = json.loads((folder / "study.json").read_text())
+    (folder / "study.json").write_text(json.dumps({**description, "space_fingerprint": "0" * 64}))
+    with pytest.raises(ConfigError, match="the space's file has changed"):
+        make_plan(resume)
+
+
+def test_a_users_own_space_that_uses_the_priors_is_the_same_when_they_are_reworded(
+    stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "own.py"
+    path.write_text((stored / "own_space.txt").read_text())
+    # What commit 6dde4d6 noted: SHA-256 of the file and of the priors' file after it.
+    noted = hashlib.sha256((path.read_text() + PRIORS.read_text()).encode()).hexdigest()
+    monkeypatch.setattr(registry, "_priors_text", lambda: "in other words")
+    space = registry.load_space(str(path))
+    assert space.fingerprint != noted and noted in space.earlier_fingerprints
 
 
 @pytest.mark.slow
