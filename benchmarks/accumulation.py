@@ -26,14 +26,16 @@ from typing import Any
 import torch
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
+sys.path[:0] = [str(ROOT / "src"), str(Path(__file__).resolve().parent)]
 
 from optimizer_step import spread  # noqa: E402
 
-from train_loop.config import BatchSplit  # noqa: E402
-from train_loop.data import DataInfo, ring, sampling  # noqa: E402
-from train_loop.data.source import Batch, DataSource, Epoch  # noqa: E402
-from train_loop.data.upload import COPIES_AHEAD  # noqa: E402
+from bigbatch.train_loop.config import BatchSplit  # noqa: E402
+from bigbatch.train_loop.data import sampling  # noqa: E402
+from bigbatch.train_loop.data.info import DataInfo  # noqa: E402
+from bigbatch.train_loop.data.loading import ring  # noqa: E402
+from bigbatch.train_loop.data.loading.upload import COPIES_AHEAD  # noqa: E402
+from bigbatch.train_loop.data.source import Batch, DataSource, Epoch  # noqa: E402
 
 SIDE = 64
 ARMS = {
@@ -159,7 +161,7 @@ def main() -> None:
     o = parser.parse_args()
     from store import store
 
-    from tune.provenance import provenance
+    from bigbatch.tune.study.provenance import provenance
 
     measured = measure(o)
     settings = {key: value for key, value in vars(o).items() if key != "output"}

@@ -41,15 +41,15 @@ from statistics import mean, stdev
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
+sys.path[:0] = [str(ROOT / "src"), str(Path(__file__).resolve().parent)]
 
 from batch_scaling_plot import svg  # noqa: E402
 from store import store  # noqa: E402
 
-from train_loop.config import TrainConfig  # noqa: E402
-from train_loop.recipe import recipe_path  # noqa: E402
-from train_loop.run import read_config  # noqa: E402
-from tune.provenance import git_state, provenance  # noqa: E402
+from bigbatch.train_loop.config import TrainConfig  # noqa: E402
+from bigbatch.train_loop.config.files import read_config  # noqa: E402
+from bigbatch.train_loop.config.recipes import recipe_path  # noqa: E402
+from bigbatch.tune.study.provenance import git_state, provenance  # noqa: E402
 
 METHODS = {
     "sgd_fixed": "SGD, the base batch's rate",
@@ -144,9 +144,9 @@ def set_up_process(threads: int) -> None:
 
 def training(config: TrainConfig) -> dict[str, Any]:
     """One run to its end, in a process of its own."""
-    from train_loop.errors import NonFiniteLossError
-    from train_loop.loop import train
-    from train_loop.reporter import ListReporter
+    from bigbatch.train_loop.errors import NonFiniteLossError
+    from bigbatch.train_loop.loop.train import train
+    from bigbatch.train_loop.reporter import ListReporter
 
     reporter, failed, started = ListReporter(), None, time.monotonic()
     try:
@@ -265,8 +265,8 @@ def markdown(cells: dict[str, dict[int, dict[str, float]]], o: argparse.Namespac
 
 
 def report(o: argparse.Namespace) -> None:
-    from train_loop.config import DataConfig
-    from train_loop.data import describe
+    from bigbatch.train_loop.config import DataConfig
+    from bigbatch.train_loop.data.catalogue import describe
 
     chance = 1 / describe(DataConfig(name=o.data)).num_classes
     rows = gather(o)

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "slurm")]
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests" / "slurm")]
 
 from virtual_cluster import VirtualCluster  # noqa: E402
 
@@ -111,7 +111,7 @@ def main() -> None:
 def report(raw: dict[str, list[dict[str, float]]], options: argparse.Namespace) -> None:
     from store import store
 
-    from tune.provenance import provenance
+    from bigbatch.tune.study.provenance import provenance
 
     result: dict[str, Any] = {
         "benchmark": "cluster_start",

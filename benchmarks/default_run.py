@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(ROOT / "src"))
 
 
 def one_run(seed: int, more: list[str]) -> dict[str, Any]:
@@ -62,7 +62,7 @@ def main() -> None:
     options = parser.parse_args()
     from store import store
 
-    from tune.provenance import provenance
+    from bigbatch.tune.study.provenance import provenance
 
     facts = provenance()
     print(f"{'seed':>4} {'wall':>8} {'best top-1':>10} {'trials':>7} {'complete':>9} {'stopped':>8} {'epochs':>7}")

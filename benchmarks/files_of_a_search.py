@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "slurm")]
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests" / "slurm")]
 
 from virtual_cluster import VirtualCluster  # noqa: E402
 
-from cluster import progress  # noqa: E402
+from bigbatch.cluster.record import study_progress  # noqa: E402
 
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT")
 SEARCH = ("--space", "smoke", "--data", "digits", "--subset", "0.1", "--model", "shufflenet_v2_x0_5")
@@ -62,7 +62,7 @@ def run(cluster: VirtualCluster, trials: int) -> dict[str, Any]:
     while state not in ENDED:
         time.sleep(1.0)
         state = cluster.state(job)
-        now, seen = progress.read(study), count(places)
+        now, seen = study_progress.read(study), count(places)
         most = {name: max(most.get(name, 0), number) for name, number in seen.items()}
         finished = now.finished if now else 0
         if state in ENDED or finished >= (looks[-1]["trials"] if looks else 0) + EVERY:
@@ -99,7 +99,7 @@ def main() -> None:
         parser.error(f"--trials must be at least {4 * EVERY}, to see growth; got {options.trials}")
     from store import store
 
-    from tune.provenance import provenance
+    from bigbatch.tune.study.provenance import provenance
 
     if reason := VirtualCluster.available():
         raise SystemExit(reason)

@@ -352,10 +352,10 @@ def main() -> int:
     rounded = {name: round(value, 2) for name, value in figures.items()}
     result: dict[str, Any] = {"benchmark": "house", "figures": rounded, "missed": missed(figures)}
     if options.output:
-        sys.path.insert(0, str(ROOT))
+        sys.path.insert(0, str(ROOT / "src"))
         from store import store
 
-        from tune.provenance import provenance
+        from bigbatch.tune.study.provenance import provenance
 
         store({**result, "lists": lists, "provenance": provenance()}, options.output)
     print(json.dumps(result))

@@ -37,7 +37,7 @@ from typing import Any, TypeVar
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
+sys.path[:0] = [str(ROOT / "src"), str(Path(__file__).resolve().parent)]
 
 import input_pipeline_others  # noqa: E402
 from input_pipeline_others import Arm  # noqa: E402
@@ -101,9 +101,10 @@ def build_arms(folder: Path, options: argparse.Namespace) -> tuple[dict[str, Arm
     import torch
     from torchvision import datasets, transforms
 
-    from train_loop.config import DataConfig
-    from train_loop.data import open_data, sampling
-    from train_loop.data.source import Epoch
+    from bigbatch.train_loop.config import DataConfig
+    from bigbatch.train_loop.data import sampling
+    from bigbatch.train_loop.data.catalogue import open_data
+    from bigbatch.train_loop.data.source import Epoch
 
     torch.set_num_threads(1)
     pinned = options.device == "cuda"
@@ -188,8 +189,8 @@ def arrival(device: str) -> Callable[[Any], None]:
         return lambda batch: None
     import torch
 
-    from train_loop.config import DataConfig
-    from train_loop.data.upload import Uploader
+    from bigbatch.train_loop.config import DataConfig
+    from bigbatch.train_loop.data.loading.upload import Uploader
 
     there = torch.device(device)
     upload = Uploader(there, DataConfig())
@@ -235,8 +236,8 @@ def memory_mb(path: Path, batch: int, epochs: int, workers: int = 2) -> dict[str
     """
     import psutil
 
-    from train_loop.config import BatchSplit, DataConfig
-    from train_loop.data import open_data
+    from bigbatch.train_loop.config import BatchSplit, DataConfig
+    from bigbatch.train_loop.data.catalogue import open_data
 
     multiprocessing.set_start_method("fork", force=True)  # as where a run is started, whatever started this process
     source = open_data(DataConfig(name=str(path), image_size=224, loader_workers=workers))
@@ -287,11 +288,11 @@ def main() -> None:
 
 
 def pack_all(folder: Path) -> dict[str, Any]:
-    from train_loop.data import pack
-    from train_loop.data.jpeg import jpegtran_path
+    from bigbatch.train_loop.data.packing import command
+    from bigbatch.train_loop.data.pixels.jpeg import jpegtran_path
 
     for profile in ("full", "fast"):
-        if pack.main([str(folder / "images"), str(folder / profile), "--profile", profile]):
+        if command.main([str(folder / "images"), str(folder / profile), "--profile", profile]):
             raise SystemExit(f"packing {profile} failed")
     bytes_of = {
         name: sum(file.stat().st_size for file in (folder / name).rglob("train*") if file.is_file())
@@ -305,8 +306,8 @@ def quality(folder: Path) -> dict[str, dict[str, float]]:
     """PSNR, dB, of validation crops at 224: a packed set's against the image folder's, which are torchvision's."""
     import numpy as np
 
-    from train_loop.config import DataConfig
-    from train_loop.data import open_data
+    from bigbatch.train_loop.config import DataConfig
+    from bigbatch.train_loop.data.catalogue import open_data
 
     def crops(name: str) -> Any:
         source = open_data(DataConfig(name=str(folder / name), image_size=224))
@@ -331,7 +332,7 @@ def versions() -> dict[str, str]:
 def report(raw: dict[str, Any], images: int, sizes: dict[str, Any], options: argparse.Namespace) -> None:
     from store import store
 
-    from tune.provenance import provenance
+    from bigbatch.tune.study.provenance import provenance
 
     summary: dict[str, Any] = {}
     for name, psnr in sizes["psnr_db"].items():

@@ -22,11 +22,11 @@ from typing import Any
 import torch
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
+sys.path[:0] = [str(ROOT / "src"), str(Path(__file__).resolve().parent)]
 
-from train_loop import memory_probe  # noqa: E402
-from train_loop.config import ConfigError, TrainConfig  # noqa: E402
-from train_loop.data import describe  # noqa: E402
+from bigbatch.train_loop.config import ConfigError, TrainConfig  # noqa: E402
+from bigbatch.train_loop.data.catalogue import describe  # noqa: E402
+from bigbatch.train_loop.loop import memory_probe  # noqa: E402
 
 
 def configuration(o: argparse.Namespace, model: str, precision: str) -> TrainConfig:
@@ -52,10 +52,10 @@ def found_size(o: argparse.Namespace, config: TrainConfig, precision: str) -> in
 
 def train_steps(o: argparse.Namespace, config: TrainConfig, size: int) -> float | None:
     """Peak memory of real steps, in bytes (0 on a CPU); None where they do not fit."""
-    from train_loop.assembly import set_up
-    from train_loop.checkpoint import CheckpointFolder
-    from train_loop.loop import take_step
-    from train_loop.reporter import ListReporter
+    from bigbatch.train_loop.loop.assembly import set_up
+    from bigbatch.train_loop.loop.checkpoint import CheckpointFolder
+    from bigbatch.train_loop.loop.train import take_step
+    from bigbatch.train_loop.reporter import ListReporter
 
     few = min(size, 64)  # digits have 1,437 images; the steps below are given as many as the probe found
     batch = {"batch.global_size": few, "batch.micro_size": few, "batch.max_micro_size": few}
@@ -110,7 +110,7 @@ def main() -> None:
     o = parser.parse_args()
     from store import store
 
-    from tune.provenance import provenance
+    from bigbatch.tune.study.provenance import provenance
 
     rows = [measure(o, model, precision) for model in o.models for precision in o.precisions]
     total = torch.cuda.get_device_properties(0).total_memory if o.device == "cuda" else 0

@@ -30,10 +30,10 @@ from typing import Any
 import torch
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(ROOT / "src"))
 
-from train_loop.noise_scale import GradientNorms  # noqa: E402
-from train_loop.optim import LAMB, LARS, parameter_groups  # noqa: E402
+from bigbatch.train_loop.optim import LAMB, LARS, parameter_groups  # noqa: E402
+from bigbatch.train_loop.optim.noise_scale import GradientNorms  # noqa: E402
 
 GPU_STEPS = 10
 PAIRS = (
@@ -150,7 +150,7 @@ def spread(values: list[float]) -> dict[str, float]:
 def report(raw: dict[str, list[float]], options: argparse.Namespace) -> None:
     from store import store
 
-    from tune.provenance import provenance
+    from bigbatch.tune.study.provenance import provenance
 
     steps = {name: spread([1e3 * value for value in values]) for name, values in raw.items()}
     print(f"{'step, ms':24}{'median':>10}{'quartiles':>20}")

@@ -36,7 +36,7 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(ROOT / "src"))
 ARMS = ("folder", "full", "fast")
 STORED, SIZE = 160, 64
 SHORT_SIDE = round(SIZE * 256 / 224)
@@ -73,7 +73,7 @@ def from_digits(options: argparse.Namespace) -> Iterator[tuple[str, str, Any]]:
     import numpy as np
     from PIL import Image
 
-    from train_loop.data.digits import load_scans, split_rows
+    from bigbatch.train_loop.data.sets.digits import load_scans, split_rows
 
     pixels, labels = load_scans()
     for part, rows, limit in zip(("train", "val"), split_rows(labels), (options.train, options.val), strict=True):
@@ -82,8 +82,8 @@ def from_digits(options: argparse.Namespace) -> Iterator[tuple[str, str, Any]]:
 
 
 def pack_all(folder: Path) -> dict[str, Any]:
-    from train_loop.data import pack
-    from train_loop.data.jpeg import jpegtran_path
+    from bigbatch.train_loop.data.packing import command as pack
+    from bigbatch.train_loop.data.pixels.jpeg import jpegtran_path
 
     for profile in ("full", "fast"):
         options = ["--profile", profile, *(["--short-side", str(SHORT_SIDE)] if profile == "fast" else [])]
@@ -97,9 +97,16 @@ def train_one(path: str, seed: int, epochs: int) -> None:
     """A run in a process of its own; prints its records as JSON."""
     import torch
 
-    from train_loop.config import BatchConfig, DataConfig, ModelConfig, OptimizerConfig, ScheduleConfig, TrainConfig
-    from train_loop.loop import train
-    from train_loop.reporter import ListReporter
+    from bigbatch.train_loop.config import (
+        BatchConfig,
+        DataConfig,
+        ModelConfig,
+        OptimizerConfig,
+        ScheduleConfig,
+        TrainConfig,
+    )
+    from bigbatch.train_loop.loop.train import train
+    from bigbatch.train_loop.reporter import ListReporter
 
     torch.set_num_threads(1)
     config = TrainConfig(
@@ -166,7 +173,7 @@ def report(
 ) -> None:
     from store import store
 
-    from tune.provenance import provenance
+    from bigbatch.tune.study.provenance import provenance
 
     top1 = {arm: [100 * records[-1][2] for records in runs] for arm, runs in raw.items()}
     summary: dict[str, Any] = {}

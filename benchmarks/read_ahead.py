@@ -31,7 +31,7 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(ROOT / "src"))
 sys.path.insert(0, str(ROOT / "benchmarks"))
 PIECE = 1 << 17
 ARMS = {
@@ -48,11 +48,14 @@ def one_arm(folder: Path, arm: str, seed: int, options: argparse.Namespace) -> t
     import numpy as np
     from input_pipeline import drop
 
-    from train_loop.config import DataConfig
-    from train_loop.data import open_data, packed_files, reading_ahead, sampling
-    from train_loop.data.source import Epoch
+    from bigbatch.train_loop.config import DataConfig
+    from bigbatch.train_loop.data import sampling
+    from bigbatch.train_loop.data.catalogue import open_data
+    from bigbatch.train_loop.data.loading import read_ahead
+    from bigbatch.train_loop.data.packed import records
+    from bigbatch.train_loop.data.source import Epoch
 
-    reading_ahead.LEAST, reading_ahead.MOST, packed_files.ASKED_BYTES = ARMS[arm]
+    read_ahead.LEAST, read_ahead.MOST, records.ASKED_BYTES = ARMS[arm]
     source: Any = open_data(DataConfig(name=str(folder), image_size=224, loader_workers=options.workers))
     for number in range(options.passes):
         if arm != "warm":
@@ -130,11 +133,11 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        from train_loop.data import pack
+        from bigbatch.train_loop.data.packing import command
 
         images = write_tree(options, Path(name) / "images")
         folder = Path(name) / "full"
-        if pack.main([str(Path(name) / "images"), str(folder)]):
+        if command.main([str(Path(name) / "images"), str(folder)]):
             raise SystemExit("packing failed")
         raw: dict[str, dict[str, list[tuple[float, int]]]] = {}
         for latency in options.latency_ms:
@@ -149,7 +152,7 @@ def main() -> None:
 def report(raw: dict[str, Any], images: int, options: argparse.Namespace) -> None:
     from store import store
 
-    from tune.provenance import provenance
+    from bigbatch.tune.study.provenance import provenance
 
     summary: dict[str, Any] = {}
     for latency, arms in raw.items():

@@ -8,7 +8,7 @@ All arms train torchvision's network in the same precision and memory format wit
 smoothing 0.1, in one process. They take their turn in each round, in another order each time, and ratios are
 taken within a round. What differs is what each project does around that:
 
-  ours         ``take_step`` of train_loop/loop.py, which counts loss, accuracy and gradient norms on the device
+  ours         ``take_step`` of train_loop/loop/train.py, which counts loss, accuracy and gradient norms on the device
   timm         ``train_one_epoch`` of timm's train.py (1.0.29.dev0, aa4b585): its task, optimizer factory and
                meters, and its ``loss.item()`` each step; its own loader, with the prefetcher on GPUs
   torchvision  ``train_one_epoch`` of references/classification/train.py: autocast, ``accuracy`` with
@@ -40,12 +40,12 @@ import torch
 from torch import nn
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
+sys.path[:0] = [str(ROOT / "src"), str(Path(__file__).resolve().parent)]
 
 from input_pipeline import generated  # noqa: E402
 from optimizer_step import spread, timm_version  # noqa: E402
 
-from train_loop.config import DataConfig, TrainConfig  # noqa: E402
+from bigbatch.train_loop.config import DataConfig, TrainConfig  # noqa: E402
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 Arm = Callable[[Iterator[Batch], int], None]
@@ -89,10 +89,10 @@ def autocast(o: argparse.Namespace) -> contextlib.AbstractContextManager[Any]:
 
 
 def our_arm(o: argparse.Namespace, folder: Path) -> tuple[Arm, Callable[[], Iterator[Batch]]]:
-    from train_loop.assembly import set_up
-    from train_loop.checkpoint import CheckpointFolder
-    from train_loop.loop import take_step
-    from train_loop.reporter import ListReporter
+    from bigbatch.train_loop.loop.assembly import set_up
+    from bigbatch.train_loop.loop.checkpoint import CheckpointFolder
+    from bigbatch.train_loop.loop.train import take_step
+    from bigbatch.train_loop.reporter import ListReporter
 
     config = configuration(o, folder)
     run = set_up(config, ListReporter(), CheckpointFolder(None, 0.0), torch.device(o.device))
@@ -252,7 +252,7 @@ def seconds(arm: Arm, batches: Iterator[Batch], steps: int, device: str) -> floa
 
 
 def measure(o: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    from train_loop.data import describe
+    from bigbatch.train_loop.data.catalogue import describe
 
     classes = describe(DataConfig(name=str(folder), image_size=o.size)).num_classes
     arms = {"ours": our_arm(o, folder)}
@@ -340,7 +340,7 @@ def main() -> None:
     torch.backends.cudnn.benchmark = True
     from store import store
 
-    from tune.provenance import provenance
+    from bigbatch.tune.study.provenance import provenance
 
     with tempfile.TemporaryDirectory() as name:
         measured = measure(o, image_folder(o, Path(name)))

@@ -4,8 +4,8 @@
 
 Both arms run the same trials: a worker that imports torch and torchvision and reports some empty
 epochs. Arm ``stock`` is the documented pattern with its default settings: a Tune function that
-builds a ``TorchTrainer`` with ``TuneReportCallback``. Arm ``ours`` is ``tune.trial`` with the
-environment that ``train_loop.ray_session`` sets. The arms alternate A B A B, each in a fresh process with
+builds a ``TorchTrainer`` with ``TuneReportCallback``. Arm ``ours`` is ``bigbatch.tune.trials.trial_run`` with the
+environment that ``ray_session`` sets. The arms alternate A B A B, each in a fresh process with
 a fresh local Ray, one trial at a time. Prints a table and, last, one JSON line.
 
 Of each trial:
@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(ROOT / "src"))
 PARTS = ("placed_s", "workers_s", "imports_s", "report_s", "teardown_s", "overhead_s")
 
 
@@ -69,7 +69,7 @@ def our_trial(task: dict[str, Any]) -> None:
     import ray.train
     import ray.tune
 
-    from tune import inline_trainer
+    from bigbatch.tune.trials import inline_trainer
 
     trial_id = ray.tune.get_context().get_trial_id()
     Path(task["storage"], trial_id + ".running").write_text(str(running))
@@ -82,7 +82,7 @@ def run_arm(arm: str, trials: int, epochs: int) -> list[dict[str, float]]:
     """One arm in this process: a fresh local Ray, trials one after the other."""
     import logging
 
-    from train_loop.ray_session import LocalRay
+    from bigbatch.train_loop.launch.ray_session import LocalRay
 
     folder = Path(tempfile.mkdtemp(prefix="bbo"))
     if arm == "stock":
@@ -99,7 +99,7 @@ def run_arm(arm: str, trials: int, epochs: int) -> list[dict[str, float]]:
     if arm == "stock":
         trainable = ray.tune.with_resources(stock_trial, {"CPU": 0.1})
     else:
-        from tune.trial import _EndsItsWorkers
+        from bigbatch.tune.trials.trial_run import _EndsItsWorkers
 
         our_trial.__mixins__ = (_EndsItsWorkers,)  # type: ignore[attr-defined]
         trainable = ray.tune.with_resources(our_trial, ray.tune.PlacementGroupFactory([{}, {"CPU": 1.0}]))
@@ -195,7 +195,7 @@ def _subprocess(arm: str, options: argparse.Namespace) -> list[dict[str, float]]
 def _report(raw: dict[str, list[list[dict[str, float]]]], options: argparse.Namespace) -> None:
     from store import store
 
-    from tune.provenance import provenance
+    from bigbatch.tune.study.provenance import provenance
 
     print(f"{'median [min, max] of a trial, s':34}{'stock':>24}{'ours':>24}{'ours / stock':>16}")
     summary: dict[str, Any] = {}

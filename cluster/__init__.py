@@ -1,11 +1,19 @@
-"""What the cluster grants. Standard library only: login nodes have neither torch nor Ray.
+"""Searches as Slurm jobs, with a Ray cluster in each. Standard library only: login nodes have neither torch nor Ray.
 
-For notebooks: ``from cluster import submit, queue, logs, cancel``.
+For notebooks: ``from bigbatch.cluster import submit, queue, logs, cancel``.
 """
 
 from __future__ import annotations
 
 from typing import Any
+
+if (
+    __name__ == "cluster"
+):  # `python -m cluster.job`, as batch scripts of earlier versions say, and `python -m cluster.cli`
+    import runpy
+    from pathlib import Path
+
+    runpy.run_path(str(Path(__file__).resolve().parent / "host" / "root.py"))["stand_for"]("cluster")
 
 __all__ = ["cancel", "logs", "queue", "submit"]
 
@@ -13,11 +21,11 @@ __all__ = ["cancel", "logs", "queue", "submit"]
 def __getattr__(name: str) -> Any:
     # Late: a training process that asks for its share of CPUs needs none of this.
     if name == "submit":
-        from cluster.submission import submit
+        from bigbatch.cluster.submission.batch_script import submit
 
         return submit
     if name in __all__:
-        from cluster import jobs
+        from bigbatch.cluster.submission import queue
 
-        return getattr(jobs, name)
+        return getattr(queue, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

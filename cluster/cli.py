@@ -1,13 +1,13 @@
-"""``bigbatch cluster …``, also ``python -m cluster.cli …`` where there is only Python 3.9 and its standard library."""
+"""``bigbatch cluster …``, also ``python -m cluster.cli …`` in a clone, where Python 3.9 is enough."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from cluster import jobs, record, slurm, submission
-from cluster.command_line import (
+from bigbatch.cluster.host import slurm_commands
+from bigbatch.cluster.host.command_line import (
     DONE,
     INTERRUPTED,
     WRONG_INPUT,
@@ -17,9 +17,13 @@ from cluster.command_line import (
     parser,
     run_command,
 )
-from cluster.resources import SIGNAL_S, Request
-from cluster.sites import InputError, find
-from cluster.streams import reader_may_leave
+from bigbatch.cluster.host.site.profiles import InputError, find
+from bigbatch.cluster.host.streams import reader_may_leave
+from bigbatch.cluster.record import job_record
+from bigbatch.cluster.submission import batch_script, queue
+from bigbatch.cluster.submission.resources import SIGNAL_S, Request
+
+SearchParser = Callable[[str], argparse.ArgumentParser]
 
 # Submit and attach
 
@@ -79,7 +83,7 @@ def _request(args: argparse.Namespace, arguments: Sequence[str], attach_to: str 
     )
 
 
-def _submit(argv: Sequence[str]) -> int:
+def _submit(argv: Sequence[str], search_parser: SearchParser | None = None) -> int:
     p = parser("submit", "Submit a search. Options that are not listed here go to tune/run.py; -- COMMAND runs that.")
     p.usage = "bigbatch cluster submit [options] [options of bigbatch tune | -- COMMAND …]"
     _add_resources(p)
@@ -90,7 +94,7 @@ def _submit(argv: Sequence[str]) -> int:
         if of_the_search:
             p.error(f"unrecognized arguments: {of_the_search[0]}")
     else:
-        _check_search(p, of_the_search)
+        _check_search(p, of_the_search, search_parser)
     return _send(args, _request(args, command or of_the_search), check=not args.no_check)
 
 
@@ -100,11 +104,11 @@ def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     return list(argv[:at]), list(argv[at:])
 
 
-def _check_search(p: OneLineParser, arguments: Sequence[str]) -> None:
+def _check_search(p: OneLineParser, arguments: Sequence[str], search_parser: SearchParser | None) -> None:
     """Refuse here what ``tune/run.py`` would refuse in the job: its options, not what is behind them."""
-    from tune.cli import tune_parser  # the parser alone needs nothing but the standard library
-
-    tune = tune_parser(p.prog)
+    if search_parser is None:
+        return
+    tune = search_parser(p.prog)
     known = [name for one in (p, tune) for action in one._actions for name in action.option_strings]
     for word in arguments:
         if word.startswith("--") and word.split("=")[0] not in known:
@@ -117,8 +121,8 @@ def _attach(argv: Sequence[str]) -> int:
     p.add_argument("job", metavar="JOBID")
     _add_resources(p)
     args = p.parse_args(argv)
-    jobs._check_id(args.job)
-    found = record.read(args.job)
+    queue._check_id(args.job)
+    found = job_record.read(args.job)
     if found is None and not args.dry_run:
         raise InputError(f"job {args.job} has no record to attach to. `bigbatch cluster queue` shows your jobs.")
     if found is not None and found.state == "ended" and not args.dry_run:
@@ -133,7 +137,7 @@ def _attach(argv: Sequence[str]) -> int:
 
 def _send(args: argparse.Namespace, request: Request, check: bool = False) -> int:
     site = find(args.site)
-    answer = submission.submit_request(request, site, dry_run=args.dry_run, check=check)
+    answer = batch_script.submit_request(request, site, dry_run=args.dry_run, check=check)
     if args.dry_run:
         print(answer, end="")
         return DONE
@@ -148,8 +152,8 @@ def _send(args: argparse.Namespace, request: Request, check: bool = False) -> in
 def _queue(argv: Sequence[str]) -> int:
     p = parser("queue", "Your jobs, with their study's progress.")
     p.add_argument("-a", "--all", action="store_true", help="also those that have ended")
-    found = jobs.queue(ended=p.parse_args(argv).all)
-    print(jobs.table(found) if found else "No jobs.")
+    found = queue.queue(ended=p.parse_args(argv).all)
+    print(queue.table(found) if found else "No jobs.")
     return DONE
 
 
@@ -160,12 +164,12 @@ def _logs(argv: Sequence[str]) -> int:
     p.add_argument("--node", metavar="NAME", help="only this node's")
     args = p.parse_args(argv)
     if not args.follow:
-        print(jobs.logs(args.job, node=args.node), end="")
+        print(queue.logs(args.job, node=args.node), end="")
         return DONE
-    jobs._check_id(args.job)
-    if waiting := jobs.unheard(args.job, node=args.node):
+    queue._check_id(args.job)
+    if waiting := queue.unheard(args.job, node=args.node):
         print(waiting, file=sys.stderr, flush=True)
-    for line in jobs.follow(args.job, node=args.node):
+    for line in queue.follow(args.job, node=args.node):
         print(line, end="", flush=True)
     return DONE
 
@@ -174,7 +178,7 @@ def _cancel(argv: Sequence[str]) -> int:
     p = parser("cancel", "Cancel jobs. Their studies can be resumed.")
     p.add_argument("job", metavar="JOBID", nargs="+")
     for job_id in p.parse_args(argv).job:
-        print(f"Cancelled: {', '.join(jobs.cancel(job_id))}")
+        print(f"Cancelled: {', '.join(queue.cancel(job_id))}")
     return DONE
 
 
@@ -184,12 +188,12 @@ def _tunnel(argv: Sequence[str]) -> int:
     p.add_argument("--site", metavar="NAME|FILE.toml")
     p.add_argument("--port", type=int, default=8265, metavar="PORT", help="on your own machine (default 8265)")
     args = p.parse_args(argv)
-    print(jobs.tunnel(args.job, find(args.site), local_port=args.port))
+    print(queue.tunnel(args.job, find(args.site), local_port=args.port))
     return DONE
 
 
 def _doctor(argv: Sequence[str]) -> int:
-    from cluster.doctor import doctor_main
+    from bigbatch.cluster.doctor.command import doctor_main
 
     return doctor_main(argv)
 
@@ -205,16 +209,22 @@ COMMANDS: Commands = {
 }
 
 
-def cluster_main(argv: Sequence[str] | None = None) -> int:
-    """``bigbatch cluster``. Returns the exit code: 0, 1 (the doctor found a fault), 2 (wrong input), 130 (Ctrl-C)."""
+def cluster_main(argv: Sequence[str] | None = None, search_parser: SearchParser | None = None) -> int:
+    """``bigbatch cluster``. Returns the exit code: 0, 1 (the doctor found a fault), 2 (wrong input), 130 (Ctrl-C).
+
+    Args:
+        search_parser: makes the parser of a search's options, with which ``submit`` checks those; None: they are
+            checked in the job.
+    """
     with reader_may_leave(ends=True):  # nobody reads `logs -f | head` any more
-        return _guarded(sys.argv[1:] if argv is None else argv)
+        return _guarded(sys.argv[1:] if argv is None else argv, search_parser)
 
 
-def _guarded(argv: Sequence[str]) -> int:
+def _guarded(argv: Sequence[str], search_parser: SearchParser | None) -> int:
+    submit = (lambda words: _submit(words, search_parser), COMMANDS["submit"][1])
     try:
-        return run_command("bigbatch cluster", COMMANDS, argv)
-    except (InputError, slurm.SlurmError) as error:
+        return run_command("bigbatch cluster", {**COMMANDS, "submit": submit}, argv)
+    except (InputError, slurm_commands.SlurmError) as error:
         print(f"bigbatch cluster: error: {error}", file=sys.stderr)
         return WRONG_INPUT
     except KeyboardInterrupt:
@@ -222,4 +232,6 @@ def _guarded(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(cluster_main())
+    from bigbatch.command import main
+
+    raise SystemExit(main(["cluster", *sys.argv[1:]]))

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from search_spaces.registry import Space
-from search_spaces.trial import Distribution, StandInTrial
-from search_spaces.workload import Workload
-from train_loop.config import ConfigError, TrainConfig, known_key
+from bigbatch.search_spaces.registry import Space
+from bigbatch.search_spaces.trial import Distribution, StandInTrial
+from bigbatch.search_spaces.workload import Workload
+from bigbatch.train_loop.config import ConfigError, TrainConfig, known_key
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from search_spaces.check import ParamRange, check_space
-from search_spaces.registry import Space
-from search_spaces.workload import Workload
-from train_loop.config import ConfigError, check_each, keys, known_key, short_keys, split_assignments
-from train_loop.config_words import unknown_key
+from bigbatch.search_spaces.check import ParamRange, check_space
+from bigbatch.search_spaces.registry import Space
+from bigbatch.search_spaces.workload import Workload
+from bigbatch.train_loop.config import (
+    ConfigError,
+    check_each,
+    keys,
+    known_key,
+    short_keys,
+    split_assignments,
+)
+from bigbatch.train_loop.config.words import unknown_key
 
 
 def read_fixed(assignments: Iterable[str]) -> dict[str, Any]:

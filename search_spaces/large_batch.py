@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from search_spaces.priors import (
+from bigbatch.search_spaces.priors import (
     global_batch_sizes,
     momentum_window,
     searched_peak_lr,
@@ -31,9 +31,9 @@ from search_spaces.priors import (
     trust_coefficient,
     warmup_epochs_range,
 )
-from search_spaces.trial import Trial
-from search_spaces.workload import Workload
-from train_loop.config import TrainConfig
+from bigbatch.search_spaces.trial import Trial
+from bigbatch.search_spaces.workload import Workload
+from bigbatch.train_loop.config import TrainConfig
 
 OPTIMIZERS = ("lars", "lamb", "sgd")
 

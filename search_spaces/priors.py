@@ -21,8 +21,8 @@ from __future__ import annotations
 
 import math
 
-from search_spaces.workload import Workload
-from train_loop.config import DEFAULT_MICRO_SIZE, ConfigError, TrainConfig
+from bigbatch.search_spaces.workload import Workload
+from bigbatch.train_loop.config import DEFAULT_MICRO_SIZE, ConfigError, TrainConfig
 
 LARGEST_BATCH = 32768
 """Beyond it MLPerf's LARS needs twice the epochs (65,536: 84.5 against 56.0)."""

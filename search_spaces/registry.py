@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from search_spaces import large_batch, lr_warmup, priors, smoke
-from search_spaces.earlier import EARLIER, earlier_priors_texts
-from search_spaces.trial import PinnedTrial, StandInTrial
-from search_spaces.workload import Workload
-from train_loop.config import ConfigError, TrainConfig, known_key
+from bigbatch.search_spaces import large_batch, lr_warmup, priors, smoke
+from bigbatch.search_spaces.earlier import EARLIER, earlier_priors_texts
+from bigbatch.search_spaces.trial import PinnedTrial, StandInTrial
+from bigbatch.search_spaces.workload import Workload
+from bigbatch.train_loop.config import ConfigError, TrainConfig, known_key
 
 _WORKLOAD_FACTS = {"epochs": "epochs", "batch.max_micro_size": "max_micro_size"}
 """Configuration keys that spaces derive ranges from, by way of the workload."""
@@ -140,6 +140,7 @@ def _execute(path: Path, source: str) -> types.ModuleType:
     sys.modules[module.__name__] = module  # dataclasses and pickle look their module up
     try:
         with _folder_first(path.parent):
+            _answer_to_earlier_names()
             exec(compile(source, str(path), "exec"), module.__dict__)
     except (Exception, SystemExit) as error:
         del sys.modules[module.__name__]
@@ -149,6 +150,16 @@ def _execute(path: Path, source: str) -> types.ModuleType:
             f"Run `python '{path}'` to see where."
         ) from None
     return module
+
+
+def _answer_to_earlier_names() -> None:
+    """Let a space say ``from search_spaces.priors import …``: before there was ``bigbatch``, all said so.
+
+    The names stand for the same modules. A user's own module of such a name, once imported, is left alone.
+    """
+    for name in list(sys.modules):
+        if name.startswith(("bigbatch.search_spaces", "bigbatch.train_loop.config")) or name == "bigbatch.train_loop":
+            sys.modules.setdefault(name.partition(".")[2], sys.modules[name])
 
 
 @contextmanager

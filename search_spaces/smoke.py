@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from search_spaces.large_batch import PARAMETER_KEYS as PARAMETER_KEYS
-from search_spaces.priors import global_batch_sizes, searched_peak_lr
-from search_spaces.trial import Trial
-from search_spaces.workload import Workload
-from train_loop.config import TrainConfig
+from bigbatch.search_spaces.large_batch import PARAMETER_KEYS as PARAMETER_KEYS
+from bigbatch.search_spaces.priors import global_batch_sizes, searched_peak_lr
+from bigbatch.search_spaces.trial import Trial
+from bigbatch.search_spaces.workload import Workload
+from bigbatch.train_loop.config import TrainConfig
 
 DEFAULTS = {"trials": 4, "max_epochs": 3}
 """Plan values where the command line gives none: under a minute on a laptop."""

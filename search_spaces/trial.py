@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from train_loop.config import known_key
+from bigbatch.train_loop.config import known_key
 
 _EDGE_PROBABILITY = 0.25
 """How often the stand-in draws a bound itself: spaces break at the ends of their ranges."""

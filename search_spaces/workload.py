@@ -6,7 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from train_loop.config import BatchConfig, ConfigError, DataConfig, ModelConfig, TrainConfig, resolve_key
+from bigbatch.train_loop.config import (
+    BatchConfig,
+    ConfigError,
+    DataConfig,
+    ModelConfig,
+    TrainConfig,
+    resolve_key,
+)
 
 _SMALLEST = {
     "train_size": 2,

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from PIL import Image
 
-from train_loop.config import DataConfig
-from train_loop.data import open_data
-from train_loop.data.source import Batch, DataSource
+from bigbatch.train_loop.config import DataConfig
+from bigbatch.train_loop.data.catalogue import open_data
+from bigbatch.train_loop.data.source import Batch, DataSource
 
 CLASSES = ("ant", "bee", "cat")
 

@@ -85,7 +85,7 @@ esac""",
 
 
 class StandInJob:
-    """``python -m cluster.job ARGUMENTS`` on one node of job ``job_id``, without Slurm and Ray.
+    """``python -m bigbatch.cluster.job ARGUMENTS`` on one node of job ``job_id``, without Slurm and Ray.
 
     ``answer``: the fields of ``scontrol show job``. ``python``: what runs the job and its nodes. ``without``: one of
     Slurm's commands, which is missing.
@@ -122,8 +122,8 @@ class StandInJob:
         }  # fmt: skip
         with (folder / "log").open("w") as log:
             self.process = subprocess.Popen(
-                [*map(str, command or (python, "-m", "cluster.job")), *arguments],
-                cwd=ROOT,
+                [*map(str, command or (python, "-m", "bigbatch.cluster.job")), *arguments],
+                cwd=ROOT if command else ROOT / "src",
                 env={**clean_environment(), **self.home, **values, **env},
                 stdout=log,
                 stderr=subprocess.STDOUT,

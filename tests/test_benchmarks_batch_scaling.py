@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from train_loop.config import TrainConfig
+from bigbatch.train_loop.config import TrainConfig
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 
@@ -52,7 +52,7 @@ def test_found_is_the_searchs_best_on_the_data_asked_for(bench: ModuleType, tmp_
     assert list(bench.wanted(o)) == []
     best = TrainConfig().replace_keys({"optimizer": "lars", "peak_lr": 3.0, "global_size": 256})
     bench.search_folder(256, o).mkdir(parents=True)
-    (bench.search_folder(256, o) / "best.json").write_text(best.to_json())  # as tune/store.py writes it
+    (bench.search_folder(256, o) / "best.json").write_text(best.to_json())  # as tune/study/store.py writes it
     ((method, batch, config),) = bench.wanted(o)
     assert (method, batch, config) == ("found", 256, best.replace_keys({"seed": 7, "data.loader_workers": 0}))
 

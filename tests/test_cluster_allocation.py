@@ -7,7 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from cluster.allocation import accelerator_files, slurm_job, usable_cpus, usable_memory_bytes
+from bigbatch.cluster.host.allocation import (
+    accelerator_files,
+    slurm_job,
+    usable_cpus,
+    usable_memory_bytes,
+)
 
 HERE = len(os.sched_getaffinity(0))
 HOST_MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

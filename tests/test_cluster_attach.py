@@ -15,8 +15,8 @@ import psutil
 import pytest
 from stand_in_ray import StandInJob
 
-from cluster import record
-from cluster.files import write_json
+from bigbatch.cluster.host.atomic_files import write_json
+from bigbatch.cluster.record import job_record
 
 
 @pytest.fixture
@@ -40,11 +40,11 @@ def say(
 ) -> None:
     """What a job says of itself and orders its nodes to do."""
     env = {"BIGBATCH_HOME": str(folder / "home")}
-    job = record.JobRecord(job_id, state, address="127.0.0.1:1", successor=successor, reason="the search is done")
-    if not record.folder_of(job_id, env).exists():
+    job = job_record.JobRecord(job_id, state, address="127.0.0.1:1", successor=successor, reason="the search is done")
+    if not job_record.folder_of(job_id, env).exists():
         job.write(env)
-        (record.folder_of(job_id, env) / "nodes").mkdir()
-    write_json(record.folder_of(job_id, env) / "control.json", {"run_id": run_id, "stop": stop})
+        (job_record.folder_of(job_id, env) / "nodes").mkdir()
+    write_json(job_record.folder_of(job_id, env) / "control.json", {"run_id": run_id, "stop": stop})
     job.write(env)
 
 
@@ -61,7 +61,7 @@ def test_lent_nodes_join_the_next_start_and_then_the_successor(loan, tmp_path):
     say(tmp_path, "6", "ended", "6.0", stop=True)
     assert loan.end() == 0
     assert "job 6 has ended: the search is done; leaving" in loan.log
-    left = {path.name for job in "56" for path in record.folder_of(job, loan.home).rglob("*")}
+    left = {path.name for job in "56" for path in job_record.folder_of(job, loan.home).rglob("*")}
     assert left == {"job.json", "control.json", "nodes", "n1-9.log"}, "its own orders and reports are gone"
 
 
@@ -71,7 +71,7 @@ def test_a_lent_node_that_hangs_is_given_up(tmp_path, monkeypatch):
     say(tmp_path, "5", "driver", "5.0")
     loan = StandInJob(tmp_path, "9", "--attach", "5")
     loan.wait_log("has joined")
-    step = next(p for p in psutil.Process(loan.process.pid).children() if "cluster.node" in p.cmdline())
+    step = next(p for p in psutil.Process(loan.process.pid).children() if "bigbatch.cluster.node" in p.cmdline())
     step.suspend()
     beats = itertools.count(1)
 

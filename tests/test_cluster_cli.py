@@ -14,21 +14,28 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, clean_environment
 
-from cluster import cancel, jobs, logs, queue, record, submit
-from cluster.record import JobRecord
-from cluster.sites import InputError, find
-from cluster.slurm import SlurmError
+from bigbatch.cluster import cancel, logs, queue, submit
+from bigbatch.cluster.host.site.profiles import InputError, find
+from bigbatch.cluster.host.slurm_commands import SlurmError
+from bigbatch.cluster.record import job_record
+from bigbatch.cluster.record.job_record import JobRecord
+from bigbatch.cluster.submission import queue as jobs
 
 PYTHON = ("--python", sys.executable)
 DRY = ("submit", "--dry-run", *PYTHON)
 
 
-def run(*arguments: object, home: Path, command: tuple[str, ...] = (sys.executable, "-m", "cluster.cli"), **env: str):
+def run(
+    *arguments: object,
+    home: Path,
+    command: tuple[str, ...] = (sys.executable, "-m", "bigbatch.cluster.cli"),
+    **env: str,
+):
     """With nothing of the machine's Slurm on PATH, unless ``PATH`` says so."""
     bare = {k: v for k, v in clean_environment().items() if not k.startswith(("BIGBATCH_", "SBATCH_", "XDG_"))}
     return subprocess.run(
         [*command, *map(str, arguments)],
-        cwd=ROOT,
+        cwd=ROOT / "src",
         env={**bare, "BIGBATCH_HOME": str(home), "XDG_CONFIG_HOME": str(home / "config"), "PATH": "/nowhere", **env},
         capture_output=True,
         text=True,
@@ -76,16 +83,16 @@ def test_wrong_input_is_one_line_and_exit_code_2(name, tmp_path):
 def test_it_runs_on_a_login_nodes_old_python(tmp_path, old_python):
     python = old_python
     arguments = ("--site", "jean_zay", "-A", "abc", "-p", "gpu_p6", "--space", "smoke", "--trials", "3")
-    old = run(*DRY, *arguments, home=tmp_path, command=(python, "-m", "cluster.cli"))
+    old = run(*DRY, *arguments, home=tmp_path, command=(python, "-m", "bigbatch.cluster.cli"))
     new = run(*DRY, *arguments, home=tmp_path)
     assert old.returncode == 0, old.stderr
     assert old.stdout == new.stdout and "#SBATCH --account=abc@h100" in old.stdout
-    wrong = run(*DRY, "--site", "jean_zay", "-t", "x", home=tmp_path, command=(python, "-m", "cluster.cli"))
+    wrong = run(*DRY, "--site", "jean_zay", "-t", "x", home=tmp_path, command=(python, "-m", "bigbatch.cluster.cli"))
     assert wrong.returncode == 2 and "20h" in wrong.stderr
 
 
 def test_the_console_command_has_it(tmp_path):
-    code = "import sys; from tune.cli import main; sys.exit(main(sys.argv[1:]))"
+    code = "import sys; from bigbatch.command import main; sys.exit(main(sys.argv[1:]))"
     arguments = ("--cpus-per-node", "2", "--space", "smoke")
     done = run("cluster", *DRY, *arguments, home=tmp_path, command=(sys.executable, "-c", code))
     assert done.returncode == 0 and done.stdout == run(*DRY, *arguments, home=tmp_path).stdout
@@ -94,22 +101,23 @@ def test_the_console_command_has_it(tmp_path):
 
 def test_it_loads_neither_torch_nor_ray_nor_optuna(tmp_path):
     code = (
-        "import sys, cluster, cluster.cli, cluster.doctor, cluster.probe, cluster.jobs\n"
-        "from cluster import submit, queue, logs, cancel\n"
-        "cluster.cli.cluster_main('submit --dry-run --site generic --cpus-per-node 1 --trials 3'.split())\n"
+        "import sys, bigbatch.cluster.cli, bigbatch.cluster.doctor.command\n"
+        "import bigbatch.cluster.doctor.probe, bigbatch.cluster.submission.queue\n"
+        "from bigbatch.cluster import submit, queue, logs, cancel\n"
+        "bigbatch.cluster.cli.cluster_main('submit --dry-run --site generic --cpus-per-node 1 --trials 3'.split())\n"
         "print(sorted({name.split('.')[0] for name in sys.modules}))"
     )
     done = run(home=tmp_path, command=(sys.executable, "-c", code), BIGBATCH_PYTHON="python")
     loaded = done.stdout.splitlines()[-1]
-    assert "'cluster'" in loaded and done.returncode == 0, done.stderr
+    assert "'bigbatch'" in loaded and done.returncode == 0, done.stderr
     for name in ("torch", "ray", "optuna", "numpy"):
         assert f"'{name}'" not in loaded
 
 
 def test_importing_cluster_stays_cheap():
-    code = "import sys, cluster; print([m for m in sys.modules if m.startswith('cluster')])"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "['cluster']"
+    code = "import sys, bigbatch.cluster; print([m for m in sys.modules if m.startswith('bigbatch')])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT / "src", capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "['bigbatch', 'bigbatch.cluster']"
 
 
 # Jobs
@@ -298,4 +306,4 @@ def test_attach_to_a_job_that_has_ended_is_refused_before_it_is_submitted(home):
 def test_the_python_api_returns_the_script_of_a_dry_run(home):
     script = submit("--space", "smoke", site="generic", nodes=3, cpus_per_node=2, python="python", dry_run=True)
     assert "#SBATCH --nodes=3" in script and "--space smoke" in script
-    assert not home.exists() and record.read("1") is None
+    assert not home.exists() and job_record.read("1") is None

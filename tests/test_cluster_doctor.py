@@ -16,9 +16,17 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, clean_environment
 
-from cluster import doctor, probe
-from cluster.findings import Finding, judge_allreduce, judge_answers, judge_exchange, judge_nodes, judge_python
-from cluster.sites import find, load
+from bigbatch.cluster.doctor import command as doctor
+from bigbatch.cluster.doctor import probe
+from bigbatch.cluster.doctor.findings import (
+    Finding,
+    judge_allreduce,
+    judge_answers,
+    judge_exchange,
+    judge_nodes,
+    judge_python,
+)
+from bigbatch.cluster.host.site.profiles import find, load
 
 MARK = "0011"
 

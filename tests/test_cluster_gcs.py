@@ -18,7 +18,7 @@ import psutil
 import pytest
 from conftest import ROOT
 
-from cluster import credentials, ports, ray_commands
+from bigbatch.cluster.node import credentials, ports, ray_commands
 
 pytestmark = pytest.mark.exhaustive
 
@@ -27,14 +27,14 @@ JOB = "417"
 
 
 class TwoNodes:
-    """A head and a worker as ``cluster.node`` starts them, in folders with a blank in their names."""
+    """A head and a worker as ``bigbatch.cluster.node`` starts them, in folders with a blank in their names."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         head, worker = ports.free_ports(JOB, 0, head=True), ports.free_ports(JOB, 0, head=False)
         assert head is not None and worker is not None
         self.address = f"{HEAD}:{head[1].gcs}"
         self.env = ray_commands.environment(self.address, credentials.make_token(folder), None)
-        self.env["PYTHONPATH"] = str(ROOT)
+        self.env["PYTHONPATH"] = str(ROOT / "src")
         self.pids = {}
         share = ray_commands.Resources(1, 0, 500 * 2**20, ray_commands.LEAST_OBJECT_STORE)
         for ip, chosen in ((HEAD, head[1]), (WORKER, worker[1])):
@@ -48,9 +48,9 @@ class TwoNodes:
             self.pids[ip] = started.pid
 
     def nodes(self) -> list[dict]:
-        """The first line of ``cluster.gcs watch``."""
-        command = [sys.executable, "-m", "cluster.gcs", "watch"]
-        with subprocess.Popen(command, cwd=ROOT, env=self.env, stdout=subprocess.PIPE, text=True) as watch:
+        """The first line of ``bigbatch.cluster.node.gcs watch``."""
+        command = [sys.executable, "-m", "bigbatch.cluster.node.gcs", "watch"]
+        with subprocess.Popen(command, cwd=ROOT / "src", env=self.env, stdout=subprocess.PIPE, text=True) as watch:
             try:
                 return json.loads(watch.stdout.readline())
             finally:
@@ -92,9 +92,9 @@ def test_a_node_that_is_drained_gets_no_work_and_goes(two_nodes):
     assert len(before) == 2 and {node["job"] for node in before.values()} == {JOB}
     worker = before[WORKER]["id"]
     printed = two_nodes.run(f"""
-        import sys; sys.path.insert(0, {str(ROOT)!r})
+        import sys; sys.path.insert(0, {str(ROOT / "src")!r})
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-        from cluster import driver
+        from bigbatch.cluster.job import driver
         import os
         on_worker = NodeAffinitySchedulingStrategy({worker!r}, soft=False)
         @ray.remote(num_cpus=0.5, scheduling_strategy=on_worker)

@@ -21,8 +21,9 @@ import pytest
 from conftest import ROOT
 from stand_in_ray import StandInJob
 
-from cluster import checks, record
-from cluster.grant import Grant, GrantedNode
+from bigbatch.cluster.job import checks
+from bigbatch.cluster.job.allocated_nodes import Grant, GrantedNode
+from bigbatch.cluster.record import job_record
 
 DRIVER = textwrap.dedent("""
     import signal, sys, time
@@ -104,8 +105,8 @@ def test_a_preempted_job_with_chain_submits_a_successor_and_names_it(start, tmp_
     job.process.send_signal(signal.SIGTERM)
     assert job.end() == 143
     assert "--dependency=afterany:7" in job.calls and "requeue" not in job.calls
-    record = json.loads((tmp_path / "home" / "jobs" / "7" / "job.json").read_text())
-    assert (record["successor"], record["state"]) == ("6", "requeueing")
+    job_record = json.loads((tmp_path / "home" / "jobs" / "7" / "job.json").read_text())
+    assert (job_record["successor"], job_record["state"]) == ("6", "requeueing")
 
 
 def test_a_successor_whose_submission_was_not_answered_is_found_and_not_submitted_again(start, tmp_path):
@@ -163,7 +164,9 @@ def test_a_requeued_job_waits_for_a_silent_controller(tmp_path, answers):
 def test_the_batch_scripts_find_the_repository_when_the_controller_answers_again(tmp_path, script, folder):
     cluster = tmp_path / folder / "cluster"
     cluster.mkdir(parents=True)
-    (cluster / "job.py").touch()
+    (cluster / "job").mkdir()
+    (cluster / "job" / "__main__.py").touch()
+    (cluster.parent / "src" / "bigbatch").mkdir(parents=True)
     for name in ("ray_head_workers.slurm", "ray_attach.slurm"):
         shutil.copy(ROOT / "cluster" / name, cluster)
     silent = f"[ -e {tmp_path}/asked ] || {{ touch {tmp_path}/asked; echo 'Unable to contact' >&2; exit 1; }}"
@@ -176,7 +179,7 @@ def test_the_batch_scripts_find_the_repository_when_the_controller_answers_again
     batch = (ROOT / "cluster" / script).read_text()
     done = subprocess.run(["bash", "-s", "12"], input=batch, env=env, cwd=tmp_path, capture_output=True, text=True)
     words = "12" if script == "ray_head_workers.slurm" else "--attach 12"
-    assert done.stdout == f"{cluster.parent} -m cluster.job {words}\n", done.stderr
+    assert done.stdout == f"{cluster.parent}/src -m bigbatch.cluster.job {words}\n", done.stderr
 
 
 def test_folders_with_blanks_in_their_names(tmp_path):
@@ -231,7 +234,7 @@ def test_a_command_of_ones_own_runs_in_the_container_like_ray(tmp_path):
     driver = next(line for line in called.splitlines() if "IN THE IMAGE" in line)
     assert f"--bind {local} " in driver, "where the head's Ray has its sockets"
     assert f"/i.sif {sys.executable} -m ray.scripts.scripts start" in called
-    assert f"/i.sif {sys.executable} -m cluster.gcs watch" in called
+    assert f"/i.sif {sys.executable} -m bigbatch.cluster.node.gcs watch" in called
 
 
 def test_a_search_that_was_cut_short_says_with_which_options_it_goes_on(tmp_path):
@@ -365,7 +368,7 @@ def test_a_walltime_that_is_too_short_for_a_first_checkpoint_ends_the_job_at_onc
     """Of no further start, unless an earlier one of the same length was of use."""
     if useful_before:
         env = {"BIGBATCH_HOME": str(tmp_path / "home")}
-        record.JobRecord("7", "requeueing", restarts=2, fruitless_restarts=0).write(env)
+        job_record.JobRecord("7", "requeueing", restarts=2, fruitless_restarts=0).write(env)
     end = time.time() + 60 + 60 + 10  # a margin of 60 s, the least that is taken, and 10 s of which it uses some
     env = {"SLURM_JOB_END_TIME": f"{end:.0f}", "SLURM_RESTART_COUNT": "3" if useful_before else "0"}
     job = start_search(tmp_path, ":", "--margin", "60", **env)

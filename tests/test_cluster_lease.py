@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-from cluster import holder, lease
-from cluster.holder import Holder
-from cluster.lease import Lease, LeaseLost, StudyHeld, Verdict
+from bigbatch.cluster.host import holder, lease
+from bigbatch.cluster.host.holder import Holder
+from bigbatch.cluster.host.lease import Lease, LeaseLost, StudyHeld, Verdict
 
 ELSEWHERE = {"token": "t", "host": "n9", "user": "eve", "machine": "another", "pid": 1, "start_ticks": 5}
 HERE = Holder("me", machine="here", pid=7)
@@ -250,7 +250,7 @@ RACER = """
 import json, os, sys, time
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-from cluster.lease import Lease, StudyHeld
+from bigbatch.cluster.host.lease import Lease, StudyHeld
 print("ready", flush=True)
 for folder in sys.stdin:
     folder, start = folder.rsplit(None, 1)
@@ -263,7 +263,7 @@ for folder in sys.stdin:
 
 def test_of_processes_that_want_it_at_one_moment_exactly_one_gets_it(tmp_path, dead):
     """Free, and left behind by a killed process; four racers, forty times each."""
-    command = [sys.executable, "-c", RACER, str(ROOT)]
+    command = [sys.executable, "-c", RACER, str(ROOT / "src")]
     racers = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(4)]
     try:
         assert [r.stdout.readline() for r in racers] == ["ready\n"] * 4
@@ -289,9 +289,9 @@ HOLDS = """
 import sys, time
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-from cluster import lease, pulse
+from bigbatch.cluster.host import lease, pulse
 lease.RENEW_S = pulse.TICK_S = 0.05
-from train_loop.folder_hold import hold_folder
+from bigbatch.train_loop.host.folder_hold import hold_folder
 hold = hold_folder(Path(sys.argv[2]), "a study's folder", "write --study OTHER")
 print("held", flush=True)
 time.sleep(600)
@@ -300,7 +300,7 @@ time.sleep(600)
 
 def test_a_process_that_is_taken_over_ends_with_one_line_and_writes_nothing_more(tmp_path):
     """Its own thread says that it lives, and whether it still may, while its first thread waits."""
-    command = [sys.executable, "-c", HOLDS, str(ROOT), str(tmp_path)]
+    command = [sys.executable, "-c", HOLDS, str(ROOT / "src"), str(tmp_path)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "held\n"
     first = (tmp_path / lease.FILE).read_text()

@@ -16,43 +16,32 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, clean_environment
 
-from cluster import (
-    credentials,
-    heartbeats,
-    lookout,
-    node,
-    node_folder,
-    node_steps,
-    options,
-    policy,
-    ports,
-    processes,
-    ray_commands,
-    record,
-    restart,
-    slurm,
-    successor,
-)
-from cluster.allocation import granted_gpus, usable_memory_bytes
-from cluster.files import write_json
-from cluster.grant import GrantedNode, NoAllocation, node_cpus, read_grant
-from cluster.policy import Action, Cause, Situation, decide
+from bigbatch.cluster.host import private_folder, processes, slurm_commands
+from bigbatch.cluster.host.allocation import granted_gpus, usable_memory_bytes
+from bigbatch.cluster.host.atomic_files import write_json
+from bigbatch.cluster.job import node_steps, options, policy, restart, successor
+from bigbatch.cluster.job import watch as lookout
+from bigbatch.cluster.job.allocated_nodes import GrantedNode, NoAllocation, node_cpus, read_grant
+from bigbatch.cluster.job.policy import Action, Cause, Situation, decide
+from bigbatch.cluster.node import credentials, heartbeats, node_process, ports, ray_commands
+from bigbatch.cluster.record import job_record
 
-MODULES = sorted((ROOT / "cluster").glob("*.py"))
+MODULES = sorted((ROOT / "cluster").rglob("*.py"))
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda p: p.name)
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_the_code_parses_with_python_3_9(path):
     ast.parse(path.read_text(), feature_version=(3, 9))
 
 
 def test_importing_the_package_loads_neither_torch_nor_ray():
-    names = ", ".join(f"cluster.{p.stem}" for p in MODULES if p.stem != "__init__")
+    paths = [p.relative_to(ROOT).with_suffix("") for p in MODULES if p.stem not in ("__init__", "__main__")]
+    names = ", ".join(".".join(("bigbatch", *path.parts)) for path in paths)
     check = (
         f"import sys, {names}; print([m for m in ('torch', 'ray', 'optuna', 'numpy', 'psutil') if m in sys.modules])"
     )
     done = subprocess.run(
-        [sys.executable, "-c", check], cwd=ROOT, env=clean_environment(), capture_output=True, text=True
+        [sys.executable, "-c", check], cwd=ROOT / "src", env=clean_environment(), capture_output=True, text=True
     )
     assert done.stdout.strip() == "[]", done.stderr
 
@@ -296,7 +285,7 @@ def test_the_successor_of_a_heterogeneous_job_has_its_components(tmp_path, monke
         "--comment=mine bigbatch-after-8 --exclude=n9"
     ), "n3 may be given again: which component it was of is not asked"
     assert after.startswith("--job-name=bb --cpus-per-task=2 --gres=gpu:1 --nodes=2 --ntasks=4 --exclude=n9 /a")
-    assert slurm.job_fields("8")["NumNodes"] == "1"
+    assert slurm_commands.job_fields("8")["NumNodes"] == "1"
     stand_in(tmp_path, monkeypatch, squeue="printf '8+0|x\n10+0|mine bigbatch-after-8\n10+1|\n'")
     assert successor.in_queue("8") == "10"
 
@@ -332,14 +321,14 @@ def test_a_step_that_slurm_could_not_launch_is_started_once_more(tmp_path, monke
 def test_a_controller_that_does_not_answer_has_refused_nothing(tmp_path, monkeypatch):
     lost = "echo 'slurm_load_jobs error: Unable to contact slurm controller (connect failure)' >&2; exit 1"
     stand_in(tmp_path, monkeypatch, scontrol=lost, squeue="exec sleep 5")
-    with pytest.raises(slurm.SlurmSilent, match="Unable to contact"):
-        slurm.job_fields("7")
-    with pytest.raises(slurm.SlurmSilent, match="did not answer within 0.2 s"):
-        slurm.run("squeue", timeout_s=0.2)
+    with pytest.raises(slurm_commands.SlurmSilent, match="Unable to contact"):
+        slurm_commands.job_fields("7")
+    with pytest.raises(slurm_commands.SlurmSilent, match="did not answer within 0.2 s"):
+        slurm_commands.run("squeue", timeout_s=0.2)
     stand_in(tmp_path, monkeypatch, scontrol="echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
-    with pytest.raises(slurm.SlurmError) as refusal:
-        slurm.job_fields("7")
-    assert not isinstance(refusal.value, slurm.SlurmSilent)
+    with pytest.raises(slurm_commands.SlurmError) as refusal:
+        slurm_commands.job_fields("7")
+    assert not isinstance(refusal.value, slurm_commands.SlurmSilent)
 
 
 @pytest.mark.parametrize(
@@ -357,7 +346,7 @@ def test_a_signal_is_explained_whenever_slurm_answers(answer, cause, killed_soon
     monkeypatch.setattr(lookout, "FIRST_ANSWER_S", 0.2)
     monkeypatch.setattr(lookout, "ASK_AGAIN_S", 0.05)
     said: list[str] = []
-    job = record.JobRecord("7", "driver")
+    job = job_record.JobRecord("7", "driver")
     look = lookout.Lookout(job, None, "n1", 0.0, [signal.SIGTERM], [], said.append, lambda: None)
     assert look.interruption() is Cause.UNEXPLAINED and "saving in any case" in said[-1]
     assert not look.explain(0.2) and look.cause is Cause.UNEXPLAINED
@@ -432,10 +421,10 @@ def test_a_node_is_avoided_only_if_enough_others_have_what_the_job_wants(fields,
 def test_a_nodes_folder_is_private_short_and_removed(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))  # too long
     monkeypatch.delenv("SLURM_TMPDIR", raising=False)
-    with node_folder.private_folder("1234567") as folder:
+    with private_folder.private_folder("1234567") as folder:
         assert folder.parent == Path("/tmp") and folder.stat().st_mode & 0o777 == 0o700
         assert len(f"{folder}/r/session_2026-11-21_10-00-00_000000_1234567/sockets/plasma_store") <= 107
-        assert folder not in node_folder.remove_stale()
+        assert folder not in private_folder.remove_stale()
         (folder / "r").mkdir()
         (folder / "r" / "file").touch()
     assert not folder.exists()
@@ -445,17 +434,17 @@ def test_what_a_killed_job_left_is_removed_with_its_processes(monkeypatch):
     # Not in /tmp itself, which a search that starts beside this test sweeps, too.
     base = tempfile.TemporaryDirectory(dir="/tmp", prefix="t")
     monkeypatch.setenv("BIGBATCH_NODE_TMP", base.name)
-    hold = "import os, time; from cluster.node_folder import private_folder as p\n"
+    hold = "import os, time; from bigbatch.cluster.host.private_folder import private_folder as p\n"
     hold += "with p('77') as f: print(f, flush=True); time.sleep(300)"
-    node = subprocess.Popen([sys.executable, "-c", hold], cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    folder = Path(node.stdout.readline().strip())
+    node_process = subprocess.Popen([sys.executable, "-c", hold], cwd=ROOT / "src", stdout=subprocess.PIPE, text=True)
+    folder = Path(node_process.stdout.readline().strip())
     orphan = subprocess.Popen(["sleep", "300"], executable="/bin/sleep", start_new_session=True)
     daemon = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)", f"ray start {folder}/r/socket"])
     assert processes.wait_until(lambda: b"socket" in Path(f"/proc/{daemon.pid}/cmdline").read_bytes(), 60)
-    node.kill()
-    node.wait()
+    node_process.kill()
+    node_process.wait()
     assert folder.exists() and folder.parent == Path(base.name)
-    assert folder in node_folder.remove_stale() and not folder.exists()
+    assert folder in private_folder.remove_stale() and not folder.exists()
     assert daemon.wait(30) in (-signal.SIGTERM, -signal.SIGKILL) and orphan.poll() is None
     orphan.kill()
     orphan.wait()
@@ -463,9 +452,9 @@ def test_what_a_killed_job_left_is_removed_with_its_processes(monkeypatch):
 
 
 def test_a_removal_that_is_cut_short_is_taken_up_by_the_next_sweep(tmp_path, monkeypatch):
-    folder, owner = node_folder.make("bbn-7-", ["/tmp"])
+    folder, owner = private_folder.make("bbn-7-", ["/tmp"])
     left = []
-    rmtree = node_folder.shutil.rmtree
+    rmtree = private_folder.shutil.rmtree
 
     def look_first(path, **options):
         if path == folder:
@@ -476,8 +465,8 @@ def test_a_removal_that_is_cut_short_is_taken_up_by_the_next_sweep(tmp_path, mon
         (folder / name).mkdir()
     (folder / "file").touch()
     (folder / "link").symlink_to(tmp_path)
-    monkeypatch.setattr(node_folder.shutil, "rmtree", look_first)
-    node_folder.remove(folder)
+    monkeypatch.setattr(private_folder.shutil, "rmtree", look_first)
+    private_folder.remove(folder)
     owner.close()
     assert left == [["owner"]] and not folder.exists() and tmp_path.exists()
 
@@ -489,7 +478,7 @@ def test_a_users_folder_with_a_name_like_ours_stays(tmp_path):
         if content:
             (tmp_path / name / content).touch()
         os.utime(tmp_path / name, (time.time() - 300,) * 2)
-    removed = node_folder.remove_stale({}, candidates=[str(tmp_path)])
+    removed = private_folder.remove_stale({}, candidates=[str(tmp_path)])
     assert {path.name for path in removed} == {"bbn-7-beef", "bbn-8-0000"}
     assert {path.name for path in tmp_path.iterdir()} == {"bbn-7-notes", "bbn-2026-cafe"}
 
@@ -498,7 +487,7 @@ def test_only_own_descendants_are_ended_also_those_that_left_their_group():
     start = "import subprocess, sys; subprocess.Popen(['sleep', '301'], start_new_session=True); sys.exit()"
     main = f"""
 import subprocess, sys, time
-from cluster import processes
+from bigbatch.cluster.host import processes
 processes.adopt_orphans()
 subprocess.run([sys.executable, "-c", {start!r}])
 assert len(processes.descendants({os.getpid()})) >= 2
@@ -509,7 +498,7 @@ time.sleep(0.3)
 print(processes.end_descendants(grace_s=0.5) == [stubborn.pid], processes.descendants(__import__("os").getpid()))
 """
     bystander = subprocess.Popen(["sleep", "302"])
-    done = subprocess.run([sys.executable, "-c", main], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", main], cwd=ROOT / "src", capture_output=True, text=True, timeout=120)
     assert done.stdout.strip().endswith("[]"), done.stderr
     assert bystander.poll() is None
     bystander.kill()
@@ -531,8 +520,16 @@ def test_a_token_is_fresh_and_private(tmp_path):
 
 def test_certificates_of_one_job_trust_each_other(tmp_path):
     authority = credentials.make_authority(tmp_path)
-    node = credentials.make_certificate(authority, tmp_path / "n", ["n1", "localhost"], ["10.0.0.1"])
-    verify = ["openssl", "verify", "-CAfile", str(node / "ca.crt"), "-verify_ip", "10.0.0.1", str(node / "node.crt")]
+    node_process = credentials.make_certificate(authority, tmp_path / "n", ["n1", "localhost"], ["10.0.0.1"])
+    verify = [
+        "openssl",
+        "verify",
+        "-CAfile",
+        str(node_process / "ca.crt"),
+        "-verify_ip",
+        "10.0.0.1",
+        str(node_process / "node.crt"),
+    ]
     assert subprocess.run(verify, capture_output=True).returncode == 0
     assert all(p.stat().st_mode & 0o077 == 0 for p in tmp_path.rglob("*.key"))
 
@@ -556,7 +553,7 @@ def test_rays_temporary_folder_is_the_jobs_and_the_users_own_is_handed_on(tmp_pa
     for own in ("/local/user", None):
         monkeypatch.setenv("SEEN", str(tmp_path / f"seen-{own is None}"))
         monkeypatch.setenv("TMPDIR", own) if own else monkeypatch.delenv("TMPDIR", raising=False)
-        step = node.Node.__new__(node.Node)
+        step = node_process.Node.__new__(node_process.Node)
         step._gcs, step._ip, step._record = None, "10.0.0.1", tmp_path
         step._share, step._job_id, step._name = ray_commands.Resources(1, 0, 10**9, 10**8), "1", "n1"
         assert step._start_ray(tmp_path, ports.ports_of("1", 0, head=True), None).wait() == 0
@@ -575,7 +572,7 @@ def test_a_task_of_an_array_is_refused():
 
 def test_a_folder_of_jobs_that_others_can_write_is_refused(tmp_path):
     env = {"BIGBATCH_HOME": str(tmp_path / "home")}
-    job = record.JobRecord("7", "head")
+    job = job_record.JobRecord("7", "head")
     job.write(env)
     (tmp_path / "home" / "jobs").chmod(0o775)
     with pytest.raises(PermissionError, match="nobody else"):
@@ -592,11 +589,11 @@ def test_the_folder_of_jobs_may_be_a_link_to_an_own_one(tmp_path):
     (tmp_path / "home").mkdir(mode=0o700)
     (tmp_path / "home" / "jobs").symlink_to(tmp_path / "roomy")
     env = {"BIGBATCH_HOME": str(tmp_path / "home")}
-    record.JobRecord("7", "head").write(env)
-    assert record.read("7", env).state == "head" and (tmp_path / "roomy" / "7").is_dir()
+    job_record.JobRecord("7", "head").write(env)
+    assert job_record.read("7", env).state == "head" and (tmp_path / "roomy" / "7").is_dir()
     (tmp_path / "roomy").chmod(0o777)
     with pytest.raises(PermissionError, match="chmod go-w .*/roomy"):
-        record.JobRecord("7", "head").write(env)
+        job_record.JobRecord("7", "head").write(env)
 
 
 def test_a_search_in_a_database_goes_on_with_its_storage(tmp_path):
@@ -609,7 +606,7 @@ def test_a_search_in_a_database_goes_on_with_its_storage(tmp_path):
 def test_a_folder_of_jobs_is_made_private_whatever_the_umask_is(tmp_path):
     before = os.umask(0o002)
     try:
-        record.JobRecord("7", "head").write({"BIGBATCH_HOME": str(tmp_path / "a" / "home")})
+        job_record.JobRecord("7", "head").write({"BIGBATCH_HOME": str(tmp_path / "a" / "home")})
     finally:
         os.umask(before)
     assert (tmp_path / "a" / "home" / "jobs" / "7").stat().st_mode & 0o777 == 0o700
@@ -622,7 +619,7 @@ def test_a_folder_of_jobs_of_another_user_is_refused_with_the_one_to_take(tmp_pa
     monkeypatch.setattr(os, "getuid", lambda: home.stat().st_uid + 1)
     owner = pwd.getpwuid(home.stat().st_uid).pw_name
     with pytest.raises(PermissionError, match=f"{home} belongs to {owner}; .* of their own, e.g. {home}/") as refusal:
-        record.make_home({"BIGBATCH_HOME": str(home)})
+        job_record.make_home({"BIGBATCH_HOME": str(home)})
     assert "\n" not in str(refusal.value)
 
 
@@ -641,7 +638,7 @@ def test_a_stalled_file_system_is_no_hung_node(monkeypatch):
 
 
 def test_hung_nodes_are_the_own_ones_and_those_that_are_lent(tmp_path, monkeypatch):
-    """Job 7 with its nodes n1 and n-2, and n-2 lent by job 9: the reports as ``cluster.node`` writes them."""
+    """Job 7 with its nodes n1 and n-2, and n-2 lent by job 9: the reports as ``bigbatch.cluster.node`` writes them."""
     now = [100.0]
     monkeypatch.setattr(heartbeats.time, "monotonic", lambda: now[0])
     (tmp_path / "nodes").mkdir()
@@ -675,7 +672,7 @@ def test_in_a_container_ray_and_the_search_run_inside_and_slurms_commands_outsid
     assert command[0] == inside and ray_commands.interpreter() == inside
     own = options.driver_command(options.parse(["--", "make", "-j"]), "s", "10.0.0.1:1", None, again=False)
     assert own == [inside, "--command", "make", "-j"]
-    steps = (ROOT / "cluster" / "node_steps.py").read_text()
+    steps = (ROOT / "cluster" / "job" / "node_steps.py").read_text()
     assert "sys.executable" in steps and "interpreter" not in steps, "a node's wrapper stays outside"
     monkeypatch.delenv("BIGBATCH_NODE_PYTHON")
     assert ray_commands.interpreter() == sys.executable

@@ -11,8 +11,8 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
-from cluster import progress
-from tune import tables
+from bigbatch.cluster.record import study_progress
+from bigbatch.tune.study import tables
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 pytestmark = pytest.mark.filterwarnings("ignore:The value nan")
@@ -45,11 +45,11 @@ def run_trials(study: optuna.Study) -> None:
     study.tell(study.ask(), float("nan"), skip_if_finished=True)
 
 
-def same_as_optuna(folder: Path, name: str = "s") -> progress.Progress:
+def same_as_optuna(folder: Path, name: str = "s") -> study_progress.Progress:
     storage = JournalStorage(JournalFileBackend(str(folder / "optuna.journal")))
     study = optuna.load_study(study_name=name, storage=storage)
     states = [trial.state for trial in study.trials]
-    found = progress.read(folder)
+    found = study_progress.read(folder)
     assert found is not None
     for mine, theirs in (
         (found.complete, TrialState.COMPLETE),
@@ -89,10 +89,10 @@ def test_every_prefix_of_a_journal_counts_as_optuna_does(tmp_path):
 )
 def test_a_half_written_last_line_is_left_out(tmp_path, rest):
     run_trials(a_study(tmp_path))
-    before = progress.read(tmp_path)
+    before = study_progress.read(tmp_path)
     with (tmp_path / "optuna.journal").open("ab") as journal:
         journal.write(rest)
-    assert progress.read(tmp_path) == before
+    assert study_progress.read(tmp_path) == before
 
 
 def test_other_and_deleted_studies_in_the_same_journal_do_not_count(tmp_path):
@@ -122,19 +122,19 @@ def test_a_finished_trial_stays_as_it_is(tmp_path):
 
 
 def test_what_is_no_study_is_none(tmp_path):
-    assert progress.read(tmp_path / "missing") is None
+    assert study_progress.read(tmp_path / "missing") is None
     (tmp_path / "study.json").write_text("[]")
-    assert progress.read(tmp_path) is None
+    assert study_progress.read(tmp_path) is None
     (tmp_path / "study.json").write_text('{"name": "s"}')
-    found = progress.read(tmp_path)
+    found = study_progress.read(tmp_path)
     assert found is not None and found.planned is None and found.finished == 0
 
 
 def test_the_longest_epoch_is_the_one_that_the_studys_own_table_says(tmp_path):
-    assert progress.longest_epoch_s(tmp_path) is None, "no study yet"
+    assert study_progress.longest_epoch_s(tmp_path) is None, "no study yet"
     study = a_study(tmp_path)
     run_trials(study)
-    assert progress.longest_epoch_s(tmp_path) is None, "no epoch yet"
+    assert study_progress.longest_epoch_s(tmp_path) is None, "no epoch yet"
     records = [
         {"epoch": 1, "train_s": 40.0, "bn_s": 1.0, "val_s": 9.5, "checkpoint_s": 0.25, "data_s": 39.0, "step_s": 1.0},
         {"epoch": 2, "train_s": 41.0, "val_s": 8.0, "checkpoint_s": None},
@@ -142,7 +142,7 @@ def test_the_longest_epoch_is_the_one_that_the_studys_own_table_says(tmp_path):
     trial = study.ask()
     for record in records:
         trial.set_user_attr(f"epoch/{record['epoch']:05d}", record)
-    assert progress.longest_epoch_s(tmp_path) == max(map(tables.epoch_s, records)) == 50.75
+    assert study_progress.longest_epoch_s(tmp_path) == max(map(tables.epoch_s, records)) == 50.75
     with (tmp_path / "optuna.journal").open("ab") as journal:
         journal.write(b'{"op_code": 8, "user_attr": {"epoch/00003": {"train_s": 99')
-    assert progress.longest_epoch_s(tmp_path) == 50.75, "a half written line is left out"
+    assert study_progress.longest_epoch_s(tmp_path) == 50.75, "a half written line is left out"

@@ -14,11 +14,12 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, clean_environment, processes_naming, wait_gone
 
-from cluster import search_check, submit
-from cluster.sites import InputError
-from train_loop.config import ConfigError
-from tune import submission_check
-from tune.plan import Options
+from bigbatch.cluster import submit
+from bigbatch.cluster.host.site.profiles import InputError
+from bigbatch.cluster.submission import search_check
+from bigbatch.train_loop.config import ConfigError
+from bigbatch.tune.plan import submission_check
+from bigbatch.tune.plan.options import Options
 
 OWN = "def mine(trial, workload):\n    return workload.config({'peak_lr': trial.suggest_float('peak_lr', 0.1, 1)})\n"
 
@@ -37,9 +38,9 @@ def site(tmp_path: Path):
         """``python`` runs the command, ``job`` is the job's interpreter."""
         bare = {k: v for k, v in clean_environment().items() if not k.startswith(("BIGBATCH_", "SBATCH_", "XDG_"))}
         more = {"PATH": f"{tools}:{os.environ['PATH']}", "BIGBATCH_HOME": str(tmp_path / "home")}
-        more["PYTHONPATH"] = str(ROOT)
+        more["PYTHONPATH"] = str(ROOT / "src")
         return subprocess.run(
-            [python, "-m", "cluster.cli", "submit", "--cpus-per-node", "2", "--python", job, *map(str, words)],
+            [python, "-m", "bigbatch.cluster.cli", "submit", "--cpus-per-node", "2", "--python", job, *map(str, words)],
             cwd=tmp_path,
             env={**bare, "XDG_CONFIG_HOME": "/nowhere", **more, **env},
             capture_output=True,
@@ -163,8 +164,17 @@ def test_a_login_nodes_old_python_checks_what_it_can(site, tmp_path, old_python)
     env = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin"}  # no apptainer
 
     def old(*words: object):
-        command = [old_python, "-m", "cluster.cli", "submit", "--cpus-per-node", "2", "--container", str(image)]
-        more = {"PYTHONPATH": str(ROOT), "BIGBATCH_HOME": str(tmp_path / "home"), "XDG_CONFIG_HOME": "/nowhere"}
+        command = [
+            old_python,
+            "-m",
+            "bigbatch.cluster.cli",
+            "submit",
+            "--cpus-per-node",
+            "2",
+            "--container",
+            str(image),
+        ]
+        more = {"PYTHONPATH": str(ROOT / "src"), "BIGBATCH_HOME": str(tmp_path / "home"), "XDG_CONFIG_HOME": "/nowhere"}
         return subprocess.run(
             [*command, *map(str, words)], cwd=tmp_path, env={**env, **more}, capture_output=True, text=True, timeout=240
         )

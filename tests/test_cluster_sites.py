@@ -9,10 +9,10 @@ import tomllib
 import pytest
 from conftest import ROOT
 
-from cluster import sites, toml_subset
-from cluster.sites import InputError, find, format_time, load, parse_time
+from bigbatch.cluster.host.site import profiles, toml_subset
+from bigbatch.cluster.host.site.profiles import InputError, find, format_time, load, parse_time
 
-BUILT_IN = sorted(sites.BUILT_IN.glob("*.toml"))
+BUILT_IN = sorted(profiles.BUILT_IN.glob("*.toml"))
 DOCUMENTS = {
     "empty": "",
     "no end of line": "a = 1",

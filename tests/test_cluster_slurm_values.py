@@ -9,9 +9,9 @@ import time
 import pytest
 from conftest import ROOT
 
-from cluster import slurm_values
-from cluster.allocation import granted_gpus, usable_cpus, usable_memory_bytes
-from cluster.grant import read_grant
+from bigbatch.cluster.host import slurm_values
+from bigbatch.cluster.host.allocation import granted_gpus, usable_cpus, usable_memory_bytes
+from bigbatch.cluster.job.allocated_nodes import read_grant
 
 SBATCH = "https://slurm.schedmd.com/sbatch.html, output environment variables"
 GRES = "https://slurm.schedmd.com/gres.html"
@@ -193,7 +193,7 @@ def test_a_job_with_odd_variables_starts_with_what_it_was_granted(tmp_path):
 
 
 def test_the_parser_runs_on_the_python_of_login_nodes(old_python):
-    code = "from cluster.slurm_values import gpu_count; print(gpu_count('gpu:a100:4(S:0)'))"
-    done = subprocess.run([old_python, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    code = "from bigbatch.cluster.host.slurm_values import gpu_count; print(gpu_count('gpu:a100:4(S:0)'))"
+    done = subprocess.run([old_python, "-c", code], cwd=ROOT / "src", capture_output=True, text=True)
     assert done.stdout == "4\n", done.stderr
     assert sys.version_info >= (3, 11)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, TRAIN, TUNE, clean_environment
 
-from train_loop.data import pack
+from bigbatch.train_loop.data.packing import command as pack
 
 SHOWS = (
     ("bigbatch", "--help"),
@@ -29,7 +29,7 @@ SHOWS = (
     (str(TUNE), "--help"),
     (str(TUNE), "--space", "smoke", "--dry-run"),
     (str(TRAIN), "--help"),
-    ("-m", "cluster.cli", "queue", "--help"),
+    ("-m", "bigbatch.cluster.cli", "queue", "--help"),
 )
 
 
@@ -48,13 +48,17 @@ def test_a_reader_that_has_left_is_no_error(words, closed, packed, tmp_path) -> 
     """What ``| head -1`` does, and before the first line."""
     read, write = os.pipe()
     os.close(read)
-    start = "import sys; from tune.cli import main; sys.exit(main())"
+    start = "import sys; from bigbatch.command import main; sys.exit(main())"
     command = [sys.executable, *(("-c", start, *words[1:]) if words[0] == "bigbatch" else words)]
     command = [str(packed) if word == "DST" else word for word in command]
     done = subprocess.run(
         command,
         cwd=tmp_path,
-        env={**clean_environment(), "PYTHONPATH": str(TUNE.parent.parent), "BIGBATCH_HOME": str(tmp_path / "home")},
+        env={
+            **clean_environment(),
+            "PYTHONPATH": str(TUNE.parent.parent / "src"),
+            "BIGBATCH_HOME": str(tmp_path / "home"),
+        },
         stdin=subprocess.DEVNULL,
         **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, closed: write},
         timeout=240,
@@ -67,12 +71,13 @@ def test_a_reader_that_has_left_is_no_error(words, closed, packed, tmp_path) -> 
 def test_a_log_that_is_followed_ends_with_its_reader() -> None:
     """``bigbatch cluster logs 7 -f | head -3``, of a job that goes on."""
     code = (
-        "import itertools, sys; from cluster import cli, jobs\n"
+        "import itertools, sys; from bigbatch.cluster import cli\n"
+        "from bigbatch.cluster.submission import queue as jobs\n"
         "jobs.follow = lambda *a, **k: map('line {}\\n'.format, itertools.count())\n"
         "sys.exit(cli.cluster_main(['logs', '7', '-f']))"
     )
     follow = subprocess.Popen(
-        [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", code], cwd=ROOT / "src", stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     assert follow.stdout is not None and follow.stderr is not None
     assert [follow.stdout.readline() for _ in range(3)] == ["line 0\n", "line 1\n", "line 2\n"]
@@ -83,8 +88,8 @@ def test_a_log_that_is_followed_ends_with_its_reader() -> None:
 def test_a_full_disk_is_no_reader_that_left() -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run(
-            [sys.executable, "-m", "cluster.cli", "queue", "--help"],
-            cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, timeout=240,
+            [sys.executable, "-m", "bigbatch.cluster.cli", "queue", "--help"],
+            cwd=ROOT / "src", stdout=full, stderr=subprocess.PIPE, text=True, timeout=240,
         )  # fmt: skip
     assert done.returncode == 1
     assert done.stderr == "error: the output cannot be written: No space left on device. Write it elsewhere.\n"
@@ -110,9 +115,9 @@ def clear_up():  # as torch and Ray do for seconds
 
 atexit.register(clear_up)
 program, sys.argv = sys.argv[1], sys.argv[1:]
-if program == "bigbatch_command.py":
-    import bigbatch_command
-    sys.exit(bigbatch_command.main())
+if program == "bigbatch/__main__.py":
+    from bigbatch.command import console
+    sys.exit(console())
 sys.path[0] = program.rpartition("/")[0]
 runpy.run_path(program, run_name="__main__")
 """
@@ -123,7 +128,7 @@ runpy.run_path(program, run_name="__main__")
     [
         ("tune/run.py", "--trials", "0"),
         ("train_loop/run.py", "--config", "/nosuch.json"),
-        ("bigbatch_command.py", "tune", "--trials", "0"),
+        ("bigbatch/__main__.py", "tune", "--trials", "0"),
     ],
 )
 def test_ctrl_c_while_python_clears_up_ends_a_command_at_once_with_its_exit_code(command):

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from cluster import resources, slurm, submission
-from cluster.resources import Request
-from cluster.sites import InputError, Partition, find, format_time, load
+from bigbatch.cluster.host import slurm_commands
+from bigbatch.cluster.host.site.profiles import InputError, Partition, find, format_time, load
+from bigbatch.cluster.submission import batch_script, resources
+from bigbatch.cluster.submission.resources import Request
 
 GOLDEN = Path(__file__).parent / "golden"
 HOME = {"BIGBATCH_HOME": "/home/me/.bigbatch", "XDG_CONFIG_HOME": "/nowhere"}
@@ -39,7 +40,7 @@ SCRIPTS = {
 
 def rendered(name: str) -> str:
     site, request = SCRIPTS[name]
-    return submission.render(request, find(site, HOME), env=HOME, root=Path("/home/me/bigbatch"))
+    return batch_script.render(request, find(site, HOME), env=HOME, root=Path("/home/me/bigbatch"))
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -55,14 +56,14 @@ def test_the_script_is_bash_that_hands_every_argument_over_as_it_was(name, tmp_p
     """Run for real, with the job's script replaced by one that shows what it got."""
     cluster = tmp_path / "cluster"
     cluster.mkdir()
-    for script in (submission.SEARCH, submission.ATTACH):
+    for script in (batch_script.SEARCH, batch_script.ATTACH):
         (cluster / script).write_text('printf "%s\\n" "$0" "$@"; env >&2\n')
     text = rendered(name).replace("/home/me/bigbatch", str(tmp_path)).replace("#!/bin/bash -l", "#!/bin/bash")
     done = subprocess.run(["bash", "-c", "module() { echo module $* >&2; }; " + text], capture_output=True, text=True)
     site, request = SCRIPTS[name]
     assert done.returncode == 0, done.stderr
     got = done.stdout.splitlines()
-    assert got[0].endswith(submission.ATTACH if request.attach_to else submission.SEARCH)
+    assert got[0].endswith(batch_script.ATTACH if request.attach_to else batch_script.SEARCH)
     assert got[1:] == ([request.attach_to] if request.attach_to else [*request.job_options, *request.arguments])
     variables = dict(line.split("=", 1) for line in done.stderr.splitlines() if "=" in line)
     assert variables["BIGBATCH_HOME"] == "/home/me/.bigbatch"
@@ -73,7 +74,9 @@ def test_the_script_is_bash_that_hands_every_argument_over_as_it_was(name, tmp_p
 def test_folders_with_blanks_in_their_names_reach_slurm_and_the_job_whole(tmp_path):
     root, home = tmp_path / "check out", tmp_path / "my records"
     (root / "cluster").mkdir(parents=True)
-    (root / "cluster" / submission.SEARCH).write_text('printf "%s\\n" "$0" "$@" "$BIGBATCH_HOME" "$BIGBATCH_PYTHON"\n')
+    (root / "cluster" / batch_script.SEARCH).write_text(
+        'printf "%s\\n" "$0" "$@" "$BIGBATCH_HOME" "$BIGBATCH_PYTHON"\n'
+    )
     (tmp_path / "my prelude.sh").touch()
     request = Request(
         arguments=("--output", f"{tmp_path}/my runs"),
@@ -81,11 +84,11 @@ def test_folders_with_blanks_in_their_names_reach_slurm_and_the_job_whole(tmp_pa
         prelude=f"{tmp_path}/my prelude.sh",
         cpus_per_node=8,
     )
-    text = submission.render(request, find("generic", HOME), env={**HOME, "BIGBATCH_HOME": str(home)}, root=root)
+    text = batch_script.render(request, find("generic", HOME), env={**HOME, "BIGBATCH_HOME": str(home)}, root=root)
     words = [line[len("#SBATCH ") :] for line in text.splitlines() if line.startswith("#SBATCH ")]
     assert [f"--output={home}/logs/%j.log"] in [shlex.split(word) for word in words]
     done = subprocess.run(["bash", "-c", text], capture_output=True, text=True)
-    script = str(root / "cluster" / submission.SEARCH)
+    script = str(root / "cluster" / batch_script.SEARCH)
     given = [script, *request.arguments, str(home), str(request.python)]
     assert done.stdout.splitlines() == given, done.stderr
 
@@ -210,7 +213,7 @@ def test_times_as_slurm_writes_them_are_taken(text):
 @pytest.mark.parametrize("text", ["UNLIMITED", "infinite"])
 def test_a_job_without_a_time_limit_is_submitted_where_there_is_none(text):
     wishes = replace(GIVEN, time=text, cpus_per_node=1)
-    script = submission.render(wishes, find("generic", HOME), env=HOME)
+    script = batch_script.render(wishes, find("generic", HOME), env=HOME)
     assert "--time=UNLIMITED\n" in script and "It has no time limit." in script
 
 
@@ -234,7 +237,7 @@ def test_gpus_are_counted_however_they_are_asked_for(wishes, gpus, gres):
     request = Request(arguments=("--space", "smoke"), nodes=2, python="python", **wishes)
     site = find("generic", HOME)
     assert resources.resources(request, site, env=HOME, live=live).gpus_per_node == gpus
-    lines = submission.render(request, site, env=HOME, live=live).splitlines()
+    lines = batch_script.render(request, site, env=HOME, live=live).splitlines()
     said = [line for line in lines if line.startswith("#SBATCH --g")]
     given = [option for option in request.options if "tmpdisk" not in option]
     assert said == [f"#SBATCH {word}" for word in [gres, *given] if word]
@@ -327,7 +330,7 @@ def test_sbatch_gets_the_kept_script_and_options_that_no_variable_can_overrule(t
     monkeypatch.setenv("SLURM_MEM_PER_NODE", "4000")  # as inside of a notebook's job
     env = {"BIGBATCH_HOME": str(tmp_path / "home"), "SBATCH_ACCOUNT": "abc"}
     search = ("--space", "large_batch", "--trials", "64")
-    job = submission.submit(*search, site="jean_zay", nodes=2, python="bash", env=env)
+    job = batch_script.submit(*search, site="jean_zay", nodes=2, python="bash", env=env)
     assert job == "77" and "SLURM_MEM_PER_NODE" not in (tmp_path / "env").read_text()
     got = (tmp_path / "got").read_text().splitlines()
     assert "--account=abc@v100" in got and "--nodes=2" in got
@@ -340,7 +343,7 @@ def test_sbatch_gets_the_kept_script_and_options_that_no_variable_can_overrule(t
 def test_paths_may_be_paths(tmp_path):
     (tmp_path / "image.sif").touch()
     wishes = {"container": tmp_path / "image.sif", "check": False, "dry_run": True, "cpus_per_node": 1}
-    script = submission.submit("--space", "smoke", site="generic", env=HOME, **wishes)
+    script = batch_script.submit("--space", "smoke", site="generic", env=HOME, **wishes)
     assert f"export BIGBATCH_CONTAINER={tmp_path}/image.sif\n" in script
 
 
@@ -353,10 +356,10 @@ def test_a_missing_file_interpreter_or_sbatch_is_refused(tmp_path, monkeypatch):
         (dict(nodse=4), "nodes"),
     ):
         with pytest.raises(InputError, match=expected):
-            submission.submit(*SEARCH, site="generic", cpus_per_node=2, dry_run=True, env=env, **wishes)
+            batch_script.submit(*SEARCH, site="generic", cpus_per_node=2, dry_run=True, env=env, **wishes)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(slurm.SlurmError, match="sbatch"):
-        submission.submit(*SEARCH, site="generic", cpus_per_node=2, env=env)
+    with pytest.raises(slurm_commands.SlurmError, match="sbatch"):
+        batch_script.submit(*SEARCH, site="generic", cpus_per_node=2, env=env)
     assert not (tmp_path / "home").exists()
 
 
@@ -364,7 +367,7 @@ def test_a_site_that_forbids_requeueing_gets_a_chain_of_jobs(tmp_path):
     profile = tmp_path / "strict.toml"
     profile.write_text('name = "strict"\nrequeue = false\n[storage]\nnode_tmp = "/local"\n')
     request = replace(GIVEN, cpus_per_node=4)
-    script = submission.render(request, load(profile), env=HOME)
+    script = batch_script.render(request, load(profile), env=HOME)
     assert "#SBATCH --no-requeue" in script and 'ray_head_workers.slurm" --chain --space' in script
     assert f"export BIGBATCH_SITE={profile}\n" in script and "export BIGBATCH_NODE_TMP=/local\n" in script
 
@@ -377,11 +380,11 @@ def test_the_active_environments_python_is_the_nodes():
         ({"CONDA_PREFIX": "/conda"}, "/conda/bin/python"),
         ({"BIGBATCH_PYTHON": "/b/python", "VIRTUAL_ENV": "/env"}, "/b/python"),
     ):
-        script = submission.render(request, site, env={**HOME, **variables})
+        script = batch_script.render(request, site, env={**HOME, **variables})
         assert f"export BIGBATCH_PYTHON={expected}\n" in script
 
 
-CONTAINER = Path(submission.ROOT) / "cluster" / "in_container.sh"
+CONTAINER = Path(batch_script.ROOT) / "cluster" / "in_container.sh"
 
 
 def test_the_containers_interpreter_runs_its_arguments_in_the_image(tmp_path):
@@ -399,13 +402,13 @@ def test_the_containers_interpreter_runs_its_arguments_in_the_image(tmp_path):
 
 
 def test_the_container_recipe_holds_every_package_and_no_copy_of_a_dependency_list():
-    recipe = (submission.ROOT / "cluster" / "bigbatch.def").read_text()
+    recipe = (batch_script.ROOT / "cluster" / "bigbatch.def").read_text()
     assert recipe.startswith("Bootstrap: docker\n")
     for section in ("%files", "%post", "%test", "%environment"):
         assert recipe.count(f"\n{section}\n") == 1
     files = recipe.split("%files\n")[1].split("%post")[0].split()[::2]
     for name in files:
-        assert (submission.ROOT / name).exists(), name
+        assert (batch_script.ROOT / name).exists(), name
     assert {"cluster", "search_spaces", "train_loop", "tune", "pyproject.toml"} <= set(files)
     post = recipe.split("%post\n")[1].split("%environment")[0]
     subprocess.run(["sh", "-n", "-c", post], check=True)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from cluster import options, submit
-from cluster.sites import InputError
-from train_loop import lr_find, run
-from train_loop.config import ConfigError, DataConfig, parse_assignments
-from train_loop.data import pack
-from tune.cli import main, tune_parser
-from tune.plan import Options
+from bigbatch.cluster import submit
+from bigbatch.cluster.host.site.profiles import InputError
+from bigbatch.cluster.job import options
+from bigbatch.command import main
+from bigbatch.train_loop.config import ConfigError, DataConfig, parse_assignments
+from bigbatch.train_loop.data.packing import command as pack
+from bigbatch.train_loop.launch import command as run
+from bigbatch.train_loop.launch import lr_find
+from bigbatch.tune.plan.arguments import tune_parser
+from bigbatch.tune.plan.options import Options
 
 TEXT_OPTIONS = (
     "space", "data", "model", "sampler", "scheduler", "stage", "study", "output", "storage", "address", "wandb",

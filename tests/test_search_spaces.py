@@ -11,10 +11,15 @@ from pathlib import Path
 import optuna
 import pytest
 
-from search_spaces import BUILT_IN, Space, Workload, check_space
-from search_spaces.priors import divisible, global_batch_sizes, peak_lr_centre, trust_coefficient
-from search_spaces.trial import Distribution, StandInTrial
-from train_loop.config import ConfigError, TrainConfig
+from bigbatch.search_spaces import BUILT_IN, Space, Workload, check_space
+from bigbatch.search_spaces.priors import (
+    divisible,
+    global_batch_sizes,
+    peak_lr_centre,
+    trust_coefficient,
+)
+from bigbatch.search_spaces.trial import Distribution, StandInTrial
+from bigbatch.train_loop.config import ConfigError, TrainConfig
 
 ROOT = Path(__file__).parents[1]
 DIGITS = Workload("digits", train_size=1437, num_classes=10, image_size=32, model="resnet18", epochs=12)
@@ -46,10 +51,10 @@ def test_a_micro_batch_that_trials_measure_gives_the_batches_of_the_default_boun
 
 def test_importing_the_spaces_loads_no_framework() -> None:
     code = (
-        "import sys, search_spaces; search_spaces.load_space('large_batch');"
+        "import sys; from bigbatch import search_spaces; search_spaces.load_space('large_batch');"
         "print([m for m in ('torch', 'torchvision', 'ray', 'optuna', 'numpy') if m in sys.modules])"
     )
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, cwd="/")
     assert (result.returncode, result.stdout.strip()) == (0, "[]"), result.stderr
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from search_spaces import BUILT_IN, Workload, check_space, load_space
-from search_spaces.trial import StandInTrial
-from train_loop.config import ConfigError
+from bigbatch.search_spaces import BUILT_IN, Workload, check_space, load_space
+from bigbatch.search_spaces.trial import StandInTrial
+from bigbatch.train_loop.config import ConfigError
 
 WORKLOAD = Workload("digits", train_size=1437, num_classes=10, image_size=32, model="resnet18", epochs=12)
 
@@ -110,9 +110,9 @@ def test_a_space_that_takes_its_priors_from_us_follows_their_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = write(tmp_path, GOOD, "own.py")
-    using = write(tmp_path, "from search_spaces.priors import peak_lr_centre\n" + GOOD, "using.py")
+    using = write(tmp_path, "from bigbatch.search_spaces.priors import peak_lr_centre\n" + GOOD, "using.py")
     before = [load_space(path).fingerprint for path in (own, using)]
-    monkeypatch.setattr("search_spaces.registry._priors_text", lambda: "other")
+    monkeypatch.setattr("bigbatch.search_spaces.registry._priors_text", lambda: "other")
     after = [load_space(path).fingerprint for path in (own, using)]
     assert (before[0] == after[0], before[1] == after[1]) == (True, False)
 
@@ -164,9 +164,11 @@ def test_spaces_that_go_wrong_are_refused_before_the_search(tmp_path: Path) -> N
     message = check_refusal(path, "return workload.config({'global_size': 100})", workers=3)
     assert "space 'bad': batch.global_size must divide over the workers; got 100 over 3. Use" in message
     assert "asks for 20 epochs of at most 12" in check_refusal(path, "return workload.config({'epochs': 20})")
-    message = check_refusal(path, "from train_loop.config import TrainConfig\nreturn TrainConfig()", data="my/images")
+    message = check_refusal(
+        path, "from bigbatch.train_loop.config import TrainConfig\nreturn TrainConfig()", data="my/images"
+    )
     assert "set data.name='digits' in a study of 'my/images'" in message
-    message = check_refusal(path, "from train_loop.config import TrainConfig\nreturn TrainConfig()")
+    message = check_refusal(path, "from bigbatch.train_loop.config import TrainConfig\nreturn TrainConfig()")
     assert "set model.name='resnet50' in a study of 'resnet18'" in message
 
 

@@ -16,14 +16,24 @@ from conftest import TRAIN, clean_environment
 from test_train_loop_launch import start_ranks
 from tiny_training import StopsAt
 
-from train_loop import lr_find, run
-from train_loop.config import BatchConfig, ConfigError, DataConfig, ModelConfig, OptimizerConfig, TrainConfig
-from train_loop.data import describe, pack, sampling
-from train_loop.data.packed_files import PackedFiles
-from train_loop.data.scan import scan_folder
-from train_loop.errors import ImageError, LoaderError, TrainingStopped
-from train_loop.loop import train
-from train_loop.reporter import ListReporter
+from bigbatch.train_loop.config import (
+    BatchConfig,
+    ConfigError,
+    DataConfig,
+    ModelConfig,
+    OptimizerConfig,
+    TrainConfig,
+)
+from bigbatch.train_loop.data import sampling
+from bigbatch.train_loop.data.catalogue import describe
+from bigbatch.train_loop.data.packed.records import PackedFiles
+from bigbatch.train_loop.data.packing import command as pack
+from bigbatch.train_loop.data.sets.scan import scan_folder
+from bigbatch.train_loop.errors import ImageError, LoaderError, TrainingStopped
+from bigbatch.train_loop.launch import command as run
+from bigbatch.train_loop.launch import lr_find
+from bigbatch.train_loop.loop.train import train
+from bigbatch.train_loop.reporter import ListReporter
 
 CONFIG = TrainConfig(
     epochs=2,
@@ -141,8 +151,8 @@ def test_the_range_test_ends_in_one_line(
 def test_of_rays_error_the_workers_own_is_taken(kind: type[Exception]) -> None:
     from ray.train.v2.api.exceptions import WorkerGroupError
 
-    from train_loop.ray_worker import _cause
-    from tune.trial import _reason
+    from bigbatch.train_loop.launch.ray_worker import _cause
+    from bigbatch.tune.trials.trial_run import _reason
 
     met, lost = kind("cannot read a.png: it is no image"), RuntimeError("Connection closed by peer")
     error = WorkerGroupError("of a test", {0: lost, 1: met})
@@ -153,9 +163,9 @@ def test_of_rays_error_the_workers_own_is_taken(kind: type[Exception]) -> None:
 
 def test_bad_images_are_named_in_the_log_of_the_trial_that_met_them(tmp_path: Path) -> None:
     """One process of Ray's serves one trial after the other, and a trial again."""
-    from train_loop.ray_worker import _trial_log
+    from bigbatch.train_loop.launch.ray_worker import _trial_log
 
-    logger, ours = logging.getLogger("train_loop"), logging.getLogger("train_loop.data.source")
+    logger, ours = logging.getLogger("bigbatch.train_loop"), logging.getLogger("bigbatch.train_loop.data.source")
     before = (list(logger.handlers), logger.propagate, logger.level)
     try:
         for name, rank in (("a", 0), ("b", 1), ("a", 0)):

@@ -14,12 +14,12 @@ import torch
 from tiny_training import CONFIG, TinySource, changed, install, untimed
 from torch.amp.grad_scaler import GradScaler
 
-from train_loop import assembly, checkpoint
-from train_loop.checkpoint import CheckpointFolder
-from train_loop.config import ConfigError, TrainConfig
-from train_loop.errors import CheckpointError
-from train_loop.loop import TrainResult, train
-from train_loop.reporter import EpochRecord, ListReporter
+from bigbatch.train_loop.config import ConfigError, TrainConfig
+from bigbatch.train_loop.errors import CheckpointError
+from bigbatch.train_loop.loop import assembly, checkpoint
+from bigbatch.train_loop.loop.checkpoint import CheckpointFolder
+from bigbatch.train_loop.loop.train import TrainResult, train
+from bigbatch.train_loop.reporter import EpochRecord, ListReporter
 
 KEYS = ("config", "data", "model", "optimizer", "scaler", "progress")
 

@@ -10,7 +10,7 @@ import sys
 import pytest
 from conftest import ROOT
 
-from train_loop.config import (
+from bigbatch.train_loop.config import (
     BatchConfig,
     ConfigError,
     OptimizerConfig,
@@ -53,8 +53,8 @@ def test_every_key_survives_the_round_trip_through_json():
 def test_it_is_frozen_and_loads_no_torch():
     with pytest.raises(dataclasses.FrozenInstanceError):
         TrainConfig().epochs = 3  # type: ignore[misc]
-    code = "import sys, train_loop.config; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+    code = "import sys, bigbatch.train_loop.config; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT / "src").returncode == 0
 
 
 @pytest.mark.parametrize(

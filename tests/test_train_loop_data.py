@@ -12,9 +12,9 @@ import pytest
 import torch
 from noise_images import flat, folder_source, same, write_noise_images
 
-from train_loop.config import BatchSplit, ConfigError, DataConfig
-from train_loop.data import open_data
-from train_loop.data.source import DataSource, Epoch
+from bigbatch.train_loop.config import BatchSplit, ConfigError, DataConfig
+from bigbatch.train_loop.data.catalogue import open_data
+from bigbatch.train_loop.data.source import DataSource, Epoch
 
 REPOSITORY = Path(__file__).parents[1]
 
@@ -113,14 +113,14 @@ def test_batch_larger_than_the_training_set_is_refused(digits_source: DataSource
 
 def loaded(code: str, *modules: str) -> str:
     script = f"{code}\nimport sys\nprint([name for name in {modules!r} if name in sys.modules])"
-    run = subprocess.run([sys.executable, "-c", script], cwd=REPOSITORY, capture_output=True, text=True)
+    run = subprocess.run([sys.executable, "-c", script], cwd=REPOSITORY / "src", capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     return run.stdout.strip()
 
 
 def test_describing_loads_neither_torch_nor_sklearn(images_folder: Path) -> None:
     code = (
-        "from train_loop.config import DataConfig\nfrom train_loop.data import describe\n"
+        "from bigbatch.train_loop.config import DataConfig\nfrom bigbatch.train_loop.data.catalogue import describe\n"
         f"describe(DataConfig())\ndescribe(DataConfig(name={str(images_folder)!r}))"
     )
     assert loaded(code, "torch", "sklearn", "torchvision", "PIL", "ray") == "[]"
@@ -128,7 +128,7 @@ def test_describing_loads_neither_torch_nor_sklearn(images_folder: Path) -> None
 
 def test_opening_digits_does_not_load_sklearn() -> None:
     code = (
-        "from train_loop.config import DataConfig\nfrom train_loop.data import open_data\n"
+        "from bigbatch.train_loop.config import DataConfig\nfrom bigbatch.train_loop.data.catalogue import open_data\n"
         "next(open_data(DataConfig()).val_batches(10, 0, 1))"
     )
     assert loaded(code, "sklearn", "torchvision", "ray") == "[]"

@@ -15,9 +15,10 @@ from PIL import Image, ImageEnhance, ImageOps
 from test_train_loop_data_pack import write_images
 from torchvision.transforms import v2
 
-from train_loop.config import BatchSplit, ConfigError, DataConfig
-from train_loop.data import auto_augment, describe, open_data
-from train_loop.data.auto_augment import Policy, policy_of
+from bigbatch.train_loop.config import BatchSplit, ConfigError, DataConfig
+from bigbatch.train_loop.data.catalogue import describe, open_data
+from bigbatch.train_loop.data.pixels import auto_augment
+from bigbatch.train_loop.data.pixels.auto_augment import Policy, policy_of
 
 PIXELS = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8))
 OPERATIONS = 14

@@ -11,11 +11,12 @@ import torch
 from test_train_loop_data_pack import write_images
 from tiny_training import CONFIG, TRAIN_SIZE, StopsAt, TinySource, changed, install, plain_model, untimed
 
-from train_loop import assembly
-from train_loop.config import BatchSplit, ConfigError, DataConfig
-from train_loop.data import open_data, sampling
-from train_loop.loop import TrainingStopped, train
-from train_loop.reporter import ListReporter
+from bigbatch.train_loop.config import BatchSplit, ConfigError, DataConfig
+from bigbatch.train_loop.data import sampling
+from bigbatch.train_loop.data.catalogue import open_data
+from bigbatch.train_loop.loop import assembly
+from bigbatch.train_loop.loop.train import TrainingStopped, train
+from bigbatch.train_loop.reporter import ListReporter
 
 PLAIN = changed(CONFIG, drop_last=False, epochs=2, schedule__name="constant", momentum=0.0, nesterov=False,
                 weight_decay=0.0, label_smoothing=0.0, precise_bn="off")  # fmt: skip

@@ -12,9 +12,17 @@ import pytest
 import torch
 from test_train_loop_data_pack import cifar_pickles, write_images
 
-from train_loop.config import BatchConfig, BatchSplit, ConfigError, DataConfig, ModelConfig, TrainConfig
-from train_loop.data import describe, fetch, open_data
-from train_loop.data.subset import subset_rows
+from bigbatch.train_loop.config import (
+    BatchConfig,
+    BatchSplit,
+    ConfigError,
+    DataConfig,
+    ModelConfig,
+    TrainConfig,
+)
+from bigbatch.train_loop.data.catalogue import describe, open_data
+from bigbatch.train_loop.data.packing import fetch
+from bigbatch.train_loop.data.sets.subset import subset_rows
 
 
 @pytest.fixture
@@ -66,8 +74,9 @@ def test_imagenet_is_a_name_once_it_was_packed(home: Path, tmp_path: Path, monke
 
 
 def test_a_subset_on_the_command_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from train_loop.run import make_task
-    from tune.plan import Options, make_plan
+    from bigbatch.train_loop.launch.command import make_task
+    from bigbatch.tune.plan.checked_plan import make_plan
+    from bigbatch.tune.plan.options import Options
 
     monkeypatch.chdir(tmp_path)
     config = tmp_path / "config.json"
@@ -195,7 +204,7 @@ def test_an_impossible_subset_is_refused(part: float) -> None:
 
 
 def test_home_is_a_folder_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    from train_loop.data import data_home
+    from bigbatch.train_loop.data.names import data_home
 
     monkeypatch.delenv("BIGBATCH_DATA", raising=False)
     assert str(data_home()) == os.path.expanduser("~/.cache/bigbatch")

@@ -14,10 +14,15 @@ import torch
 from noise_images import CLASSES, flat, folder_source, same, write_noise_images
 from PIL import Image
 
-from train_loop.config import BatchSplit, ConfigError, DataConfig
-from train_loop.data import DataInfo, describe, folder, loader, open_data
-from train_loop.data.scan import Listing, scan_folder
-from train_loop.data.source import Epoch
+from bigbatch.train_loop.config import BatchSplit, ConfigError, DataConfig
+from bigbatch.train_loop.data.catalogue import describe, open_data
+from bigbatch.train_loop.data.info import DataInfo
+from bigbatch.train_loop.data.loading import loader
+from bigbatch.train_loop.data.pixels import crops
+from bigbatch.train_loop.data.sets import folder
+from bigbatch.train_loop.data.sets.scan import Listing, scan_folder
+from bigbatch.train_loop.data.source import Epoch
+from bigbatch.train_loop.errors import ImageError
 
 
 @pytest.fixture(scope="module")
@@ -68,8 +73,8 @@ def test_validation_images_equal_torchvisions(images_folder: Path) -> None:
 def test_without_augmentation_training_images_are_cropped_as_in_validation(images_folder: Path) -> None:
     source = folder_source(images_folder, augment=False)
     images = next(iter(source.read_train([np.array([3])], Epoch(0, 0))))[0]
-    whole = folder.central_crop(folder.decode(scan_folder(str(images_folder)).train.path(3)), 16)
-    restored = source.finish(images)[0].permute(1, 2, 0) * torch.tensor(folder.STD) + torch.tensor(folder.MEAN)
+    whole = crops.central_crop(crops.decode(scan_folder(str(images_folder)).train.path(3)), 16)
+    restored = source.finish(images)[0].permute(1, 2, 0) * torch.tensor(crops.STD) + torch.tensor(crops.MEAN)
     np.testing.assert_allclose(restored.numpy() * 255, np.asarray(whole), atol=1e-3)
 
 
@@ -77,7 +82,7 @@ def test_without_augmentation_training_images_are_cropped_as_in_validation(image
 def test_random_crops_stay_inside_with_the_stated_area_and_ratio(size: tuple[int, int]) -> None:
     width, height = size
     generator = random.Random(0)
-    boxes = [folder.random_box(width, height, generator) for _ in range(500)]
+    boxes = [crops.random_box(width, height, generator) for _ in range(500)]
     assert all(0 <= a < c <= width and 0 <= b < d <= height for a, b, c, d in boxes)
     if size == (500, 375):
         areas = np.array([(c - a) * (d - b) / (width * height) for a, b, c, d in boxes])
@@ -96,7 +101,7 @@ def test_random_crops_are_distributed_as_torchvisions(size: tuple[int, int]) -> 
 
     width, height = size
     generator, image, count = random.Random(0), torch.empty(3, height, width), 3000
-    boxes = np.array([folder.random_box(width, height, generator) for _ in range(count)])
+    boxes = np.array([crops.random_box(width, height, generator) for _ in range(count)])
     torch.manual_seed(0)
     theirs = np.array([RandomResizedCrop.get_params(image, [0.08, 1.0], [3 / 4, 4 / 3]) for _ in range(count)])
 
@@ -136,7 +141,7 @@ def test_broken_image_is_named(images_folder: Path, tmp_path: Path, content: byt
     broken = tmp_path / "train" / "bee" / "broken.jpg"
     broken.write_bytes(whole[: len(whole) // 2] if content is None else content)
     source = folder_source(tmp_path, loader_workers=loader_workers)
-    with pytest.raises(folder.ImageError) as caught:
+    with pytest.raises(ImageError) as caught:
         flat(source.train_batches(0, 0, BatchSplit(1, 1, 2), 0))
     assert str(broken) in str(caught.value) and "\n" not in str(caught.value)
 
@@ -224,7 +229,7 @@ def test_relative_path_becomes_absolute(images_folder: Path, monkeypatch: pytest
 def test_16_bit_grey_keeps_its_shades(tmp_path: Path, suffix: str) -> None:
     ramp = (np.arange(256, dtype=np.uint16) * 257).reshape(16, 16)
     Image.fromarray(ramp).save(tmp_path / f"a.{suffix}")
-    pixels = np.asarray(folder.decode(str(tmp_path / f"a.{suffix}")))
+    pixels = np.asarray(crops.decode(str(tmp_path / f"a.{suffix}")))
     assert (pixels == np.arange(256).reshape(16, 16, 1)).all(), "65535 is 255, and what lies between is between"
 
 
@@ -232,13 +237,13 @@ def test_pixels_of_unknown_range_are_refused_by_name(tmp_path: Path) -> None:
     Image.fromarray(np.linspace(0, 1, 256, dtype=np.float32).reshape(16, 16)).save(tmp_path / "float.tif")
     Image.fromarray(np.full((16, 16), 10**6, dtype=np.int32)).save(tmp_path / "wide.tif")
     for name in ("float.tif", "wide.tif"):
-        with pytest.raises(folder.ImageError, match=name):
-            folder.decode(str(tmp_path / name))
+        with pytest.raises(ImageError, match=name):
+            crops.decode(str(tmp_path / name))
 
 
 def test_a_very_long_image_is_not_resized_whole() -> None:
     rng = np.random.default_rng(0)
     long = Image.fromarray(rng.integers(0, 256, (20, 8000, 3), dtype=np.uint8))
-    expected = folder.central_crop(long.crop((3840, 0, 4160, 20)), 64)  # 16:1, its middle
-    assert np.array_equal(np.asarray(folder.central_crop(long, 64)), np.asarray(expected))
-    assert folder.central_crop(Image.new("RGB", (30000, 1)), 224).size == (224, 224)
+    expected = crops.central_crop(long.crop((3840, 0, 4160, 20)), 64)  # 16:1, its middle
+    assert np.array_equal(np.asarray(crops.central_crop(long, 64)), np.asarray(expected))
+    assert crops.central_crop(Image.new("RGB", (30000, 1)), 224).size == (224, 224)

@@ -14,15 +14,15 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from train_loop.data import ring
-from train_loop.data.heap import keep_freed_memory
+from bigbatch.train_loop.data.loading import ring
+from bigbatch.train_loop.data.loading.malloc import keep_freed_memory
 
 pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the parameters are glibc's")
 
 PROGRAM = """
 import resource, sys
-from train_loop.data import ring
-from train_loop.data.heap import KEPT_BYTES, keep_freed_memory
+from bigbatch.train_loop.data.loading import ring
+from bigbatch.train_loop.data.loading.malloc import KEPT_BYTES, keep_freed_memory
 
 MB = 1 << 20
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 from PIL import Image
 
-from train_loop.data import decode, folder, jpeg
+from bigbatch.train_loop.data.pixels import crops, decode, jpeg
 
 SAMPLE = Path(os.environ.get("BIGBATCH_IMAGENET_SAMPLE", "imagenet_sample_500.tar"))
 
@@ -228,14 +228,14 @@ def test_validation_decodes_the_middle_alone(size: tuple[int, int], sampling: st
     stored, png = restarted(photograph(*size), sampling), BytesIO()
     photograph(*size).save(png, "PNG")
     for data in (stored, png.getvalue()):
-        mine = decode.decode_box(data, folder.central_box(*size, 96), 96)
-        whole = folder.central_crop(decode.decode_whole(data), 96)
+        mine = decode.decode_box(data, crops.central_box(*size, 96), 96)
+        whole = crops.central_crop(decode.decode_whole(data), 96)
         difference = np.abs(np.asarray(mine).astype(int) - np.asarray(whole))
         assert difference.max() <= 1 and difference.mean() < 0.2  # rounding
 
 
 def test_the_middle_of_a_very_long_image() -> None:
     image = photograph(5000, 40)
-    mine = decode.decode_box(restarted(image), folder.central_box(5000, 40, 64), 64)
-    whole = folder.central_crop(decode.decode_whole(restarted(image)), 64)
+    mine = decode.decode_box(restarted(image), crops.central_box(5000, 40, 64), 64)
+    whole = crops.central_crop(decode.decode_whole(restarted(image)), 64)
     assert np.abs(np.asarray(mine).astype(int) - np.asarray(whole)).max() <= 1

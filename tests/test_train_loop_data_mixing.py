@@ -8,10 +8,10 @@ import torch
 from tiny_training import CONFIG, changed, install, untimed
 from torchvision.transforms import v2
 
-from train_loop.config import ConfigError, DataConfig
-from train_loop.data import mixing
-from train_loop.loop import train
-from train_loop.reporter import ListReporter
+from bigbatch.train_loop.config import ConfigError, DataConfig
+from bigbatch.train_loop.data.pixels import mixing
+from bigbatch.train_loop.loop.train import train
+from bigbatch.train_loop.reporter import ListReporter
 
 IMAGES = torch.randn(6, 3, 24, 32, generator=torch.Generator().manual_seed(0))
 LABELS = torch.tensor([0, 1, 2, 3, 1, 0])

@@ -20,11 +20,20 @@ from conftest import ROOT
 from PIL import Image
 from test_train_loop_data_jpeg import photograph
 
-from train_loop.config import BatchConfig, BatchSplit, ConfigError, DataConfig, ModelConfig, TrainConfig
-from train_loop.data import describe, folder, open_data, pack
-from train_loop.data.pack_images import Profile, RejectedImage, convert
-from train_loop.data.pack_sources import find_source
-from train_loop.data.scan import scan_folder
+from bigbatch.train_loop.config import (
+    BatchConfig,
+    BatchSplit,
+    ConfigError,
+    DataConfig,
+    ModelConfig,
+    TrainConfig,
+)
+from bigbatch.train_loop.data.catalogue import describe, open_data
+from bigbatch.train_loop.data.packing import command
+from bigbatch.train_loop.data.packing.convert import Profile, RejectedImage, convert
+from bigbatch.train_loop.data.packing.sources import find_source
+from bigbatch.train_loop.data.sets import folder
+from bigbatch.train_loop.data.sets.scan import scan_folder
 
 CLASSES = ("ant", "bee", "cat")
 
@@ -49,15 +58,15 @@ def write_images(root: Path, train: int = 5, val: int = 2, size: tuple[int, int]
 
 def run_pack(*arguments: object, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "train_loop.data.pack", *map(str, arguments)],
-        cwd=ROOT, env={**os.environ, **env}, capture_output=True, text=True, timeout=300,
+        [sys.executable, "-m", "bigbatch.train_loop.data.packing.command", *map(str, arguments)],
+        cwd=ROOT / "src", env={**os.environ, **env}, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
 
 
 def pack_here(source: Path | str, target: Path, **profile: object) -> Path:
     """In this process, without the cost of starting others."""
     found = find_source(str(source))
-    assert pack.pack(found, target, Profile(**profile), workers=1, shard_bytes=1 << 30) == 0  # type: ignore[arg-type]
+    assert command.pack(found, target, Profile(**profile), workers=1, shard_bytes=1 << 30) == 0  # type: ignore[arg-type]
     return target
 
 
@@ -191,7 +200,7 @@ def test_wrong_input_is_one_line(
         "verify of a folder": (["--verify", images], "index.arrow"),
     }
     for name, (arguments, words) in cases.items():
-        assert pack.main([str(a) for a in arguments]) == 2, name
+        assert command.main([str(a) for a in arguments]) == 2, name
         error = capsys.readouterr().err
         assert words in error and error.count("\n") == 1, name
 
@@ -233,10 +242,10 @@ def test_the_room_that_is_asked_for_is_what_is_taken(kind: str, make: Any, profi
                 image = photograph(160, 140, number) if make is photograph else make(draws)
                 image.save(tmp_path / "images" / part / name / f"a-name-of-usual-length-{number:04d}.{kind}")
     source, target = find_source(str(tmp_path / "images")), tmp_path / "packed"
-    foreseen = pack.estimated_bytes(pack._tasks(source, target, profile, 1 << 30))
-    assert pack.pack(source, target, profile, workers=1, shard_bytes=1 << 30) == 0
+    foreseen = command.estimated_bytes(command._tasks(source, target, profile, 1 << 30))
+    assert command.pack(source, target, profile, workers=1, shard_bytes=1 << 30) == 0
     taken = sum(path.stat().st_size for path in target.glob("*.arrow"))
-    assert 1 < pack.RESERVE * foreseen / taken < 1.25
+    assert 1 < command.RESERVE * foreseen / taken < 1.25
 
 
 # --- a packed folder as data ---
@@ -286,8 +295,8 @@ def test_every_image_once_and_a_resumed_epoch_sees_the_rest(packed: Path) -> Non
 
 
 def test_training_on_a_packed_set(packed: Path) -> None:
-    from train_loop.loop import train
-    from train_loop.reporter import ListReporter
+    from bigbatch.train_loop.loop.train import train
+    from bigbatch.train_loop.reporter import ListReporter
 
     config = TrainConfig(
         epochs=2,

@@ -15,9 +15,10 @@ import pytest
 from PIL import Image
 from test_train_loop_data_pack import pack_here, rows, run_pack, write_images
 
-from train_loop.config import BatchSplit, ConfigError, DataConfig
-from train_loop.data import describe, open_data, packed_format
-from train_loop.errors import ImageError
+from bigbatch.train_loop.config import BatchSplit, ConfigError, DataConfig
+from bigbatch.train_loop.data.catalogue import describe, open_data
+from bigbatch.train_loop.data.packed import schema
+from bigbatch.train_loop.errors import ImageError
 
 
 @pytest.fixture(scope="module")
@@ -210,4 +211,4 @@ def test_another_format_version_is_refused(packed: Path, tmp_path: Path) -> None
     with pa.ipc.new_file(other / "index.arrow", table.schema) as writer:
         writer.write_table(table)
     with pytest.raises(ConfigError, match="reads packed format 1; got 99"):
-        packed_format.read_info(str(other))
+        schema.read_info(str(other))

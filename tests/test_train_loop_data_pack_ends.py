@@ -17,8 +17,8 @@ import pytest
 from conftest import ROOT
 from test_train_loop_data_pack import run_pack, write_images
 
-from train_loop.config import ConfigError, DataConfig
-from train_loop.data import describe
+from bigbatch.train_loop.config import ConfigError, DataConfig
+from bigbatch.train_loop.data.catalogue import describe
 
 SLOW_JPEGTRAN = """#!/bin/sh
 [ -e "$(dirname "$0")/slow" ] && sleep 0.2
@@ -61,9 +61,9 @@ def test_a_killed_pack_never_looks_finished_and_goes_on(
 ) -> None:
     options = ("--shard-mb", 1, "--workers", 1)
     target, half = tmp_path / "packed", tmp_path / "packed.packing"
-    command = [sys.executable, "-m", "train_loop.data.pack", many, target, *options]
+    command = [sys.executable, "-m", "bigbatch.train_loop.data.packing.command", many, target, *options]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    process = subprocess.Popen([*map(str, command)], cwd=ROOT, start_new_session=True, **quiet)
+    process = subprocess.Popen([*map(str, command)], cwd=ROOT / "src", start_new_session=True, **quiet)
     packs.append(process)
     wait_for_a_shard(process, half)
     children = psutil.Process(process.pid).children(recursive=True)
@@ -96,8 +96,20 @@ def at_a_terminal(
 ) -> tuple[subprocess.Popen[bytes], int]:
     """A pack that has a first shard, in a process group of its own as a shell starts it, and its terminal."""
     here, there = pty.openpty()
-    command = [sys.executable, "-m", "train_loop.data.pack", source, target, "--shard-mb", "1", "--workers", "2"]
-    process = subprocess.Popen([*map(str, command)], cwd=ROOT, stdout=there, stderr=there, start_new_session=True)
+    command = [
+        sys.executable,
+        "-m",
+        "bigbatch.train_loop.data.packing.command",
+        source,
+        target,
+        "--shard-mb",
+        "1",
+        "--workers",
+        "2",
+    ]
+    process = subprocess.Popen(
+        [*map(str, command)], cwd=ROOT / "src", stdout=there, stderr=there, start_new_session=True
+    )
     packs.append(process)
     os.close(there)
     wait_for_a_shard(process, target.with_name("packed.packing"))

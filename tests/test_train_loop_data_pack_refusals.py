@@ -10,7 +10,7 @@ import pytest
 from test_train_loop_data_jpeg import photograph
 from test_train_loop_data_pack import CLASSES, pack_here, rows, write_images
 
-from train_loop.data import pack
+from bigbatch.train_loop.data.packing import command
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,7 @@ def packed(images: Path) -> Path:
 
 
 def run(*words: object) -> int:
-    return pack.main([str(word) for word in words])
+    return command.main([str(word) for word in words])
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,10 @@ import pytest
 from PIL import Image
 from test_train_loop_data_pack import CLASSES, cifar_pickles, pack_here, rows, write_images
 
-from train_loop.config import ConfigError, DataConfig
-from train_loop.data import describe, open_data, pack_tables
-from train_loop.data.pack_sources import find_source, read_entry
+from bigbatch.train_loop.config import ConfigError, DataConfig
+from bigbatch.train_loop.data.catalogue import describe, open_data
+from bigbatch.train_loop.data.packing import tables
+from bigbatch.train_loop.data.packing.sources import find_source, read_entry
 
 
 @pytest.fixture(scope="module")
@@ -175,7 +176,7 @@ def test_the_published_cifar_pickles_are_of_python_2(tmp_path: Path) -> None:
         loaded, buffer = pickle.loads(path.read_bytes()), io.BytesIO()
         Python2(buffer, protocol=2).dump(loaded)
         path.write_bytes(buffer.getvalue().replace(b"numpy._core.multiarray", b"numpy.core.multiarray"))
-    pack_tables._unpickle.cache_clear()
+    tables._unpickle.cache_clear()
     assert b"numpy.core.multiarray" in (root / "test_batch").read_bytes()
     source = find_source(str(root))
     assert source.class_names == expected.class_names and source.val == [

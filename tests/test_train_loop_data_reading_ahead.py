@@ -18,16 +18,17 @@ import torch
 from PIL import Image
 from test_train_loop_data_pack import pack_here
 
-import train_loop.data.packed
-from train_loop.config import DataConfig
-from train_loop.data import DataInfo, reading_ahead
-from train_loop.data.loader import Filler, Images, Job, LoadedSource, Write
-from train_loop.data.packed import PackedImages
-from train_loop.data.packed_files import PackedFiles
-from train_loop.data.reading_ahead import Coming, Depth
-from train_loop.data.ring import Ring
-from train_loop.data.source import Epoch
-from train_loop.errors import ImageError
+from bigbatch.train_loop.config import DataConfig
+from bigbatch.train_loop.data.info import DataInfo
+from bigbatch.train_loop.data.loading import read_ahead as reading_ahead
+from bigbatch.train_loop.data.loading.loader import Filler, Images, Job, LoadedSource, Write
+from bigbatch.train_loop.data.loading.read_ahead import Coming, Depth
+from bigbatch.train_loop.data.loading.ring import Ring
+from bigbatch.train_loop.data.packed import images as packed_images
+from bigbatch.train_loop.data.packed.images import PackedImages
+from bigbatch.train_loop.data.packed.records import PackedFiles
+from bigbatch.train_loop.data.source import Epoch
+from bigbatch.train_loop.errors import ImageError
 
 JOB = Job(False, Epoch(0, 0))
 
@@ -229,14 +230,14 @@ def test_large_files_are_not_held_while_others_are_opened(packed: PackedFiles, m
     read: list[int] = []
     real = PackedFiles.read
     monkeypatch.setattr(PackedFiles, "read", lambda self, record: read.append(record) or real(self, record))
-    monkeypatch.setattr(train_loop.data.packed, "HELD_BYTES", 300_000)
+    monkeypatch.setattr(packed_images, "HELD_BYTES", 300_000)
     writes = [images.open_random(index, random.Random(index)) for index in range(3)]
     large = [record for record in range(3) if packed.bytes_of(record) > 300_000]
     assert len(large) == 1 and read == [record for record in range(3) if record not in large]
     outs = [torch.zeros((32, 32, 3), dtype=torch.uint8) for _ in writes]
     for write, out in zip(writes, outs, strict=True):
         write(out)
-    monkeypatch.setattr(train_loop.data.packed, "HELD_BYTES", 1 << 30)
+    monkeypatch.setattr(packed_images, "HELD_BYTES", 1 << 30)
     for index, out in enumerate(outs):
         again = torch.zeros_like(out)
         images.open_random(index, random.Random(index))(again)

@@ -12,13 +12,13 @@ from test_train_loop_data_pack import write_images
 from tiny_training import CONFIG, StopsAt, changed, install, untimed
 from torch import nn
 
-from train_loop import memory_probe
-from train_loop.config import BatchSplit, ConfigError, DataConfig, ModelConfig, TrainConfig
-from train_loop.data import describe, open_data
-from train_loop.data.resizing import other_sizes, train_image_size
-from train_loop.loop import TrainingStopped, train
-from train_loop.models import check_model
-from train_loop.reporter import ListReporter
+from bigbatch.train_loop.config import BatchSplit, ConfigError, DataConfig, ModelConfig, TrainConfig
+from bigbatch.train_loop.data.catalogue import describe, open_data
+from bigbatch.train_loop.data.pixels.progressive import other_sizes, train_image_size
+from bigbatch.train_loop.loop import memory_probe
+from bigbatch.train_loop.loop.train import TrainingStopped, train
+from bigbatch.train_loop.model.networks import check_model
+from bigbatch.train_loop.reporter import ListReporter
 
 PROGRESSIVE = DataConfig(image_size=96, progressive_from=32, progressive_start=1, progressive_end=4, val_image_size=112)
 

@@ -18,15 +18,15 @@ import pytest
 import torch
 from PIL import Image
 
-from train_loop.config import BatchSplit, ConfigError, DataConfig
-from train_loop.data import describe, open_data
-from train_loop.data.folder import FolderImages
-from train_loop.data.loader import Filler, Job
-from train_loop.data.ring import Bad, Ring
-from train_loop.data.scan import scan_folder
-from train_loop.data.source import Epoch
-from train_loop.data.upload import Uploader
-from train_loop.errors import ImageError, LoaderError
+from bigbatch.train_loop.config import BatchSplit, ConfigError, DataConfig
+from bigbatch.train_loop.data.catalogue import describe, open_data
+from bigbatch.train_loop.data.loading.loader import Filler, Job
+from bigbatch.train_loop.data.loading.ring import Bad, Ring
+from bigbatch.train_loop.data.loading.upload import Uploader
+from bigbatch.train_loop.data.sets.folder import FolderImages
+from bigbatch.train_loop.data.sets.scan import scan_folder
+from bigbatch.train_loop.data.source import Epoch
+from bigbatch.train_loop.errors import ImageError, LoaderError
 
 SIZE = 16
 REPOSITORY = Path(__file__).parents[1]
@@ -202,8 +202,8 @@ def test_an_error_of_a_process_comes_with_its_traceback() -> None:
 TRAINER = """
 import sys
 import numpy as np
-from train_loop.config import BatchSplit, ConfigError, DataConfig
-from train_loop.data import open_data
+from bigbatch.train_loop.config import BatchSplit, ConfigError, DataConfig
+from bigbatch.train_loop.data.catalogue import open_data
 
 if __name__ == "__main__":
     sources = [open_data(DataConfig(name=sys.argv[1], image_size=16, loader_workers=2)) for _ in range(2)]
@@ -219,7 +219,7 @@ def test_nothing_is_left_of_a_trainer(folder: Path, tmp_path: Path, end: str) ->
     """Two rings, in the midst of their epochs: after kill -9, and after an exit that closes nothing."""
     script = tmp_path / "trainer.py"
     script.write_text(TRAINER)
-    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY / "src")}
     with subprocess.Popen(
         [sys.executable, script, folder], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as trainer:

@@ -11,9 +11,10 @@ import pytest
 import torch
 from noise_images import write_noise_images
 
-from train_loop.config import BatchSplit, ConfigError, DataConfig
-from train_loop.data import open_data, sampling
-from train_loop.data.source import Epoch
+from bigbatch.train_loop.config import BatchSplit, ConfigError, DataConfig
+from bigbatch.train_loop.data import sampling
+from bigbatch.train_loop.data.catalogue import open_data
+from bigbatch.train_loop.data.source import Epoch
 
 
 @pytest.fixture(scope="module")

@@ -12,11 +12,13 @@ import pytest
 import torch
 from noise_images import write_noise_images
 
-from train_loop.checkpoint import FORMAT, check_same_run, describe_data
-from train_loop.config import BatchSplit, ConfigError, DataConfig, TrainConfig
-from train_loop.data import describe, open_data, ring, slots
-from train_loop.data.slots import memory_a_rank, slot_count
-from train_loop.data.upload import COPIES_AHEAD
+from bigbatch.train_loop.config import BatchSplit, ConfigError, DataConfig, TrainConfig
+from bigbatch.train_loop.data.catalogue import describe, open_data
+from bigbatch.train_loop.data.loading import ring
+from bigbatch.train_loop.data.loading import slot_count as slots
+from bigbatch.train_loop.data.loading.slot_count import memory_a_rank, slot_count
+from bigbatch.train_loop.data.loading.upload import COPIES_AHEAD
+from bigbatch.train_loop.loop.checkpoint import FORMAT, check_same_run, describe_data
 
 MB, GB = 10**6, 10**9
 

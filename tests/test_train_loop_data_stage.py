@@ -20,15 +20,18 @@ import pytest
 import torch
 from PIL import Image
 
-from train_loop import loader_report, run
-from train_loop.config import ConfigError, DataConfig
-from train_loop.data import check_stage, describe, open_data, pack, stage
-from train_loop.data.packed_files import PackedFiles
+from bigbatch.train_loop.config import ConfigError, DataConfig
+from bigbatch.train_loop.data.catalogue import check_stage, describe, open_data
+from bigbatch.train_loop.data.packed import stage
+from bigbatch.train_loop.data.packed.records import PackedFiles
+from bigbatch.train_loop.data.packing import command as pack
+from bigbatch.train_loop.launch import command as run
+from bigbatch.train_loop.launch import loader_report
 
 REPOSITORY = Path(__file__).parents[1]
 READER = """
 import sys, time
-from train_loop.data import stage
+from bigbatch.train_loop.data.packed import stage
 stage.BLOCK_BYTES = 4096
 if sys.argv[3] != "0.0":
     read = stage._copy_file
@@ -63,7 +66,7 @@ def forget(monkeypatch: pytest.MonkeyPatch) -> None:
 def reader(packed: Path, scratch: Path, pause_s: float = 0.0) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-c", READER, packed, scratch, str(pause_s)],
-        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY / "src")},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -259,10 +262,11 @@ RANK = """
 import json, sys, time, types
 from pathlib import Path
 import torch.distributed as dist
-from train_loop import loop, run
-from train_loop.config import TrainConfig
-from train_loop.data import stage
-from train_loop.launch import launched
+from bigbatch.train_loop.launch import command as run
+from bigbatch.train_loop.loop import train as loop
+from bigbatch.train_loop.config import TrainConfig
+from bigbatch.train_loop.data.packed import stage
+from bigbatch.train_loop.host.ranks import launched
 packed, scratch = sys.argv[1:]
 launch, copy, joined = launched(), stage._copy_file, []
 def slow(source, target):
@@ -288,7 +292,7 @@ def test_ranks_meet_only_when_every_node_has_its_copy(packed: Path, tmp_path: Pa
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    env = {**os.environ, **shared, "PYTHONPATH": str(REPOSITORY), "CUDA_VISIBLE_DEVICES": ""}
+    env = {**os.environ, **shared, "PYTHONPATH": str(REPOSITORY / "src"), "CUDA_VISIBLE_DEVICES": ""}
     ranks = [
         subprocess.Popen(
             [sys.executable, "-c", RANK, packed, tmp_path / "scratch"],

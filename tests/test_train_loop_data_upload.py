@@ -16,10 +16,11 @@ import pytest
 import torch
 from noise_images import write_noise_images
 
-from train_loop.config import DataConfig
-from train_loop.data import open_data, ring
-from train_loop.data.source import Epoch
-from train_loop.data.upload import Uploader
+from bigbatch.train_loop.config import DataConfig
+from bigbatch.train_loop.data.catalogue import open_data
+from bigbatch.train_loop.data.loading import ring
+from bigbatch.train_loop.data.loading.upload import Uploader
+from bigbatch.train_loop.data.source import Epoch
 
 SIZE = 16
 WAYS = [{"pin_memory": pin, "non_blocking": free} for pin in (True, False) for free in (True, False)]

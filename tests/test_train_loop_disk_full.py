@@ -8,9 +8,9 @@ import pytest
 import torch
 from tiny_training import CONFIG, ListReporter, install, untimed
 
-from train_loop.checkpoint import CheckpointFolder
-from train_loop.disk_full import NO_ROOM, DiskFull
-from train_loop.loop import train
+from bigbatch.train_loop.host.disk_full import NO_ROOM, DiskFull
+from bigbatch.train_loop.loop.checkpoint import CheckpointFolder
+from bigbatch.train_loop.loop.train import train
 
 
 def run(folder, monkeypatch):

@@ -12,9 +12,9 @@ import torch
 from conftest import TRAIN, clean_environment
 from tiny_training import CONFIG, StopsAt, TinySource, changed, install, plain_model, untimed
 
-from train_loop.config import TrainConfig
-from train_loop.loop import TrainingStopped, train
-from train_loop.reporter import EpochRecord, ListReporter
+from bigbatch.train_loop.config import TrainConfig
+from bigbatch.train_loop.loop.train import TrainingStopped, train
+from bigbatch.train_loop.reporter import EpochRecord, ListReporter
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 

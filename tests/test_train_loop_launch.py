@@ -11,9 +11,15 @@ from pathlib import Path
 import pytest
 from conftest import TRAIN, clean_environment
 
-from cluster.slurm_values import first_host
-from train_loop.config import BatchConfig, DataConfig, ModelConfig, OptimizerConfig, TrainConfig
-from train_loop.launch import Launch, launched, port_of
+from bigbatch.cluster.host.slurm_values import first_host
+from bigbatch.train_loop.config import (
+    BatchConfig,
+    DataConfig,
+    ModelConfig,
+    OptimizerConfig,
+    TrainConfig,
+)
+from bigbatch.train_loop.host.ranks import Launch, launched, port_of
 
 STEP = {  # of rank 4 of: srun -N 3 --ntasks-per-node=2
     "SLURM_JOB_ID": "1234567", "SLURM_STEP_ID": "2", "SLURM_STEP_NUM_TASKS": "6", "SLURM_STEP_NODELIST": "n[1-3]",

@@ -9,12 +9,12 @@ import pytest
 import torch
 from PIL import Image
 
-from cluster.allocation import usable_cpus
-from train_loop import loader_report
-from train_loop.config import DataConfig, ModelConfig, TrainConfig
-from train_loop.data.cores import cores_a_rank, loader_workers
-from train_loop.loader_report import Rates, advice, cores_of_a_run
-from train_loop.local_workers import worker_resources
+from bigbatch.cluster.host.allocation import usable_cpus
+from bigbatch.train_loop.config import DataConfig, ModelConfig, TrainConfig
+from bigbatch.train_loop.data.loading.cores import cores_a_rank, loader_workers
+from bigbatch.train_loop.launch import loader_report
+from bigbatch.train_loop.launch.loader_report import Rates, advice, cores_of_a_run
+from bigbatch.train_loop.launch.local_workers import worker_resources
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_loader_processes_by_the_cores_of_a_rank(monkeypatch: pytest.MonkeyPatch
 
 def test_tasks_of_srun_without_binding_share_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(64)))
-    monkeypatch.setattr("cluster.allocation._cgroup_cpu_quota", lambda _: None)
+    monkeypatch.setattr("bigbatch.cluster.host.allocation._cgroup_cpu_quota", lambda _: None)
     step = {"SLURM_JOB_ID": "1", "SLURM_CPUS_ON_NODE": "32", "SLURM_STEP_NUM_TASKS": "6"}
     assert cores_a_rank({**step, "SLURM_STEP_TASKS_PER_NODE": "4,2", "SLURM_NODEID": "0"}) == 8
     assert cores_a_rank({**step, "SLURM_STEP_TASKS_PER_NODE": "4,2", "SLURM_NODEID": "1"}) == 16
@@ -76,7 +76,7 @@ def test_tasks_of_srun_without_binding_share_the_node(monkeypatch: pytest.Monkey
 
 def test_the_cores_of_a_run_are_its_gpus_share(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(64)))
-    monkeypatch.setattr("cluster.allocation._cgroup_cpu_quota", lambda _: None)
+    monkeypatch.setattr("bigbatch.cluster.host.allocation._cgroup_cpu_quota", lambda _: None)
     for cpus, gpus in ((64, 4), (64, 0), (64, 100)):
         assert cores_of_a_run(gpus, {}) == max(int(worker_resources(1, cpus, gpus)["CPU"]), 1)
     assert cores_of_a_run(4, {"LOCAL_WORLD_SIZE": "2"}) == 32

@@ -25,13 +25,14 @@ from tiny_training import (
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
-from train_loop import assembly, distributed
-from train_loop.config import TrainConfig
-from train_loop.data import sampling
-from train_loop.distributed import Heartbeat, World
-from train_loop.loop import NonFiniteLossError, TrainingStopped, train
-from train_loop.reporter import EpochRecord, ListReporter, epoch_line
-from train_loop.schedules import learning_rate
+from bigbatch.train_loop import distributed
+from bigbatch.train_loop.config import TrainConfig
+from bigbatch.train_loop.data import sampling
+from bigbatch.train_loop.distributed import Heartbeat, World
+from bigbatch.train_loop.loop import assembly
+from bigbatch.train_loop.loop.train import NonFiniteLossError, TrainingStopped, train
+from bigbatch.train_loop.optim.schedules import learning_rate
+from bigbatch.train_loop.reporter import EpochRecord, ListReporter, epoch_line
 
 STEPS = CONFIG.epochs * 4
 ONE_STEP = changed(CONFIG, epochs=1, global_size=64, micro_size=16, schedule__name="constant", momentum=0.0,

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from train_loop.data import mixing
-from train_loop.losses import training_loss
+from bigbatch.train_loop.data.pixels import mixing
+from bigbatch.train_loop.model.losses import training_loss
 
 
 def targets(labels: np.ndarray, classes: int, smoothing: float) -> np.ndarray:

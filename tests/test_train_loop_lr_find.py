@@ -11,8 +11,15 @@ from pathlib import Path
 import pytest
 from tiny_training import CONFIG, changed, install
 
-from train_loop.config import OptimizerConfig
-from train_loop.lr_find import Progress, default_range, lr_find, main, range_test, svg
+from bigbatch.train_loop.config import OptimizerConfig
+from bigbatch.train_loop.launch.lr_find import (
+    Progress,
+    default_range,
+    lr_find,
+    main,
+    range_test,
+    svg,
+)
 
 
 def test_on_a_quadratic_the_explosion_is_where_theory_says() -> None:

@@ -10,12 +10,18 @@ import pytest
 import torch
 from tiny_training import CONFIG, TinySource, changed, install
 
-from train_loop import assembly, memory_probe
-from train_loop.config import BatchConfig, ConfigError, ModelConfig, TrainConfig
-from train_loop.distributed import World
-from train_loop.loop import train
-from train_loop.memory_probe import HEADROOM, Memory, largest_micro_batch, probe, step_key
-from train_loop.reporter import ListReporter
+from bigbatch.train_loop.config import BatchConfig, ConfigError, ModelConfig, TrainConfig
+from bigbatch.train_loop.distributed import World
+from bigbatch.train_loop.loop import assembly, memory_probe
+from bigbatch.train_loop.loop.memory_probe import (
+    HEADROOM,
+    Memory,
+    largest_micro_batch,
+    probe,
+    step_key,
+)
+from bigbatch.train_loop.loop.train import train
+from bigbatch.train_loop.reporter import ListReporter
 
 GIB = 2**30
 

@@ -11,13 +11,13 @@ import torch
 from tiny_training import CONFIG, TRAIN_SIZE, TinySource, bn_model, changed, install, untimed
 from torch import nn
 
-from train_loop import chronometer
-from train_loop.chronometer import Chronometer
-from train_loop.config import BatchSplit
-from train_loop.data import sampling
-from train_loop.data.source import Batch, Step
-from train_loop.loop import train
-from train_loop.reporter import ListReporter
+from bigbatch.train_loop.config import BatchSplit
+from bigbatch.train_loop.data import sampling
+from bigbatch.train_loop.data.source import Batch, Step
+from bigbatch.train_loop.loop import chronometer
+from bigbatch.train_loop.loop.chronometer import Chronometer
+from bigbatch.train_loop.loop.train import train
+from bigbatch.train_loop.reporter import ListReporter
 
 FOUR = changed(CONFIG, epochs=2, global_size=32, micro_size=8, precise_bn="off")
 """Two steps an epoch of four micro-batches; 6 of 70 images are left."""

@@ -13,9 +13,15 @@ import torch
 from torch import nn
 from torchvision.models.resnet import BasicBlock, Bottleneck
 
-from train_loop.config import ConfigError, DataConfig, ModelConfig
-from train_loop.data import describe
-from train_loop.models import RESNETS, build_model, check_model, check_model_name, model_names
+from bigbatch.train_loop.config import ConfigError, DataConfig, ModelConfig
+from bigbatch.train_loop.data.catalogue import describe
+from bigbatch.train_loop.model.networks import (
+    RESNETS,
+    build_model,
+    check_model,
+    check_model_name,
+    model_names,
+)
 
 DIGITS = describe(DataConfig())
 LARGE = replace(DIGITS, image_size=224, num_classes=1000, stem="imagenet")
@@ -164,10 +170,11 @@ def test_names_are_classification_models() -> None:
 
 def test_checking_a_resnet_does_not_load_torch() -> None:
     script = (
-        "import sys\nfrom train_loop.config import DataConfig, ModelConfig\nfrom train_loop.data import describe\n"
-        "from train_loop.models import check_model, check_model_name\n"
+        "import sys\nfrom bigbatch.train_loop.config import DataConfig, ModelConfig\n"
+        "from bigbatch.train_loop.data.catalogue import describe\n"
+        "from bigbatch.train_loop.model.networks import check_model, check_model_name\n"
         "check_model_name('resnet50')\ncheck_model(ModelConfig(name='resnet18'), describe(DataConfig()))\n"
         "print([name for name in ('torch', 'torchvision', 'sklearn') if name in sys.modules])"
     )
-    run = subprocess.run([sys.executable, "-c", script], cwd=REPOSITORY, capture_output=True, text=True)
+    run = subprocess.run([sys.executable, "-c", script], cwd=REPOSITORY / "src", capture_output=True, text=True)
     assert (run.returncode, run.stdout.strip()) == (0, "[]"), run.stderr

@@ -15,10 +15,10 @@ import torch
 from conftest import ROOT
 from tiny_training import CLASSES, CONFIG, TinySource, changed, install, plain_model
 
-from train_loop.data import sampling
-from train_loop.loop import train
-from train_loop.noise_scale import GradientNorms, noise_scale
-from train_loop.reporter import ListReporter
+from bigbatch.train_loop.data import sampling
+from bigbatch.train_loop.loop.train import train
+from bigbatch.train_loop.optim.noise_scale import GradientNorms, noise_scale
+from bigbatch.train_loop.reporter import ListReporter
 
 DIMENSIONS, SMALL, BIG = 50, 8, 64
 
@@ -102,9 +102,9 @@ import gc, json, sys
 import torch, torch.distributed as dist
 from tiny_training import install, plain_model
 from test_train_loop_noise_scale import STEP, changed
-from train_loop.loop import train
-from train_loop.noise_scale import GradientNorms
-from train_loop.reporter import ListReporter
+from bigbatch.train_loop.loop.train import train
+from bigbatch.train_loop.optim.noise_scale import GradientNorms
+from bigbatch.train_loop.reporter import ListReporter
 
 folder, rank = sys.argv[1], int(sys.argv[2])
 torch.set_num_threads(1)
@@ -124,7 +124,7 @@ dist.destroy_process_group()
 def test_two_ranks_measure_their_own_gradients_before_they_are_averaged(tmp_path: Path) -> None:
     environment = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests"))),
+        "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT / "tests"))),
         "OMP_NUM_THREADS": "1",
     }
     ranks = [

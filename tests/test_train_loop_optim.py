@@ -10,8 +10,14 @@ import torch
 import torchvision
 from torch import nn
 
-from train_loop.config import OptimizerConfig
-from train_loop.optim import LAMB, LARS, build_optimizer, parameter_groups, set_learning_rate
+from bigbatch.train_loop.config import OptimizerConfig
+from bigbatch.train_loop.optim import (
+    LAMB,
+    LARS,
+    build_optimizer,
+    parameter_groups,
+    set_learning_rate,
+)
 
 SHAPES = [(4, 3, 3, 3), (7, 5), (6,), ()]
 WARMUP = [0.5, 1.0, 1.5, 2.0, 1.0, 0.25]

@@ -14,11 +14,11 @@ import torch
 from tiny_training import CONFIG, changed, install
 from torch import nn
 
-from train_loop import assembly
-from train_loop.checkpoint import CheckpointFolder
-from train_loop.config import OptimizerConfig
-from train_loop.optim import build_optimizer, parameter_groups, set_learning_rate
-from train_loop.reporter import ListReporter
+from bigbatch.train_loop.config import OptimizerConfig
+from bigbatch.train_loop.loop import assembly
+from bigbatch.train_loop.loop.checkpoint import CheckpointFolder
+from bigbatch.train_loop.optim import build_optimizer, parameter_groups, set_learning_rate
+from bigbatch.train_loop.reporter import ListReporter
 
 Array = npt.NDArray[np.float64]
 RATES = [0.1, 0.3, 0.2, 0.05, 0.0, 0.4]

@@ -17,7 +17,7 @@ import torch
 from conftest import ROOT
 from torch import nn
 
-from train_loop.optim import LAMB, LARS
+from bigbatch.train_loop.optim import LAMB, LARS
 
 SHAPES = [(4, 3, 3, 3), (7, 5), (6,)]
 RATES = [0.5, 1.0, 1.5, 2.0, 1.0, 0.25]
@@ -130,7 +130,7 @@ TWO_RANKS = """
 import gc, os, sys
 import torch, torch.distributed as dist
 from torch import nn
-from train_loop.optim import LAMB, LARS, parameter_groups
+from bigbatch.train_loop.optim import LAMB, LARS, parameter_groups
 
 name, folder, rank, workers = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 torch.set_num_threads(1)
@@ -156,7 +156,7 @@ if workers > 1:
 
 @pytest.mark.parametrize("name", ["lars", "lamb"])
 def test_two_ranks_take_the_steps_of_one(name: str, tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
     ranks = [
         subprocess.Popen(
             [sys.executable, "-c", TWO_RANKS, name, str(tmp_path), str(rank), str(workers)], env=environment

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from train_loop.optim import LAMB, LARS, layerwise
+from bigbatch.train_loop.optim import LAMB, LARS, layerwise
 
 SHAPES = [(4, 3, 3, 3), (7, 5), (6,), ()]
 RATES = [0.5, 1.0, 1.5, 2.0, 1.0, 0.25]

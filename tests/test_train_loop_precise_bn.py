@@ -15,10 +15,11 @@ import torch.nn.functional as F
 from tiny_training import CLASSES, CONFIG, StopsAt, changed, install, untimed
 from torch import nn
 
-from train_loop import loop, precise_bn
-from train_loop.distributed import World
-from train_loop.loop import TrainingStopped, train
-from train_loop.reporter import ListReporter
+from bigbatch.train_loop.distributed import World
+from bigbatch.train_loop.loop import train as loop
+from bigbatch.train_loop.loop.train import TrainingStopped, train
+from bigbatch.train_loop.model import precise_bn
+from bigbatch.train_loop.reporter import ListReporter
 
 WORLD = World(0, 1, torch.device("cpu"))
 

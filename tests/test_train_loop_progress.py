@@ -7,10 +7,17 @@ import io
 import torch
 from tiny_training import CONFIG, install
 
-from train_loop.loop import train
-from train_loop.progress import Pace, ProgressFile, ProgressLines, Steps, progress_file, read_progress
-from train_loop.record_lines import RecordPrinter
-from train_loop.reporter import ListReporter, PrintReporter
+from bigbatch.train_loop.launch.record_lines import RecordPrinter
+from bigbatch.train_loop.loop.train import train
+from bigbatch.train_loop.progress import (
+    Pace,
+    ProgressFile,
+    ProgressLines,
+    Steps,
+    progress_file,
+    read_progress,
+)
+from bigbatch.train_loop.reporter import ListReporter, PrintReporter
 
 
 def test_steps_reach_the_driver_through_a_file_that_only_the_driver_makes(tmp_path):

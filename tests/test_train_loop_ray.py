@@ -15,8 +15,14 @@ import psutil
 import pytest
 from conftest import ROOT, TRAIN, clean_environment, wait_gone
 
-from cluster.allocation import usable_cpus
-from train_loop.config import BatchConfig, DataConfig, ModelConfig, OptimizerConfig, TrainConfig
+from bigbatch.cluster.host.allocation import usable_cpus
+from bigbatch.train_loop.config import (
+    BatchConfig,
+    DataConfig,
+    ModelConfig,
+    OptimizerConfig,
+    TrainConfig,
+)
 
 EPOCHS = 120
 """Enough that a signal arrives long before the end on any machine."""
@@ -146,11 +152,12 @@ def test_two_runs_never_write_one_folder(best_json, tmp_path):
 CORES = """
 import sys
 from pathlib import Path
-from train_loop.ray_session import LocalRay
+from bigbatch.train_loop.launch.ray_session import LocalRay
 
 def worker(task):
-    from train_loop import loop, ray_worker
-    from train_loop.data.cores import cores_a_rank
+    from bigbatch.train_loop.launch import ray_worker
+    from bigbatch.train_loop.loop import train as loop
+    from bigbatch.train_loop.data.loading.cores import cores_a_rank
 
     loop.train = lambda *_, **__: Path(task["seen"]).write_text(str(cores_a_rank()))
     return ray_worker.train_worker(task)
@@ -173,6 +180,6 @@ with LocalRay(3, 0, Path(folder, "ray.log")):
 def test_a_workers_cores_are_those_that_ray_gave_it_whatever_the_users_threads_are(tmp_path):
     env = {**clean_environment(), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-c", CORES, tmp_path], env=env, cwd=ROOT, capture_output=True, text=True, timeout=600
+        [sys.executable, "-c", CORES, tmp_path], env=env, cwd=ROOT / "src", capture_output=True, text=True, timeout=600
     )
     assert (tmp_path / "seen").read_text() == "2", done.stderr

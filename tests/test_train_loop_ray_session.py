@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-from cluster import node_folder, processes
-from train_loop import ray_session
-from train_loop.config import ConfigError
+from bigbatch.cluster.host import private_folder, processes
+from bigbatch.train_loop.config import ConfigError
+from bigbatch.train_loop.launch import ray_session
 
 
 def sleeper(word: str) -> subprocess.Popen:
@@ -75,11 +75,11 @@ def test_folders_of_living_searches_stay_and_those_of_killed_ones_go(monkeypatch
     living, _owner = ray_session.private_folder()
     code = (
         "import tempfile, sys, os, signal; tempfile.tempdir = sys.argv[1]\n"
-        "from train_loop.ray_session import private_folder\n"
+        "from bigbatch.train_loop.launch.ray_session import private_folder\n"
         "made = private_folder(); print(made[0], flush=True); os.kill(os.getpid(), signal.SIGKILL)"
     )
     command = [sys.executable, "-c", code, str(tmp_path)]
-    killed = Path(subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.strip())
+    killed = Path(subprocess.run(command, cwd=ROOT / "src", capture_output=True, text=True).stdout.strip())
     assert killed.is_dir() and killed.parent == tmp_path
     (tmp_path / f"{ray_session.PREFIX}ba4e").mkdir()  # about to get its owner
     old = tmp_path / f"{ray_session.PREFIX}01d0"
@@ -97,8 +97,8 @@ def test_folders_of_living_searches_stay_and_those_of_killed_ones_go(monkeypatch
 
 
 def test_workers_find_this_repository_first_and_never_the_folder_of_a_script(monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["/elsewhere", str(ROOT)]))
-    assert ray_session.python_path().split(os.pathsep) == [str(ROOT), "/elsewhere"]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["/elsewhere", str(ROOT / "src")]))
+    assert ray_session.python_path().split(os.pathsep) == [str(ROOT / "src"), "/elsewhere"]
     assert str(Path(ROOT, "tune")) not in ray_session.python_path().split(os.pathsep)
 
 
@@ -106,7 +106,7 @@ def test_a_folder_that_a_dying_process_makes_again_goes_too(short_tmp, monkeypat
     folder = short_tmp / f"{ray_session.PREFIX}x"
     folder.mkdir()
     calls = []
-    real = node_folder.shutil.rmtree
+    real = private_folder.shutil.rmtree
 
     def rmtree(path, **options):
         real(path, **options)
@@ -114,8 +114,8 @@ def test_a_folder_that_a_dying_process_makes_again_goes_too(short_tmp, monkeypat
         if calls == [folder]:
             (folder / "r" / "session").mkdir(parents=True)
 
-    monkeypatch.setattr(node_folder.shutil, "rmtree", rmtree)
-    node_folder.remove(folder)
+    monkeypatch.setattr(private_folder.shutil, "rmtree", rmtree)
+    private_folder.remove(folder)
     assert not folder.exists() and calls.count(folder) == 2
 
 

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 from conftest import TRAIN
 
-from train_loop import recipe
-from train_loop.config import ConfigError, TrainConfig, keys
-from train_loop.run import read_config
+from bigbatch.train_loop.config import ConfigError, TrainConfig, keys, recipes
+from bigbatch.train_loop.config.files import read_config
 
 IMAGENET = 1_281_167
 
@@ -38,12 +37,12 @@ MOMENTUM = {"mlperf-lars-4k": 0.9, "mlperf-lars-8k": 0.9, "mlperf-lars-32k": 0.9
 
 
 def load(name: str) -> tuple[dict[str, Any], TrainConfig]:
-    path = recipe.recipe_path(name)
+    path = recipes.recipe_path(name)
     return json.loads(path.read_text()), read_config(path)
 
 
 def test_every_recipe_is_in_the_table() -> None:
-    assert recipe.names() == sorted(PUBLISHED)
+    assert recipes.names() == sorted(PUBLISHED)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -117,9 +116,9 @@ def test_a_file_is_a_whole_configuration_with_source_and_cost(name: str) -> None
 
 def test_an_unknown_recipe_names_the_nearest() -> None:
     with pytest.raises(ConfigError, match="got 'mlperf-lars-4'. Did you mean 'mlperf-lars-4k'"):
-        recipe.recipe_path("mlperf-lars-4")
+        recipes.recipe_path("mlperf-lars-4")
     with pytest.raises(ConfigError, match="Choose one of cifar10"):
-        recipe.recipe_path("zzz")
+        recipes.recipe_path("zzz")
 
 
 def test_the_command_takes_a_recipe_and_says_what_is_wrong_with_it(run_command, tmp_path: Path) -> None:

@@ -14,16 +14,26 @@ import torch
 from PIL import Image
 from test_train_loop_data_pack import pack_here, write_images
 
-from cluster import quota
-from train_loop import room
-from train_loop.checkpoint import CheckpointFolder
-from train_loop.config import BatchConfig, ConfigError, DataConfig, ModelConfig, OptimizerConfig, TrainConfig
-from train_loop.data import describe, pack
-from train_loop.loop import train
-from train_loop.models import build_model
-from train_loop.reporter import ListReporter
-from train_loop.run import make_task
-from tune.plan import Options, make_plan
+from bigbatch.cluster.host.site import quota
+from bigbatch.train_loop.config import (
+    BatchConfig,
+    ConfigError,
+    DataConfig,
+    ModelConfig,
+    OptimizerConfig,
+    TrainConfig,
+)
+from bigbatch.train_loop.data.catalogue import describe
+from bigbatch.train_loop.data.packing import command as pack
+from bigbatch.train_loop.host import disk_space
+from bigbatch.train_loop.launch.command import make_task
+from bigbatch.train_loop.loop import space_needed
+from bigbatch.train_loop.loop.checkpoint import CheckpointFolder
+from bigbatch.train_loop.loop.train import train
+from bigbatch.train_loop.model.networks import build_model
+from bigbatch.train_loop.reporter import ListReporter
+from bigbatch.tune.plan.checked_plan import make_plan
+from bigbatch.tune.plan.options import Options
 
 CONFIG = TrainConfig(batch=BatchConfig(global_size=128), model=ModelConfig(name="resnet18"), precise_bn="off")
 
@@ -46,9 +56,9 @@ LFS_NONE = """Disk quotas for user root (uid 0):
 
 @pytest.fixture(autouse=True)
 def _ask_anew() -> Iterator[None]:
-    room.site_quota.cache_clear()
+    disk_space.site_quota.cache_clear()
     yield
-    room.site_quota.cache_clear()
+    disk_space.site_quota.cache_clear()
 
 
 @pytest.fixture
@@ -74,7 +84,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         command.chmod(0o755)
         profile.write_text(f'name = "mine"\n[storage]\nquota_command = "{command}"\n')
         monkeypatch.setenv("BIGBATCH_SITE", str(profile))
-        room.site_quota.cache_clear()
+        disk_space.site_quota.cache_clear()
         return str(command)
 
     return make
@@ -165,18 +175,18 @@ def test_a_run_is_refused_by_the_sites_quota(tmp_path: Path, site) -> None:
 
 def test_a_quota_in_an_unknown_format_is_shown(tmp_path: Path, site, capsys: pytest.CaptureFixture[str]) -> None:
     command = site("WORK: 17 of 20 TiB, 99 % of the inodes")
-    assert room.quota_lines() == [f"quota by {command}:", "  WORK: 17 of 20 TiB, 99 % of the inodes"]
-    from train_loop.data import pack
+    assert disk_space.quota_lines() == [f"quota by {command}:", "  WORK: 17 of 20 TiB, 99 % of the inodes"]
+    from bigbatch.train_loop.data.packing import command as pack
 
     images = write_images(tmp_path / "images")
     assert pack.main([str(images), str(tmp_path / "packed"), "--workers", "1"]) == 0
     assert "17 of 20 TiB" in capsys.readouterr().out
     site("x")
     Path(command).unlink()  # no answer: the doctor tells, a run goes on
-    assert room.quota_lines() == []
+    assert disk_space.quota_lines() == []
 
 
-@pytest.mark.parametrize("name", [*room._RESNETS, "mobilenet_v3_small"])
+@pytest.mark.parametrize("name", [*space_needed._RESNETS, "mobilenet_v3_small"])
 @pytest.mark.parametrize("classes", [10, 1000])
 def test_parameters_are_counted(name: str, classes: int) -> None:
     import dataclasses
@@ -184,7 +194,7 @@ def test_parameters_are_counted(name: str, classes: int) -> None:
     info = dataclasses.replace(describe(DataConfig(image_size=224)), num_classes=classes)
     with torch.device("meta"):
         model = build_model(ModelConfig(name=name), info)
-    assert room.parameters(ModelConfig(name=name), info) == sum(p.numel() for p in model.parameters())
+    assert space_needed.parameters(ModelConfig(name=name), info) == sum(p.numel() for p in model.parameters())
 
 
 @pytest.mark.parametrize("optimizer, average", [("sgd", 0.0), ("lamb", 0.9)])
@@ -197,18 +207,20 @@ def test_a_checkpoint_is_as_large_as_foreseen(tmp_path: Path, optimizer: str, av
     train(config, reporter=ListReporter(), checkpoint_dir=tmp_path, device=torch.device("cpu"))
     assert CheckpointFolder(tmp_path, 0).load()
     real = (tmp_path / "latest.pt").stat().st_size
-    expected = room.checkpoint_bytes(config.model, describe(config.data), optimizer, average > 0)
-    assert 0.97 * expected < real < room.RESERVE * expected
+    expected = space_needed.checkpoint_bytes(config.model, describe(config.data), optimizer, average > 0)
+    assert 0.97 * expected < real < disk_space.RESERVE * expected
 
 
 def test_a_resume_counts_what_is_there_as_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "latest.pt").write_bytes(bytes(1000))
-    monkeypatch.setattr(room, "left_in", lambda folder: room.Room(500, 3, "the file system", "the file system"))
-    room.check_room("--output", tmp_path, room.Need(1400, 4, "a test"))
+    monkeypatch.setattr(
+        disk_space, "left_in", lambda folder: disk_space.Room(500, 3, "the file system", "the file system")
+    )
+    disk_space.check_room("--output", tmp_path, disk_space.Need(1400, 4, "a test"))
     with pytest.raises(ConfigError, match="got 0.00 MB left"):
-        room.check_room("--output", tmp_path, room.Need(1500, 4, "a test"))
+        disk_space.check_room("--output", tmp_path, disk_space.Need(1500, 4, "a test"))
     with pytest.raises(ConfigError, match="5 inodes"):
-        room.check_room("--output", tmp_path, room.Need(1400, 5, "a test"))
+        disk_space.check_room("--output", tmp_path, disk_space.Need(1400, 5, "a test"))
 
 
 def test_what_another_run_renames_meanwhile_is_no_error(tmp_path: Path) -> None:
@@ -229,16 +241,16 @@ def test_what_another_run_renames_meanwhile_is_no_error(tmp_path: Path) -> None:
     thread.start()
     try:
         for _ in range(50):
-            room.present(tmp_path)
+            disk_space.present(tmp_path)
     finally:
         done.set()
         thread.join()
-    assert room.present(tmp_path)[1] == 400 and room.present(tmp_path / "none") == (0, 0)
+    assert disk_space.present(tmp_path)[1] == 400 and disk_space.present(tmp_path / "none") == (0, 0)
 
 
 def test_a_file_system_that_counts_nothing_refuses_nothing() -> None:
     """``/proc`` has no blocks and no inodes; some network file systems say the same."""
     if not Path("/proc/self").exists():
         pytest.skip("no /proc")
-    assert room.left_in(Path("/proc")).bytes is None and room.left_in(Path("/proc")).inodes is None
-    room.check_room("--output", Path("/proc/sys/none"), room.Need(1 << 60, 1 << 40, "a test"))
+    assert disk_space.left_in(Path("/proc")).bytes is None and disk_space.left_in(Path("/proc")).inodes is None
+    disk_space.check_room("--output", Path("/proc/sys/none"), disk_space.Need(1 << 60, 1 << 40, "a test"))

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from train_loop.config import ScheduleConfig
-from train_loop.schedules import learning_rate
+from bigbatch.train_loop.config import ScheduleConfig
+from bigbatch.train_loop.optim.schedules import learning_rate
 
 
 def rates(total_steps, steps_per_epoch=10, peak_lr=1.0, **schedule):
@@ -154,6 +154,6 @@ def test_a_run_without_steps_is_refused(total_steps, steps_per_epoch):
 
 
 def test_importing_schedules_loads_no_torch():
-    code = "import sys, train_loop.schedules; sys.exit('torch' in sys.modules)"
+    code = "import sys, bigbatch.train_loop.optim.schedules; sys.exit('torch' in sys.modules)"
     root = Path(__file__).resolve().parents[1]
-    assert subprocess.run([sys.executable, "-c", code], cwd=root).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], cwd=root / "src").returncode == 0

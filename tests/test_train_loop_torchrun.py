@@ -16,10 +16,16 @@ import pytest
 import torch
 from conftest import ROOT, TRAIN, clean_environment
 
-from train_loop.config import BatchConfig, DataConfig, ModelConfig, OptimizerConfig, TrainConfig
-from train_loop.loop import train
-from train_loop.reporter import EpochRecord, ListReporter
-from train_loop.run import main
+from bigbatch.train_loop.config import (
+    BatchConfig,
+    DataConfig,
+    ModelConfig,
+    OptimizerConfig,
+    TrainConfig,
+)
+from bigbatch.train_loop.launch.command import main
+from bigbatch.train_loop.loop.train import train
+from bigbatch.train_loop.reporter import EpochRecord, ListReporter
 
 EPOCHS = 24
 
@@ -249,7 +255,7 @@ def test_wrong_input_is_answered_from_any_folder_without_torch(folder: str, tmp_
     lines = [line for line in done.stderr.splitlines() if not line.startswith("import time:")]
     loaded = {line.split("|")[-1].strip().split(".")[0] for line in done.stderr.splitlines() if "|" in line}
     assert done.returncode == 2 and len(lines) == 1 and "none.json" in lines[0]
-    assert "train_loop" in loaded and not loaded & {"torch", "ray", "numpy"}
+    assert "bigbatch" in loaded and not loaded & {"torch", "ray", "numpy"}
 
 
 def test_default_output_is_the_same_for_the_same_configuration(

@@ -13,14 +13,14 @@ import torchvision
 from tiny_training import CONFIG, StopsAt, TinySource, bn_model, changed, install, untimed
 from torch import nn
 
-from train_loop import assembly
-from train_loop.activation_checkpointing import checkpoint_blocks
-from train_loop.config import ConfigError, TrainConfig
-from train_loop.data.resizing import train_image_size
-from train_loop.data.source import Batch
-from train_loop.loop import TrainingStopped, train
-from train_loop.reporter import ListReporter
-from train_loop.weight_average import WeightAverage
+from bigbatch.train_loop.config import ConfigError, TrainConfig
+from bigbatch.train_loop.data.pixels.progressive import train_image_size
+from bigbatch.train_loop.data.source import Batch
+from bigbatch.train_loop.loop import assembly
+from bigbatch.train_loop.loop.train import TrainingStopped, train
+from bigbatch.train_loop.model.activation_checkpointing import checkpoint_blocks
+from bigbatch.train_loop.model.weight_average import WeightAverage
+from bigbatch.train_loop.reporter import ListReporter
 
 CPU = torch.device("cpu")
 

@@ -10,13 +10,13 @@ import pytest
 from optuna.trial import TrialState
 from ray.tune.search import Searcher
 
-from search_spaces.registry import load_space
-from search_spaces.workload import Workload
-from train_loop.config import ConfigError, TrainConfig
-from tune.bridge import OptunaBridge
-from tune.deadline import Deadline, end_of_allocation
-from tune.samplers import make_pruner, sampler_factory
-from tune.store import StudyStore
+from bigbatch.search_spaces.registry import load_space
+from bigbatch.search_spaces.workload import Workload
+from bigbatch.train_loop.config import ConfigError, TrainConfig
+from bigbatch.tune.study.store import StudyStore
+from bigbatch.tune.trials.allocation_deadline import Deadline, end_of_allocation
+from bigbatch.tune.trials.bridge import OptunaBridge
+from bigbatch.tune.trials.samplers import make_pruner, sampler_factory
 
 EPOCHS = 4
 WORKLOAD = Workload(
@@ -313,7 +313,7 @@ def test_the_cost_of_a_trial_is_its_wall_time_times_its_workers_over_all_attempt
 
 def test_a_trial_that_waits_for_room_costs_nothing_until_its_workers_start(store, monkeypatch):
     now = [1000.0]
-    monkeypatch.setattr("tune.bridge.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("bigbatch.tune.trials.bridge.time.monotonic", lambda: now[0])
     monkeypatch.setattr(store.ledger, "_clock", lambda: now[0])
     bridge = make_bridge(store)
     bridge.suggest("a")
@@ -329,7 +329,7 @@ def test_a_trial_that_waits_for_room_costs_nothing_until_its_workers_start(store
 
 
 def test_attempts_that_are_killed_before_their_first_epoch_are_counted(store, monkeypatch):
-    """Five kills, four workers, an hour each: 20 hours. The last heartbeat says up to when; see tune/ledger.py."""
+    """Five kills, four workers, an hour each: 20 hours. The last heartbeat says up to when; see ``Ledger``."""
     for _ in range(5):
         now = [0.0]
         monkeypatch.setattr(store.ledger, "_clock", lambda now=now: now[0])
@@ -426,7 +426,7 @@ def test_optuna_opens_the_journal_as_it_is(store):
 
 def test_the_time_to_a_first_result_is_the_longest_that_was_met(store, monkeypatch):
     now = [1000.0]
-    monkeypatch.setattr("tune.bridge.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("bigbatch.tune.trials.bridge.time.monotonic", lambda: now[0])
     bridge = make_bridge(store, trials=9)
     assert bridge.first_result_s() is None
     for ray_id, seconds in (("a", 40.0), ("b", 25.0)):
@@ -442,7 +442,7 @@ def test_the_time_to_a_first_result_is_the_longest_that_was_met(store, monkeypat
 
 def test_no_trial_starts_that_could_not_finish_an_epoch_before_the_allocation_ends(monkeypatch):
     now, needed = [5000.0], [None]
-    monkeypatch.setattr("tune.deadline.time.time", lambda: now[0])
+    monkeypatch.setattr("bigbatch.tune.trials.allocation_deadline.time.time", lambda: now[0])
     deadline = Deadline(6000.0, lambda: needed[0])
     assert deadline.allows_a_trial(), "nothing was measured yet"
     needed[0] = 600.0
@@ -456,7 +456,7 @@ def test_no_trial_starts_that_could_not_finish_an_epoch_before_the_allocation_en
 def test_where_an_epoch_is_longer_than_the_allocation_trials_start_and_go_on_by_checkpoints(monkeypatch):
     """A requeued search knows its epochs: it must not refuse its own interrupted trials, start after start."""
     now = [5000.0]
-    monkeypatch.setattr("tune.deadline.time.time", lambda: now[0])
+    monkeypatch.setattr("bigbatch.tune.trials.allocation_deadline.time.time", lambda: now[0])
     deadline = Deadline(6000.0, lambda: 1001.0)
     assert deadline.allows_a_trial()
     now[0] = 5900.0

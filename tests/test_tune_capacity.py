@@ -13,10 +13,10 @@ from conftest import ROOT, clean_environment
 from optuna.trial import TrialState
 from test_tune_search import TINY, Search, load
 
-from train_loop.config import ConfigError
-from tune import capacity
-from tune.capacity import Capacity, packs
-from tune.machine import Machine, Node, Share, share_out
+from bigbatch.train_loop.config import ConfigError
+from bigbatch.tune.plan.machine import Machine, Node, Share, share_out
+from bigbatch.tune.trials import capacity
+from bigbatch.tune.trials.capacity import Capacity, packs
 
 GIB = 2**30
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest, fisher_exact
 
-from tune.certainty import clopper_pearson, differ, verdict
+from bigbatch.tune.watch.certainty import clopper_pearson, differ, verdict
 
 
 def counts(rng: np.random.Generator, accuracy: float, trials: int, images: int, shared: bool) -> np.ndarray:

@@ -13,8 +13,9 @@ import pytest
 import torch
 from conftest import ROOT, TUNE, clean_environment
 
-from tune.plan import Options, make_plan
-from tune.store import StudyStore
+from bigbatch.tune.plan.checked_plan import make_plan
+from bigbatch.tune.plan.options import Options
+from bigbatch.tune.study.store import StudyStore
 
 GOOD = ("--space", "smoke")
 
@@ -233,7 +234,7 @@ def test_two_searches_of_one_second_have_two_names(tmp_path):
 WAYS = {
     "as a file from another folder": lambda tmp: ((sys.executable, str(TUNE)), tmp),
     "from inside tune/": lambda tmp: ((sys.executable, "run.py"), ROOT / "tune"),
-    "as a module": lambda tmp: ((sys.executable, "-m", "tune.run"), ROOT),
+    "as a module": lambda tmp: ((sys.executable, "-m", "bigbatch.tune.run"), ROOT),
     "with a relative path": lambda tmp: ((sys.executable, os.path.relpath(TUNE, tmp)), tmp),
 }
 
@@ -249,9 +250,9 @@ def test_it_can_be_called_in_every_usual_way(way, tmp_path):
 
 def test_the_console_command_equals_the_script(tmp_path):
     bigbatch = shutil.which("bigbatch", path=os.path.dirname(sys.executable))
-    code = "import sys; from tune.cli import main; sys.exit(main(sys.argv[1:]))"
+    code = "import sys; from bigbatch.command import main; sys.exit(main(sys.argv[1:]))"
     command = (bigbatch,) if bigbatch else (sys.executable, "-c", code)
-    env = {} if bigbatch else {"PYTHONPATH": str(ROOT)}
+    env = {} if bigbatch else {"PYTHONPATH": str(ROOT / "src")}
     done = run("tune", *GOOD, "--dry-run", "--study", "x", cwd=tmp_path, command=command, **env)
     script = run(*GOOD, "--dry-run", "--study", "x", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (script.returncode, script.stdout)
@@ -266,20 +267,20 @@ def test_the_plan_says_what_will_happen_before_it_does(tmp_path):
 
 
 def test_importing_spaces_and_cluster_loads_neither_torch_nor_ray():
-    code = "import sys, search_spaces, search_spaces.registry, cluster.allocation; print(sorted(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    code = "import sys, bigbatch.search_spaces.registry, bigbatch.cluster.host.allocation; print(sorted(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT / "src", capture_output=True, text=True, check=True)
     loaded = {name.strip("' ").split(".")[0] for name in done.stdout.strip("[]\n").split(",")}
     assert not loaded & {"torch", "ray", "optuna", "numpy"}
 
 
 def test_wrong_input_is_refused_without_loading_torch_or_ray(tmp_path):
     code = (
-        "import sys\nfrom tune.cli import tune_main\n"
+        "import sys\nfrom bigbatch.tune.cli import tune_main\n"
         "code = tune_main(['--space', 'smoke', '--set', 'peek_lr=1'])\n"
         "print(code, 'torch' in sys.modules, 'ray' in sys.modules)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, env={**clean_environment(), "PYTHONPATH": str(ROOT)},
+        [sys.executable, "-c", code], cwd=tmp_path, env={**clean_environment(), "PYTHONPATH": str(ROOT / "src")},
         capture_output=True, text=True,
     )  # fmt: skip
     assert done.stdout.split() == ["2", "False", "False"]

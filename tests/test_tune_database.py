@@ -14,9 +14,9 @@ from sqlalchemy.exc import OperationalError
 from test_tune_bridge import EPOCHS, make_bridge, record
 from test_tune_cli import run
 
-from cluster.mounts import file_system_type, is_shared
-from tune import database, storage_url
-from tune.store import StudyStore
+from bigbatch.cluster.host.mounts import file_system_type, is_shared
+from bigbatch.tune.study import database, storage_url
+from bigbatch.tune.study.store import StudyStore
 
 
 class Wire:

@@ -11,12 +11,12 @@ import pytest
 import torch
 from small_disk import fill
 
-from train_loop.checkpoint import CheckpointFolder
-from train_loop.disk_full import DiskFull, full_errno, mount_of, words
-from train_loop.errors import RayStartError
-from train_loop.ray_session import LocalRay
-from tune import disk_full
-from tune.disk_full import Disk, LineLog, PatientJournal
+from bigbatch.train_loop.errors import RayStartError
+from bigbatch.train_loop.host.disk_full import DiskFull, full_errno, mount_of, words
+from bigbatch.train_loop.launch.ray_session import LocalRay
+from bigbatch.train_loop.loop.checkpoint import CheckpointFolder
+from bigbatch.tune.study import patient_journal
+from bigbatch.tune.study.patient_journal import Disk, LineLog, PatientJournal
 
 
 def study_on(folder: Path, disk: Disk) -> optuna.Study:
@@ -25,8 +25,8 @@ def study_on(folder: Path, disk: Disk) -> optuna.Study:
 
 
 def test_a_line_that_does_not_fit_is_cut_off_again_and_written_when_there_is_room(small_disk, monkeypatch, capfd):
-    monkeypatch.setattr(disk_full, "POLL_S", 0.01)
-    disk = Disk(small_disk, {disk_full.JOB_VARIABLE: "/some/job"})
+    monkeypatch.setattr(patient_journal, "POLL_S", 0.01)
+    disk = Disk(small_disk, {patient_journal.JOB_VARIABLE: "/some/job"})
     study = study_on(small_disk, disk)
     hog = fill(small_disk)
     looks = []
@@ -56,7 +56,7 @@ def test_without_a_job_nobody_waits_and_the_journal_stays_whole(small_disk):
 
 
 def test_a_search_that_is_told_to_stop_does_not_wait_for_room(small_disk):
-    disk = Disk(small_disk, {disk_full.JOB_VARIABLE: "/some/job"})
+    disk = Disk(small_disk, {patient_journal.JOB_VARIABLE: "/some/job"})
     disk.stopped = lambda: True
     with pytest.raises(DiskFull):
         disk.await_room(errno.EDQUOT)

@@ -9,15 +9,24 @@ import time
 import pytest
 from rich.console import Console
 
-from search_spaces.trial import StandInTrial
-from train_loop.config import BatchConfig, OptimizerConfig, TrainConfig
-from tune.certainty import verdict
-from tune.columns import WIDTHS, Columns, columns_of
-from tune.display import LiveTable, PlainLines, Progress, duration, make_display, percent, trial_table
-from tune.ledger import Used
-from tune.observer import TrialView
-from tune.plan import Options, make_plan
-from tune.summary import how_sure, print_findings, print_plan
+from bigbatch.search_spaces.trial import StandInTrial
+from bigbatch.train_loop.config import BatchConfig, OptimizerConfig, TrainConfig
+from bigbatch.tune.plan.checked_plan import make_plan
+from bigbatch.tune.plan.options import Options
+from bigbatch.tune.study.ledger import Used
+from bigbatch.tune.watch.certainty import verdict
+from bigbatch.tune.watch.columns import WIDTHS, Columns, columns_of
+from bigbatch.tune.watch.display import (
+    LiveTable,
+    PlainLines,
+    Progress,
+    duration,
+    make_display,
+    percent,
+    trial_table,
+)
+from bigbatch.tune.watch.findings import how_sure, print_findings, print_plan
+from bigbatch.tune.watch.observer import TrialView
 
 
 def view(number: int, values: list[float], state: str = "RUNNING", seconds: float = 10.0) -> TrialView:

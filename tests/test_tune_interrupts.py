@@ -24,10 +24,10 @@ SEARCH = """
 import ctypes, os, signal, sys
 sys.path.insert(0, sys.argv[1])
 from rich.console import Console
-from train_loop.config import TrainConfig
-from tune.display import Progress, make_display
-from tune.interrupts import Interrupts, StopRequest
-from tune.observer import TrialView
+from bigbatch.train_loop.config import TrainConfig
+from bigbatch.tune.watch.display import Progress, make_display
+from bigbatch.tune.watch.interrupts import Interrupts, StopRequest
+from bigbatch.tune.watch.observer import TrialView
 
 console, stop, byte = Console(), StopRequest(), ctypes.create_string_buffer(1)
 held = os.open(sys.argv[2], os.O_RDWR)
@@ -67,7 +67,7 @@ class Terminal:
         for name in ("COLUMNS", "LINES", "NO_COLOR"):
             environment.pop(name, None)
         self.process = subprocess.Popen(
-            command, stdin=slave, stdout=slave, stderr=slave, env=environment, cwd=ROOT,
+            command, stdin=slave, stdout=slave, stderr=slave, env=environment, cwd=ROOT / "src",
             preexec_fn=lambda: (os.setsid(), fcntl.ioctl(0, termios.TIOCSCTTY, 0)),
         )  # fmt: skip
         os.close(slave)
@@ -159,11 +159,12 @@ def test_ctrl_c_where_there_is_no_table_is_acknowledged_by_a_line(tmp_path, when
 def test_ctrl_c_while_the_findings_are_printed_does_not_undo_a_search_that_is_done(tmp_path, capsys, planned, code):
     from rich.console import Console
 
-    from train_loop.config import TrainConfig
-    from tune.observer import TrialView
-    from tune.plan import Options, make_plan
-    from tune.search import StopRequest, _end, _Ended
-    from tune.store import StudyStore
+    from bigbatch.train_loop.config import TrainConfig
+    from bigbatch.tune.plan.checked_plan import make_plan
+    from bigbatch.tune.plan.options import Options
+    from bigbatch.tune.search import StopRequest, _end, _Ended
+    from bigbatch.tune.study.store import StudyStore
+    from bigbatch.tune.watch.observer import TrialView
 
     plan, stop = make_plan(Options(space="smoke", trials=planned, output=str(tmp_path))), StopRequest()
     store = StudyStore.create(plan.folder, plan.study, plan.to_dict(), None)

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from train_loop.config import ConfigError
-from tune.joined import on_cluster
-from tune.machine import Machine, Node
-from tune.plan import Options, SearchPlan, make_plan
+from bigbatch.train_loop.config import ConfigError
+from bigbatch.tune.plan.checked_plan import make_plan
+from bigbatch.tune.plan.joined import on_cluster
+from bigbatch.tune.plan.machine import Machine, Node
+from bigbatch.tune.plan.options import Options
+from bigbatch.tune.plan.search_plan import SearchPlan
 
 GIB = 2**30
 CORES = Machine((Node(8, 0, 64 * GIB), Node(8, 0, 16 * GIB)))

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tune.ledger import SAY_AFTER_S, WRITE_S, Ledger, devices_held, owns_cluster, read
-from tune.machine import Machine, Node, Share
-from tune.store import StudyStore
+from bigbatch.tune.plan.machine import Machine, Node, Share, devices_held
+from bigbatch.tune.study.ledger import SAY_AFTER_S, WRITE_S, Ledger, owns_cluster, read
+from bigbatch.tune.study.store import StudyStore
 
 HOUR = 3600.0
 

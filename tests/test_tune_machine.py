@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from train_loop.config import ConfigError
-from tune.machine import Machine, Node, share_out
+from bigbatch.train_loop.config import ConfigError
+from bigbatch.tune.plan.machine import Machine, Node, share_out
 
 GIB = 2**30
 
@@ -118,7 +118,7 @@ def test_memory_bounds_the_workers_of_each_node_as_ray_counts():
 
 
 def test_two_nodes_of_one_core_run_a_trial_each():
-    """`sbatch -N 2 -c 1 --mem=2500`: what Ray's nodes are given of it (cluster/ray_commands.py)."""
+    """`sbatch -N 2 -c 1 --mem=2500`: what Ray's nodes are given of it (cluster/node/ray_commands.py)."""
     share = share_out(Machine((Node(1, 0, 2_097_152_000),) * 2), 1, 8)
     assert (share.concurrency, share.worker_resources) == (2, {"CPU": 1.0})
     both = share_out(Machine((Node(1, 0, 2_097_152_000),) * 2), 2, 8)

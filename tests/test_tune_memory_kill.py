@@ -11,7 +11,7 @@ from ray.air.execution._internal.tracked_actor import TrackedActor
 from ray.air.execution._internal.tracked_actor_task import TrackedActorTask
 from ray.exceptions import ActorDiedError, OutOfMemoryError, RayActorError
 
-from tune.tune_hooks import memory_kills_fail_trials
+from bigbatch.tune.trials.tune_hooks import memory_kills_fail_trials
 
 
 class Actor:

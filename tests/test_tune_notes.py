@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from train_loop import run
-from train_loop.assembly import set_up
-from train_loop.checkpoint import CheckpointFolder
-from train_loop.config import TrainConfig
-from train_loop.data import pack
-from train_loop.ray_worker import RECORDS
-from train_loop.record_lines import NOTES, RecordPrinter, read_lines, records_of
-from train_loop.reporter import ListReporter, tell_notes
-from tune.cli import tune_main
-from tune.notes import Notes
+from bigbatch.train_loop.config import TrainConfig
+from bigbatch.train_loop.data.packing import command as pack
+from bigbatch.train_loop.launch import command as run
+from bigbatch.train_loop.launch.ray_worker import RECORDS
+from bigbatch.train_loop.launch.record_lines import NOTES, RecordPrinter, read_lines, records_of
+from bigbatch.train_loop.loop.assembly import set_up
+from bigbatch.train_loop.loop.checkpoint import CheckpointFolder
+from bigbatch.train_loop.reporter import ListReporter, tell_notes
+from bigbatch.tune.cli import tune_main
+from bigbatch.tune.watch.notes import Notes
 
 
 @pytest.fixture(scope="module")

@@ -10,17 +10,25 @@ from pathlib import Path
 
 import pytest
 
-from cluster.cli import cluster_main
-from search_spaces import BUILT_IN, Workload, check_space
-from search_spaces.fixed_parameters import check_parameters, read_fixed
-from search_spaces.priors import searched_peak_lr
-from search_spaces.trial import StandInTrial
-from train_loop import lr_find, run
-from train_loop.config import OPTIMIZERS, ConfigError, TrainConfig, known_key, parse_assignments, resolve_key
-from train_loop.config_words import OF_SPACES
-from tune.cli import main, tune_main
-from tune.columns import WIDTHS, settings
-from tune.plan import Options, make_plan
+from bigbatch.command import main
+from bigbatch.search_spaces import BUILT_IN, Workload, check_space
+from bigbatch.search_spaces.fixed_parameters import check_parameters, read_fixed
+from bigbatch.search_spaces.priors import searched_peak_lr
+from bigbatch.search_spaces.trial import StandInTrial
+from bigbatch.train_loop.config import (
+    OPTIMIZERS,
+    ConfigError,
+    TrainConfig,
+    known_key,
+    parse_assignments,
+    resolve_key,
+)
+from bigbatch.train_loop.config.words import OF_SPACES
+from bigbatch.train_loop.launch import command, lr_find
+from bigbatch.tune.cli import tune_main
+from bigbatch.tune.plan.checked_plan import make_plan
+from bigbatch.tune.plan.options import Options
+from bigbatch.tune.watch.columns import WIDTHS, settings
 
 TRAIN_FILE = {"epochs": 2, "model": {"name": "resnet18"}, "batch": {"global_size": 64}}
 TUNE_LINES = {
@@ -156,9 +164,9 @@ SUBMIT_LINES = {
 }
 PROGRAMS = {
     "tune": lambda words: tune_main(["--dry-run", "--space", "smoke", *words], prog="bigbatch tune"),
-    "train": run.main,
+    "train": command.main,
     "lr-find": lr_find.main,
-    "submit": lambda words: cluster_main(["submit", "--dry-run", "--site", "generic", *words]),
+    "submit": lambda words: main(["cluster", "submit", "--dry-run", "--site", "generic", *words]),
 }
 LINES = [
     *(("tune", line, words) for line, words in TUNE_LINES.items()),

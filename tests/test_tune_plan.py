@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from train_loop.config import ConfigError
-from tune.machine import Machine, Node, share_out
-from tune.plan import Options, make_plan, seconds
-from tune.store import StudyStore
-from tune.summary import resume_command
+from bigbatch.train_loop.config import ConfigError
+from bigbatch.tune.plan.checked_plan import make_plan, seconds
+from bigbatch.tune.plan.machine import Machine, Node, share_out
+from bigbatch.tune.plan.options import Options
+from bigbatch.tune.study.store import StudyStore
+from bigbatch.tune.watch.findings import resume_command
 
 GIB = 2**30
 
@@ -58,9 +59,11 @@ def test_a_worker_has_one_gpu_and_its_share_of_the_cores(gpus, cpus):
 
 def test_auto_takes_the_large_network_only_where_there_is_an_accelerator(tmp_path, monkeypatch):
     options = Options(space="smoke", output=str(tmp_path))
-    monkeypatch.setattr("tune.plan.local_machine", lambda: Machine((Node(8, 2, 64 * GIB, 80 * GIB),)))
+    monkeypatch.setattr(
+        "bigbatch.tune.plan.checked_plan.local_machine", lambda: Machine((Node(8, 2, 64 * GIB, 80 * GIB),))
+    )
     assert make_plan(options).model == "resnet50"
-    monkeypatch.setattr("tune.plan.local_machine", lambda: Machine((Node(8, 0, 64 * GIB),)))
+    monkeypatch.setattr("bigbatch.tune.plan.checked_plan.local_machine", lambda: Machine((Node(8, 0, 64 * GIB),)))
     plan = make_plan(options)
     assert plan.model == "resnet18" and plan.model_was_auto
     assert make_plan(Options(space="smoke", output=str(tmp_path), model="resnet50")).model == "resnet50"
@@ -126,10 +129,12 @@ def test_what_a_killed_search_left_before_its_first_entry_is_no_study(tmp_path):
 
 
 def test_a_resumed_study_keeps_the_network_that_auto_meant_where_it_began(tmp_path, monkeypatch):
-    monkeypatch.setattr("tune.plan.local_machine", lambda: Machine((Node(8, 2, 64 * GIB, 80 * GIB),)))
+    monkeypatch.setattr(
+        "bigbatch.tune.plan.checked_plan.local_machine", lambda: Machine((Node(8, 2, 64 * GIB, 80 * GIB),))
+    )
     first = make_plan(Options(space="smoke", study="s", output=str(tmp_path)))
     StudyStore.create(first.folder, "s", first.to_dict(), None).close()
-    monkeypatch.setattr("tune.plan.local_machine", lambda: Machine((Node(8, 0, 64 * GIB),)))
+    monkeypatch.setattr("bigbatch.tune.plan.checked_plan.local_machine", lambda: Machine((Node(8, 0, 64 * GIB),)))
     again = make_plan(Options(study="s", output=str(tmp_path), resume=True))
     assert first.model == again.model == "resnet50"
 

@@ -20,9 +20,9 @@ from optuna.trial import TrialState
 from test_tune_bridge import make_bridge, record, run_out
 from test_tune_search import Search, tiny  # noqa: F401  (a fixture)
 
-from tune import database
-from tune.storage_url import DatabaseLost
-from tune.store import StudyStore
+from bigbatch.tune.study import database
+from bigbatch.tune.study.storage_url import DatabaseLost
+from bigbatch.tune.study.store import StudyStore
 
 PASSWORD = "s3cret-word"
 

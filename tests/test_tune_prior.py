@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
-from search_spaces.trial import StandInTrial
-from train_loop.config import ConfigError, TrainConfig
-from train_loop.lr_find import _write, range_test
-from tune.plan import Options, SearchPlan, make_plan
-from tune.store import StudyStore
+from bigbatch.search_spaces.trial import StandInTrial
+from bigbatch.train_loop.config import ConfigError, TrainConfig
+from bigbatch.train_loop.launch.lr_find import _write, range_test
+from bigbatch.tune.plan.checked_plan import make_plan
+from bigbatch.tune.plan.options import Options
+from bigbatch.tune.plan.search_plan import SearchPlan
+from bigbatch.tune.study.store import StudyStore
 
 
 def range_test_file(folder: Path, **changes: Any) -> tuple[str, float]:

@@ -14,10 +14,10 @@ from test_tune_bridge import BrokenSpace, make_bridge, record, reopen, run_out
 from test_tune_cli import run
 from test_tune_search import TINY, Search, load
 
-from cluster import options
-from tune import retry
-from tune.store import StudyStore
-from tune.views import counted, views
+from bigbatch.cluster.job import options
+from bigbatch.tune.study import retry
+from bigbatch.tune.study.store import StudyStore
+from bigbatch.tune.watch.views import counted, views
 
 FULL = "OSError: No space left on device"
 

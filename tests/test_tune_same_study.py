@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from train_loop.config import ConfigError
-from tune.plan import Options, make_plan
-from tune.store import StudyStore
+from bigbatch.train_loop.config import ConfigError
+from bigbatch.tune.plan.checked_plan import make_plan
+from bigbatch.tune.plan.options import Options
+from bigbatch.tune.study.store import StudyStore
 
 PLANNED = Options(
     space="smoke", study="s", max_epochs=2, subset=0.5, set=("lr_multiplier=1", "wd=1e-4", "data.prefetch_factor=4")

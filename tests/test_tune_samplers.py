@@ -13,11 +13,11 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from scipy.stats import ks_2samp, kstest, qmc
 from test_tune_bridge import EPOCHS, WORKLOAD, make_bridge, record, run_out
 
-from search_spaces.check import check_space
-from search_spaces.registry import load_space
-from tune.qmc import SobolSampler, value_at
-from tune.samplers import ByTrial, make_pruner, sampler_factory
-from tune.store import StudyStore
+from bigbatch.search_spaces.check import check_space
+from bigbatch.search_spaces.registry import load_space
+from bigbatch.tune.study.store import StudyStore
+from bigbatch.tune.trials.qmc import SobolSampler, value_at
+from bigbatch.tune.trials.samplers import ByTrial, make_pruner, sampler_factory
 
 NAMES = tuple(check_space(load_space("large_batch"), WORKLOAD))
 

@@ -22,9 +22,9 @@ import pytest
 from conftest import ROOT, TUNE, clean_environment, wait_gone
 from optuna.trial import TrialState
 
-from train_loop.config import TrainConfig
-from train_loop.data import pack
-from tune.ledger import read as read_ledger
+from bigbatch.train_loop.config import TrainConfig
+from bigbatch.train_loop.data.packing import command as pack
+from bigbatch.tune.study.ledger import read as read_ledger
 
 TINY = ("--model", "shufflenet_v2_x0_5", "--set", "image_size=16", "--seed", "1")
 
@@ -414,12 +414,12 @@ def test_it_joins_a_running_cluster_and_leaves_it_running(tiny, tiny_images, tmp
     tiny = (*tiny, "--data", str(tmp_path / "packed"), "--stage", "$ONLY_OF_THE_DRIVER/sets")
     code = (
         "import sys, time; sys.path.insert(0, sys.argv[1])\n"
-        "from pathlib import Path; from train_loop.ray_session import LocalRay\n"
+        "from pathlib import Path; from bigbatch.train_loop.launch.ray_session import LocalRay\n"
         "with LocalRay(2, 0, Path('cluster.log')) as c:\n"
         "    print(c.address, c.token_path, flush=True); time.sleep(3600)"
     )
     cluster = subprocess.Popen(
-        [sys.executable, "-c", code, str(ROOT)],
+        [sys.executable, "-c", code, str(ROOT / "src")],
         cwd=tmp_path,
         stdout=subprocess.PIPE,
         text=True,
@@ -500,7 +500,7 @@ def test_a_search_at_the_end_of_its_allocation_starts_nothing_and_says_to_come_a
 
 
 def test_the_inline_trainer_fits_the_installed_ray():
-    from tune import inline_trainer
+    from bigbatch.tune.trials import inline_trainer
 
     assert inline_trainer.supported()
 
@@ -560,7 +560,7 @@ def test_no_trial_is_lost_or_doubled_over_many_kills(tiny, tmp_path, every):
 
 def has_trials(folder: Path) -> bool:
     """Whether a trial was begun: before that, a kill leaves no journal, an empty one or one without a study."""
-    from tune.store import repair_journal
+    from bigbatch.tune.study.store import repair_journal
 
     repair_journal(folder / "optuna.journal")
     begun = (folder / "optuna.journal").exists()
@@ -569,7 +569,7 @@ def has_trials(folder: Path) -> bool:
 
 def check_nothing_lost(folder: Path, known: dict[int, dict]) -> None:
     """What an earlier look saw finished or reported is still there, unchanged."""
-    from tune.store import repair_journal
+    from bigbatch.tune.study.store import repair_journal
 
     repair_journal(folder / "optuna.journal")
     for trial in load(folder).trials:

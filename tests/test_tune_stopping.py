@@ -8,10 +8,16 @@ from pathlib import Path
 import pytest
 from test_tune_bridge import EPOCHS, Recorder, make_bridge, record, run_out
 
-from cluster.saving import TimeLeft
-from tune.stopping import MAX_WAIT_S, MIN_WAIT_S, UNMEASURED_WAIT_S, longest_gap_s, stop_wait_s
-from tune.store import StudyStore
-from tune.tune_hooks import StopWhen
+from bigbatch.cluster.job.drain import TimeLeft
+from bigbatch.tune.study.store import StudyStore
+from bigbatch.tune.trials.save_time import (
+    MAX_WAIT_S,
+    MIN_WAIT_S,
+    UNMEASURED_WAIT_S,
+    longest_gap_s,
+    stop_wait_s,
+)
+from bigbatch.tune.trials.tune_hooks import StopWhen
 
 
 class Lines(Recorder):
@@ -58,7 +64,7 @@ def test_in_a_job_the_wait_ends_before_the_job_kills_the_driver(margin_s):
 
 def test_trials_of_long_steps_get_the_time_of_their_steps_and_the_log_says_so(store, monkeypatch, tmp_path):
     now = [1000.0]
-    monkeypatch.setattr("tune.tune_hooks.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("bigbatch.tune.trials.tune_hooks.time.monotonic", lambda: now[0])
     lines = Lines()
     bridge = make_bridge(store, observers=[lines])
     bridge.suggest("a")
@@ -82,7 +88,9 @@ def test_nothing_is_waited_for_where_nothing_runs(store, tmp_path):
 def test_each_checkpoint_folder_is_removed_once_over_a_whole_search(store, monkeypatch):
     removed: list[str] = []
     remove = shutil.rmtree
-    monkeypatch.setattr("tune.store.shutil.rmtree", lambda path, **more: (removed.append(str(path)), remove(path)))
+    monkeypatch.setattr(
+        "bigbatch.tune.study.store.shutil.rmtree", lambda path, **more: (removed.append(str(path)), remove(path))
+    )
     bridge = make_bridge(store, trials=40, concurrency=1)
     for i in range(40):
         folder = store.checkpoint_folder(bridge.suggest(f"r{i}")["number"])

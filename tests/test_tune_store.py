@@ -14,10 +14,11 @@ import pytest
 from conftest import ROOT, TUNE, clean_environment
 from optuna.trial import TrialState
 
-from train_loop.config import ConfigError, TrainConfig
-from tune import tables
-from tune.plan import Options, make_plan
-from tune.store import StudyStore, redact, repair_journal
+from bigbatch.train_loop.config import ConfigError, TrainConfig
+from bigbatch.tune.plan.checked_plan import make_plan
+from bigbatch.tune.plan.options import Options
+from bigbatch.tune.study import tables
+from bigbatch.tune.study.store import StudyStore, redact, repair_journal
 
 
 def new_study(tmp_path: Path) -> StudyStore:
@@ -95,15 +96,15 @@ def test_repairing_a_journal_keeps_all_whole_lines(tmp_path, text):
 def test_a_study_is_driven_by_one_process_at_a_time(tmp_path):
     store = new_study(tmp_path)
     code = (
-        "import sys; from pathlib import Path\nfrom tune.store import StudyStore\n"
-        "from train_loop.config import ConfigError\n"
+        "import sys; from pathlib import Path\nfrom bigbatch.tune.study.store import StudyStore\n"
+        "from bigbatch.train_loop.config import ConfigError\n"
         "try: StudyStore.open(Path(sys.argv[1]), None)\nexcept ConfigError as e: print(e)\nelse: print('opened')"
     )
     command = [sys.executable, "-c", code, str(store.folder)]
-    other = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    other = subprocess.run(command, cwd=ROOT / "src", capture_output=True, text=True)
     assert f"process {os.getpid()}" in other.stdout
     store.close()
-    assert subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.strip() == "opened"
+    assert subprocess.run(command, cwd=ROOT / "src", capture_output=True, text=True).stdout.strip() == "opened"
 
 
 def test_killed_before_the_first_entry_the_study_still_opens(tmp_path):
@@ -134,7 +135,7 @@ def test_what_is_no_study_is_refused_with_what_to_do(tmp_path):
 
 
 def test_sessions_are_kept_with_commit_and_versions(tmp_path):
-    from tune.provenance import provenance
+    from bigbatch.tune.study.provenance import provenance
 
     store = new_study(tmp_path)
     store.add_session(provenance())

@@ -13,7 +13,7 @@ from optuna.trial import TrialState
 from small_disk import fill
 from test_tune_search import Search, load
 
-from cluster import node_folder
+from bigbatch.cluster.host import private_folder
 
 DEAD_PROXY = "http://127.0.0.1:9"
 PROXIES = dict.fromkeys(("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY"), DEAD_PROXY)
@@ -28,7 +28,7 @@ UNWRITABLE = "/proc"
 
 @pytest.fixture(scope="module")
 def packed(tiny_images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from train_loop.data.pack import main
+    from bigbatch.train_loop.data.packing.command import main
 
     target = tmp_path_factory.mktemp("packed") / "set"
     assert main([str(tiny_images), str(target)]) == 0
@@ -114,22 +114,22 @@ def test_a_search_in_a_folder_that_was_removed_is_refused_in_one_line(tiny_space
 def test_no_temporary_folder_that_can_be_written_is_refused_in_one_line(tmp_path, monkeypatch):
     import tempfile
 
-    from train_loop import ray_session
-    from train_loop.config import ConfigError
+    from bigbatch.train_loop.config import ConfigError
+    from bigbatch.train_loop.launch import ray_session
 
     def nowhere() -> str:
         raise FileNotFoundError(2, "No usable temporary directory found")
 
     monkeypatch.setattr(tempfile, "gettempdir", nowhere)
-    monkeypatch.setattr(node_folder.os, "access", lambda *_: False)
+    monkeypatch.setattr(private_folder.os, "access", lambda *_: False)
     with pytest.raises(ConfigError, match="TMPDIR"):
         ray_session.remove_stale_folders()
         ray_session.private_folder()
 
 
 def test_the_users_own_tmpdir_is_known_however_deep_a_search_runs(tmp_path):
-    job = node_folder.temporary_in(Path("/tmp/bbn-17-0a1b"), {"TMPDIR": "/local/mine"})
-    search = node_folder.temporary_in(Path("/tmp/bb-ray-0a1b"), job)
-    assert search == {"TMPDIR": "/tmp/bb-ray-0a1b", node_folder.USER_TMPDIR: "/local/mine"}
-    stale = {"TMPDIR": "/local/new", node_folder.USER_TMPDIR: "/local/of-an-earlier-job"}  # by sbatch --export=ALL
-    assert node_folder.temporary_in(Path("/tmp/bb-ray-0a1b"), stale)[node_folder.USER_TMPDIR] == "/local/new"
+    job = private_folder.temporary_in(Path("/tmp/bbn-17-0a1b"), {"TMPDIR": "/local/mine"})
+    search = private_folder.temporary_in(Path("/tmp/bb-ray-0a1b"), job)
+    assert search == {"TMPDIR": "/tmp/bb-ray-0a1b", private_folder.USER_TMPDIR: "/local/mine"}
+    stale = {"TMPDIR": "/local/new", private_folder.USER_TMPDIR: "/local/of-an-earlier-job"}  # by sbatch --export=ALL
+    assert private_folder.temporary_in(Path("/tmp/bb-ray-0a1b"), stale)[private_folder.USER_TMPDIR] == "/local/new"

@@ -16,7 +16,9 @@ from optuna.trial import TrialState
 
 PATCHED = """
 import sys; sys.path.insert(0, {root!r})
-from tune import capacity, cli, watch, watchdog
+from bigbatch.tune import cli
+from bigbatch.tune.trials import capacity
+from bigbatch.tune.watch import watch_thread as watch, watchdog
 watch.ASK_S, watch.OWN_GRACE_S, watch.GONE_S, watchdog.UNANSWERED_LINE_S = 1.0, 8.0, 12.0, 8.0
 bundle = capacity.Capacity.bundle
 capacity.Capacity.bundle = lambda self, number: {{**(own := bundle(self, number)), "CPU": own["CPU"] + {more}}}
@@ -29,7 +31,7 @@ def search(folder: Path, space: Path, data: Path, *, more_cpus: int, epochs: int
     arguments = ("--space", space, "--data", data, "--model", "shufflenet_v2_x0_5", "--set", "image_size=16")
     arguments = (*arguments, "--study", "s", "--trials", 2, "--max-epochs", epochs, "--scheduler", "none")
     return subprocess.Popen(
-        [sys.executable, "-c", PATCHED.format(root=str(ROOT), more=more_cpus), *map(str, arguments)],
+        [sys.executable, "-c", PATCHED.format(root=str(ROOT / "src"), more=more_cpus), *map(str, arguments)],
         cwd=folder, env=clean_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         start_new_session=True,
     )  # fmt: skip

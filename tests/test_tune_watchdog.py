@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from train_loop.config import TrainConfig
-from train_loop.progress import ProgressFile, Steps, progress_file
-from tune.cluster_view import ClusterView, GroupView, NodeView, asked_for, nowhere
-from tune.display import LiveTable, PlainLines, Progress, make_display
-from tune.observer import TrialView
-from tune.watch import Watch
-from tune.watchdog import Watchdog, Watched
+from bigbatch.train_loop.config import TrainConfig
+from bigbatch.train_loop.progress import ProgressFile, Steps, progress_file
+from bigbatch.tune.watch.cluster_view import ClusterView, GroupView, NodeView, asked_for, nowhere
+from bigbatch.tune.watch.display import LiveTable, PlainLines, Progress, make_display
+from bigbatch.tune.watch.observer import TrialView
+from bigbatch.tune.watch.watch_thread import Watch
+from bigbatch.tune.watch.watchdog import Watchdog, Watched
 
 
 def node(name: str, cpus: float, gpus: float = 0, *, alive: bool = True, free: float | None = None) -> NodeView:
@@ -221,8 +221,8 @@ def test_displays_say_waiting_starting_running_and_the_part_of_an_epoch(monkeypa
         display.trial_started(trial)
     assert "trial 7 started" in out.getvalue() and "waiting" not in drawn()
     later = time.monotonic() + 61
-    monkeypatch.setattr("train_loop.progress.time.monotonic", lambda: later)
-    monkeypatch.setattr("tune.display.time.monotonic", lambda: later)
+    monkeypatch.setattr("bigbatch.train_loop.progress.time.monotonic", lambda: later)
+    monkeypatch.setattr("bigbatch.tune.watch.display.time.monotonic", lambda: later)
     trial.steps = Steps(1, 410, 1251, 980.4)
     lines._within_epochs[7]._clock = lambda: later
     for display in (lines, table):

@@ -19,12 +19,18 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from train_loop import assembly
-from train_loop.config import BatchConfig, ModelConfig, OptimizerConfig, ScheduleConfig, TrainConfig
-from train_loop.data import DataInfo
-from train_loop.data.source import Batch, DataSource
-from train_loop.loop import train
-from train_loop.reporter import EpochRecord, ListReporter
+from bigbatch.train_loop.config import (
+    BatchConfig,
+    ModelConfig,
+    OptimizerConfig,
+    ScheduleConfig,
+    TrainConfig,
+)
+from bigbatch.train_loop.data.info import DataInfo
+from bigbatch.train_loop.data.source import Batch, DataSource
+from bigbatch.train_loop.loop import assembly
+from bigbatch.train_loop.loop.train import train
+from bigbatch.train_loop.reporter import EpochRecord, ListReporter
 
 ROOT = Path(__file__).resolve().parent.parent
 TRAIN_SIZE, VAL_SIZE, CLASSES, SIDE = 70, 23, 4, 8
@@ -136,7 +142,7 @@ def changed(config: TrainConfig, **keys: object) -> TrainConfig:
 def two_ranks(case: str, folder: Path) -> list[dict[str, Any]]:
     """Run ``case`` on two processes; what each rank's case returned."""
     folder.mkdir(parents=True, exist_ok=True)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
     ranks = [
         subprocess.Popen(
             [sys.executable, __file__, case, str(folder), str(rank), "2"],

@@ -1,7 +1,7 @@
 """One training run: configuration, data, models, optimizers, loop. Importing it loads nothing heavy."""
 
-import runpy
-from pathlib import Path
+if __name__ == "train_loop":  # `python -m train_loop.run` in a clone's root
+    import runpy
+    from pathlib import Path
 
-# By its path: a file of the user's may have taken the name of a package, and must not run.
-runpy.run_path(str(Path(__file__).resolve().parent.parent / "cluster" / "own_packages.py"))["check"](__name__)
+    runpy.run_path(str(Path(__file__).resolve().parents[1] / "cluster" / "host" / "root.py"))["stand_for"]("train_loop")

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TextIO
 
-from train_loop.progress import WRITE_EVERY_S, Pace, ProgressLines
+from bigbatch.train_loop.progress import WRITE_EVERY_S, Pace, ProgressLines
 
 _log = logging.getLogger(__name__)
 

@@ -1,7 +1,11 @@
-"""The search: plan, Ray session, Ray↔Optuna bridge, study store. Importing it loads nothing heavy."""
+"""The search: plan, trials, study, those who watch. Importing it loads nothing heavy."""
 
-import runpy
-from pathlib import Path
+if __name__ == "tune":  # `python -m tune.run` in a clone's root
+    import runpy
+    from pathlib import Path
 
-# By its path: a file of the user's may have taken the name of a package, and must not run.
-runpy.run_path(str(Path(__file__).resolve().parent.parent / "cluster" / "own_packages.py"))["check"](__name__)
+    runpy.run_path(str(Path(__file__).resolve().parents[1] / "cluster" / "host" / "root.py"))["stand_for"]("tune")
+else:
+    from bigbatch.cluster.host import hidden_libraries
+
+    hidden_libraries.check()

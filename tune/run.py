@@ -1,16 +1,16 @@
 """``python tune/run.py --space large_batch``: the main job. ``--help`` lists the options."""
 
+import runpy
 import sys
 from pathlib import Path
 
 if not __package__:
-    # Run as a file, Python puts tune/ first on sys.path, where its modules would shadow others.
-    here = Path(__file__).resolve().parent
-    sys.path[:] = [str(here.parent), *(entry for entry in sys.path if Path(entry or ".").resolve() != here)]
+    root = Path(__file__).resolve().parents[1] / "cluster" / "host" / "root.py"
+    runpy.run_path(str(root))["make_importable"](__file__)
 
 try:
-    from cluster.streams import over
-    from tune.cli import tune_main
+    from bigbatch.cluster.host.streams import over
+    from bigbatch.tune.cli import tune_main
 except KeyboardInterrupt:  # Ctrl-C while Python still reads its files
     sys.exit(130)
 

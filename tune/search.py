@@ -16,29 +16,38 @@ from typing import Any
 
 from rich.console import Console
 
-from train_loop.config import ConfigError, TrainConfig
-from train_loop.errors import RayStartError
-from train_loop.progress import progress_file
-from train_loop.ray_session import Connection, JoinedRay, LocalRay, check_reachable
-from train_loop.terminal import say_from_handler
-from tune import retry, wandb_log
-from tune.capacity import Capacity
-from tune.columns import columns_of
-from tune.deadline import END_OF_ALLOCATION, Deadline, end_of_allocation
-from tune.disk_full import LineLog
-from tune.display import PlainLines, Progress, make_display
-from tune.interrupts import Interrupts, StopRequest
-from tune.joined import cluster_machine, living_nodes, on_cluster
-from tune.ledger import devices_held
-from tune.observer import Observer, TrialView
-from tune.plan import SearchPlan
-from tune.provenance import provenance
-from tune.samplers import MODEL_BASED, make_pruner, quiet_optuna, sampler_factory
-from tune.storage_url import DatabaseLost
-from tune.store import StudyStore
-from tune.summary import print_disk_full, print_findings, print_machine, print_plan, quoted, resume_command, say_retries
-from tune.views import counted, views
-from tune.watch import ClusterLost, Watch, end_process_unless_done, make_watch
+from bigbatch.train_loop.config import ConfigError, TrainConfig
+from bigbatch.train_loop.errors import RayStartError
+from bigbatch.train_loop.host.signals import say_from_handler
+from bigbatch.train_loop.launch.ray_session import Connection, JoinedRay, LocalRay, check_reachable
+from bigbatch.train_loop.progress import progress_file
+from bigbatch.tune.plan.joined import cluster_machine, living_nodes, on_cluster
+from bigbatch.tune.plan.machine import devices_held
+from bigbatch.tune.plan.search_plan import SearchPlan
+from bigbatch.tune.study import retry
+from bigbatch.tune.study.patient_journal import LineLog
+from bigbatch.tune.study.provenance import provenance
+from bigbatch.tune.study.storage_url import DatabaseLost
+from bigbatch.tune.study.store import StudyStore
+from bigbatch.tune.trials.allocation_deadline import END_OF_ALLOCATION, Deadline, end_of_allocation
+from bigbatch.tune.trials.capacity import Capacity
+from bigbatch.tune.trials.samplers import MODEL_BASED, make_pruner, quiet_optuna, sampler_factory
+from bigbatch.tune.watch import wandb_log
+from bigbatch.tune.watch.columns import columns_of
+from bigbatch.tune.watch.display import PlainLines, Progress, make_display
+from bigbatch.tune.watch.findings import (
+    print_disk_full,
+    print_findings,
+    print_machine,
+    print_plan,
+    quoted,
+    resume_command,
+    say_retries,
+)
+from bigbatch.tune.watch.interrupts import Interrupts, StopRequest
+from bigbatch.tune.watch.observer import Observer, TrialView
+from bigbatch.tune.watch.views import counted, views
+from bigbatch.tune.watch.watch_thread import ClusterLost, Watch, end_process_unless_done, make_watch
 
 DONE, FAILED = 0, 1
 TRY_AGAIN = os.EX_TEMPFAIL
@@ -220,7 +229,7 @@ def _watch_over(
 def _make_bridge(
     ended: _Ended, store: StudyStore, connection: Connection, observers: list[Observer], stop: StopRequest
 ) -> Any:
-    from tune.bridge import OptunaBridge
+    from bigbatch.tune.trials.bridge import OptunaBridge
 
     plan, capacity = ended.plan, ended.capacity
     ray_storage = _ray_storage(plan, connection)
@@ -267,15 +276,22 @@ def _fit(ended: _Ended, store: StudyStore, stop: StopRequest, watch: Watch) -> N
     """Hand the search to Ray Tune until enough trials have ended or something stops it."""
     import ray.tune
 
-    from tune import trial
-    from tune.tune_hooks import NoEmptyFolders, PrunerScheduler, Silence, StopWhen, Ticks, memory_kills_fail_trials
+    from bigbatch.tune.trials import trial_run
+    from bigbatch.tune.trials.tune_hooks import (
+        NoEmptyFolders,
+        PrunerScheduler,
+        Silence,
+        StopWhen,
+        Ticks,
+        memory_kills_fail_trials,
+    )
 
     plan, bridge = ended.plan, ended.bridge
     store.stop_file.unlink(missing_ok=True)
     storage = Path(bridge.task(0)["ray_storage"])
     storage.mkdir(parents=True, exist_ok=True)
     tuner = ray.tune.Tuner(
-        trial.trainable(),
+        trial_run.trainable(),
         tune_config=ray.tune.TuneConfig(
             search_alg=bridge,
             scheduler=PrunerScheduler(bridge, ended.capacity),

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import torch
 
-from train_loop.checkpoint import CheckpointFolder
-from train_loop.config import TrainConfig
-from train_loop.loop import train
-from train_loop.reporter import EpochRecord, ListReporter
+from bigbatch.train_loop.config import TrainConfig
+from bigbatch.train_loop.loop.checkpoint import CheckpointFolder
+from bigbatch.train_loop.loop.train import train
+from bigbatch.train_loop.reporter import EpochRecord, ListReporter
 
 RUNS = ("sgd-within-epoch", "lars-average-within-epoch", "lamb-fp16-after-epoch")
 

@@ -18,7 +18,7 @@ import pytest
 from conftest import ROOT, clean_environment
 from stand_in_ray import StandInJob
 
-from cluster import record
+from bigbatch.cluster.record import job_record
 
 LINES = [
     [part.strip() for part in line.split("|", 2)]
@@ -60,7 +60,7 @@ def home(copy_of: Callable[[str], Path]) -> Path:
 
 def bigbatch(home: Path, *arguments: str) -> str:
     """What ``bigbatch cluster`` prints, where there is no Slurm."""
-    code = "import sys; sys.argv[0] = 'bigbatch'; from bigbatch_command import main; sys.exit(main())"
+    code = "import sys; sys.argv[0] = 'bigbatch'; from bigbatch.command import console; sys.exit(console())"
     done = subprocess.run(
         [sys.executable, "-c", code, "cluster", *arguments],
         cwd=ROOT,
@@ -90,7 +90,7 @@ def test_their_logs_are_shown(home: Path) -> None:
 
 def test_their_records_are_read(home: Path) -> None:
     env = {"BIGBATCH_HOME": str(home / ".bigbatch")}
-    found = {one.job_id: one for one in record.all_records(env)}
+    found = {one.job_id: one for one in job_record.all_records(env)}
     assert found[SEARCH].state == "requeueing" and found[SEARCH].study_folder == str(home / "j" / "runs" / "s")
     assert found[CHAINED].successor == SUCCESSOR and found[ENDED].state == "ended"
 

@@ -13,10 +13,10 @@ import pytest
 import torch
 from conftest import clean_environment
 
-from train_loop.config import BatchConfig, DataConfig
-from train_loop.data import open_data
+from bigbatch.train_loop.config import BatchConfig, DataConfig
+from bigbatch.train_loop.data.catalogue import open_data
 
-BIGBATCH = "import sys; sys.argv[0] = 'bigbatch'; from bigbatch_command import main; sys.exit(main())"
+BIGBATCH = "import sys; sys.argv[0] = 'bigbatch'; from bigbatch.command import console; sys.exit(console())"
 ROOT = Path(__file__).resolve().parents[2]
 
 

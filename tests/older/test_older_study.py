@@ -19,13 +19,14 @@ from conftest import clean_environment
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
-from cluster import progress
-from search_spaces import registry
-from search_spaces.registry import BUILT_IN
-from train_loop.config import ConfigError, TrainConfig
-from tune.plan import Options, make_plan
-from tune.store import StudyStore
-from tune.views import views
+from bigbatch.cluster.record import study_progress
+from bigbatch.search_spaces import registry
+from bigbatch.search_spaces.registry import BUILT_IN
+from bigbatch.train_loop.config import ConfigError, TrainConfig
+from bigbatch.tune.plan.checked_plan import make_plan
+from bigbatch.tune.plan.options import Options
+from bigbatch.tune.study.store import StudyStore
+from bigbatch.tune.watch.views import views
 
 ROOT = Path(__file__).resolve().parents[2]
 PRIORS = ROOT / "search_spaces" / "priors_6dde4d6.txt"
@@ -55,7 +56,7 @@ def test_it_opens_in_another_place_with_all_its_trials(copy_of: Callable[[str], 
         assert store.ledger.held_s == pytest.approx(held_s)
     finally:
         store.close()
-    assert sum(state in ("COMPLETE", "PRUNED") for state in STATES[name]) == progress.read(folder).finished  # type: ignore[union-attr]
+    assert sum(state in ("COMPLETE", "PRUNED") for state in STATES[name]) == study_progress.read(folder).finished  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("name", STATES)

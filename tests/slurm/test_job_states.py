@@ -146,7 +146,7 @@ def test_a_job_whose_partition_cancels_on_preemption_saves_and_goes_on(cluster, 
 
 def batch_process(cluster: VirtualCluster, job: RayJob) -> tuple[str, int]:
     node = job.record["head"]
-    return node, next(pid for pid, line in cluster.processes(node, "alice") if " -m cluster.job " in line)
+    return node, next(pid for pid, line in cluster.processes(node, "alice") if " -m bigbatch.cluster.job " in line)
 
 
 @pytest.mark.exhaustive
@@ -271,7 +271,9 @@ def test_what_a_killed_step_left_on_a_node_is_removed_by_the_next(cluster, submi
     job = submit(*driver(ONCE), sbatch=("-w", "n1"))
     job.wait_log("RUNNING 0")
     pid = next(
-        pid for pid, line in cluster.processes("n1", "alice") if "-m cluster.node" in line and "srun" not in line
+        pid
+        for pid, line in cluster.processes("n1", "alice")
+        if "-m bigbatch.cluster.node" in line and "srun" not in line
     )
     cluster.run("n1", "kill", "-9", pid)
     job.wait_log("RUNNING 1")

@@ -12,10 +12,16 @@ import pytest
 import torch
 from virtual_cluster import VirtualCluster
 
-from train_loop.config import BatchConfig, DataConfig, ModelConfig, OptimizerConfig, TrainConfig
-from train_loop.errors import TrainingStopped
-from train_loop.loop import train
-from train_loop.reporter import ListReporter
+from bigbatch.train_loop.config import (
+    BatchConfig,
+    DataConfig,
+    ModelConfig,
+    OptimizerConfig,
+    TrainConfig,
+)
+from bigbatch.train_loop.errors import TrainingStopped
+from bigbatch.train_loop.loop.train import train
+from bigbatch.train_loop.reporter import ListReporter
 
 pytestmark = pytest.mark.slurm
 RUN = Path(__file__).resolve().parents[2] / "train_loop" / "run.py"

@@ -20,7 +20,7 @@ PYTHON = sys.executable
 STAND_IN = """\
 if [ "$1" = --check-search ]; then   # as it is: the search is checked on the login node
     export BIGBATCH_CWD=$PWD
-    cd "$BIGBATCH_ROOT" && exec "$BIGBATCH_PYTHON" -m cluster.search_check "$@"
+    cd "$BIGBATCH_ROOT/src" && exec "$BIGBATCH_PYTHON" -m bigbatch.cluster.submission.search_check "$@"
 fi
 echo "arguments: $*"
 echo "root $BIGBATCH_ROOT python $BIGBATCH_PYTHON"
@@ -37,8 +37,9 @@ for i in $(seq 6000); do sleep 0.1; done
 def checkout(cluster: VirtualCluster) -> Path:
     """A user's own checkout of what submitting needs, in a folder with a blank in its name."""
     root = cluster.folder("alice", "check out")
-    for name in ("cluster", "tune", "train_loop", "search_spaces"):
-        shutil.copytree(REPOSITORY / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("cluster", "tune", "train_loop", "search_spaces", "src"):
+        leave = shutil.ignore_patterns("__pycache__", "*.egg-info")
+        shutil.copytree(REPOSITORY / name, root / name, symlinks=True, ignore=leave)
     (root / "cluster" / "ray_head_workers.slurm").write_text(STAND_IN)
     cluster.run("ctl", "chown", "-R", "alice:", root)
     return root
@@ -86,7 +87,7 @@ def test_queue_follow_and_cancel(cluster: VirtualCluster, checkout: Path, tmp_pa
     assert "No jobs." in cluster.run(
         "ctl", PYTHON, "-m", "cluster.cli", "queue", user="bob", cwd=REPOSITORY, env={"PYTHONDONTWRITEBYTECODE": "1"}
     ).stdout  # fmt: skip
-    follow = cluster.command("ctl", PYTHON, "-m", "cluster.cli", "logs", job, "-f", user="alice", cwd=checkout)
+    follow = cluster.command("ctl", PYTHON, "-m", "bigbatch.cluster.cli", "logs", job, "-f", user="alice", cwd=checkout)
     shown = tmp_path / "shown"
     with shown.open("w") as output, subprocess.Popen(follow, stdout=output) as following:
         until(lambda: "arguments: -- echo a b\n" in shown.read_text())
@@ -129,8 +130,8 @@ def findings(text: str) -> dict[str, tuple[str, str]]:
 
 def examined(cluster: VirtualCluster, nodes: int, *options: str, prepare: str = "") -> dict[str, tuple[str, str]]:
     """What the doctor finds in an allocation."""
-    script = f"#!/bin/bash\n{prepare}\nexec {PYTHON} -m cluster.cli doctor --json {' '.join(options)}\n"
-    env = {"PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
+    script = f"#!/bin/bash\n{prepare}\nexec {PYTHON} -m bigbatch.cluster.cli doctor --json {' '.join(options)}\n"
+    env = {"PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY / "src")}
     job = cluster.sbatch("alice", f"-N{nodes}", "--gres=gpu:2", "-c2", script=script, env=env)
     cluster.wait_state(job, ("COMPLETED", "FAILED"), timeout_s=500)
     return findings(Path(cluster.job(job)["StdOut"]).read_text())

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from train_loop.config import BatchSplit
+from bigbatch.train_loop.config import BatchSplit
 
 Indices = npt.NDArray[np.int64]
 

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 
 import torch
 
-from train_loop.config import BatchSplit
-from train_loop.data import DataInfo, sampling
-from train_loop.data.auto_augment import Policy
+from bigbatch.train_loop.config import BatchSplit
+from bigbatch.train_loop.data import sampling
+from bigbatch.train_loop.data.info import DataInfo
+from bigbatch.train_loop.data.pixels.auto_augment import Policy
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 """Images, float32 ``[N, 3, H, W]`` normalised, or what ``DataSource.finish`` makes that of; labels, int64

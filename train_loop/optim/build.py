@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from train_loop.config import OptimizerConfig
-from train_loop.optim.fused import begin_momentum, can_fuse, keep_implementation
-from train_loop.optim.lamb import LAMB
-from train_loop.optim.lars import LARS
+from bigbatch.train_loop.config import OptimizerConfig
+from bigbatch.train_loop.optim.fused import begin_momentum, can_fuse, keep_implementation
+from bigbatch.train_loop.optim.lamb import LAMB
+from bigbatch.train_loop.optim.lars import LARS
 
 NORM_LAYERS: tuple[type[nn.Module], ...] = (
     nn.modules.batchnorm._NormBase,  # every BatchNorm (also Sync, Lazy) and InstanceNorm

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from train_loop.optim.layerwise import is_sharded
+from bigbatch.train_loop.optim.layerwise import is_sharded
 
 DEVICES = ("cpu", "cuda")
 """Where the fused step was compared with the formulas; others take the multi-tensor one."""

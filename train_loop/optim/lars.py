@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from train_loop.optim.layerwise import (
+from bigbatch.train_loop.optim.layerwise import (
     Bucket,
     LayerwiseOptimizer,
     add_scaled_,

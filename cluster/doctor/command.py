@@ -1,0 +1,228 @@
+"""``bigbatch cluster doctor``: what would keep a search from running here, before a GPU hour is spent on it.
+
+On a login node it looks at that machine and asks Slurm; inside an allocation it looks at every node and at
+what is between them. Where a part is missing (no git, no torch, no quota command) the rest is still checked.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shlex
+import shutil
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bigbatch.cluster.doctor import probe
+from bigbatch.cluster.doctor.findings import (
+    FAIL,
+    OK,
+    WARN,
+    Finding,
+    judge_allreduce,
+    judge_answers,
+    judge_exchange,
+    judge_nodes,
+    judge_space,
+)
+from bigbatch.cluster.host import slurm_commands, slurm_values
+from bigbatch.cluster.host.command_line import parser
+from bigbatch.cluster.host.root import IMPORT_ROOT
+from bigbatch.cluster.host.site import quota
+from bigbatch.cluster.host.site.profiles import GENERIC, Site, find
+from bigbatch.cluster.record import job_record
+
+MARK = "BIGBATCH-PROBE "
+STEP_S = 180.0
+
+
+def doctor_main(argv: Sequence[str]) -> int:
+    """Print every finding. Returns 1 if one is FAIL."""
+    p = parser("doctor", "Check this machine, or the nodes of this allocation.")
+    p.add_argument("--site", metavar="NAME|FILE.toml", help="the site's profile (default: found)")
+    p.add_argument("--shared", metavar="DIR", help="the folder that all nodes must see (default: BIGBATCH_HOME)")
+    p.add_argument("--python", metavar="PATH", help="the nodes' interpreter (default: BIGBATCH_PYTHON, else this one)")
+    p.add_argument("--json", action="store_true", help="a line of JSON for each finding")
+    args = p.parse_args(argv)
+    findings = examine(find(args.site), shared=args.shared, python=args.python)
+    for finding in findings:
+        print(json.dumps(vars(finding)) if args.json else as_text(finding), flush=True)
+    counts = {status: sum(finding.status == status for finding in findings) for status in (OK, WARN, FAIL)}
+    if not args.json:
+        print(", ".join(f"{count} {status}" for status, count in counts.items()))
+    return 1 if counts[FAIL] else 0
+
+
+def as_text(finding: Finding) -> str:
+    line = f"{finding.status:5}{finding.what:15}{finding.seen}"
+    return f"{line}\n     {'':15}→ {finding.advice}" if finding.advice else line
+
+
+def examine(
+    site: Site, *, shared: str | None = None, python: str | None = None, env: Mapping[str, str] | None = None
+) -> list[Finding]:
+    """Every finding, of this machine or of all nodes of the allocation around this process."""
+    env = {**(os.environ if env is None else env), **_network(site)}
+    python = python or env.get("BIGBATCH_PYTHON") or sys.executable
+    findings = [judge_site(site), *judge_slurm(site)]
+    folder, problem = _workplace(_above(job_record.home(env)) if shared is None else Path(shared))
+    if folder is None:
+        advice = "Write --shared, or set BIGBATCH_HOME." if shared is None else "Make it, or write another --shared."
+        return [*findings, Finding(FAIL, "shared folder", problem, advice)]
+    try:
+        with (folder / "lock").open("a") as lock:
+            held = _hold(lock.fileno())
+            mark = os.urandom(8).hex()
+            (folder / "mark").write_text(mark)
+            nodes, problems = _ask("facts", folder, python, env)
+        expected = slurm_values.least(env.get("SLURM_JOB_NUM_NODES")) or 1 if env.get("SLURM_JOB_ID") else 1
+        findings += judge_answers("nodes answer", nodes, expected, problems)
+        findings += judge_nodes(nodes, mark, held, in_job=bool(env.get("SLURM_JOB_ID")))
+        is_shared = all(node["shared"]["mark"] == mark for node in nodes)  # else they could not find each other
+        if expected > 1 and len(nodes) == expected and is_shared:
+            findings += judge_exchange(*_ask("exchange", folder, python, env), expected)
+            findings += judge_allreduce(*_ask("allreduce", folder, python, env), expected)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return [*findings, *judge_scratch(site), judge_privacy(job_record.home(env)), *judge_quota_command(site)]
+
+
+def _network(site: Site) -> dict[str, str]:
+    values = {
+        "BIGBATCH_INTERFACE": site.interface,
+        "BIGBATCH_HOST_SUFFIX": site.host_suffix,
+        "BIGBATCH_NODE_TMP": site.node_tmp,
+    }
+    return {name: value for name, value in values.items() if value and not os.environ.get(name)}
+
+
+def _above(home: Path) -> Path:
+    """``home``, or the folder in which a job will make it: the doctor itself makes nothing that stays."""
+    return next((folder for folder in (home, *home.parents) if folder.exists()), home)
+
+
+def _workplace(shared: Path) -> tuple[Path | None, str]:
+    """A folder in ``shared`` for the questions, to be removed; or None and why there is none."""
+    try:
+        return Path(tempfile.mkdtemp(prefix=".doctor-", dir=os.path.abspath(shared))), ""
+    except OSError as error:
+        return None, f"{shared}: {error.strerror}"
+
+
+def _hold(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+# Asking
+
+
+def _ask(what: str, folder: Path, python: str, env: Mapping[str, str]) -> tuple[list[dict[str, Any]], str]:
+    """Each node's answer, and what went wrong on the way."""
+    python = os.path.abspath(python) if os.sep in python else python
+    command = [python, "-m", "bigbatch.cluster.doctor.probe", what, str(folder.absolute())]
+    if env.get("SLURM_JOB_ID") and shutil.which("srun"):
+        count = slurm_values.least(env.get("SLURM_JOB_NUM_NODES")) or 1
+        # -n and --ntasks-per-node: the allocation's own numbers would be inherited, and tasks doubled.
+        command = ["srun", "--overlap", f"-N{count}", f"-n{count}", "--ntasks-per-node=1", *command]
+    inner = {**env, "PYTHONPATH": os.pathsep.join(filter(None, [str(IMPORT_ROOT), env.get("PYTHONPATH")]))}
+    inner.pop("SLURM_NTASKS_PER_NODE", None)
+    try:
+        # Not here: with -m Python looks into the current folder first, where a cluster.py may lie.
+        done = subprocess.run(command, capture_output=True, text=True, timeout=STEP_S, env=inner, cwd=IMPORT_ROOT)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        partial = getattr(error, "stdout", None) or b""
+        text = partial.decode(errors="replace") if isinstance(partial, bytes) else partial
+        return _answers(text), f"{shlex.join(command[:1])}: {type(error).__name__}"
+    lines = done.stderr.strip().splitlines()
+    return _answers(done.stdout), (lines[-1] if lines else f"exit code {done.returncode}") if done.returncode else ""
+
+
+def _answers(text: str) -> list[dict[str, Any]]:
+    found = []
+    for line in text.splitlines():
+        if line.startswith(MARK):
+            try:
+                found.append(json.loads(line[len(MARK) :]))
+            except ValueError:
+                continue
+    return sorted(found, key=lambda answer: str(answer.get("host")))
+
+
+# Judging this machine and its site
+
+
+def judge_site(site: Site) -> Finding:
+    if site.name == GENERIC:
+        advice = "Limits are asked from Slurm. docs/submitting.md shows a profile of ten lines."
+        return Finding(OK, "site", "no profile matches this machine", advice)
+    return Finding(OK, "site", f"{site.name} ({site.path})")
+
+
+def judge_slurm(site: Site) -> list[Finding]:
+    if not slurm_commands.available("scontrol"):
+        return [Finding(WARN, "Slurm", "scontrol is not on PATH", "Run this on a login node or inside a job.")]
+    try:
+        text = slurm_commands.run("scontrol", "show", "config")
+    except slurm_commands.SlurmError as error:
+        return [Finding(FAIL, "Slurm", str(error), "Ask again later; if it stays, ask the site's support.")]
+    config = slurm_values.config(text)
+    findings = [Finding(OK, "Slurm", f"version {config.get('SLURM_VERSION', 'unknown')}")]
+    if config.get("JobRequeue") == "0":
+        advice = "" if not site.requeue else "Submit with --chain, and write requeue = false in the site's profile."
+        findings.append(
+            Finding(WARN if advice else OK, "requeue", "JobRequeue is 0: jobs start no second time", advice)
+        )
+    elif not site.requeue:
+        findings.append(Finding(OK, "requeue", "forbidden by the profile: jobs submit their successor"))
+    else:
+        findings.append(Finding(OK, "requeue", "jobs may requeue"))
+    wait = slurm_values.number(config.get("KillWait", "").partition(" ")[0])
+    if wait is not None and wait < 10:
+        advice = "Submit with a --signal early enough to write a checkpoint."
+        findings.append(Finding(WARN, "signal", f"a cancelled job is killed after {wait} s (KillWait)", advice))
+    return findings
+
+
+def judge_privacy(home: Path) -> Finding:
+    """Tokens lie below: nobody else may enter."""
+    try:
+        mode = stat.S_IMODE(home.stat().st_mode)
+    except OSError:
+        return Finding(OK, "privacy", f"{home} is not there yet")
+    if mode & 0o077:
+        return Finding(
+            WARN, "privacy", f"others may enter {home} (mode {mode:o})", f"chmod 700 {shlex.quote(str(home))}"
+        )
+    return Finding(OK, "privacy", f"{home} is yours only")
+
+
+def judge_scratch(site: Site) -> list[Finding]:
+    """The site's folder for data and studies, as its profile names it."""
+    if not site.scratch:
+        return []
+    path = os.path.expandvars(site.scratch)
+    if "$" in path or not os.path.isdir(path):
+        return [Finding(WARN, "scratch", f"{site.scratch} is not set or not there", "Is a project activated?")]
+    finding = judge_space("scratch", [probe.space(Path(path))])
+    return [Finding(finding.status, finding.what, f"{path}: {finding.seen}", finding.advice)]
+
+
+def judge_quota_command(site: Site) -> list[Finding]:
+    if not site.quota_command:
+        return []
+    try:
+        lines = quota.ask(site)
+    except quota.NoAnswer as error:
+        return [Finding(WARN, "quota", f"{site.quota_command} on {socket.gethostname()}: {error}", "Run it yourself.")]
+    return [Finding(OK, "quota", f"{site.quota_command}: " + " / ".join(lines))]

@@ -1,0 +1,218 @@
+"""What the answers of an allocation's nodes (``bigbatch.cluster.doctor.probe``) say, one finding a subject."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bigbatch.cluster.doctor import probe
+
+OK, WARN, FAIL = "OK", "WARN", "FAIL"
+MIN_PYTHON = (3, 11)
+GIB = 2**30
+LONGEST_TMP = 12
+"""Characters. The job's folder and Ray's sockets lie up to 95 below, and the kernel takes 107 (AF_UNIX)."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    status: str
+    what: str
+    seen: str
+    advice: str = ""
+
+
+def judge_answers(what: str, answers: Sequence[object], expected: int, problem: str) -> list[Finding]:
+    if len(answers) >= expected:
+        return [Finding(OK, what, f"{len(answers)} of {expected}")]
+    advice = "Try `srun -N … hostname` in the job; the interpreter must be on a file system that all nodes see."
+    return [Finding(FAIL, what, f"{len(answers)} of {expected}" + (f": {problem}" if problem else ""), advice)]
+
+
+def judge_nodes(nodes: Sequence[Mapping[str, Any]], mark: str, lock_held: bool, in_job: bool) -> list[Finding]:
+    """What the facts of the nodes say, one finding a subject."""
+    if not nodes:
+        return []
+    return [
+        judge_python(nodes, in_job),
+        _agree("packages", nodes, lambda node: _packages(node["packages"]), "Use one environment on a shared folder."),
+        _agree(
+            "code", nodes, lambda node: f"{(node['commit'] or 'no commit')[:10]}, files {node['code']}",
+            "Run from one checkout on a shared folder.",
+        ),
+        judge_gpus(nodes),
+        judge_ports(nodes),
+        judge_tmp(nodes),
+        judge_shared(nodes, mark),
+        judge_lock(nodes, lock_held),
+        judge_space("shared space", [node["shared"] for node in nodes]),
+        judge_space("node space", [node["tmp"] for node in nodes]),
+        judge_leaked(nodes),
+    ]  # fmt: skip
+
+
+def judge_python(nodes: Sequence[Mapping[str, Any]], in_job: bool) -> Finding:
+    versions = _by_value((node["host"], node["python"]) for node in nodes)
+    advice = "Write --python /path/to/environment/bin/python."
+    if len(versions) > 1:
+        return Finding(FAIL, "python", _unlike(versions), "Use one interpreter on a shared folder.")
+    missing = [name for name in ("ray", "torch", "optuna") if not nodes[0]["packages"].get(name)]
+    old = tuple(map(int, nodes[0]["python"].split(".")[:2])) < MIN_PYTHON
+    seen = f"{nodes[0]['python']} ({nodes[0]['executable']})"
+    if old or missing:
+        problem = f"; without {', '.join(missing)}" if missing else "; BigBatch needs 3.11"
+        # A login node may do without: only the nodes need it.
+        return Finding(FAIL if in_job else WARN, "python", seen + problem, advice)
+    return Finding(OK, "python", seen)
+
+
+def judge_gpus(nodes: Sequence[Mapping[str, Any]]) -> Finding:
+    unlike = []
+    for node in nodes:
+        gpus = node["gpus"]
+        if gpus["granted"] is not None and gpus["seen"] != gpus["granted"]:
+            unlike.append(f"{node['host']}: {gpus['granted']} granted, {gpus['seen']} seen")
+        elif gpus["files"] and gpus["driver"] == 0:
+            unlike.append(f"{node['host']}: {gpus['files']} device files, the driver lists none")
+    if unlike:
+        advice = "Look at CUDA_VISIBLE_DEVICES and nvidia-smi there; submit with --exclude=NODE and tell the site."
+        return Finding(FAIL, "GPUs", "; ".join(unlike), advice)
+    seen = ", ".join(f"{node['host']}: {node['gpus']['seen']}" for node in nodes)
+    if any(node["gpus"]["seen"] and not node["gpus"]["files"] and node["gpus"]["driver"] is None for node in nodes):
+        advice = "Neither /dev/nvidia* nor nvidia-smi is there. On other makers' GPUs ask torch.cuda.device_count()."
+        return Finding(WARN, "GPUs", f"{seen}, by Slurm's word only", advice)
+    return Finding(OK, "GPUs", seen)
+
+
+def judge_ports(nodes: Sequence[Mapping[str, Any]]) -> Finding:
+    ranges = f"{probe.PORTS.start}–{probe.PORTS.stop - 1}"
+    poor = [f"{n['host']}: {n['ports']['free']} of {n['ports']['tried']}" for n in nodes if n["ports"]["free"] < 40]
+    if poor:
+        advice = "Something takes ports there: see `ss -ltn`. Jobs look for others, which takes longer."
+        return Finding(WARN, "ports", f"few of {ranges} are free: {'; '.join(poor)}", advice)
+    return Finding(OK, "ports", f"{ranges} are free, by samples")
+
+
+def judge_tmp(nodes: Sequence[Mapping[str, Any]]) -> Finding:
+    path = nodes[0]["tmp"]["path"]
+    broken = [f"{node['host']}: {node['tmp']['error']}" for node in nodes if node["tmp"]["error"]]
+    advice = (
+        "Write node_tmp under [storage] of the site's profile, or set BIGBATCH_NODE_TMP: short, and local to a node."
+    )
+    if broken:
+        return Finding(FAIL, "temp folder", f"{path} cannot be used: {'; '.join(broken)}", advice)
+    if len(path) > LONGEST_TMP:
+        return Finding(FAIL, "temp folder", f"{path} has {len(path)} characters, {LONGEST_TMP} fit", advice)
+    return Finding(OK, "temp folder", f"{path}, {len(path)} characters")
+
+
+def judge_shared(nodes: Sequence[Mapping[str, Any]], mark: str) -> Finding:
+    path = str(Path(nodes[0]["shared"]["path"]).parent)
+    bad = [node["host"] for node in nodes if node["shared"]["mark"] != mark]
+    advice = "Set BIGBATCH_HOME to a folder that all nodes see, e.g. in $WORK or $SCRATCH."
+    if bad:
+        return Finding(FAIL, "shared folder", f"{path} is another one on {', '.join(bad)}", advice)
+    broken = [f"{node['host']}: {node['shared']['error']}" for node in nodes if node["shared"]["error"]]
+    if broken:
+        return Finding(FAIL, "shared folder", f"{path} cannot be written: {'; '.join(broken)}", advice)
+    return Finding(OK, "shared folder", path)
+
+
+def judge_lock(nodes: Sequence[Mapping[str, Any]], held: bool) -> Finding:
+    advice = (
+        "Studies need none. --stage does, with a folder that several nodes see. flock may be a mount option (Lustre)."
+    )
+    if not held:
+        return Finding(WARN, "locks", "the shared folder's file system has none", advice)
+    other = [f"{node['host']}: {node['lock']}" for node in nodes if node["lock"] != "refused"]
+    if other:
+        return Finding(WARN, "locks", f"a lock held here does not count on {'; '.join(other)}", advice)
+    return Finding(OK, "locks", "a lock held here is respected by every node")
+
+
+def judge_space(what: str, folders: Sequence[Mapping[str, Any]]) -> Finding:
+    known = [folder for folder in folders if folder["free_bytes"] is not None]
+    if not known:
+        return Finding(WARN, what, "not known")
+    free = min(folder["free_bytes"] for folder in known)
+    inodes = min((folder["free_inodes"] for folder in known if folder["free_inodes"] is not None), default=None)
+    seen = f"{free / GIB:.1f} GiB and {'unlimited' if inodes is None else f'{inodes:,}'} files are free"
+    if free < GIB / 4 or (inodes is not None and inodes < 1000):
+        return Finding(FAIL, what, seen, "Remove old studies or ask for more: a search writes checkpoints and logs.")
+    if free < 5 * GIB or (inodes is not None and inodes < 10_000):
+        return Finding(WARN, what, seen, "Checkpoints of large networks take more. Look at old studies.")
+    return Finding(OK, what, seen)
+
+
+def judge_leaked(nodes: Sequence[Mapping[str, Any]]) -> Finding:
+    leaked = [f"{node['host']}: {', '.join(node['leaked'])}" for node in nodes if node["leaked"]]
+    if leaked:
+        return Finding(
+            WARN, "leaked", f"Ray's processes of other or ended jobs: {'; '.join(leaked)}",
+            "If no other job of yours runs on these nodes, end them there by their number.",
+        )  # fmt: skip
+    return Finding(OK, "leaked", "no processes of earlier jobs")
+
+
+def judge_exchange(answers: Sequence[Mapping[str, Any]], problem: str, expected: int) -> list[Finding]:
+    advice = "Name the right network in the profile ([network] interface or host_suffix), or --exclude the node."
+    if len(answers) < expected:
+        return [Finding(FAIL, "network", f"{len(answers)} of {expected} nodes answered: {problem}", advice)]
+    failed = [f"{answer['host']}: {answer['error']}" for answer in answers if "error" in answer]
+    own = [
+        f"{answer['host']} is {answer['address']}" for answer in answers if answer.get("address", "").startswith("127.")
+    ]
+    if failed or own:
+        return [Finding(FAIL, "network", "; ".join(failed or own), advice)]
+    speeds = [(answer["mb_per_s"], answer["host"]) for answer in answers if "mb_per_s" in answer]
+    slow, host = min(speeds)
+    status = WARN if slow < 100 else OK
+    seen = f"at least {slow:,.0f} MB/s (TCP, from {host})"
+    return [Finding(status, "network", seen, advice if status == WARN else ""), judge_clocks(answers)]
+
+
+def judge_clocks(answers: Sequence[Mapping[str, Any]]) -> Finding:
+    skew, host = max((abs(answer["skew_s"]), answer["host"]) for answer in answers if "skew_s" in answer)
+    seen = f"differ by at most {skew:.2f} s ({host})"
+    if skew > 2:
+        return Finding(
+            FAIL if skew > 60 else WARN, "clocks", seen, "Tell the site; time limits and leases depend on it."
+        )
+    return Finding(OK, "clocks", seen)
+
+
+def judge_allreduce(answers: Sequence[Mapping[str, Any]], problem: str, expected: int) -> list[Finding]:
+    if answers and all(answer.get("error") == "torch is not installed" for answer in answers):
+        return [Finding(WARN, "all-reduce", "torch is not installed", "Write --python of the training environment.")]
+    failed = [f"{answer['host']}: {answer['error']}" for answer in answers if "error" in answer]
+    if failed or len(answers) < expected:
+        seen = "; ".join(failed) or f"{len(answers)} of {expected} nodes answered: {problem}"
+        advice = "Try NCCL_DEBUG=INFO; name the network's interface in the profile."
+        return [Finding(FAIL, "all-reduce", seen, advice)]
+    backends = [name for name in ("gloo", "nccl") if all(name in answer for answer in answers)]
+    speeds = [f"{name} {min(answer[name] for answer in answers):,.0f} MB/s" for name in backends]
+    return [Finding(OK, "all-reduce", f"over {expected} nodes: {', '.join(speeds)}")]
+
+
+def _agree(what: str, nodes: Sequence[Mapping[str, Any]], value: Any, advice: str) -> Finding:
+    values = _by_value((node["host"], value(node)) for node in nodes)
+    if len(values) > 1:
+        return Finding(FAIL, what, _unlike(values), advice)
+    return Finding(OK, what, next(iter(values)))
+
+
+def _by_value(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for host, value in pairs:
+        found.setdefault(value, []).append(host)
+    return found
+
+
+def _unlike(values: Mapping[str, Sequence[str]]) -> str:
+    return "; ".join(f"{', '.join(hosts)}: {value}" for value, hosts in values.items())
+
+
+def _packages(versions: Mapping[str, str | None]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in sorted(versions.items()) if version) or "none"

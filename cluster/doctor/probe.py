@@ -1,0 +1,309 @@
+"""What the doctor asks of each node. Run by it as ``python -m bigbatch.cluster.doctor.probe facts|exchange|allreduce``.
+
+Each prints one line of JSON. ``facts`` looks at the node; ``exchange`` connects the nodes with TCP;
+``allreduce`` with torch, where it is installed.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import platform
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from bigbatch.cluster.host import slurm_values
+from bigbatch.cluster.host.network import own_address
+from bigbatch.cluster.host.root import ROOT
+from bigbatch.cluster.node.ports import is_free
+
+PACKAGES = ("ray", "torch", "torchvision", "optuna", "numpy", "bigbatch")
+HOUSES = ("cluster", "search_spaces", "train_loop", "tune")
+DEADLINE_S = 60.0
+TRANSFER_BYTES = 64 * 2**20
+PORTS = range(20000, 32000)
+"""Where jobs put their ports: above Ray's workers, below what the kernel gives out itself."""
+
+
+# Facts of one node
+
+
+def facts(shared: Path, env: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """What this node is, sees and may; ``shared`` is the folder in which the doctor left its mark."""
+    env = os.environ if env is None else env
+    tmp = Path(env.get("BIGBATCH_NODE_TMP") or "/tmp")
+    return {
+        "host": socket.gethostname(),
+        "time": time.time(),
+        "python": platform.python_version(),
+        "executable": sys.executable,
+        "packages": {name: _version(name) for name in PACKAGES},
+        "commit": _commit(),
+        "code": code_digest(),
+        "gpus": gpus(env),
+        "ports": {"tried": 50, "free": sum(is_free(port) for port in PORTS[:: len(PORTS) // 50])},
+        "tmp": {"path": str(tmp), "error": _cannot_use(tmp), **space(tmp)},
+        "shared": {"path": str(shared), "error": _cannot_use(shared), "mark": _mark(shared), **space(shared)},
+        "lock": try_lock(shared / "lock"),
+        "leaked": leaked(env),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _commit() -> str | None:
+    try:
+        done = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None
+
+
+def code_digest(root: Path = ROOT) -> str:
+    """Of all Python files of the repository's packages, also where git is missing or files were changed."""
+    digest = hashlib.sha256()
+    for house in HOUSES:
+        for path in sorted((root / house).rglob("*.py")):
+            digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def gpus(env: Mapping[str, str], dev: Path = Path("/dev")) -> dict[str, Any]:
+    """``granted``: by Slurm's variables, None outside of a job. ``seen``: what a process would use."""
+    granted = slurm_values.gpus_here(env)
+    files = len(list(dev.glob("nvidia[0-9]*")))
+    visible = env.get("CUDA_VISIBLE_DEVICES")
+    seen = files if visible is None else slurm_values.listed(visible)
+    return {
+        "granted": 0 if granted is None and env.get("SLURM_JOB_ID") else granted,
+        "seen": min(seen, files) if files else seen,
+        "files": files,
+        "driver": _lines("nvidia-smi", "-L") if shutil.which("nvidia-smi") else None,
+    }
+
+
+def _lines(*command: str) -> int | None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return len(done.stdout.splitlines()) if done.returncode == 0 else None
+
+
+def _cannot_use(folder: Path) -> str | None:
+    """Why no file can be made in ``folder``; None if one can."""
+    try:
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".bigbatch-") as file:
+            file.write(b"x")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
+
+
+def space(folder: Path) -> dict[str, int | None]:
+    """Free for this user, by statvfs. Inodes are None where the file system does not count them."""
+    try:
+        stat = os.statvfs(folder)
+    except OSError:
+        return {"free_bytes": None, "free_inodes": None}
+    return {"free_bytes": stat.f_bavail * stat.f_frsize, "free_inodes": stat.f_favail if stat.f_files else None}
+
+
+def _mark(shared: Path) -> str | None:
+    try:
+        return (shared / "mark").read_text()
+    except OSError:
+        return None
+
+
+def try_lock(path: Path) -> str:
+    """``refused`` if another process holds it (as the doctor does), ``granted``, or why locks do not work."""
+    try:
+        with path.open("a") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return "refused" if error.errno in (errno.EAGAIN, errno.EACCES) else (error.strerror or str(error))
+    return "granted"
+
+
+def leaked(env: Mapping[str, str], proc: Path = Path("/proc")) -> list[str]:
+    """Ray's processes of this user that do not belong to this job."""
+    found = []
+    for folder in proc.glob("[0-9]*"):
+        try:
+            if folder.stat().st_uid != os.getuid():
+                continue
+            words = (folder / "cmdline").read_bytes().split(b"\0")
+            name = os.path.basename(words[0].decode(errors="replace"))
+            if name not in ("raylet", "gcs_server") and not name.startswith("ray::"):
+                continue
+            job = _variable((folder / "environ").read_bytes(), "SLURM_JOB_ID")
+        except OSError:
+            continue  # it ended
+        if job is None or job != env.get("SLURM_JOB_ID"):
+            found.append(f"{folder.name} {name}" + (f" of job {job}" if job else ""))
+    return sorted(found)
+
+
+def _variable(environ: bytes, name: str) -> str | None:
+    for entry in environ.split(b"\0"):
+        key, _, value = entry.partition(b"=")
+        if key == name.encode():
+            return value.decode(errors="replace")
+    return None
+
+
+# Between the nodes
+
+
+def exchange(folder: Path, env: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Send TRANSFER_BYTES to the first node. MB/s, and by how many seconds the clocks differ."""
+    env = os.environ if env is None else env
+    rank, size = int(env["SLURM_PROCID"]), int(env["SLURM_NTASKS"])
+    answer: dict[str, Any] = {"host": socket.gethostname(), "rank": rank}
+    try:
+        answer["address"] = own_address(socket.gethostname(), env)
+        if rank == 0:
+            _serve(folder, answer["address"], size - 1)
+        else:
+            answer.update(_send(folder))
+    except (OSError, TimeoutError) as error:
+        answer["error"] = str(error)
+    return answer
+
+
+def _serve(folder: Path, own: str, clients: int) -> None:
+    secret = os.urandom(16).hex()
+    with socket.socket() as listener:
+        listener.bind((own, 0))
+        listener.listen(max(1, clients))
+        listener.settimeout(DEADLINE_S)
+        _publish(folder / "server.json", [own, listener.getsockname()[1], secret])
+        while clients:
+            connection, _ = listener.accept()
+            with connection:
+                connection.settimeout(DEADLINE_S)
+                if _receive(connection, len(secret)) != secret.encode():
+                    continue  # a stranger on the port
+                connection.sendall(struct.pack("d", time.time()))
+                _receive(connection, TRANSFER_BYTES, keep=False)
+                connection.sendall(b"!")
+                clients -= 1
+
+
+def _send(folder: Path) -> dict[str, Any]:
+    host, port, secret = _await(folder / "server.json")
+    with socket.create_connection((host, port), timeout=DEADLINE_S) as connection:
+        connection.sendall(secret.encode())
+        theirs = struct.unpack("d", _receive(connection, 8))[0]
+        skew_s = time.time() - theirs
+        block, started = bytes(2**20), time.monotonic()
+        for _ in range(TRANSFER_BYTES // len(block)):
+            connection.sendall(block)
+        _receive(connection, 1)
+        return {"skew_s": skew_s, "mb_per_s": TRANSFER_BYTES / 1e6 / (time.monotonic() - started)}
+
+
+def _receive(connection: socket.socket, size: int, keep: bool = True) -> bytes:
+    parts = []
+    while size:
+        data = connection.recv(min(size, 2**20))
+        if not data:
+            raise ConnectionError("the other side closed the connection")
+        size -= len(data)
+        if keep:
+            parts.append(data)
+    return b"".join(parts)
+
+
+def _publish(path: Path, value: object) -> None:
+    fresh = path.with_suffix(".new")
+    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        json.dump(value, file)
+    os.replace(fresh, path)
+
+
+def _await(path: Path) -> Any:
+    deadline = time.monotonic() + DEADLINE_S
+    while time.monotonic() < deadline:
+        try:
+            return json.loads(path.read_text())
+        except (OSError, ValueError):
+            time.sleep(0.1)
+    raise TimeoutError(f"the first node's address did not appear within {DEADLINE_S:g} s")
+
+
+def allreduce(folder: Path, env: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Sum a tensor over all nodes with gloo, and with NCCL where there are GPUs."""
+    env = os.environ if env is None else env
+    answer: dict[str, Any] = {"host": socket.gethostname(), "rank": int(env["SLURM_PROCID"])}
+    if find_spec("torch") is None:
+        return {**answer, "error": "torch is not installed"}
+    import torch
+
+    if env.get("BIGBATCH_INTERFACE"):
+        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+            os.environ.setdefault(name, env["BIGBATCH_INTERFACE"])
+    for backend in ["gloo"] + ["nccl"] * torch.cuda.is_available():
+        try:
+            answer[backend] = _reduce(folder / f"{backend}.json", backend, env)
+        except Exception as error:  # torch, gloo and NCCL raise many kinds
+            answer["error"] = f"{backend}: {str(error).strip().splitlines()[0]}"
+            break
+    return answer
+
+
+def _reduce(meeting: Path, backend: str, env: Mapping[str, str]) -> float:
+    """MB/s of one all-reduce of 16 MiB. Raises RuntimeError for a wrong sum."""
+    import datetime
+
+    import torch
+    import torch.distributed as dist
+
+    rank, size = int(env["SLURM_PROCID"]), int(env["SLURM_NTASKS"])
+    if rank == 0:
+        with socket.socket() as probe:
+            probe.bind((own_address(socket.gethostname(), env), 0))
+            own = probe.getsockname()
+        _publish(meeting, list(own))
+    host, port = _await(meeting)
+    timeout = datetime.timedelta(seconds=DEADLINE_S)
+    dist.init_process_group(backend, init_method=f"tcp://{host}:{port}", rank=rank, world_size=size, timeout=timeout)
+    try:
+        tensor = torch.full((4 * 2**20,), float(rank + 1), device="cuda" if backend == "nccl" else "cpu")
+        started = time.monotonic()
+        dist.all_reduce(tensor)
+        first = float(tensor[0])  # waits for the device
+        elapsed_s = time.monotonic() - started
+    finally:
+        dist.destroy_process_group()
+    if first != size * (size + 1) / 2:
+        raise RuntimeError(f"the sum over the nodes is {first}, not {size * (size + 1) / 2}")
+    return 16 * 2**20 / 1e6 / elapsed_s
+
+
+if __name__ == "__main__":
+    what = {"facts": facts, "exchange": exchange, "allreduce": allreduce}[sys.argv[1]]
+    # The mark of the line: modules and MPI libraries may print around it.
+    print("\nBIGBATCH-PROBE " + json.dumps(what(Path(sys.argv[2]))), flush=True)

@@ -1,0 +1,136 @@
+"""What this process may use: CPUs, memory and the Slurm job around it.
+
+The host shows all of its cores and memory; the job was granted a part. Everything here answers
+for the part: Slurm's variables first, then the control group, then the CPU affinity.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from bigbatch.cluster.host import slurm_values
+
+CGROUP = Path("/sys/fs/cgroup")
+PLANNED_NODES = "BIGBATCH_PLANNED_NODES"
+"""Tells a check of a search, and nothing else, of the nodes that its job will have: ``4x24c2g``, see ``planned``."""
+
+
+@dataclass(frozen=True)
+class SlurmJob:
+    """The Slurm job around this process, as its environment tells it."""
+
+    job_id: str
+    job_name: str | None
+    node_list: str | None
+    nodes: int | None
+    partition: str | None
+    account: str | None
+    restart_count: int
+
+    def to_dict(self) -> dict[str, object]:
+        return asdict(self)
+
+
+def slurm_job(env: Mapping[str, str] | None = None) -> SlurmJob | None:
+    """The job, or None outside of one."""
+    env = os.environ if env is None else env
+    job_id = env.get("SLURM_JOB_ID")
+    if not job_id:
+        return None
+    return SlurmJob(
+        job_id=job_id,
+        job_name=env.get("SLURM_JOB_NAME"),
+        node_list=env.get("SLURM_JOB_NODELIST"),
+        nodes=slurm_values.least(env.get("SLURM_JOB_NUM_NODES")),
+        partition=env.get("SLURM_JOB_PARTITION"),
+        account=env.get("SLURM_JOB_ACCOUNT"),
+        restart_count=slurm_values.number(env.get("SLURM_RESTART_COUNT")) or 0,
+    )
+
+
+def usable_cpus(env: Mapping[str, str] | None = None, cgroup: Path = CGROUP) -> int:
+    """CPUs that this process may use on this node, at least 1.
+
+    The smallest of: ``SLURM_CPUS_PER_TASK`` (else ``SLURM_CPUS_ON_NODE``), the control group's
+    quota, the affinity mask. Slurm without core binding leaves the mask wide open, which is why
+    the mask alone is not enough.
+    """
+    env = os.environ if env is None else env
+    limits = [len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1]
+    names = ("SLURM_CPUS_PER_TASK", "SLURM_CPUS_ON_NODE")
+    granted = next(filter(None, (slurm_values.number(env.get(name)) for name in names)), None)
+    if granted and env.get("SLURM_JOB_ID"):
+        limits.append(granted)
+    quota = _cgroup_cpu_quota(cgroup)
+    if quota:
+        limits.append(max(1, int(quota)))
+    return max(1, min(limits))
+
+
+def usable_memory_bytes(env: Mapping[str, str] | None = None, cgroup: Path = CGROUP) -> int:
+    """Bytes of memory that this process may use on this node (what is granted, not what is free)."""
+    env = os.environ if env is None else env
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    if env.get("SLURM_JOB_ID"):
+        per_node = slurm_values.memory_bytes(env.get("SLURM_MEM_PER_NODE"))
+        per_cpu = slurm_values.memory_bytes(env.get("SLURM_MEM_PER_CPU"))
+        if per_node:
+            limits.append(per_node)
+        elif per_cpu:
+            limits.append(per_cpu * usable_cpus(env, cgroup))
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):
+        limit = _number(_read(cgroup / name))
+        if limit:
+            limits.append(limit)
+    return min(limits)
+
+
+def granted_gpus(env: Mapping[str, str] | None = None) -> int:
+    """GPUs that Slurm has granted to this step on this node; 0 where it has bound none."""
+    env = os.environ if env is None else env
+    for name in ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"):
+        if name in env:
+            return slurm_values.listed(env[name])
+    return slurm_values.gpus_here(env) or 0
+
+
+def accelerator_files(dev: Path = Path("/dev")) -> list[str]:
+    """Device files that hint at an accelerator; none means that torch need not be asked."""
+    return sorted(str(p) for pattern in ("nvidia[0-9]*", "kfd", "dxg") for p in dev.glob(pattern))
+
+
+def _cgroup_cpu_quota(cgroup: Path) -> float | None:
+    """CPUs of the group's quota (version 2, then 1), None where there is no limit."""
+    fields = _read(cgroup / "cpu.max").split()
+    if len(fields) == 2 and fields[0].isdigit():
+        return int(fields[0]) / int(fields[1])
+    quota = _number(_read(cgroup / "cpu/cpu.cfs_quota_us"))
+    period = _number(_read(cgroup / "cpu/cpu.cfs_period_us"))
+    return quota / period if quota and period else None
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text and text.isdigit() else None
+
+
+def planned(nodes: int, cpus: int, gpus: int) -> str:
+    """``4x24c2g``: 4 nodes of 24 CPUs and 2 GPUs each."""
+    return f"{nodes}x{cpus}c{gpus}g"
+
+
+def planned_nodes(env: Mapping[str, str] | None = None) -> tuple[int, int, int] | None:
+    """Nodes, and the CPUs and GPUs of each, that a job will have, where this process checks a search for it."""
+    env = os.environ if env is None else env
+    match = re.fullmatch(r"(\d+)x(\d+)c(\d+)g", env.get(PLANNED_NODES, ""))
+    return (int(match[1]), int(match[2]), int(match[3])) if match else None

@@ -1,0 +1,102 @@
+"""A command line that says what is wrong in one line.
+
+Of the project's packages ``cluster`` is the lowest and imports no other; ``train_loop`` and ``tune`` use this parser.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+from bigbatch.cluster.host.option_values import nearest, number, whole_number
+
+Commands = Mapping[str, tuple[Callable[[Sequence[str]], int], str]]
+"""By name: what runs a command with its arguments and returns the exit code, and what it does, in a few words."""
+
+DONE, FAILED, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 130
+
+
+OURS = (
+    (r"^argument (\S+): (?=must be )", r"\1 "),
+    (r"^argument (\S+): expected .*argument.*", r"\1 takes a value; got none. Write one behind it; see --help."),
+    (r"^argument (\S+): ignored explicit argument (.*)", r"\1 takes no value; got \2. Write \1 alone."),
+    (
+        r"^argument (\S+): invalid choice: (.*) \(choose from (.*)\)",
+        r"\1 must be one of \3; got \2. Write one of them.",
+    ),
+    (r"^the following arguments are required: (.*)", r"the command needs \1; got none. See --help."),
+    (r"^one of the arguments (.*) is required", r"the command needs one of \1; got none. See --help."),
+)
+"""argparse's messages as the rule, the value and the fix."""
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """Says what is wrong in one line, with the nearest option, and ends with 2. An empty value is wrong."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.register("type", int, whole_number)  # argparse's own say neither rule nor fix
+        self.register("type", float, number)
+
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        # Every value of every option and positional comes here. An empty one would be taken for the default.
+        if not arg_string.strip():
+            self.error(empty_value(_name_of(action), arg_string))
+        return super()._get_value(action, arg_string)
+
+    def parse_known_args(self, *arguments: Any, **keywords: Any) -> Any:
+        try:
+            os.getcwd()
+        except OSError:  # removed, or on a file system that is gone; all that follows would fail for it
+            self.error("the current folder must exist; got one that was removed. Write cd with another folder first.")
+        return super().parse_known_args(*arguments, **keywords)
+
+    def error(self, message: str) -> NoReturn:
+        for argparses, ours in OURS:
+            message = re.sub(argparses, ours, message)
+        prefix = "unrecognized arguments: "
+        if message.startswith(prefix):
+            word = message[len(prefix) :].split()[0]
+            message = no_such_option(word, [name for action in self._actions for name in action.option_strings])
+        print(f"{self.prog}: error: {message}", file=sys.stderr)
+        raise SystemExit(WRONG_INPUT)
+
+
+def _name_of(action: argparse.Action) -> str:
+    return action.option_strings[-1] if action.option_strings else str(action.metavar or action.dest)
+
+
+def empty_value(name: str, value: str) -> str:
+    """What is said of an option, or an argument, that was given without a value: a shell variable is often why."""
+    return f"{name} must not be empty; got {value!r}. Write a value; is a shell variable not set?"
+
+
+def parser(command: str, description: str) -> OneLineParser:
+    return OneLineParser(prog=f"bigbatch cluster {command}", description=description, allow_abbrev=False)
+
+
+def no_such_option(word: str, known: Sequence[str]) -> str:
+    if not word.startswith("-"):
+        fix = f"Write --set {word}." if "=" in word and "--set" in known else "Options begin with --; see --help."
+        return f"an argument must belong to an option; got {word!r}. {fix}"
+    near = nearest(word.split("=")[0], known)
+    return f"no such option; got {word!r}. " + (f"Did you mean {near}?" if near else "See --help for all of them.")
+
+
+def run_command(prog: str, commands: Commands, argv: Sequence[str]) -> int:
+    """Run the command that the first argument names. Returns its exit code; 2 where there is no such command."""
+    if not argv or argv[0] in ("-h", "--help"):
+        width = max(map(len, commands)) + 2
+        print(f"usage: {prog} COMMAND …\n")
+        print("\n".join(f"  {name:{width}}{what}" for name, (_, what) in commands.items()))
+        return DONE if argv else WRONG_INPUT
+    if argv[0] not in commands:
+        near = nearest(argv[0], commands)
+        fix = f"Did you mean {near!r}?" if near else f"Write one of {', '.join(commands)}."
+        print(f"{prog}: error: no such command; got {argv[0]!r}. {fix}", file=sys.stderr)
+        return WRONG_INPUT
+    return commands[argv[0]][0](argv[1:])

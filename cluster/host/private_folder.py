@@ -1,0 +1,139 @@
+"""A private temporary folder for a Ray: short enough for its sockets, removed at the end, found if it was not.
+
+For a job's share of a node (``private_folder``) and for a search's own Ray (``ray_session`` in ``train_loop/launch``).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import secrets
+import shutil
+import stat
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+from bigbatch.cluster.host import processes
+
+PREFIX = "bbn-"
+OWNER = "owner"
+USER_TMPDIR = "BIGBATCH_USER_TMPDIR"
+"""Beside TMPDIR, where that is our private folder: what it was before, empty where it was not set."""
+SOCKET_PATH_LIMIT = 107  # bytes, AF_UNIX
+RAY_ADDS = 75  # bytes: /session_<date>_<time>_<pid>/sockets/plasma_store
+OWNERLESS_S = 60.0
+"""A folder without an owner for so long belongs to nobody."""
+OURS = frozenset(("r", "tls", "token", "start.log", f"{OWNER}.new"))
+"""What lies in a folder without an owner that is ours: a user may have named one of theirs alike."""
+TAIL = "[0-9a-f]" * 4
+"""Pattern of what ``make`` adds to the prefix."""
+OURS_BY_NAME = re.compile(r"bb(n|-ray)-.*[0-9a-f]{4}")
+"""A private folder of a job or a search."""
+
+
+def bases(env: Mapping[str, str] | None = None) -> list[str]:
+    """Folders local to the node, best first: the site's, the job's own, the user's, /tmp."""
+    env = os.environ if env is None else env
+    candidates = [env.get("BIGBATCH_NODE_TMP"), env.get("SLURM_TMPDIR"), env.get("TMPDIR"), "/tmp"]
+    return list(dict.fromkeys(os.path.abspath(c) for c in candidates if c))
+
+
+def is_short_enough(base: str, prefix: str) -> bool:
+    return len(f"{base}/{prefix}xxxx/r") + RAY_ADDS <= SOCKET_PATH_LIMIT
+
+
+def make(prefix: str, candidates: Sequence[str]) -> tuple[Path, IO[str]]:
+    """A new 0700 folder in the first of ``candidates`` that will do, and the open file ``owner`` in it.
+
+    A lock on that file, which ends with this process however it ends, tells others that the folder is in
+    use. Raises OSError if none will do; the message is one line.
+    """
+    for base in candidates:
+        if is_short_enough(base, prefix) and os.access(base, os.W_OK | os.X_OK):
+            folder = Path(base) / f"{prefix}{secrets.token_hex(2)}"
+            folder.mkdir(mode=0o700)
+            owner = (folder / f"{OWNER}.new").open("w")
+            fcntl.flock(owner, fcntl.LOCK_EX)
+            os.rename(folder / f"{OWNER}.new", folder / OWNER)  # seen only once it is locked
+            return folder, owner
+    raise OSError(f"no writable, short node-local folder among {', '.join(candidates)}. Set TMPDIR to one.")
+
+
+def temporary_in(folder: Path, env: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Variables for processes whose temporary files are to go with ``folder``; ``env``: those of the user.
+
+    The folder's path is short, the user's own may not be: Python puts sockets into TMPDIR.
+    """
+    env = os.environ if env is None else env
+    outer = env.get("TMPDIR", "")
+    if USER_TMPDIR in env and OURS_BY_NAME.fullmatch(Path(outer).name):  # a search within a job, or within a search
+        outer = env[USER_TMPDIR]
+    return {"TMPDIR": str(folder), USER_TMPDIR: outer}
+
+
+@contextmanager
+def private_folder(job_id: str) -> Iterator[Path]:
+    """A new folder of this job on this node; on leaving it is gone. Raises OSError, see ``make``."""
+    folder, owner = make(f"{PREFIX}{job_id}-", bases())
+    with owner:
+        try:
+            yield folder
+        finally:
+            remove(folder)
+
+
+def remove(folder: Path) -> None:
+    """Remove ``folder`` even while a dying process still writes into it.
+
+    The owner's file goes last: by it the next sweep knows the rest of a removal that was cut short for ours.
+    """
+
+    def gone() -> bool:
+        with suppress(OSError):
+            for path in folder.iterdir():
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path, ignore_errors=True)
+                elif path.name != OWNER:
+                    path.unlink()
+        shutil.rmtree(folder, ignore_errors=True)
+        return not folder.exists()
+
+    processes.wait_until(gone, timeout_s=2)
+
+
+def remove_stale(
+    env: Mapping[str, str] | None = None,
+    pattern: str = f"{PREFIX}[0-9]*-{TAIL}",
+    candidates: Sequence[str] | None = None,
+) -> list[Path]:
+    """Remove this user's folders of processes that were killed before they could; returns them.
+
+    Only folders of our name, owned by us, whose owner's lock is free; with them end Ray's processes that
+    still run out of them.
+    """
+    removed = []
+    for base in bases(env) if candidates is None else candidates:
+        for folder in Path(base).glob(pattern):
+            if _is_abandoned(folder):
+                processes.end_processes_of(folder)
+                remove(folder)
+                removed.append(folder)
+    return removed
+
+
+def _is_abandoned(folder: Path) -> bool:
+    try:
+        about = folder.lstat()
+        if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid():
+            return False
+        if not (folder / OWNER).exists():  # about to get one; or made again by a Ray process that outlived its folder
+            return time.time() - about.st_mtime > OWNERLESS_S and OURS.issuperset(os.listdir(folder))
+        with (folder / OWNER).open() as owner:
+            fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+    except OSError:  # gone meanwhile, or in use
+        return False

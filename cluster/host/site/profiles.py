@@ -1,0 +1,306 @@
+"""What is known of a site: its partitions, modules, network and storage, from a TOML profile.
+
+The profiles beside this file are in ``cluster/sites``; a user's own are in ``~/.config/bigbatch/sites`` or
+given by path. Every key is optional but ``name``: what a profile leaves out is asked from Slurm, or from
+the user, and never guessed.
+"""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import os
+import re
+import socket
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bigbatch.cluster.host.command_line import empty_value
+from bigbatch.cluster.host.site import toml_subset
+
+BUILT_IN = Path(__file__).resolve().parents[2] / "sites"
+GENERIC = "generic"
+SITE_VARIABLE = "BIGBATCH_SITE"
+NO_LIMIT_S = 10**9
+"""A wall time without an end, so that it compares as any other."""
+
+
+class InputError(ValueError):
+    """What the user wrote cannot be; the message is one line: the rule, the value met, what to write instead."""
+
+
+@dataclass(frozen=True)
+class Qos:
+    """A quality of service and its limits for one job. None: not known."""
+
+    name: str
+    max_time_s: int | None = None
+    max_gpus: int | None = None
+
+
+@dataclass(frozen=True)
+class Partition:
+    """A partition of a site. None and 0: not known."""
+
+    name: str
+    gpu: str | None = None
+    gpus_per_node: int | None = None
+    gpu_types: tuple[str, ...] = ()
+    """As ``--gres`` names them, where Slurm has been asked."""
+    cores_per_node: int | None = None
+    cores_per_gpu: int | None = None
+    max_nodes: int | None = None
+    max_time_s: int | None = None
+    gres: str = "gpu"
+    """What ``--gres`` calls a GPU, without the number."""
+    account_suffix: str = ""
+    """What an account's name must end with, e.g. ``@h100``."""
+    modules: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
+    """Further options of sbatch that jobs here need."""
+    default_qos: str | None = None
+    qos: Mapping[str, Qos] = field(default_factory=dict)
+    is_default: bool = False
+    """Slurm takes it when none is named."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """A site's profile. None: not known."""
+
+    name: str
+    path: Path
+    title: str = ""
+    source: str = ""
+    login_host: str | None = None
+    port_forwarding: bool = True
+    account_required: bool = False
+    requeue: bool = True
+    """Whether a job may put itself back into the queue; else it submits its successor."""
+    internet: bool | None = None
+    """Whether compute nodes reach the internet."""
+    default_partition: str | None = None
+    hosts: tuple[str, ...] = ()
+    variables: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
+    commands: tuple[str, ...] = ()
+    """Lines of shell that set up the environment, after the modules."""
+    interface: str | None = None
+    host_suffix: str | None = None
+    scratch: str | None = None
+    node_tmp: str | None = None
+    quota_command: str | None = None
+    accounting_unit: str | None = None
+    accounting_command: str | None = None
+    partitions: Mapping[str, Partition] = field(default_factory=dict)
+
+
+# The profile's tables: key → (field of the dataclass, type). A duration is read into seconds.
+TEXT, WHOLE, FLAG, TEXTS, DURATION = "a string", "a whole number", "true or false", "a list of strings", "a time"
+_ROOT = {
+    "name": ("name", TEXT),
+    "title": ("title", TEXT),
+    "source": ("source", TEXT),
+    "login_host": ("login_host", TEXT),
+    "port_forwarding": ("port_forwarding", FLAG),
+    "account_required": ("account_required", FLAG),
+    "requeue": ("requeue", FLAG),
+    "internet": ("internet", FLAG),
+    "default_partition": ("default_partition", TEXT),
+}
+_TABLES = {
+    "detect": {"hosts": ("hosts", TEXTS), "variables": ("variables", TEXTS)},
+    "environment": {"modules": ("modules", TEXTS), "commands": ("commands", TEXTS)},
+    "network": {"interface": ("interface", TEXT), "host_suffix": ("host_suffix", TEXT)},
+    "storage": {
+        "scratch": ("scratch", TEXT),
+        "node_tmp": ("node_tmp", TEXT),
+        "quota_command": ("quota_command", TEXT),
+    },
+    "accounting": {"unit": ("accounting_unit", TEXT), "command": ("accounting_command", TEXT)},
+}
+_PARTITION = {
+    "source": ("", TEXT),
+    "gpu": ("gpu", TEXT),
+    "gpus_per_node": ("gpus_per_node", WHOLE),
+    "cores_per_node": ("cores_per_node", WHOLE),
+    "cores_per_gpu": ("cores_per_gpu", WHOLE),
+    "max_nodes": ("max_nodes", WHOLE),
+    "max_time": ("max_time_s", DURATION),
+    "gres": ("gres", TEXT),
+    "account_suffix": ("account_suffix", TEXT),
+    "modules": ("modules", TEXTS),
+    "options": ("options", TEXTS),
+    "default_qos": ("default_qos", TEXT),
+}
+_QOS = {"max_time": ("max_time_s", DURATION), "max_gpus": ("max_gpus", WHOLE), "source": ("", TEXT)}
+
+
+def parse_time(text: str) -> int:
+    """Seconds of a time as Slurm writes it: ``MM``, ``MM:SS``, ``HH:MM:SS``, ``D-HH``, ``D-HH:MM``, ``D-HH:MM:SS``.
+
+    ``20h``, ``90m`` and ``2d`` are understood as well. ``UNLIMITED`` and ``INFINITE``, which Slurm takes too, are
+    NO_LIMIT_S. Raises InputError.
+    """
+    if text.strip().upper() in ("UNLIMITED", "INFINITE"):
+        return NO_LIMIT_S
+    short = re.fullmatch(r"(\d+)([dhm])", text.strip())
+    if short:
+        return int(short[1]) * {"d": 86400, "h": 3600, "m": 60}[short[2]]
+    found = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text.strip())
+    if not found:
+        raise InputError(f"a time must be D-HH:MM:SS or shorter; got {text!r}. Write e.g. 20:00:00 or 20h.")
+    days, first, second, third = (int(part) if part else 0 for part in found.groups())
+    if found[1] is not None:
+        return days * 86400 + first * 3600 + second * 60 + third
+    if found[4] is not None:
+        return first * 3600 + second * 60 + third
+    return first * 60 + second
+
+
+def format_time(seconds: int) -> str:
+    """As Slurm writes it: ``20:00:00``, ``4-04:00:00``, ``UNLIMITED``."""
+    if seconds >= NO_LIMIT_S:
+        return "UNLIMITED"
+    days, rest = divmod(seconds, 86400)
+    clock = f"{rest // 3600:02d}:{rest % 3600 // 60:02d}:{rest % 60:02d}"
+    return f"{days}-{clock}" if days else clock
+
+
+def user_folder(env: Mapping[str, str] | None = None) -> Path:
+    """Where a user's own profiles are."""
+    env = os.environ if env is None else env
+    config = env.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
+    return Path(config) / "bigbatch" / "sites"
+
+
+def profiles(env: Mapping[str, str] | None = None) -> dict[str, Path]:
+    """Every profile's path by name, the user's before the built-in ones."""
+    found = {path.stem: path for path in sorted(BUILT_IN.glob("*.toml"))}
+    own = {path.stem: path for path in sorted(user_folder(env).glob("*.toml"))}
+    return {**own, **{name: path for name, path in found.items() if name not in own}}
+
+
+def find(site: str | None = None, env: Mapping[str, str] | None = None, hosts: Iterable[str] | None = None) -> Site:
+    """The profile of a name or a path; without one, BIGBATCH_SITE's or the one that this machine matches.
+
+    Raises InputError for an unknown name and for a profile that is wrong.
+    """
+    env = os.environ if env is None else env
+    if site is not None and not site.strip():
+        raise InputError(empty_value("--site", site))
+    site = site or env.get(SITE_VARIABLE)
+    if not site:
+        return detect(env, hosts)
+    if site.endswith(".toml") or "/" in site:
+        return load(Path(site).expanduser())
+    known = profiles(env)
+    if site not in known:
+        raise InputError(f"--site must be a profile's name or path; got {site!r}. {_nearest(site, known)}")
+    return load(known[site])
+
+
+def detect(env: Mapping[str, str] | None = None, hosts: Iterable[str] | None = None) -> Site:
+    """The first profile whose host names or variables match this machine; the generic one if none does."""
+    env = os.environ if env is None else env
+    names = list(hosts) if hosts is not None else [socket.gethostname(), socket.getfqdn()]
+    known = profiles(env)
+    for name, path in known.items():
+        if name != GENERIC and _matches(site := load(path), env, names):
+            return site
+    return load(known[GENERIC])
+
+
+def _matches(site: Site, env: Mapping[str, str], hosts: Iterable[str]) -> bool:
+    """One host pattern is enough; of the variables all must be there (``NAME`` or ``NAME=value``)."""
+    if any(fnmatch.fnmatchcase(host, pattern) for host in hosts for pattern in site.hosts):
+        return True
+    return bool(site.variables) and all(_is_set(variable, env) for variable in site.variables)
+
+
+def _is_set(variable: str, env: Mapping[str, str]) -> bool:
+    name, equals, value = variable.partition("=")
+    return env.get(name) == value if equals else bool(env.get(name))
+
+
+def load(path: Path) -> Site:
+    """Read and check a profile. Raises InputError with one line that names the file."""
+    try:
+        document = toml_subset.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not UTF-8"
+        raise InputError(f"--site must be a file that can be read; got {str(path)!r} ({reason}).") from None
+    except ValueError as error:
+        raise InputError(f"a site profile must be TOML; {path} is not: {error}.") from None
+    try:
+        return _site(document, path)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+
+
+def _site(document: Mapping[str, Any], path: Path) -> Site:
+    tables = {key: value for key, value in document.items() if isinstance(value, dict)}
+    plain = {key: value for key, value in document.items() if key not in tables}
+    _known(tables, (*_TABLES, "partitions"), "table")
+    values = _fields(plain, _ROOT, "the profile")
+    for name, keys in _TABLES.items():
+        values.update(_fields(tables.get(name, {}), keys, f"[{name}]"))
+    if not values.get("name"):
+        raise InputError('a profile needs a name. Write name = "my_cluster" at its top.')
+    partitions = {name: _partition(name, table) for name, table in tables.get("partitions", {}).items()}
+    default = values.get("default_partition")
+    if default is not None and partitions and default not in partitions:
+        raise InputError(f"default_partition must be one of the partitions; got {default!r}.")
+    return Site(path=path, partitions=partitions, **values)
+
+
+def _partition(name: str, table: Any) -> Partition:
+    where = f"[partitions.{name}]"
+    if not isinstance(table, dict):
+        raise InputError(f"a partition must be a table; got {name!r}. Write [partitions.{name}] on a line of its own.")
+    table = dict(table)
+    services = table.pop("qos", {})
+    if not isinstance(services, dict) or not all(isinstance(value, dict) for value in services.values()):
+        raise InputError(f"qos must be tables; got a value in {where}. Write [partitions.{name}.qos.NAME].")
+    qos = {key: Qos(key, **_fields(value, _QOS, f"[partitions.{name}.qos.{key}]")) for key, value in services.items()}
+    return Partition(name, qos=qos, **_fields(table, _PARTITION, where))
+
+
+def _fields(table: Mapping[str, Any], keys: Mapping[str, tuple[str, str]], where: str) -> dict[str, Any]:
+    """The dataclass's fields of a table; each key known and of its type."""
+    _known(table, keys, f"key of {where}")
+    values = {}
+    for key, value in table.items():
+        name, kind = keys[key]
+        checked = _checked(value, kind, f"{key} in {where}")
+        if name:
+            values[name] = checked
+    return values
+
+
+def _checked(value: Any, kind: str, what: str) -> Any:
+    if kind == DURATION and isinstance(value, str):
+        return parse_time(value)
+    if kind == TEXTS and isinstance(value, list) and all(isinstance(entry, str) for entry in value):
+        return tuple(value)
+    if kind == WHOLE and isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        return value
+    if (kind == TEXT and isinstance(value, str)) or (kind == FLAG and isinstance(value, bool)):
+        return value
+    example = ", e.g. 20:00:00" if kind == DURATION else " above 0" if kind == WHOLE else ""
+    raise InputError(f"{what} must be {kind}{example}; got {value!r}.")
+
+
+def _known(names: Iterable[str], known: Iterable[str], what: str) -> None:
+    known = list(known)
+    for name in names:
+        if name not in known:
+            raise InputError(f"no such {what}; got {name!r}. {_nearest(name, known)}")
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    known = list(known)
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"Did you mean {near[0]!r}?" if near else f"Write one of {', '.join(known)}."

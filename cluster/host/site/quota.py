@@ -1,0 +1,98 @@
+"""What a site's quota command says is left: read where the format is known, else only shown.
+
+Quotas of users and groups are not in ``statvfs``, which sees the file system's own room.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bigbatch.cluster.host.site.profiles import Site
+
+TIMEOUT_S = 15.0
+SHOWN_LINES = 12
+
+
+class NoAnswer(RuntimeError):
+    """The command did not run; the message says why in a few words."""
+
+
+@dataclass(frozen=True)
+class Left:
+    """Room under a quota; None: no limit."""
+
+    bytes: int | None
+    inodes: int | None
+
+
+def ask(site: Site) -> list[str]:
+    """The last lines that the site's quota command prints; none where the profile has no command. Raises NoAnswer."""
+    if not site.quota_command:
+        return []
+    try:
+        words = [os.path.expandvars(word) for word in shlex.split(site.quota_command)]
+    except ValueError:
+        raise NoAnswer("a quote in quota_command is not closed") from None
+    if not words or not shutil.which(words[0]):
+        raise NoAnswer(f"{words[0] if words else 'quota_command'} is not on PATH")
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, errors="replace", timeout=TIMEOUT_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NoAnswer(type(error).__name__) from None
+    lines = (done.stdout or done.stderr).strip().splitlines()[-SHOWN_LINES:]
+    if done.returncode:
+        raise NoAnswer(" / ".join(lines) or f"it ended with code {done.returncode}")
+    return lines
+
+
+def left(lines: Sequence[str], folder: Path) -> Left | None:
+    """What Lustre's ``lfs quota`` leaves for ``folder``, the least of several; None where that is not told.
+
+    Its table (manual page lfs-quota(1); blocks of 1024 bytes, limit 0 = none) has a row for each file system, whose
+    name may stand on a line of its own; ``*`` marks what is over quota, ``[…]`` a sum that lacks a server:
+
+        Filesystem  kbytes   quota   limit   grace   files   quota   limit   grace
+          /scratch  285181       0 5347737       -  316399  500000 1000000       -
+    """
+    found: list[Left] = []
+    row: list[str] = []
+    inside = False
+    for line in lines:
+        words = line.split()
+        if words[:4] == ["Filesystem", "kbytes", "quota", "limit"]:
+            inside, row = True, []
+            continue
+        if not inside or not words:
+            continue
+        row = words if words[0].startswith("/") else row + words
+        numbers = [_number(word) for word in row[1:]]
+        if len(numbers) >= 7 and _covers(row[0], folder) and None not in (*numbers[0:3:2], *numbers[4:7:2]):
+            kbytes, _, limit, _, files, _, file_limit = numbers[:7]
+            found.append(Left(_rest(kbytes, limit, 1024), _rest(files, file_limit, 1)))
+            row = []
+    if not found:
+        return None
+    return Left(
+        min((each.bytes for each in found if each.bytes is not None), default=None),
+        min((each.inodes for each in found if each.inodes is not None), default=None),
+    )
+
+
+def _number(word: str) -> int | None:
+    match = re.fullmatch(r"\[?(\d+)\]?\*?", word)
+    return int(match.group(1)) if match else None
+
+
+def _rest(used: int | None, limit: int | None, unit: int) -> int | None:
+    return max(limit - (used or 0), 0) * unit if limit else None
+
+
+def _covers(mount: str, folder: Path) -> bool:
+    return mount == "/" or str(folder.absolute()).startswith(mount.rstrip("/") + "/") or str(folder) == mount

@@ -1,0 +1,8 @@
+"""The process of a batch script: ``python -m bigbatch.cluster.job``."""
+
+import sys
+
+from bigbatch.cluster.job.state_machine import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,134 @@
+"""What Slurm has granted to this job, node by node."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from bigbatch.cluster.host import slurm_commands, slurm_values
+
+ASK_AGAIN_S = 1.0
+
+
+class NoAllocation(RuntimeError):
+    """This is not a job's batch script; the message is one line."""
+
+
+@dataclass(frozen=True)
+class GrantedNode:
+    """A node of the allocation. ``het_group`` is its component of a heterogeneous job, else None."""
+
+    name: str
+    cpus: int | None
+    het_group: int | None = None
+
+
+@dataclass(frozen=True)
+class Grant:
+    """The allocation. ``end_time``: seconds since the epoch, None without a limit."""
+
+    job_id: str
+    nodes: tuple[GrantedNode, ...]
+    gpus_per_node: int
+    end_time: float | None
+    restart_count: int
+
+    @property
+    def head(self) -> GrantedNode:
+        return self.nodes[0]
+
+    @property
+    def cpus(self) -> int | None:
+        """Of all nodes; None where Slurm does not say, or some may have GPUs instead."""
+        counts = [node.cpus if node.het_group is None else None for node in self.nodes]
+        return None if None in counts else sum(c for c in counts if c is not None)
+
+    @property
+    def gpus(self) -> int:
+        """Of all nodes; 0 where they differ, which only the nodes themselves know."""
+        mixed = any(node.het_group is not None for node in self.nodes)
+        return 0 if mixed else self.gpus_per_node * len(self.nodes)
+
+
+def read_grant(
+    env: Mapping[str, str] | None = None,
+    hostnames: Callable[[str], list[str]] = slurm_commands.hostnames,
+    fields: Callable[[str], dict[str, str]] = slurm_commands.job_fields,
+) -> Grant:
+    """The allocation around this process. Raises NoAllocation outside of one, SlurmError if Slurm does not answer."""
+    env = os.environ if env is None else env
+    if not env.get("SLURM_JOB_ID") or not env.get("SLURM_JOB_NODELIST"):
+        raise NoAllocation(
+            "this runs inside a Slurm job; got no SLURM_JOB_ID. Write: sbatch [-N 4 …] cluster/ray_head_workers.slurm "
+            "--space large_batch …"
+        )
+    if env.get("SLURM_ARRAY_TASK_ID"):  # one task's id may stand for the whole array: it would end its siblings
+        raise NoAllocation(
+            f"a search is a job of its own, not a task of an array; got --array (task {env['SLURM_ARRAY_TASK_ID']}). "
+            "Submit it once for each search, with --study NAME."
+        )
+    job_id = env["SLURM_JOB_ID"]
+    gpus = slurm_values.gpus_here(env)
+    return Grant(
+        job_id=job_id,
+        nodes=tuple(_nodes(env, hostnames)),
+        gpus_per_node=slurm_values.listed(env.get("CUDA_VISIBLE_DEVICES")) if gpus is None else gpus,
+        end_time=_end_time(env, job_id, fields),
+        restart_count=slurm_values.number(env.get("SLURM_RESTART_COUNT")) or 0,
+    )
+
+
+def await_grant(stop: Sequence[int], say: Callable[[str], None]) -> Grant:
+    """``read_grant``, asked again while the controller is silent, for up to SILENT_S or until ``stop`` has something.
+
+    A controller that is down may have requeued this job a moment before: the start must not be lost to it.
+    """
+    ends, said = time.monotonic() + slurm_commands.SILENT_S, False
+    while True:
+        try:
+            return read_grant()
+        except slurm_commands.SlurmSilent as error:
+            if stop or time.monotonic() > ends:
+                raise
+            if not said:
+                say(f"{error}; asking on for up to {slurm_commands.SILENT_S:.0f} s")
+            said = True
+            time.sleep(ASK_AGAIN_S)
+
+
+def _nodes(env: Mapping[str, str], hostnames: Callable[[str], list[str]]) -> list[GrantedNode]:
+    components = slurm_values.number(env.get("SLURM_HET_SIZE")) or 0
+    if components < 2:
+        return _component(env, "", None, hostnames)
+    found = []
+    for group in range(components):
+        found += _component(env, f"_HET_GROUP_{group}", group, hostnames)
+    return found
+
+
+def _component(
+    env: Mapping[str, str], suffix: str, group: int | None, hostnames: Callable[[str], list[str]]
+) -> list[GrantedNode]:
+    names = hostnames(env[f"SLURM_JOB_NODELIST{suffix}"])
+    cpus = node_cpus(env, len(names), suffix)
+    return [GrantedNode(name, cpus[i] if cpus else None, group) for i, name in enumerate(names)]
+
+
+def node_cpus(env: Mapping[str, str], nodes: int, suffix: str = "") -> list[int]:
+    """CPUs of each node that the job asked for: ``--cpus-per-task`` × tasks, else all that the job has there.
+
+    Empty where Slurm says neither.
+    """
+    per_task = slurm_values.number(env.get(f"SLURM_CPUS_PER_TASK{suffix}"))
+    tasks = slurm_values.per_node(env.get(f"SLURM_TASKS_PER_NODE{suffix}"))
+    if per_task and len(tasks) == nodes:
+        return [per_task * count for count in tasks]
+    counts = slurm_values.per_node(env.get(f"SLURM_JOB_CPUS_PER_NODE{suffix}"))
+    return counts if len(counts) == nodes else []
+
+
+def _end_time(env: Mapping[str, str], job_id: str, fields: Callable[[str], dict[str, str]]) -> float | None:
+    said = slurm_values.moment(env.get("SLURM_JOB_END_TIME"))
+    return slurm_values.moment(fields(job_id).get("EndTime")) if said is None else said

@@ -1,0 +1,202 @@
+"""A second allocation that lends its nodes to a running job's cluster: ``sbatch cluster/ray_attach.slurm JOBID``.
+
+It may leave at any time. Near its time limit (USR1) Ray is asked to move its work away first; when it is preempted
+or cancelled (SIGTERM) its nodes end soon, and what ran there goes on elsewhere from its last checkpoint. When
+the job is put back into the queue its nodes wait for the next start, for a while, and join that.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from bigbatch.cluster.host import slurm_commands
+from bigbatch.cluster.host.atomic_files import read_json
+from bigbatch.cluster.job.allocated_nodes import Grant, NoAllocation, await_grant
+from bigbatch.cluster.job.checks import WRONG_INPUT, BadInput
+from bigbatch.cluster.job.driver import drain_in_ray
+from bigbatch.cluster.job.node_steps import NodeSteps
+from bigbatch.cluster.node import credentials, ray_commands
+from bigbatch.cluster.node.node_process import CONTROL_FILE
+from bigbatch.cluster.record import job_record
+
+POLL_S = 0.2
+JOIN_TIMEOUT_S = 600.0
+"""For the job to start, or to start again: nodes that wait cost as much as nodes that work."""
+LOOK_S = 1.0
+"""Between two looks at all nodes' heartbeats on the shared file system."""
+ASK_SLURM_S = 10.0
+NEXT_START_S = 30.0
+"""A job that runs on for so long has not ended its cluster: the nodes that were lent failed by themselves."""
+LEAVE_S = 15.0
+"""For the work on nodes that leave to save itself and move."""
+
+
+class Attachment:
+    """One allocation's stay in the cluster of job ``main_id``, and of its next starts."""
+
+    def __init__(self, main_id: str) -> None:
+        self._main_id = main_id
+        self._started = time.monotonic()
+        self._signals: list[int] = []
+
+    def run(self) -> int:
+        """Returns 0 when the job has ended or this allocation has left it, 1 if no node could join."""
+        for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda signum, frame: self._signals.append(signum))
+        try:
+            grant = await_grant(self._signals, self._say)
+        except (NoAllocation, slurm_commands.SlurmError) as error:
+            raise BadInput(str(error)) from None
+        stays: list[bool] = []
+        found = self._wait_for_cluster()
+        while found is not None:
+            main, run_id = found
+            folder = job_record.folder_of(self._main_id)
+            own = f"{grant.job_id}.{grant.restart_count}.{len(stays)}"
+            nodes = NodeSteps(grant.job_id, own, folder, (folder / credentials.TLS_FOLDER).exists())
+            nodes.follow(run_id)
+            try:
+                nodes.prepare()
+            except OSError as error:
+                raise BadInput(f"the job's folder must be writable; got {folder} ({error.strerror}).") from None
+            self._say(f"{', '.join(n.name for n in grant.nodes)} join job {self._main_id} at {main.address}")
+            try:
+                stays.append(self._stay(grant, nodes, main, folder))
+            finally:
+                nodes.stop(keep_logs=False)
+                nodes.forget()
+            found = self._wait_for_next_start(run_id)
+        return 0 if any(stays) or not stays else 1
+
+    def _run_id(self) -> str:
+        """Which start of the job its nodes obey; empty once they are told to end."""
+        control = read_json(job_record.folder_of(self._main_id) / CONTROL_FILE)
+        return "" if control.get("stop") else str(control.get("run_id", ""))
+
+    def _running(self, last: str = "") -> tuple[job_record.JobRecord, str] | None:
+        """The job's record and which start it is, if that is another than ``last`` and its driver runs."""
+        main, run_id = self._record(), self._run_id()
+        ready = main is not None and main.state == "driver" and main.address and run_id not in ("", last)
+        return (main, run_id) if main and ready else None
+
+    def _record(self) -> job_record.JobRecord | None:
+        """The job's record, or that of the job that goes on in its place."""
+        main = job_record.read(self._main_id)
+        if main is None or main.successor is None:
+            return main
+        self._main_id = main.successor
+        return job_record.read(self._main_id)
+
+    def _wait_for_cluster(self) -> tuple[job_record.JobRecord, str] | None:
+        """``_running`` once it does; None if a signal comes first."""
+        if job_record.read(self._main_id) is None:
+            raise BadInput(
+                f"there must be a job {self._main_id} with a record; got none in {job_record.home()}. "
+                "Write the id of a running BigBatch job (squeue --me)."
+            )
+        deadline = time.monotonic() + JOIN_TIMEOUT_S
+        while not self._signals:
+            found = self._running()
+            if found is not None:
+                return found
+            main = self._record()
+            state = main.state if main else "waiting"
+            if state == "ended" or time.monotonic() > deadline:
+                raise BadInput(f"job {self._main_id} must be running; it is {state}. Write another job's id.")
+            time.sleep(POLL_S)
+        return None
+
+    def _wait_for_next_start(self, last: str) -> tuple[job_record.JobRecord, str] | None:
+        """``_running`` once another start than ``last`` does; None if none is to be waited for."""
+        since = asked = time.monotonic()
+        while not self._signals:
+            found = self._running(last)
+            if found is not None:
+                return found
+            now = time.monotonic()
+            why = self._over(now - since, last if now > asked + ASK_SLURM_S else None)
+            if why:
+                self._say(f"{why}; leaving")
+                return None
+            asked = now if now > asked + ASK_SLURM_S else asked
+            time.sleep(POLL_S)
+        return None
+
+    def _over(self, waited_s: float, ask_about: str | None) -> str | None:
+        """Why no other start is to be waited for; Slurm is asked only with ``ask_about``, the last start."""
+        main = self._record()
+        if main and main.state == "ended":
+            return f"job {self._main_id} has ended: {main.reason}"
+        if waited_s > JOIN_TIMEOUT_S:
+            return f"job {self._main_id} has not started again in {JOIN_TIMEOUT_S:.0f} s"
+        if ask_about is None:
+            return None
+        if slurm_commands.has_ended(self._main_id):
+            return f"job {self._main_id} is not in the queue any more"
+        if waited_s > NEXT_START_S and self._run_id() == ask_about and slurm_commands.is_running(self._main_id):
+            return f"job {self._main_id} goes on without these nodes"
+        return None
+
+    def _stay(self, grant: Grant, nodes: NodeSteps, main: job_record.JobRecord, folder: Path) -> bool:
+        """Until the nodes have ended or a signal comes. Returns whether one of them has been in the cluster."""
+        for node in grant.nodes:
+            nodes.start(node, main.address)
+        said: set[str] = set()
+        next_look = 0.0
+        while nodes.living() and not self._signals:
+            for name in nodes.living():
+                if name not in said and nodes.status(name).get("state") == "ready":
+                    said.add(name)
+                    self._say(f"{name} has joined")
+            for name, reason in nodes.look().items():
+                self._say(f"{name} has left: {reason}")
+            if time.monotonic() >= next_look:
+                next_look = time.monotonic() + LOOK_S
+                for name in nodes.hung()[0]:  # the job that it is lent to has it drained
+                    self._say(f"{name} hangs: no heartbeat; ending its step")
+                    nodes.kill(name)
+            time.sleep(POLL_S)
+        if self._signals:
+            self._say(f"{signal.Signals(self._signals[0]).name}: leaving")
+            nodes.hold()
+            addresses = [str(nodes.status(name).get("ip")) for name in nodes.living()]
+            certificates = folder / credentials.TLS_FOLDER / "driver"
+            token = folder / credentials.TOKEN_FILE
+            env = ray_commands.environment(main.address or "", token, certificates if certificates.exists() else None)
+            if signal.SIGUSR1 in self._signals:
+                drain_in_ray(addresses, "the lent allocation ends", env)
+                self._wait_for_work(nodes)
+        else:
+            self._say(f"no node is left in the cluster of job {self._main_id}; waiting for its next start")
+        return bool(said)
+
+    def _wait_for_work(self, nodes: NodeSteps) -> None:
+        deadline = time.monotonic() + LEAVE_S
+        while nodes.living() and time.monotonic() < deadline and signal.SIGTERM not in self._signals:
+            nodes.look()
+            time.sleep(POLL_S)
+
+    def _say(self, text: str) -> None:
+        print(f"bigbatch {time.strftime('%H:%M:%S')} +{time.monotonic() - self._started:.1f}s {text}", flush=True)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The batch script's process. Returns its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        if len(arguments) != 1 or not arguments[0].isdigit():
+            raise BadInput(
+                f"write one job id; got {' '.join(arguments)!r}. E.g. sbatch -N2 cluster/ray_attach.slurm 123"
+            )
+        return Attachment(arguments[0]).run()
+    except BadInput as error:
+        print(f"ray_attach.slurm: error: {error}", file=sys.stderr, flush=True)
+        return WRONG_INPUT
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,139 @@
+"""What can be refused before nodes are waited for: one line, and what to write instead."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from bigbatch.cluster.host import slurm_commands
+from bigbatch.cluster.host.allocation import PLANNED_NODES, planned
+from bigbatch.cluster.host.lease import Lease, StudyHeld
+from bigbatch.cluster.job import options
+from bigbatch.cluster.job.allocated_nodes import Grant
+from bigbatch.cluster.record import job_record
+
+SHORTEST_RUN_S = 60.0
+WAIT_FOR_CHECK_S = 30.0
+POLL_S = 0.05
+WRONG_INPUT = 2
+
+
+class BadInput(Exception):
+    """The job cannot do what is asked; the message is one line that says what to write instead."""
+
+
+def check_commands() -> None:
+    """Raises BadInput if nodes could not be started or ended."""
+    for name in ("srun", "scancel"):
+        if not slurm_commands.available(name):
+            raise BadInput(
+                f"{name} is not on PATH of {os.uname().nodename}, and nodes are started and ended with it. "
+                "Set BIGBATCH_PRELUDE to a shell file that loads Slurm's commands."
+            )
+
+
+def check_workers(chosen: options.JobOptions, grant: Grant) -> None:
+    """A trial that needs more than the allocation would wait for ever. Raises BadInput."""
+    wanted = options.workers(chosen)
+    available, kind = (grant.gpus, "GPUs") if grant.gpus else (grant.cpus, "CPUs")
+    if wanted and available and wanted > available:
+        raise BadInput(
+            f"--workers must be at most the allocation's {available} {kind}; got {wanted}. "
+            f"Write --workers {available}, or ask Slurm for more."
+        )
+
+
+def check_time(chosen: options.JobOptions, grant: Grant) -> None:
+    """Raises BadInput if trials would have to save themselves as soon as they begin."""
+    left = grant.end_time - time.time() if grant.end_time else None
+    if left is not None and left < chosen.margin_s + SHORTEST_RUN_S:
+        least = int(chosen.margin_s + SHORTEST_RUN_S) // 60 + 1
+        raise BadInput(
+            f"the job's time limit must leave {SHORTEST_RUN_S:.0f} s before trials save themselves, "
+            f"{chosen.margin_s:.0f} s (--margin) from its end; got {left:.0f} s. Write sbatch --time={least} or more."
+        )
+
+
+def write_first(job: job_record.JobRecord) -> None:
+    """The job's folder and record. Raises BadInput if it cannot be written."""
+    folder = job_record.folder_of(job.job_id)
+    try:
+        job.write()
+    except OSError as error:
+        raise BadInput(
+            f"the job's folder must be writable; got {str(folder)!r} ({error.strerror}). "
+            f"Set {job_record.HOME_VARIABLE} to a folder that all nodes share."
+        ) from None
+
+
+def take_lease(study: Path, job_id: str) -> Lease:
+    """The right to write the study. Raises BadInput if another one has it, or the folder cannot be written."""
+    lease = Lease(study, job_id)
+    try:
+        lease.take(say=lambda line: print(line, flush=True))
+    except StudyHeld as held:
+        raise BadInput(f"a study is written by one driver at a time; {held}, or write --study OTHER.") from None
+    except OSError as error:
+        raise BadInput(
+            f"the study's folder must be writable; got {str(study)!r} ({error.strerror}). "
+            "Write --output with a folder that all nodes share."
+        ) from None
+    return lease
+
+
+def planned_by(grant: Grant | None) -> dict[str, str]:
+    """Tells the search for which nodes it is checked, where all are alike and known; else it is told nothing."""
+    cpus = {node.cpus for node in grant.nodes} if grant is not None and grant.cpus else set()
+    if grant is None or len(cpus) != 1:
+        return {}
+    return {PLANNED_NODES: planned(len(grant.nodes), cpus.pop() or 0, grant.gpus_per_node)}
+
+
+class ArgumentCheck:
+    """The search checks its own arguments (``--dry-run``), which nodes wait for, or start meanwhile if it is long."""
+
+    def __init__(self, command: Sequence[str], cwd: Path, tmp: Path, grant: Grant | None = None) -> None:
+        self._process: subprocess.Popen[str] | None = subprocess.Popen(
+            [*command, "--dry-run"],
+            cwd=cwd,
+            env={**os.environ, **planned_by(grant), "TMPDIR": str(tmp)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def wait(self, interruption: Callable[[], object]) -> bool:
+        """Wait for the search's word, so that no node starts for one that cannot be.
+
+        Returns whether there was an ``interruption``. Raises BadInput as ``look``. After WAIT_FOR_CHECK_S it is not
+        waited for any more: to list a large data set takes minutes on some file systems, and nodes can start meanwhile.
+        """
+        ends = time.monotonic() + WAIT_FOR_CHECK_S
+        while self._process is not None and self._process.poll() is None and time.monotonic() < ends:
+            if interruption():
+                return True
+            time.sleep(POLL_S)
+        self.look()
+        return False
+
+    def look(self) -> None:
+        """Raises BadInput, with the search's own words, once it has refused its arguments."""
+        if self._process is None or self._process.poll() is None:
+            return
+        _, errors = self._process.communicate()
+        code, self._process = self._process.returncode, None
+        if code == WRONG_INPUT:
+            line = (errors.strip().splitlines() or ["the search refuses its arguments"])[-1]
+            raise BadInput(line.partition("error: ")[2] or line)
+
+    def close(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()  # its children, which may hold the pipe, are not waited for
+            if process.stderr is not None:
+                process.stderr.close()

@@ -1,0 +1,103 @@
+"""Lets the driver save itself, in the time that Slurm leaves."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+
+from bigbatch.cluster.host import slurm_commands
+from bigbatch.cluster.job.driver import Driver
+from bigbatch.cluster.job.early_signal import EarlySignal
+from bigbatch.cluster.job.node_steps import NodeSteps
+from bigbatch.cluster.job.policy import Cause
+from bigbatch.cluster.job.watch import POLL_S, Lookout
+
+SAVE_S = 60.0
+"""For the driver to save near the time limit or in a preemption's grace time."""
+MARGIN_REST_S = 30.0
+"""Of the margin, what comes after the driver: its Ray, the nodes, the requeue."""
+CANCELLED_SAVE_S = 3.0
+
+
+class TimeLeft:
+    """What is left of an allocation.
+
+    Args:
+        end_time: when Slurm ends the job, seconds since the epoch; None without a limit.
+        margin_s: before that, trials save themselves.
+        kill_wait_s: from Slurm's SIGTERM to its SIGKILL.
+    """
+
+    def __init__(self, end_time: float | None, margin_s: float, kill_wait_s: float) -> None:
+        self._end_time, self._margin_s, self._kill_wait_s = end_time, margin_s, kill_wait_s
+
+    def deadline(self, early: EarlySignal | None = None) -> float:
+        """When trials must save themselves, seconds since the epoch; 0 without a limit.
+
+        With the ``early`` signal of the last start: when they will be told to, where that is known.
+        """
+        if not self._end_time:
+            return 0.0
+        signalled = self._end_time - early.left_s if early is not None and early.sure else 0.0
+        return signalled if signalled > time.time() else self._end_time - self._margin_s
+
+    def environment(self, early: EarlySignal | None) -> dict[str, str]:
+        """What the driver is told of the time that it has."""
+        words = {"BIGBATCH_SAVE_S": f"{self.save_s:.0f}"}
+        deadline = self.deadline(early)
+        return words | ({"BIGBATCH_DEADLINE": f"{deadline:.0f}"} if deadline else {})
+
+    def patience_s(self) -> float:
+        """For a controller that does not answer."""
+        left = self._end_time - time.time() - 5 if self._end_time else slurm_commands.SILENT_S
+        return max(0.0, min(slurm_commands.SILENT_S, left))
+
+    @property
+    def save_s(self) -> float:
+        """For the driver, near the time limit: a longer ``--margin`` is for trials whose steps are long."""
+        return max(SAVE_S, self._margin_s - MARGIN_REST_S)
+
+    def to_save_s(self, lookout: Lookout) -> float:
+        """For the driver: less where Slurm's SIGKILL is near."""
+        if lookout.cause is Cause.CANCELLED:
+            return CANCELLED_SAVE_S
+        if lookout.killed_soon or lookout.cause is Cause.UNEXPLAINED:
+            return max(2.0, self._kill_wait_s - 4)
+        left = self._end_time - time.time() - 20 if self._end_time else SAVE_S
+        return max(2.0, min(self.save_s, left))
+
+
+def end_driver(
+    driver: Driver, lookout: Lookout, nodes: NodeSteps, signals: list[int], left: TimeLeft, say: Callable[[str], None]
+) -> int | None:
+    """Let the driver save, and end it. Returns its exit code, None if it was killed."""
+    if lookout.cause is Cause.HEAD_DIED:
+        driver.kill()  # without the head it would wait a minute for it
+        return None
+    code = driver.exit_code()
+    if code is None:
+        if lookout.cause is not Cause.CANCELLED:
+            nodes.hold()
+        signals.clear()
+        driver.terminate()
+        code = _await_end(driver, lookout, signals, left)
+        say("driver killed" if code is None else f"driver saved and ended with exit code {code}")
+    driver.kill()
+    return code
+
+
+def _await_end(driver: Driver, lookout: Lookout, signals: list[int], left: TimeLeft) -> int | None:
+    code = None
+    ends = time.monotonic() + left.to_save_s(lookout)
+    while code is None and time.monotonic() < ends:
+        time.sleep(POLL_S)
+        code = driver.exit_code()
+        if lookout.explain():
+            later = time.monotonic() + left.to_save_s(lookout)
+            ends = min(ends, later) if lookout.killed_soon else later  # SIGKILL does not wait
+        if lookout.cause is not Cause.CANCELLED and signal.SIGTERM in signals:
+            lookout.classify("SIGTERM while saving")  # a scancel does not wait
+            signals.clear()
+            ends = min(ends, time.monotonic() + left.to_save_s(lookout))
+    return code

@@ -1,0 +1,108 @@
+"""The driver, a process group of its own, and Ray's view of the cluster, asked by a helper process."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bigbatch.cluster.host import private_folder, processes
+from bigbatch.cluster.host.root import IMPORT_ROOT
+from bigbatch.cluster.node.ray_commands import interpreter
+
+
+class Driver:
+    """The command that uses the cluster; its output is the job's."""
+
+    def __init__(self, command: Sequence[str], cwd: Path, env: Mapping[str, str]) -> None:
+        # FileNotFoundError and PermissionError are the caller's: the command is the user's.
+        self._process = subprocess.Popen(list(command), cwd=cwd, env=dict(env), start_new_session=True)
+        self._killed = False
+
+    def exit_code(self) -> int | None:
+        """None while it runs; 128 + n if signal n ended it, as shells say it."""
+        code = self._process.poll()
+        return 128 - code if code is not None and code < 0 else code
+
+    def terminate(self) -> None:
+        """SIGTERM to its group, so that it saves."""
+        if self.exit_code() is None:
+            processes.signal_group(self._process.pid, signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End whatever is left of its group, once: its number may be another's later."""
+        if not self._killed:
+            self._killed = True
+            processes.signal_group(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+
+class GcsWatch:
+    """Ray's living nodes as its GCS knows them; see ``bigbatch.cluster.node.gcs``."""
+
+    def __init__(self, env: Mapping[str, str], errors: Path) -> None:
+        self.nodes: list[dict[str, Any]] = []
+        with errors.open("ab") as log:
+            self._process = subprocess.Popen(
+                [interpreter(), "-m", "bigbatch.cluster.node.gcs", "watch"],
+                cwd=IMPORT_ROOT,
+                env=dict(env),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,
+            )
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self.nodes = json.loads(line)
+
+    def sum(self, job_id: str) -> tuple[int, int, int]:
+        """The job's own living nodes, their CPUs, their GPUs."""
+        nodes = [node for node in self.nodes if node["job"] == job_id]
+        return len(nodes), sum(n["cpus"] for n in nodes), sum(n["gpus"] for n in nodes)
+
+    def close(self) -> None:
+        if self._process.returncode is None:  # else its number may be another's by now
+            processes.signal_group(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+
+def drain_in_ray(addresses: Sequence[str], reason: str, env: Mapping[str, str], timeout_s: float = 30.0) -> None:
+    """Ask Ray to place nothing more at ``addresses``. Best effort: the nodes may be gone.
+
+    Ray asks the node itself: one that hangs does not answer, so do not wait for it for long.
+    """
+    try:
+        subprocess.run(
+            [interpreter(), "-m", "bigbatch.cluster.node.gcs", "drain", reason, *addresses],
+            cwd=IMPORT_ROOT,
+            env=dict(env),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=timeout_s,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        pass
+
+
+def driver_environment(ray: Mapping[str, str], folder: Path, tmp: Path) -> dict[str, str]:
+    """What the driver finds in its environment, but for the time that it has (``saving.TimeLeft``).
+
+    Args:
+        ray: of every process of the cluster (``ray_commands.environment``).
+        folder, tmp: of the job: on the shared file system, and on this node until the job ends.
+    """
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])  # `python`: this one
+    env = {**ray, "PATH": path, "BIGBATCH_JOB_FOLDER": str(folder), **private_folder.temporary_in(tmp, ray)}
+    if env.get("BIGBATCH_CONTAINER"):  # the head's Ray has its sockets beside it, and the image sees what is bound
+        env["BIGBATCH_NODE_TMP"] = str(tmp.parent)
+    return env

@@ -1,0 +1,211 @@
+"""The job's side of its nodes: one ``srun`` step each, what they report, and how they are told to end."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from bigbatch.cluster.host import processes, slurm_commands
+from bigbatch.cluster.host.atomic_files import read_json, write_json
+from bigbatch.cluster.host.root import IMPORT_ROOT
+from bigbatch.cluster.job.allocated_nodes import GrantedNode
+from bigbatch.cluster.node.heartbeats import Heartbeats
+from bigbatch.cluster.node.node_process import CONTROL_FILE, NODES_FOLDER
+
+STOP_TIMEOUT_S = 10.0
+# What sbatch leaves in the environment for srun and what would ask for more, or less, than one task a node.
+PER_TASK = (
+    *("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NTASKS_PER_NODE", "SLURM_TASKS_PER_NODE", "SLURM_NNODES"),
+    *("SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_GPUS_PER_TASK", "SLURM_GPUS"),
+    *("SLURM_NTASKS_PER_GPU", "SLURM_GPU_BIND", "SLURM_CPU_BIND", "SLURM_DISTRIBUTION", "SLURM_HINT"),
+)
+MEMORY = ("SLURM_MEM_PER_NODE", "SLURM_MEM_PER_CPU", "SLURM_MEM_PER_GPU")
+
+
+class NodeSteps:
+    """The steps of one start of a job (``run_id``); the folder is on a file system that all nodes share."""
+
+    def __init__(self, job_id: str, run_id: str, record: Path, tls: bool) -> None:
+        self._job_id, self._run_id, self._record, self._tls = job_id, run_id, record, tls
+        self._steps: dict[str, subprocess.Popen[bytes]] = {}
+        self._started: dict[str, tuple[GrantedNode, str | None]] = {}
+        self._not_again: set[str] = set()
+        self._heartbeats = Heartbeats()
+        self._control: dict[str, Any] = {"run_id": run_id}
+        self._control_file, self._suffix, self._follow = CONTROL_FILE, "", ""
+        self.gone: dict[str, str] = {}
+        """Nodes whose step has ended, with the reason."""
+
+    def follow(self, run_id: str) -> None:
+        """These nodes are lent to the run ``run_id`` of another job, whose folder is ours: they end with it."""
+        self._control_file, self._suffix, self._follow = f"control-{self._job_id}.json", f"-{self._job_id}", run_id
+
+    def prepare(self) -> None:
+        """A control file of this run, and no reports of an earlier one. Raises OSError."""
+        folder = self._record / NODES_FOLDER
+        folder.mkdir(mode=0o700, exist_ok=True)
+        for old in folder.glob("*.json") if not self._follow else ():
+            old.unlink()
+        write_json(self._record / self._control_file, self._control)
+
+    def forget(self) -> None:
+        """Remove the reports of nodes that were lent."""
+        (self._record / self._control_file).unlink(missing_ok=True)
+        for name in self._steps:
+            self._status_path(name).unlink(missing_ok=True)
+
+    def lent(self) -> dict[str, dict[str, Any]]:
+        """What nodes of other jobs report here, by ``node-job``."""
+        reports = {path.stem: read_json(path) for path in (self._record / NODES_FOLDER).glob("*-*.json")}
+        return {name: facts for name, facts in reports.items() if self._is_lent(facts)}
+
+    def _is_lent(self, facts: Mapping[str, Any]) -> bool:
+        return facts.get("job") not in (None, self._job_id)
+
+    def start(self, node: GrantedNode, address: str | None) -> None:
+        """Start a node: as the head if ``address`` is None, else as a worker of the head there."""
+        self._started[node.name] = node, address
+        log_path = self._record / NODES_FOLDER / f"{node.name}{self._suffix}.log"
+        descriptor = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        with os.fdopen(descriptor, "ab") as log:
+            self._steps[node.name] = subprocess.Popen(
+                srun_command(node) + self._node_command(node.name, address),
+                env=step_environment(os.environ, node.het_group),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def _node_command(self, name: str, address: str | None) -> list[str]:
+        command = [sys.executable, "-m", "bigbatch.cluster.node", "--record", str(self._record), "--node", name]
+        command += [
+            "--job",
+            self._job_id,
+            "--run-id",
+            self._run_id,
+            "--control",
+            self._control_file,
+            "--suffix",
+            self._suffix,
+        ]
+        command += ["--follow", self._follow] if self._follow else []
+        return command + (["--join", address] if address else []) + (["--tls"] if self._tls else [])
+
+    def status(self, name: str) -> dict[str, Any]:
+        """What the node last reported in this run; empty if nothing."""
+        facts = read_json(self._status_path(name))
+        return facts if facts.get("run_id") == self._run_id else {}
+
+    def _status_path(self, name: str) -> Path:
+        return self._record / NODES_FOLDER / f"{name}{self._suffix}.json"
+
+    def look(self) -> dict[str, str]:
+        """Nodes whose step has ended since the last look, with the reason.
+
+        A step of which nothing was heard is started once more: srun gives up a node whose slurmd does not answer for
+        some seconds ("Communication connection failure"), and the job would be without it to its end.
+        """
+        news = {}
+        for name, step in list(self._steps.items()):
+            if name not in self.gone and step.poll() is not None:
+                facts, lost = self.status(name), f"lost: its step ended without a word (exit code {step.returncode})"
+                if not (facts or name in self._not_again or self._control.get("stop")):
+                    self._not_again.add(name)
+                    self.start(*self._started[name])
+                    continue
+                news[name] = facts.get("reason") or ("as it was told" if facts.get("state") == "ended" else lost)
+        self.gone.update(news)
+        return news
+
+    def living(self) -> list[str]:
+        return [name for name in self._steps if name not in self.gone]
+
+    def signalled(self) -> bool:
+        """Whether Slurm has sent SIGTERM to a step."""
+        return any(self.status(name).get("signalled") for name in self.living())
+
+    def hung(self) -> tuple[list[str], list[str]]:
+        """Own living nodes that hang; and nodes that others lend, as ``lent`` names them.
+
+        They are compared with all that report here: for an allocation that lends its nodes also the job's that it
+        lends them to.
+        """
+        reports = {path.stem: read_json(path) for path in (self._record / NODES_FOLDER).glob("*.json")}
+        living = {self._status_path(name).stem: name for name in self.living()}
+        own = {s: name for s, name in living.items() if reports.get(s, {}).get("run_id") == self._run_id}
+        running = {s: facts for s, facts in reports.items() if s in own or facts.get("state") in ("starting", "ready")}
+        still = self._heartbeats.hung({s: int(facts.get("beat") or 0) for s, facts in running.items()})
+        return [own[s] for s in still if s in own], [s for s in still if self._is_lent(reports[s])]
+
+    def hold(self) -> None:
+        """SIGTERM from Slurm is to be ignored for now: trials still save."""
+        self._tell(hold=True)
+
+    def stop(self, *, keep_logs: bool, timeout_s: float = STOP_TIMEOUT_S) -> list[str]:
+        """End every node; returns those that did not answer in time and whose step was killed."""
+        self._tell(stop=True, keep_logs=keep_logs)
+        if self.living():
+            try:
+                slurm_commands.cancel(self._job_id, signal="TERM", steps_only=True)
+            except slurm_commands.SlurmError:
+                pass  # they read the control file, only a little later
+        processes.wait_until(lambda: not (self.look() or self.living()), timeout_s)
+        late = self.living()
+        for name in late:
+            self.kill(name)
+        return late
+
+    def kill(self, name: str) -> None:
+        """Give a step up: Slurm kills what it runs."""
+        self._not_again.add(name)
+        self._steps[name].terminate()
+        try:
+            self._steps[name].wait(2)
+        except subprocess.TimeoutExpired:
+            self._steps[name].kill()
+
+    def _tell(self, **facts: Any) -> None:
+        self._control.update(facts)
+        try:
+            write_json(self._record / self._control_file, self._control)
+        except OSError:
+            pass  # SIGTERM still reaches them
+
+
+def srun_command(node: GrantedNode) -> list[str]:
+    """One task on one node beside other steps, with all that the job has there."""
+    # --export=ALL: a user's SBATCH_EXPORT=NONE would reach the steps as SLURM_EXPORT_ENV and empty theirs.
+    command = [
+        "srun",
+        "--export=ALL",
+        "--overlap",
+        "--nodes=1",
+        "--ntasks=1",
+        f"--nodelist={node.name}",
+        "--kill-on-bad-exit=0",
+    ]
+    command += [f"--job-name=ray-{node.name}", f"--chdir={IMPORT_ROOT}", "--input=none"]
+    if node.cpus:
+        command.append(f"--cpus-per-task={node.cpus}")
+    if node.het_group is not None:
+        command.append(f"--het-group={node.het_group}")
+    return command
+
+
+def step_environment(env: Mapping[str, str], het_group: int | None = None) -> dict[str, str]:
+    """The environment of a node's step. In a heterogeneous job memory is said of its own component.
+
+    The batch script's variables speak of the first component, and srun hands them on as they are: a node would be
+    taken for one with the head's memory.
+    """
+    kept = {name: value for name, value in env.items() if name not in PER_TASK}
+    if het_group is None:
+        return kept
+    own = {name: env.get(f"{name}_HET_GROUP_{het_group}") for name in MEMORY}
+    others = {name: value for name, value in kept.items() if name not in own}
+    return others | {name: value for name, value in own.items() if value}

@@ -1,0 +1,139 @@
+"""The job script's arguments: a few options of the job, then the search's, or ``--`` and any command."""
+
+from __future__ import annotations
+
+import os
+from argparse import ArgumentTypeError
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bigbatch.cluster.host.command_line import empty_value
+from bigbatch.cluster.host.option_values import whole_number
+from bigbatch.cluster.host.root import ROOT
+from bigbatch.cluster.node.ray_commands import in_its_environment, interpreter
+
+TUNE = ROOT / "tune" / "run.py"
+USAGE = "sbatch [-N 4 …] cluster/ray_head_workers.slurm [options of the job] --space NAME … | -- COMMAND …"
+
+
+class UsageError(ValueError):
+    """The arguments are wrong; the message is one line that says what to write instead."""
+
+
+@dataclass(frozen=True)
+class JobOptions:
+    """What the job was asked for.
+
+    Attributes:
+        tls: encrypt Ray's traffic with certificates made for this job.
+        chain: near the time limit submit a dependent successor, where the site forbids requeueing.
+        max_restarts: restarts in a row without an epoch or a checkpoint after which the job gives up.
+        keep_logs: copy Ray's logs into the job's folder, also of a run that went well.
+        margin_s: seconds before the time limit at which trials save and the driver ends.
+        start_timeout_s: seconds that the nodes may take to register.
+        arguments: for tune/run.py; empty if there is a command.
+        command: what to run in place of tune/run.py.
+    """
+
+    tls: bool = False
+    chain: bool = False
+    max_restarts: int = 3
+    keep_logs: bool = False
+    margin_s: float = 120.0
+    start_timeout_s: float = 300.0
+    arguments: tuple[str, ...] = ()
+    command: tuple[str, ...] = ()
+
+
+FLAGS = {"--tls": "tls", "--chain": "chain", "--keep-logs": "keep_logs"}
+NUMBERS = {"--max-restarts": "max_restarts", "--margin": "margin_s", "--start-timeout": "start_timeout_s"}
+
+
+def parse(argv: Sequence[str]) -> JobOptions:
+    """Split the arguments. Raises UsageError."""
+    values: dict[str, object] = {}
+    rest = list(argv)
+    while rest:
+        name, equals, text = rest[0].partition("=")
+        if name in FLAGS and not equals:
+            values[FLAGS[name]] = True
+            rest = rest[1:]
+        elif name in NUMBERS:
+            text = text if equals else (rest[1] if len(rest) > 1 else "")
+            if not text.isdigit():
+                raise UsageError(f"{name} must be a whole number of 0 or more; got {text!r}. Write e.g. {name} 3.")
+            values[NUMBERS[name]] = int(text)
+            rest = rest[1 if equals else 2 :]
+        else:
+            break
+    if rest[:1] == ["--"]:
+        if not rest[1:]:
+            raise UsageError("-- must be followed by a command; got nothing. Write e.g. -- python driver.py.")
+        if not rest[1].strip():
+            raise UsageError(empty_value("the command after --", rest[1]))
+        return JobOptions(command=tuple(rest[1:]), **values)  # type: ignore[arg-type]
+    if "--" in rest:
+        got = " ".join(rest[: rest.index("--") + 2])
+        raise UsageError(f"give the search's options or a command after --, not both; got {got!r}. Write: {USAGE}")
+    _refuse_empty(rest)
+    return JobOptions(arguments=tuple(rest), **values)  # type: ignore[arg-type]
+
+
+def _refuse_empty(arguments: Sequence[str]) -> None:
+    """Before the search does it: the job itself reads the study's name and folder. Raises UsageError."""
+    before = ""
+    for argument in arguments:
+        name, equals, value = argument.partition("=")
+        if not argument.strip():
+            raise UsageError(empty_value(before if before.startswith("--") else "an argument", argument))
+        if name.startswith("--") and equals and not value.strip():
+            raise UsageError(empty_value(name, value))
+        before = argument
+
+
+def value_of(arguments: Sequence[str], name: str) -> str | None:
+    """The last value of option ``name``, given as ``--name value`` or ``--name=value``."""
+    found = None
+    for i, argument in enumerate(arguments):
+        if argument == name and i + 1 < len(arguments):
+            found = arguments[i + 1]
+        elif argument.startswith(f"{name}="):
+            found = argument.partition("=")[2]
+    return found
+
+
+def study_folder(options: JobOptions, default_name: str, cwd: Path) -> Path | None:
+    """Where the search writes; None for a command of the user's own."""
+    if options.command:
+        return None
+    output = value_of(options.arguments, "--output") or "runs"
+    study = value_of(options.arguments, "--study") or default_name
+    return Path(os.path.abspath(cwd / os.path.expanduser(output) / study))
+
+
+def driver_command(options: JobOptions, default_name: str, address: str, folder: Path | None, again: bool) -> list[str]:
+    """The driver's command line.
+
+    Args:
+        default_name: the study's, where the user gave none: the same for every restart of a job.
+        again: this is a restart, so a study that is there is the job's own.
+    """
+    if options.command:
+        return in_its_environment(options.command)
+    arguments = [word for word in options.arguments if not again or word != "--retry-failed"]  # once, not each start
+    named = value_of(arguments, "--study") is not None
+    if not named:
+        arguments += ["--study", default_name]
+    started = folder is not None and (folder / "study.json").exists()
+    if started and (again or not named) and "--resume" not in arguments:
+        arguments.append("--resume")
+    return [interpreter(), str(TUNE), *arguments, "--address", address]
+
+
+def workers(options: JobOptions) -> int | None:
+    text = value_of(options.arguments, "--workers")
+    try:
+        return whole_number(text or "")
+    except ArgumentTypeError:  # the search's own command line says so
+        return None

@@ -1,0 +1,94 @@
+"""The job that goes on in place of this one (``--chain``): what it is given, and whether it was submitted already."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from bigbatch.cluster.host import slurm_commands, slurm_values
+
+MARK = "bigbatch-after-"
+"""With the predecessor's id, a word of the successor's comment, by which it is found in the queue."""
+OPTIONS = {
+    "JobName": "--job-name",
+    "Partition": "--partition",
+    "Account": "--account",
+    "QOS": "--qos",
+    "TimeLimit": "--time",
+    "WorkDir": "--chdir",
+    "CPUs/Task": "--cpus-per-task",
+    "MinMemoryNode": "--mem",
+    "MinMemoryCPU": "--mem-per-cpu",
+    "Features": "--constraint",
+    "Reservation": "--reservation",
+    "TresPerNode": "--gres",
+    "Licenses": "--licenses",
+}
+EXCLUSIVE = {"NO": "--exclusive", "USER": "--exclusive=user", "MCS": "--exclusive=mcs"}
+OF_THIS_JOB = ("SLURM_", "SRUN_", "RAY_")
+DEVICES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
+
+
+def environment(env: Mapping[str, str]) -> dict[str, str]:
+    """``env`` without what is this job's alone; Slurm's configuration stays."""
+    kept = {k: v for k, v in env.items() if not k.startswith(OF_THIS_JOB) and k not in DEVICES}
+    return {**kept, **({"SLURM_CONF": env["SLURM_CONF"]} if "SLURM_CONF" in env else {})}
+
+
+def options(fields: Mapping[str, str]) -> list[str]:
+    """What a job was given, as options of sbatch, from the fields of ``scontrol show job``."""
+    given = {option: fields[name] for name, option in OPTIONS.items() if slurm_values.is_set(fields.get(name))}
+    if "--gres" in given:  # gres:gpu:2 or, with types, gres/gpu:a100:2
+        given["--gres"] = given["--gres"].replace("gres:", "").replace("gres/", "")
+    given["--nodes"] = str(slurm_values.least(fields.get("NumNodes")) or 1)
+    given.update(_gpu_options(fields))
+    # Of each group sbatch takes one.
+    for chosen, others in (("--mem-per-gpu", ("--mem", "--mem-per-cpu")), ("--cpus-per-gpu", ("--cpus-per-task",))):
+        if chosen in given:
+            given = {option: value for option, value in given.items() if option not in others}
+    if slurm_values.is_set(fields.get("StdOut")):
+        given["--output"] = fields["StdOut"]
+    exclusive = EXCLUSIVE.get(fields.get("OverSubscribe", ""))
+    return [f"{option}={value}" for option, value in given.items()] + ([exclusive] if exclusive else [])
+
+
+def component_options(fields: Mapping[str, str]) -> list[str]:
+    """The same of a heterogeneous job's later components, for which the script's own ``#SBATCH`` lines do not count."""
+    given, tasks = options(fields), f"--ntasks={fields.get('NumTasks', '1')}"
+    return given if tasks in given else [*given, tasks]
+
+
+def _gpu_options(fields: Mapping[str, str]) -> dict[str, str]:
+    """GPUs that were not asked for by the node (``--gpus``, ``--gpus-per-task``), and shares of each GPU."""
+    found = {}
+    if gpus := _gpus(fields.get("TresPerJob")):
+        found["--gpus"] = gpus
+    if gpus := _gpus(fields.get("TresPerTask")):
+        found["--gpus-per-task"] = gpus
+        if fields.get("NumTasks", "").isdigit():  # sbatch refuses it without a number of tasks
+            found["--ntasks"] = fields["NumTasks"]
+    for name, option in (("CpusPerTres", "--cpus-per-gpu"), ("MemPerTres", "--mem-per-gpu")):
+        if share := slurm_values.per_gpu(fields.get(name)):
+            found[option] = share
+    return found
+
+
+def _gpus(tres: str | None) -> str:
+    """``gres/gpu:a100:4`` → ``a100:4``; empty if there is none."""
+    parts = slurm_values.gres_parts(tres) if tres is not None and slurm_values.is_set(tres) else []
+    return ",".join(f"{kind}:{count}" if kind else str(count) for name, kind, count in parts if name == "gpu")
+
+
+def marked(comment: str | None, job_id: str) -> str:
+    """The comment of ``job_id``'s successor: the user's own, and the mark."""
+    words = (comment or "").split() if slurm_values.is_set(comment) else []
+    own = [word for word in words if not word.startswith(MARK)]
+    return " ".join([*own, MARK + job_id])
+
+
+def in_queue(job_id: str) -> str | None:
+    """The successor of ``job_id`` that Slurm lists, if it does. Raises SlurmError."""
+    for line in slurm_commands.run("squeue", "--me", "--noheader", "--format=%i|%k").splitlines():
+        found, _, comment = line.strip().partition("|")
+        if MARK + job_id in comment.split():
+            return found.partition("+")[0]  # 8+0 is the first component of the heterogeneous job 8
+    return None

@@ -1,0 +1,197 @@
+"""Notices what ends a job's waiting: signals, the time limit, nodes that die or hang."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from bigbatch.cluster.host import slurm_commands, slurm_values
+from bigbatch.cluster.job.driver import drain_in_ray
+from bigbatch.cluster.job.node_steps import NodeSteps
+from bigbatch.cluster.job.policy import Cause, cause_of_signal
+from bigbatch.cluster.record.job_record import JobRecord
+
+POLL_S = 0.1
+LOOK_S = 0.5
+"""Between two looks at the nodes' files on the shared file system."""
+CRASH_OR_SIGNAL_S = 2.0
+"""Steps get SIGTERM before the batch script does: so long a lost step is not yet called a crash."""
+FIRST_ANSWER_S = float(os.environ.get("BIGBATCH_FIRST_ANSWER_S") or 3)
+"""For Slurm to say why it signals; after that trials are told to save, and it is asked on in the background."""
+ASK_AGAIN_S = 1.0
+HUNG_DRAIN_S = 5.0
+"""For Ray to hear that nothing is to be placed on a node that hangs: meanwhile nothing else is noticed."""
+
+
+class Question:
+    """What Slurm says of the job, asked in the background until it answers: a busy controller takes its time."""
+
+    def __init__(self, job_id: str) -> None:
+        self._job_id = job_id
+        self._answer: dict[str, str] | None = None
+        self._answered = threading.Event()
+        threading.Thread(target=self._ask, daemon=True).start()
+
+    def _ask(self) -> None:
+        while self._answer is None:
+            try:
+                self._answer = slurm_commands.job_fields(self._job_id)
+            except slurm_commands.SlurmError as error:
+                if slurm_commands.UNKNOWN_JOB in str(error):
+                    self._answer = {"JobState": "CANCELLED"}
+                else:  # whatever it is, it says nothing of the job
+                    time.sleep(ASK_AGAIN_S)
+        self._answered.set()
+
+    def answer(self, timeout_s: float) -> dict[str, str] | None:
+        """The fields of ``scontrol show job``, None if they do not come in time."""
+        return self._answer if self._answered.wait(timeout_s) else None
+
+
+class Lookout:
+    """Why the job must stop waiting, once there is a reason: ``cause``. Ask ``interruption`` often.
+
+    Args:
+        record: of the job; nodes that are given up and jobs that lend theirs are noted in it.
+        head: the head's name.
+        deadline: when trials must save themselves, seconds since the epoch; 0 without a time limit.
+        chores: what else is to be done now and then; what they raise ends the wait.
+        say: writes a line to the job's log.
+        save: writes the record.
+    """
+
+    def __init__(
+        self,
+        record: JobRecord,
+        nodes: NodeSteps,
+        head: str,
+        deadline: float,
+        signals: list[int],
+        chores: Sequence[Callable[[], None]],
+        say: Callable[[str], None],
+        save: Callable[[], None],
+    ) -> None:
+        self._record, self._nodes, self._head, self._deadline = record, nodes, head, deadline
+        self._signals, self._chores, self._say, self._save = signals, chores, say, save
+        self._next_look = 0.0
+        self._lost_loans: set[str] = set()
+        self._question: Question | None = None
+        self.cause: Cause | None = None
+        self.usr1_at: float | None = None
+        """When Slurm's signal came, if that is the cause; seconds since the epoch."""
+        self.slurm_requeues = False
+        self.killed_soon = False
+        """Slurm has ended the job: its SIGKILL follows its SIGTERM after KillWait."""
+        self.env: Mapping[str, str] | None = None
+        """Of processes that talk to Ray, once there is one."""
+
+    def interruption(self) -> Cause | None:
+        """Look around: signals, time, nodes. Returns the cause."""
+        if self.cause is None:
+            self._take_notice()
+        return self.cause
+
+    def stop_because(self, cause: Cause, text: str) -> None:
+        self.cause = cause
+        self._say(text)
+
+    def exclude(self, name: str, reason: str) -> None:
+        """Note a node to be avoided: why it was given up, not how its step then ended."""
+        self._record.excluded.setdefault(name, reason)
+        self._save()
+
+    def classify(self, what: str, *, only_if_certain: bool = False) -> None:
+        """Ask Slurm why it signals: cancelled, preempted, out of time.
+
+        Where it does not say so soon the cause is UNEXPLAINED, until ``explain`` has found out.
+        """
+        if self._question is None or self._question.answer(0) is not None:  # an old answer may be out of date
+            self._question = Question(self._record.job_id)
+        fields = self._question.answer(FIRST_ANSWER_S)
+        if fields is not None:
+            self._judge(what, fields, only_if_certain)
+        elif not only_if_certain:
+            self.stop_because(Cause.UNEXPLAINED, f"{what}; {Cause.UNEXPLAINED.value} yet; saving in any case")
+
+    def explain(self, timeout_s: float = 0.0) -> bool:
+        """Find out what was UNEXPLAINED, if Slurm answers within ``timeout_s``. Returns whether that is so now."""
+        if self.cause is not Cause.UNEXPLAINED or self._question is None:
+            return False
+        fields = self._question.answer(timeout_s)
+        if fields is not None:
+            self._judge("SIGTERM", fields)
+        return fields is not None
+
+    def _judge(self, what: str, fields: Mapping[str, str], only_if_certain: bool = False) -> None:
+        preempted = slurm_values.moment(fields.get("PreemptTime")) is not None
+        state = fields.get("JobState", "CANCELLED")
+        if only_if_certain and not preempted and state == "RUNNING":
+            return
+        cause, self.slurm_requeues = cause_of_signal(state, preempted)
+        self.killed_soon = state != "RUNNING"
+        self.stop_because(cause, f"{what}; Slurm says {state}: {cause.value}")
+
+    def _take_notice(self) -> None:
+        if signal.SIGTERM in self._signals or signal.SIGINT in self._signals:
+            self.classify("SIGTERM")
+        elif signal.SIGUSR1 in self._signals:
+            self.usr1_at = time.time()
+            self.stop_because(Cause.TIME_LIMIT, "SIGUSR1: the time limit is near")
+        elif self._deadline and time.time() >= self._deadline:
+            self.stop_because(Cause.TIME_LIMIT, "the time limit is near (--margin)")
+        elif time.monotonic() >= self._next_look:
+            self._next_look = time.monotonic() + LOOK_S
+            for chore in self._chores:
+                chore()
+            self._look_at_nodes()
+
+    def _look_at_nodes(self) -> None:
+        for name, reason in self._nodes.look().items():
+            if name == self._head:
+                self._head_died(reason)
+                return
+            self._say(f"node {name} is gone: {reason}; going on with {len(self._nodes.living())}")
+            self.exclude(name, reason)
+        self._give_up_hung_nodes()
+        lenders = sorted({str(f["job"]) for name, f in self._nodes.lent().items() if name not in self._lost_loans})
+        if self._record.attached != lenders:
+            self._record.attached = lenders
+            self._say(f"nodes are lent by {', '.join(lenders) or 'nobody any more'}")
+            self._save()
+        if self._nodes.signalled() and not self._signals:
+            self.classify("SIGTERM to the steps", only_if_certain=True)
+
+    def _give_up_hung_nodes(self) -> None:
+        own, lent = self._nodes.hung()
+        for name in own:
+            self._say(f"node {name} hangs: no heartbeat; Ray places nothing there any more")
+            self.exclude(name, "hung: no heartbeat")
+            self._drain(self._nodes.status(name))
+            self._nodes.kill(name)
+        for name in lent:  # their own job ends their steps, unless it hangs as well
+            if name not in self._lost_loans:
+                self._lost_loans.add(name)
+                facts = self._nodes.lent().get(name, {})
+                self._say(
+                    f"node {name.rpartition('-')[0]}, lent by job {facts.get('job')}, hangs: no heartbeat; Ray places "
+                    "nothing there any more"
+                )
+                self._drain(facts)
+
+    def _drain(self, facts: Mapping[str, Any]) -> None:
+        if self.env:
+            drain_in_ray([str(facts.get("ip", ""))], "no heartbeat", self.env, HUNG_DRAIN_S)
+
+    def _head_died(self, reason: str) -> None:
+        deadline = time.monotonic() + CRASH_OR_SIGNAL_S
+        while time.monotonic() < deadline and not self._signals:
+            time.sleep(POLL_S)
+        self.classify("the head's step ended", only_if_certain=not self._signals)
+        if self.cause is None:
+            self.exclude(self._head, reason)
+            failed = Cause.HEAD_DIED if self._record.address else Cause.START_FAILED
+            self.stop_because(failed, f"head {self._head} is gone: {reason}")

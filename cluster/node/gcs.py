@@ -1,0 +1,72 @@
+"""Asks Ray's GCS from a process of its own: ``python -m bigbatch.cluster.node.gcs watch`` and ``… drain IP…``.
+
+The job itself stays free of Ray. Address and token come from the environment.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from typing import Any
+
+POLL_S = 0.2
+ANSWER_TIMEOUT_S = 5
+DRAIN_DEADLINE_S = 30
+PREEMPTION = 2  # autoscaler.proto: DRAIN_NODE_REASON_PREEMPTION
+
+
+def watch() -> int:
+    """Print the living nodes as a line of JSON whenever they change, until this process is ended."""
+    client, last = _client(), None
+    while os.getppid() != 1:
+        try:
+            nodes = alive(client)
+        except Exception:  # Ray raises whatever its transport raised; the head's step says if it is dead
+            time.sleep(POLL_S)
+            continue
+        if nodes != last:
+            print(json.dumps(nodes), flush=True)
+            last = nodes
+        time.sleep(POLL_S)
+    return 0
+
+
+def drain(addresses: list[str], reason: str) -> int:
+    """Tell Ray that the nodes at ``addresses`` go away: nothing new is placed there, training saves itself."""
+    client = _client()
+    by_address = {node["ip"]: node["id"] for node in alive(client)}
+    for address in addresses:
+        if address in by_address:
+            deadline_ms = int((time.time() + DRAIN_DEADLINE_S) * 1000)
+            client.drain_node(by_address[address], PREEMPTION, reason, deadline_ms)
+    return 0
+
+
+def alive(client: Any) -> list[dict[str, Any]]:
+    """The living nodes: id, ip, cpus, gpus, job (the Slurm job that lends it)."""
+    found = []
+    for node_id, node in client.get_all_node_info(timeout=ANSWER_TIMEOUT_S).items():
+        if node.state == 0:  # gcs.proto: GcsNodeInfo.ALIVE
+            total = dict(node.resources_total)
+            found.append(
+                {
+                    "id": node_id.hex(),
+                    "ip": node.node_manager_address,
+                    "cpus": int(total.get("CPU", 0)),
+                    "gpus": int(total.get("GPU", 0)),
+                    "job": dict(node.labels).get("slurm_job", ""),
+                }
+            )
+    return sorted(found, key=lambda node: str(node["id"]))
+
+
+def _client() -> Any:
+    import ray
+
+    return ray._raylet.GcsClient(address=os.environ["RAY_ADDRESS"])
+
+
+if __name__ == "__main__":
+    sys.exit(drain(sys.argv[3:], sys.argv[2]) if sys.argv[1:2] == ["drain"] else watch())

@@ -1,0 +1,223 @@
+"""One node's part of a job's Ray cluster: what each ``srun`` step runs, ``python -m bigbatch.cluster.node``.
+
+It starts Ray in the foreground, says how it stands in ``nodes/<node>.json`` of the job's folder, and
+ends its own processes, and only those, when it is told to: through the job's control file, or by
+SIGTERM (``scancel``, preemption). SIGTERM alone is obeyed after a short wait in which the job may ask
+it to hold on, since Slurm sends the same signal when a job is preempted and trials still have to save.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bigbatch.cluster.host import network, private_folder, processes
+from bigbatch.cluster.host.atomic_files import read_json, write_json
+from bigbatch.cluster.host.root import IMPORT_ROOT
+from bigbatch.cluster.node import credentials, ports, ray_commands
+from bigbatch.cluster.node.heartbeats import HEARTBEAT_S
+
+CONTROL_FILE = "control.json"
+NODES_FOLDER = "nodes"
+RAY_LOGS_FOLDER = "ray-logs"
+POLL_S = 0.1
+CONTROL_POLL_S = 0.5
+PATIENCE_S = 1.5
+"""From SIGTERM until the node ends itself, unless the job asks it to hold on."""
+STOP_GRACE_S = 3.0
+KEPT_LOG_BYTES = 20 * 2**20
+STARTED = "Ray runtime started"
+
+
+class Node:
+    """A step's life, from the grant to the removed folder."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self._record: Path = arguments.record
+        self._name: str = arguments.node
+        self._run_id: str = arguments.run_id
+        self._gcs: str | None = arguments.join
+        self._tls: bool = arguments.tls
+        self._job_id: str = arguments.job
+        self._control_file, self._follow = self._record / arguments.control, arguments.follow
+        self._status = self._record / NODES_FOLDER / f"{self._name}{arguments.suffix}.json"
+        self._facts: dict[str, Any] = {"run_id": self._run_id, "job": self._job_id, "beat": 0}
+        self._next_beat = self._next_control = 0.0
+        self._signalled_at: float | None = None
+        self._control: dict[str, Any] = {}
+
+    def run(self) -> int:
+        """Returns the exit code: 0 ended as told, 1 Ray or the node failed."""
+        self._take_signals()
+        processes.adopt_orphans()
+        for folder in private_folder.remove_stale():
+            print(f"removed {folder}, left by a job that was killed", flush=True)
+        try:
+            self._ip = network.own_address(self._name)
+            self._share = ray_commands.resources()
+            self._report("starting", ip=self._ip, **self._share.to_dict())
+            with private_folder.private_folder(self._job_id) as folder:
+                failure = self._serve(folder)
+        except (OSError, credentials.CredentialError) as error:
+            failure = str(error)
+        self._report("failed" if failure else "ended", reason=failure)
+        if failure:
+            print(f"error: {failure}", file=sys.stderr, flush=True)
+        return 1 if failure else 0
+
+    def _serve(self, folder: Path) -> str | None:
+        """Keep Ray running until told to end. Returns why it failed, or None."""
+        certificates = self._make_certificate(folder) if self._tls else None
+        attempt = 0
+        while True:
+            found = ports.free_ports(self._job_id, attempt, head=self._gcs is None)
+            if found is None:
+                return f"every block of ports is taken on {self._name}. Ask whose servers fill 20000-32000."
+            attempt, chosen = found
+            ray = self._start_ray(folder, chosen, certificates)
+            try:
+                failure = self._watch(ray, folder, chosen)
+            finally:
+                self._end_ray(ray, folder)
+            attempt += 1
+            if failure is None or not ports.taken(chosen):
+                return failure
+            print(f"a port of {chosen.used()} was taken meanwhile; trying others", flush=True)
+
+    def _make_certificate(self, folder: Path) -> Path:
+        names = ["localhost", self._name]
+        return credentials.make_certificate(
+            self._record / credentials.TLS_FOLDER, folder / "tls", names, [self._ip, "127.0.0.1"]
+        )
+
+    def _start_ray(self, folder: Path, chosen: ports.NodePorts, certificates: Path | None) -> subprocess.Popen[bytes]:
+        gcs = self._gcs or f"{self._ip}:{chosen.gcs}"
+        environment = ray_commands.environment(gcs, self._record / credentials.TOKEN_FILE, certificates)
+        environment.update(private_folder.temporary_in(folder))  # what Ray and its workers leave there goes with it
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(IMPORT_ROOT), os.environ.get("PYTHONPATH")]))
+        command = ray_commands.start(
+            self._ip, gcs, chosen, self._share, folder / "r", {"slurm_job": self._job_id, "slurm_node": self._name}
+        )
+        with (folder / "start.log").open("w") as log:
+            return subprocess.Popen(
+                command,
+                cwd=folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def _watch(self, ray: subprocess.Popen[bytes], folder: Path, chosen: ports.NodePorts) -> str | None:
+        """Until Ray ends (returns why) or this node is told to end (returns None)."""
+        ready = False
+        while not self._told_to_end():
+            if ray.poll() is not None:
+                lines = (folder / "start.log").read_text(errors="replace").strip().splitlines()
+                stage = "ended" if ready else "did not start"
+                return (
+                    f"Ray {stage} on {self._name} (exit code {ray.returncode}): {lines[-1] if lines else 'no output'}"
+                )
+            if not ready and STARTED in (folder / "start.log").read_text(errors="replace"):
+                ready = True
+                self._report("ready", ports=chosen.to_dict(), folder=str(folder))
+            if time.monotonic() >= self._next_beat:
+                self._report(self._facts["state"])
+            processes.reap(keep=[ray.pid])
+            time.sleep(POLL_S)
+        return None
+
+    def _told_to_end(self) -> bool:
+        now = time.monotonic()
+        if now >= self._next_control:
+            self._next_control = now + CONTROL_POLL_S
+            self._control = self._read_control()
+        if self._control.get("stop"):
+            return True
+        if self._signalled_at is None or self._control.get("hold"):
+            return False
+        if not self._facts.get("signalled"):
+            self._facts["signalled"] = True
+            self._report(self._facts["state"])
+        return now >= self._signalled_at + PATIENCE_S
+
+    def _read_control(self) -> dict[str, Any]:
+        """The job's orders; for a node that is lent also those of the job that it is lent to."""
+        orders = read_json(self._control_file)
+        orders = orders if orders.get("run_id") == self._run_id else {}
+        if self._follow:
+            others = read_json(self._record / CONTROL_FILE)
+            # A file that cannot be read for a moment is no order: if the cluster has ended, Ray ends here, too.
+            if others and (others.get("run_id") != self._follow or others.get("stop")):
+                orders["stop"] = True
+        return orders
+
+    def _end_ray(self, ray: subprocess.Popen[bytes], folder: Path) -> None:
+        if ray.poll() is None:
+            ray.terminate()  # `ray start --block` ends its own processes in order
+            try:
+                ray.wait(STOP_GRACE_S)
+            except subprocess.TimeoutExpired:
+                pass
+        processes.signal_group(ray.pid, signal.SIGKILL)
+        processes.end_descendants(grace_s=0.5)
+        ray.wait()
+        self._control = self._read_control()  # are the logs to be kept?
+        if self._control.get("keep_logs") or not self._control.get("stop"):
+            self._keep_logs(folder)
+
+    def _keep_logs(self, folder: Path) -> None:
+        """One archive a node, at most KEPT_LOG_BYTES of logs, the shortest (the most telling) first."""
+        if self._signalled_at is not None and not self._control.get("keep_logs"):
+            return  # cancelled: there are only seconds, and nobody asked
+        logs = [p for p in (folder / "r").glob("session_2*/logs/**/*") if p.is_file() and not p.is_symlink()]
+        sizes = sorted((p.stat().st_size, p) for p in [*logs, folder / "start.log"] if p.exists())
+        (self._record / RAY_LOGS_FOLDER).mkdir(mode=0o700, exist_ok=True)
+        room = KEPT_LOG_BYTES
+        with tarfile.open(self._record / RAY_LOGS_FOLDER / f"{self._name}.tar.gz", "w:gz") as archive:
+            for size, path in sizes:
+                room -= size
+                if size and room >= 0:
+                    archive.add(path, arcname=f"{self._name}/{path.name}")
+
+    def _report(self, state: str, **facts: Any) -> None:
+        self._next_beat = time.monotonic() + HEARTBEAT_S
+        self._facts.update(facts, state=state, beat=self._facts["beat"] + 1, time=time.time())
+        try:
+            write_json(self._status, self._facts)
+        except OSError as error:  # a full quota must not end a running search
+            print(f"cannot write {self._status}: {error}", file=sys.stderr, flush=True)
+
+    def _take_signals(self) -> None:
+        def end(signum: int, frame: Any) -> None:
+            if self._signalled_at is None:
+                self._signalled_at = time.monotonic()
+
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, end)
+        # Sent to the whole job by some sites as a warning. A handler, unlike SIG_IGN, is not inherited.
+        for number in (signal.SIGUSR1, signal.SIGUSR2):
+            signal.signal(number, lambda signum, frame: None)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bigbatch.cluster.node", description=__doc__)
+    parser.add_argument("--record", type=Path, required=True, help="the job's folder")
+    parser.add_argument("--node", required=True, help="Slurm's name of this node")
+    parser.add_argument("--job", required=True, help="the job's id; a component of a heterogeneous job has another")
+    parser.add_argument("--run-id", required=True, help="which start of the job this is")
+    parser.add_argument("--join", metavar="IP:PORT", help="the head's GCS; left out on the head")
+    parser.add_argument("--control", default=CONTROL_FILE, help="the job's orders, a file in its folder")
+    parser.add_argument("--follow", default="", help="for nodes that are lent: the run of the job they are lent to")
+    parser.add_argument("--suffix", default="", help="of this node's report, which two jobs may share")
+    parser.add_argument("--tls", action="store_true", help="certificates are in the job's folder")
+    return Node(parser.parse_args(argv)).run()

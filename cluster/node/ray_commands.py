@@ -1,0 +1,124 @@
+"""How Ray is started on one node: its command line and its environment, every port and resource explicit."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from bigbatch.cluster.host import network
+from bigbatch.cluster.host.allocation import granted_gpus, usable_cpus, usable_memory_bytes
+from bigbatch.cluster.node import credentials
+from bigbatch.cluster.node.ports import NodePorts
+
+NODE_PYTHON = "BIGBATCH_NODE_PYTHON"
+MIB = 2**20
+LEAST_OBJECT_STORE = 80 * MIB  # Ray refuses less than 75 MiB
+LARGEST_OBJECT_STORE = 1024 * MIB  # configurations and epoch records: kilobytes
+HEADROOM = 0.1  # of the memory, for Ray's own processes and the page cache of the control group
+LOG_FILE_BYTES = 8 * MIB
+
+SETTINGS = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "2",  # stock is 30 s: longer than many sites' KillWait
+    "RAY_ROTATION_MAX_BYTES": str(LOG_FILE_BYTES),
+    "RAY_ROTATION_BACKUP_COUNT": "1",
+    # Ray's three /metrics servers ask for no token. The first is switched off; the other two have no
+    # switch, so they are given a port that no server can have: they log one error and stay down.
+    "RAY_enable_metrics_collection": "0",
+    "DASHBOARD_METRIC_PORT": "-1",
+    "AUTOSCALER_METRIC_PORT": "-1",
+    "RAY_START_HOOK": "bigbatch.cluster.node.ray_start_hook.without_client_server",
+    "PYTHONUNBUFFERED": "1",
+}
+
+OF_ANOTHER_CLUSTER = ("RAY_ADDRESS", "RAY_AUTH_", "RAY_USE_TLS", "RAY_TLS_", "RAY_TMPDIR", "RAY_NAMESPACE", "RAY_JOB_")
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What one node lends to Ray."""
+
+    cpus: int
+    gpus: int
+    memory_bytes: int
+    object_store_bytes: int
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def resources(env: Mapping[str, str] | None = None) -> Resources:
+    """This step's share of this node: what Slurm granted, never what the host shows."""
+    granted = usable_memory_bytes(env)
+    store = max(LEAST_OBJECT_STORE, min(LARGEST_OBJECT_STORE, granted // 10, _shared_memory_bytes() // 2))
+    memory = int(granted * (1 - HEADROOM)) - store
+    return Resources(usable_cpus(env), granted_gpus(env), max(memory, 100 * MIB), store)
+
+
+def environment(address: str, token: Path, certificates: Path | None) -> dict[str, str]:
+    """This process's environment with everything that a process of this cluster must know.
+
+    Without RAY_ADDRESS in every process Ray's clean-up asks whichever cluster it finds on the host.
+    """
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(OF_ANOTHER_CLUSTER)}
+    values = {**inherited, **SETTINGS, **credentials.environment(token, certificates), "RAY_ADDRESS": address}
+    return {**values, **network.past_the_proxy([address.rpartition(":")[0]], values)}
+
+
+def interpreter(env: Mapping[str, str] | None = None) -> str:
+    """The Python that has Ray: this one, or with a container the one in it (``in_container.sh``).
+
+    The job's own processes stay outside of a container: they need Slurm's commands, which an image lacks.
+    """
+    env = os.environ if env is None else env
+    return env.get(NODE_PYTHON) or sys.executable
+
+
+def in_its_environment(command: Sequence[str], env: Mapping[str, str] | None = None) -> list[str]:
+    """A command of the user's own as it is run: with a container, in it, like the search."""
+    env = os.environ if env is None else env
+    return [env[NODE_PYTHON], "--command", *command] if env.get(NODE_PYTHON) else list(command)
+
+
+def start(ip: str, gcs: str, ports: NodePorts, share: Resources, folder: Path, labels: Mapping[str, str]) -> list[str]:
+    """``ray start`` in the foreground, as the head where ``ports`` has a port for it.
+
+    Args:
+        ip: this node's address, that the others reach.
+        gcs: ``ip:port`` of the head's GCS.
+        folder: Ray's temporary folder.
+    """
+    head = [
+        *("--head", f"--port={ports.gcs}", "--dashboard-host=127.0.0.1", f"--dashboard-port={ports.dashboard}"),
+        *(f"--ray-client-server-port={ports.client}", "--no-monitor"),  # the monitor would only scale the cluster
+    ]
+    return [
+        *(interpreter(), "-m", "ray.scripts.scripts", "start"),
+        *(head if ports.gcs else [f"--address={gcs}"]),
+        f"--node-ip-address={ip}",
+        f"--node-manager-port={ports.node_manager}",
+        f"--object-manager-port={ports.object_manager}",
+        f"--runtime-env-agent-port={ports.runtime_env_agent}",
+        f"--dashboard-agent-grpc-port={ports.agent_grpc}",
+        f"--dashboard-agent-listen-port={ports.agent_http}",
+        *("--min-worker-port=0", "--max-worker-port=0"),  # the kernel finds free ones
+        f"--num-cpus={share.cpus}",
+        f"--num-gpus={share.gpus}",
+        f"--memory={share.memory_bytes}",
+        f"--object-store-memory={share.object_store_bytes}",
+        f"--temp-dir={folder}",
+        f"--labels={','.join(f'{k}={v}' for k, v in labels.items())}",
+        *("--disable-usage-stats", "--block"),
+    ]
+
+
+def _shared_memory_bytes() -> int:
+    try:
+        stat = os.statvfs("/dev/shm")
+    except OSError:
+        return LARGEST_OBJECT_STORE * 2
+    return stat.f_bavail * stat.f_frsize

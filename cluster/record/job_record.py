@@ -1,0 +1,136 @@
+"""What a job says about itself: one JSON file, read by ``queue``, ``logs``, ``tunnel`` and ``attach``.
+
+It lies at ``$BIGBATCH_HOME/jobs/<job id>/job.json`` (BIGBATCH_HOME: default ``~/.bigbatch``), a folder
+with mode 0700 on a file system that all nodes see, beside the job's token (0600) and its node logs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import getpass
+import json
+import os
+import pwd
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+SCHEMA_VERSION = 1
+HOME_VARIABLE = "BIGBATCH_HOME"
+FILE = "job.json"
+
+
+def home(env: Mapping[str, str] | None = None) -> Path:
+    """The folder of all jobs' records, as an absolute path."""
+    env = os.environ if env is None else env
+    return Path(os.path.abspath(os.path.expanduser(env.get(HOME_VARIABLE) or "~/.bigbatch")))
+
+
+def folder_of(job_id: str, env: Mapping[str, str] | None = None) -> Path:
+    return home(env) / "jobs" / job_id
+
+
+@dataclass
+class JobRecord:
+    """A job as it stands. Times are seconds since the epoch."""
+
+    job_id: str
+    state: str
+    """Of the state machine in ``bigbatch.cluster.job``."""
+    command: list[str] = field(default_factory=list)
+    """The driver's command line."""
+    nodes: list[str] = field(default_factory=list)
+    head: str | None = None
+    address: str | None = None
+    """Ray's, ``ip:port``."""
+    dashboard_port: int | None = None
+    """On the head's loopback."""
+    token_path: str | None = None
+    study_folder: str | None = None
+    log: str | None = None
+    """The job's own log, absolute."""
+    node_logs: str | None = None
+    """The folder of the nodes' logs."""
+    end_time: float | None = None
+    """When Slurm will end the job."""
+    restarts: int = 0
+    fruitless_restarts: int = 0
+    """Restarts in a row in which no epoch was finished and no checkpoint written."""
+    early_signal: dict[str, Any] | None = None
+    """Of the last start, see ``bigbatch.cluster.job.early_signal``."""
+    excluded: dict[str, str] = field(default_factory=dict)
+    """Nodes to avoid next time, with the reason."""
+    attached: list[str] = field(default_factory=list)
+    """Jobs that have lent their nodes."""
+    successor: str | None = None
+    """The job that goes on in place of this one (``--chain``)."""
+    reason: str | None = None
+    """Why it ended or waits, for people."""
+    updated: float = 0.0
+
+    def write(self, env: Mapping[str, str] | None = None) -> Path:
+        """Replace the file atomically, readable by its owner only."""
+        folder = folder_of(self.job_id, env)
+        make_home(env)
+        for path in (folder.parent, folder):
+            path.mkdir(exist_ok=True, mode=0o700)
+            check_own(path.resolve())  # a link to a roomier file system is the user's own choice
+        self.updated = time.time()
+        path, fresh = folder / FILE, folder / f".{FILE}.{os.getpid()}"
+        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            json.dump({"schema_version": SCHEMA_VERSION, **dataclasses.asdict(self)}, file, indent=2)
+        os.replace(fresh, path)
+        return path
+
+
+def make_home(env: Mapping[str, str] | None = None) -> Path:
+    """The folder of all jobs' records, made if it is missing. Raises OSError, e.g. where it is another user's."""
+    folder = home(env)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(exist_ok=True, mode=0o700)
+    check_own(folder.resolve())
+    return folder
+
+
+def check_own(folder: Path) -> None:
+    """Raise PermissionError unless ``folder`` is this user's and writable by nobody else.
+
+    Who can replace the token or the orders to the nodes runs code as this user.
+    """
+    about = folder.lstat()
+    if about.st_uid != os.getuid():
+        own = folder / getpass.getuser()
+        why = f"{folder} belongs to {_name_of(about.st_uid)}; each user needs a folder of their own, e.g. {own}"
+        raise PermissionError(errno.EPERM, why, str(folder))
+    if about.st_mode & 0o022:
+        why = f"{folder} must be writable by nobody else: chmod go-w {folder}"
+        raise PermissionError(errno.EPERM, why, str(folder))
+
+
+def _name_of(user: int) -> str:
+    try:
+        return pwd.getpwuid(user).pw_name
+    except KeyError:
+        return f"user {user}"
+
+
+def read(job_id: str, env: Mapping[str, str] | None = None) -> JobRecord | None:
+    """The record of a job, None where there is none or it cannot be read."""
+    try:
+        values: dict[str, Any] = json.loads((folder_of(job_id, env) / FILE).read_text())
+        if values.pop("schema_version") != SCHEMA_VERSION:
+            return None
+        return JobRecord(**values)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+def all_records(env: Mapping[str, str] | None = None) -> list[JobRecord]:
+    """Every job's record, oldest job first."""
+    folder = home(env) / "jobs"
+    ids = sorted((p.name for p in folder.glob("*") if p.is_dir()), key=lambda name: (len(name), name))
+    return [record for record in (read(job_id, env) for job_id in ids) if record is not None]

@@ -1,0 +1,277 @@
+"""A batch script that the site accepts, and the job that Slurm makes of it.
+
+Everything is checked before the job is submitted: one that would wait for hours and then fail is refused here.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import os
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+
+from bigbatch.cluster.host import slurm_commands
+from bigbatch.cluster.host.allocation import PLANNED_NODES, planned
+from bigbatch.cluster.host.root import ROOT
+from bigbatch.cluster.host.site.profiles import (
+    BUILT_IN,
+    NO_LIMIT_S,
+    InputError,
+    Partition,
+    Site,
+    find,
+    format_time,
+)
+from bigbatch.cluster.job import options
+from bigbatch.cluster.record import job_record
+from bigbatch.cluster.submission import search_check, wishes
+from bigbatch.cluster.submission.resources import (
+    COUNTED_OTHERWISE,
+    SIGNAL_S,
+    Request,
+    Resources,
+    resources,
+    slurm_partitions,
+)
+
+SEARCH, ATTACH = "ray_head_workers.slurm", "ray_attach.slurm"
+
+
+def submit(
+    *arguments: str,
+    site: str | None = None,
+    dry_run: bool = False,
+    check: bool = True,
+    env: Mapping[str, str] | None = None,
+    **wishes: object,
+) -> str:
+    """Submit a search; returns the job's id (with ``dry_run`` the script that would be submitted).
+
+    ``arguments`` are those of ``tune/run.py``, or ``"--"`` and a command; ``wishes`` are the fields of
+    ``Request``: ``nodes``, ``time``, ``partition``, ``account``, … With ``check`` the search is checked first, as
+    ``bigbatch tune --dry-run`` would, in the job's environment where it runs on this machine (``search_check``);
+    what could not be checked is a line on standard error.
+
+    Raises InputError for what the site does not grant and a search that cannot be, SlurmError if Slurm is missing
+    or refuses.
+    """
+    known = Request.__dataclass_fields__
+    for name in wishes:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            raise InputError(
+                f"no such field of Request; got {name!r}." + (f" Did you mean {near[0]!r}?" if near else "")
+            )
+    wishes |= {name: os.fspath(value) for name, value in wishes.items() if isinstance(value, os.PathLike)}
+    request = Request(arguments=tuple(arguments), **wishes)  # type: ignore[arg-type]
+    return submit_request(request, find(site, env), dry_run=dry_run, check=check, env=env)
+
+
+def submit_request(
+    request: Request,
+    site: Site,
+    *,
+    dry_run: bool = False,
+    check: bool = True,
+    env: Mapping[str, str] | None = None,
+) -> str:
+    """As ``submit``, with everything decided."""
+    env = os.environ if env is None else env
+    if not dry_run and not slurm_commands.available():
+        raise slurm_commands.SlurmError(
+            "sbatch is not on PATH. Submit on a login node, or write --dry-run to see the script."
+        )
+    check_files(request)
+    live = slurm_partitions()
+    script = render(request, site, env=env, live=live)
+    if check and request.is_search:
+        needs = resources(request, site, env=env, live=live)
+        _check_search(request, needs, render(request, site, env=env, live=live, check_only=True))
+    if dry_run:
+        return script
+    path = _keep(script, request, env)
+    # On the command line as well: variables such as SBATCH_ACCOUNT would win against the script's own lines.
+    directives = _directives(request, site, resources(request, site, env=env, live=live), env)
+    return slurm_commands.submit(str(path), options=directives, env=_outside_of_jobs(os.environ))
+
+
+def _check_search(request: Request, needs: Resources, script: str) -> None:
+    """Raises InputError where the search would be refused in its job; says what could not be found out."""
+    folders = [option.partition("=")[2] for option in request.options if option.startswith("--chdir=")]
+    cwd = os.path.abspath(folders[-1]) if folders else os.getcwd()
+    arguments = options.parse([*request.job_options, *request.arguments]).arguments
+    env = _outside_of_jobs(os.environ)
+    if not any(option.startswith(COUNTED_OTHERWISE) for option in request.options):
+        env[PLANNED_NODES] = planned(needs.nodes, needs.cpus_per_node, needs.gpus_per_node)
+    note = search_check.check_search(arguments, script, cwd, env)
+    if note:
+        print(f"bigbatch cluster: {note}", file=sys.stderr)
+
+
+def _outside_of_jobs(env: Mapping[str, str]) -> dict[str, str]:
+    """The environment without what a surrounding job (JupyterHub, salloc) has set: it would reach the new one."""
+    return {k: v for k, v in env.items() if not k.startswith(("SLURM_", "SRUN_")) or k == "SLURM_CONF"}
+
+
+def _keep(script: str, request: Request, env: Mapping[str, str]) -> Path:
+    """Write the script where its job, which may submit its own successor, finds it again."""
+    name = f"{re.sub('[^A-Za-z0-9._-]', '_', request.name)}-{hashlib.sha256(script.encode()).hexdigest()[:12]}.slurm"
+    path = job_record.home(env) / "scripts" / name
+    try:
+        home = job_record.make_home(env)
+        for folder in ("logs", "scripts"):
+            (home / folder).mkdir(exist_ok=True, mode=0o700)
+        path.write_text(script)
+    except OSError as error:
+        raise InputError(
+            f"{job_record.HOME_VARIABLE} must be a folder that can be written; got {str(job_record.home(env))!r} "
+            f"({error.strerror}). Set it to one that all nodes see."
+        ) from None
+    return path
+
+
+def check_files(request: Request) -> None:
+    """The files that the job will need are there. Raises InputError."""
+    for option, path in (("--container", request.container), ("--prelude", request.prelude)):
+        if path and not Path(path).expanduser().is_file():
+            raise InputError(f"{option} must be a file; got {path!r}, which is none.")
+    python = request.python
+    if python and not request.container and not shutil.which(os.path.expanduser(python)):
+        raise InputError(f"--python must be an interpreter that can be run; got {python!r}.")
+
+
+# The script
+
+
+def render(
+    request: Request,
+    site: Site,
+    *,
+    env: Mapping[str, str] | None = None,
+    live: Mapping[str, Partition] | None = None,
+    root: Path = ROOT,
+    check_only: bool = False,
+) -> str:
+    """The whole batch script. Raises InputError for what the site does not grant.
+
+    ``live``: the partitions as Slurm knows them now; None where Slurm was not asked. ``check_only``: it ends where
+    the job would begin, with a check of the search.
+    """
+    env = os.environ if env is None else env
+    needs = resources(request, site, env=env, live=live)
+    modules = (*site.modules, *(needs.partition.modules if needs.partition else ()))
+    script = ATTACH if request.attach_to else SEARCH
+    arguments = f"{search_check.ARGUMENT} " * check_only + _arguments(request, site)
+    lines = [
+        "#!/bin/bash -l" if modules else "#!/bin/bash",
+        *(f"#SBATCH {_quoted(directive)}" for directive in _directives(request, site, needs, env)),
+        "",
+        f"# Made by `bigbatch cluster submit` for {site.title or site.name}. {_cost(needs, site)}",
+        *(f"export {name}={shlex.quote(value)}" for name, value in _variables(request, site, env, root).items()),
+        *(f"module load {shlex.quote(module)}" for module in modules),
+        *site.commands,
+        # exec: the signal that Slurm sends to the batch script must reach the job itself.
+        f'exec bash "$BIGBATCH_ROOT/cluster/{script}" {arguments}'.rstrip(),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _cost(needs: Resources, site: Site) -> str:
+    """What the job takes at most, in the unit of budgets, and how the site counts."""
+    if needs.time_s >= NO_LIMIT_S:
+        return "It has no time limit."
+    hours = needs.nodes * (needs.gpus_per_node or needs.cpus_per_node) * needs.time_s / 3600
+    text = f"At most {hours:g} {'GPU' if needs.gpus_per_node else 'core'} hours a run"
+    if site.accounting_unit:
+        text += f"; accounted in {site.accounting_unit}"
+    return text + (f": {site.accounting_command}" if site.accounting_command else ".")
+
+
+def _directives(request: Request, site: Site, needs: Resources, env: Mapping[str, str]) -> list[str]:
+    log = str(job_record.home(env) / "logs").replace("%", "%%") + "/%j.log"
+    requeue = site.requeue and not request.attach_to
+    gpus = [f"{needs.gres}:{needs.gpus_per_node}"] if needs.gpus_per_node and needs.gres else []
+    others = wishes.resources_beside_gpus(request)  # Slurm takes the last of several --gres
+    optional = {
+        "--partition": needs.partition.name if needs.partition else None,
+        "--account": needs.account,
+        "--qos": needs.qos,
+        "--mem": request.mem,
+        "--gres": ",".join([*gpus, *others]),
+    }
+    return [
+        f"--job-name={request.name}",
+        *(f"{option}={value}" for option, value in optional.items() if value),
+        f"--nodes={needs.nodes}",
+        "--ntasks-per-node=1",
+        f"--cpus-per-task={needs.cpus_per_node}",
+        f"--time={format_time(needs.time_s)}",
+        f"--signal=B:USR1@{request.signal_s}",
+        "--requeue" if requeue else "--no-requeue",
+        "--no-kill",  # a node that dies ends its trials, not the search
+        "--open-mode=append",
+        f"--output={log}",
+        *needs.options,
+        *(option for option in request.options if option not in [f"--gres={other}" for other in others]),
+    ]
+
+
+def _variables(request: Request, site: Site, env: Mapping[str, str], root: Path) -> dict[str, str]:
+    """What the job reads from its environment."""
+    values = {
+        "BIGBATCH_ROOT": str(root),
+        "BIGBATCH_HOME": str(job_record.home(env)),
+        "BIGBATCH_SITE": str(site.path) if site.path.parent != BUILT_IN else site.name,
+        "BIGBATCH_PYTHON": _interpreter(request, env, root),
+        "BIGBATCH_CONTAINER": _absolute(request.container) if request.container else None,
+        "BIGBATCH_CONTAINER_PYTHON": request.python if request.container else None,
+        "BIGBATCH_PRELUDE": _absolute(request.prelude) if request.prelude else None,
+        "BIGBATCH_INTERFACE": site.interface,
+        "BIGBATCH_HOST_SUFFIX": site.host_suffix,
+        "BIGBATCH_NODE_TMP": site.node_tmp,
+    }
+    return {name: value for name, value in values.items() if value}
+
+
+def _interpreter(request: Request, env: Mapping[str, str], root: Path) -> str:
+    """The Python that the nodes run: asked for, the active environment's, or this one if it has Ray."""
+    if request.container:
+        return str(root / "cluster" / "in_container.sh")
+    if request.python:
+        return _absolute(request.python) if "/" in request.python else request.python
+    if env.get("BIGBATCH_PYTHON"):
+        return env["BIGBATCH_PYTHON"]
+    for active in ("VIRTUAL_ENV", "CONDA_PREFIX"):
+        if env.get(active):
+            return f"{env[active]}/bin/python"
+    if find_spec("ray") is not None:
+        return sys.executable
+    raise InputError(
+        f"the job needs a Python that has Ray; got {sys.executable}, which has not. "
+        "Write --python /path/to/environment/bin/python, or activate the environment first."
+    )
+
+
+def _arguments(request: Request, site: Site) -> str:
+    if request.attach_to:
+        return shlex.quote(request.attach_to)
+    chain = [] if site.requeue or "--chain" in request.job_options else ["--chain"]
+    margin = [] if request.signal_s == SIGNAL_S else ["--margin", str(request.signal_s)]
+    return shlex.join([*chain, *margin, *request.job_options, *request.arguments])
+
+
+def _quoted(directive: str) -> str:
+    """Slurm reads quotes in a script's directives as a shell does."""
+    if re.fullmatch(r"[\w@%+=:,./\[\]-]+", directive):
+        return directive
+    return '"' + directive.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _absolute(path: str) -> str:
+    return os.path.abspath(os.path.expanduser(path))

@@ -1,0 +1,299 @@
+"""The user's jobs: which there are and how far, what they say, how to end them and to reach their dashboard."""
+
+from __future__ import annotations
+
+import getpass
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bigbatch.cluster.host import slurm_commands
+from bigbatch.cluster.host.site.profiles import InputError, Site, find
+from bigbatch.cluster.record import job_record, study_progress
+from bigbatch.cluster.record.job_record import JobRecord
+from bigbatch.cluster.record.study_progress import Progress
+
+POLL_S = 0.5
+"""Between two looks at the logs that are followed."""
+QUEUE_POLL_S = 10.0
+"""Between two questions to Slurm whether the job that is followed still lives."""
+QUEUE_FORMAT = "%i|%T|%M|%l|%D|%P|%r|%j"
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job as Slurm, its record and its study tell of it. None: they do not."""
+
+    job_id: str
+    name: str | None = None
+    slurm_state: str | None = None
+    """None: Slurm does not list it any more (or was not asked)."""
+    elapsed: str | None = None
+    time_limit: str | None = None
+    nodes: str | None = None
+    partition: str | None = None
+    reason: str | None = None
+    record: JobRecord | None = None
+    study: Progress | None = None
+
+
+# Queue
+
+
+def queue(*, ended: bool = False, env: Mapping[str, str] | None = None) -> list[Job]:
+    """The user's jobs that Slurm lists; with ``ended`` also those of which only the record is left.
+
+    Raises SlurmError if Slurm does not answer; with ``ended`` the records are shown even then.
+    """
+    records = {one.job_id: one for one in job_record.all_records(env)}
+    try:
+        listed = _listed()
+    except slurm_commands.SlurmError:
+        if not ended:
+            raise
+        listed = []
+    jobs = [_with_record(job, records.pop(job.job_id, None)) for job in listed]
+    if ended:
+        jobs += [_with_record(Job(one.job_id), one) for one in records.values()]
+    return sorted(jobs, key=lambda job: (len(job.job_id), job.job_id))
+
+
+def _listed() -> list[Job]:
+    text = slurm_commands.run("squeue", "--noheader", "--user", getpass.getuser(), f"--format={QUEUE_FORMAT}")
+    jobs = []
+    for line in text.splitlines():
+        if line.count("|") < 7:
+            continue
+        job_id, state, elapsed, limit, nodes, partition, reason, name = line.strip().split("|", 7)
+        jobs.append(Job(job_id, name, state, elapsed, limit, nodes, partition, None if reason == "None" else reason))
+    return jobs
+
+
+def _with_record(job: Job, found: JobRecord | None) -> Job:
+    if found is None:
+        return job
+    study = study_progress.read(found.study_folder) if found.study_folder else None
+    return Job(**{**vars(job), "record": found, "study": study})
+
+
+def table(jobs: Sequence[Job]) -> str:
+    """The jobs for a terminal, a line each."""
+    rows: list[tuple[str, ...]] = [("JOB", "SLURM", "STATE", "TIME", "LIMIT", "NODES", "STUDY", "TRIALS", "BEST", "")]
+    rows += [_row(job) for job in jobs]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+
+
+def _row(job: Job) -> tuple[str, ...]:
+    study, found = job.study, job.record
+    notes = [job.reason] if job.reason else []
+    if found:
+        notes += [found.reason] if found.reason else []
+        notes += [f"restarts: {found.restarts}"] if found.restarts else []
+        notes += [f"with job {', '.join(found.attached)}"] if found.attached else []
+    trials = f"{study.finished}/{'?' if study.planned is None else study.planned}" if study else "-"
+    return (
+        job.job_id,
+        job.slurm_state or "-",
+        found.state if found else "-",
+        job.elapsed or "-",
+        job.time_limit or "-",
+        job.nodes or (str(len(found.nodes)) if found else "-"),
+        study.name if study else (Path(found.study_folder).name if found and found.study_folder else job.name or "-"),
+        trials,
+        f"{study.best:.4f}" if study and study.best is not None else "-",
+        "; ".join(notes),
+    )
+
+
+# Cancel
+
+
+def cancel(job_id: str, env: Mapping[str, str] | None = None) -> list[str]:
+    """Cancel a job, its successors (``--chain``) and those that lent them nodes. Returns the ids that were cancelled.
+
+    Raises SlurmError if Slurm does not answer, or knows neither the job nor a successor; InputError.
+    """
+    _check_id(job_id)
+    waiting, seen, cancelled = [job_id], {job_id}, []
+    silent: slurm_commands.SlurmSilent | None = None
+    while waiting:
+        one = waiting.pop(0)
+        failure: slurm_commands.SlurmError | None = None
+        try:
+            slurm_commands.cancel(one)
+            cancelled.append(one)
+        except slurm_commands.SlurmSilent as error:
+            failure = silent = error
+        except slurm_commands.SlurmError as error:  # it ended before
+            failure = error
+        found = job_record.read(one, env)  # only now: until it was cancelled it may have got a successor
+        if failure and one == job_id and not (found and found.successor):
+            raise failure
+        others = [*([found.successor] if found.successor else []), *found.attached] if found else []
+        waiting += [other for other in others if other not in seen]
+        seen.update(others)
+    if silent:
+        raise silent
+    return cancelled
+
+
+def _check_id(job_id: str) -> None:
+    # An empty or odd id would reach other jobs: squeue and scancel take lists and patterns.
+    if not job_id.replace("_", "").replace("+", "").isdigit():
+        raise InputError(f"a job's id must be a number; got {job_id!r}. `bigbatch cluster queue` shows them.")
+
+
+# Logs
+
+
+def logs(job_id: str, *, node: str | None = None, env: Mapping[str, str] | None = None) -> str:
+    """What a job has written so far; of ``node``, what that node has. Raises InputError if there is no log yet."""
+    files = _log_files(job_id, node, env)
+    texts = [path.read_text(errors="replace") for path, source in files.items() if node or not source]
+    if not texts:
+        raise _no_log(job_id, node, env)
+    return "".join(texts)
+
+
+def _no_log(job_id: str, node: str | None, env: Mapping[str, str] | None) -> InputError:
+    what = f"node {node} of job {job_id}" if node else f"job {job_id}"
+    return InputError(
+        f"there is no log of {what} below {str(job_record.home(env))!r}. Has it begun? "
+        "`bigbatch cluster queue --all` shows your jobs."
+    )
+
+
+def unheard(job_id: str, *, node: str | None = None, env: Mapping[str, str] | None = None) -> str | None:
+    """A line for who is about to follow a job that has written nothing yet: what Slurm says of it. Else None."""
+    if _log_files(job_id, node, env):
+        return None
+    try:
+        job = next((one for one in _listed() if one.job_id == job_id), None)
+    except slurm_commands.SlurmError:
+        return None
+    if job is None:
+        return None
+    reason = f", {job.reason}" if job.reason else ""
+    return f"job {job_id} has written no log yet; Slurm: {job.slurm_state}{reason}. Waiting for it …"
+
+
+def follow(
+    job_id: str, *, node: str | None = None, env: Mapping[str, str] | None = None, poll_s: float = POLL_S
+) -> Iterator[str]:
+    """Lines of the job's log, and of its nodes' with the node's name before them, as they come.
+
+    Ends when Slurm does not list the job any more and no line came since. Raises InputError where it never was: Slurm
+    does not list it, and it has left neither log nor record; SlurmError where that cannot be known.
+    """
+    _check_id(job_id)
+    tails: dict[Path, _Tail] = {}
+    asked, lives = 0.0, True
+    if not _log_files(job_id, node, env) and job_record.read(job_id, env) is None:
+        asked, lives = time.monotonic(), job_id in _listed_ids()
+    while True:
+        fresh = False
+        for path, source in _log_files(job_id, node, env).items():
+            for line in tails.setdefault(path, _Tail(path, f"{source} | " if source else "")).lines():
+                fresh = True
+                yield line
+        if not lives and not fresh:
+            break
+        if not fresh and time.monotonic() - asked > QUEUE_POLL_S:
+            asked, lives = time.monotonic(), _is_listed(job_id)
+        elif not fresh:
+            time.sleep(poll_s)
+    if not tails:
+        raise _no_log(job_id, node, env)
+    for tail in tails.values():
+        yield from tail.rest()
+
+
+class _Tail:
+    """Whole lines of a file that grows."""
+
+    def __init__(self, path: Path, prefix: str) -> None:
+        self.path = path
+        self.prefix = prefix
+        self.at = 0
+        self.half = b""
+
+    def lines(self) -> Iterator[str]:
+        try:
+            with self.path.open("rb") as file:
+                if file.seek(0, 2) < self.at:  # begun anew
+                    self.at, self.half = 0, b""
+                file.seek(self.at)
+                data = file.read()
+                self.at = file.tell()
+        except OSError:
+            return
+        *whole, self.half = (self.half + data).split(b"\n")
+        for line in whole:
+            yield self.prefix + line.decode(errors="replace") + "\n"
+
+    def rest(self) -> Iterator[str]:
+        if self.half:
+            yield self.prefix + self.half.decode(errors="replace") + "\n"
+
+
+def _log_files(job_id: str, node: str | None, env: Mapping[str, str] | None) -> dict[Path, str]:
+    """The logs that are there, with the node that each is of ("" for the job's own); of ``node`` only its own."""
+    _check_id(job_id)
+    found = job_record.read(job_id, env)
+    own = Path(found.log) if found and found.log else job_record.home(env) / "logs" / f"{job_id}.log"
+    folder = Path(found.node_logs) if found and found.node_logs else job_record.folder_of(job_id, env) / "nodes"
+    files = {} if node else {own: ""}
+    for path in sorted(folder.glob("*.log")):
+        if node in (None, path.stem):
+            files[path] = path.stem
+    return {path: source for path, source in files.items() if path.is_file()}
+
+
+def _is_listed(job_id: str) -> bool:
+    try:
+        return job_id in _listed_ids()
+    except slurm_commands.SlurmError:
+        return slurm_commands.available("squeue")
+
+
+def _listed_ids() -> list[str]:
+    # All of the user's, not `--jobs`: Slurm answers an id that it has forgotten with an error.
+    return slurm_commands.run("squeue", "--noheader", "--user", getpass.getuser(), "--format=%i").split()
+
+
+# Tunnel
+
+
+def tunnel(
+    job_id: str, site: Site | None = None, *, local_port: int = 8265, env: Mapping[str, str] | None = None
+) -> str:
+    """How to open the job's dashboard from a laptop, for people. Never holds the token itself.
+
+    Raises InputError if the job has no dashboard (yet).
+    """
+    _check_id(job_id)
+    found = job_record.read(job_id, env)
+    if found is None or not found.head or not found.dashboard_port:
+        state = f"its state is {found.state!r}" if found else "it has no record"
+        raise InputError(
+            f"job {job_id} has no dashboard; {state}. Wait until `bigbatch cluster queue` shows it running."
+        )
+    site = site or find(None, env)
+    user = getpass.getuser()
+    login = site.login_host or "LOGIN_NODE"
+    lines = [
+        "On your own machine:",
+        f"    ssh -N -L {local_port}:127.0.0.1:{found.dashboard_port} -J {user}@{login} {user}@{found.head}",
+        f"then open http://127.0.0.1:{local_port}",
+    ]
+    if found.token_path:
+        lines.append(f"The dashboard asks for the job's token: it is in {found.token_path}, readable by you only.")
+    if not site.login_host:
+        lines.append(f"LOGIN_NODE is the name by which you log in: the profile of {site.name} does not say it.")
+    if not site.port_forwarding:
+        lines.append(
+            f"{site.title or site.name} does not forward ports: read the progress with `bigbatch cluster queue`."
+        )
+    return "\n".join(lines)

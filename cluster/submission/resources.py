@@ -1,0 +1,357 @@
+"""What a job asks for, and whether the site grants it: partition, nodes, GPUs, cores, time, account.
+
+Checked against the site's profile and, where Slurm answers, against what Slurm says of its partitions: of two
+limits the tighter one counts.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from bigbatch.cluster.host import slurm_commands, slurm_values
+from bigbatch.cluster.host.site.profiles import (
+    NO_LIMIT_S,
+    InputError,
+    Partition,
+    Qos,
+    Site,
+    format_time,
+    parse_time,
+)
+from bigbatch.cluster.job import options
+from bigbatch.cluster.submission import wishes
+
+USUAL_TIME_S = 4 * 3600
+"""Wall time when none is asked for, if the partition grants as much: short jobs start early, and they requeue."""
+SIGNAL_S = 120
+"""Seconds before the end at which the job saves and ends. Slurm's signal may come up to 60 s earlier."""
+
+COUNTED_OTHERWISE = ("--gres", "--gpus", "--nodes")
+"""Options of sbatch (``--sbatch``) by which a job has other GPUs than ``--nodes`` and ``--gpus-per-node`` say."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asks for. None: what the site or Slurm has as its default."""
+
+    arguments: tuple[str, ...] = ()
+    """Of ``tune/run.py``, or ``--`` and any command."""
+    nodes: int = 1
+    time: str | None = None
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    gpus_per_node: int | None = None
+    """None: all that a node has."""
+    cpus_per_gpu: int | None = None
+    cpus_per_node: int | None = None
+    mem: str | None = None
+    gres: str | None = None
+    """What ``--gres`` calls a GPU, e.g. ``gpu:a100``."""
+    name: str = "bigbatch"
+    container: str | None = None
+    python: str | None = None
+    prelude: str | None = None
+    signal_s: int = SIGNAL_S
+    job_options: tuple[str, ...] = ()
+    """Of the job itself, before the arguments, e.g. ``--tls``."""
+    options: tuple[str, ...] = ()
+    """Further options of sbatch, long and each as one word: ``--constraint=fast``."""
+    attach_to: str | None = None
+    """A running job that the nodes are lent to."""
+
+    @property
+    def is_search(self) -> bool:
+        """Whether a search is what is submitted: neither a command nor nodes for another job."""
+        return self.attach_to is None and "--" not in self.arguments
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What the request comes to on a partition."""
+
+    partition: Partition | None
+    nodes: int
+    gpus_per_node: int
+    cpus_per_node: int
+    time_s: int
+    qos: str | None
+    account: str | None
+    gres: str | None
+    """None: options of sbatch say which GPUs."""
+    options: tuple[str, ...] = ()
+    """That jobs on this partition need."""
+
+
+def resources(
+    request: Request,
+    site: Site,
+    *,
+    env: Mapping[str, str] | None = None,
+    live: Mapping[str, Partition] | None = None,
+) -> Resources:
+    """What the request comes to. Raises InputError for the first thing that the site does not grant."""
+    env = os.environ if env is None else env
+    _check_words(request, site)
+    partition = _partition(request, site, live)
+    said = wishes.gpus_said(request)
+    wishes.check_gpus(said, partition)
+    by_sbatch = bool(said) and not any(one.own for one in said)
+    gpus = _gpus(request, said, site, partition)
+    time_s, qos = _time_and_qos(request, site, partition, gpus * request.nodes)
+    if partition and partition.max_nodes and request.nodes > partition.max_nodes:
+        raise InputError(
+            f"partition {partition.name} grants at most {partition.max_nodes} nodes a job; got {request.nodes}. "
+            f"Write --nodes {partition.max_nodes} or less."
+        )
+    cpus = _cpus(request, site, partition, gpus)
+    _check_workers(request, gpus or cpus, "GPUs" if gpus else "cores")
+    return Resources(
+        partition=partition,
+        nodes=request.nodes,
+        gpus_per_node=gpus,
+        cpus_per_node=cpus,
+        time_s=time_s,
+        qos=qos,
+        account=_account(request, site, partition, env),
+        gres=None if by_sbatch else _gres(request, partition),
+        options=partition.options if partition else (),
+    )
+
+
+def _check_words(request: Request, site: Site) -> None:
+    """What is wrong on any site. Raises InputError."""
+    wishes.check_kinds(request)
+    for option in request.options:
+        if not option.startswith("--"):
+            raise InputError(f"--sbatch must be a long option of sbatch; got {option!r}. Write e.g. --constraint=fast.")
+        if option.startswith("--array"):
+            raise InputError(
+                f"a search is a job of its own, not a task of an array; got --sbatch={option}. "
+                "Submit it once for each search, with --study NAME."
+            )
+    names = (request.name, request.partition, request.account, request.qos, request.mem, request.gres)
+    for word in (*names, *request.options):
+        if word and not word.isprintable():  # in the batch script a second line would be a command
+            raise InputError(f"names and options of sbatch must be one line of text; got {word!r}.")
+    wishes.check_memory_and_time(request)
+    try:
+        options.parse([*request.job_options, *request.arguments])
+    except options.UsageError as error:
+        raise InputError(str(error)) from None
+    if site.internet is False and "--wandb online" in " ".join(request.arguments).replace("=", " "):
+        raise InputError(f"compute nodes of {site.name} have no internet; got --wandb online. Write --wandb offline.")
+
+
+def _check_workers(request: Request, per_node: int, kind: str) -> None:
+    """A trial that needs more than the allocation would wait for ever. Raises InputError."""
+    if any(option.startswith(COUNTED_OTHERWISE) for option in request.options):
+        return  # the job, which sees what it was granted, checks again
+    wanted = options.workers(options.parse([*request.job_options, *request.arguments]))
+    if wanted and wanted > per_node * request.nodes:
+        raise InputError(
+            f"--workers must be at most the allocation's {per_node * request.nodes} {kind}; got {wanted}. "
+            f"Write --workers {per_node * request.nodes}, or --nodes {-(-wanted // per_node)}."
+        )
+
+
+def _partition(request: Request, site: Site, live: Mapping[str, Partition] | None) -> Partition | None:
+    """The profile's partition with Slurm's limits where these are tighter; None if neither knows any."""
+    slurms = [one.name for one in (live or {}).values() if one.is_default]
+    name = request.partition or site.default_partition or (slurms[0] if slurms else None)
+    known = {**site.partitions, **(live or {})}
+    if name is None:
+        return None
+    if name not in known:
+        if live is None and not site.partitions:
+            return Partition(name)  # nobody to ask: Slurm will say
+        near = difflib.get_close_matches(name, known, n=1)
+        fix = f"Did you mean {near[0]}?" if near else f"Write one of {', '.join(sorted(known))}."
+        raise InputError(f"--partition must be one of {site.name}'s; got {name!r}. {fix}")
+    return _tightest(site.partitions.get(name), (live or {}).get(name))
+
+
+def _tightest(profile: Partition | None, live: Partition | None) -> Partition | None:
+    if profile is None or live is None:
+        return profile or live
+
+    def less(*values: int | None) -> int | None:
+        return min((value for value in values if value), default=None)
+
+    return replace(
+        profile,
+        max_time_s=less(profile.max_time_s, live.max_time_s),
+        max_nodes=less(profile.max_nodes, live.max_nodes),
+        gpus_per_node=profile.gpus_per_node or live.gpus_per_node,
+        cores_per_node=profile.cores_per_node or live.cores_per_node,
+        gpu_types=live.gpu_types,
+    )
+
+
+def _gres(request: Request, partition: Partition | None) -> str:
+    """What ``--gres`` calls a GPU, without the number."""
+    if request.gres is None:
+        return partition.gres if partition else "gpu"
+    name, kind, _ = wishes.read_gres(request.gres)
+    return f"{name}:{kind}" if kind else name
+
+
+def _gpus(request: Request, said: list[wishes.Gpus], site: Site, partition: Partition | None) -> int:
+    """GPUs of each node: asked for, or all that one has. What sbatch is told of is only taken where it can be."""
+    most = partition.gpus_per_node if partition else None
+    counts = [int(one.count) for one in said if one.count is not None and one.count == int(one.count)]
+    wanted = counts[0] if counts else None
+    if wanted is None:
+        return most or (1 if request.gres else 0)
+    if most is not None and wanted > most and partition:
+        if not any(one.own and one.count is not None for one in said):
+            return most
+        raise InputError(
+            f"a node of {site.name}'s partition {partition.name} has {most} GPUs; got {wanted}. "
+            f"Write --gpus-per-node {most} and more --nodes."
+        )
+    return wanted
+
+
+def _cpus(request: Request, site: Site, partition: Partition | None, gpus: int) -> int:
+    """CPUs of each node: asked for, by the site's rule for a GPU, or the GPUs' share of the node."""
+    cores = partition.cores_per_node if partition else None
+    per_gpu = request.cpus_per_gpu or (partition.cores_per_gpu if partition else None)
+    if request.cpus_per_node is not None:
+        cpus = request.cpus_per_node
+    elif gpus and per_gpu:
+        cpus = gpus * per_gpu
+    elif cores:
+        all_gpus = partition.gpus_per_node if partition else None
+        cpus = cores * gpus // all_gpus if gpus and all_gpus else cores
+    else:
+        where = f"partition {partition.name}" if partition else f"site {site.name}"
+        raise InputError(
+            f"the CPUs of a node of {where} are not known; got neither --cpus-per-gpu nor --cpus-per-node. "
+            "Write one, e.g. --cpus-per-gpu 8."
+        )
+    if cpus < 1:
+        raise InputError(f"a job needs at least 1 CPU on each node; got {cpus}. Write --cpus-per-node 1 or more.")
+    if cores and cpus > cores and partition:
+        raise InputError(
+            f"a node of {site.name}'s partition {partition.name} has {cores} cores; got {cpus}. "
+            f"Write --cpus-per-node {cores} or less."
+        )
+    return cpus
+
+
+def _time_and_qos(request: Request, site: Site, partition: Partition | None, gpus: int) -> tuple[int, str | None]:
+    """The wall time and the quality of service that grants it."""
+    limit = partition.max_time_s if partition else None
+    time_s = parse_time(request.time) if request.time else min(USUAL_TIME_S, limit or USUAL_TIME_S)
+    if partition and limit and time_s > limit:
+        raise InputError(
+            f"partition {partition.name} grants at most {format_time(limit)}; got --time {format_time(time_s)}. "
+            f"Write --time {format_time(limit)} or less: the job goes on in a further one."
+        )
+    if time_s < request.signal_s + 60:
+        raise InputError(
+            f"a job is warned {request.signal_s} s before its end and needs time before that; got --time "
+            f"{format_time(time_s)}. Write --time {format_time(request.signal_s + 600)} or more, or a smaller --signal."
+        )
+    services = partition.qos if partition else {}
+    if not services:
+        return time_s, request.qos
+    return time_s, _qos(request, partition.name, services, partition.default_qos, time_s, gpus)  # type: ignore[union-attr]
+
+
+def _qos(
+    request: Request, partition: str, services: Mapping[str, Qos], default: str | None, time_s: int, gpus: int
+) -> str:
+    def grants(qos: Qos) -> bool:
+        return time_s <= (qos.max_time_s or time_s) and gpus <= (qos.max_gpus or gpus)
+
+    def limits(qos: Qos) -> str:
+        known = [format_time(qos.max_time_s)] if qos.max_time_s else []
+        known += [f"{qos.max_gpus} GPUs"] if qos.max_gpus else []
+        return f"{qos.name} ({', '.join(known) or 'limits not known'})"
+
+    if request.qos:
+        if request.qos not in services:
+            near = difflib.get_close_matches(request.qos, services, n=1)
+            fix = f"Did you mean {near[0]}?" if near else f"Write one of {', '.join(services)}."
+            raise InputError(f"--qos must be one of partition {partition}'s; got {request.qos!r}. {fix}")
+        candidates = [services[request.qos]]
+    else:
+        candidates = sorted(services.values(), key=lambda qos: qos.name != default)
+    for qos in candidates:
+        if grants(qos):
+            return qos.name
+    raise InputError(
+        f"no quality of service of partition {partition} grants {format_time(time_s)} on {gpus} GPUs; there "
+        f"{'is' if len(candidates) == 1 else 'are'} {', '.join(map(limits, candidates))}. Write less --time or --nodes."
+    )
+
+
+def _account(request: Request, site: Site, partition: Partition | None, env: Mapping[str, str]) -> str | None:
+    """The account, with the suffix that some sites want for each kind of GPU."""
+    account = request.account or env.get("SBATCH_ACCOUNT")
+    suffix = partition.account_suffix if partition else ""
+    if not account:
+        if site.account_required:
+            raise InputError(f"{site.name} needs an account; got none. Write --account PROJECT{suffix}.")
+        return None
+    if suffix and "@" not in account:
+        return account + suffix
+    if suffix and partition and not account.endswith(suffix):
+        raise InputError(
+            f"partition {partition.name} needs an account that ends with {suffix}; got {account!r}. "
+            f"Write --account {account.split('@')[0]}{suffix}."
+        )
+    return account
+
+
+def slurm_partitions() -> dict[str, Partition] | None:
+    """Every partition as Slurm describes it now; None where Slurm does not answer."""
+    if not slurm_commands.available("sinfo"):
+        return None
+    try:
+        text = slurm_commands.run("sinfo", "--noheader", "--format=%P|%l|%s|%c|%G")
+    except slurm_commands.SlurmError:
+        return None
+    found: dict[str, Partition] = {}
+    for line in text.splitlines():
+        if line.count("|") != 4:
+            continue
+        name, time, size, cpus, gres = (part.strip() for part in line.split("|"))
+        row = Partition(
+            name.rstrip("*"),
+            gpus_per_node=slurm_values.gres_count(gres, "gpu"),
+            gpu_types=_types(gres),
+            cores_per_node=slurm_values.number(cpus) or 0,
+            max_nodes=slurm_values.most(size),
+            max_time_s=_slurm_time(time),
+            is_default=name.endswith("*"),
+        )
+        found[row.name] = _largest(found[row.name], row) if row.name in found else row
+    return found
+
+
+def _largest(one: Partition, other: Partition) -> Partition:
+    """A partition of unlike nodes: a job may ask for what the largest has."""
+    return replace(
+        one,
+        gpus_per_node=max(one.gpus_per_node or 0, other.gpus_per_node or 0),
+        cores_per_node=max(one.cores_per_node or 0, other.cores_per_node or 0),
+        gpu_types=tuple(dict.fromkeys((*one.gpu_types, *other.gpu_types))),
+    )
+
+
+def _types(gres: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(kind for name, kind, _ in slurm_values.gres_parts(gres) if name == "gpu" and kind))
+
+
+def _slurm_time(text: str) -> int | None:
+    try:
+        time_s = parse_time(text)
+    except InputError:  # "n/a"
+        return None
+    return None if time_s >= NO_LIMIT_S else time_s  # "infinite"

@@ -1,0 +1,147 @@
+"""A search is checked before it is submitted, as ``tune --dry-run`` would, in the environment of its job.
+
+The batch script itself runs on the login node, up to the place where the job would begin, with ``--check-search``:
+what its modules, site commands, prelude, interpreter and container come to is what the job will have. There
+``tune/plan/submission_check.py`` judges the search for a cluster that is not joined, so that this machine's cores
+and GPUs count for nothing. Where that environment does not run here, the same file is run by this very Python, without
+any package, and what could not be checked is said.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bigbatch.cluster.host.check_answer import ELSEWHERE, MARK
+from bigbatch.cluster.host.root import ROOT
+from bigbatch.cluster.host.site.profiles import InputError
+from bigbatch.cluster.job import options
+from bigbatch.cluster.node.ray_commands import interpreter
+
+ARGUMENT = "--check-search"
+"""As the first argument of ``ray_head_workers.slurm``: check and end."""
+CHECK = ROOT / "tune" / "plan" / "submission_check.py"
+LIMIT_S = 120.0
+"""For the job's environment to answer: a first import from a shared file system takes its time."""
+ELSEWHERE_LIMIT_S = 30.0
+SPEAK_AFTER_S = 5.0
+FOR_THE_CHECK = "BIGBATCH_CHECK"
+"""Set to 1 while a prelude or a site's commands run for the check, so that they can leave out what is for nodes."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a check said; ``unanswered``: why it said nothing."""
+
+    refused: str | None = None
+    unchecked: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    """Packages that the job's interpreter does not have on this machine."""
+    unanswered: str | None = None
+
+
+def check_search(arguments: Sequence[str], script: str, cwd: str, env: Mapping[str, str]) -> str | None:
+    """Check a search that is about to be submitted; returns what could not be checked, in one line.
+
+    Args:
+        arguments: the search's.
+        script: the batch script, with ``--check-search`` before the job's arguments.
+        cwd: where the job begins.
+        env: the environment that the job inherits.
+
+    Raises InputError with the search's own words where it is refused.
+    """
+    shell = [shutil.which("bash") or "/bin/bash", *(["-l"] if script.startswith("#!/bin/bash -l") else [])]
+    answer = _ask([*shell, "-c", script], cwd, {**env, FOR_THE_CHECK: "1"}, LIMIT_S)
+    why = answer.unanswered
+    if answer.missing:
+        why = f"its Python has no {', '.join(answer.missing)} on this machine"
+    if answer.unanswered:
+        command = [sys.executable, str(CHECK), ELSEWHERE, *arguments, "--address", "auto"]
+        answer = _ask(command, cwd, env, ELSEWHERE_LIMIT_S)
+    if answer.refused:
+        raise InputError(answer.refused)
+    if answer.unanswered:
+        return f"the search is not checked: {answer.unanswered}"
+    left = [*([f"the job's environment ({why})"] if why else []), *answer.unchecked]
+    return f"not checked on this machine: {'; '.join(left)}" if left else None
+
+
+def _ask(command: Sequence[str], cwd: str, env: Mapping[str, str], limit_s: float) -> Answer:
+    """Run a check, in a session of its own, and read its answer. It never takes longer than ``limit_s``."""
+    try:
+        process = subprocess.Popen(
+            command,
+            cwd=cwd,
+            env=dict(env),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+    except OSError as error:
+        return Answer(unanswered=f"{command[0]}: {error.strerror}")
+    try:
+        out, errors = _output(process, limit_s)
+    except subprocess.TimeoutExpired:
+        return Answer(unanswered=f"no answer within {limit_s:g} s")
+    finally:
+        _end(process)
+    for line in reversed(out.splitlines()):
+        if line.startswith(MARK):
+            values = json.loads(line[len(MARK) :])
+            return Answer(values.get("refused"), tuple(values["unchecked"]), tuple(values["missing"]))
+    said = [line for line in errors.splitlines() if line.strip()] or [f"exit code {process.returncode}"]
+    return Answer(unanswered=" ".join(said[-1].split()))
+
+
+def _output(process: subprocess.Popen[str], limit_s: float) -> tuple[str, str]:
+    """What it prints. Raises TimeoutExpired."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        return process.communicate(timeout=min(SPEAK_AFTER_S, limit_s))
+    if sys.stderr.isatty():
+        print(f"Checking the search (at most {limit_s:g} s; --no-check leaves it out) …", file=sys.stderr)
+    return process.communicate(timeout=max(limit_s - SPEAK_AFTER_S, 0.1))
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Also after Ctrl-C. One that hangs in a dead file system cannot be waited for."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=2)
+    for stream in (process.stdout, process.stderr):
+        if stream is not None:
+            stream.close()
+
+
+# In the job's environment
+
+
+def main(argv: Sequence[str]) -> int:
+    """What the batch script runs in place of the job: becomes the check, run by the interpreter of the search."""
+    chosen = options.parse(argv[1:] if argv[:1] == [ARGUMENT] else argv)
+    for name in ("BIGBATCH_HOME", "BIGBATCH_NODE_TMP"):  # a container is given only folders that are there
+        if os.environ.get(name) and not Path(os.environ[name]).is_dir():
+            os.environ[name] = str(ROOT)
+    os.chdir(os.environ.get("BIGBATCH_CWD") or os.getcwd())
+    command = [interpreter(), str(CHECK), *chosen.arguments, "--address", "auto"]
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        print(f"{command[0]}: {error.strerror}", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,88 @@
+"""However a command is started, each of our files is loaded once, and earlier names still answer."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, TRAIN, TUNE, clean_environment
+
+# Python imports a file of this name by itself. When a process ends it writes down its loaded files and their names.
+SITE = """
+import atexit, collections, json, os, sys
+
+def look():
+    loaded = collections.defaultdict(dict)
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if file and name != "__main__":
+            loaded[os.path.realpath(file)][id(module)] = name
+    ours = {file: sorted(names.values()) for file, names in loaded.items() if file.startswith(os.environ["OUR_ROOT"])}
+    with open(os.environ["LOADED"], "w") as out:
+        json.dump(ours, out)
+
+atexit.register(look)
+"""
+
+SPACE = """
+import search_spaces
+from search_spaces.priors import searched_peak_lr, global_batch_sizes
+from search_spaces.trial import Trial
+from search_spaces.workload import Workload
+from train_loop.config import TrainConfig
+import bigbatch.search_spaces.priors as same
+import search_spaces.priors as priors
+
+assert priors is same
+
+def space(trial: Trial, workload: Workload) -> TrainConfig:
+    base: TrainConfig = workload.config()
+    return base.replace_keys({"optimizer.peak_lr": trial.suggest_float("peak_lr", 1e-3, 0.1, log=True)})
+"""
+
+
+def loaded_by(folder: Path, *words: object, cwd: Path) -> tuple[subprocess.CompletedProcess[str], dict[str, list[str]]]:
+    (folder / "site").mkdir()
+    (folder / "site" / "sitecustomize.py").write_text(SITE)
+    files = {"LOADED": str(folder / "loaded.json"), "OUR_ROOT": f"{ROOT}/"}
+    env = {**clean_environment(), **files, "PYTHONPATH": str(folder / "site"), "BIGBATCH_HOME": str(folder / "home")}
+    done = subprocess.run(
+        [sys.executable, *map(str, words)], cwd=cwd, env=env, capture_output=True, text=True, timeout=240
+    )
+    return done, json.loads((folder / "loaded.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    (
+        ((TUNE, "--dry-run"), 0),
+        ((ROOT / "src" / "bigbatch" / "tune" / "run.py", "--dry-run"), 0),
+        (("-m", "bigbatch", "tune", "--dry-run"), 0),
+        (("-m", "tune.run", "--dry-run"), 0),
+        ((TRAIN, "--config", "/nosuch.json"), 2),
+        (("-m", "train_loop.run", "--config", "/nosuch.json"), 2),
+        (("-m", "cluster.cli", "submit", "--dry-run", "--cpus-per-node", "2", "--no-check", "--space", "smoke"), 0),
+        (("-m", "cluster.job", "--space", "smoke"), 2),
+        (("-m", "bigbatch.cluster.job", "--space", "smoke"), 2),
+        (("-m", "cluster.node", "--help"), 0),
+    ),
+    ids=lambda words: " ".join(map(str, words)).replace(str(ROOT), "") if isinstance(words, tuple) else "",
+)
+def test_each_of_our_files_is_loaded_once(words, code, tmp_path):
+    done, loaded = loaded_by(tmp_path, *words, cwd=ROOT)
+    assert done.returncode == code, done.stdout + done.stderr
+    assert any(name.startswith("bigbatch.") for names in loaded.values() for name in names)
+    assert {file: names for file, names in loaded.items() if len(names) > 1} == {}
+
+
+@pytest.mark.parametrize("where", ("in a clone", "elsewhere"))
+def test_a_space_may_use_the_earlier_names(where, tmp_path):
+    (tmp_path / "mine.py").write_text(SPACE)
+    cwd = ROOT if where == "in a clone" else tmp_path
+    done, loaded = loaded_by(tmp_path, TUNE, "--space", tmp_path / "mine.py", "--dry-run", cwd=cwd)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "peak_lr" in done.stdout
+    assert {file: names for file, names in loaded.items() if len(names) > 1} == {}

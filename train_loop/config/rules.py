@@ -1,0 +1,36 @@
+"""Checks of configuration values, and the error that they raise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from bigbatch.cluster.host.option_values import nearest
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be trained; the message names rule, value and fix."""
+
+
+class ConflictError(ConfigError):
+    """Two values that do not go together, each of which may be right with another one."""
+
+
+def require(ok: bool, rule: str, value: object, fix: str) -> None:
+    if not ok:
+        raise ConfigError(f"{rule}; got {value!r}. {fix}")
+
+
+def choice(name: str, value: str, allowed: Iterable[str]) -> None:
+    allowed = tuple(allowed)
+    if value not in allowed:
+        near = nearest(str(value), allowed)
+        hint = f"Did you mean {near!r}?" if near else f"Choose one of {', '.join(allowed)}."
+        raise ConfigError(f"{name} must be one of {', '.join(allowed)}; got {value!r}. {hint}")
+
+
+def finite(name: str, value: float, low: float, high: float = math.inf, *, open_low: bool = False) -> None:
+    above = value > low if open_low else value >= low
+    ok = math.isfinite(value) and above and value <= high
+    interval = f"{'>' if open_low else '>='} {low:g}" + (f" and <= {high:g}" if high < math.inf else "")
+    require(ok, f"{name} must be {interval}", value, f"Set {name} inside that range.")

@@ -1,0 +1,333 @@
+"""What one training run is: frozen dataclasses, checked on construction, without torch.
+
+A ``TrainConfig`` says everything that decides the outcome of a run and nothing about where it
+runs: the number of workers, devices and folders are the launcher's. Global batch size is the
+quantity of interest; micro-batch and accumulation steps follow from it (``BatchConfig.split``).
+
+Bad values raise ``ConfigError``, whose message is one line: the rule, the value met, the fix.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import json
+import types
+import typing
+from argparse import ArgumentTypeError
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from bigbatch.cluster.host.command_line import empty_value
+from bigbatch.cluster.host.option_values import example, part
+from bigbatch.train_loop.config.rules import ConfigError, ConflictError, choice, require
+from bigbatch.train_loop.config.sections import (
+    BatchConfig,
+    DataConfig,
+    ModelConfig,
+    OptimizerConfig,
+    ScheduleConfig,
+)
+from bigbatch.train_loop.config.words import ALIASES, unknown_key
+
+SCHEMA_VERSION = 1
+
+RUNTIME_KEYS = (
+    "data.loader_workers",
+    "data.loader_slots",
+    "data.prefetch_factor",
+    "data.persistent_workers",
+    "data.pin_memory",
+    "data.non_blocking",
+    "data.on_bad_image",
+)
+"""How fast a run is, not what it computes: it may resume with others. What a bad image does is one of them, as a run
+that died of one has computed nothing with it."""
+
+PARTS = ("data.subset",)
+"""Keys that take ``10%`` too."""
+
+LOSSES = ("cross_entropy", "bce")
+PRECISIONS = ("auto", "off", "bf16", "fp16")
+PRECISE_BN = ("auto", "on", "off")
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """One training run, whole. JSON round trip: ``from_dict(to_dict(c)) == c``."""
+
+    epochs: int = 12
+    seed: int = 0
+    precision: str = "auto"
+    """``bf16``, ``fp16`` (with a gradient scaler) or ``off``; ``auto``: bf16 where the accelerator
+    has it, fp16 on older accelerators, off on CPUs."""
+    loss: str = "cross_entropy"
+    """``bce``: binary cross entropy of each class by itself, mean over classes; every class of a mixed image has
+    target 1 (Wightman et al. 2021, §3.1)."""
+    label_smoothing: float = 0.0
+    ema_decay: float = 0.0
+    """Validate, and keep in checkpoints, a moving average of the weights that holds this part of the
+    old one at each step; 0 = off."""
+    precise_bn: str = "auto"
+    """Recompute BatchNorm statistics from training batches before validation: ``auto`` where an
+    epoch has too few steps for the running averages to follow (Wu & Johnson 2021, §3)."""
+    precise_bn_images: int = 2048
+    """At most so many training images for it."""
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    batch: BatchConfig = field(default_factory=BatchConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+
+    def __post_init__(self) -> None:
+        require(1 <= self.epochs <= 100_000, "epochs must be 1 to 100000", self.epochs, "Write e.g. 90.")
+        require(0 <= self.seed < 2**31, "seed must be 0 to 2147483647", self.seed, "Write e.g. 0.")
+        choice("precision", self.precision, PRECISIONS)
+        choice("precise_bn", self.precise_bn, PRECISE_BN)
+        choice("loss", self.loss, LOSSES)
+        require(0.0 <= self.ema_decay < 1.0, "ema_decay must be at least 0 and below 1", self.ema_decay, "0.999.")
+        require(
+            0.0 <= self.label_smoothing < 1.0,
+            "label_smoothing must be at least 0 and below 1",
+            self.label_smoothing,
+            "Write e.g. 0.1.",
+        )
+        require(self.precise_bn_images >= 1, "precise_bn_images must be at least 1", self.precise_bn_images, "2048.")
+        if self.schedule.warmup_epochs > self.epochs:
+            raise ConflictError(
+                f"schedule.warmup_epochs must not exceed epochs; got {self.schedule.warmup_epochs:g} of {self.epochs}. "
+                f"Use warmup_epochs={self.epochs * 0.2:g} or more epochs."
+            )
+
+        if self.data.progressive_from and self.data.progressive_end >= self.epochs:
+            raise ConflictError(
+                f"data.progressive_end must be below epochs, or the last size is never reached; got "
+                f"{self.data.progressive_end} of {self.epochs}. Write e.g. progressive_end={self.epochs * 7 // 8}."
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Nested plain values, with the schema's version."""
+        return {"schema_version": SCHEMA_VERSION, **dataclasses.asdict(self)}
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), indent=2) + "\n"
+
+    def outcome_json(self) -> str:
+        """``to_json`` with each of ``RUNTIME_KEYS`` at its default: equal where runs may resume each other."""
+        values, defaults = self.to_dict(), TrainConfig().to_dict()
+        for key in RUNTIME_KEYS:
+            section, leaf = key.split(".")
+            values[section][leaf] = defaults[section][leaf]
+        return json.dumps(values, indent=2) + "\n"
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> TrainConfig:
+        """Inverse of ``to_dict``; missing keys take their defaults, unknown ones raise ConfigError."""
+        values = dict(values)
+        version = values.pop("schema_version", SCHEMA_VERSION)
+        require(
+            version == SCHEMA_VERSION,
+            f"this version reads TrainConfig schema {SCHEMA_VERSION}",
+            version,
+            "Use the bigbatch that wrote the file.",
+        )
+        return _build(cls, values, "")
+
+    @classmethod
+    def from_json(cls, text: str) -> TrainConfig:
+        try:
+            values = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ConfigError(f"a configuration is JSON; got text that is not ({error}). Check the file.") from None
+        if not isinstance(values, dict):
+            raise ConfigError(f"a configuration is a JSON object; got a {type(values).__name__}. Check the file.")
+        return cls.from_dict(values)
+
+    def replace_keys(self, changes: Mapping[str, Any]) -> TrainConfig:
+        """A copy with dotted keys (or short ones, see ``resolve_key``) set; checks the whole anew."""
+        values = self.to_dict()
+        for key, value in changes.items():
+            *path, leaf = resolve_key(key).split(".")
+            node = values
+            for section in path:
+                node = node[section]
+            node[leaf] = value
+        return TrainConfig.from_dict(values)
+
+
+def _build(cls: type, values: Mapping[str, Any], prefix: str) -> Any:
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{prefix.rstrip('.')} must be an object; got {values!r}. Write its fields as key: value.")
+    hints = typing.get_type_hints(cls)
+    names = {f.name for f in dataclasses.fields(cls)}
+    kwargs = {}
+    for key, value in values.items():
+        if key not in names:
+            raise ConfigError(unknown_key(prefix + str(key), [*keys()], short_keys()))
+        if dataclasses.is_dataclass(hints[key]):
+            kwargs[key] = _build(typing.cast(type, hints[key]), value, f"{prefix}{key}.")
+        else:
+            kwargs[key] = _coerce(hints[key], value, prefix + key)
+    return cls(**kwargs)
+
+
+def _coerce(kind: Any, value: Any, key: str) -> Any:
+    """JSON's value as the field's type; int → float is the only silent change."""
+    origin = typing.get_origin(kind)
+    if origin is tuple:
+        if isinstance(value, (list, tuple)):
+            return tuple(_coerce(typing.get_args(kind)[0], v, key) for v in value)
+    elif kind is bool:
+        if isinstance(value, bool):
+            return value
+    elif kind is int:
+        if isinstance(value, int) and not isinstance(value, bool):
+            return value
+        if isinstance(value, float) and value.is_integer():
+            return int(value)
+    elif kind is float:
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            return float(value)
+    elif kind is str and isinstance(value, str):
+        return value
+    word = {bool: "true or false", int: "a whole number", float: "a number", str: "a word"}.get(
+        kind, "a list of numbers"
+    )
+    shown = example(str(value), _default(key)) if kind in (int, float) else _default(key)
+    raise ConfigError(f"{key} must be {word}; got {value!r}. Write {key}={shown}.")
+
+
+def _number_or_word(raw: str) -> float | str:
+    """JSON knows neither ``.3`` nor ``1.``; people type them."""
+    try:
+        return float(raw)
+    except ValueError:
+        return raw
+
+
+def _default(key: str) -> str:
+    """The key's default, as one would write it."""
+    value: Any = TrainConfig().to_dict()
+    for name in resolve_key(key).split("."):
+        value = value[name]
+    return json.dumps(value) if value != () else "[30, 60]"
+
+
+@functools.cache
+def keys() -> Mapping[str, Any]:
+    """Every dotted key of a TrainConfig with its type, in the order of declaration."""
+    found: dict[str, Any] = {}
+
+    def walk(cls: type, prefix: str) -> None:
+        hints = typing.get_type_hints(cls)
+        for f in dataclasses.fields(cls):
+            if dataclasses.is_dataclass(hints[f.name]):
+                walk(typing.cast(type, hints[f.name]), f"{prefix}{f.name}.")
+            else:
+                found[prefix + f.name] = hints[f.name]
+
+    walk(TrainConfig, "")
+    return types.MappingProxyType(found)
+
+
+@functools.cache
+def short_keys() -> Mapping[str, str]:
+    """Short forms: a leaf that occurs once (``peak_lr``), or a section for its name (``optimizer``)."""
+    leaves: dict[str, list[str]] = {}
+    for key in keys():
+        leaves.setdefault(key.rsplit(".", 1)[-1], []).append(key)
+    short = {leaf: full[0] for leaf, full in leaves.items() if len(full) == 1}
+    short |= {key.split(".")[0]: key for key in keys() if key.endswith(".name")}
+    return types.MappingProxyType(short)
+
+
+def resolve_key(key: str) -> str:
+    """The dotted key that ``key``, a short form or an alias stands for; raises ConfigError naming the nearest one."""
+    if (full := known_key(key)) is None:
+        raise ConfigError(unknown_key(key, [*keys()], short_keys()))
+    return full
+
+
+def known_key(key: str) -> str | None:
+    """As ``resolve_key``; None for what is no key."""
+    return key if key in keys() else short_keys().get(key) or ALIASES.get(key)
+
+
+def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
+    """``["epochs=30", "schedule.name=poly"]`` → {"epochs": 30, "schedule.name": "poly"}.
+
+    Values are read as JSON and, failing that, as words. Raises ConfigError for a missing ``=``,
+    an unknown key, or a key that is given twice.
+    """
+    changes, others = split_assignments(assignments)
+    for name in others:
+        resolve_key(name)  # raises
+    return changes
+
+
+def split_assignments(assignments: Iterable[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """As ``parse_assignments``; and, in place of a refusal, by name the values of what is no key."""
+    changes: dict[str, Any] = {}
+    others: dict[str, Any] = {}
+    for text in assignments:
+        name, equals, raw = text.partition("=")
+        name = name.strip()
+        if not equals or not name:
+            raise ConfigError(f"--set takes key=value; got {text!r}. Write e.g. --set lr=0.1.")
+        if not raw.strip():
+            raise ConfigError(empty_value(f"--set {name}=", raw))
+        full = known_key(name)
+        if (full or name) in changes | others:
+            raise ConfigError(f"a key is set once; got {full or name!r} twice. Keep one --set {full or name}=….")
+        if full is None:
+            others[name] = _json_or_word(raw)
+        else:
+            changes[full] = _value(raw, name, full)
+    return changes, others
+
+
+def _value(raw: str, name: str, full: str) -> Any:
+    """The text that was typed for the key ``full``, called ``name``, as the key's type."""
+    kind, value = keys()[full], _json_or_word(raw)
+    if kind is str and not isinstance(value, str):
+        value = raw
+    if kind is bool and isinstance(value, str) and value.lower() in ("true", "false"):
+        value = value.lower() == "true"
+    if full in PARTS and isinstance(value, str):
+        with contextlib.suppress(ArgumentTypeError):
+            value = part(value)
+    return _coerce(kind, value, name)
+
+
+def _json_or_word(raw: str) -> Any:
+    try:
+        return json.loads(raw)
+    except json.JSONDecodeError:
+        return _number_or_word(raw)
+
+
+def check_each(changes: Mapping[str, Any]) -> None:
+    """Raise ConfigError for the first key whose value can be right with no values of the other keys.
+
+    What derives other values from these, as search spaces do, would else meet the error, and name another key.
+    """
+    for key, value in changes.items():
+        with contextlib.suppress(ConflictError):
+            TrainConfig().replace_keys({key: value})
+
+
+def differing_keys(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """``["epochs 12 → 30", …]``: the dotted keys of two dicts whose values differ, with both values.
+
+    Without ``RUNTIME_KEYS``.
+    """
+    found: list[str] = []
+    for key in {**old, **new}:
+        a, b = (list(v) if isinstance(v, tuple) else v for v in (old.get(key), new.get(key)))  # JSON has no tuples
+        if isinstance(a, Mapping) and isinstance(b, Mapping):
+            found += differing_keys(a, b, f"{prefix}{key}.")
+        elif a != b and prefix + key not in RUNTIME_KEYS:
+            found.append(f"{prefix}{key} {a!r} → {b!r}")
+    return found

@@ -1,0 +1,71 @@
+"""Words for configuration keys: those that tables and papers use, and what to write for those that are no key."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Mapping, Sequence
+
+from bigbatch.cluster.host.option_values import nearest
+
+ALIASES: Mapping[str, str] = types.MappingProxyType(
+    {
+        "lr": "optimizer.peak_lr",
+        "learning_rate": "optimizer.peak_lr",
+        "wd": "optimizer.weight_decay",
+        "warmup": "schedule.warmup_epochs",
+        "smoothing": "label_smoothing",
+        "batch": "batch.global_size",
+        "batch_size": "batch.global_size",
+        "global_batch": "batch.global_size",
+        "global_batch_size": "batch.global_size",
+    }
+)
+"""The one table of other names of a key: the words of the live table and the plan, and the usual ones."""
+
+OF_SPACES: Mapping[str, tuple[str, str]] = types.MappingProxyType(
+    {
+        "lr_multiplier": ("lr", "peak learning rate"),
+        "one_minus_momentum": ("momentum", "momentum"),
+        "one_minus_beta1": ("beta1", "beta1"),
+        "decoupled_weight_decay": ("weight_decay", "weight decay"),
+    }
+)
+"""Parameters of the built-in spaces that are no keys, as ``bigbatch tune`` shows them; the key that each decides, and
+what that is."""
+
+TOLD = types.MappingProxyType(
+    {
+        "betas": "It is two keys: write beta1=0.9 and beta2=0.999.",
+        "optimizer.betas": "It is two keys: write optimizer.beta1=0.9 and optimizer.beta2=0.999.",
+        "top-1": "It is a result, not a setting: leave it out.",
+        "workers": "It is no key: write --workers N.",
+        "trials": "It is no key: write --trials N.",
+        "num_workers": "Write data.loader_workers=N for processes that read images, --workers N for those that train.",
+    }
+)
+"""Words that somebody may write for a key, and what to write."""
+
+
+def unknown_key(key: str, keys: Sequence[str], short: Mapping[str, str], parameters: Sequence[str] = ()) -> str:
+    """The message for a word that is no key: what it is, or the nearest that is one.
+
+    Args:
+        keys: all dotted keys; ``short``: their short forms.
+        parameters: of the search space in use.
+    """
+    got = f"no such configuration key; got {key!r}."
+    leaf = key.rsplit(".", 1)[-1]
+    if key in TOLD:
+        return f"{got} {TOLD[key]}"
+    if key in OF_SPACES:
+        other, what = OF_SPACES[key]
+        return f"{got} It is a parameter of some search spaces: write {other}=VALUE, the {what} itself."
+    if "." in key:
+        known = ALIASES.get(leaf) or ALIASES.get(key.replace(".", "_"))
+        near = known or nearest(key, keys) or short.get(leaf)
+    else:
+        begin = [one for one in (*short, *parameters) if key.lower() in one.split("_") and len(key) > 2]
+        near = nearest(key, [*short, *ALIASES, *parameters, *keys]) or (begin[0] if len(begin) == 1 else None)
+    if near:
+        return f"{got} Did you mean {near!r}?"
+    return f"{got} Write e.g. lr, batch, warmup or epochs; docs/training.md lists all keys."

@@ -1,0 +1,197 @@
+"""Which images a run sees: what they are (``describe``, without torch) and the images (``open_data``).
+
+A *batch* is ``(images, labels)`` on the CPU: float32 ``[N, 3, H, W]``, normalised, and int64 ``[N]``.
+Which images make which batch is decided in ``sampling.py`` from seed and epoch alone; ``source.py``
+turns that into batches; ``sets/`` and ``packed/`` hold the images.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from bigbatch.train_loop.config import ConfigError, DataConfig
+from bigbatch.train_loop.data.info import SMALL_IMAGE_SIZE, DataInfo
+from bigbatch.train_loop.data.names import NO_STAGE, folder_path, is_packed
+
+if TYPE_CHECKING:
+    from bigbatch.train_loop.data.source import DataSource
+
+_log = logging.getLogger(__name__)
+
+
+def describe(config: DataConfig, *, open_some: bool = False) -> DataInfo:
+    """Look at a data set, so that a plan can refuse it early.
+
+    With ``open_some`` a few images are opened too, so that files that are none are met before a run starts, unless the
+    run is to go on without them (``data.on_bad_image=skip``); here, because listing a large folder a second time may
+    take minutes on a shared file system.
+
+    Raises:
+        ConfigError: an unknown name, a path without a complete image folder, a file that is no image.
+    """
+    from bigbatch.train_loop.data.pixels.progressive import other_sizes
+
+    info = _describe_whole(config, open_some)
+    info = dataclasses.replace(info, other_sizes=other_sizes(config, info.image_size))
+    if config.subset == 1:
+        return info
+    from bigbatch.train_loop.data.sets.subset import subset_size
+
+    size = subset_size(info.train_size, config.subset)
+    if size < info.num_classes:
+        least = 100 * info.num_classes / info.train_size
+        raise ConfigError(
+            f"data.subset must leave an image of each class; got {config.subset:g}, which leaves {size} of "
+            f"{info.train_size} for {info.num_classes} classes. Write e.g. --subset {2 * least:.1g}%."
+        )
+    return dataclasses.replace(info, train_size=size)
+
+
+def _describe_whole(config: DataConfig, open_some: bool) -> DataInfo:
+    if config.name == "digits":
+        return _describe_digits(config)
+    from bigbatch.train_loop.data.sets.scan import check_images, scan_folder
+
+    path = folder_path(config.name)
+    if is_packed(path):
+        if config.loader == "torchvision":
+            raise ConfigError(
+                f"data.loader=torchvision reads image folders; got the packed set {path!r}. Write data.loader=auto."
+            )
+        return _describe_packed(config, path, open_some)
+    scan = scan_folder(path)
+    if open_some and config.on_bad_image == "fail":
+        check_images(scan.train)
+        check_images(scan.val)
+    size = config.image_size or 224
+    return DataInfo(
+        name=os.path.basename(path),
+        path=path,
+        train_size=len(scan.train.labels),
+        val_size=len(scan.val.labels),
+        num_classes=len(scan.class_names),
+        image_size=size,
+        channels=3,
+        class_names=scan.class_names,
+        stem="small" if size <= SMALL_IMAGE_SIZE else "imagenet",
+    )
+
+
+def check_stage(folder: str | None, info: DataInfo, *, here: bool = False) -> None:
+    """Raise ConfigError where ``--stage`` names no folder or has nothing to copy; of its room each node knows alone.
+
+    Args:
+        here: all workers run on this machine, so that a variable which is not set here is set nowhere.
+    """
+    if folder is None or folder == NO_STAGE:
+        return
+    if not folder.startswith(("/", "~", "$")):
+        raise ConfigError(
+            f"--stage must be a folder of each node, so begin with /, ~ or a variable in quotes; got {folder!r}. "
+            f"Write e.g. --stage '$TMPDIR', or --stage {NO_STAGE}."
+        )
+    if info.path is None or not is_packed(info.path):
+        raise ConfigError(
+            f"--stage copies packed sets; got {info.path or info.name}. Pack it (bigbatch pack), or leave --stage out."
+        )
+    if here:
+        from bigbatch.train_loop.data.packed.stage import check_here
+
+        check_here(folder)
+
+
+def open_data(
+    config: DataConfig, stage_folder: str | None = None, note: Callable[[str], None] = _log.warning
+) -> DataSource:
+    """The data set itself; imports torch. Raises ConfigError as ``describe`` does.
+
+    Args:
+        stage_folder: where this node keeps a copy of a packed set, see ``stage.py``; a node that cannot reads the
+            set itself and says so.
+        note: is told so.
+    """
+    info = describe(config)
+    check_stage(stage_folder, info)
+    if config.name == "digits":
+        from bigbatch.train_loop.data.sets.digits import DigitsSource
+
+        return DigitsSource(config, info)
+    if info.path is not None and is_packed(info.path):
+        from bigbatch.train_loop.data.packed.images import open_packed
+
+        return open_packed(config, info, _staged(info.path, stage_folder, note))
+    from bigbatch.train_loop.data.sets.folder import open_folder
+
+    return open_folder(config, info)
+
+
+def stage_ahead(config: DataConfig, stage_folder: str | None) -> None:
+    """Copy what ``open_data`` will ask for. What goes wrong it meets again, and says."""
+    with contextlib.suppress(ConfigError):
+        info = describe(config)
+        if info.path is not None and is_packed(info.path):
+            _staged(info.path, stage_folder, _log.debug)
+
+
+def _staged(path: str, stage_folder: str | None, note: Callable[[str], None]) -> str:
+    """The folder to read: this node's copy of a packed set, or the set itself, which ``note`` is told."""
+    if stage_folder is None or stage_folder == NO_STAGE:
+        return path
+    from bigbatch.train_loop.data.packed.stage import StageError, stage
+
+    try:
+        return stage(path, stage_folder)
+    except StageError as error:  # of this node alone; where images are read from changes no result
+        note(f"{error} Reading {path} itself.")
+        return path
+
+
+def _describe_digits(config: DataConfig) -> DataInfo:
+    """Constants, because the images would cost an import of seconds; a test compares them."""
+    if config.auto_augment != "none":
+        raise ConfigError(
+            f"digits has an augmentation of its own; got data.auto_augment={config.auto_augment}. Write none."
+        )
+    if config.loader == "torchvision":
+        raise ConfigError(
+            "data.loader=torchvision reads image folders; got digits, which are in memory. Write data.loader=auto."
+        )
+    size = config.image_size or 32
+    return DataInfo(
+        name="digits",
+        path=None,
+        train_size=1437,
+        val_size=360,
+        num_classes=10,
+        image_size=size,
+        channels=3,
+        class_names=tuple(str(digit) for digit in range(10)),
+        stem="small_pool" if size <= SMALL_IMAGE_SIZE else "imagenet",  # 8×8 scans enlarged: little is lost
+    )
+
+
+def _describe_packed(config: DataConfig, path: str, open_some: bool) -> DataInfo:
+    from bigbatch.train_loop.data.packed import schema
+
+    packed = schema.read_info(path)
+    if open_some:
+        from bigbatch.train_loop.data.packed.records import PackedFiles
+
+        PackedFiles(path).check_records(32 if config.on_bad_image == "fail" else 0)
+    size = config.image_size or (224 if packed.largest_side > SMALL_IMAGE_SIZE else max(packed.largest_side, 8))
+    return DataInfo(
+        name=os.path.basename(path),
+        path=path,
+        train_size=packed.train_size,
+        val_size=packed.val_size,
+        num_classes=len(packed.class_names),
+        image_size=size,
+        channels=3,
+        class_names=packed.class_names,
+        stem="small" if size <= SMALL_IMAGE_SIZE else "imagenet",
+    )

@@ -1,0 +1,42 @@
+"""What a data set is, for models, plans and search spaces. No torch here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bigbatch.train_loop.config import ConfigError
+
+SMALL_IMAGE_SIZE = 64
+"""Pixels a side up to which the 7×7/2 stem with max-pool throws away too much."""
+
+
+@dataclass(frozen=True)
+class DataInfo:
+    """What a model, a plan or a search space needs to know of a data set; sizes in images and pixels."""
+
+    name: str
+    path: str | None
+    """The image folder; None where the images come with a package."""
+    train_size: int
+    val_size: int
+    num_classes: int
+    image_size: int
+    """Pixels a side, as the model sees them; with progressive resizing those of the last epochs, the most."""
+    channels: int
+    class_names: tuple[str, ...]
+    """In the order of the labels."""
+    stem: str
+    """What ``model.stem=auto`` means here."""
+    other_sizes: tuple[int, ...] = ()
+    """Pixels a side of validation and of other epochs, where they differ from ``image_size``."""
+
+    def steps_per_epoch(self, global_size: int) -> int:
+        """Optimizer steps an epoch of whole global batches; raises ConfigError where there is none."""
+        steps = self.train_size // global_size
+        if steps < 1:
+            power = 1 << (self.train_size.bit_length() - 1)
+            raise ConfigError(
+                f"batch.global_size must be at most the {self.train_size} training images of {self.name}; "
+                f"got {global_size}. Use batch.global_size={power}."
+            )
+        return steps

@@ -1,0 +1,41 @@
+"""How many loader processes a worker may have. No torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from bigbatch.cluster.host.allocation import usable_cpus
+from bigbatch.cluster.host.slurm_values import number
+from bigbatch.train_loop.config import DataConfig
+from bigbatch.train_loop.host.ranks import tasks_here
+
+AUTO = -1
+MOST = 32
+"""Processes that ``-1`` begins with, whatever the cores: a GPU needs fewer, and each takes time and memory to start."""
+WORKER_CORES = "BIGBATCH_WORKER_CORES"
+"""What Ray has given this worker, as ``ray_worker`` found it."""
+
+
+def loader_workers(config: DataConfig, env: Mapping[str, str] = os.environ) -> int:
+    """``data.loader_workers``; for -1, the most that a run begins with: the cores of this rank but one, which trains;
+    0 where there is one alone."""
+    return config.loader_workers if config.loader_workers != AUTO else min(cores_a_rank(env) - 1, MOST)
+
+
+def cores_a_rank(env: Mapping[str, str] = os.environ) -> int:
+    """CPU cores that this rank may use, at least 1: what is granted on this node, shared among the run's ranks here."""
+    given, threads = env.get(WORKER_CORES, ""), env.get("OMP_NUM_THREADS", "")
+    if given.isdigit():
+        return max(int(given), 1)
+    if "RAY_JOB_ID" in env and threads.isdigit():  # Ray says there how many cores its worker has, unless the user did
+        return max(int(threads), 1)
+    usable = usable_cpus(env)
+    if "LOCAL_WORLD_SIZE" in env:
+        return max(usable // max(int(env["LOCAL_WORLD_SIZE"]), 1), 1)
+    if not env.get("SLURM_JOB_ID") or number(env.get("SLURM_CPUS_PER_TASK")):  # srun: usable is of each task
+        return usable
+    if (number(env.get("SLURM_STEP_NUM_TASKS")) or 1) > 1:
+        # Without core binding each task may run on all that was granted.
+        return max(min(usable, (number(env.get("SLURM_CPUS_ON_NODE")) or usable) // tasks_here(env)), 1)
+    return usable

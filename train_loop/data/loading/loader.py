@@ -1,0 +1,296 @@
+"""From indices to batches of bytes, for every kind of data set whose images are decoded as they are needed.
+
+``Images`` reads one image; ``open_image`` makes of it what training or validation sees; ``LoadedSource`` brings
+whole batches, in this process or from loader processes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from bigbatch.train_loop.config import DataConfig
+from bigbatch.train_loop.data import sampling
+from bigbatch.train_loop.data.info import DataInfo
+from bigbatch.train_loop.data.loading import process_count, ring
+from bigbatch.train_loop.data.loading import read_ahead as reading_ahead
+from bigbatch.train_loop.data.loading.cores import AUTO, loader_workers
+from bigbatch.train_loop.data.loading.malloc import keep_freed_memory
+from bigbatch.train_loop.data.pixels.auto_augment import policy_of
+from bigbatch.train_loop.data.pixels.progressive import train_image_size
+from bigbatch.train_loop.data.source import Batch, DataSource, Epoch
+from bigbatch.train_loop.errors import ImageError
+
+Write = Callable[[torch.Tensor], None]
+"""Writes an image that was opened, to uint8 ``[H, W, 3]``. Raises ImageError."""
+
+TOGETHER = 16
+"""Images that are opened before the first is written: interpreter and decoder drive each other's code out of the
+processor's caches, so taking turns less often costs less. More than the caches hold of JPEGs would lose that again."""
+
+
+class Images(ABC):
+    """One part of a data set, by index. It goes to loader processes by fork or pickle and opens its files there."""
+
+    @abstractmethod
+    def labels(self, indices: sampling.Indices) -> npt.NDArray[np.int64]:
+        """``[len(indices)]``."""
+
+    def read_ahead(self, indices: sampling.Indices) -> None:  # noqa: B027  most have nothing to say
+        """Say that these will be read soon, by this process or another, where that helps."""
+
+    @abstractmethod
+    def open_plain(self, index: int) -> Write:
+        """The image as validation sees it. May read its bytes already; raises ImageError."""
+
+    @abstractmethod
+    def open_random(self, index: int, draws: random.Random) -> Write:
+        """A random crop or shift of it, not mirrored. ``draws`` are used in here or as it is written."""
+
+
+class Copies(Images):
+    """Index i + c·size is copy c of image i: another index, hence other draws of the same image."""
+
+    def __init__(self, images: Images, size: int) -> None:
+        self._images, self._size = images, size
+
+    def labels(self, indices: sampling.Indices) -> npt.NDArray[np.int64]:
+        return self._images.labels(indices % self._size)
+
+    def read_ahead(self, indices: sampling.Indices) -> None:
+        self._images.read_ahead(indices % self._size)
+
+    def open_plain(self, index: int) -> Write:
+        return self._images.open_plain(index % self._size)
+
+    def open_random(self, index: int, draws: random.Random) -> Write:
+        return self._images.open_random(index % self._size, draws)
+
+
+def open_image(images: Images, index: int, epoch: Epoch | None) -> Write:
+    """What training sees of an image in an epoch, or validation (None). Raises ImageError.
+
+    All that is random in an image is drawn here, so it is a function of (seed, epoch, index) in any process, and
+    the same image looks alike from an image folder and from a packed set.
+    """
+    if epoch is None:
+        return images.open_plain(index)
+    # A word as seed is hashed (SHA-512), the same in every process.
+    draws = random.Random(f"{epoch.seed} {epoch.number} {index}")
+    write_random = images.open_random(index, draws)
+
+    def write(out: torch.Tensor) -> None:
+        write_random(out)
+        if draws.random() < 0.5:
+            out.copy_(out.flip(1))
+        if epoch.policy is not None:
+            epoch.policy.apply(out, draws)
+
+    return write
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a batch is read for."""
+
+    validation: bool
+    epoch: Epoch | None
+    """Of the augmentation; None: as validation sees images."""
+
+
+@dataclass(frozen=True)
+class Filler:
+    """Writes images into a batch, in this process or in loader processes."""
+
+    train: Images
+    val: Images
+    skip_bad: bool
+    """Otherwise the first bad image is an ImageError."""
+
+    def __call__(
+        self, job: Job, indices: sampling.Indices, pixels: torch.Tensor, places: range, ahead: sampling.Indices
+    ) -> list[ring.Bad]:
+        """Ask for the images of ``ahead``, write those of ``places`` of a batch, and say which could not be read.
+
+        In training the image of the next place that can be read stands in for a bad one, so that the batch keeps
+        its size whatever the number of processes; in validation the place is left out.
+        """
+        self._images(job).read_ahead(ahead)
+        bad = []
+        for first in range(places.start, places.stop, TOGETHER):
+            some = range(first, min(first + TOGETHER, places.stop))
+            opened = [self._open(job, int(indices[place])) for place in reversed(some)]
+            for place in some:
+                if reason := self._why_not(opened.pop(), pixels[place]):  # gone once it is written
+                    bad.append((place, self._stand_in(job, indices, place, pixels[place], reason), reason))
+        return bad
+
+    def _images(self, job: Job) -> Images:
+        return self.val if job.validation else self.train
+
+    def _open(self, job: Job, index: int) -> Write:
+        """Where it cannot be read, what is returned says so."""
+        try:
+            return open_image(self._images(job), index, job.epoch)
+        except ImageError as error:
+            reason = error
+
+        def fail(out: torch.Tensor) -> None:
+            raise reason
+
+        return fail
+
+    def _why_not(self, write: Write, out: torch.Tensor) -> str:
+        """Write the image; empty where that went well."""
+        try:
+            write(out)
+        except ImageError as error:
+            if not self.skip_bad:
+                raise
+            return str(error)
+        return ""
+
+    def _stand_in(self, job: Job, indices: sampling.Indices, place: int, out: torch.Tensor, reason: str) -> int | None:
+        """The place whose image is written in place of a bad one; None where it is left out."""
+        for source in candidates(place, len(indices), job.validation):
+            if source != place and not self._why_not(self._open(job, int(indices[source])), out):
+                return source
+        if job.validation:
+            return None
+        raise ImageError(f"no image of a batch of {len(indices)} can be read; the first: {reason}")
+
+
+def candidates(place: int, count: int, validation: bool) -> Iterable[int]:
+    """Places whose image may stand at ``place`` of a batch of ``count``, where those before cannot be read."""
+    return (place,) if validation else ((place + step) % count for step in range(count))
+
+
+class LoadedSource(DataSource):
+    """Batches are uint8 ``[N, H, W, 3]`` until ``finish``."""
+
+    def __init__(
+        self,
+        config: DataConfig,
+        info: DataInfo,
+        train: Images,
+        val: Images,
+        mean: Sequence[float],
+        std: Sequence[float],
+    ) -> None:
+        super().__init__(info, config.copies)
+        self._fill = Filler(
+            Copies(train, info.train_size) if config.copies > 1 else train, val, config.on_bad_image == "skip"
+        )
+        self._config = config
+        self._mean, self._std = tuple(mean), tuple(std)
+        self._on_device: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._workers = loader_workers(config) if ring.available() else 0
+        self._rings: list[ring.Ring] = []
+        """Those that no read is using: one, unless reads overlap."""
+        self._most = self._workers
+        self._epoch = 0
+        self._reads: list[process_count.Read] = []
+        """Of the epoch that is under way."""
+
+    def read_train(self, batches: Sequence[sampling.Indices], epoch: Epoch) -> Iterator[Batch]:
+        augmented = dataclasses.replace(epoch, policy=policy_of(self._config)) if self._config.augment else None
+        size = train_image_size(self._config, self.info.image_size, epoch.number)
+        if epoch.number != self._epoch:
+            self._tune()
+            self._epoch = epoch.number
+        return self._read(Job(False, augmented), batches, size)
+
+    def read_val(self, batches: Sequence[sampling.Indices]) -> Iterator[Batch]:
+        return self._read(Job(True, None), batches, self._config.val_image_size or self.info.image_size)
+
+    def finish(self, images: torch.Tensor) -> torch.Tensor:
+        mean, std = self._statistics(images.device)
+        # Channels-last in memory, as the bytes lie.
+        return images.float().sub_(mean).div_(std).permute(0, 3, 1, 2)
+
+    def _statistics(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        """Mean and deviation in bytes' units. Made once: to bring them to a device the host waits for it."""
+        if device not in self._on_device:
+            with torch.inference_mode(False):  # training uses them after validation
+                mean, std = (torch.tensor(v, device=device) * 255 for v in (self._mean, self._std))
+            self._on_device[device] = mean, std
+        return self._on_device[device]
+
+    @property
+    def processes(self) -> int:
+        return self._workers
+
+    def _tune(self) -> None:
+        """An epoch has ended: what its reads cost decides how many processes the next one has."""
+        if self._config.loader_workers == AUTO and self._reads:
+            self._workers = process_count.enough(self._reads, self._workers, self._most)
+        self._reads.clear()
+
+    def close(self) -> None:
+        while self._rings:
+            self._rings.pop().close()
+
+    def _read(self, job: Job, batches: Sequence[sampling.Indices], size: int) -> Iterator[Batch]:
+        if not batches:
+            return
+        read = self._read_in_ring if self._workers else self._read_here
+        part = self.info.val_size if job.validation else self.info.train_size
+        images = self._fill.val if job.validation else self._fill.train
+        coming = read(job, batches, size)
+        for indices in batches:
+            pixels, bad = next(coming)
+            sources: list[int | None] = list(range(len(indices)))
+            for place, source, message in bad:
+                sources[place] = source
+                self.note_bad(job.validation, int(indices[place]) % part, message)  # a copy of an image is that image
+            kept = [source for source in sources if source is not None]
+            if len(kept) < len(indices):
+                pixels = pixels[[place for place, source in enumerate(sources) if source is not None]]
+            if kept:
+                yield pixels, torch.from_numpy(images.labels(indices[kept]))
+            del pixels  # or its slot would be held while the next batch is waited for
+        for _ in coming:  # to its end, for there it is noted what the batches cost
+            raise RuntimeError(f"there is one batch for each that was asked; got more than {len(batches)}")
+
+    def _read_here(
+        self, job: Job, batches: Sequence[sampling.Indices], size: int
+    ) -> Iterator[tuple[torch.Tensor, list[ring.Bad]]]:
+        keep_freed_memory()
+        coming = reading_ahead.Coming(batches)
+        for indices in batches:
+            pixels = torch.empty((len(indices), size, size, 3), dtype=torch.uint8)
+            bad: list[ring.Bad] = []
+            for first in range(0, len(indices), reading_ahead.MOST):
+                places = range(first, min(first + reading_ahead.MOST, len(indices)))
+                bad += self._fill(job, indices, pixels, places, coming.take(len(places), len(places)))
+            yield pixels, bad
+
+    def _read_in_ring(
+        self, job: Job, batches: Sequence[sampling.Indices], size: int
+    ) -> Iterator[tuple[torch.Tensor, list[ring.Bad]]]:
+        largest = max(map(len, batches))
+        taken = self._rings.pop() if self._rings else None
+        if taken is None or taken.workers != self._workers or not taken.slots.fit(largest, size):
+            if taken is not None:
+                taken.close()
+            # Validation takes two micro-batches at once, epochs have sizes of their own. Page-locked slots are in
+            # memory at once (eight of 2 × 256 images of 224 pixels: 0.6 GB), others as they are written to: all of it
+            # after the first validation.
+            side, config = max(self.info.image_size, *self.info.other_sizes, size), self._config
+            taken = ring.Ring(self._fill, self._workers, 2 * largest, side, config.loader_slots, config.pin_memory)
+        read = taken.read(job, batches, size)
+        try:
+            yield from process_count.timed(read, lambda: taken.busy_s, self._reads.append)
+        finally:
+            read.close()
+            if taken.open and not self._rings:
+                self._rings.append(taken)
+            else:
+                taken.close()

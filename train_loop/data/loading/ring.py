@@ -1,0 +1,359 @@
+"""A ring of batch slots in shared memory, and the loader processes that write images into them.
+
+    this process ── Task (slot, places) ──▶ one socket that all loader processes take from
+         ▲                                          │ decode, resize, write into the slot
+         └───────── Answer (batch, bad images) ◀────┘
+
+Pixels never cross a pipe: a batch is a view of its slot, and the slot is used again when the last tensor on it is
+gone. No lock and no semaphore is shared, so a process that is killed at any moment leaves none of them locked:
+the sockets keep whole messages (SOCK_SEQPACKET). The memory has no name (memfd): it goes with the last process that
+maps it, however those end, and loader processes end when their socket does, so after their parent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import mmap
+import multiprocessing
+import os
+import pickle
+import select
+import signal
+import socket
+import time
+import traceback
+import weakref
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from multiprocessing import reduction, util
+from multiprocessing.context import BaseContext
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from bigbatch.train_loop.data.loading.malloc import keep_freed_memory
+from bigbatch.train_loop.data.loading.read_ahead import MOST_AHEAD, Coming, Depth, Indices
+from bigbatch.train_loop.data.loading.slot_count import AUTO, memory_a_rank, slot_count
+from bigbatch.train_loop.errors import ImageError, LoaderError
+
+HELD_BACK = 2
+"""Slots that the consumer cannot hold: what it keeps beyond the others is copied, so nothing ever waits for it."""
+IMAGES_AHEAD = 16
+"""A process, in all slots: enough that it does not wait while a small batch is consumed."""
+TASK_IMAGES = 16
+TASKS_A_BATCH = 32
+QUEUED = 128
+"""Tasks that wait, at most: they must fit a socket's buffer, or sender and receiver would wait for each other."""
+MESSAGE_BYTES = 1 << 18
+PAGE = mmap.PAGESIZE
+
+Bad = tuple[int, int | None, str]
+"""An image that could not be read: its place in the batch, the place whose image stands there now, why."""
+Fill = Callable[[Any, Indices, torch.Tensor, range, Indices], list[Bad]]
+"""Writes the images of some places: what is read (a job), the batch's indices, its pixels, the places, and the indices
+of images to ask the system for."""
+
+
+def available() -> bool:
+    return hasattr(os, "memfd_create") and hasattr(socket, "SOCK_SEQPACKET")
+
+
+@dataclass(frozen=True)
+class Task:
+    """Places ``first`` to ``last`` of a batch; its indices lie in the slot before its pixels.
+
+    A task is short however large the batch is: all that are queued must fit the socket's buffer.
+    """
+
+    batch: int
+    slot: int
+    images: int
+    first: int
+    last: int
+    size: int
+    """Pixels a side."""
+    ahead: tuple[int, int]
+    """Where, of those in the slot, the indices lie that this task asks the system for."""
+    job: Any
+
+
+class Slots:
+    """The shared memory: a page with the number of the oldest batch that is wanted, then the slots."""
+
+    def __init__(self, count: int, images: int, image_bytes: int, descriptor: int | None = None) -> None:
+        self.count, self.images, self.image_bytes = count, images, image_bytes
+        self._index_bytes = _index_bytes(images)
+        self.slot_bytes = slot_bytes(images, image_bytes)
+        self.bytes = PAGE + count * self.slot_bytes
+        if descriptor is None:
+            descriptor = os.memfd_create("bigbatch-loader", os.MFD_CLOEXEC)
+            os.ftruncate(descriptor, self.bytes)
+        self._descriptor = descriptor
+        weakref.finalize(self, os.close, descriptor)
+        self.map = mmap.mmap(descriptor, self.bytes)
+        self.oldest = np.frombuffer(self.map, np.int64, 1)
+
+    def __reduce__(self) -> Any:
+        # The descriptor travels beside the pickle of a process that is being started.
+        return _attach, (self.count, self.images, self.image_bytes, reduction.DupFd(self._descriptor))
+
+    def indices(self, slot: int, images: int) -> Indices:
+        return np.frombuffer(self.map, np.int64, images, self._begin(slot))
+
+    def ahead(self, slot: int) -> Indices:
+        """Of images that are read later, by whichever process: asked for by the slot's tasks."""
+        return np.frombuffer(self.map, np.int64, MOST_AHEAD * self.images, self._begin(slot) + 8 * self.images)
+
+    def pixels(self, slot: int, images: int, size: int) -> npt.NDArray[np.uint8]:
+        """``[images, size, size, 3]``."""
+        begin = self._begin(slot) + self._index_bytes
+        return np.frombuffer(self.map, np.uint8, images * size * size * 3, begin).reshape(images, size, size, 3)
+
+    def _begin(self, slot: int) -> int:
+        return PAGE + slot * self.slot_bytes
+
+    def fit(self, images: int, size: int) -> bool:
+        return images <= self.images and images * size * size * 3 <= self.images * self.image_bytes
+
+
+def _attach(count: int, images: int, image_bytes: int, descriptor: Any) -> Slots:
+    return Slots(count, images, image_bytes, descriptor.detach())
+
+
+def slot_bytes(images: int, image_bytes: int) -> int:
+    return _index_bytes(images) + _whole_pages(images * image_bytes)
+
+
+def _index_bytes(images: int) -> int:
+    return _whole_pages(8 * (1 + MOST_AHEAD) * images)
+
+
+def _whole_pages(size: int) -> int:
+    return -(-size // PAGE) * PAGE
+
+
+class Ring:
+    """Loader processes and their slots, for as many epochs as they are wanted. One ``read`` at a time.
+
+    Args:
+        fill: called in the loader processes; goes there by fork or pickle.
+        images: of a batch, at most.
+        slots: as many as there is memory for; 0 takes as many as are good, see ``slot_count``.
+        pin: page-lock the slots where CUDA is in use.
+        context: how processes start; default: as ``multiprocessing`` is set.
+    """
+
+    def __init__(
+        self,
+        fill: Fill,
+        workers: int,
+        images: int,
+        size: int,
+        slots: int = AUTO,
+        pin: bool = False,
+        context: BaseContext | None = None,
+    ) -> None:
+        context = context or multiprocessing.get_context()
+        needed, image_bytes = HELD_BACK + -(-IMAGES_AHEAD * workers // images), size * size * 3
+        count = slot_count(slots, needed, slot_bytes(images, image_bytes), memory_a_rank())
+        self.workers = workers
+        self.slots = Slots(count, images, image_bytes)
+        self._free = deque(range(self.slots.count))
+        self._queued = 0
+        self._next = 0
+        self._left: dict[int, int] = {}
+        """Of each batch that was sent, the tasks that are not answered."""
+        self._bad: dict[int, list[Bad]] = {}
+        self.busy_s = 0.0
+        """Wall time that processes have worked on tasks, summed over them."""
+        self.given = self.copied = 0
+        """Batches so far, and those of them that were copied because the consumer held too many slots."""
+        self._depth = Depth(workers)
+        self._tasks, task_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._results, result_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        for end in (self._tasks, result_end):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MESSAGE_BYTES)
+        # A forked child has this process's ends too: if it kept them, it would not see this process end.
+        ours = (self._tasks, self._results) if context.get_start_method() == "fork" else ()
+        self.processes: list[BaseProcess] = []
+        # Before multiprocessing's own exit handler, which asks with SIGTERM and then waits.
+        arguments = (self.processes, self._tasks, self._results)
+        self._close = util.Finalize(self, _shut_down, arguments, exitpriority=10)
+        try:
+            for number in range(workers):
+                work = (fill, self.slots, task_end, result_end, ours)
+                process = context.Process(target=_work, args=work, name=f"loader {number}", daemon=True)  # type: ignore[attr-defined]
+                process.start()
+                self.processes.append(process)
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            task_end.close()
+            result_end.close()
+        self._poll = select.poll()
+        for descriptor in (self._results.fileno(), *(process.sentinel for process in self.processes)):
+            self._poll.register(descriptor, select.POLLIN)
+        if pin:
+            _pin(self.slots)
+
+    @property
+    def open(self) -> bool:
+        return self._close.still_active()
+
+    def close(self) -> None:
+        """End the processes. Batches that are still held stay valid."""
+        self._close()
+
+    def read(
+        self, job: Any, batches: Sequence[Indices], size: int
+    ) -> Generator[tuple[torch.Tensor, list[Bad]], None, None]:
+        """Each batch's pixels, uint8 ``[N, size, size, 3]``, and its bad images, in order.
+
+        Raises LoaderError naming a process that ended, ImageError as ``fill`` does.
+        """
+        begin, sent, coming = self._next, 0, Coming(batches)
+        self._next += len(batches)
+        slot_of: dict[int, int] = {}
+        try:
+            for number, indices in enumerate(batches, begin):
+                while self._left.get(number, 1):
+                    while sent < len(batches) and self._free and self._queued < QUEUED:
+                        slot_of[begin + sent] = self._send(begin + sent, batches[sent], size, job, coming)
+                        sent += 1
+                    self._receive()
+                del self._left[number]
+                # Without a name: the slot is free once the consumer has let go of it.
+                yield self._view(slot_of.pop(number), len(indices), size), sorted(self._bad.pop(number))
+        finally:
+            if self.open:
+                self._cancel(slot_of)
+
+    def _send(self, number: int, indices: Indices, size: int, job: Any, coming: Coming) -> int:
+        slot = self._free.popleft()
+        self.slots.indices(slot, len(indices))[:] = indices
+        # Small enough that all processes share a batch, not more than a batch needs.
+        step = max(min(TASK_IMAGES, -(-len(indices) // (2 * self.workers))), -(-len(indices) // TASKS_A_BATCH))
+        firsts, ahead, asked = range(0, len(indices), step), self.slots.ahead(slot), 0
+        self._left[number], self._bad[number] = len(firsts), []
+        for first in firsts:
+            last = min(first + step, len(indices))
+            found = coming.take(last - first, self.workers * self._depth.images)
+            ahead[asked : asked + len(found)] = found
+            task = Task(number, slot, len(indices), first, last, size, (asked, asked + len(found)), job)
+            asked += len(found)
+            try:
+                self._tasks.send(pickle.dumps(task))
+            except ConnectionError:  # nobody is left to take it
+                raise self._end_of(self.processes) from None
+        self._queued += len(firsts)
+        return slot
+
+    def _receive(self) -> None:
+        """Wait for one answer at least."""
+        results = self._results.fileno()
+        ready = dict(self._poll.poll())
+        message = self._results.recv(MESSAGE_BYTES) if results in ready else b""
+        if not message:  # some have ended; where all have, the socket is at its end too
+            raise self._end_of([p for p in self.processes if p.sentinel in ready] or self.processes)
+        batch, bad, error, waited_s, seconds = pickle.loads(message)
+        self.busy_s += seconds
+        self._depth.note(waited_s, seconds)
+        self._queued -= 1
+        self._left[batch] -= 1
+        self._bad[batch] += bad
+        if error is not None:
+            raise error
+
+    def _end_of(self, processes: Sequence[BaseProcess]) -> LoaderError:
+        """Close, and name the first of ``processes`` that has ended or, its sockets closed, is about to."""
+        for process in processes:
+            process.join(1.0)
+        process = next((p for p in processes if p.exitcode is not None), processes[0])
+        code = process.exitcode or 0
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        self.close()
+        return LoaderError(
+            f"{process.name} (process {process.pid}) {how}. Too little memory is the usual reason: "
+            "give the job more, or write a smaller data.loader_workers."
+        )
+
+    def _view(self, slot: int, images: int, size: int) -> torch.Tensor:
+        pixels = self.slots.pixels(slot, images, size)
+        self.given += 1
+        if len(self._free) + len(self._left) < HELD_BACK:
+            self.copied += 1
+            self._free.append(slot)  # nothing is sent before the copy is made
+            return torch.from_numpy(pixels.copy())
+        # The tensor's storage holds the array, and the array's end frees the slot, in whatever thread.
+        weakref.finalize(pixels, self._free.append, slot).atexit = False
+        return torch.from_numpy(pixels)
+
+    def _cancel(self, slot_of: dict[int, int]) -> None:
+        """After a read that was left early: processes pass over what they have not begun."""
+        self.slots.oldest[0] = self._next
+        while self._queued:
+            with contextlib.suppress(ImageError):
+                self._receive()
+        self._left.clear()
+        self._bad.clear()
+        self._free.extend(slot_of.values())
+
+
+def _shut_down(processes: list[BaseProcess], *ends: socket.socket) -> None:
+    for end in ends:
+        end.close()
+    for process in processes:
+        process.kill()  # they only read files
+    for process in processes:
+        process.join(5.0)
+
+
+def _pin(slots: Slots) -> None:
+    """Tell CUDA of the slots, so that copies to the device need not wait; where it will not, they are copied twice."""
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        address, cudart = np.frombuffer(slots.map, np.uint8).ctypes.data, torch.cuda.cudart()
+        if int(cudart.cudaHostRegister(address, slots.bytes, 0)) == 0:
+            weakref.finalize(slots.map, cudart.cudaHostUnregister, address).atexit = False
+
+
+# --- in a loader process ---
+
+
+def _work(
+    fill: Fill, slots: Slots, tasks: socket.socket, results: socket.socket, parents: Sequence[socket.socket]
+) -> None:
+    for end in parents:
+        end.close()
+    # A terminal and Slurm signal all processes; the trainer answers, and needs batches until its checkpoint is written.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    gc.freeze()  # what torch has brought along is never garbage, and need not be looked through again and again
+    with contextlib.suppress(ConnectionError):  # the parent has ended
+        while message := tasks.recv(MESSAGE_BYTES):
+            results.send(_answer(fill, slots, pickle.loads(message)))
+
+
+def _answer(fill: Fill, slots: Slots, task: Task) -> bytes:
+    bad: list[Bad] = []
+    error: Exception | None = None
+    began, computed = time.perf_counter(), time.thread_time()
+    try:
+        if task.batch >= slots.oldest[0]:
+            pixels = torch.from_numpy(slots.pixels(task.slot, task.images, task.size))
+            indices = slots.indices(task.slot, task.images)
+            ahead = slots.ahead(task.slot)[slice(*task.ahead)]
+            bad = fill(task.job, indices, pixels, range(task.first, task.last), ahead)
+    except ImageError as found:
+        error = found
+    except Exception:
+        error = LoaderError(f"a loader process failed (process {os.getpid()}):\n{traceback.format_exc(limit=8)}")
+    seconds = time.perf_counter() - began
+    return pickle.dumps((task.batch, bad, error, seconds - (time.thread_time() - computed), seconds))

@@ -1,0 +1,64 @@
+"""Batches to the device, on a stream of their own, so that copying overlaps with computing."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import torch
+
+from bigbatch.train_loop.config import DataConfig
+from bigbatch.train_loop.data.source import Batch
+
+COPIES_AHEAD = 2
+
+
+class Uploader:
+    """Copies batches to ``device``; on a CPU it hands them through.
+
+    A loader writes into a batch's memory again once nobody holds the batch. So each copy that runs by itself has an
+    event behind it, and its batch is held here until the event has come; a copy without one has ended when the call
+    returns.
+
+    - ``non_blocking`` and ``pin_memory``: the copy runs on a stream of its own, beside the steps that are still being
+      computed: the host is ahead of the device, so asking for a batch when the host needs it is early enough, and no
+      batch is asked for before the loader has it.
+    - ``non_blocking`` alone: the copy takes its turn on the current stream; the host goes on when the driver lets it.
+    - neither: the host waits for the copy, and with it for all that was computed before.
+    """
+
+    def __init__(self, device: torch.device, config: DataConfig) -> None:
+        self._device, self._pin, self._non_blocking = device, config.pin_memory, config.non_blocking
+        overlaps = device.type == "cuda" and config.pin_memory and config.non_blocking
+        self._stream = torch.cuda.Stream(device) if overlaps else None
+        self._copied_from: deque[tuple[torch.cuda.Event, Batch]] = deque()
+
+    def __call__(self, batch: Batch) -> Batch:
+        """The same images and labels on the device, to be used on the current stream."""
+        if self._device.type != "cuda":
+            return self._copy(batch)
+        if self._pin:
+            batch = _pinned(batch[0]), _pinned(batch[1])
+        if not self._non_blocking:
+            return self._copy(batch)
+        while len(self._copied_from) >= COPIES_AHEAD:
+            self._copied_from[0][0].synchronize()
+            self._copied_from.popleft()  # not before: the batch is let go with it
+        current = torch.cuda.current_stream(self._device)
+        lane = current if self._stream is None else self._stream
+        with torch.cuda.stream(lane):
+            there = self._copy(batch)
+            copied = lane.record_event()
+        self._copied_from.append((copied, batch))
+        if self._stream is not None:
+            current.wait_event(copied)
+            for tensor in there:
+                tensor.record_stream(current)  # its memory belongs to the other stream
+        return there
+
+    def _copy(self, batch: Batch) -> Batch:
+        images, labels = (tensor.to(self._device, non_blocking=self._non_blocking) for tensor in batch)
+        return images, labels
+
+
+def _pinned(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if tensor.is_pinned() else tensor.pin_memory()

@@ -1,0 +1,116 @@
+"""Packed data sets (``bigbatch pack``): records read by their place in a shard, crops decoded, bytes to the device."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from bigbatch.train_loop.config import DataConfig
+from bigbatch.train_loop.data import sampling
+from bigbatch.train_loop.data.info import SMALL_IMAGE_SIZE, DataInfo
+from bigbatch.train_loop.data.loading.loader import Images, LoadedSource, Write
+from bigbatch.train_loop.data.packed.records import PackedFiles
+from bigbatch.train_loop.data.pixels import crops, jpeg
+from bigbatch.train_loop.data.pixels.decode import cut_crop, decode_box, write_crop
+from bigbatch.train_loop.data.sets.subset import subset_rows
+from bigbatch.train_loop.errors import ImageError
+
+T = TypeVar("T")
+HELD_BYTES = 1 << 20
+"""Larger files are read as they are written, for several are open at once."""
+SHIFT = 1 / 8
+"""Of the side: how far small images are moved, 4 pixels of CIFAR's 32 (He et al. 2016, §4.2)."""
+
+
+def open_packed(config: DataConfig, info: DataInfo, path: str) -> LoadedSource:
+    """From ``path``, which may be a copy of ``info.path``."""
+    files = PackedFiles(path)
+    packed = files.info
+    train = np.arange(packed.train_size, dtype=np.int64)
+    if config.subset < 1:
+        train = subset_rows(files.labels(train), config.subset)
+    val = packed.train_size + np.arange(packed.val_size, dtype=np.int64)
+    small = packed.largest_side <= SMALL_IMAGE_SIZE
+    # Photographs as an image folder does, so that runs on either compare.
+    mean, std = (packed.mean, packed.std) if small else (crops.MEAN, crops.STD)
+    return LoadedSource(config, info, PackedImages(files, train, small), PackedImages(files, val, small), mean, std)
+
+
+class PackedImages(Images):
+    """Index i is record ``records[i]``."""
+
+    def __init__(self, files: PackedFiles, records: sampling.Indices, small: bool) -> None:
+        self._files, self._records, self._small = files, records, small
+
+    def labels(self, indices: sampling.Indices) -> npt.NDArray[np.int64]:
+        return self._files.labels(self._records[indices])
+
+    def read_ahead(self, indices: sampling.Indices) -> None:
+        self._files.read_ahead(self._records[indices])
+
+    def open_plain(self, index: int) -> Write:
+        return self._open(int(self._records[index]), self._plain)
+
+    def open_random(self, index: int, draws: random.Random) -> Write:
+        return self._open(int(self._records[index]), lambda record, data: self._random(record, data, draws))
+
+    def _open(self, record: int, begin: Callable[[int, bytes], Write]) -> Write:
+        if self._files.bytes_of(record) <= HELD_BYTES:
+            return begin(record, self._read(record))
+        return lambda out: begin(record, self._read(record))(out)
+
+    def _read(self, record: int) -> bytes:
+        data = self._files.read(record)
+        self._files.check_once(record, data)
+        return data
+
+    def _plain(self, record: int, data: bytes) -> Write:
+        width, height = self._files.size(record)
+        if self._small:
+            return self._crop(record, data, (0, 0, width, height))
+
+        def write(out: torch.Tensor) -> None:
+            size = out.shape[0]
+            image = decode_box(data, crops.central_box(width, height, size), size)
+            out.copy_(torch.from_numpy(np.array(image)))
+
+        return lambda out: self._named(record, write, out)
+
+    def _random(self, record: int, data: bytes, draws: random.Random) -> Write:
+        width, height = self._files.size(record)
+        if self._small:
+            whole = self._crop(record, data, (0, 0, width, height))
+            return lambda out: _shift(whole, draws, out)
+        return self._crop(record, data, crops.random_box(width, height, draws))
+
+    def _crop(self, record: int, data: bytes, box: jpeg.Box) -> Write:
+        """What is not under the box is let go at once."""
+        part, place = self._named(record, cut_crop, data, box)
+        return lambda out: self._named(record, write_crop, part, place, out)
+
+    def _named(self, record: int, step: Callable[..., T], *arguments: Any) -> T:
+        """``step(*arguments)``; what it raises becomes an ImageError that names the record."""
+        try:
+            return step(*arguments)
+        except Exception as error:  # Pillow and torchvision raise many
+            intact = self._files.is_intact(record, self._files.read(record))
+            reason = error if intact else "its bytes have changed (CRC-32)"
+            raise ImageError(f"cannot decode {self._files.where(record)}: {reason}. Pack it again.") from None
+
+
+def _shift(write_whole: Write, draws: random.Random, out: torch.Tensor) -> None:
+    """Moved by up to an eighth, black where nothing comes in."""
+    size = out.shape[0]
+    reach = round(size * SHIFT)
+    whole = torch.empty_like(out)
+    write_whole(whole)
+    right, down = draws.randint(-reach, reach), draws.randint(-reach, reach)
+    out.zero_()
+    out[max(down, 0) : size + min(down, 0), max(right, 0) : size + min(right, 0)] = whole[
+        max(-down, 0) : size - max(down, 0), max(-right, 0) : size - max(right, 0)
+    ]

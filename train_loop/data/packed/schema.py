@@ -1,0 +1,169 @@
+"""The files of a packed data set: what is written where. Arrow IPC files, no torch.
+
+    index.arrow              a row an image, training first; written last: without it the folder is no data set
+    train-00000.arrow, …     shards: the images and, beside them, what the index says of them
+    val-00000.arrow, …
+    rejected.parquet         images that could not be stored, with the reason
+
+The index's schema metadata has the key ``bigbatch``: a JSON object, see ``PackedInfo``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import zlib
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from bigbatch.train_loop.config import ConfigError
+
+FORMAT = 1
+INDEX = "index.arrow"
+REJECTED = "rejected.parquet"
+METADATA_KEY = b"bigbatch"
+CRC_KEY = b"bigbatch-crc32"
+PARTS = ("train", "val")
+
+IMAGE_FIELDS = [
+    pa.field("key", pa.string()),  # the image's name in the source
+    pa.field("label", pa.int32()),
+    pa.field("height", pa.int32()),  # pixels, as stored
+    pa.field("width", pa.int32()),
+    pa.field("crc32", pa.uint32()),  # of the image's bytes
+]
+SHARD_SCHEMA = pa.schema([pa.field("image", pa.large_binary()), *IMAGE_FIELDS])
+INDEX_SCHEMA = pa.schema(
+    [
+        pa.field("shard", pa.int32()),  # number in PackedInfo.shards
+        pa.field("offset", pa.int64()),  # of the image's bytes in the shard's file
+        pa.field("bytes", pa.int32()),
+        *IMAGE_FIELDS,
+    ]
+)
+
+
+@dataclass(frozen=True)
+class ShardInfo:
+    """A shard's file."""
+
+    file: str
+    part: str
+    images: int
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class PackedInfo:
+    """What the index says of the whole."""
+
+    format: int
+    source: str
+    """The packed folder's or file's name."""
+    kind: str
+    fingerprint: str
+    """Of the source: names, labels, sizes."""
+    profile: dict[str, Any]
+    class_names: tuple[str, ...]
+    train_size: int
+    val_size: int
+    rejected: int
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    """Of the training images' red, green and blue, 0 to 1."""
+    largest_side: int
+    """Pixels, of all stored images."""
+    shards: tuple[ShardInfo, ...]
+
+    def to_json(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+    @staticmethod
+    def from_json(text: bytes) -> PackedInfo:
+        values = json.loads(text)
+        shards = tuple(ShardInfo(**shard) for shard in values.pop("shards"))
+        names, mean, std = (tuple(values.pop(key)) for key in ("class_names", "mean", "std"))
+        return PackedInfo(class_names=names, mean=mean, std=std, shards=shards, **values)
+
+
+def index_metadata(info: PackedInfo, columns: pa.RecordBatch) -> dict[bytes, bytes]:
+    """Of the index's schema: ``info``, and a checksum, as labels, places and ``info`` have no other."""
+    text = info.to_json()
+    return {METADATA_KEY: text, CRC_KEY: str(_index_crc32(text, columns)).encode()}
+
+
+def check_index(folder: str) -> None:
+    """Raise ConfigError where the index is not what was written. One from before it had a checksum passes."""
+    path = os.path.join(folder, INDEX)
+    try:
+        with pa.memory_map(path) as file:
+            reader = pa.ipc.open_file(file)
+            metadata, columns = reader.schema.metadata, reader.get_batch(0)
+            intact = columns.schema.names == INDEX_SCHEMA.names and (
+                CRC_KEY not in metadata or int(metadata[CRC_KEY]) == _index_crc32(metadata[METADATA_KEY], columns)
+            )
+    except (pa.ArrowException, OSError, ValueError, KeyError, TypeError):
+        intact = False
+    if not intact:
+        raise ConfigError(f"an index must be as it was packed; got other bytes (CRC-32) in {path}. Copy it again.")
+
+
+def _index_crc32(text: bytes, columns: pa.RecordBatch) -> int:
+    """Of the metadata and the columns' values, whatever the padding between them."""
+    crc = zlib.crc32(text)
+    for name in columns.schema.names:
+        column = columns.column(name)
+        if name == "key":
+            _, offsets, letters = column.buffers()
+            places = np.frombuffer(offsets, np.int32)[: len(column) + 1]
+            crc = zlib.crc32(memoryview(letters)[places[0] : places[-1]], zlib.crc32(places.data, crc))
+        else:
+            crc = zlib.crc32(column.to_numpy(), crc)
+    return crc
+
+
+def is_packed(folder: str) -> bool:
+    return os.path.isfile(os.path.join(folder, INDEX))
+
+
+def read_info(folder: str) -> PackedInfo:
+    """Raises ConfigError where the index cannot be read, is of another version, or a shard is not what it was."""
+    path = os.path.join(folder, INDEX)
+    try:
+        with pa.memory_map(path) as file:
+            info = PackedInfo.from_json(pa.ipc.open_file(file).schema.metadata[METADATA_KEY])
+    except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"a packed data set needs its index; got {path}: {error}. Pack it again.") from None
+    if info.format != FORMAT:
+        raise ConfigError(
+            f"this version reads packed format {FORMAT}; got {info.format!r} in {path}. Use the bigbatch that wrote it."
+        )
+    for part, count in (("train", info.train_size), ("val", info.val_size)):
+        if count < 1:
+            raise ConfigError(
+                f"a data set needs images to train and to validate; got none in {part} of {folder}. Pack it again."
+            )
+    for shard in info.shards:
+        file_path = os.path.join(folder, shard.file)
+        size = os.path.getsize(file_path) if os.path.exists(file_path) else None
+        if size != shard.bytes:
+            found = "no such file" if size is None else f"{size} bytes"
+            raise ConfigError(
+                f"a shard must be as it was packed, {shard.bytes} bytes; got {found} for {file_path}. "
+                "Copy or pack it again."
+            )
+    return info
+
+
+def file_sha256(path: str | Path) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(1 << 22):
+            digest.update(block)
+    return digest.hexdigest()

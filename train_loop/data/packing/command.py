@@ -1,0 +1,382 @@
+"""``bigbatch pack SRC DST``: images of any source as a few Arrow files that are read at the speed of the GPU.
+
+Everything is written into ``DST.packing`` and renamed to DST at the end: a pack that was killed never looks
+finished. A shard is the unit of work and of resuming; the same command again goes on where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import errno
+import fcntl
+import json
+import os
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from bigbatch.cluster.host.option_values import part
+from bigbatch.train_loop.config import ConfigError
+from bigbatch.train_loop.data.packed import schema as packed_format
+from bigbatch.train_loop.data.packing.convert import Profile, RejectedImage, convert
+from bigbatch.train_loop.data.packing.processes import PackFailed, write_shards
+from bigbatch.train_loop.data.packing.refusals import (
+    check_profile,
+    make_profile,
+    refuse_packed,
+    what_is_packed,
+)
+from bigbatch.train_loop.data.packing.shard import ShardTask
+from bigbatch.train_loop.data.packing.sources import Item, PackSource, find_source, read_entry
+from bigbatch.train_loop.host import disk_space
+from bigbatch.train_loop.host.command_line import (
+    INTERRUPTED,
+    WRONG_INPUT,
+    OneLineParser,
+    check_writable,
+)
+
+MIN_SHARD_BYTES, SHARDS_AT_LEAST = 16 << 20, 16
+"""A shard is a process's work, so small sources are cut finer than --shard-mb, whatever the machine has."""
+
+RESERVE = 1.1
+"""Of the estimated size, that must be free."""
+
+SAMPLE_RUNS, SAMPLE_RUN = 4, 8
+"""Images that the estimate is made from: so many together at so many places, as a Parquet row group is read at once."""
+
+ROW_BYTES = 90
+"""Of an image beside its bytes and twice its key, in shard and index together."""
+
+LINE_S = 30.0
+"""Seconds between progress lines in a file."""
+
+
+def parser() -> argparse.ArgumentParser:
+    p = OneLineParser(
+        prog="bigbatch pack",
+        usage="bigbatch pack SRC DST [options]\n       bigbatch pack --verify DST\n       bigbatch pack --info DST",
+        description="Pack images into a few Arrow files. SRC: an image folder, tars, Parquet or CIFAR-10's pickles.",
+        allow_abbrev=False,
+    )
+    add = p.add_argument
+    add("paths", nargs="+", metavar="SRC DST")
+    add("--profile", choices=("full", "fast"), help="full: original size; fast: resized (full)")
+    add("--short-side", type=int, metavar="PIXELS", help="of the fast profile (256)")
+    add("--quality", type=int, metavar="Q", help="of the fast profile; with --profile full of what is no JPEG (90)")
+    add("--workers", type=int, metavar="N", help="processes (default: the cores this one may use)")
+    add("--shard-mb", type=int, default=512, metavar="MB", help="of the source, a shard at most (512)")
+    add(
+        "--val-part",
+        type=part,
+        metavar="PART",
+        help="hold so much out, e.g. 10%%, where the source has no validation part",
+    )
+    add("--verify", action="store_true", help="check every shard and image of DST again")
+    add("--info", action="store_true", help="show what DST holds, and write contact_sheet.png there")
+    return p
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit codes: 0 done, 1 the pack or the check failed, 2 wrong input, 130 Ctrl-C."""
+    args = parser().parse_args(argv)
+    try:
+        if args.verify or args.info:
+            return _check(args)
+        if len(args.paths) != 2:
+            raise ConfigError(f"pack takes a source and a destination; got {' '.join(args.paths)!r}. Write SRC DST.")
+        return _pack(args)
+    except ConfigError as error:
+        print(f"bigbatch pack: error: {error}", file=sys.stderr)
+        return WRONG_INPUT
+    except PackFailed as error:
+        print(f"bigbatch pack: failed: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("bigbatch pack: interrupted; the same command goes on from the finished shards", file=sys.stderr)
+        return INTERRUPTED
+
+
+def _check(args: argparse.Namespace) -> int:
+    from bigbatch.train_loop.data.packing import verify
+
+    for option in ("--profile", "--short-side", "--quality", "--workers", "--val-part"):
+        if getattr(args, option[2:].replace("-", "_")) is not None:
+            raise ConfigError(f"--verify and --info read what is packed; got {option}. Leave it out.")
+    if len(args.paths) != 1:
+        raise ConfigError(f"--verify and --info take one packed folder; got {len(args.paths)} paths. Write DST alone.")
+    folder = os.path.abspath(args.paths[0])
+    if not packed_format.is_packed(folder):
+        raise ConfigError(f"a packed folder has an {packed_format.INDEX}; got none in {folder!r}. Check the path.")
+    shown = verify.show(folder) if args.info else 0
+    return verify.verify(folder) if args.verify else shown
+
+
+def _pack(args: argparse.Namespace) -> int:
+    workers = args.workers if args.workers is not None else len(os.sched_getaffinity(0))
+    for option, value, low, high in (
+        ("--workers", workers, 1, 1024),
+        ("--short-side", args.short_side, 16, 4096),
+        ("--quality", args.quality, 1, 100),
+        ("--shard-mb", args.shard_mb, 1, 1 << 16),
+    ):
+        if value is not None and not low <= value <= high:
+            raise ConfigError(f"{option} must be {low} to {high}; got {value}. Write a number in between.")
+    if args.val_part is not None and not 0 < args.val_part < 1:
+        raise ConfigError(f"--val-part must be above 0 and below 1; got {args.val_part:g}. Write e.g. --val-part 0.1.")
+    check_profile(args)
+    destination = Path(os.path.abspath(os.path.expanduser(args.paths[1])))
+    if destination.exists():
+        is_set = f", a packed set: {what_is_packed(destination)}" if packed_format.is_packed(str(destination)) else ""
+        raise ConfigError(
+            f"the destination must not exist; got {str(destination)!r}{is_set}. Write another or remove it."
+        )
+    check_writable("DST", destination.parent)
+    refuse_packed(args.paths[0])
+    source = find_source(args.paths[0], args.val_part)
+    profile = make_profile(args, source)
+    if profile.name == "full" and not profile.jpegtran:
+        print("no jpegtran found: JPEGs are encoded again with their own tables and sampling, not losslessly")
+    for line in disk_space.quota_lines():
+        print(line)
+    return pack(source, destination, profile, workers, args.shard_mb << 20)
+
+
+def pack(source: PackSource, destination: Path, profile: Profile, workers: int, shard_bytes: int) -> int:
+    """Pack ``source``; returns the exit code. Raises ConfigError before anything is written, else PackFailed."""
+    folder = destination.with_name(f"{destination.name}.packing")
+    tasks = _tasks(source, folder, profile, shard_bytes)
+    check_room(folder.parent, [task for task in tasks if not task.note.exists()])
+    folder.mkdir(parents=True, exist_ok=True)
+    with _only_one(folder):
+        _same_plan(folder, source, profile, shard_bytes)
+        try:
+            _write_shards(tasks, workers)
+            rejected = _finish(folder, source, profile, tasks)
+            folder.replace(destination)
+        except OSError as error:
+            reason = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else str(error)
+            raise PackFailed(f"{reason}; the same command goes on from the finished shards in {folder}") from None
+        for name in ("plan.json", "lock", *(task.note.name for task in tasks)):
+            (destination / name).unlink()
+    stored = len(source.train) + len(source.val) - rejected
+    print(f"packed {stored} images of {len(source.class_names)} classes into {destination}")
+    if rejected:
+        print(f"rejected {rejected} images: see {destination / packed_format.REJECTED}")
+    return 0
+
+
+def check_room(parent: Path, tasks: Sequence[ShardTask]) -> None:
+    """Raise ConfigError where bytes or inodes would not suffice for the shards that are still to be written."""
+    left = disk_space.left_in(parent)
+    need = int(RESERVE * estimated_bytes(tasks))
+    if left.bytes is not None and need > left.bytes:
+        raise ConfigError(
+            f"packing needs about {disk_space.size(need)}; got {disk_space.size(left.bytes)} left in {parent} by "
+            f"{left.bytes_by}. Free some, write elsewhere, or use --profile fast."
+        )
+    inodes = 2 * len(tasks) + 5  # a note beside each shard while it is packed
+    if left.inodes is not None and left.inodes < inodes:
+        raise ConfigError(
+            f"packing needs {inodes} inodes; got {left.inodes} left in {parent} by {left.inodes_by}. Remove some files."
+        )
+
+
+def estimated_bytes(tasks: Sequence[ShardTask]) -> int:
+    """Of shards and index, from what becomes of some images: bytes a byte of the source depend on its format."""
+    items = [(item, task.profile) for task in tasks for item in task.items]
+    source = stored = 0
+    for run in np.linspace(0, max(len(items) - SAMPLE_RUN, 0), SAMPLE_RUNS).astype(int):
+        for item, profile in items[run : run + SAMPLE_RUN]:
+            with contextlib.suppress(RejectedImage, OSError):  # what cannot be read is said when its shard is written
+                data = read_entry(item.entry)
+                source += len(data)
+                stored += len(convert(data, profile).data)
+    images = sum(item.entry.size for item, _ in items) * stored / max(source, 1)
+    return int(images + sum(ROW_BYTES + 2 * len(item.entry.name) for item, _ in items))
+
+
+def _tasks(source: PackSource, folder: Path, profile: Profile, shard_bytes: int) -> list[ShardTask]:
+    total = sum(item.entry.size for items in (source.train, source.val) for item in items)
+    limit = min(shard_bytes, max(MIN_SHARD_BYTES, total // SHARDS_AT_LEAST))
+    tasks = []
+    for name, items in (("train", source.train), ("val", source.val)):
+        for number, chunk in enumerate(_chunks(items, limit)):
+            tasks.append(ShardTask(folder, f"{name}-{number:05d}.arrow", name, chunk, profile))
+    return tasks
+
+
+def _chunks(items: Sequence[Item], limit_bytes: int) -> Iterator[Sequence[Item]]:
+    start, held = 0, 0
+    for at, item in enumerate(items):
+        held += item.entry.size
+        if held >= limit_bytes or at + 1 == len(items):
+            yield items[start : at + 1]
+            start, held = at + 1, 0
+
+
+@contextlib.contextmanager
+def _only_one(folder: Path) -> Iterator[None]:
+    with open(folder / "lock", "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(f"one pack at a time; got another at work in {folder}. Wait for it.") from None
+        except OSError:  # a file system without locks
+            pass
+        yield
+
+
+def _same_plan(folder: Path, source: PackSource, profile: Profile, shard_bytes: int) -> None:
+    plan = {
+        "fingerprint": source.fingerprint(),
+        "profile": dataclasses.asdict(profile),
+        "shard_bytes": shard_bytes,
+    }
+    path = folder / "plan.json"
+    if not path.exists():
+        partial = folder / "plan.json.partial"
+        partial.write_text(json.dumps(plan))
+        partial.replace(path)
+    elif json.loads(path.read_text()) != plan:
+        raise ConfigError(
+            f"a pack goes on with the source and options that it began with; got others in {folder}. "
+            "Use those, or remove the folder."
+        )
+
+
+# --- the work ---
+
+
+def _write_shards(tasks: Sequence[ShardTask], workers: int) -> None:
+    open_tasks = [task for task in tasks if not task.note.exists()]
+    images = sum(len(task.items) for task in tasks)
+    done = images - sum(len(task.items) for task in open_tasks)
+    if done:
+        print(f"resuming: {done} of {images} images are packed")
+    with contextlib.closing(write_shards(open_tasks, workers)) as counts:
+        _show(counts, done, images)
+
+
+def _show(counts: Iterable[int], done: int, images: int) -> None:
+    """Images so far, rate, and time left by that rate: a line that is drawn anew on a terminal, else one now and then.
+
+    Args:
+        counts: images seen by this command; before it there were ``done``.
+    """
+    terminal = sys.stderr.isatty()
+    began = shown = time.monotonic()
+    seen = 0
+
+    def line(now: float) -> str:
+        rate = seen / max(now - began, 1e-9)
+        left = f"{_clock((images - done - seen) / rate)} left" if seen else "starting"
+        return f"{done + seen}/{images} images  {rate:.0f} images/s  {left}"
+
+    try:
+        for seen in counts:
+            now = time.monotonic()
+            if not seen:  # processes start
+                began = now
+            if terminal:
+                print(f"\r{line(now)}\033[K", end="", file=sys.stderr, flush=True)
+            elif now - shown >= LINE_S:
+                shown = now
+                print(line(now), file=sys.stderr, flush=True)
+    finally:
+        if terminal:
+            print(file=sys.stderr)  # what is said next begins a line
+    if not terminal:
+        print(line(time.monotonic()), file=sys.stderr)
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"
+
+
+def _utf8(text: str) -> str:
+    """A file's name as Arrow can store it: bytes that are no UTF-8 become ``?``."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def _finish(folder: Path, source: PackSource, profile: Profile, tasks: Sequence[ShardTask]) -> int:
+    """Rejections and, last, the index; returns how many images were rejected."""
+    notes = [json.loads(task.note.read_text()) for task in tasks]
+    rejected = [[_utf8(text) for text in row] for note in notes for row in note["rejected"]]
+    schema = pa.schema([(name, pa.string()) for name in ("part", "key", "reason")])
+    rows = [dict(zip(schema.names, row, strict=True)) for row in rejected]
+    pq.write_table(pa.Table.from_pylist(rows, schema), folder / packed_format.REJECTED)
+    shards = tuple(packed_format.ShardInfo(**note["shard"]) for note in notes)
+    sizes = {name: sum(s.images for s in shards if s.part == name) for name in packed_format.PARTS}
+    for name, size in sizes.items():
+        if size == 0:
+            raise PackFailed(f"no image of the {name} part could be stored; see {folder / packed_format.REJECTED}")
+    sums = np.sum([note["pixel_sums"] for note in notes if note["shard"]["part"] == "train"], axis=0) / sizes["train"]
+    mean, std = sums[:, 0], np.sqrt(np.maximum(sums[:, 1] - sums[:, 0] ** 2, 0))
+    info = packed_format.PackedInfo(
+        format=packed_format.FORMAT,
+        source=os.path.basename(source.path),
+        kind=source.kind,
+        fingerprint=source.fingerprint(),
+        profile={**dataclasses.asdict(profile), "jpegtran": profile.jpegtran is not None},
+        class_names=source.class_names,
+        train_size=sizes["train"],
+        val_size=sizes["val"],
+        rejected=len(rejected),
+        mean=tuple(mean.round(6).tolist()),
+        std=tuple(std.round(6).tolist()),
+        largest_side=max(note["largest_side"] for note in notes),
+        shards=shards,
+    )
+    _write_index(folder, info)
+    return len(rejected)
+
+
+def _write_index(folder: Path, info: packed_format.PackedInfo) -> None:
+    batches = [_shard_index(folder / shard.file, number) for number, shard in enumerate(info.shards)]
+    table = pa.Table.from_batches([batch for group in batches for batch in group], packed_format.INDEX_SCHEMA)
+    (columns,) = table.combine_chunks().to_batches()
+    columns = columns.replace_schema_metadata(packed_format.index_metadata(info, columns))
+    partial = folder / f"{packed_format.INDEX}.partial"
+    with open(partial, "wb") as file:
+        with pa.ipc.new_file(file, columns.schema) as writer:
+            writer.write_batch(columns)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(folder / packed_format.INDEX)
+
+
+def _shard_index(path: Path, number: int) -> list[pa.RecordBatch]:
+    """The shard's columns but the images, and where in the file each image lies."""
+    with pa.memory_map(str(path)) as file:
+        whole = file.read_buffer()
+        reader = pa.ipc.open_file(pa.BufferReader(whole))
+        found = []
+        for batch in (reader.get_batch(i) for i in range(reader.num_record_batches)):
+            _, offsets, data = batch.column("image").buffers()
+            starts = np.frombuffer(offsets, np.int64)[: len(batch) + 1]
+            columns = {
+                "shard": pa.array(np.full(len(batch), number, np.int32)),
+                "offset": pa.array(starts[:-1] + (data.address - whole.address)),
+                "bytes": pa.array(np.diff(starts).astype(np.int32)),
+            }
+            columns |= {field.name: batch.column(field.name) for field in packed_format.IMAGE_FIELDS}
+            found.append(pa.RecordBatch.from_pydict(columns, schema=packed_format.INDEX_SCHEMA))
+        # Copied out of the mapped file, which is closed now.
+        return pa.Table.from_batches(found, packed_format.INDEX_SCHEMA).take(_all(found)).to_batches()
+
+
+def _all(batches: Sequence[pa.RecordBatch]) -> pa.Array:
+    return pa.array(np.arange(sum(len(batch) for batch in batches)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,202 @@
+"""``bigbatch fetch NAME``: a public data set, downloaded where there is network, checked, packed, found by name.
+
+Compute nodes seldom have a network: run it once on a login node. The packed set lies in ``data_home()/NAME``, and
+``--data NAME`` finds it there.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import os
+import shutil
+import sys
+import tarfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from bigbatch.cluster.host.option_values import nearest
+from bigbatch.train_loop.config import ConfigError
+from bigbatch.train_loop.data.names import PACKED_BY_HAND, data_home, how_to_make_imagenet
+from bigbatch.train_loop.data.packing.command import PackFailed, pack
+from bigbatch.train_loop.data.packing.convert import Profile
+from bigbatch.train_loop.data.packing.sources import find_source
+from bigbatch.train_loop.host.command_line import (
+    INTERRUPTED,
+    WRONG_INPUT,
+    OneLineParser,
+    check_writable,
+)
+
+TIMEOUT_S = 30.0
+ARCHIVE = "archive"
+
+
+@dataclass(frozen=True)
+class PublicSet:
+    """An archive on the network."""
+
+    url: str
+    digest: str
+    """Name of the hash and its value, as published."""
+    bytes: int
+    """About; of the archive."""
+
+
+SETS = {
+    # Checksums: torchvision.datasets has the first two, FluxML's DLDatasets the third.
+    "cifar10": PublicSet(
+        "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz", "md5:c58f30108f718f92721af3b95e74349a", 170_498_071
+    ),
+    "imagenette": PublicSet(
+        "https://s3.amazonaws.com/fast-ai-imageclas/imagenette2-320.tgz",
+        "md5:3df6f0d01a2c9592104656642f5e78a3",
+        341_663_724,
+    ),
+    "imagewoof": PublicSet(
+        "https://s3.amazonaws.com/fast-ai-imageclas/imagewoof2-320.tgz",
+        "sha256:4e4905ed7643120daaf9bf3b2ef7f3a7e8396d9bdaf254a38c6f01f618b4973d",
+        340_000_000,
+    ),
+}
+
+
+class FetchFailed(RuntimeError):
+    """Nothing was fetched; the message says what to do."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit codes: 0 done, 1 it failed, 2 wrong input, 130 Ctrl-C."""
+    p = OneLineParser(prog="bigbatch fetch", description="Download a data set by name and pack it.")
+    p.add_argument("name", metavar="NAME", help=", ".join(SETS))
+    p.add_argument("--from", dest="archive", type=Path, metavar="FILE", help="the archive, where it is here already")
+    args = p.parse_args(argv)
+    try:
+        return fetch(args.name, args.archive)
+    except ConfigError as error:
+        print(f"bigbatch fetch: error: {error}", file=sys.stderr)
+        return WRONG_INPUT
+    except (FetchFailed, PackFailed) as error:
+        print(f"bigbatch fetch: failed: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("bigbatch fetch: interrupted", file=sys.stderr)
+        return INTERRUPTED
+
+
+def fetch(name: str, archive: Path | None) -> int:
+    """Fetch and pack a set; returns the exit code. Raises ConfigError, FetchFailed or PackFailed."""
+    if name == PACKED_BY_HAND:
+        raise ConfigError(f"NAME must be a data set that anyone may download; got {name!r}. {how_to_make_imagenet()}")
+    if name not in SETS:
+        near = nearest(name, SETS)
+        fix = f"Did you mean {near!r}?" if near else "Write one, or pack your own images."
+        raise ConfigError(f"NAME must be one of {', '.join(SETS)}; got {name!r}. {fix}")
+    target = data_home() / name
+    if target.exists():
+        raise ConfigError(f"{name} is here already; got {str(target)!r}. Use --data {name}, or remove that folder.")
+    check_writable("BIGBATCH_DATA", target)
+    if archive is not None:
+        check_digest(archive, SETS[name])  # before any folder is made
+    with _work_folder(target) as work:
+        path = archive or download(SETS[name], work / ARCHIVE)
+        if archive is None:
+            check_digest(path, SETS[name])
+            print(f"checked {SETS[name].digest}")
+        # Packed as they are: these images are small, and a second encoding would be theirs for good.
+        source = find_source(str(_unpacked(path, work)))
+        status = pack(source, target, Profile(), len(os.sched_getaffinity(0)), 512 << 20)
+        (work / ARCHIVE).unlink(missing_ok=True)
+    print(f"use it with: --data {name}")
+    return status
+
+
+@contextmanager
+def _work_folder(target: Path) -> Iterator[Path]:
+    """A folder beside ``target`` that is gone afterwards, with the folders above it that were made for it.
+
+    What stays after a failure: an archive that was downloaded whole, and the shards of which the message speaks.
+    """
+    work, packing = target.with_name(f"{target.name}.fetching"), target.with_name(f"{target.name}.packing")
+    made = [folder for folder in (target.parent, *target.parent.parents) if not folder.exists()]
+    go_on_later = packing.exists()
+    work.mkdir(parents=True, exist_ok=True)
+    try:
+        yield work
+    except PackFailed:
+        go_on_later = True
+        raise
+    finally:
+        if not go_on_later:
+            shutil.rmtree(packing, ignore_errors=True)
+        for path in work.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            elif path.name != ARCHIVE:
+                path.unlink()
+        for folder in (work, *made):
+            with suppress(OSError):  # not empty
+                folder.rmdir()
+
+
+def download(public: PublicSet, target: Path) -> Path:
+    """Download to ``target``; one that is there whole is kept. Raises FetchFailed where there is no network."""
+    if target.exists():
+        return target
+    partial = target.with_name(f"{target.name}.partial")
+    try:
+        with urllib.request.urlopen(public.url, timeout=TIMEOUT_S) as answer, open(partial, "wb") as file:
+            _copy(answer, file, int(answer.headers.get("Content-Length") or public.bytes))
+    except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
+        reason = getattr(error, "reason", error)
+        raise FetchFailed(
+            f"cannot download {public.url}: {reason}. Run it where there is a network (a login node), or bring the "
+            "file here and write --from FILE."
+        ) from None
+    except OSError as error:
+        raise FetchFailed(f"cannot write {partial}: {error.strerror}. Free some space or set BIGBATCH_DATA.") from None
+    partial.replace(target)
+    return target
+
+
+def _copy(answer: object, file: object, expected_bytes: int) -> None:
+    done, began, shown = 0, time.monotonic(), 0.0
+    while block := answer.read(1 << 20):  # type: ignore[attr-defined]
+        file.write(block)  # type: ignore[attr-defined]
+        done += len(block)
+        if time.monotonic() - shown > 1 and sys.stderr.isatty():
+            shown = time.monotonic()
+            rate = done / max(shown - began, 1e-9) / 1e6
+            print(f"\r{done / 1e6:.0f}/{expected_bytes / 1e6:.0f} MB  {rate:.1f} MB/s\033[K", end="", file=sys.stderr)
+    if sys.stderr.isatty():
+        print(file=sys.stderr)
+
+
+def check_digest(path: Path, public: PublicSet) -> None:
+    """Raises FetchFailed where the file is not the published one, and ConfigError where there is none."""
+    kind, _, expected = public.digest.partition(":")
+    try:
+        with open(path, "rb") as file:
+            found = hashlib.file_digest(file, lambda: hashlib.new(kind, usedforsecurity=False)).hexdigest()
+    except OSError as error:
+        raise ConfigError(f"--from must be a file that can be read; got {error}. Write another.") from None
+    if found != expected:
+        raise FetchFailed(f"{path} is not the published file: its {kind} is {found}, not {expected}. Remove it.")
+
+
+def _unpacked(archive: Path, work: Path) -> Path:
+    """CIFAR's eight files, or the archive as a plain tar: its images need no inodes."""
+    with tarfile.open(archive) as tar:
+        first = next(iter(tar))
+        if first.name.startswith("cifar-10-batches-py"):
+            tar.extractall(work, filter="data")
+            return work / "cifar-10-batches-py"
+    plain = work / "images.tar"
+    with gzip.open(archive) as source, open(plain, "wb") as file:
+        shutil.copyfileobj(source, file, 1 << 20)
+    return plain

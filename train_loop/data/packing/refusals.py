@@ -1,0 +1,70 @@
+"""What ``bigbatch pack`` refuses: options that would change nothing, and sources that are packed already."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from bigbatch.train_loop.config import ConfigError
+from bigbatch.train_loop.data.packed import schema
+from bigbatch.train_loop.data.packing.convert import Profile
+from bigbatch.train_loop.data.packing.sources import PackSource
+from bigbatch.train_loop.data.pixels.jpeg import jpegtran_path
+
+
+def check_profile(args: argparse.Namespace) -> None:
+    """Raise ConfigError for options of the fast profile without it: they would change nothing."""
+    if args.profile == "fast":
+        return
+    for option, value in (("--short-side", args.short_side), ("--quality", args.quality)):
+        if value is not None and (option == "--short-side" or args.profile is None):
+            whole = " --profile full sets it for images that are no JPEG." if option == "--quality" else ""
+            raise ConfigError(
+                f"{option} is an option of the fast profile; got {option} {value} without it. "
+                f"Write --profile fast {option} {value}, or leave {option} out.{whole}"
+            )
+
+
+def make_profile(args: argparse.Namespace, source: PackSource) -> Profile:
+    """How images are stored. Raises ConfigError for a quality that no image of the source would have."""
+    defaults = Profile()
+    name = args.profile or defaults.name
+    names = (item.entry.name.lower() for items in (source.train, source.val) for item in items)
+    if name == "full" and args.quality is not None and all(one.endswith((".jpg", ".jpeg")) for one in names):
+        raise ConfigError(
+            f"--profile full keeps JPEGs as they are; got --quality {args.quality} for a source of JPEGs alone. "
+            "Write --profile fast, or leave --quality out."
+        )
+    short_side = defaults.short_side if args.short_side is None else args.short_side
+    quality = defaults.quality if args.quality is None else args.quality
+    return Profile(name, short_side, quality, jpegtran_path() if name == "full" else None)
+
+
+def refuse_packed(path: str) -> None:
+    """Raise ConfigError where the source is what ``pack`` makes, or a file of it."""
+    source = Path(os.path.abspath(os.path.expanduser(path)))
+    for folder in (source, source.parent):
+        if schema.is_packed(str(folder)) and (folder == source or source.suffix == ".arrow"):
+            raise ConfigError(
+                f"the source must be images; got {path!r}, which is packed already: {what_is_packed(folder)}. "
+                f"Use it as it is (--data {folder}), see it (bigbatch pack --info {folder}), or pack the images "
+                "that it was made of."
+            )
+    if source.is_dir() and source.suffix == ".packing" and (source / "plan.json").exists():
+        raise ConfigError(
+            f"the source must be images; got {path!r}, a pack that has not ended. "
+            f"Give the command that began it once more: it goes on and makes {source.with_suffix('')}."
+        )
+
+
+def what_is_packed(folder: Path) -> str:
+    """In a few words."""
+    try:
+        info = schema.read_info(str(folder))
+    except ConfigError:
+        return "a damaged one"
+    return (
+        f"{info.train_size} training and {info.val_size} validation images of {len(info.class_names)} classes, "
+        f"profile {info.profile['name']}, made of {info.source!r}"
+    )

@@ -1,0 +1,96 @@
+"""One shard of a packed data set, written by one process: images read, converted, stored, renamed into place."""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from bigbatch.train_loop.data.packed import schema as packed_format
+from bigbatch.train_loop.data.packing.convert import Profile, RejectedImage, StoredImage, convert
+from bigbatch.train_loop.data.packing.sources import Item, read_entry
+
+BATCH_BYTES = 32 << 20
+"""Images a record batch: what a process holds in memory, twice."""
+
+Row = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class ShardTask:
+    """What one process has to do."""
+
+    folder: Path
+    file: str
+    part: str
+    items: Sequence[Item]
+    profile: Profile
+
+    @property
+    def note(self) -> Path:
+        """Written after the shard; where it is, the shard is done."""
+        return self.folder / f"{self.file}.json"
+
+
+def write_shard(task: ShardTask, count_image: Callable[[], None]) -> None:
+    """Write the shard and then its note. Raises OSError where the disk is full or the source is gone."""
+    rejected: list[tuple[str, str, str]] = []
+    sums, images, largest = np.zeros((3, 2)), 0, 0
+    target = task.folder / task.file
+    partial = target.with_name(f"{task.file}.partial")
+    metadata = {packed_format.METADATA_KEY: json.dumps({"part": task.part}).encode()}
+    schema = packed_format.SHARD_SCHEMA.with_metadata(metadata)
+    with open(partial, "wb") as file, pa.ipc.new_file(file, schema) as writer:
+        rows: list[Row] = []
+        waiting = 0
+        for item in task.items:
+            try:
+                stored = convert(read_entry(item.entry), task.profile)
+            except RejectedImage as reason:
+                rejected.append((task.part, item.entry.name, str(reason)))
+                count_image()
+                continue
+            rows.append(_row(item, stored))
+            sums += stored.pixel_sums
+            images, largest = images + 1, max(largest, stored.width, stored.height)
+            waiting += len(stored.data)
+            if waiting >= BATCH_BYTES:
+                writer.write_batch(_batch(rows, schema))
+                rows, waiting = [], 0
+            count_image()
+        if rows:
+            writer.write_batch(_batch(rows, schema))
+        writer.close()
+        file.flush()
+        os.fsync(file.fileno())
+    facts = {
+        "shard": vars(
+            packed_format.ShardInfo(
+                task.file, task.part, images, partial.stat().st_size, packed_format.file_sha256(partial)
+            )
+        ),
+        "rejected": rejected,
+        "pixel_sums": sums.tolist(),
+        "largest_side": largest,
+    }
+    partial.replace(target)
+    unfinished = task.note.with_name(f"{task.note.name}.partial")
+    unfinished.write_text(json.dumps(facts))
+    unfinished.replace(task.note)
+
+
+def _row(item: Item, stored: StoredImage) -> Row:
+    key = item.entry.name.encode(errors="surrogateescape").decode(errors="replace")
+    return (stored.data, key, item.label, stored.height, stored.width, zlib.crc32(stored.data))
+
+
+def _batch(rows: list[Row], schema: pa.Schema) -> pa.RecordBatch:
+    columns = [pa.array(column, field.type) for column, field in zip(zip(*rows, strict=True), schema, strict=True)]
+    return pa.record_batch(columns, schema=schema)

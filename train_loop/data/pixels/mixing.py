@@ -1,0 +1,112 @@
+"""Augmentation of whole batches on the device: random erasing, mixup, cutmix.
+
+What is drawn depends on (seed, epoch, step, micro-batch) alone, and comes in as a numpy generator: neither a resume
+nor the number of workers changes it.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from bigbatch.train_loop.config import DataConfig
+from bigbatch.train_loop.data import sampling
+
+ERASED_AREA = (0.02, 1 / 3)
+ERASED_RATIO = (0.3, 1 / 0.3)
+"""Part of the image, and width to height (Zhong et al. 2020, §3.2; torchvision's defaults)."""
+
+Rectangle = tuple[int, int, int, int]
+"""Upper, left, height, width; pixels."""
+
+
+def mixes(config: DataConfig) -> bool:
+    """Whether ``mix`` does anything."""
+    return config.augment and any((config.random_erasing, config.mixup_alpha, config.cutmix_alpha))
+
+
+def mix(
+    images: torch.Tensor, labels: torch.Tensor, num_classes: int, config: DataConfig, position: tuple[int, ...]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Erase and mix one micro-batch; with mixup and cutmix both on, each batch takes one of them, evenly.
+
+    Args:
+        images: float ``[N, 3, H, W]``, normalised: 0 is the mean colour.
+        labels: int64 ``[N]``.
+        position: seed, epoch, step, micro-batch.
+
+    Returns:
+        Images of the same shape, and labels, or float ``[N, num_classes]`` where images were mixed.
+    """
+    draws = np.random.default_rng([*position, sampling.MIXING])
+    height, width = images.shape[2:]
+    if config.random_erasing:
+        images = images.clone()
+        for image in images:
+            if draws.random() < config.random_erasing:
+                erase(image, draw_rectangle(height, width, draws))
+    alphas = [("mixup", config.mixup_alpha), ("cutmix", config.cutmix_alpha)]
+    chosen = [(name, alpha) for name, alpha in alphas if alpha]
+    if not chosen:
+        return images, labels
+    name, alpha = chosen[draws.integers(len(chosen))]
+    share = float(draws.beta(alpha, alpha))
+    if name == "mixup":
+        return mixup(images, labels, num_classes, share)
+    centre = int(draws.integers(height)), int(draws.integers(width))
+    return cutmix(images, labels, num_classes, centred_rectangle(height, width, share, centre))
+
+
+def draw_rectangle(height: int, width: int, draws: np.random.Generator) -> Rectangle | None:
+    """What random erasing takes away; None where ten draws did not fit."""
+    low, high = math.log(ERASED_RATIO[0]), math.log(ERASED_RATIO[1])
+    for _ in range(10):
+        area = height * width * draws.uniform(*ERASED_AREA)
+        ratio = math.exp(draws.uniform(low, high))
+        h, w = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if h < height and w < width:
+            return int(draws.integers(height - h + 1)), int(draws.integers(width - w + 1)), h, w
+    return None
+
+
+def erase(image: torch.Tensor, rectangle: Rectangle | None) -> None:
+    """In place, to 0."""
+    if rectangle:
+        upper, left, height, width = rectangle
+        image[:, upper : upper + height, left : left + width] = 0
+
+
+def mixup(
+    images: torch.Tensor, labels: torch.Tensor, num_classes: int, share: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``share`` of each image and the rest of the one before it (Zhang et al. 2018, eq. 1)."""
+    mixed = images.mul(share).add_(images.roll(1, 0), alpha=1 - share)
+    return mixed, _mixed_labels(labels, num_classes, share)
+
+
+def cutmix(
+    images: torch.Tensor, labels: torch.Tensor, num_classes: int, rectangle: Rectangle
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A rectangle of each image from the one before it; labels by area (Yun et al. 2019, §3.1)."""
+    upper, left, height, width = rectangle
+    rows, columns = slice(upper, upper + height), slice(left, left + width)
+    mixed = images.clone()
+    mixed[:, :, rows, columns] = images.roll(1, 0)[:, :, rows, columns]
+    share = 1 - height * width / (images.shape[2] * images.shape[3])
+    return mixed, _mixed_labels(labels, num_classes, share)
+
+
+def centred_rectangle(height: int, width: int, share: float, centre: tuple[int, int]) -> Rectangle:
+    """Of area ``1 - share`` around ``centre`` (row, column), cut off at the borders."""
+    part = 0.5 * math.sqrt(1 - share)
+    h, w = int(part * height), int(part * width)
+    upper, left = max(centre[0] - h, 0), max(centre[1] - w, 0)
+    return upper, left, min(centre[0] + h, height) - upper, min(centre[1] + w, width) - left
+
+
+def _mixed_labels(labels: torch.Tensor, num_classes: int, share: float) -> torch.Tensor:
+    one_hot = F.one_hot(labels, num_classes).float()
+    return one_hot.mul(share).add_(one_hot.roll(1, 0), alpha=1 - share)

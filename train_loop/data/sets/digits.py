@@ -1,0 +1,102 @@
+"""Digits: the 1,797 scans of handwritten digits, 8×8, that scikit-learn ships (UCI optdigits, test part)."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import importlib.util
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+
+from bigbatch.train_loop.config import ConfigError, DataConfig
+from bigbatch.train_loop.data import sampling
+from bigbatch.train_loop.data.info import DataInfo
+from bigbatch.train_loop.data.pixels.affine import AffineRange, random_affine
+from bigbatch.train_loop.data.pixels.progressive import train_image_size
+from bigbatch.train_loop.data.sets.subset import subset_rows
+from bigbatch.train_loop.data.source import Batch, DataSource, Epoch
+
+MEAN, STD = 0.305, 0.376
+"""Of the pixels of all scans, 0 to 1."""
+
+AUGMENTATION = AffineRange(shift=0.0625, degrees=8.0, scale=0.08)
+"""Shift up to 2 of 32 pixels, half a pixel of the scan. No flips: a mirrored digit is another sign."""
+
+
+class DigitsSource(DataSource):
+    """The scans enlarged to the image size, grey on three channels. All of it lies in memory."""
+
+    def __init__(self, config: DataConfig, info: DataInfo) -> None:
+        super().__init__(info, config.copies)
+        pixels, labels = load_scans()
+        train, val = split_rows(labels)
+        train = train[subset_rows(labels[train], config.subset)]
+        self._config = config
+        self._train = (torch.from_numpy(pixels[train]), torch.from_numpy(labels[train]))
+        self._val = (torch.from_numpy(pixels[val]), torch.from_numpy(labels[val]))
+
+    def read_train(self, batches: Sequence[sampling.Indices], epoch: Epoch) -> Iterator[Batch]:
+        draws = sampling.generator(epoch.seed, epoch.number, sampling.AUGMENTATION)
+        table = torch.from_numpy(draws.random((self._repeats * self.info.train_size, 4), dtype=np.float32))
+        size = train_image_size(self._config, self.info.image_size, epoch.number)
+        for indices in batches:
+            rows = torch.from_numpy(indices % self.info.train_size)
+            images = _enlarge(self._train[0][rows], size)
+            if self._config.augment:
+                images = random_affine(images, table[torch.from_numpy(indices)], AUGMENTATION)
+            yield _normalise(images), self._train[1][rows]
+
+    def read_val(self, batches: Sequence[sampling.Indices]) -> Iterator[Batch]:
+        for indices in batches:
+            rows = torch.from_numpy(indices)
+            size = self._config.val_image_size or self.info.image_size
+            yield _normalise(_enlarge(self._val[0][rows], size)), self._val[1][rows]
+
+
+def _enlarge(scans: torch.Tensor, size: int) -> torch.Tensor:
+    return F.interpolate(scans, size=(size, size), mode="bilinear", align_corners=False)
+
+
+def _normalise(images: torch.Tensor) -> torch.Tensor:
+    return ((images - MEAN) / STD).expand(-1, 3, -1, -1).contiguous()
+
+
+def load_scans() -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
+    """Pixels 0 to 1, ``[1797, 1, 8, 8]``, and labels ``[1797]``.
+
+    Reads scikit-learn's file without importing the package, which costs seconds in each process.
+    """
+    spec = importlib.util.find_spec("sklearn")
+    if spec is None or not spec.submodule_search_locations:
+        raise ConfigError("data set digits needs scikit-learn; got none. Run: pip install scikit-learn")
+    path = Path(spec.submodule_search_locations[0], "datasets", "data", "digits.csv.gz")
+    if path.is_file():
+        with gzip.open(path, "rt") as file:
+            table = np.loadtxt(file, delimiter=",")
+    else:
+        from sklearn.datasets import load_digits
+
+        table = np.column_stack(load_digits(return_X_y=True))
+    pixels = (table[:, :64] / 16).astype(np.float32).reshape(-1, 1, 8, 8)
+    return pixels, table[:, 64].astype(np.int64)
+
+
+def split_rows(labels: npt.NDArray[np.int64], val_size: int = 360) -> tuple[sampling.Indices, sampling.Indices]:
+    """Training and validation rows, stratified: each class gives its share to within one image.
+
+    The rows are sorted by class, within a class by a hash of the row number, and validation takes
+    evenly spaced ones of that list. No generator of any library is involved: the split never changes.
+    """
+
+    def hashed(row: int) -> bytes:
+        return hashlib.sha256(f"digits {row}".encode()).digest()
+
+    by_class = np.array(sorted(range(len(labels)), key=lambda row: (int(labels[row]), hashed(row))), dtype=np.int64)
+    picked = (np.arange(val_size) * len(labels) + len(labels) // 2) // val_size
+    val = np.sort(by_class[picked])
+    return np.setdiff1d(np.arange(len(labels), dtype=np.int64), val), val

@@ -1,0 +1,60 @@
+"""Image folders: decoded with Pillow, cropped as for ImageNet."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from PIL import Image
+
+from bigbatch.train_loop.config import DataConfig
+from bigbatch.train_loop.data import sampling
+from bigbatch.train_loop.data.info import DataInfo
+from bigbatch.train_loop.data.loading.loader import Images, LoadedSource, Write
+from bigbatch.train_loop.data.names import folder_path
+from bigbatch.train_loop.data.pixels.crops import MEAN, STD, central_crop, decode, random_crop
+from bigbatch.train_loop.data.sets.scan import Listing, scan_folder
+from bigbatch.train_loop.data.sets.subset import subset_rows
+from bigbatch.train_loop.data.source import DataSource
+
+
+def open_folder(config: DataConfig, info: DataInfo) -> DataSource:
+    """Raises ConfigError as ``scan_folder`` does."""
+    scan = scan_folder(info.path or folder_path(config.name))
+    train = _part_of(scan.train, config.subset)
+    if config.loader == "torchvision":
+        from bigbatch.train_loop.data.sets.torchvision_folder import TorchvisionSource
+
+        return TorchvisionSource(config, info, train, scan.val)
+    return LoadedSource(config, info, FolderImages(train), FolderImages(scan.val), MEAN, STD)
+
+
+def _part_of(listing: Listing, part: float) -> Listing:
+    if part == 1:
+        return listing
+    rows = subset_rows(listing.labels, part)
+    return Listing(listing.folder, listing.paths[rows], listing.labels[rows])
+
+
+class FolderImages(Images):
+    """Images that are read from files as they are needed."""
+
+    def __init__(self, listing: Listing) -> None:
+        self._listing = listing
+
+    def labels(self, indices: sampling.Indices) -> npt.NDArray[np.int64]:
+        return self._listing.labels[indices]
+
+    # Nothing is read before an image is written: decoded ones would take megabytes each.
+
+    def open_plain(self, index: int) -> Write:
+        return lambda out: _write(central_crop(decode(self._listing.path(index)), out.shape[0]), out)
+
+    def open_random(self, index: int, draws: random.Random) -> Write:
+        return lambda out: _write(random_crop(decode(self._listing.path(index)), out.shape[0], draws), out)
+
+
+def _write(image: Image.Image, out: torch.Tensor) -> None:
+    out.copy_(torch.from_numpy(np.array(image)))

@@ -1,0 +1,161 @@
+"""Image folders the usual way: torchvision's ``ImageFolder`` and transforms on Pillow, behind torch's DataLoader.
+
+For comparison, and as a fallback (``data.loader=torchvision``). The same images make the same batches as with the
+ring; crops and flips are drawn by torchvision, so they are others, but a function of (seed, epoch, index) too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader, Dataset, Sampler
+from torchvision import transforms
+
+from bigbatch.train_loop.config import DataConfig
+from bigbatch.train_loop.data import sampling
+from bigbatch.train_loop.data.info import DataInfo
+from bigbatch.train_loop.data.loading.cores import loader_workers
+from bigbatch.train_loop.data.loading.loader import candidates
+from bigbatch.train_loop.data.pixels import crops
+from bigbatch.train_loop.data.sets.scan import Listing
+from bigbatch.train_loop.data.source import Batch, DataSource, Epoch
+from bigbatch.train_loop.errors import ImageError
+
+Key = tuple[int, int, int]
+"""Seed, epoch, index."""
+Item = tuple[int, torch.Tensor, int] | tuple[int, ImageError]
+"""Index, float ``[3, H, W]`` and label; or index and what is wrong."""
+Collated = tuple[torch.Tensor | None, torch.Tensor | None, list[tuple[int, str]]]
+"""A batch, None where nothing is left, and its bad images: index and what is wrong."""
+
+
+class TorchvisionSource(DataSource):
+    """Batches are float32 ``[N, 3, H, W]``, normalised in the loader processes."""
+
+    def __init__(self, config: DataConfig, info: DataInfo, train: Listing, val: Listing) -> None:
+        super().__init__(info)
+        self._config, self._workers = config, loader_workers(config)
+        size, val_size = info.image_size, config.val_image_size or info.image_size
+        random = [transforms.RandomResizedCrop(size), transforms.RandomHorizontalFlip()]
+        central = _central(size)
+        self._parts = {
+            False: _Part(Images(train, random if config.augment else central), config, self._workers, False),
+            True: _Part(Images(val, _central(val_size)), config, self._workers, True),
+        }
+
+    def read_train(self, batches: Sequence[sampling.Indices], epoch: Epoch) -> Iterator[Batch]:
+        return self._read(False, batches, epoch)
+
+    def read_val(self, batches: Sequence[sampling.Indices]) -> Iterator[Batch]:
+        return self._read(True, batches, Epoch(0, 0))
+
+    @property
+    def processes(self) -> int:
+        return self._workers
+
+    def close(self) -> None:
+        for part in self._parts.values():
+            part.close()
+
+    def _read(self, validation: bool, batches: Sequence[sampling.Indices], epoch: Epoch) -> Iterator[Batch]:
+        keys = [[(epoch.seed, epoch.number, int(index)) for index in indices] for indices in batches]
+        for images, labels, bad in self._parts[validation].read(keys):
+            for index, message in bad:
+                if self._config.on_bad_image == "fail":
+                    raise ImageError(message)
+                self.note_bad(validation, index, message)
+            if images is not None and labels is not None:
+                yield images, labels
+            elif not validation:
+                raise ImageError(f"no image of a batch of {len(bad)} can be read; the first: {bad[0][1]}")
+
+
+def _central(size: int) -> list[Any]:
+    return [transforms.Resize(round(size * crops.RESIZE_BEFORE_CROP)), transforms.CenterCrop(size)]
+
+
+class Images(Dataset[Item]):
+    def __init__(self, listing: Listing, crop: list[Any]) -> None:
+        self._listing = listing
+        self._transform = transforms.Compose(
+            [*crop, transforms.ToTensor(), transforms.Normalize(crops.MEAN, crops.STD)]
+        )
+
+    def __len__(self) -> int:
+        return len(self._listing.labels)
+
+    def __getitem__(self, key: Key) -> Item:
+        try:
+            image: Image.Image = crops.decode(self._listing.path(key[2]))
+        except ImageError as error:
+            return key[2], error
+        with torch.random.fork_rng(devices=()):  # in this process they are the model's
+            torch.manual_seed(int.from_bytes(hashlib.blake2b(repr(key).encode(), digest_size=8).digest(), "little"))
+            return key[2], self._transform(image), int(self._listing.labels[key[2]])
+
+
+class _Part:
+    """A DataLoader whose batches are given anew for each read."""
+
+    def __init__(self, images: Images, config: DataConfig, workers: int, validation: bool) -> None:
+        self._order = _Order()
+        self._make = lambda: DataLoader(
+            images,
+            batch_sampler=self._order,
+            num_workers=workers,
+            collate_fn=_leave_out if validation else _replace,
+            pin_memory=config.pin_memory and torch.cuda.is_available(),
+            persistent_workers=config.persistent_workers and workers > 0,
+            prefetch_factor=config.prefetch_factor if workers else None,
+            generator=torch.Generator(),  # the global one is the model's
+        )
+        self._loader: DataLoader[Any] | None = None
+        self._busy = False
+
+    def read(self, keys: list[list[Key]]) -> Iterator[Collated]:
+        if self._busy or self._loader is None:  # a read that was left early may have batches under way
+            self.close()
+            self._loader = self._make()
+        self._order.batches = keys
+        self._busy = True
+        yield from self._loader
+        self._busy = False
+
+    def close(self) -> None:
+        """Its processes end with it."""
+        self._loader, self._busy = None, False
+
+
+class _Order(Sampler[list[Key]]):
+    def __init__(self) -> None:
+        self.batches: list[list[Key]] = []
+
+    def __iter__(self) -> Iterator[list[Key]]:
+        return iter(self.batches)
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+
+def _replace(items: list[Any]) -> Collated:
+    return _collate(items, validation=False)
+
+
+def _leave_out(items: list[Any]) -> Collated:
+    return _collate(items, validation=True)
+
+
+def _collate(items: list[Any], validation: bool) -> Collated:
+    bad = [(index, str(rest[0])) for index, *rest in items if isinstance(rest[0], ImageError)]
+    kept = [
+        next((items[i] for i in candidates(place, len(items), validation) if len(items[i]) == 3), None)
+        for place in range(len(items))
+    ]
+    whole = [item for item in kept if item is not None]
+    if not whole:
+        return None, None, bad
+    return torch.stack([item[1] for item in whole]), torch.tensor([item[2] for item in whole]), bad

@@ -1,0 +1,36 @@
+"""Command lines that say what is wrong in one line."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from bigbatch.cluster.host.command_line import INTERRUPTED, WRONG_INPUT, OneLineParser
+from bigbatch.train_loop.config import ConfigError
+
+__all__ = ["INTERRUPTED", "WRONG_INPUT", "OneLineParser", "check_writable", "with_subset"]
+
+
+def check_writable(option: str, folder: Path) -> None:
+    """Raise ConfigError, naming ``option``, unless ``folder`` is there to be written or could be made."""
+    try:
+        parent = next(p for p in (folder, *folder.parents) if p.exists())
+        possible = parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)
+        reason = f"{str(parent)!r} cannot"
+    except OSError as error:  # a name that is too long
+        possible, reason = False, str(error.strerror)
+    if not possible:
+        raise ConfigError(
+            f"{option} must be a folder that can be written; got {str(folder)!r}: {reason}. "
+            f"Write {option} with another folder."
+        )
+
+
+def with_subset(changes: dict[str, Any], subset: float | None) -> dict[str, Any]:
+    """The keys of ``--set`` with that of ``--subset``. Raises ConfigError where both say it."""
+    if subset is None:
+        return changes
+    if "data.subset" in changes:
+        raise ConfigError("a key is set once; got --subset and --set data.subset. Keep --subset.")
+    return {**changes, "data.subset": subset}

@@ -1,0 +1,104 @@
+"""Bytes and inodes that are left for results. No torch here."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from bigbatch.cluster.host.site import profiles, quota
+from bigbatch.train_loop.config import ConfigError
+
+RESERVE = 1.05
+
+
+@dataclass(frozen=True)
+class Need:
+    """What will be written at most."""
+
+    bytes: int
+    inodes: int
+    why: str
+    """In a few words, e.g. ``3 checkpoints of 0.3 GB``."""
+
+
+@dataclass(frozen=True)
+class Room:
+    """What is left. None: nobody counts."""
+
+    bytes: int | None
+    inodes: int | None
+    bytes_by: str
+    inodes_by: str
+    """Who says so: the file system, or the site's quota command."""
+
+
+def left_in(folder: Path) -> Room:
+    """The file system's room for ``folder``, made or not, or the quota's, where that is less."""
+    there = next(p for p in (folder, *folder.parents) if p.exists())
+    stat = os.statvfs(there)
+    free = stat.f_bavail * stat.f_frsize if stat.f_blocks else None
+    room = Room(free, stat.f_favail if stat.f_files else None, "the file system", "the file system")
+    command, lines = site_quota()
+    allowed = quota.left(lines, there)
+    if allowed is None:
+        return room
+    if allowed.bytes is not None and (room.bytes is None or allowed.bytes < room.bytes):
+        room = Room(allowed.bytes, room.inodes, command, room.inodes_by)
+    if allowed.inodes is not None and (room.inodes is None or allowed.inodes < room.inodes):
+        room = Room(room.bytes, allowed.inodes, room.bytes_by, command)
+    return room
+
+
+@cache
+def site_quota() -> tuple[str, tuple[str, ...]]:
+    """The site's quota command, and what it prints; empty where there is none or it does not answer."""
+    try:
+        site = profiles.find()
+        return site.quota_command or "", tuple(quota.ask(site))
+    except (profiles.InputError, quota.NoAnswer):  # the doctor tells of both
+        return "", ()
+
+
+def quota_lines() -> list[str]:
+    """What the site's quota command prints, to be shown: its format may be one that nobody can read."""
+    command, lines = site_quota()
+    return [f"quota by {command}:", *(f"  {line}" for line in lines)] if lines else []
+
+
+def check_room(option: str, folder: Path, need: Need) -> None:
+    """Raise ConfigError, naming ``option``, where ``need`` does not fit into what is left for ``folder``.
+
+    What the folder holds already counts as room: a resume writes over it.
+    """
+    room, (held_bytes, held_inodes) = left_in(folder), present(folder)
+    free = None if room.bytes is None else room.bytes + held_bytes
+    inodes = None if room.inodes is None else room.inodes + held_inodes
+    fix = f"Free some, or write {option} with a folder on another file system."
+    need_bytes = int(need.bytes * RESERVE)
+    if free is not None and need_bytes > free:
+        raise ConfigError(
+            f"the results need up to {size(need_bytes)} ({need.why}); got {size(free)} left for {str(folder)!r} "
+            f"by {room.bytes_by}. {fix}"
+        )
+    if inodes is not None and need.inodes > inodes:
+        raise ConfigError(
+            f"the results need up to {need.inodes:,} inodes ({need.why}); got {inodes:,} left for "
+            f"{str(folder)!r} by {room.inodes_by}. {fix}"
+        )
+
+
+def size(count: int) -> str:
+    return f"{count / 1e9:.2f} GB" if count >= 1e7 else f"{count / 1e6:.2f} MB"
+
+
+def present(folder: Path) -> tuple[int, int]:
+    """Bytes and inodes of a folder."""
+    found: list[os.stat_result] = []
+    for parent, folders, files in os.walk(folder):  # which passes over folders that go meanwhile, as rglob does not
+        for name in folders + files:
+            with contextlib.suppress(FileNotFoundError):  # another run renames its checkpoint into place
+                found.append(os.lstat(os.path.join(parent, name)))
+    return sum(stat.st_size for stat in found), len(found)

@@ -1,0 +1,64 @@
+"""One writer a folder, wherever it lies: ``Lease`` for a study and for a full run. No torch here."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from bigbatch.cluster.host.lease import Lease, LeaseLost, StudyHeld
+from bigbatch.cluster.host.pulse import Pulse
+from bigbatch.train_loop.config import ConfigError
+
+
+class FolderHold:
+    """A folder that this process holds until ``close``, or until the process ends, however it ends."""
+
+    def __init__(self, lease: Lease, folder: Path) -> None:
+        self._lease, self._folder = lease, folder
+        self._pulse = Pulse(self._renew)
+
+    def also(self, task: Callable[[], None]) -> None:
+        """Call ``task`` every few seconds, in the thread that says that this process lives."""
+        self._pulse.also(task)
+
+    def close(self) -> None:
+        self._pulse.close()
+        self._lease.release()
+
+    def _renew(self) -> None:
+        try:
+            self._lease.renew()
+        except LeaseLost as lost:
+            end_process(
+                f"{self._folder} was taken over by {lost}, while this process gave no sign of life. "
+                "It ends at once and writes nothing more there"
+            )
+
+
+def hold_folder(folder: Path, what: str, fix: str) -> FolderHold:
+    """Hold ``folder``. Raises ConfigError, with ``what`` as the rule and ``fix`` as what to do instead, where another
+    one holds it, or where it cannot be written."""
+    lease = Lease(folder)
+    try:
+        lease.take(say=lambda line: print(line, file=sys.stderr, flush=True))
+    except StudyHeld as held:
+        raise ConfigError(
+            f"{what} is written by one process at a time; {folder} is held by {held.words()}. {held.fix}, or {fix}."
+        ) from None
+    except OSError as error:
+        raise ConfigError(
+            f"{what} must be writable; got {str(folder)!r} ({error.strerror}). Change its permissions, or {fix}."
+        ) from None
+    return FolderHold(lease, folder)
+
+
+def end_process(reason: str) -> None:
+    """End this process like ``kill -9``, with one line: whatever it would still write, another one writes by now.
+
+    Its Ray, and the processes that it has started, end with it.
+    """
+    show_cursor = "\x1b[?25h\n" if sys.stderr.isatty() else ""
+    print(f"{show_cursor}error: {reason}.", file=sys.stderr, flush=True)
+    os._exit(1)

@@ -1,0 +1,85 @@
+"""Which of several training processes this one is, as ``torchrun`` or Slurm's ``srun`` say it.
+
+``torchrun`` sets the variables that torch.distributed reads. Under ``srun`` they are derived from Slurm's,
+as IDRIS's idr_torch does (http://www.idris.fr/eng/jean-zay/gpu/jean-zay-gpu-torch-multi-eng.html): rank
+from SLURM_PROCID, world size from the step's tasks, the master is the step's first node, and its port
+follows from the ids of job and step, so that two jobs that share a node do not meet.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass
+
+from bigbatch.cluster.host.slurm_values import first_host, number, per_node
+from bigbatch.train_loop.config import ConfigError
+
+FIRST_PORT, PORTS = 15000, 5000
+"""Below what the kernel gives to clients, and away from the ports of a job's Ray cluster."""
+HOST_SUFFIX = "BIGBATCH_HOST_SUFFIX"
+"""Appended to the master's name, where a site's fast network has names of its own (JUWELS: ``i``)."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """This process among those that were started together."""
+
+    by: str
+    """``torchrun`` or ``srun``."""
+    rank: int
+    local_rank: int
+    world_size: int
+    on_node: int
+    """Processes of this run on this node."""
+    master: tuple[str, int] | None = None
+    """Host and port where ranks meet; None where torchrun has said it to torch already."""
+
+    @property
+    def nodes(self) -> int:
+        return max(1, self.world_size // self.on_node)
+
+    def announce(self, env: MutableMapping[str, str] = os.environ) -> None:
+        """Set what ``torch.distributed.init_process_group`` reads."""
+        if self.master is not None:
+            host, port = self.master
+            env.update(MASTER_ADDR=host, MASTER_PORT=str(port))
+            env.update(RANK=str(self.rank), WORLD_SIZE=str(self.world_size), LOCAL_RANK=str(self.local_rank))
+
+
+def launched(env: Mapping[str, str] = os.environ) -> Launch | None:
+    """How this process was started together with others; None where it was started alone.
+
+    An ``srun`` of one task counts as alone: it may be an interactive shell, or hold a Ray cluster's driver.
+    Raises ConfigError where the variables of torchrun or Slurm are not what those set.
+    """
+    try:
+        return _launched(env)
+    except (KeyError, ValueError) as error:
+        raise ConfigError(
+            f"the variables of torchrun or srun must be complete; got {type(error).__name__}: {error}. "
+            "Unset RANK, WORLD_SIZE, LOCAL_RANK and SLURM_STEP_NUM_TASKS, or start it with torchrun or srun."
+        ) from None
+
+
+def _launched(env: Mapping[str, str]) -> Launch | None:
+    if all(name in env for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")):
+        on_node = int(env.get("LOCAL_WORLD_SIZE", "1"))
+        return Launch("torchrun", int(env["RANK"]), int(env["LOCAL_RANK"]), int(env["WORLD_SIZE"]), on_node)
+    tasks = number(env.get("SLURM_STEP_NUM_TASKS")) or 1
+    if tasks < 2 or "SLURM_PROCID" not in env:
+        return None
+    host = env.get("MASTER_ADDR") or first_host(env["SLURM_STEP_NODELIST"]) + env.get(HOST_SUFFIX, "")
+    port = int(env.get("MASTER_PORT") or port_of(int(env["SLURM_JOB_ID"]), int(env.get("SLURM_STEP_ID", "0"))))
+    return Launch("srun", int(env["SLURM_PROCID"]), int(env["SLURM_LOCALID"]), tasks, tasks_here(env), (host, port))
+
+
+def port_of(job_id: int, step_id: int) -> int:
+    return FIRST_PORT + (job_id * 7 + step_id) % PORTS
+
+
+def tasks_here(env: Mapping[str, str]) -> int:
+    """Of ``SLURM_STEP_TASKS_PER_NODE``, e.g. ``4(x2),1``, what this node has."""
+    counts = per_node(env.get("SLURM_STEP_TASKS_PER_NODE")) or [1]
+    node = number(env.get("SLURM_NODEID")) or 0
+    return counts[node] if node < len(counts) else counts[-1]

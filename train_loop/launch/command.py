@@ -1,0 +1,348 @@
+"""``python train_loop/run.py --config best.json``: one full run of a configuration.
+
+Under Ray Train; or without Ray, with ``torchrun --nproc-per-node 2 train_loop/run.py --config best.json``
+or, in a Slurm job, ``srun python train_loop/run.py --config best.json``. The same command again resumes.
+``--help`` lists the options.
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import json
+import os
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bigbatch.cluster.host.option_values import part
+from bigbatch.cluster.host.streams import reader_may_leave
+from bigbatch.train_loop.config import ConfigError, TrainConfig, differing_keys, parse_assignments
+from bigbatch.train_loop.config.files import read_config
+from bigbatch.train_loop.config.recipes import recipe_path
+from bigbatch.train_loop.data.catalogue import check_stage, describe
+from bigbatch.train_loop.data.info import DataInfo
+from bigbatch.train_loop.errors import (
+    CheckpointError,
+    ImageError,
+    LoaderError,
+    NonFiniteLossError,
+    RayStartError,
+    TrainingStopped,
+)
+from bigbatch.train_loop.host import disk_space
+from bigbatch.train_loop.host.command_line import (
+    INTERRUPTED,
+    WRONG_INPUT,
+    OneLineParser,
+    check_writable,
+    with_subset,
+)
+from bigbatch.train_loop.host.disk_full import DiskFull, full_errno, words
+from bigbatch.train_loop.host.folder_hold import FolderHold, hold_folder
+from bigbatch.train_loop.host.ranks import Launch, launched
+from bigbatch.train_loop.launch.checks import check_network
+from bigbatch.train_loop.launch.local_workers import check_workers
+from bigbatch.train_loop.loop import space_needed
+from bigbatch.train_loop.reporter import EpochRecord
+
+RESULT_VERSION = 1
+BAD_IMAGE = "data.on_bad_image"
+
+
+@dataclass(frozen=True)
+class Task:
+    """What the command line asks for, checked, and which of its processes this is."""
+
+    config: TrainConfig
+    workers: int
+    output: Path
+    checkpoint_every_s: float
+    launch: Launch | None
+    """None under Ray."""
+    stage_folder: str | None = None
+    loader_report: bool = False
+
+    @property
+    def checkpoint_dir(self) -> Path:
+        return self.output / "checkpoints"
+
+
+def parser(prog: str) -> OneLineParser:
+    p = OneLineParser(prog=prog, description="Train one configuration in full; again, to resume.", allow_abbrev=False)
+    add = p.add_argument
+    which = p.add_mutually_exclusive_group(required=True)
+    which.add_argument("--config", metavar="FILE", help="a search's best.json, or a TrainConfig as JSON")
+    which.add_argument("--recipe", metavar="NAME", help="a published configuration: train_loop/recipes/NAME.json")
+    add("--set", action="append", nargs="+", default=[], metavar="KEY=VALUE", help="change a key, e.g. epochs=90")
+    add("--data", metavar="NAME|PATH", help="in place of the configuration's: digits, or an image folder")
+    add("--subset", type=part, metavar="PART", help="train on so much of each class, e.g. 10%%; validation stays whole")
+    add(
+        "--workers",
+        type=int,
+        metavar="N",
+        help="data-parallel workers (default 1; torchrun and srun say it)",
+    )
+    add("--output", metavar="DIR", help="where results go (default: runs/train/<file>-<hash of the configuration>)")
+    add("--on-bad-image", metavar="fail|skip", help="in place of the configuration's: what an image that is none does")
+    add(
+        "--stage",
+        metavar="DIR",
+        help="copy a packed data set there, once a node, and read that; e.g. '$TMPDIR'; or none",
+    )
+    add("--loader-report", action="store_true", help="measure what bounds the images a second, print it and end")
+    add("--checkpoint-every-s", type=float, default=60.0, metavar="S", help="seconds between checkpoints (default 60)")
+    return p
+
+
+def make_task(argv: Sequence[str] | None, prog: str, launch: Launch | None) -> Task:
+    """Check all that can be checked without torch. Raises ConfigError; SystemExit(2) for a bad option."""
+    args = parser(prog).parse_args(argv)
+    source = recipe_path(args.recipe) if args.recipe else Path(args.config)
+    changes = with_subset(parse_assignments([text for group in args.set for text in group]), args.subset)
+    for option, key, value in (("--data", "data.name", args.data), ("--on-bad-image", BAD_IMAGE, args.on_bad_image)):
+        if value is not None:
+            if key in changes:
+                raise ConfigError(f"a key is set once; got {option} and --set {key}. Keep {option}.")
+            changes[key] = value
+    config = read_config(source).replace_keys(changes)
+    info = describe(config.data, open_some=True)
+    if info.path is not None:  # workers may run in another folder
+        config = config.replace_keys({"data.name": info.path})
+    check_stage(args.stage, info, here=launch is None)
+    workers = worker_count(args.workers, launch)
+    config.batch.split(workers)
+    info.steps_per_epoch(config.batch.global_size)
+    check_network(config, info)
+    if args.loader_report and workers > 1:
+        raise ConfigError(f"--loader-report measures one worker; got {workers}. Leave --workers, torchrun or srun out.")
+    if launch is None:
+        check_workers(workers)
+    if not args.checkpoint_every_s >= 0:
+        raise ConfigError(f"--checkpoint-every-s must be at least 0; got {args.checkpoint_every_s}. Write 60.")
+    digest = hashlib.sha256(config.outcome_json().encode()).hexdigest()[:8]
+    output = Path(args.output) if args.output else Path("runs", "train", f"{source.stem}-{digest}")
+    output = output.absolute() if args.loader_report else check_output(output.absolute(), config)
+    if not args.loader_report and (launch is None or launch.rank == 0):  # a quota command is asked once
+        check_output_room(output, config, info)
+    return Task(config, workers, output, args.checkpoint_every_s, launch, args.stage, args.loader_report)
+
+
+def worker_count(asked: int | None, launch: Launch | None) -> int:
+    if asked is not None and asked < 1:
+        raise ConfigError(f"--workers must be at least 1; got {asked}. Write --workers 1.")
+    if launch is None:
+        return asked or 1
+    if asked not in (None, launch.world_size):
+        raise ConfigError(
+            f"{launch.by} started {launch.world_size} workers; got --workers {asked}. Leave --workers out."
+        )
+    return launch.world_size
+
+
+def check_output(output: Path, config: TrainConfig) -> Path:
+    """The folder, if it can be written and holds no other run. Raises ConfigError."""
+    check_writable("--output", output)
+    stored = output / "config.json"
+    if stored.exists():
+        changes = differing_keys(read_config(stored).to_dict(), config.to_dict())
+        if changes:
+            raise ConfigError(
+                f"a run resumes with the configuration that it began with; {str(output)!r} holds one with other "
+                f"values: {', '.join(changes)}. Write --output with another folder."
+            )
+    return output
+
+
+def check_output_room(output: Path, config: TrainConfig, info: DataInfo) -> None:
+    """Raise ConfigError where the results would not fit into what is left for them."""
+    averaged = config.ema_decay > 0
+    checkpoint = space_needed.checkpoint_bytes(config.model, info, config.optimizer.name, averaged=averaged)
+    disk_space.check_room("--output", output, space_needed.run_need(checkpoint, config.epochs))
+
+
+def train_without_ray(task: Task, launch: Launch) -> Sequence[EpochRecord]:
+    """This rank's part of the run; raises what ``train`` raises."""
+    import torch
+    import torch.distributed as dist
+
+    from bigbatch.train_loop.data.catalogue import stage_ahead
+    from bigbatch.train_loop.distributed import join
+    from bigbatch.train_loop.host.signals import STOP_SIGNALS
+    from bigbatch.train_loop.launch.stop_on_signal import StopOnSignal
+    from bigbatch.train_loop.loop.train import train
+
+    gpus = torch.cuda.device_count()
+    device = torch.device("cuda", gpu_of(launch, gpus)) if gpus else torch.device("cpu")
+    if gpus:
+        torch.cuda.set_device(device)
+    if task.workers > 1:
+        launch.announce()
+        backend = "nccl" if gpus else "gloo"
+        if task.stage_folder:
+            join(backend, lambda: stage_ahead(task.config.data, task.stage_folder))
+        else:
+            dist.init_process_group(backend)
+    reporter = StopOnSignal(launch.rank, STOP_SIGNALS if launch.by == "srun" else (signal.SIGINT,))
+    try:
+        result = train(
+            task.config,
+            reporter=reporter,
+            checkpoint_dir=task.checkpoint_dir,
+            checkpoint_every_s=task.checkpoint_every_s,
+            device=device,
+            stage_folder=task.stage_folder,
+        )
+    except TrainingStopped as stop:
+        stop.signum = reporter.signum
+        raise
+    finally:
+        if dist.is_initialized():
+            gc.collect()  # DDP's cycles keep gloo's threads, which would abort the interpreter's exit
+            dist.destroy_process_group()
+    return result.history
+
+
+def gpu_of(launch: Launch, gpus: int) -> int:
+    """The GPU of this process among those that it sees. Raises ConfigError where there are too few."""
+    if launch.by == "srun" and gpus == 1:  # --gpus-per-task: each task sees its own alone
+        return 0
+    if launch.on_node > gpus:
+        fix = f"--nproc-per-node {gpus}" if launch.by == "torchrun" else f"--ntasks-per-node={gpus}"
+        raise ConfigError(
+            f"a worker needs a GPU of its own; got {launch.on_node} workers on a node with {gpus}. Write {fix}."
+        )
+    return launch.local_rank
+
+
+def train_under_ray(task: Task) -> Sequence[EpochRecord]:
+    from bigbatch.train_loop.launch.ray_worker import fit
+
+    return fit(
+        task.config,
+        workers=task.workers,
+        output=task.output,
+        checkpoint_every_s=task.checkpoint_every_s,
+        stage_folder=task.stage_folder,
+    )
+
+
+def write_result(task: Task, history: Sequence[EpochRecord]) -> Path:
+    """``result.json``: configuration, last record, best epoch, all records."""
+    best = max(history, key=lambda r: (r.val_top1, -r.epoch))
+    result = {
+        "schema_version": RESULT_VERSION,
+        "config": task.config.to_dict(),
+        "workers": task.workers,
+        "record": history[-1].to_dict(),
+        "best": {"epoch": best.epoch, "val_top1": best.val_top1},
+        "history": [record.to_dict() for record in history],
+    }
+    path = task.output / "result.json"
+    write_whole(path, json.dumps(result, indent=2) + "\n")
+    print(f"best validation top-1 {best.val_top1:.2%} after epoch {best.epoch}; all of it in {path}", flush=True)
+    return path
+
+
+def write_whole(path: Path, text: str) -> None:
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(text)
+    os.replace(partial, path)
+
+
+def make_output(task: Task) -> FolderHold:
+    """The folder, with the configuration in it, and held. Raises ConfigError."""
+    try:
+        task.output.mkdir(parents=True, exist_ok=True)
+        hold = hold_folder(task.output, "a run's folder", "write --output with another folder")
+        write_whole(task.output / "config.json", task.config.to_json())
+    except OSError as error:
+        raise ConfigError(
+            f"--output must be a folder that can be written; got {str(task.output)!r} ({error.strerror}). "
+            "Write --output with another folder."
+        ) from None
+    return hold
+
+
+def announce(task: Task) -> None:
+    c, split = task.config, task.config.batch.split(task.workers)
+    print(
+        f"{c.model.name} on {c.data.name}, {c.epochs} epochs, {c.optimizer.name} at lr {c.optimizer.peak_lr:g}, global "
+        f"batch {split.global_size} = {split.workers} workers × {split.accumulation_steps} × {split.micro_size}\n"
+        f"results go to {task.output}",
+        *disk_space.quota_lines(),
+        sep="\n",
+        flush=True,
+    )
+
+
+def this_command(prog: str, argv: Sequence[str] | None, launch: Launch | None) -> str:
+    """What was typed, so that it can be typed again."""
+    words = shlex.join(sys.argv[1:] if argv is None else argv)
+    if launch is not None and launch.by == "torchrun":
+        more = f"--nnodes {launch.nodes} " if launch.nodes > 1 else ""
+        return f"torchrun {more}--nproc-per-node {launch.on_node} {prog} {words}"
+    if launch is not None:
+        return f"srun -N {launch.nodes} -n {launch.world_size} python {prog} {words}"
+    return f"{prog} {words}" if prog.startswith("bigbatch") else f"python {prog} {words}"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit code: 0 done, 1 the run failed, 2 wrong input, 130 Ctrl-C, 143 SIGTERM."""
+    with reader_may_leave():
+        return _main(argv)
+
+
+def _main(argv: Sequence[str] | None) -> int:
+    prog = sys.argv[0] if Path(sys.argv[0]).name == "run.py" else "bigbatch train"
+    launch = hold = None
+    leads = speaks = True
+    try:
+        launch = launched()
+        leads = launch is None or launch.rank == 0
+        # torchrun's first failing rank of a node should be one that speaks; srun's tasks share one terminal.
+        speaks = launch is None or (launch.local_rank if launch.by == "torchrun" else launch.rank) == 0
+        task = make_task(argv, prog, launch)
+        if task.loader_report:
+            from bigbatch.train_loop.launch.loader_report import print_report
+
+            print_report(task.config, task.stage_folder)
+            return 0
+        if leads:
+            hold = make_output(task)
+            announce(task)
+        history = train_without_ray(task, task.launch) if task.launch else train_under_ray(task)
+        if leads:
+            write_result(task, history)
+        return 0
+    except ConfigError as error:
+        return _say(f"{prog}: error: {error}", WRONG_INPUT, speaks)
+    except (KeyboardInterrupt, TrainingStopped) as stop:
+        signum = getattr(stop, "signum", None)
+        code = 128 + signum if signum else INTERRUPTED
+        return _say(f"stopped. To resume: {this_command(prog, argv, launch)}", code, speaks)
+    except (NonFiniteLossError, CheckpointError, RayStartError) as error:
+        return _say(f"{prog}: failed: {error}", 1, speaks)
+    except OSError as error:
+        number = full_errno(error)
+        if number is None or "task" not in locals():
+            raise
+        line = str(error) if isinstance(error, DiskFull) else words(number, task.output)
+        return _say(f"{prog}: failed: {line}. Make room, then: {this_command(prog, argv, launch)}", 1, True)
+    except (ImageError, LoaderError) as error:  # met by one rank alone: nobody else can say it
+        return _say(f"{prog}: failed: {error}", 1, True)
+    finally:
+        if hold is not None:
+            hold.close()
+
+
+def _say(line: str, code: int, speaks: bool) -> int:
+    if speaks:
+        print(line, file=sys.stderr, flush=True)
+    else:
+        time.sleep(5)  # torchrun ends all ranks with the first that fails: let the one that speaks be it
+    return code

@@ -1,0 +1,36 @@
+"""Workers of a full run on this machine: how many there may be, and what each gets. Torch only where there are GPUs."""
+
+from __future__ import annotations
+
+import math
+
+from bigbatch.cluster.host.allocation import accelerator_files, usable_cpus
+from bigbatch.train_loop.config import ConfigError
+
+
+def check_workers(workers: int) -> None:
+    """Raise ConfigError for more workers than this machine, or the allocation, has GPUs or CPU cores."""
+    cpus, gpus = usable_cpus(), gpu_count()
+    unit, have = ("GPUs", gpus) if gpus else ("CPU cores", cpus)
+    if workers > have:
+        raise ConfigError(
+            f"--workers must be at most the {unit} there are; got {workers}, there are {have}. "
+            f"Write --workers {have} or fewer."
+        )
+
+
+def worker_resources(workers: int, cpus: int, gpus: int) -> dict[str, float]:
+    """What Ray reserves for a worker: with GPUs one and its share of the cores, else its share of the cores."""
+    parts = gpus or workers
+    # With fewer cores than GPUs a worker gets a part of one, rounded down to Ray's four digits.
+    cores = float(cpus // parts) or math.floor(1e4 * cpus / parts) / 1e4
+    return {"CPU": cores} | ({"GPU": 1.0} if gpus else {})
+
+
+def gpu_count() -> int:
+    """Of this machine; torch, which takes a second to load, is asked only where there is a device file."""
+    if not accelerator_files():
+        return 0
+    import torch
+
+    return torch.cuda.device_count()

@@ -1,0 +1,314 @@
+"""The learning-rate range test: one short run whose rate grows until the loss explodes.
+
+``bigbatch lr-find --config FILE`` prints what it found and writes ``lr_find.json`` and ``lr_find.svg``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+from bigbatch.cluster.host.option_values import part
+from bigbatch.train_loop.config import ConfigError, OptimizerConfig, TrainConfig, parse_assignments
+from bigbatch.train_loop.errors import ImageError, LoaderError
+from bigbatch.train_loop.host.command_line import (
+    INTERRUPTED,
+    WRONG_INPUT,
+    OneLineParser,
+    check_writable,
+    with_subset,
+)
+
+SMOOTHING = 0.9
+"""Part of the old mean that the smoothed loss keeps at each step."""
+SAY_EVERY_S = 10.0
+"""Between two lines of progress where there is no terminal."""
+EXPLODED = 4.0
+"""The test ends where the smoothed loss is so many times its minimum (fastai)."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a range test saw, one entry a step, and what follows from it."""
+
+    rates: tuple[float, ...]
+    losses: tuple[float, ...]
+    """Mean training loss of the step's global batch, before the step."""
+    smoothed: tuple[float, ...]
+    """Exponential mean of ``losses`` with its bias corrected (Kingma & Ba 2015, §3)."""
+    steepest: float
+    """Rate at which the smoothed loss falls fastest with log(rate)."""
+    minimum: float
+    """Rate at which it is lowest."""
+    suggestion: float
+    """Peak rate to start a search from: the geometric mean of ``steepest`` and ``minimum``, and at most
+    ``minimum``/3. fastai's own rules, ``steepest`` and ``minimum``/10, are for runs without warmup."""
+    exploded_at: float | None
+    """Rate that ended the test; None where the range ended first: then ``minimum`` is no more than a lower bound."""
+
+
+def default_range(optimizer: OptimizerConfig) -> tuple[float, float]:
+    """(first, last) rate. A LARS step has size rate·η, and published rates are 2 to 40 at η = 0.001."""
+    match optimizer.name:
+        case "lars":
+            return 1e-2 * 1e-3 / optimizer.trust_coefficient, 1e3 * 1e-3 / optimizer.trust_coefficient
+        case "sgd":
+            return 1e-5, 100.0
+    return 1e-6, 1.0
+
+
+def range_test(step: Callable[[float], float], first: float, last: float, steps: int) -> Finding:
+    """Raise the rate geometrically from ``first`` to ``last`` (Smith 2017, arXiv 1506.01186, §3.3).
+
+    Args:
+        step: takes one step at a rate and returns the loss before it.
+
+    Raises ValueError for a range that does not rise from above 0, or fewer than 10 steps, and where the loss is not
+    finite within the first 10 steps.
+    """
+    if not 0 < first < last < math.inf or steps < 10:
+        raise ValueError(f"a range test rises from above 0 in at least 10 steps; got {first:g} to {last:g} in {steps}")
+    rates: list[float] = []
+    losses: list[float] = []
+    smoothed: list[float] = []
+    mean, exploded_at = 0.0, None
+    for number in range(steps):
+        rate = first * (last / first) ** (number / (steps - 1))
+        loss = step(rate)
+        mean = SMOOTHING * mean + (1 - SMOOTHING) * loss
+        value = mean / (1 - SMOOTHING ** (number + 1))
+        if not math.isfinite(loss) or (number >= 10 and value > EXPLODED * min(smoothed)):
+            exploded_at = rate
+            break
+        rates.append(rate)
+        losses.append(loss)
+        smoothed.append(value)
+    if len(rates) < 10:
+        raise ValueError(
+            f"the loss must be finite for 10 steps; got one that is not at rate {exploded_at}. Begin lower."
+        )
+    return _conclude(rates, losses, smoothed, exploded_at)
+
+
+def _conclude(rates: list[float], losses: list[float], smoothed: list[float], exploded_at: float | None) -> Finding:
+    lowest = min(range(len(rates)), key=smoothed.__getitem__)
+    # Steps are even in log(rate). The first few, where the mean is of few losses, say little.
+    falls = {i: smoothed[i + 2] - smoothed[i - 2] for i in range(4, min(lowest, len(rates) - 3) + 1)}
+    steep = min(falls, key=falls.__getitem__) if falls else lowest
+    minimum, steepest = rates[lowest], rates[steep]
+    return Finding(
+        rates=tuple(rates),
+        losses=tuple(losses),
+        smoothed=tuple(smoothed),
+        steepest=steepest,
+        minimum=minimum,
+        suggestion=min(math.sqrt(minimum * steepest), minimum / 3),
+        exploded_at=exploded_at,
+    )
+
+
+def lr_find(
+    config: TrainConfig,
+    *,
+    first: float,
+    last: float,
+    steps: int = 100,
+    say: Callable[[int, float, float], None] = lambda step, rate, loss: None,
+) -> Finding:
+    """The range test of ``config`` on this process's device, from its initial weights; nothing is kept.
+
+    ``say`` is told of each step, counted from 1, with its rate and its loss.
+    Global batch, loss, momentum and weight decay are the configuration's; its schedule is not used.
+    Raises what ``range_test`` and ``train`` raise.
+    """
+    from bigbatch.train_loop.data.source import Step
+    from bigbatch.train_loop.distributed import pick_device
+    from bigbatch.train_loop.loop.assembly import set_up
+    from bigbatch.train_loop.loop.checkpoint import CheckpointFolder
+    from bigbatch.train_loop.loop.train import take_step
+    from bigbatch.train_loop.reporter import ListReporter
+
+    run = set_up(config, ListReporter(), CheckpointFolder(None, 0.0), pick_device())
+
+    def endless() -> Iterator[Step]:
+        for epoch in itertools.count():
+            yield from run.source.train_steps(config.seed, epoch, run.split, run.world.rank)
+
+    steps_to_take = endless()
+
+    def step(rate: float) -> float:
+        run.sums.values.zero_()
+        take_step(run, next(steps_to_take), rate)
+        run.progress.step += 1  # dropout's seed
+        loss, _, images = run.sums.values.tolist()
+        say(run.progress.step, rate, loss / images)
+        return float(loss / images)
+
+    return range_test(step, first, last, steps)
+
+
+def svg(finding: Finding, title: str) -> str:
+    """The losses over the rate, on a logarithmic axis, as an SVG of 720 × 440 pixels."""
+    left, top, width, height = 64, 40, 620, 330
+    low, high = math.log10(finding.rates[0]), math.log10(finding.rates[-1])
+    floor = min(min(finding.smoothed), min(finding.losses))
+    ceiling = min(max(finding.losses), 2 * finding.smoothed[0] - floor if finding.smoothed[0] > floor else math.inf)
+    span = max(ceiling - floor, 1e-12)
+
+    def x(rate: float) -> float:
+        return left + width * (math.log10(rate) - low) / (high - low)
+
+    def y(loss: float) -> float:
+        return top + height * (1 - (min(loss, ceiling) - floor) / span)
+
+    def line(losses: Sequence[float], style: str) -> str:
+        points = " ".join(f"{x(r):.1f},{y(v):.1f}" for r, v in zip(finding.rates, losses, strict=True))
+        return f'<polyline points="{points}" fill="none" {style}/>'
+
+    def text(px: float, py: float, words: str, anchor: str = "middle") -> str:
+        return f'<text x="{px:.1f}" y="{py:.1f}" text-anchor="{anchor}">{words}</text>'
+
+    def mark(rate: float, name: str, color: str, row: int) -> list[str]:
+        px = x(min(max(rate, finding.rates[0]), finding.rates[-1]))
+        rule = (
+            f'<line x1="{px:.1f}" y1="{top}" x2="{px:.1f}" y2="{top + height}" stroke="{color}" stroke-dasharray="4"/>'
+        )
+        return [rule, text(px + 4, top + 14 + 15 * row, f"{name} {rate:.3g}", "start")]
+
+    decades = range(math.ceil(low), math.floor(high) + 1)
+    parts = [
+        '<svg xmlns="http://www.w3.org/2000/svg" width="720" height="440" font-family="sans-serif" font-size="12">',
+        '<rect width="720" height="440" fill="white"/>',
+        f'<rect x="{left}" y="{top}" width="{width}" height="{height}" fill="none" stroke="#888"/>',
+        text(left + width / 2, 24, title.replace("&", "&amp;").replace("<", "&lt;")),
+        text(left + width / 2, 412, "learning rate"),
+        *(text(x(10.0**d), top + height + 18, f"1e{d}") for d in decades),
+        *(text(left - 6, y(floor + span * k / 4) + 4, f"{floor + span * k / 4:.3g}", "end") for k in range(5)),
+        line(finding.losses, 'stroke="#bbb"'),
+        line(finding.smoothed, 'stroke="#1f5fa8" stroke-width="2"'),
+        *mark(finding.suggestion, "suggestion", "#2a8a3e", 0),
+        *mark(finding.steepest, "steepest", "#888", 1),
+        *mark(finding.minimum, "minimum", "#b03a2e", 2),
+        "</svg>",
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def parser(prog: str) -> OneLineParser:
+    p = OneLineParser(prog=prog, description="Learning-rate range test of a configuration.", allow_abbrev=False)
+    which = p.add_mutually_exclusive_group(required=True)
+    which.add_argument("--config", metavar="FILE", help="a search's best.json, or a TrainConfig as JSON")
+    which.add_argument("--recipe", metavar="NAME", help="a published configuration")
+    add = p.add_argument
+    add("--set", action="append", nargs="+", default=[], metavar="KEY=VALUE", help="change a key, e.g. optimizer=lars")
+    add("--data", metavar="NAME|PATH", help="in place of the configuration's: digits, or an image folder")
+    add("--subset", type=part, metavar="PART", help="test on so much of each class's images, e.g. 10%%")
+    add("--first", type=float, metavar="LR", help="lowest rate (default: by optimizer)")
+    add("--last", type=float, metavar="LR", help="highest rate (default: by optimizer)")
+    add("--steps", type=int, default=100, metavar="N", help="optimizer steps at most (default 100)")
+    add("--output", metavar="DIR", default="runs/lr-find", help="where lr_find.json and .svg go (default runs/lr-find)")
+    return p
+
+
+def main(argv: Sequence[str] | None = None, prog: str = "bigbatch lr-find") -> int:
+    """Returns the exit code: 0 done, 1 the loss was never finite or an image was bad, 2 wrong input, 130 Ctrl-C."""
+    args = parser(prog).parse_args(argv)
+    try:
+        config, output = _task(args)
+        first, last = default_range(config.optimizer)
+        first, last = first if args.first is None else args.first, last if args.last is None else args.last
+        if not 0 < first < last < math.inf or args.steps < 10:
+            raise ConfigError(
+                f"a range test rises from above 0 in at least 10 steps; got {first:g} to {last:g} in {args.steps}. "
+                "Write e.g. --first 0.001 --last 10 --steps 100."
+            )
+        print(f"range test from lr {first:g} to {last:g} in {args.steps} steps of {config.batch.global_size} images …")
+        with Progress(args.steps) as progress:
+            finding = lr_find(config, first=first, last=last, steps=args.steps, say=progress.step)
+    except ConfigError as error:
+        print(f"{prog}: error: {error}", file=sys.stderr)
+        return WRONG_INPUT
+    except (ValueError, ImageError, LoaderError) as error:
+        print(f"{prog}: failed: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"{prog}: interrupted; nothing is kept", file=sys.stderr)
+        return INTERRUPTED
+    _write(config, finding, output)
+    return 0
+
+
+class Progress:
+    """Says on stderr how far the test is: a line that is drawn anew on a terminal, else one every ``SAY_EVERY_S``."""
+
+    def __init__(self, steps: int, out: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._steps, self._out, self._clock = steps, out or sys.stderr, clock
+        self._terminal = self._out.isatty()
+        self._next, self._drawn = clock() + (0.0 if self._terminal else SAY_EVERY_S), False
+
+    def step(self, number: int, rate: float, loss: float) -> None:
+        if self._clock() < self._next:
+            return
+        self._next = self._clock() + (0.1 if self._terminal else SAY_EVERY_S)
+        self._drawn = self._terminal
+        before, after = ("\r", "\033[K") if self._terminal else ("", "\n")
+        line = f"step {number} of {self._steps}: lr {rate:.3g}, loss {loss:.4f}"
+        print(f"{before}{line}{after}", end="", file=self._out, flush=True)
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._drawn:
+            print(file=self._out)  # what is said next begins a line
+
+
+def _task(args: argparse.Namespace) -> tuple[TrainConfig, Path]:
+    from bigbatch.train_loop.config.files import read_config
+    from bigbatch.train_loop.config.recipes import recipe_path
+    from bigbatch.train_loop.data.catalogue import describe
+    from bigbatch.train_loop.launch.checks import check_network
+
+    changes = with_subset(parse_assignments([text for group in args.set for text in group]), args.subset)
+    if args.data is not None:
+        if "data.name" in changes:
+            raise ConfigError("a key is set once; got --data and --set data.name. Keep --data.")
+        changes["data.name"] = args.data
+    config = read_config(recipe_path(args.recipe) if args.recipe else Path(args.config)).replace_keys(changes)
+    config.batch.split(1)
+    info = describe(config.data, open_some=True)
+    if info.path is not None:  # the file may be read in another folder
+        config = config.replace_keys({"data.name": info.path})
+    info.steps_per_epoch(config.batch.global_size)
+    check_network(config, info)
+    output = Path(args.output)
+    check_writable("--output", output.absolute())
+    return config, output
+
+
+def _write(config: TrainConfig, finding: Finding, output: Path) -> None:
+    output.mkdir(parents=True, exist_ok=True)
+    values = {"schema_version": 1, "config": config.to_dict(), **dataclasses.asdict(finding)}
+    (output / "lr_find.json").write_text(json.dumps(values, indent=1) + "\n")
+    o = config.optimizer
+    title = f"{o.name}, batch {config.batch.global_size}, {config.model.name} on {config.data.name}"
+    (output / "lr_find.svg").write_text(svg(finding, title))
+    print(title)
+    print(f"loss falls fastest at lr {finding.steepest:.3g}, is lowest at {finding.minimum:.3g}", end="")
+    if finding.exploded_at is None:
+        print("; it never exploded: widen the range with --last")
+    else:
+        print(f", explodes at {finding.exploded_at:.3g}")
+    print(f"suggested peak lr {finding.suggestion:.3g}: --set peak_lr={finding.suggestion:.3g}")
+    if finding.exploded_at is not None:
+        print(f"a search around it: bigbatch tune --prior-from {output / 'lr_find.json'}")
+    print(f"curve in {output / 'lr_find.svg'}, numbers in {output / 'lr_find.json'}")

@@ -1,0 +1,342 @@
+"""Ray for one search or one run: an own local cluster that leaves nothing behind, or one that exists already.
+
+The local cluster is private: token authentication, a 0700 folder of its own for Ray's files, the
+dashboard on loopback, ``RAY_ADDRESS`` known before the first process starts. It is the child of
+this process, ends with it (also after ``kill -9``) and touches no other cluster on the machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+import secrets
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+from bigbatch.cluster.host import private_folder as node_folder
+from bigbatch.cluster.host import processes
+from bigbatch.cluster.host.network import past_the_proxy
+from bigbatch.cluster.host.root import IMPORT_ROOT
+from bigbatch.train_loop.config import ConfigError
+from bigbatch.train_loop.errors import RayStartError
+from bigbatch.train_loop.host.disk_full import FULL, LogFile, free_bytes, full_errno, words
+
+PREFIX = "bb-ray-"
+OBJECT_STORE_BYTES = 200 * 2**20  # configurations and epoch records: kilobytes
+START_ATTEMPTS = 3
+LEAST_ROOM_BYTES = 8 << 20  # of logs and sockets, for Ray to start
+PROBE_S = 5.0
+
+SEARCH_ENV = {
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.1",  # a report waits for the next poll; stock is 2 s
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",
+    "RAY_TRAIN_METRICS_ENABLED": "0",
+    "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",  # the search has its own, which saves the study
+    "TUNE_FUNCTION_THREAD_TIMEOUT_S": "15",
+    "TUNE_MAX_PENDING_TRIALS_PG": "64",  # trials start side by side; the bridge limits their number
+    "TUNE_WARN_THRESHOLD_S": "30",
+    "TUNE_GLOBAL_CHECKPOINT_S": "1e9",  # nobody reads Ray's experiment state: written at the start and the end
+    "RAY_AIR_NEW_OUTPUT": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_DEDUP_LOGS": "0",
+    "PYTHONSAFEPATH": "1",  # `python -c`, which starts spawned processes, must not look into the current folder
+}
+OF_ANOTHER_CLUSTER = ("RAY_NAMESPACE", "RAY_TMPDIR", "RAY_JOB_CONFIG_JSON_ENV_VAR", "RAY_REDIS_ADDRESS")
+"""Settings of a cluster that the user has elsewhere: they would be taken for this one's."""
+
+
+@dataclass(frozen=True)
+class Connection:
+    """A cluster that can be used."""
+
+    address: str
+    dashboard_url: str
+    token_path: str | None
+    local: bool
+
+
+class LocalRay:
+    """A private Ray cluster on this machine, as a context manager.
+
+    Args:
+        cpus, gpus: what the cluster may use (the allocation's, not the host's).
+        log_file: Ray's own messages in this process go there.
+
+    Raises:
+        ConfigError: the temporary folder's path is too long for Unix sockets.
+        RayStartError: Ray did not start after a few attempts; its logs are kept beside ``log_file``.
+    """
+
+    def __init__(self, cpus: int, gpus: int, log_file: Path) -> None:
+        self._cpus, self._gpus, self._log_file = cpus, gpus, log_file
+        self._saved_env: dict[str, str | None] = {}
+        self.folder: Path | None = None
+
+    def __enter__(self) -> Connection:
+        remove_stale_folders()
+        self.folder, self._owner = private_folder()
+        try:
+            return self._start()
+        except BaseException as error:
+            full = self._without_room(error)
+            self.__exit__(None, None, None)
+            if full:
+                raise RayStartError(f"Ray did not start: {full}. Make room there, or set TMPDIR.") from None
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        import ray
+
+        ray.shutdown()
+        if self.folder is not None:
+            processes.end_processes_of(self.folder)
+            node_folder.remove(self.folder)
+            self._owner.close()
+        for name, value in self._saved_env.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+    def _without_room(self, error: BaseException) -> str:
+        """The temporary folder's file system, where ``error`` may be of its being full; else empty."""
+        assert self.folder is not None
+        number = full_errno(error)
+        if number is None and isinstance(error, RayStartError) and free_bytes(self.folder) < LEAST_ROOM_BYTES:
+            number = FULL  # Ray's processes die of it without a word
+        return words(number, self.folder) if number is not None else ""
+
+    def _start(self) -> Connection:
+        assert self.folder is not None
+        token = self.folder / "token"
+        token.touch(mode=0o600)
+        token.write_text(secrets.token_hex(32))
+        self._set_env(
+            {
+                **SEARCH_ENV,
+                "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # nobody drains a private cluster
+                "RAY_AUTH_MODE": "token",
+                "RAY_AUTH_TOKEN_PATH": str(token),
+                "RAY_AUTH_TOKEN": None,
+                "PYTHONPATH": python_path(),
+                **dict.fromkeys(OF_ANOTHER_CLUSTER),
+                **node_folder.temporary_in(self.folder),
+            }
+        )
+        import ray  # only now: its core reads the authentication's variables when it is loaded
+
+        last = ""
+        for _ in range(START_ATTEMPTS):
+            port = free_port()
+            # Ray replaces a loopback address by the host's own, so it is asked for that one.
+            host = ray.util.get_node_ip_address()
+            address = f"{host}:{port}"
+            self._set_env({"RAY_ADDRESS": address, "RAY_GCS_SERVER_PORT": str(port)})
+            self._set_env(past_the_proxy([host], os.environ))
+            try:
+                return self._init(address, token)
+            except Exception as error:  # the port was taken meanwhile; Ray raises bare Exceptions too
+                last = (str(error).strip() or type(error).__name__).splitlines()[0]
+                ray.shutdown()
+        kept = self._log_file.with_name("ray-start")
+        logs = self.folder / "r" / "session_latest" / "logs"
+        with contextlib.suppress(OSError):  # there are none, or there is no room for them
+            shutil.copytree(logs, kept, dirs_exist_ok=True, ignore_dangling_symlinks=True)
+        raise RayStartError(f"Ray did not start: {last.rstrip('.')}. Its logs: {kept}")
+
+    def _init(self, address: str, token: Path) -> Connection:
+        import ray
+
+        send_ray_logs_to(self._log_file)
+        with _own_process_groups():
+            context = ray.init(
+                address="local",
+                num_cpus=self._cpus,
+                num_gpus=self._gpus,
+                include_dashboard=True,
+                dashboard_host="127.0.0.1",
+                object_store_memory=OBJECT_STORE_BYTES,
+                log_to_driver=False,
+                configure_logging=False,
+                job_config=own_path_only(),
+                _temp_dir=str(self.folder / "r") if self.folder else None,
+            )
+        send_ray_logs_to(self._log_file)  # again: starting Ray sets its loggers up anew
+        started = context.address_info["gcs_address"]
+        if started != address:
+            raise RuntimeError(f"Ray listens on {started} instead of {address}")
+        return Connection(address, f"http://{context.dashboard_url}", str(token), local=True)
+
+    def _set_env(self, values: Mapping[str, str | None]) -> None:
+        for name, value in values.items():
+            self._saved_env.setdefault(name, os.environ.get(name))
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+@contextlib.contextmanager
+def _own_process_groups() -> Iterator[None]:
+    """Processes that Ray starts within it lead groups of their own.
+
+    A terminal's Ctrl-C or hang-up, ``timeout`` and ``kill -- -PGID`` signal the whole group of the driver.
+    Ray's processes would die of it before trials have saved. They still end with the driver: Ray has the
+    kernel tell them. ``ConsolePopen`` is a private name of Ray; without it they stay in the driver's group.
+    """
+    from ray._private import services
+
+    popen = getattr(services, "ConsolePopen", None)
+    if popen is None:
+        yield
+        return
+    services.ConsolePopen = functools.partial(popen, process_group=0)
+    try:
+        yield
+    finally:
+        services.ConsolePopen = popen
+
+
+class JoinedRay:
+    """A running cluster (``--address``): used, never stopped.
+
+    Raises:
+        ConfigError: no cluster answers at the address, or it refuses the token.
+    """
+
+    def __init__(self, address: str, log_file: Path) -> None:
+        self._address, self._log_file = address, log_file
+
+    def __enter__(self) -> Connection:
+        import ray
+
+        os.environ.update(SEARCH_ENV)
+        send_ray_logs_to(self._log_file)
+        try:
+            context = ray.init(
+                address=self._address,
+                log_to_driver=False,
+                configure_logging=False,
+                job_config=own_path_only(),
+                runtime_env={"env_vars": {**SEARCH_ENV, **_inherited(), "PYTHONPATH": python_path()}},
+            )
+        except Exception as error:  # Ray raises whatever its transport raised
+            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            raise ConfigError(
+                f"--address must name a running Ray cluster; got {self._address!r}: {reason}. "
+                "Start one, set RAY_AUTH_TOKEN_PATH to its token, or write --address local."
+            ) from None
+        send_ray_logs_to(self._log_file)  # again: joining Ray sets its loggers up anew
+        url = context.dashboard_url
+        return Connection(
+            context.address_info["gcs_address"],
+            f"http://{url}" if url else "",
+            os.environ.get("RAY_AUTH_TOKEN_PATH"),
+            local=False,
+        )
+
+    def __exit__(self, *_: object) -> None:
+        import ray
+
+        ray.shutdown()
+
+
+def check_reachable(address: str) -> None:
+    """Raise ConfigError where nobody listens at ``address``: Ray itself would try for minutes."""
+    target = os.environ.get("RAY_ADDRESS", "") if address == "auto" else address
+    if not target or target == "auto":  # Ray looks for a cluster of this machine
+        return
+    host, _, port = target.rpartition("://")[2].rpartition(":")
+    reason = "it has no port"
+    if host and port.isdigit():
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=PROBE_S).close()
+            return
+        except (OSError, OverflowError) as error:
+            reason = getattr(error, "strerror", None) or str(error) or "no answer"
+    raise ConfigError(
+        f"--address must be auto or HOST:PORT of a running Ray cluster; got {target!r}: {reason}. "
+        "Start one, or write --address local."
+    )
+
+
+def _inherited() -> dict[str, str]:
+    """Settings of this project that driver and workers must agree on."""
+    return {name: value for name, value in os.environ.items() if name.startswith("BIGBATCH_")}
+
+
+def own_path_only() -> Any:
+    """A ``JobConfig`` with which workers import what PYTHONPATH and the installation say, and nothing else.
+
+    Ray puts the driver's current folder, and its script's, before everything else on the path of each worker. There
+    a user's ``tune.py`` or ``torch.py`` would be taken for ours or the library's. Ray leaves both out where the job
+    has a working folder of its own; that is asked by a private name, without which Ray does as before.
+    """
+    from ray.job_config import JobConfig
+
+    class OwnPathOnly(JobConfig):
+        def _runtime_env_has_working_dir(self) -> bool:
+            return True
+
+    return OwnPathOnly()
+
+
+def python_path() -> str:
+    """PYTHONPATH for workers: the folder of the package ``bigbatch`` first, without the folder of ``tune/run.py``."""
+    rest = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p and Path(p).resolve() != IMPORT_ROOT]
+    return os.pathsep.join([str(IMPORT_ROOT), *rest])
+
+
+def private_folder() -> tuple[Path, IO[str]]:
+    """A private folder for this search's Ray, and its owner's file, to be held open."""
+    try:
+        return node_folder.make(PREFIX, _bases())
+    except OSError as error:
+        raise ConfigError(f"Ray needs a temporary folder for its sockets; got {error}") from None
+
+
+def _bases() -> list[str]:
+    with contextlib.suppress(OSError):  # no folder can be written; which ones, the refusal says
+        return list(dict.fromkeys((tempfile.gettempdir(), "/tmp")))
+    return ["/tmp"]
+
+
+def remove_stale_folders() -> None:
+    """Folders of earlier searches of this user that were killed before they could clean up."""
+    node_folder.remove_stale(pattern=f"{PREFIX}{node_folder.TAIL}", candidates=_bases())
+
+
+def free_port() -> int:
+    """A port that was free on loopback a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def send_ray_logs_to(path: Path) -> None:
+    """Messages of Ray's libraries in this process go to a file, not into the person's table."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handler = LogFile(path, delay=True, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+    for name in ("ray", "optuna", "py.warnings"):
+        logger = logging.getLogger(name)
+        logger.handlers[:] = [handler]
+        logger.propagate = False
+    for name in list(logging.root.manager.loggerDict):
+        if name.startswith("ray."):
+            logger = logging.getLogger(name)
+            logger.handlers.clear()
+            logger.propagate = True
+    logging.captureWarnings(True)

@@ -1,0 +1,63 @@
+"""The lines that rank 0 of a full run writes for its driver, which Ray's reports do not reach, and their printer."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from bigbatch.train_loop.progress import ProgressLines, read_progress
+from bigbatch.train_loop.reporter import EpochRecord, PrintReporter
+
+RESUMED = "resumed_after"
+"""Key of the line in ``records_file`` that says how many epochs the checkpoint held."""
+NOTES = "notes"
+"""Key of a line, and metric of Ray's reports, that holds what nodes have met and a person should know."""
+
+
+class RecordPrinter:
+    """Prints the records that workers have written since it last looked, each epoch once; in long ones their steps."""
+
+    def __init__(self, path: Path, progress: Path) -> None:
+        self._path, self._progress = path, progress
+        self._printed, self._told = 0, 0
+        self._reporter = PrintReporter()
+        self._lines = ProgressLines()
+        with contextlib.suppress(OSError):
+            progress.write_text("")  # workers write it only where it is
+
+    def close(self) -> None:
+        self._progress.unlink(missing_ok=True)
+
+    def print_new(self) -> None:
+        lines = read_lines(self._path)
+        notes = list(dict.fromkeys(text for line in lines for text in line.get(NOTES, ())))
+        for text in notes[self._told :]:
+            print(f"warning: {text}", file=sys.stderr, flush=True)
+        self._told = len(notes)
+        resumed_after = max((line[RESUMED] for line in lines if RESUMED in line), default=0)
+        if resumed_after > self._printed:
+            print(f"resumed after {resumed_after} finished epochs", flush=True)
+            self._printed = resumed_after
+        for epoch, record in records_of(lines).items():
+            if epoch > self._printed:
+                self._reporter.report(record)
+                self._printed = epoch
+                self._lines.something_was_said()
+        if line := self._lines.line(read_progress(self._progress)):
+            print(line, flush=True)
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    text = path.read_text() if path.exists() else ""
+    return [
+        json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")
+    ]  # else it is being written
+
+
+def records_of(lines: list[dict[str, Any]]) -> dict[int, EpochRecord]:
+    """Records by epoch, rising; of an epoch that was trained twice, the later one."""
+    records = [EpochRecord.from_dict(line) for line in lines if "epoch" in line]
+    return {record.epoch: record for record in sorted(records, key=lambda record: record.epoch)}

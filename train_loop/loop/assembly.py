@@ -1,0 +1,243 @@
+"""A run put together: data, model, optimizer and scaler, as fresh or as a checkpoint left them."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import platform
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch.amp.grad_scaler import GradScaler
+from torch.nn.parallel import DistributedDataParallel
+
+from bigbatch.train_loop.config import BatchSplit, ConfigError, TrainConfig
+from bigbatch.train_loop.data.catalogue import open_data
+from bigbatch.train_loop.data.info import DataInfo
+from bigbatch.train_loop.data.loading.upload import Uploader
+from bigbatch.train_loop.data.pixels.progressive import train_image_size
+from bigbatch.train_loop.data.sampling import micro_sizes
+from bigbatch.train_loop.data.source import DataSource
+from bigbatch.train_loop.distributed import Heartbeat, World
+from bigbatch.train_loop.errors import CheckpointError
+from bigbatch.train_loop.loop import memory_probe
+from bigbatch.train_loop.loop.checkpoint import CheckpointFolder, Progress, check_same_run
+from bigbatch.train_loop.loop.chronometer import Chronometer
+from bigbatch.train_loop.loop.metrics import LossWatch, Sums
+from bigbatch.train_loop.model.networks import build_model
+from bigbatch.train_loop.model.weight_average import WeightAverage
+from bigbatch.train_loop.optim import build_optimizer
+from bigbatch.train_loop.optim.noise_scale import GradientNorms
+from bigbatch.train_loop.reporter import Reporter, tell_notes
+
+
+@dataclass
+class Run:
+    """All parts of a run that is under way."""
+
+    config: TrainConfig
+    world: World
+    reporter: Reporter
+    split: BatchSplit
+    source: DataSource
+    upload: Uploader
+    steps_per_epoch: int
+    model: nn.Module
+    """Without DDP: what is validated and saved."""
+    parallel: nn.Module
+    """The same model as training calls it."""
+    optimizer: torch.optim.Optimizer
+    average: WeightAverage | None
+    scaler: GradScaler
+    precision: str
+    checkpoints: CheckpointFolder
+    progress: Progress
+    resumed_from_epoch: int | None
+    sums: Sums
+    norms: GradientNorms
+    watch: LossWatch
+    clock: Chronometer
+    heartbeat: Heartbeat
+
+
+def set_up(
+    config: TrainConfig,
+    reporter: Reporter,
+    checkpoints: CheckpointFolder,
+    device: torch.device,
+    stage_folder: str | None = None,
+) -> Run:
+    """Data, model, optimizer and scaler, as fresh or as the checkpoint left them."""
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # before anything is computed, the memory probe included
+        torch.backends.cudnn.benchmark = True  # shapes repeat
+    world = World.current(device)
+    source = _open(config, stage_folder, world, reporter)
+    split = _split(config, source, world)
+    source.steps_per_epoch(split.global_size)  # raises where there is none
+    steps_per_epoch = len(micro_sizes(source.info.train_size, split, config.data.drop_last))
+    if config.model.sync_bn and device.type == "cpu":
+        raise ConfigError("SyncBatchNorm needs GPUs; got model.sync_bn=true on CPUs. Write model.sync_bn=false.")
+    torch.manual_seed(config.seed)  # the same weights on all ranks
+    model = build_model(config.model, source.info).to(device, memory_format=memory_layout(config))  # type: ignore[call-overload]
+    precision = choose_precision(config.precision, device)
+    optimizer = build_optimizer(model, config.optimizer, precision == "fp16")
+    scaler = GradScaler(device.type, enabled=precision == "fp16")
+    content = _load(checkpoints, config, source, world)
+    if content:
+        _check_steps(content.get("steps_per_epoch", steps_per_epoch), steps_per_epoch)
+    progress = Progress(**content["progress"]) if content else Progress()
+    average = WeightAverage(model, config.ema_decay) if config.ema_decay > 0 else None
+    sums, clock = Sums(device), Chronometer(device)
+    norms = GradientNorms(device, split.accumulation_steps, world.workers)
+    if content:
+        model.load_state_dict(content["model"])
+        _load_optimizer(optimizer, content["optimizer"])
+        if content["scaler"]:  # none where the run began on a device that needs no scaling
+            scaler.load_state_dict(content["scaler"])
+        if average:
+            average.load(content["average"])
+        clock.seconds |= progress.seconds
+        if world.rank == 0:  # the other ranks add to what all had
+            sums.values.copy_(torch.tensor(progress.sums, dtype=torch.float64))
+            norms.sums.copy_(torch.tensor(progress.gradient_norms, dtype=torch.float64))
+            source.resume_bad(progress.bad_images)
+    parallel = _parallel(_compiled(model, config, source.info) if config.model.compile else model, world)
+    norms.watch(parallel)
+    return Run(
+        config=config,
+        world=world,
+        reporter=reporter,
+        split=split,
+        source=source,
+        upload=Uploader(device, config.data),
+        steps_per_epoch=steps_per_epoch,
+        model=model.train(),
+        parallel=parallel,
+        optimizer=optimizer,
+        average=average,
+        scaler=scaler,
+        precision=precision,
+        checkpoints=checkpoints,
+        progress=progress,
+        resumed_from_epoch=progress.epoch if content else None,
+        sums=sums,
+        norms=norms,
+        watch=LossWatch(device),
+        clock=clock,
+        heartbeat=Heartbeat(world),
+    )
+
+
+def _open(config: TrainConfig, stage_folder: str | None, world: World, reporter: Reporter) -> DataSource:
+    """The data set; what any rank finds wrong, all raise: nodes differ in what they can stage."""
+    source: DataSource | None = None
+    error: Exception | None = None
+    notes: list[str] = []
+    try:
+        source = open_data(config.data, stage_folder, notes.append)
+    except ConfigError as found:
+        error = found
+    views = world.gather((error, platform.node(), notes))
+    for other, _, _ in views:
+        if other is not None:
+            raise other
+    tell_notes([(node, text) for _, node, texts in views for text in texts], reporter, world.rank)
+    assert source is not None
+    return source
+
+
+def _split(config: TrainConfig, source: DataSource, world: World) -> BatchSplit:
+    """How the batch is cut, with the bound that the smallest of the workers' devices has, where it is measured."""
+    batch = config.batch
+    if batch.max_micro_size == 0 and batch.micro_size == 0:
+        precision = choose_precision(config.precision, world.device)
+        bound = memory_probe.max_micro_size(config, source.info, world.device, precision)
+        batch = dataclasses.replace(batch, max_micro_size=int(-world.max([-float(bound)])[0]))
+    return batch.split(world.workers)
+
+
+def _compiled(model: nn.Module, config: TrainConfig, info: DataInfo) -> nn.Module:
+    """The model as training calls it. Validation does not: its batches have other sizes, and precise
+    BatchNorm's hooks must see each layer.
+
+    Each image size, and a smaller last step, has a graph of its own: at the second size that it meets torch would else
+    make one for any size, which is slower. At 8 graphs of a function, those of a process's earlier runs counted, torch
+    compiles no more and says so in its log alone: this run's graphs are counted by themselves, and as many as it needs.
+    """
+    sizes = {train_image_size(config.data, info.image_size, epoch) for epoch in range(config.epochs)}
+    shapes = len(sizes) * (1 if config.data.drop_last else 2)
+    limits: dict[str, Any] = {"recompile_limit": max(8, 2 * shapes), "isolate_recompiles": True}  # torch types neither
+    return cast(nn.Module, torch.compile(model, dynamic=False, **limits))
+
+
+def _parallel(model: nn.Module, world: World) -> nn.Module:
+    """Over all workers."""
+    if world.workers == 1:
+        return model
+    # BatchNorm's running averages matter only in validation, and are shared before it, not in each step.
+    new_name = "forward_sync_buffers" in inspect.signature(DistributedDataParallel.__init__).parameters
+    quiet: dict[str, Any] = {"forward_sync_buffers" if new_name else "broadcast_buffers": False}
+    devices = [world.device.index] if world.device.type == "cuda" else None
+    return DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True, **quiet)
+
+
+def choose_precision(choice: str, device: torch.device) -> str:
+    """What ``auto`` means on a device: bf16 where it computes in it, fp16 on older GPUs, off on CPUs."""
+    if choice != "auto":
+        return choice
+    if device.type != "cuda":
+        return "off"
+    return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
+
+
+def _load(
+    checkpoints: CheckpointFolder, config: TrainConfig, source: DataSource, world: World
+) -> dict[str, Any] | None:
+    """The checkpoint to resume from, on all ranks the same one; what any rank finds wrong, all raise."""
+    content: dict[str, Any] | None = None
+    error: Exception | None = None
+    try:
+        content = checkpoints.load()
+        if content and checkpoints.folder:
+            check_same_run(content, config, source.info, checkpoints.folder)
+    except (CheckpointError, ConfigError) as found:
+        error = found
+    position = (content["progress"]["epoch"], content["progress"]["step"]) if content else None
+    views = world.gather((error, position))
+    for other, _ in views:
+        if other is not None:
+            raise other
+    if len({seen for _, seen in views}) > 1:
+        raise CheckpointError(
+            f"all ranks must see the same checkpoint; got (epoch, step) {[seen for _, seen in views]} by rank. "
+            "Put the folder on a file system that all nodes share."
+        )
+    return content
+
+
+def _load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    try:
+        optimizer.load_state_dict(state)
+    except ValueError as error:  # such as a ConvNeXt's from before its layer_scale was without decay
+        raise CheckpointError(
+            f"the checkpoint's optimizer must have this version's groups of parameters ({error}). "
+            "Resume with the version that wrote it, or begin in another folder."
+        ) from None
+
+
+def _check_steps(before: int, now: int) -> None:
+    """The schedule counts them. Raise ConfigError where a resumed run would have others."""
+    if before != now:
+        raise ConfigError(
+            f"a resumed run must have as many steps an epoch as before, {before}; got {now}: with data.drop_last=false "
+            "the last images make a step where each micro-batch gets 2. Use as many workers as before."
+        )
+
+
+def memory_layout(config: TrainConfig) -> torch.memory_format:
+    return torch.channels_last if config.model.channels_last else torch.contiguous_format

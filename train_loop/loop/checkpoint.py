@@ -1,0 +1,192 @@
+"""Checkpoints: all that a run needs to go on as if it had never stopped, written whole or not at all.
+
+A checkpoint is a dict: ``format``, ``config`` (TrainConfig's dict), ``data`` (sizes of the data
+set), ``model``, ``optimizer``, ``scaler`` (state dicts), ``progress`` (``Progress``'s dict), and with
+``ema_decay`` ``average`` (``WeightAverage.tensors``).
+
+There is no generator state in it: the order of images, their augmentation and the seed of each
+micro-batch are functions of (seed, epoch, step), so the position is enough, for any number of ranks.
+The learning rate is a function of ``optimizer_steps`` in the same way.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bigbatch.train_loop.config import ConfigError, TrainConfig, differing_keys
+from bigbatch.train_loop.data.info import DataInfo
+from bigbatch.train_loop.errors import CheckpointError
+from bigbatch.train_loop.host.disk_full import NO_ROOM, DiskFull, full_errno, words
+
+FORMAT = 1
+LATEST, PREVIOUS, PARTIAL = "latest.pt", "previous.pt", "latest.pt.partial"
+
+
+@dataclass
+class Progress:
+    """Where a run stands."""
+
+    epoch: int = 0
+    """Finished epochs."""
+    step: int = 0
+    """Steps of the unfinished epoch that are done, skipped ones included: the sampler's position."""
+    optimizer_steps: int = 0
+    skipped_steps: int = 0
+    learning_rate: float = 0.0
+    """Of the last step."""
+    sums: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
+    """Of the unfinished epoch over all ranks: see ``metrics.NAMES``."""
+    gradient_norms: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
+    """Of the unfinished epoch over all ranks: see ``noise_scale.GradientNorms``."""
+    bad_images: int = 0
+    """Of the unfinished epoch over all ranks."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Of the unfinished epoch: see ``chronometer.PARTS``."""
+    history: list[dict[str, Any]] = field(default_factory=list)
+    """Records of the finished epochs, as dicts."""
+
+
+class CheckpointFolder:
+    """A folder with the latest checkpoint and the one before it. Rank 0 writes, all ranks read.
+
+    Without a folder, nothing is due and nothing is loaded.
+    """
+
+    def __init__(self, folder: Path | None, every_s: float) -> None:
+        self.folder = folder
+        self._every_s = every_s
+        self._last = time.monotonic()
+
+    def due(self, *, within_epoch: bool) -> bool:
+        """``every_s`` have passed since the last checkpoint, or since the start; 0 = at epochs' ends only."""
+        if self.folder is None or (within_epoch and self._every_s <= 0):
+            return False
+        return time.monotonic() - self._last >= self._every_s
+
+    def restart_clock(self) -> None:
+        self._last = time.monotonic()
+
+    def save(self, content: Mapping[str, Any]) -> None:
+        """Write a checkpoint; a crash at any moment leaves the previous one to be loaded.
+
+        Raises DiskFull where there is no room for it; the latest one is then still there.
+        """
+        if self.folder is None:
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        latest, partial = self.folder / LATEST, self.folder / PARTIAL
+        try:
+            _write(partial, content)
+        except DiskFull:  # the checkpoint before the latest is there for a damaged latest, and takes the room of this
+            if not (latest.exists() and (self.folder / PREVIOUS).exists()):
+                raise
+            (self.folder / PREVIOUS).unlink()
+            _write(partial, content)
+        if latest.exists():
+            os.replace(latest, self.folder / PREVIOUS)
+        os.replace(partial, latest)
+        _sync_folder(self.folder)
+
+    def load(self) -> dict[str, Any] | None:
+        """The latest checkpoint that can be read, None where there is none at all.
+
+        Falls back to the previous one, with a warning, where the latest is damaged (also on a file
+        system that lost it). Raises CheckpointError where neither can be read.
+        """
+        if self.folder is None:
+            return None
+        damage: list[str] = []
+        for path in (self.folder / LATEST, self.folder / PREVIOUS):
+            try:
+                content = _read(path)
+            except FileNotFoundError:
+                continue
+            except Exception as error:  # a damaged archive surfaces as almost any of them
+                damage.append(f"{path} ({type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''})")
+                continue
+            if damage:
+                warnings.warn(f"damaged checkpoint {damage[0]}; the run goes on from {path}", stacklevel=2)
+            return content
+        if damage:
+            raise CheckpointError(
+                f"a checkpoint must be readable; got a damaged {' and '.join(damage)}. "
+                f"Remove the files to start again from the first epoch, or use another folder."
+            )
+        return None
+
+
+def _write(partial: Path, content: Mapping[str, Any]) -> None:
+    try:
+        with open(partial, "wb") as file:
+            torch.save({"format": FORMAT, **content}, file)
+            file.flush()
+            os.fsync(file.fileno())
+    except (OSError, RuntimeError) as error:
+        number = full_errno(error, partial.parent)
+        partial.unlink(missing_ok=True)  # what was written of it is room for others
+        if number is None:
+            raise
+        raise DiskFull(f"{NO_ROOM}: {words(number, partial.parent)}") from None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    with zipfile.ZipFile(path) as archive:  # torch.load does not look at the checksums
+        damaged = archive.testzip()
+    if damaged is not None:
+        raise CheckpointError(f"wrong checksum of {damaged!r}")
+    content = torch.load(path, map_location="cpu", weights_only=True)
+    for key in ("format", "config", "data", "model", "optimizer", "scaler", "progress"):
+        if key not in content:
+            raise CheckpointError(f"no {key!r} in it")
+    return content
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the renames durable; a few file systems have no fsync for folders."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError:
+        pass
+    finally:
+        os.close(descriptor)
+
+
+def describe_data(info: DataInfo) -> dict[str, Any]:
+    """What must not change below a run: its sampler's positions and its model's outputs."""
+    sizes = {"train_size": info.train_size, "val_size": info.val_size, "num_classes": info.num_classes}
+    return sizes | {"class_names": list(info.class_names)}
+
+
+def check_same_run(content: Mapping[str, Any], config: TrainConfig, info: DataInfo, folder: Path) -> None:
+    """Raise ConfigError where the checkpoint is of another configuration or of other data.
+
+    A longer run is another configuration too: its schedule differs from the first step on.
+    """
+    if content["format"] != FORMAT:
+        raise ConfigError(
+            f"this version reads checkpoint format {FORMAT}; got {content['format']!r} in {str(folder)!r}. "
+            "Use the bigbatch that wrote it, or another folder."
+        )
+    # One from before a key existed was trained with its default.
+    stored = TrainConfig.from_dict(content["config"]).to_dict()
+    changes = differing_keys(stored, config.to_dict())
+    before, now = dict(content["data"]), describe_data(info)
+    # Names one by one: a thousand of them make no message. Older checkpoints have none.
+    names = zip(before.pop("class_names", now["class_names"]), now.pop("class_names"), strict=False)
+    changes += differing_keys(before, now, "data.")
+    changes += [f"class {label} {old!r} → {new!r}" for label, (old, new) in enumerate(names) if old != new][:1]
+    if changes:
+        raise ConfigError(
+            f"a checkpoint resumes the run that wrote it; {str(folder)!r} holds one with other values: "
+            f"{', '.join(changes)}. Use another folder, or the configuration that is stored there."
+        )

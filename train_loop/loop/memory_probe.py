@@ -1,0 +1,172 @@
+"""The largest micro-batch that a device's memory holds, found once for a device and a model.
+
+``batch.max_micro_size=0`` asks for it. Accumulation follows from it, so that any global batch runs on one GPU.
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import json
+import os
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bigbatch.train_loop.config import DEFAULT_MICRO_SIZE, ConfigError, TrainConfig
+from bigbatch.train_loop.data.info import DataInfo
+
+HEADROOM = 0.1
+"""Part of the memory that stays free: fragments, NCCL's buffers and validation's batches come on top of a step."""
+LIMIT = 4096
+"""No larger micro-batch is tried: accelerators are busy long before."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """A device as the probe sees it. Tests hand in one that only calculates."""
+
+    name: str
+    """What the cache knows the device by."""
+    total_bytes: int
+    peak_bytes: Callable[[int], float]
+    """Bytes at the worst moment of a training step of so many images; infinite where they do not fit."""
+
+
+def largest_micro_batch(fits: Callable[[int], bool], limit: int = LIMIT) -> int:
+    """The largest m in 1 to ``limit`` with ``fits(m)``, 0 where there is none; ``fits`` must not come back
+    once it has ended. Doubles from 1, then halves the gap: at most 2·log2(limit) + 1 calls."""
+    good, bad = 0, limit + 1
+    size = 1
+    while size <= limit and fits(size):
+        good, size = size, size * 2
+    bad = min(size, bad)
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        if fits(middle):
+            good = middle
+        else:
+            bad = middle
+    return good
+
+
+def probe(memory: Memory, key: str, cache: Path | None, limit: int = LIMIT) -> int:
+    """The device's bound for a configuration, from the cache or measured.
+
+    Args:
+        key: of all that decides how much memory a step takes, see ``step_key``.
+        cache: JSON file of ``{device: {key: micro-batch}}``; None: none is kept.
+
+    Raises ConfigError where a single image does not fit.
+    """
+    device = f"{memory.name}, {memory.total_bytes} bytes"
+    known = _read(cache)
+    found = known.get(device, {}).get(key)
+    if isinstance(found, int) and 1 <= found <= limit:
+        return found
+    allowed = (1 - HEADROOM) * memory.total_bytes
+    size = largest_micro_batch(lambda m: memory.peak_bytes(m) <= allowed, limit)
+    if size == 0:
+        raise ConfigError(
+            f"a training step of one image must fit into the device's memory; got {memory.total_bytes / 2**30:.1f} GiB "
+            f"on {memory.name}. Set model.activation_checkpointing=true, a smaller data.image_size or another model."
+        )
+    known.setdefault(device, {})[key] = size
+    _write(cache, known)
+    return size
+
+
+def step_key(config: TrainConfig, info: DataInfo, precision: str) -> str:
+    """A hash of what decides a step's memory: network, image, optimizer's state, arithmetic, torch's version."""
+    facts = {
+        "model": config.to_dict()["model"],
+        "image": [info.channels, info.image_size, info.num_classes],
+        "optimizer": [config.optimizer.name, config.optimizer.momentum > 0],
+        "ema": config.ema_decay > 0,
+        "loss": config.loss,
+        "precision": precision,
+        "torch": torch.__version__,
+    }
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def cache_file() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bigbatch" / "micro_batches.json"
+
+
+def max_micro_size(config: TrainConfig, info: DataInfo, device: torch.device, precision: str) -> int:
+    """The bound for this process's device. CPUs have no memory of their own to fill: ``DEFAULT_MICRO_SIZE``."""
+    if device.type != "cuda":
+        return DEFAULT_MICRO_SIZE
+    memory = cuda_memory(config, info, device, precision)
+    limit = min(LIMIT, config.batch.global_size)
+    return min(probe(memory, step_key(config, info, precision) + f"-{limit}", cache_file(), limit), limit)
+
+
+def cuda_memory(config: TrainConfig, info: DataInfo, device: torch.device, precision: str) -> Memory:
+    properties = torch.cuda.get_device_properties(device)
+
+    def peak_bytes(images: int) -> float:
+        try:
+            torch.cuda.reset_peak_memory_stats(device)
+            _train_step(config, info, device, precision, images)
+            return float(torch.cuda.max_memory_reserved(device))
+        except torch.cuda.OutOfMemoryError:
+            return float("inf")
+        finally:
+            gc.collect()
+            torch.cuda.empty_cache()
+
+    return Memory(properties.name, properties.total_memory, peak_bytes)
+
+
+def _train_step(config: TrainConfig, info: DataInfo, device: torch.device, precision: str, images: int) -> None:
+    """Two steps, because the first makes the optimizer's state; with a second set of gradients as DDP's buckets."""
+    from bigbatch.train_loop.model.losses import training_loss
+    from bigbatch.train_loop.model.networks import build_model
+    from bigbatch.train_loop.optim import build_optimizer
+
+    layout = torch.channels_last if config.model.channels_last else torch.contiguous_format
+    model: Any = build_model(config.model, info).to(device, memory_format=layout).train()  # type: ignore[call-overload]
+    optimizer = build_optimizer(model, config.optimizer, precision == "fp16")
+    extra = [torch.empty_like(p) for p in model.parameters()]
+    if config.ema_decay > 0:
+        extra += [torch.empty_like(p) for p in model.parameters()]
+    pixels = torch.randn(images, info.channels, info.image_size, info.image_size, device=device)
+    pixels = pixels.contiguous(memory_format=layout)
+    labels = torch.zeros(images, dtype=torch.int64, device=device)
+    dtype = torch.float16 if precision == "fp16" else torch.bfloat16
+    for _ in range(2):
+        with torch.autocast(device.type, dtype=dtype, enabled=precision != "off"):
+            logits = model(pixels)
+        training_loss(logits.float(), labels, config.loss, config.label_smoothing).backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    del extra
+
+
+def _read(cache: Path | None) -> dict[str, dict[str, int]]:
+    try:
+        values = json.loads(cache.read_text()) if cache else {}
+    except (OSError, ValueError):
+        return {}
+    if not isinstance(values, dict):
+        return {}
+    return {device: sizes for device, sizes in values.items() if isinstance(sizes, dict)}
+
+
+def _write(cache: Path | None, known: dict[str, dict[str, int]]) -> None:
+    """Replaced whole: other processes may read or write it. Without a writable home the probe runs each time."""
+    if cache is None:
+        return
+    try:
+        cache.parent.mkdir(parents=True, exist_ok=True)
+        partial = cache.with_name(f".{cache.name}.{os.getpid()}")
+        partial.write_text(json.dumps(known, indent=1) + "\n")
+        os.replace(partial, cache)
+    except OSError as error:
+        warnings.warn(f"the micro-batch that was found is not kept: {error}", stacklevel=2)

@@ -1,0 +1,64 @@
+"""What a run and a study write at most. No torch for the ResNets."""
+
+from __future__ import annotations
+
+from bigbatch.train_loop.config import ModelConfig
+from bigbatch.train_loop.data.info import DataInfo
+from bigbatch.train_loop.host.disk_space import Need, size
+
+CHECKPOINTS_KEPT = 3
+"""Of a run at the worst moment: the latest, the one before, and the one that is being written."""
+RUN_FILES = 16
+"""Inodes of one run beside its checkpoints: folder, configuration, result, lock, partial files."""
+RUN_BYTES = 4 << 20
+EPOCH_BYTES = 4 << 10
+"""A record in result.json or in a study's journal and tables, generously."""
+
+# Parameters without the last layer, and that layer's inputs (torchvision 0.29; a test counts them).
+_RESNETS = {
+    "resnet18": (11_176_512, 512),
+    "resnet34": (21_284_672, 512),
+    "resnet50": (23_508_032, 2048),
+    "resnet101": (42_500_160, 2048),
+    "resnet152": (58_143_808, 2048),
+}
+
+
+def checkpoint_bytes(model: ModelConfig, info: DataInfo, optimizer: str | None, averaged: bool) -> int:
+    """Bytes of a checkpoint: weights, optimizer state, average of the weights, float32.
+
+    Args:
+        optimizer: None: not known yet, the largest state is assumed.
+    """
+    states = 1 if optimizer in ("sgd", "lars") else 2
+    return 4 * parameters(model, info) * (1 + states + averaged)
+
+
+def parameters(model: ModelConfig, info: DataInfo) -> int:
+    if model.name in _RESNETS:
+        base, inputs = _RESNETS[model.name]
+        return base + (inputs + 1) * info.num_classes
+    from bigbatch.train_loop.model.networks import weightless
+
+    return sum(p.numel() for p in weightless(model, info).parameters())
+
+
+def run_need(checkpoint: int, epochs: int) -> Need:
+    """Of one full run."""
+    return Need(
+        CHECKPOINTS_KEPT * checkpoint + RUN_BYTES + epochs * EPOCH_BYTES,
+        CHECKPOINTS_KEPT + RUN_FILES,
+        f"{CHECKPOINTS_KEPT} checkpoints of {size(checkpoint)}",
+    )
+
+
+def study_need(checkpoint: int, trials: int, epochs: int, concurrency: int, *, joined: bool, wandb: bool) -> Need:
+    """Of a search: checkpoints of the trials that run, of the best and of one that has just ended; logs of all."""
+    kept = min(concurrency + 2, trials)
+    checkpoints = kept * CHECKPOINTS_KEPT
+    files_a_trial = 1 + (12 if joined else 0) + (20 if wandb else 0)  # log; Ray's files beside the study; W&B's
+    return Need(
+        checkpoints * checkpoint + RUN_BYTES + trials * (256 << 10) + trials * epochs * EPOCH_BYTES,
+        checkpoints + kept + trials * files_a_trial + 2 * RUN_FILES,
+        f"{checkpoints} checkpoints of {size(checkpoint)} and the logs of {trials} trials",
+    )

@@ -1,0 +1,387 @@
+"""The training loop, in plain PyTorch. Ray, torchrun and tests call the same ``train``.
+
+Read from the top: ``train`` (epochs), ``_train_epoch`` (steps), ``_optimizer_step`` (one global
+batch), then what ranks decide together, validation, records and checkpoints.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import itertools
+import logging
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+from bigbatch.train_loop.config import TrainConfig
+from bigbatch.train_loop.data.pixels import mixing
+from bigbatch.train_loop.data.source import Batch, Step
+from bigbatch.train_loop.distributed import pick_device
+from bigbatch.train_loop.errors import ImageError, NonFiniteLossError, TrainingStopped
+from bigbatch.train_loop.host.disk_full import DiskFull
+from bigbatch.train_loop.loop.assembly import Run, memory_layout, set_up
+from bigbatch.train_loop.loop.checkpoint import CheckpointFolder, describe_data
+from bigbatch.train_loop.loop.metrics import Sums
+from bigbatch.train_loop.model import precise_bn
+from bigbatch.train_loop.model.losses import training_loss
+from bigbatch.train_loop.optim import set_learning_rate
+from bigbatch.train_loop.optim.schedules import learning_rate
+from bigbatch.train_loop.reporter import EpochRecord, Reporter
+
+__all__ = ["NonFiniteLossError", "TrainResult", "TrainingStopped", "train"]
+
+MIN_GRADIENT_SCALE = 2.0**-20
+"""Below it, gradients overflow fp16 at any scale: 36 skipped steps in a row from the first scale."""
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """A run that reached its last epoch."""
+
+    record: EpochRecord
+    """Of the last epoch."""
+    best_val_top1: float
+    best_epoch: int
+    """The first with that accuracy, 1-based."""
+    history: tuple[EpochRecord, ...]
+    """All epochs, also those from before a resume."""
+
+
+def train(
+    config: TrainConfig,
+    *,
+    reporter: Reporter,
+    checkpoint_dir: Path | None = None,
+    checkpoint_every_s: float = 60.0,
+    device: torch.device | None = None,
+    stage_folder: str | None = None,
+) -> TrainResult:
+    """Train ``config`` to its last epoch, on all ranks of torch.distributed if it is initialised.
+
+    Resumes from ``checkpoint_dir`` when a checkpoint of this configuration is there. On CPUs and with as many
+    workers, weights and records are those of a run without the interruption, to the bit (but for the last digits of
+    what several workers sum up for an epoch's record). What else may round otherwise, cuDNN's choices above all, is
+    in docs/training.md, "Checkpoints and resuming". Checkpoints are written between steps once
+    ``checkpoint_every_s`` have passed since the last one, when the reporter asks for one, and after
+    the last epoch; that of an epoch's end comes before its report. An epoch that was reported but
+    not in a checkpoint is trained and reported again by the resumed run.
+
+    Args:
+        checkpoint_every_s: 0 means at each epoch's end, and not within epochs.
+        device: default the current CUDA device, else the CPU. Seeds the global generators of torch.
+        stage_folder: where each node keeps a copy of a packed data set; changes no result.
+
+    Raises:
+        ConfigError: a batch that does not divide or exceeds the data, a model or data that do not
+            exist, SyncBatchNorm on CPUs, or a checkpoint of another configuration.
+        NonFiniteLossError: on all ranks, when the loss of any becomes NaN or infinite.
+        CheckpointError: no checkpoint in the folder can be read, or the ranks see different ones.
+        TrainingStopped: see ``Reporter``.
+    """
+    checkpoints = CheckpointFolder(checkpoint_dir, checkpoint_every_s)
+    run = set_up(config, reporter, checkpoints, device or pick_device(), stage_folder)
+    try:
+        if run.resumed_from_epoch is not None and hasattr(reporter, "resumed"):
+            reporter.resumed(_history(run))
+        while run.progress.epoch < config.epochs:
+            reporter.report(_epoch(run))
+    finally:
+        run.source.close()
+    history = _history(run)
+    best = max(history, key=lambda r: (r.val_top1, -r.epoch))
+    return TrainResult(history[-1], best.val_top1, best.epoch, history)
+
+
+def _epoch(run: Run) -> EpochRecord:
+    _train_epoch(run)
+    bad_images = run.source.take_bad()
+    with run.average.in_place() if run.average else contextlib.nullcontext():
+        with run.clock.part("bn_s", synchronize=True):
+            _prepare_batch_norm(run)
+        run.source.take_bad()  # training's once more
+        with run.clock.part("val_s", synchronize=True):
+            val_sums = _validate(run)
+    return _end_epoch(run, val_sums, bad_images + run.source.take_bad())
+
+
+def _train_epoch(run: Run) -> None:
+    """The steps of an epoch from where it stands."""
+    progress = run.progress
+    steps = run.source.train_steps(
+        run.config.seed,
+        progress.epoch,
+        run.split,
+        run.world.rank,
+        start_step=progress.step,
+        drop_last=run.config.data.drop_last,
+    )
+    for step in run.clock.waiting(steps, "data_s"):
+        with run.clock.part("step_s"):
+            _optimizer_step(run, step)
+            progress.step += 1
+        last = progress.step == run.steps_per_epoch
+        if run.heartbeat.due() or last:
+            _meet(run, last)
+
+
+def _optimizer_step(run: Run, step: Step) -> None:
+    """One global batch at the schedule's rate."""
+    rate = learning_rate(
+        run.progress.optimizer_steps,
+        total_steps=run.config.epochs * run.steps_per_epoch,
+        steps_per_epoch=run.steps_per_epoch,
+        peak_lr=run.config.optimizer.peak_lr,
+        schedule=run.config.schedule,
+    )
+    take_step(run, step, rate)
+
+
+def take_step(run: Run, step: Step | list[Batch], rate: float) -> None:
+    """Gradients of the global batch's mean loss over all micro-batches and ranks, then a step of ``rate``.
+
+    The wait for a micro-batch is the clock's ``data_s``, also within a part that is timed.
+    """
+    config, progress, optimizer = run.config, run.progress, run.optimizer
+    set_learning_rate(optimizer, rate)
+    progress.learning_rate = rate
+    batches = _on_device(run, run.clock.waiting(step, "data_s"))
+    for number in range(len(step)):
+        images, labels = next(batches)
+        images, targets = _mixed(run, number, images, labels)
+        _seed_batch(run, progress.step, number)
+        with _gradients_stay_local(run) if number + 1 < len(step) else contextlib.nullcontext():
+            with _autocast(run):
+                logits = run.parallel(images)
+            loss = training_loss(logits.float(), targets, config.loss, config.label_smoothing)
+            # All micro-batches of a step have one size and DDP averages over ranks: this is the global mean.
+            run.scaler.scale(loss / len(step)).backward()
+        if number == 0:
+            run.norms.first_micro_batch(run.model.parameters())
+        run.sums.add(loss.detach(), logits.detach(), labels)
+        run.watch.add(progress.step, rate, loss.detach())
+    whole = len(labels) == run.split.micro_size  # a smaller last step says nothing of this batch size
+    run.norms.step(run.model.parameters(), run.scaler.scale(run.norms.one), whole)
+    if config.optimizer.clip_grad_norm > 0 or run.scaler.is_enabled():
+        run.scaler.unscale_(optimizer)  # before any norm: the clip's here and LARS' and LAMB's in the step
+    if config.optimizer.clip_grad_norm > 0:
+        torch.nn.utils.clip_grad_norm_(run.model.parameters(), config.optimizer.clip_grad_norm)
+    if _step_unless_overflow(run):
+        progress.optimizer_steps += 1
+        if run.average:
+            run.average.update(progress.optimizer_steps)
+    else:
+        progress.skipped_steps += 1
+    optimizer.zero_grad(set_to_none=True)
+
+
+def _step_unless_overflow(run: Run) -> bool:
+    """Whether the optimizer stepped. Gradients are the same on all ranks, so all ranks agree."""
+    if not run.scaler.is_enabled():
+        run.optimizer.step()
+        return True
+    before = run.scaler.get_scale()
+    run.scaler.step(run.optimizer)
+    run.scaler.update()
+    after = run.scaler.get_scale()
+    if after < MIN_GRADIENT_SCALE:
+        raise NonFiniteLossError(
+            f"gradients overflow at any loss scale (now {after:.3g}) in epoch {run.progress.epoch + 1} at its step "
+            f"{run.progress.step + 1} with learning rate {run.progress.learning_rate:.6g}"
+        )
+    return after >= before
+
+
+def _mixed(run: Run, number: int, images: torch.Tensor, labels: torch.Tensor) -> Batch:
+    """The batch as the loss takes it; training accuracy is counted by the labels that were not mixed."""
+    if not mixing.mixes(run.config.data):
+        return images, labels
+    micro = number * run.world.workers + run.world.rank
+    position = (run.config.seed, run.progress.epoch, run.progress.step, micro)
+    return mixing.mix(images, labels, run.source.info.num_classes, run.config.data, position)
+
+
+def _seed_batch(run: Run, part: int | str, number: int) -> None:
+    """Dropout and the like depend on the position alone, not on resumes or on the number of ranks.
+
+    Args:
+        part: of the epoch: a step, or what else is computed with training images.
+        number: of this rank's batches in it.
+    """
+    position = (run.config.seed, run.progress.epoch, part, number * run.world.workers + run.world.rank)
+    torch.manual_seed(int.from_bytes(hashlib.blake2b(repr(position).encode(), digest_size=8).digest(), "little"))
+
+
+def _gradients_stay_local(run: Run) -> contextlib.AbstractContextManager[None]:
+    return run.parallel.no_sync() if isinstance(run.parallel, DistributedDataParallel) else contextlib.nullcontext()
+
+
+def _autocast(run: Run) -> torch.autocast:
+    dtype = torch.float16 if run.precision == "fp16" else torch.bfloat16
+    return torch.autocast(run.world.device.type, dtype=dtype, enabled=run.precision != "off")
+
+
+def _on_device(run: Run, batches: Iterable[Batch]) -> Iterator[Batch]:
+    """Images as the model takes them, and labels."""
+    layout = memory_layout(run.config)
+    for batch in batches:
+        images, labels = run.upload(batch)
+        del batch  # its slot in the loader is free as soon as it has been copied from
+        yield run.source.finish(images).contiguous(memory_format=layout), labels
+
+
+def _meet(run: Run, last_of_epoch: bool) -> None:
+    """What all ranks must know or do at the same step: a bad loss, a checkpoint, a stop."""
+    with run.clock.part("step_s"):
+        bad_step, bad_kind = run.watch.codes()  # waits for the device
+    # At an epoch's end it waits for the record, unless it is asked for.
+    due = not last_of_epoch and run.checkpoints.due(within_epoch=True)
+    wanted = run.reporter.checkpoint_requested() or due
+    stop = hasattr(run.reporter, "stop_requested") and run.reporter.stop_requested()
+    bad_step, bad_kind, write, leave = run.heartbeat.meet([bad_step, bad_kind, float(wanted), float(stop)])
+    run.watch.check(bad_step, bad_kind, run.progress.epoch + 1)
+    if hasattr(run.reporter, "steps_done"):  # the device has just been waited for
+        run.reporter.steps_done(run.progress.epoch + 1, run.progress.step, run.steps_per_epoch, run.split.global_size)
+    if write or leave:
+        _write_checkpoint(run)
+    if leave:
+        run.world.wait()  # for rank 0's writing: a launcher may end all ranks with the first that leaves
+        raise TrainingStopped(f"stopped on request in epoch {run.progress.epoch + 1} after step {run.progress.step}")
+
+
+def _prepare_batch_norm(run: Run) -> None:
+    """Statistics to validate with: recomputed from training images, or rank 0's running averages."""
+    config = run.config
+    if not precise_bn.wanted(config.precise_bn, run.steps_per_epoch):
+        run.world.share_buffers(run.model)
+        return
+    count, whole = config.precise_bn_images, run.split.micro_size * run.world.workers
+    if config.model.sync_bn:  # its forward is a collective: as many batches on each rank
+        count = max(min(count, run.source.info.train_size) // whole, 1) * whole
+    batches = run.source.bn_batches(
+        config.seed, run.progress.epoch, run.split.micro_size, count, run.world.rank, run.world.workers
+    )
+
+    numbers = itertools.count()
+
+    def forward(images: torch.Tensor) -> None:
+        _seed_batch(run, "batch norm", next(numbers))  # a layer may have dropout before it
+        with _autocast(run):
+            run.model(images)
+
+    precise_bn.recompute(run.model, (images for images, _ in _on_device(run, batches)), run.world, forward)
+
+
+@torch.inference_mode()
+def _validate(run: Run) -> torch.Tensor:
+    """This rank's sums over its share of the validation set; together the ranks see each image once."""
+    sums = Sums(run.world.device)
+    run.model.eval()
+    # Nothing is kept for a backward pass, so twice the micro-batch fits.
+    batches = run.source.val_batches(2 * run.split.micro_size, run.world.rank, run.world.workers)
+    for images, labels in _on_device(run, batches):
+        logits = _logits(run, images)
+        if run.config.data.test_flip:
+            logits = (logits + _logits(run, images.flip(3))) / 2
+        sums.add(F.cross_entropy(logits, labels), logits, labels)
+    run.model.train()
+    return sums.values
+
+
+def _logits(run: Run, images: torch.Tensor) -> torch.Tensor:
+    """float32 ``[N, num_classes]``, without DDP."""
+    with _autocast(run):
+        return run.model(images).float()
+
+
+def _end_epoch(run: Run, val_sums: torch.Tensor, bad_images: int) -> EpochRecord:
+    """The epoch's record, in the history and, where one is due, in a checkpoint."""
+    progress, config = run.progress, run.config
+    bad = val_sums.new_tensor([bad_images])
+    sums = run.world.sum(torch.cat((run.sums.values, val_sums, bad, run.norms.sums))).tolist()
+    train_loss, train_correct, train_images, val_loss, val_correct, val_images, bad_of_all, *norms = sums
+    if not val_images:
+        raise ImageError("no validation image can be read. Repair the data set.")
+    if not math.isfinite(val_loss):
+        raise NonFiniteLossError(
+            f"validation loss is {val_loss / val_images} after epoch {progress.epoch + 1}, "
+            f"whose last learning rate was {progress.learning_rate:.6g}"
+        )
+    due_here = float(run.checkpoints.due(within_epoch=False))
+    *slowest, processes, due = run.world.max([*run.clock.seconds.values(), float(run.source.processes), due_here])
+    times = dict(zip(run.clock.seconds, slowest, strict=True))
+    progress.epoch += 1
+    record = EpochRecord(
+        epoch=progress.epoch,
+        epochs=config.epochs,
+        train_loss=train_loss / train_images,
+        train_top1=train_correct / train_images,
+        val_loss=val_loss / val_images,
+        val_top1=val_correct / val_images,
+        learning_rate=progress.learning_rate,
+        optimizer_steps=progress.optimizer_steps,
+        skipped_steps=progress.skipped_steps,
+        images_per_s=train_images / max(times["data_s"] + times["step_s"], 1e-9),
+        train_s=times["data_s"] + times["step_s"],
+        noise_scale=run.norms.estimate(norms, run.split.micro_size, run.split.global_size),
+        bad_images=int(bad_of_all),
+        loader_processes=int(processes),
+        resumed_from_epoch=run.resumed_from_epoch,
+        **times,
+    )
+    progress.step = 0
+    progress.history.append(record.to_dict())
+    run.sums.values.zero_()
+    run.norms.sums.zero_()
+    run.clock.reset()
+    if due or progress.epoch == config.epochs:
+        _write_checkpoint(run)
+    return record
+
+
+def _write_checkpoint(run: Run) -> None:
+    """A collective: the unfinished epoch's sums are those of all ranks."""
+    with run.clock.part("checkpoint_s"):
+        run.progress.sums = run.world.sum(run.sums.values.clone()).tolist()
+        run.progress.gradient_norms = run.world.sum(run.norms.sums.clone()).tolist()
+        run.progress.bad_images = int(run.world.sum(run.sums.values.new_tensor([run.source.bad_images])).item())
+        run.progress.seconds = dict(run.clock.seconds)
+        if run.world.rank == 0:
+            _save(run)
+        run.checkpoints.restart_clock()
+
+
+def _save(run: Run) -> None:
+    """A checkpoint for which there is no room is left out, for training needs none; the last one is the run's result.
+
+    Raises DiskFull for the last one.
+    """
+    try:
+        run.checkpoints.save(
+            {
+                "config": run.config.to_dict(),
+                "data": describe_data(run.source.info),
+                "model": run.model.state_dict(),
+                "optimizer": run.optimizer.state_dict(),
+                "scaler": run.scaler.state_dict(),
+                "progress": dataclasses.asdict(run.progress),
+                "steps_per_epoch": run.steps_per_epoch,
+                **({"average": run.average.tensors} if run.average else {}),
+            }
+        )
+    except DiskFull as full:
+        if run.progress.epoch == run.config.epochs:
+            raise
+        logging.getLogger(__name__).warning(
+            "%s. Training goes on; a stopped run goes on from the checkpoint before", full
+        )
+
+
+def _history(run: Run) -> tuple[EpochRecord, ...]:
+    return tuple(EpochRecord.from_dict(values) for values in run.progress.history)

@@ -1,0 +1,243 @@
+"""The validated plan of a search: what can be known before Ray starts is refused here."""
+
+from __future__ import annotations
+
+import math
+import re
+import secrets
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, get_type_hints
+
+from bigbatch.cluster.host.option_values import nearest
+from bigbatch.search_spaces.fixed_parameters import read_fixed
+from bigbatch.search_spaces.registry import Space, load_space
+from bigbatch.train_loop.config import ConfigError, DataConfig, TrainConfig
+from bigbatch.train_loop.data.catalogue import check_stage, describe
+from bigbatch.train_loop.data.info import DataInfo
+from bigbatch.train_loop.host.command_line import check_writable, with_subset
+from bigbatch.tune.plan import wandb_mode
+from bigbatch.tune.plan.fitting import Searched, fit, fit_anywhere
+from bigbatch.tune.plan.machine import Share, local_machine, machine_to_be, share_out
+from bigbatch.tune.plan.options import SAMPLERS, SCHEDULERS, Options
+from bigbatch.tune.plan.same_study import check_same_study
+from bigbatch.tune.plan.search_plan import SearchPlan
+from bigbatch.tune.plan.study_space import check_room
+from bigbatch.tune.study.description import read_description
+
+DEFAULT_TRIALS = {"digits": 12}
+"""By data; on two cores so many trials of digits end within six minutes."""
+DEFAULT_TRIALS_OTHER = 16
+DEFAULT_EPOCHS = {"digits": 12}
+DEFAULT_EPOCHS_OTHER = 18
+OWN_OPTIONS = {
+    "epochs": "--max-epochs", "seed": "--seed", "model.name": "--model", "data.name": "--data",
+    "data.on_bad_image": "--on-bad-image",
+}  # fmt: skip
+KNOWN_AS = {
+    "--sampler": ", the Bayesian one (tree-structured Parzen estimator); gp is one with Gaussian processes",
+    "--scheduler": ", successive halving",
+}
+"""What an option's first value is, for whom its name says nothing."""
+DEFAULT_SPACE = "large_batch"
+DEFAULT_OUTPUT = "runs"
+
+
+def seconds(text: str) -> float:
+    """``90``, ``90s``, ``30m``, ``4h``, ``1h30m`` → seconds. Raises ConfigError otherwise."""
+    duration = text.strip() + ("s" if re.fullmatch(r"\d+(\.\d+)?", text.strip()) else "")
+    match = re.fullmatch(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?", duration)
+    hours, minutes, rest = (float(part or 0) for part in match.groups()) if match else (0.0, 0.0, 0.0)
+    total = 3600 * hours + 60 * minutes + rest
+    if total <= 0:
+        raise ConfigError(f"--time-budget is a duration above 0; got {text!r}. Write e.g. 4h, 30m or 90s.")
+    return total
+
+
+def choice(option: str, value: str, allowed: tuple[str, ...]) -> str:
+    if value not in allowed:
+        near = nearest(value, allowed)
+        fix = f"Did you mean {near!r}?" if near else f"Write {option} {allowed[0]}{KNOWN_AS.get(option, '')}."
+        raise ConfigError(f"{option} must be one of {', '.join(allowed)}; got {value!r}. {fix}")
+    return value
+
+
+def study_name(given: str | None, space: Space, data: DataInfo) -> str:
+    """The given name, checked, or one of space, data and time, so that no two runs meet."""
+    if given is None:
+        moment = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"  # job arrays start within a second
+        parts = (Path(space.name).stem, Path(data.name).name, moment)
+        return re.sub(r"[^A-Za-z0-9._-]+", "_", "-".join(parts))
+    check_study_name(given)
+    return given
+
+
+def check_study_name(given: str) -> None:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", given):
+        raise ConfigError(
+            f"--study names a folder: letters, digits, '.', '_' or '-'; got {given!r}. Write e.g. first-try."
+        )
+
+
+def check_folder(output: Path, name: str, resume: bool) -> Path:
+    """The study's folder, checked before anything is started or written."""
+    folder = (output / name).absolute()
+    if resume:
+        return folder
+    check_writable("--output", folder)
+    # A search that was killed before its first entry leaves empty folders and hidden files.
+    if folder.exists() and any(not p.is_dir() and p.name[0] != "." for p in (folder, *folder.rglob("*"))):
+        raise ConfigError(
+            f"a new study needs a folder of its own; {str(folder)!r} holds another one or other files. "
+            "Write --resume to continue a study, or --study OTHER."
+        )
+    return folder
+
+
+def refuse_own_options(assignments: Iterable[str]) -> None:
+    """Keys with an option of their own, so that there is one way to say a thing."""
+    for key, value in read_fixed(assignments).items():
+        if key in OWN_OPTIONS:
+            option = OWN_OPTIONS[key]
+            raise ConfigError(f"{key} has an option of its own; got --set {key}={value}. Write {option} {value}.")
+
+
+def make_plan(options: Options) -> SearchPlan:
+    """Check everything that was asked for. Raises ConfigError with rule, value and fix.
+
+    With ``--resume``, what the command line leaves out comes from the study.
+    """
+    stored: dict[str, Any] = {}
+    if options.resume:
+        if options.study is None:
+            raise ConfigError("--resume needs the study's name; got none. Write --study NAME (a folder of --output).")
+        stored = read_description(Path(options.output or DEFAULT_OUTPUT).absolute() / options.study)
+        # What auto meant is part of the study: another machine must not change the network.
+        options = options.over({"model": stored.get("model"), **_kept_options(stored)})
+    plan = _plan(options, stored.get("lr_factors"))
+    if stored:
+        if stored.get("space_fingerprint") in plan.space.earlier_fingerprints:
+            stored = {**stored, "space_fingerprint": plan.space.fingerprint}
+        check_same_study(plan.identity(), stored)
+    return plan
+
+
+def _kept_options(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """The options in study.json. Raises ConfigError where someone has edited them into something else."""
+    options = stored.get("options", {})
+    if not isinstance(options, dict):
+        options = {"options": options}
+    # isinstance knows no tuple[str, ...]; () is of no kind at all, for what is never kept.
+    kinds = {**get_type_hints(Options), "set": list, "prior_from": (), "options": ()}
+    wrong = [key for key, value in options.items() if key in kinds and not isinstance(value, kinds[key])]
+    if wrong:
+        raise ConfigError(
+            f"study.json must be as BigBatch wrote it; got another kind of {wrong[0]!r}. Restore the file."
+        )
+    return dict(options)
+
+
+class Said(NamedTuple):
+    """What options mean by themselves."""
+
+    sampler: str
+    scheduler: str
+    wandb: str
+    workers: int
+    seed: int
+    overrides: dict[str, Any]
+    data: DataConfig
+    budget_gpu_hours: float | None
+    time_budget_s: float | None
+
+
+def check_words(o: Options) -> Said:
+    """What can be judged without a look at space, data, files or machine. Raises ConfigError."""
+    wandb = choice("--wandb", o.wandb or "disabled", wandb_mode.MODES)
+    wandb_mode.check(wandb)
+    seed = 0 if o.seed is None else o.seed
+    TrainConfig(seed=seed)  # checks its range
+    refuse_own_options(o.set)
+    overrides = with_subset(read_fixed(o.set), o.subset)
+    overrides |= {"data.on_bad_image": o.on_bad_image} if o.on_bad_image else {}
+    data_keys = {key.removeprefix("data."): value for key, value in overrides.items() if key.startswith("data.")}
+    if o.retry_failed and not o.resume:
+        raise ConfigError(
+            "--retry-failed goes on with a study; got no --resume. Write --resume --study NAME, or leave it out."
+        )
+    _at_least_one("--trials", 1, o.trials)
+    _at_least_one("--max-epochs", 1, o.max_epochs)
+    return Said(
+        sampler=choice("--sampler", o.sampler or "tpe", SAMPLERS),
+        scheduler=choice("--scheduler", o.scheduler or "asha", SCHEDULERS),
+        wandb=wandb,
+        workers=_at_least_one("--workers", o.workers or 1, o.workers),
+        seed=seed,
+        overrides=overrides,
+        data=DataConfig(**{"name": o.data or "digits", **data_keys}),
+        budget_gpu_hours=_positive("--budget-gpu-hours", o.budget_gpu_hours),
+        time_budget_s=seconds(o.time_budget) if o.time_budget else None,
+    )
+
+
+def _plan(o: Options, lr_factors: dict[str, float] | None = None) -> SearchPlan:
+    """``lr_factors``: those of the study that is resumed."""
+    space = load_space(o.space or DEFAULT_SPACE)
+    said = check_words(o)
+    workers = said.workers
+    data = describe(said.data, open_some=True)
+    check_stage(o.stage, data, here=(o.address or "local") == "local")
+    trials = o.trials or space.defaults.get("trials") or DEFAULT_TRIALS.get(data.name, DEFAULT_TRIALS_OTHER)
+    max_epochs = o.max_epochs or space.defaults.get("max_epochs") or DEFAULT_EPOCHS.get(data.name, DEFAULT_EPOCHS_OTHER)
+    machine = local_machine() if (o.address or "local") == "local" else machine_to_be()
+    auto = (o.model or "auto") == "auto"
+    if auto and o.prior_from and (o.address or "local") != "local":
+        raise ConfigError(
+            "--prior-from on a cluster needs the network named; got --model auto. Write --model resnet50."
+        )
+    share = share_out(machine, workers, trials) if machine.nodes else Share(1, workers, {"CPU": 1.0})
+    search = Searched(space, data, None if auto else str(o.model), max_epochs, workers, said.overrides, o.prior_from)
+    factors = lr_factors or {} if o.resume else None  # a job that is put back repeats --prior-from
+    fitted = fit(search, machine, factors) if machine.nodes else fit_anywhere(search, factors)
+    name = study_name(o.study, space, data)
+    plan = SearchPlan(
+        study=name,
+        folder=check_folder(Path(o.output or DEFAULT_OUTPUT), name, o.resume),
+        space=space,
+        data=data,
+        model=fitted.model,
+        model_was_auto=auto,
+        trials=trials,
+        max_epochs=max_epochs,
+        budget_gpu_hours=said.budget_gpu_hours,
+        time_budget_s=said.time_budget_s,
+        sampler=said.sampler,
+        scheduler=said.scheduler,
+        workers=workers,
+        overrides=fitted.overrides,
+        storage=o.storage,
+        resume=o.resume,
+        seed=said.seed,
+        address=o.address or "local",
+        wandb=said.wandb,
+        machine=machine,
+        share=share,
+        ranges=fitted.ranges,
+        workload=fitted.workload,
+        options=o,
+    )
+    check_room(plan)
+    return plan
+
+
+def _at_least_one(option: str, value: int, given: int | None) -> int:
+    if (given if given is not None else value) < 1:
+        raise ConfigError(f"{option} must be at least 1; got {given}. Write {option} 1 or more.")
+    return value
+
+
+def _positive(option: str, value: float | None) -> float | None:
+    if value is not None and not 0 < value < math.inf:
+        raise ConfigError(f"{option} must be a number above 0; got {value:g}. Write e.g. {option} 20.")
+    return value

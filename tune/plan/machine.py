@@ -1,0 +1,197 @@
+"""What the search may use, node by node, and how it is cut into workers of trials that run side by side."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bigbatch.cluster.host.allocation import (
+    accelerator_files,
+    planned_nodes,
+    usable_cpus,
+    usable_memory_bytes,
+)
+from bigbatch.train_loop.config import ConfigError
+
+WORKER_MEMORY_BYTES = 2 * 2**30
+"""What a worker may take on a machine without GPUs: ResNet-18, micro-batch 256, float32, measured 1.3 GB."""
+LEAST_MEMORY_BYTES = 1300 * 10**6
+"""A node with less than that is used only where no node has more."""
+MOST_KINDS = 4
+"""Of nodes, that a line names."""
+USED_WELL = 0.9
+"""Of the cores that the best cut would use, the part with which a cut of more suitable trials is content."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """What one node has for the search. ``gpu_memory_bytes`` is of its smallest GPU; 0 = not known."""
+
+    cpus: int
+    gpus: int = 0
+    memory_bytes: int = 0
+    gpu_memory_bytes: int = 0
+
+    def describe(self) -> str:
+        """E.g. ``4 GPUs of 80 GB and 32 CPU cores``, ``2 CPU cores and 2.1 GB``."""
+        cores = f"{self.cpus} CPU core{'s' * (self.cpus != 1)}"
+        if not self.gpus:
+            return f"{cores} and {self.memory_bytes / 1e9:.1f} GB"
+        size = f" of {self.gpu_memory_bytes / 1e9:.3g} GB" if self.gpu_memory_bytes else ""
+        return f"{self.gpus} GPU{'s' * (self.gpus != 1)}{size} and {cores}"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The nodes that the search may use: this one, or those of the cluster that it joins. None: not known yet."""
+
+    nodes: tuple[Node, ...] = ()
+
+    @property
+    def cpus(self) -> int:
+        return sum(node.cpus for node in self.nodes)
+
+    @property
+    def gpus(self) -> int:
+        return sum(node.gpus for node in self.nodes)
+
+    @property
+    def accelerator(self) -> str:
+        return "cuda" if self.gpus else "cpu"
+
+    @property
+    def device_memory_bytes(self) -> int:
+        """Of the smallest device that a worker may get: a GPU, else a node; 0 = not known."""
+        if self.gpus:
+            return min((node.gpu_memory_bytes for node in self.nodes if node.gpu_memory_bytes), default=0)
+        return min((node.memory_bytes for node in _with_memory(self.nodes)), default=0)
+
+    def describe(self) -> str:
+        """The nodes, equal ones counted: ``2 nodes with 4 GPUs and 32 CPU cores, a node with …``."""
+        kinds = Counter(node.describe() for node in self.nodes).most_common()
+        words = [f"{f'{count} nodes' if count > 1 else 'a node'} with {kind}" for kind, count in kinds[:MOST_KINDS]]
+        rest = sum(count for _, count in kinds[MOST_KINDS:])
+        return ", ".join(words + ([f"{rest} more"] if rest else []))
+
+    def to_dict(self) -> dict[str, Any]:
+        kinds = [{"count": count, **vars(node)} for node, count in Counter(self.nodes).items()]
+        return {"cpus": self.cpus, "gpus": self.gpus, "nodes": kinds}
+
+
+@dataclass(frozen=True)
+class Share:
+    """How the machine is cut: trials side by side, workers a trial, resources a worker."""
+
+    concurrency: int
+    workers: int
+    worker_resources: dict[str, float]
+
+    def describe(self) -> str:
+        """E.g. ``2 trials at a time, 1 worker(s) a trial with 1 CPU each``."""
+        at_once = f"{self.concurrency} trial{'s' * (self.concurrency != 1)} at a time"
+        each = " + ".join(_amount(kind, value) for kind, value in self.worker_resources.items())
+        return f"{at_once}, {self.workers} worker(s) a trial with {each} each"
+
+    def fits(self, machine: Machine) -> bool:
+        """Whether one trial of this cut finds room on ``machine`` where nothing else runs."""
+        return sum(slots(node, self.worker_resources) for node in machine.nodes) >= self.workers
+
+
+def _amount(kind: str, value: float) -> str:
+    return f"{value / 1e9:.1f} GB" if kind == "memory" else f"{value:g} {kind}"
+
+
+def local_machine() -> Machine:
+    """This machine, or the part of it that the allocation grants."""
+    gpus, gpu_memory = 0, 0
+    if accelerator_files() or os.environ.get("CUDA_VISIBLE_DEVICES"):
+        import torch
+
+        gpus = torch.cuda.device_count()
+        gpu_memory = min((torch.cuda.get_device_properties(i).total_memory for i in range(gpus)), default=0)
+    return Machine((Node(usable_cpus(), gpus, usable_memory_bytes(), gpu_memory),))
+
+
+def machine_to_be() -> Machine:
+    """The nodes of a cluster that is not joined, as far as they are known: their memory never is."""
+    nodes, cpus, gpus = planned_nodes() or (0, 0, 0)
+    return Machine((Node(cpus, gpus),) * nodes)
+
+
+def slots(node: Node, bundle: dict[str, float]) -> int:
+    """How many workers with the resources ``bundle`` find room on ``node``, as Ray counts: to four digits."""
+    have = {"CPU": node.cpus, "GPU": node.gpus, "memory": node.memory_bytes}
+    return min((round(have[kind] * 1e4) // round(value * 1e4) for kind, value in bundle.items() if value), default=0)
+
+
+def share_out(machine: Machine, workers: int, trials: int) -> Share:
+    """Trials side by side and resources a worker. Raises ConfigError if one trial does not fit.
+
+    All workers are alike, each lies on one node, and a trial may lie on several. With GPUs a worker has one, and the
+    cores that the node with the fewest to a GPU has for it, so that no GPU is left over; nodes without GPUs are not
+    used. Without GPUs a worker has whole cores, as many as use the machine well.
+    """
+    unit, have = ("GPUs", machine.gpus) if machine.gpus else ("CPU cores", machine.cpus)
+    if workers > have:
+        fix = f"Write --workers {have} or fewer." if have else "Write --address of a cluster that has some."
+        raise ConfigError(f"--workers must be at most the {unit} there are; got {workers}, there are {have}. {fix}")
+    if machine.gpus:
+        return Share(min(machine.gpus // workers, trials), workers, {**_cores_a_gpu(machine), "GPU": 1.0})
+    return _share_of_cores(machine, workers, trials)
+
+
+def _cores_a_gpu(machine: Machine) -> dict[str, float]:
+    """The cores of each GPU's worker; with fewer cores than GPUs a part of one, rounded down to Ray's four digits."""
+    node = min((node for node in machine.nodes if node.gpus), key=lambda node: node.cpus / node.gpus)
+    cores = float(node.cpus // node.gpus) or math.floor(1e4 * node.cpus / node.gpus) / 1e4
+    return {"CPU": cores} if cores else {}  # a GPU node that lends no core lends its GPUs nonetheless
+
+
+def _share_of_cores(machine: Machine, workers: int, trials: int) -> Share:
+    """The cut for a machine without GPUs: it uses the cores first, then it lets early stopping learn.
+
+    For that at most a quarter of the trials run at once, where the cores are used as well so.
+    """
+    nodes = _with_memory(machine.nodes)
+    memory = min([WORKER_MEMORY_BYTES, *(node.memory_bytes for node in nodes)])
+    usual = max(2, trials // 4)
+    cuts = _cuts(nodes, memory, workers, trials, usual)
+    if not cuts:  # memory holds fewer workers than one trial has: better tried than refused
+        nodes, memory = list(machine.nodes), 0
+        cuts = _cuts(nodes, 0, workers, 1, usual)
+    most = max(cores * trials_at_once for cores, trials_at_once in cuts)
+    good = [cut for cut in cuts if cut[0] * cut[1] >= USED_WELL * most]
+    cores, concurrency = max(good, key=lambda cut: (cut[1] <= usual, cut[1] if cut[1] <= usual else -cut[1], cut[0]))
+    bundle = {"CPU": float(cores)}
+    bounded = {**bundle, "memory": float(memory)}
+    # Ray knows of memory only what a worker asks for. On one node the number of trials keeps it in bounds.
+    if len(machine.nodes) > 1 and memory and any(slots(n, bundle) > slots(n, bounded) for n in machine.nodes):
+        bundle = bounded
+    return Share(concurrency, workers, bundle)
+
+
+def _with_memory(nodes: tuple[Node, ...]) -> list[Node]:
+    """The nodes with cores and enough memory for a worker; where none has, all with cores."""
+    with_cores = [node for node in nodes if node.cpus]
+    return [node for node in with_cores if node.memory_bytes >= LEAST_MEMORY_BYTES] or with_cores
+
+
+def _cuts(nodes: Sequence[Node], memory: int, workers: int, trials: int, usual: int) -> list[tuple[int, int]]:
+    """Cores of a worker and trials at once, of all cuts that fit: with as many trials as find room, and as usual."""
+    kinds, cuts = Counter(nodes).items(), set()
+    for cores in range(1, max(node.cpus for node in nodes) + 1):
+        bundle = {"CPU": float(cores), "memory": float(memory)}
+        most = min(sum(slots(node, bundle) * count for node, count in kinds) // workers, trials)
+        cuts |= {(cores, most), (cores, min(most, usual))} if most else set()
+    return sorted(cuts)
+
+
+def devices_held(machine: Machine, share: Share | None) -> int:
+    """What a search holds on a machine that is its own: all GPUs, also idle ones; else the workers that run at once."""
+    if machine.gpus or share is None:
+        return machine.gpus
+    return share.concurrency * share.workers

@@ -1,0 +1,82 @@
+"""The command line of a search, and what of it a later ``--resume`` starts from. Runs on Python 3.9."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bigbatch.cluster.host.command_line import empty_value
+from bigbatch.search_spaces.fixed_parameters import read_fixed
+from bigbatch.search_spaces.registry import BUILT_IN
+from bigbatch.train_loop.config import ConfigError, known_key
+from bigbatch.train_loop.data.names import NAMES
+
+SAMPLERS = ("tpe", "random", "qmc", "gp", "cmaes")
+SCHEDULERS = ("asha", "hyperband", "median", "none")
+RESUMED_OPTIONS = (
+    "space", "data", "subset", "model", "trials", "max_epochs", "budget_gpu_hours", "sampler", "scheduler", "workers",
+    "set", "seed", "wandb", "on_bad_image", "stage",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Options:
+    """The command line. None (or nothing) = not given, so that a resumed study fills it in."""
+
+    space: str | None = None
+    data: str | None = None
+    subset: float | None = None
+    model: str | None = None
+    trials: int | None = None
+    max_epochs: int | None = None
+    budget_gpu_hours: float | None = None
+    time_budget: str | None = None
+    sampler: str | None = None
+    scheduler: str | None = None
+    workers: int | None = None
+    set: tuple[str, ...] = ()
+    on_bad_image: str | None = None
+    stage: str | None = None
+    prior_from: tuple[str, ...] = ()
+    """Not kept: what the files say is, in the study's ``lr_factors``."""
+    study: str | None = None
+    output: str | None = None
+    storage: str | None = None
+    resume: bool = False
+    retry_failed: bool = False
+    seed: int | None = None
+    address: str | None = None
+    wandb: str | None = None
+    dry_run: bool = False
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            for text in value if isinstance(value, tuple) else (value,):
+                if isinstance(text, str) and not text.strip():
+                    raise ConfigError(empty_value(f"--{name.replace('_', '-')}", text))
+
+    def kept(self) -> dict[str, Any]:
+        """What a later --resume starts from. A database's URL may hold a password: it is left out."""
+        values = {k: v for k, v in dataclasses.asdict(self).items() if k in RESUMED_OPTIONS and v not in (None, ())}
+        if values.get("model") == "auto":  # what it meant is kept beside
+            del values["model"]
+        for key in ("space", "data"):  # a resume may come from another folder
+            path = (
+                Path(str(values.get(key, "")).rpartition(".py:")[0] + ".py") if ".py:" in str(values.get(key)) else None
+            )
+            if key in values and values[key] not in (*BUILT_IN, *NAMES) and (path or Path(values[key])).exists():
+                values[key] = os.path.abspath(values[key])
+        return values
+
+    def over(self, earlier: Mapping[str, Any]) -> Options:
+        """This command line, its gaps filled from an earlier one; keys of ``--set`` each by itself."""
+        known = {k: v for k, v in earlier.items() if k in RESUMED_OPTIONS and v != ""}  # once taken for the default
+        gaps = {k: v for k, v in known.items() if k != "set" and getattr(self, k) is None}
+        said = read_fixed(self.set)
+        names = {text: text.partition("=")[0].strip() for text in earlier.get("set", ())}
+        kept = [text for text, name in names.items() if (known_key(name) or name) not in said]
+        return dataclasses.replace(self, **gaps, set=(*kept, *self.set))

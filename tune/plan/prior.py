@@ -1,0 +1,90 @@
+"""``--prior-from``: what ``bigbatch lr-find`` found, as the centre of the search's learning rates."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import random
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bigbatch.search_spaces.priors import lr_factor
+from bigbatch.search_spaces.registry import Space
+from bigbatch.search_spaces.trial import StandInTrial
+from bigbatch.search_spaces.workload import Workload
+from bigbatch.train_loop.config import ConfigError, TrainConfig
+
+SCHEMA_VERSION = 1
+TRIALS_TO_SEE = 64
+"""Draws of a space within which an optimizer's rate must move with the prior."""
+
+
+def read_priors(paths: Sequence[str], space: Space, workload: Workload, pinned: Mapping[str, Any]) -> dict[str, float]:
+    """By optimizer, the factor that moves the prior's centre to a range test's suggestion.
+
+    Raises ConfigError: a file that is no range test's, one of other data or another model than the search's, two of
+    one optimizer, an optimizer whose rate is not searched around the prior by this space.
+    """
+    factors: dict[str, float] = {}
+    for path in paths:
+        tested, suggestion = read_test(path)
+        name = tested.optimizer.name
+        _check_same(path, "data", _full(tested.data.name), _full(workload.data))
+        _check_same(path, "model", tested.model.name, workload.model)
+        if name in factors:
+            raise ConfigError(f"--prior-from takes one range test an optimizer; got two of {name}. Keep one of them.")
+        factors[name] = lr_factor(dataclasses.replace(workload, fixed=pinned), tested, suggestion)
+        if not _moves(space, workload, name, pinned):
+            raise ConfigError(
+                f"--prior-from needs a space that searches the tested optimizer's rate around the prior; got {name} "
+                f"and --space {space.name}. Leave '{path}' out, or use searched_peak_lr in the space."
+            )
+    return factors
+
+
+def read_test(path: str) -> tuple[TrainConfig, float]:
+    """The configuration of a range test and the rate that it suggests. Raises ConfigError."""
+    fix = "Write the lr_find.json that `bigbatch lr-find` wrote."
+    try:
+        values = json.loads(Path(path).read_text())
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not JSON"
+        raise ConfigError(f"--prior-from must be a range test's file; got '{path}' ({reason}). {fix}") from None
+    if not isinstance(values, dict) or not {"config", "suggestion"} <= values.keys():
+        raise ConfigError(f"--prior-from must be a range test's file; got '{path}' without suggestion. {fix}")
+    if values.get("schema_version") != SCHEMA_VERSION:
+        version = values.get("schema_version")
+        raise ConfigError(f"this version reads range tests of schema {SCHEMA_VERSION}; got {version!r}. {fix}")
+    suggestion = values["suggestion"]
+    if isinstance(suggestion, bool) or not isinstance(suggestion, (int, float)) or not 0 < suggestion < math.inf:
+        raise ConfigError(f"a range test suggests a rate above 0; got {suggestion!r} in '{path}'. {fix}")
+    if values.get("exploded_at") is None:
+        raise ConfigError(
+            f"--prior-from needs a test that saw the loss explode; got '{path}', whose range ended first. "
+            "Run `bigbatch lr-find` with a higher --last."
+        )
+    return TrainConfig.from_dict(values["config"]), float(suggestion)
+
+
+def _check_same(path: str, what: str, tested: str, searched: str) -> None:
+    if tested != searched:
+        raise ConfigError(
+            f"--prior-from needs a range test of the search's own {what}; got '{path}' of {tested}, the search is of "
+            f"{searched}. Run `bigbatch lr-find` with that {what}."
+        )
+
+
+def _full(data: str) -> str:
+    return os.path.abspath(data) if os.path.exists(data) else data
+
+
+def _moves(space: Space, workload: Workload, optimizer: str, pinned: Mapping[str, Any]) -> bool:
+    moved = dataclasses.replace(workload, lr_factors={optimizer: 1.5})
+    for seed in range(TRIALS_TO_SEE):
+        before = space(StandInTrial(random.Random(seed)), workload, pinned)
+        if before.optimizer.name == optimizer:
+            return space(StandInTrial(random.Random(seed)), moved, pinned).optimizer.peak_lr != before.optimizer.peak_lr
+    return False

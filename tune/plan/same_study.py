@@ -1,0 +1,55 @@
+"""``--resume`` goes on with a study as it was planned: what differs is refused, in the words of the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from bigbatch.train_loop.config import RUNTIME_KEYS, ConfigError
+
+OPTIONS = {
+    "space": "--space",
+    "data": "--data",
+    "model": "--model",
+    "max_epochs": "--max-epochs",
+    "seed": "--seed",
+    "lr_factors": "--prior-from",
+}
+OF_THE_DATA = ("image_size", "train_size", "val_size", "num_classes")
+
+
+def check_same_study(identity: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
+    """Raise ConfigError where a resumed study would be another one.
+
+    Args:
+        identity: what the plan says that the study is (``SearchPlan.identity``); ``stored``: what study.json says.
+    """
+    for key, value in identity.items():
+        before = stored.get(key)
+        if key == "overrides" and isinstance(before, dict):
+            _check_overrides(before, value)
+        elif before != value:
+            raise _refusal(*_difference(key, before, value))
+
+
+def _check_overrides(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    for name in {**before, **now}:
+        if name in RUNTIME_KEYS or before.get(name) == now.get(name):
+            continue
+        option = "--subset" if name == "data.subset" else f"--set {name}"
+        if name not in before:
+            raise _refusal(f"{option} was not given; got {now[name]!r}", f"Leave {option} out")
+        raise _refusal(f"{option} was {before[name]!r}; got {now.get(name)!r}", f"Leave {option} out (it is kept)")
+
+
+def _difference(key: str, before: Any, value: Any) -> tuple[str, str]:
+    if key == "space_fingerprint":
+        return f"the space's file has changed; got {value!r}", "Restore it"
+    if key in OF_THE_DATA:
+        return f"the data's {key} was {before!r}; got {value!r}", "Restore the data"
+    name = OPTIONS.get(key, key)
+    return f"{name} was {before!r}; got {value!r}", f"Leave {name} out (it is kept)"
+
+
+def _refusal(what: str, fix: str) -> ConfigError:
+    return ConfigError(f"--resume continues a study as it was planned: {what}. {fix}, or write --study OTHER.")

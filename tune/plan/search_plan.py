@@ -1,0 +1,85 @@
+"""One search, checked: what is known of it before Ray starts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bigbatch.search_spaces.check import ParamRange
+from bigbatch.search_spaces.registry import Space
+from bigbatch.search_spaces.workload import Workload
+from bigbatch.train_loop.data.info import DataInfo
+from bigbatch.tune.plan.machine import Machine, Share
+from bigbatch.tune.plan.options import Options
+
+
+@dataclass(frozen=True)
+class SearchPlan:
+    """One search. ``to_dict`` goes into study.json, ``resumed`` compares with it."""
+
+    study: str
+    folder: Path
+    space: Space
+    data: DataInfo
+    model: str
+    model_was_auto: bool
+    trials: int
+    max_epochs: int
+    budget_gpu_hours: float | None
+    time_budget_s: float | None
+    sampler: str
+    scheduler: str
+    workers: int
+    overrides: dict[str, Any]
+    """``--set``: dotted keys that every configuration holds, and parameters of the space, which are not searched."""
+    storage: str | None
+    resume: bool
+    seed: int
+    address: str
+    wandb: str
+    machine: Machine
+    share: Share
+    ranges: Mapping[str, ParamRange]
+    workload: Workload
+    options: Options
+
+    @property
+    def restarts(self) -> int:
+        """How often a trial is started again after one of its processes died: on a cluster nodes may go."""
+        return 1 if self.address == "local" else 5
+
+    def identity(self) -> dict[str, Any]:
+        return {
+            "space": self.space.name,
+            "space_fingerprint": self.space.fingerprint,
+            "data": self.data.path or self.data.name,
+            # Not known before the cluster is joined: a study that is killed until then must not keep a guess.
+            "model": None if self.model_was_auto and not self.machine.nodes else self.model,
+            "max_epochs": self.max_epochs,
+            "seed": self.seed,
+            "overrides": json.loads(json.dumps(self.overrides)),  # as it is stored: tuples are lists there
+            "lr_factors": dict(self.workload.lr_factors) or None,
+            "image_size": self.data.image_size,
+            "train_size": self.data.train_size,
+            "val_size": self.data.val_size,
+            "num_classes": self.data.num_classes,
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            **self.identity(),
+            "space_source": self.space.source,
+            "trials": self.trials,
+            "budget_gpu_hours": self.budget_gpu_hours,
+            "time_budget_s": self.time_budget_s,
+            "sampler": self.sampler,
+            "scheduler": self.scheduler,
+            "workers": self.workers,
+            "wandb": self.wandb,
+            "machine": self.machine.to_dict(),
+            "concurrency": self.share.concurrency,
+            "options": self.options.kept(),
+        }

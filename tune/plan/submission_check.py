@@ -1,0 +1,170 @@
+"""Judges a search that is about to be submitted, for a cluster that is not joined, and answers in a line of JSON.
+
+``cluster/submission/search_check.py`` runs it with the job's interpreter, or with the login node's (``--elsewhere``),
+which may be Python 3.9 without any package. Then a space's file is read, not run, and what needs a package is left out
+and named.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import difflib
+import io
+import json
+import os
+import runpy
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+if not __package__:
+    root = Path(__file__).resolve().parents[2] / "cluster" / "host" / "root.py"
+    runpy.run_path(str(root))["make_importable"](__file__)
+
+from bigbatch.cluster.host.check_answer import ELSEWHERE, MARK  # noqa: E402
+from bigbatch.search_spaces.registry import load_space, read_source, space_file  # noqa: E402
+from bigbatch.train_loop.config import ConfigError  # noqa: E402
+from bigbatch.train_loop.data.catalogue import check_stage, describe
+from bigbatch.train_loop.data.names import folder_path  # noqa: E402
+from bigbatch.train_loop.host.command_line import check_writable  # noqa: E402
+from bigbatch.train_loop.model.networks import check_model_name  # noqa: E402
+from bigbatch.tune.plan.arguments import parse_options, tune_parser  # noqa: E402
+from bigbatch.tune.plan.checked_plan import (
+    DEFAULT_OUTPUT,
+    DEFAULT_SPACE,
+    check_folder,
+    check_study_name,
+    check_words,
+    make_plan,
+)
+from bigbatch.tune.plan.options import Options
+from bigbatch.tune.plan.prior import read_test  # noqa: E402
+from bigbatch.tune.study.description import read_description  # noqa: E402
+
+NEEDED = ("ray", "optuna", "torch", "torchvision", "numpy", "pyarrow")
+"""Packages without which no search runs."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Prints the answer; the exit code says only that there is one."""
+    elsewhere = list(argv[:1]) == [ELSEWHERE]
+    missing = [] if elsewhere else [name for name in NEEDED if find_spec(name) is None]
+    answer: dict[str, object] = {"refused": None, "unchecked": [], "missing": missing}
+    options = Options()
+    try:
+        options = _options(argv[1:] if elsewhere else argv)
+        answer["unchecked"] = check_by_parts(options) if elsewhere or missing else check_whole(options)
+    except ConfigError as error:
+        answer["refused"] = with_a_way_on(str(error), options)
+    print(MARK + json.dumps(answer), flush=True)
+    return 0
+
+
+def _options(arguments: Sequence[str]) -> Options:
+    """Raises ConfigError with what the parser would print."""
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            return Options(**parse_options(tune_parser(""), arguments))  # type: ignore[arg-type]
+    except SystemExit:
+        raise ConfigError(said.getvalue().strip().partition("error: ")[2]) from None
+
+
+def check_whole(options: Options) -> list[str]:
+    """As ``--dry-run``. Raises ConfigError."""
+    make_plan(options)
+    if options.storage:
+        from bigbatch.tune.study.storage_url import check_url  # not for Python 3.9
+
+        check_url(options.storage)
+    return []
+
+
+def check_by_parts(options: Options) -> list[str]:
+    """All that needs no package and runs no code of the user's. Returns what is left. Raises ConfigError."""
+    if options.resume:
+        options = _resumed(options)
+    own = space_file(options.space or DEFAULT_SPACE)
+    if own is None:
+        load_space(options.space or DEFAULT_SPACE)
+        # An older Python, packages that are missing: they are met again below, one by one.
+        with contextlib.suppress(ImportError, TypeError, SyntaxError):
+            return check_whole(options)
+    else:
+        look_for_function(*own)
+    said = check_words(options)
+    left = ["what the space returns"]
+    try:
+        check_stage(options.stage, describe(said.data, open_some=True))
+    except ImportError:
+        folder_path(said.data.name)
+        left.append("the images of --data")
+    try:
+        check_model_name(options.model or "resnet50") if options.model != "auto" else None
+    except ImportError:
+        left.append(f"whether there is a network {options.model}")
+    _check_places(options)
+    for path in options.prior_from:
+        read_test(path)
+    return left
+
+
+def _resumed(options: Options) -> Options:
+    if options.study is None:
+        raise ConfigError("--resume needs the study's name; got none. Write --study NAME (a folder of --output).")
+    stored = read_description(Path(options.output or DEFAULT_OUTPUT).absolute() / options.study)
+    earlier = stored.get("options")
+    return options.over(earlier) if isinstance(earlier, dict) else options
+
+
+def _check_places(options: Options) -> None:
+    output = Path(options.output or DEFAULT_OUTPUT)
+    if options.study is None:
+        check_writable("--output", output.absolute())
+    else:
+        check_study_name(options.study)
+        check_folder(output, options.study, options.resume)
+
+
+def look_for_function(path: Path, function: str) -> None:
+    """Raise ConfigError where a space's file cannot be read, is no Python, or nowhere has the function's name."""
+    source = read_source(path)
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError) as error:
+        if sys.version_info < (3, 11):  # noqa: UP036  it may be of a later Python's grammar
+            return
+        raise ConfigError(
+            f"--space needs a file that Python can run; got '{path}' with {type(error).__name__}: {error}. "
+            f"Run `python '{path}'` to see where."
+        ) from None
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            names.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, ast.alias):
+            names.add(node.asname or node.name)
+    if function not in names and "*" not in names:
+        near = difflib.get_close_matches(function, names, n=1)
+        fix = f"Did you mean '{path}:{near[0]}'?" if near else "Check its name."
+        raise ConfigError(f"--space FILE.py:FUNCTION must name a function of the file; got {function!r}. {fix}")
+
+
+def with_a_way_on(message: str, options: Options) -> str:
+    """Adds what to write where a path may be another one on the compute nodes."""
+    own = space_file(options.space or DEFAULT_SPACE)
+    places = [str(own[0]) if own else None, options.data, options.output or DEFAULT_OUTPUT, *options.prior_from]
+    quoted = [f"{end}'" for place in places if place for end in (f"'{place}", f"/{place}", os.path.abspath(place))]
+    quoted += [f"({os.path.abspath(own[0])})"] if own else []
+    if message.startswith("--output") or any(text in message for text in quoted):
+        stop = "" if message.endswith(".") else "."
+        return f"{message}{stop} Where the compute nodes differ in that, write --no-check."
+    return message
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,129 @@
+"""A study in a database that may be away for a while: restarted, failed over, behind a network that drops connections.
+
+Optuna gives up at the first call that does not arrive. Here a call is repeated for some minutes, and none of them
+twice: the answer to a call that was carried out may be what was lost. The driver is the study's only writer, so what
+it finds done at a second attempt it has done itself at the first.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from optuna.exceptions import StorageInternalError, UpdateFinishedTrialError
+from optuna.storages import RDBStorage
+from optuna.storages._rdb import models
+from optuna.trial import FrozenTrial, TrialState
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+
+from bigbatch.tune.study.provenance import redact
+from bigbatch.tune.study.storage_url import DatabaseLost
+
+PATIENCE_S = 300.0
+"""How long a call is repeated. Trials train on meanwhile; their reports wait."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 15.0
+REPEATED = (
+    "set_study_user_attr", "set_study_system_attr", "get_study_id_from_name", "get_study_name_from_id",
+    "get_study_directions", "get_study_user_attrs", "get_study_system_attrs", "get_all_studies", "_set_trial_param",
+    "get_trial_id_from_study_id_trial_number", "_get_best_trial_id", "set_trial_intermediate_value",
+    "set_trial_user_attr", "set_trial_system_attr", "get_trial", "get_trial_param", "_get_trials",
+)  # fmt: skip
+"""Calls that read, or that set something to a value: to do them twice is to do them once."""
+
+T = TypeVar("T")
+
+
+class PatientStorage(RDBStorage):
+    """Optuna's storage in a database, whose calls are repeated where the connection was lost.
+
+    Connections are checked before they are used (``pool_pre_ping``).
+    """
+
+    def __init__(self, url: str) -> None:
+        self._newest: int | None = None
+        self._lost = False
+        super().__init__(url, engine_kwargs={"pool_pre_ping": True})
+
+    def set_trial_state_values(self, trial_id: int, state: TrialState, values: Sequence[float] | None = None) -> bool:
+        attempts = 0
+
+        def attempt() -> bool:
+            nonlocal attempts
+            attempts += 1
+            try:
+                # False: the trial runs already. That was another process, or our own call whose answer was lost.
+                done = RDBStorage.set_trial_state_values(self, trial_id, state, values)
+            except UpdateFinishedTrialError:
+                if attempts == 1:
+                    raise
+                done = False
+            return done or (attempts > 1 and RDBStorage.get_trial(self, trial_id).state == state)
+
+        return self._repeat(attempt)
+
+    def _create_new_trial(self, study_id: int, template_trial: FrozenTrial | None = None) -> FrozenTrial:
+        def newest() -> int:
+            trials = RDBStorage._get_trials(self, study_id, None, set(), -1 if self._newest is None else self._newest)
+            return max((t._trial_id for t in trials), default=-1 if self._newest is None else self._newest)
+
+        self._newest = self._repeat(newest)
+        return self._repeat(lambda: RDBStorage._create_new_trial(self, study_id, template_trial))
+
+    def _get_prepared_new_trial(self, study_id: int, template_trial: FrozenTrial | None, session: Any) -> Any:
+        """Optuna's insertion, at each attempt; one that finds what an earlier attempt has inserted takes that."""
+        made = session.query(models.TrialModel).filter(
+            models.TrialModel.study_id == study_id, models.TrialModel.trial_id > self._newest
+        )
+        return made.first() or super()._get_prepared_new_trial(study_id, template_trial, session)
+
+    def _repeat(self, call: Callable[[], T]) -> T:
+        """The call's result. Raises DatabaseLost where it does not arrive in ``PATIENCE_S``."""
+        began, pause_s, said = time.monotonic(), FIRST_PAUSE_S, False
+        while True:
+            try:
+                result = call()
+            except (StorageInternalError, DBAPIError) as error:
+                reason = connection_lost(error)
+                if reason is None:
+                    raise
+                if self._lost or time.monotonic() - began > PATIENCE_S:
+                    self._lost = True  # what comes then does not wait again
+                    raise DatabaseLost(f"the database has not answered for {PATIENCE_S:.0f} s: {reason}") from None
+                if not said:
+                    _warn(f"the database does not answer, trying again for {PATIENCE_S:.0f} s: {reason}")
+                said = True
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            else:
+                if said:
+                    _warn(f"the database answers again, after {time.monotonic() - began:.0f} s")
+                return result
+
+
+def _repeated(name: str) -> Any:
+    plain = getattr(RDBStorage, name)
+
+    def method(self: PatientStorage, *args: Any, **options: Any) -> Any:
+        return self._repeat(lambda: plain(self, *args, **options))
+
+    return method
+
+
+for _name in REPEATED:
+    setattr(PatientStorage, _name, _repeated(_name))
+
+
+def connection_lost(error: BaseException) -> str | None:
+    """Why, in one line without passwords, where the error is of the connection and not of what was asked for."""
+    cause = error if isinstance(error, DBAPIError) else error.__cause__
+    if not isinstance(cause, DBAPIError):
+        return None
+    if not isinstance(cause, OperationalError | InterfaceError) and not cause.connection_invalidated:
+        return None
+    return redact(" ".join(str(cause.orig).split()))
+
+
+def _warn(text: str) -> None:
+    print(f"warning: {text}", file=sys.stderr, flush=True)

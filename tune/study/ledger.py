@@ -1,0 +1,253 @@
+"""What a study has used: seconds of devices, held by its drivers and spent on its trials, summed over all sessions.
+
+A device is a GPU; without GPUs, one of the workers that run at once. The folder ``ledger/`` has a file for each session
+of a driver, ``0001.json`` …, rewritten every WRITE_S by the thread that also renews the study's lease. So a kill loses
+no more than that, whatever it hits. All sums are over these files: nothing that was counted is counted again,
+or otherwise, by a later session.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from bigbatch.cluster.host.allocation import slurm_job
+from bigbatch.cluster.host.atomic_files import read_json
+
+SCHEMA_VERSION = 1
+WRITE_S = 10.0
+SAY_AFTER_S = 60.0
+"""A ledger that could not be written for so long is spoken of. A search whose disk is full has ended by then, in one
+line of its own."""
+CARRIED_OVER = "0000.json"
+"""What the trials of a study used that was begun before there were ledgers."""
+
+
+@dataclass
+class Used:
+    """Device seconds, of one session or of several."""
+
+    held_s: float = 0.0
+    """By drivers, from Ray's start to its end."""
+    trials_s: dict[int, float] = field(default_factory=dict)
+    """By trials, all their attempts."""
+
+    def add(self, other: Used) -> None:
+        self.held_s += other.held_s
+        for number, seconds in other.trials_s.items():
+            self.trials_s[number] = self.trials_s.get(number, 0.0) + seconds
+
+    def words(self, unit: str) -> str:
+        """E.g. ``12.30 GPU hours held by the study, 11.02 of them spent on trials``."""
+        return (
+            f"{self.held_s / 3600:.2f} {unit} held by the study, "
+            f"{sum(self.trials_s.values()) / 3600:.2f} of them spent on trials"
+        )
+
+
+class Ledger:
+    """The ledger of one study, to which one driver at a time adds a session. Call ``beat`` often, ``close`` at the end.
+
+    Args:
+        folder: made with the first entry.
+        clock: seconds that go on while the machine is awake.
+    """
+
+    def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self._folder, self._clock = folder, clock
+        self._lock, self._writing = threading.Lock(), threading.Lock()
+        self._past: Used | None = None
+        """Of a study that had no ledger, as long as it is not written."""
+        self._before = read(folder)
+        self._session = Used()
+        self._running: dict[int, float] = {}
+        self._devices: float | None = None
+        self._at = 0.0
+        self._path: Path | None = None
+        self._next_write = 0.0
+        self._failing_since: float | None = None
+        self._facts: dict[str, Any] = {}
+
+    # What was used
+
+    def used(self) -> Used:
+        """All of it so far, in all sessions."""
+        with self._lock:
+            self._advance()
+            total = Used()
+            total.add(self._before)
+            total.add(self._session)
+            return total
+
+    @property
+    def held_s(self) -> float:
+        with self._lock:
+            self._advance()
+            return self._before.held_s + self._session.held_s
+
+    def trial_s(self, number: int) -> float:
+        with self._lock:
+            self._advance()
+            return self._before.trials_s.get(number, 0.0) + self._session.trials_s.get(number, 0.0)
+
+    def has_spent(self, budget_hours: float | None) -> bool:
+        """Whether the study has held its devices for as long as it may; None: for ever."""
+        return budget_hours is not None and self.held_s >= budget_hours * 3600
+
+    # What is being used
+
+    def hold(self, devices: float | None) -> None:
+        """From now on the driver holds so many devices. None: those of the trials that run, as at the beginning."""
+        with self._lock:
+            first = self._begin_session()
+            self._devices = devices
+        self._write_first(first)
+
+    def begin(self, trial: int, devices: int, since_s: float = 0.0) -> None:
+        """For ``since_s`` seconds a trial has used so many devices, and goes on. One that runs already is left so."""
+        with self._lock:
+            first = self._begin_session()
+            if trial not in self._running:
+                self._running[trial] = devices
+                self._session.trials_s[trial] = self._session.trials_s.get(trial, 0.0) + devices * since_s
+                self._session.held_s += devices * since_s if self._devices is None else 0.0
+        self._write_first(first)
+
+    def end(self, trial: int) -> None:
+        with self._lock:
+            self._advance()
+            self._running.pop(trial, None)
+
+    # The folder
+
+    def beat(self) -> None:
+        """Write the session's file where that is due; where it cannot be written, the next beat tries again.
+
+        Raises OSError, which says so, once it has failed for SAY_AFTER_S.
+        """
+        with self._lock:
+            if self._path is None or self._clock() < self._next_write:
+                return
+            self._next_write = self._clock() + WRITE_S
+        try:
+            self._write_session()
+            self._failing_since = None
+        except OSError as error:
+            self._failing_since = self._failing_since or self._clock()
+            if self._clock() - self._failing_since < SAY_AFTER_S:
+                return
+            reason = f"what the study uses is counted in memory only, its ledger cannot be written ({error.strerror})"
+            raise OSError(error.errno, reason) from None
+
+    def close(self) -> None:
+        """The session has ended: nothing is held any more. A full disk loses what the last beats could not write."""
+        with self._lock:
+            self._advance()
+            self._running, self._devices = {}, 0.0
+            self._facts["ended_at"] = _now()
+        with contextlib.suppress(OSError):
+            self._write_session()
+        with self._lock:
+            self._before.add(self._session)
+            self._path, self._session = None, Used()
+
+    def carry_over(self, trials_s: Mapping[int, float]) -> None:
+        """The past of a study without a ledger: the sum of its trials. Nothing happens to a study that has one."""
+        past = Used(sum(trials_s.values()), dict(trials_s))
+        if past.held_s and not any(self._folder.glob("*.json")):
+            self._before.add(past)
+            self._past = past
+            with contextlib.suppress(OSError):  # the disk is full; it is written with the session
+                self._write_past()
+
+    def _begin_session(self) -> bool:
+        """Whether this is the first entry of this driver: its file is numbered after the last one's."""
+        self._advance()
+        if self._path is not None:
+            return False
+        numbers = [int(path.stem) for path in self._folder.glob("*.json") if path.stem.isdecimal()]
+        self._path = self._folder / f"{max(numbers, default=0) + 1:04d}.json"
+        self._facts = {"host": os.uname().nodename, "pid": os.getpid(), "started_at": _now()}
+        return True
+
+    def _write_first(self, first: bool) -> None:
+        if first:
+            with contextlib.suppress(OSError):  # the disk is full; the beats go on trying
+                self._write_session()
+
+    def _write_session(self) -> None:
+        """Not under the lock that the search's own thread takes: a file system may hang."""
+        with self._writing:
+            with self._lock:
+                self._advance()
+                path, facts = self._path, {**self._facts, "devices": self._held_now()}
+                now = Used(self._session.held_s, dict(self._session.trials_s))
+            if path is not None:
+                self._write_past()
+                _write(path, now, **facts)
+
+    def _write_past(self) -> None:
+        if self._past is not None:
+            _write(self._folder / CARRIED_OVER, self._past, carried_over_at=_now())
+            self._past = None
+
+    def _advance(self) -> None:
+        now, before = self._clock(), self._at
+        self._at = now
+        if self._path is None:
+            return
+        elapsed_s = max(0.0, now - before)
+        self._session.held_s += self._held_now() * elapsed_s
+        for number, devices in self._running.items():
+            self._session.trials_s[number] = self._session.trials_s.get(number, 0.0) + devices * elapsed_s
+
+    def _held_now(self) -> float:
+        return sum(self._running.values()) if self._devices is None else self._devices
+
+
+def read(folder: Path) -> Used:
+    """The sum of all sessions. A file that cannot be read is named on stderr and counts nothing."""
+    total = Used()
+    for path in sorted(folder.glob("*.json")):
+        used = _read_session(path)
+        if used is None:
+            print(f"warning: {path} is damaged; its hours are not counted", file=sys.stderr, flush=True)
+        else:
+            total.add(used)
+    return total
+
+
+def _read_session(path: Path) -> Used | None:
+    values = read_json(path)
+    try:
+        return Used(float(values["held_device_s"]), {int(key): float(s) for key, s in values["trial_device_s"].items()})
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return None
+
+
+def _write(path: Path, used: Used, **facts: Any) -> None:
+    path.parent.mkdir(exist_ok=True)
+    trials = {str(number): round(seconds, 3) for number, seconds in used.trials_s.items()}
+    figures = {"held_device_s": round(used.held_s, 3), "trial_device_s": trials}
+    fresh = path.with_name(f".{path.name}.new")
+    text = json.dumps({"schema_version": SCHEMA_VERSION, **facts, "written_at": _now(), **figures})
+    fresh.write_text(text + "\n")
+    os.replace(fresh, path)
+
+
+def owns_cluster(*, local: bool) -> bool:
+    """Whether all devices of the cluster are held for this search: its own Ray's, and those of a Slurm job."""
+    return local or slurm_job() is not None
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

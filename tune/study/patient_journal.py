@@ -1,0 +1,164 @@
+"""A search whose disk fills up: it waits for room where it can, and else ends with one line and all that it had.
+
+What must not be lost is the journal. Each append that fails is undone, so that no half line stays in it, and tried
+again once there is room. See docs/decisions/015.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from optuna.storages.journal import JournalFileBackend
+
+from bigbatch.train_loop.host.disk_full import FULL, QUOTA, DiskFull, full_errno, words
+
+JOB_VARIABLE = "BIGBATCH_JOB_FOLDER"
+"""Set in the environment of a driver by the job around it (``cluster/``)."""
+WAIT_IN_JOB_S = 30 * 60.0
+"""How long a search in a job waits for room. Nobody sits before it, and a quota is often made room in by a clean-up."""
+SAY_EVERY_S = 60.0
+POLL_S = 2.0
+PROBE_BYTES = 1 << 20
+
+
+class Disk:
+    """The file system of a study's folder, as the driver finds it when it writes.
+
+    Attributes:
+        full: why the search ends, once it has waited in vain; nothing is written any more.
+        stopped: asked while it waits: is the search to end anyway?
+    """
+
+    def __init__(self, folder: Path, env: Mapping[str, str] = os.environ) -> None:
+        self.folder = folder
+        self.full: str | None = None
+        self.stopped: Callable[[], bool] = lambda: False
+        self._wait_s = WAIT_IN_JOB_S if env.get(JOB_VARIABLE) else 0.0
+
+    def await_room(self, number: int, room: Callable[[], bool] | None = None) -> None:
+        """Return once there is room; ``number``: ENOSPC or EDQUOT, which was met.
+
+        Raises DiskFull where there is none in time, and from then on at once.
+        """
+        room = room or self._has_room
+        if self.full is None and self._wait(number, room):
+            return
+        self.full = self.full or words(number, self.folder)
+        raise DiskFull(self.full)
+
+    def trial_met(self, because: str) -> None:
+        """A trial found no room for its checkpoint. Returns once there is some; or ``full`` is set, and it ends."""
+        number = QUOTA if "quota" in because else FULL
+        files = (self.folder / "checkpoints").glob("*/*.pt")
+        need = max([PROBE_BYTES, *(path.stat().st_size for path in files)])
+        with contextlib.suppress(DiskFull):
+            self.await_room(number, lambda: self._has_room(need))
+
+    def end_because(self, error: BaseException) -> bool:
+        """Whether ``error`` is of a full disk; then ``full`` says of which."""
+        number = full_errno(error)
+        if number is not None and self.full is None:
+            file = getattr(error, "filename", None)
+            self.full = words(number, Path(file).parent if isinstance(file, str) else self.folder)
+        return self.full is not None
+
+    @contextlib.contextmanager
+    def quietly(self) -> Iterator[None]:
+        """What is written within it, at a search's end, is left out where there is no room: it can be made again."""
+        try:
+            yield
+        except Exception as error:
+            if not self.end_because(error):
+                raise
+
+    def _wait(self, number: int, room: Callable[[], bool]) -> bool:
+        began = time.monotonic()
+        said = None
+        while time.monotonic() - began < self._wait_s and not self.stopped():
+            left_min = (self._wait_s - (time.monotonic() - began)) / 60
+            if said is None or time.monotonic() - said >= SAY_EVERY_S:
+                said = time.monotonic()
+                print(
+                    f"waiting for room: {words(number, self.folder)}. The search goes on as soon as something is "
+                    f"removed there, and ends in {left_min:.0f} min otherwise.",
+                    file=sys.stderr,
+                    flush=True,
+                )
+            if room():
+                print("there is room again: the search goes on", file=sys.stderr, flush=True)
+                return True
+            time.sleep(POLL_S)
+        return False
+
+    def _has_room(self, need_bytes: int = PROBE_BYTES) -> bool:
+        """Whether so much can be written: free bytes say nothing of a quota."""
+        probe = self.folder / f".room.{os.getpid()}"
+        try:
+            block = os.urandom(PROBE_BYTES)  # nothing that a file system would compress
+            with probe.open("wb") as file:
+                for _ in range(-(-need_bytes // PROBE_BYTES)):
+                    file.write(block)
+                file.flush()
+                os.fsync(file.fileno())
+            return True
+        except OSError:
+            return False
+        finally:
+            with contextlib.suppress(OSError):
+                probe.unlink()
+
+
+class PatientJournal(JournalFileBackend):
+    """Optuna's journal file, on a disk that may be full for a while."""
+
+    def __init__(self, path: Path, disk: Disk) -> None:
+        super().__init__(str(path))
+        self._path, self._disk = path, disk
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        """Raises DiskFull where nothing can be written; the journal is then as it was before."""
+        while True:
+            size = os.path.getsize(self._path)
+            try:
+                return super().append_logs(logs)
+            except OSError as error:
+                self._undo(size)
+                number = full_errno(error)
+                if number is None:
+                    raise
+            self._disk.await_room(number)
+
+    def _undo(self, size: int) -> None:
+        """Cut off what was written of the lines: with more appended to half a line no journal can be read."""
+        with contextlib.suppress(OSError):
+            if os.path.getsize(self._path) > size:
+                os.truncate(self._path, size)
+
+
+class LineLog:
+    """A text file to which lines are appended one by one; those for which there is no room are left out."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._line = ""
+
+    def write(self, text: str) -> int:
+        self._line += text
+        if "\n" in text:
+            line, self._line = self._line, ""
+            try:
+                with self._path.open("a", encoding="utf-8") as file:
+                    file.write(line)
+            except OSError as error:
+                if full_errno(error) is None:
+                    raise
+        return len(text)
+
+    def flush(self) -> None:
+        """Each line is written at once."""

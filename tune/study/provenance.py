@@ -1,0 +1,64 @@
+"""Where a result comes from: commit, versions, host, Slurm job. For study.json and benchmarks."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import re
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from bigbatch.cluster.host.allocation import slurm_job
+from bigbatch.cluster.host.root import ROOT
+
+PACKAGES = ("bigbatch", "ray", "optuna", "torch", "torchvision", "pyarrow", "wandb", "numpy", "scikit-learn")
+
+
+def provenance() -> dict[str, Any]:
+    """What can be known without starting anything; values that cannot are None."""
+    job = slurm_job()
+    return {
+        "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": [redact(word).replace(f"{ROOT}/", "") for word in sys.argv],
+        "host": platform.node(),
+        "pid": os.getpid(),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "git": git_state(ROOT),
+        "packages": {name: version(name) for name in PACKAGES},
+        "slurm": job.to_dict() if job else None,
+    }
+
+
+def redact(text: str) -> str:
+    """``text`` without the passwords of URLs in it."""
+    text = re.sub(r"(://[^:/@\s]*):[^@\s]+@", r"\1:***@", text)
+    return re.sub(r"([?&](?:ssl)?(?:password|passwd|pwd)=)[^&\s'\"]+", r"\1***", text, flags=re.IGNORECASE)
+
+
+def version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def git_state(root: Path) -> dict[str, Any] | None:
+    """Commit and whether the work tree differs from it; None outside of a repository."""
+    commit = _git(root, "rev-parse", "HEAD")
+    if commit is None:
+        return None
+    changes = _git(root, "status", "--porcelain")
+    return {"commit": commit, "dirty": bool(changes), "changed_files": (changes or "").splitlines()[:50]}
+
+
+def _git(root: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.rstrip() if done.returncode == 0 else None

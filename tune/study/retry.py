@@ -1,0 +1,61 @@
+"""``--retry-failed``: a failed trial is tried again, as a new trial that names the one it retries.
+
+Optuna lets nobody change a trial that has ended, and the failure is a fact of the study. So the failed trial stays as a
+record; its retry has the same parameters, goes on from its last checkpoint, and takes its place where trials are
+counted. See docs/decisions/017.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from optuna.trial import FrozenTrial, TrialState
+
+if TYPE_CHECKING:
+    from bigbatch.tune.study.store import StudyStore
+
+RETRIES_ATTR = "retries"
+"""User attribute: the number of the failed trial that this one retries."""
+DIVERGED = ("NonFiniteLossError", "was not finite")
+"""In ``ended_because``: from its last checkpoint such a trial would only diverge again."""
+
+
+def retried(trials: Sequence[FrozenTrial]) -> dict[int, int]:
+    """The failed trials that are tried again, with the numbers of their retries."""
+    return {int(t.user_attrs[RETRIES_ATTR]): t.number for t in trials if RETRIES_ATTR in t.user_attrs}
+
+
+def count_ended(trials: Sequence[FrozenTrial]) -> int:
+    """Trials that have ended, as ``--trials`` counts them: not those that are tried again."""
+    again = retried(trials)
+    return sum(t.state.is_finished() and t.number not in again for t in trials)
+
+
+def to_retry(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
+    """Failed trials that had a valid configuration and are not tried again yet."""
+    again = retried(trials)
+    return [t for t in trials if t.state == TrialState.FAIL and "config" in t.user_attrs and t.number not in again]
+
+
+def retry_failed(store: StudyStore) -> dict[int, int]:
+    """Have each failed trial tried again. Returns the numbers of the retries that wait, by the failed ones'."""
+    for trial in to_retry(store.study.get_trials(deepcopy=False)):
+        store.study.enqueue_trial(trial.params, user_attrs={RETRIES_ATTR: trial.number})
+    adopt_checkpoints(store)
+    trials = store.study.get_trials(deepcopy=False)
+    return {failed: n for failed, n in retried(trials).items() if trials[n].state == TrialState.WAITING}
+
+
+def adopt_checkpoints(store: StudyStore) -> None:
+    """Hand the checkpoints of failed trials to their retries, also where a kill came in between."""
+    for failed, number in retried(store.study.get_trials(deepcopy=False)).items():
+        old, new = store.checkpoint_folder(failed), store.checkpoint_folder(number)
+        if old.exists() and not new.exists():
+            old.rename(new)
+
+
+def may_need_checkpoint(trial: FrozenTrial) -> bool:
+    """Whether a retry of an ended trial would go on from its checkpoint."""
+    because = str(trial.user_attrs.get("ended_because"))
+    return trial.state == TrialState.FAIL and not any(word in because for word in DIVERGED)

@@ -1,0 +1,320 @@
+"""The study's folder: the journal is the truth, every other file can be made again from it.
+
+study.json       the plan, and for each session: commit, versions, host, Slurm job
+optuna.journal   Optuna's JournalStorage: parameters, states, intermediate values, epoch records
+trials.parquet   a row a trial (tune/study/tables.py)
+epochs.parquet   a row a trial and epoch
+best.json        the best trial's TrainConfig
+checkpoints/     one folder for each trial that may still need it, and the best one's
+ledger/          a file for each session: devices × time, held and spent on trials (tune/study/ledger.py)
+logs/            driver.log, ray.log, trial-NNNN.log
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import optuna
+
+from bigbatch.train_loop.config import ConfigError
+from bigbatch.train_loop.host.folder_hold import FolderHold, hold_folder
+from bigbatch.tune.study import tables
+from bigbatch.tune.study.description import SCHEMA_VERSION, STUDY_FILE, read_description
+from bigbatch.tune.study.ledger import Ledger
+from bigbatch.tune.study.patient_journal import Disk, PatientJournal
+from bigbatch.tune.study.provenance import redact
+from bigbatch.tune.study.retry import may_need_checkpoint
+from bigbatch.tune.study.storage_url import DatabaseLost, check_database_file
+
+JOURNAL_FILE = "optuna.journal"
+REFRESH_SHARE = 0.05
+"""At most this share of the driver's time goes into rewriting the tables while trials run."""
+
+
+class StudyStore:
+    """A study's folder, held by one driver at a time.
+
+    Use ``create`` for a new study and ``open`` for one that is there; both take the folder's lease,
+    which ends with the process, and is given back by ``close``.
+    """
+
+    def __init__(self, folder: Path, storage_url: str | None = None) -> None:
+        self.folder = folder
+        self._storage_url = storage_url
+        self._hold: FolderHold | None = None
+        self.ledger: Ledger
+        """What the study has used; there from the moment that the folder is held."""
+        self._next_refresh = 0.0
+        self.disk = Disk(folder)
+        self.study: optuna.Study
+
+    # Paths
+
+    @property
+    def log_folder(self) -> Path:
+        return self.folder / "logs"
+
+    @property
+    def best_file(self) -> Path:
+        return self.folder / "best.json"
+
+    @property
+    def stop_file(self) -> Path:
+        """While it exists, trials stop after their current step, with a checkpoint."""
+        return self.folder / ".stop"
+
+    def checkpoint_folder(self, number: int) -> Path:
+        return self.folder / "checkpoints" / f"trial-{number:04d}"
+
+    def trial_log(self, number: int) -> Path:
+        return self.log_folder / f"trial-{number:04d}.log"
+
+    # Life
+
+    @classmethod
+    def create(cls, folder: Path, name: str, description: dict[str, Any], storage_url: str | None) -> StudyStore:
+        """Make the folder and an empty study in it. Raises ConfigError if one is there already."""
+        store = cls(folder, storage_url)
+        was_there = folder.exists()
+        store._make_folder()
+        store._take()
+        if (folder / STUDY_FILE).exists() or (folder / JOURNAL_FILE).exists():
+            store.close()
+            raise ConfigError(_holds_a_study(folder))
+        # First the description: a study without one could be neither resumed nor made again.
+        write_json(folder / STUDY_FILE, {"schema_version": SCHEMA_VERSION, "name": name, **description})
+        try:
+            store.study = optuna.create_study(study_name=name, storage=store._storage(), direction="maximize")
+        except (optuna.exceptions.DuplicatedStudyError, ConfigError) as error:
+            store.close()
+            (folder / STUDY_FILE).unlink()
+            if not was_there:
+                shutil.rmtree(folder)
+            if isinstance(error, ConfigError):
+                raise
+            raise ConfigError(
+                f"--storage must not hold a study of this name yet; got {name!r}. Write --study OTHER or --resume."
+            ) from None
+        return store
+
+    @classmethod
+    def open(cls, folder: Path, storage_url: str | None) -> StudyStore:
+        """Open the study in ``folder``, also after its driver was killed at any moment."""
+        description = read_description(folder)
+        if description.get("sessions"):
+            check_database_file(storage_url)
+        store = cls(folder, storage_url)
+        store._take()
+        try:
+            repair_journal(folder / JOURNAL_FILE)
+            store._load(description)
+            store.ledger.carry_over(_used_before(store.study, description.get("workers", 1)))
+        except BaseException:
+            store.close()
+            raise
+        return store
+
+    def _load(self, description: dict[str, Any]) -> None:
+        name, storage = description["name"], self._storage()
+        try:
+            self.study = optuna.load_study(study_name=name, storage=storage)
+        except KeyError:
+            if description.get("sessions"):
+                raise ConfigError(
+                    f"--resume needs the study's trials; got {self.folder.name!r}, which the storage does not hold. "
+                    "Give the --storage that it began with, or restore optuna.journal."
+                ) from None
+            # Killed between making the folder and the study's first entry: nothing was lost.
+            self.study = optuna.create_study(study_name=name, storage=storage, direction="maximize")
+
+    def discard(self) -> None:
+        """Remove a study that was made in vain: nothing is in it yet."""
+        if not self.study.get_trials(deepcopy=False):
+            optuna.delete_study(study_name=self.study.study_name, storage=self.study._storage)
+            self.close()
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def recover(self) -> None:
+        """Take up what a killed driver left RUNNING: back to WAITING, or told, where all was reported."""
+        for trial in self.study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.RUNNING,)):
+            records = tables.epoch_records(trial)
+            self.study._storage.set_trial_user_attr(
+                trial._trial_id, "gpu_hours", self.ledger.trial_s(trial.number) / 3600
+            )
+            if records and records[-1]["epoch"] >= trial.user_attrs["config"]["epochs"]:
+                self._complete_late(trial, records)
+            else:
+                self.study._storage.set_trial_state_values(trial._trial_id, optuna.trial.TrialState.WAITING)
+
+    def _complete_late(self, trial: optuna.trial.FrozenTrial, records: list[dict[str, Any]]) -> None:
+        """Its last epoch is in the study, only the word of its end is not."""
+        live = optuna.trial.Trial(self.study, trial._trial_id)
+        for record in records:
+            if int(record["epoch"]) not in trial.intermediate_values:
+                live.report(float(record["val_top1"]), int(record["epoch"]))
+        live.set_user_attr("ended_because", "ran to its end")
+        self.study.tell(live, values=float(records[-1]["val_top1"]), state=optuna.trial.TrialState.COMPLETE)
+
+    def close(self) -> None:
+        if self._hold is not None:
+            self.ledger.close()
+            self._hold.close()
+            self._hold = None
+
+    def _make_folder(self) -> None:
+        try:
+            for sub in (self.folder, self.log_folder, self.folder / "checkpoints"):
+                sub.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"--output must be a folder that can be written; got {str(self.folder)!r} ({error.strerror}). "
+                "Write --output with another folder."
+            ) from None
+
+    def _take(self) -> None:
+        self._hold = hold_folder(self.folder, "a study's folder", "write --study OTHER")
+        self.ledger = Ledger(self.folder / "ledger")
+        self._hold.also(self.ledger.beat)
+
+    def _storage(self) -> optuna.storages.BaseStorage:
+        return open_storage(self.folder, self._storage_url, self.disk)
+
+    # Files made from the journal
+
+    def refresh(self, *, force: bool = False) -> None:
+        """Rewrite the tables and best.json from the study; rarely while trials run, see REFRESH_SHARE."""
+        started = time.monotonic()
+        if not force and started < self._next_refresh:
+            return
+        trials = self.study.get_trials(deepcopy=False)
+        tables.write_trials(trials, self.folder / "trials.parquet")
+        tables.write_epochs(trials, self.folder / "epochs.parquet")
+        best = best_trial(trials)
+        if best is not None:
+            write_text(self.best_file, json.dumps(best.user_attrs["config"], indent=2) + "\n")
+        self._next_refresh = time.monotonic() + (time.monotonic() - started) / REFRESH_SHARE
+
+    def drop_checkpoints(self) -> None:
+        """Remove the checkpoints of trials that ended, but for the best one's and those that a retry would go on from.
+
+        Only the few folders that are there are looked at.
+        """
+        trials = self.study.get_trials(deepcopy=False)
+        best = best_trial(trials)
+        for folder in (self.folder / "checkpoints").glob("trial-*"):
+            number = folder.name.removeprefix("trial-")
+            if not number.isdigit() or int(number) >= len(trials) or not trials[int(number)].state.is_finished():
+                continue
+            if (best is None or int(number) != best.number) and not may_need_checkpoint(trials[int(number)]):
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def add_session(self, session: dict[str, Any], **changes: Any) -> None:
+        """Append what this run of the driver is to study.json, with other keys to change."""
+        description = read_description(self.folder)
+        description.setdefault("sessions", []).append(session)
+        write_json(self.folder / STUDY_FILE, {**description, **changes})
+
+    def describe(self, changes: dict[str, Any]) -> None:
+        """Change keys of study.json."""
+        write_json(self.folder / STUDY_FILE, {**read_description(self.folder), **changes})
+
+    def end_session(self, **facts: Any) -> None:
+        description = read_description(self.folder)
+        if description.get("sessions"):
+            description["sessions"][-1].update(facts)
+        write_json(self.folder / STUDY_FILE, description)
+
+    def write_last(self, outcome: str, elapsed_s: float) -> None:
+        """Tables and the session's end. Where there is no room, or no database, they stay as they were."""
+        if not self.folder.exists():
+            return
+        with contextlib.suppress(DatabaseLost), self.disk.quietly():
+            self.drop_checkpoints()
+            self.refresh(force=True)
+        with self.disk.quietly():
+            self.end_session(outcome="disk full" if self.disk.full else outcome, elapsed_s=round(elapsed_s, 1))
+
+
+def _used_before(study: optuna.Study, workers: int) -> dict[int, float]:
+    """Device seconds of each trial, as far as a study without a ledger knows them.
+
+    It noted them when an attempt ended. Of one that was killed it knows the epochs.
+    """
+    used = {}
+    for trial in study.get_trials(deepcopy=False):
+        noted_s = 3600 * trial.user_attrs.get("gpu_hours", 0.0)
+        epochs_s = sum(tables.epoch_s(record) for record in tables.epoch_records(trial)) * workers
+        used[trial.number] = max(noted_s, epochs_s) if trial.state == optuna.trial.TrialState.RUNNING else noted_s
+    return {number: seconds for number, seconds in used.items() if seconds}
+
+
+def best_trial(trials: list[optuna.trial.FrozenTrial]) -> optuna.trial.FrozenTrial | None:
+    """The completed trial of the highest value; of equals the earliest. None if none is complete."""
+    done = [t for t in trials if t.state == optuna.trial.TrialState.COMPLETE and t.value is not None]
+    return max(done, key=lambda t: (t.value, -t.number), default=None)
+
+
+def open_storage(folder: Path, url: str | None, disk: Disk | None = None) -> optuna.storages.BaseStorage:
+    """The study's journal, or the database behind ``url``; raises ConfigError if it does not open."""
+    if url is None:
+        return optuna.storages.JournalStorage(PatientJournal(folder / JOURNAL_FILE, disk or Disk(folder)))
+    try:
+        from bigbatch.tune.study.database import PatientStorage  # SQLAlchemy; the journal needs none
+
+        return PatientStorage(url)
+    except Exception as error:  # SQLAlchemy and each database driver raise their own
+        reason = str(error).strip().splitlines()[0]
+        raise ConfigError(
+            f"--storage must be a database URL that opens; got {redact(url)!r}: {redact(reason)}. "
+            "Write e.g. postgresql+psycopg://user@host/db, or leave it out for the journal file."
+        ) from None
+
+
+def repair_journal(path: Path) -> None:
+    """Drop what a killed writer left: a half last line, and the lock that it held.
+
+    Optuna refuses a journal once something is appended to a half line, so it is cut off. The
+    study's lease is held here: no other writer lives.
+    """
+    for lock in path.parent.glob(f"{path.name}.lock*"):
+        lock.unlink(missing_ok=True)
+    if not path.exists():
+        return
+    data = path.read_bytes()
+    keep = data.rfind(b"\n") + 1
+    if keep < len(data):
+        with path.open("r+b") as journal:
+            journal.truncate(keep)
+            journal.flush()
+            os.fsync(journal.fileno())
+
+
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    write_text(path, json.dumps(value, indent=2) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace a file atomically."""
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with fresh.open("w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(fresh, path)
+    except OSError:
+        fresh.unlink(missing_ok=True)
+        raise
+
+
+def _holds_a_study(folder: Path) -> str:
+    return (
+        f"a new study needs a folder of its own; {str(folder)!r} holds one. "
+        "Write --resume to continue it, or --study OTHER."
+    )

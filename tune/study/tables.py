@@ -1,0 +1,140 @@
+"""``trials.parquet`` and ``epochs.parquet``: typed, versioned, made from the study alone.
+
+The columns are documented in docs/study-folder.md; ``bigbatch.schema_version`` in the schema's
+metadata changes with them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from optuna.trial import FrozenTrial, TrialState
+
+from bigbatch.train_loop import config
+
+SCHEMA_VERSION = "1"
+EPOCH_ATTR = "epoch/"
+"""Prefix of the user attributes that hold a trial's epoch records: ``epoch/00001`` …"""
+
+_PLAIN = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string()}
+
+
+def _config_fields() -> list[pa.Field]:
+    """A column for each key of TrainConfig, ``config.`` before its dotted name."""
+    return [
+        pa.field(f"config.{key}", _PLAIN.get(kind, pa.list_(pa.field("element", pa.float64()))))
+        for key, kind in config.keys().items()
+    ]
+
+
+TRIALS = pa.schema(
+    [
+        pa.field("trial", pa.int64(), nullable=False),
+        pa.field("state", pa.string(), nullable=False),
+        pa.field("value", pa.float64()),
+        pa.field("best_value", pa.float64()),
+        pa.field("epochs", pa.int32(), nullable=False),
+        pa.field("epochs_planned", pa.int32()),
+        pa.field("gpu_hours", pa.float64()),
+        pa.field("ended_because", pa.string()),
+        pa.field("started_at", pa.timestamp("ms", tz="UTC")),
+        pa.field("ended_at", pa.timestamp("ms", tz="UTC")),
+        pa.field("attempts", pa.int32()),
+        pa.field("retries", pa.int32()),
+        pa.field("ray_trial_id", pa.string()),
+        pa.field("parameters", pa.string(), nullable=False),
+        *_config_fields(),
+    ],
+    metadata={"bigbatch.schema_version": SCHEMA_VERSION},
+)
+
+EPOCHS = pa.schema(
+    [
+        pa.field("trial", pa.int64(), nullable=False),
+        pa.field("epoch", pa.int32(), nullable=False),
+        pa.field("train_loss", pa.float64()),
+        pa.field("train_top1", pa.float64()),
+        pa.field("val_loss", pa.float64()),
+        pa.field("val_top1", pa.float64()),
+        pa.field("learning_rate", pa.float64()),
+        pa.field("optimizer_steps", pa.int64()),
+        pa.field("skipped_steps", pa.int64()),
+        pa.field("bad_images", pa.int64()),
+        pa.field("loader_processes", pa.int64()),
+        pa.field("images_per_s", pa.float64()),
+        pa.field("train_s", pa.float64()),
+        pa.field("data_s", pa.float64()),
+        pa.field("step_s", pa.float64()),
+        pa.field("bn_s", pa.float64()),
+        pa.field("val_s", pa.float64()),
+        pa.field("checkpoint_s", pa.float64()),
+        pa.field("noise_scale", pa.float64()),
+        pa.field("resumed_from_epoch", pa.int32()),
+    ],
+    metadata={"bigbatch.schema_version": SCHEMA_VERSION},
+)
+
+
+def epoch_records(trial: FrozenTrial) -> list[dict[str, Any]]:
+    """A trial's epoch records, first epoch first."""
+    return [trial.user_attrs[key] for key in sorted(trial.user_attrs) if key.startswith(EPOCH_ATTR)]
+
+
+def trial_row(trial: FrozenTrial) -> dict[str, Any]:
+    records = epoch_records(trial)
+    attrs = trial.user_attrs
+    return {
+        "trial": trial.number,
+        "state": trial.state.name,
+        "value": trial.value if trial.state == TrialState.COMPLETE else None,
+        "best_value": max((r["val_top1"] for r in records), default=None),
+        "epochs": len(records),
+        "epochs_planned": attrs.get("config", {}).get("epochs"),
+        "gpu_hours": attrs.get("gpu_hours"),
+        "ended_because": attrs.get("ended_because"),
+        "started_at": trial.datetime_start.astimezone() if trial.datetime_start else None,
+        "ended_at": trial.datetime_complete.astimezone() if trial.datetime_complete else None,
+        "attempts": attrs.get("attempts"),
+        "retries": attrs.get("retries"),
+        "ray_trial_id": attrs.get("ray_trial_id"),
+        "parameters": json.dumps(trial.params, sort_keys=True),
+        **{f"config.{key}": _at(attrs.get("config", {}), key) for key in config.keys()},
+    }
+
+
+def write_trials(trials: Iterable[FrozenTrial], path: Path) -> None:
+    """A row for each trial that has started."""
+    rows = [trial_row(t) for t in trials if t.state != TrialState.WAITING or t.user_attrs.get("config")]
+    _write(pa.Table.from_pylist(rows, schema=TRIALS), path)
+
+
+def write_epochs(trials: Iterable[FrozenTrial], path: Path) -> None:
+    rows = [{"trial": t.number, **record} for t in trials for record in epoch_records(t)]
+    _write(pa.Table.from_pylist(rows, schema=EPOCHS), path)
+
+
+def _write(table: pa.Table, path: Path) -> None:
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        pq.write_table(table, fresh)
+        os.replace(fresh, path)
+    except OSError:
+        fresh.unlink(missing_ok=True)
+        raise
+
+
+def _at(values: dict[str, Any], key: str) -> Any:
+    for part in key.split("."):
+        values = values.get(part, {}) if isinstance(values, dict) else {}
+    return None if values == {} else values
+
+
+def epoch_s(record: Mapping[str, Any]) -> float:
+    """Seconds that an epoch took, validation and checkpoints included."""
+    return float(sum(record.get(part) or 0.0 for part in ("train_s", "bn_s", "val_s", "checkpoint_s")))

@@ -1,0 +1,397 @@
+"""Ray Tune asks, Optuna answers: a ``Searcher`` over ask and tell, whose only memory is the study.
+
+Ray's own ``OptunaSearch`` leaves crashed and NaN trials RUNNING, tells stopped ones as COMPLETE
+with a cut-off value, and loses its state with the driver. Here a trial is told the moment that its
+end is known: COMPLETE after its last epoch, PRUNED with all its values when the pruner says so,
+FAIL with the reason. A trial that was merely interrupted goes back to WAITING with its parameters,
+and the next driver takes it up from its last checkpoint.
+
+Early stopping is Optuna's pruners, asked by the Tune scheduler below: their state is in the study
+too, so that it survives with it. See docs/decisions/001.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import optuna
+from optuna.trial import TrialState
+from ray.tune.search import Searcher
+
+from bigbatch.search_spaces.registry import Space
+from bigbatch.search_spaces.workload import Workload
+from bigbatch.train_loop.config import RUNTIME_KEYS, TrainConfig
+from bigbatch.train_loop.host.disk_full import NO_ROOM, full_errno
+from bigbatch.train_loop.launch.ray_worker import FAILURE, RECORDS
+from bigbatch.train_loop.progress import Steps
+from bigbatch.tune.study import retry
+from bigbatch.tune.study.store import StudyStore
+from bigbatch.tune.study.tables import EPOCH_ATTR, epoch_records, epoch_s
+from bigbatch.tune.trials.judgement import SPARED_ATTR
+from bigbatch.tune.trials.samplers import ByTrial
+from bigbatch.tune.trials.save_time import stop_wait_s
+from bigbatch.tune.watch.cluster_view import asked_for
+from bigbatch.tune.watch.notes import Notes
+from bigbatch.tune.watch.observer import Observer, TrialView
+
+MAX_BAD_SAMPLES = 20
+"""So many samples in a row that the space turns into no valid configuration end the search."""
+
+
+STEPS_TO_JUDGE = 10
+"""Optimizer steps before which no trial is stopped by the scheduler. At batch 1,024 on digits, 12 steps in all, a
+quarter of the epochs is 3 steps of warmup, whose order is not that of the end."""
+MAX_EQUAL_FAILURES = 4
+"""If so many trials are the first ones and fail for the same reason, the search ends."""
+
+
+@dataclass
+class _Live:
+    """A trial that Ray works on."""
+
+    trial: optuna.trial.Trial
+    view: TrialView
+    waiting_for_first: bool = True
+    """No epoch has ended since it was started."""
+    started: float = field(default_factory=lambda: time.monotonic())
+
+
+class OptunaBridge(Searcher):
+    """Suggests configurations out of ``store.study`` and tells it how they ended.
+
+    Args:
+        store: the study; the only writer of it is this object.
+        space, workload: what is sampled.
+        overrides: ``--set`` keys, which the space does not search.
+        seed: of every trial: initial weights and data order are the same, so that only the
+            configuration makes a difference.
+        trials: how many trials are to be finished (COMPLETE, PRUNED or FAIL).
+        room: whether another trial finds room beside those with the given numbers.
+        make_sampler: the sampler for trial number n. A fresh one each time, seeded with n: its
+            state is then a function of the study and need not be saved.
+        task: what a trial needs beside its configuration (see ``bigbatch.tune.trials.trial_run.run_trial``).
+        observers: told of each event.
+        may_start: asked before each trial; False ends the search (a budget is spent).
+        ending: whether the search has been asked to end: what fails from then on may have failed of that.
+    """
+
+    def __init__(
+        self,
+        store: StudyStore,
+        space: Space,
+        workload: Workload,
+        *,
+        overrides: dict[str, Any],
+        seed: int,
+        trials: int,
+        room: Callable[[list[int]], bool],
+        make_sampler: Callable[[int], optuna.samplers.BaseSampler],
+        task: Callable[[int], dict[str, Any]],
+        observers: list[Observer],
+        may_start: Callable[[], bool] = lambda: True,
+        ending: Callable[[], bool] = lambda: False,
+    ) -> None:
+        super().__init__()
+        self._store, self._study = store, store.study
+        self._space, self._workload, self._overrides, self._seed = space, workload, overrides, seed
+        self._trials, self._room = trials, room
+        self._make_sampler, self.task, self._observers = make_sampler, task, observers
+        self._may_start, self._ending = may_start, ending
+        self._live: dict[str, _Live] = {}
+        self._finished = 0
+        self._failure, self._equal_failures = "", 0
+        self._first_result_s: float | None = None
+        self._warned, self._notes = False, Notes()
+        self.workers = task(0)["workers"]
+        self.stopping = False
+        """Set before the search is left early: trials that end from then on were interrupted."""
+        self.fatal: str | None = None
+        """Why the search cannot go on at all, if so."""
+
+    # Before the search
+
+    def recover(self) -> None:
+        """Take up what earlier drivers left, see ``StudyStore.recover``."""
+        self._store.recover()
+        retry.adopt_checkpoints(self._store)
+        self._finished = retry.count_ended(self._study.get_trials(deepcopy=False))
+
+    # Searcher
+
+    def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
+        if self.stopping or self.fatal or self._finished + len(self._live) >= self._trials or not self._may_start():
+            return Searcher.FINISHED
+        if not self._room([live.trial.number for live in self._live.values()]):
+            return None
+        for _ in range(MAX_BAD_SAMPLES):
+            trial, config, error = self._ask()
+            if config is not None:
+                return self._start(trial_id, trial, config)
+            if self._finished + len(self._live) >= self._trials:
+                return Searcher.FINISHED
+        self.fatal = (
+            f"the space {self._space.name!r} gave {MAX_BAD_SAMPLES} invalid configurations in a row; the last: {error}"
+        )
+        return Searcher.FINISHED
+
+    def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
+        """Nothing: the scheduler hands results to ``observe``, which may stop the trial."""
+
+    def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
+        """Ray is done with a trial. Those that were told already are not live any more."""
+        live = self._live.get(trial_id)
+        if live is None:
+            return
+        if error:
+            self._fail(trial_id, "a process of the trial died, also after a restart")
+        elif self.stopping or self._ending():
+            self.put_back(trial_id)
+        else:
+            self._fail(trial_id, "ended without its last epoch")
+
+    def save(self, checkpoint_path: str) -> None:
+        """Nothing to save: the study holds all."""
+        with open(checkpoint_path, "w"):
+            pass
+
+    def restore(self, checkpoint_path: str) -> None:
+        """Nothing to restore."""
+
+    def release(self) -> None:
+        """Put back what is still live once Ray has let go of it: the search was left early."""
+        for trial_id in list(self._live):
+            self.put_back(trial_id)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}  # Tune pickles its searcher for a restore that this project never uses
+
+    # Results
+
+    def observe(self, trial_id: str, result: dict[str, Any]) -> bool:
+        """Take in what a trial reported; True when it is to be stopped.
+
+        Epochs that the study has are passed over, so a resumed trial may report its past again.
+        """
+        live = self._live.get(trial_id)
+        if live is None:
+            return True
+        self._notes.hear(live.view.number, result)
+        for record in result.get(RECORDS, ()):
+            if int(record["epoch"]) > live.view.epoch and self._take_in(trial_id, live, record):
+                return True
+        if result.get(FAILURE):
+            self._fail(trial_id, str(result[FAILURE]))
+            return True
+        return False
+
+    def _fail(self, trial_id: str, because: str) -> None:
+        """A failure. One that comes while the search is ended is the end's as likely as the trial's own: what was asked
+        to stop loses its processes and its connections."""
+        if NO_ROOM in because or self._store.disk.full:
+            self.put_back(trial_id, f"stopped for want of room; --resume goes on with it ({because})")
+            self._store.disk.trial_met(because)
+        elif self.stopping or self._ending():
+            self.put_back(trial_id, f"failed while the search was stopping; --resume goes on with it ({because})")
+        else:
+            self._tell(trial_id, TrialState.FAIL, because)
+
+    def _take_in(self, trial_id: str, live: _Live, record: dict[str, Any]) -> bool:
+        """One new epoch. True when the trial has ended with it."""
+        epoch, value = int(record["epoch"]), float(record["val_top1"])
+        if not math.isfinite(value) or not math.isfinite(float(record["val_loss"])):
+            self._tell(trial_id, TrialState.FAIL, f"validation was not finite in epoch {epoch}")
+            return True
+        self.runs(live.view.number)
+        if live.waiting_for_first:
+            live.waiting_for_first = False
+            self._first_result_s = max(self._first_result_s or 0.0, time.monotonic() - live.started)
+        live.trial.set_user_attr(f"{EPOCH_ATTR}{epoch:05d}", record)
+        live.trial.report(value, epoch)
+        live.view.records.append(record)
+        self._notify("epoch_ended", live.view, record)
+        if epoch >= live.view.epochs:
+            self._tell(trial_id, TrialState.COMPLETE, "ran to its end", value)
+            return True
+        # Asked each epoch: a rung keeps the value of the epoch in which it is first asked. A short run's first steps
+        # are warmup and say who warms up faster, so what it says of them is not obeyed.
+        stop = live.trial.should_prune()
+        if stop and int(record.get("optimizer_steps", STEPS_TO_JUDGE)) >= STEPS_TO_JUDGE:
+            self._tell(trial_id, TrialState.PRUNED, f"stopped by the scheduler after epoch {epoch}")
+            return True
+        if stop and SPARED_ATTR not in live.trial.user_attrs:
+            live.trial.set_user_attr(SPARED_ATTR, epoch)
+        return False
+
+    # On the way to the first result
+
+    def waits(self, number: int, at: float) -> None:
+        """``at`` (time.monotonic) there was no room for a trial: its time and its cost begin later."""
+        for live in self._live.values():
+            if live.view.number == number and live.view.phase != "running":
+                self._store.ledger.end(number)
+                live.started, live.view.started_at = max(live.started, at), time.time()
+                news, live.view.phase = live.view.phase != "waiting", "waiting"
+                if news:
+                    self._notify("trial_waiting", live.view)
+
+    def runs(self, number: int, steps: Steps | None = None) -> None:
+        """A trial's worker runs, and is at ``steps``."""
+        for live in self._live.values():
+            if live.view.number == number:
+                news, live.view.phase = live.view.phase != "running", "running"
+                live.view.steps = steps or live.view.steps
+                self._store.ledger.begin(number, self.workers, time.monotonic() - live.started)
+                if news:
+                    self._notify("trial_started", live.view)
+                if steps is not None:
+                    self._notify("steps_done", live.view)
+
+    def first_result_s(self) -> float | None:
+        """Seconds from a trial's start to its first finished epoch: the longest met so far.
+
+        Before this driver has met one, the longest epoch in the study; None where there is none.
+        """
+        if self._first_result_s is None:
+            trials = self._study.get_trials(deepcopy=False)
+            return max((epoch_s(record) for t in trials for record in epoch_records(t)), default=None)
+        return self._first_result_s
+
+    def stop_wait_s(self) -> float:
+        """How long the running trials may take to stop by themselves."""
+        trials = self._study.get_trials(deepcopy=False)
+        return stop_wait_s([item.view.records for item in self._live.values()], map(epoch_records, trials))
+
+    @property
+    def live(self) -> int:
+        return len(self._live)
+
+    @property
+    def at_work(self) -> int:
+        """Trials that have a place."""
+        return sum(live.view.phase != "waiting" for live in self._live.values())
+
+    @property
+    def finished(self) -> int:
+        return self._finished
+
+    # Inside
+
+    def _ask(self) -> tuple[optuna.trial.Trial, TrainConfig | None, str]:
+        """The next trial and its configuration; or None, the trial told as failed, and why."""
+        self._study.sampler = ByTrial(self._make_sampler)
+        trial = self._study.ask()
+        try:
+            if "config" in trial.user_attrs:  # interrupted earlier; --resume may have brought other runtime keys
+                runtime = {key: value for key, value in self._overrides.items() if key in RUNTIME_KEYS}
+                config = TrainConfig.from_dict(trial.user_attrs["config"]).replace_keys(runtime)
+                trial.set_user_attr("config", config.to_dict())
+                return trial, config, ""
+            config = self._space(trial, self._workload, self._overrides).replace_keys({"seed": self._seed})
+            config.batch.split(self.workers)
+        except (Exception, SystemExit) as error:  # a user's space may raise anything
+            reason = _one_line(error)
+            self._refuse(trial, f"the space gave no valid configuration: {reason}")
+            return trial, None, reason
+        trial.set_user_attr("config", config.to_dict())
+        return trial, config, ""
+
+    def _refuse(self, trial: optuna.trial.Trial, because: str) -> None:
+        """A trial that could not even begin."""
+        trial.set_user_attr("ended_because", because)
+        self._study.tell(trial, state=TrialState.FAIL)
+        self._finished += 1
+        view = TrialView(trial.number, dict(trial.params), None, state="FAIL", ended_because=because)
+        self._notify("trial_ended", view)
+
+    def _start(self, trial_id: str, trial: optuna.trial.Trial, config: TrainConfig) -> dict[str, Any]:
+        frozen = self._study._storage.get_trial(trial._trial_id)
+        attrs, records = frozen.user_attrs, epoch_records(frozen)
+        for record in records:  # a driver killed between the two entries of an epoch
+            if int(record["epoch"]) not in frozen.intermediate_values:
+                trial.report(float(record["val_top1"]), int(record["epoch"]))
+        attempts = attrs.get("attempts", 0) + 1
+        trial.set_user_attr("attempts", attempts)
+        trial.set_user_attr("ray_trial_id", trial_id)
+        task = {**self.task(trial.number), "config": config.to_dict()}
+        view = TrialView(trial.number, dict(trial.params), config, records=records, resumed=attempts > 1)
+        view.retries = attrs.get(retry.RETRIES_ATTR)
+        view.phase, view.asks = "starting", asked_for(task)
+        self._live[trial_id] = _Live(trial, view)
+        self._store.ledger.begin(trial.number, self.workers)
+        self._notify("trial_planned", view)
+        return task
+
+    def _tell(self, trial_id: str, state: TrialState, because: str, value: float | None = None) -> None:
+        live = self._live.pop(trial_id)
+        self._note_cost(live)
+        live.trial.set_user_attr("ended_because", because)
+        self._study.tell(live.trial, values=value, state=state)
+        self._finished += 1
+        self._end(live, state, because)
+        self._note_equal_failures(state, because)
+        self._refresh()
+
+    def _note_equal_failures(self, state: TrialState, because: str) -> None:
+        """Trials that all fail for the same reason, say an image that cannot be read, teach nothing more."""
+        same = state == TrialState.FAIL and because == self._failure
+        self._equal_failures = self._equal_failures + 1 if same else int(state == TrialState.FAIL)
+        self._failure = because if state == TrialState.FAIL else ""
+        if self._equal_failures == self._finished == MAX_EQUAL_FAILURES:
+            self.fatal = f"the first {self._equal_failures} trials all failed for the same reason: {because}"
+
+    def put_back(self, trial_id: str, because: str = "interrupted; --resume goes on with it") -> None:
+        """Have a trial that is not told yet wait in the study, to be taken up from its last checkpoint."""
+        live = self._live.pop(trial_id, None)
+        if live is None:
+            return
+        self._note_cost(live)
+        self._study._storage.set_trial_state_values(live.trial._trial_id, TrialState.WAITING)
+        self._end(live, TrialState.WAITING, because)
+
+    def say(self, text: str) -> None:
+        """A line that belongs to no trial."""
+        self._notify("search_said", text)
+
+    def _notify(self, event: str, *arguments: Any) -> None:
+        """Tell the observers. One that fails, say a tracker that nobody can reach, is not told any more."""
+        for observer in list(self._observers):
+            try:
+                getattr(observer, event, _ignore)(*arguments)
+            except Exception as error:
+                if full_errno(error) is not None:  # the study's own writing says it
+                    continue
+                self._observers.remove(observer)
+                name = type(observer).__name__
+                print(f"warning: the search goes on without {name}: {_one_line(error)}", file=sys.stderr, flush=True)
+
+    def _refresh(self) -> None:
+        """Rewrite the tables; they can be made again, so a full disk ends no search."""
+        try:
+            self._store.drop_checkpoints()  # first: it makes room
+            self._store.refresh()
+        except OSError as error:
+            if not self._warned:
+                print(f"warning: the study's tables are not up to date: {error}", file=sys.stderr, flush=True)
+            self._warned = True
+
+    def _note_cost(self, live: _Live) -> None:
+        number = live.trial.number
+        self._store.ledger.end(number)
+        live.trial.set_user_attr("gpu_hours", self._store.ledger.trial_s(number) / 3600)
+
+    def _end(self, live: _Live, state: TrialState, because: str) -> None:
+        live.view.state, live.view.ended_because = state.name, because
+        self._notify("trial_ended", live.view)
+
+
+def _ignore(*_: Any) -> None:
+    """What an observer does of which it has no method."""
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())

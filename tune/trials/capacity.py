@@ -1,0 +1,141 @@
+"""What may run at once as nodes come and go: trials and their workers are fitted to the nodes that live now."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+
+from bigbatch.train_loop.config import ConfigError
+from bigbatch.tune.plan.machine import Machine, Node, Share, devices_held, share_out
+from bigbatch.tune.study.ledger import owns_cluster
+from bigbatch.tune.watch.watchdog import JOINED_GRACE_S
+
+LOOK_EVERY_S = 1.0
+WAIT_IN_JOB_S = 60.0
+"""How long a search in a Slurm job waits for nodes where those that are left hold no trial. The job pays for what is
+left and is put back into the queue then; on a cluster of others a search waits for ``JOINED_GRACE_S``."""
+
+
+class Capacity:
+    """Says whether another trial finds room, and what its workers get.
+
+    Args:
+        share: the cut of the nodes that the search began with.
+        gpus: whether trials train on GPUs, as was decided when the search began.
+        nodes: those that live now, by name. None: they never change.
+        say: told in one line of each change.
+    """
+
+    def __init__(
+        self,
+        share: Share,
+        trials: int,
+        gpus: bool = False,
+        nodes: Callable[[], dict[str, Node]] | None = None,
+        say: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self._share: Share | None = share
+        self._workers, self._trials, self._gpus = share.workers, trials, gpus
+        self._nodes, self._say = nodes, say
+        self._known: dict[str, Node] = {}
+        self._bundles: dict[int, dict[str, float]] = {}
+        self._last = share
+        self._next_look = 0.0
+        self._lost_at: float | None = None
+        self._why_lost = ""
+
+    def bundle(self, number: int) -> dict[str, float]:
+        """What each worker of trial ``number`` gets, which starts now."""
+        self._bundles[number] = dict(self._last.worker_resources)
+        return self._bundles[number]
+
+    def room(self, live: Iterable[int]) -> bool:
+        """Whether another trial finds room beside those with the numbers ``live``."""
+        self._look()
+        if self._share is None:
+            return False
+        running = [self._bundles[number] for number in live if number in self._bundles]
+        alike = sum(bundle == self._share.worker_resources for bundle in running)
+        if self._nodes is None or alike == len(running):
+            return alike < self._share.concurrency
+        requests = [*running, self._share.worker_resources]
+        return alike < self._share.concurrency and packs(self._known.values(), requests, self._workers)
+
+    def holds(self, bundle: dict[str, float]) -> bool:
+        """Whether a trial whose workers get ``bundle`` finds room where nothing else runs."""
+        self._look()
+        return self._nodes is None or Share(1, self._workers, bundle).fits(self._machine())
+
+    def devices(self, machine: Machine) -> int | None:
+        """What the search holds now; None: of a cluster of others, what its trials take.
+
+        ``machine``: the nodes with which it began; its own Ray's never change.
+        """
+        if not owns_cluster(local=self._nodes is None):
+            return None
+        return devices_held(self._machine() if self._known else machine, self._share)
+
+    def lost(self) -> str | None:
+        """Why no trial can run any more on the nodes that are left, once that has lasted; else None."""
+        self._look()
+        waited = self._lost_at is not None and time.monotonic() - self._lost_at >= lost_wait_s()
+        return self._why_lost if waited else None
+
+    def _machine(self) -> Machine:
+        return Machine(tuple(self._known.values()))
+
+    def _look(self) -> None:
+        if self._nodes is None or time.monotonic() < self._next_look:
+            return
+        self._next_look = time.monotonic() + LOOK_EVERY_S
+        try:
+            now = self._nodes()
+        except Exception:  # Ray raises whatever its transport raised; the next look may succeed
+            return
+        if now != self._known:
+            self._known = now
+            self._fit()
+
+    def _fit(self) -> None:
+        """The share of the nodes that live now."""
+        machine = self._machine()
+        try:
+            if self._gpus and not machine.gpus:
+                raise ConfigError(f"a trial needs {self._workers} GPU(s); there is none")
+            self._share = share_out(machine if self._gpus else _without_gpus(machine), self._workers, self._trials)
+        except ConfigError as error:
+            if self._share is not None:
+                self._lost_at = time.monotonic()
+            self._share = None
+            self._why_lost = f"the nodes that are left hold no trial: {str(error).rstrip('.')}"
+            self._say(f"Waiting for nodes, for up to {lost_wait_s():g} s: {self._why_lost}")
+            return
+        if self._share != self._last or self._lost_at is not None:
+            self._say(f"The nodes have changed: {machine.describe()}: {self._share.describe()}")
+        self._last, self._lost_at = self._share, None
+
+
+def lost_wait_s() -> float:
+    return WAIT_IN_JOB_S if owns_cluster(local=False) else JOINED_GRACE_S
+
+
+def _without_gpus(machine: Machine) -> Machine:
+    """The same nodes for a search that began where there was no GPU."""
+    return Machine(tuple(Node(node.cpus, 0, node.memory_bytes) for node in machine.nodes))
+
+
+def packs(nodes: Iterable[Node], requests: Iterable[dict[str, float]], workers: int) -> bool:
+    """Whether ``workers`` bundles of each request find room together: the largest first, each where it fits first."""
+    left = [{"CPU": float(node.cpus), "GPU": float(node.gpus), "memory": float(node.memory_bytes)} for node in nodes]
+    for bundle in sorted(requests, key=lambda one: -one.get("CPU", 0)):
+        for _ in range(workers):
+            room = next((one for one in left if _holds(one, bundle)), None)
+            if room is None:
+                return False
+            for kind, value in bundle.items():
+                room[kind] -= value
+    return True
+
+
+def _holds(room: dict[str, float], bundle: dict[str, float]) -> bool:
+    return all(room[kind] >= value - 1e-6 for kind, value in bundle.items())

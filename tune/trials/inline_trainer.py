@@ -1,0 +1,132 @@
+"""``TorchTrainer`` for use inside a Tune trial: the controller runs in the trial's own process.
+
+Stock Ray Train V2 starts, for each trial, beside the workers: a controller actor, a queue actor, a
+placement-group cleaner and a second placement group. On two cores these process starts are most
+of a short trial's time, and a trial that the scheduler stops gets its resources back only once the
+cleaner has found that out through the dashboard (it never does where two clusters share a host).
+
+Here the controller's coroutine runs in the trial's thread, reports go straight to Tune, and the
+workers are placed in the placement group that Tune made for the trial. So Tune alone accounts for
+the resources, and stopping a trial ends its workers before anything else happens.
+
+This relies on private names of Ray Train V2; ``supported()`` checks them, and where they are missing
+``bigbatch.tune.trials.trial_run`` falls back to the stock trainer. See docs/decisions/002.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import ray
+import ray.tune
+from ray.train import RunConfig, ScalingConfig
+from ray.train.torch import TorchTrainer
+from ray.train.v2._internal.callbacks.datasets import DatasetsCallback
+from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
+from ray.train.v2._internal.execution.controller.controller import TrainController
+from ray.train.v2._internal.execution.worker_group.placement_group_handle import DefaultPlacementGroupHandle
+from ray.train.v2._internal.execution.worker_group.worker_group import WorkerGroup
+from ray.train.v2.api.callback import UserCallback
+
+# One trial runs in one process at a time, so one flag a process is enough.
+_stop_requested = threading.Event()
+
+
+def request_stop() -> None:
+    """Make the trial that runs in this process end at the controller's next poll (about 0.1 s)."""
+    _stop_requested.set()
+
+
+class _BorrowedPlacementGroup(DefaultPlacementGroupHandle):
+    """Tune made the trial's placement group and removes it; the worker group only uses it."""
+
+    def shutdown(self) -> None:
+        pass
+
+
+class _TrialWorkerGroup(WorkerGroup):
+    def _create_placement_group(self, *_: Any) -> DefaultPlacementGroupHandle:
+        return _BorrowedPlacementGroup(ray.util.get_current_placement_group())
+
+    @staticmethod
+    def _get_worker_runtime_env(custom_runtime_env: Any) -> Any:
+        # Workers inherit the job's environment; an own one would keep them from using the worker
+        # processes that Ray has already started.
+        return dict(custom_runtime_env or {})
+
+
+class _TrialController(TrainController):
+    worker_group_cls = _TrialWorkerGroup
+
+    async def _run_control_loop_iteration(self) -> None:
+        if _stop_requested.is_set():
+            raise SystemExit(0)
+        await super()._run_control_loop_iteration()
+
+    def end_workers(self) -> None:
+        """End the workers of a run that was left early; does nothing after a normal end."""
+        group: WorkerGroup | None = getattr(self, "_worker_group", None)
+        if group is not None:
+            group.shutdown()
+            self._worker_group = None
+
+
+class _ReportToTune(UserCallback):
+    """Hands rank 0's metrics (equal on all ranks: the loop reduces them) to Tune, in this process.
+
+    ``ray.tune.report`` raises SystemExit where Tune has stopped the trial.
+    """
+
+    def after_report(self, run_context: Any, metrics: list[dict[str, Any]], checkpoint: Any) -> None:
+        ray.tune.report(dict(metrics[0]))
+
+
+class InlineTorchTrainer(TorchTrainer):
+    """A ``TorchTrainer`` whose controller lives in the calling process."""
+
+    def _create_default_callbacks(self) -> list[Any]:
+        # Each of these two would start an actor: the cleaner has nothing to clean, and there are no
+        # Ray data sets.
+        unneeded = (PlacementGroupCleanerCallback, DatasetsCallback)
+        return [c for c in super()._create_default_callbacks() if not isinstance(c, unneeded)]
+
+    def _initialize_and_run_controller(self, **controller_kwargs: Any) -> Any:
+        async def run() -> Any:
+            controller = _TrialController(**controller_kwargs)
+            try:
+                await controller.run()
+                return controller.get_result()
+            finally:
+                controller.end_workers()
+
+        _stop_requested.clear()
+        return asyncio.run(run())
+
+
+def supported() -> bool:
+    """Whether this Ray has the private hooks that the inline trainer overrides."""
+    return (
+        hasattr(TorchTrainer, "_initialize_and_run_controller")
+        and hasattr(TorchTrainer, "_create_default_callbacks")
+        and hasattr(TrainController, "worker_group_cls")
+        and inspect.iscoroutinefunction(getattr(TrainController, "_run_control_loop_iteration", None))
+        and hasattr(WorkerGroup, "_create_placement_group")
+        and hasattr(WorkerGroup, "_get_worker_runtime_env")
+    )
+
+
+def make_trainer(
+    train_function: Callable[[dict[str, Any]], Any],
+    train_config: dict[str, Any],
+    scaling_config: ScalingConfig,
+    run_config: RunConfig,
+) -> TorchTrainer:
+    """The trainer of a trial, to be called inside a Tune function; reports reach Tune."""
+    run_config.callbacks = [*(run_config.callbacks or []), _ReportToTune()]
+    return InlineTorchTrainer(
+        train_function, train_loop_config=train_config, scaling_config=scaling_config, run_config=run_config
+    )

@@ -1,0 +1,126 @@
+"""One trial of a search: a Tune function that builds a ``TorchTrainer``.
+
+Everything that can go wrong in Python is reported as a failure with its reason, so that Tune sees
+an error only where a process died; those are run again from their last checkpoint.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import ray.tune
+from ray.train import FailureConfig, RunConfig, ScalingConfig
+from ray.tune import PlacementGroupFactory
+
+from bigbatch.train_loop.errors import ImageError, LoaderError
+from bigbatch.train_loop.host.disk_full import DiskFull
+from bigbatch.train_loop.launch.ray_worker import FAILURE, RECORDS, failure_file, train_worker
+
+try:
+    from bigbatch.tune.trials import inline_trainer
+
+    INLINE = inline_trainer.supported() and os.environ.get("BIGBATCH_INLINE_CONTROLLER", "1") != "0"
+except ImportError:  # another Ray than the tested ones: its stock trainer does the same, slower
+    INLINE = False
+
+STOP_WAIT_S = 15.0
+"""How long a stopped trial may take to end its workers."""
+
+
+class _EndsItsWorkers:
+    """Mixed into the Tune trainable: a trial is over only when its workers are."""
+
+    def cleanup(self) -> None:
+        if INLINE:
+            inline_trainer.request_stop()
+        try:
+            from ray.train._internal.session import get_session
+
+            get_session().finish(timeout=STOP_WAIT_S)
+        except Exception:
+            pass  # the trial's own errors were reported while it ran
+        super().cleanup()  # type: ignore[misc]
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        if INLINE:
+            inline_trainer.request_stop()
+        return bool(super().reset_config(new_config))  # type: ignore[misc]
+
+
+def run_trial(task: dict[str, Any]) -> None:
+    """Train ``task["config"]`` on ``task["workers"]`` workers and report each epoch to Tune.
+
+    Args:
+        task: what ``train_worker`` takes, and ``name`` (of the Train run, stable over restarts),
+            ``workers``, ``worker_resources`` (of one worker), ``restarts`` (of workers that died),
+            ``ray_storage`` (a folder that every node sees, for Ray's own files).
+    """
+    try:
+        failure = _train(task)
+    except Exception as error:
+        failure = _reason(error)
+    if failure:
+        ray.tune.report({RECORDS: [], FAILURE: failure})
+
+
+def _train(task: dict[str, Any]) -> str | None:
+    scaling = ScalingConfig(
+        num_workers=task["workers"],
+        use_gpu="GPU" in task["worker_resources"],
+        resources_per_worker=task["worker_resources"],
+    )
+    run = RunConfig(
+        name=task["name"],
+        storage_path=task["ray_storage"],
+        failure_config=FailureConfig(max_failures=task["restarts"]),
+    )
+    if INLINE:
+        trainer = inline_trainer.make_trainer(train_worker, task, scaling, run)
+    else:
+        from ray.train.torch import TorchTrainer
+        from ray.tune.integration.ray_train import TuneReportCallback
+
+        run.callbacks = [TuneReportCallback()]
+        trainer = TorchTrainer(train_worker, train_loop_config=task, scaling_config=scaling, run_config=run)
+    failure_file(task).unlink(missing_ok=True)
+    try:
+        return (trainer.fit().return_value or {}).get(FAILURE)
+    finally:
+        # Three files a trial that nobody reads again: a search of a thousand would fill a quota of inodes.
+        shutil.rmtree(Path(task["ray_storage"]) / task["name"], ignore_errors=True)
+
+
+def trainable() -> Any:
+    """``run_trial`` with the resources that each trial's task names attached, for ``Tuner``."""
+    run_trial.__mixins__ = (_EndsItsWorkers,)  # type: ignore[attr-defined]
+    return ray.tune.with_resources(run_trial, _resources)
+
+
+def _resources(task: dict[str, Any]) -> PlacementGroupFactory:
+    if not INLINE:
+        # The stock trainer reserves its workers itself. This process takes no CPU from them: they may need all.
+        return PlacementGroupFactory([{"node:__internal_head__": 0.001}])
+    # An empty first bundle: the trial's own process takes no CPU from the workers.
+    return PlacementGroupFactory([{}, *[dict(task["worker_resources"])] * task["workers"]], strategy="PACK")
+
+
+def _reason(error: Exception) -> str:
+    """One line that says why; Ray wraps a worker's error in its own."""
+    failures = getattr(error, "worker_failures", None)
+    if failures:
+        # Workers that wait for one that failed fail of that.
+        rank, cause = min(
+            failures.items(), key=lambda item: not isinstance(item[1], ImageError | LoaderError | DiskFull)
+        )
+        return f"worker {rank}: {_last_line(cause)}"
+    return _last_line(error)
+
+
+def _last_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = lines[-1] if lines else "no message"
+    name = type(error).__name__
+    return text if text.startswith(name) or ": " in text else f"{name}: {text}"

@@ -1,0 +1,122 @@
+"""Which settings are shown of a trial: those that differ from trial to trial, and the space's own parameters.
+
+What is the same in all trials stands in the plan, once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from bigbatch.search_spaces.check import ParamRange
+from bigbatch.search_spaces.registry import Space
+from bigbatch.search_spaces.trial import StandInTrial
+from bigbatch.search_spaces.workload import Workload
+from bigbatch.train_loop.config import TrainConfig, known_key
+from bigbatch.tune.watch.observer import TrialView
+
+SHOWN_KEYS = frozenset(
+    "optimizer.name batch.global_size optimizer.peak_lr schedule.warmup_epochs optimizer.momentum optimizer.beta1 "
+    "optimizer.beta2 optimizer.weight_decay label_smoothing schedule.name".split()
+)
+"""Keys of the configuration that ``settings`` shows."""
+WIDTHS = {
+    "optimizer": 9, "batch": 5, "lr": 8, "warmup": 6, "momentum": 10, "wd": 7, "smoothing": 9, "schedule": 8
+}  # fmt: skip
+"""Settings in the table, with their widths."""
+NUMBER_WIDTH = 9
+SAMPLES = 64
+
+
+def settings(config: TrainConfig | None) -> dict[str, str]:
+    """The settings that matter, short, in the field's words; nothing without a configuration."""
+    if config is None:
+        return {}
+    o, s = config.optimizer, config.schedule
+    values = {"optimizer": o.name, "batch": str(config.batch.global_size), "lr": f"{o.peak_lr:.3g}"}
+    values["warmup"] = f"{s.warmup_epochs:.2g} ep"
+    if o.name in ("sgd", "lars"):
+        values["momentum"] = f"{o.momentum:.3g}"
+    else:
+        values["betas"] = f"{o.beta1:.3g}, {o.beta2:.4g}"
+    return values | {"wd": f"{o.weight_decay:.1e}", "smoothing": f"{config.label_smoothing:.2g}", "schedule": s.name}
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What is shown of each trial. Without a space: every setting."""
+
+    fixed: Mapping[str, str] = field(default_factory=dict)
+    """Settings that are the same in all trials."""
+    own: Mapping[str, int] = field(default_factory=dict)
+    """Searched parameters that no setting shows, with the widths of their values."""
+
+    def of(self, trial: TrialView) -> dict[str, str]:
+        """Settings by name, then own parameters."""
+        shown = {name: text for name, text in settings(trial.config).items() if name not in self.fixed}
+        return shown | {short(name): _text(trial.params[name]) for name in self.own if name in trial.params}
+
+    def line(self, trial: TrialView) -> str:
+        values = self.of(trial)
+        first = f"{values.pop('optimizer')} " if "optimizer" in values else ""
+        return first + " ".join(f"{name} {text}" for name, text in values.items())
+
+    def that_fit(self, room: int) -> tuple[str, ...]:
+        """Names of the table's columns in ``room`` characters: own parameters before settings, none cut."""
+        widths = {short(name): max(len(short(name)), width) for name, width in self.own.items()}
+        both = "momentum" in self.fixed and "betas" in self.fixed  # one column for both
+        settings_widths = {
+            name: width
+            for name, width in WIDTHS.items()
+            if (name not in self.fixed if name != "momentum" else not both)
+        }
+        kept = []
+        for name, needed in (widths | settings_widths).items():
+            room -= needed + 2
+            if room < 0:
+                break
+            kept.append(name)
+        return tuple(sorted(kept, key=[*settings_widths, *widths].index))
+
+
+def columns_of(
+    space: Space, workload: Workload, overrides: Mapping[str, Any], ranges: Mapping[str, ParamRange]
+) -> Columns:
+    """The columns of a space's trials, from a look at what it gives."""
+    rng, found = random.Random(0), []
+    for number in range(SAMPLES):
+        with contextlib.suppress(Exception, SystemExit):  # a configuration that is refused is told so in the search
+            found.append(settings(space(StandInTrial(rng, number=number), workload, overrides)))
+    first = found[0] if found else {}
+    fixed = {name: text for name, text in first.items() if all(other.get(name) == text for other in found)}
+    if "momentum" in fixed or "betas" in fixed:  # the table has one column for them
+        fixed |= {"momentum": fixed.get("momentum", ""), "betas": fixed.get("betas", "")}
+    own = {name: _width(met) for name, met in ranges.items() if _varies(met) and not _is_shown(name, space)}
+    return Columns(fixed, own)
+
+
+def short(name: str) -> str:
+    """``mixup_alpha`` of ``data.mixup_alpha``."""
+    return name.rpartition(".")[2]
+
+
+def _is_shown(name: str, space: Space) -> bool:
+    key = space.parameter_keys[name][0] if name in space.parameter_keys else name
+    return known_key(key) in SHOWN_KEYS
+
+
+def _varies(found: ParamRange) -> bool:
+    if found.kind == "derived":
+        return False
+    return len(found.choices) > 1 if found.kind == "categorical" else found.low < found.high
+
+
+def _width(found: ParamRange) -> int:
+    return max((len(_text(choice)) for choice in found.choices), default=NUMBER_WIDTH)
+
+
+def _text(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)

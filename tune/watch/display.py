@@ -1,0 +1,272 @@
+"""What a person sees while a search runs: one live table, or plain lines where there is no terminal."""
+
+from __future__ import annotations
+
+import math
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any, Protocol, TextIO
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from bigbatch.train_loop.progress import ProgressLines
+from bigbatch.tune.watch.columns import Columns
+from bigbatch.tune.watch.observer import TrialView
+
+ROWS = 16
+"""Trials in the live table: the running ones, the best one and the latest."""
+SAID_S = 90.0
+"""So long a line of the watchdog stays in sight; it comes each minute."""
+STATE_WORDS = {
+    "RUNNING": "running",
+    "COMPLETE": "done",
+    "PRUNED": "stopped",
+    "FAIL": "failed",
+    "WAITING": "interrupted",
+}
+STATE_STYLES = {"RUNNING": "cyan", "COMPLETE": "green", "PRUNED": "yellow", "FAIL": "red", "WAITING": "magenta"}
+
+
+def duration(seconds: float) -> str:
+    """``75`` → ``1:15``, ``3700`` → ``1:01:40``."""
+    whole = int(round(seconds))
+    hours, minutes = whole // 3600, whole // 60 % 60
+    return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"
+
+
+def percent(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.1f} %"
+
+
+class Progress:
+    """The state of the search that both displays show."""
+
+    def __init__(
+        self, planned: int, concurrency: int, finished: Mapping[int, TrialView], columns: Columns | None = None
+    ) -> None:
+        self.planned, self.concurrency, self.columns = planned, concurrency, columns or Columns()
+        self.trials: dict[int, TrialView] = dict(finished)
+        self.started = time.monotonic()
+        self._ended_at = {number: time.time() for number in finished}
+
+    def put(self, trial: TrialView) -> None:
+        self.trials[trial.number] = trial
+        if trial.state != "RUNNING":
+            self._ended_at[trial.number] = time.time()
+
+    def elapsed_of(self, trial: TrialView) -> float:
+        return self._ended_at.get(trial.number, time.time()) - trial.started_at
+
+    @property
+    def ended(self) -> int:
+        return sum(t.state in ("COMPLETE", "PRUNED", "FAIL") for t in self.trials.values())
+
+    @property
+    def best(self) -> TrialView | None:
+        done = [t for t in self.trials.values() if t.state == "COMPLETE"]
+        return max(done, key=lambda t: (t.value or 0.0, -t.number), default=None)
+
+    def eta_s(self) -> float | None:
+        """Seconds left if the rest goes as it went so far; None before anything has ended."""
+        over = [t for t in self.trials.values() if t.state in ("COMPLETE", "PRUNED") and t.number in self._ended_at]
+        timed = [self.elapsed_of(t) for t in over if self.elapsed_of(t) > 0]
+        if not timed:
+            return None
+        mean = sum(timed) / len(timed)
+        running = [max(0.0, mean - self.elapsed_of(t)) for t in self.trials.values() if t.state == "RUNNING"]
+        waiting = max(0, self.planned - self.ended - len(running))
+        return (sum(running) + waiting * mean) / max(1, self.concurrency)
+
+
+class LiveTable:
+    """A table that is drawn in place, refreshed each second by rich's own thread."""
+
+    def __init__(self, progress: Progress, console: Console) -> None:
+        self._progress, self._console, self._lock = progress, console, threading.Lock()
+        self._said: tuple[Text, float] | None = None
+        # Always there and always short: a terminal writes ^C behind it, which must not begin another line.
+        self._last_line = Text("Ctrl-C saves and stops", style="dim")
+        self._live = Live(console=console, get_renderable=self._draw, refresh_per_second=2, transient=False)
+
+    def __enter__(self) -> LiveTable:
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._last_line = Text("")
+        self._live.stop()
+
+    def trial_planned(self, trial: TrialView) -> None:
+        with self._lock:
+            self._progress.put(trial)
+
+    trial_waiting = trial_started = steps_done = trial_ended = trial_planned
+
+    def epoch_ended(self, trial: TrialView, record: dict[str, Any]) -> None:
+        self.trial_planned(trial)
+
+    def search_said(self, text: str) -> None:
+        """A line of the watchdog: it stays beneath the table until it is out of date."""
+        with self._lock:
+            self._said = Text(text, style="yellow"), time.monotonic()
+
+    def acknowledge(self, text: str) -> None:
+        """In place of the last line, at once."""
+        self._last_line = Text(text, style="bold")
+        self._live.refresh()
+
+    def _draw(self) -> Group:
+        with self._lock:
+            lines = [waiting_line(self._progress)]
+            if self._said is not None and time.monotonic() - self._said[1] < SAID_S:
+                lines.append(self._said[0])
+            table, summary = trial_table(self._progress, self._console.width), summary_line(self._progress)
+            return Group(table, summary, *filter(None, lines), self._last_line)
+
+
+OTHER_COLUMNS_WIDTH = 48
+"""Trial, state, epoch, top-1 and time, with their gaps."""
+
+
+def trial_table(progress: Progress, width: int = 200) -> Table:
+    """The trials, in a table at most ``width`` characters wide: columns are left out, numbers never cut."""
+    columns = progress.columns.that_fit(width - OTHER_COLUMNS_WIDTH)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("trial", "state", *columns, "epoch", "top-1", "time"):
+        right = name in ("trial", "batch", "lr", "warmup", "epoch", "top-1", "time")
+        table.add_column(name, justify="right" if right else "left", no_wrap=True)
+    best = progress.best
+    for trial in _shown(progress):
+        values = progress.columns.of(trial)
+        values["momentum"] = values.pop("betas", values.get("momentum", ""))  # one column for both
+        table.add_row(
+            str(trial.number),
+            Text(trial.phase if trial.state == "RUNNING" else STATE_WORDS[trial.state], STATE_STYLES[trial.state]),
+            *(values.get(name, "") for name in columns),
+            epochs_done(trial),
+            percent(trial.value),
+            duration(progress.elapsed_of(trial)),
+            style="bold" if best is not None and trial.number == best.number else "",
+        )
+    return table
+
+
+def epochs_done(trial: TrialView) -> str:
+    """``3/90``, and within the fourth epoch ``3.4/90``."""
+    steps = trial.steps
+    within = steps.fraction if steps and trial.state == "RUNNING" and steps.epoch == trial.epoch + 1 else 0.0
+    return (
+        f"{trial.epoch + math.floor(10 * within) / 10:.1f}/{trial.epochs}"
+        if within
+        else f"{trial.epoch}/{trial.epochs}"
+    )
+
+
+def waiting_line(progress: Progress) -> Text | None:
+    """Which trials have no room yet, and what for."""
+    found = [t for t in progress.trials.values() if t.state == "RUNNING" and t.phase == "waiting"]
+    if not found:
+        return None
+    names = ", ".join(str(t.number) for t in found)
+    return Text(f"trial {names}: waiting for {found[0].asks}{' each' if len(found) > 1 else ''}", style="yellow")
+
+
+def summary_line(progress: Progress) -> Text:
+    best, eta = progress.best, progress.eta_s()
+    parts = [
+        f"{progress.ended} of {progress.planned} trials ended",
+        f"best {percent(best.value)} (trial {best.number})" if best else "best –",
+        f"elapsed {duration(time.monotonic() - progress.started)}",
+        f"about {duration(eta)} left" if eta is not None else "time left: known after the first trial",
+    ]
+    return Text(" · ".join(parts), style="dim")
+
+
+def _shown(progress: Progress) -> list[TrialView]:
+    """Running trials and the best are always shown, the latest of the others as far as there is room."""
+    best = progress.best
+    keep = {t.number for t in progress.trials.values() if t.state == "RUNNING"} | ({best.number} if best else set())
+    for number in sorted(progress.trials, reverse=True):
+        if len(keep) >= ROWS:
+            break
+        keep.add(number)
+    return [progress.trials[number] for number in sorted(keep)]
+
+
+class SupportsWrite(Protocol):
+    """What ``print`` needs of a file."""
+
+    def write(self, text: str, /) -> object: ...
+
+    def flush(self) -> None: ...
+
+
+class PlainLines:
+    """A line an event: for pipes, Slurm logs and ``tail -f``."""
+
+    def __init__(self, progress: Progress, out: SupportsWrite) -> None:
+        self._progress, self._out = progress, out
+        self._within_epochs: dict[int, ProgressLines] = {}
+
+    def __enter__(self) -> PlainLines:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def trial_planned(self, trial: TrialView) -> None:
+        self._progress.put(trial)
+
+    def trial_waiting(self, trial: TrialView) -> None:
+        self.say(f"trial {trial.number} waiting for {trial.asks}: {self._progress.columns.line(trial)}")
+
+    def steps_done(self, trial: TrialView) -> None:
+        if line := self._within_epochs.setdefault(trial.number, ProgressLines()).line(trial.steps):
+            self.say(f"trial {trial.number} {line}")
+
+    def search_said(self, text: str) -> None:
+        """A line of the watchdog."""
+        self.say(text)
+
+    def trial_started(self, trial: TrialView) -> None:
+        self._progress.put(trial)
+        self._within_epochs[trial.number] = ProgressLines()
+        word = f"resumed after epoch {trial.epoch}" if trial.resumed else "started"
+        word += f" (trial {trial.retries} again)" if trial.retries is not None and not trial.resumed else ""
+        self.say(f"trial {trial.number} {word}: {self._progress.columns.line(trial)}")
+
+    def epoch_ended(self, trial: TrialView, record: dict[str, Any]) -> None:
+        self._progress.put(trial)
+        self._within_epochs[trial.number] = ProgressLines()
+        self.say(
+            f"trial {trial.number} epoch {record['epoch']}/{trial.epochs}: top-1 {percent(record['val_top1'])}, "
+            f"train loss {record['train_loss']:.3f}, lr {record['learning_rate']:.3g}"
+        )
+
+    def trial_ended(self, trial: TrialView) -> None:
+        self._progress.put(trial)
+        self._within_epochs.pop(trial.number, None)
+        self.say(
+            f"trial {trial.number} {STATE_WORDS[trial.state]} at {percent(trial.value)}: {trial.ended_because} "
+            f"[{summary_line(self._progress).plain}]"
+        )
+
+    def say(self, text: str) -> None:
+        line = f"[{duration(time.monotonic() - self._progress.started)}] {text}\n"
+        print(line, end="", file=self._out, flush=True)  # in one piece: the watchdog speaks from another thread
+
+
+def make_display(progress: Progress, out: TextIO | None = None) -> LiveTable | PlainLines:
+    """The live table on a terminal, plain lines everywhere else."""
+    out = out or sys.stdout
+    console = Console(file=out)
+    return (
+        LiveTable(progress, console)
+        if console.is_terminal and not console.is_dumb_terminal
+        else PlainLines(progress, out)
+    )

@@ -1,0 +1,255 @@
+"""The plan before a search and the findings after it, as text."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from rich.console import Console
+
+from bigbatch.cluster.host.root import ROOT
+from bigbatch.train_loop.host.disk_space import quota_lines
+from bigbatch.tune.plan.advice import weakness
+from bigbatch.tune.plan.search_plan import SearchPlan
+from bigbatch.tune.study.ledger import Used
+from bigbatch.tune.study.patient_journal import JOB_VARIABLE
+from bigbatch.tune.study.provenance import redact
+from bigbatch.tune.study.storage_url import shared_file_warning
+from bigbatch.tune.watch.certainty import Verdict, verdict
+from bigbatch.tune.watch.columns import columns_of
+from bigbatch.tune.watch.display import duration, percent
+from bigbatch.tune.watch.observer import TrialView
+
+RUNNER_UPS = 4
+STEMS = {
+    "imagenet": "imagenet: 7×7/2 and max-pool",
+    "small": "small: 3×3, no pooling",
+    "small_pool": "small_pool: 3×3/2 and max-pool",
+}
+NAMED = 8
+"""So many trials are named by their numbers in a sentence."""
+
+
+def print_plan(plan: SearchPlan, console: Console) -> None:
+    """What is going to happen, what it costs at most, and where its results go."""
+    for key, text in _plan_lines(plan):
+        console.print(f"{key:11}{text}", markup=False, soft_wrap=True)
+
+
+def print_machine(plan: SearchPlan, console: Console) -> None:
+    """What a cluster that was joined has, and what the search makes of it."""
+    text = f"The cluster has {plan.machine.describe()}: {plan.share.describe()}; {plan.model}{_why_model(plan)}"
+    console.print(text, markup=False, soft_wrap=True)
+
+
+def _plan_lines(plan: SearchPlan) -> list[tuple[str, str]]:
+    d = plan.data
+    lines = [
+        ("study", plan.study + _resumed(plan)),
+        ("space", f"{plan.space.name}: {plan.space.doc}"),
+    ]
+    lines += [("", f"{name:24} {interval.describe()}") for name, interval in plan.ranges.items()]
+    lines += [("", f"{key:24} {value} (set)") for key, value in plan.overrides.items()]
+    fixed = columns_of(plan.space, plan.workload, plan.overrides, plan.ranges).fixed.items()
+    lines += [("fixed", ", ".join(f"{name} {text}" for name, text in fixed if text))] if fixed else []
+    factors = plan.workload.lr_factors.items()
+    lines += [("", f"{f'prior[{name}]':24} × {factor:.3g}, by its range test") for name, factor in factors]
+    images = f"{d.train_size:,} training and {d.val_size:,} validation images"
+    stops = f"sampler {plan.sampler}, scheduler {plan.scheduler}"
+    return [
+        *lines,
+        ("data", f"{d.name}: {images}, {d.num_classes} classes, {d.image_size} px"),
+        ("model", plan.model + _why_model(plan)),
+        *_stem(plan),
+        ("trials", f"{plan.trials} of at most {plan.max_epochs} epochs, {stops}"),
+        *_notes(plan),
+        ("resources", _resources(plan)),
+        ("at most", _cost(plan)),
+        ("results", quoted(plan.folder)),
+        *(("", line) for line in quota_lines()),
+    ]
+
+
+def _stem(plan: SearchPlan) -> list[tuple[str, str]]:
+    """Of a ResNet, how its first layers take the images."""
+    if not plan.model.startswith(("resnet", "resnext", "wide_resnet")):
+        return []
+    said = plan.overrides.get("model.stem", "auto")
+    stem = plan.data.stem if said == "auto" else said
+    text = f"{STEMS[stem]}" + (f", for {plan.data.image_size} px (auto)" if said == "auto" else "")
+    if stem == "small":
+        text += "; slower an image than with model.stem=imagenet, which reduces it fourfold before its blocks"
+    return [("stem", text)]
+
+
+def _resumed(plan: SearchPlan) -> str:
+    if not plan.resume:
+        return ""
+    return " (resumed; failed trials are tried again)" if plan.options.retry_failed else " (resumed)"
+
+
+def _notes(plan: SearchPlan) -> list[tuple[str, str]]:
+    """What the person should know of the choices that were made."""
+    searched = [r for r in plan.ranges.values() if r.kind != "derived"]
+    conditional, categorical = any(r.conditions for r in searched), any(r.kind == "categorical" for r in searched)
+    text = weakness(plan.sampler, plan.scheduler, conditional, categorical)
+    said = [text, shared_file_warning(plan.storage)]
+    return [("note", text) for text in said if text]
+
+
+def _why_model(plan: SearchPlan) -> str:
+    if not plan.model_was_auto:
+        return ""
+    if not plan.machine.nodes:
+        return " (auto: resnet50 if the cluster has GPUs)"
+    return (
+        " (auto: there is an accelerator)"
+        if plan.machine.gpus
+        else " (auto: no accelerator here; --model resnet50 works too)"
+    )
+
+
+def _resources(plan: SearchPlan) -> str:
+    share, machine = plan.share, plan.machine
+    if not machine.nodes:
+        return f"Ray cluster {plan.address}, {share.workers} worker(s) a trial"
+    have = f"{machine.gpus} GPUs, {machine.cpus} CPU cores" if machine.gpus else f"{machine.cpus} CPU cores, no GPU"
+    return f"{have}: {share.describe()}"
+
+
+def _cost(plan: SearchPlan) -> str:
+    epochs = plan.trials * plan.max_epochs
+    parts = [f"{epochs:,} epochs = {epochs * plan.data.train_size:,} training images"]
+    if plan.budget_gpu_hours is not None:
+        parts.append(f"{plan.budget_gpu_hours:g} {'GPU' if plan.machine.gpus else 'worker'} hours")
+    if plan.time_budget_s is not None:
+        parts.append(f"{duration(plan.time_budget_s)} of time")
+    return ", ".join(parts)
+
+
+def print_findings(plan: SearchPlan, trials: list[TrialView], elapsed_s: float, used: Used, console: Console) -> None:
+    """The best configuration, how sure it is, and the next command."""
+    done = sorted((t for t in trials if t.state == "COMPLETE"), key=lambda t: (-(t.value or 0), t.number))
+    once = [t for t in trials if t.retried_by is None]
+    stopped, failed, waiting = (_count(once, state) for state in ("PRUNED", "FAIL", "WAITING"))
+    unit = "GPU hours" if plan.machine.gpus else "worker hours (no GPU)"
+    console.print(
+        f"\n{len(done)} of {len(once)} trials ran to their end, {stopped} stopped early, {failed} failed"
+        f"{f', {waiting} interrupted' if waiting else ''}; "
+        f"{duration(elapsed_s)} elapsed, {used.words(unit)}."
+    )
+    for trial in (t for t in trials if t.state == "FAIL"):
+        again = f" (tried again as trial {trial.retried_by})" if trial.retried_by is not None else ""
+        console.print(f"  trial {trial.number} failed{again}: {trial.ended_because}", markup=False)
+    if not done:
+        return
+    best, columns = done[0], columns_of(plan.space, plan.workload, plan.overrides, plan.ranges)
+    found = verdict([t.value or 0.0 for t in done], plan.data.val_size)
+    console.print(
+        f"\nBest: trial {best.number}, validation top-1 {percent(best.value)} after {best.epoch} epochs", style="bold"
+    )
+    for name, value in columns.of(best).items():
+        console.print(f"  {name:10} {value}", markup=False)
+    console.print(f"\n{how_sure(done, found, plan.data.val_size)}", markup=False, soft_wrap=True)
+    for trial, worse in list(zip(done[1:], found.worse, strict=True))[:RUNNER_UPS]:
+        mark = "clearly worse" if worse else "cannot be told apart"
+        console.print(
+            f"  {percent(trial.value):>7}  trial {trial.number} ({mark}): {columns.line(trial)}", markup=False
+        )
+    console.print(f"\nTrain it in full:\n  {train_command(plan)}", markup=False, soft_wrap=True)
+
+
+def say_retries(retries: Mapping[int, int], console: Console) -> None:
+    """Which failed trials ``--retry-failed`` tries again."""
+    words = ", ".join(f"{failed} as trial {number}" for failed, number in sorted(retries.items()))
+    text = f"Tried again: trial {words}." if words else "--retry-failed: no failed trial is left to try again."
+    console.print(f"\n{text}", markup=False, soft_wrap=True)
+
+
+def how_sure(done: list[TrialView], found: Verdict, images: int) -> str:
+    """What the best value is worth, and which trials are worse than it, in words. ``done``: the best first."""
+    chosen = f", chosen as the best of {len(done)}," if len(done) > 1 else ""
+    text = (
+        f"Measured on {images:,} images{chosen} its accuracy is {100 * found.low:.1f} to {100 * found.high:.1f} % "
+        "(at 95 %; what another seed would change is not counted: all trials have one). "
+    )
+    others = list(zip(done[1:], found.worse, strict=True))
+    if not others:
+        return text + "No other trial ran to its end: run more trials before you trust it."
+    near = [trial.number for trial, worse in others if not worse]
+    return text + f"{_compared(near, len(others))} Runner-ups:"
+
+
+def _compared(near: list[int], others: int) -> str:
+    """``Trials 3 and 7 cannot be told apart from it at 95 %; the other 2 are clearly worse.``"""
+    if not near:
+        return "The other trial is clearly worse." if others == 1 else f"The other {others} trials are clearly worse."
+    if len(near) == others:
+        which = "The other trial" if others == 1 else f"None of the other {others} trials"
+        return f"{which} can{'not' if others == 1 else ''} be told apart from it at 95 %."
+    names = listed(near) if len(near) <= NAMED else f"{len(near)} of the other {others}"
+    noun = "" if len(near) > NAMED else ("Trial " if len(near) == 1 else "Trials ")
+    left = others - len(near)
+    rest = "the other one is clearly worse" if left == 1 else f"the other {left} are clearly worse"
+    return f"{noun}{names} cannot be told apart from it at 95 %; {rest}."
+
+
+def listed(numbers: list[int]) -> str:
+    """``3``, ``3 and 7``, ``1, 3 and 7``."""
+    words = [str(number) for number in sorted(numbers)]
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def train_command(plan: SearchPlan) -> str:
+    """The command that trains the best configuration in full."""
+    epochs = max(30, 2 * plan.max_epochs)
+    command = "bigbatch train" if _by_console_command() else f"python {quoted(ROOT / 'train_loop' / 'run.py')}"
+    return f"{command} --config {quoted(plan.folder / 'best.json')} --set epochs={epochs}"
+
+
+def resume_command(plan: SearchPlan, spent_hours: float | None = None) -> str:
+    """The command that goes on with this study, from here. ``spent_hours``: used so far, where the budget is spent."""
+    command = "bigbatch tune" if _by_console_command() else f"python {quoted(ROOT / 'tune' / 'run.py')}"
+    parts = ["--resume", "--study", plan.study]
+    if plan.options.output:
+        parts += ["--output", plan.options.output]
+    if plan.options.address and JOB_VARIABLE not in os.environ:  # a job's cluster ends with it
+        parts += ["--address", plan.options.address]
+    if spent_hours is not None and plan.budget_gpu_hours is not None:
+        parts += ["--budget-gpu-hours", f"{_more_hours(plan.budget_gpu_hours, spent_hours):g}"]
+    if plan.storage:
+        parts += ["--storage", redact(plan.storage)]
+        if redact(plan.storage) != plan.storage:
+            return f"{command} {shlex.join(parts)}\n  (with the database's password in place of ***)"
+    return f"{command} {shlex.join(parts)}"
+
+
+def _more_hours(budget: float, spent: float) -> float:
+    """A budget that lets the study go on: twice the old one, or twice what it used where that was much more."""
+    return 2 * budget if spent < 1.5 * budget else float(f"{2 * spent:.3g}")
+
+
+def print_disk_full(plan: SearchPlan, full: str) -> None:
+    """One line: which file system is full, and the command that goes on."""
+    line = f"error: {full}. All that was reported is saved; make room there, then go on with: {resume_command(plan)}"
+    print(line, file=sys.stderr, flush=True)
+
+
+def _by_console_command() -> bool:
+    return Path(sys.argv[0]).name == "bigbatch"
+
+
+def quoted(path: Path) -> str:
+    """The path as one would type it here."""
+    try:
+        path = path.relative_to(Path.cwd())
+    except ValueError:
+        pass
+    return shlex.quote(str(path))
+
+
+def _count(trials: list[TrialView], state: str) -> int:
+    return sum(t.state == state for t in trials)

@@ -1,0 +1,122 @@
+"""Ctrl-C and signals like it: acknowledged at once, whatever the driver's thread waits for.
+
+Python runs signal handlers in the main thread, between two of its steps; a call into Ray may last seconds. So the
+signal's number also goes down a pipe (``signal.set_wakeup_fd``) to a thread that does nothing but say so.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from bigbatch.train_loop.host.signals import (
+    STOP_SIGNALS,
+    give_signals_back,
+    say_from_handler,
+    take_signals,
+)
+
+STARTING = "Stopping; Ctrl-C again to stop at once."
+SEARCHING = "Saving; Ctrl-C again to stop at once."
+ENDING = "The search has ended and is saved; Ray's processes are being ended."
+
+
+class StopRequest:
+    """Why the search is to end early: a signal, or a spent budget. First one counts."""
+
+    def __init__(self) -> None:
+        self.reason: str | None = None
+        self.signal: int | None = None
+        self._event = threading.Event()
+
+    def set(self, reason: str, signum: int | None = None) -> None:
+        if signum is not None:
+            self.signal = signum  # also after a spent budget: a second Ctrl-C must still end it
+        if not self._event.is_set():
+            self.reason = reason
+            self._event.set()
+
+    def is_set(self) -> bool:
+        return self._event.is_set()
+
+
+class Interrupts:
+    """The stop signals of a search: the first ends it in order, a second Ctrl-C at once. A context manager."""
+
+    def __init__(self, stop: StopRequest) -> None:
+        self._stop = stop
+        self._said = False
+        self._pipe: tuple[int, int] | None = None
+        self._before: dict[int, Any] = {}
+        self.text = STARTING
+        """What the acknowledgement says."""
+        self._show: Callable[[str], None] | None = None
+
+    def __enter__(self) -> Interrupts:
+        self._before = take_signals(self._handle)
+        self._pipe = os.pipe()
+        for end in self._pipe:
+            os.set_blocking(end, False)
+        os.set_blocking(self._pipe[0], True)
+        other = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
+        if other != -1:  # a notebook's event loop listens there
+            signal.set_wakeup_fd(other)
+            self._close()
+        else:
+            threading.Thread(target=self._listen, args=(self._pipe[0],), daemon=True, name="interrupts").start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._pipe is not None:
+            signal.set_wakeup_fd(-1)
+            self._close()
+        give_signals_back(self._before)
+
+    def take_again(self) -> None:
+        """Ray and libraries put handlers of their own in place."""
+        take_signals(self._handle)
+        if self._pipe is not None:
+            signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
+
+    @contextmanager
+    def shown_by(self, display: Any, text: str = SEARCHING) -> Iterator[None]:
+        """Within it, ``display.acknowledge(text)`` says it, where the display has that; afterwards it has ended."""
+        self.text, self._show = text, getattr(display, "acknowledge", None)
+        try:
+            yield
+        finally:
+            self._show, self.text = None, ENDING
+
+    def _handle(self, signum: int, frame: Any) -> None:
+        if self._stop.signal is not None and signum == signal.SIGINT:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            raise KeyboardInterrupt
+        self._stop.set("interrupted" if signum == signal.SIGINT else f"by {signal.Signals(signum).name}", signum)
+        if self._pipe is None:
+            self._acknowledge(None)
+
+    def _listen(self, reader: int) -> None:
+        try:
+            while numbers := os.read(reader, 64):
+                if set(numbers) & {int(number) for number in STOP_SIGNALS if number in self._before}:
+                    self._acknowledge(self._show)
+        except OSError:
+            return
+        finally:
+            os.close(reader)
+
+    def _acknowledge(self, show: Callable[[str], None] | None) -> None:
+        """Once. A handler passes no ``show``: the display's lock may be what it has interrupted."""
+        if not self._said:
+            self._said = True
+            show(self.text) if show else say_from_handler(f"\n{self.text}\n")
+
+    def _close(self) -> None:
+        """The reader ends with the writer, and closes its own end."""
+        assert self._pipe is not None
+        os.close(self._pipe[1])
+        self._pipe = None

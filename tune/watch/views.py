@@ -1,0 +1,46 @@
+"""The study's trials as those who watch see them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from optuna.trial import FrozenTrial
+
+from bigbatch.train_loop.config import TrainConfig
+from bigbatch.tune.study.retry import RETRIES_ATTR, retried
+from bigbatch.tune.study.tables import epoch_records
+from bigbatch.tune.watch.observer import TrialView
+
+FINISHED = ("COMPLETE", "PRUNED", "FAIL")
+
+
+def views(trials: Sequence[FrozenTrial]) -> list[TrialView]:
+    """The trials that have begun, or failed before they could."""
+    again = retried(trials)
+    begun = [t for t in trials if "config" in t.user_attrs or t.state.is_finished()]
+    return [view_of(t, again.get(t.number)) for t in begun]
+
+
+def view_of(trial: FrozenTrial, retried_by: int | None = None) -> TrialView:
+    """A trial of the study as observers see trials."""
+    config = trial.user_attrs.get("config")
+    ended = trial.datetime_complete or trial.datetime_start
+    seconds = (ended - trial.datetime_start).total_seconds() if ended and trial.datetime_start else 0.0
+    return TrialView(
+        number=trial.number,
+        params=dict(trial.params),
+        config=TrainConfig.from_dict(config) if config is not None else None,
+        state=trial.state.name,
+        records=epoch_records(trial),
+        ended_because=trial.user_attrs.get("ended_because"),
+        started_at=time.time() - seconds,
+        resumed=trial.user_attrs.get("attempts", 1) > 1,
+        retries=trial.user_attrs.get(RETRIES_ATTR),
+        retried_by=retried_by,
+    )
+
+
+def counted(found: Sequence[TrialView]) -> list[TrialView]:
+    """Those that have ended, as ``--trials`` counts them."""
+    return [view for view in found if view.state in FINISHED and view.retried_by is None]

@@ -1,0 +1,74 @@
+"""Weights & Biases: one run a trial, grouped by study, written by the driver alone.
+
+Offline needs no network at all, at no time: runs are written under the study's folder, and one
+command sends them later from a machine that has a network.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+from typing import Any
+
+from bigbatch.tune.watch.observer import TrialView
+
+METRICS = ("train_loss", "train_top1", "val_loss", "val_top1", "learning_rate", "images_per_s", "skipped_steps")
+
+
+class WandbObserver:
+    """Writes each trial to ``folder`` (named ``wandb``) as a run ``<study>-<number>`` of the group ``<study>``."""
+
+    def __init__(self, mode: str, study: str, folder: Path, project: str = "bigbatch") -> None:
+        os.environ.setdefault("WANDB_SILENT", "true")
+        os.environ.setdefault("WANDB_CONSOLE", "off")
+        import wandb
+
+        self._wandb, self._mode, self._study, self._project = wandb, mode, study, project
+        self._folder = folder
+        self._runs: dict[int, Any] = {}
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def trial_started(self, trial: TrialView) -> None:
+        self._runs[trial.number] = self._wandb.init(
+            mode=self._mode,  # type: ignore[arg-type]
+            project=os.environ.get("WANDB_PROJECT", self._project),
+            group=self._study,
+            name=f"{self._study}-{trial.number:04d}",
+            id=f"{self._study}-{trial.number:04d}",
+            resume="allow" if self._mode == "online" else None,
+            dir=str(self._folder.parent),  # W&B adds the folder's own name
+            job_type="trial",
+            config={
+                "trial": trial.number,
+                "parameters": trial.params,
+                **(trial.config.to_dict() if trial.config else {}),
+            },
+            reinit="create_new",
+            settings=self._wandb.Settings(
+                silent=True, console="off", x_disable_stats=True, disable_git=True, disable_code=True
+            ),
+        )
+
+    def epoch_ended(self, trial: TrialView, record: dict[str, Any]) -> None:
+        run = self._runs.get(trial.number)
+        if run is not None:
+            run.log({"epoch": record["epoch"], **{k: record[k] for k in METRICS if k in record}}, step=record["epoch"])
+
+    def trial_ended(self, trial: TrialView) -> None:
+        run = self._runs.pop(trial.number, None)
+        if run is not None:
+            run.summary["state"] = trial.state
+            run.summary["ended_because"] = trial.ended_because
+            run.finish(exit_code=0 if trial.state in ("COMPLETE", "PRUNED") else 1)
+
+    def close(self) -> None:
+        for run in self._runs.values():
+            run.finish(exit_code=1)
+        self._runs.clear()
+
+    def sync_command(self) -> str | None:
+        """The one command that sends offline runs, None where there is nothing to send."""
+        if self._mode != "offline" or not list(self._folder.glob("offline-run-*")):
+            return None
+        return f"wandb sync {shlex.quote(str(self._folder))}/offline-run-*"

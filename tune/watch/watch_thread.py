@@ -1,0 +1,249 @@
+"""Watches over a running search, beside the driver's thread: it may be waiting for Ray.
+
+Reads how far trials are, asks Ray's head why some wait, says so each minute, and ends a search that can never go on.
+What changes a trial is only noted here, and done by ``tick`` in the driver's thread.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+from bigbatch.train_loop.progress import WRITE_EVERY_S, Steps, read_progress
+from bigbatch.tune.watch.cluster_view import ClusterView, Head
+from bigbatch.tune.watch.observer import TrialView
+from bigbatch.tune.watch.watchdog import GONE_S, JOINED_GRACE_S, OWN_GRACE_S, Watchdog, Watched
+
+LOOK_S = 0.5
+ASK_S = 5.0
+"""Between two questions to Ray's head; while a trial waits, ``LOOK_S``."""
+WAIT_S = 2.0
+"""A trial that gets its place before that has not waited: Tune asks for one, then uses that of a trial that ended."""
+SAVE_S = 12.0
+"""How long the driver may take to save once the cluster is gone. Then its process ends: Ray's calls wait for ever."""
+
+
+class ClusterLost(BaseException):
+    """The cluster is gone. Not an Exception: Tune would ask that cluster to clean up first."""
+
+
+class Teller(Protocol):
+    """Who is told what the watchdog says, from its thread."""
+
+    def search_said(self, text: str) -> None: ...
+
+
+class Asker:
+    """Asks the head again and again, in a thread of its own: a question may hang for a minute."""
+
+    def __init__(self, head: Callable[[], Head] = Head) -> None:
+        self._head = head
+        self._over, self._now = threading.Event(), threading.Event()
+        self.often = False
+        self.view: ClusterView | None = None
+        self.asked_at = self.answered_at = time.monotonic()
+        """When the question of ``view`` was put, and when its answer came."""
+
+    def start(self) -> None:
+        threading.Thread(target=self._run, daemon=True, name="ray-head").start()
+
+    def stop(self) -> None:
+        self._over.set()
+        self._now.set()
+
+    def hurry(self) -> None:
+        """Ask at once."""
+        self._now.set()
+
+    def _run(self) -> None:
+        head: Head | None = None
+        while not self._over.is_set():
+            asked_at = time.monotonic()
+            with suppress(Exception):  # Ray raises whatever its transport raised: then there is no answer
+                head = head or self._head()
+                self.view = head.ask()
+                self.asked_at, self.answered_at = asked_at, time.monotonic()
+            self._now.wait(LOOK_S if self.often else ASK_S)
+            self._now.clear()
+
+
+class Watch:
+    """An observer of the search, and the thread that looks after it.
+
+    Args:
+        bridge: is told what was noted, in the driver's thread.
+        progress_of: the file in which a trial's worker says how far it is, by number.
+        tellers: told each line, from the thread.
+        give_up: called once, from the thread, with the reason for which the search can never go on.
+    """
+
+    def __init__(
+        self,
+        bridge: Any,
+        progress_of: Callable[[int], Path],
+        tellers: Sequence[Teller],
+        give_up: Callable[[str], None],
+        watchdog: Watchdog,
+        asker: Asker,
+    ) -> None:
+        self._bridge, self._progress_of, self._tellers, self._give_up = bridge, progress_of, tellers, give_up
+        self._watchdog, self._asker = watchdog, asker
+        self._lock, self._over = threading.Lock(), threading.Event()
+        self._trials: dict[int, Watched] = {}
+        self._read: dict[int, Steps] = {}
+        self._notes: list[Callable[[], None]] = []
+        self._next_read = 0.0
+
+    # An observer, in the driver's thread
+
+    def trial_planned(self, trial: TrialView) -> None:
+        now = time.monotonic()
+        with suppress(OSError), self._lock:
+            self._trials[trial.number] = Watched(trial.number, trial.asks, now, now)
+            self._progress_of(trial.number).write_text("")  # a worker writes it only where it is
+        self._asker.hurry()
+
+    def trial_started(self, trial: TrialView) -> None:
+        self._heard(trial.number, "it began")
+
+    def epoch_ended(self, trial: TrialView, record: dict[str, Any]) -> None:
+        self._heard(trial.number, f"it ended epoch {record['epoch']}")
+
+    def trial_ended(self, trial: TrialView) -> None:
+        with self._lock:
+            self._trials.pop(trial.number, None)
+            self._read.pop(trial.number, None)
+        with suppress(OSError):
+            self._progress_of(trial.number).unlink(missing_ok=True)
+
+    def _heard(self, number: int, word: str) -> None:
+        with self._lock:
+            if trial := self._trials.get(number):
+                trial.phase = "running"
+                self._watchdog.heard(trial, time.monotonic(), word)
+
+    @property
+    def lost(self) -> bool:
+        """There is no cluster any more."""
+        return self._watchdog.gone
+
+    def tick(self) -> None:
+        """Do what was noted. Raises ClusterLost."""
+        with self._lock:
+            notes, self._notes = self._notes, []
+        for note in notes:
+            note()
+        if self.lost:
+            raise ClusterLost(self._watchdog.verdict)
+
+    # The thread
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        self._asker.start()
+        threading.Thread(target=self._run, daemon=True, name="watch").start()
+        try:
+            yield
+        finally:
+            self._over.set()
+            self._asker.stop()
+
+    def _run(self) -> None:
+        given_up = False
+        while not self._over.wait(LOOK_S):
+            for line in self.look():
+                self._say(line)
+            if self._watchdog.verdict and not given_up:
+                given_up = True
+                self._give_up(self._watchdog.verdict)
+
+    def look(self) -> list[str]:
+        """What there is to say now."""
+        now = time.monotonic()
+        self._read_progress(now)
+        with self._lock:
+            self._find_those_that_wait()
+            self._asker.often = any(trial.phase != "running" for trial in self._trials.values())
+            trials = list(self._trials.values())
+            return self._watchdog.look(now, trials, self._asker.view, self._asker.answered_at)
+
+    def _read_progress(self, now: float) -> None:
+        for number in self._due(now):
+            entry = read_progress(self._progress_of(number))
+            with self._lock:
+                trial = self._trials.get(number)
+                if trial is None or entry is None or entry == self._read.get(number):
+                    continue
+                self._read[number] = entry
+                trial.phase = "running"
+                self._watchdog.heard(trial, now, str(entry) if entry.epoch else "its worker began")
+                self._notes.append(partial(self._bridge.runs, number, entry))
+
+    def _due(self, now: float) -> list[int]:
+        """Trials whose file may say something new: at once that a worker runs, then as often as it writes."""
+        with self._lock:
+            due = [n for n, trial in self._trials.items() if trial.phase != "running" or now >= self._next_read]
+        if now >= self._next_read:
+            self._next_read = now + WRITE_EVERY_S
+        return due
+
+    def _find_those_that_wait(self) -> None:
+        """Placement groups say not whose they are: those without a place are of the trials handed over last."""
+        view, asked_at = self._asker.view, self._asker.asked_at
+        begun = [trial for trial in self._trials.values() if trial.phase != "running"]
+        known = sorted((trial for trial in begun if trial.since <= asked_at), key=lambda trial: trial.since)
+        without = min(len(view.groups), len(known)) if view else 0  # others: of nodes that went, and handed over since
+        for trial in known[: len(known) - without]:
+            trial.phase = "starting"
+        late = [trial for trial in known[len(known) - without :] if asked_at - trial.since >= WAIT_S]
+        for trial in late:
+            trial.phase = "waiting"
+            self._notes.append(partial(self._bridge.waits, trial.number, asked_at))
+
+    def _say(self, line: str) -> None:
+        for teller in self._tellers:
+            with suppress(Exception):  # nobody may be there to read it
+                teller.search_said(line)
+
+
+def make_watch(
+    bridge: Any,
+    progress_of: Callable[[int], Path],
+    tellers: Sequence[Teller],
+    give_up: Callable[[str], None],
+    *,
+    own_ray: bool,
+    address: str,
+) -> Watch:
+    """The watch over a search. In a Slurm job (``cluster/``) the job itself decides when its head is gone."""
+    in_job = bool(os.environ.get("BIGBATCH_JOB_FOLDER"))
+    watchdog = Watchdog(
+        time.monotonic(),
+        grace_s=OWN_GRACE_S if own_ray else JOINED_GRACE_S,
+        gone_s=None if in_job else GONE_S,
+        address=address,
+    )
+    return Watch(bridge, progress_of, tellers, give_up, watchdog, Asker())
+
+
+def end_process_unless_done(save: Callable[[], None], wait_s: float = SAVE_S) -> threading.Timer:
+    """A timer that saves and ends this process with code 1, to be cancelled by whoever gets that far in order."""
+
+    def end() -> None:
+        with suppress(Exception):
+            save()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
+
+    timer = threading.Timer(wait_s, end)
+    timer.daemon = True
+    timer.start()
+    return timer
