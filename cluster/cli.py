@@ -21,7 +21,7 @@ from bigbatch.cluster.host.site.profiles import InputError, find
 from bigbatch.cluster.host.streams import reader_may_leave
 from bigbatch.cluster.record import job_record
 from bigbatch.cluster.submission import batch_script, queue
-from bigbatch.cluster.submission.resources import SIGNAL_S, Request
+from bigbatch.cluster.submission.request import SIGNAL_S, Request
 
 SearchParser = Callable[[str], argparse.ArgumentParser]
 

@@ -16,7 +16,7 @@ import pytest
 from bigbatch.cluster.host import slurm_commands
 from bigbatch.cluster.host.site.profiles import InputError, Partition, find, format_time, load
 from bigbatch.cluster.submission import batch_script, resources
-from bigbatch.cluster.submission.resources import Request
+from bigbatch.cluster.submission.request import Request
 
 GOLDEN = Path(__file__).parent / "golden"
 HOME = {"BIGBATCH_HOME": "/home/me/.bigbatch", "XDG_CONFIG_HOME": "/nowhere"}

@@ -31,14 +31,8 @@ from bigbatch.cluster.host.site.profiles import (
 from bigbatch.cluster.job import options
 from bigbatch.cluster.record import job_record
 from bigbatch.cluster.submission import search_check, wishes
-from bigbatch.cluster.submission.resources import (
-    COUNTED_OTHERWISE,
-    SIGNAL_S,
-    Request,
-    Resources,
-    resources,
-    slurm_partitions,
-)
+from bigbatch.cluster.submission.request import SIGNAL_S, Request
+from bigbatch.cluster.submission.resources import COUNTED_OTHERWISE, Resources, resources, slurm_partitions
 
 SEARCH, ATTACH = "ray_head_workers.slurm", "ray_attach.slurm"
 

@@ -10,14 +10,11 @@ import difflib
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from bigbatch.cluster.host import slurm_values
 from bigbatch.cluster.host.command_line import empty_value
 from bigbatch.cluster.host.site.profiles import InputError, Partition, parse_time
-
-if TYPE_CHECKING:
-    from bigbatch.cluster.submission.resources import Request
+from bigbatch.cluster.submission.request import Request
 
 WHOLE = {"nodes": 1, "gpus_per_node": 0, "cpus_per_gpu": 1, "cpus_per_node": 1, "signal_s": 1}
 """Fields that are whole numbers, with the least that they may be."""

@@ -1,10 +1,9 @@
-#!/usr/bin/env python3
 """A real Slurm with several nodes on one machine, for tests and for trying things by hand.
 
-    python tests/slurm/virtual_cluster.py up [--nodes 3] [--cpus 2] [--memory-mb 8000] [--gpus 2]
-    python tests/slurm/virtual_cluster.py exec ctl --user alice -- sinfo
-    python tests/slurm/virtual_cluster.py poweroff|poweron|suspend|resume n2
-    python tests/slurm/virtual_cluster.py logs|down
+    python tests/slurm/virtual_command.py up [--nodes 3] [--cpus 2] [--memory-mb 8000] [--gpus 2]
+    python tests/slurm/virtual_command.py exec ctl --user alice -- sinfo
+    python tests/slurm/virtual_command.py poweroff|poweron|suspend|resume n2
+    python tests/slurm/virtual_command.py logs|down
 
 Each node has its own network, host name, process table, /tmp, /dev/shm and /run. Needs root on Linux and
 Slurm's programs; ``VirtualCluster.available()`` says what is missing. docs/testing-slurm.md says more.
@@ -452,9 +451,3 @@ def _until(condition: Callable[[], bool], timeout_s: float, step_s: float = 0.1)
             return False
         time.sleep(step_s)
     return True
-
-
-if __name__ == "__main__":
-    from virtual_command import main
-
-    main()

@@ -1,4 +1,5 @@
-"""The virtual cluster's command line, for people: python tests/slurm/virtual_cluster.py --help."""
+#!/usr/bin/env python3
+"""The virtual cluster's command line, for people: python tests/slurm/virtual_command.py --help."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ def _running() -> Path:
     """The folder of the cluster that ``up`` left running."""
     found = sorted(path.parent for path in PLACE.glob(f"{PREFIX}*/by-hand"))
     if not found:
-        raise SystemExit("No cluster is up. Start one with: virtual_cluster.py up")
+        raise SystemExit("No cluster is up. Start one with: virtual_command.py up")
     return found[-1]
 
 
@@ -57,3 +58,7 @@ def main() -> None:
         answer = getattr(VirtualCluster.attach(_running()), options.action)(*arguments)
         if answer:
             print(answer)
+
+
+if __name__ == "__main__":
+    main()

@@ -8,17 +8,25 @@ counted. See docs/decisions/017.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Protocol
 
+import optuna
 from optuna.trial import FrozenTrial, TrialState
-
-if TYPE_CHECKING:
-    from bigbatch.tune.study.store import StudyStore
 
 RETRIES_ATTR = "retries"
 """User attribute: the number of the failed trial that this one retries."""
 DIVERGED = ("NonFiniteLossError", "was not finite")
 """In ``ended_because``: from its last checkpoint such a trial would only diverge again."""
+
+
+class StudyWithCheckpoints(Protocol):
+    """What this file needs of a ``StudyStore``, which itself asks ``may_need_checkpoint``."""
+
+    study: optuna.Study
+
+    def checkpoint_folder(self, number: int) -> Path:
+        """Of the trial with that number, whether it exists or not."""
 
 
 def retried(trials: Sequence[FrozenTrial]) -> dict[int, int]:
@@ -38,7 +46,7 @@ def to_retry(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
     return [t for t in trials if t.state == TrialState.FAIL and "config" in t.user_attrs and t.number not in again]
 
 
-def retry_failed(store: StudyStore) -> dict[int, int]:
+def retry_failed(store: StudyWithCheckpoints) -> dict[int, int]:
     """Have each failed trial tried again. Returns the numbers of the retries that wait, by the failed ones'."""
     for trial in to_retry(store.study.get_trials(deepcopy=False)):
         store.study.enqueue_trial(trial.params, user_attrs={RETRIES_ATTR: trial.number})
@@ -47,7 +55,7 @@ def retry_failed(store: StudyStore) -> dict[int, int]:
     return {failed: n for failed, n in retried(trials).items() if trials[n].state == TrialState.WAITING}
 
 
-def adopt_checkpoints(store: StudyStore) -> None:
+def adopt_checkpoints(store: StudyWithCheckpoints) -> None:
     """Hand the checkpoints of failed trials to their retries, also where a kill came in between."""
     for failed, number in retried(store.study.get_trials(deepcopy=False)).items():
         old, new = store.checkpoint_folder(failed), store.checkpoint_folder(number)
