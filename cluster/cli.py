@@ -30,35 +30,35 @@ SearchParser = Callable[[str], argparse.ArgumentParser]
 
 def _add_resources(p: argparse.ArgumentParser) -> None:
     add = p.add_argument
-    add("--site", metavar="NAME|FILE.toml", help="the site's profile (default: found by host name and variables)")
-    add("-N", "--nodes", type=int, default=1, metavar="N", help="nodes (default 1)")
-    add("-t", "--time", metavar="D-HH:MM:SS", help="wall time (default 4 h, or the partition's limit)")
-    add("-p", "--partition", metavar="NAME", help="default: the site's")
-    add("-A", "--account", metavar="NAME", help="default: SBATCH_ACCOUNT")
-    add("--qos", metavar="NAME", help="default: the site's first that grants the time and GPUs")
-    add("--gpus-per-node", type=int, metavar="N", help="default: all of a node")
-    add("--cpus-per-gpu", type=int, metavar="N", help="default: the site's rule")
-    add("--cpus-per-node", type=int, metavar="N", help="in place of --cpus-per-gpu")
+    add("--site", metavar="NAME|FILE.toml", help="the site's profile (default: chosen by host name and variables)")
+    add("-N", "--nodes", type=int, default=1, metavar="N", help="number of nodes (default 1)")
+    add("-t", "--time", metavar="D-HH:MM:SS", help="wall time (default: 4 h, or the partition's limit)")
+    add("-p", "--partition", metavar="NAME", help="partition (default: the site's)")
+    add("-A", "--account", metavar="NAME", help="account (default: SBATCH_ACCOUNT)")
+    add("--qos", metavar="NAME", help="QOS (default: the site's first one that grants the time and GPUs)")
+    add("--gpus-per-node", type=int, metavar="N", help="GPUs of each node (default: all)")
+    add("--cpus-per-gpu", type=int, metavar="N", help="cores for each GPU (default: the site's rule)")
+    add("--cpus-per-node", type=int, metavar="N", help="cores of each node, not counted by GPU")
     add("--mem", metavar="SIZE", help="memory of each node, e.g. 120G (default: Slurm's)")
-    add("--gres", metavar="gpu:TYPE", help="what Slurm calls the GPUs, e.g. gpu:a100 or, of two a node, gpu:a100:2")
+    add("--gres", metavar="gpu:TYPE", help="Slurm's name of the GPUs, e.g. gpu:a100; gpu:a100:2 asks for two per node")
     add("--name", default="bigbatch", help="the job's name in the queue (default bigbatch)")
     add("--container", metavar="IMAGE.sif", help="run the nodes' Python in this Apptainer image")
     add("--python", metavar="PATH", help="the interpreter that has Ray (default: the active environment's)")
     add("--prelude", metavar="FILE.sh", help="a shell file that every node reads first")
-    add("--signal", type=int, default=SIGNAL_S, metavar="S", help=f"warn the job so many s before its end ({SIGNAL_S})")
-    add("--tls", action="store_true", help="encrypt between the nodes, with certificates made for this job")
-    add("--chain", action="store_true", help="submit a successor in place of requeueing")
-    add("--keep-logs", action="store_true", help="keep Ray's logs also of a run that went well")
+    add("--signal", type=int, default=SIGNAL_S, metavar="S", help=f"warn the job S seconds before its end ({SIGNAL_S})")
+    add("--tls", action="store_true", help="encrypt traffic between the nodes, with certificates made for this job")
+    add("--chain", action="store_true", help="continue in a new job, not by requeueing this one")
+    add("--keep-logs", action="store_true", help="keep Ray's logs even if the run goes well")
     add("--max-restarts", type=int, metavar="K", help="give up after K restarts without an epoch or a checkpoint (3)")
-    add("--start-timeout", type=int, metavar="S", help="seconds that the nodes may take to register (300)")
+    add("--start-timeout", type=int, metavar="S", help="wait S seconds for the nodes to register (300)")
     add(
         "--sbatch",
         action="append",
         default=[],
         metavar="OPTION",
-        help="e.g. --sbatch=--exclude=n7",
+        help="a further option of sbatch, e.g. --sbatch=--exclude=n7",
     )
-    add("--dry-run", action="store_true", help="check everything, print the script and end")
+    add("--dry-run", action="store_true", help="check everything, print the script and stop")
 
 
 def _request(args: argparse.Namespace, arguments: Sequence[str], attach_to: str | None = None) -> Request:
@@ -84,10 +84,10 @@ def _request(args: argparse.Namespace, arguments: Sequence[str], attach_to: str 
 
 
 def _submit(argv: Sequence[str], search_parser: SearchParser | None = None) -> int:
-    p = parser("submit", "Submit a search. Options that are not listed here go to tune/run.py; -- COMMAND runs that.")
+    p = parser("submit", "Submit a search, or the command after --. Other options than these go to tune/run.py.")
     p.usage = "bigbatch cluster submit [options] [options of bigbatch tune | -- COMMAND …]"
     _add_resources(p)
-    p.add_argument("--no-check", action="store_true", help="submit a search that was not checked on this machine")
+    p.add_argument("--no-check", action="store_true", help="submit a search without checking it on this machine")
     own, command = _split(argv)
     args, of_the_search = p.parse_known_args(own)
     if command:
@@ -99,13 +99,13 @@ def _submit(argv: Sequence[str], search_parser: SearchParser | None = None) -> i
 
 
 def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """What stands before ``--``, and ``--`` with the command after it."""
+    """The arguments before ``--``; and ``--`` with the command after it."""
     at = list(argv).index("--") if "--" in argv else len(argv)
     return list(argv[:at]), list(argv[at:])
 
 
 def _check_search(p: OneLineParser, arguments: Sequence[str], search_parser: SearchParser | None) -> None:
-    """Refuse here what ``tune/run.py`` would refuse in the job: its options, not what is behind them."""
+    """Refuse the options that ``tune/run.py`` would refuse in the job. The files they name are not opened."""
     if search_parser is None:
         return
     tune = search_parser(p.prog)
@@ -127,7 +127,7 @@ def _attach(argv: Sequence[str]) -> int:
         raise InputError(f"job {args.job} has no record to attach to. `bigbatch cluster queue` shows your jobs.")
     if found is not None and found.state == "ended" and not args.dry_run:
         raise InputError(
-            f"nodes are lent to a job that runs or goes on; job {args.job} has ended: {found.reason}. "
+            f"attach needs a job that runs or will continue; job {args.job} has ended: {found.reason}. "
             "`bigbatch cluster queue` shows your jobs."
         )
     if args.name == "bigbatch":
@@ -146,22 +146,22 @@ def _send(args: argparse.Namespace, request: Request, check: bool = False) -> in
     return DONE
 
 
-# The jobs that are there
+# Existing jobs
 
 
 def _queue(argv: Sequence[str]) -> int:
-    p = parser("queue", "Your jobs, with their study's progress.")
-    p.add_argument("-a", "--all", action="store_true", help="also those that have ended")
+    p = parser("queue", "List your jobs and the progress of their studies.")
+    p.add_argument("-a", "--all", action="store_true", help="also list jobs that have ended")
     found = queue.queue(ended=p.parse_args(argv).all)
     print(queue.table(found) if found else "No jobs.")
     return DONE
 
 
 def _logs(argv: Sequence[str]) -> int:
-    p = parser("logs", "A job's log; with -f also its nodes', as they grow.")
+    p = parser("logs", "Print a job's log. With -f, follow it and the logs of its nodes.")
     p.add_argument("job", metavar="JOBID")
-    p.add_argument("-f", "--follow", action="store_true", help="go on until the job has ended")
-    p.add_argument("--node", metavar="NAME", help="only this node's")
+    p.add_argument("-f", "--follow", action="store_true", help="follow until the job has ended")
+    p.add_argument("--node", metavar="NAME", help="only the log of this node")
     args = p.parse_args(argv)
     if not args.follow:
         print(queue.logs(args.job, node=args.node), end="")
@@ -183,10 +183,10 @@ def _cancel(argv: Sequence[str]) -> int:
 
 
 def _tunnel(argv: Sequence[str]) -> int:
-    p = parser("tunnel", "How to open a job's dashboard from your own machine.")
+    p = parser("tunnel", "Explain how to open a job's dashboard from your own machine.")
     p.add_argument("job", metavar="JOBID")
     p.add_argument("--site", metavar="NAME|FILE.toml")
-    p.add_argument("--port", type=int, default=8265, metavar="PORT", help="on your own machine (default 8265)")
+    p.add_argument("--port", type=int, default=8265, metavar="PORT", help="port on your own machine (default 8265)")
     args = p.parse_args(argv)
     print(queue.tunnel(args.job, find(args.site), local_port=args.port))
     return DONE
@@ -199,13 +199,13 @@ def _doctor(argv: Sequence[str]) -> int:
 
 
 COMMANDS: Commands = {
-    "submit": (_submit, "submit a search, or any command, with a Ray cluster around it"),
+    "submit": (_submit, "submit a search, or any command, in a Ray cluster"),
     "attach": (_attach, "lend a running search more nodes"),
-    "queue": (_queue, "your jobs and how far their studies are"),
-    "logs": (_logs, "a job's log"),
+    "queue": (_queue, "list your jobs and the progress of their studies"),
+    "logs": (_logs, "print a job's log"),
     "cancel": (_cancel, "cancel jobs"),
     "doctor": (_doctor, "check this machine, or the nodes of this allocation"),
-    "tunnel": (_tunnel, "how to open a job's dashboard"),
+    "tunnel": (_tunnel, "explain how to open a job's dashboard"),
 }
 
 
@@ -213,8 +213,7 @@ def cluster_main(argv: Sequence[str] | None = None, search_parser: SearchParser 
     """``bigbatch cluster``. Returns the exit code: 0, 1 (the doctor found a fault), 2 (wrong input), 130 (Ctrl-C).
 
     Args:
-        search_parser: makes the parser of a search's options, with which ``submit`` checks those; None: they are
-            checked in the job.
+        search_parser: makes the parser with which ``submit`` checks a search's options. None: the job checks them.
     """
     with reader_may_leave(ends=True):  # nobody reads `logs -f | head` any more
         return _guarded(sys.argv[1:] if argv is None else argv, search_parser)

@@ -1,6 +1,6 @@
-"""What may be searched: one file a space, a registry, and the check of a space before anything starts.
+"""Search spaces: one file for each, a registry, and a check of a space before anything starts.
 
-Loads neither torch nor Ray nor Optuna, so that a command line can refuse a bad space at once.
+Importing this package loads neither torch nor Ray nor Optuna. A command line can therefore refuse a bad space at once.
 """
 
 from bigbatch.search_spaces.check import ParamRange, check_space

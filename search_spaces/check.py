@@ -1,4 +1,4 @@
-"""Try a space before anything starts: sample it, refuse what it gets wrong, list its ranges."""
+"""Try a space before anything starts: sample it, refuse wrong results, list its ranges."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class ParamRange:
 
     name: str
     kind: str
-    """``float``, ``int``, ``categorical``; ``derived`` for a learning rate that follows from parameters."""
+    """``float``, ``int`` or ``categorical``; ``derived`` for a learning rate computed from other parameters."""
     low: float = 0.0
     high: float = 0.0
     log: bool = False
     step: float | None = None
     choices: tuple[Any, ...] = ()
     conditions: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    """Parameters that this one depends on, with the values under which it exists; empty = always."""
+    """The parameters that this one depends on, and the values with which it exists. Empty: it always exists."""
 
     def describe(self) -> str:
         """E.g. ``0.25 … 4 (log)``, ``lars, sgd``, ``1e-05 … 0.001 (log), with optimizer lars, sgd``."""
@@ -56,15 +56,15 @@ def check_space(
     workers: int | None = None,
     pinned: Mapping[str, Any] | None = None,
 ) -> dict[str, ParamRange]:
-    """Sample ``samples`` configurations and the initial points; the observed ranges by parameter.
+    """Draw ``samples`` configurations and the initial points. Returns the observed range of each parameter.
 
-    ``workers``: data-parallel workers of a trial, by default the workload's. ``pinned``: see Space.
-    Where no parameter is the learning rate itself, the rates met are listed per optimizer as
-    ``peak_lr[lars]`` and so on, of kind ``derived``. The same arguments give the same answer.
+    ``workers``: data-parallel workers of a trial; None: the workload's. ``pinned``: see Space. If no parameter is
+    the learning rate itself, the result also lists the rates of each optimizer, as ``peak_lr[lars]`` and so on, of
+    kind ``derived``. The same arguments give the same answer.
 
-    Raises ConfigError, in one line, where the space raises, returns something else than a
-    TrainConfig, one of another data set, model or of more epochs, a batch that does not divide over
-    the workers or exceeds the training set, or one parameter name with two kinds of distribution.
+    Raises ConfigError with a message of one line if the space raises an error, returns no TrainConfig, changes the
+    data set or model, asks for too many epochs, gives a batch that exceeds the training set or does not divide over
+    the workers, or uses one parameter name with two kinds of distribution.
     """
     rng = random.Random(seed)
     workers = workload.workers if workers is None else workers
@@ -162,7 +162,7 @@ def _ranges(drawn: Sequence[_Sample]) -> dict[str, ParamRange]:
 
 
 def _conditions(name: str, names: Sequence[str], drawn: Sequence[_Sample]) -> dict[str, tuple[Any, ...]]:
-    """The categorical parameter whose value alone decides whether ``name`` exists, else nothing."""
+    """The categorical parameter that alone decides whether ``name`` exists, with its values. Empty if none does."""
     if all(name in sample.params for sample in drawn):
         return {}
     for other in names:

@@ -1,4 +1,4 @@
-"""``--set`` in a search: keys of the configuration, and parameters of the space, which are then not searched."""
+"""``--set`` in a search fixes keys of the configuration and parameters of the space. They are then not searched."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from bigbatch.train_loop.config.words import unknown_key
 
 
 def read_fixed(assignments: Iterable[str]) -> dict[str, Any]:
-    """``--set``: dotted keys with their values, and other names with theirs, for ``check_parameters``.
+    """Read ``--set``. Returns dotted keys and other names with their values; ``check_parameters`` checks the latter.
 
-    Raises ConfigError for a value that its key cannot have, whatever the others are.
+    Raises ConfigError for a value that its key can never have.
     """
     changes, others = split_assignments(assignments)
     check_each(changes)
@@ -30,10 +30,10 @@ def read_fixed(assignments: Iterable[str]) -> dict[str, Any]:
 
 
 def check_parameters(space: Space, workload: Workload, fixed: Mapping[str, Any]) -> dict[str, Any]:
-    """``fixed`` with the values of the space's parameters as it takes them.
+    """``fixed``, with the values of parameters converted to the space's types.
 
-    Raises ConfigError for a name that is neither a key nor a parameter which the space suggests beside the keys that
-    are fixed, and for a value that the parameter cannot have.
+    Raises ConfigError for a name that is neither a key nor a parameter of the space with these fixed keys, and for a
+    value outside the parameter's range.
     """
     keyed = {name: value for name, value in fixed.items() if known_key(name)}
     if len(keyed) == len(fixed):
@@ -45,8 +45,8 @@ def check_parameters(space: Space, workload: Workload, fixed: Mapping[str, Any])
         if name in check_space(space, workload):
             others = ", ".join(f"{key}={value}" for key, value in keyed.items())
             raise ConfigError(
-                f"a parameter of the space is fixed where it is searched; got {name!r}, which space {space.name!r} "
-                f"does not search with {others}. Leave out the one or the other."
+                f"--set can fix only parameters that the space searches; got {name!r}, which space {space.name!r} "
+                f"does not search with {others}. Leave out one of them."
             )
         message = unknown_key(name, [*keys()], short_keys(), [*ranges])
         where = "" if message.endswith("?") else f" Space {space.name!r} searches {', '.join(ranges) or 'nothing'}."
@@ -55,7 +55,7 @@ def check_parameters(space: Space, workload: Workload, fixed: Mapping[str, Any])
 
 
 def _value(known: ParamRange, value: Any, space: Space) -> Any:
-    """Raises ConfigError where the parameter cannot be ``value``."""
+    """``value`` in the parameter's type. Raises ConfigError if it is outside the parameter's range."""
     if known.kind == "categorical":
         for choice in known.choices:
             if str(value) == str(choice):

@@ -1,18 +1,18 @@
-"""``large_batch``: optimizer, global batch and their companions, for batches as large as the data allow.
+"""``large_batch``: optimizer, global batch and the parameters that depend on them, for the largest batches of the data.
 
-Parameters (each has one static range in a study; those of one optimizer appear only with it):
+Parameters (each has one range in a study; some exist only with some optimizers):
 
   optimizer                lars, lamb, sgd. AdamW has no trust ratio and no published large-batch
                            ResNet result; ``--set optimizer=adamw`` still searches it.
-  global_batch_size        powers of two by the size of the training set; see priors.py.
-  lr_multiplier            1/4 to 4, log, of the centre that moves with optimizer and batch; see
-                           priors.py. All published settings there lie within a factor of 2.
+  global_batch_size        powers of two that depend on the size of the training set; see priors.py.
+  lr_multiplier            1/4 to 4, log. It multiplies a centre that depends on optimizer and batch;
+                           see priors.py. All published settings there lie within a factor of 2.
   warmup_epochs            5 % to 35 % of the epochs (AlgoPerf, MLPerf).
   schedule                 cosine (RSB) or poly with power 2 (MLPerf).
   label_smoothing          0 to 0.2 (MLPerf and LAMB 0.1; AlgoPerf 0.1 and 0.2; Goyal 0).
-  one_minus_momentum       sgd, lars: 0.03 to 0.3, log (MLPerf momentum 0.9 to 0.952 as the batch
-                           grows; AlgoPerf searches 1 − β1 in log, to 0.3, which runs of a dozen
-                           steps need). The rate follows it; see priors.py.
+  one_minus_momentum       sgd, lars: 0.03 to 0.3, log (MLPerf: momentum 0.9 to 0.952, larger with
+                           the batch; AlgoPerf: 1 − β1 up to 0.3, log, which runs of a dozen steps
+                           need). The learning rate depends on it; see priors.py.
   weight_decay             sgd, lars, coupled: 1e-5 to 1e-3, log (MLPerf 2.5e-5 to 2e-4, Goyal 1e-4,
                            NVIDIA 3e-5, 5e-4 is usual on small images).
   one_minus_beta1          lamb, adamw: 0.05 to 0.3, log (AlgoPerf).
@@ -39,16 +39,16 @@ OPTIMIZERS = ("lars", "lamb", "sgd")
 
 PARAMETER_KEYS = {
     "global_batch_size": ("batch.global_size", int),
-    "lr_multiplier": ("optimizer.peak_lr", lambda _: 1.0),  # the pinned rate replaces the product
+    "lr_multiplier": ("optimizer.peak_lr", lambda _: 1.0),  # the pinned rate replaces centre × multiplier
     "one_minus_momentum": ("optimizer.momentum", lambda momentum: 1 - momentum),
     "one_minus_beta1": ("optimizer.beta1", lambda beta1: 1 - beta1),
     "decoupled_weight_decay": ("optimizer.weight_decay", float),
 }
-"""For ``--set``: the key that a parameter decides, and the parameter's value for a pinned one."""
+"""For ``--set``: the key that each parameter sets, and a function from the key's pinned value to the parameter's."""
 
 
 def space(trial: Trial, workload: Workload) -> TrainConfig:
-    """Optimizer, large batch, peak learning rate around a prior that moves with both, and companions."""
+    """Optimizer, large batch, a peak learning rate that follows both, momentum, warmup and decay."""
     optimizer = trial.suggest_categorical("optimizer", list(OPTIMIZERS))
     batch = trial.suggest_categorical("global_batch_size", list(global_batch_sizes(workload)))
     changes: dict[str, Any] = {
@@ -65,7 +65,7 @@ def space(trial: Trial, workload: Workload) -> TrainConfig:
             "optimizer.peak_lr": searched_peak_lr(workload, optimizer, batch, momentum) * multiplier,
             "optimizer.momentum": momentum,
             "optimizer.weight_decay": trial.suggest_float("weight_decay", 1e-5, 1e-3, log=True),
-            "optimizer.nesterov": optimizer == "sgd",  # MLPerf's LARS is without
+            "optimizer.nesterov": optimizer == "sgd",  # MLPerf's LARS has no Nesterov momentum
         }
         if optimizer == "lars":
             changes["optimizer.trust_coefficient"] = trust_coefficient(total_steps(workload, batch))
@@ -80,7 +80,7 @@ def space(trial: Trial, workload: Workload) -> TrainConfig:
 
 
 def initial_points(workload: Workload) -> list[dict[str, Any]]:
-    """Each optimizer once at the centre of its prior, at the pinned batch or one from the middle."""
+    """Each optimizer once, at the centre of its prior, with the pinned batch or a middle one."""
     batches = global_batch_sizes(workload)
     batch = workload.fixed.get("batch.global_size", batches[(len(batches) - 1) // 2])
     window = momentum_window(total_steps(workload, batch))

@@ -1,10 +1,10 @@
 """``lr_warmup``: learning rate and warmup alone, at one large batch, for LARS and SGD.
 
-The two that decide whether a large batch trains at all (Goyal et al. 2017, §2), searched more widely
-than in ``large_batch``: the rate from 1/8 to 8 times its prior centre, the warmup from none to half
-of the run. Everything else is MLPerf's and Goyal's: momentum 0.9, poly with power 2, label smoothing
-0.1, weight decay 1e-4. The batch is the upper middle of the large ones (digits 512, ImageNet 8,192);
-``--set batch.global_size=…`` moves it, and the rate with it.
+These two decide whether a large batch trains at all (Goyal et al. 2017, §2). Their ranges are wider than in
+``large_batch``: the rate from 1/8 to 8 times its prior centre, the warmup from none to half of the run. The other
+values are MLPerf's and Goyal's: momentum 0.9, poly with power 2, label smoothing 0.1, weight decay 1e-4. The batch is
+the upper middle one of the large batches (digits 512, ImageNet 8,192); ``--set batch.global_size=…`` changes it, and
+the rate follows.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from bigbatch.train_loop.config import TrainConfig
 def space(trial: Trial, workload: Workload) -> TrainConfig:
     """Peak learning rate and warmup at one large batch, for LARS and SGD."""
     batches = global_batch_sizes(workload)
-    # A choice of one, so that `--set` can pin it before the learning rate is derived from it.
+    # A choice of one: `--set` can then pin it before the learning rate is computed from it.
     batch = trial.suggest_categorical("global_batch_size", [batches[len(batches) // 2]])
     optimizer = trial.suggest_categorical("optimizer", ["lars", "sgd"])
     multiplier = trial.suggest_float("lr_multiplier", 0.125, 8.0, log=True)

@@ -1,9 +1,8 @@
-"""Where to look: large batches, peak learning rates and warmups, as published, as functions.
+"""Published large batches, peak learning rates and warmups, as functions.
 
-The learning rate is searched as a *multiplier* of a centre that moves with the batch:
-``peak_lr = centre(optimizer, batch) × lr_multiplier``. So every parameter keeps one static range
-in a study (a sampler that models all parameters together needs that), while a batch that doubles
-still gets the rate that its optimizer's scaling rule asks for.
+A space searches a *multiplier* of a centre: ``peak_lr = centre(optimizer, batch) × lr_multiplier``. The centre follows
+the optimizer's scaling rule, so a doubled batch gets a suitable rate. The multiplier keeps one range for the whole
+study, which a sampler that models all parameters together needs.
 
 Sources, by the names used below:
   MLPerf     MLPerf Training, ResNet-50 reference convergence points (mlcommons/logging,
@@ -27,20 +26,20 @@ from bigbatch.train_loop.config import DEFAULT_MICRO_SIZE, ConfigError, TrainCon
 LARGEST_BATCH = 32768
 """Beyond it MLPerf's LARS needs twice the epochs (65,536: 84.5 against 56.0)."""
 FITTED_STEPS = {"lars": 250, "lamb": 1000}
-"""Optimizer steps down to which the published rates are taken as they are (MLPerf's shortest run
-has 1,652). Below, ``short_run_factor`` applies; where it begins was chosen on digits (ResNet-18, 12
-epochs, batches 128 to 1,024), within a factor of about 3 of the best rate at each batch."""
+"""From this many optimizer steps on, the published rates are used unchanged (MLPerf's shortest run has 1,652). For
+shorter runs ``short_run_factor`` applies. The values were chosen on digits (ResNet-18, 12 epochs, batches 128 to
+1,024): the centre is within a factor of about 3 of the best rate at each batch."""
 
 
 def global_batch_sizes(workload: Workload) -> tuple[int, ...]:
-    """The large batches of a training set, in images, rising: powers of two.
+    """The large batches of a training set, in images, smallest first: powers of two.
 
-    From 8·N^0.4 to 32·N^0.5, both rounded down to a power of two, N the training images: digits
-    (1,437) 128 … 1,024; CIFAR-10 (50,000) 512 … 4,096; ImageNet (1,281,167) 2,048 … 32,768, the
-    range of MLPerf's submissions. The gap widens with N because the steps of an epoch do.
+    They go from 8·N^0.4 to 32·N^0.5, both rounded down to a power of two, where N is the number of training images:
+    digits (1,437) 128 … 1,024; CIFAR-10 (50,000) 512 … 4,096; ImageNet (1,281,167) 2,048 … 32,768, the range of
+    MLPerf's submissions. The range widens with N because an epoch then has more steps.
 
-    Where a power of two does not divide over the workers it is lowered to a number that does, in
-    equal micro-batches. Raises ConfigError where no batch leaves each worker two images.
+    A power of two that does not divide over the workers is lowered to the next number that does, in equal
+    micro-batches. Raises ConfigError if no batch gives each worker two images.
     """
     size = workload.train_size
     highest = min(_power_of_two(32 * size**0.5), _power_of_two(size), LARGEST_BATCH)
@@ -56,23 +55,23 @@ def global_batch_sizes(workload: Workload) -> tuple[int, ...]:
 
 
 def divisible(batch: int, workers: int, max_micro_size: int) -> int:
-    """The largest number up to ``batch`` that cuts into workers × accumulation steps × equal micro-batches."""
+    """The largest number up to ``batch`` that divides into workers × accumulation steps × equal micro-batches."""
     if batch % workers == 0 and (batch // workers) & (batch // workers - 1) == 0:
-        return batch  # a power of two a worker: micro-batches of at least max_micro_size / 2
+        return batch  # each worker gets a power of two, in micro-batches of at least max_micro_size / 2
     steps = math.ceil(batch // workers / (max_micro_size or DEFAULT_MICRO_SIZE))
     return batch // (workers * steps) * workers * steps
 
 
 def total_steps(workload: Workload, batch: int) -> int:
-    """Optimizer steps of the longest trial; the last, incomplete batch of an epoch is dropped."""
+    """Optimizer steps of the longest trial. An epoch drops its last, incomplete batch."""
     return workload.epochs * max(1, workload.train_size // batch)
 
 
 def searched_peak_lr(workload: Workload, optimizer: str, batch: int, momentum: float | None = None) -> float:
-    """``peak_lr_centre`` of a workload's runs, moved to where a range test found it (``--prior-from``).
+    """``peak_lr_centre`` for this workload, times the factor that a range test found (``--prior-from``).
 
-    The test was of one batch; the factor that it gives holds at all, so that the rate keeps moving with the batch.
-    ``momentum``: None takes the one that ``--set`` fixes, else 0.9.
+    The test measured one batch. Its factor applies to all batches, so the rate still scales with the batch.
+    ``momentum``: None means the value that ``--set`` fixes, else 0.9.
     """
     if momentum is None:
         momentum = float(workload.fixed.get("optimizer.momentum", 0.9))
@@ -81,9 +80,9 @@ def searched_peak_lr(workload: Workload, optimizer: str, batch: int, momentum: f
 
 
 def lr_factor(workload: Workload, tested: TrainConfig, suggestion: float) -> float:
-    """A range test's suggestion over the prior centre that this workload has at the test's batch and momentum.
+    """A range test's suggestion, divided by this workload's prior centre at the test's batch and momentum.
 
-    LARS's step is the rate times η, so its suggestion is taken at the test's η and compared at the workload's.
+    LARS's step is the rate times η, so the suggestion is first converted from the test's η to the workload's.
     """
     optimizer, batch = tested.optimizer, tested.batch.global_size
     steps = total_steps(workload, batch)
@@ -95,11 +94,10 @@ def lr_factor(workload: Workload, tested: TrainConfig, suggestion: float) -> flo
 
 
 def peak_lr_centre(optimizer: str, batch: int, steps: int, momentum: float = 0.9) -> float:
-    """The peak learning rate from which to search, for the whole batch (not per image).
+    """The peak learning rate around which to search, for the whole batch (not per image).
 
-    ``steps``: optimizer steps of the run, see ``short_run_factor``. ``momentum``: of sgd and lars,
-    which take the rate that leaves the noise scale as it is at 0.9 (Smith). Raises ConfigError for
-    an optimizer without a rule.
+    ``steps``: optimizer steps of the run, see ``short_run_factor``. ``momentum``: for sgd and lars; the rate then gives
+    the same noise scale as with momentum 0.9 (Smith). Raises ConfigError for an optimizer without a rule.
     """
     same_noise = (1 - momentum) / 0.1
     if optimizer == "lars":  # MLPerf; its trust coefficient carries the short-run factor
@@ -118,27 +116,27 @@ def peak_lr_centre(optimizer: str, batch: int, steps: int, momentum: float = 0.9
 def trust_coefficient(steps: int) -> float:
     """LARS's η (You et al. 2017, arXiv 1708.03888: 0.001), larger for short runs.
 
-    A step of LARS moves a layer by about lr·η of its norm, so η and not the rate takes the factor:
-    BatchNorm and biases, which have no trust ratio, take plain steps with the rate.
+    A step of LARS moves a layer by about lr·η of its norm. The factor multiplies η and not the rate, because BatchNorm
+    and biases have no trust ratio and take plain steps with the rate.
     """
     return 0.001 * short_run_factor("lars", steps)
 
 
 def short_run_factor(optimizer: str, steps: int) -> float:
-    """How much further a step has to go in a run of few steps, for optimizers with a trust ratio.
+    """The factor by which a step is longer in a run of few steps, for optimizers with a trust ratio.
 
-    Their steps have a length of lr × the weights' norm, whatever the gradient; over a short run the
-    published rates do not get the weights anywhere. The square root keeps steps × lr², the time of
-    Malladi's stochastic differential equation, as it is at ``FITTED_STEPS``; 1 from there on.
+    The length of their steps is lr × the weights' norm, whatever the gradient is. With the published rates, few steps
+    hardly move the weights. The square root keeps steps × lr², the time of Malladi's stochastic differential equation,
+    at its value for ``FITTED_STEPS``. From there on the factor is 1.
     """
     return math.sqrt(max(1.0, FITTED_STEPS[optimizer] / steps))
 
 
 def momentum_window(steps: int) -> float:
-    """1 − momentum, or 1 − β1, to start from: 0.1, and in short runs so much that 3/(1 − momentum) steps fit in.
+    """The starting value of 1 − momentum, or of 1 − β1: 0.1; in short runs 3/steps, but at most 0.3.
 
-    Momentum averages over about 1/(1 − m) steps; at 0.9 that is most of a run of 12, whose last steps then still go
-    where the first ones pointed.
+    Momentum m averages over about 1/(1 − m) steps. With m = 0.9 that is most of a run of 12 steps: its last steps
+    would still follow its first gradients.
     """
     return min(0.3, max(0.1, 3 / steps))
 

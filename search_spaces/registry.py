@@ -1,4 +1,4 @@
-"""Spaces by name or by file: ``large_batch``, ``my_space.py``, ``my_space.py:my_function``."""
+"""Load a space by name or from a file: ``large_batch``, ``my_space.py``, ``my_space.py:my_function``."""
 
 from __future__ import annotations
 
@@ -22,16 +22,15 @@ from bigbatch.search_spaces.workload import Workload
 from bigbatch.train_loop.config import ConfigError, TrainConfig, known_key
 
 _WORKLOAD_FACTS = {"epochs": "epochs", "batch.max_micro_size": "max_micro_size"}
-"""Configuration keys that spaces derive ranges from, by way of the workload."""
+"""Configuration keys that are also facts of the workload, from which spaces derive ranges."""
 
 
 @dataclass(frozen=True)
 class Space:
-    """A function of a trial and a workload that returns one TrainConfig, and where it is from.
+    """A function of a trial and a workload that returns a TrainConfig, and the facts about its source.
 
-    Called with ``pinned`` (from ``--set``: configuration keys with fixed values), parameters that decide
-    those keys are not searched, and the configuration holds the pinned values. Names in it that are no
-    keys are parameters of the space, which are not searched either.
+    ``pinned`` holds what ``--set`` fixes: configuration keys and parameters of the space, with their values. The
+    configuration holds the pinned values, and the space does not search them.
     """
 
     name: str
@@ -41,15 +40,15 @@ class Space:
     doc: str
     """First line of the function's docstring, or of the file's."""
     fingerprint: str
-    """SHA-256 of the source text: another value means that the space may have changed."""
+    """SHA-256 of the source text. If it differs, the space may have changed."""
     earlier_fingerprints: tuple[str, ...] = ()
-    """Of the same space in other words, as earlier commits had it."""
+    """Fingerprints of the same space with other comments, as earlier commits had it."""
     defaults: Mapping[str, int] = field(default_factory=dict)
-    """Plan values that suit the space, ``trials`` and ``max_epochs``; from the file's ``DEFAULTS``."""
+    """Default ``trials`` and ``max_epochs`` of the space; from the file's ``DEFAULTS``."""
     parameter_keys: Mapping[str, tuple[str, Callable[[Any], Any]]] = field(default_factory=dict)
     """See ``PinnedTrial``; from the file's ``PARAMETER_KEYS``."""
     initial: Callable[[Workload], list[dict[str, Any]]] | None = None
-    """The file's ``initial_points``, where it has one."""
+    """The file's ``initial_points``. None: it has none."""
 
     def __call__(self, trial: Any, workload: Workload, pinned: Mapping[str, Any] | None = None) -> TrainConfig:
         if not pinned:
@@ -62,9 +61,9 @@ class Space:
         return config.replace_keys(fixed) if isinstance(config, TrainConfig) else config
 
     def initial_points(self, workload: Workload, pinned: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
-        """Parameters of the trials to begin with, for ``study.enqueue_trial``; none is in another.
+        """Parameters of the first trials, for ``study.enqueue_trial``. No point is contained in another.
 
-        Names that the space does not suggest for the rest of the point (pinned ones) are left out.
+        A point leaves out the names that the space does not suggest for it, such as pinned ones.
         Raises ValueError for a value outside its parameter's range.
         """
         points: list[dict[str, Any]] = []
@@ -79,15 +78,15 @@ class Space:
 
 
 def _keys_of(pinned: Mapping[str, Any]) -> dict[str, Any]:
-    """Those that are configuration keys, dotted."""
+    """The configuration keys among the pinned names, dotted."""
     return {full: value for name, value in pinned.items() if (full := known_key(name)) is not None}
 
 
 def load_space(text: str) -> Space:
-    """The space that ``--space text`` means: NAME, FILE.py or FILE.py:FUNCTION (default ``space``).
+    """The space for ``--space text``: NAME, FILE.py or FILE.py:FUNCTION (default ``space``).
 
-    Raises ConfigError, in one line: an unknown name, a file that is missing or does not import, a
-    function that is missing or does not take (trial, workload). A file runs as Python code.
+    A file runs as Python code. Raises ConfigError with a message of one line for an unknown name, a file that is
+    missing or fails to run, and a function that is missing or does not take (trial, workload).
     """
     if own := space_file(text):
         return _from_file(*own)
@@ -101,7 +100,7 @@ def load_space(text: str) -> Space:
 
 
 def space_file(text: str) -> tuple[Path, str] | None:
-    """The file and the function that ``--space text`` names; None where it names no file."""
+    """The file and the function that ``--space text`` names; None if it names no file."""
     path, colon, function = text.rpartition(":")
     if not colon or not path.endswith(".py"):
         path, function = text, "space"
@@ -109,7 +108,7 @@ def space_file(text: str) -> tuple[Path, str] | None:
 
 
 def read_source(path: Path) -> str:
-    """A space's file. Raises ConfigError where it cannot be read."""
+    """The text of a space's file. Raises ConfigError if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -133,8 +132,11 @@ def _from_file(path: Path, function: str) -> Space:
 
 
 def _execute(path: Path, source: str) -> types.ModuleType:
-    """The module of ``source``. Compiled from the text that is fingerprinted, not through import's
-    cache: a file edited twice within a second could otherwise run as it was before."""
+    """Run ``source`` as a module.
+
+    It is compiled from the fingerprinted text, not through import's cache: that cache can miss the second of two edits
+    within a second.
+    """
     module = types.ModuleType(f"bigbatch_space_{path.stem}_{_digest(source)[:12]}")
     module.__file__ = str(path)
     sys.modules[module.__name__] = module  # dataclasses and pickle look their module up
@@ -153,9 +155,9 @@ def _execute(path: Path, source: str) -> types.ModuleType:
 
 
 def _answer_to_earlier_names() -> None:
-    """Let a space say ``from search_spaces.priors import …``: before there was ``bigbatch``, all said so.
+    """Let a space say ``from search_spaces.priors import …``, as spaces did before the package was ``bigbatch``.
 
-    The names stand for the same modules. A user's own module of such a name, once imported, is left alone.
+    The old names refer to the same modules. A user's own module of such a name stays if it is already imported.
     """
     for name in list(sys.modules):
         if name.startswith(("bigbatch.search_spaces", "bigbatch.train_loop.config")) or name == "bigbatch.train_loop":
@@ -164,7 +166,7 @@ def _answer_to_earlier_names() -> None:
 
 @contextmanager
 def _folder_first(folder: Path) -> Iterator[None]:
-    """Let a space import its siblings while it loads, and only then: they would shadow libraries."""
+    """Let a space import files beside it while it loads. Afterwards they could hide libraries of the same name."""
     sys.path.insert(0, str(folder))
     try:
         yield

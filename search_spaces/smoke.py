@@ -1,4 +1,4 @@
-"""``smoke``: does the whole chain work here? The learning rate of SGD alone, in a few short trials."""
+"""``smoke`` tests whether a search works here: SGD's learning rate alone, in a few short trials."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from bigbatch.search_spaces.workload import Workload
 from bigbatch.train_loop.config import TrainConfig
 
 DEFAULTS = {"trials": 4, "max_epochs": 3}
-"""Plan values where the command line gives none: under a minute on a laptop."""
+"""Used if the command line gives no other values. The search then takes less than a minute on a laptop."""
 
 
 def space(trial: Trial, workload: Workload) -> TrainConfig:
     """The learning rate of SGD at the smallest large batch, a few epochs."""
-    # A choice of one, so that `--set` can pin it before the learning rate is derived from it.
+    # A choice of one: `--set` can then pin it before the learning rate is computed from it.
     batch = trial.suggest_categorical("global_batch_size", [global_batch_sizes(workload)[0]])
     multiplier = trial.suggest_float("lr_multiplier", 0.25, 4.0, log=True)
     return workload.config(

@@ -1,6 +1,6 @@
-"""The part of an Optuna trial that a space uses, a stand-in for it, and one with values pinned.
+"""The part of an Optuna trial that a space uses; a stand-in for it; and a trial with pinned values.
 
-Spaces are checked before anything is started and on machines without Optuna, hence the stand-in.
+The stand-in exists because spaces are checked before anything starts, also on machines without Optuna.
 """
 
 from __future__ import annotations
@@ -16,24 +16,27 @@ from typing import Any, Protocol
 from bigbatch.train_loop.config import known_key
 
 _EDGE_PROBABILITY = 0.25
-"""How often the stand-in draws a bound itself: spaces break at the ends of their ranges."""
+"""How often the stand-in draws an end of the range: spaces break there most often."""
 
 
 class Trial(Protocol):
-    """What a space may call; ``optuna.Trial`` fulfils it."""
+    """The methods that a space may call. ``optuna.Trial`` has them."""
 
     def suggest_float(
         self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False
-    ) -> float: ...
+    ) -> float:
+        """A number from ``low`` to ``high``, both included. ``log``: sample its logarithm uniformly."""
 
-    def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int: ...
+    def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int:
+        """A whole number from ``low`` to ``high``, both included."""
 
-    def suggest_categorical(self, name: str, choices: Sequence[Any]) -> Any: ...
+    def suggest_categorical(self, name: str, choices: Sequence[Any]) -> Any:
+        """One of ``choices``."""
 
 
 @dataclass(frozen=True)
 class Distribution:
-    """What one ``suggest_*`` call declared."""
+    """The range that one ``suggest_*`` call declares."""
 
     kind: str
     """``float``, ``int`` or ``categorical``."""
@@ -44,7 +47,7 @@ class Distribution:
     choices: tuple[Any, ...] = ()
 
     def check(self, name: str) -> None:
-        """Raise ValueError where Optuna would."""
+        """Raise ValueError for a range that Optuna refuses."""
         if self.kind == "categorical":
             if not self.choices:
                 raise ValueError(f"parameter {name!r} has no choices")
@@ -59,6 +62,7 @@ class Distribution:
             raise ValueError(f"parameter {name!r} needs a step above 0, got {self.step}")
 
     def contains(self, value: Any) -> bool:
+        """Whether ``value`` is one of the choices, or a number of the right kind within the range."""
         if self.kind == "categorical":
             return value in self.choices
         if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -70,13 +74,14 @@ class Distribution:
         return (self.kind, self.log, self.choices) == (other.kind, other.log, other.choices)
 
     def sample(self, rng: random.Random) -> Any:
+        """A random value; an end of the range more often than uniform sampling would give it."""
         if self.kind == "categorical":
             return rng.choice(self.choices)
         value = self._edge(rng) if rng.random() < _EDGE_PROBABILITY else self._inside(rng)
         return round(value) if self.kind == "int" else value
 
     def middle(self) -> Any:
-        """A harmless value where none matters."""
+        """The middle of the range, or the first choice."""
         if self.kind == "categorical":
             return self.choices[0]
         value = math.sqrt(self.low * self.high) if self.log else self._on_grid((self.low + self.high) / 2)
@@ -99,7 +104,7 @@ class Distribution:
 
 
 class _Suggestions(abc.ABC):
-    """The three ``suggest_*`` calls over one ``_suggest(name, distribution)``."""
+    """Maps the three ``suggest_*`` calls to one method, ``_suggest(name, distribution)``."""
 
     def suggest_float(
         self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False
@@ -118,10 +123,10 @@ class _Suggestions(abc.ABC):
 
 
 class StandInTrial(_Suggestions):
-    """Answers like an Optuna trial under random sampling, and records what was asked.
+    """Answers like an Optuna trial under random sampling, and records each question.
 
-    ``fixed`` values are answered as they are; with ``rng=None`` all others are mid-range.
-    Raises ValueError where Optuna would: a bad range, or one name with two kinds, ``log`` or choices.
+    ``fixed``: parameters with given values. All others are random; with ``rng=None`` each is the middle of its range.
+    Raises ValueError when Optuna would: for a bad range, or one name with different kinds, ``log`` or choices.
     """
 
     def __init__(self, rng: random.Random | None, fixed: Mapping[str, Any] | None = None, number: int = 0) -> None:
@@ -133,6 +138,7 @@ class StandInTrial(_Suggestions):
         self._fixed = dict(fixed or {})
 
     def set_user_attr(self, key: str, value: Any) -> None:
+        """Keep ``value``, as Optuna's method of this name does."""
         self.user_attrs[key] = value
 
     def _suggest(self, name: str, distribution: Distribution) -> Any:
@@ -153,14 +159,14 @@ class StandInTrial(_Suggestions):
 
 
 class PinnedTrial(_Suggestions):
-    """A trial in which the parameters of pinned configuration keys are not searched.
+    """A trial that does not search the parameters whose configuration keys are pinned.
 
-    A space that derives one value from another (the learning rate from the batch) must see the
-    value that ``--set`` fixed, not one that is overwritten afterwards.
+    A space may derive one value from another, say the learning rate from the batch. It must then see the value that
+    ``--set`` fixed, not one that is overwritten afterwards.
 
-    ``pinned``: dotted configuration keys with their values. ``parameter_keys``: for parameters
-    that are not named like the key that they set, the key and the parameter's value for a pinned one.
-    ``parameters``: values of parameters that are fixed themselves.
+    ``pinned``: dotted configuration keys with their values. ``parameter_keys``: for each parameter that has another
+    name than its key, the key and a function from the pinned key's value to the parameter's. ``parameters``: values
+    of parameters that ``--set`` fixes directly.
     """
 
     def __init__(
@@ -180,7 +186,7 @@ class PinnedTrial(_Suggestions):
 
     def _suggest(self, name: str, distribution: Distribution) -> Any:
         key, convert = self._keys.get(name, (name, _unchanged))
-        full = known_key(key)  # None: the space's own name for something
+        full = known_key(key)  # None: a parameter that is no key of the configuration
         if full is not None and full in self._pinned:
             return convert(self._pinned[full])
         if name in self._parameters:

@@ -1,4 +1,4 @@
-"""What is trained and on what: all that a space may look at when it chooses its ranges."""
+"""The facts of a study that a space may use to choose its ranges: data, network, workers, device."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class Workload:
     image_size: int
     """Pixels a side."""
     model: str
-    """A network's name, ``auto`` already resolved."""
+    """A network's name, never ``auto``."""
     epochs: int
-    """The most epochs that a trial may train."""
+    """A trial trains at most this many epochs."""
     workers: int = 1
     """Data-parallel workers of one trial."""
     accelerator: str = "cpu"
@@ -48,12 +48,12 @@ class Workload:
     memory_bytes: int = 0
     """Device memory of one worker; 0 = unknown."""
     max_micro_size: int = 256
-    """Images that one worker can hold in one forward pass; larger batches accumulate. 0 = each trial
+    """Images that one worker can hold in one forward pass; larger batches accumulate gradients. 0 = each trial
     measures it on its GPU."""
     lr_factors: Mapping[str, float] = field(default_factory=dict)
-    """By optimizer, what a range test made of the prior centre of its learning rate (``--prior-from``)."""
+    """For each optimizer, the factor that a range test puts on the centre of its learning rate (``--prior-from``)."""
     fixed: Mapping[str, Any] = field(default_factory=dict)
-    """Dotted keys that every configuration holds (``--set``), whatever the space says of them."""
+    """Dotted keys with the values that ``--set`` gives to every configuration. They override the space."""
 
     def __post_init__(self) -> None:
         for name, smallest in _SMALLEST.items():
@@ -62,15 +62,15 @@ class Workload:
                 raise ConfigError(f"workload.{name} must be at least {smallest}; got {value!r}. Check data and plan.")
 
     def config(self, changes: Mapping[str, Any] | None = None) -> TrainConfig:
-        """The TrainConfig of this workload with ``changes`` (keys as in ``--set``) on top.
+        """The TrainConfig of this workload, with ``changes`` (keys as in ``--set``) applied.
 
-        The one line that a user's space needs: ``return workload.config({"peak_lr": lr})``.
+        A user's space ends with it: ``return workload.config({"peak_lr": lr})``.
         Raises ConfigError for unknown keys and impossible values.
         """
         keys: dict[str, Any] = {}
         for key, value in (changes or {}).items():
             if resolve_key(key) in keys:
-                raise ConfigError(f"a key is set once; got {resolve_key(key)!r} by two names. Keep one of them.")
+                raise ConfigError(f"a key is set once; got {resolve_key(key)!r} under two names. Keep one of them.")
             keys[resolve_key(key)] = value
         base = TrainConfig(
             epochs=self.epochs,

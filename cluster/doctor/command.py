@@ -46,10 +46,12 @@ STEP_S = 180.0
 def doctor_main(argv: Sequence[str]) -> int:
     """Print every finding. Returns 1 if one is FAIL."""
     p = parser("doctor", "Check this machine, or the nodes of this allocation.")
-    p.add_argument("--site", metavar="NAME|FILE.toml", help="the site's profile (default: found)")
+    p.add_argument(
+        "--site", metavar="NAME|FILE.toml", help="the site's profile (default: chosen by host name and variables)"
+    )
     p.add_argument("--shared", metavar="DIR", help="the folder that all nodes must see (default: BIGBATCH_HOME)")
     p.add_argument("--python", metavar="PATH", help="the nodes' interpreter (default: BIGBATCH_PYTHON, else this one)")
-    p.add_argument("--json", action="store_true", help="a line of JSON for each finding")
+    p.add_argument("--json", action="store_true", help="print each finding as a line of JSON")
     args = p.parse_args(argv)
     findings = examine(find(args.site), shared=args.shared, python=args.python)
     for finding in findings:

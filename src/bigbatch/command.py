@@ -50,7 +50,7 @@ def _cluster(argv: Sequence[str]) -> int:
 COMMANDS: Commands = {
     "tune": (_tune, "search hyperparameters"),
     "train": (_train, "train one configuration in full"),
-    "lr-find": (_lr_find, "learning-rate range test of a configuration"),
+    "lr-find": (_lr_find, "find a learning rate by a range test"),
     "pack": (_pack, "pack images into a few files that load fast"),
     "fetch": (_fetch, "download a data set by name and pack it"),
     "cluster": (_cluster, "run searches on a Slurm cluster"),

@@ -73,28 +73,30 @@ class Task:
 
 
 def parser(prog: str) -> OneLineParser:
-    p = OneLineParser(prog=prog, description="Train one configuration in full; again, to resume.", allow_abbrev=False)
+    p = OneLineParser(
+        prog=prog, description="Train one configuration in full. Repeat the command to resume.", allow_abbrev=False
+    )
     add = p.add_argument
     which = p.add_mutually_exclusive_group(required=True)
     which.add_argument("--config", metavar="FILE", help="a search's best.json, or a TrainConfig as JSON")
     which.add_argument("--recipe", metavar="NAME", help="a published configuration: train_loop/recipes/NAME.json")
     add("--set", action="append", nargs="+", default=[], metavar="KEY=VALUE", help="change a key, e.g. epochs=90")
-    add("--data", metavar="NAME|PATH", help="in place of the configuration's: digits, or an image folder")
-    add("--subset", type=part, metavar="PART", help="train on so much of each class, e.g. 10%%; validation stays whole")
+    add("--data", metavar="NAME|PATH", help="use this data set, not the configuration's: digits, or an image folder")
+    add("--subset", type=part, metavar="PART", help="train on this part of each class, e.g. 10%%; validate on all")
     add(
         "--workers",
         type=int,
         metavar="N",
-        help="data-parallel workers (default 1; torchrun and srun say it)",
+        help="data-parallel workers (default 1; under torchrun and srun: their number)",
     )
-    add("--output", metavar="DIR", help="where results go (default: runs/train/<file>-<hash of the configuration>)")
-    add("--on-bad-image", metavar="fail|skip", help="in place of the configuration's: what an image that is none does")
+    add("--output", metavar="DIR", help="results' folder (default: runs/train/<file>-<hash of the configuration>)")
+    add("--on-bad-image", metavar="fail|skip", help="what to do with an unreadable image, whatever the file says")
     add(
         "--stage",
         metavar="DIR",
-        help="copy a packed data set there, once a node, and read that; e.g. '$TMPDIR'; or none",
+        help="copy a packed data set to this folder of each node and read the copy, e.g. '$TMPDIR'; none: no copy",
     )
-    add("--loader-report", action="store_true", help="measure what bounds the images a second, print it and end")
+    add("--loader-report", action="store_true", help="measure what limits the images per second, print it and stop")
     add("--checkpoint-every-s", type=float, default=60.0, metavar="S", help="seconds between checkpoints (default 60)")
     return p
 

@@ -210,12 +210,17 @@ def parser(prog: str) -> OneLineParser:
     which.add_argument("--recipe", metavar="NAME", help="a published configuration")
     add = p.add_argument
     add("--set", action="append", nargs="+", default=[], metavar="KEY=VALUE", help="change a key, e.g. optimizer=lars")
-    add("--data", metavar="NAME|PATH", help="in place of the configuration's: digits, or an image folder")
-    add("--subset", type=part, metavar="PART", help="test on so much of each class's images, e.g. 10%%")
-    add("--first", type=float, metavar="LR", help="lowest rate (default: by optimizer)")
-    add("--last", type=float, metavar="LR", help="highest rate (default: by optimizer)")
-    add("--steps", type=int, default=100, metavar="N", help="optimizer steps at most (default 100)")
-    add("--output", metavar="DIR", default="runs/lr-find", help="where lr_find.json and .svg go (default runs/lr-find)")
+    add("--data", metavar="NAME|PATH", help="use this data set, not the configuration's: digits, or an image folder")
+    add("--subset", type=part, metavar="PART", help="test on this part of each class, e.g. 10%%")
+    add("--first", type=float, metavar="LR", help="lowest rate (default: depends on the optimizer)")
+    add("--last", type=float, metavar="LR", help="highest rate (default: depends on the optimizer)")
+    add("--steps", type=int, default=100, metavar="N", help="at most N optimizer steps (default 100)")
+    add(
+        "--output",
+        metavar="DIR",
+        default="runs/lr-find",
+        help="folder for lr_find.json and .svg (default runs/lr-find)",
+    )
     return p
 
 

@@ -68,16 +68,16 @@ def parser() -> argparse.ArgumentParser:
     )
     add = p.add_argument
     add("paths", nargs="+", metavar="SRC DST")
-    add("--profile", choices=("full", "fast"), help="full: original size; fast: resized (full)")
-    add("--short-side", type=int, metavar="PIXELS", help="of the fast profile (256)")
-    add("--quality", type=int, metavar="Q", help="of the fast profile; with --profile full of what is no JPEG (90)")
-    add("--workers", type=int, metavar="N", help="processes (default: the cores this one may use)")
-    add("--shard-mb", type=int, default=512, metavar="MB", help="of the source, a shard at most (512)")
+    add("--profile", choices=("full", "fast"), help="full (default): keep the size; fast: make images smaller")
+    add("--short-side", type=int, metavar="PIXELS", help="short side of an image in the fast profile (256)")
+    add("--quality", type=int, metavar="Q", help="JPEG quality; the full profile keeps JPEGs as they are (90)")
+    add("--workers", type=int, metavar="N", help="number of processes (default: one for each available core)")
+    add("--shard-mb", type=int, default=512, metavar="MB", help="a shard holds at most MB of the source (512)")
     add(
         "--val-part",
         type=part,
         metavar="PART",
-        help="hold so much out, e.g. 10%%, where the source has no validation part",
+        help="validate on this part, e.g. 10%%, if the source has no validation images",
     )
     add("--verify", action="store_true", help="check every shard and image of DST again")
     add("--info", action="store_true", help="show what DST holds, and write contact_sheet.png there")

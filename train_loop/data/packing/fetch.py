@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit codes: 0 done, 1 it failed, 2 wrong input, 130 Ctrl-C."""
     p = OneLineParser(prog="bigbatch fetch", description="Download a data set by name and pack it.")
     p.add_argument("name", metavar="NAME", help=", ".join(SETS))
-    p.add_argument("--from", dest="archive", type=Path, metavar="FILE", help="the archive, where it is here already")
+    p.add_argument("--from", dest="archive", type=Path, metavar="FILE", help="use this archive, do not download it")
     args = p.parse_args(argv)
     try:
         return fetch(args.name, args.archive)
