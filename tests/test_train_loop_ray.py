@@ -152,27 +152,30 @@ def test_two_runs_never_write_one_folder(best_json, tmp_path):
 CORES = """
 import sys
 from pathlib import Path
+from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.launch.ray_session import LocalRay
+from bigbatch.train_loop.launch.trial_task import TrialTask
 
 def worker(task):
     from bigbatch.train_loop.launch import ray_worker
     from bigbatch.train_loop.loop import train as loop
     from bigbatch.train_loop.data.loading.cores import cores_a_rank
 
-    loop.train = lambda *_, **__: Path(task["seen"]).write_text(str(cores_a_rank()))
+    loop.train = lambda *_, **__: Path(task["ray_storage"], "seen").write_text(str(cores_a_rank()))
     return ray_worker.train_worker(task)
 
 folder = sys.argv[1]
-names = ("seen", "checkpoint_dir", "stop_file", "log_file")
-task = {"config": {}, "checkpoint_every_s": 0.0, **{name: f"{folder}/{name}/{name}" for name in names}}
-task["seen"] = f"{folder}/seen"
+task = TrialTask(
+    name="cores", config=TrainConfig(), workers=1, worker_resources={"CPU": 2.0}, restarts=0, checkpoint_every_s=0.0,
+    ray_storage=Path(folder), **{name: Path(folder, name, name) for name in ("checkpoint_dir", "stop_file", "log_file")}
+)
 with LocalRay(3, 0, Path(folder, "ray.log")):
     from ray.train import RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
 
     scaling = ScalingConfig(num_workers=1, resources_per_worker={"CPU": 2.0})
     run = RunConfig(storage_path=folder)
-    TorchTrainer(worker, train_loop_config=task, scaling_config=scaling, run_config=run).fit()
+    TorchTrainer(worker, train_loop_config=task.to_dict(), scaling_config=scaling, run_config=run).fit()
 """
 
 

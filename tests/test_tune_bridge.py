@@ -13,6 +13,7 @@ from ray.tune.search import Searcher
 from bigbatch.search_spaces.registry import load_space
 from bigbatch.search_spaces.workload import Workload
 from bigbatch.train_loop.config import ConfigError, TrainConfig
+from bigbatch.train_loop.launch.trial_task import TrialTask
 from bigbatch.tune.study.store import StudyStore
 from bigbatch.tune.trials.allocation_deadline import Deadline, end_of_allocation
 from bigbatch.tune.trials.bridge import OptunaBridge
@@ -57,10 +58,32 @@ def make_bridge(
         trials=trials,
         room=lambda live: len(live) < concurrency,
         make_sampler=sampler_factory("tpe", 3, trials),
-        task=lambda number: {"workers": 1, "number": number},
+        workers=1,
+        make_task=task_of,
         observers=list(observers),
         **more,
     )
+
+
+def task_of(number: int, config: TrainConfig) -> TrialTask:
+    folder = Path("never-made")
+    return TrialTask(
+        name=f"trial-{number:04d}",
+        config=config,
+        workers=1,
+        worker_resources={"CPU": 1.0},
+        restarts=0,
+        ray_storage=folder,
+        checkpoint_dir=folder,
+        checkpoint_every_s=1.0,
+        log_file=folder / "trial.log",
+        stop_file=folder / "stop",
+    )
+
+
+def number_of(task: dict[str, object]) -> int:
+    """The trial's number, from the name that its processes are handed."""
+    return int(str(task["name"]).removeprefix("trial-"))
 
 
 @pytest.fixture
@@ -88,7 +111,7 @@ def test_a_trial_that_runs_to_its_end_is_complete_with_all_it_reported(store):
     watcher = Recorder()
     bridge = make_bridge(store, observers=[watcher])
     task = bridge.suggest("ray-a")
-    assert task["config"]["seed"] == 3 and task["number"] == 0
+    assert task["config"]["seed"] == 3 and number_of(task) == 0
     assert not run_out(bridge, "ray-a", [0.1, 0.2, 0.3, 0.4])
     bridge.on_trial_complete("ray-a")
     trial = reopen(store).study.trials[0]
@@ -151,7 +174,7 @@ def test_an_interrupted_trial_waits_with_its_parameters_and_is_taken_up_first(st
     bridge = make_bridge(store)
     bridge.recover()
     again = bridge.suggest("ray-b")
-    assert again["number"] == 0 and again["config"] == first["config"]
+    assert number_of(again) == 0 and again["config"] == first["config"]
     # its past is reported again and counted once
     assert not bridge.observe("ray-b", {"records": [record(1, 0.5), record(2, 0.6)]})
     run = store.study.trials[0]
@@ -183,7 +206,7 @@ def test_a_killed_driver_leaves_nothing_running_and_loses_no_finished_trial(stor
     bridge = make_bridge(store, trials=4)
     bridge.recover()
     assert bridge.finished == 1
-    assert bridge.suggest("ray-c")["number"] == 1
+    assert number_of(bridge.suggest("ray-c")) == 1
     assert store.study.trials[1].params == params
 
 
@@ -336,7 +359,7 @@ def test_attempts_that_are_killed_before_their_first_epoch_are_counted(store, mo
         bridge = make_bridge(store)
         bridge.recover()
         bridge.workers = 4
-        assert bridge.suggest("a")["number"] == 0
+        assert number_of(bridge.suggest("a")) == 0
         now[0] += 3600.0
         store.ledger.beat()
         store = reopen(store)  # the bridge is told nothing more: kill -9
@@ -406,7 +429,7 @@ def test_the_best_checkpoint_is_kept_and_the_others_go(store):
     bridge = make_bridge(store, concurrency=1)
     for i, value in enumerate((0.3, 0.6, 0.5)):
         task = bridge.suggest(f"r{i}")
-        folder = store.checkpoint_folder(task["number"])
+        folder = store.checkpoint_folder(number_of(task))
         folder.mkdir(parents=True)
         (folder / "latest.pt").write_bytes(b"x")
         run_out(bridge, f"r{i}", [value] * EPOCHS)

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from optuna.trial import TrialState
 from ray.tune.search import Searcher
-from test_tune_bridge import BrokenSpace, make_bridge, record, reopen, run_out
+from test_tune_bridge import BrokenSpace, make_bridge, number_of, record, reopen, run_out
 from test_tune_cli import run
 from test_tune_search import TINY, Search, load
 
@@ -46,7 +46,7 @@ def test_what_fails_while_the_search_is_stopping_waits_for_the_resume(store, how
     bridge = make_bridge(store)
     bridge.recover()
     again = bridge.suggest("b")
-    assert (again["number"], again["config"]) == (0, first["config"])
+    assert (number_of(again), again["config"]) == (0, first["config"])
 
 
 def test_validation_that_is_not_finite_is_a_fact_also_while_the_search_is_stopping(store):
@@ -73,7 +73,7 @@ def fail_some(store: StudyStore, monkeypatch: pytest.MonkeyPatch) -> list[dict]:
                 bridge._ask()
             continue
         tasks.append(bridge.suggest(name))
-        folder = store.checkpoint_folder(tasks[-1]["number"])
+        folder = store.checkpoint_folder(number_of(tasks[-1]))
         folder.mkdir(parents=True)
         (folder / "latest.pt").write_text(name)
         run_out(bridge, name, records)
@@ -94,7 +94,7 @@ def test_a_failed_trial_is_tried_again_with_its_parameters_and_checkpoint_and_co
     assert bridge.finished == 2
     for name, number, task in (("r1", 4, tasks[1]), ("r3", 5, tasks[2])):
         again = bridge.suggest(name)
-        assert (again["number"], again["config"]) == (number, task["config"])
+        assert (number_of(again), again["config"]) == (number, task["config"])
         assert store.study.trials[number].params == store.study.trials[number - (3 if number == 4 else 2)].params
         latest = store.checkpoint_folder(number) / "latest.pt"
         assert latest.exists() == (number == 4), "from where one diverged it would diverge again"

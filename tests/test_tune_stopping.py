@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from test_tune_bridge import EPOCHS, Recorder, make_bridge, record, run_out
+from test_tune_bridge import EPOCHS, Recorder, make_bridge, number_of, record, run_out
 
 from bigbatch.cluster.job.drain import TimeLeft
 from bigbatch.tune.study.store import StudyStore
@@ -93,7 +93,7 @@ def test_each_checkpoint_folder_is_removed_once_over_a_whole_search(store, monke
     )
     bridge = make_bridge(store, trials=40, concurrency=1)
     for i in range(40):
-        folder = store.checkpoint_folder(bridge.suggest(f"r{i}")["number"])
+        folder = store.checkpoint_folder(number_of(bridge.suggest(f"r{i}")))
         folder.mkdir(parents=True)
         run_out(bridge, f"r{i}", [i % 7 / 10] * EPOCHS)
     assert len(removed) == len(set(removed)) == 39

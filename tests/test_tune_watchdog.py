@@ -185,9 +185,9 @@ def test_what_fits_nowhere_is_what_no_placement_holds(seed):
 
 
 def test_what_a_trial_asks_for_in_words():
-    assert asked_for({"workers": 4, "worker_resources": {"CPU": 2.0}}) == "8 CPUs"
-    assert asked_for({"workers": 1, "worker_resources": {"CPU": 8.0, "GPU": 1.0}}) == "1 GPU"
-    assert asked_for({"workers": 3, "worker_resources": {"CPU": 0.3333}}) == "0.9999 CPUs"
+    assert asked_for(4, {"CPU": 2.0}) == "8 CPUs"
+    assert asked_for(1, {"CPU": 8.0, "GPU": 1.0}) == "1 GPU"
+    assert asked_for(3, {"CPU": 0.3333}) == "0.9999 CPUs"
 
 
 def view(number: int, phase: str = "starting") -> TrialView:

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -20,6 +20,7 @@ from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.train_loop.errors import RayStartError
 from bigbatch.train_loop.host.signals import say_from_handler
 from bigbatch.train_loop.launch.ray_session import Connection, JoinedRay, LocalRay, check_reachable
+from bigbatch.train_loop.launch.trial_task import TrialTask
 from bigbatch.train_loop.progress import progress_file
 from bigbatch.tune.plan.joined import cluster_machine, living_nodes, on_cluster
 from bigbatch.tune.plan.machine import devices_held
@@ -48,6 +49,9 @@ from bigbatch.tune.watch.interrupts import Interrupts, StopRequest
 from bigbatch.tune.watch.observer import Observer, TrialView
 from bigbatch.tune.watch.views import counted, views
 from bigbatch.tune.watch.watch_thread import ClusterLost, Watch, end_process_unless_done, make_watch
+
+if TYPE_CHECKING:  # it imports Ray
+    from bigbatch.tune.trials.bridge import OptunaBridge
 
 DONE, FAILED = 0, 1
 TRY_AGAIN = os.EX_TEMPFAIL
@@ -182,7 +186,8 @@ def _search(
         stack.callback(ended.wandb.close)
         observers.append(ended.wandb)
     store.study.pruner = make_pruner(plan.scheduler, plan.max_epochs, plan.seed)
-    bridge = ended.bridge = _make_bridge(ended, store, connection, observers, stop)
+    ray_storage = _ray_storage(plan, connection)
+    bridge = ended.bridge = _make_bridge(ended, store, ray_storage, observers, stop)
     bridge.recover()
     if plan.sampler in MODEL_BASED:  # the designs random and qmc stay as they are
         for point in plan.space.initial_points(plan.workload, plan.overrides):
@@ -196,7 +201,7 @@ def _search(
             watch = _watch_over(ended, store, connection, [lines, display], stop)
             observers += [watch, lines, display]
             with interrupts.shown_by(display), watch.running():
-                _fit(ended, store, stop, watch)
+                _fit(ended, store, stop, watch, ray_storage)
 
 
 def _watch_over(
@@ -227,27 +232,27 @@ def _watch_over(
 
 
 def _make_bridge(
-    ended: _Ended, store: StudyStore, connection: Connection, observers: list[Observer], stop: StopRequest
-) -> Any:
+    ended: _Ended, store: StudyStore, ray_storage: Path, observers: list[Observer], stop: StopRequest
+) -> OptunaBridge:
     from bigbatch.tune.trials.bridge import OptunaBridge
 
     plan, capacity = ended.plan, ended.capacity
-    ray_storage = _ray_storage(plan, connection)
     searched = [name for name, found in plan.ranges.items() if found.kind != "derived"]
 
-    def task(number: int) -> dict[str, Any]:
-        return {
-            "name": f"trial-{number:04d}",
-            "workers": plan.share.workers,
-            "worker_resources": capacity.bundle(number),
-            "ray_storage": str(ray_storage),
-            "checkpoint_dir": str(store.checkpoint_folder(number)),
-            "checkpoint_every_s": CHECKPOINT_EVERY_S,
-            "log_file": str(store.trial_log(number)),
-            "stop_file": str(store.stop_file),
-            "stage_folder": plan.options.stage,
-            "restarts": plan.restarts,
-        }
+    def make_task(number: int, config: TrainConfig) -> TrialTask:
+        return TrialTask(
+            name=f"trial-{number:04d}",
+            config=config,
+            workers=plan.share.workers,
+            worker_resources=capacity.bundle(number),
+            restarts=plan.restarts,
+            ray_storage=ray_storage,
+            checkpoint_dir=store.checkpoint_folder(number),
+            checkpoint_every_s=CHECKPOINT_EVERY_S,
+            log_file=store.trial_log(number),
+            stop_file=store.stop_file,
+            stage_folder=plan.options.stage,
+        )
 
     def lost() -> bool:
         if reason := capacity.lost():
@@ -263,7 +268,8 @@ def _make_bridge(
         trials=plan.trials,
         room=capacity.room,
         make_sampler=sampler_factory(plan.sampler, plan.seed, plan.trials, searched),
-        task=task,
+        workers=plan.share.workers,
+        make_task=make_task,
         observers=observers,
         ending=stop.is_set,
         may_start=lambda: not stop.is_set() and ended.deadline.allows_a_trial() and not lost(),
@@ -272,7 +278,7 @@ def _make_bridge(
     return bridge
 
 
-def _fit(ended: _Ended, store: StudyStore, stop: StopRequest, watch: Watch) -> None:
+def _fit(ended: _Ended, store: StudyStore, stop: StopRequest, watch: Watch, ray_storage: Path) -> None:
     """Hand the search to Ray Tune until enough trials have ended or something stops it."""
     import ray.tune
 
@@ -288,8 +294,7 @@ def _fit(ended: _Ended, store: StudyStore, stop: StopRequest, watch: Watch) -> N
 
     plan, bridge = ended.plan, ended.bridge
     store.stop_file.unlink(missing_ok=True)
-    storage = Path(bridge.task(0)["ray_storage"])
-    storage.mkdir(parents=True, exist_ok=True)
+    ray_storage.mkdir(parents=True, exist_ok=True)
     tuner = ray.tune.Tuner(
         trial_run.trainable(),
         tune_config=ray.tune.TuneConfig(
@@ -302,7 +307,7 @@ def _fit(ended: _Ended, store: StudyStore, stop: StopRequest, watch: Watch) -> N
         ),
         run_config=ray.tune.RunConfig(
             name="search",
-            storage_path=str(storage),
+            storage_path=str(ray_storage),
             stop=StopWhen(bridge, _deadline(ended, store, stop), store.stop_file),
             failure_config=ray.tune.FailureConfig(max_failures=plan.restarts),
             verbose=0,
@@ -316,7 +321,7 @@ def _fit(ended: _Ended, store: StudyStore, stop: StopRequest, watch: Watch) -> N
         with store.disk.quietly():  # what could not be put back, --resume puts back
             bridge.release()
         store.stop_file.unlink(missing_ok=True)
-        shutil.rmtree(storage, ignore_errors=True)
+        shutil.rmtree(ray_storage, ignore_errors=True)
 
 
 def _deadline(ended: _Ended, store: StudyStore, stop: StopRequest) -> Callable[[], bool]:

@@ -14,10 +14,10 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from bigbatch.cluster.host.allocation import usable_cpus
 from bigbatch.train_loop.config import ConfigError, TrainConfig
@@ -41,17 +41,14 @@ from bigbatch.train_loop.launch.record_lines import (
     read_lines,
     records_of,
 )
+from bigbatch.train_loop.launch.trial_task import TrialTask, WorkersEnd
 from bigbatch.train_loop.progress import ProgressFile, progress_file
 from bigbatch.train_loop.reporter import EpochRecord
 
 RECORDS = "records"
 """Metric that holds the epoch records of one report, oldest first (several after a resume)."""
 FAILURE = "failure"
-"""Metric, and key of the return value, that holds why a run cannot go on."""
-STOPPED = "stopped"
-"""Key of the return value: the run ended early, with a checkpoint, because it was asked to."""
-SIGNAL = "signal"
-"""Key beside it: the signal that asked."""
+"""Metric that holds why a run cannot go on."""
 RECORDS_FILE = "records.jsonl"
 STOP_WAIT_S = 30.0
 """How long workers may take to write their checkpoint after Ctrl-C."""
@@ -121,25 +118,22 @@ class RayReporter:
             self._note(record.to_dict())
         ray.train.report({RECORDS: [record.to_dict() for record in records]})
 
-    def _note(self, line: dict[str, Any]) -> None:
+    def _note(self, line: Mapping[str, object]) -> None:
         if self._records_file is not None:
             with self._records_file.open("a") as file:
                 file.write(json.dumps(line) + "\n")
 
 
-def train_worker(task: dict[str, Any]) -> dict[str, Any]:
+def train_worker(handed: dict[str, object]) -> WorkersEnd:
     """Train one configuration on this rank.
 
     Args:
-        task: ``config`` (a TrainConfig's dict), ``checkpoint_dir``, ``checkpoint_every_s``,
-            ``log_file`` (rank 0 writes it), ``stop_file``; of a full run, ``records_file``; where
-            nodes keep a copy of the data, ``stage_folder``.
+        handed: a ``TrialTask``, as the plain dict that Ray Train carries.
 
     Returns:
-        ``{"failure": None}``, or the reason why this configuration cannot be trained; with
-        ``"stopped": True`` after a request to stop. Reasons that all ranks meet are returned, not
-        raised: Ray would start the workers again, to meet the same end. What one rank alone may
-        meet is raised, so that the others are not left waiting for it; where that is a bad image, the
+        How the run ended: to its end, on request, or with a reason why this configuration cannot be trained. Reasons
+        that all ranks meet are returned, not raised: Ray would start the workers again, to meet the same end. What one
+        rank alone may meet is raised, so that the others are not left waiting for it; where that is a bad image, the
         workers that Ray then starts return it.
     """
     import ray.train.torch
@@ -148,48 +142,49 @@ def train_worker(task: dict[str, Any]) -> dict[str, Any]:
     from bigbatch.train_loop.distributed import World
     from bigbatch.train_loop.loop.train import train
 
+    task = TrialTask.from_dict(handed)
     context = ray.train.get_context()
     leads = context.get_world_rank() == 0
-    log = _trial_log(Path(task["log_file"]), context.get_world_rank())
-    records_file = Path(task["records_file"]) if leads and "records_file" in task else None
-    progress = ProgressFile(progress_file(task["log_file"])) if leads else None
+    log = _trial_log(task.log_file, context.get_world_rank())
+    records_file = task.records_file if leads else None
+    progress = ProgressFile(progress_file(task.log_file)) if leads else None
     if progress is not None:
         progress.begin()
     _use_cores()
-    reporter = RayReporter(log, Path(task["stop_file"]), records_file, progress)
+    reporter = RayReporter(log, task.stop_file, records_file, progress)
     device = ray.train.torch.get_device()
     # Asked before data and model are there: a search that has seconds to end must not wait for those of a trial that
     # has only begun. All ranks decide alike.
     world = World.current(device)
     if world.max([float(reporter.stop_requested())])[0]:
         log.info("stopped on request before the first step")
-        return {FAILURE: None, STOPPED: True}
+        return WorkersEnd(stopped=True)
     if failure := next(filter(None, world.gather(_read_failure(task))), None):
-        return {FAILURE: failure}
+        return WorkersEnd(failure)
     try:
         train(
-            TrainConfig.from_dict(task["config"]),
+            task.config,
             reporter=reporter,
-            checkpoint_dir=Path(task["checkpoint_dir"]),
-            checkpoint_every_s=task["checkpoint_every_s"],
+            checkpoint_dir=task.checkpoint_dir,
+            checkpoint_every_s=task.checkpoint_every_s,
             device=device,
-            stage_folder=task.get("stage_folder"),
+            stage_folder=task.stage_folder,
         )
     except TrainingStopped as stop:
         log.info("%s", stop)
-        return {FAILURE: None, STOPPED: True}
+        return WorkersEnd(stopped=True)
     except Exception as error:
         log.error("%s", traceback.format_exc())
         failure = f"{type(error).__name__}: {(str(error).splitlines() or ['no message'])[0]}"
         met_by_all = isinstance(error, NonFiniteLossError | ConfigError | CheckpointError)
         alone = context.get_world_size() == 1
         if met_by_all or (alone and isinstance(error, torch.OutOfMemoryError | ImageError | DiskFull)):
-            return {FAILURE: failure}
+            return WorkersEnd(failure)
         if isinstance(error, ImageError):  # the others wait for this rank, so Ray must end them; then all return it
             with contextlib.suppress(OSError):
-                failure_file(task).write_text(failure)
+                task.failure_file.write_text(failure)
         raise
-    return {FAILURE: None}
+    return WorkersEnd()
 
 
 def _use_cores() -> None:
@@ -205,15 +200,9 @@ def _use_cores() -> None:
         torch.set_num_threads(int(threads))
 
 
-def failure_file(task: dict[str, Any]) -> Path:
-    """Where a rank leaves why the run cannot go on, for the workers that Ray starts next. Whoever starts a trainer
-    removes it first."""
-    return Path(task["log_file"]).with_suffix(".failure")
-
-
-def _read_failure(task: dict[str, Any]) -> str:
+def _read_failure(task: TrialTask) -> str:
     try:
-        return failure_file(task).read_text()
+        return task.failure_file.read_text()
     except FileNotFoundError:
         return ""
 
@@ -241,78 +230,76 @@ def fit(
     stop_file.unlink(missing_ok=True)
     request = _StopRequest(stop_file)
     before = take_signals(request.note)
+    task = TrialTask(
+        name="run",
+        config=config,
+        workers=workers,
+        worker_resources=worker_resources(workers, cpus, gpus),
+        restarts=WORKER_RESTARTS,
+        ray_storage=output,  # beside Ray's sockets, once Ray runs
+        checkpoint_dir=output / "checkpoints",
+        checkpoint_every_s=checkpoint_every_s,
+        log_file=output / "train.log",
+        stop_file=stop_file,
+        stage_folder=stage_folder,
+        records_file=output / RECORDS_FILE,
+    )
     try:
-        outcome = _fit_on_own_ray(config, workers, output, checkpoint_every_s, stage_folder, cpus, gpus, request)
+        end = _fit_on_own_ray(task, cpus, gpus, request)
     except RayStartError:  # Ctrl-C in a terminal reaches Ray's processes too, and may end a start
         if request.signum is None:
             raise
-        outcome = {STOPPED: True, SIGNAL: request.signum}
+        end = WorkersEnd(stopped=True)
     finally:
         give_signals_back(before)
         stop_file.unlink(missing_ok=True)
-    if outcome.get(STOPPED):
-        raise TrainingStopped("stopped on request", outcome.get(SIGNAL))
-    if outcome.get(FAILURE):
-        raise _as_error(outcome[FAILURE])
+    if end.stopped:
+        raise TrainingStopped("stopped on request", request.signum)
+    if end.failure:
+        raise _as_error(end.failure)
     return tuple(records_of(read_lines(output / RECORDS_FILE)).values())
 
 
-def _fit_on_own_ray(
-    config: TrainConfig,
-    workers: int,
-    output: Path,
-    checkpoint_every_s: float,
-    stage_folder: str | None,
-    cpus: int,
-    gpus: int,
-    request: _StopRequest,
-) -> dict[str, Any]:
+def _fit_on_own_ray(task: TrialTask, cpus: int, gpus: int, request: _StopRequest) -> WorkersEnd:
     """Start Ray, train, end Ray. Returns what ``train_worker`` returned, or that the run was stopped."""
+    output = task.log_file.parent
     with LocalRay(cpus, gpus, output / "ray.log") as connection:
         take_signals(request.note)  # starting Ray has put its own handler for SIGTERM in place
-        resources = worker_resources(workers, cpus, gpus)
-        records_file = output / RECORDS_FILE
-        records_file.unlink(missing_ok=True)  # what is in the checkpoint is sent again
-        task: dict[str, Any] = {
-            "config": config.to_dict(),
-            "checkpoint_dir": str(output / "checkpoints"),
-            "checkpoint_every_s": checkpoint_every_s,
-            "log_file": str(output / "train.log"),
-            "stop_file": str(request.stop_file),
-            "records_file": str(records_file),
-            "stage_folder": stage_folder,
-            "ray_storage": str(Path(connection.token_path or output).parent / "train"),
-        }
+        (output / RECORDS_FILE).unlink(missing_ok=True)  # what is in the checkpoint is sent again
+        storage = Path(connection.token_path or output).parent / "train"
         print(f"Ray dashboard: {connection.dashboard_url} (token in {connection.token_path})", flush=True)
-        return _fit_until_stopped(task, workers, resources, request)
+        return _fit_until_stopped(replace(task, ray_storage=storage), request)
 
 
-def _fit_until_stopped(
-    task: dict[str, Any], workers: int, resources: dict[str, float], request: _StopRequest
-) -> dict[str, Any]:
+def _fit_until_stopped(task: TrialTask, request: _StopRequest) -> WorkersEnd:
     """Run the trainer in a thread, so that signals stay ours: Ray's handler would end with code 0."""
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
 
-    outcome: dict[str, Any] = {}
-    failure_file(task).unlink(missing_ok=True)
+    ends: list[WorkersEnd | Exception] = []
+    task.failure_file.unlink(missing_ok=True)
+    resources = dict(task.worker_resources)
     trainer = TorchTrainer(
         train_worker,
-        train_loop_config=task,
-        scaling_config=ScalingConfig(num_workers=workers, use_gpu="GPU" in resources, resources_per_worker=resources),
+        train_loop_config=task.to_dict(),
+        scaling_config=ScalingConfig(
+            num_workers=task.workers, use_gpu="GPU" in resources, resources_per_worker=resources
+        ),
         run_config=RunConfig(
-            name="run", storage_path=task["ray_storage"], failure_config=FailureConfig(max_failures=WORKER_RESTARTS)
+            name=task.name,
+            storage_path=str(task.ray_storage),
+            failure_config=FailureConfig(max_failures=task.restarts),
         ),
     )
 
     def run() -> None:
         try:
-            outcome.update(trainer.fit().return_value or {})
+            ends.append(trainer.fit().return_value or WorkersEnd())
         except Exception as error:
-            outcome["error"] = error
+            ends.append(error)
 
     thread = threading.Thread(target=run, daemon=True, name="trainer")
-    printer = RecordPrinter(Path(task["records_file"]), progress_file(task["log_file"]))
+    printer = RecordPrinter(task.log_file.with_name(RECORDS_FILE), progress_file(task.log_file))
     thread.start()
     try:
         while thread.is_alive() and not request.overdue():
@@ -321,11 +308,12 @@ def _fit_until_stopped(
         printer.print_new()
     finally:
         printer.close()
-    if request.signum is not None and (thread.is_alive() or outcome.get(STOPPED)):  # else it was done before
-        outcome |= {STOPPED: True, SIGNAL: request.signum}
-    if "error" in outcome:
-        raise _cause(outcome["error"])
-    return outcome
+    end = ends[0] if ends else WorkersEnd()
+    if isinstance(end, Exception):
+        raise _cause(end)
+    if request.signum is not None and thread.is_alive():  # it did not stop in time
+        return WorkersEnd(stopped=True)
+    return end
 
 
 def _cause(error: Exception) -> Exception:

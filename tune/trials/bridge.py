@@ -28,6 +28,7 @@ from bigbatch.search_spaces.workload import Workload
 from bigbatch.train_loop.config import RUNTIME_KEYS, TrainConfig
 from bigbatch.train_loop.host.disk_full import NO_ROOM, full_errno
 from bigbatch.train_loop.launch.ray_worker import FAILURE, RECORDS
+from bigbatch.train_loop.launch.trial_task import TrialTask
 from bigbatch.train_loop.progress import Steps
 from bigbatch.tune.study import retry
 from bigbatch.tune.study.store import StudyStore
@@ -74,7 +75,8 @@ class OptunaBridge(Searcher):
         room: whether another trial finds room beside those with the given numbers.
         make_sampler: the sampler for trial number n. A fresh one each time, seeded with n: its
             state is then a function of the study and need not be saved.
-        task: what a trial needs beside its configuration (see ``bigbatch.tune.trials.trial_run.run_trial``).
+        workers: of each trial.
+        make_task: what the processes of trial number n are handed, with its configuration.
         observers: told of each event.
         may_start: asked before each trial; False ends the search (a budget is spent).
         ending: whether the search has been asked to end: what fails from then on may have failed of that.
@@ -91,7 +93,8 @@ class OptunaBridge(Searcher):
         trials: int,
         room: Callable[[list[int]], bool],
         make_sampler: Callable[[int], optuna.samplers.BaseSampler],
-        task: Callable[[int], dict[str, Any]],
+        workers: int,
+        make_task: Callable[[int, TrainConfig], TrialTask],
         observers: list[Observer],
         may_start: Callable[[], bool] = lambda: True,
         ending: Callable[[], bool] = lambda: False,
@@ -100,14 +103,14 @@ class OptunaBridge(Searcher):
         self._store, self._study = store, store.study
         self._space, self._workload, self._overrides, self._seed = space, workload, overrides, seed
         self._trials, self._room = trials, room
-        self._make_sampler, self.task, self._observers = make_sampler, task, observers
+        self._make_sampler, self._make_task, self._observers = make_sampler, make_task, observers
         self._may_start, self._ending = may_start, ending
         self._live: dict[str, _Live] = {}
         self._finished = 0
         self._failure, self._equal_failures = "", 0
         self._first_result_s: float | None = None
         self._warned, self._notes = False, Notes()
-        self.workers = task(0)["workers"]
+        self.workers = workers
         self.stopping = False
         """Set before the search is left early: trials that end from then on were interrupted."""
         self.fatal: str | None = None
@@ -123,7 +126,7 @@ class OptunaBridge(Searcher):
 
     # Searcher
 
-    def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
+    def suggest(self, trial_id: str) -> dict[str, object] | str | None:
         if self.stopping or self.fatal or self._finished + len(self._live) >= self._trials or not self._may_start():
             return Searcher.FINISHED
         if not self._room([live.trial.number for live in self._live.values()]):
@@ -308,7 +311,7 @@ class OptunaBridge(Searcher):
         view = TrialView(trial.number, dict(trial.params), None, state="FAIL", ended_because=because)
         self._notify("trial_ended", view)
 
-    def _start(self, trial_id: str, trial: optuna.trial.Trial, config: TrainConfig) -> dict[str, Any]:
+    def _start(self, trial_id: str, trial: optuna.trial.Trial, config: TrainConfig) -> dict[str, object]:
         frozen = self._study._storage.get_trial(trial._trial_id)
         attrs, records = frozen.user_attrs, epoch_records(frozen)
         for record in records:  # a driver killed between the two entries of an epoch
@@ -317,14 +320,14 @@ class OptunaBridge(Searcher):
         attempts = attrs.get("attempts", 0) + 1
         trial.set_user_attr("attempts", attempts)
         trial.set_user_attr("ray_trial_id", trial_id)
-        task = {**self.task(trial.number), "config": config.to_dict()}
+        task = self._make_task(trial.number, config)
         view = TrialView(trial.number, dict(trial.params), config, records=records, resumed=attempts > 1)
         view.retries = attrs.get(retry.RETRIES_ATTR)
-        view.phase, view.asks = "starting", asked_for(task)
+        view.phase, view.asks = "starting", asked_for(task.workers, task.worker_resources)
         self._live[trial_id] = _Live(trial, view)
         self._store.ledger.begin(trial.number, self.workers)
         self._notify("trial_planned", view)
-        return task
+        return task.to_dict()
 
     def _tell(self, trial_id: str, state: TrialState, because: str, value: float | None = None) -> None:
         live = self._live.pop(trial_id)

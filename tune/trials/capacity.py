@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.tune.plan.machine import Machine, Node, Share, devices_held, share_out
@@ -61,10 +61,10 @@ class Capacity:
         requests = [*running, self._share.worker_resources]
         return alike < self._share.concurrency and packs(self._known.values(), requests, self._workers)
 
-    def holds(self, bundle: dict[str, float]) -> bool:
+    def holds(self, bundle: Mapping[str, float]) -> bool:
         """Whether a trial whose workers get ``bundle`` finds room where nothing else runs."""
         self._look()
-        return self._nodes is None or Share(1, self._workers, bundle).fits(self._machine())
+        return self._nodes is None or Share(1, self._workers, dict(bundle)).fits(self._machine())
 
     def devices(self, machine: Machine) -> int | None:
         """What the search holds now; None: of a cluster of others, what its trials take.

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
 
 import ray.tune
 from ray.train import FailureConfig, RunConfig, ScalingConfig
@@ -17,7 +16,8 @@ from ray.tune import PlacementGroupFactory
 
 from bigbatch.train_loop.errors import ImageError, LoaderError
 from bigbatch.train_loop.host.disk_full import DiskFull
-from bigbatch.train_loop.launch.ray_worker import FAILURE, RECORDS, failure_file, train_worker
+from bigbatch.train_loop.launch.ray_worker import FAILURE, RECORDS, train_worker
+from bigbatch.train_loop.launch.trial_task import TrialTask, WorkersEnd
 
 try:
     from bigbatch.tune.trials import inline_trainer
@@ -44,67 +44,67 @@ class _EndsItsWorkers:
             pass  # the trial's own errors were reported while it ran
         super().cleanup()  # type: ignore[misc]
 
-    def reset_config(self, new_config: dict[str, Any]) -> bool:
+    def reset_config(self, new_config: dict[str, object]) -> bool:
         if INLINE:
             inline_trainer.request_stop()
         return bool(super().reset_config(new_config))  # type: ignore[misc]
 
 
-def run_trial(task: dict[str, Any]) -> None:
-    """Train ``task["config"]`` on ``task["workers"]`` workers and report each epoch to Tune.
+def run_trial(handed: dict[str, object]) -> None:
+    """Train one configuration on the trial's workers and report each epoch to Tune.
 
     Args:
-        task: what ``train_worker`` takes, and ``name`` (of the Train run, stable over restarts),
-            ``workers``, ``worker_resources`` (of one worker), ``restarts`` (of workers that died),
-            ``ray_storage`` (a folder that every node sees, for Ray's own files).
+        handed: a ``TrialTask``, as the plain dict that Ray Tune carries.
     """
     try:
-        failure = _train(task)
+        failure = _train(TrialTask.from_dict(handed))
     except Exception as error:
         failure = _reason(error)
     if failure:
         ray.tune.report({RECORDS: [], FAILURE: failure})
 
 
-def _train(task: dict[str, Any]) -> str | None:
+def _train(task: TrialTask) -> str | None:
     scaling = ScalingConfig(
-        num_workers=task["workers"],
-        use_gpu="GPU" in task["worker_resources"],
-        resources_per_worker=task["worker_resources"],
+        num_workers=task.workers,
+        use_gpu="GPU" in task.worker_resources,
+        resources_per_worker=dict(task.worker_resources),
     )
     run = RunConfig(
-        name=task["name"],
-        storage_path=task["ray_storage"],
-        failure_config=FailureConfig(max_failures=task["restarts"]),
+        name=task.name,
+        storage_path=str(task.ray_storage),
+        failure_config=FailureConfig(max_failures=task.restarts),
     )
     if INLINE:
-        trainer = inline_trainer.make_trainer(train_worker, task, scaling, run)
+        trainer = inline_trainer.make_trainer(train_worker, task.to_dict(), scaling, run)
     else:
         from ray.train.torch import TorchTrainer
         from ray.tune.integration.ray_train import TuneReportCallback
 
         run.callbacks = [TuneReportCallback()]
-        trainer = TorchTrainer(train_worker, train_loop_config=task, scaling_config=scaling, run_config=run)
-    failure_file(task).unlink(missing_ok=True)
+        trainer = TorchTrainer(train_worker, train_loop_config=task.to_dict(), scaling_config=scaling, run_config=run)
+    task.failure_file.unlink(missing_ok=True)
     try:
-        return (trainer.fit().return_value or {}).get(FAILURE)
+        end: WorkersEnd | None = trainer.fit().return_value
+        return end.failure if end is not None else None
     finally:
         # Three files a trial that nobody reads again: a search of a thousand would fill a quota of inodes.
-        shutil.rmtree(Path(task["ray_storage"]) / task["name"], ignore_errors=True)
+        shutil.rmtree(task.ray_storage / task.name, ignore_errors=True)
 
 
-def trainable() -> Any:
+def trainable() -> Callable[[dict[str, object]], None]:
     """``run_trial`` with the resources that each trial's task names attached, for ``Tuner``."""
     run_trial.__mixins__ = (_EndsItsWorkers,)  # type: ignore[attr-defined]
     return ray.tune.with_resources(run_trial, _resources)
 
 
-def _resources(task: dict[str, Any]) -> PlacementGroupFactory:
+def _resources(handed: dict[str, object]) -> PlacementGroupFactory:
     if not INLINE:
         # The stock trainer reserves its workers itself. This process takes no CPU from them: they may need all.
         return PlacementGroupFactory([{"node:__internal_head__": 0.001}])
     # An empty first bundle: the trial's own process takes no CPU from the workers.
-    return PlacementGroupFactory([{}, *[dict(task["worker_resources"])] * task["workers"]], strategy="PACK")
+    task = TrialTask.from_dict(handed)
+    return PlacementGroupFactory([{}, *[dict(task.worker_resources)] * task.workers], strategy="PACK")
 
 
 def _reason(error: Exception) -> str:

@@ -17,6 +17,7 @@ from ray.tune.progress_reporter import TrialProgressCallback
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from ray.tune.stopper import Stopper
 
+from bigbatch.train_loop.launch.trial_task import TrialTask
 from bigbatch.tune.trials.bridge import OptunaBridge
 from bigbatch.tune.trials.capacity import Capacity
 from bigbatch.tune.watch.display import duration
@@ -46,7 +47,7 @@ class PrunerScheduler(FIFOScheduler):
         They wait in the study instead. The bridge takes them up next, with workers that fit.
         """
         for trial in list(controller.get_trials()):
-            if trial.is_finished() or self._capacity.holds(trial.config["worker_resources"]):
+            if trial.is_finished() or self._capacity.holds(TrialTask.from_dict(trial.config).worker_resources):
                 continue
             self._bridge.put_back(trial.trial_id, NODES_GONE)
             # Private names: stop_trial leaves a trial that waits among those for which it would keep processes.

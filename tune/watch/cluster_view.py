@@ -123,11 +123,10 @@ def reason(group: GroupView, view: ClusterView) -> str:
     return f"{lost}its placement group is {group.state} ({group.verdict}): {amounts(asked)} asked, {shown}"
 
 
-def asked_for(task: Mapping[str, Any]) -> str:
+def asked_for(workers: int, worker_resources: Mapping[str, float]) -> str:
     """What a trial's workers need together: ``2 GPUs``, or without GPUs ``4 CPUs``."""
-    resources = task.get("worker_resources") or {}
-    key = "GPU" if resources.get("GPU") else "CPU"
-    return amounts({key: resources.get(key, 0) * task["workers"]})
+    key = "GPU" if worker_resources.get("GPU") else "CPU"
+    return amounts({key: worker_resources.get(key, 0) * workers})
 
 
 def amounts(resources: Mapping[str, float]) -> str:

@@ -1,0 +1,127 @@
+"""What the processes of a trial, or of a full run, are handed; and what they hand back at the end.
+
+Ray Tune and Ray Train carry plain dicts between processes. ``TrialTask.to_dict`` and ``from_dict`` stand at that one
+boundary; on both sides of it there is the frozen record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import NoReturn
+
+from bigbatch.train_loop.config import TrainConfig
+
+
+@dataclass(frozen=True)
+class TrialTask:
+    """Everything that the workers of one trial need: what to train, with how much, and which files are theirs."""
+
+    name: str
+    """Of the Train run; the same after a restart."""
+    config: TrainConfig
+    workers: int
+    worker_resources: Mapping[str, float]
+    """That Ray reserves for each worker, such as ``{"CPU": 4.0, "GPU": 1.0}``."""
+    restarts: int
+    """How often Ray starts the workers again after one of them died."""
+    ray_storage: Path
+    """A folder for Ray's own files. Every node sees it."""
+    checkpoint_dir: Path
+    checkpoint_every_s: float
+    log_file: Path
+    """Rank 0 writes it."""
+    stop_file: Path
+    """Once it exists, the workers stop after their current step, with a checkpoint."""
+    stage_folder: str | None = None
+    """Where nodes keep a copy of the data; None for no copy."""
+    records_file: Path | None = None
+    """Of a full run: rank 0 writes a JSON line there for each epoch."""
+
+    @property
+    def failure_file(self) -> Path:
+        """Where a rank leaves why the run cannot go on, for the workers that Ray starts next.
+
+        Whoever starts a trainer removes it first.
+        """
+        return self.log_file.with_suffix(".failure")
+
+    def to_dict(self) -> dict[str, object]:
+        """Plain values for Ray: all fields, with paths as text."""
+        plain = {field.name: getattr(self, field.name) for field in fields(self)}
+        paths = {name: str(value) for name, value in plain.items() if isinstance(value, Path)}
+        return plain | paths | {"config": self.config.to_dict(), "worker_resources": dict(self.worker_resources)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, object]) -> TrialTask:
+        """Inverse of ``to_dict``.
+
+        Raises:
+            ValueError: a key is missing or unknown, or a value has another type.
+            ConfigError: of the configuration.
+        """
+        names = {field.name for field in fields(cls)}
+        missing, unknown = sorted(names - values.keys()), sorted(values.keys() - names)
+        if missing or unknown:
+            raise ValueError(
+                "the task of a trial must have the keys that this bigbatch knows; "
+                f"missing: {', '.join(missing) or 'none'}, unknown: {', '.join(unknown) or 'none'}. "
+                "Let the driver and its workers run the same version."
+            )
+        read = _Values(values)
+        return cls(
+            name=read.text("name"),
+            config=TrainConfig.from_dict(read.mapping("config")),
+            workers=int(read.number("workers")),
+            worker_resources={key: _number(value, key) for key, value in read.mapping("worker_resources").items()},
+            restarts=int(read.number("restarts")),
+            ray_storage=Path(read.text("ray_storage")),
+            checkpoint_dir=Path(read.text("checkpoint_dir")),
+            checkpoint_every_s=read.number("checkpoint_every_s"),
+            log_file=Path(read.text("log_file")),
+            stop_file=Path(read.text("stop_file")),
+            stage_folder=read.text_or_none("stage_folder"),
+            records_file=Path(path) if (path := read.text_or_none("records_file")) else None,
+        )
+
+
+@dataclass(frozen=True)
+class WorkersEnd:
+    """How the workers of a trial or of a full run ended, where no process died."""
+
+    failure: str | None = None
+    """Why the run cannot go on."""
+    stopped: bool = False
+    """It ended early, with a checkpoint, because it was asked to."""
+
+
+class _Values:
+    """Values of a dict with the type that the reader expects."""
+
+    def __init__(self, values: Mapping[str, object]) -> None:
+        self._values = values
+
+    def text(self, key: str) -> str:
+        value = self._values[key]
+        return value if isinstance(value, str) else _refuse(key, "a text", value)
+
+    def text_or_none(self, key: str) -> str | None:
+        return None if self._values[key] is None else self.text(key)
+
+    def number(self, key: str) -> float:
+        return _number(self._values[key], key)
+
+    def mapping(self, key: str) -> Mapping[str, object]:
+        value = self._values[key]
+        return value if isinstance(value, Mapping) else _refuse(key, "an object", value)
+
+
+def _number(value: object, key: str) -> float:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return value
+    _refuse(key, "a number", value)
+
+
+def _refuse(key: str, rule: str, value: object) -> NoReturn:
+    raise ValueError(f"{key} in the task of a trial must be {rule}; got {value!r}.")
