@@ -1,9 +1,9 @@
 # The same checks as CI. PYTHON: the interpreter of an environment with `pip install -e .[dev]`.
 PYTHON ?= python
 
-.PHONY: check format lint types test slow exhaustive gpu
+.PHONY: check format lint types docs pages test slow exhaustive gpu
 
-check: format lint types test slow
+check: format lint types docs test slow
 
 format:
 	$(PYTHON) -m ruff format --check .
@@ -13,6 +13,15 @@ lint:
 
 types:
 	$(PYTHON) -m mypy
+
+# The documentation as web pages in site/, without network. A link to nothing fails.
+docs:
+	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict --quiet
+
+# What in docs/ is made from the code: the list of files, the list of decisions, the picture of the floors.
+pages:
+	$(PYTHON) docs/make_files.py
+	$(PYTHON) docs/pictures/make_floors.py
 
 test:
 	$(PYTHON) -m pytest --durations=15 -m "not slow and not exhaustive"

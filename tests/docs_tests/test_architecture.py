@@ -1,0 +1,61 @@
+"""The pages that describe the tree name what is in the tree: every wing, every file, every import between floors."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+ROOT = DOCS.parent
+FLOORS = ("tune", "search_spaces", "train_loop", "cluster")
+
+
+def script(path: Path) -> ModuleType:
+    """A script of ``docs/`` as a module, without running it."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def files_of_tree() -> set[str]:
+    """Every Python file of the four packages, from the root."""
+    found = (path for floor in FLOORS for path in (ROOT / floor).rglob("*.py"))
+    return {path.relative_to(ROOT).as_posix() for path in found}
+
+
+def test_the_architecture_page_names_each_wing_once_and_no_other() -> None:
+    text = (DOCS / "architecture.md").read_text(encoding="utf-8")
+    named = re.findall(r"^\| \**`([a-z_/]+)/`\** \|", text, flags=re.MULTILINE)
+    wings = {path.rpartition("/")[0] for path in files_of_tree()}
+    assert len(named) == len(set(named))
+    assert set(named) == wings
+
+
+def test_the_page_of_files_names_each_file_in_the_table_of_its_wing() -> None:
+    named = set()
+    for section in (DOCS / "files.md").read_text(encoding="utf-8").split("\n## ")[1:]:
+        wing = section.splitlines()[0]
+        named |= {f"{wing}/{name}" for name in re.findall(r"^\| `([^`]+)` \|", section, flags=re.MULTILINE)}
+    assert named == files_of_tree()
+
+
+def test_the_list_of_decisions_links_each_of_them_and_the_numbers_are_unique() -> None:
+    listed = re.findall(r"\]\(([^)]+)\)", (DOCS / "decisions" / "index.md").read_text(encoding="utf-8"))
+    there = sorted(path.name for path in (DOCS / "decisions").glob("[0-9]*.md"))
+    assert listed == there
+    assert len({name[:3] for name in there}) == len(there)
+
+
+def test_generated_pages_are_what_their_script_writes_today() -> None:
+    for path, page in script(DOCS / "make_files.py").PAGES.items():
+        assert page(ROOT) == path.read_text(encoding="utf-8"), "run: make pages"
+
+
+def test_the_picture_of_the_floors_is_what_its_script_draws_today() -> None:
+    maker = script(DOCS / "pictures" / "make_floors.py")
+    drawn = maker.draw(maker.floors(ROOT))
+    assert drawn == maker.PICTURE.read_text(encoding="utf-8"), "run: make pages"
