@@ -62,7 +62,7 @@ def run(cluster: VirtualCluster, trials: int) -> dict[str, Any]:
     while state not in ENDED:
         time.sleep(1.0)
         state = cluster.state(job)
-        now, seen = study_progress.read(study), count(places)
+        now, seen = study_progress.read_study_progress(study), count(places)
         most = {name: max(most.get(name, 0), number) for name, number in seen.items()}
         finished = now.finished if now else 0
         if state in ENDED or finished >= (looks[-1]["trials"] if looks else 0) + EVERY:

@@ -13,8 +13,8 @@ from bigbatch.cluster.host.command_line import (
     WRONG_INPUT,
     Commands,
     OneLineParser,
+    make_parser,
     no_such_option,
-    parser,
     run_command,
 )
 from bigbatch.cluster.host.site.profiles import InputError, find
@@ -84,7 +84,7 @@ def _request(args: argparse.Namespace, arguments: Sequence[str], attach_to: str 
 
 
 def _submit(argv: Sequence[str], search_parser: SearchParser | None = None) -> int:
-    p = parser("submit", "Submit a search, or the command after --. Other options than these go to tune/run.py.")
+    p = make_parser("submit", "Submit a search, or the command after --. Other options than these go to tune/run.py.")
     p.usage = "bigbatch cluster submit [options] [options of bigbatch tune | -- COMMAND …]"
     _add_resources(p)
     p.add_argument("--no-check", action="store_true", help="submit a search without checking it on this machine")
@@ -117,12 +117,12 @@ def _check_search(p: OneLineParser, arguments: Sequence[str], search_parser: Sea
 
 
 def _attach(argv: Sequence[str]) -> int:
-    p = parser("attach", "Submit a second allocation that joins a running search and may leave at any time.")
+    p = make_parser("attach", "Submit a second allocation that joins a running search and may leave at any time.")
     p.add_argument("job", metavar="JOBID")
     _add_resources(p)
     args = p.parse_args(argv)
     queue._check_id(args.job)
-    found = job_record.read(args.job)
+    found = job_record.read_record(args.job)
     if found is None and not args.dry_run:
         raise InputError(f"job {args.job} has no record to attach to. `bigbatch cluster queue` shows your jobs.")
     if found is not None and found.state == "ended" and not args.dry_run:
@@ -150,7 +150,7 @@ def _send(args: argparse.Namespace, request: Request, check: bool = False) -> in
 
 
 def _queue(argv: Sequence[str]) -> int:
-    p = parser("queue", "List your jobs and the progress of their studies.")
+    p = make_parser("queue", "List your jobs and the progress of their studies.")
     p.add_argument("-a", "--all", action="store_true", help="also list jobs that have ended")
     found = queue.queue(ended=p.parse_args(argv).all)
     print(queue.table(found) if found else "No jobs.")
@@ -158,7 +158,7 @@ def _queue(argv: Sequence[str]) -> int:
 
 
 def _logs(argv: Sequence[str]) -> int:
-    p = parser("logs", "Print a job's log. With -f, follow it and the logs of its nodes.")
+    p = make_parser("logs", "Print a job's log. With -f, follow it and the logs of its nodes.")
     p.add_argument("job", metavar="JOBID")
     p.add_argument("-f", "--follow", action="store_true", help="follow until the job has ended")
     p.add_argument("--node", metavar="NAME", help="only the log of this node")
@@ -175,7 +175,7 @@ def _logs(argv: Sequence[str]) -> int:
 
 
 def _cancel(argv: Sequence[str]) -> int:
-    p = parser("cancel", "Cancel jobs. Their studies can be resumed.")
+    p = make_parser("cancel", "Cancel jobs. Their studies can be resumed.")
     p.add_argument("job", metavar="JOBID", nargs="+")
     for job_id in p.parse_args(argv).job:
         print(f"Cancelled: {', '.join(queue.cancel(job_id))}")
@@ -183,7 +183,7 @@ def _cancel(argv: Sequence[str]) -> int:
 
 
 def _tunnel(argv: Sequence[str]) -> int:
-    p = parser("tunnel", "Explain how to open a job's dashboard from your own machine.")
+    p = make_parser("tunnel", "Explain how to open a job's dashboard from your own machine.")
     p.add_argument("job", metavar="JOBID")
     p.add_argument("--site", metavar="NAME|FILE.toml")
     p.add_argument("--port", type=int, default=8265, metavar="PORT", help="port on your own machine (default 8265)")

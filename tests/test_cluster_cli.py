@@ -306,4 +306,4 @@ def test_attach_to_a_job_that_has_ended_is_refused_before_it_is_submitted(home):
 def test_the_python_api_returns_the_script_of_a_dry_run(home):
     script = submit("--space", "smoke", site="generic", nodes=3, cpus_per_node=2, python="python", dry_run=True)
     assert "#SBATCH --nodes=3" in script and "--space smoke" in script
-    assert not home.exists() and job_record.read("1") is None
+    assert not home.exists() and job_record.read_record("1") is None

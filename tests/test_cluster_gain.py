@@ -32,9 +32,12 @@ def checkpoint(study: Path, number: int, step: int) -> None:
 
 
 def test_epochs_are_counted_in_the_journal_or_in_the_drivers_log(tmp_path):
-    assert useful_start.saved(tmp_path) == useful_start.Saved(0, 0, frozenset()) and useful_start.saved(None) is None
+    assert (
+        useful_start.saved_work(tmp_path) == useful_start.SavedWork(0, 0, frozenset())
+        and useful_start.saved_work(None) is None
+    )
     (tmp_path / "optuna.journal").write_text('{"op_code": 0}\n' + 2 * (EPOCH % 1.0))
-    assert useful_start.saved(tmp_path).epochs == 2
+    assert useful_start.saved_work(tmp_path).epochs == 2
     (tmp_path / "optuna.journal").unlink()  # a study in a database: what the driver has logged
     (tmp_path / "logs").mkdir()
     record = {"epoch": 1, "val_top1": 0.5, "train_loss": 1.0, "learning_rate": 0.1}
@@ -43,42 +46,42 @@ def test_epochs_are_counted_in_the_journal_or_in_the_drivers_log(tmp_path):
         for number in range(3):
             lines.trial_started(TrialView(number, {}, TrainConfig()))
             lines.epoch_ended(TrialView(number, {}, TrainConfig(), records=[record]), record)
-    assert useful_start.saved(tmp_path).epochs == 3
+    assert useful_start.saved_work(tmp_path).epochs == 3
 
 
 def test_a_checkpoint_within_an_epoch_is_progress_and_an_old_one_is_not(tmp_path):
     checkpoint(tmp_path, 0, step=3)
-    start = useful_start.Start(tmp_path, None, 120.0)
+    start = useful_start.JobStart(tmp_path, None, 120.0)
     assert not start.look().useful
     checkpoint(tmp_path, 0, step=4)
-    assert start.look() == useful_start.Gained(useful=True, epochs=False)
-    again = useful_start.Start(tmp_path, None, 120.0)
+    assert start.look() == useful_start.StartResult(useful=True, epochs=False)
+    again = useful_start.JobStart(tmp_path, None, 120.0)
     assert not again.look().useful
     checkpoint(tmp_path, 1, step=1)
     (tmp_path / "optuna.journal").write_text(EPOCH % 1.0)
-    assert again.look() == useful_start.Gained(useful=True, epochs=True)
+    assert again.look() == useful_start.StartResult(useful=True, epochs=True)
 
 
 def test_a_trial_that_failed_is_progress_too_it_is_not_run_again(tmp_path):
     (tmp_path / "study.json").write_text('{"name": "s", "trials": 9}')
     begun = '{"op_code": 0, "study_name": "s", "directions": [2]}\n{"op_code": 4, "study_id": 0}\n'
     (tmp_path / "optuna.journal").write_text(begun)
-    start = useful_start.Start(tmp_path, None, 120.0)
+    start = useful_start.JobStart(tmp_path, None, 120.0)
     (tmp_path / "optuna.journal").write_text(begun + '{"op_code": 6, "trial_id": 0, "state": 3, "values": null}\n')
     assert start.look().useful
 
 
 def test_a_command_of_the_users_own_is_useful_if_it_runs_for_long(now):
-    start = useful_start.Start(None, 99_999.0, 120.0)
+    start = useful_start.JobStart(None, 99_999.0, 120.0)
     start.driver_begins()
     now[0] += 20.0
-    assert start.look() == useful_start.Gained(useful=False)
+    assert start.look() == useful_start.StartResult(useful=False)
     now[0] += 3600.0
-    assert start.look() == useful_start.Gained(useful=True), "and nobody can say that its walltime is too short"
+    assert start.look() == useful_start.StartResult(useful=True), "and nobody can say that its walltime is too short"
 
 
 def test_a_walltime_without_a_first_checkpoint_is_said_with_what_was_measured_and_what_to_write(now, tmp_path):
-    start = useful_start.Start(tmp_path, now[0] + 300.0, 120.0)
+    start = useful_start.JobStart(tmp_path, now[0] + 300.0, 120.0)
     now[0] += 40.0
     start.driver_begins()
     now[0] += 80.0  # Slurm's signal comes a minute before the margin
@@ -88,7 +91,7 @@ def test_a_walltime_without_a_first_checkpoint_is_said_with_what_was_measured_an
         "either. Write sbatch --time=10 or more"
     )
     (tmp_path / "optuna.journal").write_text(EPOCH % 890.0)  # of an earlier job, whose walltime was longer
-    known = useful_start.Start(tmp_path, now[0] + 300.0, 120.0)
+    known = useful_start.JobStart(tmp_path, now[0] + 300.0, 120.0)
     known.driver_begins()
     now[0] += 180.0
     known.driver_is_to_end()
@@ -97,38 +100,40 @@ def test_a_walltime_without_a_first_checkpoint_is_said_with_what_was_measured_an
 
 @pytest.mark.parametrize("what", ["by hand", "no limit", "before the driver"])
 def test_a_walltime_is_not_blamed_for_what_cut_a_start_short(what, now, tmp_path):
-    start = useful_start.Start(tmp_path, None if what == "no limit" else now[0] + 3600.0, 120.0)
+    start = useful_start.JobStart(tmp_path, None if what == "no limit" else now[0] + 3600.0, 120.0)
     if what != "before the driver":
         start.driver_begins()
     now[0] += 60.0 if what == "by hand" else 3480.0
     start.driver_is_to_end()
-    assert start.look() == useful_start.Gained(useful=False, epochs=False)
+    assert start.look() == useful_start.StartResult(useful=False, epochs=False)
 
 
 def test_an_epoch_that_does_not_fit_is_said_before_nodes_are_waited_for(now, tmp_path):
-    assert useful_start.Start(tmp_path, now[0] + 600.0, 120.0).too_short_for_an_epoch() is None, "nothing was measured"
+    assert useful_start.JobStart(tmp_path, now[0] + 600.0, 120.0).too_short_for_an_epoch() is None, (
+        "nothing was measured"
+    )
     (tmp_path / "optuna.journal").write_text((EPOCH % 1.0) + (EPOCH % 490.0))
-    assert useful_start.Start(tmp_path, now[0] + 600.0, 120.0).too_short_for_an_epoch() == (
+    assert useful_start.JobStart(tmp_path, now[0] + 600.0, 120.0).too_short_for_an_epoch() == (
         "an epoch of this study took up to 500 s, and this start leaves trials 480 s: they go on from checkpoints "
         "within epochs. With sbatch --time=12 or more an epoch fits."
     )
-    assert useful_start.Start(tmp_path, now[0] + 12 * 60, 120.0).too_short_for_an_epoch() is None
-    assert useful_start.Start(tmp_path, None, 120.0).too_short_for_an_epoch() is None
-    assert useful_start.Start(None, now[0] + 600.0, 120.0).too_short_for_an_epoch() is None
+    assert useful_start.JobStart(tmp_path, now[0] + 12 * 60, 120.0).too_short_for_an_epoch() is None
+    assert useful_start.JobStart(tmp_path, None, 120.0).too_short_for_an_epoch() is None
+    assert useful_start.JobStart(None, now[0] + 600.0, 120.0).too_short_for_an_epoch() is None
 
 
 def test_a_study_that_cannot_be_read_says_nothing(tmp_path, monkeypatch):
     (tmp_path / "optuna.journal").mkdir()  # reading it raises OSError, also for root
-    assert useful_start.saved(tmp_path) is None
+    assert useful_start.saved_work(tmp_path) is None
     assert os.listdir(tmp_path) == ["optuna.journal"]
 
 
 def signalled(
     study: Path, now: list[float], before: EarlySignal | None
-) -> tuple[EarlySignal | None, useful_start.Gained]:
+) -> tuple[EarlySignal | None, useful_start.StartResult]:
     """A start of ten minutes to whose driver Slurm leaves 30 s, as with --signal=B:USR1@540."""
     ends_at = now[0] + 600.0
-    start = useful_start.Start(study, ends_at, 120.0)
+    start = useful_start.JobStart(study, ends_at, 120.0)
     now[0] += 30.0
     start.driver_begins()
     now[0] += 30.0

@@ -33,14 +33,14 @@ class TwoNodes:
         head, worker = ports.free_ports(JOB, 0, head=True), ports.free_ports(JOB, 0, head=False)
         assert head is not None and worker is not None
         self.address = f"{HEAD}:{head[1].gcs}"
-        self.env = ray_commands.environment(self.address, credentials.make_token(folder), None)
+        self.env = ray_commands.ray_environment(self.address, credentials.make_token(folder), None)
         self.env["PYTHONPATH"] = str(ROOT / "src")
         self.pids = {}
-        share = ray_commands.Resources(1, 0, 500 * 2**20, ray_commands.LEAST_OBJECT_STORE)
+        share = ray_commands.NodeResources(1, 0, 500 * 2**20, ray_commands.LEAST_OBJECT_STORE)
         for ip, chosen in ((HEAD, head[1]), (WORKER, worker[1])):
             local = Path(stack.enter_context(tempfile.TemporaryDirectory(dir="/tmp", prefix="b ")))
             labels = {"slurm_job": JOB, "slurm_node": ip}
-            command = ray_commands.start(ip, self.address, chosen, share, local / "r", labels)
+            command = ray_commands.ray_start_command(ip, self.address, chosen, share, local / "r", labels)
             log = stack.enter_context((local / "log").open("w"))
             started = subprocess.Popen(command, env=self.env, stdout=log, stderr=log, start_new_session=True)
             stack.callback(end, started)

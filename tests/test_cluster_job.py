@@ -22,7 +22,7 @@ from conftest import ROOT
 from stand_in_ray import StandInJob
 
 from bigbatch.cluster.job import checks
-from bigbatch.cluster.job.allocated_nodes import Grant, GrantedNode
+from bigbatch.cluster.job.allocated_nodes import AllocatedNode, Allocation
 from bigbatch.cluster.record import job_record
 
 DRIVER = textwrap.dedent("""
@@ -293,10 +293,10 @@ def test_a_search_that_cannot_be_is_refused_before_a_node_starts_ray(tmp_path):
 
 
 def test_a_job_checks_its_search_for_the_nodes_that_it_has(tmp_path):
-    grant = Grant("7", tuple(GrantedNode(name, 24) for name in ("n1", "n2")), 4, None, 0)
+    allocation = Allocation("7", tuple(AllocatedNode(name, 24) for name in ("n1", "n2")), 4, None, 0)
     said = tmp_path / "said"
     check = checks.ArgumentCheck(
-        ["sh", "-c", f'echo "$BIGBATCH_PLANNED_NODES" > {said}', "sh"], tmp_path, tmp_path, grant
+        ["sh", "-c", f'echo "$BIGBATCH_PLANNED_NODES" > {said}', "sh"], tmp_path, tmp_path, allocation
     )
     assert check.wait(lambda: None) is False
     assert said.read_text() == "2x24c4g\n"
@@ -304,8 +304,8 @@ def test_a_job_checks_its_search_for_the_nodes_that_it_has(tmp_path):
 
 def test_a_job_whose_nodes_differ_is_not_checked_for_less_than_it_has():
     """``sbatch -N2 -n5``: two nodes of the mean's two cores would refuse ``--workers 5``, which the job can run."""
-    grant = Grant("7", (GrantedNode("n1", 4), GrantedNode("n2", 1)), 0, None, 0)
-    assert grant.cpus == 5 and checks.planned_by(grant) == {}
+    allocation = Allocation("7", (AllocatedNode("n1", 4), AllocatedNode("n2", 1)), 0, None, 0)
+    assert allocation.cpus == 5 and checks.planned_nodes_variable(allocation) == {}
 
 
 def test_nodes_do_not_wait_for_a_check_that_takes_long_nor_after_a_signal(tmp_path, monkeypatch):

@@ -16,7 +16,7 @@ from conftest import ROOT
 
 from bigbatch.cluster.host import holder, lease
 from bigbatch.cluster.host.holder import Holder
-from bigbatch.cluster.host.lease import Lease, LeaseLost, StudyHeld, Verdict
+from bigbatch.cluster.host.lease import Lease, LeaseLost, LeaseVerdict, StudyHeld
 
 ELSEWHERE = {"token": "t", "host": "n9", "user": "eve", "machine": "another", "pid": 1, "start_ticks": 5}
 HERE = Holder("me", machine="here", pid=7)
@@ -67,12 +67,17 @@ def test_the_lease_of_a_job_is_taken_only_if_stale_and_its_job_is_gone(job, age_
     their = Holder("t", job, "0", not of_a_driver, machine="another", pid=1 if of_a_driver else 0)
     seen = lease.Seen(their, (b"", 0), age_s)
     verdict, fix = lease.judge(seen, Holder("me", "6", "0", True), lambda _: running)
-    assert verdict is (Verdict.TAKE if may else Verdict.HELD) and bool(fix) != bool(may)
+    assert verdict is (LeaseVerdict.TAKE if may else LeaseVerdict.HELD) and bool(fix) != bool(may)
 
 
 @pytest.mark.parametrize(
     ("age_s", "verdict"),
-    [(5, Verdict.HELD), (90, Verdict.WATCH), (-500, Verdict.WATCH), (lease.CERTAIN_S + 1, Verdict.TAKE)],
+    [
+        (5, LeaseVerdict.HELD),
+        (90, LeaseVerdict.WATCH),
+        (-500, LeaseVerdict.WATCH),
+        (lease.CERTAIN_S + 1, LeaseVerdict.TAKE),
+    ],
 )
 def test_where_nobody_can_be_asked_only_time_tells(age_s, verdict):
     """-500: its clock is ahead of ours."""
@@ -84,10 +89,10 @@ def test_a_job_that_starts_again_elsewhere_takes_its_own_drivers_lease_at_once()
     me = Holder("me", "5", "1", machine="here", pid=7)
     before = Holder("t", "5", "0", machine="another", pid=1)
     asked = lambda _: pytest.fail("of our own job nothing is asked")  # noqa: E731
-    assert lease.judge(lease.Seen(before, (b"", 0), 5), me, asked)[0] is Verdict.TAKE
+    assert lease.judge(lease.Seen(before, (b"", 0), 5), me, asked)[0] is LeaseVerdict.TAKE
     # Another node of the same start: a driver there may live.
     beside = Holder("t", "5", "1", machine="another", pid=1)
-    assert lease.judge(lease.Seen(beside, (b"", 0), 5), me, asked)[0] is Verdict.WATCH
+    assert lease.judge(lease.Seen(beside, (b"", 0), 5), me, asked)[0] is LeaseVerdict.WATCH
 
 
 def test_a_killed_process_of_this_machine_is_followed_at_once_and_a_living_one_never(tmp_path, dead):
@@ -112,7 +117,7 @@ def test_who_meets_a_jobs_driver_on_its_own_node_is_told_to_cancel_the_job():
     driver = dataclasses.replace(driver, start_ticks=holder._start_ticks(driver.pid))
     seen = lease.Seen(driver, (b"", 0), 1)
     for me in (Holder("me", "6", "0", True), Holder("me", machine=holder.machine(), pid=7)):
-        assert lease.judge(seen, me, lambda _: True) == (Verdict.HELD, "Wait for it, or scancel 5")
+        assert lease.judge(seen, me, lambda _: True) == (LeaseVerdict.HELD, "Wait for it, or scancel 5")
 
 
 def test_a_holder_on_another_machine_is_watched_and_one_sign_of_life_is_enough(tmp_path, monkeypatch):

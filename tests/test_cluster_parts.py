@@ -19,9 +19,8 @@ from conftest import ROOT, clean_environment
 from bigbatch.cluster.host import private_folder, processes, slurm_commands
 from bigbatch.cluster.host.allocation import granted_gpus, usable_memory_bytes
 from bigbatch.cluster.host.atomic_files import write_json
-from bigbatch.cluster.job import node_steps, options, policy, restart, successor
-from bigbatch.cluster.job import watch as lookout
-from bigbatch.cluster.job.allocated_nodes import GrantedNode, NoAllocation, node_cpus, read_grant
+from bigbatch.cluster.job import node_steps, options, policy, restart, successor, watch
+from bigbatch.cluster.job.allocated_nodes import AllocatedNode, NoAllocation, node_cpus, read_allocation
 from bigbatch.cluster.job.policy import Action, Cause, Situation, decide
 from bigbatch.cluster.node import credentials, heartbeats, node_process, ports, ray_commands
 from bigbatch.cluster.record import job_record
@@ -72,7 +71,7 @@ def test_a_taken_port_moves_the_job_to_another_block():
     assert ports.free_ports(job, 0, head=True) == (0, first)
 
 
-# The grant
+# The allocation
 
 
 def test_cpus_of_the_nodes_are_what_the_job_asked_for():
@@ -106,20 +105,20 @@ def test_the_grant_is_read_from_slurms_variables():
         "SLURM_JOB_END_TIME": "1700000000",
         "SLURM_RESTART_COUNT": "3",
     }
-    grant = read_grant(env, names)
-    assert (grant.head.name, grant.cpus, grant.gpus, grant.end_time) == ("a", 6, 4, 1.7e9)
-    assert grant.restart_count == 3
+    allocation = read_allocation(env, names)
+    assert (allocation.head.name, allocation.cpus, allocation.gpus, allocation.end_time) == ("a", 6, 4, 1.7e9)
+    assert allocation.restart_count == 3
     with pytest.raises(NoAllocation, match="Write: sbatch"):
-        read_grant({}, names)
+        read_allocation({}, names)
 
 
 def test_a_heterogeneous_job_may_have_a_head_without_gpus():
     env = {"SLURM_JOB_ID": "12", "SLURM_JOB_NODELIST": "a", "SLURM_HET_SIZE": "2", "SLURM_JOB_END_TIME": "1"}
     env |= {"SLURM_JOB_NODELIST_HET_GROUP_0": "a", "SLURM_JOB_CPUS_PER_NODE_HET_GROUP_0": "2"}
     env |= {"SLURM_JOB_NODELIST_HET_GROUP_1": "b,c", "SLURM_JOB_CPUS_PER_NODE_HET_GROUP_1": "8(x2)"}
-    grant = read_grant(env, names)
-    assert [(n.name, n.cpus, n.het_group) for n in grant.nodes] == [("a", 2, 0), ("b", 8, 1), ("c", 8, 1)]
-    assert (grant.cpus, grant.gpus) == (None, 0), "only the nodes know"
+    allocation = read_allocation(env, names)
+    assert [(n.name, n.cpus, n.het_group) for n in allocation.nodes] == [("a", 2, 0), ("b", 8, 1), ("c", 8, 1)]
+    assert (allocation.cpus, allocation.gpus) == (None, 0), "only the nodes know"
 
 
 def test_a_node_of_a_heterogeneous_job_is_told_of_its_own_memory():
@@ -136,21 +135,23 @@ def test_a_node_of_a_heterogeneous_job_is_told_of_its_own_memory():
 
 
 def test_the_jobs_options_come_first_and_the_rest_is_the_searchs():
-    chosen = options.parse(["--tls", "--max-restarts", "5", "--margin=60", "--space", "smoke", "--trials", "3"])
+    chosen = options.parse_job_options(
+        ["--tls", "--max-restarts", "5", "--margin=60", "--space", "smoke", "--trials", "3"]
+    )
     assert (chosen.tls, chosen.max_restarts, chosen.margin_s, chosen.chain) == (True, 5, 60, False)
     assert chosen.arguments == ("--space", "smoke", "--trials", "3")
-    assert options.parse(["--keep-logs", "--", "python", "-c", "1"]).command == ("python", "-c", "1")
+    assert options.parse_job_options(["--keep-logs", "--", "python", "-c", "1"]).command == ("python", "-c", "1")
 
 
 @pytest.mark.parametrize("wrong", [["--max-restarts"], ["--margin", "soon"], ["--"], ["--space", "x", "--", "ls"]])
 def test_wrong_options_are_refused_in_one_line_with_the_fix(wrong):
     with pytest.raises(options.UsageError, match="Write") as refusal:
-        options.parse(wrong)
+        options.parse_job_options(wrong)
     assert "\n" not in str(refusal.value)
 
 
 def test_a_restart_resumes_the_study_of_the_first_start(tmp_path):
-    chosen = options.parse(["--space", "smoke", "--output", "out"])
+    chosen = options.parse_job_options(["--space", "smoke", "--output", "out"])
     folder = options.study_folder(chosen, "bigbatch-5", tmp_path)
     assert folder == tmp_path / "out" / "bigbatch-5"
     first = options.driver_command(chosen, "bigbatch-5", "1.2.3.4:5", folder, again=False)
@@ -158,7 +159,7 @@ def test_a_restart_resumes_the_study_of_the_first_start(tmp_path):
     folder.mkdir(parents=True)
     (folder / "study.json").touch()
     assert "--resume" in options.driver_command(chosen, "bigbatch-5", "a", folder, again=True)
-    named = options.parse(["--study=mine", "--output", str(tmp_path / "out")])
+    named = options.parse_job_options(["--study=mine", "--output", str(tmp_path / "out")])
     folder.rename(folder.with_name("mine"))
     folder = options.study_folder(named, "bigbatch-5", tmp_path)
     assert folder == tmp_path / "out" / "mine"
@@ -232,7 +233,7 @@ def test_why_slurm_sends_sigterm(state, preempted, cause, slurm_requeues):
 def test_a_successor_is_given_what_the_job_was_given():
     fields = {"JobName": "bb", "Partition": "gpu", "Account": "(null)", "TimeLimit": "02:00:00", "NumNodes": "3"}
     fields |= {"CPUs/Task": "8", "TresPerNode": "gres:gpu:a100:4", "MinMemoryNode": "64G", "QOS": "normal"}
-    assert successor.options(fields) == [
+    assert successor.sbatch_options(fields) == [
         *("--job-name=bb", "--partition=gpu", "--qos=normal", "--time=02:00:00", "--cpus-per-task=8", "--mem=64G"),
         *("--gres=gpu:a100:4", "--nodes=3"),
     ]
@@ -242,7 +243,7 @@ def test_a_successor_is_given_gpus_however_they_were_asked_for():
     job = {"NumNodes": "2", "NumTasks": "2", "CPUs/Task": "4", "MinMemoryNode": "0"}
 
     def given(**fields: str) -> set[str]:
-        return set(successor.options({**job, **fields})) - {"--nodes=2"}
+        return set(successor.sbatch_options({**job, **fields})) - {"--nodes=2"}
 
     rest = {"--cpus-per-task=4", "--mem=0"}
     assert given(TresPerJob="gres/gpu:8") == given(TresPerJob="gres:gpu:8") == {*rest, "--gpus=8"}
@@ -260,7 +261,7 @@ def test_a_successor_is_given_gpus_however_they_were_asked_for():
 def test_a_successor_inherits_no_device_and_no_allocation():
     env = {"CUDA_VISIBLE_DEVICES": "3", "ROCR_VISIBLE_DEVICES": "0", "SLURM_JOB_ID": "7", "RAY_ADDRESS": "a"}
     kept = {"SLURM_CONF": "/etc/s.conf", "HOME": "/home/me", "BIGBATCH_HOME": "/b"}
-    assert successor.environment({**env, **kept}) == kept
+    assert successor.environment_for_successor({**env, **kept}) == kept
 
 
 def test_the_mark_of_a_successor_stands_beside_the_users_comment():
@@ -278,7 +279,7 @@ def test_the_successor_of_a_heterogeneous_job_has_its_components(tmp_path, monke
     stand_in(
         tmp_path, monkeypatch, scontrol=f"{names}printf '{answer}'", sbatch=f'echo "$*" >> {tmp_path}/got; echo 10'
     )
-    assert restart.chain("8", ["n3"], "s") == "10"
+    assert restart.submit_successor("8", ["n3"], "s") == "10"
     before, _, after = (tmp_path / "got").read_text().partition(" : ")
     assert before == (
         "--parsable --export=ALL --dependency=afterany:8 --job-name=bb --cpus-per-task=1 --nodes=1 "
@@ -304,14 +305,14 @@ def test_a_step_that_slurm_could_not_launch_is_started_once_more(tmp_path, monke
     stand_in(tmp_path, monkeypatch, srun=f"echo x >> {tmp_path}/calls; exit 233", scancel="exit 0")
     steps = node_steps.NodeSteps("7", "7.0", tmp_path, tls=False)
     steps.prepare()
-    steps.start(GrantedNode("n1", 1), None)
+    steps.start(AllocatedNode("n1", 1), None)
     assert processes.wait_until(lambda: bool(steps.look()), 60)
     assert steps.gone == {"n1": "lost: its step ended without a word (exit code 233)"}
     assert (tmp_path / "calls").read_text() == "x\n" * 2
     stand_in(tmp_path, monkeypatch, srun=f"echo x >> {tmp_path}/calls; exec sleep 600")
     ends = {"n2": lambda: steps.kill("n2"), "n3": lambda: steps.stop(keep_logs=False, timeout_s=0)}
     for calls, (name, end) in enumerate(ends.items(), start=3):
-        steps.start(GrantedNode(name, 1), None)
+        steps.start(AllocatedNode(name, 1), None)
         assert processes.wait_until(lambda n=calls: (tmp_path / "calls").read_text().count("x") == n, 60)
         end()  # given up, or told to end: not started again
         assert processes.wait_until(lambda n=name: n in steps.gone or n in steps.look(), 60)
@@ -343,11 +344,11 @@ def test_a_signal_is_explained_whenever_slurm_answers(answer, cause, killed_soon
     awake = tmp_path / "awake"
     down = "echo 'Unable to contact slurm controller' >&2; exit 1"
     stand_in(tmp_path, monkeypatch, scontrol=f"[ -e {awake} ] || {{ {down}; }}\n{answer}")
-    monkeypatch.setattr(lookout, "FIRST_ANSWER_S", 0.2)
-    monkeypatch.setattr(lookout, "ASK_AGAIN_S", 0.05)
+    monkeypatch.setattr(watch, "FIRST_ANSWER_S", 0.2)
+    monkeypatch.setattr(watch, "ASK_AGAIN_S", 0.05)
     said: list[str] = []
     job = job_record.JobRecord("7", "driver")
-    look = lookout.Lookout(job, None, "n1", 0.0, [signal.SIGTERM], [], said.append, lambda: None)
+    look = watch.JobWatch(job, None, "n1", 0.0, [signal.SIGTERM], [], said.append, lambda: None)
     assert look.interruption() is Cause.UNEXPLAINED and "saving in any case" in said[-1]
     assert not look.explain(0.2) and look.cause is Cause.UNEXPLAINED
     awake.touch()
@@ -366,8 +367,8 @@ def test_only_an_unknown_job_is_taken_for_a_cancelled_one(tmp_path, monkeypatch)
     (tmp_path / "left").write_text("".join(f"scontrol: error: {words}\n" for words in OTHER_ERRORS))
     fail = f"[ -s {tmp_path}/left ] && {{ head -n1 {tmp_path}/left >&2; sed -i 1d {tmp_path}/left; exit 1; }}"
     stand_in(tmp_path, monkeypatch, scontrol=f"{fail}\necho JobState=RUNNING PreemptTime=2026-11-21T10:00:00")
-    monkeypatch.setattr(lookout, "ASK_AGAIN_S", 0.01)
-    fields = lookout.Question("7").answer(60)
+    monkeypatch.setattr(watch, "ASK_AGAIN_S", 0.01)
+    fields = watch.Question("7").answer(60)
     assert fields is not None and fields["JobState"] == "RUNNING"
     assert (tmp_path / "left").read_text() == "", "every error was met"
 
@@ -421,7 +422,7 @@ def test_a_node_is_avoided_only_if_enough_others_have_what_the_job_wants(fields,
 def test_a_nodes_folder_is_private_short_and_removed(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))  # too long
     monkeypatch.delenv("SLURM_TMPDIR", raising=False)
-    with private_folder.private_folder("1234567") as folder:
+    with private_folder.temporary_folder("1234567") as folder:
         assert folder.parent == Path("/tmp") and folder.stat().st_mode & 0o777 == 0o700
         assert len(f"{folder}/r/session_2026-11-21_10-00-00_000000_1234567/sockets/plasma_store") <= 107
         assert folder not in private_folder.remove_stale()
@@ -434,7 +435,7 @@ def test_what_a_killed_job_left_is_removed_with_its_processes(monkeypatch):
     # Not in /tmp itself, which a search that starts beside this test sweeps, too.
     base = tempfile.TemporaryDirectory(dir="/tmp", prefix="t")
     monkeypatch.setenv("BIGBATCH_NODE_TMP", base.name)
-    hold = "import os, time; from bigbatch.cluster.host.private_folder import private_folder as p\n"
+    hold = "import os, time; from bigbatch.cluster.host.private_folder import temporary_folder as p\n"
     hold += "with p('77') as f: print(f, flush=True); time.sleep(300)"
     node_process = subprocess.Popen([sys.executable, "-c", hold], cwd=ROOT / "src", stdout=subprocess.PIPE, text=True)
     folder = Path(node_process.stdout.readline().strip())
@@ -466,7 +467,7 @@ def test_a_removal_that_is_cut_short_is_taken_up_by_the_next_sweep(tmp_path, mon
     (folder / "file").touch()
     (folder / "link").symlink_to(tmp_path)
     monkeypatch.setattr(private_folder.shutil, "rmtree", look_first)
-    private_folder.remove(folder)
+    private_folder.remove_folder(folder)
     owner.close()
     assert left == [["owner"]] and not folder.exists() and tmp_path.exists()
 
@@ -513,8 +514,8 @@ def test_a_token_is_fresh_and_private(tmp_path):
     text = first.read_text()
     assert len(text) == 64 and first.stat().st_mode & 0o777 == 0o600
     assert credentials.make_token(tmp_path).read_text() != text
-    assert text not in str(credentials.environment(first, None))
-    credentials.remove(tmp_path)
+    assert text not in str(credentials.credential_variables(first, None))
+    credentials.remove_credentials(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -535,9 +536,13 @@ def test_certificates_of_one_job_trust_each_other(tmp_path):
 
 
 def test_ray_is_started_with_every_port_and_resource_given(tmp_path):
-    share = ray_commands.Resources(4, 2, 10**9, 10**8)
-    head = ray_commands.start("10.0.0.1", "10.0.0.1:1", ports.ports_of("1", 0, head=True), share, tmp_path, {})
-    worker = ray_commands.start("10.0.0.2", "10.0.0.1:1", ports.ports_of("1", 0, head=False), share, tmp_path, {})
+    share = ray_commands.NodeResources(4, 2, 10**9, 10**8)
+    head = ray_commands.ray_start_command(
+        "10.0.0.1", "10.0.0.1:1", ports.ports_of("1", 0, head=True), share, tmp_path, {}
+    )
+    worker = ray_commands.ray_start_command(
+        "10.0.0.2", "10.0.0.1:1", ports.ports_of("1", 0, head=False), share, tmp_path, {}
+    )
     assert "--head" in head and "--dashboard-host=127.0.0.1" in head and "--address=10.0.0.1:1" in worker
     for option in ("--num-cpus=4", "--num-gpus=2", "--memory=1000000000", "--object-store-memory=100000000"):
         assert option in head and option in worker
@@ -549,13 +554,13 @@ def test_rays_temporary_folder_is_the_jobs_and_the_users_own_is_handed_on(tmp_pa
     stand_in.write_text('#!/bin/sh\nenv > "$SEEN"\n')
     stand_in.chmod(0o755)
     monkeypatch.setenv("BIGBATCH_NODE_PYTHON", str(stand_in))
-    monkeypatch.setattr(credentials, "environment", lambda *_: {})
+    monkeypatch.setattr(credentials, "credential_variables", lambda *_: {})
     for own in ("/local/user", None):
         monkeypatch.setenv("SEEN", str(tmp_path / f"seen-{own is None}"))
         monkeypatch.setenv("TMPDIR", own) if own else monkeypatch.delenv("TMPDIR", raising=False)
-        step = node_process.Node.__new__(node_process.Node)
+        step = node_process.NodeProcess.__new__(node_process.NodeProcess)
         step._gcs, step._ip, step._record = None, "10.0.0.1", tmp_path
-        step._share, step._job_id, step._name = ray_commands.Resources(1, 0, 10**9, 10**8), "1", "n1"
+        step._share, step._job_id, step._name = ray_commands.NodeResources(1, 0, 10**9, 10**8), "1", "n1"
         assert step._start_ray(tmp_path, ports.ports_of("1", 0, head=True), None).wait() == 0
         seen = dict(line.split("=", 1) for line in Path(os.environ["SEEN"]).read_text().splitlines() if "=" in line)
         assert (seen["TMPDIR"], seen["BIGBATCH_USER_TMPDIR"]) == (str(tmp_path), own or "")
@@ -567,7 +572,7 @@ def test_rays_temporary_folder_is_the_jobs_and_the_users_own_is_handed_on(tmp_pa
 def test_a_task_of_an_array_is_refused():
     env = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1", "SLURM_ARRAY_TASK_ID": "2"}
     with pytest.raises(NoAllocation, match="array"):
-        read_grant(env, lambda nodes: ["n1"], lambda job: {})
+        read_allocation(env, lambda nodes: ["n1"], lambda job: {})
 
 
 def test_a_folder_of_jobs_that_others_can_write_is_refused(tmp_path):
@@ -590,7 +595,7 @@ def test_the_folder_of_jobs_may_be_a_link_to_an_own_one(tmp_path):
     (tmp_path / "home" / "jobs").symlink_to(tmp_path / "roomy")
     env = {"BIGBATCH_HOME": str(tmp_path / "home")}
     job_record.JobRecord("7", "head").write(env)
-    assert job_record.read("7", env).state == "head" and (tmp_path / "roomy" / "7").is_dir()
+    assert job_record.read_record("7", env).state == "head" and (tmp_path / "roomy" / "7").is_dir()
     (tmp_path / "roomy").chmod(0o777)
     with pytest.raises(PermissionError, match="chmod go-w .*/roomy"):
         job_record.JobRecord("7", "head").write(env)
@@ -598,9 +603,9 @@ def test_the_folder_of_jobs_may_be_a_link_to_an_own_one(tmp_path):
 
 def test_a_search_in_a_database_goes_on_with_its_storage(tmp_path):
     (tmp_path / "study.json").touch()
-    assert restart.resuming(tmp_path).endswith("--resume, and its --storage if it had one")
+    assert restart.resume_options(tmp_path).endswith("--resume, and its --storage if it had one")
     (tmp_path / "optuna.journal").touch()
-    assert restart.resuming(tmp_path).endswith("--resume")
+    assert restart.resume_options(tmp_path).endswith("--resume")
 
 
 def test_a_folder_of_jobs_is_made_private_whatever_the_umask_is(tmp_path):
@@ -668,14 +673,16 @@ def test_hung_nodes_are_the_own_ones_and_those_that_are_lent(tmp_path, monkeypat
 def test_in_a_container_ray_and_the_search_run_inside_and_slurms_commands_outside(monkeypatch, tmp_path):
     inside = str(ROOT / "cluster" / "in_container.sh")
     monkeypatch.setenv("BIGBATCH_NODE_PYTHON", inside)
-    command = options.driver_command(options.parse(["--space", "smoke"]), "s", "10.0.0.1:1", tmp_path, again=False)
-    assert command[0] == inside and ray_commands.interpreter() == inside
-    own = options.driver_command(options.parse(["--", "make", "-j"]), "s", "10.0.0.1:1", None, again=False)
+    command = options.driver_command(
+        options.parse_job_options(["--space", "smoke"]), "s", "10.0.0.1:1", tmp_path, again=False
+    )
+    assert command[0] == inside and ray_commands.ray_python() == inside
+    own = options.driver_command(options.parse_job_options(["--", "make", "-j"]), "s", "10.0.0.1:1", None, again=False)
     assert own == [inside, "--command", "make", "-j"]
     steps = (ROOT / "cluster" / "job" / "node_steps.py").read_text()
-    assert "sys.executable" in steps and "interpreter" not in steps, "a node's wrapper stays outside"
+    assert "sys.executable" in steps and "ray_python" not in steps, "a node's wrapper stays outside"
     monkeypatch.delenv("BIGBATCH_NODE_PYTHON")
-    assert ray_commands.interpreter() == sys.executable
+    assert ray_commands.ray_python() == sys.executable
 
 
 def test_the_container_is_called_with_what_the_job_needs_bound(tmp_path):

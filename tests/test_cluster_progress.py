@@ -45,11 +45,11 @@ def run_trials(study: optuna.Study) -> None:
     study.tell(study.ask(), float("nan"), skip_if_finished=True)
 
 
-def same_as_optuna(folder: Path, name: str = "s") -> study_progress.Progress:
+def same_as_optuna(folder: Path, name: str = "s") -> study_progress.StudyProgress:
     storage = JournalStorage(JournalFileBackend(str(folder / "optuna.journal")))
     study = optuna.load_study(study_name=name, storage=storage)
     states = [trial.state for trial in study.trials]
-    found = study_progress.read(folder)
+    found = study_progress.read_study_progress(folder)
     assert found is not None
     for mine, theirs in (
         (found.complete, TrialState.COMPLETE),
@@ -89,10 +89,10 @@ def test_every_prefix_of_a_journal_counts_as_optuna_does(tmp_path):
 )
 def test_a_half_written_last_line_is_left_out(tmp_path, rest):
     run_trials(a_study(tmp_path))
-    before = study_progress.read(tmp_path)
+    before = study_progress.read_study_progress(tmp_path)
     with (tmp_path / "optuna.journal").open("ab") as journal:
         journal.write(rest)
-    assert study_progress.read(tmp_path) == before
+    assert study_progress.read_study_progress(tmp_path) == before
 
 
 def test_other_and_deleted_studies_in_the_same_journal_do_not_count(tmp_path):
@@ -122,11 +122,11 @@ def test_a_finished_trial_stays_as_it_is(tmp_path):
 
 
 def test_what_is_no_study_is_none(tmp_path):
-    assert study_progress.read(tmp_path / "missing") is None
+    assert study_progress.read_study_progress(tmp_path / "missing") is None
     (tmp_path / "study.json").write_text("[]")
-    assert study_progress.read(tmp_path) is None
+    assert study_progress.read_study_progress(tmp_path) is None
     (tmp_path / "study.json").write_text('{"name": "s"}')
-    found = study_progress.read(tmp_path)
+    found = study_progress.read_study_progress(tmp_path)
     assert found is not None and found.planned is None and found.finished == 0
 
 

@@ -11,7 +11,7 @@ from conftest import ROOT
 
 from bigbatch.cluster.host import slurm_values
 from bigbatch.cluster.host.allocation import granted_gpus, usable_cpus, usable_memory_bytes
-from bigbatch.cluster.job.allocated_nodes import read_grant
+from bigbatch.cluster.job.allocated_nodes import read_allocation
 
 SBATCH = "https://slurm.schedmd.com/sbatch.html, output environment variables"
 GRES = "https://slurm.schedmd.com/gres.html"
@@ -49,7 +49,7 @@ TRES = "https://slurm.schedmd.com/tres.html"
     ],
 )
 def test_gpus(text, count, source):
-    assert slurm_values.gpu_count(text) == count, source
+    assert slurm_values.read_gpu_count(text) == count, source
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_gpus(text, count, source):
     ],
 )
 def test_lists_of_devices(text, count, source):
-    assert slurm_values.listed(text) == count, source
+    assert slurm_values.count_listed_devices(text) == count, source
 
 
 @pytest.mark.parametrize(
@@ -106,14 +106,14 @@ def test_counts_for_each_node(text, counts, source):
     ],
 )
 def test_numbers(text, value, source):
-    assert slurm_values.number(text) == value, source
+    assert slurm_values.read_count(text) == value, source
 
 
 @pytest.mark.parametrize(
     ("text", "low", "high"), [("2-4", 2, 4), ("3", 3, 3), ("1-infinite", 1, None), ("1-2K", 1, 2048), ("", None, None)]
 )
 def test_ranges_of_nodes(text, low, high):
-    assert (slurm_values.least(text), slurm_values.most(text)) == (low, high)
+    assert (slurm_values.least_count(text), slurm_values.largest_count(text)) == (low, high)
 
 
 @pytest.mark.parametrize(
@@ -136,10 +136,10 @@ def test_memory(text, mib, source):
 
 def test_moments():
     asked = time.mktime((2026, 11, 22, 10, 30, 0, 0, 0, -1))
-    assert slurm_values.moment("2026-11-22T10:30:00") == asked
-    assert slurm_values.moment("1790000000") == 1790000000.0, "SLURM_JOB_END_TIME"
+    assert slurm_values.seconds_since_epoch("2026-11-22T10:30:00") == asked
+    assert slurm_values.seconds_since_epoch("1790000000") == 1790000000.0, "SLURM_JOB_END_TIME"
     for text in ("Unknown", "N/A", "None", "", None, "Tomorr 10:00", "NONE"):
-        assert slurm_values.moment(text) is None
+        assert slurm_values.seconds_since_epoch(text) is None
 
 
 def test_what_a_gpu_brings():
@@ -168,12 +168,15 @@ JOB = (
 
 
 def test_the_fields_of_a_job_that_has_blanks_in_its_values():
-    (fields,) = slurm_values.job_fields(JOB)
+    (fields,) = slurm_values.parse_job_fields(JOB)
     assert fields["JobName"] == "my search" and fields["Command"] == "/home/user/a b/run.sh --x y=1"
-    assert slurm_values.moment(fields["EndTime"]) is None and slurm_values.least(fields["NumNodes"]) == 2
+    assert (
+        slurm_values.seconds_since_epoch(fields["EndTime"]) is None
+        and slurm_values.least_count(fields["NumNodes"]) == 2
+    )
     assert not slurm_values.is_set(fields["Comment"]) and not slurm_values.is_set(fields["TimeLimit"])
-    assert slurm_values.gpu_count(fields["ReqTRES"]) == 4 == slurm_values.gpu_count(fields["TresPerNode"])
-    assert len(slurm_values.job_fields(JOB + "\n" + JOB)) == 2 and slurm_values.job_fields("") == []
+    assert slurm_values.read_gpu_count(fields["ReqTRES"]) == 4 == slurm_values.read_gpu_count(fields["TresPerNode"])
+    assert len(slurm_values.parse_job_fields(JOB + "\n" + JOB)) == 2 and slurm_values.parse_job_fields("") == []
 
 
 ODD = {
@@ -184,16 +187,21 @@ ODD = {
 
 
 def test_a_job_with_odd_variables_starts_with_what_it_was_granted(tmp_path):
-    grant = read_grant(ODD, hostnames=lambda text: ["n1", "n2"], fields=lambda job_id: {"EndTime": "Unknown"})
-    assert (grant.gpus_per_node, grant.gpus, grant.restart_count, grant.end_time) == (8, 16, 0, None)
-    assert [node.cpus for node in grant.nodes] == [96, 96]
+    allocation = read_allocation(ODD, hostnames=lambda text: ["n1", "n2"], fields=lambda job_id: {"EndTime": "Unknown"})
+    assert (allocation.gpus_per_node, allocation.gpus, allocation.restart_count, allocation.end_time) == (
+        8,
+        16,
+        0,
+        None,
+    )
+    assert [node.cpus for node in allocation.nodes] == [96, 96]
     assert granted_gpus({"SLURM_GPUS_ON_NODE": "8(S:0-1)"}) == 8 and granted_gpus({"SLURM_JOB_GPUS": "0-3"}) == 4
     assert usable_memory_bytes(ODD, tmp_path) == 3 * 2**30
     assert usable_cpus(ODD, tmp_path) >= 1
 
 
 def test_the_parser_runs_on_the_python_of_login_nodes(old_python):
-    code = "from bigbatch.cluster.host.slurm_values import gpu_count; print(gpu_count('gpu:a100:4(S:0)'))"
+    code = "from bigbatch.cluster.host.slurm_values import read_gpu_count; print(read_gpu_count('gpu:a100:4(S:0)'))"
     done = subprocess.run([old_python, "-c", code], cwd=ROOT / "src", capture_output=True, text=True)
     assert done.stdout == "4\n", done.stderr
     assert sys.version_info >= (3, 11)

@@ -115,7 +115,7 @@ def test_the_script_says_what_it_may_cost():
 
 def ask(site: str = "jean_zay", live=None, env=None, **wishes):
     request = Request(**{"account": "abc", **wishes})
-    return resources.resources(request, find(site, HOME), env={**HOME, **(env or {})}, live=live)
+    return resources.job_resources(request, find(site, HOME), env={**HOME, **(env or {})}, live=live)
 
 
 REFUSED = {
@@ -236,7 +236,7 @@ def test_gpus_are_counted_however_they_are_asked_for(wishes, gpus, gres):
     live = {"gpu": Partition("gpu", gpus_per_node=4, cores_per_node=32, is_default=True, gpu_types=("a100",))}
     request = Request(arguments=("--space", "smoke"), nodes=2, python="python", **wishes)
     site = find("generic", HOME)
-    assert resources.resources(request, site, env=HOME, live=live).gpus_per_node == gpus
+    assert resources.job_resources(request, site, env=HOME, live=live).gpus_per_node == gpus
     lines = batch_script.render(request, site, env=HOME, live=live).splitlines()
     said = [line for line in lines if line.startswith("#SBATCH --g")]
     given = [option for option in request.options if "tmpdisk" not in option]

@@ -115,7 +115,7 @@ def test_a_folder_that_a_dying_process_makes_again_goes_too(short_tmp, monkeypat
             (folder / "r" / "session").mkdir(parents=True)
 
     monkeypatch.setattr(private_folder.shutil, "rmtree", rmtree)
-    private_folder.remove(folder)
+    private_folder.remove_folder(folder)
     assert not folder.exists() and calls.count(folder) == 2
 
 

@@ -8,4 +8,4 @@ if __name__ == "tune":  # `python -m tune.run` in a clone's root
 else:
     from bigbatch.cluster.host import hidden_libraries
 
-    hidden_libraries.check()
+    hidden_libraries.refuse_hidden_libraries()

@@ -33,7 +33,7 @@ from bigbatch.cluster.doctor.findings import (
     judge_space,
 )
 from bigbatch.cluster.host import slurm_commands, slurm_values
-from bigbatch.cluster.host.command_line import parser
+from bigbatch.cluster.host.command_line import make_parser
 from bigbatch.cluster.host.root import IMPORT_ROOT
 from bigbatch.cluster.host.site import quota
 from bigbatch.cluster.host.site.profiles import GENERIC, Site, find
@@ -45,7 +45,7 @@ STEP_S = 180.0
 
 def doctor_main(argv: Sequence[str]) -> int:
     """Print every finding. Returns 1 if one is FAIL."""
-    p = parser("doctor", "Check this machine, or the nodes of this allocation.")
+    p = make_parser("doctor", "Check this machine, or the nodes of this allocation.")
     p.add_argument(
         "--site", metavar="NAME|FILE.toml", help="the site's profile (default: chosen by host name and variables)"
     )
@@ -84,7 +84,7 @@ def examine(
             mark = os.urandom(8).hex()
             (folder / "mark").write_text(mark)
             nodes, problems = _ask("facts", folder, python, env)
-        expected = slurm_values.least(env.get("SLURM_JOB_NUM_NODES")) or 1 if env.get("SLURM_JOB_ID") else 1
+        expected = slurm_values.least_count(env.get("SLURM_JOB_NUM_NODES")) or 1 if env.get("SLURM_JOB_ID") else 1
         findings += judge_answers("nodes answer", nodes, expected, problems)
         findings += judge_nodes(nodes, mark, held, in_job=bool(env.get("SLURM_JOB_ID")))
         is_shared = all(node["shared"]["mark"] == mark for node in nodes)  # else they could not find each other
@@ -134,7 +134,7 @@ def _ask(what: str, folder: Path, python: str, env: Mapping[str, str]) -> tuple[
     python = os.path.abspath(python) if os.sep in python else python
     command = [python, "-m", "bigbatch.cluster.doctor.probe", what, str(folder.absolute())]
     if env.get("SLURM_JOB_ID") and shutil.which("srun"):
-        count = slurm_values.least(env.get("SLURM_JOB_NUM_NODES")) or 1
+        count = slurm_values.least_count(env.get("SLURM_JOB_NUM_NODES")) or 1
         # -n and --ntasks-per-node: the allocation's own numbers would be inherited, and tasks doubled.
         command = ["srun", "--overlap", f"-N{count}", f"-n{count}", "--ntasks-per-node=1", *command]
     inner = {**env, "PYTHONPATH": os.pathsep.join(filter(None, [str(IMPORT_ROOT), env.get("PYTHONPATH")]))}
@@ -172,13 +172,13 @@ def judge_site(site: Site) -> Finding:
 
 
 def judge_slurm(site: Site) -> list[Finding]:
-    if not slurm_commands.available("scontrol"):
+    if not slurm_commands.is_installed("scontrol"):
         return [Finding(WARN, "Slurm", "scontrol is not on PATH", "Run this on a login node or inside a job.")]
     try:
         text = slurm_commands.run("scontrol", "show", "config")
     except slurm_commands.SlurmError as error:
         return [Finding(FAIL, "Slurm", str(error), "Ask again later; if it stays, ask the site's support.")]
-    config = slurm_values.config(text)
+    config = slurm_values.parse_config(text)
     findings = [Finding(OK, "Slurm", f"version {config.get('SLURM_VERSION', 'unknown')}")]
     if config.get("JobRequeue") == "0":
         advice = "" if not site.requeue else "Submit with --chain, and write requeue = false in the site's profile."
@@ -189,7 +189,7 @@ def judge_slurm(site: Site) -> list[Finding]:
         findings.append(Finding(OK, "requeue", "forbidden by the profile: jobs submit their successor"))
     else:
         findings.append(Finding(OK, "requeue", "jobs may requeue"))
-    wait = slurm_values.number(config.get("KillWait", "").partition(" ")[0])
+    wait = slurm_values.read_count(config.get("KillWait", "").partition(" ")[0])
     if wait is not None and wait < 10:
         advice = "Submit with a --signal early enough to write a checkpoint."
         findings.append(Finding(WARN, "signal", f"a cancelled job is killed after {wait} s (KillWait)", advice))
@@ -216,7 +216,7 @@ def judge_scratch(site: Site) -> list[Finding]:
     path = os.path.expandvars(site.scratch)
     if "$" in path or not os.path.isdir(path):
         return [Finding(WARN, "scratch", f"{site.scratch} is not set or not there", "Is a project activated?")]
-    finding = judge_space("scratch", [probe.space(Path(path))])
+    finding = judge_space("scratch", [probe.free_space(Path(path))])
     return [Finding(finding.status, finding.what, f"{path}: {finding.seen}", finding.advice)]
 
 

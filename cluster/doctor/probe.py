@@ -55,8 +55,8 @@ def facts(shared: Path, env: Mapping[str, str] | None = None) -> dict[str, Any]:
         "code": code_digest(),
         "gpus": gpus(env),
         "ports": {"tried": 50, "free": sum(is_free(port) for port in PORTS[:: len(PORTS) // 50])},
-        "tmp": {"path": str(tmp), "error": _cannot_use(tmp), **space(tmp)},
-        "shared": {"path": str(shared), "error": _cannot_use(shared), "mark": _mark(shared), **space(shared)},
+        "tmp": {"path": str(tmp), "error": _cannot_use(tmp), **free_space(tmp)},
+        "shared": {"path": str(shared), "error": _cannot_use(shared), "mark": _mark(shared), **free_space(shared)},
         "lock": try_lock(shared / "lock"),
         "leaked": leaked(env),
     }
@@ -91,7 +91,7 @@ def gpus(env: Mapping[str, str], dev: Path = Path("/dev")) -> dict[str, Any]:
     granted = slurm_values.gpus_here(env)
     files = len(list(dev.glob("nvidia[0-9]*")))
     visible = env.get("CUDA_VISIBLE_DEVICES")
-    seen = files if visible is None else slurm_values.listed(visible)
+    seen = files if visible is None else slurm_values.count_listed_devices(visible)
     return {
         "granted": 0 if granted is None and env.get("SLURM_JOB_ID") else granted,
         "seen": min(seen, files) if files else seen,
@@ -120,7 +120,7 @@ def _cannot_use(folder: Path) -> str | None:
     return None
 
 
-def space(folder: Path) -> dict[str, int | None]:
+def free_space(folder: Path) -> dict[str, int | None]:
     """Free for this user, by statvfs. Inodes are None where the file system does not count them."""
     try:
         stat = os.statvfs(folder)

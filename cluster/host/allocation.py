@@ -45,10 +45,10 @@ def slurm_job(env: Mapping[str, str] | None = None) -> SlurmJob | None:
         job_id=job_id,
         job_name=env.get("SLURM_JOB_NAME"),
         node_list=env.get("SLURM_JOB_NODELIST"),
-        nodes=slurm_values.least(env.get("SLURM_JOB_NUM_NODES")),
+        nodes=slurm_values.least_count(env.get("SLURM_JOB_NUM_NODES")),
         partition=env.get("SLURM_JOB_PARTITION"),
         account=env.get("SLURM_JOB_ACCOUNT"),
-        restart_count=slurm_values.number(env.get("SLURM_RESTART_COUNT")) or 0,
+        restart_count=slurm_values.read_count(env.get("SLURM_RESTART_COUNT")) or 0,
     )
 
 
@@ -62,7 +62,7 @@ def usable_cpus(env: Mapping[str, str] | None = None, cgroup: Path = CGROUP) -> 
     env = os.environ if env is None else env
     limits = [len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1]
     names = ("SLURM_CPUS_PER_TASK", "SLURM_CPUS_ON_NODE")
-    granted = next(filter(None, (slurm_values.number(env.get(name)) for name in names)), None)
+    granted = next(filter(None, (slurm_values.read_count(env.get(name)) for name in names)), None)
     if granted and env.get("SLURM_JOB_ID"):
         limits.append(granted)
     quota = _cgroup_cpu_quota(cgroup)
@@ -94,7 +94,7 @@ def granted_gpus(env: Mapping[str, str] | None = None) -> int:
     env = os.environ if env is None else env
     for name in ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"):
         if name in env:
-            return slurm_values.listed(env[name])
+            return slurm_values.count_listed_devices(env[name])
     return slurm_values.gpus_here(env) or 0
 
 

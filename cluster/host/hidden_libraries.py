@@ -21,7 +21,7 @@ class HiddenLibrary(ImportError):
     """Python would import another file in place of a library; the message is one line."""
 
 
-def check() -> None:
+def refuse_hidden_libraries() -> None:
     """Raise HiddenLibrary, which a notebook shows, where a file hides a library.
 
     With ``python -m`` print its line and end with exit code 2: runpy would add a traceback of its own.

@@ -45,7 +45,7 @@ class LeaseLost(RuntimeError):
     """Another one has taken the folder over meanwhile; the message names it."""
 
 
-class Verdict(enum.Enum):
+class LeaseVerdict(enum.Enum):
     TAKE = "take"
     HELD = "held"
     WATCH = "watch"
@@ -94,10 +94,10 @@ class Lease:
                 break
             verdict, fix = judge(seen, self._me, is_running)
             living: Seen | None = seen
-            if verdict is Verdict.WATCH:
+            if verdict is LeaseVerdict.WATCH:
                 say(f"{self._folder} was held by {seen.holder.words()}: waiting up to {STALE_S:.0f} s for a sign of it")
                 living = self._watch(seen)
-            if verdict is not Verdict.TAKE and living is not None:
+            if verdict is not LeaseVerdict.TAKE and living is not None:
                 raise StudyHeld(self._folder, living, fix)
             if self._replace(seen):
                 break
@@ -238,7 +238,7 @@ class Lease:
         return fresh
 
 
-def judge(seen: Seen, me: Holder, is_running: Callable[[str], bool | None]) -> tuple[Verdict, str]:
+def judge(seen: Seen, me: Holder, is_running: Callable[[str], bool | None]) -> tuple[LeaseVerdict, str]:
     """Whether ``me`` may take the place of a holder, and what to do where not.
 
     A process of this machine is asked itself; of a job, Slurm; only any other is judged by its signs of life.
@@ -246,35 +246,35 @@ def judge(seen: Seen, me: Holder, is_running: Callable[[str], bool | None]) -> t
     holder = seen.holder
     drives = holders.is_driver_of_job(me, holder)
     if me.whole_job and holder.job == me.job:  # it was put back into the queue, or it comes from its own driver
-        return Verdict.TAKE, ""
+        return LeaseVerdict.TAKE, ""
     alive = holders.lives(holder)
     if drives and not holder.pid:
-        return Verdict.TAKE, ""
+        return LeaseVerdict.TAKE, ""
     if alive:
         whole = holder.whole_job and not drives  # its driver's end would look to the job like a failure
-        return Verdict.HELD, f"Wait for it, or {f'scancel {holder.job}' if whole else f'kill {holder.pid}'}"
+        return LeaseVerdict.HELD, f"Wait for it, or {f'scancel {holder.job}' if whole else f'kill {holder.pid}'}"
     if alive is False and (drives or not holder.whole_job):
-        return Verdict.TAKE, ""
+        return LeaseVerdict.TAKE, ""
     if holder.job and (holder.job != me.job or (holder.whole_job and not drives)):
         return _of_another_job(seen, is_running)
     if holder.job and holder.restart != me.restart:
-        return Verdict.TAKE, ""  # an earlier start of our job
+        return LeaseVerdict.TAKE, ""  # an earlier start of our job
     if seen.age_s > CERTAIN_S:
-        return Verdict.TAKE, ""
+        return LeaseVerdict.TAKE, ""
     if 0 <= seen.age_s <= STALE_S and not holder.job:
-        return Verdict.HELD, f"Wait for it; if it was killed, try again in {STALE_S:.0f} s"
-    return Verdict.WATCH, "Wait for it"
+        return LeaseVerdict.HELD, f"Wait for it; if it was killed, try again in {STALE_S:.0f} s"
+    return LeaseVerdict.WATCH, "Wait for it"
 
 
-def _of_another_job(seen: Seen, is_running: Callable[[str], bool | None]) -> tuple[Verdict, str]:
+def _of_another_job(seen: Seen, is_running: Callable[[str], bool | None]) -> tuple[LeaseVerdict, str]:
     """A job that is suspended gives no sign of life, and goes on later."""
     job = seen.holder.job
     if seen.age_s <= STALE_S:
-        return Verdict.HELD, f"Wait for it, or scancel {job}"
+        return LeaseVerdict.HELD, f"Wait for it, or scancel {job}"
     running = is_running(job)
     if running is None:
-        return Verdict.HELD, f"Slurm does not say here whether job {job} runs; if it does not, delete {FILE} there"
-    return (Verdict.HELD, f"Wait for it, or scancel {job}") if running else (Verdict.TAKE, "")
+        return LeaseVerdict.HELD, f"Slurm does not say here whether job {job} runs; if it does not, delete {FILE} there"
+    return (LeaseVerdict.HELD, f"Wait for it, or scancel {job}") if running else (LeaseVerdict.TAKE, "")
 
 
 def _text(holder: Holder) -> bytes:

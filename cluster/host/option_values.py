@@ -28,7 +28,7 @@ def whole_number(text: str) -> int:
     raise argparse.ArgumentTypeError(f"must be a whole number; got {text!r}. Write {example(text, 'e.g. 10')}.")
 
 
-def number(text: str) -> float:
+def decimal_number(text: str) -> float:
     value = _float(text)
     if value is None:
         raise argparse.ArgumentTypeError(
@@ -37,7 +37,7 @@ def number(text: str) -> float:
     return value
 
 
-def part(text: str) -> float:
+def fraction(text: str) -> float:
     """A part of a whole: ``0.1`` or ``10%``."""
     percent = _float(text.rstrip()[:-1]) if text.rstrip().endswith("%") else None
     value = percent / 100 if percent is not None else _float(text)

@@ -1,6 +1,6 @@
 """A private temporary folder for a Ray: short enough for its sockets, removed at the end, found if it was not.
 
-For a job's share of a node (``private_folder``) and for a search's own Ray (``ray_session`` in ``train_loop/launch``).
+For a job's share of a node (``temporary_folder``), and for a search's own Ray (``train_loop/launch/ray_session.py``).
 """
 
 from __future__ import annotations
@@ -76,17 +76,17 @@ def temporary_in(folder: Path, env: Mapping[str, str] | None = None) -> dict[str
 
 
 @contextmanager
-def private_folder(job_id: str) -> Iterator[Path]:
+def temporary_folder(job_id: str) -> Iterator[Path]:
     """A new folder of this job on this node; on leaving it is gone. Raises OSError, see ``make``."""
     folder, owner = make(f"{PREFIX}{job_id}-", bases())
     with owner:
         try:
             yield folder
         finally:
-            remove(folder)
+            remove_folder(folder)
 
 
-def remove(folder: Path) -> None:
+def remove_folder(folder: Path) -> None:
     """Remove ``folder`` even while a dying process still writes into it.
 
     The owner's file goes last: by it the next sweep knows the rest of a removal that was cut short for ours.
@@ -120,7 +120,7 @@ def remove_stale(
         for folder in Path(base).glob(pattern):
             if _is_abandoned(folder):
                 processes.end_processes_of(folder)
-                remove(folder)
+                remove_folder(folder)
                 removed.append(folder)
     return removed
 

@@ -40,7 +40,7 @@ class SlurmSilent(SlurmError):
     """The controller did not answer: nothing was refused, and the same question may be answered later."""
 
 
-def available(command: str = "sbatch") -> bool:
+def is_installed(command: str = "sbatch") -> bool:
     return shutil.which(command) is not None
 
 
@@ -77,10 +77,10 @@ def job_fields(job_id: str, timeout_s: float = TIMEOUT_S) -> dict[str, str]:
 def component_fields(job_id: str, timeout_s: float = TIMEOUT_S) -> list[dict[str, str]]:
     """The same of each component, in order; one where the job is not heterogeneous. Raises SlurmError."""
     text = run("scontrol", "--oneliner", "show", "job", job_id, timeout_s=timeout_s)
-    return slurm_values.job_fields(text) or [{}]
+    return slurm_values.parse_job_fields(text) or [{}]
 
 
-def submit(
+def sbatch(
     script: str,
     *,
     options: Sequence[str] = (),
@@ -91,7 +91,7 @@ def submit(
     return run("sbatch", "--parsable", *options, script, *arguments, env=env).strip().split(";")[0]
 
 
-def cancel(job_id: str, *, signal: str | None = None, steps_only: bool = False) -> None:
+def scancel(job_id: str, *, signal: str | None = None, steps_only: bool = False) -> None:
     """Cancel a job, or send ``signal`` to it; with ``steps_only`` to its steps, not to its batch script."""
     how = ["-s", signal] if signal else []
     # scancel with a signal and without --batch or --full reaches the steps only.
@@ -100,7 +100,7 @@ def cancel(job_id: str, *, signal: str | None = None, steps_only: bool = False) 
     run("scancel", *how, job_id)
 
 
-def requeue(job_id: str) -> None:
+def scontrol_requeue(job_id: str) -> None:
     """Put a running job back into the queue; its processes are ended at once. See ``start_after``."""
     run("scontrol", "requeue", job_id)
 
@@ -140,10 +140,10 @@ def _is_listed(job_id: str, states: str) -> bool | None:
 def kill_wait_s(timeout_s: float = TIMEOUT_S) -> float:
     """Seconds between Slurm's SIGTERM and its SIGKILL (30 where it does not say)."""
     try:
-        answer = slurm_values.config(run("scontrol", "show", "config", timeout_s=timeout_s))
+        answer = slurm_values.parse_config(run("scontrol", "show", "config", timeout_s=timeout_s))
     except SlurmError:
         answer = {}
-    return float(slurm_values.number(answer.get("KillWait", "").partition(" ")[0]) or 30)  # "30 sec"
+    return float(slurm_values.read_count(answer.get("KillWait", "").partition(" ")[0]) or 30)  # "30 sec"
 
 
 def usable_nodes(partition: str, features: str = "", gres: str = "") -> list[str]:

@@ -27,20 +27,20 @@ def is_set(value: str | None) -> bool:
     return value not in NOTHING
 
 
-def number(text: str | None) -> int | None:
+def read_count(text: str | None) -> int | None:
     """``8``, ``8(S:0-1)``, ``64+``, ``2K`` (2048: commands shorten large counts). None for all else."""
     match = _NUMBER.fullmatch((text or "").strip())
     return int(match[1]) * UNITS[match[2]] if match else None
 
 
-def least(text: str | None) -> int | None:
+def least_count(text: str | None) -> int | None:
     """The smaller one of a range of counts: ``NumNodes=2-4`` → 2."""
-    return number((text or "").strip().partition("-")[0])
+    return read_count((text or "").strip().partition("-")[0])
 
 
-def most(text: str | None) -> int | None:
+def largest_count(text: str | None) -> int | None:
     """The larger one: ``1-4`` → 4; None for ``1-infinite``."""
-    return number((text or "").strip().rpartition("-")[2])
+    return read_count((text or "").strip().rpartition("-")[2])
 
 
 def memory_bytes(text: str | None) -> int | None:
@@ -60,7 +60,7 @@ def per_node(text: str | None) -> list[int]:
     return counts
 
 
-def listed(text: str | None) -> int:
+def count_listed_devices(text: str | None) -> int:
     """How many devices a list names: ``0,2-3`` → 3, ``GPU-8f…,GPU-1c…`` → 2, ``NoDevFiles`` → 0."""
     count = 0
     for part in (text or "").split(","):
@@ -72,9 +72,9 @@ def listed(text: str | None) -> int:
     return count
 
 
-def gpu_count(text: str | None) -> int | None:
+def read_gpu_count(text: str | None) -> int | None:
     """GPUs of ``SLURM_GPUS_ON_NODE`` and its like: ``8``, ``8(S:0-1)``, ``gpu:a100:4(S:0)``, ``a100:3,v100:1``."""
-    count = number(text)
+    count = read_count(text)
     if count is not None or not is_set((text or "").strip()):
         return count
     parts = gres_parts(text or "")
@@ -85,9 +85,9 @@ def gpu_count(text: str | None) -> int | None:
 
 def gpus_here(env: Mapping[str, str]) -> int | None:
     """GPUs that Slurm has granted on this node, by the first variable that says it; None where none does."""
-    count = gpu_count(env.get("SLURM_GPUS_ON_NODE"))
+    count = read_gpu_count(env.get("SLURM_GPUS_ON_NODE"))
     lists = (env.get(name) for name in ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS"))
-    return count if count is not None else next((listed(one) for one in lists if one), None)
+    return count if count is not None else next((count_listed_devices(one) for one in lists if one), None)
 
 
 def gres_parts(text: str | None) -> list[tuple[str, str, int]]:
@@ -104,7 +104,7 @@ def gres_parts(text: str | None) -> list[tuple[str, str, int]]:
         name, *rest = re.split("[:=]", re.sub(r"^gres[:/]", "", part.strip()))
         if not name or name.partition("/")[0] in OTHER_TRES or ("=" in part and not is_gres):
             continue
-        last = number(rest[-1]) if rest else None
+        last = read_count(rest[-1]) if rest else None
         kinds = [word for word in (rest if last is None else rest[:-1]) if word and word != "no_consume"]
         if "=" in part and not kinds:
             in_all.add((name, len(found)))
@@ -126,7 +126,7 @@ def per_gpu(text: str | None) -> str | None:
     return match[1] if match else None
 
 
-def moment(text: str | None) -> float | None:
+def seconds_since_epoch(text: str | None) -> float | None:
     """Seconds since the epoch of ``2026-11-22T10:00:00`` in local time, or of a number of seconds; None for Unknown."""
     text = (text or "").strip()
     try:
@@ -135,13 +135,13 @@ def moment(text: str | None) -> float | None:
         return None
 
 
-def job_fields(text: str) -> list[dict[str, str]]:
+def parse_job_fields(text: str) -> list[dict[str, str]]:
     """``scontrol --oneliner show job``: the fields of each component of a job, by name."""
     found = [dict(_FIELD.findall(part.strip())) for part in re.split(r"^(?=JobId=)", text, flags=re.MULTILINE)]
     return [fields for fields in found if fields]
 
 
-def config(text: str) -> dict[str, str]:
+def parse_config(text: str) -> dict[str, str]:
     """``scontrol show config``, by name."""
     pairs = (line.split("=", 1) for line in text.splitlines() if "=" in line)
     return {name.strip(): value.strip() for name, value in pairs}

@@ -17,7 +17,7 @@ class NoAllocation(RuntimeError):
 
 
 @dataclass(frozen=True)
-class GrantedNode:
+class AllocatedNode:
     """A node of the allocation. ``het_group`` is its component of a heterogeneous job, else None."""
 
     name: str
@@ -26,17 +26,17 @@ class GrantedNode:
 
 
 @dataclass(frozen=True)
-class Grant:
+class Allocation:
     """The allocation. ``end_time``: seconds since the epoch, None without a limit."""
 
     job_id: str
-    nodes: tuple[GrantedNode, ...]
+    nodes: tuple[AllocatedNode, ...]
     gpus_per_node: int
     end_time: float | None
     restart_count: int
 
     @property
-    def head(self) -> GrantedNode:
+    def head(self) -> AllocatedNode:
         return self.nodes[0]
 
     @property
@@ -52,11 +52,11 @@ class Grant:
         return 0 if mixed else self.gpus_per_node * len(self.nodes)
 
 
-def read_grant(
+def read_allocation(
     env: Mapping[str, str] | None = None,
     hostnames: Callable[[str], list[str]] = slurm_commands.hostnames,
     fields: Callable[[str], dict[str, str]] = slurm_commands.job_fields,
-) -> Grant:
+) -> Allocation:
     """The allocation around this process. Raises NoAllocation outside of one, SlurmError if Slurm does not answer."""
     env = os.environ if env is None else env
     if not env.get("SLURM_JOB_ID") or not env.get("SLURM_JOB_NODELIST"):
@@ -71,16 +71,16 @@ def read_grant(
         )
     job_id = env["SLURM_JOB_ID"]
     gpus = slurm_values.gpus_here(env)
-    return Grant(
+    return Allocation(
         job_id=job_id,
         nodes=tuple(_nodes(env, hostnames)),
-        gpus_per_node=slurm_values.listed(env.get("CUDA_VISIBLE_DEVICES")) if gpus is None else gpus,
+        gpus_per_node=slurm_values.count_listed_devices(env.get("CUDA_VISIBLE_DEVICES")) if gpus is None else gpus,
         end_time=_end_time(env, job_id, fields),
-        restart_count=slurm_values.number(env.get("SLURM_RESTART_COUNT")) or 0,
+        restart_count=slurm_values.read_count(env.get("SLURM_RESTART_COUNT")) or 0,
     )
 
 
-def await_grant(stop: Sequence[int], say: Callable[[str], None]) -> Grant:
+def await_allocation(stop: Sequence[int], say: Callable[[str], None]) -> Allocation:
     """``read_grant``, asked again while the controller is silent, for up to SILENT_S or until ``stop`` has something.
 
     A controller that is down may have requeued this job a moment before: the start must not be lost to it.
@@ -88,7 +88,7 @@ def await_grant(stop: Sequence[int], say: Callable[[str], None]) -> Grant:
     ends, said = time.monotonic() + slurm_commands.SILENT_S, False
     while True:
         try:
-            return read_grant()
+            return read_allocation()
         except slurm_commands.SlurmSilent as error:
             if stop or time.monotonic() > ends:
                 raise
@@ -98,8 +98,8 @@ def await_grant(stop: Sequence[int], say: Callable[[str], None]) -> Grant:
             time.sleep(ASK_AGAIN_S)
 
 
-def _nodes(env: Mapping[str, str], hostnames: Callable[[str], list[str]]) -> list[GrantedNode]:
-    components = slurm_values.number(env.get("SLURM_HET_SIZE")) or 0
+def _nodes(env: Mapping[str, str], hostnames: Callable[[str], list[str]]) -> list[AllocatedNode]:
+    components = slurm_values.read_count(env.get("SLURM_HET_SIZE")) or 0
     if components < 2:
         return _component(env, "", None, hostnames)
     found = []
@@ -110,10 +110,10 @@ def _nodes(env: Mapping[str, str], hostnames: Callable[[str], list[str]]) -> lis
 
 def _component(
     env: Mapping[str, str], suffix: str, group: int | None, hostnames: Callable[[str], list[str]]
-) -> list[GrantedNode]:
+) -> list[AllocatedNode]:
     names = hostnames(env[f"SLURM_JOB_NODELIST{suffix}"])
     cpus = node_cpus(env, len(names), suffix)
-    return [GrantedNode(name, cpus[i] if cpus else None, group) for i, name in enumerate(names)]
+    return [AllocatedNode(name, cpus[i] if cpus else None, group) for i, name in enumerate(names)]
 
 
 def node_cpus(env: Mapping[str, str], nodes: int, suffix: str = "") -> list[int]:
@@ -121,7 +121,7 @@ def node_cpus(env: Mapping[str, str], nodes: int, suffix: str = "") -> list[int]
 
     Empty where Slurm says neither.
     """
-    per_task = slurm_values.number(env.get(f"SLURM_CPUS_PER_TASK{suffix}"))
+    per_task = slurm_values.read_count(env.get(f"SLURM_CPUS_PER_TASK{suffix}"))
     tasks = slurm_values.per_node(env.get(f"SLURM_TASKS_PER_NODE{suffix}"))
     if per_task and len(tasks) == nodes:
         return [per_task * count for count in tasks]
@@ -130,5 +130,5 @@ def node_cpus(env: Mapping[str, str], nodes: int, suffix: str = "") -> list[int]
 
 
 def _end_time(env: Mapping[str, str], job_id: str, fields: Callable[[str], dict[str, str]]) -> float | None:
-    said = slurm_values.moment(env.get("SLURM_JOB_END_TIME"))
-    return slurm_values.moment(fields(job_id).get("EndTime")) if said is None else said
+    said = slurm_values.seconds_since_epoch(env.get("SLURM_JOB_END_TIME"))
+    return slurm_values.seconds_since_epoch(fields(job_id).get("EndTime")) if said is None else said

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bigbatch.cluster.host import slurm_commands
 from bigbatch.cluster.host.atomic_files import read_json
-from bigbatch.cluster.job.allocated_nodes import Grant, NoAllocation, await_grant
+from bigbatch.cluster.job.allocated_nodes import Allocation, NoAllocation, await_allocation
 from bigbatch.cluster.job.checks import WRONG_INPUT, BadInput
 from bigbatch.cluster.job.driver import drain_in_ray
 from bigbatch.cluster.job.node_steps import NodeSteps
@@ -48,7 +48,7 @@ class Attachment:
         for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda signum, frame: self._signals.append(signum))
         try:
-            grant = await_grant(self._signals, self._say)
+            allocation = await_allocation(self._signals, self._say)
         except (NoAllocation, slurm_commands.SlurmError) as error:
             raise BadInput(str(error)) from None
         stays: list[bool] = []
@@ -56,16 +56,16 @@ class Attachment:
         while found is not None:
             main, run_id = found
             folder = job_record.folder_of(self._main_id)
-            own = f"{grant.job_id}.{grant.restart_count}.{len(stays)}"
-            nodes = NodeSteps(grant.job_id, own, folder, (folder / credentials.TLS_FOLDER).exists())
+            own = f"{allocation.job_id}.{allocation.restart_count}.{len(stays)}"
+            nodes = NodeSteps(allocation.job_id, own, folder, (folder / credentials.TLS_FOLDER).exists())
             nodes.follow(run_id)
             try:
                 nodes.prepare()
             except OSError as error:
                 raise BadInput(f"the job's folder must be writable; got {folder} ({error.strerror}).") from None
-            self._say(f"{', '.join(n.name for n in grant.nodes)} join job {self._main_id} at {main.address}")
+            self._say(f"{', '.join(n.name for n in allocation.nodes)} join job {self._main_id} at {main.address}")
             try:
-                stays.append(self._stay(grant, nodes, main, folder))
+                stays.append(self._stay(allocation, nodes, main, folder))
             finally:
                 nodes.stop(keep_logs=False)
                 nodes.forget()
@@ -85,15 +85,15 @@ class Attachment:
 
     def _record(self) -> job_record.JobRecord | None:
         """The job's record, or that of the job that goes on in its place."""
-        main = job_record.read(self._main_id)
+        main = job_record.read_record(self._main_id)
         if main is None or main.successor is None:
             return main
         self._main_id = main.successor
-        return job_record.read(self._main_id)
+        return job_record.read_record(self._main_id)
 
     def _wait_for_cluster(self) -> tuple[job_record.JobRecord, str] | None:
         """``_running`` once it does; None if a signal comes first."""
-        if job_record.read(self._main_id) is None:
+        if job_record.read_record(self._main_id) is None:
             raise BadInput(
                 f"there must be a job {self._main_id} with a record; got none in {job_record.home()}. "
                 "Write the id of a running BigBatch job (squeue --me)."
@@ -141,9 +141,9 @@ class Attachment:
             return f"job {self._main_id} goes on without these nodes"
         return None
 
-    def _stay(self, grant: Grant, nodes: NodeSteps, main: job_record.JobRecord, folder: Path) -> bool:
+    def _stay(self, allocation: Allocation, nodes: NodeSteps, main: job_record.JobRecord, folder: Path) -> bool:
         """Until the nodes have ended or a signal comes. Returns whether one of them has been in the cluster."""
-        for node in grant.nodes:
+        for node in allocation.nodes:
             nodes.start(node, main.address)
         said: set[str] = set()
         next_look = 0.0
@@ -166,7 +166,9 @@ class Attachment:
             addresses = [str(nodes.status(name).get("ip")) for name in nodes.living()]
             certificates = folder / credentials.TLS_FOLDER / "driver"
             token = folder / credentials.TOKEN_FILE
-            env = ray_commands.environment(main.address or "", token, certificates if certificates.exists() else None)
+            env = ray_commands.ray_environment(
+                main.address or "", token, certificates if certificates.exists() else None
+            )
             if signal.SIGUSR1 in self._signals:
                 drain_in_ray(addresses, "the lent allocation ends", env)
                 self._wait_for_work(nodes)

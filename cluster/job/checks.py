@@ -12,7 +12,7 @@ from bigbatch.cluster.host import slurm_commands
 from bigbatch.cluster.host.allocation import PLANNED_NODES, planned
 from bigbatch.cluster.host.lease import Lease, StudyHeld
 from bigbatch.cluster.job import options
-from bigbatch.cluster.job.allocated_nodes import Grant
+from bigbatch.cluster.job.allocated_nodes import Allocation
 from bigbatch.cluster.record import job_record
 
 SHORTEST_RUN_S = 60.0
@@ -28,17 +28,17 @@ class BadInput(Exception):
 def check_commands() -> None:
     """Raises BadInput if nodes could not be started or ended."""
     for name in ("srun", "scancel"):
-        if not slurm_commands.available(name):
+        if not slurm_commands.is_installed(name):
             raise BadInput(
                 f"{name} is not on PATH of {os.uname().nodename}, and nodes are started and ended with it. "
                 "Set BIGBATCH_PRELUDE to a shell file that loads Slurm's commands."
             )
 
 
-def check_workers(chosen: options.JobOptions, grant: Grant) -> None:
+def check_workers_fit_allocation(chosen: options.JobOptions, allocation: Allocation) -> None:
     """A trial that needs more than the allocation would wait for ever. Raises BadInput."""
     wanted = options.workers(chosen)
-    available, kind = (grant.gpus, "GPUs") if grant.gpus else (grant.cpus, "CPUs")
+    available, kind = (allocation.gpus, "GPUs") if allocation.gpus else (allocation.cpus, "CPUs")
     if wanted and available and wanted > available:
         raise BadInput(
             f"--workers must be at most the allocation's {available} {kind}; got {wanted}. "
@@ -46,9 +46,9 @@ def check_workers(chosen: options.JobOptions, grant: Grant) -> None:
         )
 
 
-def check_time(chosen: options.JobOptions, grant: Grant) -> None:
+def check_time(chosen: options.JobOptions, allocation: Allocation) -> None:
     """Raises BadInput if trials would have to save themselves as soon as they begin."""
-    left = grant.end_time - time.time() if grant.end_time else None
+    left = allocation.end_time - time.time() if allocation.end_time else None
     if left is not None and left < chosen.margin_s + SHORTEST_RUN_S:
         least = int(chosen.margin_s + SHORTEST_RUN_S) // 60 + 1
         raise BadInput(
@@ -57,7 +57,7 @@ def check_time(chosen: options.JobOptions, grant: Grant) -> None:
         )
 
 
-def write_first(job: job_record.JobRecord) -> None:
+def write_first_record(job: job_record.JobRecord) -> None:
     """The job's folder and record. Raises BadInput if it cannot be written."""
     folder = job_record.folder_of(job.job_id)
     try:
@@ -84,22 +84,22 @@ def take_lease(study: Path, job_id: str) -> Lease:
     return lease
 
 
-def planned_by(grant: Grant | None) -> dict[str, str]:
+def planned_nodes_variable(allocation: Allocation | None) -> dict[str, str]:
     """Tells the search for which nodes it is checked, where all are alike and known; else it is told nothing."""
-    cpus = {node.cpus for node in grant.nodes} if grant is not None and grant.cpus else set()
-    if grant is None or len(cpus) != 1:
+    cpus = {node.cpus for node in allocation.nodes} if allocation is not None and allocation.cpus else set()
+    if allocation is None or len(cpus) != 1:
         return {}
-    return {PLANNED_NODES: planned(len(grant.nodes), cpus.pop() or 0, grant.gpus_per_node)}
+    return {PLANNED_NODES: planned(len(allocation.nodes), cpus.pop() or 0, allocation.gpus_per_node)}
 
 
 class ArgumentCheck:
     """The search checks its own arguments (``--dry-run``), which nodes wait for, or start meanwhile if it is long."""
 
-    def __init__(self, command: Sequence[str], cwd: Path, tmp: Path, grant: Grant | None = None) -> None:
+    def __init__(self, command: Sequence[str], cwd: Path, tmp: Path, allocation: Allocation | None = None) -> None:
         self._process: subprocess.Popen[str] | None = subprocess.Popen(
             [*command, "--dry-run"],
             cwd=cwd,
-            env={**os.environ, **planned_by(grant), "TMPDIR": str(tmp)},
+            env={**os.environ, **planned_nodes_variable(allocation), "TMPDIR": str(tmp)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

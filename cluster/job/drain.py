@@ -11,7 +11,7 @@ from bigbatch.cluster.job.driver import Driver
 from bigbatch.cluster.job.early_signal import EarlySignal
 from bigbatch.cluster.job.node_steps import NodeSteps
 from bigbatch.cluster.job.policy import Cause
-from bigbatch.cluster.job.watch import POLL_S, Lookout
+from bigbatch.cluster.job.watch import POLL_S, JobWatch
 
 SAVE_S = 60.0
 """For the driver to save near the time limit or in a preemption's grace time."""
@@ -58,46 +58,46 @@ class TimeLeft:
         """For the driver, near the time limit: a longer ``--margin`` is for trials whose steps are long."""
         return max(SAVE_S, self._margin_s - MARGIN_REST_S)
 
-    def to_save_s(self, lookout: Lookout) -> float:
+    def to_save_s(self, watch: JobWatch) -> float:
         """For the driver: less where Slurm's SIGKILL is near."""
-        if lookout.cause is Cause.CANCELLED:
+        if watch.cause is Cause.CANCELLED:
             return CANCELLED_SAVE_S
-        if lookout.killed_soon or lookout.cause is Cause.UNEXPLAINED:
+        if watch.killed_soon or watch.cause is Cause.UNEXPLAINED:
             return max(2.0, self._kill_wait_s - 4)
         left = self._end_time - time.time() - 20 if self._end_time else SAVE_S
         return max(2.0, min(self.save_s, left))
 
 
 def end_driver(
-    driver: Driver, lookout: Lookout, nodes: NodeSteps, signals: list[int], left: TimeLeft, say: Callable[[str], None]
+    driver: Driver, watch: JobWatch, nodes: NodeSteps, signals: list[int], left: TimeLeft, say: Callable[[str], None]
 ) -> int | None:
     """Let the driver save, and end it. Returns its exit code, None if it was killed."""
-    if lookout.cause is Cause.HEAD_DIED:
+    if watch.cause is Cause.HEAD_DIED:
         driver.kill()  # without the head it would wait a minute for it
         return None
     code = driver.exit_code()
     if code is None:
-        if lookout.cause is not Cause.CANCELLED:
+        if watch.cause is not Cause.CANCELLED:
             nodes.hold()
         signals.clear()
         driver.terminate()
-        code = _await_end(driver, lookout, signals, left)
+        code = _await_end(driver, watch, signals, left)
         say("driver killed" if code is None else f"driver saved and ended with exit code {code}")
     driver.kill()
     return code
 
 
-def _await_end(driver: Driver, lookout: Lookout, signals: list[int], left: TimeLeft) -> int | None:
+def _await_end(driver: Driver, watch: JobWatch, signals: list[int], left: TimeLeft) -> int | None:
     code = None
-    ends = time.monotonic() + left.to_save_s(lookout)
+    ends = time.monotonic() + left.to_save_s(watch)
     while code is None and time.monotonic() < ends:
         time.sleep(POLL_S)
         code = driver.exit_code()
-        if lookout.explain():
-            later = time.monotonic() + left.to_save_s(lookout)
-            ends = min(ends, later) if lookout.killed_soon else later  # SIGKILL does not wait
-        if lookout.cause is not Cause.CANCELLED and signal.SIGTERM in signals:
-            lookout.classify("SIGTERM while saving")  # a scancel does not wait
+        if watch.explain():
+            later = time.monotonic() + left.to_save_s(watch)
+            ends = min(ends, later) if watch.killed_soon else later  # SIGKILL does not wait
+        if watch.cause is not Cause.CANCELLED and signal.SIGTERM in signals:
+            watch.classify("SIGTERM while saving")  # a scancel does not wait
             signals.clear()
-            ends = min(ends, time.monotonic() + left.to_save_s(lookout))
+            ends = min(ends, time.monotonic() + left.to_save_s(watch))
     return code

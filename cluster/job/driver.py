@@ -14,7 +14,7 @@ from typing import Any
 
 from bigbatch.cluster.host import private_folder, processes
 from bigbatch.cluster.host.root import IMPORT_ROOT
-from bigbatch.cluster.node.ray_commands import interpreter
+from bigbatch.cluster.node.ray_commands import ray_python
 
 
 class Driver:
@@ -50,7 +50,7 @@ class GcsWatch:
         self.nodes: list[dict[str, Any]] = []
         with errors.open("ab") as log:
             self._process = subprocess.Popen(
-                [interpreter(), "-m", "bigbatch.cluster.node.gcs", "watch"],
+                [ray_python(), "-m", "bigbatch.cluster.node.gcs", "watch"],
                 cwd=IMPORT_ROOT,
                 env=dict(env),
                 stdin=subprocess.DEVNULL,
@@ -83,7 +83,7 @@ def drain_in_ray(addresses: Sequence[str], reason: str, env: Mapping[str, str], 
     """
     try:
         subprocess.run(
-            [interpreter(), "-m", "bigbatch.cluster.node.gcs", "drain", reason, *addresses],
+            [ray_python(), "-m", "bigbatch.cluster.node.gcs", "drain", reason, *addresses],
             cwd=IMPORT_ROOT,
             env=dict(env),
             stdout=subprocess.DEVNULL,
@@ -95,10 +95,10 @@ def drain_in_ray(addresses: Sequence[str], reason: str, env: Mapping[str, str], 
 
 
 def driver_environment(ray: Mapping[str, str], folder: Path, tmp: Path) -> dict[str, str]:
-    """What the driver finds in its environment, but for the time that it has (``saving.TimeLeft``).
+    """What the driver finds in its environment, but for the time that it has (``drain.TimeLeft``).
 
     Args:
-        ray: of every process of the cluster (``ray_commands.environment``).
+        ray: of every process of the cluster (``ray_commands.ray_environment``).
         folder, tmp: of the job: on the shared file system, and on this node until the job ends.
     """
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])  # `python`: this one

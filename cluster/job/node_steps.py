@@ -12,7 +12,7 @@ from typing import Any
 from bigbatch.cluster.host import processes, slurm_commands
 from bigbatch.cluster.host.atomic_files import read_json, write_json
 from bigbatch.cluster.host.root import IMPORT_ROOT
-from bigbatch.cluster.job.allocated_nodes import GrantedNode
+from bigbatch.cluster.job.allocated_nodes import AllocatedNode
 from bigbatch.cluster.node.heartbeats import Heartbeats
 from bigbatch.cluster.node.node_process import CONTROL_FILE, NODES_FOLDER
 
@@ -32,7 +32,7 @@ class NodeSteps:
     def __init__(self, job_id: str, run_id: str, record: Path, tls: bool) -> None:
         self._job_id, self._run_id, self._record, self._tls = job_id, run_id, record, tls
         self._steps: dict[str, subprocess.Popen[bytes]] = {}
-        self._started: dict[str, tuple[GrantedNode, str | None]] = {}
+        self._started: dict[str, tuple[AllocatedNode, str | None]] = {}
         self._not_again: set[str] = set()
         self._heartbeats = Heartbeats()
         self._control: dict[str, Any] = {"run_id": run_id}
@@ -66,7 +66,7 @@ class NodeSteps:
     def _is_lent(self, facts: Mapping[str, Any]) -> bool:
         return facts.get("job") not in (None, self._job_id)
 
-    def start(self, node: GrantedNode, address: str | None) -> None:
+    def start(self, node: AllocatedNode, address: str | None) -> None:
         """Start a node: as the head if ``address`` is None, else as a worker of the head there."""
         self._started[node.name] = node, address
         log_path = self._record / NODES_FOLDER / f"{node.name}{self._suffix}.log"
@@ -151,7 +151,7 @@ class NodeSteps:
         self._tell(stop=True, keep_logs=keep_logs)
         if self.living():
             try:
-                slurm_commands.cancel(self._job_id, signal="TERM", steps_only=True)
+                slurm_commands.scancel(self._job_id, signal="TERM", steps_only=True)
             except slurm_commands.SlurmError:
                 pass  # they read the control file, only a little later
         processes.wait_until(lambda: not (self.look() or self.living()), timeout_s)
@@ -177,7 +177,7 @@ class NodeSteps:
             pass  # SIGTERM still reaches them
 
 
-def srun_command(node: GrantedNode) -> list[str]:
+def srun_command(node: AllocatedNode) -> list[str]:
     """One task on one node beside other steps, with all that the job has there."""
     # --export=ALL: a user's SBATCH_EXPORT=NONE would reach the steps as SLURM_EXPORT_ENV and empty theirs.
     command = [

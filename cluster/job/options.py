@@ -11,7 +11,7 @@ from pathlib import Path
 from bigbatch.cluster.host.command_line import empty_value
 from bigbatch.cluster.host.option_values import whole_number
 from bigbatch.cluster.host.root import ROOT
-from bigbatch.cluster.node.ray_commands import in_its_environment, interpreter
+from bigbatch.cluster.node.ray_commands import in_container_if_any, ray_python
 
 TUNE = ROOT / "tune" / "run.py"
 USAGE = "sbatch [-N 4 …] cluster/ray_head_workers.slurm [options of the job] --space NAME … | -- COMMAND …"
@@ -50,7 +50,7 @@ FLAGS = {"--tls": "tls", "--chain": "chain", "--keep-logs": "keep_logs"}
 NUMBERS = {"--max-restarts": "max_restarts", "--margin": "margin_s", "--start-timeout": "start_timeout_s"}
 
 
-def parse(argv: Sequence[str]) -> JobOptions:
+def parse_job_options(argv: Sequence[str]) -> JobOptions:
     """Split the arguments. Raises UsageError."""
     values: dict[str, object] = {}
     rest = list(argv)
@@ -120,7 +120,7 @@ def driver_command(options: JobOptions, default_name: str, address: str, folder:
         again: this is a restart, so a study that is there is the job's own.
     """
     if options.command:
-        return in_its_environment(options.command)
+        return in_container_if_any(options.command)
     arguments = [word for word in options.arguments if not again or word != "--retry-failed"]  # once, not each start
     named = value_of(arguments, "--study") is not None
     if not named:
@@ -128,7 +128,7 @@ def driver_command(options: JobOptions, default_name: str, address: str, folder:
     started = folder is not None and (folder / "study.json").exists()
     if started and (again or not named) and "--resume" not in arguments:
         arguments.append("--resume")
-    return [interpreter(), str(TUNE), *arguments, "--address", address]
+    return [ray_python(), str(TUNE), *arguments, "--address", address]
 
 
 def workers(options: JobOptions) -> int | None:

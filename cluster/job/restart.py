@@ -12,7 +12,7 @@ from pathlib import Path
 
 from bigbatch.cluster.host import slurm_commands, slurm_values
 from bigbatch.cluster.job import options, successor
-from bigbatch.cluster.job.allocated_nodes import Grant
+from bigbatch.cluster.job.allocated_nodes import Allocation
 from bigbatch.cluster.job.policy import Action
 from bigbatch.cluster.record import job_record
 from bigbatch.cluster.record.study_progress import JOURNAL
@@ -23,7 +23,7 @@ START_DELAY_S = 12
 START_ATTEMPTS = 10
 
 
-def study_name(job_id: str, env: Mapping[str, str] | None = None) -> str:
+def default_study_name(job_id: str, env: Mapping[str, str] | None = None) -> str:
     """The study of a job whose user named none: the same in every restart and successor."""
     env = os.environ if env is None else env
     return env.get(STUDY) or f"bigbatch-{job_id}"
@@ -32,22 +32,22 @@ def study_name(job_id: str, env: Mapping[str, str] | None = None) -> str:
 def record_of_predecessor(env: Mapping[str, str] | None = None) -> job_record.JobRecord | None:
     """The record of the job that submitted this one as its successor (``--chain``)."""
     env = os.environ if env is None else env
-    return job_record.read(env[PREDECESSOR], env) if env.get(PREDECESSOR) else None
+    return job_record.read_record(env[PREDECESSOR], env) if env.get(PREDECESSOR) else None
 
 
 def first_record(
-    grant: Grant, chosen: options.JobOptions, study: Path | None, before: job_record.JobRecord | None
+    allocation: Allocation, chosen: options.JobOptions, study: Path | None, before: job_record.JobRecord | None
 ) -> job_record.JobRecord:
     """What a start of a job says of itself first. ``before``: the last start's, or the predecessor's."""
     return job_record.JobRecord(
-        job_id=grant.job_id,
+        job_id=allocation.job_id,
         state="allocation",
         command=list(chosen.command or ("tune/run.py", *chosen.arguments)),
-        nodes=[node.name for node in grant.nodes],
-        head=grant.head.name,
+        nodes=[node.name for node in allocation.nodes],
+        head=allocation.head.name,
         study_folder=str(study) if study else None,
         log=log_path(),
-        end_time=grant.end_time,
+        end_time=allocation.end_time,
         restarts=before.restarts + 1 if before else 0,
         fruitless_restarts=before.fruitless_restarts if before else 0,
         excluded=dict(before.excluded) if before else {},
@@ -63,22 +63,22 @@ def log_path() -> str | None:
     return path if path.startswith("/") and not path.startswith("/dev/") else None
 
 
-def act(
+def start_again(
     action: Action, job: job_record.JobRecord, default_study: str, say: Callable[[str], None], *, again: bool = False
 ) -> None:
     """Have ``job``, or a successor, started. ``again``: Slurm did not answer before. Raises SlurmError."""
     if action is Action.CHAIN:
         # A controller that did not answer may have taken the successor nonetheless.
         known = successor.in_queue(job.job_id) if again else None
-        job.successor = known or chain(job.job_id, list(job.excluded), default_study)
+        job.successor = known or submit_successor(job.job_id, list(job.excluded), default_study)
         say(f"job {job.successor} goes on when this one has ended")
     elif action is Action.REQUEUE:
-        requeue(job.job_id, job.excluded, say)
+        requeue_job(job.job_id, job.excluded, say)
     elif action is Action.LEAVE_TO_SLURM:
         start_soon(job.job_id, say)
 
 
-def resuming(study: Path | None) -> str | None:
+def resume_options(study: Path | None) -> str | None:
     """The options with which a search goes on; None where there is none yet."""
     if study is None or not (study / "study.json").exists():
         return None
@@ -86,11 +86,11 @@ def resuming(study: Path | None) -> str | None:
     return words if (study / JOURNAL).exists() else f"{words}, and its --storage if it had one"
 
 
-def requeue(job_id: str, excluded: Mapping[str, str], say: Callable[[str], None]) -> None:
+def requeue_job(job_id: str, excluded: Mapping[str, str], say: Callable[[str], None]) -> None:
     """Put this job back into the queue, to start soon. Slurm ends this process a moment later. Raises SlurmError."""
     avoid = bool(excluded) and may_exclude(job_id, list(excluded))  # asked now: Slurm soon ends our commands, too
     avoided = excluded_by_user(slurm_commands.job_fields(job_id)) if avoid else []
-    slurm_commands.requeue(job_id)
+    slurm_commands.scontrol_requeue(job_id)
     if avoid:
         try:
             slurm_commands.exclude(job_id, [*avoided, *(node for node in excluded if node not in avoided)])
@@ -124,7 +124,7 @@ def may_exclude(job_id: str, nodes: list[str]) -> bool:
         if slurm_values.is_set(fields.get("ReqNodeList")):
             return False  # these very nodes were asked for
         features = fields["Features"] if slurm_values.is_set(fields.get("Features")) else ""
-        wanted = slurm_values.least(fields.get("NumNodes")) or 1
+        wanted = slurm_values.least_count(fields.get("NumNodes")) or 1
         usable = set(slurm_commands.usable_nodes(fields.get("Partition", ""), features, gres_per_node(fields)))
         return len(usable - {*nodes, *excluded_by_user(fields)}) >= wanted
     except (slurm_commands.SlurmError, ValueError):
@@ -136,18 +136,18 @@ def gres_per_node(fields: Mapping[str, str]) -> str:
     for name in ("TresPerNode", "TresPerTask"):  # a search has one task a node
         if slurm_values.gres_parts(fields.get(name, "")):
             return fields[name]
-    nodes = slurm_values.least(fields.get("NumNodes")) or 1
+    nodes = slurm_values.least_count(fields.get("NumNodes")) or 1
     parts = slurm_values.gres_parts(fields.get("TresPerJob", ""))
     return ",".join(f"{name}:{kind + ':' if kind else ''}{math.ceil(count / nodes)}" for name, kind, count in parts)
 
 
-def chain(job_id: str, excluded: list[str], default_study: str) -> str:
+def submit_successor(job_id: str, excluded: list[str], default_study: str) -> str:
     """Submit a successor of this job that starts when it has ended. Returns its id. Raises SlurmError."""
     components = slurm_commands.component_fields(job_id)
     fields = components[0]
-    env = {**successor.environment(os.environ), PREDECESSOR: job_id, STUDY: default_study}
+    env = {**successor.environment_for_successor(os.environ), PREDECESSOR: job_id, STUDY: default_study}
     # --export=ALL on the command line wins over SBATCH_EXPORT=NONE: the successor must know its predecessor.
-    options = ["--export=ALL", f"--dependency=afterany:{job_id}", *successor.options(fields)]
+    options = ["--export=ALL", f"--dependency=afterany:{job_id}", *successor.sbatch_options(fields)]
     options.append(f"--comment={successor.marked(fields.get('Comment'), job_id)}")
     avoided = excluded_by_user(fields)
     if excluded and may_exclude(job_id, excluded):
@@ -158,7 +158,7 @@ def chain(job_id: str, excluded: list[str], default_study: str) -> str:
         options += [":", *successor.component_options(others)]
         if kept_off := excluded_by_user(others):
             options.append(f"--exclude={','.join(kept_off)}")
-    return slurm_commands.submit(script_of(fields["Command"]), options=options, arguments=sys.argv[1:], env=env)
+    return slurm_commands.sbatch(script_of(fields["Command"]), options=options, arguments=sys.argv[1:], env=env)
 
 
 def script_of(command: str) -> str:

@@ -1,4 +1,4 @@
-"""A Ray cluster inside a Slurm allocation, from the grant to the last removed file.
+"""A Ray cluster inside a Slurm allocation, from its allocation to the last removed file.
 
 ``cluster/ray_head_workers.slurm`` runs this as the batch script's process:
 
@@ -25,12 +25,12 @@ from typing import Any
 from bigbatch.cluster.host import private_folder, slurm_commands
 from bigbatch.cluster.host.lease import Lease
 from bigbatch.cluster.job import attach, checks, drain, early_signal, options, restart, useful_start
-from bigbatch.cluster.job.allocated_nodes import Grant, NoAllocation, await_grant
+from bigbatch.cluster.job.allocated_nodes import Allocation, NoAllocation, await_allocation
 from bigbatch.cluster.job.checks import WRONG_INPUT, BadInput
 from bigbatch.cluster.job.driver import Driver, GcsWatch, driver_environment
 from bigbatch.cluster.job.node_steps import STOP_TIMEOUT_S, NodeSteps
 from bigbatch.cluster.job.policy import Action, Cause, Decision, Situation, decide
-from bigbatch.cluster.job.watch import POLL_S, Lookout
+from bigbatch.cluster.job.watch import POLL_S, JobWatch
 from bigbatch.cluster.node import credentials, ray_commands
 from bigbatch.cluster.record import job_record
 
@@ -70,16 +70,16 @@ class Job:
         self._clean_up = ExitStack()
         self._driver: Driver | None = None
         self._check: checks.ArgumentCheck | None = None
-        self._watch: GcsWatch | None = None
+        self._gcs_watch: GcsWatch | None = None
         self._lease: Lease | None = None
         self._study: Path | None = None
         self._decision = Decision(Action.END, 1, "the job itself failed")
-        self._grant: Grant
+        self._allocation: Allocation
         self._record: job_record.JobRecord
         self._nodes: NodeSteps
-        self._lookout: Lookout
+        self._job_watch: JobWatch
         self._left: drain.TimeLeft
-        self._gain: useful_start.Start
+        self._job_start: useful_start.JobStart
 
     def run(self) -> int:
         """Returns the exit code: the driver's, 2 for wrong input, 1 if the cluster failed, 143 if it was cut short."""
@@ -101,28 +101,32 @@ class Job:
 
     def _read_allocation(self) -> State:
         try:
-            self._grant = grant = await_grant(self._signals, self._say)
+            self._allocation = allocation = await_allocation(self._signals, self._say)
         except (NoAllocation, slurm_commands.SlurmError) as error:
             raise BadInput(str(error)) from None
         checks.check_commands()
-        checks.check_workers(self._options, grant)
-        checks.check_time(self._options, grant)
+        checks.check_workers_fit_allocation(self._options, allocation)
+        checks.check_time(self._options, allocation)
         kill_wait_s = slurm_commands.kill_wait_s(timeout_s=5)  # now: later a busy controller may take too long
-        self._left = drain.TimeLeft(grant.end_time, self._options.margin_s, kill_wait_s)
-        before = job_record.read(grant.job_id) if grant.restart_count else restart.record_of_predecessor()
-        self._again = before is not None or grant.restart_count > 0
-        self._default_study = restart.study_name(grant.job_id)
+        self._left = drain.TimeLeft(allocation.end_time, self._options.margin_s, kill_wait_s)
+        before = (
+            job_record.read_record(allocation.job_id) if allocation.restart_count else restart.record_of_predecessor()
+        )
+        self._again = before is not None or allocation.restart_count > 0
+        self._default_study = restart.default_study_name(allocation.job_id)
         self._study = options.study_folder(self._options, self._default_study, self._cwd)
-        self._record = restart.first_record(grant, self._options, self._study, before)
+        self._record = restart.first_record(allocation, self._options, self._study, before)
         self._early = early_signal.last(before)
-        self._folder = job_record.folder_of(grant.job_id)
-        checks.write_first(self._record)
-        self._lease = checks.take_lease(self._study, grant.job_id) if self._study else None
-        self._gain = useful_start.Start(self._study, grant.end_time, self._options.margin_s)
-        names = ",".join(node.name for node in grant.nodes)
-        left = f", {grant.end_time - time.time():.0f} s left" if grant.end_time else ""
-        self._say(f"job {grant.job_id} on {names}{left}; start {self._record.restarts + 1}; files in {self._folder}")
-        if too_short := self._gain.too_short_for_an_epoch():
+        self._folder = job_record.folder_of(allocation.job_id)
+        checks.write_first_record(self._record)
+        self._lease = checks.take_lease(self._study, allocation.job_id) if self._study else None
+        self._job_start = useful_start.JobStart(self._study, allocation.end_time, self._options.margin_s)
+        names = ",".join(node.name for node in allocation.nodes)
+        left = f", {allocation.end_time - time.time():.0f} s left" if allocation.end_time else ""
+        self._say(
+            f"job {allocation.job_id} on {names}{left}; start {self._record.restarts + 1}; files in {self._folder}"
+        )
+        if too_short := self._job_start.too_short_for_an_epoch():
             self._say(too_short)
         return State.CREDENTIALS
 
@@ -131,9 +135,9 @@ class Job:
             self._token = credentials.make_token(self._folder)
             self._authority = credentials.make_authority(self._folder) if self._options.tls else None
             # What the driver and its libraries leave in TMPDIR goes with the job.
-            self._tmp = self._clean_up.enter_context(private_folder.private_folder(self._grant.job_id))
-            run_id = f"{self._grant.job_id}.{self._grant.restart_count}"
-            self._nodes = NodeSteps(self._grant.job_id, run_id, self._folder, self._options.tls)
+            self._tmp = self._clean_up.enter_context(private_folder.temporary_folder(self._allocation.job_id))
+            run_id = f"{self._allocation.job_id}.{self._allocation.restart_count}"
+            self._nodes = NodeSteps(self._allocation.job_id, run_id, self._folder, self._options.tls)
             self._nodes.prepare()
         except (credentials.CredentialError, OSError) as error:
             raise BadInput(str(error)) from None
@@ -141,23 +145,23 @@ class Job:
         self._record.node_logs = str(self._folder / "nodes")
         if not self._options.command and not self._again:
             command = options.driver_command(self._options, self._default_study, "auto", self._study, self._again)
-            self._check = checks.ArgumentCheck(command, self._cwd, self._tmp, self._grant)
+            self._check = checks.ArgumentCheck(command, self._cwd, self._tmp, self._allocation)
         chores = [task for task in (self._check and self._check.look, self._lease and self._lease.renew) if task]
-        self._lookout = Lookout(
-            *(self._record, self._nodes, self._grant.head.name, self._left.deadline(), self._signals, chores),
+        self._job_watch = JobWatch(
+            *(self._record, self._nodes, self._allocation.head.name, self._left.deadline(), self._signals, chores),
             *(self._say, self._save),
         )
         return State.HEAD
 
     def _start_head(self) -> State:
-        head = self._grant.head
-        if self._check is not None and self._check.wait(self._lookout.interruption):
+        head = self._allocation.head
+        if self._check is not None and self._check.wait(self._job_watch.interruption):
             return State.DRAINING
         self._nodes.start(head, None)
         facts: dict[str, Any] = {}
         deadline = time.monotonic() + self._options.start_timeout_s
         while facts.get("state") != "ready":
-            if self._lookout.interruption():
+            if self._job_watch.interruption():
                 return State.DRAINING
             if time.monotonic() > deadline:
                 return self._stop_because(Cause.START_FAILED, "the head is not ready in time (--start-timeout)")
@@ -170,23 +174,23 @@ class Job:
             certificates = credentials.make_certificate(
                 self._authority, self._authority / "driver", ["localhost", head.name], [facts["ip"], "127.0.0.1"]
             )
-        self._env = self._lookout.env = ray_commands.environment(self._record.address, self._token, certificates)
+        self._env = self._job_watch.env = ray_commands.ray_environment(self._record.address, self._token, certificates)
         self._say(
             f"head {head.name} at {self._record.address}, dashboard on its loopback {self._record.dashboard_port}"
         )
         return State.WORKERS
 
     def _start_workers(self) -> State:
-        for node in self._grant.nodes[1:]:
+        for node in self._allocation.nodes[1:]:
             self._nodes.start(node, self._record.address)
-        self._watch = GcsWatch(self._env, self._folder / "gcs.log")
+        self._gcs_watch = GcsWatch(self._env, self._folder / "gcs.log")
         return State.REGISTERED
 
     def _wait_registered(self) -> State:
-        assert self._watch is not None
+        assert self._gcs_watch is not None
         deadline = time.monotonic() + self._options.start_timeout_s
         while True:
-            if self._lookout.interruption():
+            if self._job_watch.interruption():
                 return State.DRAINING
             statuses = {name: self._nodes.status(name) for name in self._nodes.living()}
             expected = (
@@ -196,7 +200,7 @@ class Job:
             )
             if (
                 all(s.get("state") == "ready" for s in statuses.values())
-                and self._watch.sum(self._grant.job_id) == expected
+                and self._gcs_watch.sum(self._allocation.job_id) == expected
             ):
                 break
             if time.monotonic() > deadline:
@@ -206,44 +210,44 @@ class Job:
         return State.DRIVER
 
     def _run_driver(self) -> State:
-        assert self._watch is not None and self._record.address is not None
-        self._watch.close()
+        assert self._gcs_watch is not None and self._record.address is not None
+        self._gcs_watch.close()
         command = options.driver_command(
             self._options, self._default_study, self._record.address, self._study, self._again
         )
         self._record.command = command
         self._save()
-        self._gain.driver_begins()
+        self._job_start.driver_begins()
         try:
             env = driver_environment(self._env, self._folder, self._tmp)
             self._driver = Driver(command, self._cwd, env | self._left.environment(self._early))
         except OSError as error:
             raise BadInput(f"the command must be a program; got {command[0]!r} ({error.strerror}).") from None
         while self._driver.exit_code() is None:
-            if self._lookout.interruption():
+            if self._job_watch.interruption():
                 return State.DRAINING
             time.sleep(POLL_S)
         # Slurm may signal the driver too, which then ends first: ask why before it is called a failure.
-        if self._signals and self._lookout.interruption():
+        if self._signals and self._job_watch.interruption():
             return State.DRAINING
         return self._stop_because(Cause.DRIVER_ENDED, f"driver ended with exit code {self._driver.exit_code()}")
 
     def _drain(self) -> State:
-        assert self._lookout.cause is not None
-        self._gain.driver_is_to_end()
+        assert self._job_watch.cause is not None
+        self._job_start.driver_is_to_end()
         self._note_early_signal()
         code = None
         if self._driver is not None:
-            code = drain.end_driver(self._driver, self._lookout, self._nodes, self._signals, self._left, self._say)
+            code = drain.end_driver(self._driver, self._job_watch, self._nodes, self._signals, self._left, self._say)
         if self._check is not None:
             self._check.close()
         self._clean_up.close()  # before the nodes are waited for: after scancel Slurm may not leave the time
-        self._lookout.explain()
-        failed = self._lookout.cause in (Cause.START_FAILED, Cause.HEAD_DIED) or (
-            self._lookout.cause is Cause.DRIVER_ENDED and code != 0
+        self._job_watch.explain()
+        failed = self._job_watch.cause in (Cause.START_FAILED, Cause.HEAD_DIED) or (
+            self._job_watch.cause is Cause.DRIVER_ENDED and code != 0
         )
         self._stop_nodes(keep_logs=failed)
-        self._lookout.explain(self._left.patience_s())
+        self._job_watch.explain(self._left.patience_s())
         self._decision = self._decide(code)
         self._record.reason = self._decision.reason
         return State.ENDED if self._decision.action is Action.END else State.REQUEUEING
@@ -257,7 +261,7 @@ class Job:
             if signal.SIGTERM in self._signals and self._cancelled_meanwhile():
                 return State.ENDED
             try:
-                restart.act(self._decision.action, self._record, self._default_study, self._say, again=again)
+                restart.start_again(self._decision.action, self._record, self._default_study, self._say, again=again)
             except slurm_commands.SlurmSilent as error:
                 again = True
                 if time.monotonic() < ends:
@@ -271,11 +275,11 @@ class Job:
     def _cancelled_meanwhile(self) -> bool:
         """Whether SIGTERM, since the driver was told to save, was a scancel. If so, that is the decision."""
         self._signals.clear()
-        self._lookout.classify("SIGTERM while draining")
-        self._lookout.explain(self._left.patience_s())
-        if self._lookout.slurm_requeues:  # it was preempted without, or at the end of, a grace time
+        self._job_watch.classify("SIGTERM while draining")
+        self._job_watch.explain(self._left.patience_s())
+        if self._job_watch.slurm_requeues:  # it was preempted without, or at the end of, a grace time
             self._decision = Decision(Action.LEAVE_TO_SLURM, 143, self._decision.reason)
-        if self._lookout.cause is not Cause.CANCELLED:
+        if self._job_watch.cause is not Cause.CANCELLED:
             return False
         self._decision = Decision(Action.END, 143, Cause.CANCELLED.value)
         self._record.reason = self._decision.reason
@@ -290,27 +294,27 @@ class Job:
 
     def _decide(self, code: int | None) -> Decision:
         """What follows from this start; ``code``: the driver's exit code."""
-        assert self._lookout.cause is not None
-        gained = self._gain.look(self._early)
-        if self._lookout.cause is Cause.TIME_LIMIT and gained.useful and not gained.epochs:
+        assert self._job_watch.cause is not None
+        result = self._job_start.look(self._early)
+        if self._job_watch.cause is Cause.TIME_LIMIT and result.useful and not result.epochs:
             self._say("no epoch ended in this start; trials go on from checkpoints within one")
         # Where an earlier start of this walltime was useful, it is not too short.
         none_was_useful = self._record.fruitless_restarts == self._record.restarts
-        self._record.fruitless_restarts = 0 if gained.useful else self._record.fruitless_restarts + 1
+        self._record.fruitless_restarts = 0 if result.useful else self._record.fruitless_restarts + 1
         return decide(
             Situation(
-                cause=self._lookout.cause,
+                cause=self._job_watch.cause,
                 exit_code=code,
                 fruitless=self._record.fruitless_restarts,
                 max_restarts=self._options.max_restarts,
                 chain=self._options.chain,
-                slurm_requeues=self._lookout.slurm_requeues,
-                too_short=gained.too_short if none_was_useful else None,
+                slurm_requeues=self._job_watch.slurm_requeues,
+                too_short=result.too_short if none_was_useful else None,
             )
         )
 
     def _note_early_signal(self) -> None:
-        usr1, end = self._lookout.usr1_at, self._grant.end_time
+        usr1, end = self._job_watch.usr1_at, self._allocation.end_time
         self._early = early_signal.noticed(usr1, time.time(), end, self._options.margin_s, self._early)
         self._record.early_signal = dataclasses.asdict(self._early) if self._early else None
         if self._early and usr1:
@@ -319,22 +323,22 @@ class Job:
     def _go_on_with(self, statuses: dict[str, dict[str, Any]]) -> State:
         """The deadline for registering has passed: leave out the nodes that are not ready."""
         absent = [name for name, s in statuses.items() if s.get("state") != "ready"]
-        if self._grant.head.name in absent or not absent:
+        if self._allocation.head.name in absent or not absent:
             return self._stop_because(Cause.START_FAILED, "the nodes did not register in time")
         for name in absent:
-            self._lookout.exclude(name, "did not register in time")
+            self._job_watch.exclude(name, "did not register in time")
             self._nodes.kill(name)
         self._say(f"going on without {', '.join(absent)}, which did not register in time")
         return State.DRIVER
 
     def _stop_nodes(self, *, keep_logs: bool) -> None:
-        patience = CANCELLED_STOP_S if self._lookout.cause is Cause.CANCELLED else STOP_TIMEOUT_S
+        patience = CANCELLED_STOP_S if self._job_watch.cause is Cause.CANCELLED else STOP_TIMEOUT_S
         late = self._nodes.stop(keep_logs=keep_logs or self._options.keep_logs, timeout_s=patience)
         if late:
             self._say(f"nodes that did not end in time, and were killed: {', '.join(late)}")
 
     def _stop_because(self, cause: Cause, text: str) -> State:
-        self._lookout.stop_because(cause, text)
+        self._job_watch.stop_because(cause, text)
         return State.DRAINING
 
     def _enter(self, state: State) -> None:
@@ -354,8 +358,8 @@ class Job:
             self._driver.kill()
         if self._check is not None:
             self._check.close()
-        if self._watch is not None:
-            self._watch.close()
+        if self._gcs_watch is not None:
+            self._gcs_watch.close()
         if hasattr(self, "_nodes") and self._nodes.living():
             self._stop_nodes(keep_logs=False)
         self._clean_up.close()
@@ -363,7 +367,7 @@ class Job:
             self._lease.release()
         if hasattr(self, "_record"):
             self._record.reason = self._record.reason or self._decision.reason
-            credentials.remove(self._folder)  # the next start makes its own
+            credentials.remove_credentials(self._folder)  # the next start makes its own
             if self._decision.action is Action.END:
                 self._record.state = State.ENDED.value
                 self._say_how_to_go_on()
@@ -371,9 +375,9 @@ class Job:
             self._save()
 
     def _say_how_to_go_on(self) -> None:
-        by_itself = hasattr(self, "_lookout") and self._lookout.cause is Cause.DRIVER_ENDED
+        by_itself = hasattr(self, "_job_watch") and self._job_watch.cause is Cause.DRIVER_ENDED
         if self._decision.exit_code not in (0, WRONG_INPUT) and not by_itself:
-            words = restart.resuming(self._study)
+            words = restart.resume_options(self._study)
             if words:
                 self._say(f"to go on, submit the job again with these in place of the search's options: {words}")
 
@@ -395,7 +399,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments[:1] == ["--attach"]:
         return attach.main(arguments[1:])
     try:
-        chosen = options.parse(arguments)
+        chosen = options.parse_job_options(arguments)
     except options.UsageError as error:
         print(f"ray_head_workers.slurm: error: {error}", file=sys.stderr)
         return WRONG_INPUT

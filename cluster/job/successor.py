@@ -28,18 +28,18 @@ OF_THIS_JOB = ("SLURM_", "SRUN_", "RAY_")
 DEVICES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
 
 
-def environment(env: Mapping[str, str]) -> dict[str, str]:
+def environment_for_successor(env: Mapping[str, str]) -> dict[str, str]:
     """``env`` without what is this job's alone; Slurm's configuration stays."""
     kept = {k: v for k, v in env.items() if not k.startswith(OF_THIS_JOB) and k not in DEVICES}
     return {**kept, **({"SLURM_CONF": env["SLURM_CONF"]} if "SLURM_CONF" in env else {})}
 
 
-def options(fields: Mapping[str, str]) -> list[str]:
+def sbatch_options(fields: Mapping[str, str]) -> list[str]:
     """What a job was given, as options of sbatch, from the fields of ``scontrol show job``."""
     given = {option: fields[name] for name, option in OPTIONS.items() if slurm_values.is_set(fields.get(name))}
     if "--gres" in given:  # gres:gpu:2 or, with types, gres/gpu:a100:2
         given["--gres"] = given["--gres"].replace("gres:", "").replace("gres/", "")
-    given["--nodes"] = str(slurm_values.least(fields.get("NumNodes")) or 1)
+    given["--nodes"] = str(slurm_values.least_count(fields.get("NumNodes")) or 1)
     given.update(_gpu_options(fields))
     # Of each group sbatch takes one.
     for chosen, others in (("--mem-per-gpu", ("--mem", "--mem-per-cpu")), ("--cpus-per-gpu", ("--cpus-per-task",))):
@@ -53,7 +53,7 @@ def options(fields: Mapping[str, str]) -> list[str]:
 
 def component_options(fields: Mapping[str, str]) -> list[str]:
     """The same of a heterogeneous job's later components, for which the script's own ``#SBATCH`` lines do not count."""
-    given, tasks = options(fields), f"--ntasks={fields.get('NumTasks', '1')}"
+    given, tasks = sbatch_options(fields), f"--ntasks={fields.get('NumTasks', '1')}"
     return given if tasks in given else [*given, tasks]
 
 

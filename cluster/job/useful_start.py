@@ -23,7 +23,7 @@ USUAL_START_S = 60.0
 
 
 @dataclass(frozen=True)
-class Saved:
+class SavedWork:
     """What of a study is not trained again. ``checkpoints``: which, and when each was written."""
 
     epochs: int
@@ -31,13 +31,13 @@ class Saved:
     checkpoints: frozenset[tuple[str, int]]
 
 
-def saved(study: Path | None) -> Saved | None:
+def saved_work(study: Path | None) -> SavedWork | None:
     """None where nobody can say: a command of the user's own, or files that cannot be read."""
     if study is None:
         return None
     try:
-        trials = study_progress.read(study)
-        return Saved(_epochs(study), trials.finished if trials else 0, frozenset(_checkpoints(study)))
+        trials = study_progress.read_study_progress(study)
+        return SavedWork(_epochs(study), trials.finished if trials else 0, frozenset(_checkpoints(study)))
     except OSError:
         return None
 
@@ -69,7 +69,7 @@ def _checkpoints(study: Path) -> list[tuple[str, int]]:
 
 
 @dataclass(frozen=True)
-class Gained:
+class StartResult:
     """What a start has added to its study.
 
     Attributes:
@@ -84,7 +84,7 @@ class Gained:
     too_short: str | None = None
 
 
-class Start:
+class JobStart:
     """One start of a job, from before its nodes are started.
 
     Args:
@@ -95,7 +95,7 @@ class Start:
 
     def __init__(self, study: Path | None, ends_at: float | None, margin_s: float) -> None:
         self._study, self._ends_at, self._margin_s = study, ends_at, margin_s
-        self._before = saved(study)
+        self._before = saved_work(study)
         self._began_at = time.time()
         self._driver_began_at = self._driver_ended_at = 0.0
 
@@ -120,15 +120,15 @@ class Start:
         """From here on trials save themselves."""
         self._driver_ended_at = time.time()
 
-    def look(self, early: EarlySignal | None = None) -> Gained:
+    def look(self, early: EarlySignal | None = None) -> StartResult:
         """What this start has added so far. ``early``: Slurm's signal, where it came long before the margin."""
-        before, after = self._before, saved(self._study)
+        before, after = self._before, saved_work(self._study)
         if before is None or after is None:
-            return Gained(useful=time.time() - self._began_at >= LONG_ENOUGH_S)
+            return StartResult(useful=time.time() - self._began_at >= LONG_ENOUGH_S)
         epochs = after.epochs > before.epochs
         if epochs or after.finished > before.finished or after.checkpoints - before.checkpoints:
-            return Gained(useful=True, epochs=epochs)
-        return Gained(useful=False, epochs=False, too_short=self._too_short(early))
+            return StartResult(useful=True, epochs=epochs)
+        return StartResult(useful=False, epochs=False, too_short=self._too_short(early))
 
     def _too_short(self, early: EarlySignal | None) -> str | None:
         if self._ends_at is None or not self._driver_began_at:

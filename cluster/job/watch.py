@@ -52,7 +52,7 @@ class Question:
         return self._answer if self._answered.wait(timeout_s) else None
 
 
-class Lookout:
+class JobWatch:
     """Why the job must stop waiting, once there is a reason: ``cause``. Ask ``interruption`` often.
 
     Args:
@@ -127,7 +127,7 @@ class Lookout:
         return fields is not None
 
     def _judge(self, what: str, fields: Mapping[str, str], only_if_certain: bool = False) -> None:
-        preempted = slurm_values.moment(fields.get("PreemptTime")) is not None
+        preempted = slurm_values.seconds_since_epoch(fields.get("PreemptTime")) is not None
         state = fields.get("JobState", "CANCELLED")
         if only_if_certain and not preempted and state == "RUNNING":
             return

@@ -60,7 +60,7 @@ def make_certificate(authority: Path, folder: Path, names: Sequence[str], addres
     return folder
 
 
-def environment(token: Path, certificates: Path | None) -> dict[str, str]:
+def credential_variables(token: Path, certificates: Path | None) -> dict[str, str]:
     """Variables that make a Ray process show, and ask for, the job's credentials."""
     values = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
     if certificates is not None:
@@ -71,7 +71,7 @@ def environment(token: Path, certificates: Path | None) -> dict[str, str]:
     return values
 
 
-def remove(folder: Path) -> None:
+def remove_credentials(folder: Path) -> None:
     """Take a job's credentials away at its end: they open nothing any more."""
     (folder / TOKEN_FILE).unlink(missing_ok=True)
     shutil.rmtree(folder / TLS_FOLDER, ignore_errors=True)

@@ -37,8 +37,8 @@ KEPT_LOG_BYTES = 20 * 2**20
 STARTED = "Ray runtime started"
 
 
-class Node:
-    """A step's life, from the grant to the removed folder."""
+class NodeProcess:
+    """A step's life, from its start to the removed folder."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self._record: Path = arguments.record
@@ -62,9 +62,9 @@ class Node:
             print(f"removed {folder}, left by a job that was killed", flush=True)
         try:
             self._ip = network.own_address(self._name)
-            self._share = ray_commands.resources()
+            self._share = ray_commands.node_resources()
             self._report("starting", ip=self._ip, **self._share.to_dict())
-            with private_folder.private_folder(self._job_id) as folder:
+            with private_folder.temporary_folder(self._job_id) as folder:
                 failure = self._serve(folder)
         except (OSError, credentials.CredentialError) as error:
             failure = str(error)
@@ -100,10 +100,10 @@ class Node:
 
     def _start_ray(self, folder: Path, chosen: ports.NodePorts, certificates: Path | None) -> subprocess.Popen[bytes]:
         gcs = self._gcs or f"{self._ip}:{chosen.gcs}"
-        environment = ray_commands.environment(gcs, self._record / credentials.TOKEN_FILE, certificates)
+        environment = ray_commands.ray_environment(gcs, self._record / credentials.TOKEN_FILE, certificates)
         environment.update(private_folder.temporary_in(folder))  # what Ray and its workers leave there goes with it
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(IMPORT_ROOT), os.environ.get("PYTHONPATH")]))
-        command = ray_commands.start(
+        command = ray_commands.ray_start_command(
             self._ip, gcs, chosen, self._share, folder / "r", {"slurm_job": self._job_id, "slurm_node": self._name}
         )
         with (folder / "start.log").open("w") as log:
@@ -220,4 +220,4 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--follow", default="", help="for nodes that are lent: the run of the job they are lent to")
     parser.add_argument("--suffix", default="", help="of this node's report, which two jobs may share")
     parser.add_argument("--tls", action="store_true", help="certificates are in the job's folder")
-    return Node(parser.parse_args(argv)).run()
+    return NodeProcess(parser.parse_args(argv)).run()

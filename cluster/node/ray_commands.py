@@ -39,7 +39,7 @@ OF_ANOTHER_CLUSTER = ("RAY_ADDRESS", "RAY_AUTH_", "RAY_USE_TLS", "RAY_TLS_", "RA
 
 
 @dataclass(frozen=True)
-class Resources:
+class NodeResources:
     """What one node lends to Ray."""
 
     cpus: int
@@ -51,25 +51,25 @@ class Resources:
         return asdict(self)
 
 
-def resources(env: Mapping[str, str] | None = None) -> Resources:
+def node_resources(env: Mapping[str, str] | None = None) -> NodeResources:
     """This step's share of this node: what Slurm granted, never what the host shows."""
     granted = usable_memory_bytes(env)
     store = max(LEAST_OBJECT_STORE, min(LARGEST_OBJECT_STORE, granted // 10, _shared_memory_bytes() // 2))
     memory = int(granted * (1 - HEADROOM)) - store
-    return Resources(usable_cpus(env), granted_gpus(env), max(memory, 100 * MIB), store)
+    return NodeResources(usable_cpus(env), granted_gpus(env), max(memory, 100 * MIB), store)
 
 
-def environment(address: str, token: Path, certificates: Path | None) -> dict[str, str]:
+def ray_environment(address: str, token: Path, certificates: Path | None) -> dict[str, str]:
     """This process's environment with everything that a process of this cluster must know.
 
     Without RAY_ADDRESS in every process Ray's clean-up asks whichever cluster it finds on the host.
     """
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(OF_ANOTHER_CLUSTER)}
-    values = {**inherited, **SETTINGS, **credentials.environment(token, certificates), "RAY_ADDRESS": address}
+    values = {**inherited, **SETTINGS, **credentials.credential_variables(token, certificates), "RAY_ADDRESS": address}
     return {**values, **network.past_the_proxy([address.rpartition(":")[0]], values)}
 
 
-def interpreter(env: Mapping[str, str] | None = None) -> str:
+def ray_python(env: Mapping[str, str] | None = None) -> str:
     """The Python that has Ray: this one, or with a container the one in it (``in_container.sh``).
 
     The job's own processes stay outside of a container: they need Slurm's commands, which an image lacks.
@@ -78,13 +78,15 @@ def interpreter(env: Mapping[str, str] | None = None) -> str:
     return env.get(NODE_PYTHON) or sys.executable
 
 
-def in_its_environment(command: Sequence[str], env: Mapping[str, str] | None = None) -> list[str]:
+def in_container_if_any(command: Sequence[str], env: Mapping[str, str] | None = None) -> list[str]:
     """A command of the user's own as it is run: with a container, in it, like the search."""
     env = os.environ if env is None else env
     return [env[NODE_PYTHON], "--command", *command] if env.get(NODE_PYTHON) else list(command)
 
 
-def start(ip: str, gcs: str, ports: NodePorts, share: Resources, folder: Path, labels: Mapping[str, str]) -> list[str]:
+def ray_start_command(
+    ip: str, gcs: str, ports: NodePorts, share: NodeResources, folder: Path, labels: Mapping[str, str]
+) -> list[str]:
     """``ray start`` in the foreground, as the head where ``ports`` has a port for it.
 
     Args:
@@ -97,7 +99,7 @@ def start(ip: str, gcs: str, ports: NodePorts, share: Resources, folder: Path, l
         *(f"--ray-client-server-port={ports.client}", "--no-monitor"),  # the monitor would only scale the cluster
     ]
     return [
-        *(interpreter(), "-m", "ray.scripts.scripts", "start"),
+        *(ray_python(), "-m", "ray.scripts.scripts", "start"),
         *(head if ports.gcs else [f"--address={gcs}"]),
         f"--node-ip-address={ip}",
         f"--node-manager-port={ports.node_manager}",

@@ -118,7 +118,7 @@ def _name_of(user: int) -> str:
         return f"user {user}"
 
 
-def read(job_id: str, env: Mapping[str, str] | None = None) -> JobRecord | None:
+def read_record(job_id: str, env: Mapping[str, str] | None = None) -> JobRecord | None:
     """The record of a job, None where there is none or it cannot be read."""
     try:
         values: dict[str, Any] = json.loads((folder_of(job_id, env) / FILE).read_text())
@@ -133,4 +133,4 @@ def all_records(env: Mapping[str, str] | None = None) -> list[JobRecord]:
     """Every job's record, oldest job first."""
     folder = home(env) / "jobs"
     ids = sorted((p.name for p in folder.glob("*") if p.is_dir()), key=lambda name: (len(name), name))
-    return [record for record in (read(job_id, env) for job_id in ids) if record is not None]
+    return [record for record in (read_record(job_id, env) for job_id in ids) if record is not None]

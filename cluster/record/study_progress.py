@@ -27,7 +27,7 @@ EPOCH_PARTS = ("train_s", "bn_s", "val_s", "checkpoint_s")
 
 
 @dataclass(frozen=True)
-class Progress:
+class StudyProgress:
     """A study as it stands."""
 
     name: str
@@ -46,7 +46,7 @@ class Progress:
         return self.complete + self.pruned + self.failed
 
 
-def read(folder: str | Path) -> Progress | None:
+def read_study_progress(folder: str | Path) -> StudyProgress | None:
     """The study in ``folder``; None if there is none that can be read."""
     folder = Path(folder)
     try:
@@ -57,7 +57,7 @@ def read(folder: str | Path) -> Progress | None:
     trials = _replay(_records(folder / JOURNAL), name)
     states = [state for state, _ in trials]
     values = [value for state, value in trials if state == COMPLETE and value is not None and not math.isnan(value)]
-    return Progress(
+    return StudyProgress(
         name=name,
         planned=planned if isinstance(planned, int) else None,
         complete=states.count(COMPLETE),

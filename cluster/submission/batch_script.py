@@ -32,7 +32,7 @@ from bigbatch.cluster.job import options
 from bigbatch.cluster.record import job_record
 from bigbatch.cluster.submission import search_check, wishes
 from bigbatch.cluster.submission.request import SIGNAL_S, Request
-from bigbatch.cluster.submission.resources import COUNTED_OTHERWISE, Resources, resources, slurm_partitions
+from bigbatch.cluster.submission.resources import COUNTED_OTHERWISE, JobResources, job_resources, slurm_partitions
 
 SEARCH, ATTACH = "ray_head_workers.slurm", "ray_attach.slurm"
 
@@ -77,7 +77,7 @@ def submit_request(
 ) -> str:
     """As ``submit``, with everything decided."""
     env = os.environ if env is None else env
-    if not dry_run and not slurm_commands.available():
+    if not dry_run and not slurm_commands.is_installed():
         raise slurm_commands.SlurmError(
             "sbatch is not on PATH. Submit on a login node, or write --dry-run to see the script."
         )
@@ -85,21 +85,21 @@ def submit_request(
     live = slurm_partitions()
     script = render(request, site, env=env, live=live)
     if check and request.is_search:
-        needs = resources(request, site, env=env, live=live)
+        needs = job_resources(request, site, env=env, live=live)
         _check_search(request, needs, render(request, site, env=env, live=live, check_only=True))
     if dry_run:
         return script
     path = _keep(script, request, env)
     # On the command line as well: variables such as SBATCH_ACCOUNT would win against the script's own lines.
-    directives = _directives(request, site, resources(request, site, env=env, live=live), env)
-    return slurm_commands.submit(str(path), options=directives, env=_outside_of_jobs(os.environ))
+    directives = _directives(request, site, job_resources(request, site, env=env, live=live), env)
+    return slurm_commands.sbatch(str(path), options=directives, env=_outside_of_jobs(os.environ))
 
 
-def _check_search(request: Request, needs: Resources, script: str) -> None:
+def _check_search(request: Request, needs: JobResources, script: str) -> None:
     """Raises InputError where the search would be refused in its job; says what could not be found out."""
     folders = [option.partition("=")[2] for option in request.options if option.startswith("--chdir=")]
     cwd = os.path.abspath(folders[-1]) if folders else os.getcwd()
-    arguments = options.parse([*request.job_options, *request.arguments]).arguments
+    arguments = options.parse_job_options([*request.job_options, *request.arguments]).arguments
     env = _outside_of_jobs(os.environ)
     if not any(option.startswith(COUNTED_OTHERWISE) for option in request.options):
         env[PLANNED_NODES] = planned(needs.nodes, needs.cpus_per_node, needs.gpus_per_node)
@@ -158,7 +158,7 @@ def render(
     the job would begin, with a check of the search.
     """
     env = os.environ if env is None else env
-    needs = resources(request, site, env=env, live=live)
+    needs = job_resources(request, site, env=env, live=live)
     modules = (*site.modules, *(needs.partition.modules if needs.partition else ()))
     script = ATTACH if request.attach_to else SEARCH
     arguments = f"{search_check.ARGUMENT} " * check_only + _arguments(request, site)
@@ -176,7 +176,7 @@ def render(
     return "\n".join(lines) + "\n"
 
 
-def _cost(needs: Resources, site: Site) -> str:
+def _cost(needs: JobResources, site: Site) -> str:
     """What the job takes at most, in the unit of budgets, and how the site counts."""
     if needs.time_s >= NO_LIMIT_S:
         return "It has no time limit."
@@ -187,7 +187,7 @@ def _cost(needs: Resources, site: Site) -> str:
     return text + (f": {site.accounting_command}" if site.accounting_command else ".")
 
 
-def _directives(request: Request, site: Site, needs: Resources, env: Mapping[str, str]) -> list[str]:
+def _directives(request: Request, site: Site, needs: JobResources, env: Mapping[str, str]) -> list[str]:
     log = str(job_record.home(env) / "logs").replace("%", "%%") + "/%j.log"
     requeue = site.requeue and not request.attach_to
     gpus = [f"{needs.gres}:{needs.gpus_per_node}"] if needs.gpus_per_node and needs.gres else []

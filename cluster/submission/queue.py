@@ -12,7 +12,7 @@ from bigbatch.cluster.host import slurm_commands
 from bigbatch.cluster.host.site.profiles import InputError, Site, find
 from bigbatch.cluster.record import job_record, study_progress
 from bigbatch.cluster.record.job_record import JobRecord
-from bigbatch.cluster.record.study_progress import Progress
+from bigbatch.cluster.record.study_progress import StudyProgress
 
 POLL_S = 0.5
 """Between two looks at the logs that are followed."""
@@ -22,7 +22,7 @@ QUEUE_FORMAT = "%i|%T|%M|%l|%D|%P|%r|%j"
 
 
 @dataclass(frozen=True)
-class Job:
+class QueueEntry:
     """A job as Slurm, its record and its study tell of it. None: they do not."""
 
     job_id: str
@@ -35,13 +35,13 @@ class Job:
     partition: str | None = None
     reason: str | None = None
     record: JobRecord | None = None
-    study: Progress | None = None
+    study: StudyProgress | None = None
 
 
 # Queue
 
 
-def queue(*, ended: bool = False, env: Mapping[str, str] | None = None) -> list[Job]:
+def queue(*, ended: bool = False, env: Mapping[str, str] | None = None) -> list[QueueEntry]:
     """The user's jobs that Slurm lists; with ``ended`` also those of which only the record is left.
 
     Raises SlurmError if Slurm does not answer; with ``ended`` the records are shown even then.
@@ -55,29 +55,31 @@ def queue(*, ended: bool = False, env: Mapping[str, str] | None = None) -> list[
         listed = []
     jobs = [_with_record(job, records.pop(job.job_id, None)) for job in listed]
     if ended:
-        jobs += [_with_record(Job(one.job_id), one) for one in records.values()]
+        jobs += [_with_record(QueueEntry(one.job_id), one) for one in records.values()]
     return sorted(jobs, key=lambda job: (len(job.job_id), job.job_id))
 
 
-def _listed() -> list[Job]:
+def _listed() -> list[QueueEntry]:
     text = slurm_commands.run("squeue", "--noheader", "--user", getpass.getuser(), f"--format={QUEUE_FORMAT}")
     jobs = []
     for line in text.splitlines():
         if line.count("|") < 7:
             continue
         job_id, state, elapsed, limit, nodes, partition, reason, name = line.strip().split("|", 7)
-        jobs.append(Job(job_id, name, state, elapsed, limit, nodes, partition, None if reason == "None" else reason))
+        jobs.append(
+            QueueEntry(job_id, name, state, elapsed, limit, nodes, partition, None if reason == "None" else reason)
+        )
     return jobs
 
 
-def _with_record(job: Job, found: JobRecord | None) -> Job:
+def _with_record(job: QueueEntry, found: JobRecord | None) -> QueueEntry:
     if found is None:
         return job
-    study = study_progress.read(found.study_folder) if found.study_folder else None
-    return Job(**{**vars(job), "record": found, "study": study})
+    study = study_progress.read_study_progress(found.study_folder) if found.study_folder else None
+    return QueueEntry(**{**vars(job), "record": found, "study": study})
 
 
-def table(jobs: Sequence[Job]) -> str:
+def table(jobs: Sequence[QueueEntry]) -> str:
     """The jobs for a terminal, a line each."""
     rows: list[tuple[str, ...]] = [("JOB", "SLURM", "STATE", "TIME", "LIMIT", "NODES", "STUDY", "TRIALS", "BEST", "")]
     rows += [_row(job) for job in jobs]
@@ -85,7 +87,7 @@ def table(jobs: Sequence[Job]) -> str:
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
 
-def _row(job: Job) -> tuple[str, ...]:
+def _row(job: QueueEntry) -> tuple[str, ...]:
     study, found = job.study, job.record
     notes = [job.reason] if job.reason else []
     if found:
@@ -122,13 +124,13 @@ def cancel(job_id: str, env: Mapping[str, str] | None = None) -> list[str]:
         one = waiting.pop(0)
         failure: slurm_commands.SlurmError | None = None
         try:
-            slurm_commands.cancel(one)
+            slurm_commands.scancel(one)
             cancelled.append(one)
         except slurm_commands.SlurmSilent as error:
             failure = silent = error
         except slurm_commands.SlurmError as error:  # it ended before
             failure = error
-        found = job_record.read(one, env)  # only now: until it was cancelled it may have got a successor
+        found = job_record.read_record(one, env)  # only now: until it was cancelled it may have got a successor
         if failure and one == job_id and not (found and found.successor):
             raise failure
         others = [*([found.successor] if found.successor else []), *found.attached] if found else []
@@ -190,7 +192,7 @@ def follow(
     _check_id(job_id)
     tails: dict[Path, _Tail] = {}
     asked, lives = 0.0, True
-    if not _log_files(job_id, node, env) and job_record.read(job_id, env) is None:
+    if not _log_files(job_id, node, env) and job_record.read_record(job_id, env) is None:
         asked, lives = time.monotonic(), job_id in _listed_ids()
     while True:
         fresh = False
@@ -241,7 +243,7 @@ class _Tail:
 def _log_files(job_id: str, node: str | None, env: Mapping[str, str] | None) -> dict[Path, str]:
     """The logs that are there, with the node that each is of ("" for the job's own); of ``node`` only its own."""
     _check_id(job_id)
-    found = job_record.read(job_id, env)
+    found = job_record.read_record(job_id, env)
     own = Path(found.log) if found and found.log else job_record.home(env) / "logs" / f"{job_id}.log"
     folder = Path(found.node_logs) if found and found.node_logs else job_record.folder_of(job_id, env) / "nodes"
     files = {} if node else {own: ""}
@@ -255,7 +257,7 @@ def _is_listed(job_id: str) -> bool:
     try:
         return job_id in _listed_ids()
     except slurm_commands.SlurmError:
-        return slurm_commands.available("squeue")
+        return slurm_commands.is_installed("squeue")
 
 
 def _listed_ids() -> list[str]:
@@ -274,7 +276,7 @@ def tunnel(
     Raises InputError if the job has no dashboard (yet).
     """
     _check_id(job_id)
-    found = job_record.read(job_id, env)
+    found = job_record.read_record(job_id, env)
     if found is None or not found.head or not found.dashboard_port:
         state = f"its state is {found.state!r}" if found else "it has no record"
         raise InputError(

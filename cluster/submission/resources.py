@@ -33,7 +33,7 @@ COUNTED_OTHERWISE = ("--gres", "--gpus", "--nodes")
 
 
 @dataclass(frozen=True)
-class Resources:
+class JobResources:
     """What the request comes to on a partition."""
 
     partition: Partition | None
@@ -49,13 +49,13 @@ class Resources:
     """That jobs on this partition need."""
 
 
-def resources(
+def job_resources(
     request: Request,
     site: Site,
     *,
     env: Mapping[str, str] | None = None,
     live: Mapping[str, Partition] | None = None,
-) -> Resources:
+) -> JobResources:
     """What the request comes to. Raises InputError for the first thing that the site does not grant."""
     env = os.environ if env is None else env
     _check_words(request, site)
@@ -72,7 +72,7 @@ def resources(
         )
     cpus = _cpus(request, site, partition, gpus)
     _check_workers(request, gpus or cpus, "GPUs" if gpus else "cores")
-    return Resources(
+    return JobResources(
         partition=partition,
         nodes=request.nodes,
         gpus_per_node=gpus,
@@ -102,7 +102,7 @@ def _check_words(request: Request, site: Site) -> None:
             raise InputError(f"names and options of sbatch must be one line of text; got {word!r}.")
     wishes.check_memory_and_time(request)
     try:
-        options.parse([*request.job_options, *request.arguments])
+        options.parse_job_options([*request.job_options, *request.arguments])
     except options.UsageError as error:
         raise InputError(str(error)) from None
     if site.internet is False and "--wandb online" in " ".join(request.arguments).replace("=", " "):
@@ -113,7 +113,7 @@ def _check_workers(request: Request, per_node: int, kind: str) -> None:
     """A trial that needs more than the allocation would wait for ever. Raises InputError."""
     if any(option.startswith(COUNTED_OTHERWISE) for option in request.options):
         return  # the job, which sees what it was granted, checks again
-    wanted = options.workers(options.parse([*request.job_options, *request.arguments]))
+    wanted = options.workers(options.parse_job_options([*request.job_options, *request.arguments]))
     if wanted and wanted > per_node * request.nodes:
         raise InputError(
             f"--workers must be at most the allocation's {per_node * request.nodes} {kind}; got {wanted}. "
@@ -274,7 +274,7 @@ def _account(request: Request, site: Site, partition: Partition | None, env: Map
 
 def slurm_partitions() -> dict[str, Partition] | None:
     """Every partition as Slurm describes it now; None where Slurm does not answer."""
-    if not slurm_commands.available("sinfo"):
+    if not slurm_commands.is_installed("sinfo"):
         return None
     try:
         text = slurm_commands.run("sinfo", "--noheader", "--format=%P|%l|%s|%c|%G")
@@ -289,8 +289,8 @@ def slurm_partitions() -> dict[str, Partition] | None:
             name.rstrip("*"),
             gpus_per_node=slurm_values.gres_count(gres, "gpu"),
             gpu_types=_types(gres),
-            cores_per_node=slurm_values.number(cpus) or 0,
-            max_nodes=slurm_values.most(size),
+            cores_per_node=slurm_values.read_count(cpus) or 0,
+            max_nodes=slurm_values.largest_count(size),
             max_time_s=_slurm_time(time),
             is_default=name.endswith("*"),
         )

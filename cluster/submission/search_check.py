@@ -24,7 +24,7 @@ from bigbatch.cluster.host.check_answer import ELSEWHERE, MARK
 from bigbatch.cluster.host.root import ROOT
 from bigbatch.cluster.host.site.profiles import InputError
 from bigbatch.cluster.job import options
-from bigbatch.cluster.node.ray_commands import interpreter
+from bigbatch.cluster.node.ray_commands import ray_python
 
 ARGUMENT = "--check-search"
 """As the first argument of ``ray_head_workers.slurm``: check and end."""
@@ -130,12 +130,12 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 def main(argv: Sequence[str]) -> int:
     """What the batch script runs in place of the job: becomes the check, run by the interpreter of the search."""
-    chosen = options.parse(argv[1:] if argv[:1] == [ARGUMENT] else argv)
+    chosen = options.parse_job_options(argv[1:] if argv[:1] == [ARGUMENT] else argv)
     for name in ("BIGBATCH_HOME", "BIGBATCH_NODE_TMP"):  # a container is given only folders that are there
         if os.environ.get(name) and not Path(os.environ[name]).is_dir():
             os.environ[name] = str(ROOT)
     os.chdir(os.environ.get("BIGBATCH_CWD") or os.getcwd())
-    command = [interpreter(), str(CHECK), *chosen.arguments, "--address", "auto"]
+    command = [ray_python(), str(CHECK), *chosen.arguments, "--address", "auto"]
     try:
         os.execvp(command[0], command)
     except OSError as error:

@@ -111,7 +111,7 @@ def _of_sbatch(option: str, value: str, nodes: int) -> list[Gpus]:
         parts = [(kind, count) for name, kind, count in slurm_values.gres_parts(value) if name == "gpu"]
     else:
         kind, _, number = value.rpartition(":")
-        count = slurm_values.number(number)
+        count = slurm_values.read_count(number)
         if count is None:
             raise InputError(f"--sbatch={option} must be N or TYPE:N; got {value!r}. Write e.g. --sbatch={option}=4.")
         parts = [(kind, count)]

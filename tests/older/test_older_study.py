@@ -56,7 +56,10 @@ def test_it_opens_in_another_place_with_all_its_trials(copy_of: Callable[[str], 
         assert store.ledger.held_s == pytest.approx(held_s)
     finally:
         store.close()
-    assert sum(state in ("COMPLETE", "PRUNED") for state in STATES[name]) == study_progress.read(folder).finished  # type: ignore[union-attr]
+    assert (
+        sum(state in ("COMPLETE", "PRUNED") for state in STATES[name])
+        == study_progress.read_study_progress(folder).finished
+    )  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("name", STATES)

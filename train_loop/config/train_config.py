@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bigbatch.cluster.host.command_line import empty_value
-from bigbatch.cluster.host.option_values import example, part
+from bigbatch.cluster.host.option_values import example, fraction
 from bigbatch.train_loop.config.rules import ConfigError, ConflictError, choice, require
 from bigbatch.train_loop.config.sections import (
     BatchConfig,
@@ -297,7 +297,7 @@ def _value(raw: str, name: str, full: str) -> Any:
         value = value.lower() == "true"
     if full in PARTS and isinstance(value, str):
         with contextlib.suppress(ArgumentTypeError):
-            value = part(value)
+            value = fraction(value)
     return _coerce(kind, value, name)
 
 

@@ -12,7 +12,7 @@ import os
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 
-from bigbatch.cluster.host.slurm_values import first_host, number, per_node
+from bigbatch.cluster.host.slurm_values import first_host, per_node, read_count
 from bigbatch.train_loop.config import ConfigError
 
 FIRST_PORT, PORTS = 15000, 5000
@@ -66,7 +66,7 @@ def _launched(env: Mapping[str, str]) -> Launch | None:
     if all(name in env for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")):
         on_node = int(env.get("LOCAL_WORLD_SIZE", "1"))
         return Launch("torchrun", int(env["RANK"]), int(env["LOCAL_RANK"]), int(env["WORLD_SIZE"]), on_node)
-    tasks = number(env.get("SLURM_STEP_NUM_TASKS")) or 1
+    tasks = read_count(env.get("SLURM_STEP_NUM_TASKS")) or 1
     if tasks < 2 or "SLURM_PROCID" not in env:
         return None
     host = env.get("MASTER_ADDR") or first_host(env["SLURM_STEP_NODELIST"]) + env.get(HOST_SUFFIX, "")
@@ -81,5 +81,5 @@ def port_of(job_id: int, step_id: int) -> int:
 def tasks_here(env: Mapping[str, str]) -> int:
     """Of ``SLURM_STEP_TASKS_PER_NODE``, e.g. ``4(x2),1``, what this node has."""
     counts = per_node(env.get("SLURM_STEP_TASKS_PER_NODE")) or [1]
-    node = number(env.get("SLURM_NODEID")) or 0
+    node = read_count(env.get("SLURM_NODEID")) or 0
     return counts[node] if node < len(counts) else counts[-1]

@@ -102,7 +102,7 @@ class LocalRay:
         ray.shutdown()
         if self.folder is not None:
             processes.end_processes_of(self.folder)
-            node_folder.remove(self.folder)
+            node_folder.remove_folder(self.folder)
             self._owner.close()
         for name, value in self._saved_env.items():
             if value is None:

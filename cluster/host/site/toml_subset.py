@@ -21,10 +21,10 @@ _ESCAPES = {"b": "\b", "t": "\t", "n": "\n", "f": "\f", "r": "\r", '"': '"', "\\
 
 def loads(text: str) -> dict[str, Any]:
     """The document. Raises ValueError, with the line, for what is no TOML (or, without tomllib, outside the subset)."""
-    return tomllib.loads(text) if tomllib is not None else parse(text)
+    return tomllib.loads(text) if tomllib is not None else parse_subset(text)
 
 
-def parse(text: str) -> dict[str, Any]:
+def parse_subset(text: str) -> dict[str, Any]:
     """The document, by the subset's own reader. Raises ValueError with the line."""
     return _Reader(text.replace("\r\n", "\n")).document()
 

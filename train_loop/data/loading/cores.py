@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 
 from bigbatch.cluster.host.allocation import usable_cpus
-from bigbatch.cluster.host.slurm_values import number
+from bigbatch.cluster.host.slurm_values import read_count
 from bigbatch.train_loop.config import DataConfig
 from bigbatch.train_loop.host.ranks import tasks_here
 
@@ -33,9 +33,9 @@ def cores_a_rank(env: Mapping[str, str] = os.environ) -> int:
     usable = usable_cpus(env)
     if "LOCAL_WORLD_SIZE" in env:
         return max(usable // max(int(env["LOCAL_WORLD_SIZE"]), 1), 1)
-    if not env.get("SLURM_JOB_ID") or number(env.get("SLURM_CPUS_PER_TASK")):  # srun: usable is of each task
+    if not env.get("SLURM_JOB_ID") or read_count(env.get("SLURM_CPUS_PER_TASK")):  # srun: usable is of each task
         return usable
-    if (number(env.get("SLURM_STEP_NUM_TASKS")) or 1) > 1:
+    if (read_count(env.get("SLURM_STEP_NUM_TASKS")) or 1) > 1:
         # Without core binding each task may run on all that was granted.
-        return max(min(usable, (number(env.get("SLURM_CPUS_ON_NODE")) or usable) // tasks_here(env)), 1)
+        return max(min(usable, (read_count(env.get("SLURM_CPUS_ON_NODE")) or usable) // tasks_here(env)), 1)
     return usable

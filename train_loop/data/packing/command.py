@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from bigbatch.cluster.host.option_values import part
+from bigbatch.cluster.host.option_values import fraction
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.data.packed import schema as packed_format
 from bigbatch.train_loop.data.packing.convert import Profile, RejectedImage, convert
@@ -75,7 +75,7 @@ def parser() -> argparse.ArgumentParser:
     add("--shard-mb", type=int, default=512, metavar="MB", help="a shard holds at most MB of the source (512)")
     add(
         "--val-part",
-        type=part,
+        type=fraction,
         metavar="PART",
         help="validate on this part, e.g. 10%%, if the source has no validation images",
     )
