@@ -44,8 +44,7 @@ def svg(cells: Mapping[str, Mapping[int, Mapping[str, float]]], names: Mapping[s
         py = y(100 - mark)
         parts.append(f'<line x1="{LEFT}" y1="{py:.1f}" x2="{WIDTH - RIGHT}" y2="{py:.1f}" stroke="#e4e4e4"/>')
         parts.append(text(LEFT - 8, py + 4, f"{100 - mark:g} %", "end"))
-    for batch in batches:
-        parts.append(text(x(batch), HEIGHT - BOTTOM + 22, f"{batch:,}"))
+    parts.extend(text(x(batch), HEIGHT - BOTTOM + 22, f"{batch:,}") for batch in batches)
     parts.append(text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 12, "global batch size, images"))
     for number, (method, row) in enumerate(cells.items()):
         color, shift = COLORS[method], 5 * (number - (len(cells) - 1) / 2)  # side by side where they meet

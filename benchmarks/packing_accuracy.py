@@ -153,7 +153,8 @@ def main() -> None:
     parser.add_argument("--one", nargs=2, metavar=("PATH", "SEED"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
-        return train_one(options.one[0], int(options.one[1]), options.epochs)
+        train_one(options.one[0], int(options.one[1]), options.epochs)
+        return
     if options.seeds < 2:
         parser.error("an interval needs at least 2 seeds")
     began = time.monotonic()

@@ -7,6 +7,7 @@ cannot be asked is watched, and is taken for dead only if it says nothing for ST
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import json
 import os
@@ -126,10 +127,8 @@ class Lease:
         try:
             self._write(self._me)
         except OSError:  # a full disk must not end what runs, and a file's time is changed without room
-            try:
+            with contextlib.suppress(OSError):
                 os.utime(self._path)
-            except OSError:
-                pass
 
     def release(self) -> None:
         """Let go, or give it back to the job. Nothing happens where it is not ours any more."""

@@ -6,6 +6,7 @@ orphans (Linux) keeps all of them below itself, so ending the tree ends everythi
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import re
@@ -20,10 +21,8 @@ PROC = Path("/proc")
 
 def adopt_orphans() -> None:
     """From now on orphaned descendants become children of this process instead of init's."""
-    try:
+    with contextlib.suppress(OSError, AttributeError):  # without it the process group is still ended
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    except (OSError, AttributeError):
-        pass  # the process group is still ended
 
 
 def descendants(of: int) -> list[int]:
@@ -64,10 +63,8 @@ def reap(keep: Sequence[int] = ()) -> None:
     """Collect adopted orphans that have ended; children in ``keep`` belong to someone who waits for them."""
     for pid, fields in _stats():
         if fields[0] == "Z" and int(fields[1]) == os.getpid() and pid not in keep:
-            try:
+            with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
-            except ChildProcessError:
-                pass
 
 
 def end_processes_of(folder: Path, grace_s: float = 2.0) -> None:
@@ -86,10 +83,8 @@ def end_processes_of(folder: Path, grace_s: float = 2.0) -> None:
 
 def signal_group(leader: int, number: int) -> None:
     """Signal the process group that ``leader`` leads, if it is still there."""
-    try:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, number)
-    except (ProcessLookupError, PermissionError):
-        pass
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float, poll_s: float = 0.05) -> bool:
@@ -108,10 +103,8 @@ def _others(keep: Sequence[int]) -> list[int]:
 
 def _send(pids: Sequence[int], number: int) -> None:
     for pid in pids:
-        try:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
-        except (ProcessLookupError, PermissionError):
-            pass
 
 
 def _stats() -> list[tuple[int, list[str]]]:
@@ -119,10 +112,8 @@ def _stats() -> list[tuple[int, list[str]]]:
     found = []
     for entry in PROC.iterdir():
         if entry.name.isdigit():
-            try:
+            with contextlib.suppress(OSError, IndexError):
                 found.append((int(entry.name), (entry / "stat").read_text().rpartition(")")[2].split()))
-            except (OSError, IndexError):
-                pass
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -81,7 +82,7 @@ def drain_in_ray(addresses: Sequence[str], reason: str, env: Mapping[str, str], 
 
     Ray asks the node itself: one that hangs does not answer, so do not wait for it for long.
     """
-    try:
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         subprocess.run(
             [ray_python(), "-m", "bigbatch.cluster.node.gcs", "drain", reason, *addresses],
             cwd=IMPORT_ROOT,
@@ -90,8 +91,6 @@ def drain_in_ray(addresses: Sequence[str], reason: str, env: Mapping[str, str], 
             stderr=subprocess.DEVNULL,
             timeout=timeout_s,
         )
-    except (OSError, subprocess.TimeoutExpired):
-        pass
 
 
 def driver_environment(ray: Mapping[str, str], folder: Path, tmp: Path) -> dict[str, str]:

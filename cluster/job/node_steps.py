@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -150,10 +151,8 @@ class NodeSteps:
         """End every node; returns those that did not answer in time and whose step was killed."""
         self._tell(stop=True, keep_logs=keep_logs)
         if self.living():
-            try:
+            with contextlib.suppress(slurm_commands.SlurmError):  # they read the control file, only a little later
                 slurm_commands.scancel(self._job_id, signal="TERM", steps_only=True)
-            except slurm_commands.SlurmError:
-                pass  # they read the control file, only a little later
         processes.wait_until(lambda: not (self.look() or self.living()), timeout_s)
         late = self.living()
         for name in late:
@@ -171,10 +170,8 @@ class NodeSteps:
 
     def _tell(self, **facts: Any) -> None:
         self._control.update(facts)
-        try:
+        with contextlib.suppress(OSError):  # SIGTERM still reaches them
             write_json(self._record / self._control_file, self._control)
-        except OSError:
-            pass  # SIGTERM still reaches them
 
 
 def srun_command(node: AllocatedNode) -> list[str]:

@@ -109,7 +109,8 @@ def start_soon(job_id: str, say: Callable[[str], None]) -> None:
     """Do not let a job that is being requeued wait for Slurm's two minutes."""
     for _ in range(START_ATTEMPTS):  # Slurm's SIGTERM for this job may end the command, too
         try:
-            return slurm_commands.start_after(job_id, START_DELAY_S)
+            slurm_commands.start_after(job_id, START_DELAY_S)
+            return
         except slurm_commands.SlurmError:
             time.sleep(0.2)
     say("Slurm does not move the start time; the job starts in about two minutes")

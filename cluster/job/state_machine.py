@@ -210,7 +210,8 @@ class Job:
         return State.DRIVER
 
     def _run_driver(self) -> State:
-        assert self._gcs_watch is not None and self._record.address is not None
+        assert self._gcs_watch is not None
+        assert self._record.address is not None
         self._gcs_watch.close()
         command = options.driver_command(
             self._options, self._default_study, self._record.address, self._study, self._again

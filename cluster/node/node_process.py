@@ -9,6 +9,7 @@ it to hold on, since Slurm sends the same signal when a job is preempted and tri
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
 import subprocess
@@ -164,10 +165,8 @@ class NodeProcess:
     def _end_ray(self, ray: subprocess.Popen[bytes], folder: Path) -> None:
         if ray.poll() is None:
             ray.terminate()  # `ray start --block` ends its own processes in order
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 ray.wait(STOP_GRACE_S)
-            except subprocess.TimeoutExpired:
-                pass
         processes.signal_group(ray.pid, signal.SIGKILL)
         processes.end_descendants(grace_s=0.5)
         ray.wait()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Callable
@@ -27,7 +28,5 @@ def give_signals_back(before: dict[int, Any]) -> None:
 
 def say_from_handler(text: str) -> None:
     """Write to stderr from a signal handler: print() may be what was interrupted, and stderr may be gone."""
-    try:
+    with contextlib.suppress(OSError):
         os.write(2, text.encode())
-    except OSError:
-        pass

@@ -118,9 +118,9 @@ class _Values:
 
 
 def _number(value: object, key: str) -> float:
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return value
-    _refuse(key, "a number", value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        _refuse(key, "a number", value)
+    return value
 
 
 def _refuse(key: str, rule: str, value: object) -> NoReturn:

@@ -104,7 +104,7 @@ def trial_row(trial: FrozenTrial) -> dict[str, Any]:
         "retries": attrs.get("retries"),
         "ray_trial_id": attrs.get("ray_trial_id"),
         "parameters": json.dumps(trial.params, sort_keys=True),
-        **{f"config.{key}": _at(attrs.get("config", {}), key) for key in config.keys()},
+        **{f"config.{key}": _at(attrs.get("config", {}), key) for key in [*config.keys()]},
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import sys
@@ -244,10 +245,8 @@ def _by_console_command() -> bool:
 
 def quoted(path: Path) -> str:
     """The path as one would type it here."""
-    try:
+    with contextlib.suppress(ValueError):
         path = path.relative_to(Path.cwd())
-    except ValueError:
-        pass
     return shlex.quote(str(path))
 
 

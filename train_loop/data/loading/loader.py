@@ -123,13 +123,15 @@ class Filler:
         its size whatever the number of processes; in validation the place is left out.
         """
         self._images(job).read_ahead(ahead)
-        bad = []
+        bad: list[ring.Bad] = []
         for first in range(places.start, places.stop, TOGETHER):
             some = range(first, min(first + TOGETHER, places.stop))
             opened = [self._open(job, int(indices[place])) for place in reversed(some)]
-            for place in some:
-                if reason := self._why_not(opened.pop(), pixels[place]):  # gone once it is written
-                    bad.append((place, self._stand_in(job, indices, place, pixels[place], reason), reason))
+            bad.extend(
+                (place, self._stand_in(job, indices, place, pixels[place], reason), reason)
+                for place in some
+                if (reason := self._why_not(opened.pop(), pixels[place]))  # popped: it is gone once it is written
+            )
         return bad
 
     def _images(self, job: Job) -> Images:

@@ -37,4 +37,7 @@ def _set_parameters() -> bool:
     # glibc raises the two thresholds by itself as blocks are freed, but stops at what was freed so far; to set one of
     # them stops that for both, so both are set. Of the threshold for mapping, 32 MB is the most that glibc takes.
     values = {_MMAP_THRESHOLD: KEPT_BYTES, _TRIM_THRESHOLD: KEPT_BYTES, _TOP_PAD: KEPT_BYTES // 8}
-    return all([mallopt(parameter, value) == 1 for parameter, value in values.items()])
+    accepted = [
+        mallopt(parameter, value) == 1 for parameter, value in values.items()
+    ]  # sets each, also after a refusal
+    return all(accepted)

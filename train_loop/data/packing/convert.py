@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from dataclasses import dataclass
 from io import BytesIO
@@ -63,10 +64,8 @@ def convert(data: bytes, profile: Profile) -> StoredImage:
         raise RejectedImage(" ".join(str(error).split()) or type(error).__name__) from None
     with Image.open(BytesIO(stored)) as final:
         width, height = final.size
-    try:
+    with contextlib.suppress(jpeg.JpegError):  # one without marks is decoded whole
         stored = jpeg.stamp(stored)
-    except jpeg.JpegError:
-        pass  # it is decoded whole
     return StoredImage(stored, width, height, pixels)
 
 

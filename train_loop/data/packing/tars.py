@@ -106,7 +106,8 @@ def _imagenet_val_classes(folder: str) -> list[str]:
             if member.name.endswith(("meta.mat", "validation_ground_truth.txt"))
         }
         meta, truth = data["meta.mat"], data["ILSVRC2012_validation_ground_truth.txt"]
-        assert meta is not None and truth is not None  # both are regular files
+        assert meta is not None  # both are regular files
+        assert truth is not None
         synsets = loadmat(BytesIO(meta.read()), squeeze_me=True)["synsets"]
         wordnet = {int(synset[0]): str(synset[1]) for synset in synsets}
         return [wordnet[int(line)] for line in truth.read().split()]
