@@ -23,9 +23,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests" / "slurm")]
 
-from virtual_cluster import VirtualCluster  # noqa: E402
-
 from bigbatch.cluster.record import study_progress  # noqa: E402
+from virtual_cluster import VirtualCluster  # noqa: E402
 
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT")
 SEARCH = ("--space", "smoke", "--data", "digits", "--subset", "0.1", "--model", "shufflenet_v2_x0_5")

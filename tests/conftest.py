@@ -7,15 +7,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
-TUNE = ROOT / "tune" / "run.py"
-TRAIN = ROOT / "train_loop" / "run.py"
+from helpers.processes import clean_environment
+from helpers.spaces import TINY_SPACE
 
 # Before torch and numpy are loaded, here and in what tests start: on a busy machine threads that wait for each other
 # cost more than they bring, sums depend on their number, and loader processes are forked from this one.
@@ -52,12 +50,6 @@ def run_command(tmp_path: Path):
     return run
 
 
-def clean_environment() -> dict[str, str]:
-    """The environment without what a surrounding Ray or Slurm would add."""
-    drop = ("RAY_", "SLURM_", "TUNE_", "PYTHONPATH", "WANDB_")
-    return {k: v for k, v in os.environ.items() if not k.startswith(drop)}
-
-
 @pytest.fixture(scope="session")
 def old_python() -> str:
     """A Python before 3.11 that runs, as login nodes have it; those of pyenv are not on PATH under their own names."""
@@ -91,20 +83,10 @@ def tiny_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def small_disk() -> Iterator[Path]:
     """A file system of 60 MB; skips where none may be mounted."""
-    from small_disk import mounted
+    from helpers.small_disk import mounted
 
     with mounted() as folder:
         yield folder
-
-
-TINY_SPACE = '''
-"""One learning rate, {epochs} epochs of tiny images."""
-
-def space(trial, workload):
-    """Learning rate of SGD at batch 16."""
-    lr = trial.suggest_float("peak_lr", 1e-3, 0.1, log=True)
-    return workload.config({{"batch.global_size": 16, "optimizer": "sgd", "peak_lr": lr, "precise_bn": "off"}})
-'''
 
 
 @pytest.fixture
@@ -113,23 +95,3 @@ def tiny_space(tmp_path: Path) -> Path:
     path = tmp_path / "tiny_space.py"
     path.write_text(TINY_SPACE.format(epochs="a few"))
     return path
-
-
-def processes_naming(text: str) -> list[str]:
-    """Command lines of living processes that contain ``text``."""
-    import psutil
-
-    found = []
-    for process in psutil.process_iter(["cmdline", "status"]):
-        line = " ".join(process.info["cmdline"] or ())
-        if text in line and process.pid != os.getpid() and process.info["status"] != psutil.STATUS_ZOMBIE:
-            found.append(f"{process.pid}: {line[:200]}")
-    return found
-
-
-def wait_gone(text: str, seconds: float = 60) -> list[str]:
-    """Processes naming ``text`` that are still there after ``seconds``."""
-    deadline = time.monotonic() + seconds
-    while (left := processes_naming(text)) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    return left

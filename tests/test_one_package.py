@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, TRAIN, TUNE, clean_environment
+
+from helpers.paths import ROOT, TRAIN, TUNE
+from helpers.processes import clean_environment
 
 # Python imports a file of this name by itself. When a process ends it writes down its loaded files and their names.
 SITE = """

@@ -15,10 +15,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, clean_environment
-from stand_in_ray import StandInJob
 
 from bigbatch.cluster.record import job_record
+from helpers.paths import ROOT
+from helpers.processes import clean_environment
+from helpers.stand_in_ray import StandInJob
 
 LINES = [
     [part.strip() for part in line.split("|", 2)]

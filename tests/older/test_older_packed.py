@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import clean_environment
 
 from bigbatch.train_loop.config import BatchConfig, DataConfig
 from bigbatch.train_loop.data.catalogue import open_data
+from helpers.paths import ROOT
+from helpers.processes import clean_environment
 
 BIGBATCH = "import sys; sys.argv[0] = 'bigbatch'; from bigbatch.command import console; sys.exit(console())"
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def pack(*arguments: object) -> str:

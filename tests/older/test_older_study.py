@@ -15,7 +15,6 @@ import optuna
 import pyarrow.parquet as pq
 import pytest
 import torch
-from conftest import clean_environment
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
@@ -27,8 +26,9 @@ from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.options import Options
 from bigbatch.tune.study.store import StudyStore
 from bigbatch.tune.watch.views import views
+from helpers.paths import ROOT
+from helpers.processes import clean_environment
 
-ROOT = Path(__file__).resolve().parents[2]
 PRIORS = ROOT / "search_spaces" / "priors_6dde4d6.txt"
 TUNE = ROOT / "tune" / "run.py"
 STATES = {"finished": ["COMPLETE", "PRUNED", "COMPLETE"], "interrupted": ["COMPLETE", "COMPLETE", "WAITING"]}

@@ -13,8 +13,9 @@ import time
 from pathlib import Path
 
 import pytest
-import stand_in_ray
-from test_ray_cluster import ENDED, SCRIPT, START_S, RayJob, until
+
+from helpers import stand_in_ray
+from ray_job import ENDED, SCRIPT, START_S, RayJob, until
 from virtual_cluster import VirtualCluster
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from test_ray_cluster import RayJob, trials_of, until
+
+from ray_job import RayJob, trials_of, until
 from virtual_cluster import VirtualCluster
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.exhaustive]

@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-import stand_in_ray
-from test_ray_cluster import SCRIPT, RayJob
+
+from helpers import stand_in_ray
+from ray_job import SCRIPT, RayJob
 from virtual_cluster import REPOSITORY, VirtualCluster
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]

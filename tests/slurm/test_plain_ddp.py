@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from virtual_cluster import VirtualCluster
 
 from bigbatch.train_loop.config import (
     BatchConfig,
@@ -22,9 +21,10 @@ from bigbatch.train_loop.config import (
 from bigbatch.train_loop.errors import TrainingStopped
 from bigbatch.train_loop.loop.train import train
 from bigbatch.train_loop.reporter import ListReporter
+from helpers.paths import TRAIN
+from virtual_cluster import VirtualCluster
 
 pytestmark = pytest.mark.slurm
-RUN = Path(__file__).resolve().parents[2] / "train_loop" / "run.py"
 
 
 class FirstThree(ListReporter):
@@ -37,7 +37,7 @@ class FirstThree(ListReporter):
 def submit(cluster: VirtualCluster, folder: Path, config: TrainConfig) -> str:
     (folder / "best.json").write_text(config.to_json())
     (folder / "best.json").chmod(0o644)
-    script = f"#!/bin/bash\nsrun --export=ALL {sys.executable} {RUN} --config best.json --output out"
+    script = f"#!/bin/bash\nsrun --export=ALL {sys.executable} {TRAIN} --config best.json --output out"
     sbatch = ("-N3", "--ntasks-per-node=2", "-c1", "--time=10", "--output=log.txt", "--open-mode=append")
     return cluster.sbatch("alice", *sbatch, script=script, cwd=folder, env={"OMP_NUM_THREADS": "1"})
 

@@ -6,79 +6,14 @@ import json
 import re
 import shutil
 import sys
-import textwrap
-import time
 from pathlib import Path
 
 import pytest
+
+from ray_job import ENDED, SCRIPT, WAIT, RayJob, python, trials_of, until
 from virtual_cluster import VirtualCluster
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
-
-SCRIPT = Path(__file__).resolve().parents[2] / "cluster" / "ray_head_workers.slurm"
-ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
-START_S = 300
-"""Only who waits in vain waits so long: Slurm may hold a requeued job back for two minutes."""
-
-
-def until(condition, timeout_s: float = 120) -> bool:
-    deadline = time.monotonic() + timeout_s
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    return bool(condition())
-
-
-class RayJob:
-    """A job of the script under test, submitted as a user does."""
-
-    def __init__(self, cluster: VirtualCluster, user: str, sbatch: tuple, arguments: tuple, **env: str) -> None:
-        self.cluster, self.user, self.env = cluster, user, env
-        self.folder = cluster.folder(user, "j")
-        options = ("-c2", "--time=10", *sbatch)
-        values = {"BIGBATCH_PYTHON": sys.executable, "OMP_NUM_THREADS": "1", **env}
-        self.id = cluster.sbatch(user, *options, SCRIPT, *arguments, cwd=self.folder, env=values)
-
-    @property
-    def log(self) -> str:
-        path = self.folder / f"bigbatch-{self.id}.log"
-        return path.read_text(errors="replace") if path.exists() else ""
-
-    @property
-    def files(self) -> Path:
-        return self.cluster.home(self.user) / ".bigbatch" / "jobs" / self.id
-
-    @property
-    def record(self) -> dict:
-        return json.loads((self.files / "job.json").read_text())
-
-    def wait_log(self, pattern: str, timeout_s: float = START_S) -> re.Match:
-        until(lambda: re.search(pattern, self.log) or "→ ended" in self.log, timeout_s)
-        match = re.search(pattern, self.log)
-        assert match is not None, f"no {pattern!r} in\n{self.everything()}"
-        return match
-
-    def wait_end(self, state: str, timeout_s: float = START_S) -> str:
-        assert self.cluster.wait_state(self.id, ENDED, timeout_s) == state, self.everything()
-        return self.log
-
-    def everything(self) -> str:
-        nodes = sorted(self.files.glob("nodes/*.log")) if self.files.exists() else []
-        return "\n".join([self.log, *(f"== {p.name}\n{p.read_text(errors='replace')[-2000:]}" for p in nodes)])
-
-    def leftovers(self, wait_s: float = 60) -> list:
-        """Processes, files and ports of the user on any node."""
-
-        def found() -> list:
-            left: list = []
-            for node in self.cluster.nodes:
-                if self.cluster.is_on(node):
-                    left += [(node, line) for _, line in self.cluster.processes(node, self.user)]
-                    left += [(node, path) for path in self.cluster.files(node)]
-                    left += [(node, s) for s in self.cluster.listening(node) if 20000 <= s.port < 32000]
-            return left
-
-        until(lambda: not found(), wait_s)
-        return found()
 
 
 @pytest.fixture
@@ -89,17 +24,10 @@ def submit(cluster: VirtualCluster):
     return start
 
 
-def python(*texts: str) -> tuple[str, ...]:
-    """A driver that has joined the cluster."""
-    join = "import os, sys, time, ray; ray.init(log_to_driver=False, configure_logging=False)"
-    return ("--", "python", "-u", "-c", "\n".join([join, *map(textwrap.dedent, texts)]))
-
-
 RESOURCES = """
     total = ray.cluster_resources()
     print("GOT", int(total["CPU"]), int(total.get("GPU", 0)), len(ray.nodes()), os.environ["RAY_ADDRESS"])
 """
-WAIT = "print('WAITING', flush=True); time.sleep(600)"
 
 
 def test_one_node_computes_and_leaves_nothing(submit):
@@ -212,17 +140,6 @@ def search(cluster: VirtualCluster, submit, tiny_images: Path, tiny_space: Path)
         return submit(*job_options, *tiny, *more, "--scheduler", "none", *arguments, **keywords)
 
     return start
-
-
-def trials_of(job: RayJob) -> list:
-    """The study's trials as any Optuna user reads them."""
-    import optuna
-
-    folder = Path(job.record["study_folder"])
-    copy = job.cluster.shared / f"journal-{job.id}"
-    shutil.copy(folder / "optuna.journal", copy)
-    storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(copy)))
-    return optuna.load_study(study_name=folder.name, storage=storage).get_trials()
 
 
 def assert_every_trial_once(job: RayJob, trials: int) -> None:

@@ -10,9 +10,10 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import port_probe
 import pytest
-from test_ray_cluster import WAIT, RayJob, python
+
+import port_probe
+from ray_job import WAIT, RayJob, python
 from virtual_cluster import VirtualCluster
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]

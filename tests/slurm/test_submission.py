@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from virtual_cluster import REPOSITORY, VirtualCluster
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+
 from virtual_cluster import PLACE, PREFIX, CommandFailed, VirtualCluster
 from virtual_config import FREEZER
 

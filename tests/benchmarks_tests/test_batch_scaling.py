@@ -1,0 +1,94 @@
+"""What benchmarks/batch_scaling.py trains, repeats and reports; without training."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from bigbatch.train_loop.config import TrainConfig
+from helpers.paths import ROOT
+
+BENCHMARKS = ROOT / "benchmarks"
+
+
+@pytest.fixture(scope="module")
+def bench() -> ModuleType:
+    path = list(sys.path)
+    spec = importlib.util.spec_from_file_location("batch_scaling", BENCHMARKS / "batch_scaling.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    sys.path[:] = path
+    return module
+
+
+def row(bench: ModuleType, config: TrainConfig, top1: float | None) -> dict[str, Any]:
+    failed = None if top1 is not None else "loss is nan"
+    values = {"key": bench.training_key(config), "batch": config.batch.global_size, "seed": config.seed}
+    return values | {"val_top1": top1, "failed": failed, "config": config.to_dict()}
+
+
+def test_the_rates_follow_each_methods_rule(bench: ModuleType) -> None:
+    o = bench.parse(["--base-lr", "0.01"])
+    rates = {
+        m: [bench.configuration(m, b, o).optimizer.peak_lr for b in o.batches] for m in bench.METHODS if m != "found"
+    }
+    assert rates["sgd_fixed"] == [0.01] * 4
+    assert rates["sgd_linear"] == pytest.approx([0.01, 0.04, 0.16, 0.64])  # Goyal et al. 2017
+    assert rates["lars"] == pytest.approx([32 * (b / 32768) ** 0.5 for b in o.batches])  # NUS: 4 at 512, 32 at 32k
+    assert rates["lamb"] == pytest.approx([0.04 * (b / 32768) ** 0.5 for b in o.batches])  # You et al. 2020
+    configs = [bench.configuration(m, 256, o) for m in rates]
+    assert len({(c.epochs, c.model, c.data, c.batch, c.precise_bn) for c in configs}) == 1, "all else is equal"
+
+
+def test_found_is_the_searchs_best_on_the_data_asked_for(bench: ModuleType, tmp_path: Path) -> None:
+    o = bench.parse(["--folder", str(tmp_path), "--methods", "found", "--seeds", "7"])
+    assert list(bench.wanted(o)) == []
+    best = TrainConfig().replace_keys({"optimizer": "lars", "peak_lr": 3.0, "global_size": 256})
+    bench.search_folder(256, o).mkdir(parents=True)
+    (bench.search_folder(256, o) / "best.json").write_text(best.to_json())  # as tune/study/store.py writes it
+    ((method, batch, config),) = bench.wanted(o)
+    assert (method, batch, config) == ("found", 256, best.replace_keys({"seed": 7, "data.loader_workers": 0}))
+
+
+def test_what_is_finished_is_not_trained_again_and_a_cut_line_is(bench: ModuleType, tmp_path: Path) -> None:
+    o = bench.parse(["--folder", str(tmp_path), "--methods", "sgd_fixed", "sgd_linear", "--seeds", "1"])
+    tasks = {bench.training_key(c): c for _, _, c in bench.wanted(o)}
+    assert len(tasks) == 7, "both methods share the base batch"
+    (done, *_), (cut, *_) = list(tasks.values())[:2], list(tasks.values())[1:]
+    text = json.dumps(row(bench, done, 0.9)) + "\n" + json.dumps(row(bench, cut, 0.9))[:-20]
+    (tmp_path / "trainings.jsonl").write_text(text)
+    assert set(bench.finished(o)) == {bench.training_key(done)}
+
+
+def test_the_table_says_mean_spread_loss_and_chance(bench: ModuleType, tmp_path: Path) -> None:
+    output = tmp_path / "out.json"
+    words = ["--folder", str(tmp_path), "--methods", "sgd_fixed", "--seeds", "1", "2", "--batches", "16", "64"]
+    o = bench.parse([*words, "--output", str(output)])
+    results = {(16, 1): 0.99, (16, 2): 0.97, (64, 1): 0.9, (64, 2): None}
+    rows = [row(bench, c, results[b, c.seed]) for _, b, c in bench.wanted(o)]
+    (tmp_path / "trainings.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    bench.report(o)
+    table = json.loads(output.read_text())["table"].splitlines()
+    # 98 ± 1.41; (90 + 10)/2 = 50 ± 56.6: a run that failed counts as chance among ten classes
+    assert table[2] == "| SGD, the base batch's rate | 98.0 ± 1.4 | 50.0 ± 56.6 (-48.0) |"
+    assert ElementTree.parse(output.with_suffix(".svg")).getroot().tag.endswith("svg")
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [(["--seeds", "0", "1"], "must not see the seeds"), (["--batches", "64", "16"], "must rise")],
+)
+def test_wrong_input_is_refused(
+    bench: ModuleType, argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        bench.parse(argv)
+    assert message in capsys.readouterr().err

@@ -1,0 +1,186 @@
+"""benchmarks/gpu.py: the order and the time of steps, what a cut leaves, and a dry run of every command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers.paths import ROOT
+from helpers.processes import clean_environment, processes_naming, wait_gone
+
+BENCHMARKS = ROOT / "benchmarks"
+GPU = BENCHMARKS / "gpu.py"
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The script as a module."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import gpu as module
+
+    return module
+
+
+def step(gpu: Any, name: str, code: str, **keywords: Any) -> Any:
+    values = {"minutes": 1.0, "least_minutes": 0.5} | keywords
+    return gpu.Step(name=name, command=(sys.executable, "-c", code), **values)
+
+
+def run(gpu: Any, folder: Path, steps: list[Any], left_s: float = 3600.0, commit: str = "c1") -> dict[str, str]:
+    return gpu.run_steps(steps, gpu.State(folder), folder, commit, left_s, lambda: 0.0)
+
+
+def test_what_has_passed_is_not_repeated_until_the_code_or_the_command_changes(gpu: Any, tmp_path: Path) -> None:
+    count, result = tmp_path / "count", tmp_path / "result.json"
+    code = f"open({str(count)!r}, 'a').write('x'); open({str(result)!r}, 'w').write('1')"
+    one = step(gpu, "one", code, result=result)
+    assert run(gpu, tmp_path, [one])["one"].startswith("passed after")
+    assert run(gpu, tmp_path, [one])["one"] == "passed before at this commit"
+    assert count.read_text() == "x"
+    run(gpu, tmp_path, [one], commit="c2")
+    run(gpu, tmp_path, [step(gpu, "one", code + "  # other words", result=result)], commit="c2")
+    assert count.read_text() == "xxx"
+    result.unlink()
+    run(gpu, tmp_path, [step(gpu, "one", code + "  # other words", result=result)], commit="c2")
+    assert count.read_text() == "xxxx", "a result that is gone is measured again"
+
+
+def test_a_failure_is_said_kept_in_the_log_and_repeated(gpu: Any, tmp_path: Path) -> None:
+    steps = [step(gpu, "bad", "print('why'); raise SystemExit(3)"), step(gpu, "good", "print('fine')")]
+    said = run(gpu, tmp_path, steps)
+    assert said["bad"].startswith("failed") and said["good"].startswith("passed")
+    assert "why" in (tmp_path / "bad.log").read_text()
+    assert gpu.report(said) == 1
+    assert run(gpu, tmp_path, steps)["bad"].startswith("failed"), "it is tried again"
+
+
+def test_a_step_for_which_the_time_is_too_short_is_listed_and_a_shorter_one_runs(
+    gpu: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    long = step(gpu, "long", "raise SystemExit(1)", minutes=20.0, least_minutes=10.0)
+    short = step(gpu, "short", "")
+    elsewhere = step(gpu, "elsewhere", "raise SystemExit(1)", missing="it needs data")
+    said = run(gpu, tmp_path, [long, elsewhere, short], left_s=120.0)
+    assert said["long"] == "no time: it takes about 20 min, 2.0 min are left"
+    assert said["short"].startswith("passed") and said["elsewhere"] == "cannot run here: it needs data"
+    assert gpu.report(said) == 75
+    assert "no time: it takes about 20 min" in capsys.readouterr().out
+    assert gpu.report({"elsewhere": said["elsewhere"], "short": said["short"]}) == 0
+
+
+def test_a_cut_step_ends_with_all_that_it_started_and_gathers_what_there_is(
+    gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mark = f"bigbatch-cut-{os.getpid()}"
+    child = f"import time; time.sleep(600)  # {mark}"
+    code = f"import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {child!r}]); time.sleep(600)"
+    result = tmp_path / "result.json"
+    gather = (sys.executable, "-c", f"open({str(result)!r}, 'w').write('some')")
+    monkeypatch.setattr(gpu, "GATHER_S", 60.0)
+    cut = step(gpu, "cut", code, gather=gather, result=result, least_minutes=0.0)
+    said = run(gpu, tmp_path, [cut], left_s=62.0)
+    assert said["cut"].startswith("cut after") and result.read_text() == "some"
+    assert wait_gone(mark) == []
+    assert not gpu.State(tmp_path).passed(cut, "c1"), "a later call goes on with it"
+
+
+def test_results_that_are_there_survive_a_kill(gpu: Any, tmp_path: Path) -> None:
+    """Each outcome is stored when its step ends, not at the end of all."""
+    mark = f"bigbatch-kill-{os.getpid()}"
+    code = (
+        f"import sys; sys.path.insert(0, {str(BENCHMARKS)!r})\n"
+        f"import gpu, time; from pathlib import Path; folder = Path({str(tmp_path)!r})\n"
+        "steps = [gpu.Step('one', 1, 0, (sys.executable, '-c', '')),\n"
+        f"         gpu.Step('two', 1, 0, (sys.executable, '-c', 'import time; time.sleep(600)  # {mark}'))]\n"
+        "gpu.run_steps(steps, gpu.State(folder), folder, 'c', 1e9, time.monotonic)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, start_new_session=True)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("=== two"):
+            break
+    process.kill()
+    process.wait()
+    (row,) = json.loads((tmp_path / "steps.json").read_text())
+    assert (row["name"], row["state"]) == ("one", "passed")
+    for line in processes_naming(mark):  # of a session of its own: a kill does not reach it
+        os.kill(int(line.partition(":")[0]), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("part", ["val", "test"])
+def test_cifar10_comes_as_a_folder_or_an_archive(gpu: Any, tmp_path: Path, part: str) -> None:
+    for name in ("train", part):
+        (tmp_path / "made" / name / "cat").mkdir(parents=True)
+        (tmp_path / "made" / name / "cat" / "0.jpg").write_bytes(name.encode())
+    with tarfile.open(tmp_path / "c.tar.xz", "w:xz") as archive:
+        archive.add(tmp_path / "made", "cifar10")
+    (tmp_path / "out").mkdir()
+    for source in (tmp_path / "made", tmp_path / "c.tar.xz", tmp_path / "c.tar.xz"):  # twice: what is there is used
+        found = gpu.cifar10_folder(source, tmp_path / "out")
+        assert (found / "train" / "cat" / "0.jpg").read_bytes() == b"train"
+        assert (found / "val" / "cat" / "0.jpg").read_bytes() == part.encode()
+
+
+@pytest.mark.parametrize(
+    ("name", "label"),
+    [("NVIDIA H200", "h200"), ("NVIDIA A100-SXM4-80GB", "a100-sxm4-80gb"), ("NVIDIA GeForce RTX 4090", "rtx-4090")],
+)
+def test_results_are_named_for_the_gpu(gpu: Any, name: str, label: str) -> None:
+    assert gpu.label_of(name) == label
+
+
+def script(*words: object, cwd: Path, timeout_s: float = 600, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(GPU), *map(str, words)], cwd=cwd, env={**clean_environment(), **env},
+        capture_output=True, text=True, timeout=timeout_s,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "these steps need a GPU; got none. Try the commands with --device cpu --tiny."),
+        (["--minutes", "0"], "--minutes must be above 0; got 0"),
+        (["--device", "cpu", "--only", "nonsense"], "--only takes names of steps; got nonsense. Write some of: tests"),
+        (["--images", "nowhere.tar"], "--images must exist; got 'nowhere.tar'"),
+    ],
+)
+def test_wrong_input_is_one_line(tmp_path: Path, words: list[str], message: str) -> None:
+    done = script(*words, cwd=tmp_path, CUDA_VISIBLE_DEVICES="")
+    assert done.returncode in (1, 2) and message in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+
+
+def test_the_list_names_every_step_and_needs_no_gpu(tmp_path: Path) -> None:
+    done = script("--list", cwd=tmp_path, CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == 0 and "GPU: none that torch can use" in done.stdout
+    names = [line.split()[0] for line in done.stdout.splitlines()[1:]]
+    assert names == ["tests", "optimizer_step", "train_throughput", "memory_probe", "train_throughput_compiled",
+                     "input_pipeline", "batch_scaling"]  # fmt: skip
+    assert "cannot" not in done.stdout and "it needs CIFAR-10" in done.stdout
+
+
+@pytest.mark.slow
+def test_a_dry_run_on_the_cpu_runs_every_command_line_and_stores_every_result(tmp_path: Path) -> None:
+    started = time.time()
+    words = ("--device", "cpu", "--tiny", "--minutes", "30", "--folder", "kept")
+    done = script(*words, cwd=tmp_path, timeout_s=1500, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    results = sorted((tmp_path / "kept" / "results").glob("*.json"))
+    names = {path.name.rpartition("_")[0] for path in results}
+    assert names == {"optimizer_step", "train_throughput", "train_throughput_compiled", "memory_probe",
+                     "input_pipeline", "batch_scaling_digits"}  # fmt: skip
+    for path in results:
+        stored = json.loads(path.read_text())
+        assert stored["provenance"]["git"] and stored["benchmark"] in path.name and path.stat().st_mtime >= started
+    again = script(*words, cwd=tmp_path, CUDA_VISIBLE_DEVICES="")
+    assert again.returncode == 0 and again.stdout.count("passed before at this commit") == 7

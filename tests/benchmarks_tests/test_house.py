@@ -1,0 +1,235 @@
+"""The figures of the repository's structure, on a small made-up repository whose figures are known by hand."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import itertools
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from helpers.paths import ROOT
+
+BENCHMARKS = ROOT / "benchmarks"
+SCRIPT = BENCHMARKS / "house.py"
+
+# <> stands for "" or "bigbatch.", the two ways in which an import may be written.
+FILES = {
+    "pyproject.toml": '[tool.pytest.ini_options]\npythonpath = [".", "tests", "tests/helpers"]\n',
+    "README.md": "# Two words\n\n```bash\nnot counted\n```\nmore [a link](https://not.counted) | — |\n",
+    "cluster/__init__.py": "",
+    "cluster/host/__init__.py": "",
+    "cluster/host/files.py": "def write(): ...\n",
+    "cluster/sites/generic.toml": "",
+    "cluster/slurm.py": "from <>cluster.host import files\ndef f():\n    import <>tune.search\n",
+    "search_spaces/__init__.py": "",
+    "search_spaces/registry.py": "from <>train_loop.config import Config\nfrom <>train_loop import loop\n",
+    "tests/helpers/tools.py": "from test_a import x\n",
+    "tests/test_a.py": "from tools import y\n",
+    "train_loop/__init__.py": "",
+    "train_loop/config.py": "class Config: ...\nclass Job: ...\n",
+    "train_loop/data/__init__.py": "from <>train_loop.data import sets\nclass Info: ...\n",
+    "train_loop/data/pixels.py": "from . import sets\n",
+    "train_loop/data/sets/__init__.py": "",
+    "train_loop/data/sets/digits.py": "from ... import config\nfrom <>train_loop.data import Info\n",
+    "train_loop/loop.py": (
+        "from typing import TYPE_CHECKING\nfrom <>train_loop import data\nfrom <>cluster.host.files import write\n"
+        "if TYPE_CHECKING:\n    from <>train_loop.run import main\n"
+    ),
+    "train_loop/run.py": "import <>train_loop.loop\ndef main():\n    from <>train_loop.loop import train\n",
+    "tune/__init__.py": "",
+    "tune/plan/__init__.py": "LIMIT = 1\n",
+    "tune/plan/capacity.py": "from ..study import read\nclass Job: ...\ndef _number(): ...\n",
+    "tune/plan/machine.py": "from <>tune.study import read\ndef main(): ...\ndef _number(): ...\n",
+    "tune/search.py": (
+        "from <>tune.plan import LIMIT, capacity\nfrom <>search_spaces import registry\nimport <>cluster.slurm\n"
+    ),
+    "tune/study.py": "def read():\n    from <>tune import search\n",
+}
+
+
+@pytest.fixture
+def house(monkeypatch: pytest.MonkeyPatch) -> Any:
+    return _module("house", monkeypatch)
+
+
+@pytest.fixture
+def graph(monkeypatch: pytest.MonkeyPatch) -> Any:
+    return _module("import_graph", monkeypatch)
+
+
+def _module(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module(name)
+
+
+@pytest.fixture(params=["", "bigbatch."])
+def root(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """The repository of ``FILES``; where imports have the prefix, ``bigbatch/`` links to the packages."""
+    for path, text in FILES.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text.replace("<>", request.param))
+    if request.param:
+        (tmp_path / "bigbatch").mkdir()
+        (tmp_path / "bigbatch/__init__.py").write_text("")
+        for package in ("cluster", "search_spaces", "train_loop", "tune"):
+            (tmp_path / "bigbatch" / package).symlink_to(f"../{package}")
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    subprocess.run(["git", "add", "."], cwd=tmp_path, check=True)
+    (tmp_path / "tune/not_tracked.py").write_text("import tune.search\n")
+    return tmp_path
+
+
+def test_rooms_and_arrows(house: Any, root: Path) -> None:
+    figures, lists = house.measure(root)
+    counts = {f: (figures[f"{f}: rooms"], figures[f"{f}: arrows"]) for f in house.FOLDERS}
+    assert counts == {"train_loop": (4, 4), "train_loop/data": (2, 1), "cluster": (2, 1), "tune": (3, 3)}
+    in_functions = "arrows of imports in functions alone"
+    assert figures[f"tune: {in_functions}"] == 1 and figures[f"train_loop: {in_functions}"] == 0
+    assert figures["train_loop/data: files that import its __init__"] == 1
+    assert figures["train_loop/data: files that its __init__ imports"] == 1
+    assert lists["tune: circles of rooms"] == ["plan search study"]
+    assert lists["tune: arrows back up"] == ["study -> search"]
+    assert lists["train_loop: circles of rooms"] == ["loop run"]
+    assert lists["train_loop: arrows back up"] == ["loop -> run"]
+    assert lists["cluster: circles of rooms"] == lists["train_loop/data: circles of rooms"] == []
+
+
+def test_circles_between_files_and_broken_floors(house: Any, root: Path) -> None:
+    _, lists = house.measure(root)
+    everywhere = ["tests/helpers/tools.py tests/test_a.py", "train_loop/loop.py train_loop/run.py"]
+    assert lists["circles between files, module level"] == everywhere
+    within = "cluster/slurm.py tune/plan/capacity.py tune/search.py tune/study.py"
+    assert lists["circles between files, all imports"] == [within, *everywhere]
+    upwards = "cluster/slurm.py imports tune/search.py"
+    too_much = "search_spaces/registry.py imports train_loop/loop.py"
+    assert lists["imports that break the floors"] == [upwards, too_much, "tune/search.py imports cluster/slurm.py"]
+    subprocess.run(["git", "rm", "-rqf", "cluster/host"], cwd=root, check=True)
+    assert house.measure(root)[1]["imports that break the floors"] == [upwards, too_much]
+
+
+def test_names_of_several_files(house: Any, root: Path) -> None:
+    _, lists = house.measure(root)
+    classes = ["Job: train_loop/config.py tune/plan/capacity.py"]
+    assert lists["classes of one name in several files"] == classes
+    assert lists["public functions of one name in several files"] == []
+    private = ["_number: tune/plan/capacity.py tune/plan/machine.py"]
+    assert lists["private functions of one name in several files"] == private
+
+
+def test_the_fewest_arrows_back_up_as_trying_every_order_finds_them(graph: Any) -> None:
+    for seed in range(40):
+        rng = random.Random(seed)
+        pairs = list(itertools.permutations("abcdef", 2))
+        arrows = {pair: [None] * rng.randint(1, 3) for pair in rng.sample(pairs, rng.randint(4, 16))}
+        back = graph.back_up(arrows)
+        best = min(_price(arrows, order) for order in itertools.permutations("abcdef"))
+        assert sum(1000 + len(arrows[pair]) for pair in back) == best, seed
+        assert not graph.circles(set(arrows) - set(back))
+
+
+def _price(arrows: dict[tuple[str, str], list[None]], order: tuple[str, ...]) -> int:
+    return sum(1000 + len(causes) for (a, b), causes in arrows.items() if order.index(a) > order.index(b))
+
+
+def test_a_large_circle_is_broken_too(graph: Any) -> None:
+    rooms = [f"room{number:02}" for number in range(20)]
+    ring = {(a, b): [None] for a, b in zip(rooms, [*rooms[1:], rooms[0]], strict=True)}
+    across = {pair: [None] for pair in random.Random(0).sample(list(itertools.combinations(rooms, 2)), 60)}
+    arrows = {**across, **ring}
+    assert graph.circles(arrows) == [rooms]
+    assert not graph.circles(set(arrows) - set(graph.back_up(arrows)))
+
+
+def test_the_length_of_a_function_has_its_nested_ones_and_not_its_decorators(house: Any) -> None:
+    text = "@cache\n@other\ndef outer(\n    a,\n):\n    async def inner():\n        return 1\n    return inner\n"
+    lengths = {f.name: house.length(f) for f in house.functions_of(ast.parse(text))}
+    assert lengths == {"outer": 6, "inner": 2}
+
+
+def test_any_counts_in_annotations_and_casts_alone(house: Any) -> None:
+    text = (
+        "from typing import Any, cast\nimport typing\n"
+        "def f(a: Any, *b: 'dict[str, Any]') -> typing.Any:\n    'Any text'\n    print('Any')\n"
+        "    x: list[Any] = cast('Any', a)\n    return cast(Any, x)\n"
+    )
+    assert house.count_any(ast.parse(text)) == 6
+
+
+def test_typed_functions(house: Any) -> None:
+    text = (
+        "class C:\n    def a(self, x: int) -> None: ...\n    def b(self, x) -> None: ...\n"
+        "    @staticmethod\n    def c(x) -> None: ...\n    @classmethod\n    def d(cls) -> None: ...\n"
+        "def e(*a: int, b: int = 1, **c: int) -> int: ...\ndef f(*a) -> int: ...\ndef g(): ...\n"
+    )
+    names = [function.name for function in house.functions_of(ast.parse(text))]
+    found = dict(zip(names, house.typed(ast.parse(text)), strict=True))
+    assert found == {"a": True, "b": False, "c": False, "d": True, "e": True, "f": False, "g": False}
+
+
+def test_public_docstrings(house: Any) -> None:
+    text = (
+        "class A:\n    'said'\n    def b(self):\n        'said'\n    def c(self): ...\n    def _d(self): ...\n"
+        "class _E:\n    def f(self): ...\n@overload\ndef g(): ...\ndef g():\n    def inner(): ...\n"
+    )
+    assert house.public_docstrings(ast.parse(text).body) == [True, True, False, False]
+
+
+def test_comments_without_marks_for_tools(house: Any) -> None:
+    text = "#!/usr/bin/python\n# why\nx = '# text'  # noqa: E501\ny = 1  # why not\nz = 2  # type: ignore\n"
+    assert house.count_comments(text) == 2
+
+
+def test_sleeps_of_time_alone(house: Any) -> None:
+    text = "import time\nfrom time import sleep as nap\ntime.sleep(1)\nnap(1)\nevent.sleep(1)\nsleep(1)\n"
+    assert house.count_sleeps(ast.parse(text)) == 2
+
+
+def test_words_of_a_readme(house: Any) -> None:
+    assert house.readme_words(FILES["README.md"]) == (5, 3)
+    text = "one\n```text\na b c\n```\ntwo ![the plot](a b.svg) | --- |\n~~~sh\n```\n~~~\nfive\n"
+    assert house.readme_words(text) == (5, 5)
+    assert house.readme_words("no command, four words") == (4, 0)
+
+
+def test_a_target_is_missed_beyond_its_limit_alone(house: Any) -> None:
+    limits = {**house.AT_MOST, **house.AT_LEAST}
+    assert house.missed(limits) == []
+    for name, limit in limits.items():
+        beyond = limit - 0.01 if name in house.AT_LEAST else limit + 1
+        assert house.missed({**limits, name: beyond}) == [name]
+    assert house.missed({**limits, "README word of the first command": 0}) == ["README word of the first command"]
+
+
+def test_the_command_prints_a_table_arrows_and_what_is_missed(root: Path) -> None:
+    done = _run("--root", str(root), "--check")
+    last = json.loads(done.stdout.splitlines()[-1])
+    assert done.returncode == 1 and last["figures"]["tune: rooms"] == 3
+    assert "tune: arrows back up" in last["missed"] and "tune: rooms" not in last["missed"]
+    table = done.stdout.split("\n\n")[0]
+    rows = {line[:52].strip(): line.split()[-1] for line in table.splitlines()}
+    assert rows["tune: arrows back up"] == "no" and rows["tune: rooms"] == "yes"
+    assert _run("--root", str(root)).returncode == 0
+    lines = _run("--root", str(root), "--arrows", "tune/").stdout.splitlines()
+    assert "study -> search: tune/study.py imports tune/search.py (in a function)" in lines
+    assert "search -> plan: tune/search.py imports tune/plan/__init__.py" in lines
+    assert json.loads(lines[-1]) == {"folder": "tune", "rooms": 3, "arrows": 3}
+    refused = _run("--root", str(root), "--arrows", "nowhere")
+    assert refused.returncode == 1 and refused.stderr.startswith("--arrows nowhere: git tracks no Python file there")
+
+
+def _run(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, str(SCRIPT), *words], capture_output=True, text=True)
+
+
+@pytest.mark.xfail(strict=False, reason="files and functions are being moved and split; not all targets are reached")
+def test_this_repository_reaches_every_target() -> None:
+    done = _run("--check")
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,361 @@
+"""The doctor: what it sees of a real machine, and what it makes of nodes that are not as they should be."""
+
+from __future__ import annotations
+
+import copy
+import fcntl
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from bigbatch.cluster.doctor import command as doctor
+from bigbatch.cluster.doctor import probe
+from bigbatch.cluster.doctor.findings import (
+    Finding,
+    judge_allreduce,
+    judge_answers,
+    judge_exchange,
+    judge_nodes,
+    judge_python,
+)
+from bigbatch.cluster.host.site.profiles import find, load
+from helpers.paths import ROOT
+from helpers.processes import clean_environment
+
+MARK = "0011"
+
+
+def healthy(*names: str) -> list[dict]:
+    """The facts of nodes with which nothing is wrong."""
+    return [
+        {
+            "host": name,
+            "python": "3.11.7",
+            "executable": "/env/bin/python",
+            "packages": {"ray": "2.60.0", "torch": "2.15.0", "optuna": "5.0.0", "bigbatch": None},
+            "commit": "a" * 40,
+            "code": "c0de",
+            "gpus": {"granted": 4, "seen": 4, "files": 4, "driver": 4},
+            "ports": {"tried": 50, "free": 50},
+            "tmp": {"path": "/tmp", "error": None, "free_bytes": 100 * 2**30, "free_inodes": 10**6},
+            "shared": {
+                "path": "/shared/.doctor-x", "error": None, "mark": MARK, "free_bytes": 2**40, "free_inodes": None,
+            },
+            "lock": "refused",
+            "leaked": [],
+        }
+        for name in names
+    ]  # fmt: skip
+
+
+def judged(nodes: list[dict], *, held: bool = True) -> dict[str, Finding]:
+    return {finding.what: finding for finding in judge_nodes(nodes, MARK, held, in_job=True)}
+
+
+def test_nothing_is_wrong_with_healthy_nodes():
+    findings = judged(healthy("n1", "n2"))
+    assert {finding.status for finding in findings.values()} == {"OK"}
+    assert not any(finding.advice for finding in findings.values())
+    assert {"python", "packages", "code", "GPUs", "ports", "temp folder", "shared folder", "locks", "leaked"} <= set(
+        findings
+    )
+
+
+def change(node: dict, path: str, value: object) -> None:
+    *above, last = path.split(".")
+    for key in above:
+        node = node[key]
+    node[last] = value
+
+
+WRONG = {
+    "another Python": ("python", "3.12.1", "python", "FAIL", "3.12.1"),
+    "another Ray": ("packages.ray", "2.59.0", "packages", "FAIL", "2.59.0"),
+    "another commit": ("commit", "b" * 40, "code", "FAIL", "bbbb"),
+    "changed files": ("code", "0ther", "code", "FAIL", "0ther"),
+    "a GPU that fell off": ("gpus.seen", 3, "GPUs", "FAIL", "4 granted, 3 seen"),
+    "a driver that sees none": ("gpus.driver", 0, "GPUs", "FAIL", "lists none"),
+    "taken ports": ("ports.free", 3, "ports", "WARN", "3 of 50"),
+    "no temp folder": ("tmp.error", "Read-only file system", "temp folder", "FAIL", "Read-only"),
+    "a full temp folder": ("tmp.free_bytes", 2**20, "node space", "FAIL", "0.0 GiB"),
+    "another shared folder": ("shared.mark", None, "shared folder", "FAIL", "n2"),
+    "a shared folder without writing": ("shared.error", "Permission denied", "shared folder", "FAIL", "Permission"),
+    "locks that do not count": ("lock", "granted", "locks", "WARN", "granted"),
+    "locks that fail": ("lock", "Function not implemented", "locks", "WARN", "not implemented"),
+    "few bytes left": ("shared.free_bytes", 2**31, "shared space", "WARN", "2.0 GiB"),
+    "no inodes left": ("shared.free_inodes", 10, "shared space", "FAIL", "10 files"),
+    "leaked processes": ("leaked", ["77 raylet of job 5"], "leaked", "WARN", "77 raylet"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_one_node_that_differs_is_named_with_what_to_do(name):
+    path, value, what, status, expected = WRONG[name]
+    nodes = healthy("n1", "n2")
+    change(nodes[1], path, value)
+    findings = judged(nodes)
+    assert findings[what].status == status and expected in findings[what].seen and findings[what].advice
+    assert "n2" in findings[what].seen or "space" in what
+    others = [finding for finding in findings.values() if finding.what != what]
+    assert {finding.status for finding in others} == {"OK"}, "only this one is wrong"
+
+
+def test_what_all_nodes_lack_is_found_as_well():
+    nodes = healthy("n1")
+    change(nodes[0], "tmp.path", "/scratch/long/name")
+    assert judged(nodes)["temp folder"].status == "FAIL" and judged(healthy("n1"), held=False)["locks"].status == "WARN"
+    for version, missing in (("3.9.18", {}), ("3.11.7", {"ray": None})):
+        nodes = healthy("n1")
+        nodes[0]["python"] = version
+        nodes[0]["packages"].update(missing)
+        finding = judged(nodes)["python"]
+        assert finding.status == "FAIL" and "--python" in finding.advice
+        on_login = judge_python(nodes, in_job=False)
+        assert on_login.status == "WARN", "a login node needs neither"
+
+
+def reached(**changes: object) -> list[dict]:
+    answers = [
+        {"host": "n1", "rank": 0, "address": "10.0.0.1"},
+        {"host": "n2", "rank": 1, "address": "10.0.0.2", "mb_per_s": 5000.0, "skew_s": 0.01},
+    ]
+    answers[1].update(changes)
+    return answers
+
+
+def test_the_network_between_the_nodes_is_judged():
+    fine = judge_exchange(reached(), "", 2)
+    assert [finding.status for finding in fine] == ["OK", "OK"] and "5,000 MB/s" in fine[0].seen
+    assert judge_exchange(reached(mb_per_s=11.0), "", 2)[0].status == "WARN"
+    assert judge_exchange(reached(address="127.0.1.1"), "", 2)[0].status == "FAIL"
+    assert judge_exchange(reached(error="no route to host"), "", 2)[0].seen == "n2: no route to host"
+    assert judge_exchange(reached()[:1], "timed out", 2)[0].status == "FAIL"
+    assert judge_exchange(reached(skew_s=-3.0), "", 2)[1].status == "WARN"
+    assert judge_exchange(reached(skew_s=3600.0), "", 2)[1].status == "FAIL"
+    good = [{"host": "n1", "gloo": 900.0, "nccl": 9000.0}, {"host": "n2", "gloo": 800.0, "nccl": 9000.0}]
+    assert judge_allreduce(good, "", 2)[0] == Finding(
+        "OK", "all-reduce", "over 2 nodes: gloo 800 MB/s, nccl 9,000 MB/s"
+    )
+    bad = copy.deepcopy(good)
+    bad[1] = {"host": "n2", "error": "gloo: connection refused"}
+    assert judge_allreduce(bad, "", 2)[0].status == "FAIL"
+    assert judge_allreduce([{"host": "n1", "error": "torch is not installed"}], "", 1)[0].status == "WARN"
+    assert judge_answers("nodes answer", [], 2, "srun: error")[0].status == "FAIL"
+
+
+# The probe, on this machine
+
+
+def test_a_lock_of_another_process_is_respected(tmp_path):
+    path = tmp_path / "lock"
+    hold = "import fcntl, sys; f = open(sys.argv[1], 'a'); fcntl.flock(f, fcntl.LOCK_EX); print(1, flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", hold, path], stdin=-1, stdout=-1, text=True) as holder:
+        assert holder.stdout and holder.stdin
+        holder.stdout.readline()
+        assert probe.try_lock(path) == "refused"
+        holder.stdin.write("\n")
+        holder.stdin.close()
+    assert probe.try_lock(path) == "granted"
+    assert probe.try_lock(tmp_path / "no" / "lock") == "No such file or directory"
+
+
+def test_a_taken_port_is_seen():
+    with socket.create_server(("", 0)) as server:
+        port = server.getsockname()[1]
+        assert not probe.is_free(port)
+    assert probe.is_free(port)
+
+
+def test_gpus_are_counted_as_slurm_grants_and_as_a_process_sees_them(tmp_path):
+    for number in range(4):
+        (tmp_path / f"nvidia{number}").touch()
+
+    def counted(**env: str) -> tuple[object, object]:
+        found = probe.gpus({"SLURM_JOB_ID": "1", **env}, dev=tmp_path)
+        return found["granted"], found["seen"]
+
+    assert counted(SLURM_GPUS_ON_NODE="2", CUDA_VISIBLE_DEVICES="0,1") == (2, 2)
+    assert counted(SLURM_JOB_GPUS="0,1,3", CUDA_VISIBLE_DEVICES="0,1") == (3, 2)
+    assert counted(SLURM_GPUS_ON_NODE="4") == (4, 4)
+    assert counted(CUDA_VISIBLE_DEVICES="NoDevFiles") == (0, 0)
+    assert probe.gpus({}, dev=tmp_path)["granted"] is None
+    assert probe.gpus({"SLURM_JOB_ID": "1", "SLURM_GPUS_ON_NODE": "1"}, dev=tmp_path / "none")["seen"] == 0
+
+
+def test_gpus_that_only_slurm_speaks_of_are_a_warning():
+    nodes = healthy("n1", "n2")
+    nodes[1]["gpus"].update(files=0, driver=None)
+    finding = judged(nodes)["GPUs"]
+    assert finding.status == "WARN" and "Slurm's word" in finding.seen
+
+
+def test_rays_processes_of_other_jobs_are_leaks_and_this_jobs_are_not(tmp_path):
+    """Real processes under Ray's names."""
+    own, other = ({**os.environ, "SLURM_JOB_ID": job} for job in ("11", "12"))
+
+    def ours(line: str) -> bool:
+        return line.endswith((" of job 11", " of job 12"))
+
+    started = [
+        subprocess.Popen(["raylet", "300"], executable="/bin/sleep", env=own),
+        subprocess.Popen(["gcs_server", "300"], executable="/bin/sleep", env=other),
+        subprocess.Popen(["sleep", "300"], env=other),
+    ]
+    try:
+        deadline = time.monotonic() + 60  # a new process has its name and its variables only after a moment
+        while time.monotonic() < deadline and len([line for line in probe.leaked({}) if ours(line)]) < 2:
+            time.sleep(0.05)
+        found = {line for line in probe.leaked({"SLURM_JOB_ID": "11"}) if ours(line)}
+        assert found == {f"{started[1].pid} gcs_server of job 12"}
+        assert any(line.startswith(f"{started[0].pid} raylet") for line in probe.leaked({}))
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+
+
+def test_the_codes_digest_changes_with_the_code(tmp_path):
+    for house in probe.HOUSES:
+        (tmp_path / house).mkdir()
+    (tmp_path / "tune" / "a.py").write_text("x = 1\n")
+    before = probe.code_digest(tmp_path)
+    assert probe.code_digest(tmp_path) == before
+    (tmp_path / "tune" / "a.py").write_text("x = 2\n")
+    changed = probe.code_digest(tmp_path)
+    (tmp_path / "tune" / "a.py").rename(tmp_path / "tune" / "b.py")
+    assert len({before, changed, probe.code_digest(tmp_path)}) == 3
+
+
+def test_nodes_measure_the_way_between_them_and_turn_strangers_away(tmp_path, monkeypatch):
+    monkeypatch.setattr(probe, "own_address", lambda name, env: "127.0.0.1")
+    monkeypatch.setattr(probe, "TRANSFER_BYTES", 2**22)
+    answers: dict[int, dict] = {}
+
+    def node(rank: int) -> None:
+        answers[rank] = probe.exchange(tmp_path, {"SLURM_PROCID": str(rank), "SLURM_NTASKS": "3"})
+
+    threads = [threading.Thread(target=node, args=(rank,)) for rank in range(3)]
+    threads[0].start()
+    host, port, _ = probe._await(tmp_path / "server.json")
+    with socket.create_connection((host, port)) as stranger:
+        stranger.sendall(b"x" * 32)
+        assert stranger.recv(1) == b"", "nothing is told to one who does not know the secret"
+    for thread in threads[1:]:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert all("error" not in answer for answer in answers.values()), answers
+    for rank in (1, 2):
+        assert answers[rank]["mb_per_s"] > 0 and abs(answers[rank]["skew_s"]) < 10  # one clock
+    assert (tmp_path / "server.json").stat().st_mode & 0o077 == 0
+
+
+def test_a_node_without_the_networks_interface_says_so(tmp_path):
+    env = {"SLURM_PROCID": "0", "SLURM_NTASKS": "2", "BIGBATCH_INTERFACE": "nosuch0"}
+    assert "error" in probe.exchange(tmp_path, env)
+    assert probe.own_address("localhost", {"BIGBATCH_INTERFACE": "lo"}) == "127.0.0.1"
+
+
+# The command
+
+
+def examine(home: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    bare = {k: v for k, v in clean_environment().items() if not k.startswith(("BIGBATCH_", "XDG_"))}
+    return subprocess.run(
+        [sys.executable, "-m", "cluster.cli", "doctor", *arguments], cwd=ROOT, capture_output=True, text=True,
+        env={**bare, "BIGBATCH_HOME": str(home), "XDG_CONFIG_HOME": str(home), "PATH": "/nowhere", **env}, timeout=240,
+    )  # fmt: skip
+
+
+def test_it_examines_a_machine_without_slurm_git_or_anything_else(tmp_path):
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    done = examine(home, "--json")
+    found = {entry["what"]: entry for entry in map(json.loads, done.stdout.splitlines())}
+    assert found["Slurm"]["status"] == "WARN" and found["nodes answer"]["seen"] == "1 of 1"
+    assert found["locks"]["status"] == found["shared folder"]["status"] == found["privacy"]["status"] == "OK"
+    assert "no commit" in found["code"]["seen"]
+    assert done.returncode == (1 if any(entry["status"] == "FAIL" for entry in found.values()) else 0)
+    assert list(home.iterdir()) == [], "it cleans up after itself"
+
+
+def test_a_fault_is_exit_code_1_and_says_what_to_do(tmp_path):
+    (tmp_path / "file").touch()
+    done = examine(tmp_path / "file" / "below")
+    assert done.returncode == 1 and "FAIL shared folder" in done.stdout and "→ Write --shared" in done.stdout
+    open_home = tmp_path / "open"
+    open_home.mkdir(mode=0o755)
+    open_home.chmod(0o755)
+    assert f"chmod 700 {open_home}" in examine(open_home).stdout
+
+
+def test_it_creates_nothing(tmp_path):
+    shared = tmp_path / "missing" / "shared"
+    done = examine(tmp_path / "new" / "home", "--shared", str(shared))
+    assert done.returncode == 1 and f"FAIL shared folder  {shared}: No such file" in done.stdout, done.stdout
+    assert "another --shared" in done.stdout
+    done = examine(tmp_path / "new" / "home", "--json")
+    found = {entry["what"]: entry for entry in map(json.loads, done.stdout.splitlines())}
+    assert found["shared folder"]["status"] == "OK", "asked in the folder in which a job will make its home"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_sites_quota_command_is_run_and_shown(tmp_path):
+    command = tmp_path / "myquota"
+    command.write_text("#!/bin/sh\nprintf '17 of 20 TiB in M\\374nchen\\n'\n")  # Latin-1
+    command.chmod(0o755)
+    profile = tmp_path / "mine.toml"
+    for line, status, expected in (
+        (str(command), "OK", "17 of 20 TiB in M\ufffdnchen"),
+        (f"{command} '", "WARN", "a quote in quota_command is not closed"),
+        (" ", "WARN", "not on PATH"),
+        ("/no/such/quota -u", "WARN", "not on PATH"),
+        ("/bin/false", "WARN", "/bin/false"),
+    ):
+        profile.write_text(f'name = "mine"\n[storage]\nquota_command = "{line}"\n')
+        finding = doctor.judge_quota_command(load(profile))[0]
+        assert finding.status == status and expected in finding.seen
+    assert doctor.judge_quota_command(find("generic", {})) == []
+
+
+def test_the_scratch_folder_is_the_profiles(tmp_path, monkeypatch):
+    profile = tmp_path / "mine.toml"
+    profile.write_text('name = "mine"\n[storage]\nscratch = "$MY_SCRATCH"\n')
+    monkeypatch.delenv("MY_SCRATCH", raising=False)
+    assert doctor.judge_scratch(load(profile))[0].status == "WARN"
+    monkeypatch.setenv("MY_SCRATCH", str(tmp_path))
+    finding = doctor.judge_scratch(load(profile))[0]
+    assert str(tmp_path) in finding.seen and "free" in finding.seen
+
+
+def test_slurms_settings_are_judged(tmp_path, monkeypatch):
+    config = "Configuration data as of now\nJobRequeue              = {}\nKillWait = {} sec\nSLURM_VERSION = 22.05.8\n"
+    program = tmp_path / "scontrol"
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+
+    def findings(requeue: int, kill_wait: int) -> dict[str, Finding]:
+        program.write_text(f"#!/bin/sh\ncat <<'END'\n{config.format(requeue, kill_wait)}END\n")
+        program.chmod(0o755)
+        return {finding.what: finding for finding in doctor.judge_slurm(find("generic", {}))}
+
+    fine = findings(1, 30)
+    assert fine["Slurm"].seen == "version 22.05.8" and fine["requeue"].status == "OK" and "signal" not in fine
+    poor = findings(0, 5)
+    assert poor["requeue"].status == "WARN" and "--chain" in poor["requeue"].advice
+    assert poor["signal"].status == "WARN" and "5 s" in poor["signal"].seen
+
+
+def test_a_lock_that_the_doctor_holds_is_its_own(tmp_path):
+    """The nodes must be refused while it asks, and nobody afterwards."""
+    with (tmp_path / "lock").open("a") as file:
+        assert doctor._hold(file.fileno())
+        assert probe.try_lock(tmp_path / "lock") == "refused"
+        fcntl.flock(file, fcntl.LOCK_UN)
+    assert probe.try_lock(tmp_path / "lock") == "granted"

@@ -1,0 +1,186 @@
+"""Site profiles: the reader of TOML against Python's own, what is wrong in a profile, which site this is."""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+
+import pytest
+
+from bigbatch.cluster.host.site import profiles, toml_subset
+from bigbatch.cluster.host.site.profiles import InputError, find, format_time, load, parse_time
+from helpers.paths import ROOT
+
+BUILT_IN = sorted(profiles.BUILT_IN.glob("*.toml"))
+DOCUMENTS = {
+    "empty": "",
+    "no end of line": "a = 1",
+    "windows": 'a = 1\r\n[t]\r\nb = "x"\r\n',
+    "numbers": "a = 0\nb = -17\nc = 1_000\nd = 1.5\ne = -2e3\nf = +3\ng = 6.02e+23",
+    "strings": r"""a = "tab\tquote\" back\\ \u00e9 \U0001F600"
+b = 'C:\path' # a comment
+c = "a # that is none" """,
+    "arrays": 'a = []\nb = [1, 2,\n  3, # three\n]\nc = [["x"], [true, false]]\nd = [ "y" ]',
+    "tables": '[a]\nx = 1\n[a.b]\ny = 2\n["c:d"."e f"]\nz = 3\n[ g . h ]\n[a.c]\n',
+    "table after its child": "[a.b]\nx = 1\n[a]\ny = 2",
+    "keys": "bare-key_1 = 1\n\"quoted key\" = 2\n'literal' = 3\n1234 = 4",
+}
+NO_TOML = {
+    "key without value": "a =",
+    "no key": "= 1",
+    "key twice": "a = 1\na = 2",
+    "table twice": "[a]\n[a]",
+    "table over a value": "a = 1\n[a]",
+    "value over a table": "[a.b]\nx = 1\n[a]\nb = 1",
+    "open string": 'a = "x',
+    "open array": "a = [1, 2",
+    "array without commas": "a = [1 2]",
+    "two values": "a = 1 2",
+    "leading zero": "a = 01",
+    "bare word": "a = yes",
+    "trailing point": "a = 1.",
+    "unknown escape": r'a = "\q"',
+    "surrogate": r'a = "\ud800"',
+    "header goes on": "[a] b = 1",
+    "open header": "[a",
+}
+
+
+@pytest.mark.parametrize("path", BUILT_IN, ids=lambda path: path.stem)
+def test_the_own_reader_agrees_with_pythons_on_every_profile(path):
+    text = path.read_text()
+    assert toml_subset.parse_subset(text) == tomllib.loads(text)
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_the_own_reader_agrees_with_pythons(name):
+    text = DOCUMENTS[name]
+    mine, theirs = toml_subset.parse_subset(text), tomllib.loads(text)
+    assert mine == theirs and repr(mine) == repr(theirs)  # repr: 1 is not 1.0 and not True
+
+
+@pytest.mark.parametrize("name", NO_TOML)
+def test_what_is_no_toml_is_refused_by_both(name):
+    with pytest.raises(ValueError):
+        tomllib.loads(NO_TOML[name])
+    with pytest.raises(ValueError, match=r"\(line \d+\)"):
+        toml_subset.parse_subset(NO_TOML[name])
+
+
+def test_toml_outside_the_subset_is_refused_and_not_misread():
+    for text in ("a.b = 1", "a = {b = 1}", "[[a]]", "a = 1979-05-27", "a = inf", "a = 0x10", 'a = """x"""'):
+        tomllib.loads(text)
+        with pytest.raises(ValueError):
+            toml_subset.parse_subset(text)
+
+
+@pytest.mark.parametrize("path", BUILT_IN, ids=lambda path: path.stem)
+def test_every_profile_is_valid_and_names_its_sources(path):
+    site = load(path)
+    assert site.name == path.stem and site.title and site.source.startswith("http")
+    for partition in site.partitions.values():
+        if partition.cores_per_gpu and partition.cores_per_node:
+            assert partition.cores_per_gpu * partition.gpus_per_node <= partition.cores_per_node
+        assert partition.default_qos is None or partition.default_qos in partition.qos
+    if site.partitions:
+        assert site.default_partition in site.partitions
+        assert len(re.findall(r"https?://", path.read_text())) >= 3, "facts without a source"
+
+
+MINE = """
+name = "mine"
+default_partition = "gpu"
+
+[detect]
+hosts = ["login?.mine.org"]
+
+[partitions.gpu]
+gpus_per_node = 8
+max_time = "2-00:00:00"
+"""
+
+
+def test_a_users_own_profile_comes_first_and_needs_no_code(tmp_path):
+    folder = tmp_path / "bigbatch" / "sites"
+    folder.mkdir(parents=True)
+    (folder / "mine.toml").write_text(MINE)
+    env = {"XDG_CONFIG_HOME": str(tmp_path)}
+    site = find("mine", env)
+    assert site.partitions["gpu"].gpus_per_node == 8 and site.partitions["gpu"].max_time_s == 172800
+    assert find(None, env, ["login1.mine.org"]) == site
+    assert find(str(folder / "mine.toml"), {}) == site
+    assert find(None, {**env, "BIGBATCH_SITE": "grete"}, ["login1.mine.org"]).name == "grete"
+    (folder / "jean_zay.toml").write_text('name = "jean_zay"\ntitle = "my own"\n')
+    assert find("jean_zay", env).title == "my own"
+
+
+WHERE = {
+    "jean_zay": [({}, "jean-zay3"), ({"IDRPROJ": "abc"}, "anything")],
+    "juwels_booster": [({}, "jwlogin22.juwels"), ({}, "jwb0129"), ({"SYSTEMNAME": "juwelsbooster"}, "x")],
+    "finisterrae3": [({"STORE": "/a", "LUSTRE": "/b"}, "x")],
+    "grete": [({}, "glogin9"), ({}, "ggpu201")],
+    "generic": [({}, "laptop"), ({}, "jwlogin08.juwels"), ({"SYSTEMNAME": "jusuf"}, "x"), ({"STORE": "/a"}, "x")],
+}
+
+
+@pytest.mark.parametrize("name", WHERE)
+def test_a_site_is_known_by_its_host_names_or_variables(name, tmp_path):
+    for variables, host in WHERE[name]:
+        assert find(None, {"XDG_CONFIG_HOME": str(tmp_path), **variables}, [host]).name == name, (variables, host)
+
+
+WRONG = {
+    "unknown key": ('name = "x"\nrequeu = true', "requeue"),
+    "unknown table": ('name = "x"\n[storge]\nscratch = "/s"', "storage"),
+    "unknown key of a partition": ('name = "x"\n[partitions.a]\ngpu_per_node = 4', "gpus_per_node"),
+    "no name": ('title = "x"', "name"),
+    "text for a number": ('name = "x"\n[partitions.a]\ngpus_per_node = "4"', "whole number"),
+    "true for a number": ('name = "x"\n[partitions.a]\ngpus_per_node = true', "whole number"),
+    "no GPUs": ('name = "x"\n[partitions.a]\ngpus_per_node = 0', "above 0"),
+    "number for a flag": ('name = "x"\nrequeue = 1', "true or false"),
+    "text for a list": ('name = "x"\n[environment]\nmodules = "python"', "list"),
+    "time": ('name = "x"\n[partitions.a]\nmax_time = "long"', "20:00:00"),
+    "default partition": ('name = "x"\ndefault_partition = "b"\n[partitions.a]', "'b'"),
+    "partition as a value": ('name = "x"\n[partitions]\na = 4', "[partitions.a]"),
+    "qos as a value": ('name = "x"\n[partitions.a]\nqos = "fast"', "qos"),
+    "no TOML": ("name = x", "line 1"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_profile_is_refused_in_one_line_that_names_the_file(name, tmp_path):
+    text, expected = WRONG[name]
+    path = tmp_path / "wrong.toml"
+    path.write_text(text)
+    with pytest.raises(InputError) as caught:
+        load(path)
+    message = str(caught.value)
+    assert expected in message and "wrong.toml" in message and "\n" not in message
+
+
+def test_an_unknown_site_names_the_nearest():
+    with pytest.raises(InputError, match="jean_zay"):
+        find("jeanzay", {})
+    with pytest.raises(InputError, match="nowhere"):
+        find("./nowhere.toml", {})
+
+
+TIMES = {"10": 600, "10:30": 630, "20:00:00": 72000, "1-12": 129600, "1-12:30": 131400, "4-04:00:00": 360000,
+         "20h": 72000, "90m": 5400, "2d": 172800}  # fmt: skip
+
+
+def test_times_are_read_as_slurm_reads_them():
+    for text, seconds in TIMES.items():
+        assert parse_time(text) == seconds, text
+        assert parse_time(format_time(seconds)) == seconds
+    for text in ("", "soon", "1:2:3:4", "-5", "5s"):
+        with pytest.raises(InputError):
+            parse_time(text)
+
+
+def test_everything_in_cluster_is_python_3_9():
+    files = sorted((ROOT / "cluster").glob("*.py"))
+    assert files
+    for path in files:
+        ast.parse(path.read_text(), feature_version=(3, 9))

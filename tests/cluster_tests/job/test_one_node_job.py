@@ -1,0 +1,380 @@
+"""A job of one node from its start to its end, with stand-ins for Slurm's commands and for Ray.
+
+What needs Slurm itself is in tests/slurm; here is what its commands say, or do not say, at a bad moment.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from bigbatch.cluster.job import checks
+from bigbatch.cluster.job.allocated_nodes import AllocatedNode, Allocation
+from bigbatch.cluster.record import job_record
+from helpers.paths import ROOT
+from helpers.stand_in_ray import StandInJob
+
+DRIVER = textwrap.dedent("""
+    import signal, sys, time
+    def save(*_):
+        print("SAVED", flush=True); sys.exit(143)
+    signal.signal(signal.SIGTERM, save)
+    print("RUNNING", flush=True)
+    time.sleep(600)
+""")
+PREEMPTED = "JobState=RUNNING PreemptTime=2026-11-21T10:00:00"
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., StandInJob]]:
+    """Starts job 7 and waits until its driver runs."""
+    jobs: list[StandInJob] = []
+
+    def run(*options: str, **env: str) -> StandInJob:
+        env |= {"BIGBATCH_FIRST_ANSWER_S": "0.5"}
+        jobs.append(StandInJob(tmp_path, "7", *options, "--", sys.executable, "-c", DRIVER, **env))
+        jobs[-1].wait_log("RUNNING")
+        return jobs[-1]
+
+    yield run
+    for job in jobs:
+        job.process.kill()
+        job.process.wait()
+
+
+def test_a_signal_that_nobody_explains_saves_and_is_settled_when_slurm_answers(start, tmp_path):
+    job = start()
+    (tmp_path / "down").touch()
+    job.process.send_signal(signal.SIGTERM)
+    job.wait_log("does not say why yet; saving in any case")
+    job.wait_log("driver saved and ended with exit code 143")
+    assert not job.calls, "neither requeued nor given up"
+    job.says(PREEMPTED)
+    (tmp_path / "down").unlink()
+    assert job.end() == 143
+    assert "requeue 7" in job.calls and "→ requeueing (143): the job is preempted" in job.log
+
+
+def test_a_cancelled_job_whose_signal_nobody_explained_is_not_requeued(start, tmp_path):
+    job = start()
+    (tmp_path / "down").touch()
+    job.process.send_signal(signal.SIGTERM)
+    job.wait_log("driver saved")
+    job.says("JobState=CANCELLED")
+    (tmp_path / "down").unlink()
+    assert job.end() == 143
+    assert job.calls == "" and "→ ended (143): the job is cancelled" in job.log
+
+
+def test_a_requeue_that_the_controller_does_not_hear_is_tried_again(start, tmp_path):
+    job = start()
+    (tmp_path / "down").touch()
+    job.process.send_signal(signal.SIGUSR1)
+    job.wait_log("→ requeueing")
+    (tmp_path / "down").unlink()
+    assert job.end() == 143 and job.calls.splitlines()[0] == "requeue 7"
+
+
+def test_a_job_that_slurm_requeues_while_it_is_about_to_is_left_to_slurm(start, tmp_path):
+    job = start()
+    (tmp_path / "down").touch()
+    job.process.send_signal(signal.SIGUSR1)
+    job.wait_log("→ requeueing")
+    job.says("JobState=PENDING,COMPLETING")
+    job.process.send_signal(signal.SIGTERM)  # the grace time is over
+    job.wait_log("does not say why yet")
+    (tmp_path / "down").unlink()
+    assert job.end() == 143
+    assert "requeue 7" not in job.calls and "StartTime=now" in job.calls and "→ requeueing (143)" in job.log
+
+
+def test_a_preempted_job_with_chain_submits_a_successor_and_names_it(start, tmp_path):
+    job = start("--chain")
+    job.says(PREEMPTED)
+    job.process.send_signal(signal.SIGTERM)
+    assert job.end() == 143
+    assert "--dependency=afterany:7" in job.calls and "requeue" not in job.calls
+    job_record = json.loads((tmp_path / "home" / "jobs" / "7" / "job.json").read_text())
+    assert (job_record["successor"], job_record["state"]) == ("6", "requeueing")
+
+
+def test_a_successor_whose_submission_was_not_answered_is_found_and_not_submitted_again(start, tmp_path):
+    job = start("--chain")
+    heard = f"""#!/bin/sh
+for word; do case "$word" in --comment=*) echo "6|${{word#--comment=}}" >> {tmp_path}/queue;; esac; done
+echo 'sbatch: error: Batch job submission failed: Socket timed out on send/recv operation' >&2; exit 1
+"""
+    (tmp_path / "bin" / "sbatch").write_text(heard)
+    # Busy for a while: silent to the first question, too.
+    busy = f"mv {tmp_path}/busy {tmp_path}/idle 2>/dev/null && {{ echo 'Socket timed out' >&2; exit 1; }}"
+    (tmp_path / "bin" / "squeue").write_text(f'#!/bin/sh\n{busy}\necho "5|"; cat {tmp_path}/queue\n')
+    (tmp_path / "busy").touch()
+    job.says(PREEMPTED)
+    job.process.send_signal(signal.SIGTERM)
+    assert job.end() == 143
+    assert (tmp_path / "queue").read_text() == "6|bigbatch-after-7\n", "submitted once"
+    assert "job 6 goes on when this one has ended" in job.log
+    assert json.loads((tmp_path / "home" / "jobs" / "7" / "job.json").read_text())["successor"] == "6"
+
+
+def test_a_late_answer_does_not_give_the_driver_time_that_slurm_does_not_give(tmp_path):
+    """Slurm kills 12 s after its signal, so the driver has 8; with the answer's time added it would have 11 or more."""
+    driver = DRIVER.replace("print(", "time.sleep(10.5); print(", 1)
+    words = ("--", sys.executable, "-c", driver)
+    job = StandInJob(tmp_path, "7", *words, KILL_WAIT="12", BIGBATCH_FIRST_ANSWER_S="0.5")
+    job.wait_log("RUNNING")
+    (tmp_path / "down").touch()
+    job.process.send_signal(signal.SIGTERM)
+    job.wait_log("saving in any case")
+    time.sleep(3)  # the answer comes a second later at most, long before the driver's time is over
+    job.says("JobState=PREEMPTED,COMPLETING")
+    (tmp_path / "down").unlink()
+    assert job.end() == 143
+    assert job.log.index("Slurm says PREEMPTED") < job.log.index("driver killed") and "SAVED" not in job.log
+
+
+@pytest.mark.parametrize("answers", [True, False], ids=["answers later", "never answers"])
+def test_a_requeued_job_waits_for_a_silent_controller(tmp_path, answers):
+    """SLURM_JOB_END_TIME is missing, as in Slurm 22.05: the job must ask."""
+    (tmp_path / "down").touch()
+    words = ("--", sys.executable, "-c", "print('RUNNING')")
+    job = StandInJob(tmp_path, "7", *words, SLURM_JOB_END_TIME="", SLURM_RESTART_COUNT="1")
+    job.wait_log("Unable to contact slurm controller (connect failure); asking on")
+    if answers:
+        (tmp_path / "down").unlink()
+    else:
+        job.process.send_signal(signal.SIGTERM)
+    assert job.end() == (0 if answers else 2), job.log
+    assert ("RUNNING" in job.log) is answers and "Traceback" not in job.log
+
+
+@pytest.mark.parametrize("script", ["ray_head_workers.slurm", "ray_attach.slurm"])
+@pytest.mark.parametrize("folder", ["checkout", "check out of mine"])
+def test_the_batch_scripts_find_the_repository_when_the_controller_answers_again(tmp_path, script, folder):
+    cluster = tmp_path / folder / "cluster"
+    cluster.mkdir(parents=True)
+    (cluster / "job").mkdir()
+    (cluster / "job" / "__main__.py").touch()
+    (cluster.parent / "src" / "bigbatch").mkdir(parents=True)
+    for name in ("ray_head_workers.slurm", "ray_attach.slurm"):
+        shutil.copy(ROOT / "cluster" / name, cluster)
+    silent = f"[ -e {tmp_path}/asked ] || {{ touch {tmp_path}/asked; echo 'Unable to contact' >&2; exit 1; }}"
+    command = f"echo '   Command={cluster / script} 12 --output a b/cluster/x'"
+    (tmp_path / "scontrol").write_text(f"#!/bin/sh\n{silent}\necho 'JobId=7'\n{command}\n")
+    (tmp_path / "python").write_text('#!/bin/sh\necho "$PWD" "$@"\n')
+    for name in ("scontrol", "python"):
+        (tmp_path / name).chmod(0o755)
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "7", "BIGBATCH_PYTHON": str(tmp_path / "python")}
+    batch = (ROOT / "cluster" / script).read_text()
+    done = subprocess.run(["bash", "-s", "12"], input=batch, env=env, cwd=tmp_path, capture_output=True, text=True)
+    words = "12" if script == "ray_head_workers.slurm" else "--attach 12"
+    assert done.stdout == f"{cluster.parent}/src -m bigbatch.cluster.job {words}\n", done.stderr
+
+
+def test_folders_with_blanks_in_their_names(tmp_path):
+    """Of the records, the study, the temporary files, and the script that is submitted again."""
+    folder = tmp_path / "my files"
+    script = folder / "job scripts" / "my job.slurm"
+    script.parent.mkdir(parents=True)
+    script.touch()
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="t ") as local:
+        study = folder / "my runs" / "s"
+        words = ("--chain", "--output", str(study.parent), "--data", "a b")
+        job = start_search(folder, "true", *words, SLURM_TMPDIR=local)
+        job.says(f"JobState=RUNNING Command={script} --data a b WorkDir={folder} StdOut={folder}/my log")
+        job.process.send_signal(signal.SIGUSR1)
+        assert job.end() == 143, job.log
+        assert list(Path(local).iterdir()) == []
+    sent = (folder / "calls").read_text()
+    assert (
+        f"--output={folder}/my log" in sent and f"{script} --chain --output {study.parent} --data a b --study s" in sent
+    )
+    assert record_of(folder)["study_folder"] == str(study) and study.is_dir() and not (study / ".lease").exists()
+
+
+def test_a_refused_requeue_ends_the_job_in_one_line(start, tmp_path):
+    job = start()
+    refuse = '#!/bin/sh\ncase "$*" in requeue*) echo "Requested operation is presently disabled" >&2; exit 1;; esac\n'
+    scontrol = tmp_path / "bin" / "scontrol"
+    scontrol.write_text(refuse + scontrol.read_text())
+    job.process.send_signal(signal.SIGUSR1)
+    assert job.end() == 1
+    assert "cannot start again: scontrol failed: Requested operation is presently disabled" in job.log
+    assert job.log.count("Traceback") == 0
+
+
+def test_a_command_of_ones_own_runs_in_the_container_like_ray(tmp_path):
+    """Apptainer replaced by a program that notes its words and runs what comes after the image."""
+    words = {"BIGBATCH_NODE_PYTHON": str(ROOT / "cluster" / "in_container.sh"), "BIGBATCH_ROOT": str(ROOT)}
+    words |= {"BIGBATCH_CONTAINER": "/i.sif", "BIGBATCH_CONTAINER_PYTHON": sys.executable}
+    apptainer = tmp_path / "tools" / "apptainer"
+    apptainer.parent.mkdir()
+    apptainer.write_text(
+        f'#!/bin/sh\necho "$@" >> {tmp_path}/called\nwhile [ "$1" != /i.sif ]; do shift; done\nshift\nexec "$@"\n'
+    )
+    apptainer.chmod(0o755)
+    path = f"{tmp_path}/bin:{apptainer.parent}:{os.environ['PATH']}"
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="t") as local:
+        words |= {"SLURM_TMPDIR": local}
+        job = StandInJob(tmp_path, "7", "--", "echo", "IN THE IMAGE", "--command", PATH=path, **words)
+        assert job.end() == 0, job.log
+    called = (tmp_path / "called").read_text()
+    assert "\nIN THE IMAGE --command\n" in job.log and "/i.sif echo IN THE IMAGE --command\n" in called
+    driver = next(line for line in called.splitlines() if "IN THE IMAGE" in line)
+    assert f"--bind {local} " in driver, "where the head's Ray has its sockets"
+    assert f"/i.sif {sys.executable} -m ray.scripts.scripts start" in called
+    assert f"/i.sif {sys.executable} -m bigbatch.cluster.node.gcs watch" in called
+
+
+def test_a_search_that_was_cut_short_says_with_which_options_it_goes_on(tmp_path):
+    study = tmp_path / "runs" / "s"
+    job = StandInJob(tmp_path, "7", "--study", "s", "--space", "smoke")
+    job.wait_log("→ head")  # the search's own check of its arguments still runs
+    (study / "study.json").write_text("{}")
+    job.says("JobState=CANCELLED")
+    job.process.send_signal(signal.SIGTERM)
+    assert job.end() == 143, job.log
+    assert f"in place of the search's options: --output {study.parent} --study s --resume" in job.log
+    assert "Traceback" not in job.log and not (study / ".lease").exists()
+
+
+def test_a_job_and_its_node_run_on_a_system_python_that_is_old(tmp_path, old_python):
+    """As with a container, in which only Ray and the search run: requeued, from the first state to the last."""
+    job = StandInJob(tmp_path, "7", "--keep-logs", "--", sys.executable, "-c", DRIVER, python=old_python)
+    job.wait_log("RUNNING")
+    job.process.send_signal(signal.SIGUSR1)
+    assert job.end() == 143 and "requeue 7" in job.calls, job.log
+    assert "SAVED" in job.log and "registered: 1 nodes" in job.log and "Traceback" not in job.log
+    assert (tmp_path / "home" / "jobs" / "7" / "ray-logs" / "n1.tar.gz").exists()
+
+
+@pytest.mark.parametrize("missing", ["srun", "scontrol"])
+def test_a_job_without_slurms_commands_is_refused_before_anything_starts(tmp_path, missing):
+    tools = tmp_path / "tools"  # and no Slurm of this machine
+    tools.mkdir()
+    for name in ("sh", "cat", "touch"):
+        (tools / name).symlink_to(shutil.which(name))
+    folder = tmp_path / "job"
+    folder.mkdir()
+    job = StandInJob(folder, "7", "--space", "smoke", without=missing, PATH=f"{folder}/bin:{tools}")
+    assert job.end() == 2
+    assert job.log.startswith("ray_head_workers.slurm: error: ") and len(job.log.splitlines()) == 1, job.log
+    assert f"{missing} is not on PATH" in job.log and not (folder / "home").exists()
+
+
+REFUSES = """#!/bin/sh
+case "$*" in */tune/run.py*--dry-run*) ;; *) exec "{python}" "$@";; esac
+for i in $(seq 20); do [ "$(ls "$STAND_IN_STATE")" ] && break; sleep 0.1; done   # no hurry: nodes have time to start
+echo 'tune/run.py: error: --space must name a readable Python file; got nowhere.py. Check the path.' >&2
+exit 2
+"""
+
+
+def test_a_search_that_cannot_be_is_refused_before_a_node_starts_ray(tmp_path):
+    python = tmp_path / "python"
+    python.write_text(REFUSES.format(python=sys.executable))
+    python.chmod(0o755)
+    job = StandInJob(tmp_path, "7", "--space", "nowhere.py", BIGBATCH_NODE_PYTHON=str(python))
+    assert job.end() == 2
+    assert "ray_head_workers.slurm: error: --space must name a readable Python file; got nowhere.py" in job.log
+    assert list((tmp_path / "state").iterdir()) == [], "Ray's place, had it been started"
+    assert not list((tmp_path / "home" / "jobs" / "7").glob("nodes/*.log")), "no step was started"
+
+
+def test_a_job_checks_its_search_for_the_nodes_that_it_has(tmp_path):
+    allocation = Allocation("7", tuple(AllocatedNode(name, 24) for name in ("n1", "n2")), 4, None, 0)
+    said = tmp_path / "said"
+    check = checks.ArgumentCheck(
+        ["sh", "-c", f'echo "$BIGBATCH_PLANNED_NODES" > {said}', "sh"], tmp_path, tmp_path, allocation
+    )
+    assert check.wait(lambda: None) is False
+    assert said.read_text() == "2x24c4g\n"
+
+
+def test_a_job_whose_nodes_differ_is_not_checked_for_less_than_it_has():
+    """``sbatch -N2 -n5``: two nodes of the mean's two cores would refuse ``--workers 5``, which the job can run."""
+    allocation = Allocation("7", (AllocatedNode("n1", 4), AllocatedNode("n2", 1)), 0, None, 0)
+    assert allocation.cpus == 5 and checks.planned_nodes_variable(allocation) == {}
+
+
+def test_nodes_do_not_wait_for_a_check_that_takes_long_nor_after_a_signal(tmp_path, monkeypatch):
+    check = checks.ArgumentCheck(["sh", "-c", "exec sleep 600", "sh"], tmp_path, tmp_path)
+    assert check.wait(lambda: "a signal") is True
+    monkeypatch.setattr(checks, "WAIT_FOR_CHECK_S", 0.1)
+    assert check.wait(lambda: None) is False
+    check.close()
+    assert check.wait(lambda: None) is False
+
+
+# A search's progress, and a walltime that allows none
+
+
+def test_a_walltime_of_less_than_a_minute_before_the_margin_is_refused_before_anything_starts(tmp_path):
+    end = f"{time.time() + 170:.0f}"
+    job = StandInJob(tmp_path, "7", "--study", "s", "--space", "smoke", SLURM_JOB_END_TIME=end)
+    assert job.end() == 2
+    assert job.log.startswith("ray_head_workers.slurm: error: ") and len(job.log.splitlines()) == 1
+    assert "Write sbatch --time=4 or more" in job.log and not (tmp_path / "home").exists()
+
+
+SEARCH = """#!/bin/sh
+case "$1" in */tune/run.py) ;; *) exec "{python}" "$@";; esac
+case "$*" in *--dry-run*) exit 0;; esac
+trap '{saves}; echo SAVED; exit 143' TERM
+echo RUNNING
+while :; do sleep 0.1; done
+"""
+
+
+def start_search(folder: Path, saves: str, *options: str, **env: str) -> StandInJob:
+    """Job 7 with a stand-in for ``tune/run.py`` that does ``saves`` when it is told to end."""
+    python = folder / "python"
+    python.write_text(SEARCH.format(python=sys.executable, saves=saves))
+    python.chmod(0o755)
+    env |= {"BIGBATCH_NODE_PYTHON": str(python)}
+    job = StandInJob(folder, "7", *options, "--study", "s", "--space", "smoke", **env)
+    job.wait_log("RUNNING")
+    return job
+
+
+def record_of(folder: Path) -> dict:
+    return json.loads((folder / "home" / "jobs" / "7" / "job.json").read_text())
+
+
+@pytest.mark.parametrize("saves", ["a checkpoint", "nothing"])
+def test_a_start_that_saved_a_checkpoint_within_an_epoch_was_of_use(tmp_path, saves):
+    place = tmp_path / "runs" / "s" / "checkpoints" / "trial-0003"
+    job = start_search(tmp_path, f"mkdir -p {place} && echo state > {place}/latest.pt" if saves != "nothing" else ":")
+    job.process.send_signal(signal.SIGUSR1)
+    assert job.end() == 143 and "requeue 7" in job.calls
+    assert record_of(tmp_path)["fruitless_restarts"] == (0 if saves == "a checkpoint" else 1)
+    assert ("no epoch ended in this start; trials go on" in job.log) is (saves == "a checkpoint")
+
+
+@pytest.mark.exhaustive  # waits for a time limit
+@pytest.mark.parametrize("useful_before", [False, True])
+def test_a_walltime_that_is_too_short_for_a_first_checkpoint_ends_the_job_at_once(tmp_path, useful_before):
+    """Of no further start, unless an earlier one of the same length was of use."""
+    if useful_before:
+        env = {"BIGBATCH_HOME": str(tmp_path / "home")}
+        job_record.JobRecord("7", "requeueing", restarts=2, fruitless_restarts=0).write(env)
+    end = time.time() + 60 + 60 + 10  # a margin of 60 s, the least that is taken, and 10 s of which it uses some
+    env = {"SLURM_JOB_END_TIME": f"{end:.0f}", "SLURM_RESTART_COUNT": "3" if useful_before else "0"}
+    job = start_search(tmp_path, ":", "--margin", "60", **env)
+    time.sleep(max(0.0, end - 119 - time.time()))
+    job.process.send_signal(signal.SIGUSR1)  # Slurm's may come a minute before the margin
+    assert job.end() == (143 if useful_before else 1)
+    assert ("requeue 7" in job.calls) is useful_before
+    reason = "no trial came to a first checkpoint in the"
+    assert (reason in record_of(tmp_path)["reason"] and "Write sbatch --time=5 or more" in job.log) is not useful_before

@@ -1,0 +1,118 @@
+"""Nodes as Ray's GCS knows them, and their draining, with a real Ray of two nodes on this machine's loopback."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import psutil
+import pytest
+
+from bigbatch.cluster.node import credentials, ports, ray_commands
+from helpers.paths import ROOT
+
+pytestmark = pytest.mark.exhaustive
+
+HEAD, WORKER = "127.0.0.1", "127.0.0.2"
+JOB = "417"
+
+
+class TwoNodes:
+    """A head and a worker as ``bigbatch.cluster.node`` starts them, in folders with a blank in their names."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        head, worker = ports.free_ports(JOB, 0, head=True), ports.free_ports(JOB, 0, head=False)
+        assert head is not None and worker is not None
+        self.address = f"{HEAD}:{head[1].gcs}"
+        self.env = ray_commands.ray_environment(self.address, credentials.make_token(folder), None)
+        self.env["PYTHONPATH"] = str(ROOT / "src")
+        self.pids = {}
+        share = ray_commands.NodeResources(1, 0, 500 * 2**20, ray_commands.LEAST_OBJECT_STORE)
+        for ip, chosen in ((HEAD, head[1]), (WORKER, worker[1])):
+            local = Path(stack.enter_context(tempfile.TemporaryDirectory(dir="/tmp", prefix="b ")))
+            labels = {"slurm_job": JOB, "slurm_node": ip}
+            command = ray_commands.ray_start_command(ip, self.address, chosen, share, local / "r", labels)
+            log = stack.enter_context((local / "log").open("w"))
+            started = subprocess.Popen(command, env=self.env, stdout=log, stderr=log, start_new_session=True)
+            stack.callback(end, started)
+            wait(lambda path=local / "log": "Ray runtime started" in path.read_text())
+            self.pids[ip] = started.pid
+
+    def nodes(self) -> list[dict]:
+        """The first line of ``bigbatch.cluster.node.gcs watch``."""
+        command = [sys.executable, "-m", "bigbatch.cluster.node.gcs", "watch"]
+        with subprocess.Popen(command, cwd=ROOT / "src", env=self.env, stdout=subprocess.PIPE, text=True) as watch:
+            try:
+                return json.loads(watch.stdout.readline())
+            finally:
+                watch.kill()
+
+    def run(self, code: str) -> str:
+        """What a driver that has joined the cluster prints."""
+        join = f"import ray, time; ray.init({self.address!r}, log_to_driver=False, configure_logging=False)\n"
+        command = [sys.executable, "-c", join + textwrap.dedent(code)]
+        done = subprocess.run(command, env=self.env, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+
+def wait(condition: Callable[[], bool], timeout_s: float = 90) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+def end(started: subprocess.Popen) -> None:
+    below = psutil.Process(started.pid).children(recursive=True) if started.poll() is None else []
+    for process in below:
+        process.kill()
+    os.killpg(started.pid, signal.SIGKILL)
+    started.wait()
+
+
+@pytest.fixture
+def two_nodes(tmp_path: Path) -> Iterator[TwoNodes]:
+    with ExitStack() as stack:
+        yield TwoNodes(tmp_path, stack)
+
+
+def test_a_node_that_is_drained_gets_no_work_and_goes(two_nodes):
+    """With a node that works: it is drained, and nothing new is placed on it. Left by its work it ends."""
+    before = {node["ip"]: node for node in two_nodes.nodes()}
+    assert len(before) == 2 and {node["job"] for node in before.values()} == {JOB}
+    worker = before[WORKER]["id"]
+    printed = two_nodes.run(f"""
+        import sys; sys.path.insert(0, {str(ROOT / "src")!r})
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+        from bigbatch.cluster.job import driver
+        import os
+        on_worker = NodeAffinitySchedulingStrategy({worker!r}, soft=False)
+        @ray.remote(num_cpus=0.5, scheduling_strategy=on_worker)
+        class Work:
+            def go_on(self): return True
+        work = Work.remote()
+        ray.get(work.go_on.remote())
+        driver.drain_in_ray([{WORKER!r}], "no heartbeat", os.environ)
+        print(*ray._raylet.GcsClient(address={two_nodes.address!r}).get_draining_nodes())
+        @ray.remote(num_cpus=0.5)
+        def where(): time.sleep(0.5); return ray.get_runtime_context().get_node_id()
+        print(*set(ray.get([where.remote() for _ in range(4)])))
+        print(ray.get(work.go_on.remote()))
+        ray.kill(work)
+        while next(n for n in ray.nodes() if n["NodeID"] == {worker!r})["Alive"]: time.sleep(0.2)
+        print(next(n for n in ray.nodes() if n["NodeID"] == {worker!r})["DeathReasonMessage"])
+    """)
+    draining, placed, worked, death = printed.splitlines()
+    assert draining == worker and worker not in placed.split() and worked == "True"
+    assert "no heartbeat" in death, death
+    assert [node["id"] for node in two_nodes.nodes()] == [n["id"] for ip, n in before.items() if ip != WORKER]

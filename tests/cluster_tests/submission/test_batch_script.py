@@ -1,0 +1,417 @@
+"""Batch scripts against golden files, and what is refused before a job is submitted.
+
+``UPDATE_GOLDEN=1 pytest tests/cluster_tests/submission/test_batch_script.py`` writes the golden files anew;
+read the difference.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bigbatch.cluster.host import slurm_commands
+from bigbatch.cluster.host.site.profiles import InputError, Partition, find, format_time, load
+from bigbatch.cluster.submission import batch_script, resources
+from bigbatch.cluster.submission.request import Request
+from helpers.paths import ROOT
+
+GOLDEN = ROOT / "tests" / "helpers" / "golden"
+HOME = {"BIGBATCH_HOME": "/home/me/.bigbatch", "XDG_CONFIG_HOME": "/nowhere"}
+SEARCH = ("--space", "large_batch", "--trials", "64", "--study", "first one")
+GIVEN = Request(arguments=SEARCH, python="/shared/venv/bin/python")
+
+SCRIPTS = {
+    "jean_zay": ("jean_zay", replace(GIVEN, nodes=4, partition="gpu_p6", account="abc", time="20:00:00")),
+    "juwels_booster": ("juwels_booster", replace(GIVEN, nodes=16, account="prj", job_options=("--tls",))),
+    "finisterrae3": ("finisterrae3", replace(GIVEN, nodes=2, mem="128G", time="6h")),
+    "grete": (
+        "grete",
+        replace(GIVEN, partition="grete:shared", gpus_per_node=2, cpus_per_gpu=8, options=("--constraint=inet",)),
+    ),
+    "generic": ("generic", replace(GIVEN, cpus_per_node=8, name="my search")),
+    "attach": ("juwels_booster", replace(GIVEN, arguments=(), nodes=2, account="prj", attach_to="4242")),
+    "command": ("generic", replace(GIVEN, cpus_per_node=8, arguments=("--", "python", "it's mine.py", "$HOME"))),
+    "container": ("juwels_booster", replace(GIVEN, account="prj", container="/shared/bigbatch.sif", python=None)),
+}
+
+
+def rendered(name: str) -> str:
+    site, request = SCRIPTS[name]
+    return batch_script.render(request, find(site, HOME), env=HOME, root=Path("/home/me/bigbatch"))
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_the_script_is_the_golden_one(name):
+    path, script = GOLDEN / f"{name}.slurm", rendered(name)
+    if os.environ.get("UPDATE_GOLDEN"):
+        path.write_text(script)
+    assert script == path.read_text()
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_the_script_is_bash_that_hands_every_argument_over_as_it_was(name, tmp_path):
+    """Run for real, with the job's script replaced by one that shows what it got."""
+    cluster = tmp_path / "cluster"
+    cluster.mkdir()
+    for script in (batch_script.SEARCH, batch_script.ATTACH):
+        (cluster / script).write_text('printf "%s\\n" "$0" "$@"; env >&2\n')
+    text = rendered(name).replace("/home/me/bigbatch", str(tmp_path)).replace("#!/bin/bash -l", "#!/bin/bash")
+    done = subprocess.run(["bash", "-c", "module() { echo module $* >&2; }; " + text], capture_output=True, text=True)
+    site, request = SCRIPTS[name]
+    assert done.returncode == 0, done.stderr
+    got = done.stdout.splitlines()
+    assert got[0].endswith(batch_script.ATTACH if request.attach_to else batch_script.SEARCH)
+    assert got[1:] == ([request.attach_to] if request.attach_to else [*request.job_options, *request.arguments])
+    variables = dict(line.split("=", 1) for line in done.stderr.splitlines() if "=" in line)
+    assert variables["BIGBATCH_HOME"] == "/home/me/.bigbatch"
+    assert variables.get("BIGBATCH_HOST_SUFFIX") == ("i" if site == "juwels_booster" else None)
+    assert ("module load arch/h100" in done.stderr) == (name == "jean_zay")
+
+
+def test_folders_with_blanks_in_their_names_reach_slurm_and_the_job_whole(tmp_path):
+    root, home = tmp_path / "check out", tmp_path / "my records"
+    (root / "cluster").mkdir(parents=True)
+    (root / "cluster" / batch_script.SEARCH).write_text(
+        'printf "%s\\n" "$0" "$@" "$BIGBATCH_HOME" "$BIGBATCH_PYTHON"\n'
+    )
+    (tmp_path / "my prelude.sh").touch()
+    request = Request(
+        arguments=("--output", f"{tmp_path}/my runs"),
+        python=f"{tmp_path}/my env/bin/python",
+        prelude=f"{tmp_path}/my prelude.sh",
+        cpus_per_node=8,
+    )
+    text = batch_script.render(request, find("generic", HOME), env={**HOME, "BIGBATCH_HOME": str(home)}, root=root)
+    words = [line[len("#SBATCH ") :] for line in text.splitlines() if line.startswith("#SBATCH ")]
+    assert [f"--output={home}/logs/%j.log"] in [shlex.split(word) for word in words]
+    done = subprocess.run(["bash", "-c", text], capture_output=True, text=True)
+    script = str(root / "cluster" / batch_script.SEARCH)
+    given = [script, *request.arguments, str(home), str(request.python)]
+    assert done.stdout.splitlines() == given, done.stderr
+
+
+def directives(name: str) -> dict[str, str]:
+    """What Slurm would read, with quotes as a shell has them."""
+    lines = [line[len("#SBATCH ") :] for line in rendered(name).splitlines() if line.startswith("#SBATCH ")]
+    return dict(part.partition("=")[::2] for line in lines for part in shlex.split(line))
+
+
+def test_what_the_sites_rules_come_to():
+    h100 = directives("jean_zay")
+    assert (h100["--gres"], h100["--cpus-per-task"]) == ("gpu:4", "96")  # 24 cores for each of 4 GPUs
+    assert (h100["--account"], h100["--qos"]) == ("abc@h100", "qos_gpu_h100-t3")
+    assert directives("grete")["--cpus-per-task"] == "16" and directives("grete")["--gres"] == "gpu:A100:2"
+    assert directives("generic")["--job-name"] == "my search" and "--gres" not in directives("generic")
+    assert "--no-requeue" in directives("attach") and "--requeue" in directives("juwels_booster")
+
+
+def test_the_script_says_what_it_may_cost():
+    assert "At most 320 GPU hours a run; accounted in GPU hours: idracct" in rendered("jean_zay")
+    assert "At most 32 core hours a run." in rendered("generic")
+
+
+def ask(site: str = "jean_zay", live=None, env=None, **wishes):
+    request = Request(**{"account": "abc", **wishes})
+    return resources.job_resources(request, find(site, HOME), env={**HOME, **(env or {})}, live=live)
+
+
+REFUSED = {
+    "unknown partition": (dict(partition="gpu_p7"), "gpu_p6"),
+    "more GPUs than a node has": (dict(partition="gpu_p6", gpus_per_node=8), "has 4 GPUs"),
+    "more cores than a node has": (dict(partition="gpu_p6", cpus_per_node=97), "96 cores"),
+    "cores for each GPU": (dict(partition="gpu_p6", cpus_per_gpu=25), "96 cores"),
+    "no cores": (dict(cpus_per_node=0), "--cpus-per-node must be at least 1; got 0"),
+    "time over the partition's": (dict(partition="gpu_p5", time="20:00:01"), "20:00:00"),
+    "time that is none": (dict(time="tomorrow"), "20h"),
+    "time shorter than the warning": (dict(time="2"), "--signal"),
+    "no node": (dict(nodes=0), "at least 1"),
+    "negative GPUs": (dict(gpus_per_node=-1), "--gpus-per-node must be at least 0; got -1"),
+    "no account": (dict(account=None), "--account PROJECT@v100"),
+    "account of another GPU": (dict(account="abc@v100", partition="gpu_p6"), "abc@h100"),
+    "unknown quality of service": (dict(qos="qos_gpu-t5"), "qos_gpu-t"),
+    "quality of service too short": (dict(qos="qos_gpu-dev", time="3h"), "02:00:00"),
+    "GPUs beyond every quality of service": (dict(nodes=8, time="30h"), "16 GPUs"),
+    "nodes over the partition's": (dict(site="juwels_booster", nodes=385), "384"),
+    "cores not known": (dict(site="grete"), "--cpus-per-gpu"),
+    "option of sbatch that is none": (dict(options=("-C inet",)), "--constraint="),
+    "online without internet": (dict(site="grete", cpus_per_gpu=8, arguments=("--wandb=online",)), "--wandb offline"),
+    "command missing": (dict(arguments=("--",)), "command"),
+    "array": (dict(options=("--array=1-3",)), "--study NAME"),
+    "name of two lines": (dict(name="a\nrm -r b"), "one line"),
+    "restarts below none": (dict(job_options=("--max-restarts=-1",)), "--max-restarts 3"),
+    "cores of no GPU": (dict(cpus_per_gpu=0), "--cpus-per-gpu must be at least 1"),
+    "nodes in quotes": (dict(nodes="2"), "--nodes must be a whole number; got '2'"),
+    "signal after the end": (dict(signal_s=70000), "--signal must be at most 65535"),
+    "memory that is none": (dict(mem="lots"), "got 'lots'. Write e.g. 120G"),
+    "memory of no text": (dict(mem=4000), "--mem must be text; got 4000"),
+    "memory in bytes": (dict(mem="120GB"), "Write 120G."),
+    "memory in GiB": (dict(mem="64 GiB"), "Write 64G."),
+    "memory with a part": (dict(mem="1.5G"), "Write 1536M."),
+    "negative memory": (dict(mem="-4G"), "got '-4G'"),
+    "memory by sbatch": (dict(options=("--mem-per-gpu=much",)), "--sbatch=--mem-per-gpu must be a whole number"),
+    "memory twice": (dict(mem="4G", options=("--mem-per-cpu=2G",)), "got --mem 4G and --sbatch=--mem-per-cpu=2G"),
+    "time by sbatch": (dict(options=("--time=soon",)), "--sbatch=--time: a time must be"),
+    "time twice": (dict(time="4h", options=("--time=5:00",)), "got --time 4h and --sbatch=--time=5:00"),
+    "no time limit where there is one": (dict(time="UNLIMITED", partition="gpu_p5"), "got --time UNLIMITED"),
+    "no GPU": (dict(gres="lots"), "gpu:TYPE"),
+    "several resources": (dict(gres="gpu:2,tmpdisk:1"), "--sbatch=--gres="),
+    "GPUs twice": (dict(gres="gpu:v100:2", gpus_per_node=4), "got --gres gpu:v100:2 and --gpus-per-node 4"),
+    "GPUs in all": (dict(nodes=2, gpus_per_node=4, options=("--gpus=4",)), "--gpus-per-node 4 and --sbatch=--gpus=4"),
+    "GPUs of a task": (dict(gpus_per_node=4, options=("--gpus-per-task=1",)), "--sbatch=--gpus-per-task=1"),
+    "GPUs by sbatch twice": (dict(options=("--gres=gpu:v100:4", "--gpus-per-node=2")), "--sbatch=--gpus-per-node=2"),
+    "one GPU by sbatch": (dict(gpus_per_node=4, options=("--gres=gpu:v100",)), "--sbatch=--gres=gpu:v100"),
+    "GPUs of two types": (
+        dict(gres="gpu:v100", options=("--gpus-per-node=a100:4",)),
+        "--sbatch=--gpus-per-node=a100:4",
+    ),
+    "GPUs by sbatch that are none": (dict(options=("--gpus=some",)), "must be N or TYPE:N; got 'some'"),
+    "more GPUs than a node has, by type": (dict(gres="gpu:8", partition="gpu_p6"), "has 4 GPUs; got 8"),
+    "workers over the GPUs": (dict(nodes=2, arguments=("--workers", "9")), "--workers 8, or --nodes 3"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_the_site_does_not_grant_is_refused_in_one_line(name):
+    wishes, expected = REFUSED[name]
+    with pytest.raises(InputError) as caught:
+        ask(**wishes)
+    assert expected in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_what_is_just_within_the_limits_is_granted():
+    assert ask(partition="gpu_p5", time="20:00:00").time_s == 72000
+    assert ask(site="juwels_booster", nodes=384).nodes == 384
+    assert ask(partition="gpu_p6", gpus_per_node=4, cpus_per_gpu=24).cpus_per_node == 96
+    assert ask(gpus_per_node=0).gpus_per_node == 0
+
+
+@pytest.mark.parametrize("option", ["--gres=gpu:8", "--gpus=64", "--gpus-per-node=8", "--nodes=8"])
+def test_workers_are_left_to_the_job_where_sbatch_is_told_of_other_gpus(option):
+    assert ask(nodes=2, arguments=("--workers", "9"), options=(option,)).nodes == 2
+
+
+@pytest.mark.parametrize("mem", ["0", "4000", "120G", "64g", "2T", "512M", "1048576K"])
+def test_memory_as_slurm_writes_it_is_taken(mem):
+    ask(mem=mem)
+    ask(options=(f"--mem-per-cpu={mem}",))
+
+
+TIMES = {
+    "90": 5400, "90:30": 5430, "4:00:00": 14400, "1-0": 86400, "1-2:03": 93780, "2-00:00:01": 172801, "90m": 5400,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", TIMES)
+def test_times_as_slurm_writes_them_are_taken(text):
+    assert ask(site="juwels_booster", time="1-0").time_s == 86400
+    assert ask(site="generic", cpus_per_node=1, time=text).time_s == TIMES[text]
+
+
+@pytest.mark.parametrize("text", ["UNLIMITED", "infinite"])
+def test_a_job_without_a_time_limit_is_submitted_where_there_is_none(text):
+    wishes = replace(GIVEN, time=text, cpus_per_node=1)
+    script = batch_script.render(wishes, find("generic", HOME), env=HOME)
+    assert "--time=UNLIMITED\n" in script and "It has no time limit." in script
+
+
+@pytest.mark.parametrize(
+    ("wishes", "gpus", "gres"),
+    [
+        (dict(gres="gpu:a100", gpus_per_node=4), 4, "--gres=gpu:a100:4"),
+        (dict(gres="gpu:a100:2"), 2, "--gres=gpu:a100:2"),
+        (dict(gres="gpu:2", gpus_per_node=2, options=("--gpus=4",)), 2, "--gres=gpu:2"),
+        (dict(gpus_per_node=3, options=("--gres=gpu:a100:3",)), 3, "--gres=gpu:3"),
+        # Only sbatch is told: its option alone says which GPUs, as two would contradict each other.
+        (dict(options=("--gpus=2",)), 1, None),
+        (dict(options=("--gpus-per-task=a100:3",)), 3, None),
+        (dict(options=("--gpus=64",)), 4, None),
+        # Of two --gres Slurm would take the last, and the GPUs would be gone.
+        (dict(options=("--gres=tmpdisk:10",)), 4, "--gres=gpu:4,tmpdisk:10"),
+    ],
+)
+def test_gpus_are_counted_however_they_are_asked_for(wishes, gpus, gres):
+    live = {"gpu": Partition("gpu", gpus_per_node=4, cores_per_node=32, is_default=True, gpu_types=("a100",))}
+    request = Request(arguments=("--space", "smoke"), nodes=2, python="python", **wishes)
+    site = find("generic", HOME)
+    assert resources.job_resources(request, site, env=HOME, live=live).gpus_per_node == gpus
+    lines = batch_script.render(request, site, env=HOME, live=live).splitlines()
+    said = [line for line in lines if line.startswith("#SBATCH --g")]
+    given = [option for option in request.options if "tmpdisk" not in option]
+    assert said == [f"#SBATCH {word}" for word in [gres, *given] if word]
+
+
+def test_a_type_of_gpu_that_slurm_does_not_know_is_refused():
+    live = {"gpu": Partition("gpu", gpus_per_node=4, cores_per_node=32, is_default=True, gpu_types=("a100", "h100"))}
+    for wishes, expected in (
+        (dict(gres="gpu:A100"), "Did you mean gpu:a100?"),
+        (dict(gres="gpu:v1"), "GPUs of type a100, h100; got --gres gpu:v1"),
+        (dict(options=("--gpus=h200:4",)), "got --sbatch=--gpus=h200:4"),
+    ):
+        with pytest.raises(InputError) as caught:
+            ask(site="generic", live=live, **wishes)
+        assert expected in str(caught.value)
+    assert ask(site="generic", live=live, gres="gpu:h100").gres == "gpu:h100"
+
+
+def test_the_quality_of_service_is_the_first_that_grants_the_job():
+    assert ask(time="20h", nodes=8).qos == "qos_gpu-t3"
+    assert ask(time="21h", nodes=4).qos == "qos_gpu-t4"  # 16 GPUs, its limit
+    assert ask(time="1h", qos="qos_gpu-dev").qos == "qos_gpu-dev"
+
+
+def test_the_account_of_the_environment_counts_and_gets_its_suffix():
+    assert ask(account=None, env={"SBATCH_ACCOUNT": "xyz"}, partition="gpu_p5").account == "xyz@a100"
+    assert ask(account="abc@h100", partition="gpu_p6").account == "abc@h100"
+
+
+def test_of_two_limits_the_tighter_one_counts():
+    live = {
+        "booster": Partition("booster", max_time_s=3600, max_nodes=8, gpus_per_node=4, cores_per_node=96),
+        "new": Partition("new", max_time_s=7200, gpus_per_node=2, cores_per_node=64),
+    }
+    assert ask(site="juwels_booster", live=live).time_s == 3600  # in place of the usual 4 h
+    assert ask(site="juwels_booster", live=live).cpus_per_node == 48  # the profile's cores, not Slurm's threads
+    for wishes in (dict(nodes=9), dict(time="2h")):
+        with pytest.raises(InputError):
+            ask(site="juwels_booster", live=live, **wishes)
+    # A partition that the profile does not know is as good, if Slurm does.
+    assert ask(site="juwels_booster", live=live, partition="new", gpus_per_node=1).cpus_per_node == 32
+
+
+def test_without_a_profile_slurms_own_default_is_taken():
+    live = {
+        "cpu": Partition("cpu", gpus_per_node=0, cores_per_node=16),
+        "gpu": Partition("gpu", gpus_per_node=2, cores_per_node=8, is_default=True, max_nodes=3),
+    }
+    granted = ask(site="generic", live=live)
+    assert (granted.partition.name, granted.gpus_per_node, granted.cpus_per_node) == ("gpu", 2, 8)
+    assert ask(site="generic", live=live, partition="cpu").gpus_per_node == 0
+    with pytest.raises(InputError, match="has 0 GPUs"):
+        ask(site="generic", live=live, partition="cpu", gpus_per_node=1)
+
+
+SINFO = """\
+cpu|infinite|1-infinite|128|(null)
+gpu*|1-00:00:00|1-64|64+|gpu:a100:4(S:0-1)
+gpu*|1-00:00:00|1-64|96|gpu:h100:8,tmpdisk:1
+mig|12:00:00|1|32|gpu:1g.10gb:4,gpu:2g.20gb:2
+"""
+
+
+def test_slurms_partitions_are_read_from_what_sinfo_prints(tmp_path, monkeypatch):
+    command(tmp_path, "sinfo", f"cat <<'END'\n{SINFO}END")
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    found = resources.slurm_partitions()
+    assert found["cpu"].max_time_s is None and found["cpu"].max_nodes is None and found["cpu"].gpus_per_node == 0
+    gpu = found["gpu"]
+    assert (gpu.gpus_per_node, gpu.cores_per_node, gpu.max_nodes, gpu.is_default) == (8, 96, 64, True)
+    assert gpu.gpu_types == ("a100", "h100") and found["cpu"].gpu_types == ()
+    assert format_time(gpu.max_time_s) == "1-00:00:00"
+    assert found["mig"].gpus_per_node == 6 and found["mig"].max_nodes == 1
+
+
+def command(folder: Path, name: str, script: str) -> Path:
+    """A program on PATH in place of Slurm's, for what must be seen from outside of it."""
+    path = folder / name
+    path.write_text(f"#!/bin/bash\n{script}\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_sbatch_gets_the_kept_script_and_options_that_no_variable_can_overrule(tmp_path, monkeypatch):
+    bin_folder = tmp_path / "bin"
+    bin_folder.mkdir()
+    command(bin_folder, "sbatch", f'printf "%s\\n" "$@" > {tmp_path}/got; env > {tmp_path}/env; echo "77;cluster"')
+    command(bin_folder, "sinfo", "exit 1")
+    monkeypatch.setenv("PATH", str(bin_folder), prepend=os.pathsep)
+    monkeypatch.setenv("SLURM_MEM_PER_NODE", "4000")  # as inside of a notebook's job
+    env = {"BIGBATCH_HOME": str(tmp_path / "home"), "SBATCH_ACCOUNT": "abc"}
+    search = ("--space", "large_batch", "--trials", "64")
+    job = batch_script.submit(*search, site="jean_zay", nodes=2, python="bash", env=env)
+    assert job == "77" and "SLURM_MEM_PER_NODE" not in (tmp_path / "env").read_text()
+    got = (tmp_path / "got").read_text().splitlines()
+    assert "--account=abc@v100" in got and "--nodes=2" in got
+    kept = Path(got[-1])
+    assert kept.parent == tmp_path / "home" / "scripts" and "--trials 64" in kept.read_text()
+    assert (tmp_path / "home" / "logs").is_dir(), "Slurm does not make the log's folder"
+    assert (tmp_path / "home" / "scripts").stat().st_mode & 0o077 == 0
+
+
+def test_paths_may_be_paths(tmp_path):
+    (tmp_path / "image.sif").touch()
+    wishes = {"container": tmp_path / "image.sif", "check": False, "dry_run": True, "cpus_per_node": 1}
+    script = batch_script.submit("--space", "smoke", site="generic", env=HOME, **wishes)
+    assert f"export BIGBATCH_CONTAINER={tmp_path}/image.sif\n" in script
+
+
+def test_a_missing_file_interpreter_or_sbatch_is_refused(tmp_path, monkeypatch):
+    env = {"BIGBATCH_HOME": str(tmp_path / "home")}
+    for wishes, expected in (
+        (dict(container="none.sif"), "--container"),
+        (dict(prelude="none.sh"), "--prelude"),
+        (dict(python="/no/python"), "--python"),
+        (dict(nodse=4), "nodes"),
+    ):
+        with pytest.raises(InputError, match=expected):
+            batch_script.submit(*SEARCH, site="generic", cpus_per_node=2, dry_run=True, env=env, **wishes)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(slurm_commands.SlurmError, match="sbatch"):
+        batch_script.submit(*SEARCH, site="generic", cpus_per_node=2, env=env)
+    assert not (tmp_path / "home").exists()
+
+
+def test_a_site_that_forbids_requeueing_gets_a_chain_of_jobs(tmp_path):
+    profile = tmp_path / "strict.toml"
+    profile.write_text('name = "strict"\nrequeue = false\n[storage]\nnode_tmp = "/local"\n')
+    request = replace(GIVEN, cpus_per_node=4)
+    script = batch_script.render(request, load(profile), env=HOME)
+    assert "#SBATCH --no-requeue" in script and 'ray_head_workers.slurm" --chain --space' in script
+    assert f"export BIGBATCH_SITE={profile}\n" in script and "export BIGBATCH_NODE_TMP=/local\n" in script
+
+
+def test_the_active_environments_python_is_the_nodes():
+    site = find("generic", HOME)
+    request = Request(cpus_per_node=1)
+    for variables, expected in (
+        ({"VIRTUAL_ENV": "/env"}, "/env/bin/python"),
+        ({"CONDA_PREFIX": "/conda"}, "/conda/bin/python"),
+        ({"BIGBATCH_PYTHON": "/b/python", "VIRTUAL_ENV": "/env"}, "/b/python"),
+    ):
+        script = batch_script.render(request, site, env={**HOME, **variables})
+        assert f"export BIGBATCH_PYTHON={expected}\n" in script
+
+
+CONTAINER = Path(batch_script.ROOT) / "cluster" / "in_container.sh"
+
+
+def test_the_containers_interpreter_runs_its_arguments_in_the_image(tmp_path):
+    """Apptainer replaced by a program that shows what it was asked for: it may not be installed here."""
+    command(tmp_path, "apptainer", 'printf "%s\\n" "$@"')
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "BIGBATCH_ROOT": "/r", "BIGBATCH_HOME": "/h",
+           "BIGBATCH_CONTAINER": "/i.sif"}  # fmt: skip
+    done = subprocess.run([CONTAINER, "-c", "a b"], env=env, cwd=tmp_path, capture_output=True, text=True)
+    words = done.stdout.splitlines()
+    assert words[0] == "exec" and words[-4:] == ["/i.sif", "python3", "-c", "a b"]
+    for folder in ("/r", "/h", "/tmp", str(tmp_path)):
+        assert words[words.index(folder) - 1] in ("--bind", "--pwd")
+    missing = subprocess.run([CONTAINER], env={**env, "PATH": "/usr/bin:/bin"}, capture_output=True, text=True)
+    assert missing.returncode == 127 and "apptainer" in missing.stderr
+
+
+def test_the_container_recipe_holds_every_package_and_no_copy_of_a_dependency_list():
+    recipe = (batch_script.ROOT / "cluster" / "bigbatch.def").read_text()
+    assert recipe.startswith("Bootstrap: docker\n")
+    for section in ("%files", "%post", "%test", "%environment"):
+        assert recipe.count(f"\n{section}\n") == 1
+    files = recipe.split("%files\n")[1].split("%post")[0].split()[::2]
+    for name in files:
+        assert (batch_script.ROOT / name).exists(), name
+    assert {"cluster", "search_spaces", "train_loop", "tune", "pyproject.toml"} <= set(files)
+    post = recipe.split("%post\n")[1].split("%environment")[0]
+    subprocess.run(["sh", "-n", "-c", post], check=True)
+    subprocess.run(["sh", "-n", CONTAINER], check=True)

@@ -1,0 +1,259 @@
+"""A search is checked before it is submitted: in the job's environment where that runs here, else without."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import time
+import venv
+from pathlib import Path
+
+import pytest
+
+from bigbatch.cluster import submit
+from bigbatch.cluster.host.site.profiles import InputError
+from bigbatch.cluster.submission import search_check
+from bigbatch.train_loop.config import ConfigError
+from bigbatch.tune.plan import submission_check
+from bigbatch.tune.plan.options import Options
+from helpers.paths import ROOT
+from helpers.processes import clean_environment, processes_naming, wait_gone
+
+OWN = "def mine(trial, workload):\n    return workload.config({'peak_lr': trial.suggest_float('peak_lr', 0.1, 1)})\n"
+
+
+@pytest.fixture
+def site(tmp_path: Path):
+    """A login node with Slurm, on which ``bigbatch cluster submit`` is run; ``sbatch`` notes that it was called."""
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for name, script in (("sbatch", f"touch {tmp_path}/submitted; echo 77"), ("sinfo", "exit 1")):
+        (tools / name).write_text(f"#!/bin/bash\n{script}\n")
+        (tools / name).chmod(0o755)
+    (tmp_path / "mine.py").write_text(OWN)
+
+    def run(*words: object, python: str = sys.executable, job: str = sys.executable, **env: str):
+        """``python`` runs the command, ``job`` is the job's interpreter."""
+        bare = {k: v for k, v in clean_environment().items() if not k.startswith(("BIGBATCH_", "SBATCH_", "XDG_"))}
+        more = {"PATH": f"{tools}:{os.environ['PATH']}", "BIGBATCH_HOME": str(tmp_path / "home")}
+        more["PYTHONPATH"] = str(ROOT / "src")
+        return subprocess.run(
+            [python, "-m", "bigbatch.cluster.cli", "submit", "--cpus-per-node", "2", "--python", job, *map(str, words)],
+            cwd=tmp_path,
+            env={**bare, "XDG_CONFIG_HOME": "/nowhere", **more, **env},
+            capture_output=True,
+            text=True,
+            timeout=240,
+        )
+
+    return run
+
+
+def is_refused(done: subprocess.CompletedProcess[str], folder: Path, expected: str) -> None:
+    lines = done.stderr.splitlines()
+    assert done.returncode == 2 and len(lines) == 1 and expected in lines[0], done.stderr
+    assert not (folder / "submitted").exists()
+
+
+REFUSED = {
+    "space file missing": (("--space", "/nosuch.py"), "'/nosuch.py' (No such file or directory)"),
+    "function missing": (("--space", "mine.py:space"), "'space'"),
+    "data missing": (("--data", "/nosuch"), "/nosuch"),
+    "no trials": (("--trials", "0"), "--trials must be at least 1; got 0"),
+    "sampler": (("--sampler", "bayes"), "--sampler must be one of tpe"),
+    "study to resume": (("--resume", "--study", "first"), "--resume needs a study"),
+    "range test": (("--model", "resnet18", "--prior-from", "none.json"), "'none.json' (No such file"),
+    "value of a key": (("--set", "momentum=1.5"), "momentum"),
+    "network": (("--model", "resnet51"), "resnet50"),
+}
+"""Search options and what is said of them, wherever they are checked."""
+WITH_A_WAY_ON = ("space file missing", "data missing", "range test")
+
+
+@pytest.mark.parametrize("name", ["space file missing", "data missing", "no trials"])
+@pytest.mark.parametrize("dry", [True, False])
+def test_a_search_that_cannot_be_is_not_submitted(name, dry, site, tmp_path):
+    options, expected = REFUSED[name]
+    done = site(*(["--dry-run"] if dry else []), *options)
+    is_refused(done, tmp_path, expected)
+    assert not (tmp_path / "home").exists(), "nothing is left behind"
+    assert ("write --no-check" in done.stderr) == (name in WITH_A_WAY_ON)
+
+
+def test_no_check_submits_what_only_the_nodes_can_judge(site, tmp_path):
+    done = site("--no-check", "--data", "/local/of/the/nodes")
+    assert done.returncode == 0 and (tmp_path / "submitted").exists() and done.stderr == ""
+
+
+def test_a_good_search_is_submitted_without_a_word_and_checked_in_the_jobs_environment(site, tmp_path):
+    """The space is run there: it needs what the prelude sets. No machine is looked at: this one lacks the workers."""
+    (tmp_path / "prelude.sh").write_text("export NEEDED=$BIGBATCH_CHECK\n")
+    (tmp_path / "mine.py").write_text("import os\nimport torch\nos.environ['NEEDED']\n" + OWN)
+    words = ("--nodes", "64", "--workers", "128", "--space", "mine.py:mine")
+    done = site("--prelude", "prelude.sh", *words)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    assert "Job 77 is submitted" in done.stdout and (tmp_path / "submitted").exists()
+    (tmp_path / "submitted").unlink()
+    without = site(*words)
+    assert without.returncode == 2 and "KeyError: 'NEEDED'" in without.stderr and "--no-check" in without.stderr
+    assert not (tmp_path / "submitted").exists()
+
+
+ON_GPUS = "def mine(trial, workload):\n    assert workload.accelerator == 'cuda'\n    return workload.config()\n"
+
+
+def test_it_is_judged_for_the_nodes_that_are_asked_for(site, tmp_path):
+    (tmp_path / "mine.py").write_text(ON_GPUS)
+    done = site("--dry-run", "--space", "mine.py:mine", "--gpus-per-node", "2")
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    is_refused(site("--dry-run", "--space", "mine.py:mine"), tmp_path, "raised AssertionError")
+    is_refused(site("--dry-run", "--set", "sync_bn=true"), tmp_path, "model.sync_bn needs GPUs")
+
+
+@pytest.mark.parametrize("url", ["rubbish", "nosuchdb://me:secret@host/x"])
+def test_a_database_that_cannot_be_is_refused_without_its_password(url):
+    with pytest.raises(ConfigError, match="--storage must be a database's URL") as caught:
+        submission_check.check_whole(Options(space="smoke", storage=url))
+    assert url.replace("secret", "***") in str(caught.value)
+
+
+def test_from_python_it_is_the_same(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    wishes = {"site": "generic", "cpus_per_node": 1, "python": sys.executable, "dry_run": True}
+    with pytest.raises(InputError, match="--max-epochs must be at least 1; got 0"):
+        submit("--max-epochs", "0", **wishes)
+    with pytest.raises(InputError, match="no such option; got '--trails'. Did you mean --trials"):
+        submit("--trails", "3", **wishes)
+    assert "--max-epochs 0" in submit("--max-epochs", "0", check=False, **wishes)
+    assert capfd.readouterr().err == ""
+
+
+# Where the job's environment does not run on this machine
+
+
+def test_an_interpreter_that_does_not_run_here_leaves_the_checks_that_need_none(site, tmp_path):
+    stub = tmp_path / "python"
+    stub.write_text("#!/bin/sh\necho 'cannot execute on this architecture' >&2; exit 126\n")
+    stub.chmod(0o755)
+    done = site("--dry-run", "--space", "mine.py:mine", job=str(stub))
+    lines = done.stderr.splitlines()
+    assert done.returncode == 0 and len(lines) == 1, done.stderr
+    assert "not checked on this machine: the job's environment (cannot execute on this architecture)" in lines[0]
+    assert "what the space returns" in lines[0]
+    is_refused(site("--trials", "0", job=str(stub)), tmp_path, "--trials must be at least 1")
+
+
+def test_an_interpreter_without_packages_does_not_run_the_users_space(site, tmp_path):
+    """As where modules bring torch on the nodes alone: a space that imports it is not refused for that."""
+    venv.create(tmp_path / "bare", with_pip=False)
+    bare = tmp_path / "bare" / "bin" / "python"
+    (tmp_path / "mine.py").write_text("import torch\n" + OWN)
+    done = site("--space", "mine.py:mine", job=str(bare))
+    assert done.returncode == 0 and (tmp_path / "submitted").exists(), done.stderr
+    for text in ("its Python has no ray, optuna, torch", "what the space returns"):
+        assert text in done.stderr and len(done.stderr.splitlines()) == 1
+    (tmp_path / "submitted").unlink()
+    is_refused(site("--space", "mine.py:other", job=str(bare)), tmp_path, "got 'other'")
+
+
+def test_a_login_nodes_old_python_checks_what_it_can(site, tmp_path, old_python):
+    image = tmp_path / "image.sif"
+    image.touch()
+    env = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin"}  # no apptainer
+
+    def old(*words: object):
+        command = [
+            old_python,
+            "-m",
+            "bigbatch.cluster.cli",
+            "submit",
+            "--cpus-per-node",
+            "2",
+            "--container",
+            str(image),
+        ]
+        more = {"PYTHONPATH": str(ROOT / "src"), "BIGBATCH_HOME": str(tmp_path / "home"), "XDG_CONFIG_HOME": "/nowhere"}
+        return subprocess.run(
+            [*command, *map(str, words)], cwd=tmp_path, env={**env, **more}, capture_output=True, text=True, timeout=240
+        )
+
+    (tmp_path / "mine.py").write_text("import torch\n" + OWN)
+    for name in ("space file missing", "data missing", "sampler", "study to resume"):
+        options, expected = REFUSED[name]
+        is_refused(old(*options), tmp_path, expected)
+    done = old("--space", "mine.py:mine", "--model", "convnext_tiny", "--time-budget", "1h30m")
+    assert done.returncode == 0 and (tmp_path / "submitted").exists(), done.stderr
+    assert "neither apptainer nor singularity" in done.stderr and len(done.stderr.splitlines()) == 1
+    assert "what the space returns" in done.stderr and "network convnext_tiny" in done.stderr
+
+
+def by_parts(*arguments: str) -> list[str]:
+    return submission_check.check_by_parts(submission_check._options(arguments))
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_the_check_by_parts_refuses_the_same(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(OWN)
+    own = () if "--space" in REFUSED[name][0] else ("--space", "mine.py:mine")  # so that nothing but parts is left
+    options, expected = REFUSED[name]
+    with pytest.raises(ConfigError) as caught:
+        by_parts(*own, *options)
+    assert expected in str(caught.value) and "\n" not in str(caught.value)
+    assert by_parts(*own or ("--space", "mine.py:mine")) == ["what the space returns"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["mine = 3", "if True:\n    from a import b as mine", "from a import *", "class mine: pass", "mine: int = 0"],
+)
+def test_a_function_is_found_however_a_space_file_comes_by_it(text, tmp_path):
+    path = tmp_path / "s.py"
+    path.write_text(text)
+    submission_check.look_for_function(path, "mine")
+    path.write_text("def mien(trial, workload): pass")
+    with pytest.raises(ConfigError, match=f"Did you mean '{path}:mien'"):
+        submission_check.look_for_function(path, "mine")
+    path.write_text("def mine(:")
+    with pytest.raises(ConfigError, match="SyntaxError"):
+        submission_check.look_for_function(path, "mine")
+
+
+def test_a_resumed_study_fills_in_what_the_command_line_leaves_out(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "runs" / "first"
+    folder.mkdir(parents=True)
+    study = {"schema_version": 1, "options": {"space": "/gone/space.py", "sampler": "random"}}
+    (folder / "study.json").write_text(json.dumps(study))
+    with pytest.raises(ConfigError, match="/gone/space.py"):
+        by_parts("--resume", "--study", "first")
+
+
+def test_a_way_on_is_named_where_a_path_is_in_question():
+    message = "the data path must exist; got '/local/set'. Check it."
+    assert submission_check.with_a_way_on(message, Options(data="/local/set")).endswith("write --no-check.")
+    assert submission_check.with_a_way_on("--trials must be at least 1.", Options(data=".")).endswith("1.")
+
+
+# The limits of a check
+
+
+def test_a_check_that_hangs_is_ended_with_all_that_it_started_and_said(tmp_path, monkeypatch):
+    monkeypatch.setattr(search_check, "LIMIT_S", 1.0)
+    mark = f"hangs-{os.getpid()}-{time.time_ns()}"
+    script = textwrap.dedent(f"""\
+        #!/bin/bash
+        bash -c 'sleep 600 & wait' {mark} &
+        wait
+    """)
+    note = search_check.check_search(("--space", "smoke"), script, str(tmp_path), dict(os.environ))
+    assert note == "not checked on this machine: the job's environment (no answer within 1 s)"
+    assert wait_gone(mark) == [] == processes_naming(mark)
+
+
+def test_a_check_that_cannot_even_begin_lets_the_search_pass_and_says_so(tmp_path):
+    note = search_check.check_search((), "#!/bin/bash\n", str(tmp_path / "nowhere"), dict(os.environ))
+    assert note is not None and note.startswith("the search is not checked: ")

@@ -1,0 +1,310 @@
+"""``bigbatch cluster`` as a user meets it: what it prints, what it refuses, and that it needs no installation."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from bigbatch.cluster import cancel, logs, queue, submit
+from bigbatch.cluster.host.site.profiles import InputError, find
+from bigbatch.cluster.host.slurm_commands import SlurmError
+from bigbatch.cluster.record import job_record
+from bigbatch.cluster.record.job_record import JobRecord
+from bigbatch.cluster.submission import queue as jobs
+from helpers.paths import ROOT
+from helpers.processes import clean_environment
+
+PYTHON = ("--python", sys.executable)
+DRY = ("submit", "--dry-run", *PYTHON)
+
+
+def run(
+    *arguments: object,
+    home: Path,
+    command: tuple[str, ...] = (sys.executable, "-m", "bigbatch.cluster.cli"),
+    **env: str,
+):
+    """With nothing of the machine's Slurm on PATH, unless ``PATH`` says so."""
+    bare = {k: v for k, v in clean_environment().items() if not k.startswith(("BIGBATCH_", "SBATCH_", "XDG_"))}
+    return subprocess.run(
+        [*command, *map(str, arguments)],
+        cwd=ROOT / "src",
+        env={**bare, "BIGBATCH_HOME": str(home), "XDG_CONFIG_HOME": str(home / "config"), "PATH": "/nowhere", **env},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+
+
+BAD_INPUT = {
+    "no such command": (("submti",), "submit"),
+    "unknown site": ((*DRY, "--site", "jeanzay"), "jean_zay"),
+    "site file missing": ((*DRY, "--site", "./none.toml"), "none.toml"),
+    "option of submit misspelled": ((*DRY, "--partiton", "x"), "--partition"),
+    "option of the search misspelled": ((*DRY, "--trails", "3"), "--trials"),
+    "value of the search": ((*DRY, "--trials", "many"), "many"),
+    "options and a command": ((*DRY, "--trials", "3", "--", "echo"), "--trials"),
+    "nodes no number": ((*DRY, "-N", "four"), "four"),
+    "more GPUs than the nodes have": ((*DRY, "--site", "jean_zay", "-A", "x", "--gpus-per-node", "5"), "has 4 GPUs"),
+    "wall time over the limit": ((*DRY, "--site", "jean_zay", "-A", "x", "-p", "gpu_p5", "-t", "21h"), "20:00:00"),
+    "no account": ((*DRY, "--site", "jean_zay"), "--account"),
+    "interpreter missing": (("submit", "--dry-run", "--python", "/no/python"), "/no/python"),
+    "image missing": ((*DRY, "--container", "none.sif"), "none.sif"),
+    "sbatch missing": (("submit", *PYTHON, "--cpus-per-node", "2"), "sbatch"),
+    "squeue missing": (("queue",), "squeue"),
+    "scancel missing": (("cancel", "12"), "scancel"),
+    "cancel nothing": (("cancel",), "JOBID"),
+    "cancel everything": (("cancel", "*"), "number"),
+    "logs of no job": (("logs", "12"), "12"),
+    "follow no job, without Slurm": (("logs", "12", "-f"), "squeue"),
+    "attach to no job": (("attach", "12", *PYTHON), "12"),
+    "tunnel to no job": (("tunnel", "12"), "no record"),
+    "doctor's option": (("doctor", "--sit", "x"), "--site"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_INPUT)
+def test_wrong_input_is_one_line_and_exit_code_2(name, tmp_path):
+    arguments, expected = BAD_INPUT[name]
+    done = run(*arguments, home=tmp_path)
+    lines = done.stderr.strip().splitlines()
+    assert done.returncode == 2, done.stderr
+    assert len(lines) == 1 and expected in lines[0], done.stderr
+    assert list(tmp_path.iterdir()) == [], "nothing is left behind"
+
+
+def test_it_runs_on_a_login_nodes_old_python(tmp_path, old_python):
+    python = old_python
+    arguments = ("--site", "jean_zay", "-A", "abc", "-p", "gpu_p6", "--space", "smoke", "--trials", "3")
+    old = run(*DRY, *arguments, home=tmp_path, command=(python, "-m", "bigbatch.cluster.cli"))
+    new = run(*DRY, *arguments, home=tmp_path)
+    assert old.returncode == 0, old.stderr
+    assert old.stdout == new.stdout and "#SBATCH --account=abc@h100" in old.stdout
+    wrong = run(*DRY, "--site", "jean_zay", "-t", "x", home=tmp_path, command=(python, "-m", "bigbatch.cluster.cli"))
+    assert wrong.returncode == 2 and "20h" in wrong.stderr
+
+
+def test_the_console_command_has_it(tmp_path):
+    code = "import sys; from bigbatch.command import main; sys.exit(main(sys.argv[1:]))"
+    arguments = ("--cpus-per-node", "2", "--space", "smoke")
+    done = run("cluster", *DRY, *arguments, home=tmp_path, command=(sys.executable, "-c", code))
+    assert done.returncode == 0 and done.stdout == run(*DRY, *arguments, home=tmp_path).stdout
+    assert "cluster" in run("--help", home=tmp_path, command=(sys.executable, "-c", code)).stdout
+
+
+def test_it_loads_neither_torch_nor_ray_nor_optuna(tmp_path):
+    code = (
+        "import sys, bigbatch.cluster.cli, bigbatch.cluster.doctor.command\n"
+        "import bigbatch.cluster.doctor.probe, bigbatch.cluster.submission.queue\n"
+        "from bigbatch.cluster import submit, queue, logs, cancel\n"
+        "bigbatch.cluster.cli.cluster_main('submit --dry-run --site generic --cpus-per-node 1 --trials 3'.split())\n"
+        "print(sorted({name.split('.')[0] for name in sys.modules}))"
+    )
+    done = run(home=tmp_path, command=(sys.executable, "-c", code), BIGBATCH_PYTHON="python")
+    loaded = done.stdout.splitlines()[-1]
+    assert "'bigbatch'" in loaded and done.returncode == 0, done.stderr
+    for name in ("torch", "ray", "optuna", "numpy"):
+        assert f"'{name}'" not in loaded
+
+
+def test_importing_cluster_stays_cheap():
+    code = "import sys, bigbatch.cluster; print([m for m in sys.modules if m.startswith('bigbatch')])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT / "src", capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "['bigbatch', 'bigbatch.cluster']"
+
+
+# Jobs
+
+
+def slurms(folder: Path, **programs: str) -> str:
+    """Programs in place of Slurm's: what they are asked goes to ``<name>.asked``. Returns PATH."""
+    folder.mkdir(exist_ok=True)
+    for name, script in programs.items():
+        path = folder / name
+        path.write_text(f'#!/bin/bash\necho "$*" >> {folder}/{name}.asked\n{script}\n')
+        path.chmod(0o755)
+    return f"{folder}{os.pathsep}/usr/bin{os.pathsep}/bin"
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv("BIGBATCH_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    return tmp_path / "home"
+
+
+def a_record(job_id: str, **values: object) -> JobRecord:
+    found = JobRecord(job_id, str(values.pop("state", "running")), **values)  # type: ignore[arg-type]
+    found.write()
+    return found
+
+
+def a_study(folder: Path, done: int, best: float) -> str:
+    """A journal in Optuna's format; that the format is right is tested in record/test_study_progress.py."""
+    folder.mkdir(parents=True)
+    (folder / "study.json").write_text(json.dumps({"name": folder.name, "trials": 12}))
+    entries: list[dict[str, object]] = [{"op_code": 0, "study_name": folder.name, "directions": [2]}]
+    for number in range(done):
+        entries.append({"op_code": 4, "study_id": 0})
+        entries.append({"op_code": 6, "trial_id": number, "state": 1, "values": [best if number == 0 else 0.1]})
+    (folder / "optuna.journal").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    return str(folder)
+
+
+SQUEUE = """\
+cat <<'END'
+101|RUNNING|1:02:03|4:00:00|2|gpu|None|bigbatch
+102|PENDING|0:00|4:00:00|4|gpu|Resources|a|name
+END"""
+
+
+def test_queue_shows_slurms_state_the_records_and_the_studys_progress(tmp_path, home, monkeypatch):
+    monkeypatch.setenv("PATH", slurms(tmp_path / "bin", squeue=SQUEUE))
+    a_record("101", state="driver", study_folder=a_study(tmp_path / "mine", 5, 0.8125), restarts=2, attached=["103"])
+    a_record("99", state="ended", reason="finished", nodes=["n1", "n2"])
+    found = queue()
+    assert [job.job_id for job in found] == ["101", "102"]
+    assert found[0].study.finished == 5 and found[0].record.restarts == 2 and found[1].name == "a|name"
+    assert getpass.getuser() in (tmp_path / "bin" / "squeue.asked").read_text(), "only the user's own jobs"
+    lines = jobs.table(queue(ended=True)).splitlines()
+    assert [line.split()[0] for line in lines] == ["JOB", "99", "101", "102"]
+    assert "ended" in lines[1] and "finished" in lines[1]
+    for text in ("RUNNING", "driver", "mine", "5/12", "0.8125", "restarts: 2", "103"):
+        assert text in lines[2], text
+    assert "PENDING" in lines[3] and "Resources" in lines[3]
+
+
+def test_records_are_shown_where_slurm_does_not_answer(tmp_path, home, monkeypatch):
+    monkeypatch.setenv("PATH", slurms(tmp_path / "bin", squeue="echo no controller >&2; exit 1"))
+    a_record("99", state="ended")
+    assert [job.job_id for job in queue(ended=True)] == ["99"]
+
+
+def test_cancel_ends_the_job_and_those_that_joined_it(tmp_path, home, monkeypatch):
+    monkeypatch.setenv("PATH", slurms(tmp_path / "bin", scancel='[ "$1" != 104 ]'))
+    a_record("101", attached=["103", "104"])
+    assert cancel("101") == ["101", "103"]  # 104 had ended
+    assert (tmp_path / "bin" / "scancel.asked").read_text().split() == ["101", "103", "104"]
+    for job_id in ("", "*", "-u", "1,2"):
+        with pytest.raises(InputError):
+            cancel(job_id)
+
+
+def test_cancel_follows_a_chain_to_the_job_that_waits(tmp_path, home, monkeypatch):
+    scancel = """case "$1" in 101|102) echo 'Job/step already completing or completed' >&2; exit 1;; esac
+[ "$1" = 106 ] && { echo 'Unable to contact slurm controller' >&2; exit 1; }; exit 0"""
+    monkeypatch.setenv("PATH", slurms(tmp_path / "bin", scancel=scancel))
+    a_record("101", state="requeueing", successor="102", attached=["105"])
+    a_record("102", state="requeueing", successor="103")  # 103 is pending: it has no record
+    assert cancel("101") == ["105", "103"]
+    a_record("102", state="ended")
+    with pytest.raises(SlurmError, match="already completing"):
+        cancel("102")
+    a_record("104", attached=["106"])
+    with pytest.raises(SlurmError, match="Unable to contact"):
+        cancel("104")
+
+
+def test_logs_are_the_jobs_or_a_nodes(tmp_path, home):
+    nodes = tmp_path / "nodes"
+    nodes.mkdir()
+    (tmp_path / "job.log").write_text("epoch 1\n")
+    (nodes / "n1.log").write_text("head\n")
+    (nodes / "n11.log").write_text("worker\n")
+    a_record("101", log=str(tmp_path / "job.log"), node_logs=str(nodes))
+    assert logs("101") == "epoch 1\n"
+    assert logs("101", node="n1") == "head\n"
+    with pytest.raises(InputError, match="n2"):
+        logs("101", node="n2")
+    (home / "logs").mkdir(parents=True)
+    (home / "logs" / "102.log").write_text("before the record\n")
+    assert logs("102") == "before the record\n"
+
+
+def test_follow_gives_whole_lines_as_they_come_and_ends_with_the_job(tmp_path, home, monkeypatch):
+    monkeypatch.setenv("PATH", slurms(tmp_path / "bin", squeue=f"cat {tmp_path}/queue"))
+    monkeypatch.setattr(jobs, "QUEUE_POLL_S", 0.2)
+    (tmp_path / "queue").write_text("1010\n101\n")
+    log, nodes = tmp_path / "job.log", tmp_path / "nodes"
+    log.write_text("one\ntw")
+    a_record("101", log=str(log), node_logs=str(nodes))
+    got: list[str] = []
+    reader = threading.Thread(target=lambda: got.extend(jobs.follow("101", poll_s=0.05)), daemon=True)
+    reader.start()
+    wait_for(lambda: got == ["one\n"])
+    nodes.mkdir()
+    (nodes / "n1.log").write_text("joined\n")  # a file that was not there before
+    with log.open("a") as file:
+        file.write("o\nlast")
+    wait_for(lambda: sorted(got) == ["n1 | joined\n", "one\n", "two\n"])
+    assert reader.is_alive(), "the job still runs"
+    (tmp_path / "queue").write_text("1010\n")
+    reader.join(60)
+    assert not reader.is_alive() and got[-1] == "last\n"
+
+
+def test_following_a_job_that_never_was_ends_with_a_message(tmp_path, home):
+    path = slurms(
+        tmp_path / "bin", squeue='case "$*" in *%T*) echo "13|PENDING|0:00|1:00|2|gpu|Priority|x";; *) echo 13;; esac'
+    )
+    for more in ((), ("--node", "n1")):
+        done = run("logs", "12", "-f", *more, home=home, PATH=path)
+        assert done.returncode == 2 and len(done.stderr.splitlines()) == 1 and "no log of" in done.stderr, done.stderr
+    assert not home.exists()
+    with subprocess.Popen(
+        [sys.executable, "-m", "cluster.cli", "logs", "13", "-f"], cwd=ROOT, stderr=subprocess.PIPE, text=True,
+        env={**clean_environment(), "BIGBATCH_HOME": str(home), "PATH": path},
+    ) as waiting:  # fmt: skip
+        assert waiting.stderr is not None
+        assert "PENDING, Priority" in waiting.stderr.readline()
+        waiting.kill()
+
+
+def wait_for(condition, seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.02)
+
+
+def test_tunnel_says_how_and_never_shows_the_token(tmp_path, home):
+    token = tmp_path / "token"
+    token.write_text("very-secret")
+    a_record("101", head="n7", dashboard_port=24001, token_path=str(token))
+    text = jobs.tunnel("101", find("juwels_booster"), local_port=9000)
+    user = getpass.getuser()
+    line = f"ssh -N -L 9000:127.0.0.1:24001 -J {user}@juwels-booster.fz-juelich.de {user}@n7"
+    assert line in text and "http://127.0.0.1:9000" in text and str(token) in text
+    assert "very-secret" not in text
+    assert "does not forward" in jobs.tunnel("101", find("jean_zay"))
+    a_record("102", state="allocation read")
+    with pytest.raises(InputError, match="allocation read"):
+        jobs.tunnel("102", find("generic"))
+
+
+def test_attach_asks_for_nodes_that_join_the_job(tmp_path, home):
+    done = run("attach", "101", "-N", "2", "--dry-run", "--cpus-per-node", "4", *PYTHON, home=home)
+    assert done.returncode == 0, done.stderr
+    assert 'cluster/ray_attach.slurm" 101\n' in done.stdout and "--nodes=2" in done.stdout
+    assert "--job-name=bigbatch-101" in done.stdout
+
+
+def test_attach_to_a_job_that_has_ended_is_refused_before_it_is_submitted(home):
+    JobRecord("103", "ended", reason="the driver ended with exit code 0").write({"BIGBATCH_HOME": str(home)})
+    done = run("attach", "103", "--cpus-per-node", "4", *PYTHON, home=home)
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+    assert "job 103 has ended: the driver ended with exit code 0" in done.stderr and not (home / "scripts").exists()
+
+
+def test_the_python_api_returns_the_script_of_a_dry_run(home):
+    script = submit("--space", "smoke", site="generic", nodes=3, cpus_per_node=2, python="python", dry_run=True)
+    assert "#SBATCH --nodes=3" in script and "--space smoke" in script
+    assert not home.exists() and job_record.read_record("1") is None

@@ -1,0 +1,70 @@
+"""Small image folders, and packed sets made of them."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from PIL import Image
+
+from bigbatch.train_loop.data.packing import command
+from bigbatch.train_loop.data.packing.convert import Profile
+from bigbatch.train_loop.data.packing.sources import find_source
+from helpers.paths import ROOT
+from helpers.photographs import photograph
+
+CLASSES = ("ant", "bee", "cat")
+
+
+def jpeg_bytes(image: Image.Image, **keywords: object) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, "JPEG", quality=90, **keywords)
+    return buffer.getvalue()
+
+
+def write_images(root: Path, train: int = 5, val: int = 2, size: tuple[int, int] = (200, 150)) -> Path:
+    for part, count in (("train", train), ("val", val)):
+        for label, name in enumerate(CLASSES):
+            (root / part / name).mkdir(parents=True)
+            for number in range(count):
+                data = jpeg_bytes(
+                    photograph(size[0] + 8 * number, size[1], 100 * label + number + 50 * (part == "val"))
+                )
+                (root / part / name / f"{number}.jpg").write_bytes(data)
+    return root
+
+
+def run_pack(*arguments: object, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "bigbatch.train_loop.data.packing.command", *map(str, arguments)],
+        cwd=ROOT / "src", env={**os.environ, **env}, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+
+
+def pack_here(source: Path | str, target: Path, **profile: object) -> Path:
+    """In this process, without the cost of starting others."""
+    found = find_source(str(source))
+    assert command.pack(found, target, Profile(**profile), workers=1, shard_bytes=1 << 30) == 0  # type: ignore[arg-type]
+    return target
+
+
+def cifar_pickles(root: Path) -> Path:
+    root.mkdir()
+    draws = np.random.default_rng(0)
+    for name in (*(f"data_batch_{n}" for n in range(1, 6)), "test_batch"):
+        content = {b"data": draws.integers(0, 256, (20, 3072), dtype=np.uint8), b"labels": [i % 10 for i in range(20)]}
+        (root / name).write_bytes(pickle.dumps(content))
+    (root / "batches.meta").write_bytes(pickle.dumps({b"label_names": [f"kind{i}".encode() for i in range(10)]}))
+    return root
+
+
+def rows(packed: Path, part: str) -> list[dict]:
+    """The shards by pyarrow alone."""
+    shards = sorted(packed.glob(f"{part}-*.arrow"))
+    return [row for shard in shards for row in pa.ipc.open_file(shard).read_all().to_pylist()]

@@ -1,0 +1,30 @@
+"""Ranks of one run, started as srun starts the tasks of a step."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from helpers.paths import TRAIN
+from helpers.processes import clean_environment
+
+STEP = {  # of rank 4 of: srun -N 3 --ntasks-per-node=2
+    "SLURM_JOB_ID": "1234567", "SLURM_STEP_ID": "2", "SLURM_STEP_NUM_TASKS": "6", "SLURM_STEP_NODELIST": "n[1-3]",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x3)", "SLURM_PROCID": "4", "SLURM_LOCALID": "0", "SLURM_NODEID": "2",
+}  # fmt: skip
+
+
+def start_ranks(best: Path, *arguments: str) -> list[subprocess.Popen]:
+    """Two tasks of a step on this machine, as srun starts them."""
+    step = {**STEP, "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": "localhost", "SLURM_NODEID": "0"}
+    # By lo: gloo warns on stderr where the machine's own name has no address.
+    step |= {"SLURM_STEP_TASKS_PER_NODE": "2", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    command = [sys.executable, str(TRAIN), "--config", str(best), "--output", "out", *arguments]
+    return [
+        subprocess.Popen(
+            command, cwd=best.parent, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env={**clean_environment(), **step, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)},
+        )
+        for rank in range(2)
+    ]  # fmt: skip

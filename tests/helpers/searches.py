@@ -1,0 +1,93 @@
+"""Searches in processes of their own, and the studies that they leave."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import optuna
+import psutil
+
+from helpers.paths import TUNE
+from helpers.processes import clean_environment
+
+TINY = ("--model", "shufflenet_v2_x0_5", "--set", "image_size=16", "--seed", "1")
+
+
+class Search:
+    """A search in a process of its own, whose output can be followed."""
+
+    def __init__(self, *arguments: object, cwd: Path, **env: str) -> None:
+        self.lines: list[str] = []
+        self.errors = (cwd / "stderr.txt").open("w+")
+        self.process = subprocess.Popen(
+            [sys.executable, str(TUNE), *map(str, arguments)],
+            cwd=cwd,
+            env={**clean_environment(), **env},
+            stdout=subprocess.PIPE,
+            stderr=self.errors,
+            text=True,
+            start_new_session=True,
+        )
+
+    def wait_for(self, pattern: str, count: int = 1) -> re.Match[str]:
+        """Read on until ``pattern`` has matched ``count`` lines; returns the last match."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line)
+            match = re.search(pattern, line)
+            if match:
+                count -= 1
+                if count == 0:
+                    return match
+        raise AssertionError(f"ended before {pattern!r}:\n{''.join(self.lines)}{self.stderr()}")
+
+    def end(self, timeout_s: float = 240) -> int:
+        assert self.process.stdout is not None
+        self.lines += self.process.stdout.readlines()
+        return self.process.wait(timeout_s)
+
+    def stderr(self) -> str:
+        self.errors.seek(0)
+        return self.errors.read()
+
+    @property
+    def ray_folder(self) -> str:
+        return next(m.group(1) for line in self.lines if (m := re.search(r"token in (\S+)/token", line)))
+
+    def workers(self) -> dict[psutil.Process, dict[str, str]]:
+        """This search's training workers and their environments, as soon as there are some: a trial may just end."""
+        found: dict[psutil.Process, dict[str, str]] = {}
+        deadline = time.monotonic() + 60
+        while not found and time.monotonic() < deadline:
+            for process in psutil.Process(self.process.pid).children(recursive=True):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    if "ray::RayTrainWorker" in " ".join(process.cmdline()):
+                        found[process] = process.environ()
+            time.sleep(0.05)
+        return found
+
+    def kill_tree(self) -> None:
+        """kill -9 of the driver and of everything that it has started."""
+        victims = [self.process.pid, *(p.pid for p in psutil.Process(self.process.pid).children(recursive=True))]
+        for pid in victims:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        self.process.wait(120)
+
+
+def load(folder: Path) -> optuna.Study:
+    """The study as any Optuna user opens it."""
+    return optuna.load_study(study_name=folder.name, storage=journal_of(folder))
+
+
+def journal_of(folder: Path) -> optuna.storages.JournalStorage:
+    return optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(folder / "optuna.journal")))

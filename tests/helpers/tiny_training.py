@@ -1,0 +1,231 @@
+"""A training run of milliseconds for the tests of the loop, and a second rank for it.
+
+Run as a script it is one rank of a gloo group: ``python tiny_training.py CASE FOLDER RANK WORKERS``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from bigbatch.train_loop.config import (
+    BatchConfig,
+    ModelConfig,
+    OptimizerConfig,
+    ScheduleConfig,
+    TrainConfig,
+)
+from bigbatch.train_loop.data.info import DataInfo
+from bigbatch.train_loop.data.source import Batch, DataSource
+from bigbatch.train_loop.loop import assembly
+from bigbatch.train_loop.loop.train import train
+from bigbatch.train_loop.reporter import EpochRecord, ListReporter
+from helpers.paths import ROOT
+
+TRAIN_SIZE, VAL_SIZE, CLASSES, SIDE = 70, 23, 4, 8
+CONFIG = TrainConfig(
+    epochs=3,
+    label_smoothing=0.1,
+    precise_bn="on",
+    precise_bn_images=48,
+    model=ModelConfig(name="resnet18"),
+    batch=BatchConfig(global_size=16, micro_size=8),
+    optimizer=OptimizerConfig(name="sgd", peak_lr=0.2, weight_decay=1e-3),
+    schedule=ScheduleConfig(name="linear"),
+)
+"""4 steps an epoch of 2 micro-batches. The model's name is not used: see ``install``."""
+
+
+class TinySource(DataSource):
+    """Noise around one pattern a class; nothing divides evenly. ``poison``: a training image of NaN."""
+
+    def __init__(self, poison: int | None = None) -> None:
+        names = tuple("abcd")
+        super().__init__(DataInfo("tiny", None, TRAIN_SIZE, VAL_SIZE, CLASSES, SIDE, 3, names, "small"))
+        draws = torch.Generator().manual_seed(1)
+        patterns = torch.randn(CLASSES, 3, SIDE, SIDE, generator=draws)
+        labels = torch.arange(TRAIN_SIZE + VAL_SIZE) % CLASSES
+        images = patterns[labels] + 2 * torch.randn(len(labels), 3, SIDE, SIDE, generator=draws)
+        self.train = images[:TRAIN_SIZE].clone(), labels[:TRAIN_SIZE]
+        self.val = images[TRAIN_SIZE:], labels[TRAIN_SIZE:]
+        if poison is not None:
+            self.train[0][poison] = torch.nan
+
+    def read_train(self, batches: Sequence[Any], epoch: object) -> Iterator[Batch]:
+        return ((self.train[0][rows], self.train[1][rows]) for rows in batches)
+
+    def read_val(self, batches: Sequence[Any]) -> Iterator[Batch]:
+        return ((self.val[0][rows], self.val[1][rows]) for rows in batches)
+
+
+def bn_model() -> nn.Module:
+    """Convolutions, BatchNorm and Dropout."""
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(),
+        nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(),
+        nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Dropout(0.2), nn.Linear(32, CLASSES),
+    )  # fmt: skip
+
+
+def plain_model() -> nn.Module:
+    """Without BatchNorm and Dropout: the gradient of a batch is the mean over its images."""
+    return nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(6 * SIDE * SIDE, CLASSES))
+
+
+class Installed:
+    """What ``train`` built: the last model, and the learning rate of each step the optimizer took."""
+
+    model: nn.Module
+    rates: list[float]
+
+
+def install(
+    patch: Callable[[object, str, object], None],
+    build: Callable[[], nn.Module] = bn_model,
+    source: DataSource | None = None,
+) -> Installed:
+    """Make ``train`` use the tiny data and model. ``patch``: monkeypatch.setattr, or setattr."""
+    built = Installed()
+    built.rates = []
+    real = assembly.build_optimizer
+
+    def build_model(*_: object) -> nn.Module:
+        built.model = build()
+        return built.model
+
+    def build_optimizer(*arguments: Any) -> torch.optim.Optimizer:
+        optimizer = real(*arguments)
+        optimizer.register_step_pre_hook(lambda o, *_: built.rates.append(o.param_groups[0]["lr"]))
+        return optimizer
+
+    patch(assembly, "open_data", lambda *_: source or TinySource())
+    patch(assembly, "build_model", build_model)
+    patch(assembly, "build_optimizer", build_optimizer)
+    return built
+
+
+class StopsAt(ListReporter):
+    """Asks for a stop when it is asked for the n-th time."""
+
+    def __init__(self, polls: int) -> None:
+        super().__init__()
+        self.left = polls
+
+    def stop_requested(self) -> bool:
+        self.left -= 1
+        return self.left == 0
+
+
+def untimed(records: Sequence[EpochRecord]) -> list[dict[str, Any]]:
+    """Records without what is measured with a clock or says where the run was resumed."""
+    return [
+        {k: v for k, v in r.to_dict().items() if not k.endswith("_s") and k != "resumed_from_epoch"} for r in records
+    ]
+
+
+def changed(config: TrainConfig, **keys: object) -> TrainConfig:
+    """``changed(CONFIG, optimizer__name="lamb")``."""
+    return config.replace_keys({key.replace("__", "."): value for key, value in keys.items()})
+
+
+def two_ranks(case: str, folder: Path) -> list[dict[str, Any]]:
+    """Run ``case`` on two processes; what each rank's case returned."""
+    folder.mkdir(parents=True, exist_ok=True)
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}/src:{ROOT}/tests", "OMP_NUM_THREADS": "1"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, __file__, case, str(folder), str(rank), "2"],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    outputs = [process.communicate(timeout=300)[0] for process in ranks]
+    if any(process.returncode for process in ranks):
+        raise AssertionError("\n".join(outputs))
+    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
+
+
+def _outcome(
+    folder: Path,
+    name: str,
+    config: TrainConfig,
+    source: DataSource | None = None,
+    reporter: ListReporter | None = None,
+) -> dict[str, Any]:
+    """One run on this rank: records and buffers, or the error."""
+    built = install(setattr, source=source)
+    reporter = reporter or ListReporter()
+    try:
+        train(
+            config,
+            reporter=reporter,
+            checkpoint_dir=folder / name,
+            device=torch.device("cpu"),
+        )
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {error}", "records": len(reporter.records)}
+    return {
+        "records": [dataclasses.asdict(record) for record in reporter.records],
+        "buffers": [buffer.double().sum().item() for buffer in built.model.buffers()],
+    }
+
+
+def _case_loop(folder: Path, rank: int) -> dict[str, Any]:
+    """Everything that needs two ranks, in one pair of processes: starting one takes seconds."""
+    original = {name: getattr(assembly, name) for name in ("open_data", "build_model", "build_optimizer")}
+
+    def outcome(name: str, config: TrainConfig, **keywords: Any) -> dict[str, Any]:
+        for key, value in original.items():
+            setattr(assembly, key, value)
+        return _outcome(folder, name, config, **keywords)
+
+    local: list[None] = []  # an entry for each micro-batch whose gradients were not sent
+    real = DistributedDataParallel.no_sync
+    DistributedDataParallel.no_sync = lambda self: local.append(None) or real(self)  # type: ignore[method-assign]
+    return {
+        "equal": outcome("equal", CONFIG) | {"local": len(local)},
+        "accumulated": outcome("accumulated", changed(CONFIG, global_size=32)) | {"local": len(local)},
+        "running": outcome("running", changed(CONFIG, precise_bn="off")),
+        "flipped": outcome("flipped", changed(CONFIG, test_flip=True)),
+        "small_last": outcome("small_last", changed(CONFIG, drop_last=False)),
+        "sync_bn": outcome("sync_bn", changed(CONFIG, sync_bn=True)),
+        "poisoned": outcome("poisoned", CONFIG, source=TinySource(poison=5)),
+        "fp16": outcome("fp16", changed(CONFIG, precision="fp16")),
+        "stopped": outcome("stopped", CONFIG, reporter=StopsAt(1 if rank == 1 else 1000)),
+        "resumed": outcome("stopped", CONFIG),
+        "apart": _apart(folder, rank),
+    }
+
+
+def _apart(folder: Path, rank: int) -> dict[str, Any]:
+    """Ranks that do not share a file system: only one sees a checkpoint."""
+    own = folder / f"apart-{rank}"
+    if rank == 0:
+        own.mkdir()
+        (own / "latest.pt").write_bytes((folder / "equal" / "latest.pt").read_bytes())
+    return _outcome(own.parent, own.name, CONFIG)
+
+
+if __name__ == "__main__":
+    import torch.distributed as dist
+
+    case, folder, rank, workers = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=workers)
+    (folder / f"rank{rank}.json").write_text(json.dumps({"loop": _case_loop}[case](folder, rank)))
+    gc.collect()  # DDP's cycles keep gloo's threads, which would abort the interpreter's exit
+    dist.destroy_process_group()

@@ -1,0 +1,267 @@
+"""The built-in spaces: batches, priors against published settings, validity of what is sampled."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+
+import optuna
+import pytest
+
+from bigbatch.search_spaces import BUILT_IN, Space, Workload, check_space
+from bigbatch.search_spaces.priors import (
+    divisible,
+    global_batch_sizes,
+    peak_lr_centre,
+    trust_coefficient,
+)
+from bigbatch.search_spaces.trial import Distribution, StandInTrial
+from bigbatch.train_loop.config import ConfigError, TrainConfig
+from helpers.paths import ROOT
+
+DIGITS = Workload("digits", train_size=1437, num_classes=10, image_size=32, model="resnet18", epochs=12)
+CIFAR = Workload("cifar", train_size=50_000, num_classes=10, image_size=32, model="resnet18", epochs=30)
+IMAGENET = Workload(
+    "imagenet", train_size=1_281_167, num_classes=1000, image_size=224, model="resnet50", epochs=90, accelerator="cuda"
+)
+WORKLOADS = pytest.mark.parametrize("workload", [DIGITS, CIFAR, IMAGENET], ids=lambda w: w.data)
+SPACES = pytest.mark.parametrize("space", BUILT_IN.values(), ids=lambda s: s.name)
+
+
+def on_workers(workload: Workload, workers: int, max_micro_size: int = 256) -> Workload:
+    return Workload(
+        workload.data,
+        workload.train_size,
+        workload.num_classes,
+        workload.image_size,
+        workload.model,
+        workload.epochs,
+        workers=workers,
+        max_micro_size=max_micro_size,
+    )
+
+
+def test_a_micro_batch_that_trials_measure_gives_the_batches_of_the_default_bound() -> None:
+    for workers in (1, 3, 7):
+        assert global_batch_sizes(on_workers(IMAGENET, workers, 0)) == global_batch_sizes(on_workers(IMAGENET, workers))
+
+
+def test_importing_the_spaces_loads_no_framework() -> None:
+    code = (
+        "import sys; from bigbatch import search_spaces; search_spaces.load_space('large_batch');"
+        "print([m for m in ('torch', 'torchvision', 'ray', 'optuna', 'numpy') if m in sys.modules])"
+    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, cwd="/")
+    assert (result.returncode, result.stdout.strip()) == (0, "[]"), result.stderr
+
+
+def test_the_issues_batches_are_searched() -> None:
+    assert global_batch_sizes(DIGITS) == (128, 256, 512, 1024)
+    assert global_batch_sizes(IMAGENET) == (2048, 4096, 8192, 16384, 32768)
+    assert global_batch_sizes(CIFAR) == (512, 1024, 2048, 4096)
+
+
+@pytest.mark.parametrize("train_size", [2, 3, 50, 800, 9469, 14_000_000])
+def test_batches_of_any_training_set_fit_it(train_size: int) -> None:
+    sizes = global_batch_sizes(Workload("d", train_size, 10, 32, "resnet18", epochs=2))
+    assert sizes
+    assert all(2 <= size <= train_size for size in sizes)
+    assert all(size & (size - 1) == 0 for size in sizes)
+
+
+def test_too_many_workers_for_the_data_are_refused_with_the_number_that_fits() -> None:
+    with pytest.raises(ConfigError, match=r"got 700 workers .* --workers 512"):
+        global_batch_sizes(on_workers(DIGITS, 700))
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 4, 5, 6, 7, 8, 12, 24])
+@pytest.mark.parametrize("max_micro_size", [1, 48, 200, 256])
+def test_batches_divide_into_micro_batches_that_are_not_small(workers: int, max_micro_size: int) -> None:
+    for workload in (DIGITS, IMAGENET):
+        for size in global_batch_sizes(on_workers(workload, workers, max_micro_size)):
+            config = on_workers(workload, workers, max_micro_size).config({"batch.global_size": size})
+            split = config.batch.split(workers)
+            assert split.global_size == size
+            share = size // workers
+            assert split.micro_size >= min(share, max_micro_size // 2), (size, split)
+
+
+def test_divisible_never_exceeds_and_stays_near() -> None:
+    assert divisible(1024, 4, 256) == 1024
+    for batch in (128, 1024, 32768):
+        for workers in range(1, 33):
+            lowered = divisible(batch, workers, 100)
+            assert lowered % workers == 0
+            assert batch - workers * (batch // workers // 50 + 2) < lowered <= batch
+
+
+# MLPerf Training reference convergence points for ResNet-50 (mlcommons/logging, rcps_resnet.json):
+# batch, peak lr, momentum, steps.
+MLPERF_LARS = [
+    (1632, 7.4, 0.9, 27_476),
+    (3264, 10.5, 0.9, 13_798),
+    (4096, 10.0, 0.9, 12_472),
+    (8192, 17.0, 0.9, 6_549),
+    (13056, 12.8, 0.9, 4_465),
+    (32768, 21.2, 0.94, 2_189),
+    (65536, 24.7, 0.952, 1_652),
+]
+# NUS PyTorch LARS, 90 epochs, batch and peak lr (76.75 to 77.38 % top-1).
+NUS_LARS = [(512, 4.0), (1024, 5.7), (4096, 11.3), (8192, 16.0), (16384, 22.6), (32768, 32.0)]
+
+
+@pytest.mark.parametrize(("batch", "lr", "momentum", "steps"), MLPERF_LARS)
+def test_the_lars_prior_meets_mlperf(batch: int, lr: float, momentum: float, steps: int) -> None:
+    assert 0.25 < lr / peak_lr_centre("lars", batch, steps, momentum) < 4
+    assert 0.5 < lr / peak_lr_centre("lars", batch, steps) < 2
+    assert trust_coefficient(steps) == 0.001
+
+
+@pytest.mark.parametrize(("batch", "lr"), NUS_LARS)
+def test_the_lars_prior_meets_the_sqrt_rule_of_nus(batch: int, lr: float) -> None:
+    assert 0.5 < lr / peak_lr_centre("lars", batch, 90 * (1_281_167 // batch)) < 2
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "batch", "steps", "lr", "within"),
+    [
+        pytest.param("sgd", 256, 450_000, 0.1, 1.0001, id="Goyal 2017 baseline"),
+        pytest.param("sgd", 8192, 14_000, 3.2, 1.0001, id="Goyal 2017"),
+        pytest.param("sgd", 1024, 750_000, 0.5, 1.5, id="torchvision V2"),
+        pytest.param("sgd", 4096, 5_000, 1.7, 1.5, id="FFCV rn50"),
+        pytest.param("sgd", 32768, 2_496, 7.05, 1.5, id="Nado 2021"),
+        pytest.param("lamb", 2048, 187_000, 5e-3, 1.0001, id="RSB A2"),
+        pytest.param("lamb", 2048, 62_500, 8e-3, 2, id="RSB A3"),
+        pytest.param("lamb", 32768, 3_519, 0.04, 2.0001, id="LAMB at 32k"),
+    ],
+)
+def test_priors_meet_published_rates(optimizer: str, batch: int, steps: int, lr: float, within: float) -> None:
+    assert 1 / within <= lr / peak_lr_centre(optimizer, batch, steps) <= within
+
+
+def test_the_space_reaches_the_published_settings_of_imagenet() -> None:
+    ranges = check_space(BUILT_IN["large_batch"], IMAGENET, samples=500)
+    for batch, lr, _, _ in MLPERF_LARS[:-1]:
+        assert ranges["peak_lr[lars]"].low < lr < ranges["peak_lr[lars]"].high, batch
+    assert ranges["weight_decay"].low <= 2.5e-5 < 2e-4 <= ranges["weight_decay"].high
+    assert ranges["decoupled_weight_decay"].low <= 0.01 < 1.5 <= ranges["decoupled_weight_decay"].high
+    for momentum in (0.9, 0.94, 0.952):
+        assert ranges["one_minus_momentum"].low <= 1 - momentum <= ranges["one_minus_momentum"].high
+    for warmup, epochs in ((5, 42.0), (16, 56.0)):
+        assert ranges["warmup_epochs"].low / 90 <= warmup / epochs <= ranges["warmup_epochs"].high / 90
+
+
+def test_the_prior_moves_with_the_batch_and_the_range_does_not() -> None:
+    rates = {}
+    for batch in (128, 1024):
+        trial = StandInTrial(None, fixed={"optimizer": "sgd", "global_batch_size": batch, "lr_multiplier": 1.0})
+        rates[batch] = BUILT_IN["large_batch"](trial, DIGITS).optimizer.peak_lr
+    assert rates[1024] == pytest.approx(8 * rates[128])  # Goyal's linear rule
+
+
+def test_short_runs_take_longer_steps_and_published_ones_do_not() -> None:
+    assert trust_coefficient(1_652) == trust_coefficient(250) == 0.001
+    assert trust_coefficient(60) == pytest.approx(0.001 * (250 / 60) ** 0.5)
+    assert peak_lr_centre("lamb", 2048, 10) == pytest.approx(10 * peak_lr_centre("lamb", 2048, 1000))
+    assert peak_lr_centre("sgd", 2048, 10) == peak_lr_centre("sgd", 2048, 1000)
+
+
+def test_an_optimizer_without_a_rule_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no learning rate rule .* got 'rmsprop'"):
+        peak_lr_centre("rmsprop", 256, 100)
+
+
+@SPACES
+@pytest.mark.parametrize("workers", [1, 2, 3, 4])
+def test_every_sampled_configuration_is_valid(space: Space, workers: int) -> None:
+    seen: dict[str, Distribution] = {}
+    for workload in (DIGITS, IMAGENET):
+        here = on_workers(workload, workers)
+        seen.clear()
+        rng = random.Random(workers)
+        for _ in range(500):
+            trial = StandInTrial(rng)
+            config = space(trial, here)
+            assert config.batch.split(workers).micro_size <= here.max_micro_size
+            assert config.batch.global_size <= here.train_size
+            assert (config.epochs, config.data.name, config.model.name) == (here.epochs, here.data, here.model)
+            for name, distribution in trial.distributions.items():
+                assert seen.setdefault(name, distribution) == distribution, "one static range a name"
+        assert TrainConfig.from_json(config.to_json()) == config
+
+
+@SPACES
+@WORKLOADS
+@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+def test_a_real_optuna_study_runs_on_it(space: Space, workload: Workload) -> None:
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=0, multivariate=True, group=True))
+    points = space.initial_points(workload)
+    for point in points:
+        study.enqueue_trial(point)
+    ranges = check_space(space, workload)
+    configs = []
+    for _ in range(30):
+        trial = study.ask()
+        config = space(trial, workload)
+        configs.append(config)
+        assert set(trial.params) <= set(ranges)
+        study.tell(trial, config.optimizer.peak_lr)
+    for point, told in zip(points, study.trials, strict=False):
+        assert told.params.items() >= point.items()
+    assert len({config.optimizer.peak_lr for config in configs}) > 20
+
+
+def test_conditional_parameters_appear_with_their_optimizer_only() -> None:
+    ranges = check_space(BUILT_IN["large_batch"], DIGITS)
+    assert ranges["optimizer"].choices == ("lars", "lamb", "sgd")
+    assert ranges["lr_multiplier"].conditions == {}
+    assert ranges["one_minus_momentum"].conditions == {"optimizer": ("lars", "sgd")}
+    assert ranges["decoupled_weight_decay"].conditions == {"optimizer": ("lamb",)}
+    assert ranges["one_minus_momentum"].describe() == "0.03 … 0.3 (log), with optimizer lars, sgd"
+    assert [name for name, r in ranges.items() if r.kind == "derived"] == [
+        "peak_lr[lars]",
+        "peak_lr[sgd]",
+        "peak_lr[lamb]",
+    ]
+
+
+def test_initial_points_are_the_centre_of_each_optimizers_prior() -> None:
+    configs = [
+        BUILT_IN["large_batch"](StandInTrial(None, fixed=point), DIGITS)
+        for point in BUILT_IN["large_batch"].initial_points(DIGITS)
+    ]
+    assert [config.optimizer.name for config in configs] == ["lars", "sgd", "lamb"]
+    for config in configs:
+        steps = 12 * (1437 // 256)
+        assert config.batch.global_size == 256
+        assert config.optimizer.peak_lr == pytest.approx(peak_lr_centre(config.optimizer.name, 256, steps))
+
+
+def test_smoke_is_short() -> None:
+    assert BUILT_IN["smoke"].defaults == {"trials": 4, "max_epochs": 3}
+    assert len(BUILT_IN["smoke"].doc) < 80
+
+
+def test_lr_warmup_searches_those_two_at_one_batch() -> None:
+    ranges = check_space(BUILT_IN["lr_warmup"], DIGITS)
+    assert ranges["global_batch_size"].choices == (512,)
+    assert [name for name, r in ranges.items() if r.kind != "derived"] == [
+        "global_batch_size",
+        "optimizer",
+        "lr_multiplier",
+        "warmup_epochs",
+    ]
+
+
+@pytest.mark.parametrize(("batch", "momentum"), [(1024, 0.75), (256, 0.9), (16, 0.9)])
+def test_short_runs_begin_with_a_momentum_that_fits_into_them_three_times(batch: int, momentum: float) -> None:
+    steps = 12 * (1437 // batch)
+    assert 3 / (1 - momentum) <= steps
+    for point in BUILT_IN["large_batch"].initial_points(DIGITS, {"global_size": batch}):
+        trial = StandInTrial(None, fixed=point)
+        optimizer = BUILT_IN["large_batch"](trial, DIGITS, {"global_size": batch}).optimizer
+        assert (optimizer.beta1 if optimizer.name == "lamb" else optimizer.momentum) == pytest.approx(momentum)

@@ -1,0 +1,133 @@
+"""Each recipe against the published table, written out here; what a recipe's file must say; ``--recipe``."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bigbatch.train_loop.config import ConfigError, TrainConfig, keys, recipes
+from bigbatch.train_loop.config.files import read_config
+from helpers.paths import TRAIN
+
+IMAGENET = 1_281_167
+
+# name: optimizer, batch, peak lr, warmup (epochs, or steps), schedule, weight decay, label smoothing, epochs, top-1
+PUBLISHED = {
+    "mlperf-lars-4k": ("lars", 4096, 10.0, 5, "poly", 2e-4, 0.1, 40, 75.9),
+    "mlperf-lars-8k": ("lars", 8192, 17.0, 5, "poly", 2e-4, 0.1, 42, 75.9),
+    "mlperf-lars-32k": ("lars", 32768, 21.2, 16, "poly", 2.5e-5, 0.1, 56, 75.9),
+    "nus-lars-4k": ("lars", 4096, 11.3, 1.25, "poly", 1e-4, 0.1, 90, 77.38),
+    "nus-lars-32k": ("lars", 32768, 32.0, 14, "poly", 1e-4, 0.1, 90, 76.75),
+    "lamb-32k": ("lamb", 32768, 0.04, "782 steps", None, 1.5, 0.1, 90, 76.3),
+    "rsb-a3": ("lamb", 2048, 8e-3, 5, "cosine", 0.02, 0.0, 100, 78.30),
+    "goyal-sgd-8k": ("sgd", 8192, 3.2, 5, "step", 1e-4, 0.0, 90, 76.26),
+    "nvidia-dle-90": ("sgd", 2048, 2.048, 8, "cosine", 1 / 32768, 0.1, 90, 77.12),
+    "nado-nesterov-32k": ("sgd", 32768, 7.05, "706 steps", None, None, None, 64, 75.92),
+    "cifar10-sgd-128": ("sgd", 128, 0.1, 0, "step", 5e-4, 0.0, 350, 93.02),
+    "imagenette-sgd-64": ("sgd", 64, None, None, None, None, None, 80, None),
+}
+"""None: not published, or not read; then the file must list the key under ``chosen_by_us``."""
+
+MOMENTUM = {"mlperf-lars-4k": 0.9, "mlperf-lars-8k": 0.9, "mlperf-lars-32k": 0.94, "goyal-sgd-8k": 0.9,
+            "nvidia-dle-90": 0.875, "cifar10-sgd-128": 0.9}  # fmt: skip
+
+
+def load(name: str) -> tuple[dict[str, Any], TrainConfig]:
+    path = recipes.recipe_path(name)
+    return json.loads(path.read_text()), read_config(path)
+
+
+def test_every_recipe_is_in_the_table() -> None:
+    assert recipes.names() == sorted(PUBLISHED)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_values_are_those_of_the_published_table(name: str) -> None:
+    content, c = load(name)
+    optimizer, batch, lr, warmup, schedule, wd, smoothing, epochs, top1 = PUBLISHED[name]
+    steps = c.schedule.warmup_steps
+    found = {
+        "optimizer.name": (c.optimizer.name, optimizer),
+        "batch.global_size": (c.batch.global_size, batch),
+        "optimizer.peak_lr": (c.optimizer.peak_lr, lr),
+        "schedule.warmup_epochs": (f"{steps} steps" if steps else c.schedule.warmup_epochs, warmup),
+        "schedule.name": (c.schedule.name, schedule),
+        "optimizer.weight_decay": (c.optimizer.weight_decay, wd),
+        "label_smoothing": (c.label_smoothing, smoothing),
+        "epochs": (c.epochs, epochs),
+    }
+    for key, (value, published) in found.items():
+        if published is None:
+            assert key in content["chosen_by_us"] or content["chosen_by_us"] == ["all of it"], key
+        else:
+            assert value == published, key
+    if name in MOMENTUM:
+        assert c.optimizer.momentum == MOMENTUM[name]
+    assert content["expected"]["top1"] == top1
+
+
+def test_details_that_a_table_has_no_column_for() -> None:
+    for name in ("mlperf-lars-4k", "mlperf-lars-8k", "mlperf-lars-32k"):
+        c = load(name)[1]
+        assert c.optimizer.trust_coefficient == 0.001 and c.optimizer.lars_momentum == "in"
+        assert not c.optimizer.nesterov and c.schedule.power == 2
+        assert c.schedule.end_lr_factor * c.optimizer.peak_lr == pytest.approx(1e-4)
+    # The square-root rule: rates 11.3 and 32 are 4·√(B/512).
+    for name in ("nus-lars-4k", "nus-lars-32k"):
+        c = load(name)[1]
+        assert c.optimizer.peak_lr == pytest.approx(4 * math.sqrt(c.batch.global_size / 512), rel=2e-3)
+        assert c.optimizer.lars_eps == 1e-5
+    # The linear rules of Goyal et al. and of NVIDIA.
+    goyal = load("goyal-sgd-8k")[1]
+    assert goyal.optimizer.peak_lr == pytest.approx(0.1 * goyal.batch.global_size / 256)
+    assert goyal.schedule.step_epochs == (30, 60, 80) and goyal.optimizer.nesterov
+    assert goyal.schedule.warmup_start_factor * goyal.optimizer.peak_lr == pytest.approx(0.1)
+    dle = load("nvidia-dle-90")[1]
+    assert dle.optimizer.peak_lr == pytest.approx(0.256 * dle.batch.global_size / 256)
+    assert load("rsb-a3")[1].loss == "bce" and load("rsb-a3")[1].data.image_size == 160
+    assert load("rsb-a3")[1].data.val_image_size == 224
+    data = load("rsb-a3")[1].data  # rand-m6-mstd0.5-inc1, mixup 0.1, cutmix 1.0 (table 2)
+    assert (data.auto_augment, data.rand_ops, data.rand_magnitude / 30, data.rand_probability) == ("rand", 2, 0.6, 0.5)
+    assert data.rand_magnitude_std / 30 == 0.05
+    assert (data.mixup_alpha, data.cutmix_alpha, data.random_erasing) == (0.1, 1.0, 0.0)
+    assert load("cifar10-sgd-128")[1].schedule.step_epochs == (150, 250)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_file_is_a_whole_configuration_with_source_and_cost(name: str) -> None:
+    content, c = load(name)
+    assert TrainConfig.from_dict(content["config"]) == c
+    assert {"epochs", "loss", "model", "data", "batch", "optimizer", "schedule"} <= content["config"].keys()
+    assert content["source"] and content["url"].startswith("https://") and content["expected"]["note"]
+    assert content["differs"], "our data pipeline is not theirs: say how"
+    for key in content["chosen_by_us"] + content["recalled"]:
+        assert key in keys() or key in ("all of it", "expected.top1"), key
+    if c.data.name == "imagenet":
+        steps = IMAGENET // c.batch.global_size * c.epochs
+        images = IMAGENET * c.epochs
+        assert (content["cost"]["images"], content["cost"]["optimizer_steps"]) == (images, steps)
+        assert content["cost"]["a100_hours"] == round(images / 2470 / 3600, 1)
+    c.batch.split(1), c.batch.split(8)
+
+
+def test_an_unknown_recipe_names_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="got 'mlperf-lars-4'. Did you mean 'mlperf-lars-4k'"):
+        recipes.recipe_path("mlperf-lars-4")
+    with pytest.raises(ConfigError, match="Choose one of cifar10"):
+        recipes.recipe_path("zzz")
+
+
+def test_the_command_takes_a_recipe_and_says_what_is_wrong_with_it(run_command, tmp_path: Path) -> None:
+    for arguments, words in (
+        (["--recipe", "rsb"], "rsb-a3"),
+        (["--recipe", "rsb-a3"], "data set imagenet must be packed"),
+        (["--recipe", "rsb-a3", "--config", "x.json"], "not allowed with"),
+        ([], "needs one of --config --recipe"),
+    ):
+        done = run_command(TRAIN, *arguments)
+        assert done.returncode == 2 and words in done.stderr, done.stderr
+        assert len(done.stderr.strip().splitlines()) == 1

@@ -1,0 +1,151 @@
+"""TrainConfig: round trip, refusals that name rule, value and fix, and how a batch is cut."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+
+import pytest
+
+from bigbatch.train_loop.config import (
+    BatchConfig,
+    ConfigError,
+    OptimizerConfig,
+    ScheduleConfig,
+    TrainConfig,
+    keys,
+    parse_assignments,
+    resolve_key,
+)
+from helpers.paths import ROOT
+
+OTHER = {bool: lambda v: not v, int: lambda v: v + 1, float: lambda v: v / 2 + 0.01, str: lambda v: v}
+
+
+def test_every_key_survives_the_round_trip_through_json():
+    changes = {}
+    for key, kind in keys().items():
+        *path, leaf = key.split(".")
+        value = TrainConfig().to_dict()
+        for part in path:
+            value = value[part]
+        changes[key] = OTHER[kind](value[leaf]) if kind in OTHER else [1.0, 2.5]
+    changes |= {
+        "batch.micro_size": 1,
+        "model.compile": False,
+        "schedule.warmup_steps": 0,
+        "optimizer.name": "lamb",
+        "schedule.name": "step",
+        "model.stem": "small",
+        "data.image_size": 64,
+        "data.val_image_size": 96,
+        "data.progressive_from": 32,
+        "data.progressive_end": 5,
+    }
+    config = TrainConfig().replace_keys(changes)
+    assert TrainConfig.from_json(config.to_json()) == config != TrainConfig()
+    assert json.loads(config.to_json())["schema_version"] == 1
+    assert config.schedule.step_epochs == (1.0, 2.5)
+
+
+def test_it_is_frozen_and_loads_no_torch():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        TrainConfig().epochs = 3  # type: ignore[misc]
+    code = "import sys, bigbatch.train_loop.config; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT / "src").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "rule", "value"),
+    [
+        ({"epochs": 0}, "epochs must be 1", "0"),
+        ({"epochs": 2.5}, "whole number", "2.5"),
+        ({"epochs": True}, "whole number", "True"),
+        ({"seed": -1}, "seed", "-1"),
+        ({"precision": "fp8"}, "precision must be one of", "fp8"),
+        ({"label_smoothing": 1.0}, "label_smoothing", "1.0"),
+        ({"optimizer.name": "lras"}, "lars", "lras"),
+        ({"optimizer.peak_lr": 0.0}, "peak_lr", "0.0"),
+        ({"optimizer.peak_lr": float("nan")}, "peak_lr", "nan"),
+        ({"optimizer.peak_lr": float("inf")}, "peak_lr", "inf"),
+        ({"optimizer.momentum": 1.0}, "momentum", "1.0"),
+        ({"optimizer.momentum": 0.0}, "Nesterov needs momentum", "0.0"),
+        ({"optimizer.weight_decay": -1e-4}, "weight_decay", "-0.0001"),
+        ({"schedule.warmup_epochs": 13.0}, "warmup_epochs must not exceed epochs", "13"),
+        ({"loss": "mse"}, "loss must be one of", "mse"),
+        ({"ema_decay": 1.0}, "ema_decay", "1.0"),
+        ({"schedule.warmup_steps": 3, "schedule.warmup_epochs": 1.0}, "in steps or in epochs", "3"),
+        ({"schedule.name": "step"}, "needs schedule.step_epochs", "none"),
+        ({"schedule.step_epochs": [3.0, 1.0]}, "must rise", "3.0"),
+        ({"batch.global_size": 1}, "global_size", "1"),
+        ({"batch.micro_size": 48}, "must divide", "48"),
+        ({"data.image_size": 4}, "image_size", "4"),
+        ({"model.stem": "tiny"}, "model.stem", "tiny"),
+    ],
+)
+def test_impossible_values_are_refused_in_one_line_with_rule_value_and_fix(changes, rule, value):
+    with pytest.raises(ConfigError) as refused:
+        TrainConfig().replace_keys(changes)
+    message = str(refused.value)
+    assert rule in message and value in message and "\n" not in message
+    assert message.rstrip().endswith((".", "?")) and message.count(". ") >= 1, "a fix follows the rule"
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("peek_lr", "peak_lr"),
+        ("optimizer.momentun", "optimizer.momentum"),
+        ("epoch", "epochs"),
+        ("optimizer.lr", "optimizer.peak_lr"),
+        ("optimiser.lr", "optimizer.peak_lr"),
+        ("lable_smoothing", "label_smoothing"),
+    ],
+)
+def test_an_unknown_key_names_the_nearest_one(typed, meant):
+    with pytest.raises(ConfigError, match=meant):
+        resolve_key(typed)
+    with pytest.raises(ConfigError, match="no such configuration key"):
+        TrainConfig.from_dict({"optimizer": {typed.rpartition(".")[2]: 1}})
+
+
+def test_assignments_as_people_type_them():
+    typed = ["epochs=30", "peak_lr=.3", "nesterov=False", "schedule=step", "step_epochs=[30, 60]", "data.name=./x=y"]
+    assert parse_assignments(typed) == {
+        "epochs": 30,
+        "optimizer.peak_lr": 0.3,
+        "optimizer.nesterov": False,
+        "schedule.name": "step",
+        "schedule.step_epochs": (30.0, 60.0),
+        "data.name": "./x=y",
+    }
+    for wrong in (["epochs"], ["=3"], ["epochs=3", "epochs=4"], ["epochs=three"], ["optimizer=1", "optimizer.name=2"]):
+        with pytest.raises(ConfigError):
+            parse_assignments(wrong)
+
+
+@pytest.mark.parametrize("global_size", [2, 96, 250, 1000, 1024, 8192])
+@pytest.mark.parametrize("workers", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("largest", [1, 64, 256])
+def test_a_split_gives_the_global_batch_exactly_or_is_refused(global_size, workers, largest):
+    batch = BatchConfig(global_size, max_micro_size=largest)
+    if global_size % workers:
+        with pytest.raises(ConfigError, match="divide over the workers"):
+            batch.split(workers)
+        return
+    split = batch.split(workers)
+    assert split.workers * split.accumulation_steps * split.micro_size == global_size
+    share = global_size // workers
+    assert split.micro_size == max(m for m in range(1, largest + 1) if share % m == 0)
+
+
+def test_a_given_micro_batch_is_kept_and_must_divide_over_the_workers():
+    assert BatchConfig(1024, micro_size=64).split(4).accumulation_steps == 4
+    with pytest.raises(ConfigError, match="workers × micro_size"):
+        BatchConfig(96, micro_size=32).split(2)
+
+
+def test_warmup_and_optimizers_have_sane_defaults():
+    assert ScheduleConfig().warmup_epochs == 0 and OptimizerConfig().nesterov

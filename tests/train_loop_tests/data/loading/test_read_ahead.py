@@ -1,0 +1,244 @@
+"""What is asked for before it is read: by whom, when, and how far ahead."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import random
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from PIL import Image
+
+from bigbatch.train_loop.config import DataConfig
+from bigbatch.train_loop.data.info import DataInfo
+from bigbatch.train_loop.data.loading import read_ahead as reading_ahead
+from bigbatch.train_loop.data.loading.loader import Filler, Images, Job, LoadedSource, Write
+from bigbatch.train_loop.data.loading.read_ahead import Coming, Depth
+from bigbatch.train_loop.data.loading.ring import Ring
+from bigbatch.train_loop.data.packed import images as packed_images
+from bigbatch.train_loop.data.packed.images import PackedImages
+from bigbatch.train_loop.data.packed.records import PackedFiles
+from bigbatch.train_loop.data.source import Epoch
+from bigbatch.train_loop.errors import ImageError
+from helpers.packed_sets import pack_here
+
+JOB = Job(False, Epoch(0, 0))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_image_is_asked_for_once_in_order_and_not_after_its_task(seed: int) -> None:
+    draws = random.Random(seed)
+    batches = [np.arange(100 * n, 100 * n + draws.randint(1, 60)) for n in range(draws.randint(1, 30))]
+    order = np.concatenate(batches).tolist()
+    coming, asked, read = Coming(batches), [], 0
+    while read < len(order):
+        images, ahead = min(draws.randint(1, 20), len(order) - read), draws.choice([0, 16, 32, 256])
+        found = coming.take(images, ahead).tolist()
+        asked += found
+        read += images
+        assert len(found) <= 2 * images and read <= len(asked)
+    assert asked == order
+
+
+def test_it_keeps_the_distance_that_is_wanted() -> None:
+    coming, asked = Coming([np.arange(50)] * 40), 0
+    for task in range(1, 101):
+        asked += len(coming.take(10, 64))
+        if 10 <= task <= 90:
+            assert asked - 10 * task == 64
+    asked += sum(len(coming.take(10, 64)) for _ in range(100))
+    assert asked == 2000
+
+
+def test_a_process_that_waits_asks_for_twice_as_many_up_to_a_bound() -> None:
+    depth, seen = Depth(3), []
+    for waited in (0.0, 0.09, 0.11, 0.5, 0.5, 0.05, 1.0, 1.0, 1.0):
+        for _ in range(3 * reading_ahead.JUDGED):
+            depth.note(waited, 1.0)
+        seen.append(depth.images)
+    assert seen == [16, 16, 32, 64, 128, 128, 256, 256, 256]
+
+
+class LateImages(Images):
+    """Says in a file what is asked for and what is read; each image is waited for."""
+
+    def __init__(self, log: Path, wait_s: float) -> None:
+        self._log, self._wait_s = log, wait_s
+
+    def _say(self, line: str) -> None:
+        descriptor = os.open(self._log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        os.write(descriptor, line.encode())  # one call: lines of two processes do not mix
+        os.close(descriptor)
+
+    def labels(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        return indices
+
+    def read_ahead(self, indices: npt.NDArray[np.int64]) -> None:
+        self._say("".join(f"ask {index}\n" for index in indices))
+
+    def open_plain(self, index: int) -> Write:
+        self._say(f"read {index}\n")
+        time.sleep(self._wait_s)
+        return lambda out: None
+
+    def open_random(self, index: int, draws: random.Random) -> Write:
+        return self.open_plain(index)
+
+
+def read_all(log: Path, wait_s: float, workers: int, batches: int) -> tuple[list[str], int]:
+    """The lines that were written, and the images ahead at the end."""
+    images = LateImages(log, wait_s)
+    ring = Ring(Filler(images, images, skip_bad=False), workers, 8, 4)
+    order = [np.arange(8 * number, 8 * number + 8) for number in range(batches)]
+    assert len(list(ring.read(JOB, order, 4))) == batches
+    ahead = ring._depth.images
+    ring.close()
+    return log.read_text().splitlines(), ahead
+
+
+def test_processes_ask_for_what_any_of_them_reads_later(tmp_path: Path) -> None:
+    lines, _ = read_all(tmp_path / "log", 0.0, 2, 30)
+    assert Counter(lines) == Counter(f"{word} {index}" for word in ("ask", "read") for index in range(240))
+    # A process that does not get a core for a while is overtaken, so not all of them; each would be 64 lines.
+    places = [lines.index(f"read {i}") - lines.index(f"ask {i}") for i in range(100, 240)]
+    assert torch.tensor(places).float().median() > 16
+
+
+def test_waiting_for_reads_makes_a_ring_ask_earlier(tmp_path: Path) -> None:
+    _, ahead = read_all(tmp_path / "log", 0.005, 1, 40)
+    assert ahead == reading_ahead.MOST  # 80 tasks of four images, judged by eights
+
+
+def test_a_read_without_processes_asks_for_a_bounded_number(tmp_path: Path) -> None:
+    images = LateImages(tmp_path / "log", 0.0)
+    info = DataInfo("late", None, 2000, 3, 2, 8, 3, ("a", "b"), "small")
+    source = LoadedSource(DataConfig(image_size=8, loader_workers=0), info, images, images, (0, 0, 0), (1, 1, 1))
+    order = [np.arange(1500), np.arange(1500, 1999)]
+    assert [len(labels) for _, labels in source.read_train(order, Epoch(0, 0))] == [1500, 499]
+    lines = (tmp_path / "log").read_text().splitlines()
+    assert Counter(lines) == Counter(f"{word} {index}" for word in ("ask", "read") for index in range(1999))
+    asked = [line.startswith("ask") for line in lines]
+    ahead = np.cumsum(np.where(asked, 1, -1))
+    assert 256 <= ahead.max() <= 2 * reading_ahead.MOST and ahead.min() >= 0
+
+
+class BadImages(LateImages):
+    """None can be read, which is said at length."""
+
+    def open_plain(self, index: int) -> Write:
+        raise ImageError(f"image {index} " + "x" * 200)
+
+
+def test_a_large_batch_without_an_image_that_can_be_read_ends(tmp_path: Path) -> None:
+    """Tasks and answers that do not fit their sockets would make both sides wait for each other."""
+    images, found = BadImages(tmp_path / "log", 0.0), []
+    ring = Ring(Filler(images, images, skip_bad=True), 2, 16384, 1)
+
+    def read() -> None:
+        for _, bad in ring.read(Job(True, None), [np.arange(16384)] * 6, 1):
+            found.append(len(bad))
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    reader.join(300)
+    assert found == [16384] * 6
+    ring.close()
+
+
+@pytest.fixture
+def packed(tmp_path: Path) -> PackedFiles:
+    root = tmp_path / "images"
+    for part, size in (("train", (900, 700)), ("train", (300, 200)), ("val", (300, 200))):
+        (root / part / "a").mkdir(parents=True, exist_ok=True)
+        pixels = np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(root / part / "a" / f"{size[0]}.jpg", quality=95)
+    return PackedFiles(str(pack_here(root, tmp_path / "packed")))
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Offset and length of each request."""
+    found: list[tuple[int, int]] = []
+    real = os.posix_fadvise
+
+    def spy(descriptor: int, offset: int, length: int, advice: int) -> None:
+        found.append((offset, length))
+        real(descriptor, offset, length, advice)
+
+    monkeypatch.setattr(os, "posix_fadvise", spy)
+    return found
+
+
+def not_in_memory(*arguments: object) -> int:
+    raise OSError(errno.EOPNOTSUPP, "as file systems say that cannot tell")
+
+
+def test_long_records_are_asked_for_whole(
+    packed: PackedFiles, asked: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a request Linux reads no more than the file system's read-ahead, 128 kB where nobody has changed it."""
+    monkeypatch.setattr(os, "preadv", not_in_memory)
+    records = np.arange(2)
+    packed.read_ahead(records)
+    columns = packed.columns()
+    assert columns["bytes"].max() > 300_000
+    pages = {page for at, size in asked for page in range(at // mmap.PAGESIZE, -(-(at + size) // mmap.PAGESIZE))}
+    for begin, size in zip(columns["offset"][records].tolist(), columns["bytes"][records].tolist(), strict=True):
+        assert pages.issuperset(range(begin // mmap.PAGESIZE, -(-(begin + size) // mmap.PAGESIZE)))
+    most = (1 << 17) // mmap.PAGESIZE
+    assert all(-(-(at + size) // mmap.PAGESIZE) - at // mmap.PAGESIZE <= most for at, size in asked)
+
+
+def test_a_record_whose_first_page_came_with_its_neighbour_is_asked_for(
+    packed: PackedFiles, asked: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begins = packed.columns()["offset"].tolist()
+
+    def first_pages_are_in_memory(descriptor: int, buffers: object, offset: int, flags: int) -> int:
+        if any(offset // mmap.PAGESIZE == begin // mmap.PAGESIZE for begin in begins):
+            return 1
+        raise BlockingIOError
+
+    monkeypatch.setattr(os, "preadv", first_pages_are_in_memory)
+    packed.read_ahead(np.arange(2))
+    assert len(asked) >= 2
+    monkeypatch.setattr(os, "preadv", lambda *arguments: 1)
+    asked.clear()
+    packed.read_ahead(np.arange(2))
+    assert not asked
+
+
+def test_a_shard_that_is_gone_does_not_keep_others_from_being_asked_for(
+    packed: PackedFiles, asked: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "preadv", not_in_memory)
+    os.unlink(Path(packed.path) / packed.info.shards[0].file)  # training's, the other is validation's
+    packed.read_ahead(np.arange(3))
+    assert {at for at, _ in asked} == {int(packed.columns()["offset"][2]) // mmap.PAGESIZE * mmap.PAGESIZE}
+
+
+def test_large_files_are_not_held_while_others_are_opened(packed: PackedFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    images = PackedImages(packed, np.arange(3), small=False)
+    read: list[int] = []
+    real = PackedFiles.read
+    monkeypatch.setattr(PackedFiles, "read", lambda self, record: read.append(record) or real(self, record))
+    monkeypatch.setattr(packed_images, "HELD_BYTES", 300_000)
+    writes = [images.open_random(index, random.Random(index)) for index in range(3)]
+    large = [record for record in range(3) if packed.bytes_of(record) > 300_000]
+    assert len(large) == 1 and read == [record for record in range(3) if record not in large]
+    outs = [torch.zeros((32, 32, 3), dtype=torch.uint8) for _ in writes]
+    for write, out in zip(writes, outs, strict=True):
+        write(out)
+    monkeypatch.setattr(packed_images, "HELD_BYTES", 1 << 30)
+    for index, out in enumerate(outs):
+        again = torch.zeros_like(out)
+        images.open_random(index, random.Random(index))(again)
+        assert torch.equal(out, again) and out.any()

@@ -1,0 +1,428 @@
+"""Loader processes and their shared slots: what they bring, and how they end."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from PIL import Image
+
+from bigbatch.train_loop.config import BatchSplit, ConfigError, DataConfig
+from bigbatch.train_loop.data.catalogue import describe, open_data
+from bigbatch.train_loop.data.loading.loader import Filler, Job
+from bigbatch.train_loop.data.loading.ring import Bad, Ring
+from bigbatch.train_loop.data.loading.upload import Uploader
+from bigbatch.train_loop.data.sets.folder import FolderImages
+from bigbatch.train_loop.data.sets.scan import scan_folder
+from bigbatch.train_loop.data.source import Epoch
+from bigbatch.train_loop.errors import ImageError, LoaderError
+from helpers.paths import ROOT
+
+SIZE = 16
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("ring")
+    draws = np.random.default_rng(0)
+    for part, count in (("train", 20), ("val", 5)):
+        for name in "ab":
+            (root / part / name).mkdir(parents=True)
+            for number in range(count):
+                pixels = draws.integers(0, 256, (24, 24 + number, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(root / part / name / f"{number:02d}.png")
+    return root
+
+
+def filler(folder: Path, skip_bad: bool = False) -> Filler:
+    scan = scan_folder(str(folder))
+    return Filler(FolderImages(scan.train), FolderImages(scan.val), skip_bad)
+
+
+def batches_of(*sizes: int) -> list[np.ndarray]:
+    draws = np.random.default_rng(1)
+    return [draws.integers(0, 40, size) for size in sizes]
+
+
+def expected(fill: Filler, job: Job, batches: list[np.ndarray]) -> list[torch.Tensor]:
+    found = []
+    for indices in batches:
+        found.append(torch.empty((len(indices), SIZE, SIZE, 3), dtype=torch.uint8))
+        fill(job, indices, found[-1], range(len(indices)), indices)
+    return found
+
+
+JOB = Job(False, Epoch(3, 4))
+
+
+@pytest.mark.parametrize(
+    "method",
+    ["fork", pytest.param("forkserver", marks=pytest.mark.slow), pytest.param("spawn", marks=pytest.mark.slow)],
+)
+def test_batches_are_those_of_this_process_however_processes_start(folder: Path, method: str) -> None:
+    fill, batches = filler(folder), batches_of(7, 7, 1, 7, 3, 7, 7, 7)
+    wanted = expected(fill, JOB, batches)
+    ring = Ring(fill, 2, 7, SIZE, context=multiprocessing.get_context(method))
+    for _ in range(2):  # the same processes for the next epoch
+        pids = [process.pid for process in ring.processes]
+        seen = 0
+        for (pixels, bad), want in zip(ring.read(JOB, batches, SIZE), wanted, strict=True):
+            assert torch.equal(pixels, want) and bad == []
+            seen += 1
+        assert seen == len(batches) and pids == [process.pid for process in ring.processes]
+    ring.close()
+    assert not any(psutil.pid_exists(pid) for pid in pids if pid)
+
+
+def test_batches_that_are_kept_are_not_written_over(folder: Path) -> None:
+    fill, batches = filler(folder), batches_of(*[5] * 20)
+    ring = Ring(fill, 1, 5, SIZE)
+    kept = [pixels for pixels, _ in ring.read(JOB, batches, SIZE)]
+    views = [pixels[1:3].permute(0, 3, 1, 2) for pixels, _ in ring.read(JOB, batches, SIZE)]  # the tensor itself goes
+    ring.close()
+    gc.collect()
+    for pixels, view, want in zip(kept, views, expected(fill, JOB, batches), strict=True):
+        assert torch.equal(pixels, want) and torch.equal(view, want[1:3].permute(0, 3, 1, 2))
+
+
+def test_slots_are_used_again_without_a_copy(folder: Path) -> None:
+    ring = Ring(filler(folder), 1, 5, SIZE)
+    addresses = [pixels.data_ptr() for pixels, _ in ring.read(JOB, batches_of(*[5] * 40), SIZE)]
+    assert len(set(addresses)) <= ring.slots.count
+    ring.close()
+
+
+def test_a_read_that_is_left_early_does_not_reach_into_the_next(folder: Path) -> None:
+    fill, batches = filler(folder), batches_of(*[6] * 9)
+    ring = Ring(fill, 2, 6, SIZE)
+    for leave_after in (0, 1, 4):
+        read = ring.read(JOB, batches, SIZE)
+        for _ in range(leave_after):
+            next(read)
+        read.close()
+        other = Job(False, Epoch(3, 5 + leave_after))
+        found = [pixels.clone() for pixels, _ in ring.read(other, batches[:3], SIZE)]
+        assert all(map(torch.equal, found, expected(fill, other, batches[:3])))
+    ring.close()
+
+
+def test_reads_of_one_source_may_overlap(folder: Path) -> None:
+    source = open_data(DataConfig(name=str(folder), image_size=SIZE, loader_workers=1))
+    alone = [list(source.train_batches(1, 2, BatchSplit(2, 1, 4), rank)) for rank in (0, 1)]
+    both = zip(*(source.train_batches(1, 2, BatchSplit(2, 1, 4), rank) for rank in (0, 1)), strict=True)
+    for number, steps in enumerate(both):
+        for rank in (0, 1):
+            assert torch.equal(steps[rank][0][0], alone[rank][number][0][0])
+    source.close()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_run_resumes_in_mid_epoch_on_other_workers_and_processes(folder: Path, workers: int) -> None:
+    """The rest of the epoch on two ranks and any number of processes is what one rank without any would have seen."""
+    one = open_data(DataConfig(name=str(folder), image_size=SIZE))
+    two = open_data(DataConfig(name=str(folder), image_size=SIZE, loader_workers=workers))
+    whole = list(one.train_batches(1, 2, BatchSplit(1, 2, 4), 0))
+    rest = [list(two.train_batches(1, 2, BatchSplit(2, 1, 4), rank, start_step=2)) for rank in (0, 1)]
+    assert len(whole) == 5 and len(rest[0]) == 3
+    for step, (a, b) in enumerate(zip(*rest, strict=True), 2):
+        for mine, theirs in zip((*a, *b), whole[step], strict=True):
+            assert torch.equal(mine[0], theirs[0]) and torch.equal(mine[1], theirs[1])
+    two.close()
+
+
+def test_a_killed_process_is_named(folder: Path) -> None:
+    ring = Ring(filler(folder), 2, 6, SIZE)
+    read = ring.read(JOB, batches_of(*[6] * 200), SIZE)
+    next(read)
+    victim = ring.processes[1].pid
+    assert victim is not None
+    os.kill(victim, signal.SIGKILL)
+    with pytest.raises(LoaderError, match=f"loader 1 .process {victim}. was killed by SIGKILL"):
+        for _ in read:
+            pass
+    assert not ring.open and not any(process.is_alive() for process in ring.processes)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_processes_that_were_killed_between_epochs_are_named(folder: Path, workers: int) -> None:
+    ring = Ring(filler(folder), workers, 6, SIZE)
+    assert len(list(ring.read(JOB, batches_of(6, 6), SIZE))) == 2
+    for process in ring.processes:
+        process.kill()
+    for process in ring.processes:
+        process.join()
+    victim = ring.processes[0].pid
+    with pytest.raises(LoaderError, match=f"loader 0 .process {victim}. was killed by SIGKILL"):
+        next(ring.read(JOB, batches_of(6), SIZE))
+    assert not ring.open
+
+
+def test_signals_that_stop_a_run_are_left_to_the_trainer(folder: Path) -> None:
+    """Slurm sends them to every process of a step; the trainer needs batches until its checkpoint is written."""
+    ring = Ring(filler(folder), 2, 6, SIZE)
+    read = ring.read(JOB, batches_of(*[6] * 40), SIZE)
+    next(read)
+    for process in ring.processes:
+        while not ignores(process.pid or 0, signal.SIGUSR1):  # it has only just begun
+            time.sleep(0.01)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+            os.kill(process.pid or 0, number)
+    assert len(list(read)) == 39
+    ring.close()
+
+
+def ignores(pid: int, number: signal.Signals) -> bool:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    (mask,) = (line.split()[1] for line in lines if line.startswith("SigIgn"))
+    return bool(int(mask, 16) >> (number - 1) & 1)
+
+
+def failing(job: Any, indices: Any, pixels: torch.Tensor, places: range, ahead: Any) -> list[Bad]:
+    raise ZeroDivisionError("of a test")
+
+
+def test_an_error_of_a_process_comes_with_its_traceback() -> None:
+    ring = Ring(failing, 1, 4, SIZE)
+    with pytest.raises(LoaderError, match="(?s)in failing.*ZeroDivisionError: of a test"):
+        next(ring.read(None, batches_of(4), SIZE))
+    ring.close()
+
+
+TRAINER = """
+import sys
+import numpy as np
+from bigbatch.train_loop.config import BatchSplit, ConfigError, DataConfig
+from bigbatch.train_loop.data.catalogue import open_data
+
+if __name__ == "__main__":
+    sources = [open_data(DataConfig(name=sys.argv[1], image_size=16, loader_workers=2)) for _ in range(2)]
+    reads = [source.train_batches(0, 0, BatchSplit(1, 1, 4), 0) for source in sources]
+    kept = [next(read) for read in reads]
+    print("reading", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("end", ["kill", "exit"])
+def test_nothing_is_left_of_a_trainer(folder: Path, tmp_path: Path, end: str) -> None:
+    """Two rings, in the midst of their epochs: after kill -9, and after an exit that closes nothing."""
+    script = tmp_path / "trainer.py"
+    script.write_text(TRAINER)
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    with subprocess.Popen(
+        [sys.executable, script, folder], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as trainer:
+        assert trainer.stdout and trainer.stdin and trainer.stdout.readline() == "reading\n"
+        children = psutil.Process(trainer.pid).children(recursive=True)
+        maps = [Path(f"/proc/{process.pid}/maps").read_text() for process in children]
+        assert sum("memfd:bigbatch-loader" in text for text in maps) == 4  # no name that could stay behind
+        assert not any("/dev/shm/" in text for text in maps)
+        if end == "kill":
+            trainer.kill()
+        else:
+            trainer.stdin.close()
+        assert trainer.wait(120) == (-signal.SIGKILL if end == "kill" else 0)
+    _, alive = psutil.wait_procs(children, timeout=120)
+    assert not alive
+
+
+def test_memory_stays_over_twenty_epochs(folder: Path) -> None:
+    """Of both processes their own: an epoch of batches holds 3 MB, so ten would show if each left a tenth behind."""
+    source = open_data(DataConfig(name=str(folder), image_size=160, loader_workers=1, auto_augment="trivial"))
+    here, held = psutil.Process(), []
+    before = set(here.children())
+    for epoch in range(20):
+        for _ in source.train_batches(0, epoch, BatchSplit(1, 1, 5), 0):
+            pass
+        (loader,) = set(here.children()) - before
+        held.append([process.memory_full_info().uss / 1e6 for process in (here, loader)])
+    source.close()
+    assert np.max(np.diff(held[-10:], axis=0).sum(0)) < 3, held
+    assert held[-1][1] < 400
+
+
+# --- bad images ---
+
+
+@pytest.fixture
+def broken(folder: Path, tmp_path: Path) -> Path:
+    import shutil
+
+    root = tmp_path / "broken"
+    shutil.copytree(folder, root)
+    for name in ("train/a/03.png", "train/a/04.png", "val/b/01.png"):
+        (root / name).write_bytes(b"no image")
+    return root
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_bad_images_are_replaced_in_training_and_left_out_in_validation(
+    folder: Path, broken: Path, workers: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = DataConfig(name=str(broken), image_size=SIZE, loader_workers=workers, on_bad_image="skip")
+    source, whole = open_data(config), open_data(DataConfig(name=str(folder), image_size=SIZE))
+    order = [np.array([3, 4, 25, 30]), np.array([7, 8, 9, 4])]  # places 3 and 4 of class a are bad
+    stand_in = [np.array([25, 25, 25, 30]), np.array([7, 8, 9, 7])]
+    found = list(source.read_train(order, Epoch(1, 1)))
+    for (pixels, labels), (want, want_labels) in zip(found, whole.read_train(stand_in, Epoch(1, 1)), strict=True):
+        assert torch.equal(pixels, want) and torch.equal(labels, want_labels)
+    assert source.take_bad() == 2 and source.take_bad() == 0
+    assert "train/a/03.png" in caplog.text and "replaced by the next" in caplog.text
+    found = list(source.val_batches(4, 0, 1))
+    seen = list(whole.read_val([np.array([0, 1, 2, 3]), np.array([4, 5, 7]), np.array([8, 9])]))
+    assert all(torch.equal(a[0], b[0]) and torch.equal(a[1], b[1]) for a, b in zip(found, seen, strict=True))
+    assert source.take_bad() == 1
+    # Either of the two processes may be the first.
+    with pytest.raises(ImageError, match=r"no image of a batch of 2 can be read; the first: .*0[34]\.png"):
+        list(source.read_train([np.array([3, 4])], Epoch(1, 1)))
+    assert [len(labels) for _, labels in source.read_val([np.array([6])])] == []
+    source.close()
+
+
+def test_a_bad_image_fails_by_default(broken: Path) -> None:
+    source = open_data(DataConfig(name=str(broken), image_size=SIZE, loader_workers=2))
+    with pytest.raises(ImageError, match="cannot read image .*03.png"):
+        list(source.read_train([np.array([1, 2]), np.array([3, 5])], Epoch(1, 1)))
+    assert len(list(source.read_train([np.array([1, 2])], Epoch(1, 1)))) == 1  # the processes serve on
+    source.close()
+
+
+def test_processes_hold_no_time_of_the_consumer(folder: Path) -> None:
+    """Processes wait for free slots, not for a socket, while nobody takes a batch."""
+    ring = Ring(filler(folder), 2, 4, SIZE)
+    read = ring.read(JOB, batches_of(*[4] * 500), SIZE)
+    next(read)
+    time.sleep(0.2)
+    assert len(list(read)) == 499
+    ring.close()
+
+
+# --- torchvision's loader ---
+
+
+def torchvision_source(folder: Path, **changes: Any) -> Any:
+    return open_data(DataConfig(name=str(folder), image_size=SIZE, loader="torchvision", **changes))
+
+
+def test_torchvisions_loader_has_the_same_images_by_its_own_transforms(folder: Path) -> None:
+    """Validation against ImageFolder and transforms used by hand; training by labels, and alike in any processes."""
+    from torchvision import datasets, transforms
+
+    normalise = transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    steps = [transforms.Resize(round(SIZE * 256 / 224)), transforms.CenterCrop(SIZE), transforms.ToTensor(), normalise]
+    reference = datasets.ImageFolder(str(folder / "val"), transforms.Compose(steps))
+    source = torchvision_source(folder)
+    images, labels = next(source.val_batches(100, 0, 1))
+    assert torch.equal(source.finish(images), torch.stack([image for image, _ in reference]))
+    assert labels.tolist() == reference.targets
+    other = torchvision_source(folder, loader_workers=2, prefetch_factor=1)
+    ring = open_data(DataConfig(name=str(folder), image_size=SIZE))
+    random_state = torch.get_rng_state()
+    for epoch in (1, 2):
+        reads = [s.train_batches(3, epoch, BatchSplit(1, 2, 4), 0, start_step=1) for s in (source, other, ring)]
+        for a, b, c in zip(*reads, strict=True):
+            for mine, theirs, labelled in zip(a, b, c, strict=True):
+                assert torch.equal(mine[0], theirs[0]) and torch.equal(mine[1], theirs[1])
+                assert torch.equal(mine[1], labelled[1])
+    assert torch.equal(random_state, torch.get_rng_state())  # which dropout draws from
+    next(read := other.train_batches(3, 1, BatchSplit(1, 2, 4), 0))
+    assert len(list(other.val_batches(3, 0, 1))) == 4
+    assert len(list(other.train_batches(3, 1, BatchSplit(1, 2, 4), 0))) == 5
+    del read
+    other.close()
+
+
+def test_torchvisions_loader_replaces_bad_images_too(broken: Path) -> None:
+    source = torchvision_source(broken, on_bad_image="skip")
+    (batch, labels), (_, others) = source.read_train([np.array([3, 4, 25, 30]), np.array([7, 8])], Epoch(1, 1))
+    assert torch.equal(batch[0], batch[2]) and torch.equal(batch[1], batch[2]) and labels.tolist() == [1, 1, 1, 1]
+    assert others.tolist() == [0, 0] and source.take_bad() == 2
+    assert sum(len(labels) for _, labels in source.val_batches(4, 0, 1)) == 9
+    with pytest.raises(ImageError, match="cannot read image .*03.png"):
+        list(torchvision_source(broken).read_train([np.array([3, 4])], Epoch(1, 1)))
+
+
+def test_torchvisions_loader_reads_no_packed_set(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "index.arrow").touch()
+    with pytest.raises(ConfigError, match="data.loader=torchvision reads image folders"):
+        torchvision_source(tmp_path)
+
+
+@pytest.mark.parametrize("change", [{"auto_augment": "rand"}, {"augment_repeats": 3}, {"progressive_from": 32}])
+def test_torchvisions_loader_is_the_plain_pipeline(change: dict[str, Any]) -> None:
+    with pytest.raises(
+        ConfigError, match="the torchvision loader is the plain pipeline; got data." + next(iter(change))
+    ):
+        DataConfig(loader="torchvision", progressive_end=9, **change)
+
+
+def test_the_ring_brings_policies_copies_and_growing_images(folder: Path) -> None:
+    options = dict(image_size=64, progressive_from=32, progressive_end=2, val_image_size=80, augment_repeats=3)
+    here, there = (
+        open_data(DataConfig(name=str(folder), loader_workers=n, auto_augment="rand", **options)) for n in (0, 2)
+    )
+    sizes = []
+    for epoch in range(3):
+        reads = [source.train_batches(3, epoch, BatchSplit(1, 2, 6), 0) for source in (here, there)]
+        for steps in zip(*reads, strict=True):
+            for (images, labels), (others, other_labels) in zip(*steps, strict=True):
+                assert torch.equal(images, others) and torch.equal(labels, other_labels)
+        sizes.append(images.shape[1])
+        vals = [source.val_batches(4, 0, 1) for source in (here, there)]
+        for (images, _), (others, _) in zip(*vals, strict=True):
+            assert torch.equal(images, others) and images.shape[1] == 80
+    assert sizes == [32, 64, 64]  # FFCV: round(1.5) is 2
+    there.close()
+
+
+@pytest.mark.parametrize("change", [{"loader": "dali"}, {"on_bad_image": "ignore"}, {"loader_workers": -2}])
+def test_impossible_options_are_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="data." + next(iter(change))):
+        DataConfig(**change)
+
+
+def test_digits_know_no_torchvision_loader() -> None:
+    with pytest.raises(ConfigError, match="got digits.*Write data.loader=auto"):
+        describe(DataConfig(name="digits", loader="torchvision"))
+
+
+# --- to the device ---
+
+
+def test_uploading_to_a_cpu_changes_nothing() -> None:
+    upload = Uploader(torch.device("cpu"), DataConfig())
+    images, labels = torch.zeros(2, 4, 4, 3, dtype=torch.uint8), torch.arange(2)
+    there = upload((images, labels))
+    assert there[0] is images and there[1] is labels
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("change", [{}, {"non_blocking": False}, {"pin_memory": False}])
+def test_batches_arrive_on_a_gpu_as_they_were(folder: Path, change: dict[str, bool]) -> None:
+    """While the device is kept busy, so that a slot that is written again too early would be seen."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    busy = torch.ones(4096, 4096, device=device)
+    config = DataConfig(name=str(folder), image_size=SIZE, loader_workers=2, **change)
+    source, upload = open_data(config), Uploader(device, config)
+    plain = open_data(DataConfig(name=str(folder), image_size=SIZE))
+    orders = batches_of(*[32] * 30)
+    there = []
+    for batch in source.read_train(orders, Epoch(1, 1)):
+        busy = busy @ busy / 4096
+        there.append(upload(batch)[0].clone())
+    for mine, (want, _) in zip(there, plain.read_train(orders, Epoch(1, 1)), strict=True):
+        assert torch.equal(mine.cpu(), want)
+    if source._rings and not change:
+        assert torch.from_numpy(source._rings[0].slots.pixels(0, 1, SIZE)).is_pinned()
+    source.close()

@@ -1,0 +1,332 @@
+"""Packed sets that are staged: one copy a node, whole or not there, never of something else."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import logging
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections import namedtuple
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from bigbatch.train_loop.config import ConfigError, DataConfig
+from bigbatch.train_loop.data.catalogue import check_stage, describe, open_data
+from bigbatch.train_loop.data.packed import stage
+from bigbatch.train_loop.data.packed.records import PackedFiles
+from bigbatch.train_loop.data.packing import command as pack
+from bigbatch.train_loop.launch import command as run
+from bigbatch.train_loop.launch import loader_report
+from helpers.paths import ROOT
+
+READER = """
+import sys, time
+from bigbatch.train_loop.data.packed import stage
+stage.BLOCK_BYTES = 4096
+if sys.argv[3] != "0.0":
+    read = stage._copy_file
+    def slow(source, target):
+        print("copying", flush=True)
+        result = read(source, target)
+        time.sleep(float(sys.argv[3]))
+        return result
+    stage._copy_file = slow
+print(stage.stage(sys.argv[1], sys.argv[2]), flush=True)
+"""
+
+
+@pytest.fixture
+def packed(tmp_path: Path) -> Path:
+    draws = np.random.default_rng(0)
+    for part, count in (("train", 6), ("val", 3)):
+        for name in "ab":
+            (tmp_path / "images" / part / name).mkdir(parents=True)
+            for number in range(count):
+                pixels = draws.integers(0, 256, (40, 40 + number, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(tmp_path / "images" / part / name / f"{number}.png")
+    assert pack.main([str(tmp_path / "images"), str(tmp_path / "packed"), "--workers", "1"]) == 0
+    return tmp_path / "packed"
+
+
+@pytest.fixture(autouse=True)
+def forget(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stage, "_held", {})
+
+
+def reader(packed: Path, scratch: Path, pause_s: float = 0.0) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", READER, packed, scratch, str(pause_s)],
+        env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.glob("*.arrow")}
+
+
+def test_batches_come_from_a_copy_that_equals_the_source(
+    packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_SCRATCH", str(tmp_path / "scratch"))
+    config = DataConfig(name=str(packed), image_size=32)
+    wanted, staged = open_data(config), open_data(config, "$MY_SCRATCH/sets")
+    (copy,) = (path for path in (tmp_path / "scratch" / "sets").iterdir() if path.is_dir())
+    assert files(copy) == files(packed)
+    assert wanted.info == staged.info  # checkpoints and plans name the source
+    batches = list(wanted.val_batches(4, 0, 1))
+    shutil.rmtree(packed)
+    for mine, theirs in zip(staged.val_batches(4, 0, 1), batches, strict=True):
+        assert torch.equal(mine[0], theirs[0]) and torch.equal(mine[1], theirs[1])
+
+
+def test_several_processes_make_one_copy(packed: Path, tmp_path: Path) -> None:
+    readers = [reader(packed, tmp_path / "scratch", 0.1) for _ in range(3)]
+    done = [process.communicate(timeout=240) for process in readers]
+    assert all(process.returncode == 0 for process in readers), done
+    assert sum("staging" in error for _, error in done) == 1
+    assert len({output.splitlines()[-1] for output, _ in done}) == 1
+    assert sorted(path.suffix for path in (tmp_path / "scratch").iterdir()) == ["", ".lock"]
+
+
+def test_what_a_killed_process_has_copied_is_not_taken_for_whole(packed: Path, tmp_path: Path) -> None:
+    first = reader(packed, tmp_path / "scratch", 300)
+    assert first.stdout and first.stdout.readline() == "copying\n"
+    second = reader(packed, tmp_path / "scratch")
+    assert second.stderr and second.stderr.readline().startswith("waiting for the process that stages")
+    assert list((tmp_path / "scratch").glob("*.partial/train-*.arrow"))  # one file of several
+    os.kill(first.pid, signal.SIGKILL)
+    first.communicate()
+    output, error = second.communicate(timeout=240)
+    assert second.returncode == 0 and files(Path(output.strip())) == files(packed), error
+    assert not list((tmp_path / "scratch").glob("*.partial"))
+
+
+def test_a_copy_that_lost_files_is_made_anew(packed: Path, tmp_path: Path) -> None:
+    copy = Path(stage.stage(str(packed), str(tmp_path / "scratch")))
+    (copy / "train-00000.arrow").unlink()
+    stage._held.clear()  # while somebody reads it, it would be waited for
+    output, _ = reader(packed, tmp_path / "scratch").communicate(timeout=240)
+    assert files(Path(output.strip())) == files(packed)
+
+
+def test_another_content_is_another_copy_and_the_old_one_goes(packed: Path, tmp_path: Path) -> None:
+    scratch = tmp_path / "scratch"
+    old = reader(packed, scratch).communicate(timeout=240)[0].strip()
+    shutil.rmtree(packed)
+    (tmp_path / "images" / "train" / "a" / "0.png").unlink()
+    assert pack.main([str(tmp_path / "images"), str(packed), "--workers", "1"]) == 0
+    new = stage.stage(str(packed), str(scratch))
+    assert new != old and not Path(old).exists() and PackedFiles(new).info.train_size == 11
+    # One that is read stays: this process reads the new one while another content comes.
+    shutil.rmtree(packed)
+    (tmp_path / "images" / "train" / "a" / "1.png").unlink()
+    assert pack.main([str(tmp_path / "images"), str(packed), "--workers", "1"]) == 0
+    newest = reader(packed, scratch).communicate(timeout=240)[0].strip()
+    assert Path(newest).exists() and Path(new).exists()
+
+
+def test_a_damaged_source_is_not_staged(packed: Path, tmp_path: Path) -> None:
+    shard = packed / "train-00000.arrow"
+    data = bytearray(shard.read_bytes())
+    data[len(data) // 2] ^= 1
+    shard.write_bytes(data)
+    with pytest.raises(ConfigError, match=r"other bytes \(SHA-256\) in .*train-00000.arrow"):
+        stage.stage(str(packed), str(tmp_path / "scratch"))
+    assert [path.suffix for path in (tmp_path / "scratch").iterdir()] == [".lock"]
+
+
+def test_too_little_room_and_impossible_folders_are_refused(
+    packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NO_SUCH_SCRATCH", raising=False)
+    for folder in ("$NO_SUCH_SCRATCH/sets", "here"):
+        with pytest.raises(ConfigError, match="--stage must be an absolute path"):
+            stage.stage(str(packed), folder)
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="--stage must be a folder that can be written"):
+        stage.stage(str(packed), str(tmp_path / "file"))
+    room = namedtuple("room", "f_bavail f_frsize")
+    monkeypatch.setattr(stage.os, "statvfs", lambda path: room(1, 4096))
+    with pytest.raises(ConfigError, match=r"--stage needs .* GB for .*; 4.1e-06 GB are left"):
+        stage.stage(str(packed), str(tmp_path / "scratch"))
+    with pytest.raises(ConfigError, match="--stage copies packed sets; got digits"):
+        open_data(DataConfig(), str(tmp_path / "scratch"))
+
+
+def test_a_node_that_cannot_stage_reads_the_set_itself_and_a_damaged_set_stays_an_error(
+    packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("NO_SUCH_SCRATCH", raising=False)
+    (tmp_path / "file").touch()
+    config = DataConfig(name=str(packed), image_size=32)
+    wanted = list(open_data(config).val_batches(4, 0, 1))
+    for folder in ("$NO_SUCH_SCRATCH/sets", str(tmp_path / "file")):
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "train_loop"):
+            found = list(open_data(config, folder).val_batches(4, 0, 1))
+        assert f"Reading {packed} itself." in caplog.text
+        assert all(torch.equal(a[0], b[0]) for a, b in zip(found, wanted, strict=True))
+    shard = packed / "train-00000.arrow"
+    data = bytearray(shard.read_bytes())
+    data[len(data) // 2] ^= 1
+    shard.write_bytes(data)
+    with pytest.raises(ConfigError, match="other bytes"):
+        open_data(config, str(tmp_path / "scratch"))
+
+
+def test_tmpdir_is_the_users_also_where_ray_has_its_own(
+    packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "bbn-1-abcd"))
+    monkeypatch.setenv("BIGBATCH_USER_TMPDIR", str(tmp_path / "mine"))
+    for folder in ("$TMPDIR/sets", "${TMPDIR}/sets"):
+        assert Path(stage.stage(str(packed), folder)).parent == tmp_path / "mine" / "sets"
+    monkeypatch.setenv("BIGBATCH_USER_TMPDIR", "")  # the user has none: Ray's goes with the job, and may be memory
+    with pytest.raises(stage.StageError, match="must be an absolute path"):
+        stage.stage(str(packed), "$TMPDIR/sets")
+    assert not (tmp_path / "bbn-1-abcd").exists()
+
+
+def test_users_of_one_scratch_have_copies_and_locks_of_their_own(
+    packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = stage.stage(str(packed), str(tmp_path / "scratch"))
+    monkeypatch.setattr(stage.os, "getuid", lambda: 4242)
+    second = stage.stage(str(packed), str(tmp_path / "scratch"))
+    assert first != second and files(Path(first)) == files(Path(second))
+    stage._held.clear()
+    shutil.rmtree(second)
+    Path(second.rpartition("-")[0] + "-000000000000.lock").mkdir()  # an old lock that cannot be opened is passed over
+    assert files(Path(stage.stage(str(packed), str(tmp_path / "scratch")))) == files(packed)
+
+
+def test_what_a_killed_process_left_is_not_counted_as_room_that_is_taken(
+    packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scratch = tmp_path / "scratch"
+    copy = Path(stage.stage(str(packed), str(scratch)))
+    stage._held.clear()
+    size = sum(len(data) for data in files(packed).values())
+    shutil.copytree(copy, f"{copy}.partial")
+    (copy / "train-00000.arrow").unlink()
+    room = namedtuple("room", "f_bavail f_frsize")
+
+    def statvfs(path: Path) -> object:  # a disk that holds the set one and a half times
+        return room(int(1.5 * size) - sum(p.stat().st_size for p in scratch.rglob("*.arrow")), 1)
+
+    monkeypatch.setattr(stage.os, "statvfs", statvfs)
+    assert files(Path(stage.stage(str(packed), str(scratch)))) == files(packed)
+
+
+def test_locks_hold_where_they_are_emulated_as_on_nfs(
+    packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """flock(2): on NFS a shared lock needs a descriptor open for reading, an exclusive one for writing."""
+
+    def flock(file: object, how: int) -> None:
+        mode = fcntl.fcntl(file, fcntl.F_GETFL) & os.O_ACCMODE  # type: ignore[call-overload]
+        allowed = (os.O_RDWR, os.O_RDONLY if how & fcntl.LOCK_SH else os.O_WRONLY)
+        if mode not in allowed:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+
+    monkeypatch.setattr(stage.fcntl, "flock", flock)
+    copy = stage.stage(str(packed), str(tmp_path / "scratch"))
+    assert stage._held[copy] is not None
+
+
+def test_folders_that_can_be_no_folder_of_a_node_are_refused_at_once(packed: Path) -> None:
+    info = describe(DataConfig(name=str(packed), image_size=32))
+    for wrong in ("", "scratch", "./scratch"):
+        with pytest.raises(ConfigError, match="--stage must be a folder of each node"):
+            check_stage(wrong, info)
+    for right in (None, "none", "/scratch", "~/scratch", "$TMPDIR", "${TMPDIR}/sets"):
+        check_stage(right, info)
+    check_stage("none", describe(DataConfig()))
+    assert open_data(DataConfig(name=str(packed), image_size=32), "none").info == info
+
+
+RANK = """
+import json, sys, time, types
+from pathlib import Path
+import torch.distributed as dist
+from bigbatch.train_loop.launch import command as run
+from bigbatch.train_loop.loop import train as loop
+from bigbatch.train_loop.config import TrainConfig
+from bigbatch.train_loop.data.packed import stage
+from bigbatch.train_loop.host.ranks import launched
+packed, scratch = sys.argv[1:]
+launch, copy, joined = launched(), stage._copy_file, []
+def slow(source, target):
+    joined.append(dist.is_initialized())
+    time.sleep(0.2)
+    return copy(source, target)
+stage._copy_file = slow
+def train(config, **others):
+    copies = len([p for p in Path(scratch).rglob("index.arrow") if not p.parent.name.endswith(".partial")])
+    return types.SimpleNamespace(history=(dist.get_world_size(), copies, any(joined)))
+loop.train = train
+config = TrainConfig().replace_keys({"data.name": packed, "data.image_size": 32})
+folder = scratch + f"/node{launch.rank}"  # two nodes
+if launch.rank == 0:
+    folder = "none"
+print(json.dumps(run.train_without_ray(run.Task(config, 2, Path(scratch), 0.0, launch, folder), launch)))
+"""
+
+
+def test_ranks_meet_only_when_every_node_has_its_copy(packed: Path, tmp_path: Path) -> None:
+    """A process group that exists before would end with its timeout while a slow node copies."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    env = {**os.environ, **shared, "PYTHONPATH": str(ROOT / "src"), "CUDA_VISIBLE_DEVICES": ""}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", RANK, packed, tmp_path / "scratch"],
+            env={**env, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in (0, 1)
+    ]
+    for rank in ranks:
+        output, error = rank.communicate(timeout=300)
+        assert rank.returncode == 0, error
+        assert json.loads(output.splitlines()[-1]) == [2, 1, False]  # the copy was whole, and made before the group
+
+
+def test_a_run_stages_by_its_option(
+    packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(loader_report, "MEASURE_S", 0.05)
+    (tmp_path / "config.json").write_text(
+        json.dumps({"epochs": 1, "model": {"name": "resnet18"}, "batch": {"global_size": 6}})
+    )
+    monkeypatch.chdir(tmp_path)
+    command = ["--config", "config.json", "--data", str(packed), "--set", "data.image_size=32", "data.loader_workers=1"]
+    assert run.main([*command, "--stage", str(tmp_path / "scratch"), "--loader-report", "--on-bad-image", "skip"]) == 0
+    shown = capsys.readouterr()
+    assert f"staging {packed}" in shown.err
+    assert [line.split()[0] for line in shown.out.splitlines()][:3] == ["loader", "model", "bound"]
+    assert not (tmp_path / "runs").exists()
+    for wrong, words in (
+        (["--on-bad-image", "ignore"], "data.on_bad_image must be one of"),
+        (["--on-bad-image", "skip", "--set", "data.on_bad_image=fail"], "Keep --on-bad-image."),
+        (["--loader-report", "--workers", "2"], "--loader-report measures one worker"),
+    ):
+        assert run.main([*command, *wrong]) == 2
+        assert words in capsys.readouterr().err

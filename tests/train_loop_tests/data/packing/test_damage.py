@@ -1,0 +1,214 @@
+"""Packed sets that are damaged, replaced or cut short: at --verify and --info, before a run and under it."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from PIL import Image
+
+from bigbatch.train_loop.config import BatchSplit, ConfigError, DataConfig
+from bigbatch.train_loop.data.catalogue import describe, open_data
+from bigbatch.train_loop.data.packed import schema
+from bigbatch.train_loop.errors import ImageError
+from helpers.packed_sets import pack_here, rows, run_pack, write_images
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("damage")
+    return pack_here(write_images(folder / "images"), folder / "packed")
+
+
+def copy(packed: Path, target: Path) -> Path:
+    return Path(shutil.copytree(packed, target))
+
+
+def test_verify_finds_a_flipped_byte(packed: Path, tmp_path: Path) -> None:
+    assert run_pack("--verify", packed).returncode == 0
+    damaged = copy(packed, tmp_path / "damaged")
+    path = damaged / "train-00000.arrow"
+    data = bytearray(path.read_bytes())
+    image = rows(packed, "train")[7]["image"]
+    data[data.find(image) + len(image) // 2] ^= 1
+    path.write_bytes(data)
+    done = run_pack("--verify", damaged)
+    assert done.returncode == 1
+    assert "SHA-256" in done.stdout and "record 7 (train/bee/2.jpg)" in done.stdout
+
+
+def test_a_shard_that_is_cut_short_or_gone_is_refused(packed: Path, tmp_path: Path) -> None:
+    damaged = copy(packed, tmp_path / "damaged")
+    path = damaged / "val-00000.arrow"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(ConfigError, match="must be as it was packed"):
+        describe(DataConfig(name=str(damaged)))
+    path.unlink()
+    with pytest.raises(ConfigError, match="no such file"):
+        describe(DataConfig(name=str(damaged)))
+
+
+def test_a_shard_replaced_under_a_run_is_named(packed: Path, tmp_path: Path) -> None:
+    damaged = copy(packed, tmp_path / "damaged")
+    source = open_data(DataConfig(name=str(damaged), image_size=32))
+    path = damaged / "train-00000.arrow"
+    path.write_bytes(bytes(path.stat().st_size))
+    with pytest.raises(ImageError, match=r"record \d+ \(train/.*bytes have changed"):
+        next(source.train_batches(0, 0, BatchSplit(1, 1, 5), 0))
+
+
+def test_a_shard_cut_short_under_a_run_is_named(packed: Path, tmp_path: Path) -> None:
+    damaged = copy(packed, tmp_path / "damaged")
+    source = open_data(DataConfig(name=str(damaged), image_size=32, loader_workers=1))
+    os.truncate(damaged / "train-00000.arrow", 1000)
+    with pytest.raises(ImageError, match=r"record \d+ \(train/.*train-00000.arrow: the shard is cut short"):
+        next(source.train_batches(0, 0, BatchSplit(1, 1, 15), 0))
+    source.close()
+
+
+def test_a_shard_cut_short_when_it_is_open_is_named(packed: Path, tmp_path: Path) -> None:
+    damaged = copy(packed, tmp_path / "damaged")
+    source = open_data(DataConfig(name=str(damaged), image_size=32, loader_workers=0))
+    batches = source.train_batches(0, 0, BatchSplit(1, 1, 5), 0)
+    next(batches)
+    os.truncate(damaged / "train-00000.arrow", 1000)
+    with pytest.raises(ImageError, match=r"record \d+ \(train/.*train-00000.arrow: the shard is cut short\."):
+        next(batches)
+
+
+@pytest.mark.parametrize("loader_workers", [0, 1])
+def test_a_flipped_byte_that_decodes_is_named_by_a_run(packed: Path, tmp_path: Path, loader_workers: int) -> None:
+    damaged = copy(packed, tmp_path / "damaged")
+    path = damaged / "train-00000.arrow"
+    data = bytearray(path.read_bytes())
+    image = rows(packed, "train")[7]["image"]
+    begin = data.find(image)
+    for place in range(len(image) // 2, len(image)):  # until Pillow does not mind it
+        changed = bytearray(image)
+        changed[place] ^= 4
+        try:
+            pixels = np.asarray(Image.open(io.BytesIO(changed)))
+        except OSError:
+            continue
+        if not np.array_equal(pixels, np.asarray(Image.open(io.BytesIO(image)))):
+            break
+    data[begin + place] ^= 4
+    path.write_bytes(data)
+    config = DataConfig(name=str(damaged), image_size=32, loader_workers=loader_workers)
+    source = open_data(config)
+    with pytest.raises(
+        ImageError, match=r"record 7 \(train/bee/2.jpg\) in .*train-00000.arrow: its bytes have changed"
+    ):
+        list(source.train_batches(0, 0, BatchSplit(1, 1, 15), 0))
+    source.close()
+    skipping = open_data(dataclasses.replace(config, on_bad_image="skip"))
+    for epoch in (0, 1):
+        list(skipping.train_batches(0, epoch, BatchSplit(1, 1, 15), 0))
+        assert skipping.take_bad() == 1
+    skipping.close()
+
+
+def test_a_shard_replaced_before_it_is_first_read_is_named(packed: Path, tmp_path: Path) -> None:
+    damaged = copy(packed, tmp_path / "damaged")
+    source = open_data(DataConfig(name=str(damaged), image_size=32, loader_workers=0))
+    other = tmp_path / "other"
+    other.write_bytes((damaged / "train-00000.arrow").read_bytes() + bytes(8))
+    other.replace(damaged / "train-00000.arrow")
+    with pytest.raises(ImageError, match=r"record \d+ \(train/.*: the shard is cut short or replaced, \d+ bytes in"):
+        next(source.train_batches(0, 0, BatchSplit(1, 1, 15), 0))
+
+
+def change_index(
+    packed: Path, target: Path, labels: list[int] | None = None, checksum: bool = True, **info: object
+) -> Path:
+    """A copy whose index says something else, beside the checksum of what it said."""
+    changed = copy(packed, target)
+    table = pa.ipc.open_file(changed / "index.arrow").read_all()
+    if labels is not None:
+        place = table.schema.get_field_index("label")
+        table = table.set_column(place, table.schema.field("label"), pa.array(labels, pa.int32()))
+    values = json.loads(table.schema.metadata[b"bigbatch"]) | info
+    metadata = {**(table.schema.metadata if checksum else {}), b"bigbatch": json.dumps(values).encode()}
+    table = table.replace_schema_metadata(metadata).combine_chunks()
+    (changed / "index.arrow").unlink()
+    with pa.ipc.new_file(changed / "index.arrow", table.schema) as file:
+        file.write_table(table)
+    return changed
+
+
+def test_a_damaged_index_is_refused_as_its_labels_have_no_other_checksum(packed: Path, tmp_path: Path) -> None:
+    labels = pa.ipc.open_file(packed / "index.arrow").read_all()["label"].to_pylist()
+    wrong = change_index(packed, tmp_path / "wrong", labels=[*labels[:4], 2, *labels[5:]])  # a class of the set
+    assert labels[4] != 2
+    with pytest.raises(ConfigError, match=r"an index must be as it was packed; got other bytes \(CRC-32\) in .*wrong"):
+        describe(DataConfig(name=str(wrong)), open_some=True)
+    for option in ("--verify", "--info"):
+        done = run_pack(option, wrong)
+        assert done.returncode == 2 and done.stderr.count("\n") == 1 and "an index must be" in done.stderr
+    other = change_index(packed, tmp_path / "other", std=[0.2, 0.2, 0.2])  # which normalises small images
+    with pytest.raises(ConfigError, match="an index must be as it was packed"):
+        describe(DataConfig(name=str(other)), open_some=True)
+    older = change_index(packed, tmp_path / "older", checksum=False)  # packed before there was one
+    describe(DataConfig(name=str(older)), open_some=True)
+
+
+def test_each_damage_of_an_index_is_refused_or_harmless(packed: Path, tmp_path: Path) -> None:
+    """Bits flipped all over the file: labels and sizes are as they were, or it is refused in words."""
+    damaged = copy(packed, tmp_path / "damaged")
+    path = damaged / "index.arrow"
+    whole = path.read_bytes()
+    before = open_data(DataConfig(name=str(packed), image_size=32)).info
+    labels = pa.ipc.open_file(path).read_all()["label"].to_pylist()
+    refused = 0
+    for place in range(3, len(whole), 23):
+        path.unlink()
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 0x10]) + whole[place + 1 :])
+        try:
+            info = describe(DataConfig(name=str(damaged), image_size=32), open_some=True)
+        except ConfigError:
+            refused += 1
+        else:
+            assert dataclasses.replace(info, path=before.path, name=before.name) == before
+            assert pa.ipc.open_file(path).read_all()["label"].to_pylist() == labels
+    assert refused > 50
+
+
+def test_info_of_a_copy_without_the_list_of_rejected_images(packed: Path, tmp_path: Path) -> None:
+    staged = copy(packed, tmp_path / "staged")
+    (staged / "rejected.parquet").unlink()
+    assert run_pack("--info", staged).returncode == 0
+
+
+def test_labels_out_of_range_and_an_empty_part_are_refused(packed: Path, tmp_path: Path) -> None:
+    labels = pa.ipc.open_file(packed / "index.arrow").read_all()["label"].to_pylist()
+    wrong = change_index(packed, tmp_path / "wrong", labels=[*labels[:4], 3, *labels[5:]], checksum=False)
+    with pytest.raises(ConfigError, match=r"label must be 0 to 2.*got 3 for record 4 \("):
+        describe(DataConfig(name=str(wrong)), open_some=True)
+    with pytest.raises(ConfigError, match="got none in val"):
+        describe(DataConfig(name=str(change_index(packed, tmp_path / "empty", val_size=0))))
+
+
+def test_info_shows_counts_and_draws_a_contact_sheet(packed: Path, tmp_path: Path) -> None:
+    shown = copy(packed, tmp_path / "shown")
+    done = run_pack("--info", shown)
+    assert done.returncode == 0, done.stderr
+    assert "15 training, 6 validation, 0 rejected" in done.stdout and "ant, bee, cat" in done.stdout
+    assert Image.open(shown / "contact_sheet.png").width > 300
+
+
+def test_another_format_version_is_refused(packed: Path, tmp_path: Path) -> None:
+    other = copy(packed, tmp_path / "other")
+    table = pa.ipc.open_file(other / "index.arrow").read_all()
+    values = json.loads(table.schema.metadata[b"bigbatch"]) | {"format": 99}
+    table = table.replace_schema_metadata({"bigbatch": json.dumps(values)})
+    with pa.ipc.new_file(other / "index.arrow", table.schema) as writer:
+        writer.write_table(table)
+    with pytest.raises(ConfigError, match="reads packed format 1; got 99"):
+        schema.read_info(str(other))

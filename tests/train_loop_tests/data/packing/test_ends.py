@@ -1,0 +1,166 @@
+"""A pack that is ended by a signal, a killed process, and started again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from bigbatch.train_loop.config import ConfigError, DataConfig
+from bigbatch.train_loop.data.catalogue import describe
+from helpers.packed_sets import run_pack, write_images
+from helpers.paths import ROOT
+
+SLOW_JPEGTRAN = """#!/bin/sh
+[ -e "$(dirname "$0")/slow" ] && sleep 0.2
+exec cat
+"""
+"""In place of jpegtran: while a file ``slow`` lies beside it, a shard takes seconds however fast the machine is."""
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Five shards at 1 MB a shard."""
+    return write_images(tmp_path_factory.mktemp("ends") / "images", train=40, val=2, size=(400, 300))
+
+
+@pytest.fixture
+def slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Packs are slow until this file is removed."""
+    program = tmp_path / "bin" / "jpegtran"
+    program.parent.mkdir()
+    program.write_text(SLOW_JPEGTRAN)
+    program.chmod(0o755)
+    monkeypatch.setenv("JPEGTRAN", str(program))
+    (program.parent / "slow").touch()
+    return program.parent / "slow"
+
+
+@pytest.fixture
+def packs() -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Those that were started, each with a session of its own; ended with it whatever a test found."""
+    started: list[subprocess.Popen[bytes]] = []
+    yield started
+    for process in started:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def test_a_killed_pack_never_looks_finished_and_goes_on(
+    many: Path, tmp_path: Path, slow: Path, packs: list[subprocess.Popen[bytes]]
+) -> None:
+    options = ("--shard-mb", 1, "--workers", 1)
+    target, half = tmp_path / "packed", tmp_path / "packed.packing"
+    command = [sys.executable, "-m", "bigbatch.train_loop.data.packing.command", many, target, *options]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    process = subprocess.Popen([*map(str, command)], cwd=ROOT / "src", start_new_session=True, **quiet)
+    packs.append(process)
+    wait_for_a_shard(process, half)
+    children = psutil.Process(process.pid).children(recursive=True)
+    assert children
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    slow.unlink()
+    # Those with a note: the process that wrote may have ended between a shard and its note.
+    finished = {note.stem: note.with_suffix("").stat().st_mtime_ns for note in half.glob("*.arrow.json")}
+    assert finished and not target.exists()
+    with pytest.raises(ConfigError):
+        describe(DataConfig(name=str(half)))
+    assert not psutil.wait_procs(children, timeout=120)[1]  # nobody goes on writing
+
+    other = run_pack(many, target, "--workers", 1, "--shard-mb", 2)
+    assert other.returncode == 2 and "goes on with the source and options" in other.stderr
+    again = run_pack(many, target, *options)
+    assert again.returncode == 0, again.stderr
+    assert "resuming: " in again.stdout
+    for name, written in finished.items():
+        assert (target / name).stat().st_mtime_ns == written
+    whole = run_pack(many, tmp_path / "whole", "--shard-mb", 1, "--workers", 2)
+    assert whole.returncode == 0 and not half.exists()
+    for path in (tmp_path / "whole").iterdir():
+        assert (target / path.name).read_bytes() == path.read_bytes(), path.name
+
+
+def at_a_terminal(
+    source: Path, target: Path, packs: list[subprocess.Popen[bytes]]
+) -> tuple[subprocess.Popen[bytes], int]:
+    """A pack that has a first shard, in a process group of its own as a shell starts it, and its terminal."""
+    here, there = pty.openpty()
+    command = [
+        sys.executable,
+        "-m",
+        "bigbatch.train_loop.data.packing.command",
+        source,
+        target,
+        "--shard-mb",
+        "1",
+        "--workers",
+        "2",
+    ]
+    process = subprocess.Popen(
+        [*map(str, command)], cwd=ROOT / "src", stdout=there, stderr=there, start_new_session=True
+    )
+    packs.append(process)
+    os.close(there)
+    wait_for_a_shard(process, target.with_name("packed.packing"))
+    return process, here
+
+
+def all_of(terminal: int) -> str:
+    said = b""
+    try:
+        while text := os.read(terminal, 1 << 16):
+            said += text
+    except OSError:  # nobody has it open any more
+        pass
+    os.close(terminal)
+    return said.decode()
+
+
+def wait_for_a_shard(process: subprocess.Popen[bytes], half: Path) -> None:
+    while not any(half.glob("*.arrow.json")):
+        assert process.poll() is None
+        time.sleep(0.005)
+
+
+def test_ctrl_c_at_a_terminal_ends_it_with_one_line_and_it_goes_on(
+    many: Path, tmp_path: Path, slow: Path, packs: list[subprocess.Popen[bytes]]
+) -> None:
+    """The terminal signals all processes of the group, not only the first."""
+    target = tmp_path / "packed"
+    process, terminal = at_a_terminal(many, target, packs)
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.wait(60) == 130
+    slow.unlink()
+    said = all_of(terminal)
+    assert "Traceback" not in said and "\nbigbatch pack: interrupted; the same command goes on" in said
+    assert "/126 images" in said and not target.exists()
+    again = run_pack(many, target, "--shard-mb", 1, "--workers", 2)
+    assert again.returncode == 0 and "resuming: " in again.stdout
+    assert run_pack("--verify", target).returncode == 0
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_ends_it_with_one_line_and_it_goes_on(
+    many: Path, tmp_path: Path, slow: Path, packs: list[subprocess.Popen[bytes]]
+) -> None:
+    target = tmp_path / "packed"
+    process, terminal = at_a_terminal(many, target, packs)
+    writers = [child for child in psutil.Process(process.pid).children() if "spawn_main" in " ".join(child.cmdline())]
+    writers[0].kill()
+    assert process.wait(60) == 1
+    slow.unlink()
+    said = all_of(terminal)
+    assert "Traceback" not in said and "failed: a process was killed (memory?); the same command goes on" in said
+    assert not psutil.wait_procs(writers, timeout=60)[1] and not target.exists()
+    assert run_pack(many, target, "--shard-mb", 1, "--workers", 1).returncode == 0

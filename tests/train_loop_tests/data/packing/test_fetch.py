@@ -1,0 +1,210 @@
+"""Data sets by name, from an archive that is made here; and a part of the training images."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from bigbatch.train_loop.config import (
+    BatchConfig,
+    BatchSplit,
+    ConfigError,
+    DataConfig,
+    ModelConfig,
+    TrainConfig,
+)
+from bigbatch.train_loop.data.catalogue import describe, open_data
+from bigbatch.train_loop.data.packing import fetch
+from bigbatch.train_loop.data.sets.subset import subset_rows
+from helpers.packed_sets import cifar_pickles, write_images
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("BIGBATCH_DATA", str(tmp_path / "data"))
+    return tmp_path / "data"
+
+
+def publish(monkeypatch: pytest.MonkeyPatch, name: str, folder: Path, archive: Path) -> str:
+    with tarfile.open(archive, "w:gz") as tar:
+        tar.add(folder, arcname=folder.name)
+    digest = "md5:" + hashlib.md5(archive.read_bytes()).hexdigest()
+    monkeypatch.setitem(fetch.SETS, name, fetch.PublicSet(archive.as_uri(), digest, 1))
+    return digest
+
+
+def test_fetched_sets_are_found_by_name(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="Run, where there is a network: bigbatch fetch cifar10"):
+        describe(DataConfig(name="cifar10"))
+    publish(monkeypatch, "cifar10", cifar_pickles(tmp_path / "cifar-10-batches-py"), tmp_path / "c.tar.gz")
+    assert fetch.main(["cifar10"]) == 0
+    info = describe(DataConfig(name="cifar10"))
+    assert (info.train_size, info.val_size, info.image_size, info.path) == (100, 20, 32, str(home / "cifar10"))
+    assert [path.name for path in home.iterdir()] == ["cifar10"]
+    batch = next(open_data(DataConfig(name="cifar10")).train_batches(0, 0, BatchSplit(1, 1, 8), 0))[0]
+    assert batch[0].shape == (8, 32, 32, 3)
+
+    publish(monkeypatch, "imagenette", write_images(tmp_path / "imagenette2-320"), tmp_path / "i.tgz")
+    assert fetch.main(["imagenette", "--from", str(tmp_path / "i.tgz")]) == 0
+    assert describe(DataConfig(name="imagenette")).class_names == ("ant", "bee", "cat")
+
+
+def test_imagenet_is_a_name_once_it_was_packed(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from helpers.packed_sets import pack_here
+
+    with pytest.raises(ConfigError, match="ILSVRC2012_img_train.tar") as caught:
+        describe(DataConfig(name="imagenet"))
+    message = str(caught.value)
+    assert (
+        f"bigbatch pack FOLDER {home / 'imagenet'}" in message and "\n" not in message and "./imagenet" not in message
+    )
+    (tmp_path / "imagenet").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="write ./imagenet"):
+        describe(DataConfig(name="imagenet"))
+    assert fetch.main(["imagenet"]) == 2
+    pack_here(write_images(tmp_path / "images"), home / "imagenet")
+    assert describe(DataConfig(name="imagenet")).class_names == ("ant", "bee", "cat")
+
+
+def test_a_subset_on_the_command_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from bigbatch.train_loop.launch.command import make_task
+    from bigbatch.tune.plan.checked_plan import make_plan
+    from bigbatch.tune.plan.options import Options
+
+    monkeypatch.chdir(tmp_path)
+    config = tmp_path / "config.json"
+    config.write_text(
+        TrainConfig(batch=BatchConfig(global_size=128), model=ModelConfig(name="resnet18"), precise_bn="off").to_json()
+    )
+    task = make_task(["--config", str(config), "--subset", "0.2"], "run.py", None)
+    assert task.config.data.subset == 0.2
+    assert task.config == make_task(["--config", str(config), "--set", "data.subset=0.2"], "run.py", None).config
+    plan = make_plan(Options(space="smoke", subset=0.2))
+    assert plan.data.train_size == round(0.2 * 1437) and plan.overrides == {"data.subset": 0.2}
+    assert make_plan(Options(space="smoke").over(plan.options.kept())).overrides == plan.overrides
+    for refused in (["--subset", "0"], ["--subset", "0.2", "--set", "data.subset=0.1"], ["--subset", "nan"]):
+        with pytest.raises(ConfigError, match="subset"):
+            make_task(["--config", str(config), *refused], "run.py", None)
+    with pytest.raises(ConfigError, match="Keep --subset"):
+        make_plan(Options(space="smoke", subset=0.2, set=("data.subset=0.1",)))
+
+
+def test_wrong_archive_no_network_and_unknown_name_in_one_line(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    digest = publish(monkeypatch, "cifar10", cifar_pickles(tmp_path / "cifar-10-batches-py"), tmp_path / "c.tar.gz")
+    other = tmp_path / "other"
+    other.write_bytes(b"another file")
+    nowhere = fetch.PublicSet("http://127.0.0.1:9/set.tgz", digest, 1)
+    monkeypatch.setitem(fetch.SETS, "imagewoof", nowhere)
+    cases = [
+        (["cifar10", "--from", str(other)], 1, "not the published file"),
+        (["cifar10", "--from", str(tmp_path / "none")], 2, "--from must be a file"),
+        (["imagewoof"], 1, "a login node"),
+        (["cifar100"], 2, "must be one of cifar10"),
+    ]
+    for arguments, status, words in cases:
+        assert fetch.main(arguments) == status
+        error = capsys.readouterr().err
+        assert words in error and error.count("\n") == 1
+        assert not home.exists(), "no folder is left behind"
+
+
+def test_a_fetch_that_fails_while_it_unpacks_or_packs_leaves_nothing(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = tmp_path / "c.tar.gz"
+    publish(monkeypatch, "cifar10", cifar_pickles(tmp_path / "cifar-10-batches-py"), archive)
+
+    def interrupted(*arguments: object) -> int:
+        assert (home / "cifar10.fetching" / "cifar-10-batches-py").is_dir()
+        (home / "cifar10.packing").mkdir()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fetch, "pack", interrupted)
+        assert fetch.main(["cifar10", "--from", str(archive)]) == 130
+        assert not home.exists()
+        assert fetch.main(["cifar10"]) == 130
+        assert [str(p.relative_to(home)) for p in home.rglob("*")] == ["cifar10.fetching", "cifar10.fetching/archive"]
+    assert fetch.main(["cifar10"]) == 0
+    assert [path.name for path in home.iterdir()] == ["cifar10"]
+
+
+def test_small_images_are_shifted_and_mirrored(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against the definition: each augmented image is the plain one, padded by 4, cut at some place, or its mirror."""
+    publish(monkeypatch, "cifar10", cifar_pickles(tmp_path / "cifar-10-batches-py"), tmp_path / "c.tar.gz")
+    assert fetch.main(["cifar10"]) == 0
+    plain, moved = (open_data(DataConfig(name="cifar10", augment=augment)) for augment in (False, True))
+    split, mirrored, places = BatchSplit(1, 1, 50), 0, set()
+    for (a, _), (b, _) in zip(
+        next(plain.train_batches(0, 0, split, 0)), next(moved.train_batches(0, 0, split, 0)), strict=True
+    ):
+        for image, seen in zip(a, b, strict=True):
+            found = []
+            for flip in (False, True):
+                padded = torch.zeros(40, 40, 3, dtype=torch.uint8)
+                padded[4:36, 4:36] = image.flip(1) if flip else image
+                found += [
+                    (y, x, flip)
+                    for y in range(9)
+                    for x in range(9)
+                    if torch.equal(padded[y : y + 32, x : x + 32], seen)
+                ]
+            assert len(found) == 1
+            mirrored += found[0][2]
+            places.add(found[0][:2])
+    assert 10 < mirrored < 40 and len(places) > 25
+
+
+@pytest.mark.parametrize("part", [0.01, 0.1, 0.5, 1.0])
+def test_a_subset_takes_its_share_of_each_class(part: float) -> None:
+    labels = np.random.default_rng(0).integers(0, 7, 1000)
+    rows = subset_rows(labels, part)
+    assert len(set(rows.tolist())) == len(rows) == round(1000 * part) and (np.diff(rows) > 0).all()
+    for label in range(7):
+        assert abs((labels[rows] == label).sum() - part * (labels == label).sum()) <= 1
+    assert np.array_equal(rows, subset_rows(labels, part))
+
+
+def test_subsets_of_all_kinds_of_data(tmp_path: Path) -> None:
+    from helpers.packed_sets import pack_here
+
+    images = write_images(tmp_path / "images", train=8)
+    packed = pack_here(images, tmp_path / "packed")
+    for name, whole in (("digits", 1437), (str(images), 24), (str(packed), 24)):
+        config = DataConfig(name=name, subset=0.25, image_size=16)
+        source = open_data(config)
+        size = round(whole * 0.25)
+        assert describe(config).train_size == source.info.train_size == size
+        batches = [step[0] for step in source.train_batches(0, 0, BatchSplit(1, 1, size), 0)]
+        counts = batches[0][1].bincount()
+        assert len(batches) == 1 and counts.max() - counts.min() <= 3
+        assert source.info.val_size == describe(DataConfig(name=name)).val_size
+    labels = [
+        next(
+            open_data(DataConfig(name=str(p), subset=0.25, image_size=16)).train_batches(0, 0, BatchSplit(1, 1, 6), 0)
+        )[0][1]
+        for p in (images, packed)
+    ]
+    assert torch.equal(*labels)
+
+
+@pytest.mark.parametrize("part", [0.0, -0.1, 1.5])
+def test_an_impossible_subset_is_refused(part: float) -> None:
+    with pytest.raises(ConfigError, match="data.subset must be above 0 and at most 1"):
+        DataConfig(subset=part)
+
+
+def test_home_is_a_folder_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    from bigbatch.train_loop.data.names import data_home
+
+    monkeypatch.delenv("BIGBATCH_DATA", raising=False)
+    assert str(data_home()) == os.path.expanduser("~/.cache/bigbatch")

@@ -1,0 +1,256 @@
+"""Packing: what is stored, from which sources, what is refused; a killed pack; a packed set in training."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from PIL import Image
+
+from bigbatch.train_loop.config import (
+    BatchConfig,
+    BatchSplit,
+    ConfigError,
+    DataConfig,
+    ModelConfig,
+    TrainConfig,
+)
+from bigbatch.train_loop.data.catalogue import describe, open_data
+from bigbatch.train_loop.data.packing import command
+from bigbatch.train_loop.data.packing.convert import Profile, RejectedImage, convert
+from bigbatch.train_loop.data.packing.sources import find_source
+from bigbatch.train_loop.data.sets import folder
+from bigbatch.train_loop.data.sets.scan import scan_folder
+from helpers.packed_sets import CLASSES, jpeg_bytes, pack_here, rows, run_pack, write_images
+from helpers.photographs import photograph
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_images(tmp_path_factory.mktemp("pack") / "images")
+
+
+@pytest.fixture(scope="module")
+def packed(images: Path) -> Path:
+    return pack_here(images, images.parent / "packed")
+
+
+# --- what is stored ---
+
+
+def test_shards_hold_the_folders_images_in_its_order(images: Path, packed: Path) -> None:
+    scan = scan_folder(str(images))
+    for part, listing in (("train", scan.train), ("val", scan.val)):
+        stored = rows(packed, part)
+        assert [row["label"] for row in stored] == listing.labels.tolist()
+        for index, row in enumerate(stored):
+            source = Image.open(listing.path(index))
+            image = Image.open(io.BytesIO(row["image"]))
+            assert image.size == source.size == (row["width"], row["height"])
+            error = np.square(np.asarray(source, float) - np.asarray(image, float)).mean()
+            assert 10 * np.log10(255**2 / max(error, 1e-9)) > 40  # dB
+            assert listing.path(index).endswith(row["key"])
+
+
+def test_index_states_classes_counts_checksums_and_statistics(images: Path, packed: Path) -> None:
+    import hashlib
+
+    metadata = pa.ipc.open_file(packed / "index.arrow").schema.metadata[b"bigbatch"]
+    stated = json.loads(metadata)
+    assert stated["class_names"] == list(CLASSES) and (stated["train_size"], stated["val_size"]) == (15, 6)
+    for shard in stated["shards"]:
+        assert hashlib.sha256((packed / shard["file"]).read_bytes()).hexdigest() == shard["sha256"]
+    pixels = [np.asarray(Image.open(p)).reshape(-1, 3) / 255 for p in sorted((images / "train").rglob("*.jpg"))]
+    np.testing.assert_allclose(stated["mean"], np.mean([p.mean(0) for p in pixels], axis=0), atol=0.01)
+    std = np.sqrt(np.mean([np.square(p).mean(0) for p in pixels], axis=0) - np.square(stated["mean"]))
+    np.testing.assert_allclose(stated["std"], std, atol=0.01)
+    assert sorted(p.name for p in packed.iterdir()) == [
+        "index.arrow", "rejected.parquet", "train-00000.arrow", "val-00000.arrow"
+    ]  # fmt: skip
+
+
+def test_fast_profile_resizes(images: Path, tmp_path: Path) -> None:
+    packed = pack_here(images, tmp_path / "fast", name="fast", short_side=64)
+    for row in rows(packed, "train"):
+        assert min(row["height"], row["width"]) == 64
+
+
+def test_odd_images_become_what_a_person_would_make_of_them() -> None:
+    red = Image.new("RGB", (300, 200), (200, 30, 30))
+    exif = Image.Exif()
+    exif[0x0112] = 6  # the camera was turned: 300 × 200 is meant as 200 × 300
+    png = io.BytesIO()
+    red.save(png, "PNG")
+    deep = io.BytesIO()
+    Image.fromarray(np.full((200, 300), 40_000, np.uint16)).save(deep, "PNG")
+    cases = {
+        "cmyk": (jpeg_bytes(red.convert("CMYK")), (300, 200), (200, 30, 30)),
+        "grey": (jpeg_bytes(red.convert("L")), (300, 200), red.convert("L").convert("RGB").getpixel((0, 0))),
+        "rotated": (jpeg_bytes(red, exif=exif), (200, 300), (200, 30, 30)),
+        "png": (png.getvalue(), (300, 200), (200, 30, 30)),
+        "16 bits": (deep.getvalue(), (300, 200), (156, 156, 156)),
+        "one pixel": (jpeg_bytes(red.resize((1, 1))), (1, 1), (200, 30, 30)),
+        "progressive": (jpeg_bytes(red, progressive=True), (300, 200), (200, 30, 30)),
+    }
+    for name, (data, size, colour) in cases.items():
+        for profile in (Profile(), Profile("fast", short_side=128)):
+            stored = convert(data, profile)
+            image = Image.open(io.BytesIO(stored.data)).convert("RGB")
+            if profile.name == "full":
+                assert image.size == size == (stored.width, stored.height), name
+            middle = image.getpixel((image.width // 2, image.height // 2))
+            assert np.abs(np.subtract(middle, colour)).max() <= 6, (name, middle)
+
+
+def test_bad_images_are_listed_with_the_reason(tmp_path: Path) -> None:
+    root = write_images(tmp_path / "images", train=2, val=1)
+    whole = (root / "train" / "ant" / "0.jpg").read_bytes()
+    for name, data in {"half": whole[: len(whole) // 2], "empty": b"", "text": b"no image"}.items():
+        (root / "train" / "ant" / f"{name}.jpg").write_bytes(data)
+    done = run_pack(root, tmp_path / "packed", "--workers", 2)
+    assert done.returncode == 0, done.stderr
+    assert "rejected 3 images" in done.stdout
+    table = pq.read_table(tmp_path / "packed" / "rejected.parquet").to_pylist()
+    reasons = {Path(row["key"]).stem: row["reason"] for row in table}
+    assert reasons["empty"] == "zero bytes" and "truncated" in reasons["half"] and "no image" in reasons["text"]
+    assert {row["part"] for row in table} == {"train"}
+    assert describe(DataConfig(name=str(tmp_path / "packed"))).train_size == 6
+
+
+def test_a_picture_of_too_many_pixels_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
+    with pytest.raises(RejectedImage, match="pixels"):
+        convert(jpeg_bytes(photograph(100, 100)), Profile())
+
+
+# --- what is refused ---
+
+
+def test_wrong_input_is_one_line(
+    images: Path, packed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "empty").mkdir()
+    cases = {
+        "no source": (["/nowhere", tmp_path / "x"], "must exist"),
+        "no images": ([tmp_path / "empty", tmp_path / "x"], "must hold images"),
+        "destination is there": ([images, packed], "must not exist"),
+        "one path": ([images], "SRC DST"),
+        "workers": ([images, tmp_path / "x", "--workers", "0"], "--workers"),
+        "verify of a folder": (["--verify", images], "index.arrow"),
+    }
+    for name, (arguments, words) in cases.items():
+        assert command.main([str(a) for a in arguments]) == 2, name
+        error = capsys.readouterr().err
+        assert words in error and error.count("\n") == 1, name
+
+
+def test_too_little_room_is_refused_with_the_numbers(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.statvfs(tmp_path)
+
+    class Left:
+        f_blocks, f_frsize, f_bavail, f_files, f_favail = 2, real.f_frsize, 1, 100, 100
+
+    monkeypatch.setattr(os, "statvfs", lambda path: Left)
+    with pytest.raises(ConfigError, match=r"needs about 0\.\d\d MB; got 0\.00 MB left"):
+        pack_here(images, tmp_path / "packed")
+    Left.f_bavail, Left.f_favail = 1 << 40, 2
+    with pytest.raises(ConfigError, match="needs 9 inodes; got 2"):
+        pack_here(images, tmp_path / "packed")
+    assert list(tmp_path.iterdir()) == []
+
+
+def tiny_png(draws: np.random.Generator) -> Image.Image:
+    return Image.fromarray(draws.integers(0, 256, (6, 6), dtype=np.uint8))
+
+
+def bitmap(draws: np.random.Generator) -> Image.Image:
+    """Of noise: it takes several times as much as a JPEG."""
+    return Image.fromarray(draws.integers(0, 2, (200, 200), dtype=np.uint8) * 255).convert("1")
+
+
+@pytest.mark.parametrize("kind, make", [("png", tiny_png), ("png", bitmap), ("webp", photograph), ("jpg", photograph)])
+@pytest.mark.parametrize("profile", [Profile(), Profile("fast", short_side=96)])
+def test_the_room_that_is_asked_for_is_what_is_taken(kind: str, make: Any, profile: Profile, tmp_path: Path) -> None:
+    draws = np.random.default_rng(0)
+    for part, count in (("train", 60), ("val", 20)):
+        for name in CLASSES[:2]:
+            (tmp_path / "images" / part / name).mkdir(parents=True)
+            for number in range(count):
+                image = photograph(160, 140, number) if make is photograph else make(draws)
+                image.save(tmp_path / "images" / part / name / f"a-name-of-usual-length-{number:04d}.{kind}")
+    source, target = find_source(str(tmp_path / "images")), tmp_path / "packed"
+    foreseen = command.estimated_bytes(command._tasks(source, target, profile, 1 << 30))
+    assert command.pack(source, target, profile, workers=1, shard_bytes=1 << 30) == 0
+    taken = sum(path.stat().st_size for path in target.glob("*.arrow"))
+    assert 1 < command.RESERVE * foreseen / taken < 1.25
+
+
+# --- a packed folder as data ---
+
+
+def test_packed_set_is_described_as_its_folder(images: Path, packed: Path) -> None:
+    mine, theirs = (describe(DataConfig(name=str(path))) for path in (packed, images))
+    for field in ("train_size", "val_size", "num_classes", "image_size", "channels", "class_names", "stem"):
+        assert getattr(mine, field) == getattr(theirs, field)
+
+
+def test_crops_are_those_of_the_image_folder(images: Path, packed: Path) -> None:
+    """The same images, crops and flips by seed, epoch and index; decoded and resized by other code."""
+    for augment in (True, False):
+        config = [DataConfig(name=str(path), image_size=96, augment=augment) for path in (images, packed)]
+        theirs, mine = (open_data(c) for c in config)
+        for split in (BatchSplit(1, 1, 15),):
+            (batch,), (reference,) = (next(s.train_batches(3, 2, split, 0)) for s in (mine, theirs))
+            assert torch.equal(batch[1], reference[1])
+            difference = (mine.finish(batch[0]) - theirs.finish(reference[0])) * torch.tensor(folder.STD)[:, None, None]
+            assert difference.abs().mean() < 0.01 and difference.square().mean().sqrt() < 0.015  # of 0 to 1
+    images_, labels = next(mine.val_batches(100, 0, 1))
+    expected = next(theirs.val_batches(100, 0, 1))
+    assert torch.equal(labels, expected[1])
+    assert (mine.finish(images_) - theirs.finish(expected[0])).abs().mean() < 0.03
+
+
+def test_loader_processes_change_nothing(packed: Path) -> None:
+    split = BatchSplit(1, 2, 3)
+    batches = []
+    for loader_workers in (0, 1, 2):
+        source = open_data(DataConfig(name=str(packed), image_size=32, loader_workers=loader_workers))
+        batches.append([b for step in source.train_batches(1, 2, split, 0) for b in step])
+    for other in batches[1:]:
+        assert all(torch.equal(a, c) and torch.equal(b, d) for (a, b), (c, d) in zip(batches[0], other, strict=True))
+    assert batches[0][0][0].dtype == torch.uint8 and batches[0][0][0].shape == (3, 32, 32, 3)
+
+
+def test_every_image_once_and_a_resumed_epoch_sees_the_rest(packed: Path) -> None:
+    source = open_data(DataConfig(name=str(packed), image_size=16))
+    split = BatchSplit(1, 1, 5)
+    whole = [step[0][0] for step in source.train_batches(1, 0, split, 0)]
+    rest = [step[0][0] for step in source.train_batches(1, 0, split, 0, start_step=1)]
+    assert len(whole) == 3 and all(torch.equal(a, b) for a, b in zip(whole[1:], rest, strict=True))
+    other = [step[0][0] for step in source.train_batches(1, 1, split, 0)]
+    assert not any(torch.equal(a, b) for a, b in zip(whole, other, strict=True))
+
+
+def test_training_on_a_packed_set(packed: Path) -> None:
+    from bigbatch.train_loop.loop.train import train
+    from bigbatch.train_loop.reporter import ListReporter
+
+    config = TrainConfig(
+        epochs=2,
+        model=ModelConfig(name="resnet18"),
+        data=DataConfig(name=str(packed), image_size=32),
+        batch=BatchConfig(global_size=15),
+    )
+    reporter = ListReporter()
+    result = train(config, reporter=reporter, device=torch.device("cpu"))
+    assert len(reporter.records) == 2 and np.isfinite(result.record.val_loss)

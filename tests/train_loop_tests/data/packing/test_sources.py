@@ -1,0 +1,224 @@
+"""What can be packed: trees, tars, Parquet, WebDataset, CIFAR-10's pickles, and what people's folders are like."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import shutil
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from bigbatch.train_loop.config import ConfigError, DataConfig
+from bigbatch.train_loop.data.catalogue import describe, open_data
+from bigbatch.train_loop.data.packing import tables
+from bigbatch.train_loop.data.packing.sources import find_source, read_entry
+from helpers.packed_sets import CLASSES, cifar_pickles, pack_here, rows, write_images
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_images(tmp_path_factory.mktemp("sources") / "images")
+
+
+def tar_of(folder: Path, target: Path, prefix: str = "") -> Path:
+    with tarfile.open(target, "w") as archive:
+        archive.add(folder, arcname=prefix or ".")
+    return target
+
+
+def test_a_tar_and_tars_in_a_tar_hold_the_same_as_the_folder(images: Path, tmp_path: Path) -> None:
+    expected = find_source(str(images))
+    flat = find_source(str(tar_of(images, tmp_path / "flat.tar")))
+    nested_folder = tmp_path / "ILSVRC"
+    nested_folder.mkdir()
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    for name in CLASSES:
+        tar_of(images / "train" / name, inner / f"{name}.tar")
+    tar_of(inner, nested_folder / "ILSVRC2012_img_train.tar")
+    tar_of(images / "val", nested_folder / "some_val.tar")
+    nested = find_source(str(nested_folder))
+    for source in (flat, nested):
+        assert source.class_names == expected.class_names
+        for mine, theirs in ((source.train, expected.train), (source.val, expected.val)):
+            contents = [sorted((item.label, read_entry(item.entry)) for item in items) for items in (mine, theirs)]
+            assert contents[0] == contents[1]
+
+
+def test_hugging_face_parquet(images: Path, tmp_path: Path) -> None:
+    expected = find_source(str(images))
+    names = {"info": {"features": {"label": {"names": list(CLASSES)}}}}
+    for part, items in (("train", expected.train), ("validation", expected.val)):
+        shuffled = [items[i] for i in np.random.default_rng(0).permutation(len(items))]
+        columns = {
+            "image": [{"bytes": read_entry(item.entry), "path": item.entry.name} for item in shuffled],
+            "label": [item.label for item in shuffled],
+        }
+        table = pa.table(columns).replace_schema_metadata({"huggingface": json.dumps(names)})
+        pq.write_table(table, tmp_path / f"{part}-00000-of-00001.parquet", row_group_size=4)
+    source = find_source(str(tmp_path))
+    assert source.class_names == CLASSES
+    contents = [
+        sorted((item.label, read_entry(item.entry)) for item in items) for items in (source.train, expected.train)
+    ]
+    assert contents[0] == contents[1]
+    assert [item.entry.offset for item in source.train] == list(range(len(source.train)))  # a row group at a time
+
+
+def test_a_hub_set_with_a_test_part_without_labels(images: Path, tmp_path: Path) -> None:
+    """As the hub has ImageNet (test labels of -1), and Tiny ImageNet, whose validation file begins with ``valid``."""
+    for part, labels in (("train", [0, 1, 0]), ("valid", [1]), ("test", [-1, -1])):
+        data = (images / "train" / "ant" / "0.jpg").read_bytes()
+        table = pa.table({"image": [{"bytes": data, "path": None}] * len(labels), "label": labels})
+        pq.write_table(table, tmp_path / f"{part}-00000-of-00001.parquet")
+    source = find_source(str(tmp_path))
+    assert [[item.label for item in items] for items in (source.train, source.val)] == [[0, 1, 0], [1]]
+    (tmp_path / "valid-00000-of-00001.parquet").unlink()
+    with pytest.raises(ConfigError, match="labels must be whole numbers from 0"):
+        find_source(str(tmp_path))
+
+
+def test_a_parquet_column_that_holds_no_files_is_refused(tmp_path: Path) -> None:
+    for part in ("train", "val"):
+        pq.write_table(pa.table({"image": [[1, 2], [3]], "label": [0, 1]}), tmp_path / f"{part}.parquet")
+    with pytest.raises(ConfigError, match=r"must be struct<bytes, path> or binary; got list<"):
+        find_source(str(tmp_path))
+
+
+def test_a_test_part_without_classes_is_left_out_where_there_is_a_validation_part(images: Path, tmp_path: Path) -> None:
+    root = tmp_path / "kaggle"
+    shutil.copytree(images, root)
+    (root / "test").mkdir()
+    shutil.copy(images / "val" / "ant" / "0.jpg", root / "test" / "0001.jpg")
+    assert len(find_source(str(root)).val) == 6
+    shutil.rmtree(root / "val")
+    with pytest.raises(ConfigError, match="needs a class folder; got 'test/0001.jpg'"):
+        find_source(str(root))
+
+
+@pytest.mark.parametrize("cut", ["at a header", "in a header", "in an image"])
+def test_of_several_files_the_one_that_is_cut_short_is_named(images: Path, tmp_path: Path, cut: str) -> None:
+    for part in ("train", "val"):
+        with tarfile.open(tmp_path / f"some_{part}.tar", "w") as archive:
+            archive.add(images / part, arcname=".")
+    broken = tmp_path / "some_val.tar"
+    with tarfile.open(broken) as archive:
+        header = archive.getmembers()[-1].offset
+    os.truncate(broken, header + {"at a header": 0, "in a header": 100, "in an image": 1000}[cut])
+    with pytest.raises(ConfigError, match=r"a tar must be whole; got '.*some_val.tar'"):
+        find_source(str(tmp_path))
+    for part in ("train", "val"):
+        (tmp_path / f"some_{part}.tar").unlink()
+        pq.write_table(pa.table({"image": [b""], "label": [0]}), tmp_path / f"{part}.parquet")
+    (tmp_path / "val.parquet").write_bytes((tmp_path / "val.parquet").read_bytes()[:50])
+    with pytest.raises(ConfigError, match=r"a Parquet file must be whole; got '.*val.parquet'"):
+        find_source(str(tmp_path))
+
+
+def test_webdataset(images: Path, tmp_path: Path) -> None:
+    expected = find_source(str(images))
+    for part, items in (("train", expected.train), ("val", expected.val)):
+        with tarfile.open(tmp_path / f"set-{part}-000000.tar", "w") as archive:
+            for number, item in enumerate(items):
+                for suffix, data in (("jpg", read_entry(item.entry)), ("cls", str(item.label).encode())):
+                    member = tarfile.TarInfo(f"{number:06d}.{suffix}")
+                    member.size = len(data)
+                    archive.addfile(member, io.BytesIO(data))
+    source = find_source(str(tmp_path))
+    assert source.class_names == ("0", "1", "2")
+    assert [(i.label, read_entry(i.entry)) for i in source.val] == [
+        (i.label, read_entry(i.entry)) for i in expected.val
+    ]
+
+
+def test_cifar_pickles_keep_every_pixel(tmp_path: Path) -> None:
+    root = cifar_pickles(tmp_path / "cifar-10-batches-py")
+    packed = pack_here(root, tmp_path / "packed")
+    stored = rows(packed, "train")
+    assert len(stored) == 100
+    first = pickle.loads((root / "data_batch_1").read_bytes())
+    for row, pixels in zip(stored, first[b"data"], strict=False):
+        image = np.asarray(Image.open(io.BytesIO(row["image"])))
+        assert np.array_equal(image.transpose(2, 0, 1).reshape(-1), pixels)
+    info = describe(DataConfig(name=str(packed)))
+    assert (info.image_size, info.stem, info.num_classes, info.class_names[3]) == (32, "small", 10, "kind3")
+    validation = next(open_data(DataConfig(name=str(packed))).val_batches(20, 0, 1))[0]
+    test = pickle.loads((root / "test_batch").read_bytes())[b"data"]
+    assert np.array_equal(validation.numpy().transpose(0, 3, 1, 2).reshape(20, -1), test)
+
+
+class Python2(pickle._Pickler):
+    """Writes as Python 2 did, which the published files are of: bytes and text are both ``BINSTRING``."""
+
+    dispatch = dict(pickle._Pickler.dispatch)
+
+    def save_string(self, value: bytes | str) -> None:
+        data = value if isinstance(value, bytes) else value.encode()
+        self.write(pickle.BINSTRING + len(data).to_bytes(4, "little") + data)
+        self.memoize(value)
+
+    dispatch[bytes] = dispatch[str] = save_string
+
+
+def test_the_published_cifar_pickles_are_of_python_2(tmp_path: Path) -> None:
+    root = cifar_pickles(tmp_path / "cifar-10-batches-py")
+    expected = find_source(str(root))
+    contents = [read_entry(item.entry) for item in expected.val]
+    for path in root.iterdir():
+        loaded, buffer = pickle.loads(path.read_bytes()), io.BytesIO()
+        Python2(buffer, protocol=2).dump(loaded)
+        path.write_bytes(buffer.getvalue().replace(b"numpy._core.multiarray", b"numpy.core.multiarray"))
+    tables._unpickle.cache_clear()
+    assert b"numpy.core.multiarray" in (root / "test_batch").read_bytes()
+    source = find_source(str(root))
+    assert source.class_names == expected.class_names and source.val == [
+        item._replace(entry=new.entry) for item, new in zip(expected.val, source.val, strict=True)
+    ]
+    assert [read_entry(item.entry) for item in source.val] == contents
+
+
+def test_a_pickle_that_would_run_code_is_refused(tmp_path: Path) -> None:
+    root = cifar_pickles(tmp_path / "evil")
+    (root / "batches.meta").write_bytes(pickle.dumps({b"label_names": os.system}))
+    with pytest.raises(ConfigError, match="holds arrays"):
+        find_source(str(root))
+
+
+def test_a_source_without_validation_part_gives_some_of_each_class(images: Path) -> None:
+    with pytest.raises(ConfigError, match="--val-part 0.1"):
+        find_source(str(images / "train"))
+    source = find_source(str(images / "train"), val_part=0.4)
+    assert [item.label for item in source.val] == [0, 0, 1, 1, 2, 2] and len(source.train) == 9
+    assert not {item.entry.name for item in source.val} & {item.entry.name for item in source.train}
+
+
+# --- what people's folders are like ---
+
+
+def test_classes_that_are_links_are_packed_as_image_folders_read_them(images: Path, tmp_path: Path) -> None:
+    source = tmp_path / "subset"
+    for part in ("train", "val"):
+        (source / part).mkdir(parents=True)
+        for kind in (images / part).iterdir():
+            (source / part / kind.name).symlink_to(kind, target_is_directory=True)
+    linked = pack_here(source, tmp_path / "linked")
+    direct = pack_here(images, tmp_path / "direct")
+    assert [r["key"] for r in rows(linked, "train")] == [r["key"] for r in rows(direct, "train")] != []
+
+
+def test_a_rejected_image_with_a_name_that_is_no_utf8_is_listed(images: Path, tmp_path: Path) -> None:
+    source = tmp_path / "latin1"
+    shutil.copytree(images, source)
+    kind = next((source / "train").iterdir())
+    Path(os.fsdecode(os.fsencode(kind) + b"/caf\xe9.jpg")).write_bytes(b"no image")
+    packed = pack_here(source, tmp_path / "packed")
+    rejected = pq.read_table(packed / "rejected.parquet").to_pylist()
+    assert any("caf?.jpg" in row["key"] for row in rejected)

@@ -1,0 +1,224 @@
+"""TrivialAugment and RandAugment against torchvision's, operation by operation; and what they depend on."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageEnhance, ImageOps
+from torchvision.transforms import v2
+
+from bigbatch.train_loop.config import BatchSplit, ConfigError, DataConfig
+from bigbatch.train_loop.data.catalogue import describe, open_data
+from bigbatch.train_loop.data.pixels import auto_augment
+from bigbatch.train_loop.data.pixels.auto_augment import Policy, policy_of
+from helpers.packed_sets import write_images
+
+PIXELS = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8))
+OPERATIONS = 14
+
+
+class Recorder:
+    """Which operations torchvision applies, at which magnitudes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.seen: list[tuple[str, float]] = []
+        for kind in (v2.TrivialAugmentWide, v2.RandAugment):
+            real = kind._apply_image_or_video_transform
+
+            def apply(this, image, name, magnitude, *, real=real, **keywords):
+                self.seen.append((name, magnitude))
+                return real(this, image, name, magnitude, **keywords)
+
+            monkeypatch.setattr(kind, "_apply_image_or_video_transform", apply)
+
+
+def applied(policy: Policy, key: object) -> torch.Tensor:
+    out = PIXELS.clone()
+    policy.apply(out, random.Random(f"{key}"))
+    return out
+
+
+@pytest.mark.parametrize(
+    "policy, reference",
+    [
+        (Policy("trivial"), lambda: v2.TrivialAugmentWide()),
+        (Policy("rand", 2, 9), lambda: v2.RandAugment(num_ops=2, magnitude=9)),
+        (Policy("rand", 3, 30), lambda: v2.RandAugment(num_ops=3, magnitude=30)),
+    ],
+)
+def test_an_image_is_torchvisions_given_the_same_draws(policy: Policy, reference: Callable[[], object]) -> None:
+    theirs, changed = reference(), 0
+    for key in range(60):
+        torch.manual_seed(random.Random(f"{key}").getrandbits(63))
+        expected = np.array(theirs(Image.fromarray(PIXELS.numpy())))  # type: ignore[operator]
+        assert np.array_equal(applied(policy, key).numpy(), expected)
+        changed += not np.array_equal(expected, PIXELS.numpy())
+    assert changed > 45
+
+
+def test_operations_are_pillows_at_the_magnitudes_of_the_papers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TrivialAugment's Table 1 (Wide): enhancements 1 ± 0.99, posterize 2 to 8 bits, solarize at 0 to 255."""
+    recorder = Recorder(monkeypatch)
+    image = Image.fromarray(PIXELS.numpy())
+    references = {
+        "Brightness": lambda m: ImageEnhance.Brightness(image).enhance(1 + m),
+        "Contrast": lambda m: ImageEnhance.Contrast(image).enhance(1 + m),
+        "Color": lambda m: ImageEnhance.Color(image).enhance(1 + m),
+        "Sharpness": lambda m: ImageEnhance.Sharpness(image).enhance(1 + m),
+        "Posterize": lambda m: ImageOps.posterize(image, int(m)),
+        "Solarize": lambda m: ImageOps.solarize(image, 255 * m),
+        "AutoContrast": lambda m: ImageOps.autocontrast(image),
+        "Equalize": lambda m: ImageOps.equalize(image),
+        "Identity": lambda m: image,
+    }
+    compared: set[str] = set()
+    for key in range(300):
+        found = applied(Policy("trivial"), key)
+        name, magnitude = recorder.seen[-1]
+        if name in references:
+            compared.add(name)
+            assert np.array_equal(found.numpy(), np.array(references[name](magnitude))), name
+        assert abs(magnitude) <= {"Posterize": 8, "TranslateX": 32, "TranslateY": 32, "Rotate": 135}.get(name, 1), name
+    assert compared == set(references)
+
+
+@pytest.mark.parametrize("policy, operations", [(Policy("trivial"), 1), (Policy("rand", 2, 9), 2)])
+def test_operations_are_drawn_evenly(policy: Policy, operations: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = Recorder(monkeypatch)
+    count = 1400
+    for key in range(count):
+        applied(policy, key)
+    counts = Counter(name for name, _ in recorder.seen)
+    expected = count * operations / OPERATIONS
+    chi_square = sum((counts[name] - expected) ** 2 / expected for name in counts)
+    assert len(counts) == OPERATIONS and chi_square < 34.5  # 13 degrees of freedom: passed by 99.9 %
+    turned = [magnitude for name, magnitude in recorder.seen if name in ("Rotate", "ShearX", "Brightness")]
+    assert 0.4 < sum(m < 0 for m in turned) / len(turned) < 0.6
+    if policy.name == "trivial":
+        degrees = {round(abs(magnitude), 3) for name, magnitude in recorder.seen if name == "Rotate"}
+        assert len(degrees) > 20 and max(degrees) > 120  # of 31 strengths
+
+
+def test_strengths_at_18_of_30_are_timms_at_6_of_10(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the recipe rsb-a3 says is the same as in rand-m6-mstd0.5-inc1; the noise of the magnitude is below."""
+    timm = pytest.importorskip("timm.data.auto_augment")
+    recorder = Recorder(monkeypatch)
+    for key in range(150):
+        applied(Policy("rand", 2, 18), key)
+    mine = {name: abs(magnitude) for name, magnitude in recorder.seen}
+    level = {name: function and function(6.0, {"translate_const": 250}) for name, function in timm.LEVEL_TO_ARG.items()}
+    for name, theirs in (("Rotate", "Rotate"), ("ShearX", "ShearX"), ("ShearY", "ShearY")):
+        assert mine[name] == pytest.approx(abs(level[theirs][0]), rel=0.01)
+    for name in ("Brightness", "Color", "Contrast", "Sharpness"):
+        assert mine[name] == pytest.approx(abs(level[f"{name}Increasing"][0] - 1), rel=0.01)
+    for name in ("TranslateX", "TranslateY"):
+        assert mine[name] / 32 == pytest.approx(abs(level[f"{name}Rel"][0]), rel=0.01)
+    assert mine["Solarize"] * 255 == pytest.approx(level["SolarizeIncreasing"][0], rel=0.01)
+    assert (mine["Posterize"], level["PosterizeIncreasing"][0]) == (6, 2)  # not the same
+    # Which operations there are, and how often they take place.
+    policy = timm.rand_augment_transform("rand-m6-mstd0.5-inc1", {})
+    assert {op.prob for op in policy.ops} == {0.5} and policy.num_layers == 2
+    names = {op.name.replace("Increasing", "").replace("Rel", "") for op in policy.ops}
+    assert names - set(mine) == {"Invert", "SolarizeAdd"} and set(mine) - names == {"Identity"}
+
+
+@pytest.mark.parametrize("magnitude, std", [(6, 0.5), (7, 0.5), (10, 1.0)])
+def test_magnitudes_are_distributed_as_timms(magnitude: int, std: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of rand-m6-mstd0.5, rand-m7-mstd0.5 and at the upper bound, where both cut off."""
+    timm = pytest.importorskip("timm.data.auto_augment")
+    theirs: list[float] = []
+    random.seed(0)
+    operation = timm.AugmentOp("Brightness", prob=1.0, magnitude=magnitude, hparams={"magnitude_std": std})
+    operation.level_fn = lambda level, hparams: theirs.append(level) or ()
+    operation.aug_fn = lambda image, **keywords: image
+    for _ in range(2000):
+        operation(None)
+    recorder = Recorder(monkeypatch)
+    for key in range(1500):
+        applied(Policy("rand", 2, 3 * magnitude, magnitude_std=3 * std), key)
+    of_10 = {"Rotate": 3.0, "ShearX": 0.03, "ShearY": 0.03} | dict.fromkeys(
+        ("Brightness", "Color", "Contrast", "Sharpness"), 0.09
+    )
+    mine = [abs(m) / of_10[name] for name, m in recorder.seen if name in of_10]
+    error = std * (1 / len(mine) + 1 / len(theirs)) ** 0.5
+    assert abs(np.mean(mine) - np.mean(theirs)) < 4 * error
+    # Rounding to thirds adds a variance of 1/108.
+    assert np.std(mine) == pytest.approx((np.var(theirs) + 1 / 108) ** 0.5, rel=0.08)
+    assert max(mine) <= 10 + 1e-6 and len(set(np.round(mine, 3))) > 5
+    if magnitude == 10:
+        assert np.mean(np.isclose(mine, 10)) == pytest.approx(np.mean(np.array(theirs) > 10 - 1 / 6), abs=0.05)
+
+
+def test_half_the_operations_take_place_at_probability_one_half(monkeypatch: pytest.MonkeyPatch) -> None:
+    """timm: each of two operations by itself, so a quarter of the images has none, a quarter two."""
+    recorder = Recorder(monkeypatch)
+    policy = Policy("rand", 2, 18, 0.5)
+    lengths = []
+    for key in range(800):
+        before = len(recorder.seen)
+        applied(policy, key)
+        lengths.append(len(recorder.seen) - before)
+    counts = Counter(lengths)
+    assert set(counts) == {0, 1, 2}
+    assert abs(counts[0] - 200) < 50 and abs(counts[1] - 400) < 57 and abs(counts[2] - 200) < 50  # 4 deviations
+
+
+def test_torchs_generator_stays_and_does_not_matter() -> None:
+    torch.manual_seed(1)
+    expected = torch.rand(3)
+    for key in range(20):
+        torch.manual_seed(1)
+        first = applied(Policy("trivial"), key)
+        assert torch.equal(torch.rand(3), expected)
+        torch.manual_seed(key + 5)
+        assert torch.equal(first, applied(Policy("trivial"), key))
+
+
+@pytest.mark.parametrize("name", ["trivial", "rand"])
+def test_training_images_have_it_whatever_the_processes(tmp_path: Path, name: str) -> None:
+    """Through the loader: a policy on top of the crop that the image has without one."""
+    images = write_images(tmp_path / "images")
+    plain = DataConfig(name=str(images), image_size=16)
+    config = dataclasses.replace(plain, auto_augment=name)
+    split = BatchSplit(1, 1, 3)
+
+    def batches(config: DataConfig) -> list[torch.Tensor]:
+        return [step[0][0] for step in open_data(config).train_batches(3, 1, split, 0)]
+
+    found = batches(config)
+    for workers in (1, 2):
+        again = batches(dataclasses.replace(config, loader_workers=workers))
+        assert all(torch.equal(a, b) for a, b in zip(found, again, strict=True))
+    without = batches(plain)
+    differing = sum(
+        not torch.equal(a, b) for x, y in zip(found, without, strict=True) for a, b in zip(x, y, strict=True)
+    )
+    assert 0 < differing
+    off = dataclasses.replace(config, augment=False)
+    assert policy_of(off) is None and all(
+        torch.equal(a, b) for a, b in zip(batches(off), batches(dataclasses.replace(plain, augment=False)), strict=True)
+    )
+    val = [next(open_data(c).val_batches(3, 0, 1))[0] for c in (plain, config)]
+    assert torch.equal(*val)
+
+
+def test_impossible_values_are_refused() -> None:
+    for changes, words in (
+        ({"auto_augment": "trivail"}, "Did you mean 'trivial'"),
+        ({"rand_ops": 0}, "data.rand_ops must be 1 to 16"),
+        ({"rand_magnitude": 31}, "data.rand_magnitude must be 0 to 30"),
+        ({"rand_magnitude_std": -1.0}, "data.rand_magnitude_std must be"),
+        ({"rand_probability": 0.0}, "data.rand_probability must be"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            DataConfig(**changes)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="digits has an augmentation of its own"):
+        describe(DataConfig(auto_augment="rand"))
+    assert auto_augment.policy_of(DataConfig()) is None

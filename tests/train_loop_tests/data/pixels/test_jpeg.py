@@ -1,0 +1,232 @@
+"""Crops that are cut out of a JPEG, against libjpeg's decode of the whole; real files where they are at hand."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import sys
+import tarfile
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from bigbatch.train_loop.data.pixels import crops, decode, jpeg
+from helpers.photographs import photograph
+
+SAMPLE = Path(os.environ.get("BIGBATCH_IMAGENET_SAMPLE", "imagenet_sample_500.tar"))
+
+
+def restarted(image: Image.Image, sampling: str = "4:2:0", interval: int | None = None) -> bytes:
+    """Encoded here, not by the module: its own reading of the format must not check itself."""
+    mcu = 8 if image.mode == "L" or sampling == "4:4:4" else 16
+    buffer = BytesIO()
+    keywords = {} if image.mode == "L" else {"subsampling": sampling}
+    blocks = interval or jpeg.best_interval(image.width, mcu)
+    image.save(buffer, "JPEG", quality=90, restart_marker_blocks=blocks, **keywords)
+    return buffer.getvalue()
+
+
+def random_box(width: int, height: int, draws: random.Random) -> jpeg.Box:
+    left, right = sorted(draws.sample(range(width + 1), 2))
+    upper, lower = sorted(draws.sample(range(height + 1), 2))
+    return left, upper, right, lower
+
+
+def assert_crops_equal(data: bytes, count: int, draws: random.Random) -> None:
+    whole = np.asarray(Image.open(BytesIO(data)))
+    layout = jpeg.read_layout(data)
+    for _ in range(count):
+        box = random_box(layout.width, layout.height, draws)
+        part, (left, upper, right, lower) = jpeg.cut(data, layout, box)
+        pixels = np.asarray(Image.open(BytesIO(part)))
+        expected = whole[box[1] : box[3], box[0] : box[2]]
+        assert np.array_equal(pixels[upper:lower, left:right], expected), (layout, box)
+
+
+@pytest.mark.parametrize("mode, sampling", [("RGB", "4:4:4"), ("RGB", "4:2:2"), ("RGB", "4:2:0"), ("L", "")])
+@pytest.mark.parametrize("size", [(500, 375), (375, 500), (333, 251), (129, 1), (1, 129), (17, 300)])
+def test_a_crop_equals_that_of_the_whole_image_bit_for_bit(mode: str, sampling: str, size: tuple[int, int]) -> None:
+    data = restarted(photograph(*size).convert(mode), sampling)
+    for stored in (data, jpeg.stamp(data)):
+        assert_crops_equal(stored, 25, random.Random(f"{mode} {sampling} {size}"))
+
+
+def test_intervals_of_a_whole_row_and_of_one_block() -> None:
+    image = photograph(320, 160)
+    for interval in (20, 1):
+        assert_crops_equal(restarted(image, interval=interval), 25, random.Random(interval))
+
+
+@pytest.mark.parametrize("width", [193, 195, 196, 197, 209])
+def test_the_last_pixels_of_a_row(width: int) -> None:
+    """Of a JPEG of up to four pixels' width libjpeg-turbo interpolates no chroma; alone they would make one."""
+    data = restarted(photograph(width, 160), interval=1)
+    whole = np.asarray(Image.open(BytesIO(data)))
+    for left in range(width - 8, width):
+        part, (x, upper, right, lower) = jpeg.cut(data, jpeg.read_layout(data), (left, 50, width, 90))
+        assert np.array_equal(np.asarray(Image.open(BytesIO(part)))[upper:lower, x:right], whole[50:90, left:])
+
+
+def test_more_intervals_than_a_number_of_two_bytes_counts() -> None:
+    """A photograph of tens of million pixels has so many."""
+    image = photograph(4024, 1100)
+    data = restarted(image, "4:4:4", interval=1)
+    layout = jpeg.read_layout(data)
+    assert len(layout.lengths) > 1 << 16
+    part, box = jpeg.cut(data, layout, (0, 0, 4024, 1100))
+    assert box == (0, 0, 4024, 1100) and np.array_equal(Image.open(BytesIO(part)), Image.open(BytesIO(data)))
+
+
+def test_a_small_crop_is_a_small_file() -> None:
+    data = jpeg.stamp(restarted(photograph(1024, 1024)))
+    part, box = jpeg.cut(data, jpeg.read_layout(data), (500, 500, 540, 540))
+    assert len(part) < len(data) / 80
+    assert Image.open(BytesIO(part)).size == (64, 48) and box == (20, 4, 60, 44)
+
+
+def test_a_stamped_file_is_the_same_ordinary_jpeg() -> None:
+    data = restarted(photograph(300, 200))
+    stamped = jpeg.stamp(data)
+    assert np.array_equal(np.asarray(Image.open(BytesIO(data))), np.asarray(Image.open(BytesIO(stamped))))
+    table, parsed = jpeg.read_layout(stamped), jpeg._read_layout(stamped)
+    assert np.array_equal(table.lengths[1:], parsed.lengths[1:])
+    assert (table.width, table.height, table.size_offset) == (300, 200, parsed.size_offset)
+
+
+@pytest.mark.parametrize(
+    "make, words",
+    [
+        (lambda data: b"", "ends within"),
+        (lambda data: b"GIF89a" + data, "no JPEG"),
+        (lambda data: data[:300], "ends within"),
+        (lambda data: data[: len(data) // 2], "cut short"),
+        (lambda data: Image.open(BytesIO(data)).tobytes()[:40] + data, "no JPEG"),
+    ],
+)
+def test_what_cannot_be_cut_is_refused(make, words: str) -> None:
+    with pytest.raises(jpeg.JpegError, match=words):
+        jpeg.read_layout(make(restarted(photograph(300, 200))))
+
+
+def test_progressive_and_unmarked_jpegs_are_refused() -> None:
+    for keywords, words in (({"progressive": True}, "baseline"), ({}, "no restart markers")):
+        buffer = BytesIO()
+        photograph(300, 200).save(buffer, "JPEG", **keywords)
+        with pytest.raises(jpeg.JpegError, match=words):
+            jpeg.read_layout(buffer.getvalue())
+
+
+def test_encoding_again_with_the_files_own_tables_changes_little() -> None:
+    for sampling in ("4:4:4", "4:2:2", "4:2:0"):
+        buffer = BytesIO()
+        photograph(400, 300).save(buffer, "JPEG", quality=92, subsampling=sampling)
+        image = Image.open(BytesIO(buffer.getvalue()))
+        again = jpeg.encode(image, quality=None)
+        difference = np.asarray(image, float) - np.asarray(Image.open(BytesIO(again)), float)
+        assert 10 * np.log10(255**2 / np.square(difference).mean()) > 45  # dB
+        assert jpeg.read_layout(again).mcu_width == (8 if sampling == "4:4:4" else 16)
+
+
+@pytest.mark.skipif(jpeg.jpegtran_path() is None, reason="no jpegtran")
+def test_jpegtran_loses_nothing() -> None:
+    buffer = BytesIO()
+    photograph(400, 300).save(buffer, "JPEG", quality=92, progressive=True)
+    stored = jpeg.with_restarts(buffer.getvalue(), jpeg.jpegtran_path() or "")
+    assert np.array_equal(np.asarray(Image.open(buffer)), np.asarray(Image.open(BytesIO(stored))))
+    assert_crops_equal(stored, 25, random.Random(0))
+    with pytest.raises(jpeg.JpegError):
+        jpeg.with_restarts(buffer.getvalue()[:3000], jpeg.jpegtran_path() or "")
+
+
+def test_crop_and_resize_equal_decode_then_torchvision() -> None:
+    from torchvision.transforms.v2 import functional
+
+    draws = random.Random(1)
+    for sampling in ("4:4:4", "4:2:0"):
+        data = jpeg.stamp(restarted(photograph(500, 375), sampling))
+        whole = torch.from_numpy(np.array(Image.open(BytesIO(data)))).permute(2, 0, 1)
+        for _ in range(10):
+            box = left, upper, right, lower = random_box(500, 375, draws)
+            out = torch.empty(64, 64, 3, dtype=torch.uint8)
+            decode.write_crop(*decode.cut_crop(data, box), out)
+            expected = functional.resized_crop(whole, upper, left, lower - upper, right - left, [64, 64])
+            assert torch.equal(out.permute(2, 0, 1), expected)
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+def test_all_decoders_give_the_same_pixels(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """simplejpeg where it is installed, without it torchvision, without both Pillow."""
+    data = jpeg.stamp(restarted(photograph(300, 200).convert(mode)))
+    outs = []
+    for missing in ("", "simplejpeg", "torchvision.io"):
+        if missing:
+            monkeypatch.setitem(sys.modules, missing, None)
+        decode._jpeg_decoder.cache_clear()
+        outs.append(torch.empty(64, 64, 3, dtype=torch.uint8))
+        decode.write_crop(*decode.cut_crop(data, (30, 40, 250, 150)), outs[-1])
+    decode._jpeg_decoder.cache_clear()
+    assert torch.equal(outs[0], outs[1]) and torch.equal(outs[1], outs[2])
+
+
+def test_the_public_resize_stands_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    pixels = np.array(photograph(90, 70))
+    outs = [torch.empty(32, 32, 3, dtype=torch.uint8) for _ in range(2)]
+    decode.resize_into(pixels, outs[0])
+    operator, calls = torch._C._nn._upsample_bilinear2d_aa, []
+
+    def without_out(*arguments: Any) -> torch.Tensor:
+        calls.append(arguments)
+        return operator(*arguments)
+
+    monkeypatch.setattr(torch._C._nn, "_upsample_bilinear2d_aa", without_out)
+    decode.resize_into(pixels, outs[1])
+    assert torch.equal(outs[0], outs[1]) and len(calls) == 1
+
+
+def test_real_images(tmp_path: Path) -> None:
+    """ImageNet's sample where it is at hand (BIGBATCH_IMAGENET_SAMPLE), else pictures made here."""
+    if SAMPLE.is_file():
+        with tarfile.open(SAMPLE) as archive:
+            members = [m for m in archive if m.isfile()][::25]
+            images = [Image.open(BytesIO(archive.extractfile(m).read())) for m in members]
+    else:
+        images = [photograph(500, 375, seed) for seed in range(3)]
+    for number, image in enumerate(images):
+        keep = None if image.format == "JPEG" else 90
+        if image.mode in ("RGB", "L"):
+            assert_crops_equal(jpeg.stamp(jpeg.encode(image, keep)), 10, random.Random(number))
+
+
+def test_jpegtran_is_found_by_its_variable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    program = tmp_path / "mine"
+    shutil.copy("/bin/true", program)
+    monkeypatch.setenv("JPEGTRAN", str(program))
+    assert jpeg.jpegtran_path() == str(program)
+    monkeypatch.setenv("JPEGTRAN", str(tmp_path / "none"))
+    assert jpeg.jpegtran_path() is None
+
+
+@pytest.mark.parametrize("size", [(500, 375), (375, 500), (333, 1200), (224, 224), (130, 200)])
+@pytest.mark.parametrize("sampling", ["4:2:0", "4:4:4"])
+def test_validation_decodes_the_middle_alone(size: tuple[int, int], sampling: str) -> None:
+    """Against decoding, resizing and cutting the whole, by Pillow."""
+    stored, png = restarted(photograph(*size), sampling), BytesIO()
+    photograph(*size).save(png, "PNG")
+    for data in (stored, png.getvalue()):
+        mine = decode.decode_box(data, crops.central_box(*size, 96), 96)
+        whole = crops.central_crop(decode.decode_whole(data), 96)
+        difference = np.abs(np.asarray(mine).astype(int) - np.asarray(whole))
+        assert difference.max() <= 1 and difference.mean() < 0.2  # rounding
+
+
+def test_the_middle_of_a_very_long_image() -> None:
+    image = photograph(5000, 40)
+    mine = decode.decode_box(restarted(image), crops.central_box(5000, 40, 64), 64)
+    whole = crops.central_crop(decode.decode_whole(restarted(image)), 64)
+    assert np.abs(np.asarray(mine).astype(int) - np.asarray(whole)).max() <= 1

@@ -1,0 +1,99 @@
+"""Random erasing, mixup and cutmix against torchvision's, given the same draws; and what they depend on."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torchvision.transforms import v2
+
+from bigbatch.train_loop.config import ConfigError, DataConfig
+from bigbatch.train_loop.data.pixels import mixing
+from bigbatch.train_loop.loop.train import train
+from bigbatch.train_loop.reporter import ListReporter
+from helpers.tiny_training import CONFIG, changed, install, untimed
+
+IMAGES = torch.randn(6, 3, 24, 32, generator=torch.Generator().manual_seed(0))
+LABELS = torch.tensor([0, 1, 2, 3, 1, 0])
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_mixup_is_torchvisions(share: float) -> None:
+    reference = v2.MixUp(alpha=1.0, num_classes=4)
+    images, labels = mixing.mixup(IMAGES, LABELS, 4, share)
+    expected = reference.transform(IMAGES, {"lam": share, "labels": LABELS, "batch_size": 6})
+    torch.testing.assert_close(images, expected)
+    one_hot = torch.eye(4)[LABELS]
+    torch.testing.assert_close(labels, share * one_hot + (1 - share) * one_hot.roll(1, 0))
+
+
+def test_cutmix_is_torchvisions() -> None:
+    reference = v2.CutMix(alpha=1.0, num_classes=4)
+    for seed in range(20):
+        torch.manual_seed(seed)
+        params = reference.make_params([IMAGES])
+        left, upper, right, lower = (int(v) for v in params["box"])
+        expected = reference.transform(IMAGES, {**params, "labels": LABELS, "batch_size": 6})
+        images, labels = mixing.cutmix(IMAGES, LABELS, 4, (upper, left, lower - upper, right - left))
+        assert torch.equal(images, expected)
+        one_hot, share = torch.eye(4)[LABELS], params["lam_adjusted"]
+        torch.testing.assert_close(labels, share * one_hot + (1 - share) * one_hot.roll(1, 0))
+
+
+def test_cutmix_rectangles_have_the_area_of_torchvisions() -> None:
+    draws = np.random.default_rng(0)
+    torch.manual_seed(0)
+    reference = v2.CutMix(alpha=1.0, num_classes=4)
+    theirs = [1 - reference.make_params([IMAGES])["lam_adjusted"] for _ in range(2000)]
+    mine = []
+    for _ in range(2000):
+        centre = int(draws.integers(24)), int(draws.integers(32))
+        _, _, height, width = mixing.centred_rectangle(24, 32, float(draws.beta(1, 1)), centre)
+        mine.append(height * width / (24 * 32))
+    assert np.abs(np.quantile(mine, [0.1, 0.5, 0.9]) - np.quantile(theirs, [0.1, 0.5, 0.9])).max() < 0.04
+
+
+def test_erased_rectangles_are_distributed_as_torchvisions() -> None:
+    image, draws = torch.zeros(3, 64, 64), np.random.default_rng(0)
+    torch.manual_seed(0)
+    rectangles = [mixing.draw_rectangle(64, 64, draws) for _ in range(2000)]
+    theirs = [v2.RandomErasing(p=1).make_params([image]) for _ in range(2000)]
+    for mine, name in ((2, "h"), (3, "w"), (0, "i"), (1, "j")):
+        expected = np.quantile([p[name] for p in theirs if p["v"] is not None], [0.1, 0.5, 0.9])
+        found = np.quantile([r[mine] for r in rectangles if r], [0.1, 0.5, 0.9])
+        assert np.abs(found - expected).max() <= 4, name  # pixels of 64
+
+
+def test_draws_depend_on_the_position_alone() -> None:
+    config = DataConfig(random_erasing=0.5, mixup_alpha=0.2, cutmix_alpha=1.0)
+    first = mixing.mix(IMAGES, LABELS, 4, config, (1, 2, 3, 4))
+    torch.manual_seed(5)
+    assert all(
+        torch.equal(a, b) for a, b in zip(first, mixing.mix(IMAGES, LABELS, 4, config, (1, 2, 3, 4)), strict=True)
+    )
+    assert not torch.equal(first[0], mixing.mix(IMAGES, LABELS, 4, config, (1, 2, 3, 5))[0])
+    torch.testing.assert_close(first[1].sum(1), torch.ones(6))
+
+
+def test_off_by_default_and_without_augmentation() -> None:
+    assert not mixing.mixes(DataConfig())
+    assert not mixing.mixes(DataConfig(mixup_alpha=0.2, augment=False))
+    assert mixing.mixes(DataConfig(random_erasing=0.1))
+
+
+def test_training_with_all_of_them_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
+    mixed = changed(CONFIG, data__random_erasing=0.5, data__mixup_alpha=0.2, data__cutmix_alpha=1.0)
+    records = []
+    for config in (mixed, mixed, CONFIG):
+        install(monkeypatch.setattr)
+        reporter = ListReporter()
+        train(config, reporter=reporter, device=torch.device("cpu"))
+        records.append(untimed(reporter.records))
+    assert records[0] == records[1] != records[2]
+
+
+@pytest.mark.parametrize("key", ["random_erasing", "mixup_alpha", "cutmix_alpha"])
+def test_impossible_values_are_refused(key: str) -> None:
+    for value in (-0.1, float("nan"), 1e9):
+        with pytest.raises(ConfigError, match=f"data.{key} must be"):
+            DataConfig(**{key: value})

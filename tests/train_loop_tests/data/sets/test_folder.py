@@ -1,0 +1,249 @@
+"""Image folders: crops, what is read and what is refused."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from bigbatch.train_loop.config import BatchSplit, ConfigError, DataConfig
+from bigbatch.train_loop.data.catalogue import describe, open_data
+from bigbatch.train_loop.data.info import DataInfo
+from bigbatch.train_loop.data.loading import loader
+from bigbatch.train_loop.data.pixels import crops
+from bigbatch.train_loop.data.sets import folder
+from bigbatch.train_loop.data.sets.scan import Listing, scan_folder
+from bigbatch.train_loop.data.source import Epoch
+from bigbatch.train_loop.errors import ImageError
+from helpers.noise_images import CLASSES, flat, folder_source, same, write_noise_images
+
+
+@pytest.fixture(scope="module")
+def images_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_noise_images(tmp_path_factory.mktemp("images"))
+
+
+def test_folder_is_described(images_folder: Path) -> None:
+    info = describe(DataConfig(name=str(images_folder)))
+    assert info == DataInfo(images_folder.name, str(images_folder), 20, 7, 3, 224, 3, CLASSES, "imagenet")
+    assert describe(DataConfig(name=str(images_folder), image_size=32)).stem == "small"
+    scan = scan_folder(str(images_folder))
+    for listing in (scan.train, scan.val):
+        names = [Path(listing.path(i)).parent.name for i in range(len(listing.labels))]
+        assert names == [CLASSES[label] for label in listing.labels]
+        assert len({listing.path(i) for i in range(len(names))}) == len(names)
+
+
+def test_loader_processes_change_nothing(images_folder: Path) -> None:
+    split = BatchSplit(1, 2, 3)
+    expected = folder_source(images_folder)
+    for processes in (1, 2):
+        source = folder_source(images_folder, loader_workers=processes)
+        assert same(flat(source.train_batches(1, 2, split, 0)), flat(expected.train_batches(1, 2, split, 0)))
+    assert same(list(source.val_batches(2, 0, 2)), list(expected.val_batches(2, 0, 2)))
+
+
+def test_validation_images_equal_torchvisions(images_folder: Path) -> None:
+    from torchvision import datasets, transforms
+
+    reference = datasets.ImageFolder(
+        str(images_folder / "val"),
+        transforms.Compose(
+            [
+                transforms.Resize(256),
+                transforms.CenterCrop(224),
+                transforms.ToTensor(),
+                transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+            ]
+        ),
+    )
+    source = open_data(DataConfig(name=str(images_folder)))
+    images, labels = next(source.val_batches(100, 0, 1))
+    assert labels.tolist() == reference.targets
+    torch.testing.assert_close(source.finish(images).contiguous(), torch.stack([image for image, _ in reference]))
+
+
+def test_without_augmentation_training_images_are_cropped_as_in_validation(images_folder: Path) -> None:
+    source = folder_source(images_folder, augment=False)
+    images = next(iter(source.read_train([np.array([3])], Epoch(0, 0))))[0]
+    whole = crops.central_crop(crops.decode(scan_folder(str(images_folder)).train.path(3)), 16)
+    restored = source.finish(images)[0].permute(1, 2, 0) * torch.tensor(crops.STD) + torch.tensor(crops.MEAN)
+    np.testing.assert_allclose(restored.numpy() * 255, np.asarray(whole), atol=1e-3)
+
+
+@pytest.mark.parametrize("size", [(500, 375), (30, 300), (400, 20), (1, 1)])
+def test_random_crops_stay_inside_with_the_stated_area_and_ratio(size: tuple[int, int]) -> None:
+    width, height = size
+    generator = random.Random(0)
+    boxes = [crops.random_box(width, height, generator) for _ in range(500)]
+    assert all(0 <= a < c <= width and 0 <= b < d <= height for a, b, c, d in boxes)
+    if size == (500, 375):
+        areas = np.array([(c - a) * (d - b) / (width * height) for a, b, c, d in boxes])
+        ratios = np.array([(c - a) / (d - b) for a, b, c, d in boxes])
+        assert 0.079 < areas.min() < 0.15 and 0.85 < areas.max() <= 1
+        assert 0.74 < ratios.min() < 0.8 and 1.25 < ratios.max() < 1.35
+    if size == (30, 300):  # too narrow for a third of its area: mostly the central box of ratio 3:4
+        assert Counter(boxes).most_common(1)[0][0] == (0, 130, 30, 170)
+
+
+@pytest.mark.parametrize("size", [(500, 375), (375, 500), (64, 64), (700, 200), (200, 900)])
+def test_random_crops_are_distributed_as_torchvisions(size: tuple[int, int]) -> None:
+    """Against ``RandomResizedCrop.get_params``: width, height, place, area and ratio, by Kolmogorov and Smirnov."""
+    from scipy.stats import ks_2samp
+    from torchvision.transforms import RandomResizedCrop
+
+    width, height = size
+    generator, image, count = random.Random(0), torch.empty(3, height, width), 3000
+    boxes = np.array([crops.random_box(width, height, generator) for _ in range(count)])
+    torch.manual_seed(0)
+    theirs = np.array([RandomResizedCrop.get_params(image, [0.08, 1.0], [3 / 4, 4 / 3]) for _ in range(count)])
+
+    def facts(left: np.ndarray, upper: np.ndarray, w: np.ndarray, h: np.ndarray) -> dict[str, np.ndarray]:
+        return {"left": left, "upper": upper, "width": w, "height": h, "area": w * h, "ratio": w / h}
+
+    mine = facts(boxes[:, 0], boxes[:, 1], boxes[:, 2] - boxes[:, 0], boxes[:, 3] - boxes[:, 1])
+    expected = facts(theirs[:, 1], theirs[:, 0], theirs[:, 3], theirs[:, 2])
+    for name, values in mine.items():
+        assert ks_2samp(values, expected[name]).pvalue > 1e-3, name
+    if size == (200, 900):  # ten draws often do not fit: then both take the same central box
+        commonest, times = Counter(map(tuple, boxes.tolist())).most_common(1)[0]
+        left, upper, right, lower = commonest
+        same = (theirs == (upper, left, lower - upper, right - left)).all(1).sum()
+        assert times > 50 and abs(times - same) < 5 * math.sqrt(times)
+
+
+def test_half_of_the_crops_are_mirrored(tmp_path: Path) -> None:
+    ramp = Image.fromarray(np.tile(np.arange(200, dtype=np.uint8), (200, 1))).convert("RGB")
+    ramp.save(tmp_path / "ramp.png")
+    images = folder.FolderImages(Listing(str(tmp_path), np.array([b"ramp.png"]), np.zeros(1, np.int64)))
+    crop, mirrored = torch.empty((8, 8, 3), dtype=torch.uint8), 0
+    for epoch in range(400):
+        loader.open_image(images, 0, Epoch(0, epoch))(crop)
+        mirrored += int(crop[0, 0, 0] > crop[0, -1, 0])
+    assert 160 < mirrored < 240  # 4 standard deviations
+
+
+@pytest.mark.parametrize("loader_workers", [0, 2])
+@pytest.mark.parametrize("content", [b"", b"no image at all", None])
+def test_broken_image_is_named(images_folder: Path, tmp_path: Path, content: bytes | None, loader_workers: int) -> None:
+    for part in ("train", "val"):
+        for name in CLASSES:
+            (tmp_path / part / name).mkdir(parents=True)
+            Image.new("RGB", (20, 20)).save(tmp_path / part / name / "fine.png")
+    whole = (images_folder / "train" / "ant" / "1.JPEG").read_bytes()
+    broken = tmp_path / "train" / "bee" / "broken.jpg"
+    broken.write_bytes(whole[: len(whole) // 2] if content is None else content)
+    source = folder_source(tmp_path, loader_workers=loader_workers)
+    with pytest.raises(ImageError) as caught:
+        flat(source.train_batches(0, 0, BatchSplit(1, 1, 2), 0))
+    assert str(broken) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def write_tree(root: Path, *files: str) -> Path:
+    for file in files:
+        path = root / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not file.endswith("/"):
+            path.touch()
+        else:
+            path.mkdir(exist_ok=True)
+    return root
+
+
+@pytest.mark.parametrize(
+    "files, words",
+    [
+        ((), ("needs train/", "an empty folder", "train/<class>")),
+        (("val/a/1.jpg",), ("needs train/", "val/")),
+        (("train/a/1.jpg", "train/b/1.jpg"), ("needs val/ or validation/ or valid/ or test/", "train/")),
+        (("train/a/1.jpg", "train/b/1.jpg", "val/a/1.jpg"), ("same classes", "'b'", "val")),
+        (("train/a/1.jpg", "val/a/1.jpg", "val/b/1.jpg"), ("same classes", "'b'", "train")),
+        (("train/a/1.jpg", "train/b/", "val/a/1.jpg", "val/b/1.jpg"), ("at least one image", "train/b")),
+        (("train/a/1.jpg", "train/b/1.jpg", "val/a/1.jpg", "val/b/notes.txt"), ("at least one image", "val/b")),
+        (("train/1.jpg", "val/1.jpg"), ("at least 2 classes", "got 0")),
+        (("train/images/1.jpg", "val/images/1.jpg"), ("at least 2 classes", "got 1")),
+    ],
+)
+def test_incomplete_folder_is_refused_in_one_line(tmp_path: Path, files: tuple[str, ...], words: Iterable[str]) -> None:
+    write_tree(tmp_path, *files)
+    with pytest.raises(ConfigError) as caught:
+        describe(DataConfig(name=str(tmp_path)))
+    assert "\n" not in str(caught.value)
+    for word in words:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize("val", ["val", "validation", "test"])
+def test_hidden_names_and_deeper_folders(tmp_path: Path, val: str) -> None:
+    write_tree(
+        tmp_path,
+        "train/a/images/1.JPEG",
+        "train/a/._1.JPEG",
+        "train/b/1.Png",
+        "train/.ipynb_checkpoints/",
+        f"{val}/a/images/2.jpg",
+        f"{val}/b/2.webp",
+    )
+    info = describe(DataConfig(name=str(tmp_path)))
+    assert (info.train_size, info.val_size, info.class_names) == (2, 2, ("a", "b"))
+
+
+@pytest.mark.parametrize(
+    "name, words",
+    [
+        ("digit", ("Did you mean 'digits'?",)),
+        ("Digits", ("Did you mean 'digits'?",)),
+        ("imagenets", ("digits", "image folder", "'imagenet'")),
+        ("/nowhere/images", ("must exist", "'/nowhere/images'")),
+        ("./nowhere", ("must exist", "'./nowhere'")),
+    ],
+)
+def test_unknown_name_or_path_is_refused(name: str, words: Iterable[str]) -> None:
+    for look in (describe, open_data):
+        with pytest.raises(ConfigError) as caught:
+            look(DataConfig(name=name))
+        assert "\n" not in str(caught.value)
+        for word in words:
+            assert word in str(caught.value)
+
+
+def test_a_file_is_no_image_folder(tmp_path: Path) -> None:
+    (tmp_path / "images.zip").touch()
+    with pytest.raises(ConfigError, match="must be a folder; got the file"):
+        describe(DataConfig(name=str(tmp_path / "images.zip")))
+
+
+def test_relative_path_becomes_absolute(images_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(images_folder.parent)
+    assert describe(DataConfig(name=images_folder.name)).path == str(images_folder)
+
+
+@pytest.mark.parametrize("suffix", ["png", "tif"])
+def test_16_bit_grey_keeps_its_shades(tmp_path: Path, suffix: str) -> None:
+    ramp = (np.arange(256, dtype=np.uint16) * 257).reshape(16, 16)
+    Image.fromarray(ramp).save(tmp_path / f"a.{suffix}")
+    pixels = np.asarray(crops.decode(str(tmp_path / f"a.{suffix}")))
+    assert (pixels == np.arange(256).reshape(16, 16, 1)).all(), "65535 is 255, and what lies between is between"
+
+
+def test_pixels_of_unknown_range_are_refused_by_name(tmp_path: Path) -> None:
+    Image.fromarray(np.linspace(0, 1, 256, dtype=np.float32).reshape(16, 16)).save(tmp_path / "float.tif")
+    Image.fromarray(np.full((16, 16), 10**6, dtype=np.int32)).save(tmp_path / "wide.tif")
+    for name in ("float.tif", "wide.tif"):
+        with pytest.raises(ImageError, match=name):
+            crops.decode(str(tmp_path / name))
+
+
+def test_a_very_long_image_is_not_resized_whole() -> None:
+    rng = np.random.default_rng(0)
+    long = Image.fromarray(rng.integers(0, 256, (20, 8000, 3), dtype=np.uint8))
+    expected = crops.central_crop(long.crop((3840, 0, 4160, 20)), 64)  # 16:1, its middle
+    assert np.array_equal(np.asarray(crops.central_crop(long, 64)), np.asarray(expected))
+    assert crops.central_crop(Image.new("RGB", (30000, 1)), 224).size == (224, 224)

@@ -1,0 +1,203 @@
+"""Runs that meet an image that cannot be read: who says so, and how they go on."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bigbatch.train_loop.config import (
+    BatchConfig,
+    ConfigError,
+    DataConfig,
+    ModelConfig,
+    OptimizerConfig,
+    TrainConfig,
+)
+from bigbatch.train_loop.data import sampling
+from bigbatch.train_loop.data.catalogue import describe
+from bigbatch.train_loop.data.packed.records import PackedFiles
+from bigbatch.train_loop.data.packing import command as pack
+from bigbatch.train_loop.data.sets.scan import scan_folder
+from bigbatch.train_loop.errors import ImageError, LoaderError, TrainingStopped
+from bigbatch.train_loop.launch import command as run
+from bigbatch.train_loop.launch import lr_find
+from bigbatch.train_loop.loop.train import train
+from bigbatch.train_loop.reporter import ListReporter
+from helpers.paths import TRAIN
+from helpers.processes import clean_environment
+from helpers.ranks import start_ranks
+from helpers.tiny_training import StopsAt
+
+CONFIG = TrainConfig(
+    epochs=2,
+    precise_bn="off",
+    model=ModelConfig(name="shufflenet_v2_x0_5"),
+    data=DataConfig(image_size=16),
+    batch=BatchConfig(global_size=16),
+    optimizer=OptimizerConfig(peak_lr=0.01),
+)
+
+
+def spoil(path: Path) -> None:
+    """The header stays, so that a look before the start finds nothing."""
+    path.write_bytes(path.read_bytes()[:120])
+
+
+@pytest.fixture
+def images(tiny_images: Path, tmp_path: Path) -> Path:
+    shutil.copytree(tiny_images, tmp_path / "images")
+    return tmp_path / "images"
+
+
+@pytest.fixture
+def config(images: Path, tmp_path: Path) -> Path:
+    (tmp_path / "best.json").write_text(CONFIG.replace_keys({"data.name": str(images)}).to_json())
+    return tmp_path / "best.json"
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As torchrun starts one process: no Ray."""
+    for name, value in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+
+
+def test_the_rank_that_meets_it_says_so(config: Path, images: Path) -> None:
+    split = CONFIG.batch.split(2)
+    (first,) = next(sampling.train_micro_batches(64, CONFIG.seed, 0, split, 1))
+    spoil(Path(scan_folder(str(images)).train.path(int(first[0]))))
+    ranks = start_ranks(config)
+    said = ranks[1].communicate(timeout=300)[1].splitlines()
+    ranks[0].kill()
+    ranks[0].communicate()
+    assert ranks[1].returncode == 1 and len(said) == 1 and "failed: cannot read image" in said[0], said
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_run_that_died_of_it_goes_on_with_skip(
+    config: Path, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the default folder, whose name says nothing of how fast a run is and what it forgives."""
+    spoil(images / "val" / "dark" / "000.png")
+    command = ["--config", str(config), "--checkpoint-every-s", "0.001"]
+    assert run.main(command) == 1
+    assert "failed: cannot read image" in capsys.readouterr().err
+    assert run.main([*command, "--on-bad-image", "skip", "--set", "data.loader_workers=1"]) == 0
+    (folder,) = (tmp_path / "runs" / "train").iterdir()
+    history = json.loads((folder / "result.json").read_text())["history"]
+    assert [record["bad_images"] for record in history] == [1, 1]
+    assert history[0]["resumed_from_epoch"] == 0, "the first run's checkpoint was taken up"
+
+
+def test_an_epoch_that_was_interrupted_counts_its_bad_images_once(images: Path, tmp_path: Path) -> None:
+    """One is met before the first stop, one between the two, one in validation."""
+    config = CONFIG.replace_keys({"data.name": str(images), "epochs": 1, "data.on_bad_image": "skip"})
+    listing = scan_folder(str(images))
+    steps = list(sampling.train_micro_batches(64, config.seed, 0, config.batch.split(1), 0))
+    for step in (0, 1):
+        spoil(Path(listing.train.path(int(steps[step][0][3]))))
+    spoil(Path(listing.val.path(0)))
+    for number in (1, 1):  # after its first step, and after the next one
+        with pytest.raises(TrainingStopped):
+            train(config, reporter=StopsAt(number), checkpoint_dir=tmp_path / "run")
+    resumed = train(config, reporter=ListReporter(), checkpoint_dir=tmp_path / "run").record
+    whole = train(config, reporter=ListReporter()).record
+    assert (resumed.bad_images, resumed.resumed_from_epoch) == (3, 0)
+    assert whole.bad_images == 3 and resumed.val_loss == whole.val_loss
+
+
+def test_the_default_folder_is_of_what_decides_the_outcome() -> None:
+    same = CONFIG.replace_keys({"data.on_bad_image": "skip", "data.loader_workers": 3, "data.pin_memory": False})
+    assert same.outcome_json() == CONFIG.outcome_json() == CONFIG.to_json()
+    assert CONFIG.replace_keys({"seed": 1}).outcome_json() != CONFIG.outcome_json()
+
+
+def test_skip_is_not_refused_for_what_it_skips(images: Path, tmp_path: Path) -> None:
+    packed = tmp_path / "packed"
+    assert pack.main([str(images), str(packed), "--workers", "1"]) == 0
+    files = PackedFiles(str(packed))
+    with (packed / files.info.shards[0].file).open("r+b") as shard:
+        shard.seek(int(files.columns()["offset"][0]))
+        shard.write(bytes(100))
+    (images / "train" / "dark" / "000.png").write_bytes(b"no image")
+    for path, message in ((images, "000.png"), (packed, "must be as it was packed")):
+        with pytest.raises(ConfigError, match=message):
+            describe(DataConfig(name=str(path)), open_some=True)
+        assert describe(DataConfig(name=str(path), on_bad_image="skip"), open_some=True).train_size == 64
+
+
+def test_the_range_test_ends_in_one_line(
+    config: Path, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path in (images / "train").rglob("*.png"):
+        spoil(path)
+    assert lr_find.main(["--config", str(config), "--output", str(tmp_path / "found")]) == 1
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1 and "failed: cannot read image" in said[0]
+
+
+# --- under Ray ---
+
+
+@pytest.mark.parametrize("kind", [ImageError, LoaderError])
+def test_of_rays_error_the_workers_own_is_taken(kind: type[Exception]) -> None:
+    from ray.train.v2.api.exceptions import WorkerGroupError
+
+    from bigbatch.train_loop.launch.ray_worker import _cause
+    from bigbatch.tune.trials.trial_run import _reason
+
+    met, lost = kind("cannot read a.png: it is no image"), RuntimeError("Connection closed by peer")
+    error = WorkerGroupError("of a test", {0: lost, 1: met})
+    assert _cause(error) is met and _reason(error) == "worker 1: cannot read a.png: it is no image"
+    other = WorkerGroupError("of a test", {0: lost})
+    assert _cause(other) is other and _reason(other).startswith("worker 0: ")
+
+
+def test_bad_images_are_named_in_the_log_of_the_trial_that_met_them(tmp_path: Path) -> None:
+    """One process of Ray's serves one trial after the other, and a trial again."""
+    from bigbatch.train_loop.launch.ray_worker import _trial_log
+
+    logger, ours = logging.getLogger("bigbatch.train_loop"), logging.getLogger("bigbatch.train_loop.data.source")
+    before = (list(logger.handlers), logger.propagate, logger.level)
+    try:
+        for name, rank in (("a", 0), ("b", 1), ("a", 0)):
+            _trial_log(tmp_path / f"{name}.log", rank)
+            ours.warning("met in %s", name)
+    finally:
+        for handler in logger.handlers:
+            handler.close()
+        logger.handlers[:], logger.propagate, level = before
+        logger.setLevel(level)
+    assert (tmp_path / "a.log").read_text().count("rank 0 WARNING met in a") == 2
+    assert (tmp_path / "b.log").read_text().count("rank 1 WARNING met in b") == 1
+
+
+@pytest.mark.exhaustive  # two starts of Ray; the parts are tested above
+def test_under_ray_it_is_one_line_after_one_restart_and_skip_goes_on(config: Path, images: Path) -> None:
+    numbers = itertools.chain(*(np.arange(8), np.arange(32, 40)))
+    listing = scan_folder(str(images)).train
+    for number in numbers:
+        spoil(Path(listing.path(int(number))))
+    command = [sys.executable, str(TRAIN), "--config", str(config), "--output", "out", "--workers", "2"]
+
+    def finish(*more: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*command, *more], cwd=config.parent, env=clean_environment(), capture_output=True, text=True, timeout=240
+        )
+
+    failed, log = finish(), config.parent / "out" / "train.log"
+    said = failed.stderr.splitlines()
+    assert failed.returncode == 1 and len(said) == 1 and "failed: cannot read image" in said[0], failed.stderr
+    assert log.read_text().count("in train_worker") <= 2, "each rank was started once to train"
+    done = finish("--on-bad-image", "skip")
+    assert done.returncode == 0, done.stderr
+    assert "replaced by the next image of its batch" in log.read_text()

@@ -1,0 +1,129 @@
+"""``data.drop_last=false``: the images that fill no global batch make a smaller last step."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from bigbatch.train_loop.config import BatchSplit, ConfigError, DataConfig
+from bigbatch.train_loop.data import sampling
+from bigbatch.train_loop.data.catalogue import open_data
+from bigbatch.train_loop.loop import assembly
+from bigbatch.train_loop.loop.train import TrainingStopped, train
+from bigbatch.train_loop.reporter import ListReporter
+from helpers.packed_sets import write_images
+from helpers.tiny_training import CONFIG, TRAIN_SIZE, StopsAt, TinySource, changed, install, plain_model, untimed
+
+PLAIN = changed(CONFIG, drop_last=False, epochs=2, schedule__name="constant", momentum=0.0, nesterov=False,
+                weight_decay=0.0, label_smoothing=0.0, precise_bn="off")  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "size, workers, accumulation, micro, last",
+    [
+        (1437, 2, 4, 16, 3),  # 29 images are left, in 8 micro-batches: 3 each, 5 left out
+        (1437, 1, 1, 256, 157),
+        (70, 1, 2, 8, 3),
+        (1440, 3, 2, 16, 0),  # nothing is left
+        (67, 1, 2, 8, 0),  # 3 images in 2 micro-batches: BatchNorm needs 2
+    ],
+)
+@pytest.mark.parametrize("repeats", [1, 3])
+def test_the_rest_of_an_epoch_is_a_step_of_equal_micro_batches(
+    size: int, workers: int, accumulation: int, micro: int, last: int, repeats: int
+) -> None:
+    split = BatchSplit(workers, accumulation, micro)
+    ranks = [
+        list(sampling.train_micro_batches(size, 7, 3, split, rank, repeats=repeats, drop_last=False))
+        for rank in range(workers)
+    ]
+    whole = size // split.global_size
+    assert {len(rank) for rank in ranks} == {whole + (last > 0)}
+    for number, rank in enumerate(ranks):
+        dropped = list(sampling.train_micro_batches(size, 7, 3, split, number, repeats=repeats))
+        assert np.array_equal(np.array(rank[:whole]), np.array(dropped))
+        assert [len(indices) for step in rank[whole:] for indices in step] == [last] * (accumulation if last else 0)
+    seen = Counter(int(i) for rank in ranks for step in rank for indices in step for i in indices)
+    assert set(seen.values()) == {1}
+    left_out = size - sum(seen.values())
+    assert left_out == size - whole * split.global_size - last * workers * accumulation
+    assert left_out < workers * accumulation or not last
+    # The same images however the step is cut over ranks.
+    alone = list(
+        sampling.train_micro_batches(
+            size, 7, 3, BatchSplit(1, workers * accumulation, micro), 0, repeats=repeats, drop_last=False
+        )
+    )
+    for step, micros in enumerate(alone):
+        merged = [ranks[j % workers][step][j // workers] for j in range(workers * accumulation)]
+        assert all(np.array_equal(a, b) for a, b in zip(micros, merged, strict=True))
+
+
+def test_training_is_sgd_over_batches_of_both_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against steps on whole batches at once, in float64: 4 of 16 images and one of 6."""
+    torch.manual_seed(PLAIN.seed)
+    model = plain_model().double()
+    images, labels = TinySource().train
+    for epoch in range(PLAIN.epochs):
+        order = torch.from_numpy(sampling.train_order(TRAIN_SIZE, PLAIN.seed, epoch))
+        for rows in order.split(16):
+            loss = torch.nn.functional.cross_entropy(model(images[rows].double()), labels[rows])
+            gradients = torch.autograd.grad(loss, list(model.parameters()))
+            with torch.no_grad():
+                for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+                    parameter -= PLAIN.optimizer.peak_lr * gradient
+    built = install(monkeypatch.setattr, plain_model)
+    reporter = ListReporter()
+    train(PLAIN, reporter=reporter, device=torch.device("cpu"))
+    for mine, reference in zip(built.model.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(mine.detach().double(), reference.detach(), rtol=1e-3, atol=1e-5)
+    assert [record.optimizer_steps for record in reporter.records] == [5, 10]
+
+
+def test_the_noise_scale_is_of_whole_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    noise = []
+    for drop_last in (True, False):
+        install(monkeypatch.setattr, plain_model)
+        reporter = ListReporter()
+        train(changed(PLAIN, drop_last=drop_last, epochs=1), reporter=reporter, device=torch.device("cpu"))
+        noise.append(reporter.records[0].noise_scale)
+    assert noise[0] == noise[1] is not None
+
+
+def test_a_resume_in_the_smaller_step_ends_alike(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    config = changed(CONFIG, drop_last=False)
+    install(monkeypatch.setattr)
+    whole = ListReporter()
+    train(config, reporter=whole, device=torch.device("cpu"))
+    for stop in (4, 5):
+        install(monkeypatch.setattr)
+        with pytest.raises(TrainingStopped):
+            train(config, reporter=StopsAt(stop), checkpoint_dir=tmp_path / str(stop), device=torch.device("cpu"))
+        rest = ListReporter()
+        train(config, reporter=rest, checkpoint_dir=tmp_path / str(stop), device=torch.device("cpu"))
+        assert untimed(rest.records) == untimed(whole.records)[-len(rest.records) :] and rest.records
+
+
+def test_a_resume_with_other_steps_an_epoch_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A rest of 6 is a step of one micro-batch, not of four."""
+    config = changed(CONFIG, drop_last=False)
+    install(monkeypatch.setattr)
+    with pytest.raises(TrainingStopped):
+        train(config, reporter=StopsAt(5), checkpoint_dir=tmp_path, device=torch.device("cpu"))
+    install(monkeypatch.setattr)
+    monkeypatch.setattr(assembly, "_split", lambda *_: BatchSplit(1, 4, 4))
+    with pytest.raises(ConfigError, match="as many steps an epoch as before, 5; got 4"):
+        train(config, reporter=ListReporter(), checkpoint_dir=tmp_path, device=torch.device("cpu"))
+
+
+@pytest.mark.parametrize("name", ["auto", "torchvision"])
+def test_every_loader_brings_it(name: str, tmp_path: Path) -> None:
+    root = write_images(tmp_path / "images", train=7, val=1, size=(60, 40))
+    source = open_data(DataConfig(str(root), 16, loader=name, loader_workers=1, drop_last=False))
+    steps = list(source.train_batches(0, 0, BatchSplit(1, 1, 8), 0, drop_last=False))
+    assert [len(labels) for step in steps for _, labels in step] == [8, 8, 5]
+    source.close()

@@ -1,0 +1,155 @@
+"""Who sees which image when: orders, micro-batches, validation's shares, repeated augmentation."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from bigbatch.train_loop.config import BatchSplit, ConfigError, DataConfig
+from bigbatch.train_loop.data import sampling
+from bigbatch.train_loop.data.catalogue import open_data
+from bigbatch.train_loop.data.source import Epoch
+from helpers.noise_images import write_noise_images
+
+
+@pytest.fixture(scope="module")
+def images_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_noise_images(tmp_path_factory.mktemp("images"))
+
+
+@pytest.mark.parametrize("workers, accumulation, micro", [(1, 1, 16), (2, 1, 8), (1, 2, 8), (3, 2, 5), (4, 4, 25)])
+def test_every_training_image_once_an_epoch_but_the_dropped_end(workers: int, accumulation: int, micro: int) -> None:
+    size, split = 1437, BatchSplit(workers, accumulation, micro)
+    ranks = [list(sampling.train_micro_batches(size, 7, 3, split, rank)) for rank in range(workers)]
+    steps = size // split.global_size
+    assert [len(rank) for rank in ranks] == [steps] * workers
+    assert {len(micros) for rank in ranks for micros in rank} == {accumulation}
+    assert {len(indices) for rank in ranks for micros in rank for indices in micros} == {micro}
+    seen = np.concatenate([indices for rank in ranks for micros in rank for indices in micros])
+    assert len(seen) == len(set(seen.tolist())) == steps * split.global_size
+    assert size - len(seen) < split.global_size
+
+
+def test_step_is_the_same_images_however_it_is_cut() -> None:
+    """Against the definition: micro-batch j of the global batch, on rank j % workers at step j // workers."""
+    size, micro = 100, 4
+    order = sampling.train_order(size, 1, 2)
+    assert sorted(order.tolist()) == list(range(size))
+    for workers, accumulation in ((1, 6), (2, 3), (3, 2), (6, 1)):
+        split = BatchSplit(workers, accumulation, micro)
+        for rank in range(workers):
+            for number, micros in enumerate(sampling.train_micro_batches(size, 1, 2, split, rank)):
+                for accumulated, indices in enumerate(micros):
+                    start = number * 24 + (accumulated * workers + rank) * micro
+                    assert indices.tolist() == order[start : start + micro].tolist()
+
+
+def test_order_depends_on_seed_and_epoch_only() -> None:
+    orders = {(s, e): tuple(sampling.train_order(50, s, e).tolist()) for s in range(4) for e in range(4)}
+    assert len(set(orders.values())) == 16
+    np.random.seed(1)
+    torch.manual_seed(1)
+    assert orders[2, 3] == tuple(sampling.train_order(50, 2, 3).tolist())
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 16, 360])
+@pytest.mark.parametrize("batch_size", [1, 5, 256])
+@pytest.mark.parametrize("workers", [1, 2, 3, 8])
+def test_validation_counts_each_image_once(size: int, batch_size: int, workers: int) -> None:
+    shares = [sampling.val_batches(size, batch_size, rank, workers) for rank in range(workers)]
+    seen = Counter(int(i) for share in shares for batch in share for i in batch)
+    assert seen == Counter(range(size))
+    assert all(1 <= len(batch) <= batch_size for share in shares for batch in share)
+    lengths = [sum(len(batch) for batch in share) for share in shares]
+    assert max(lengths) - min(lengths) <= 1
+
+
+@pytest.mark.parametrize(
+    "size, micro, count, workers, expected",
+    [
+        (1437, 128, 2048, 1, [11]),  # the whole set, 29 images left over
+        (1437, 128, 2048, 2, [6, 5]),
+        (1437, 128, 512, 3, [2, 1, 1]),
+        (1437, 100, 350, 2, [2, 1]),
+        (60, 100, 2048, 2, [1, 0]),  # not one whole micro-batch: one of all 60
+    ],
+)
+def test_bn_images_come_in_whole_micro_batches(
+    size: int, micro: int, count: int, workers: int, expected: list[int]
+) -> None:
+    ranks = [sampling.bn_batches(size, 0, 1, micro, count, rank, workers) for rank in range(workers)]
+    assert [len(batches) for batches in ranks] == expected
+    seen = [int(i) for batches in ranks for batch in batches for i in batch]
+    assert len(seen) == len(set(seen)) <= min(size, count)
+    assert {len(batch) for batches in ranks for batch in batches} == {min(micro, size)}
+    one = sampling.bn_batches(size, 0, 1, micro, count, 0, 1)
+    assert sorted(seen) == sorted(int(i) for batch in one for i in batch)
+
+
+# --- repeated augmentation ---
+
+
+@pytest.mark.parametrize("size, workers, repeats", [(1437, 4, 3), (60, 1, 3), (100, 3, 2), (50, 2, 64)])
+def test_repeated_augmentation_is_timms(size: int, workers: int, repeats: int) -> None:
+    """``RepeatAugSampler`` without its own shuffling gives places in the permutation, rank by rank."""
+    timm = pytest.importorskip("timm.data.distributed_sampler")
+    micro = 5
+    order = sampling.train_order(size, 3, 1)
+    for rank in range(workers):
+        theirs = timm.RepeatAugSampler(range(size), workers, rank, False, repeats, selected_round=0)
+        batches = sampling.train_micro_batches(size, 3, 1, BatchSplit(workers, 1, micro), rank, repeats=repeats)
+        mine = np.concatenate([micros[0] for micros in batches])
+        assert (mine % size).tolist() == order[list(theirs)][: len(mine)].tolist()
+        assert 0 <= len(theirs) - len(mine) <= micro + 1  # they fill the last batch, we leave it out
+
+
+def test_copies_share_a_step_but_no_micro_batch_and_no_augmentation(images_folder: Path) -> None:
+    size, repeats, split = 1437, 3, BatchSplit(2, 2, 30)
+    ranks = [list(sampling.train_micro_batches(size, 7, 3, split, rank, repeats=repeats)) for rank in (0, 1)]
+    assert len(ranks[0]) == size // split.global_size
+    repeated = np.repeat(sampling.train_order(size, 7, 3), repeats)
+    for step in range(len(ranks[0])):
+        entries = np.concatenate([micro for rank in ranks for micro in rank[step]])
+        expected = repeated[step * split.global_size : (step + 1) * split.global_size]
+        assert Counter((entries % size).tolist()) == Counter(expected.tolist())
+        assert set(Counter((entries % size).tolist()).values()) <= {1, 2, 3}  # 1, 2: cut by the step's ends
+        assert len(set(entries.tolist())) == len(entries)
+    for rank in ranks:
+        for micros in rank:
+            assert all(len(set((micro % size).tolist())) == len(micro) for micro in micros)
+    # The very same steps on one worker, and from the middle of an epoch.
+    alone = list(sampling.train_micro_batches(size, 7, 3, BatchSplit(1, 4, 30), 0, repeats=repeats))
+    merged = [[m for pair in zip(a, b, strict=True) for m in pair] for a, b in zip(*ranks, strict=True)]
+    assert all(np.array_equal(a, b) for x, y in zip(alone, merged, strict=True) for a, b in zip(x, y, strict=True))
+    rest = list(sampling.train_micro_batches(size, 7, 3, split, 1, start_step=5, repeats=repeats))
+    assert all(np.array_equal(a, b) for x, y in zip(rest, ranks[1][5:], strict=True) for a, b in zip(x, y, strict=True))
+
+    for config in (DataConfig(augment_repeats=3), DataConfig(str(images_folder), 16, augment_repeats=3)):
+        source = open_data(config)
+        size = source.info.train_size
+        indices = np.array([4, 4 + size, 4 + 2 * size])
+        images, labels = next(iter(source.read_train([indices], Epoch(1, 2))))
+        assert labels.unique().numel() == 1 and not torch.equal(images[0], images[1])
+        assert not torch.equal(images[1], images[2])
+        once = open_data(dataclasses.replace(config, augment_repeats=1))
+        assert torch.equal(next(iter(once.read_train([indices[:1]], Epoch(1, 2))))[0][0], images[0])
+        batches = list(source.train_batches(0, 0, BatchSplit(1, 3, 4), 0))
+        assert len(batches) == size // 12
+
+
+def test_impossible_repeats_are_refused_and_none_are_made_without_augmentation() -> None:
+    for repeats in (0, 65):
+        with pytest.raises(ConfigError, match="augment_repeats must be 1 to 64"):
+            DataConfig(augment_repeats=repeats)
+    assert DataConfig(augment_repeats=3).copies == 3 and DataConfig(augment_repeats=3, augment=False).copies == 1
+
+
+@pytest.mark.parametrize("rank, start_step", [(2, 0), (-1, 0), (0, -1)])
+def test_impossible_rank_or_step_is_refused(rank: int, start_step: int) -> None:
+    with pytest.raises(ValueError, match="rank must be below 2"):
+        list(sampling.train_micro_batches(100, 0, 0, BatchSplit(2, 1, 4), rank, start_step))

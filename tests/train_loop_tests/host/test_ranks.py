@@ -1,0 +1,102 @@
+"""Ranks from Slurm's variables, with the values that a real srun sets, and two processes that meet by them."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+
+from bigbatch.cluster.host.slurm_values import first_host
+from bigbatch.train_loop.config import (
+    BatchConfig,
+    DataConfig,
+    ModelConfig,
+    OptimizerConfig,
+    TrainConfig,
+)
+from bigbatch.train_loop.host.ranks import Launch, launched, port_of
+from helpers.ranks import STEP, start_ranks
+
+
+@pytest.mark.parametrize(
+    ("node_list", "host"),
+    [
+        ("n1", "n1"),
+        ("n[1-3]", "n1"),
+        ("jwb[0021-0024,0101]", "jwb0021"),
+        ("r3i2n[7,9-11],r4i0n0", "r3i2n7"),
+        ("gpu-a,gpu-b", "gpu-a"),
+        ("c[12-14].hpc", "c12.hpc"),
+    ],
+)
+def test_the_master_is_the_first_node_of_the_list(node_list, host):
+    assert first_host(node_list) == host
+
+
+def test_a_step_of_several_tasks_is_a_launch_and_one_task_or_a_batch_script_is_none():
+    launch = launched(STEP)
+    assert launch == Launch("srun", 4, 0, 6, 2, ("n1", port_of(1234567, 2))) and launch.nodes == 3
+    assert launched({**STEP, "SLURM_STEP_NUM_TASKS": "1"}) is None  # srun --pty bash, a Ray job's driver
+    assert launched({k: v for k, v in STEP.items() if "STEP" not in k} | {"SLURM_NTASKS": "6"}) is None
+    assert launched({}) is None
+
+
+def test_uneven_tasks_a_suffix_and_a_given_master_are_respected():
+    uneven = {**STEP, "SLURM_STEP_TASKS_PER_NODE": "4,1(x2)"}
+    assert launched(uneven).on_node == 1 and launched({**uneven, "SLURM_NODEID": "0"}).on_node == 4
+    assert launched({**STEP, "BIGBATCH_HOST_SUFFIX": "i"}).master[0] == "n1i"
+    given = launched({**STEP, "MASTER_ADDR": "elsewhere", "MASTER_PORT": "77"})
+    assert given.master == ("elsewhere", 77)
+
+
+def test_torchruns_own_variables_come_first():
+    env = {**STEP, "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    launch = launched(env)
+    assert (launch.by, launch.rank, launch.world_size, launch.master) == ("torchrun", 1, 2, None)
+
+
+def test_ports_of_steps_and_of_jobs_that_follow_each_other_differ():
+    ports = {port_of(job, step) for job in range(500000, 500050) for step in range(3)}
+    assert len(ports) == 150 and all(15000 <= port < 20000 for port in ports)
+
+
+@pytest.fixture
+def best(tmp_path: Path, tiny_images: Path) -> Path:
+    config = TrainConfig(
+        epochs=60,
+        precise_bn="off",
+        model=ModelConfig(name="shufflenet_v2_x0_5"),
+        data=DataConfig(name=str(tiny_images), image_size=16),
+        batch=BatchConfig(global_size=16),
+        optimizer=OptimizerConfig(peak_lr=0.01),
+    )
+    (tmp_path / "best.json").write_text(config.to_json())
+    return tmp_path / "best.json"
+
+
+def test_two_tasks_train_together_stop_on_sigterm_with_a_checkpoint_and_go_on(best):
+    ranks = start_ranks(best)
+    for line in ranks[0].stdout:
+        if "epoch  3/60" in line:
+            break
+    for rank in ranks:  # as scancel does to a step's tasks
+        rank.send_signal(signal.SIGTERM)
+    ends = [rank.communicate(timeout=300) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [143, 143], ends
+    assert "srun" in ends[0][1] and "resume" in ends[0][1] and ends[1] == ("", "")
+
+    ranks = start_ranks(best)
+    ends = [rank.communicate(timeout=600) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], ends
+    assert "resumed after" in ends[0][0] and ends[1][0] == "", "one rank speaks"
+    result = json.loads((best.parent / "out" / "result.json").read_text())
+    assert result["workers"] == 2 and [r["epoch"] for r in result["history"]] == list(range(1, 61))
+
+
+def test_workers_that_do_not_match_the_step_are_refused_once(best):
+    ranks = start_ranks(best, "--workers", "3")
+    ends = [rank.communicate(timeout=300) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [2, 2]
+    assert "srun started 2 workers" in ends[0][1] and ends[1][1] == ""

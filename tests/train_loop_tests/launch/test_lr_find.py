@@ -1,0 +1,129 @@
+"""The range test: on a quadratic whose stable rates are known, on curves made by hand, and as a command."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+from bigbatch.train_loop.config import OptimizerConfig
+from bigbatch.train_loop.launch.lr_find import (
+    Progress,
+    default_range,
+    lr_find,
+    main,
+    range_test,
+    svg,
+)
+from helpers.tiny_training import CONFIG, changed, install
+
+
+def test_on_a_quadratic_the_explosion_is_where_theory_says() -> None:
+    """L = ½·k·θ² + 1 under gradient descent: diverges above 2/k."""
+    k, theta = 4.0, [1e3]
+
+    def step(rate: float) -> float:
+        loss = 0.5 * k * theta[0] ** 2 + 1
+        theta[0] -= rate * k * theta[0]
+        return loss
+
+    finding = range_test(step, 1e-6, 1e3, 200)
+    assert finding.exploded_at is not None and 2 / k < finding.exploded_at < 30 * 2 / k
+    assert 1e-3 < finding.steepest < 2 / k
+    assert finding.steepest <= finding.minimum
+    assert 1e-3 < finding.suggestion < 2 / k
+    assert len(finding.rates) == len(finding.losses) == len(finding.smoothed) < 200
+    ratios = [b / a for a, b in zip(finding.rates, finding.rates[1:], strict=False)]
+    assert ratios == pytest.approx([ratios[0]] * len(ratios))
+
+
+def test_minimum_and_steepest_of_a_curve_made_by_hand() -> None:
+    """A sigmoid in log(rate) that falls fastest at 1e-2 and a wall at 1."""
+
+    def loss(rate: float) -> float:
+        return 2 / (1 + math.exp(4 * (math.log10(rate) + 2))) + 0.2 * rate**2 + 0.5
+
+    finding = range_test(loss, 1e-5, 100.0, 300)
+    assert finding.steepest == pytest.approx(1e-2, rel=1.5)  # the mean over 10 steps lags by 0.23 decades
+    assert 0.1 < finding.minimum < 1.5
+    assert finding.suggestion == pytest.approx(min(math.sqrt(finding.minimum * finding.steepest), finding.minimum / 3))
+
+
+def test_a_range_that_ends_too_early_or_begins_too_late_is_said() -> None:
+    assert range_test(lambda rate: 1 - rate, 1e-3, 1e-2, 20).exploded_at is None
+    with pytest.raises(ValueError, match="finite for 10 steps"):
+        range_test(lambda rate: math.nan, 1e-3, 1.0, 50)
+    for bad in ((0.0, 1.0, 50), (1.0, 1.0, 50), (1e-3, 1.0, 5), (1e-3, math.inf, 50)):
+        with pytest.raises(ValueError, match="rises from above 0"):
+            range_test(lambda rate: 1.0, *bad)
+
+
+def test_the_range_is_wide_enough_for_each_optimizer() -> None:
+    assert default_range(OptimizerConfig(name="lars")) == pytest.approx((1e-2, 1e3))
+    assert default_range(OptimizerConfig(name="lars", trust_coefficient=0.01)) == pytest.approx((1e-3, 100.0))
+    for name, low, high in (("sgd", 1e-3, 10.0), ("lamb", 1e-4, 0.1), ("adamw", 1e-5, 0.01)):
+        first, last = default_range(OptimizerConfig(name=name))
+        assert first < low and high < last
+
+
+@pytest.mark.parametrize("name", ["sgd", "lars", "lamb"])
+def test_the_loops_own_steps_are_taken_at_rising_rates(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    built = install(monkeypatch.setattr)
+    config = changed(CONFIG, optimizer__name=name)
+    finding = lr_find(config, first=1e-3, last=1e3, steps=30)
+    assert built.rates[: len(finding.rates)] == pytest.approx(list(finding.rates))
+    assert finding.losses[0] == pytest.approx(math.log(4), rel=0.4)
+    assert lr_find(config, first=1e-3, last=1e3, steps=30) == finding
+
+
+def test_the_plot_is_an_svg_with_its_marks() -> None:
+    finding = range_test(lambda rate: 1 / (1 + rate) + rate**2, 1e-3, 100.0, 60)
+    root = ElementTree.fromstring(svg(finding, "a < b & c"))
+    texts = [node.text or "" for node in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert "a < b & c" in texts and "1e-2" in texts
+    assert any(text.startswith("suggestion") for text in texts)
+    assert sum(1 for _ in root.iter("{http://www.w3.org/2000/svg}polyline")) == 2
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_is_a_line_every_ten_seconds_and_on_a_terminal_one_that_is_drawn_anew() -> None:
+    now, pipe, terminal = [0.0], io.StringIO(), Terminal()
+    for out in (pipe, terminal):
+        now[0] = 0.0
+        with Progress(50, out, lambda: now[0]) as progress:
+            for step in range(1, 51):
+                now[0] += 0.5
+                progress.step(step, 0.01 * step, 1 / step)
+    assert pipe.getvalue() == "step 20 of 50: lr 0.2, loss 0.0500\nstep 40 of 50: lr 0.4, loss 0.0250\n"
+    assert terminal.getvalue().count("\r") == 50 and terminal.getvalue().count("\n") == 1
+
+
+def test_each_step_of_a_range_test_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch.setattr)
+    told: list[tuple[int, float, float]] = []
+    finding = lr_find(CONFIG, first=1e-3, last=0.1, steps=12, say=lambda *step: told.append(step))
+    assert told == [(n, *values) for n, values in enumerate(zip(finding.rates, finding.losses, strict=True), 1)]
+
+
+def test_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    install(monkeypatch.setattr)
+    source = tmp_path / "config.json"
+    source.write_text(CONFIG.to_json())
+    output = tmp_path / "out"
+    assert main(["--config", str(source), "--set", "optimizer=lars", "--steps", "20", "--output", str(output)]) == 0
+    printed = capsys.readouterr().out
+    assert "suggested peak lr" in printed
+    values = json.loads((output / "lr_find.json").read_text())
+    assert values["config"]["optimizer"]["name"] == "lars" and len(values["rates"]) == len(values["losses"])
+    assert (output / "lr_find.svg").read_text().startswith("<svg")
+    for wrong in (["--steps", "3"], ["--first", "0"], ["--set", "peek_lr=1"], ["--data", "nowhere"]):
+        assert main(["--config", str(source), "--output", str(output), *wrong]) == 2
+        assert len(capsys.readouterr().err.strip().splitlines()) == 1

@@ -1,0 +1,132 @@
+"""The private Ray's folder and clean-up: its own things go, nobody else's."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from bigbatch.cluster.host import private_folder, processes
+from bigbatch.train_loop.config import ConfigError
+from bigbatch.train_loop.launch import ray_session
+from helpers.paths import ROOT
+
+
+def sleeper(word: str) -> subprocess.Popen:
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)", word])
+    # A new process has its command line only after a moment.
+    assert processes.wait_until(lambda: word.encode() in Path(f"/proc/{process.pid}/cmdline").read_bytes(), 60)
+    return process
+
+
+def test_the_folder_is_private_and_its_path_short_enough_for_sockets(monkeypatch, tmp_path):
+    folder, _owner = ray_session.private_folder()
+    try:
+        assert folder.stat().st_mode & 0o777 == 0o700
+        assert len(f"{folder}/r/session_2026-11-21_10-00-00_000000_1234567/sockets/plasma_store") <= 107
+    finally:
+        (folder / "owner").unlink()
+        folder.rmdir()
+
+
+def test_a_long_temporary_folder_falls_back_to_a_short_one_or_is_refused(monkeypatch, tmp_path):
+    long = tmp_path / ("x" * 90)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    folder, _owner = ray_session.private_folder()
+    assert not str(folder).startswith(str(long))
+    (folder / "owner").unlink()
+    folder.rmdir()
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(ConfigError, match="TMPDIR"):
+        ray_session.private_folder()
+
+
+def test_only_processes_that_name_the_folder_are_ended(tmp_path):
+    ours, others = tmp_path / "bb-ray-a", tmp_path / "bb-ray-ab"
+    mine, neighbour = sleeper(f"/ray/ {ours}/session"), sleeper(f"/ray/ {others}/session")
+    reader = sleeper(f"{ours}/session/logs")
+    try:
+        processes.end_processes_of(ours)
+        mine.wait(60)  # its command line goes a moment before it
+        assert neighbour.poll() is None and reader.poll() is None
+    finally:
+        for process in (mine, neighbour, reader):
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def short_tmp():
+    """A temporary folder with a path that leaves room for sockets."""
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="t") as folder:
+        yield Path(folder)
+
+
+def test_folders_of_living_searches_stay_and_those_of_killed_ones_go(monkeypatch, short_tmp):
+    tmp_path = short_tmp
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    living, _owner = ray_session.private_folder()
+    code = (
+        "import tempfile, sys, os, signal; tempfile.tempdir = sys.argv[1]\n"
+        "from bigbatch.train_loop.launch.ray_session import private_folder\n"
+        "made = private_folder(); print(made[0], flush=True); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    killed = Path(subprocess.run(command, cwd=ROOT / "src", capture_output=True, text=True).stdout.strip())
+    assert killed.is_dir() and killed.parent == tmp_path
+    (tmp_path / f"{ray_session.PREFIX}ba4e").mkdir()  # about to get its owner
+    old = tmp_path / f"{ray_session.PREFIX}01d0"
+    (old / "r").mkdir(parents=True)  # made again by a Ray process that outlived its search
+    notes, more_notes = (tmp_path / f"{ray_session.PREFIX}{name}" for name in ("notes", "cafe"))
+    for folder in (notes, more_notes):  # the user's own
+        folder.mkdir()
+        (folder / "thesis.txt").touch()
+    for folder in (old, notes, more_notes):
+        os.utime(folder, (time.time() - 300,) * 2)
+    (tmp_path / "somebody-elses").mkdir()
+    ray_session.remove_stale_folders()
+    stay = {living.name, "bb-ray-ba4e", "somebody-elses", notes.name, more_notes.name}
+    assert {p.name for p in tmp_path.iterdir()} == stay
+
+
+def test_workers_find_this_repository_first_and_never_the_folder_of_a_script(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["/elsewhere", str(ROOT / "src")]))
+    assert ray_session.python_path().split(os.pathsep) == [str(ROOT / "src"), "/elsewhere"]
+    assert str(Path(ROOT, "tune")) not in ray_session.python_path().split(os.pathsep)
+
+
+def test_a_folder_that_a_dying_process_makes_again_goes_too(short_tmp, monkeypatch):
+    folder = short_tmp / f"{ray_session.PREFIX}x"
+    folder.mkdir()
+    calls = []
+    real = private_folder.shutil.rmtree
+
+    def rmtree(path, **options):
+        real(path, **options)
+        calls.append(path)
+        if calls == [folder]:
+            (folder / "r" / "session").mkdir(parents=True)
+
+    monkeypatch.setattr(private_folder.shutil, "rmtree", rmtree)
+    private_folder.remove_folder(folder)
+    assert not folder.exists() and calls.count(folder) == 2
+
+
+def test_an_address_where_somebody_listens_passes_and_others_are_refused_at_once(monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    ray_session.check_reachable("auto")  # Ray looks for a cluster of this machine
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        ray_session.check_reachable(f"127.0.0.1:{port}")
+        ray_session.check_reachable(f"ray://127.0.0.1:{port}")
+    monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{port}")
+    for address in ("auto", f"127.0.0.1:{port}", "nowhere", "127.0.0.1:99999", "no.such.host.invalid:6379"):
+        with pytest.raises(ConfigError, match="--address"):
+            ray_session.check_reachable(address)

@@ -1,0 +1,189 @@
+"""A full run under Ray Train, as ``python train_loop/run.py`` starts it: kill, resume, Ctrl-C."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from bigbatch.cluster.host.allocation import usable_cpus
+from bigbatch.train_loop.config import (
+    BatchConfig,
+    DataConfig,
+    ModelConfig,
+    OptimizerConfig,
+    TrainConfig,
+)
+from helpers.paths import ROOT, TRAIN
+from helpers.processes import clean_environment, wait_gone
+
+EPOCHS = 120
+"""Enough that a signal arrives long before the end on any machine."""
+
+
+@pytest.fixture
+def best_json(tiny_images: Path, tmp_path: Path) -> Path:
+    config = TrainConfig(
+        epochs=2,
+        precise_bn="off",
+        model=ModelConfig(name="shufflenet_v2_x0_5"),
+        data=DataConfig(name=str(tiny_images), image_size=16),
+        batch=BatchConfig(global_size=16),
+        optimizer=OptimizerConfig(peak_lr=0.01),
+    )
+    path = tmp_path / "best.json"
+    path.write_text(config.to_json())
+    return path
+
+
+def start(*arguments: object, cwd: Path) -> subprocess.Popen:
+    command = [sys.executable, str(TRAIN), *map(str, arguments)]
+    return subprocess.Popen(
+        command, cwd=cwd, env=clean_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+
+
+def read_until_epoch(process: subprocess.Popen, epoch: int) -> None:
+    """Read until an epoch from ``epoch`` on is shown: what was killed may have trained on before it died."""
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        match = re.match(r"epoch +(\d+)/", line)
+        if match and int(match[1]) >= epoch:
+            return
+    raise AssertionError("".join(lines) + process.stderr.read())
+
+
+@pytest.mark.slow
+def test_a_full_run_on_two_workers_survives_a_kill_and_ctrl_c_and_trains_each_epoch_once(best_json, tmp_path):
+    """Point 11."""
+    changes = (f"epochs={EPOCHS}", "data.loader_workers=1")  # loader processes inside Ray workers end with them
+    arguments = ("--config", best_json, "--set", *changes, "--workers", 2, "--output", "full")
+    arguments = (*arguments, "--checkpoint-every-s", 1)
+    first = start(*arguments, cwd=tmp_path)
+    read_until_epoch(first, 3)
+    for process in [*psutil.Process(first.pid).children(recursive=True), psutil.Process(first.pid)]:
+        with contextlib.suppress(psutil.NoSuchProcess):  # those that are left end by themselves, too
+            process.kill()
+    first.wait()
+
+    for signum, code, epoch in ((signal.SIGINT, 130, 8), (signal.SIGTERM, 143, 16)):
+        stopped = start(*arguments, cwd=tmp_path)
+        read_until_epoch(stopped, epoch)
+        stopped.send_signal(signum)
+        _, errors = stopped.communicate(timeout=300)
+        assert stopped.returncode == code and "--config" in errors and "resume" in errors, errors
+        assert "Traceback" not in errors
+        assert (tmp_path / "full" / "checkpoints" / "latest.pt").exists()
+
+    third = start(*arguments, cwd=tmp_path)
+    output, errors = third.communicate(timeout=900)
+    assert third.returncode == 0, errors
+    result = json.loads((tmp_path / "full" / "result.json").read_text())
+    assert [r["epoch"] for r in result["history"]] == list(range(1, EPOCHS + 1))
+    assert result["workers"] == 2 and result["config"]["epochs"] == EPOCHS
+    resumed = result["history"][-1]["resumed_from_epoch"]
+    assert resumed is not None and resumed >= 15, "it went on from the checkpoint, not from the first epoch"
+    folder = re.search(r"token in (\S+)/token", output)
+    assert folder and wait_gone(folder.group(1)) == [] and not Path(folder.group(1)).exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("--config", "nowhere.json"), "nowhere.json"),
+        (("--config", "best.json", "--set", "epocs=3"), "epochs"),
+        (("--config", "best.json", "--workers", "3"), "divide"),
+        (("--config", "best.json", "--workers", "512"), "divide"),
+        (("--confg", "best.json"), "--config"),
+    ],
+)
+def test_wrong_input_is_one_line_and_exit_code_2(arguments, expected, best_json, tmp_path):
+    process = start(*arguments, cwd=tmp_path)
+    output, errors = process.communicate(timeout=240)
+    assert process.returncode == 2 and expected in errors
+    assert len(errors.strip().splitlines()) == 1 and "Ray" not in output
+
+
+def test_more_workers_than_cores_are_refused_with_their_number(best_json, tmp_path):
+    process = start("--config", best_json, "--set", "global_size=64", "--workers", 64, "--output", "o", cwd=tmp_path)
+    output, errors = process.communicate(timeout=240)
+    assert process.returncode == 2 and f"there are {usable_cpus()}" in errors and "--workers" in errors
+    assert output == "" and not (tmp_path / "o").exists()
+
+
+def test_an_output_that_cannot_be_made_after_all_is_refused_in_one_line(best_json, tmp_path):
+    process = start("--config", best_json, "--output", "/proc/bigbatch", cwd=tmp_path)
+    _, errors = process.communicate(timeout=240)
+    assert process.returncode == 2 and len(errors.strip().splitlines()) == 1 and "--output" in errors
+
+
+@pytest.mark.slow
+def test_a_reader_that_leaves_ends_no_run(best_json, tmp_path):
+    command = f"set -o pipefail; {sys.executable} {TRAIN} --config {best_json} --output full | head -1"
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=tmp_path, env=clean_environment(), capture_output=True, text=True
+    )
+    assert done.returncode == 0 and done.stderr == ""
+    assert (tmp_path / "full" / "result.json").exists()
+
+
+def test_two_runs_never_write_one_folder(best_json, tmp_path):
+    arguments = ("--config", best_json, "--set", "epochs=400", "--output", "full")
+    first = start(*arguments, cwd=tmp_path)
+    read_until_epoch(first, 2)
+    second = start(*arguments, cwd=tmp_path)
+    _, errors = second.communicate(timeout=240)
+    assert second.returncode == 2 and f"process {first.pid}" in errors and len(errors.strip().splitlines()) == 1
+    os.killpg(first.pid, signal.SIGTERM)  # a closed terminal, timeout, a batch system: the whole group
+    _, errors = first.communicate(timeout=240)
+    assert first.returncode == 143 and "To resume" in errors and "Traceback" not in errors
+    assert (tmp_path / "full" / "checkpoints" / "latest.pt").exists()
+
+
+CORES = """
+import sys
+from pathlib import Path
+from bigbatch.train_loop.config import TrainConfig
+from bigbatch.train_loop.launch.ray_session import LocalRay
+from bigbatch.train_loop.launch.trial_task import TrialTask
+
+def worker(task):
+    from bigbatch.train_loop.launch import ray_worker
+    from bigbatch.train_loop.loop import train as loop
+    from bigbatch.train_loop.data.loading.cores import cores_a_rank
+
+    loop.train = lambda *_, **__: Path(task["ray_storage"], "seen").write_text(str(cores_a_rank()))
+    return ray_worker.train_worker(task)
+
+folder = sys.argv[1]
+task = TrialTask(
+    name="cores", config=TrainConfig(), workers=1, worker_resources={"CPU": 2.0}, restarts=0, checkpoint_every_s=0.0,
+    ray_storage=Path(folder), **{name: Path(folder, name, name) for name in ("checkpoint_dir", "stop_file", "log_file")}
+)
+with LocalRay(3, 0, Path(folder, "ray.log")):
+    from ray.train import RunConfig, ScalingConfig
+    from ray.train.torch import TorchTrainer
+
+    scaling = ScalingConfig(num_workers=1, resources_per_worker={"CPU": 2.0})
+    run = RunConfig(storage_path=folder)
+    TorchTrainer(worker, train_loop_config=task.to_dict(), scaling_config=scaling, run_config=run).fit()
+"""
+
+
+@pytest.mark.exhaustive
+def test_a_workers_cores_are_those_that_ray_gave_it_whatever_the_users_threads_are(tmp_path):
+    env = {**clean_environment(), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", CORES, tmp_path], env=env, cwd=ROOT / "src", capture_output=True, text=True, timeout=600
+    )
+    assert (tmp_path / "seen").read_text() == "2", done.stderr

@@ -1,0 +1,281 @@
+"""``train_loop/run.py`` as it is typed: real torchrun, really killed, and wrong input."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bigbatch.train_loop.config import (
+    BatchConfig,
+    DataConfig,
+    ModelConfig,
+    OptimizerConfig,
+    TrainConfig,
+)
+from bigbatch.train_loop.launch.command import main
+from bigbatch.train_loop.loop.train import train
+from bigbatch.train_loop.reporter import EpochRecord, ListReporter
+from helpers.paths import ROOT, TRAIN
+from helpers.processes import clean_environment
+
+EPOCHS = 24
+
+
+@pytest.fixture
+def best(tmp_path: Path, tiny_images: Path) -> Path:
+    """A search's best.json: a small network with dropout, 2 steps an epoch of 4 micro-batches."""
+    config = TrainConfig(
+        epochs=4,
+        model=ModelConfig(name="squeezenet1_1"),
+        data=DataConfig(name=str(tiny_images), image_size=32),
+        batch=BatchConfig(global_size=32, micro_size=8),
+        optimizer=OptimizerConfig(peak_lr=0.005),
+    )
+    path = tmp_path / "best.json"
+    path.write_text(json.dumps({"value": 0.9, "trial": 3, "config": config.to_dict()}))
+    return path
+
+
+@pytest.fixture
+def torchrun(best: Path, tmp_path: Path) -> Iterator[Callable[[], subprocess.Popen[str]]]:
+    """Start the full run on two ranks, in a process group of its own."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start() -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(TRAIN),
+             "--config", "best.json", "--set", f"epochs={EPOCHS}", "--output", "out", "--checkpoint-every-s", "0"],
+            cwd=tmp_path,
+            env={**clean_environment(), "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )  # fmt: skip
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        end_session(process)
+
+
+def end_session(process: subprocess.Popen[str]) -> None:
+    """SIGKILL for torchrun, then for its workers: it puts each in a session of its own."""
+    import psutil
+
+    try:
+        family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return
+    for member in family:
+        try:
+            member.kill()
+        except psutil.NoSuchProcess:
+            pass
+    process.wait(timeout=120)
+    psutil.wait_procs(family[1:], timeout=120)
+
+
+def read_until(process: subprocess.Popen[str], text: str) -> str:
+    """Output up to the line that holds ``text``."""
+    assert process.stdout is not None
+    seen = ""
+    for line in process.stdout:
+        seen += line
+        if text in line:
+            return seen
+    raise AssertionError(f"{text!r} never came:\n{seen}")
+
+
+def epochs_in(output: str) -> list[int]:
+    return [int(number) for number in re.findall(r"^epoch +(\d+)/", output, flags=re.MULTILINE)]
+
+
+def test_killed_and_interrupted_run_ends_as_one_that_was_not(
+    torchrun: Callable[[], subprocess.Popen[str]], best: Path, tmp_path: Path
+) -> None:
+    """SIGKILL after some epochs, Ctrl-C after some more, then to the end."""
+    killed = torchrun()
+    first = read_until(killed, f"epoch  3/{EPOCHS}")
+    end_session(killed)
+    assert killed.stdout is not None
+    first += killed.stdout.read()  # epochs that went by before the signal came
+
+    interrupted = torchrun()
+    second = read_until(interrupted, f"epoch {epochs_in(first)[-1] + 2:2}/{EPOCHS}")
+    os.killpg(interrupted.pid, signal.SIGINT)
+    assert interrupted.stdout is not None
+    second += interrupted.stdout.read()  # not communicate: it knows nothing of lines that were read ahead
+    assert interrupted.wait(240) not in (0, 2)
+    assert (
+        f"To resume: torchrun --nproc-per-node 2 {TRAIN} --config best.json --set epochs={EPOCHS} --output out"
+        in second
+    )
+    assert "Traceback" not in second.split("To resume")[0]
+
+    last = torchrun()
+    third = last.communicate(timeout=300)[0]
+    assert last.returncode == 0, third
+    reported = epochs_in(first) + epochs_in(second) + epochs_in(third)
+    # The checkpoint comes before the report: at the kill one line may be lost, none comes twice.
+    assert reported == sorted(set(reported)) and len(reported) >= EPOCHS - 1
+    compare_with_one_process(json.loads((tmp_path / "out" / "result.json").read_text()))
+
+
+def compare_with_one_process(result: dict[str, Any]) -> None:
+    """Same micro-batches on one worker: equal but for the order of float32 sums, over 48 steps."""
+    config = TrainConfig.from_dict(result["config"])
+    assert (config.epochs, result["workers"]) == (EPOCHS, 2)
+    torch.set_num_threads(1)
+    whole = train(config, reporter=ListReporter(), device=torch.device("cpu")).history
+    resumed = [EpochRecord.from_dict(values) for values in result["history"]]
+    assert [r.epoch for r in resumed] == list(range(1, EPOCHS + 1))
+    assert [r.optimizer_steps for r in resumed] == [r.optimizer_steps for r in whole]
+    assert [r.learning_rate for r in resumed] == [r.learning_rate for r in whole]
+    for key in ("train_loss", "val_loss"):
+        assert [getattr(r, key) for r in resumed] == pytest.approx([getattr(r, key) for r in whole], rel=1e-3), key
+    assert result["record"] == result["history"][-1]
+    best = max(resumed, key=lambda r: (r.val_top1, -r.epoch))
+    assert result["best"] == {"epoch": best.epoch, "val_top1": best.val_top1}
+    assert len({r.resumed_from_epoch for r in resumed}) == 3
+
+
+def say(value: str) -> Callable[[Path], list[str]]:
+    return lambda tmp_path: ["--set", value]
+
+
+BAD_INPUT: dict[str, tuple[Callable[[Path], list[str]], str]] = {
+    "unknown key": (say("epoch=3"), "Did you mean 'epochs'?"),
+    "value out of range": (say("epochs=0"), "epochs must be 1 to 100000; got 0"),
+    "batch that exceeds the data": (say("global_size=128"), "64 training images"),
+    "unknown network": (say("model.name=resnet19"), "resnet18"),
+    "network left to the plan": (say("model.name=auto"), "--set model.name=resnet50"),
+    "batch that does not divide": (lambda p: ["--workers", "3"], "batch.global_size must divide"),
+    "workers": (lambda p: ["--workers", "0"], "--workers must be at least 1; got 0"),
+    "data": (lambda p: ["--data", "nowhere/at/all"], "the data path must exist; got 'nowhere/at/all'"),
+    "data twice": (lambda p: ["--data", "digits", "--set", "data.name=digits"], "set once"),
+    "time": (lambda p: ["--checkpoint-every-s", "-1"], "--checkpoint-every-s must be at least 0; got -1"),
+    "time that is none": (lambda p: ["--checkpoint-every-s", "nan"], "--checkpoint-every-s must be at least 0"),
+    "option": (lambda p: ["--epoch", "3"], "no such option; got '--epoch'"),
+    "output is a file": (lambda p: ["--output", str(p / "best.json")], "--output must be a folder"),
+    "output below a file": (lambda p: ["--output", str(p / "best.json" / "x")], "--output must be a folder"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_INPUT)
+def test_wrong_input_is_one_line_and_2(
+    case: str, best: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    arguments, named = BAD_INPUT[case]
+    expect_refusal(["--config", str(best), *arguments(tmp_path)], named, tmp_path, monkeypatch, capfd)
+
+
+def expect_refusal(
+    argv: list[str],
+    named: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    try:
+        code = main(argv)
+    except SystemExit as left:
+        code = left.code if isinstance(left.code, int) else -1
+    out, err = capfd.readouterr()
+    assert code == 2
+    assert named in err and err.count("\n") == 1 and "error: " in err
+    assert out == "" and sorted(tmp_path.rglob("*")) == before  # nothing was started or written
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        (None, "--config must be a readable file; got"),
+        ("{", "a configuration is JSON"),
+        ("[1]", "a configuration is a JSON object"),
+        ('{"config": 3}', "a configuration is a JSON object"),
+        ('{"epoch": 3}', "Did you mean 'epochs'?"),
+    ],
+)
+def test_unreadable_configuration_is_refused(
+    content: str | None,
+    named: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    path = tmp_path / "c.json"
+    if content is not None:
+        path.write_text(content)
+    expect_refusal(["--config", str(path)], named, tmp_path, monkeypatch, capfd)
+
+
+def test_output_of_another_configuration_is_refused(
+    best: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "out"
+    other.mkdir()
+    config = TrainConfig.from_dict(json.loads(best.read_text())["config"])
+    (other / "config.json").write_text(config.replace_keys({"epochs": 5}).to_json())
+    expect_refusal(["--config", str(best), "--output", "out"], "epochs 5 → 4", tmp_path, monkeypatch, capfd)
+
+
+def test_workers_that_contradict_torchrun_are_refused(
+    best: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    argv = ["--config", str(best), "--workers", "4"]
+    expect_refusal(argv, "torchrun started 2 workers; got --workers 4", tmp_path, monkeypatch, capfd)
+
+
+@pytest.mark.parametrize("folder", ["/", str(ROOT), str(ROOT / "train_loop")])
+def test_wrong_input_is_answered_from_any_folder_without_torch(folder: str, tmp_path: Path) -> None:
+    """Which modules were loaded is read from Python's own list of import times."""
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", str(TRAIN), "--config", str(tmp_path / "none.json")],
+        cwd=folder,
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    lines = [line for line in done.stderr.splitlines() if not line.startswith("import time:")]
+    loaded = {line.split("|")[-1].strip().split(".")[0] for line in done.stderr.splitlines() if "|" in line}
+    assert done.returncode == 2 and len(lines) == 1 and "none.json" in lines[0]
+    assert "bigbatch" in loaded and not loaded & {"torch", "ray", "numpy"}
+
+
+def test_default_output_is_the_same_for_the_same_configuration(
+    best: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """So that the same command resumes; results of a run without Ray on one worker, in this process."""
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        argv = ["--config", "best.json", "--set", "epochs=1"]
+        assert main(argv) == 0
+        first = capfd.readouterr().out
+        assert main(argv) == 0
+        again = capfd.readouterr().out
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    (result,) = tmp_path.glob("runs/train/best-????????/result.json")
+    assert str(result.parent) in first and epochs_in(first) == [1]
+    assert "resumed after 1 finished epochs" in again and epochs_in(again) == []
+    assert json.loads(result.read_text())["config"]["epochs"] == 1

@@ -1,0 +1,337 @@
+"""Checkpoints: a killed run ends as an uninterrupted one to the bit, and no crash costs more than one."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.amp.grad_scaler import GradScaler
+
+from bigbatch.train_loop.config import ConfigError, TrainConfig
+from bigbatch.train_loop.errors import CheckpointError
+from bigbatch.train_loop.loop import assembly, checkpoint
+from bigbatch.train_loop.loop.checkpoint import CheckpointFolder
+from bigbatch.train_loop.loop.train import TrainResult, train
+from bigbatch.train_loop.reporter import EpochRecord, ListReporter
+from helpers.tiny_training import CONFIG, TinySource, changed, install, untimed
+
+KEYS = ("config", "data", "model", "optimizer", "scaler", "progress")
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: nothing of the loop handles it."""
+
+
+class Dies(ListReporter):
+    """Asks for a checkpoint at the given poll and dies at the next, or dies in the report of an epoch."""
+
+    def __init__(self, *, after_poll: int = 0, in_report: int = 0) -> None:
+        super().__init__()
+        self.polls, self.after_poll, self.in_report = 0, after_poll, in_report
+
+    def checkpoint_requested(self) -> bool:
+        self.polls += 1
+        if self.after_poll and self.polls > self.after_poll:
+            raise Killed
+        return self.polls == self.after_poll
+
+    def report(self, record: EpochRecord) -> None:
+        if record.epoch == self.in_report:
+            raise Killed
+        super().report(record)
+
+
+class Resumes(ListReporter):
+    def __init__(self) -> None:
+        super().__init__()
+        self.history: list[EpochRecord] | None = None
+
+    def resumed(self, history: Sequence[EpochRecord]) -> None:
+        assert self.history is None and not self.records
+        self.history = list(history)
+
+
+def run(config: TrainConfig, reporter: Any = None, folder: Path | None = None, every_s: float = 60.0) -> TrainResult:
+    return train(
+        config,
+        reporter=reporter or ListReporter(),
+        checkpoint_dir=folder,
+        checkpoint_every_s=every_s,
+        device=torch.device("cpu"),
+    )
+
+
+def weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+VARIANTS = {
+    "sgd": {},
+    "lars, running averages": {"optimizer.name": "lars", "precise_bn": "off"},
+    "lamb, bf16, clipped": {"optimizer.name": "lamb", "precision": "bf16", "clip_grad_norm": 1.0},
+    "adamw, fp16": {"optimizer.name": "adamw", "precision": "fp16", "peak_lr": 0.01},
+}
+DEATHS = [{"after_poll": 1}, {"after_poll": 6}, {"after_poll": 8}, {"in_report": 1}, {"in_report": 2}, {"in_report": 3}]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("death", DEATHS, ids=str)
+def test_resumed_run_ends_bit_identical(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variant: str, death: dict[str, int]
+) -> None:
+    """Death within an epoch, after its last step, and in the report that follows its checkpoint."""
+    config = CONFIG.replace_keys(VARIANTS[variant])
+    torch.set_num_threads(1)
+    # A scale that falls at first and then rises often: it is part of what must be restored.
+    monkeypatch.setattr(assembly, "GradScaler", partial(GradScaler, init_scale=2.0**23, growth_interval=2))
+    built = install(monkeypatch.setattr)
+    whole = run(config)
+    expected = weights(built.model)
+    first, second = Dies(**death), Resumes()
+    with pytest.raises(Killed):
+        run(config, first, tmp_path, every_s=0 if "in_report" in death else 1e9)
+    torch.manual_seed(99)  # a new process has other generators
+    resumed = run(config, second, tmp_path, every_s=0)
+    assert all(torch.equal(value, expected[name]) for name, value in built.model.state_dict().items())
+    assert untimed(resumed.history) == untimed(whole.history)
+    finished = death["in_report"] if "in_report" in death else (death["after_poll"] - 1) // 4
+    assert untimed(second.history or []) == untimed(whole.history[:finished])
+    assert untimed(second.records) == untimed(whole.history[finished:])  # nothing is reported again
+    assert {record.resumed_from_epoch for record in second.records} <= {finished}
+
+
+def test_finished_run_only_gives_its_result_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    install(monkeypatch.setattr)
+    first = run(CONFIG, folder=tmp_path)
+    again = Resumes()
+    second = run(CONFIG, again, tmp_path)
+    assert second == first
+    assert (again.records, again.history) == ([], list(first.history))
+    assert (
+        second.best_val_top1 == max(r.val_top1 for r in first.history) == first.history[first.best_epoch - 1].val_top1
+    )
+
+
+def test_fresh_run_is_not_called_resumed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    install(monkeypatch.setattr)
+    run(changed(CONFIG, epochs=1), reporter := Resumes(), tmp_path)
+    assert reporter.history is None
+    assert reporter.records[0].resumed_from_epoch is None
+
+
+class Counts(ListReporter):
+    """Advances a clock by a second a step, and looks which checkpoints there are."""
+
+    def __init__(self, folder: Path, clock: list[float]) -> None:
+        super().__init__()
+        self.folder, self.clock, self.seen = folder, clock, list[tuple[int, int]]()
+
+    def checkpoint_requested(self) -> bool:
+        self.clock[0] += 1
+        self._look()
+        return False
+
+    def report(self, record: EpochRecord) -> None:
+        self._look()
+
+    def _look(self) -> None:
+        content = CheckpointFolder(self.folder, 60).load()
+        if content:
+            position = (content["progress"]["epoch"], content["progress"]["step"])
+            if position not in self.seen:
+                self.seen.append(position)
+
+
+@pytest.mark.parametrize(
+    ("every_s", "expected"),
+    [
+        (0, [(1, 0), (2, 0), (3, 0)]),
+        (60, [(3, 0)]),
+        (2, [(0, 3), (1, 2), (2, 0), (2, 3), (3, 0)]),
+        (4, [(1, 0), (2, 0), (3, 0)]),
+    ],
+)
+def test_checkpoints_are_written_when_due(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, every_s: float, expected: list[tuple[int, int]]
+) -> None:
+    """Steps of one second: (finished epochs, steps) of every checkpoint; the last one always."""
+    clock = [0.0]
+    monkeypatch.setattr(checkpoint.time, "monotonic", lambda: clock[0])
+    install(monkeypatch.setattr)
+    run(CONFIG, reporter := Counts(tmp_path, clock), tmp_path, every_s)
+    assert reporter.seen == expected
+
+
+def test_checkpoint_holds_plain_values_and_tensors_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    install(monkeypatch.setattr)
+    run(changed(CONFIG, precision="fp16"), folder=tmp_path)
+    content = torch.load(tmp_path / "latest.pt", weights_only=True)
+    assert set(content) == {"format", "steps_per_epoch", *KEYS}
+    assert content["scaler"]["scale"] > 0
+    assert TrainConfig.from_dict(content["config"]) == changed(CONFIG, precision="fp16")
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"epochs": 4}, "epochs 3 → 4"),
+        ({"peak_lr": 0.1}, "optimizer.peak_lr 0.2 → 0.1"),
+        ({"seed": 1, "schedule__name": "cosine"}, "seed 0 → 1, schedule.name 'linear' → 'cosine'"),
+    ],
+)
+def test_checkpoint_of_another_configuration_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, change: dict[str, object], named: str
+) -> None:
+    install(monkeypatch.setattr)
+    run(CONFIG, folder=tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        run(changed(CONFIG, **change), folder=tmp_path)
+    message = str(caught.value)
+    assert named in message and str(tmp_path) in message and "Use another folder" in message and "\n" not in message
+
+
+def test_checkpoint_of_other_data_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    install(monkeypatch.setattr)
+    run(CONFIG, folder=tmp_path)
+    more = TinySource()
+    object.__setattr__(more.info, "train_size", 71)
+    install(monkeypatch.setattr, source=more)
+    with pytest.raises(ConfigError, match="data.train_size 70 → 71"):
+        run(CONFIG, folder=tmp_path)
+    renamed = TinySource()
+    object.__setattr__(renamed.info, "class_names", ("other", *renamed.info.class_names[1:]))
+    install(monkeypatch.setattr, source=renamed)
+    with pytest.raises(ConfigError, match=f"class 0 '{TinySource().info.class_names[0]}' → 'other'. Use another"):
+        run(CONFIG, folder=tmp_path)
+
+
+def test_an_optimizer_whose_groups_are_of_another_version_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As those of a ConvNeXt from when its layer_scale still had weight decay."""
+    install(monkeypatch.setattr)
+    train(CONFIG, reporter=ListReporter(), checkpoint_dir=tmp_path, device=torch.device("cpu"))
+    content = torch.load(tmp_path / "latest.pt", weights_only=True)
+    decay, no_decay = content["optimizer"]["param_groups"]
+    decay["params"].append(no_decay["params"].pop(0))
+    torch.save(content, tmp_path / "latest.pt")
+    with pytest.raises(CheckpointError, match="must have this version's groups .* or begin in another folder") as error:
+        train(CONFIG, reporter=ListReporter(), checkpoint_dir=tmp_path, device=torch.device("cpu"))
+    assert "\n" not in str(error.value)
+
+
+def test_what_changes_no_result_may_change_on_resume(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    install(monkeypatch.setattr)
+    run(CONFIG, folder=tmp_path)
+    run(CONFIG.replace_keys({"data.loader_workers": 3, "data.pin_memory": False}), folder=tmp_path)
+
+
+def content(number: int) -> dict[str, Any]:
+    return {**dict.fromkeys(KEYS), "model": torch.full((5000,), float(number)), "progress": {"epoch": number}}
+
+
+def number_of(folder: Path) -> int | None:
+    loaded = CheckpointFolder(folder, 60).load()
+    return None if loaded is None else loaded["progress"]["epoch"]
+
+
+def die(*_: object, **__: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def half_a_save(value: object, file: Any) -> None:
+    file.write(b"PK\x03\x04 half a checkpoint")
+    file.flush()
+    die()
+
+
+def nth_replace(n: int) -> Callable[..., None]:
+    """os.replace that is killed in place of its n-th call."""
+    real, calls = os.replace, [0]
+
+    def replace(*arguments: Any) -> None:
+        calls[0] += 1
+        if calls[0] == n:
+            die()
+        real(*arguments)
+
+    return replace
+
+
+CRASHES: dict[str, tuple[str, Callable[..., None], int]] = {
+    "while it is written": ("torch.save", half_a_save, 2),
+    "before it is on the disk": ("os.fsync", die, 2),
+    "before the old one is put aside": ("os.replace", nth_replace(1), 2),
+    "between the two renames": ("os.replace", nth_replace(2), 2),
+    "after the renames": ("_sync_folder", die, 3),
+}
+
+
+@pytest.mark.parametrize("moment", CRASHES)
+def test_crash_in_a_write_leaves_a_whole_checkpoint(tmp_path: Path, moment: str) -> None:
+    """A child process is really killed in the third write; what is then loaded, and written on."""
+    folder = CheckpointFolder(tmp_path, 60)
+    for number in (1, 2):
+        folder.save(content(number))
+    name, replacement, expected = CRASHES[moment]
+    child = os.fork()
+    if child == 0:
+        try:
+            owner, _, attribute = name.rpartition(".")
+            setattr(getattr(checkpoint, owner) if owner else checkpoint, attribute, replacement)
+            folder.save(content(3))
+        finally:
+            os._exit(1)  # not reached: the write is killed
+    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
+    assert number_of(tmp_path) == expected
+    folder.save(content(4))
+    assert number_of(tmp_path) == 4
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest.pt", "previous.pt"]
+
+
+def truncate(path: Path, fraction: float) -> None:
+    with open(path, "r+b") as file:
+        file.truncate(int(path.stat().st_size * fraction))
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.01, 0.5, 0.9, 0.999])
+def test_truncated_checkpoint_falls_back_to_the_one_before(tmp_path: Path, fraction: float) -> None:
+    folder = CheckpointFolder(tmp_path, 60)
+    for number in (1, 2):
+        folder.save(content(number))
+    truncate(tmp_path / "latest.pt", fraction)
+    with pytest.warns(UserWarning, match=r"damaged checkpoint .*latest\.pt .* goes on from .*previous\.pt"):
+        assert number_of(tmp_path) == 1
+    truncate(tmp_path / "previous.pt", fraction)
+    with pytest.raises(CheckpointError, match=r"latest\.pt .* and .*previous\.pt .* Remove the files"):
+        number_of(tmp_path)
+
+
+def test_flipped_bytes_are_noticed(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path, 60)
+    for number in (1, 2):
+        folder.save(content(number))
+    data = bytearray((tmp_path / "latest.pt").read_bytes())
+    place = data.index(torch.full((4,), 2.0).numpy().tobytes()) + 400  # in the middle of the weights
+    data[place] ^= 0xFF
+    (tmp_path / "latest.pt").write_bytes(data)
+    with pytest.warns(UserWarning, match="damaged"):
+        assert number_of(tmp_path) == 1
+
+
+def test_other_file_in_its_place_is_damage_and_not_a_run(tmp_path: Path) -> None:
+    torch.save({"model": {}}, tmp_path / "latest.pt")
+    with pytest.raises(CheckpointError, match="no 'format' in it"):
+        number_of(tmp_path)
+
+
+def test_folder_without_a_checkpoint_is_a_fresh_run(tmp_path: Path) -> None:
+    assert number_of(tmp_path / "not yet there") is None
+    assert CheckpointFolder(None, 0).load() is None
+    assert not CheckpointFolder(None, 0).due(within_epoch=False)

@@ -1,0 +1,126 @@
+"""The loop on a GPU, and the same tests on the CPU, so that they are known to work before a GPU is at hand."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from bigbatch.train_loop.config import TrainConfig
+from bigbatch.train_loop.loop.train import TrainingStopped, train
+from bigbatch.train_loop.reporter import EpochRecord, ListReporter
+from helpers.paths import TRAIN
+from helpers.processes import clean_environment
+from helpers.tiny_training import CONFIG, StopsAt, TinySource, changed, install, plain_model, untimed
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+def run(config: TrainConfig, device: str, reporter: ListReporter | None = None, **keywords: Path) -> list[EpochRecord]:
+    reporter = reporter or ListReporter()
+    train(config, reporter=reporter, device=torch.device(device), **keywords)
+    return reporter.records
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("optimizer", ["sgd", "lars", "lamb", "adamw"])
+def test_every_optimizer_learns_as_in_float64(device: str, optimizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reference: the same run on the CPU in float64. The network has no BatchNorm, which would amplify rounding."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # 10 bits of mantissa
+    rate = {"sgd": 0.05, "lars": 1.0, "lamb": 0.01, "adamw": 0.003}[optimizer]
+    config = changed(CONFIG, optimizer__name=optimizer, peak_lr=rate, precision="off", precise_bn="off", ema_decay=0.9)
+    install(monkeypatch.setattr, build=plain_model)
+    found = run(config, device)
+    source = TinySource()
+    source.train = source.train[0].double(), source.train[1]
+    source.val = source.val[0].double(), source.val[1]
+    install(monkeypatch.setattr, build=lambda: plain_model().double(), source=source)
+    expected = run(config, "cpu")
+    for mine, theirs in zip(found, expected, strict=True):
+        assert mine.train_loss == pytest.approx(theirs.train_loss, rel=2e-3)
+        assert mine.val_loss == pytest.approx(theirs.val_loss, rel=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("device", "precision"),
+    [("cpu", "bf16"), *(pytest.param("cuda", p, marks=pytest.mark.gpu) for p in ("bf16", "fp16"))],
+)
+def test_half_precision_stays_near_float32(device: str, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch.setattr)
+    config = changed(CONFIG, peak_lr=0.05)
+    half, full = (run(changed(config, precision=p), device)[-1] for p in (precision, "off"))
+    assert half.val_loss == pytest.approx(full.val_loss, rel=0.1)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_stopped_run_goes_on_to_the_same_result(device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU with the same algorithms: ``use_deterministic_algorithms``; atomic sums differ in the last digits."""
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    install(monkeypatch.setattr)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        whole = run(CONFIG, device)
+        with pytest.raises(TrainingStopped):
+            run(CONFIG, device, StopsAt(6), checkpoint_dir=tmp_path)
+        resumed = run(CONFIG, device, checkpoint_dir=tmp_path)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    last, again = untimed(whole)[-1], untimed(resumed)[-1]
+    for key, value in last.items():
+        expected = pytest.approx(value, rel=1e-3) if device == "cuda" and isinstance(value, float) else value
+        assert again[key] == expected, key
+
+
+@pytest.mark.gpu
+def test_a_compiled_network_trains_as_the_plain_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch.setattr, build=plain_model)
+    config = changed(CONFIG, precise_bn="off", precision="off", peak_lr=0.02)
+    compiled, plain = (run(changed(config, model__compile=c), "cuda")[-1] for c in (True, False))
+    assert compiled.val_loss == pytest.approx(plain.val_loss, rel=1e-2)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_images_from_loader_processes_train_on_the_device(device: str, tiny_images: Path) -> None:
+    """Dark and light noise: bright pixels that were lost or mixed up on their way would not be told apart."""
+    config = TrainConfig(epochs=8).replace_keys(
+        {
+            "model.name": "resnet18", "data.name": str(tiny_images), "data.image_size": 32, "data.loader_workers": 1,
+            "batch.global_size": 16, "peak_lr": 0.02, "precise_bn": "on", "precise_bn_images": 64,
+        }
+    )  # fmt: skip
+    last = run(config, device)[-1]
+    assert last.val_top1 > 0.9
+
+
+@pytest.mark.gpu
+def test_torchrun_trains_over_nccl(tmp_path: Path, tiny_images: Path) -> None:
+    """One rank a GPU, on all GPUs that are here."""
+    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(torch.cuda.device_count()),
+             str(TRAIN), "--config", "best.json", "--output", "out"]  # fmt: skip
+    config = TrainConfig(epochs=2).replace_keys(
+        {"model.name": "resnet18", "data.name": str(tiny_images), "data.image_size": 32, "batch.global_size": 16}
+    )
+    (tmp_path / "best.json").write_text(config.to_json())
+    done = subprocess.run(
+        [sys.executable, *words], cwd=tmp_path, env={**clean_environment(), "NCCL_DEBUG": "INFO"},
+        capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "NCCL version" in done.stdout + done.stderr
+
+
+@pytest.mark.gpu
+def test_a_search_trains_on_the_gpu(run_command, tiny_images: Path, tiny_space: Path, tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    from helpers.paths import TUNE
+
+    done = run_command(
+        TUNE, "--space", tiny_space, "--data", tiny_images, "--model", "resnet18", "--trials", 2, "--max-epochs", 1,
+        "--study", "on-gpu", timeout_s=600, CUDA_VISIBLE_DEVICES=os.environ.get("CUDA_VISIBLE_DEVICES", "0"),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "GPU" in done.stdout and (tmp_path / "runs" / "on-gpu" / "best.json").exists()

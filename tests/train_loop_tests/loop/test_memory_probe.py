@@ -1,0 +1,162 @@
+"""The memory probe on devices that only calculate, and on a real one where there is one."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from bigbatch.train_loop.config import BatchConfig, ConfigError, ModelConfig, TrainConfig
+from bigbatch.train_loop.distributed import World
+from bigbatch.train_loop.loop import assembly, memory_probe
+from bigbatch.train_loop.loop.memory_probe import (
+    HEADROOM,
+    Memory,
+    largest_micro_batch,
+    probe,
+    step_key,
+)
+from bigbatch.train_loop.loop.train import train
+from bigbatch.train_loop.reporter import ListReporter
+from helpers.tiny_training import CONFIG, TinySource, changed, install
+
+GIB = 2**30
+
+
+class Device:
+    """Weights take ``fixed`` bytes and each image ``each``; above ``total`` there is no memory."""
+
+    def __init__(self, fixed: float, each: float, total: int = 16 * GIB) -> None:
+        self.tried: list[int] = []
+        self.fixed, self.each, self.total = fixed, each, total
+
+    def peak(self, images: int) -> float:
+        self.tried.append(images)
+        need = self.fixed + self.each * images
+        return need if need <= self.total else math.inf
+
+    @property
+    def memory(self) -> Memory:
+        return Memory("fake", self.total, self.peak)
+
+
+@pytest.mark.parametrize("largest", [0, 1, 2, 3, 63, 64, 65, 1000, 1024, 4095, 4096, 9999])
+@pytest.mark.parametrize("limit", [1, 7, 1024, 4096])
+def test_the_search_finds_the_largest_in_few_calls(largest: int, limit: int) -> None:
+    tried: list[int] = []
+
+    def fits(size: int) -> bool:
+        tried.append(size)
+        return size <= largest
+
+    assert largest_micro_batch(fits, limit) == min(largest, limit)
+    assert len(tried) == len(set(tried)) <= 2 * math.log2(limit) + 2
+    assert all(1 <= size <= limit for size in tried)
+
+
+def test_headroom_is_kept() -> None:
+    device = Device(fixed=1 * GIB, each=0.05 * GIB)
+    size = probe(device.memory, "key", None)
+    assert size == math.floor(((1 - HEADROOM) * 16 - 1) / 0.05)
+    assert device.fixed + device.each * size <= (1 - HEADROOM) * device.total
+
+
+def test_it_is_measured_once_a_device_and_configuration(tmp_path: Path) -> None:
+    cache = tmp_path / "home" / "cache.json"
+    device = Device(GIB, GIB / 50)
+    size = probe(device.memory, "a", cache)
+    calls = len(device.tried)
+    assert calls > 0 and probe(device.memory, "a", cache) == size and len(device.tried) == calls
+    probe(device.memory, "b", cache)
+    assert len(device.tried) > calls
+    other = Device(GIB, GIB / 50, total=8 * GIB)
+    assert probe(other.memory, "a", cache) < size and other.tried
+    assert set(json.loads(cache.read_text())) == {f"fake, {total * GIB} bytes" for total in (8, 16)}
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{", '{"fake, 17179869184 bytes": 3}', '{"fake, 17179869184 bytes": {"a": "x"}}']
+)
+def test_a_damaged_cache_is_measured_anew(tmp_path: Path, text: str) -> None:
+    cache = tmp_path / "cache.json"
+    cache.write_text(text)
+    device = Device(GIB, GIB / 50)
+    assert probe(device.memory, "a", cache) == probe(Device(GIB, GIB / 50).memory, "a", None)
+    assert device.tried
+
+
+def test_a_cache_that_cannot_be_written_costs_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.warns(UserWarning, match="is not kept"):
+        assert probe(Device(GIB, GIB / 50).memory, "a", tmp_path / "file" / "cache.json") > 0
+
+
+def test_one_image_that_does_not_fit_is_refused_with_the_way_out() -> None:
+    with pytest.raises(ConfigError, match="one image must fit.*16.0 GiB on fake.*activation_checkpointing=true"):
+        probe(Device(20 * GIB, 1).memory, "a", None)
+
+
+def test_the_key_moves_with_what_takes_memory_and_with_nothing_else() -> None:
+    info = TinySource().info
+    base = step_key(CONFIG, info, "off")
+    for same in ({"peak_lr": 0.3}, {"epochs": 9}, {"global_size": 32}, {"seed": 4}):
+        assert step_key(changed(CONFIG, **same), info, "off") == base
+    for other in ({"ema_decay": 0.9}, {"optimizer__name": "lamb"}, {"activation_checkpointing": True}):
+        assert step_key(changed(CONFIG, **other), info, "off") != base
+    assert step_key(CONFIG, info, "bf16") != base
+
+
+def test_accumulation_follows_so_that_a_batch_of_32k_runs_on_one_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_probe, "max_micro_size", lambda *_: probe(Device(GIB, GIB / 20).memory, "a", None))
+    config = TrainConfig(batch=BatchConfig(32768, max_micro_size=0), model=ModelConfig(name="resnet18"))
+    split = assembly._split(config, TinySource(), World(0, 1, torch.device("cpu")))
+    assert (split.micro_size, split.accumulation_steps) == (256, 128)  # 268 images fit
+    assert split.global_size == 32768
+    given = changed(config, micro_size=64)
+    assert assembly._split(given, TinySource(), World(0, 1, torch.device("cpu"))).micro_size == 64
+
+
+def test_on_a_cpu_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    def results(config: TrainConfig) -> list[float]:
+        install(monkeypatch.setattr)
+        reporter = ListReporter()
+        train(config, reporter=reporter, device=torch.device("cpu"))
+        return [r.val_loss for r in reporter.records]
+
+    config = changed(CONFIG, micro_size=0)
+    assert results(changed(config, max_micro_size=0)) == results(config)
+    assert BatchConfig(1024, max_micro_size=0).split(1) == BatchConfig(1024).split(1)
+
+
+def test_the_device_is_chosen_before_it_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the second GPU of a node a probe would else leave a context, and cached memory, on the first."""
+    seen: list[object] = []
+
+    def measure(config: object, info: object, device: torch.device, precision: str) -> int:
+        seen.append(device)
+        raise ConfigError("far enough")
+
+    install(monkeypatch.setattr)
+    monkeypatch.setattr(torch.cuda, "set_device", seen.append)
+    monkeypatch.setattr(memory_probe, "max_micro_size", measure)
+    config = changed(CONFIG, micro_size=0, max_micro_size=0, precision="off")
+    before = torch.backends.cudnn.benchmark
+    try:
+        with pytest.raises(ConfigError, match="far enough"):
+            train(config, reporter=ListReporter(), device=torch.device("cuda", 1))
+    finally:
+        torch.backends.cudnn.benchmark = before
+    assert seen == [torch.device("cuda", 1)] * 2
+
+
+@pytest.mark.gpu
+def test_a_real_device_runs_what_was_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    device, info = torch.device("cuda", 0), TinySource().info
+    config = TrainConfig(batch=BatchConfig(512, max_micro_size=0), model=ModelConfig(name="resnet18"))
+    size = memory_probe.max_micro_size(config, info, device, "off")
+    memory_probe._train_step(config, info, device, "off", size)
+    assert 1 <= size <= 512 and memory_probe.cache_file().exists()

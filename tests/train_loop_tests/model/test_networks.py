@@ -1,0 +1,179 @@
+"""Networks: shapes, stems, initial state, and what is refused before training."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torchvision.models.resnet import BasicBlock, Bottleneck
+
+from bigbatch.train_loop.config import ConfigError, DataConfig, ModelConfig
+from bigbatch.train_loop.data.catalogue import describe
+from bigbatch.train_loop.model.networks import (
+    RESNETS,
+    build_model,
+    check_model,
+    check_model_name,
+    model_names,
+)
+from helpers.paths import ROOT
+
+DIGITS = describe(DataConfig())
+LARGE = replace(DIGITS, image_size=224, num_classes=1000, stem="imagenet")
+
+
+@pytest.mark.parametrize(
+    "name, size",
+    [
+        ("resnet18", 32),
+        ("resnet50", 8),
+        ("resnext50_32x4d", 32),
+        ("mobilenet_v3_small", 32),
+        ("vit_b_16", 32),
+        ("regnet_x_400mf", 32),
+        ("googlenet", 32),
+        ("inception_v3", 96),
+    ],
+)
+def test_logits_of_training_and_evaluation(name: str, size: int) -> None:
+    """Plain tensors: no network hands out auxiliary logits."""
+    info = replace(DIGITS, image_size=size, num_classes=7)
+    model = build_model(ModelConfig(name=name), info)
+    images = torch.randn(2, 3, size, size)
+    for mode in (True, False):
+        logits = model.train(mode)(images)
+        assert isinstance(logits, torch.Tensor) and logits.shape == (2, 7)
+
+
+@pytest.mark.parametrize(
+    "stem, kernel, stride, pool, first_map",
+    [
+        ("imagenet", (7, 7), (2, 2), nn.MaxPool2d, 16),
+        ("small", (3, 3), (1, 1), nn.Identity, 64),
+        ("small_pool", (3, 3), (2, 2), nn.MaxPool2d, 16),
+    ],
+)
+@pytest.mark.parametrize("automatic", [True, False])
+def test_stems(
+    stem: str, kernel: tuple[int, int], stride: tuple[int, int], pool: type, first_map: int, automatic: bool
+) -> None:
+    info = replace(DIGITS, image_size=64, stem=stem if automatic else "imagenet")
+    model: Any = build_model(ModelConfig(name="resnet18", stem="auto" if automatic else stem), info)
+    assert (model.conv1.kernel_size, model.conv1.stride, type(model.maxpool)) == (kernel, stride, pool)
+    assert model.conv1.bias is None and model.conv1.out_channels == 64
+    maps: list[torch.Size] = []
+    model.layer1.register_forward_hook(lambda _module, _inputs, output: maps.append(output.shape))
+    model.eval()(torch.randn(1, 3, 64, 64))
+    assert maps == [(1, 64, first_map, first_map)]
+
+
+@pytest.mark.parametrize("stem", ["imagenet", "small", "small_pool"])
+def test_first_convolution_has_the_fan_out_variance(stem: str) -> None:
+    """He et al. 2015: standard deviation sqrt(2 / fan), with the fan of the outputs."""
+    model: Any = build_model(ModelConfig(name="resnet18", stem=stem), DIGITS)
+    weight = model.conv1.weight
+    fan = weight.shape[0] * weight.shape[2] * weight.shape[3]
+    assert weight.std().item() == pytest.approx((2 / fan) ** 0.5, rel=0.1)
+
+
+@pytest.mark.parametrize("name, block", [("resnet18", BasicBlock), ("resnet50", Bottleneck)])
+def test_residual_blocks_start_as_identity(name: str, block: type) -> None:
+    model = build_model(ModelConfig(name=name), DIGITS).eval()
+    blocks: list[Any] = [module for module in model.modules() if isinstance(module, block)]
+    assert len(blocks) == {"resnet18": 8, "resnet50": 16}[name]
+    for module in blocks:
+        images = torch.randn(1, module.conv1.in_channels, 8, 8)
+        shortcut = images if module.downsample is None else module.downsample(images)
+        torch.testing.assert_close(module(images), shortcut.relu())
+    norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
+    assert sum(not norm.weight.any() for norm in norms) == len(blocks)
+
+    plain = build_model(ModelConfig(name=name, zero_init_last_gamma=False), DIGITS)
+    assert all(norm.weight.eq(1).all() for norm in plain.modules() if isinstance(norm, nn.BatchNorm2d))
+
+
+def test_weights_follow_the_global_generator_alone() -> None:
+    def weights(name: str) -> list[nn.Parameter]:
+        torch.manual_seed(3)
+        return list(build_model(ModelConfig(name=name), DIGITS).parameters())
+
+    for name in ("resnet18", "mobilenet_v3_small", "regnet_x_400mf"):
+        assert all(torch.equal(a, b) for a, b in zip(weights(name), weights(name), strict=True))
+        assert all(parameter.device.type == "cpu" for parameter in weights(name))
+        before = torch.get_rng_state()
+        check_model(ModelConfig(name=name), DIGITS)
+        assert torch.equal(before, torch.get_rng_state())
+
+
+def test_sync_bn_replaces_every_batch_norm() -> None:
+    model = build_model(ModelConfig(name="resnet18", sync_bn=True), DIGITS)
+    assert {type(m) for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)} == {nn.SyncBatchNorm}
+
+
+def test_default_head_and_size_of_resnet50() -> None:
+    """25.6 million parameters (He et al. 2015 with torchvision's stem and 1,000 classes)."""
+    model = build_model(ModelConfig(), LARGE)
+    assert sum(parameter.numel() for parameter in model.parameters()) == 25_557_032
+
+
+@pytest.mark.parametrize(
+    "name", ["resnet18", "alexnet", "densenet121", "inception_v3", "vit_b_16", "maxvit_t", "swin_t", "regnet_y_400mf"]
+)
+def test_the_check_knows_which_networks_take_32_pixels(name: str) -> None:
+    """At 32 px AlexNet, Inception and MaxViT have no room; the check knows without weights."""
+    try:
+        check_model(ModelConfig(name=name), DIGITS)
+        fits = True
+    except ConfigError as error:
+        fits = False
+        assert "32 px" in str(error) and name in str(error) and "data.image_size=224" in str(error)
+        assert "\n" not in str(error)
+    assert fits == (name not in ("alexnet", "inception_v3", "maxvit_t"))
+    check_model(ModelConfig(name=name), replace(LARGE, image_size=224))
+
+
+def test_unfit_network_is_refused_by_build_too() -> None:
+    with pytest.raises(ConfigError, match="32 px for alexnet"):
+        build_model(ModelConfig(name="alexnet"), DIGITS)
+
+
+@pytest.mark.parametrize("stem", ["small", "small_pool"])
+def test_small_stem_needs_a_resnet(stem: str) -> None:
+    config = ModelConfig(name="mobilenet_v2", stem=stem)
+    for refuse in (check_model, build_model):
+        with pytest.raises(ConfigError, match=f"model.stem={stem} needs a ResNet; got model.name=mobilenet_v2"):
+            refuse(config, DIGITS)
+    check_model(replace(config, stem="auto"), replace(DIGITS, image_size=64))
+
+
+@pytest.mark.parametrize(
+    "name, hint", [("resnet5o", "'resnet50'"), ("ResNet50", "'resnet50'"), ("mobilnet_v2", "'mobilenet_v2'")]
+)
+def test_unknown_name_is_refused_with_the_nearest(name: str, hint: str) -> None:
+    with pytest.raises(ConfigError, match=f"classification model; got '{name}'. Did you mean {hint}"):
+        check_model_name(name)
+
+
+def test_names_are_classification_models() -> None:
+    names = model_names()
+    assert set(RESNETS) <= set(names) and "fcn_resnet50" not in names
+    assert not [name for name in names if name.startswith("quantized") or "rcnn" in name]
+    for name in ("resnet50", "vit_b_16"):
+        check_model_name(name)
+
+
+def test_checking_a_resnet_does_not_load_torch() -> None:
+    script = (
+        "import sys\nfrom bigbatch.train_loop.config import DataConfig, ModelConfig\n"
+        "from bigbatch.train_loop.data.catalogue import describe\n"
+        "from bigbatch.train_loop.model.networks import check_model, check_model_name\n"
+        "check_model_name('resnet50')\ncheck_model(ModelConfig(name='resnet18'), describe(DataConfig()))\n"
+        "print([name for name in ('torch', 'torchvision', 'sklearn') if name in sys.modules])"
+    )
+    run = subprocess.run([sys.executable, "-c", script], cwd=ROOT / "src", capture_output=True, text=True)
+    assert (run.returncode, run.stdout.strip()) == (0, "[]"), run.stderr

@@ -1,0 +1,194 @@
+"""Precise BatchNorm statistics against float64 moments of all activations at once."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from bigbatch.train_loop.distributed import World
+from bigbatch.train_loop.loop import train as loop
+from bigbatch.train_loop.loop.train import TrainingStopped, train
+from bigbatch.train_loop.model import precise_bn
+from bigbatch.train_loop.reporter import ListReporter
+from helpers.tiny_training import CLASSES, CONFIG, StopsAt, changed, install, untimed
+
+WORLD = World(0, 1, torch.device("cpu"))
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 5, 3, bias=False), nn.BatchNorm2d(5), nn.ReLU(), nn.Dropout(0.0),
+        nn.Conv2d(5, 4, 3, bias=False), nn.BatchNorm2d(4, momentum=None), nn.Flatten(), nn.Linear(4 * 16, 2),
+    )  # fmt: skip
+
+
+def batches(count: int = 5) -> list[torch.Tensor]:
+    """Micro-batches whose means differ much, so that the mean of variances is not the variance."""
+    draws = torch.Generator().manual_seed(3)
+    return [torch.randn(6, 3, 8, 8, generator=draws) * (1 + i) + 3 * i for i in range(count)]
+
+
+def reference(model: nn.Sequential, images: list[torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Mean and variance, for each BatchNorm, of its inputs over all batches, each normalised by its own."""
+    xs = [x.double() for x in images]
+    found = []
+    for conv, bn in ((model[0], model[1]), (model[4], model[5])):
+        xs = [F.conv2d(x, conv.weight.double()) for x in xs]
+        everything = torch.cat(xs)
+        found.append((everything.mean((0, 2, 3)), everything.var((0, 2, 3), correction=0)))
+        normed = []
+        for x in xs:
+            mean, var = x.mean((0, 2, 3), keepdim=True), x.var((0, 2, 3), correction=0, keepdim=True)
+            normed.append((x - mean) / (var + bn.eps).sqrt())
+        xs = [F.relu(x) for x in normed]
+    return found
+
+
+def test_statistics_are_the_populations() -> None:
+    model = network()
+    for bn in (model[1], model[5]):
+        bn.running_mean.fill_(torch.nan)  # whatever was there before
+    precise_bn.recompute(model, batches(), WORLD, model)
+    for bn, (mean, var) in zip((model[1], model[5]), reference(model, batches()), strict=True):
+        torch.testing.assert_close(bn.running_mean.double(), mean, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(bn.running_var.double(), var, rtol=1e-5, atol=1e-5)
+
+
+@dataclass(frozen=True)
+class FakeWorld(World):
+    """This rank of two, with what the other rank's sums are; keeps its own for the other."""
+
+    other: list[torch.Tensor] = field(default_factory=list)
+    own: list[torch.Tensor] = field(default_factory=list)
+
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
+        self.own.append(values.clone())
+        return values + self.other[0] if self.other else values
+
+
+@pytest.mark.parametrize("shares", [(3, 2), (5, 0)])
+def test_ranks_with_unequal_shares_get_the_statistics_of_all(shares: tuple[int, int]) -> None:
+    images = batches(sum(shares))
+    parts = (images[: shares[0]], images[shares[0] :])
+    sums = []
+    for part in parts:  # what each rank would bring to the all-reduce
+        alone = FakeWorld(0, 2, torch.device("cpu"))
+        precise_bn.recompute(model := network(), part, alone, model)
+        sums += alone.own
+    results = []
+    for part, other in zip(parts, reversed(sums), strict=True):
+        precise_bn.recompute(model := network(), part, FakeWorld(0, 2, torch.device("cpu"), [other]), model)
+        results.append(model)
+    for index, expected in zip((1, 5), reference(network(), images), strict=True):
+        for model in results:
+            torch.testing.assert_close(model[index].running_mean.double(), expected[0], rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(model[index].running_var.double(), expected[1], rtol=1e-5, atol=1e-5)
+        assert torch.equal(results[0][index].running_var, results[1][index].running_var)
+
+
+def test_nothing_else_changes() -> None:
+    model = network().eval()
+    model[1].train()  # modes are each module's own
+    model(batches(1)[0])
+    before, modes = copy.deepcopy(model.state_dict()), [m.training for m in model.modules()]
+    precise_bn.recompute(model, batches(), WORLD, model)
+    for name, value in model.state_dict().items():
+        if "running" not in name:
+            assert torch.equal(value, before[name]), name
+    assert [m.training for m in model.modules()] == modes
+    assert (model[1].momentum, model[5].momentum) == (0.1, None)
+    assert all(p.grad is None for p in model.parameters())
+    assert not model[1]._forward_hooks
+
+
+def test_state_is_restored_after_an_error() -> None:
+    model = network()
+    before = copy.deepcopy(model.state_dict())
+
+    def failing(images: torch.Tensor) -> None:
+        model(images)
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        precise_bn.recompute(model.eval(), batches(), WORLD, failing)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert (model[1].momentum, model.training, len(model[1]._forward_hooks)) == (0.1, False, 0)
+
+
+def test_layers_that_no_image_goes_through_keep_their_statistics() -> None:
+    model = network()
+    model[5].running_mean.fill_(7.0)
+    precise_bn.recompute(model, batches(), WORLD, lambda images: model[:4](images))
+    assert torch.equal(model[5].running_mean, torch.full((4,), 7.0))
+    assert not torch.equal(model[1].running_mean, torch.zeros(5))
+
+
+def test_model_without_batch_norm_reads_no_image() -> None:
+    def images() -> Iterator[torch.Tensor]:
+        raise AssertionError("read")
+        yield
+
+    precise_bn.recompute(model := nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4)), images(), WORLD, model)
+
+
+@pytest.mark.parametrize(
+    ("choice", "steps", "expected"),
+    [("auto", 5, True), ("auto", 99, True), ("auto", 100, False), ("on", 5000, True), ("off", 1, False)],
+)
+def test_auto_is_for_epochs_of_few_steps(choice: str, steps: int, expected: bool) -> None:
+    assert precise_bn.wanted(choice, steps) is expected
+
+
+# --- what the pass draws ---
+
+
+def dropout_first() -> nn.Module:
+    return nn.Sequential(
+        nn.Dropout2d(0.3), nn.Conv2d(3, 8, 3, padding=1), nn.Dropout(0.3), nn.BatchNorm2d(8), nn.ReLU(),
+        nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(32, CLASSES),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("stop_at", [4, 8, 11, 12])
+@pytest.mark.parametrize("changes", [{}, {"ema_decay": 0.5, "global_size": 32}], ids=["plain", "averaged"])
+def test_a_run_that_stops_at_an_epochs_last_step_resumes_to_the_bit_with_dropout_before_batch_norm(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, stop_at: int, changes: dict[str, Any]
+) -> None:
+    """Steps 4, 8 and 12 are the last ones of epochs of 4 (or 2): the pass for BatchNorm is the next thing to come."""
+    config, cpu = changed(CONFIG, **changes), torch.device("cpu")
+    stop_at //= 2 if changes else 1
+    built = install(monkeypatch.setattr, dropout_first)
+    train(config, reporter=(whole := ListReporter()), device=cpu)
+    want = built.model.state_dict()
+    torch.manual_seed(99)
+    with pytest.raises(TrainingStopped):
+        train(config, reporter=(first := StopsAt(stop_at)), checkpoint_dir=tmp_path, device=cpu)
+    torch.manual_seed(7)  # another process has other numbers
+    train(config, reporter=(second := ListReporter()), checkpoint_dir=tmp_path, device=cpu)
+    assert untimed(first.records + second.records) == untimed(whole.records)
+    assert want.keys() == built.model.state_dict().keys()
+    assert all(torch.equal(value, want[name]) for name, value in built.model.state_dict().items())
+
+
+def test_the_pass_draws_alike_on_any_number_of_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank's batches have the places among all batches that ``sampling.bn_batches`` gives them."""
+    seen: dict[int, list[int]] = {}
+    monkeypatch.setattr(torch, "manual_seed", lambda seed: seen.setdefault(workers * 10 + rank, []).append(seed))
+    for workers, rank in ((1, 0), (2, 0), (2, 1)):
+        run: Any = SimpleNamespace(
+            config=CONFIG, progress=SimpleNamespace(epoch=3), world=SimpleNamespace(rank=rank, workers=workers)
+        )
+        for number in range(4 // workers):
+            loop._seed_batch(run, "batch norm", number)
+    assert seen[10] == [seed for pair in zip(seen[20], seen[21], strict=True) for seed in pair]
+    assert len(set(seen[10])) == 4

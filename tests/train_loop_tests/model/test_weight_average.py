@@ -1,0 +1,224 @@
+"""The average of the weights, activation checkpointing and compiled training: what they must not change."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torchvision
+from torch import nn
+
+from bigbatch.train_loop.config import ConfigError, TrainConfig
+from bigbatch.train_loop.data.pixels.progressive import train_image_size
+from bigbatch.train_loop.data.source import Batch
+from bigbatch.train_loop.loop import assembly
+from bigbatch.train_loop.loop.train import TrainingStopped, train
+from bigbatch.train_loop.model.activation_checkpointing import checkpoint_blocks
+from bigbatch.train_loop.model.weight_average import WeightAverage
+from bigbatch.train_loop.reporter import ListReporter
+from helpers.tiny_training import CONFIG, StopsAt, TinySource, bn_model, changed, install, untimed
+
+CPU = torch.device("cpu")
+
+
+def run(config: TrainConfig, reporter: ListReporter | None = None, folder: Path | None = None) -> list[Any]:
+    reporter = reporter or ListReporter()
+    train(config, reporter=reporter, device=CPU, checkpoint_dir=folder)
+    return reporter.records
+
+
+# --- EMA ---
+
+
+def test_the_average_is_the_formula_and_the_model_is_put_back() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)).double()
+    average = WeightAverage(model, 0.7)
+    live = [t for t in (*model.parameters(), *model.buffers()) if t.is_floating_point()]
+    expected = [t.detach().clone() for t in live]
+    for step in range(1, 40):
+        for t in live:
+            t.data.add_(torch.randn_like(t))
+        average.update(step)
+        d = min(0.7, (1 + step) / (10 + step))
+        expected = [d * mean + (1 - d) * t for mean, t in zip(expected, live, strict=True)]
+    assert d == 0.7
+    for found, wanted in zip(average.tensors, expected, strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+    before = [t.detach().clone() for t in live]
+    with pytest.raises(KeyError), average.in_place():
+        for t, wanted in zip(live, expected, strict=True):
+            torch.testing.assert_close(t, wanted, rtol=1e-12, atol=1e-12)
+        raise KeyError
+    assert all(torch.equal(t, kept) for t, kept in zip(live, before, strict=True))
+
+
+@pytest.mark.parametrize("precise_bn", ["on", "off"])
+def test_averaging_changes_validation_and_not_training(monkeypatch: pytest.MonkeyPatch, precise_bn: str) -> None:
+    install(monkeypatch.setattr)
+    plain = run(changed(CONFIG, precise_bn=precise_bn))
+    averaged = run(changed(CONFIG, precise_bn=precise_bn, ema_decay=0.9))
+    assert [r.train_loss for r in averaged] == [r.train_loss for r in plain]
+    assert all(a.val_loss != b.val_loss for a, b in zip(averaged, plain, strict=True))
+
+
+def test_a_resumed_run_goes_on_with_the_average(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    config = changed(CONFIG, ema_decay=0.9)
+    install(monkeypatch.setattr)
+    whole = run(config)
+    first, second = StopsAt(6), ListReporter()
+    with pytest.raises(TrainingStopped):
+        run(config, first, tmp_path)
+    run(config, second, tmp_path)
+    assert untimed(first.records + second.records) == untimed(whole)
+
+
+# --- activation checkpointing ---
+
+
+def test_checkpointed_blocks_change_neither_losses_nor_gradients_nor_statistics() -> None:
+    torch.manual_seed(0)
+    plain = torchvision.models.resnet18(num_classes=4)
+    torch.manual_seed(0)
+    other = torchvision.models.resnet18(num_classes=4)
+    checkpoint_blocks(other, "resnet18")
+    assert list(plain.state_dict()) == list(other.state_dict())
+    images = torch.randn(4, 3, 32, 32)
+    for _ in range(2):
+        for model in (plain, other):
+            model.zero_grad()
+            model.train()(images).square().sum().backward()
+    for (name, a), b in zip(plain.named_parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad, msg=name)
+    for (name, a), b in zip(plain.named_buffers(), other.buffers(), strict=True):
+        assert torch.equal(a, b), name
+    assert all(bn.momentum == 0.1 for bn in other.modules() if isinstance(bn, nn.BatchNorm2d))
+    plain.eval(), other.eval()
+    torch.testing.assert_close(plain(images), other(images))
+
+
+def test_checkpointed_blocks_keep_less_for_the_backward_pass() -> None:
+    def saved(checkpointed: bool) -> int:
+        model = torchvision.models.resnet18(num_classes=4)
+        if checkpointed:
+            checkpoint_blocks(model, "resnet18")
+        parameters = {p.data_ptr() for p in model.parameters()}
+        sizes: dict[int, int] = {}
+
+        def pack(t: torch.Tensor) -> torch.Tensor:
+            if t.data_ptr() not in parameters:
+                sizes[t.data_ptr()] = t.numel()
+            return t
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+            model(torch.randn(2, 3, 64, 64)).sum()
+        return sum(sizes.values())
+
+    assert saved(True) < 0.6 * saved(False)
+
+
+def test_checkpointed_blocks_stay_so_under_torch_compile() -> None:
+    """AOTAutograd's own partition of forward and backward, without inductor's code generation, which takes minutes."""
+
+    def trained(checkpointed: bool, compiled: bool) -> tuple[nn.Module, int]:
+        torch.manual_seed(0)
+        blocks = (torchvision.models.resnet.BasicBlock(4, 4) for _ in range(2))
+        model = nn.Sequential(*blocks, nn.Flatten(), nn.Linear(4 * 64, 3))
+        if checkpointed:
+            checkpoint_blocks(model, "two blocks")
+        run = torch.compile(model, backend="aot_eager_decomp_partition") if compiled else model
+        owned = {t.data_ptr() for t in model.state_dict().values()}
+        sizes: dict[int, int] = {}
+
+        def pack(t: torch.Tensor) -> torch.Tensor:
+            if t.data_ptr() not in owned:
+                sizes[t.data_ptr()] = t.numel()
+            return t
+
+        images = torch.randn(2, 4, 8, 8, generator=torch.Generator().manual_seed(1))
+        for _ in range(2):
+            with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+                loss = run(images).square().sum()
+            loss.backward()
+        return model, sum(sizes.values())
+
+    torch._dynamo.reset()
+    plain, _ = trained(False, False)
+    _, kept_compiled = trained(False, True)
+    both, kept_both = trained(True, True)
+    for (name, a), b in zip(plain.named_parameters(), both.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-5, msg=name)
+    for (name, a), b in zip(plain.named_buffers(), both.buffers(), strict=True):
+        torch.testing.assert_close(a, b, msg=name)  # each batch is counted once
+    assert kept_both < 0.8 * kept_compiled
+
+
+def test_a_network_without_residual_blocks_is_refused() -> None:
+    with pytest.raises(ConfigError, match="needs a ResNet; got model.name=vgg11"):
+        checkpoint_blocks(nn.Linear(2, 2), "vgg11")
+
+
+# --- torch.compile ---
+
+
+@pytest.mark.parametrize("ema_decay", [0.0, 0.9])
+def test_only_training_is_compiled_and_records_stay(monkeypatch: pytest.MonkeyPatch, ema_decay: float) -> None:
+    install(monkeypatch.setattr, bn_model)
+    config = changed(CONFIG, ema_decay=ema_decay)
+    plain = run(config)
+    graphs: list[object] = []
+    modes: set[bool] = set()
+    real = torch.compile
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    def compiled(model: nn.Module, **options: Any) -> Any:
+        model.register_forward_pre_hook(lambda module, _: modes.add(module.training))
+        return real(model, backend=backend, **options)
+
+    monkeypatch.setattr(assembly.torch, "compile", compiled)
+    records = run(changed(config, model__compile=True))
+    assert graphs
+    for a, b in zip(records, plain, strict=True):
+        assert (a.train_loss, a.val_loss) == pytest.approx((b.train_loss, b.val_loss), rel=1e-5)
+
+
+class Growing(TinySource):
+    """Images of an eighth of the side that the configuration says, so that it is quick."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        super().__init__()
+        self.info = dataclasses.replace(self.info, image_size=config.data.image_size)
+        self._config = config
+
+    def read_train(self, batches: Sequence[Any], epoch: Any) -> Iterator[Batch]:
+        side = train_image_size(self._config.data, self.info.image_size, epoch.number) // 8
+        for images, labels in super().read_train(batches, epoch):
+            yield torch.nn.functional.interpolate(images, (side, side)), labels
+
+
+def test_each_size_of_growing_images_has_a_graph_and_none_is_for_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """10 sizes, and as many with a smaller last step: more than the 8 graphs after which torch gives up."""
+    config = changed(
+        CONFIG, epochs=10, progressive_from=32, image_size=320, progressive_end=9, drop_last=False, precise_bn="off",
+        model__compile=True, peak_lr=0.01,
+    )  # fmt: skip
+    install(monkeypatch.setattr, bn_model, Growing(config))
+    shapes: list[tuple[int, ...]] = []
+    real = torch.compile
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        (images,) = (i for i in inputs if isinstance(i, torch.Tensor) and i.ndim == 4 and not i.requires_grad)
+        shapes.append(tuple(images.shape))
+        return graph.forward
+
+    monkeypatch.setattr(assembly.torch, "compile", lambda model, **options: real(model, backend=backend, **options))
+    run(config)
+    sides = [4 * k for k in range(1, 11)]
+    assert sorted(shapes) == sorted((images, 3, side, side) for side in sides for images in (8, 3))
+    assert all(type(size) is int for shape in shapes for size in shape)  # not torch.SymInt

@@ -1,0 +1,144 @@
+"""The gradient noise scale: against a quadratic whose true value is known, and the loop's norms against autograd."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from bigbatch.train_loop.data import sampling
+from bigbatch.train_loop.loop.train import train
+from bigbatch.train_loop.optim.noise_scale import GradientNorms, noise_scale
+from bigbatch.train_loop.reporter import ListReporter
+from helpers.paths import ROOT
+from helpers.tiny_training import CLASSES, CONFIG, TinySource, changed, install, plain_model
+
+DIMENSIONS, SMALL, BIG = 50, 8, 64
+
+
+def test_a_quadratic_whose_noise_scale_is_known() -> None:
+    """L_i(θ) = ½|θ − x_i|², x_i ~ N(µ, σ²I): G = θ − µ, Σ = σ²I, so B_simple = σ²·d / |θ − µ|²."""
+    rng = np.random.default_rng(0)
+    sigma, distance = 3.0, 2.0
+    theta = distance * np.ones(DIMENSIONS) / math.sqrt(DIMENSIONS)  # µ = 0
+    truth = sigma**2 * DIMENSIONS / distance**2
+    small_sq, big_sq, ratios = [], [], []
+    for _ in range(4000):
+        gradients = theta - sigma * rng.standard_normal((BIG, DIMENSIONS))
+        small_sq.append(float(np.square(gradients[:SMALL].mean(0)).sum()))
+        big_sq.append(float(np.square(gradients.mean(0)).sum()))
+        ratios.append(noise_scale(small_sq[-1], big_sq[-1], SMALL, BIG))
+    found = noise_scale(np.mean(small_sq), np.mean(big_sq), SMALL, BIG)
+    assert found == pytest.approx(truth, rel=0.05)
+    single = [ratio for ratio in ratios if ratio is not None]
+    assert abs(np.mean(single) - truth) > 0.1 * truth, "averaging ratios is biased: that is why sums are kept"
+
+
+def test_exact_expectations_give_the_exact_value_and_nonsense_gives_none() -> None:
+    signal, noise = 4.0, 450.0
+    assert noise_scale(signal + noise / SMALL, signal + noise / BIG, SMALL, BIG) == pytest.approx(noise / signal)
+    assert noise_scale(1.0, 1.0, 64, 64) is None  # one micro-batch
+    assert noise_scale(10.0, 0.1, 8, 64) is None  # the mean gradient is lost in the noise
+    assert noise_scale(1.0, 2.0, 8, 64) is None  # more noise in the larger batch: too few steps
+    assert noise_scale(math.nan, 1.0, 8, 64) is None
+
+
+def test_a_step_that_overflows_is_left_out_and_the_loss_scale_divided_away() -> None:
+    p = torch.nn.Parameter(torch.zeros(2))
+    norms = GradientNorms(torch.device("cpu"), accumulation_steps=2, workers=1)
+    for values in ([3.0, 4.0], [math.inf, 0.0]):
+        p.grad = 8 * torch.tensor(values)
+        norms.first_micro_batch([p])
+        p.grad = 8 * torch.tensor([0.0, 1.0])
+        norms.step([p], torch.tensor(8.0))
+    # The first micro-batch's gradient was divided by the 2 of them: |2·(3, 4)|² = 100.
+    assert norms.sums.tolist() == [100.0, 1.0, 1.0]
+
+
+STEP = changed(CONFIG, epochs=1, global_size=64, micro_size=16, schedule__name="constant", label_smoothing=0.0,
+               peak_lr=1e-30)  # fmt: skip
+
+
+def gradient_sq(rows: np.ndarray) -> float:
+    """Squared norm of the mean gradient over ``rows`` of the training set at the initial weights, float64."""
+    torch.manual_seed(STEP.seed)
+    model = plain_model().double()
+    images, labels = TinySource().train
+    loss = torch.nn.functional.cross_entropy(model(images[rows].double()), labels[rows])
+    return sum(g.square().sum().item() for g in torch.autograd.grad(loss, list(model.parameters())))
+
+
+def test_the_loop_measures_the_first_micro_batch_against_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch.setattr, plain_model)
+    seen: list[list[float]] = []
+    real = GradientNorms.estimate
+    monkeypatch.setattr(
+        GradientNorms, "estimate", lambda self, sums, *sizes: seen.append(sums) or real(self, sums, *sizes)
+    )
+    reporter = ListReporter()
+    train(STEP, reporter=reporter, device=torch.device("cpu"))
+    order = sampling.train_order(70, STEP.seed, 0)
+    small, big = gradient_sq(order[:16]), gradient_sq(order[:64])
+    assert seen == [[pytest.approx(small, rel=1e-4), pytest.approx(big, rel=1e-4), 1.0]]
+    assert reporter.records[0].noise_scale == noise_scale(*seen[0][:2], 16, 64)
+
+
+def test_one_micro_batch_a_step_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch.setattr, plain_model)
+    reporter = ListReporter()
+    train(changed(STEP, micro_size=64), reporter=reporter, device=torch.device("cpu"))
+    assert reporter.records[0].noise_scale is None
+
+
+TWO_RANKS = """
+import gc, json, sys
+import torch, torch.distributed as dist
+from helpers.tiny_training import changed, install, plain_model
+from bigbatch.train_loop.config import TrainConfig
+from bigbatch.train_loop.loop.train import train
+from bigbatch.train_loop.optim.noise_scale import GradientNorms
+from bigbatch.train_loop.reporter import ListReporter
+
+folder, rank, step = sys.argv[1], int(sys.argv[2]), TrainConfig.from_json(sys.argv[3])
+torch.set_num_threads(1)
+dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+install(setattr, plain_model)
+seen, real = [], GradientNorms.estimate
+GradientNorms.estimate = lambda self, sums, *sizes: seen.append([sums, *sizes]) or real(self, sums, *sizes)
+reporter = ListReporter()
+for micro_size in (32, 16):
+    train(changed(step, micro_size=micro_size), reporter=reporter, device=torch.device("cpu"))
+open(f"{folder}/{rank}.json", "w").write(json.dumps([seen, [r.train_loss for r in reporter.records]]))
+gc.collect()
+dist.destroy_process_group()
+"""
+
+
+def test_two_ranks_measure_their_own_gradients_before_they_are_averaged(tmp_path: Path) -> None:
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT / "tests"))),
+        "OMP_NUM_THREADS": "1",
+    }
+    ranks = [
+        subprocess.Popen([sys.executable, "-c", TWO_RANKS, str(tmp_path), str(r), STEP.to_json()], env=environment)
+        for r in (0, 1)
+    ]
+    assert [rank.wait(timeout=300) for rank in ranks] == [0, 0]
+    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
+    assert first == second
+    order = sampling.train_order(70, STEP.seed, 0)[:64]
+    big = gradient_sq(order)
+    for (sums, small_size, big_size), micro_size in zip(first[0], (32, 16), strict=True):
+        assert (small_size, big_size) == (micro_size, 64)
+        # Micro-batch j is accumulation step j // 2 of rank j % 2: the ranks' first ones are 0 and 1.
+        small = [gradient_sq(order[j * micro_size : (j + 1) * micro_size]) for j in (0, 1)]
+        assert sums == pytest.approx([sum(small), 2 * big, 2.0], rel=1e-4)
+    assert CLASSES == 4

@@ -1,0 +1,285 @@
+"""The command line as a user meets it: ways to call it, and wrong input refused before Ray starts."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from bigbatch.tune.plan.checked_plan import make_plan
+from bigbatch.tune.plan.options import Options
+from bigbatch.tune.study.store import StudyStore
+from helpers.commands import run
+from helpers.paths import ROOT, TUNE
+from helpers.processes import clean_environment
+
+GOOD = ("--space", "smoke")
+
+
+def empty_folder(tmp_path: Path, *parts: str) -> str:
+    folder = tmp_path / "folder"
+    for part in parts:
+        (folder / part).mkdir(parents=True)
+    folder.mkdir(exist_ok=True)
+    return str(folder)
+
+
+WRONG_SPACES = {
+    "wrong_defaults.py": "DEFAULTS = {'trials': '8'}\ndef space(trial, workload):\n    return workload.config()\n",
+    "exits.py": "import sys\ndef space(trial, workload):\n    sys.exit(3)\n",
+    "resizes.py": "def space(trial, workload):\n    return workload.config({'image_size': 8})\n",
+}
+BAD_INPUT = {
+    "unknown space": (("--space", "larg_batch"), "large_batch"),
+    "space file missing": (("--space", "nowhere.py"), "nowhere.py"),
+    "unknown option": ((*GOOD, "--trails", "3"), "--trials"),
+    "option without a value": ((*GOOD, "--trials"), "--trials"),
+    "trials no number": ((*GOOD, "--trials", "many"), "many"),
+    "trials zero": ((*GOOD, "--trials", "0"), "--trials"),
+    "epochs zero": ((*GOOD, "--max-epochs", "0"), "--max-epochs"),
+    "workers zero": ((*GOOD, "--workers", "0"), "--workers"),
+    "unknown key": ((*GOOD, "--set", "peek_lr=1"), "peak_lr"),
+    "key without value": ((*GOOD, "--set", "peak_lr"), "key=value"),
+    "key out of range": ((*GOOD, "--set", "label_smoothing=1.5"), "label_smoothing"),
+    "key of another type": ((*GOOD, "--set", "nesterov=7"), "nesterov"),
+    "key given twice": ((*GOOD, "--set", "peak_lr=1", "--set", "peak_lr=2"), "twice"),
+    "key with an option of its own": ((*GOOD, "--set", "epochs=3"), "--max-epochs"),
+    "batch that does not divide": ((*GOOD, "--set", "global_size=100", "--set", "micro_size=48"), "micro_size"),
+    "batch larger than the data": ((*GOOD, "--set", "global_size=4096"), "1437"),
+    "sampler": ((*GOOD, "--sampler", "tpee"), "tpe"),
+    "scheduler": ((*GOOD, "--scheduler", "asah"), "asha"),
+    "wandb": ((*GOOD, "--wandb", "offlin"), "offline"),
+    "wandb online without a key": ((*GOOD, "--wandb", "online"), "WANDB_API_KEY"),
+    "model": ((*GOOD, "--model", "resnet51"), "resnet50"),
+    "data path missing": ((*GOOD, "--data", "./no/such/folder"), "no/such/folder"),
+    "time budget": ((*GOOD, "--time-budget", "soon"), "4h"),
+    "gpu hours": ((*GOOD, "--budget-gpu-hours", "-1"), "above 0"),
+    "gpu hours without end": ((*GOOD, "--budget-gpu-hours", "inf"), "--budget-gpu-hours"),
+    "output with too long a name": ((*GOOD, "--output", "x" * 300), "--output"),
+    "address without a port": ((*GOOD, "--address", "somewhere"), "HOST:PORT"),
+    "address where nobody listens": ((*GOOD, "--address", "127.0.0.1:1"), "127.0.0.1:1"),
+    "study name": ((*GOOD, "--study", "../up"), "--study"),
+    "seed": ((*GOOD, "--seed", "-1"), "seed"),
+    "more workers than there are": ((*GOOD, "--workers", "4096"), "there are"),
+    "resume without a name": ((*GOOD, "--resume"), "--study"),
+    "resume without a study": ((*GOOD, "--resume", "--study", "no-such-study"), "runs/no-such-study"),
+    "defaults of a space": (("--space", "wrong_defaults.py"), "DEFAULTS"),
+    "a space that ends the program": (("--space", "exits.py"), "SystemExit"),
+    "a space with another image size": (("--space", "resizes.py"), "image_size"),
+    "storage that does not open": ((*GOOD, "--storage", "nosuchdb://x/y"), "--storage"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_INPUT)
+def test_wrong_input_is_one_line_and_exit_code_2_before_anything_starts(name, tmp_path):
+    arguments, expected = BAD_INPUT[name]
+    for file, text in WRONG_SPACES.items():
+        (tmp_path / file).write_text(text)
+    done = run(*arguments, cwd=tmp_path)
+    lines = done.stderr.strip().splitlines()
+    assert done.returncode == 2, done.stderr
+    assert len(lines) == 1, done.stderr
+    assert expected in lines[0]
+    assert "Starting Ray" not in done.stdout
+    # nothing is left behind that a corrected command would trip over
+    assert not [p for p in (tmp_path / "runs").rglob("*") if p.is_file()]
+
+
+def test_a_data_folder_without_images_or_splits_is_refused(tmp_path):
+    for parts in ((), ("train/a", "val/a")):
+        folder = empty_folder(tmp_path, *parts)
+        done = run(*GOOD, "--data", folder, cwd=tmp_path)
+        assert done.returncode == 2 and len(done.stderr.strip().splitlines()) == 1
+        assert "folder" in done.stderr
+
+
+def test_an_image_that_is_none_is_refused_by_name(tmp_path, tiny_images):
+    folder = tmp_path / "images"
+    shutil.copytree(tiny_images, folder)
+    broken = folder / "val" / "light" / "007.png"
+    broken.write_bytes(b"no image")
+    done = run(*GOOD, "--data", folder, cwd=tmp_path)
+    assert done.returncode == 2 and str(broken) in done.stderr and len(done.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['{"schema_version": 1, "name": "s", "options": {"trials": "x"}}', "[]", "3", "{", '{"schema_version": 99}', ""],
+)
+def test_a_study_whose_description_is_broken_is_refused_in_one_line(tmp_path, text):
+    folder = tmp_path / "runs" / "s"
+    folder.mkdir(parents=True)
+    (folder / "study.json").write_text(text)
+    done = run("--resume", "--study", "s", cwd=tmp_path)
+    assert done.returncode == 2 and len(done.stderr.strip().splitlines()) == 1
+    assert "study.json" in done.stderr and (folder / "study.json").read_text() == text
+
+
+def test_an_output_that_cannot_be_written_is_refused(tmp_path):
+    blocker = tmp_path / "file"
+    blocker.write_text("not a folder")
+    done = run(*GOOD, "--output", blocker / "below", cwd=tmp_path)
+    assert done.returncode == 2 and "--output" in done.stderr
+
+
+def test_a_folder_that_holds_another_study_is_refused_and_kept(tmp_path):
+    folder = tmp_path / "runs" / "first"
+    folder.mkdir(parents=True)
+    (folder / "study.json").write_text('{"schema_version": 1, "name": "first"}')
+    done = run(*GOOD, "--study", "first", cwd=tmp_path)
+    assert done.returncode == 2 and "--resume" in done.stderr
+    assert (folder / "study.json").exists()
+
+
+def test_a_user_space_with_an_error_is_refused_with_its_error(tmp_path):
+    (tmp_path / "mine.py").write_text("def space(trial, workload):\n    return 1 / 0\n")
+    done = run("--space", "mine.py", cwd=tmp_path)
+    assert done.returncode == 2 and "ZeroDivisionError" in done.stderr
+    (tmp_path / "mine.py").write_text("def space(trial, workload:\n")
+    done = run("--space", "mine.py", cwd=tmp_path)
+    assert done.returncode == 2 and "SyntaxError" in done.stderr
+
+
+def test_a_changed_space_or_other_data_is_refused_on_resume(tmp_path, tiny_space):
+    first = run("--space", tiny_space, "--study", "s", "--dry-run", cwd=tmp_path)
+    assert first.returncode == 0, first.stderr
+    plan = make_plan(Options(space=str(tiny_space), study="s", output=str(tmp_path / "runs")))
+    StudyStore.create(plan.folder, "s", plan.to_dict(), None).close()
+    tiny_space.write_text(tiny_space.read_text() + "\n# another\n")
+    done = run("--resume", "--study", "s", cwd=tmp_path)
+    assert done.returncode == 2 and "space" in done.stderr and "changed" in done.stderr
+    done = run("--resume", "--study", "s", "--seed", "5", cwd=tmp_path)
+    assert done.returncode == 2
+
+
+def test_data_that_has_changed_is_refused_on_resume(tmp_path, tiny_images):
+    images = tmp_path / "images"
+    shutil.copytree(tiny_images, images)
+    options = Options(
+        space="smoke", data=str(images), set=("global_size=16",), study="s", output=str(tmp_path / "runs")
+    )
+    plan = make_plan(options)
+    StudyStore.create(plan.folder, "s", plan.to_dict(), None).close()
+    assert run("--resume", "--study", "s", "--dry-run", cwd=tmp_path).returncode == 0
+    (images / "train" / "dark" / "000.png").unlink()
+    done = run("--resume", "--study", "s", "--dry-run", cwd=tmp_path)
+    assert done.returncode == 2 and "train_size was 64; got 63" in done.stderr
+
+
+def test_a_study_with_a_list_among_its_fixed_keys_can_be_resumed(tmp_path):
+    keys = ("schedule=step", "step_epochs=[4,8]", "optimizer=sgd")
+    for space in ("large_batch", "smoke"):
+        plan = make_plan(Options(space=space, set=keys, study=space, output=str(tmp_path / "runs")))
+        StudyStore.create(plan.folder, space, plan.to_dict(), None).close()
+        for given in ((), ("--set", *keys)):
+            done = run("--resume", "--study", space, *given, "--dry-run", cwd=tmp_path)
+            assert done.returncode == 0, done.stderr
+
+
+def test_a_terminal_that_lacks_letters_still_gets_its_plan(tmp_path):
+    for encoding in ("latin-1", "ascii"):
+        done = subprocess.run(
+            [sys.executable, str(TUNE), *map(str, GOOD), "--dry-run"],
+            cwd=tmp_path,
+            env={**clean_environment(), "PYTHONIOENCODING": encoding},
+            capture_output=True,
+            encoding=encoding,
+        )
+        assert done.returncode == 0 and "1,437" in done.stdout, done.stderr
+
+
+def test_a_full_disk_or_a_closed_stdout_is_no_traceback(tmp_path):
+    command = f"{sys.executable} {TUNE} --space smoke --dry-run"
+    for redirection in (">/dev/full", ">&-", "2>&- >&-"):
+        done = subprocess.run(
+            f"{command} {redirection}",
+            shell=True,
+            cwd=tmp_path,
+            env=clean_environment(),
+            capture_output=True,
+            text=True,
+        )
+        assert "Traceback" not in done.stderr and done.returncode == 0
+
+
+def test_the_plan_says_what_a_sampler_cannot_do(tmp_path):
+    plain = run("--space", "large_batch", "--dry-run", cwd=tmp_path)
+    assert "note" not in plain.stdout
+    gp = run("--space", "large_batch", "--sampler", "gp", "--dry-run", cwd=tmp_path)
+    assert "early stopping" in gp.stdout and "conditional" in gp.stdout
+    single = run("--space", "smoke", "--sampler", "gp", "--scheduler", "none", "--dry-run", cwd=tmp_path)
+    assert "note" not in single.stdout
+
+
+def test_two_searches_of_one_second_have_two_names(tmp_path):
+    names = {make_plan(Options(space="smoke", output=str(tmp_path))).study for _ in range(8)}
+    assert len(names) == 8
+
+
+WAYS = {
+    "as a file from another folder": lambda tmp: ((sys.executable, str(TUNE)), tmp),
+    "from inside tune/": lambda tmp: ((sys.executable, "run.py"), ROOT / "tune"),
+    "as a module": lambda tmp: ((sys.executable, "-m", "bigbatch.tune.run"), ROOT),
+    "with a relative path": lambda tmp: ((sys.executable, os.path.relpath(TUNE, tmp)), tmp),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_it_can_be_called_in_every_usual_way(way, tmp_path):
+    command, cwd = WAYS[way](tmp_path)
+    done = run(*GOOD, "--dry-run", "--output", tmp_path / "out", cwd=cwd, command=command)
+    assert done.returncode == 0, done.stderr
+    assert ("resnet50 (auto" if torch.cuda.is_available() else "resnet18 (auto") in done.stdout
+    assert not (tmp_path / "out").exists(), "a dry run writes nothing"
+
+
+def test_the_console_command_equals_the_script(tmp_path):
+    bigbatch = shutil.which("bigbatch", path=os.path.dirname(sys.executable))
+    code = "import sys; from bigbatch.command import main; sys.exit(main(sys.argv[1:]))"
+    command = (bigbatch,) if bigbatch else (sys.executable, "-c", code)
+    env = {} if bigbatch else {"PYTHONPATH": str(ROOT / "src")}
+    done = run("tune", *GOOD, "--dry-run", "--study", "x", cwd=tmp_path, command=command, **env)
+    script = run(*GOOD, "--dry-run", "--study", "x", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (script.returncode, script.stdout)
+    wrong = run("tuen", cwd=tmp_path, command=command, **env)
+    assert wrong.returncode == 2 and "tune" in wrong.stderr
+
+
+def test_the_plan_says_what_will_happen_before_it_does(tmp_path):
+    done = run("--space", "large_batch", "--dry-run", "--trials", "5", "--max-epochs", "7", cwd=tmp_path)
+    for word in ("lars, lamb, sgd", "128, 256, 512, 1024", "1,437", "360", "5 of at most 7", "35 epochs", "results"):
+        assert word in done.stdout, word
+
+
+def test_importing_spaces_and_cluster_loads_neither_torch_nor_ray():
+    code = "import sys, bigbatch.search_spaces.registry, bigbatch.cluster.host.allocation; print(sorted(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT / "src", capture_output=True, text=True, check=True)
+    loaded = {name.strip("' ").split(".")[0] for name in done.stdout.strip("[]\n").split(",")}
+    assert not loaded & {"torch", "ray", "optuna", "numpy"}
+
+
+def test_wrong_input_is_refused_without_loading_torch_or_ray(tmp_path):
+    code = (
+        "import sys\nfrom bigbatch.tune.cli import tune_main\n"
+        "code = tune_main(['--space', 'smoke', '--set', 'peek_lr=1'])\n"
+        "print(code, 'torch' in sys.modules, 'ray' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env={**clean_environment(), "PYTHONPATH": str(ROOT / "src")},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.stdout.split() == ["2", "False", "False"]
+
+
+def test_a_password_in_the_storage_url_is_never_kept_or_shown(tmp_path):
+    url = "postgresql+psycopg2://me:secret@localhost:1/none"
+    done = run(*GOOD, "--study", "s", "--storage", url, cwd=tmp_path)
+    assert done.returncode == 2 and "secret" not in done.stderr + done.stdout
+    for path in (tmp_path / "runs").rglob("*.json"):
+        assert "secret" not in json.dumps(path.read_text())

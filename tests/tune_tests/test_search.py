@@ -1,0 +1,504 @@
+"""Whole searches with a real Ray, a real Optuna study and real training, as a user starts them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import optuna
+import psutil
+import pyarrow.parquet as pq
+import pytest
+from optuna.trial import TrialState
+
+from bigbatch.train_loop.config import TrainConfig
+from bigbatch.train_loop.data.packing import command as pack
+from bigbatch.tune.study.ledger import read as read_ledger
+from helpers.paths import ROOT, TUNE
+from helpers.processes import clean_environment, wait_gone
+from helpers.searches import TINY, Search, journal_of, load
+
+
+def test_a_search_from_plan_to_best_configuration(tiny, tmp_path):
+    """Points 1 to 3, 8 to 10 and 12 in one run: folder, states, links, early stops, W&B, dashboard, clean end."""
+    arguments = (*tiny, "--study", "s", "--trials", 5, "--max-epochs", 4, "--wandb", "offline")
+    search = Search(*arguments, cwd=tmp_path, HTTPS_PROXY="http://127.0.0.1:9")
+    url = search.wait_for(r"Ray dashboard: (http://127\.0\.0\.1:\d+)").group(1)
+    folder = Path(search.ray_folder)
+    assert folder.stat().st_mode & 0o777 == 0o700 and (folder / "token").stat().st_mode & 0o777 == 0o600
+    search.wait_for(r"trial 0 epoch 1/4")
+    workers = search.workers()
+    assert workers and all("RAY_ADDRESS" in environment for environment in workers.values())
+    assert dashboard_refuses_strangers_and_answers(url, (folder / "token").read_text())
+    assert search.end() == 0, search.stderr()
+    assert wait_gone(str(folder)) == [] and not folder.exists(), "nothing of Ray is left"
+    text = "".join(search.lines)
+    assert not search.stderr().strip(), "nothing floods the terminal"
+    assert (
+        "Best: trial" in text
+        and "what another seed would change" in text
+        and "train_loop/run.py --config runs/s/best.json" in text
+    )
+
+    study = load(tmp_path / "runs" / "s")
+    states = [t.state for t in study.trials]
+    assert (
+        len(states) == 5 and TrialState.COMPLETE in states and set(states) <= {TrialState.COMPLETE, TrialState.PRUNED}
+    )
+    assert len({t.user_attrs["ray_trial_id"] for t in study.trials}) == 5
+    for trial in study.trials:
+        assert list(trial.intermediate_values) == list(range(1, len(trial.intermediate_values) + 1))
+        assert len(trial.intermediate_values) in (
+            (4,) if trial.state == TrialState.COMPLETE else (1, 3)
+        )  # ASHA's rungs
+    check_folder(tmp_path / "runs" / "s", study)
+    check_wandb(tmp_path / "runs" / "s" / "wandb", study, text)
+
+
+def dashboard_refuses_strangers_and_answers(url: str, token: str) -> bool:
+    request = f"{url}/api/cluster_status"
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(request, timeout=120)
+    assert refused.value.code in (401, 403)
+    allowed = urllib.request.Request(request, headers={"Authorization": f"Bearer {token}"})
+    return urllib.request.urlopen(allowed, timeout=120).status == 200
+
+
+def check_folder(folder: Path, study: optuna.Study) -> None:
+    description = json.loads((folder / "study.json").read_text())
+    session = description["sessions"][0]
+    assert description["seed"] == 1 and session["outcome"] == "ended" and session["packages"]["ray"]
+    best = TrainConfig.from_json((folder / "best.json").read_text())
+    assert best == TrainConfig.from_dict(study.best_trial.user_attrs["config"])
+    rows = pq.read_table(folder / "trials.parquet").to_pylist()
+    assert [r["state"] for r in rows] == [t.state.name for t in study.trials]
+    epochs = pq.read_table(folder / "epochs.parquet").to_pylist()
+    assert len(epochs) == sum(len(t.intermediate_values) for t in study.trials)
+    assert all(0 <= e["val_top1"] <= 1 and e["train_s"] > 0 for e in epochs)
+    assert [p.name for p in (folder / "checkpoints").iterdir()] == [f"trial-{study.best_trial.number:04d}"]
+    assert (folder / "logs" / "trial-0000.log").read_text().count("epoch=") >= 1
+
+
+def check_wandb(folder: Path, study: optuna.Study, text: str) -> None:
+    """Real offline run files: one a trial, with configuration and epoch metrics."""
+    from wandb.proto import wandb_internal_pb2
+
+    command = next(line for line in text.splitlines() if "wandb sync" in line)
+    sync = subprocess.run(f"{command} --dry-run", shell=True, capture_output=True, text=True, env=tool_environment())
+    assert sync.returncode == 0 and "s-0000" in sync.stdout + sync.stderr
+    found = {}
+    for path in folder.glob("offline-run-*/run-*.wandb"):
+        config: dict = {}
+        metrics = []
+        for data in wandb_records(path.read_bytes()):
+            record = wandb_internal_pb2.Record.FromString(data)
+            if record.HasField("run"):
+                config |= {u.key: json.loads(u.value_json) for u in record.run.config.update}
+                group, name = record.run.run_group, record.run.run_id
+            if record.HasField("history"):
+                items = {i.key or ".".join(i.nested_key): json.loads(i.value_json) for i in record.history.item}
+                metrics.append(items["val_top1"])
+        found[name] = (group, config, metrics)
+    assert sorted(found) == [f"s-{t.number:04d}" for t in study.trials]
+    for trial in study.trials:
+        group, config, metrics = found[f"s-{trial.number:04d}"]
+        assert group == "s" and config["optimizer"]["peak_lr"] == pytest.approx(trial.params["peak_lr"])
+        assert metrics == pytest.approx(list(trial.intermediate_values.values()))
+
+
+def tool_environment() -> dict[str, str]:
+    """Tools of the test's virtual environment first on PATH."""
+    environment = clean_environment()
+    return {**environment, "PATH": os.path.dirname(sys.executable) + os.pathsep + environment["PATH"]}
+
+
+def wandb_records(data: bytes) -> list[bytes]:
+    """The records of a .wandb file: LevelDB's log format after a header of 7 bytes.
+
+    Blocks of 32 KiB hold fragments: checksum (4 bytes), length (2), kind (1: whole, 2 first,
+    3 middle, 4 last), payload; a block's last 6 bytes or fewer are padding.
+    """
+    block, position, records, parts = 32768, 7, [], b""
+    while position + 7 <= len(data):
+        if block - position % block < 7:
+            position += block - position % block
+            continue
+        length, kind = int.from_bytes(data[position + 4 : position + 6], "little"), data[position + 6]
+        parts = (b"" if kind in (1, 2) else parts) + data[position + 7 : position + 7 + length]
+        position += 7 + length
+        if kind in (1, 4):
+            records.append(parts)
+    return records
+
+
+@pytest.mark.slow
+def test_early_stops_give_resources_back_beside_another_ray_cluster(tmp_path):
+    """Point 8: stock Ray Train asks the wrong cluster here, and the search hangs after its first early stop."""
+    code = "import ray, time; ray.init(address='local', num_cpus=1); print('up', flush=True); time.sleep(3600)"
+    other = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        env=clean_environment(), cwd=tmp_path,
+    )  # fmt: skip
+    try:
+        assert other.stdout is not None and other.stdout.readline() == "up\n"
+        arguments = ("--space", "smoke", "--study", "s", "--trials", 3, "--workers", 2)
+        search = Search(*arguments, cwd=tmp_path)
+        assert search.end() == 0, search.stderr()
+        states = [t.state for t in load(tmp_path / "runs" / "s").trials]
+        assert len(states) == 3 and states.count(TrialState.PRUNED) >= 1
+        assert other.poll() is None, "the other cluster lives on"
+        assert any(p.name() == "raylet" for p in psutil.Process(other.pid).children(recursive=True))
+    finally:
+        other.terminate()  # Ray ends with it; SIGINT may be ignored where the tests were started
+        other.wait(120)
+
+
+def test_ctrl_c_saves_prints_the_resume_command_and_that_command_finishes(tiny, tmp_path):
+    """Points 2 and 9."""
+    search = Search(*tiny, "--study", "s", "--trials", 3, "--max-epochs", 12, "--scheduler", "none", cwd=tmp_path)
+    search.wait_for(r"epoch 2/12")
+    search.process.send_signal(signal.SIGINT)
+    assert search.end() == 130
+    assert wait_gone(search.ray_folder) == []
+    study = load(tmp_path / "runs" / "s")
+    before = {t.number: (t.params, len(t.intermediate_values)) for t in study.trials}
+    assert {t.state for t in study.trials} <= {TrialState.WAITING, TrialState.COMPLETE}
+    assert any((tmp_path / "runs" / "s" / "checkpoints").glob("trial-*/latest.pt"))
+    assert not any("Last result" in line for line in search.lines), "Ray Tune's own lines stay away"
+    command = shlex.split(next(line for line in search.lines if "--resume --study" in line))
+    assert command[0] == "python"
+    again = Search(*command[2:], cwd=tmp_path)
+    assert again.end() == 0, again.stderr()
+    assert any("resumed after epoch" in line for line in again.lines)
+    after = load(tmp_path / "runs" / "s")
+    assert [t.state for t in after.trials] == [TrialState.COMPLETE] * 3
+    for number, (params, epochs) in before.items():
+        trial = after.trials[number]
+        assert trial.params == params and len(trial.intermediate_values) == 12 and epochs <= 12
+    assert len(json.loads((tmp_path / "runs" / "s" / "study.json").read_text())["sessions"]) == 2
+
+
+@pytest.mark.parametrize("seconds", [pytest.param(0.5, marks=pytest.mark.exhaustive), 2.5])
+def test_ctrl_c_while_ray_starts_ends_in_order(tiny, tmp_path, seconds):
+    """A terminal sends it to Ray's processes as well, as far as they are there."""
+    search = Search(*tiny, "--study", "s", "--trials", 1, cwd=tmp_path)
+    search.wait_for("Starting Ray")
+    time.sleep(seconds)
+    os.killpg(search.process.pid, signal.SIGINT)
+    assert search.end() == 130, search.stderr()
+    assert "Traceback" not in search.stderr() and any("--resume --study s" in line for line in search.lines)
+    assert wait_gone(str(tmp_path)) == []
+    again = Search("--resume", "--study", "s", cwd=tmp_path)
+    again.wait_for("Ray dashboard")
+    again.kill_tree()
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.exhaustive)])
+def test_a_signal_to_the_whole_process_group_saves_first(tiny, tmp_path, signum):
+    """As ``timeout``, a closed terminal and batch systems send it: Ray must live until trials have saved."""
+    search = Search(*tiny, "--study", "s", "--trials", 2, "--max-epochs", 400, cwd=tmp_path)
+    search.wait_for(r"epoch 2/400")
+    started = time.monotonic()
+    os.killpg(search.process.pid, signum)
+    assert search.end() == 128 + signum, search.stderr()
+    assert time.monotonic() - started < 58, "Ray gives up on a dead GCS after 60 s"
+    assert any("--resume --study s" in line for line in search.lines) and "Traceback" not in search.stderr()
+    assert {t.state for t in load(tmp_path / "runs" / "s").trials} == {TrialState.WAITING}
+    assert any((tmp_path / "runs" / "s" / "checkpoints").glob("trial-*/latest.pt"))
+    assert wait_gone(search.ray_folder) == [] and not Path(search.ray_folder).exists()
+
+
+@pytest.mark.exhaustive
+def test_a_second_ctrl_c_ends_a_search_at_once_in_words(tiny, tmp_path):
+    search = Search(*tiny, "--study", "s", "--trials", 3, "--max-epochs", 400, cwd=tmp_path)
+    search.wait_for(r"epoch 2/400")
+    search.process.send_signal(signal.SIGINT)
+    time.sleep(0.3)
+    search.process.send_signal(signal.SIGINT)
+    assert search.end() == 130
+    assert "Traceback" not in search.stderr() and any("--resume --study s" in line for line in search.lines)
+    assert wait_gone(search.ray_folder) == []
+
+
+@pytest.mark.exhaustive
+def test_a_reader_that_leaves_ends_no_search(tiny, tmp_path):
+    arguments = shlex.join([*tiny, "--study", "s", "--trials", "2", "--max-epochs", "1"])
+    command = f"set -o pipefail; {sys.executable} {TUNE} {arguments} | head -1"
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=tmp_path, env=clean_environment(), capture_output=True, text=True
+    )
+    assert done.returncode == 0 and done.stderr == "" and done.stdout.startswith("study")
+    assert [t.state for t in load(tmp_path / "runs" / "s").trials] == [TrialState.COMPLETE] * 2
+
+
+def test_a_trial_whose_loss_is_not_finite_fails_with_its_reason_and_the_search_says_so(tiny_images, tmp_path):
+    space = tmp_path / "hot.py"
+    space.write_text(
+        "def space(trial, workload):\n"
+        "    trial.suggest_float('x', 0, 1)\n"
+        "    return workload.config({'batch.global_size': 16, 'optimizer': 'sgd', 'peak_lr': 1e4})\n"
+    )
+    arguments = ("--space", space, "--data", tiny_images, *TINY, "--study", "s", "--trials", 2, "--max-epochs", 20)
+    search = Search(*arguments, cwd=tmp_path)
+    assert search.end() == 1
+    trials = load(tmp_path / "runs" / "s").trials
+    assert [t.state for t in trials] == [TrialState.FAIL] * 2
+    assert all("NonFiniteLossError" in t.user_attrs["ended_because"] for t in trials)
+    assert "no trial ran to its end" in search.stderr()
+
+
+@pytest.mark.slow
+def test_a_killed_worker_is_started_again_from_its_checkpoint(tiny, tmp_path):
+    arguments = (*tiny, "--study", "s", "--trials", 1, "--max-epochs", 400)
+    search = Search(*arguments, cwd=tmp_path)
+    search.wait_for(r"trial 0 epoch 2/400")
+    checkpoint = tmp_path / "runs" / "s" / "checkpoints" / "trial-0000" / "latest.pt"
+    deadline = time.monotonic() + 240
+    while not checkpoint.exists() and time.monotonic() < deadline:
+        time.sleep(0.5)
+    worker = next(iter(search.workers()))
+    worker.kill()
+    log = tmp_path / "runs" / "s" / "logs" / "trial-0000.log"
+    while "resumed after epoch" not in log.read_text() and time.monotonic() < deadline + 60:
+        time.sleep(0.5)
+    assert "resumed after epoch" in log.read_text()
+    search.process.send_signal(signal.SIGTERM)
+    assert search.end() == 143
+    values = load(tmp_path / "runs" / "s").trials[0].intermediate_values
+    assert list(values) == list(range(1, len(values) + 1)), "each epoch once"
+
+
+NO_LOCKS = """
+import errno, fcntl, os
+flock = fcntl.flock
+def refuse(file, how):
+    number = file if isinstance(file, int) else file.fileno()
+    if "/runs/" in os.readlink(f"/proc/self/fd/{number}"):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+    return flock(file, how)
+fcntl.flock = refuse
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_driver_takes_its_ray_with_it_is_followed_at_once_and_its_hours_count(tiny, tmp_path):
+    """kill -9 of the driver alone: nobody is left to clean up, nothing may live on, and no more than 30 s are lost.
+
+    The study is on a file system without file locks, where a second driver is refused all the same.
+    """
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(NO_LOCKS)
+    started = time.monotonic()
+    no_locks = {"PYTHONPATH": str(tmp_path / "site")}
+    first = Search(*tiny, "--study", "s", "--trials", 2, "--max-epochs", 4000, cwd=tmp_path, **no_locks)
+    at_once = int(first.wait_for(r"(\d+) trials at a time")[1])
+    first.wait_for("Starting Ray")
+    began = time.monotonic()
+    first.wait_for(r"trial 0 epoch 1/4000")
+    (tmp_path / "second").mkdir()
+    command = ("--resume", "--study", "s", "--output", tmp_path / "runs")
+    second = Search(*command, cwd=tmp_path / "second", **no_locks)
+    assert second.end() == 2
+    assert f"is held by process {first.process.pid} of " in second.stderr() and second.stderr().count("\n") == 1
+    first.process.kill()
+    first.process.wait(120)
+    killed = time.monotonic()
+    used = read_ledger(tmp_path / "runs" / "s" / "ledger").held_s / at_once
+    third = Search(*command, cwd=tmp_path / "second", **no_locks)
+    assert killed - began - 30 <= used <= killed - started
+    third.wait_for(r"trial \d resumed after epoch \d+")
+    assert wait_gone(first.ray_folder, 120) == [] and not Path(first.ray_folder).exists()
+    third.process.send_signal(signal.SIGINT)
+    assert third.end() == 130
+    study = load(tmp_path / "runs" / "s")
+    assert len(study.trials) == 2 and {t.state for t in study.trials} == {TrialState.WAITING}
+    after = read_ledger(tmp_path / "runs" / "s" / "ledger")
+    spent = {t.number: t.user_attrs["gpu_hours"] * 3600 for t in study.trials}
+    assert spent == pytest.approx(after.trials_s, abs=0.1) and sum(spent.values()) < after.held_s
+    assert not (tmp_path / "runs" / "s" / ".lease").exists()
+
+
+@pytest.mark.slow
+def test_it_joins_a_running_cluster_and_leaves_it_running(tiny, tiny_images, tmp_path):
+    """Also: what a worker meets on its node, here a variable that only the driver has, is said on the screen, once."""
+    assert pack.main([str(tiny_images), str(tmp_path / "packed"), "--workers", "1"]) == 0
+    tiny = (*tiny, "--data", str(tmp_path / "packed"), "--stage", "$ONLY_OF_THE_DRIVER/sets")
+    code = (
+        "import sys, time; sys.path.insert(0, sys.argv[1])\n"
+        "from pathlib import Path; from bigbatch.train_loop.launch.ray_session import LocalRay\n"
+        "with LocalRay(2, 0, Path('cluster.log')) as c:\n"
+        "    print(c.address, c.token_path, flush=True); time.sleep(3600)"
+    )
+    cluster = subprocess.Popen(
+        [sys.executable, "-c", code, str(ROOT / "src")],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=clean_environment(),
+    )
+    try:
+        assert cluster.stdout is not None
+        address, token = cluster.stdout.readline().split()
+        arguments = (*tiny, "--study", "s", "--trials", 2, "--max-epochs", 2, "--address", address)
+        refused = Search(*arguments, cwd=tmp_path, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN="0" * 64)
+        assert refused.end() == 2 and "--address" in refused.stderr()
+        asked = (*arguments, "--set", "sync_bn=true")
+        cannot = Search(*asked, cwd=tmp_path, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=token)
+        assert cannot.end() == 2 and cannot.stderr().count("\n") == 1
+        assert "a node with 2 CPU cores" in cannot.stderr() and "sync_bn needs GPUs" in cannot.stderr()
+        assert not (tmp_path / "runs" / "s").exists(), "no study is left"
+        joined = Search(
+            *(a if a != "s" else "t" for a in arguments),
+            cwd=tmp_path,
+            RAY_AUTH_MODE="token",
+            RAY_AUTH_TOKEN_PATH=token,
+            ONLY_OF_THE_DRIVER=str(tmp_path),
+        )
+        assert joined.end() == 0, joined.stderr()
+        said = [line for line in joined.stderr().splitlines() if "$ONLY_OF_THE_DRIVER is not set here" in line]
+        assert len(said) == 1 and re.match(r"warning: trial \d: on \S+: --stage must be", said[0]), joined.stderr()
+        assert [t.state.is_finished() for t in load(tmp_path / "runs" / "t").trials] == [True, True]
+        assert cluster.poll() is None
+    finally:
+        cluster.terminate()
+        cluster.wait(120)
+
+
+@pytest.mark.slow
+def test_the_stock_trainer_takes_over_where_rays_private_names_have_changed(tiny, tmp_path):
+    arguments = (*tiny, "--study", "s", "--trials", 2, "--max-epochs", 2, "--scheduler", "none")
+    search = Search(*arguments, cwd=tmp_path, BIGBATCH_INLINE_CONTROLLER="0")
+    assert search.end() == 0, search.stderr()
+    assert [t.state for t in load(tmp_path / "runs" / "s").trials] == [TrialState.COMPLETE] * 2
+
+
+@pytest.mark.parametrize(
+    ("budget", "word"),
+    [
+        (("--time-budget", "12s"), "time budget"),
+        pytest.param(("--budget-gpu-hours", "0.02"), "GPU hours", marks=pytest.mark.exhaustive),
+    ],
+)
+def test_budgets_end_a_search_that_can_be_resumed(tiny, tmp_path, budget, word):
+    search = Search(*tiny, "--study", "s", "--trials", 3, "--max-epochs", 3000, *budget, cwd=tmp_path)
+    assert search.end() == 1, "no trial could run to its end"
+    assert any(f"Stopped: the {word}" in line or f"Stopped: the budget of {word}" in line for line in search.lines)
+    study = load(tmp_path / "runs" / "s")
+    assert study.trials and {t.state for t in study.trials} == {TrialState.WAITING}
+    if word == "GPU hours":
+        used = read_ledger(tmp_path / "runs" / "s" / "ledger").held_s / 3600
+        assert 0.02 <= used <= 0.02 + 2 * 30 / 3600, "at most the stop itself is spent beyond it"
+        again = Search("--resume", "--study", "s", cwd=tmp_path)
+        assert again.end() == 1 and not any("Starting Ray" in line for line in again.lines), "nothing is left to spend"
+        assert any("--budget-gpu-hours 0.04" in line for line in search.lines), "the printed command goes on"
+
+
+@pytest.mark.slow
+def test_a_search_at_the_end_of_its_allocation_starts_nothing_and_says_to_come_again(tiny, tmp_path):
+    arguments = (*tiny, "--study", "s", "--trials", 2, "--max-epochs", 1)
+    first = Search(*arguments, cwd=tmp_path)
+    assert first.end() == 0, first.stderr()
+    late = Search("--resume", "--study", "s", "--trials", 3, cwd=tmp_path, BIGBATCH_DEADLINE=str(time.time() + 0.5))
+    assert late.end() == 75, late.stderr()
+    assert any("the allocation ends before" in line for line in late.lines)
+    assert len(load(tmp_path / "runs" / "s").trials) == 2
+    # An epoch longer than any allocation holds nothing back: trials would wait for ever.
+    journal = tmp_path / "runs" / "s" / "optuna.journal"
+    journal.write_text(re.sub(r'("train_s": ?)[\d.e-]+', r"\g<1>1e6", journal.read_text()))
+    again = Search("--resume", "--study", "s", cwd=tmp_path, BIGBATCH_DEADLINE=str(time.time() + 3600))
+    assert again.end() == 0, again.stderr()
+    assert len(load(tmp_path / "runs" / "s").trials) == 3
+
+
+def test_the_inline_trainer_fits_the_installed_ray():
+    from bigbatch.tune.trials import inline_trainer
+
+    assert inline_trainer.supported()
+
+
+@pytest.mark.slow
+def test_the_main_command_finds_a_good_large_batch_configuration(tmp_path):
+    """Point 1, word for word."""
+    search = Search("--space", "large_batch", "--study", "s", cwd=tmp_path)
+    assert search.end(1500) == 0, search.stderr()
+    trials = load(tmp_path / "runs" / "s").trials
+    assert len(trials) >= 12 and any(t.state == TrialState.PRUNED for t in trials)
+    assert max(t.value for t in trials if t.state == TrialState.COMPLETE) >= 0.97
+    assert min(t.user_attrs["config"]["batch"]["global_size"] for t in trials) >= 128
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.exhaustive)])
+def test_no_trial_is_lost_or_doubled_over_many_kills(tiny, tmp_path, every):
+    """kill -9 of the whole process tree at twelve moments, or every third, from before the first trial to the end."""
+    arguments = [*tiny, "--study", "s", "--trials", 8, "--max-epochs", 60, "--scheduler", "none"]
+    moments = [
+        "results ",
+        "Starting Ray",
+        "Ray dashboard",
+        r"trial \d+ (started|resumed)",
+        r"epoch \d+/60",
+        r"epoch \d*5/60",
+    ]
+    moments += [
+        r"epoch \d*0/60",
+        r"trial \d+ done",
+        r"epoch [3-5]\d/60",
+        r"trial \d+ done",
+        r"epoch 59/60",
+        r"epoch 60/60",
+    ]
+    known: dict[int, dict] = {}
+    for kill, moment in enumerate(moments[::every]):
+        resume = ["--resume"] if (tmp_path / "runs" / "s" / "study.json").exists() else []
+        search = Search(*arguments, *resume, cwd=tmp_path)
+        search.wait_for(moment)
+        time.sleep(0.07 * kill)  # not always at the start of a write
+        search.kill_tree()
+        folder = tmp_path / "runs" / "s"
+        if known or has_trials(folder):
+            check_nothing_lost(folder, known)
+    last = Search(*arguments, "--resume", cwd=tmp_path)
+    assert last.end() == 0, last.stderr()
+    trials = load(tmp_path / "runs" / "s").trials
+    assert [t.state for t in trials] == [TrialState.COMPLETE] * 8
+    assert all(list(t.intermediate_values) == list(range(1, 61)) for t in trials)
+    check_nothing_lost(tmp_path / "runs" / "s", known)
+    rows = pq.read_table(tmp_path / "runs" / "s" / "epochs.parquet").to_pylist()
+    assert len(rows) == len({(r["trial"], r["epoch"]) for r in rows}) == 8 * 60
+    assert wait_gone(str(tmp_path)) == []
+
+
+def has_trials(folder: Path) -> bool:
+    """Whether a trial was begun: before that, a kill leaves no journal, an empty one or one without a study."""
+    from bigbatch.tune.study.store import repair_journal
+
+    repair_journal(folder / "optuna.journal")
+    begun = (folder / "optuna.journal").exists()
+    return begun and any(study.n_trials for study in optuna.get_all_study_summaries(journal_of(folder)))
+
+
+def check_nothing_lost(folder: Path, known: dict[int, dict]) -> None:
+    """What an earlier look saw finished or reported is still there, unchanged."""
+    from bigbatch.tune.study.store import repair_journal
+
+    repair_journal(folder / "optuna.journal")
+    for trial in load(folder).trials:
+        seen = known.setdefault(trial.number, {"params": trial.params, "values": {}, "state": None, "value": None})
+        if seen["params"]:
+            assert trial.params == seen["params"]
+        assert seen["values"].items() <= trial.intermediate_values.items()
+        if seen["state"]:
+            assert (trial.state, trial.value) == (seen["state"], seen["value"])
+        seen |= {"params": trial.params, "values": dict(trial.intermediate_values)}
+        if trial.state.is_finished():
+            seen |= {"state": trial.state, "value": trial.value}

@@ -1,0 +1,441 @@
+"""The bridge against a real Optuna study; Ray's side is played by calling what Tune calls."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import optuna
+import pytest
+from optuna.trial import TrialState
+from ray.tune.search import Searcher
+
+from bigbatch.train_loop.config import ConfigError, TrainConfig
+from bigbatch.tune.study.store import StudyStore
+from bigbatch.tune.trials.allocation_deadline import Deadline, end_of_allocation
+from bigbatch.tune.trials.samplers import sampler_factory
+from helpers.bridges import EPOCHS, BrokenSpace, Recorder, make_bridge, number_of, record, reopen, run_out
+
+
+@pytest.fixture
+def store(tmp_path: Path):
+    store = StudyStore.create(tmp_path / "study", "s", {}, None)
+    yield store
+    store.close()
+
+
+def test_a_trial_that_runs_to_its_end_is_complete_with_all_it_reported(store):
+    watcher = Recorder()
+    bridge = make_bridge(store, observers=[watcher])
+    task = bridge.suggest("ray-a")
+    assert task["config"]["seed"] == 3 and number_of(task) == 0
+    assert not run_out(bridge, "ray-a", [0.1, 0.2, 0.3, 0.4])
+    bridge.on_trial_complete("ray-a")
+    trial = reopen(store).study.trials[0]
+    assert (trial.state, trial.value) == (TrialState.COMPLETE, 0.4)
+    assert trial.intermediate_values == {1: 0.1, 2: 0.2, 3: 0.3, 4: 0.4}
+    assert trial.user_attrs["ray_trial_id"] == "ray-a"
+    assert trial.user_attrs["epoch/00002"]["val_top1"] == 0.2
+    assert watcher.events[0] == ("started", 0, "RUNNING") and watcher.events[-1] == ("ended", 0, "COMPLETE")
+
+
+def test_a_stopped_trial_is_pruned_with_its_intermediate_values_not_complete(store):
+    bridge = make_bridge(store, pruner="asha", trials=8)
+    for i, level in enumerate((0.9, 0.8, 0.7)):
+        bridge.suggest(f"ray-{i}")
+        stopped = run_out(bridge, f"ray-{i}", [level] * EPOCHS)
+        bridge.on_trial_complete(f"ray-{i}")
+        # ASHA by its definition (Li et al. 2020): the first is the best of one, later worse ones
+        # are not among the best third of the rung.
+        assert stopped == (i > 0)
+    states = [t.state for t in store.study.trials]
+    assert states == [TrialState.COMPLETE, TrialState.PRUNED, TrialState.PRUNED]
+    assert store.study.trials[1].intermediate_values == {1: 0.8}
+
+
+@pytest.mark.parametrize(
+    ("result", "reason"),
+    [
+        ({"records": [], "failure": "NonFiniteLossError: loss is nan in epoch 1"}, "loss is nan"),
+        ({"records": [record(1, math.nan)]}, "not finite"),
+        ({"records": [record(1, 0.5, val_loss=math.inf)]}, "not finite"),
+    ],
+)
+def test_failures_are_told_as_fail_with_the_reason(store, result, reason):
+    bridge = make_bridge(store)
+    bridge.suggest("ray-a")
+    assert bridge.observe("ray-a", result), "a failed trial is to be stopped"
+    bridge.on_trial_complete("ray-a", error=False)
+    trial = store.study.trials[0]
+    assert trial.state == TrialState.FAIL and reason in trial.user_attrs["ended_because"]
+
+
+def test_a_died_process_is_fail_and_nothing_stays_running(store):
+    bridge = make_bridge(store)
+    bridge.suggest("ray-a")
+    bridge.suggest("ray-b")
+    bridge.on_trial_complete("ray-a", error=True)
+    bridge.on_trial_complete("ray-b")  # returned without its last epoch
+    assert [t.state for t in store.study.trials] == [TrialState.FAIL, TrialState.FAIL]
+    assert "died" in store.study.trials[0].user_attrs["ended_because"]
+
+
+def test_an_interrupted_trial_waits_with_its_parameters_and_is_taken_up_first(store):
+    bridge = make_bridge(store)
+    first = bridge.suggest("ray-a")
+    bridge.observe("ray-a", {"records": [record(1, 0.5)]})
+    bridge.stopping = True
+    bridge.on_trial_complete("ray-a")
+    assert store.study.trials[0].state == TrialState.WAITING
+    store = reopen(store)
+    bridge = make_bridge(store)
+    bridge.recover()
+    again = bridge.suggest("ray-b")
+    assert number_of(again) == 0 and again["config"] == first["config"]
+    # its past is reported again and counted once
+    assert not bridge.observe("ray-b", {"records": [record(1, 0.5), record(2, 0.6)]})
+    run = store.study.trials[0]
+    assert run.intermediate_values == {1: 0.5, 2: 0.6} and run.user_attrs["attempts"] == 2
+    assert len(store.study.trials) == 1
+
+
+def test_an_interrupted_trial_takes_up_how_fast_it_reads_and_what_it_forgives_and_nothing_else(store):
+    bridge = make_bridge(store)
+    first = bridge.suggest("ray-a")
+    bridge.release()
+    store = reopen(store)
+    said = {"data.on_bad_image": "skip", "data.loader_workers": 2}
+    again = make_bridge(store, overrides={**said, "label_smoothing": 0.3}).suggest("ray-b")
+    wanted = TrainConfig.from_dict(first["config"]).replace_keys(said).to_dict()
+    assert again["config"] == wanted
+    stored = TrainConfig.from_dict(store.study.trials[0].user_attrs["config"])
+    assert stored.to_dict() == wanted, "best.json says so too"
+
+
+def test_a_killed_driver_leaves_nothing_running_and_loses_no_finished_trial(store):
+    bridge = make_bridge(store, trials=4)
+    bridge.suggest("ray-a")
+    bridge.suggest("ray-b")
+    run_out(bridge, "ray-a", [0.1, 0.2, 0.3, 0.4])
+    bridge.observe("ray-b", {"records": [record(1, 0.5)]})
+    params = store.study.trials[1].params
+    store = reopen(store)  # as after kill -9: no one said goodbye
+    bridge = make_bridge(store, trials=4)
+    bridge.recover()
+    assert bridge.finished == 1
+    assert number_of(bridge.suggest("ray-c")) == 1
+    assert store.study.trials[1].params == params
+
+
+def test_killed_between_the_last_epoch_and_its_end_the_trial_is_completed_not_run_again(store):
+    bridge = make_bridge(store)
+    bridge.suggest("ray-a")
+    trial = bridge._live["ray-a"].trial
+    for epoch in range(1, EPOCHS + 1):
+        trial.set_user_attr(f"epoch/{epoch:05d}", record(epoch, 0.1 * epoch))
+        if epoch < EPOCHS:
+            trial.report(0.1 * epoch, epoch)
+    store = reopen(store)
+    bridge = make_bridge(store)
+    bridge.recover()
+    assert store.study.trials[0].state == TrialState.COMPLETE
+    assert store.study.trials[0].value == pytest.approx(0.4)
+
+
+def test_it_suggests_as_many_as_were_asked_for_and_no_more_at_once_than_fit(store):
+    bridge = make_bridge(store, trials=3, concurrency=2)
+    assert isinstance(bridge.suggest("a"), dict) and isinstance(bridge.suggest("b"), dict)
+    assert bridge.suggest("c") is None
+    run_out(bridge, "a", [0.1] * EPOCHS)
+    assert isinstance(bridge.suggest("c"), dict)
+    assert bridge.suggest("d") == Searcher.FINISHED
+
+
+def test_a_spent_budget_starts_no_further_trial(store):
+    bridge = make_bridge(store, may_start=lambda: False)
+    assert bridge.suggest("a") == Searcher.FINISHED and not store.study.trials
+
+
+def test_a_resumed_search_samples_what_an_uninterrupted_one_would(tmp_path):
+    def sample(folder: Path, interrupt_after: int | None) -> list[dict]:
+        store = StudyStore.create(folder, "s", {}, None)
+        bridge = make_bridge(store, trials=8, concurrency=1)
+        for i in range(8):
+            if i == interrupt_after:
+                store = reopen(store)
+                bridge = make_bridge(store, trials=8, concurrency=1)
+                bridge.recover()
+            bridge.suggest(f"r{i}")
+            run_out(bridge, f"r{i}", [0.1 * (i % 3)] * EPOCHS)
+        params = [t.params for t in store.study.trials]
+        store.close()
+        return params
+
+    assert sample(tmp_path / "one", None) == sample(tmp_path / "two", 5)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "reason"),
+    [(ValueError("no such thing"), "no such thing"), (KeyError("lr"), "KeyError: 'lr'"), (None, "NoneType")],
+)
+def test_a_space_that_only_gives_nonsense_ends_the_search_with_the_last_reason(store, monkeypatch, outcome, reason):
+    watcher = Recorder()
+    bridge = make_bridge(store, trials=100, observers=[watcher])
+    monkeypatch.setattr(bridge, "_space", BrokenSpace(outcome))
+    assert bridge.suggest("a") == Searcher.FINISHED
+    assert "20 invalid" in bridge.fatal and reason in bridge.fatal
+    assert [t.state for t in store.study.trials] == [TrialState.FAIL] * 20
+    assert watcher.events == [("ended", number, "FAIL") for number in range(20)]
+
+
+def test_configurations_that_were_refused_count_as_trials_and_as_no_more(store, monkeypatch):
+    bridge = make_bridge(store, trials=5)
+    monkeypatch.setattr(bridge, "_space", BrokenSpace(KeyError("x"), good_after=4))
+    assert isinstance(bridge.suggest("a"), dict)
+    assert bridge.suggest("b") == Searcher.FINISHED
+    assert [t.state for t in store.study.trials] == [TrialState.FAIL] * 4 + [TrialState.RUNNING]
+    monkeypatch.setattr(bridge, "_space", BrokenSpace(KeyError("x")))
+    bridge._trials = 7
+    assert bridge.suggest("b") == Searcher.FINISHED
+    assert len(store.study.trials) == 7
+
+
+def test_first_trials_that_all_fail_alike_end_the_search_and_unlike_ones_do_not(store):
+    bridge = make_bridge(store, trials=100)
+    for i, reason in enumerate(["one", *["two"] * 5]):
+        bridge.suggest(f"r{i}")
+        bridge.observe(f"r{i}", {"records": [], "failure": reason})
+    assert bridge.fatal is None and isinstance(bridge.suggest("x"), dict)
+    bridge = make_bridge(store, trials=100)  # as of a new study: none of its own has ended
+    for i in range(4):
+        assert isinstance(bridge.suggest(f"s{i}"), dict)
+        bridge.observe(f"s{i}", {"records": [], "failure": "ImageError: cannot read a.jpg"})
+    assert "4 trials" in bridge.fatal and "a.jpg" in bridge.fatal
+    assert bridge.suggest("y") == Searcher.FINISHED
+
+
+def test_the_cost_of_a_trial_is_its_wall_time_times_its_workers_over_all_attempts(store, monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr(store.ledger, "_clock", lambda: now[0])
+    bridge = make_bridge(store)
+    bridge.workers = 4
+    bridge.suggest("a")
+    now[0] += 90.0
+    assert store.ledger.held_s == pytest.approx(360.0)
+    bridge.stopping = True
+    bridge.on_trial_complete("a")  # interrupted
+    now[0] += 5000.0
+    bridge.stopping = False
+    bridge.suggest("b")
+    now[0] += 10.0
+    run_out(bridge, "b", [0.1] * EPOCHS)
+    assert store.study.trials[0].user_attrs["gpu_hours"] == pytest.approx((90 + 10) * 4 / 3600)
+    assert store.ledger.held_s == pytest.approx(400.0)
+
+
+def test_a_trial_that_waits_for_room_costs_nothing_until_its_workers_start(store, monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr("bigbatch.tune.trials.bridge.time.monotonic", lambda: now[0])
+    monkeypatch.setattr(store.ledger, "_clock", lambda: now[0])
+    bridge = make_bridge(store)
+    bridge.suggest("a")
+    for _ in range(20):
+        bridge.waits(0, now[0])
+        now[0] += 30.0
+    bridge.waits(0, now[0])
+    now[0] += 8.0  # room was found; its worker starts
+    bridge.runs(0)
+    now[0] += 100.0
+    run_out(bridge, "a", [0.1] * EPOCHS)
+    assert store.study.trials[0].user_attrs["gpu_hours"] == pytest.approx(108 / 3600)
+
+
+def test_attempts_that_are_killed_before_their_first_epoch_are_counted(store, monkeypatch):
+    """Five kills, four workers, an hour each: 20 hours. The last heartbeat says up to when; see ``Ledger``."""
+    for _ in range(5):
+        now = [0.0]
+        monkeypatch.setattr(store.ledger, "_clock", lambda now=now: now[0])
+        bridge = make_bridge(store)
+        bridge.recover()
+        bridge.workers = 4
+        assert number_of(bridge.suggest("a")) == 0
+        now[0] += 3600.0
+        store.ledger.beat()
+        store = reopen(store)  # the bridge is told nothing more: kill -9
+    bridge = make_bridge(store)
+    bridge.workers = 1  # --resume --workers 1 counts the past as it was
+    bridge.recover()
+    assert store.study.trials[0].user_attrs["gpu_hours"] == pytest.approx(20.0, abs=1e-3)
+    assert store.ledger.held_s == pytest.approx(20 * 3600, abs=1)
+    store.close()
+
+
+def test_median_stops_what_is_below_the_median_of_earlier_trials(store):
+    bridge = make_bridge(store, pruner="median", trials=20, concurrency=1)
+    for i in range(8):
+        bridge.suggest(f"r{i}")
+        assert not run_out(bridge, f"r{i}", [0.5] * EPOCHS)
+    bridge.suggest("low")
+    assert run_out(bridge, "low", [0.1] * EPOCHS)
+    bridge.suggest("high")
+    assert not run_out(bridge, "high", [0.9] * EPOCHS)
+
+
+def test_a_run_of_few_steps_is_not_judged_in_its_warmup(store):
+    bridge = make_bridge(store, pruner="median", trials=20, concurrency=2)
+    for n in range(4):
+        bridge.suggest(f"t{n}")
+        assert not run_out(bridge, f"t{n}", [0.5] * EPOCHS)
+    for name, steps in (("few", 9), ("enough", 10)):
+        bridge.suggest(name)
+        assert not bridge.observe(name, {"records": [record(1, 0.1, optimizer_steps=1)]})
+        stopped = bridge.observe(name, {"records": [record(2, 0.1, optimizer_steps=steps)]})
+        assert stopped == (name == "enough")
+
+
+@pytest.mark.parametrize("pruner", ["asha", "hyperband"])
+def test_batches_of_few_and_of_many_steps_are_compared_at_equal_epochs(store, pruner):
+    bridge = make_bridge(store, pruner=pruner, trials=20, concurrency=2)
+    for n, (steps_an_epoch, better) in enumerate([(5, 0.0)] * 4 + [(100, 0.05)] * 6):
+        bridge.suggest(f"t{n}")
+        for epoch in range(1, EPOCHS + 1):
+            found = record(epoch, 0.2 * epoch + better + 0.001 * n, optimizer_steps=epoch * steps_an_epoch)
+            stopped = bridge.observe(f"t{n}", {"records": [found]})
+            assert not better or stopped == (epoch == EPOCHS), "the better trial, epoch for epoch, was stopped"
+            if stopped:
+                break
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random", "qmc", "gp", "cmaes"])
+def test_every_sampler_gives_other_parameters_each_time_and_the_same_for_the_same_seed(tmp_path, sampler):
+    def sample(folder: Path, seed: int) -> list[dict]:
+        store = StudyStore.create(folder, "s", {}, None)
+        bridge = make_bridge(store, trials=12, concurrency=1)
+        bridge._make_sampler = sampler_factory(sampler, seed, 12, ("optimizer", "lr_multiplier"))
+        for i in range(12):
+            bridge.suggest(f"r{i}")
+            run_out(bridge, f"r{i}", [0.1 * (i % 3)] * EPOCHS)
+        params = [t.params for t in store.study.trials]
+        store.close()
+        return params
+
+    first = sample(tmp_path / "one", 3)
+    assert len({tuple(sorted(p.items())) for p in first}) == 12
+    assert sample(tmp_path / "two", 3) == first != sample(tmp_path / "three", 4)
+
+
+def test_the_best_checkpoint_is_kept_and_the_others_go(store):
+    bridge = make_bridge(store, concurrency=1)
+    for i, value in enumerate((0.3, 0.6, 0.5)):
+        task = bridge.suggest(f"r{i}")
+        folder = store.checkpoint_folder(number_of(task))
+        folder.mkdir(parents=True)
+        (folder / "latest.pt").write_bytes(b"x")
+        run_out(bridge, f"r{i}", [value] * EPOCHS)
+    assert [p.name for p in (store.folder / "checkpoints").iterdir()] == ["trial-0001"]
+
+
+def test_optuna_opens_the_journal_as_it_is(store):
+    bridge = make_bridge(store)
+    bridge.suggest("ray-a")
+    run_out(bridge, "ray-a", [0.1, 0.2, 0.3, 0.4])
+    storage = optuna.storages.JournalStorage(
+        optuna.storages.journal.JournalFileBackend(str(store.folder / "optuna.journal"))
+    )
+    study = optuna.load_study(study_name="s", storage=storage)
+    assert study.best_value == 0.4 and study.best_trial.user_attrs["ray_trial_id"] == "ray-a"
+
+
+def test_the_time_to_a_first_result_is_the_longest_that_was_met(store, monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr("bigbatch.tune.trials.bridge.time.monotonic", lambda: now[0])
+    bridge = make_bridge(store, trials=9)
+    assert bridge.first_result_s() is None
+    for ray_id, seconds in (("a", 40.0), ("b", 25.0)):
+        bridge.suggest(ray_id)
+        now[0] += seconds
+        for epoch in range(1, EPOCHS + 1):
+            bridge.observe(ray_id, {"records": [record(epoch, 0.5, train_s=7.0, val_s=1.5)]})
+            now[0] += 300.0  # later epochs do not count
+    assert bridge.first_result_s() == pytest.approx(40.0)
+    fresh = make_bridge(store, trials=9)  # as after a requeue: only the epochs are known
+    assert fresh.first_result_s() == pytest.approx(8.5)
+
+
+def test_no_trial_starts_that_could_not_finish_an_epoch_before_the_allocation_ends(monkeypatch):
+    now, needed = [5000.0], [None]
+    monkeypatch.setattr("bigbatch.tune.trials.allocation_deadline.time.time", lambda: now[0])
+    deadline = Deadline(6000.0, lambda: needed[0])
+    assert deadline.allows_a_trial(), "nothing was measured yet"
+    needed[0] = 600.0
+    now[0] = 5399.0
+    assert deadline.allows_a_trial() and not deadline.refused
+    now[0] = 5401.0
+    assert not deadline.allows_a_trial() and deadline.refused
+    assert Deadline(None, lambda: 1e9).allows_a_trial()
+
+
+def test_where_an_epoch_is_longer_than_the_allocation_trials_start_and_go_on_by_checkpoints(monkeypatch):
+    """A requeued search knows its epochs: it must not refuse its own interrupted trials, start after start."""
+    now = [5000.0]
+    monkeypatch.setattr("bigbatch.tune.trials.allocation_deadline.time.time", lambda: now[0])
+    deadline = Deadline(6000.0, lambda: 1001.0)
+    assert deadline.allows_a_trial()
+    now[0] = 5900.0
+    assert deadline.allows_a_trial() and not deadline.refused, "a further one, in place of one that failed"
+    now[0] = 6000.5
+    assert not deadline.allows_a_trial() and deadline.refused
+
+
+def test_the_end_of_the_allocation_is_a_number_or_refused():
+    assert end_of_allocation({}) is None and end_of_allocation({"BIGBATCH_DEADLINE": "1763.5"}) == 1763.5
+    with pytest.raises(ConfigError, match="soon"):
+        end_of_allocation({"BIGBATCH_DEADLINE": "soon"})
+
+
+class Faulty(Recorder):
+    """A tracker that nobody can reach."""
+
+    def trial_started(self, trial):
+        raise ConnectionError("no route")
+
+
+def test_an_observer_that_fails_is_left_behind_and_the_search_goes_on(store, capsys):
+    watcher = Recorder()
+    bridge = make_bridge(store, observers=[Faulty(), watcher], concurrency=1)
+    bridge.suggest("a")
+    run_out(bridge, "a", [0.1] * EPOCHS)
+    assert store.study.trials[0].state == TrialState.COMPLETE and len(watcher.events) == EPOCHS + 2
+    warnings = capsys.readouterr().err.strip().splitlines()
+    assert len(warnings) == 1 and "without Faulty" in warnings[0] and "no route" in warnings[0]
+
+
+def test_tables_that_cannot_be_written_end_no_search(store, monkeypatch, capsys):
+    def full(**options):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(store, "refresh", full)
+    bridge = make_bridge(store, concurrency=1)
+    for name in "ab":
+        bridge.suggest(name)
+        run_out(bridge, name, [0.1] * EPOCHS)
+    assert [t.state for t in store.study.trials] == [TrialState.COMPLETE] * 2
+    assert capsys.readouterr().err.count("No space left") == 1
+
+
+def test_cmaes_learns_from_stopped_trials_too(tmp_path):
+    """With early stopping most trials are stopped: else it would go on drawing at random."""
+
+    def sample(folder: Path, sampler: str) -> list[dict]:
+        store = StudyStore.create(folder, "s", {}, None)
+        bridge = make_bridge(store, trials=24, concurrency=1, pruner="asha")
+        bridge._make_sampler = sampler_factory(sampler, 3, 24)
+        for i in range(24):
+            bridge.suggest(f"r{i}")
+            run_out(bridge, f"r{i}", [1 / (i + 1)] * EPOCHS)
+        params = [t.params for t in store.study.trials]
+        store.close()
+        return params
+
+    differing = [a != b for a, b in zip(sample(tmp_path / "c", "cmaes"), sample(tmp_path / "r", "random"), strict=True)]
+    assert sum(differing) >= 12

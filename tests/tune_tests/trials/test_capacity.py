@@ -1,0 +1,216 @@
+"""Nodes that come and go: what may start follows them, up and down, and nothing is asked for that fits nowhere."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from optuna.trial import TrialState
+
+from bigbatch.train_loop.config import ConfigError
+from bigbatch.tune.plan.machine import Machine, Node, Share, share_out
+from bigbatch.tune.trials import capacity
+from bigbatch.tune.trials.capacity import Capacity, packs
+from helpers.paths import ROOT
+from helpers.processes import clean_environment
+from helpers.searches import TINY, Search, load
+
+GIB = 2**30
+
+
+class Nodes:
+    """A cluster whose nodes the test changes."""
+
+    def __init__(self, *nodes: Node) -> None:
+        self.now = dict(enumerate(nodes))
+
+    def __call__(self) -> dict[str, Node]:
+        return {str(name): node for name, node in self.now.items()}
+
+
+@pytest.fixture(autouse=True)
+def look_each_time(monkeypatch):
+    monkeypatch.setattr(capacity, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(capacity, "WAIT_IN_JOB_S", 0.0)
+    monkeypatch.setattr(capacity, "JOINED_GRACE_S", 0.0)
+
+
+def start_all(limit: Capacity, live: list[int]) -> None:
+    """Start trials until there is no room, as the bridge does."""
+    number = max(live, default=-1) + 1
+    while limit.room(live):
+        limit.bundle(number)
+        live.append(number)
+        number += 1
+
+
+def test_more_trials_run_when_nodes_join_and_fewer_when_they_go():
+    nodes, said = Nodes(Node(4, 2, 64 * GIB)), []
+    share = share_out(Machine(tuple(nodes().values())), 1, 100)
+    limit, live = Capacity(share, 100, gpus=True, nodes=nodes, say=said.append), []
+    start_all(limit, live)
+    assert len(live) == 2 and not said, "what stays as it was is not said"
+    nodes.now[1] = Node(64, 4, 256 * GIB)
+    start_all(limit, live)
+    assert len(live) == 6 and said[-1].endswith("6 trials at a time, 1 worker(s) a trial with 2 CPU + 1 GPU each")
+    del nodes.now[0]
+    assert not limit.room(live[:4]) and limit.room(live[:3])
+    assert limit.bundle(99) == {"CPU": 16.0, "GPU": 1.0}, "what the node that is left has for a GPU"
+    assert "a node with 4 GPUs and 64 CPU cores: 4 trials at a time" in said[-1]
+
+
+def test_a_search_on_cores_stays_there_when_gpus_join():
+    nodes = Nodes(Node(4, 0, 64 * GIB))
+    limit = Capacity(share_out(Machine(tuple(nodes().values())), 1, 8), 8, nodes=nodes)
+    nodes.now[1] = Node(4, 4, 64 * GIB)
+    assert limit.room([]) and limit.bundle(0) == {"CPU": 4.0}
+
+
+def test_a_trial_that_fits_on_no_node_that_is_left_is_known_and_so_is_a_search():
+    nodes, said = Nodes(Node(2, 0, 64 * GIB), Node(12, 0, 64 * GIB)), []
+    limit = Capacity(Share(1, 2, {"CPU": 6.0}), 8, nodes=nodes, say=said.append)
+    assert limit.holds({"CPU": 6.0}) and limit.lost() is None
+    nodes.now[1] = Node(3, 0, 64 * GIB)
+    assert not limit.holds({"CPU": 6.0}) and limit.holds({"CPU": 2.0}), "one worker on each"
+    nodes.now = {0: Node(1, 0, 64 * GIB)}
+    assert not limit.room([])
+    assert "got 2, there are 1" in str(limit.lost()) and "got 2, there are 1" in said[-1]
+    nodes.now[1] = Node(1, 0, 64 * GIB)
+    assert limit.lost() is None and limit.room([]), "a node has come back"
+
+
+def test_trials_of_unlike_sizes_run_side_by_side_where_they_fit():
+    nodes = Nodes(Node(1, 0, 64 * GIB), Node(1, 0, 64 * GIB))
+    limit, live = Capacity(share_out(Machine(tuple(nodes().values())), 1, 8), 8, nodes=nodes), []
+    start_all(limit, live)
+    nodes.now[2] = Node(8, 0, 64 * GIB)
+    start_all(limit, live)
+    assert len(live) == 4 and limit.bundle(9) == {"CPU": 4.0}, "the new node works at once, beside the old trials"
+
+
+def test_whatever_comes_and_goes_what_starts_fits_beside_what_runs():
+    """Against a check of its own: each node's room, trial by trial, on nodes that the trials have not left."""
+    for seed in range(300):
+        rng = random.Random(seed)
+        nodes = Nodes(*(Node(rng.randint(1, 16), 0, rng.choice((4, 64)) * GIB) for _ in range(rng.randint(1, 4))))
+        workers = rng.randint(1, 3)
+        try:
+            share = share_out(Machine(tuple(nodes().values())), workers, 24)
+        except ConfigError:
+            continue
+        limit, sizes, number = Capacity(share, 24, nodes=nodes), {}, 0
+        for _ in range(12):
+            if rng.random() < 0.5:
+                nodes.now[len(nodes.now) + seed] = Node(rng.randint(1, 16), 0, 64 * GIB)
+            if rng.random() < 0.3 and sizes:
+                sizes.pop(rng.choice(list(sizes)))
+            while limit.room(list(sizes)):
+                sizes[number] = limit.bundle(number)
+                number += 1
+                cores = sum(bundle["CPU"] * workers for bundle in sizes.values())
+                assert cores <= sum(node.cpus for node in nodes().values())
+                assert all(any(b["CPU"] <= node.cpus for node in nodes().values()) for b in sizes.values())
+        assert number, "something runs"
+
+
+def test_packing():
+    two = [Node(4, 2, 0), Node(2, 0, 0)]
+    assert packs(two, [{"CPU": 2.0, "GPU": 1.0}] * 2 + [{"CPU": 2.0}], 1)
+    assert not packs(two, [{"CPU": 2.0, "GPU": 1.0}] * 3, 1)
+    assert packs([Node(1), Node(1)], [{"CPU": 1.0}], 2) and not packs([Node(1), Node(1)], [{"CPU": 2.0}], 1)
+
+
+@pytest.mark.slow
+def test_a_search_goes_on_with_smaller_workers_when_a_node_is_lost_and_grows_when_one_joins(
+    tiny_images, tiny_space, tmp_path
+):
+    """A real Ray of two nodes. Trials get six cores a worker of the larger one; the one that is left has one core."""
+    large, small = {"num_cpus": 12, "memory": 30 * 10**9}, {"num_cpus": 1, "memory": 2_097_152_000}
+    env = {**clean_environment(), "RAY_AUTH_MODE": "disabled"}
+    ray = subprocess.Popen(
+        [sys.executable, ROOT / "tests" / "helpers" / "ray_nodes.py", json.dumps(small), json.dumps(large)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env,
+    )  # fmt: skip
+    assert ray.stdin is not None and ray.stdout is not None
+    try:
+        arguments = ("--space", tiny_space, "--data", tiny_images, *TINY, "--study", "s", "--trials", 3)
+        address = ray.stdout.readline().strip()
+        search = Search(
+            *arguments, "--max-epochs", 20, "--scheduler", "none", "--address", address,
+            cwd=tmp_path, RAY_AUTH_MODE="disabled",
+        )  # fmt: skip
+        search.wait_for(r"trial 1 epoch 2/20")
+        print("remove", file=ray.stdin, flush=True)
+        search.wait_for(
+            r"nodes have changed: a node with 1 CPU core and 2\.1 GB: 1 trial at a time, .* with 1 CPU each"
+        )
+        search.wait_for(r"trial 0 done")
+        print("add", json.dumps(small), file=ray.stdin, flush=True)
+        search.wait_for(r"nodes have changed: 2 nodes with 1 CPU core and 2\.1 GB: 2 trials at a time")
+        assert search.end() == 0, search.stderr()
+        log = "".join(search.lines)
+        assert log.count("its nodes have gone; it goes on with workers that fit") == 2
+        trials = load(tmp_path / "runs" / "s").trials
+        assert [t.state for t in trials] == [TrialState.COMPLETE] * 3
+        assert all(list(t.intermediate_values) == list(range(1, 21)) for t in trials)
+    finally:
+        ray.stdin.close()
+        ray.wait(120)
+
+
+@pytest.mark.exhaustive
+def test_what_the_cluster_cannot_train_is_refused_when_it_is_joined_and_leaves_no_study(
+    tiny_images, tiny_space, tmp_path
+):
+    """And what it can, it trains: here workers that ask for memory, of which one node has less to a core."""
+    nodes = [json.dumps({"num_cpus": cpus, "memory": memory}) for cpus, memory in ((8, 3 * 10**9), (4, 30 * 10**9))]
+    env = {**clean_environment(), "RAY_AUTH_MODE": "disabled"}
+    ray = subprocess.Popen(
+        [sys.executable, ROOT / "tests" / "helpers" / "ray_nodes.py", *nodes],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env,
+    )  # fmt: skip
+    assert ray.stdin is not None and ray.stdout is not None
+    greedy = tmp_path / "greedy.py"
+    check = "    if 0 < workload.memory_bytes < 4e9: raise ValueError(f'{workload.memory_bytes} bytes')\n"
+    greedy.write_text(Path(tiny_space).read_text().replace("    lr =", check + "    lr ="))
+    try:
+        common = (
+            "--data",
+            tiny_images,
+            *TINY,
+            "--study",
+            "s",
+            "--trials",
+            8,
+            "--address",
+            ray.stdout.readline().strip(),
+        )
+        for space, more, words in (
+            (greedy, (), "ValueError: 3000000000 bytes"),
+            (tiny_space, ("--set", "sync_bn=true"), "sync_bn needs GPUs"),
+        ):
+            search = Search("--space", space, *common, *more, cwd=tmp_path, RAY_AUTH_MODE="disabled")
+            assert search.end() == 2
+            (line,) = search.stderr().strip().splitlines()
+            assert words in line and "a node with 8 CPU cores and 3.0 GB" in line
+            assert not (tmp_path / "runs" / "s").exists()
+        search = Search("--space", tiny_space, *common, "--max-epochs", 1, cwd=tmp_path, RAY_AUTH_MODE="disabled")
+        search.wait_for(r"2 trials at a time, 1 worker\(s\) a trial with 4 CPU \+ 2\.1 GB each")
+        assert search.end() == 0, search.stderr()
+    finally:
+        ray.stdin.close()
+        ray.wait(120)
+
+
+def test_in_a_job_lost_nodes_are_waited_for_by_a_rule_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job pays for the nodes that are left while it waits."""
+    monkeypatch.setattr(capacity, "WAIT_IN_JOB_S", 7.0)
+    monkeypatch.setattr(capacity, "JOINED_GRACE_S", 700.0)
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    assert capacity.lost_wait_s() == 700.0
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    assert capacity.lost_wait_s() == 7.0
