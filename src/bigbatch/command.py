@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Sequence
 
+from bigbatch import __version__
 from bigbatch.cluster.host import hidden_libraries
-from bigbatch.cluster.host.command_line import INTERRUPTED, WRONG_INPUT, Commands, run_command
+from bigbatch.cluster.host.command_line import DONE, INTERRUPTED, WRONG_INPUT, Commands, OneLineParser, run_command
+from bigbatch.cluster.host.root import ROOT
 from bigbatch.cluster.host.streams import over, reader_may_leave
 
 
@@ -47,6 +50,26 @@ def _cluster(argv: Sequence[str]) -> int:
     return cluster_main(argv, tune_parser)
 
 
+def _version(argv: Sequence[str]) -> int:
+    parser = OneLineParser(prog="bigbatch --version", allow_abbrev=False)
+    parser.parse_args(argv)
+    commit = _commit()
+    print(f"bigbatch {__version__}" + (f" (commit {commit})" if commit else ""))
+    return DONE
+
+
+def _commit() -> str | None:
+    """The commit of a clone, with ``-dirty`` behind it where files were changed since. None outside of a clone."""
+    if not (ROOT / ".git").exists():  # an installed package may lie in a repository of the user's
+        return None
+    git = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    try:
+        done = subprocess.run(git, cwd=ROOT, capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None
+
+
 COMMANDS: Commands = {
     "tune": (_tune, "search hyperparameters"),
     "train": (_train, "train one configuration in full"),
@@ -54,6 +77,7 @@ COMMANDS: Commands = {
     "pack": (_pack, "pack images into a few files that load fast"),
     "fetch": (_fetch, "download a data set by name and pack it"),
     "cluster": (_cluster, "run searches on a Slurm cluster"),
+    "--version": (_version, "print the version and, in a clone, the commit"),
 }
 
 

@@ -1,0 +1,72 @@
+"""What importing our packages loads: nothing heavy, and in ``cluster`` Python's standard library alone."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+HEAVY = ("torch", "torchvision", "ray", "optuna", "numpy", "pyarrow", "scipy", "PIL", "wandb", "rich")
+SINCE_PYTHON_3_10 = {"tomllib"}
+"""Modules of the standard library that Python 3.9 lacks."""
+IN_FUNCTIONS = {
+    ("cluster/doctor/probe.py", "torch"),
+    ("cluster/node/gcs.py", "ray"),
+    ("cluster/host/site/toml_subset.py", "tomllib"),
+}
+"""Where a node tests the environment of a job, where it speaks with Ray, and where Python is 3.11 or newer."""
+NAMED_BY_COMMAND = {("cluster/cli.py", "bigbatch.command")}
+"""``python -m cluster.cli`` in a clone answers as the console command does."""
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "bigbatch",
+        "bigbatch.command",
+        "bigbatch.cluster",
+        "bigbatch.search_spaces",
+        "bigbatch.train_loop.config",
+        "bigbatch.tune.plan.arguments",
+    ],
+)
+def test_an_import_loads_nothing_heavy(module: str) -> None:
+    code = f"import sys, {module}; print([name for name in {HEAVY} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.stdout.strip(), done.stderr) == ("[]", "")
+
+
+def imports_of(path: Path) -> Iterator[tuple[str, bool]]:
+    """Each imported module, and whether it is imported when the file is: not in a function."""
+    module = ast.parse(path.read_text())
+    later = {
+        node
+        for function in ast.walk(module)
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        for node in ast.walk(function)
+    }
+    for node in ast.walk(module):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node not in later) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield "." * node.level + (node.module or ""), node not in later
+
+
+def test_cluster_imports_the_standard_library_alone() -> None:
+    files = sorted((ROOT / "cluster").rglob("*.py"))
+    assert len(files) > 40
+    ours = sys.stdlib_module_names - SINCE_PYTHON_3_10
+    others = [
+        (path.relative_to(ROOT).as_posix(), name, at_once)
+        for path in files
+        for name, at_once in imports_of(path)
+        if name.split(".")[0] not in ours and name != "bigbatch.cluster" and not name.startswith("bigbatch.cluster.")
+    ]
+    named = {(path, name) for path, name, _ in others}
+    assert {(path, name.split(".")[0]) for path, name in named - NAMED_BY_COMMAND} == IN_FUNCTIONS
+    assert [(path, name) for path, name, at_once in others if at_once and (path, name) not in NAMED_BY_COMMAND] == []

@@ -1,0 +1,50 @@
+"""``bigbatch --version``: version and commit, at once."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import bigbatch
+
+ROOT = Path(__file__).resolve().parent.parent
+VERSION = re.escape(bigbatch.__version__)
+
+
+def version(*prefix: str, cwd: Path) -> str:
+    done = subprocess.run([*prefix, "--version"], cwd=cwd, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def test_a_clone_says_its_commit(tmp_path: Path) -> None:
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+    if not head:
+        pytest.skip("not in a git repository")
+    said = re.fullmatch(
+        rf"bigbatch {VERSION} \(commit ([0-9a-f]{{12}})(-dirty)?\)\n",
+        version(sys.executable, "-m", "bigbatch", cwd=tmp_path),
+    )
+    assert said is not None
+    assert head.startswith(said[1])
+
+
+def test_an_installed_package_in_the_repository_of_another_says_no_commit(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "src" / "bigbatch", tmp_path / "bigbatch", ignore=shutil.ignore_patterns("__pycache__"))
+    for words in (["init", "-q"], ["-c", "user.name=a", "-c", "user.email=a", "commit", "-q", "--allow-empty", "-m1"]):
+        subprocess.run(["git", *words], cwd=tmp_path, check=True)
+    code = "import sys; sys.path.insert(0, '.'); from bigbatch.command import console; sys.exit(console())"
+    assert version(sys.executable, "-I", "-c", code, cwd=tmp_path) == f"bigbatch {bigbatch.__version__}\n"
+
+
+def test_it_loads_nothing_heavy(tmp_path: Path) -> None:
+    code = "import sys; from bigbatch.command import console; console(['--version']); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    first, modules = done.stdout.splitlines()
+    assert first.startswith("bigbatch ")
+    assert not {"torch", "ray", "optuna", "numpy", "pyarrow"} & {name.split(".")[0] for name in modules.split()}
