@@ -1,0 +1,110 @@
+"""The examples of ``docs/adding.md`` work as they stand on the page, and the names that it tells you to change exist."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from bigbatch.cluster.host.site import profiles
+from bigbatch.cluster.submission.batch_script import submit
+from bigbatch.train_loop.optim import parameter_groups
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "adding.md").read_text(encoding="utf-8")
+
+
+def example(title: str) -> str:
+    """The code under a title of the page."""
+    found = re.search(rf'^```\w+ title="{re.escape(title)}"\n(.*?)^```$', PAGE, flags=re.MULTILINE | re.DOTALL)
+    assert found, f"docs/adding.md has no example {title}"
+    return found[1]
+
+
+def run(title: str) -> dict[str, Any]:
+    names: dict[str, Any] = {}
+    exec(compile(example(title), title, "exec"), names)
+    return names
+
+
+def test_the_space_is_accepted_and_shows_its_two_ranges(tmp_path: Path) -> None:
+    (tmp_path / "my_space.py").write_text(example("my_space.py"))
+    command = [sys.executable, str(ROOT / "tune" / "run.py"), "--space", "my_space.py", "--dry-run"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"lr\s+0\.5 … 16 \(log\)", done.stdout), done.stdout
+    assert re.search(r"8 of at most 6 epochs", done.stdout), done.stdout
+
+
+@pytest.mark.parametrize("size", [8, 33])
+def test_the_model_gives_logits_and_its_norms_have_no_weight_decay(size: int) -> None:
+    network = run("train_loop/model/tiny_net.py")["tiny_net"](num_classes=7)
+    assert network(torch.zeros(2, 3, size, size)).shape == (2, 7)
+    groups = {group["weight_decay"]: group["params"] for group in parameter_groups(network, weight_decay=0.1)}
+    assert {tuple(p.shape) for p in groups[0.1]} == {(16, 3, 3, 3), (32, 16, 3, 3), (7, 32)}
+    assert {tuple(p.shape) for p in groups[0.0]} == {(16,), (32,), (7,)}
+
+
+def test_the_metric_counts_what_a_loop_over_the_images_counts() -> None:
+    logits = torch.tensor([[0.1, 0.9, 0.5, 0.0], [4.0, 3.0, 2.0, 1.0], [1.0, 2.0, 3.0, 4.0]])
+    labels = [2, 3, 3]
+    for k in (1, 2, 3):
+        expected = sum(sorted(range(4), key=lambda c: -row[c]).index(y) < k for row, y in zip(logits, labels))
+        counted = run("train_loop/loop/metrics.py")["correct_in_top"](logits, torch.tensor(labels), k)
+        assert int(counted) == expected
+
+
+def test_the_optimizer_takes_the_steps_of_its_equation() -> None:
+    weight = torch.nn.Parameter(torch.tensor([1.0, -2.0], dtype=torch.float64))
+    optimizer = run("train_loop/optim/lion.py")["Lion"]([weight], lr=0.1, betas=(0.9, 0.99), weight_decay=0.5)
+    w, m = [1.0, -2.0], [0.0, 0.0]
+    for gradient in ([3.0, -1.0], [-0.2, 5.0], [-0.1, 0.0]):
+        weight.grad = torch.tensor(gradient, dtype=torch.float64)
+        optimizer.step()
+        for i, g in enumerate(gradient):
+            c = 0.9 * m[i] + 0.1 * g
+            w[i] -= 0.1 * ((c > 0) - (c < 0) + 0.5 * w[i])
+            m[i] = 0.99 * m[i] + 0.01 * g
+    assert weight.tolist() == pytest.approx(w, rel=1e-12)
+
+
+def test_the_site_is_read_as_the_page_says_and_gets_a_batch_script(tmp_path: Path) -> None:
+    path = tmp_path / "my_cluster.toml"
+    path.write_text(example("cluster/sites/my_cluster.toml"))
+    site = profiles.load(path)
+    assert (site.name, site.login_host, site.default_partition) == ("my_cluster", "login.example.org", "gpu")
+    assert site.partitions["gpu"].max_time_s == 2 * 24 * 3600
+    script = submit("--space", "smoke", site=str(path), nodes=2, dry_run=True, check=False)
+    assert "--partition=gpu" in script and "--cpus-per-task=64" in script
+
+
+def test_the_schedule_begins_at_the_peak_and_ends_at_nothing() -> None:
+    remains = run("train_loop/optim/schedules.py")["square_root"]
+    assert (remains(0.0), remains(0.75), remains(1.0)) == (1.0, 0.5, 0.0)
+
+
+def test_the_observer_has_each_call_of_the_protocol(capsys: pytest.CaptureFixture[str]) -> None:
+    observer = run("tune/watch/print_observer.py")["PrintObserver"]()
+    trial = SimpleNamespace(number=3, value=0.5, state="COMPLETE")
+    observer.trial_started(trial)
+    observer.epoch_ended(trial, {})
+    observer.trial_ended(trial)
+    assert capsys.readouterr().out.splitlines() == ["started 3", "epoch 3 0.5", "ended 3 COMPLETE"]
+
+
+def test_each_file_to_touch_exists_and_holds_the_names_that_its_row_mentions() -> None:
+    rows = re.findall(r"^\| `([^`]+)` \| (.*) \|$", PAGE, flags=re.MULTILINE)
+    assert len(rows) > 25
+    for file, task in rows:
+        path = ROOT / re.sub(r"[^/]*<name>.*", "", file)
+        assert path.exists(), file
+        if path.suffix == ".py":
+            text = path.read_text(encoding="utf-8")
+            names = [name.removesuffix("()") for name in re.findall(r"`(\w+(?:\(\))?)`", task)]
+            assert all(name in text for name in names), (file, names)
