@@ -39,6 +39,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         if found is None:
             return match[0]
         copy = f"repository/{found.relative_to(ROOT).as_posix()}"
+        if found.suffix == ".md":  # mkdocs would take it for a page of the site
+            copy += ".txt"
         if files.get_file_from_path(copy) is None:
             files.append(File.generated(config, copy, abs_src_path=str(found)))
         return f"{match[1]}{posixpath.relpath(copy, posixpath.dirname(name) or '.')}{match[3]}"
