@@ -6,7 +6,8 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+
+from bigbatch.cluster.host.json_values import json_object
 
 
 def write_text(path: Path, text: str) -> None:
@@ -18,14 +19,13 @@ def write_text(path: Path, text: str) -> None:
     os.replace(fresh, path)
 
 
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
+def write_json(path: Path, value: Mapping[str, object]) -> None:
     write_text(path, json.dumps(value))
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, object]:
     """What ``path`` holds; empty if it is missing or no JSON object."""
     try:
-        value = json.loads(path.read_text())
+        return json_object(path.read_text())
     except (OSError, ValueError):
         return {}
-    return value if isinstance(value, dict) else {}

@@ -14,13 +14,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bigbatch.cluster.host import slurm_commands
-from bigbatch.cluster.host.atomic_files import read_json
 from bigbatch.cluster.job.allocated_nodes import Allocation, NoAllocation, await_allocation
 from bigbatch.cluster.job.checks import WRONG_INPUT, BadInput
 from bigbatch.cluster.job.driver import drain_in_ray
 from bigbatch.cluster.job.node_steps import NodeSteps
 from bigbatch.cluster.node import credentials, ray_commands
 from bigbatch.cluster.node.node_process import CONTROL_FILE
+from bigbatch.cluster.node.node_status import NodeOrders
 from bigbatch.cluster.record import job_record
 
 POLL_S = 0.2
@@ -74,8 +74,8 @@ class Attachment:
 
     def _run_id(self) -> str:
         """Which start of the job its nodes obey; empty once they are told to end."""
-        control = read_json(job_record.folder_of(self._main_id) / CONTROL_FILE)
-        return "" if control.get("stop") else str(control.get("run_id", ""))
+        orders = NodeOrders.read(job_record.folder_of(self._main_id) / CONTROL_FILE)
+        return "" if orders is None or orders.stop else orders.run_id
 
     def _running(self, last: str = "") -> tuple[job_record.JobRecord, str] | None:
         """The job's record and which start it is, if that is another than ``last`` and its driver runs."""
@@ -149,7 +149,8 @@ class Attachment:
         next_look = 0.0
         while nodes.living() and not self._signals:
             for name in nodes.living():
-                if name not in said and nodes.status(name).get("state") == "ready":
+                status = nodes.status(name)
+                if name not in said and status is not None and status.state == "ready":
                     said.add(name)
                     self._say(f"{name} has joined")
             for name, reason in nodes.look().items():
@@ -163,7 +164,8 @@ class Attachment:
         if self._signals:
             self._say(f"{signal.Signals(self._signals[0]).name}: leaving")
             nodes.hold()
-            addresses = [str(nodes.status(name).get("ip")) for name in nodes.living()]
+            statuses = [nodes.status(name) for name in nodes.living()]
+            addresses = [status.ip for status in statuses if status is not None]
             certificates = folder / credentials.TLS_FOLDER / "driver"
             token = folder / credentials.TOKEN_FILE
             env = ray_commands.ray_environment(

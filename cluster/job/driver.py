@@ -11,10 +11,10 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from bigbatch.cluster.host import private_folder, processes
 from bigbatch.cluster.host.root import IMPORT_ROOT
+from bigbatch.cluster.node.node_status import RayNode
 from bigbatch.cluster.node.ray_commands import ray_python
 
 
@@ -48,7 +48,7 @@ class GcsWatch:
     """Ray's living nodes as its GCS knows them; see ``bigbatch.cluster.node.gcs``."""
 
     def __init__(self, env: Mapping[str, str], errors: Path) -> None:
-        self.nodes: list[dict[str, Any]] = []
+        self.nodes: list[RayNode] = []
         with errors.open("ab") as log:
             self._process = subprocess.Popen(
                 [ray_python(), "-m", "bigbatch.cluster.node.gcs", "watch"],
@@ -64,12 +64,12 @@ class GcsWatch:
     def _read(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            self.nodes = json.loads(line)
+            self.nodes = [RayNode.from_dict(values) for values in json.loads(line)]
 
     def sum(self, job_id: str) -> tuple[int, int, int]:
         """The job's own living nodes, their CPUs, their GPUs."""
-        nodes = [node for node in self.nodes if node["job"] == job_id]
-        return len(nodes), sum(n["cpus"] for n in nodes), sum(n["gpus"] for n in nodes)
+        nodes = [node for node in self.nodes if node.job == job_id]
+        return len(nodes), sum(n.cpus for n in nodes), sum(n.gpus for n in nodes)
 
     def close(self) -> None:
         if self._process.returncode is None:  # else its number may be another's by now

@@ -39,7 +39,8 @@ class EarlySignal:
 
 def last(before: JobRecord | None) -> EarlySignal | None:
     """That of the start before this one."""
-    return EarlySignal(**before.early_signal) if before is not None and before.early_signal else None
+    stored = before.early_signal if before is not None else None
+    return EarlySignal(stored["left_s"], int(stored.get("starts", 1))) if stored and "left_s" in stored else None
 
 
 def noticed(

@@ -7,15 +7,16 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from bigbatch.cluster.host import processes, slurm_commands
-from bigbatch.cluster.host.atomic_files import read_json, write_json
+from bigbatch.cluster.host.atomic_files import write_json
 from bigbatch.cluster.host.root import IMPORT_ROOT
 from bigbatch.cluster.job.allocated_nodes import AllocatedNode
 from bigbatch.cluster.node.heartbeats import Heartbeats
 from bigbatch.cluster.node.node_process import CONTROL_FILE, NODES_FOLDER
+from bigbatch.cluster.node.node_status import NodeOrders, NodeStatus
 
 STOP_TIMEOUT_S = 10.0
 # What sbatch leaves in the environment for srun and what would ask for more, or less, than one task a node.
@@ -36,7 +37,7 @@ class NodeSteps:
         self._started: dict[str, tuple[AllocatedNode, str | None]] = {}
         self._not_again: set[str] = set()
         self._heartbeats = Heartbeats()
-        self._control: dict[str, Any] = {"run_id": run_id}
+        self._orders = NodeOrders(run_id)
         self._control_file, self._suffix, self._follow = CONTROL_FILE, "", ""
         self.gone: dict[str, str] = {}
         """Nodes whose step has ended, with the reason."""
@@ -51,7 +52,7 @@ class NodeSteps:
         folder.mkdir(mode=0o700, exist_ok=True)
         for old in folder.glob("*.json") if not self._follow else ():
             old.unlink()
-        write_json(self._record / self._control_file, self._control)
+        write_json(self._record / self._control_file, self._orders.to_dict())
 
     def forget(self) -> None:
         """Remove the reports of nodes that were lent."""
@@ -59,13 +60,17 @@ class NodeSteps:
         for name in self._steps:
             self._status_path(name).unlink(missing_ok=True)
 
-    def lent(self) -> dict[str, dict[str, Any]]:
+    def lent(self) -> dict[str, NodeStatus]:
         """What nodes of other jobs report here, by ``node-job``."""
-        reports = {path.stem: read_json(path) for path in (self._record / NODES_FOLDER).glob("*-*.json")}
-        return {name: facts for name, facts in reports.items() if self._is_lent(facts)}
+        return {name: status for name, status in self._reports("*-*.json").items() if self._is_lent(status)}
 
-    def _is_lent(self, facts: Mapping[str, Any]) -> bool:
-        return facts.get("job") not in (None, self._job_id)
+    def _reports(self, pattern: str) -> dict[str, NodeStatus]:
+        """What nodes report in this folder, by the name of the report."""
+        found = {path.stem: NodeStatus.read(path) for path in (self._record / NODES_FOLDER).glob(pattern)}
+        return {name: status for name, status in found.items() if status is not None}
+
+    def _is_lent(self, status: NodeStatus) -> bool:
+        return status.job not in ("", self._job_id)
 
     def start(self, node: AllocatedNode, address: str | None) -> None:
         """Start a node: as the head if ``address`` is None, else as a worker of the head there."""
@@ -97,10 +102,10 @@ class NodeSteps:
         command += ["--follow", self._follow] if self._follow else []
         return command + (["--join", address] if address else []) + (["--tls"] if self._tls else [])
 
-    def status(self, name: str) -> dict[str, Any]:
-        """What the node last reported in this run; empty if nothing."""
-        facts = read_json(self._status_path(name))
-        return facts if facts.get("run_id") == self._run_id else {}
+    def status(self, name: str) -> NodeStatus | None:
+        """What the node last reported in this run; None if nothing."""
+        status = NodeStatus.read(self._status_path(name))
+        return status if status is not None and status.run_id == self._run_id else None
 
     def _status_path(self, name: str) -> Path:
         return self._record / NODES_FOLDER / f"{name}{self._suffix}.json"
@@ -114,12 +119,14 @@ class NodeSteps:
         news = {}
         for name, step in list(self._steps.items()):
             if name not in self.gone and step.poll() is not None:
-                facts, lost = self.status(name), f"lost: its step ended without a word (exit code {step.returncode})"
-                if not (facts or name in self._not_again or self._control.get("stop")):
+                status = self.status(name)
+                if status is None and not (name in self._not_again or self._orders.stop):
                     self._not_again.add(name)
                     self.start(*self._started[name])
                     continue
-                news[name] = facts.get("reason") or ("as it was told" if facts.get("state") == "ended" else lost)
+                lost = f"lost: its step ended without a word (exit code {step.returncode})"
+                told = status is not None and status.state == "ended"
+                news[name] = (status and status.reason) or ("as it was told" if told else lost)
         self.gone.update(news)
         return news
 
@@ -128,7 +135,8 @@ class NodeSteps:
 
     def signalled(self) -> bool:
         """Whether Slurm has sent SIGTERM to a step."""
-        return any(self.status(name).get("signalled") for name in self.living())
+        found = [self.status(name) for name in self.living()]
+        return any(status is not None and status.signalled for status in found)
 
     def hung(self) -> tuple[list[str], list[str]]:
         """Own living nodes that hang; and nodes that others lend, as ``lent`` names them.
@@ -136,20 +144,20 @@ class NodeSteps:
         They are compared with all that report here: for an allocation that lends its nodes also the job's that it
         lends them to.
         """
-        reports = {path.stem: read_json(path) for path in (self._record / NODES_FOLDER).glob("*.json")}
+        reports = self._reports("*.json")
         living = {self._status_path(name).stem: name for name in self.living()}
-        own = {s: name for s, name in living.items() if reports.get(s, {}).get("run_id") == self._run_id}
-        running = {s: facts for s, facts in reports.items() if s in own or facts.get("state") in ("starting", "ready")}
-        still = self._heartbeats.hung({s: int(facts.get("beat") or 0) for s, facts in running.items()})
+        own = {s: name for s, name in living.items() if s in reports and reports[s].run_id == self._run_id}
+        running = {s: status for s, status in reports.items() if s in own or status.state in ("starting", "ready")}
+        still = self._heartbeats.hung({s: status.beat for s, status in running.items()})
         return [own[s] for s in still if s in own], [s for s in still if self._is_lent(reports[s])]
 
     def hold(self) -> None:
         """SIGTERM from Slurm is to be ignored for now: trials still save."""
-        self._tell(hold=True)
+        self._tell(replace(self._orders, hold=True))
 
     def stop(self, *, keep_logs: bool, timeout_s: float = STOP_TIMEOUT_S) -> list[str]:
         """End every node; returns those that did not answer in time and whose step was killed."""
-        self._tell(stop=True, keep_logs=keep_logs)
+        self._tell(replace(self._orders, stop=True, keep_logs=keep_logs))
         if self.living():
             with contextlib.suppress(slurm_commands.SlurmError):  # they read the control file, only a little later
                 slurm_commands.scancel(self._job_id, signal="TERM", steps_only=True)
@@ -168,10 +176,10 @@ class NodeSteps:
         except subprocess.TimeoutExpired:
             self._steps[name].kill()
 
-    def _tell(self, **facts: Any) -> None:
-        self._control.update(facts)
+    def _tell(self, orders: NodeOrders) -> None:
+        self._orders = orders
         with contextlib.suppress(OSError):  # SIGTERM still reaches them
-            write_json(self._record / self._control_file, self._control)
+            write_json(self._record / self._control_file, orders.to_dict())
 
 
 def srun_command(node: AllocatedNode) -> list[str]:

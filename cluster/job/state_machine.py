@@ -17,10 +17,9 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 from bigbatch.cluster.host import private_folder, slurm_commands
 from bigbatch.cluster.host.lease import Lease
@@ -32,6 +31,7 @@ from bigbatch.cluster.job.node_steps import STOP_TIMEOUT_S, NodeSteps
 from bigbatch.cluster.job.policy import Action, Cause, Decision, Situation, decide
 from bigbatch.cluster.job.watch import POLL_S, JobWatch
 from bigbatch.cluster.node import credentials, ray_commands
+from bigbatch.cluster.node.node_status import NodeStatus
 from bigbatch.cluster.record import job_record
 
 CANCELLED_STOP_S = 3.0
@@ -158,21 +158,21 @@ class Job:
         if self._check is not None and self._check.wait(self._job_watch.interruption):
             return State.DRAINING
         self._nodes.start(head, None)
-        facts: dict[str, Any] = {}
+        status: NodeStatus | None = None
         deadline = time.monotonic() + self._options.start_timeout_s
-        while facts.get("state") != "ready":
+        while status is None or status.state != "ready" or status.ports is None:
             if self._job_watch.interruption():
                 return State.DRAINING
             if time.monotonic() > deadline:
                 return self._stop_because(Cause.START_FAILED, "the head is not ready in time (--start-timeout)")
             time.sleep(POLL_S)
-            facts = self._nodes.status(head.name)
-        self._record.address = f"{facts['ip']}:{facts['ports']['gcs']}"
-        self._record.dashboard_port = facts["ports"]["dashboard"]
+            status = self._nodes.status(head.name)
+        self._record.address = f"{status.ip}:{status.ports.gcs}"
+        self._record.dashboard_port = status.ports.dashboard
         certificates = None
         if self._authority:
             certificates = credentials.make_certificate(
-                self._authority, self._authority / "driver", ["localhost", head.name], [facts["ip"], "127.0.0.1"]
+                self._authority, self._authority / "driver", ["localhost", head.name], [status.ip, "127.0.0.1"]
             )
         self._env = self._job_watch.env = ray_commands.ray_environment(self._record.address, self._token, certificates)
         self._say(
@@ -193,15 +193,10 @@ class Job:
             if self._job_watch.interruption():
                 return State.DRAINING
             statuses = {name: self._nodes.status(name) for name in self._nodes.living()}
-            expected = (
-                len(statuses),
-                sum(s.get("cpus", 0) for s in statuses.values()),
-                sum(s.get("gpus", 0) for s in statuses.values()),
-            )
-            if (
-                all(s.get("state") == "ready" for s in statuses.values())
-                and self._gcs_watch.sum(self._allocation.job_id) == expected
-            ):
+            said = [status for status in statuses.values() if status is not None]
+            expected = (len(statuses), sum(s.cpus for s in said), sum(s.gpus for s in said))
+            all_ready = all(status is not None and status.state == "ready" for status in statuses.values())
+            if all_ready and self._gcs_watch.sum(self._allocation.job_id) == expected:
                 break
             if time.monotonic() > deadline:
                 return self._go_on_with(statuses)
@@ -321,9 +316,9 @@ class Job:
         if self._early and usr1:
             self._say(self._early.words(self._options.margin_s))
 
-    def _go_on_with(self, statuses: dict[str, dict[str, Any]]) -> State:
+    def _go_on_with(self, statuses: Mapping[str, NodeStatus | None]) -> State:
         """The deadline for registering has passed: leave out the nodes that are not ready."""
-        absent = [name for name, s in statuses.items() if s.get("state") != "ready"]
+        absent = [name for name, status in statuses.items() if status is None or status.state != "ready"]
         if self._allocation.head.name in absent or not absent:
             return self._stop_because(Cause.START_FAILED, "the nodes did not register in time")
         for name in absent:

@@ -7,12 +7,12 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from bigbatch.cluster.host import slurm_commands, slurm_values
 from bigbatch.cluster.job.driver import drain_in_ray
 from bigbatch.cluster.job.node_steps import NodeSteps
 from bigbatch.cluster.job.policy import Cause, cause_of_signal
+from bigbatch.cluster.node.node_status import NodeStatus
 from bigbatch.cluster.record.job_record import JobRecord
 
 POLL_S = 0.1
@@ -157,7 +157,7 @@ class JobWatch:
             self._say(f"node {name} is gone: {reason}; going on with {len(self._nodes.living())}")
             self.exclude(name, reason)
         self._give_up_hung_nodes()
-        lenders = sorted({str(f["job"]) for name, f in self._nodes.lent().items() if name not in self._lost_loans})
+        lenders = sorted({status.job for name, status in self._nodes.lent().items() if name not in self._lost_loans})
         if self._record.attached != lenders:
             self._record.attached = lenders
             self._say(f"nodes are lent by {', '.join(lenders) or 'nobody any more'}")
@@ -175,16 +175,13 @@ class JobWatch:
         for name in lent:  # their own job ends their steps, unless it hangs as well
             if name not in self._lost_loans:
                 self._lost_loans.add(name)
-                facts = self._nodes.lent().get(name, {})
-                self._say(
-                    f"node {name.rpartition('-')[0]}, lent by job {facts.get('job')}, hangs: no heartbeat; Ray places "
-                    "nothing there any more"
-                )
-                self._drain(facts)
+                node, _, job = name.rpartition("-")
+                self._say(f"node {node}, lent by job {job}, hangs: no heartbeat; Ray places nothing there any more")
+                self._drain(self._nodes.lent().get(name))
 
-    def _drain(self, facts: Mapping[str, Any]) -> None:
-        if self.env:
-            drain_in_ray([str(facts.get("ip", ""))], "no heartbeat", self.env, HUNG_DRAIN_S)
+    def _drain(self, status: NodeStatus | None) -> None:
+        if self.env and status is not None:
+            drain_in_ray([status.ip], "no heartbeat", self.env, HUNG_DRAIN_S)
 
     def _head_died(self, reason: str) -> None:
         deadline = time.monotonic() + CRASH_OR_SIGNAL_S

@@ -9,12 +9,36 @@ import json
 import os
 import sys
 import time
-from typing import Any
+from collections.abc import Mapping
+from typing import Protocol
+
+from bigbatch.cluster.node.node_status import RayNode
 
 POLL_S = 0.2
 ANSWER_TIMEOUT_S = 5
 DRAIN_DEADLINE_S = 30
 PREEMPTION = 2  # autoscaler.proto: DRAIN_NODE_REASON_PREEMPTION
+
+
+class _NodeId(Protocol):
+    def hex(self) -> str: ...
+
+
+class _NodeInfo(Protocol):
+    """What is read here of gcs.proto, GcsNodeInfo."""
+
+    state: int
+    node_manager_address: str
+    resources_total: Mapping[str, float]
+    labels: Mapping[str, str]
+
+
+class GcsClient(Protocol):
+    """What is used here of Ray's own client."""
+
+    def get_all_node_info(self, timeout: float) -> Mapping[_NodeId, _NodeInfo]: ...
+
+    def drain_node(self, node_id: str, reason: int, reason_message: str, deadline_timestamp_ms: int) -> object: ...
 
 
 def watch() -> int:
@@ -27,7 +51,7 @@ def watch() -> int:
             time.sleep(POLL_S)
             continue
         if nodes != last:
-            print(json.dumps(nodes), flush=True)
+            print(json.dumps([node.to_dict() for node in nodes]), flush=True)
             last = nodes
         time.sleep(POLL_S)
     return 0
@@ -36,7 +60,7 @@ def watch() -> int:
 def drain(addresses: list[str], reason: str) -> int:
     """Tell Ray that the nodes at ``addresses`` go away: nothing new is placed there, training saves itself."""
     client = _client()
-    by_address = {node["ip"]: node["id"] for node in alive(client)}
+    by_address = {node.ip: node.id for node in alive(client)}
     for address in addresses:
         if address in by_address:
             deadline_ms = int((time.time() + DRAIN_DEADLINE_S) * 1000)
@@ -44,28 +68,29 @@ def drain(addresses: list[str], reason: str) -> int:
     return 0
 
 
-def alive(client: Any) -> list[dict[str, Any]]:
-    """The living nodes: id, ip, cpus, gpus, job (the Slurm job that lends it)."""
+def alive(client: GcsClient) -> list[RayNode]:
+    """The living nodes, in the order of their ids."""
     found = []
     for node_id, node in client.get_all_node_info(timeout=ANSWER_TIMEOUT_S).items():
         if node.state == 0:  # gcs.proto: GcsNodeInfo.ALIVE
             total = dict(node.resources_total)
             found.append(
-                {
-                    "id": node_id.hex(),
-                    "ip": node.node_manager_address,
-                    "cpus": int(total.get("CPU", 0)),
-                    "gpus": int(total.get("GPU", 0)),
-                    "job": dict(node.labels).get("slurm_job", ""),
-                }
+                RayNode(
+                    id=node_id.hex(),
+                    ip=node.node_manager_address,
+                    cpus=int(total.get("CPU", 0)),
+                    gpus=int(total.get("GPU", 0)),
+                    job=dict(node.labels).get("slurm_job", ""),
+                )
             )
-    return sorted(found, key=lambda node: str(node["id"]))
+    return sorted(found, key=lambda node: node.id)
 
 
-def _client() -> Any:
+def _client() -> GcsClient:
     import ray
 
-    return ray._raylet.GcsClient(address=os.environ["RAY_ADDRESS"])
+    client: GcsClient = ray._raylet.GcsClient(address=os.environ["RAY_ADDRESS"])
+    return client
 
 
 if __name__ == "__main__":

@@ -17,14 +17,16 @@ import sys
 import tarfile
 import time
 from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from types import FrameType
 
 from bigbatch.cluster.host import network, private_folder, processes
-from bigbatch.cluster.host.atomic_files import read_json, write_json
+from bigbatch.cluster.host.atomic_files import write_json
 from bigbatch.cluster.host.root import IMPORT_ROOT
 from bigbatch.cluster.node import credentials, ports, ray_commands
 from bigbatch.cluster.node.heartbeats import HEARTBEAT_S
+from bigbatch.cluster.node.node_status import NodeOrders, NodeStatus
 
 CONTROL_FILE = "control.json"
 NODES_FOLDER = "nodes"
@@ -49,11 +51,11 @@ class NodeProcess:
         self._tls: bool = arguments.tls
         self._job_id: str = arguments.job
         self._control_file, self._follow = self._record / arguments.control, arguments.follow
-        self._status = self._record / NODES_FOLDER / f"{self._name}{arguments.suffix}.json"
-        self._facts: dict[str, Any] = {"run_id": self._run_id, "job": self._job_id, "beat": 0}
+        self._status_file = self._record / NODES_FOLDER / f"{self._name}{arguments.suffix}.json"
+        self._status = NodeStatus(run_id=self._run_id, job=self._job_id)
         self._next_beat = self._next_control = 0.0
         self._signalled_at: float | None = None
-        self._control: dict[str, Any] = {}
+        self._orders = NodeOrders()
 
     def run(self) -> int:
         """Returns the exit code: 0 ended as told, 1 Ray or the node failed."""
@@ -64,12 +66,12 @@ class NodeProcess:
         try:
             self._ip = network.own_address(self._name)
             self._share = ray_commands.node_resources()
-            self._report("starting", ip=self._ip, **self._share.to_dict())
+            self._report(replace(self._status, state="starting", ip=self._ip, **asdict(self._share)))
             with private_folder.temporary_folder(self._job_id) as folder:
                 failure = self._serve(folder)
         except (OSError, credentials.CredentialError) as error:
             failure = str(error)
-        self._report("failed" if failure else "ended", reason=failure)
+        self._report(replace(self._status, state="failed" if failure else "ended", reason=failure))
         if failure:
             print(f"error: {failure}", file=sys.stderr, flush=True)
         return 1 if failure else 0
@@ -130,9 +132,9 @@ class NodeProcess:
                 )
             if not ready and STARTED in (folder / "start.log").read_text(errors="replace"):
                 ready = True
-                self._report("ready", ports=chosen.to_dict(), folder=str(folder))
+                self._report(replace(self._status, state="ready", ports=chosen, folder=str(folder)))
             if time.monotonic() >= self._next_beat:
-                self._report(self._facts["state"])
+                self._report(self._status)
             processes.reap(keep=[ray.pid])
             time.sleep(POLL_S)
         return None
@@ -141,25 +143,25 @@ class NodeProcess:
         now = time.monotonic()
         if now >= self._next_control:
             self._next_control = now + CONTROL_POLL_S
-            self._control = self._read_control()
-        if self._control.get("stop"):
+            self._orders = self._read_orders()
+        if self._orders.stop:
             return True
-        if self._signalled_at is None or self._control.get("hold"):
+        if self._signalled_at is None or self._orders.hold:
             return False
-        if not self._facts.get("signalled"):
-            self._facts["signalled"] = True
-            self._report(self._facts["state"])
+        if not self._status.signalled:
+            self._report(replace(self._status, signalled=True))
         return now >= self._signalled_at + PATIENCE_S
 
-    def _read_control(self) -> dict[str, Any]:
+    def _read_orders(self) -> NodeOrders:
         """The job's orders; for a node that is lent also those of the job that it is lent to."""
-        orders = read_json(self._control_file)
-        orders = orders if orders.get("run_id") == self._run_id else {}
+        orders = NodeOrders.read(self._control_file)
+        if orders is None or orders.run_id != self._run_id:
+            orders = NodeOrders(self._run_id)
         if self._follow:
-            others = read_json(self._record / CONTROL_FILE)
+            others = NodeOrders.read(self._record / CONTROL_FILE)
             # A file that cannot be read for a moment is no order: if the cluster has ended, Ray ends here, too.
-            if others and (others.get("run_id") != self._follow or others.get("stop")):
-                orders["stop"] = True
+            if others is not None and (others.run_id != self._follow or others.stop):
+                orders = replace(orders, stop=True)
         return orders
 
     def _end_ray(self, ray: subprocess.Popen[bytes], folder: Path) -> None:
@@ -170,13 +172,13 @@ class NodeProcess:
         processes.signal_group(ray.pid, signal.SIGKILL)
         processes.end_descendants(grace_s=0.5)
         ray.wait()
-        self._control = self._read_control()  # are the logs to be kept?
-        if self._control.get("keep_logs") or not self._control.get("stop"):
+        self._orders = self._read_orders()  # are the logs to be kept?
+        if self._orders.keep_logs or not self._orders.stop:
             self._keep_logs(folder)
 
     def _keep_logs(self, folder: Path) -> None:
         """One archive a node, at most KEPT_LOG_BYTES of logs, the shortest (the most telling) first."""
-        if self._signalled_at is not None and not self._control.get("keep_logs"):
+        if self._signalled_at is not None and not self._orders.keep_logs:
             return  # cancelled: there are only seconds, and nobody asked
         logs = [p for p in (folder / "r").glob("session_2*/logs/**/*") if p.is_file() and not p.is_symlink()]
         sizes = sorted((p.stat().st_size, p) for p in [*logs, folder / "start.log"] if p.exists())
@@ -188,16 +190,16 @@ class NodeProcess:
                 if size and room >= 0:
                     archive.add(path, arcname=f"{self._name}/{path.name}")
 
-    def _report(self, state: str, **facts: Any) -> None:
+    def _report(self, status: NodeStatus) -> None:
         self._next_beat = time.monotonic() + HEARTBEAT_S
-        self._facts.update(facts, state=state, beat=self._facts["beat"] + 1, time=time.time())
+        self._status = replace(status, beat=self._status.beat + 1, time=time.time())
         try:
-            write_json(self._status, self._facts)
+            write_json(self._status_file, self._status.to_dict())
         except OSError as error:  # a full quota must not end a running search
-            print(f"cannot write {self._status}: {error}", file=sys.stderr, flush=True)
+            print(f"cannot write {self._status_file}: {error}", file=sys.stderr, flush=True)
 
     def _take_signals(self) -> None:
-        def end(signum: int, frame: Any) -> None:
+        def end(signum: int, frame: FrameType | None) -> None:
             if self._signalled_at is None:
                 self._signalled_at = time.monotonic()
 

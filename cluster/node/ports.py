@@ -8,7 +8,10 @@ taken the next attempt looks elsewhere.
 from __future__ import annotations
 
 import socket
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+
+from bigbatch.cluster.host import json_values
 
 FIRST_PORT = 20000
 BLOCK = 24
@@ -32,6 +35,11 @@ class NodePorts:
 
     def to_dict(self) -> dict[str, int]:
         return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, object]) -> NodePorts:
+        """Those of ``to_dict``; a port that is missing is 0."""
+        return cls(**{field.name: json_values.whole_number(values, field.name) for field in fields(cls)})
 
     def used(self) -> list[int]:
         return [port for port in asdict(self).values() if port]

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from bigbatch.cluster.host import network
 from bigbatch.cluster.host.allocation import granted_gpus, usable_cpus, usable_memory_bytes
@@ -46,9 +45,6 @@ class NodeResources:
     gpus: int
     memory_bytes: int
     object_store_bytes: int
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def node_resources(env: Mapping[str, str] | None = None) -> NodeResources:

@@ -16,7 +16,8 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+
+from bigbatch.cluster.host import json_values
 
 SCHEMA_VERSION = 1
 HOME_VARIABLE = "BIGBATCH_HOME"
@@ -59,7 +60,7 @@ class JobRecord:
     restarts: int = 0
     fruitless_restarts: int = 0
     """Restarts in a row in which no epoch was finished and no checkpoint written."""
-    early_signal: dict[str, Any] | None = None
+    early_signal: dict[str, float] | None = None
     """Of the last start, see ``bigbatch.cluster.job.early_signal``."""
     excluded: dict[str, str] = field(default_factory=dict)
     """Nodes to avoid next time, with the reason."""
@@ -70,6 +71,37 @@ class JobRecord:
     reason: str | None = None
     """Why it ended or waits, for people."""
     updated: float = 0.0
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, object]) -> JobRecord:
+        """Of a file's values: what another version adds is passed over, and what it lacks has its default.
+
+        Raises KeyError where there is no ``job_id`` or no ``state``.
+        """
+        read = json_values
+        early, excluded = read.mapping(values, "early_signal"), read.mapping(values, "excluded")
+        return cls(
+            job_id=str(values["job_id"]),
+            state=str(values["state"]),
+            command=read.texts(values, "command"),
+            nodes=read.texts(values, "nodes"),
+            head=read.text_or_none(values, "head"),
+            address=read.text_or_none(values, "address"),
+            dashboard_port=read.whole_number_or_none(values, "dashboard_port"),
+            token_path=read.text_or_none(values, "token_path"),
+            study_folder=read.text_or_none(values, "study_folder"),
+            log=read.text_or_none(values, "log"),
+            node_logs=read.text_or_none(values, "node_logs"),
+            end_time=read.number_or_none(values, "end_time"),
+            restarts=read.whole_number(values, "restarts"),
+            fruitless_restarts=read.whole_number(values, "fruitless_restarts"),
+            early_signal={key: read.number(early, key) for key in early} or None,
+            excluded={node: read.text(excluded, node) for node in excluded},
+            attached=read.texts(values, "attached"),
+            successor=read.text_or_none(values, "successor"),
+            reason=read.text_or_none(values, "reason"),
+            updated=read.number(values, "updated"),
+        )
 
     def write(self, env: Mapping[str, str] | None = None) -> Path:
         """Replace the file atomically, readable by its owner only."""
@@ -121,11 +153,9 @@ def _name_of(user: int) -> str:
 def read_record(job_id: str, env: Mapping[str, str] | None = None) -> JobRecord | None:
     """The record of a job, None where there is none or it cannot be read."""
     try:
-        values: dict[str, Any] = json.loads((folder_of(job_id, env) / FILE).read_text())
-        if values.pop("schema_version") != SCHEMA_VERSION:
-            return None
-        return JobRecord(**values)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        values = json_values.json_object((folder_of(job_id, env) / FILE).read_text())
+        return JobRecord.from_dict(values) if values["schema_version"] == SCHEMA_VERSION else None
+    except (OSError, ValueError, KeyError):
         return None
 
 

@@ -18,8 +18,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
+from bigbatch.cluster.host import json_values
 from bigbatch.cluster.host.allocation import slurm_job
 from bigbatch.cluster.host.atomic_files import read_json
 
@@ -75,7 +75,7 @@ class Ledger:
         self._path: Path | None = None
         self._next_write = 0.0
         self._failing_since: float | None = None
-        self._facts: dict[str, Any] = {}
+        self._facts: dict[str, object] = {}
 
     # What was used
 
@@ -228,13 +228,16 @@ def read(folder: Path) -> Used:
 
 def _read_session(path: Path) -> Used | None:
     values = read_json(path)
+    held_s, trials_s = json_values.number_or_none(values, "held_device_s"), values.get("trial_device_s")
+    if held_s is None or not isinstance(trials_s, dict):
+        return None
     try:
-        return Used(float(values["held_device_s"]), {int(key): float(s) for key, s in values["trial_device_s"].items()})
-    except (KeyError, TypeError, ValueError, AttributeError):
+        return Used(float(held_s), {int(number): float(seconds) for number, seconds in trials_s.items()})
+    except (TypeError, ValueError):
         return None
 
 
-def _write(path: Path, used: Used, **facts: Any) -> None:
+def _write(path: Path, used: Used, **facts: object) -> None:
     path.parent.mkdir(exist_ok=True)
     trials = {str(number): round(seconds, 3) for number, seconds in used.trials_s.items()}
     figures = {"held_device_s": round(used.held_s, 3), "trial_device_s": trials}

@@ -1,0 +1,130 @@
+"""What a job, its nodes and the login node say to each other, also where one of them is another version."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bigbatch.cluster.host.atomic_files import write_json
+from bigbatch.cluster.job.node_steps import NodeSteps
+from bigbatch.cluster.node.node_process import CONTROL_FILE, NODES_FOLDER
+from bigbatch.cluster.node.node_status import NodeOrders, NodeStatus, RayNode
+from bigbatch.cluster.node.ports import NodePorts
+from bigbatch.cluster.record import job_record
+from bigbatch.cluster.record.job_record import JobRecord
+
+STATUS = NodeStatus(
+    run_id="7.0",
+    job="7",
+    state="ready",
+    beat=4,
+    time=12.5,
+    ip="10.0.0.3",
+    cpus=8,
+    gpus=2,
+    memory_bytes=2**33,
+    object_store_bytes=2**28,
+    ports=NodePorts(1, 2, 3, 4, 5, 6, 7, 8),
+    folder="/tmp/bb-7",
+    signalled=True,
+    reason="Ray ended",
+)
+ORDERS = NodeOrders(run_id="7.0", stop=True, hold=True, keep_logs=True)
+RAY_NODE = RayNode(id="ab", ip="10.0.0.3", cpus=8, gpus=2, job="7")
+RECORD = JobRecord(
+    job_id="7",
+    state="driver",
+    command=["python", "tune/run.py"],
+    nodes=["n1", "n2"],
+    head="n1",
+    address="10.0.0.3:1",
+    dashboard_port=2,
+    token_path="/home/u/token",
+    study_folder="/scratch/study",
+    log="/home/u/7.log",
+    node_logs="/home/u/nodes",
+    end_time=99.5,
+    restarts=3,
+    fruitless_restarts=1,
+    early_signal={"left_s": 300.0, "starts": 2},
+    excluded={"n3": "hung"},
+    attached=["9"],
+    successor="8",
+    reason="the time limit is near",
+    updated=50.0,
+)
+RECORDS = {"status": STATUS, "orders": ORDERS, "node of Ray": RAY_NODE}
+
+
+@pytest.mark.parametrize("value", [*RECORDS.values(), RECORD], ids=[*RECORDS, "job"])
+def test_every_field_differs_from_its_default_so_that_the_tests_below_would_miss_none(value: Any) -> None:
+    for field in dataclasses.fields(value):
+        if field.default is not dataclasses.MISSING:
+            assert getattr(value, field.name) != field.default, field.name
+
+
+@pytest.mark.parametrize("value", RECORDS.values(), ids=RECORDS)
+def test_a_record_survives_the_way_through_json(value: Any) -> None:
+    assert type(value).from_dict(json.loads(json.dumps(value.to_dict()))) == value
+
+
+@pytest.mark.parametrize("value", RECORDS.values(), ids=RECORDS)
+def test_fields_of_another_version_are_passed_over_and_missing_ones_have_a_default(value: Any) -> None:
+    later = {**value.to_dict(), "of_a_later_version": {"more": 1}}
+    assert type(value).from_dict(later) == value
+    for field in dataclasses.fields(value):
+        if field.default is dataclasses.MISSING:
+            continue
+        earlier = {name: item for name, item in value.to_dict().items() if name != field.name}
+        assert type(value).from_dict(earlier) == dataclasses.replace(value, **{field.name: field.default})
+
+
+def test_ports_of_another_version_are_read(tmp_path: Path) -> None:
+    plain = json.loads(json.dumps(STATUS.to_dict()))
+    plain["ports"]["metrics"] = 9
+    del plain["ports"]["client"]
+    read = NodeStatus.from_dict(plain).ports
+    assert read == NodePorts(1, 2, 0, 4, 5, 6, 7, 8)
+
+
+def test_a_jobs_record_survives_and_is_read_over_versions(tmp_path: Path) -> None:
+    env = {"BIGBATCH_HOME": str(tmp_path / "home")}
+    path = RECORD.write(env)
+    assert job_record.read("7", env) == RECORD
+    stored = json.loads(path.read_text())
+    path.write_text(json.dumps({**stored, "of_a_later_version": 1}))
+    assert job_record.read("7", env) == RECORD, "a login node of an earlier version still lists the job"
+    del stored["excluded"], stored["early_signal"], stored["attached"]
+    path.write_text(json.dumps(stored))
+    known = job_record.read("7", env)
+    assert known == dataclasses.replace(RECORD, excluded={}, early_signal=None, attached=[])
+    path.write_text(json.dumps({**stored, "schema_version": 2}))
+    assert job_record.read("7", env) is None, "another schema is another meaning"
+
+
+# As commit 6dde4d6 wrote them.
+OLD_READY = {
+    **{"run_id": "7.0", "job": "7", "beat": 9, "state": "ready", "time": 1.0, "ip": "10.0.0.3", "cpus": 8, "gpus": 2},
+    **{"memory_bytes": 5, "object_store_bytes": 6, "folder": "/tmp/x"},
+    "ports": dataclasses.asdict(NodePorts(1, 2, 3, 4, 5, 6, 7, 8)),
+}
+OLD_LENT = {"run_id": "9.0.0", "job": "9", "beat": 2, "state": "starting", "time": 1.0, "ip": "10.0.0.4", "cpus": 1}
+
+
+def test_a_job_reads_what_nodes_of_an_earlier_version_report(tmp_path: Path) -> None:
+    steps = NodeSteps("7", "7.0", tmp_path, tls=False)
+    steps.prepare()
+    assert json.loads((tmp_path / CONTROL_FILE).read_text())["run_id"] == "7.0"
+    assert steps.status("n1") is None, "nothing was reported yet"
+    write_json(tmp_path / NODES_FOLDER / "n1.json", OLD_READY)
+    write_json(tmp_path / NODES_FOLDER / "n4-9.json", OLD_LENT)
+    status = steps.status("n1")
+    assert status is not None and (status.state, status.cpus, status.gpus, status.signalled) == ("ready", 8, 2, False)
+    assert status.ports is not None and status.ports.gcs == 1
+    assert [(name, lent.job) for name, lent in steps.lent().items()] == [("n4-9", "9")]
+    write_json(tmp_path / NODES_FOLDER / "n1.json", {**OLD_READY, "run_id": "7.1"})
+    assert steps.status("n1") is None, "the report of another start"
