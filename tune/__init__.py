@@ -1,4 +1,4 @@
-"""The search: plan, trials, study, those who watch. Importing it loads nothing heavy."""
+"""The search: its plan, trials, study and displays. Importing this package loads neither torch nor Ray."""
 
 if __name__ == "tune":  # `python -m tune.run` in a clone's root
     import runpy

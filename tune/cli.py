@@ -34,7 +34,7 @@ def _search(args: dict[str, object]) -> int:
 
 
 def _guarded(prog: str, run: Callable[[], int]) -> int:
-    """What is not a defect of ours in one line: wrong input, a missing installation, Ctrl-C before the start."""
+    """Report in one line what is no defect of the program: wrong input, a missing package, a full disk, Ctrl-C."""
     try:
         return run()
     except ConfigError as error:
@@ -58,6 +58,6 @@ def _guarded(prog: str, run: Callable[[], int]) -> int:
         print(f"{prog}: failed: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print(f"{prog}: interrupted before anything was started", file=sys.stderr)
+        print(f"{prog}: interrupted before the search started", file=sys.stderr)
         return INTERRUPTED
     return WRONG_INPUT

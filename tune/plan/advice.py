@@ -1,15 +1,15 @@
-"""What the plan says of the choices in it."""
+"""Advice that the plan prints about the chosen sampler."""
 
 from __future__ import annotations
 
 COMPLETE_ONLY = ("gp",)
-"""Samplers that learn from trials that ran to their end only: with early stopping, from few."""
+"""Samplers that learn only from trials that ran to their end. With early stopping there are few of these."""
 UNCONDITIONAL_ONLY = ("gp", "cmaes")
-"""Samplers that draw at random what only some trials have, such as one optimizer's momentum."""
+"""Samplers that draw conditional parameters at random, such as the momentum of one optimizer."""
 
 
 def weakness(name: str, scheduler: str, conditional: bool, categorical: bool) -> str | None:
-    """What the chosen sampler cannot do here, for the plan; None where it can all.
+    """A sentence about what the chosen sampler cannot do in this search; None if it has no weakness here.
 
     Args:
         conditional: some parameters exist only with some values of another.
@@ -17,9 +17,9 @@ def weakness(name: str, scheduler: str, conditional: bool, categorical: bool) ->
     """
     said = []
     if name in COMPLETE_ONLY and scheduler != "none":
-        said.append("learns from trials that ran to their end only, and early stopping leaves few (--scheduler none)")
+        said.append("learns only from trials that run to their end, and early stopping leaves few (--scheduler none)")
     if name == "cmaes" and categorical:
         said.append("draws choices at random")
     if name in UNCONDITIONAL_ONLY and conditional:
         said.append("draws conditional parameters at random")
-    return f"{name} {'; '.join(said)}. tpe has none of that." if said else None
+    return f"{name} {'; '.join(said)}. tpe has none of these limits." if said else None

@@ -10,6 +10,7 @@ from bigbatch.cluster.host.option_values import fraction
 
 
 def tune_parser(prog: str) -> argparse.ArgumentParser:
+    """The parser of a search's options. ``prog``: the command's name, for usage and errors."""
     p = OneLineParser(
         prog=prog,
         description="Find the hyperparameters with which a large batch keeps its accuracy.",

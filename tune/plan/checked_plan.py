@@ -1,4 +1,4 @@
-"""The validated plan of a search: what can be known before Ray starts is refused here."""
+"""Make the plan of a search and check it before Ray starts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from bigbatch.tune.plan.study_space import check_room
 from bigbatch.tune.study.description import read_description
 
 DEFAULT_TRIALS = {"digits": 12}
-"""By data; on two cores so many trials of digits end within six minutes."""
+"""Default number of trials, by data set. On two cores, this many trials on digits end within six minutes."""
 DEFAULT_TRIALS_OTHER = 16
 DEFAULT_EPOCHS = {"digits": 12}
 DEFAULT_EPOCHS_OTHER = 18
@@ -39,7 +39,7 @@ KNOWN_AS = {
     "--sampler": ", the Bayesian one (tree-structured Parzen estimator); gp is one with Gaussian processes",
     "--scheduler": ", successive halving",
 }
-"""What an option's first value is, for whom its name says nothing."""
+"""Explains the first value of an option to a reader who does not know its name."""
 DEFAULT_SPACE = "large_batch"
 DEFAULT_OUTPUT = "runs"
 
@@ -56,6 +56,7 @@ def seconds(text: str) -> float:
 
 
 def choice(option: str, value: str, allowed: tuple[str, ...]) -> str:
+    """``value``, if it is one of ``allowed``. Raises ConfigError otherwise, with the nearest allowed value."""
     if value not in allowed:
         near = nearest(value, allowed)
         fix = f"Did you mean {near!r}?" if near else f"Write {option} {allowed[0]}{KNOWN_AS.get(option, '')}."
@@ -64,7 +65,7 @@ def choice(option: str, value: str, allowed: tuple[str, ...]) -> str:
 
 
 def study_name(given: str | None, space: Space, data: DataInfo) -> str:
-    """The given name, checked, or one of space, data and time, so that no two runs meet."""
+    """The given name, checked; or a name made of space, data and time, which no other run has."""
     if given is None:
         moment = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"  # job arrays start within a second
         parts = (Path(space.name).stem, Path(data.name).name, moment)
@@ -74,6 +75,7 @@ def study_name(given: str | None, space: Space, data: DataInfo) -> str:
 
 
 def check_study_name(given: str) -> None:
+    """Raise ConfigError if the name cannot be a folder's."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", given):
         raise ConfigError(
             f"--study names a folder: letters, digits, '.', '_' or '-'; got {given!r}. Write e.g. first-try."
@@ -81,39 +83,39 @@ def check_study_name(given: str) -> None:
 
 
 def check_folder(output: Path, name: str, resume: bool) -> Path:
-    """The study's folder, checked before anything is started or written."""
+    """The study's folder. Raises ConfigError if a new study cannot use it, or there is none to resume."""
     folder = (output / name).absolute()
     if resume:
         return folder
     check_writable("--output", folder)
-    # A search that was killed before its first entry leaves empty folders and hidden files.
+    # A search that is killed before its first entry leaves empty folders and hidden files.
     if folder.exists() and any(not p.is_dir() and p.name[0] != "." for p in (folder, *folder.rglob("*"))):
         raise ConfigError(
-            f"a new study needs a folder of its own; {str(folder)!r} holds another one or other files. "
+            f"a new study needs an empty folder; {str(folder)!r} holds another study or other files. "
             "Write --resume to continue a study, or --study OTHER."
         )
     return folder
 
 
 def refuse_own_options(assignments: Iterable[str]) -> None:
-    """Keys with an option of their own, so that there is one way to say a thing."""
+    """Raise ConfigError for a key of ``--set`` that has its own option: each setting has one way to give it."""
     for key, value in read_fixed(assignments).items():
         if key in OWN_OPTIONS:
             option = OWN_OPTIONS[key]
-            raise ConfigError(f"{key} has an option of its own; got --set {key}={value}. Write {option} {value}.")
+            raise ConfigError(f"{key} has its own option; got --set {key}={value}. Write {option} {value}.")
 
 
 def make_plan(options: Options) -> SearchPlan:
-    """Check everything that was asked for. Raises ConfigError with rule, value and fix.
+    """Check all options and make the plan. Raises ConfigError with the rule, the value met and a fix.
 
-    With ``--resume``, what the command line leaves out comes from the study.
+    With ``--resume``, the study supplies the options that the command line leaves out.
     """
     stored: dict[str, Any] = {}
     if options.resume:
         if options.study is None:
             raise ConfigError("--resume needs the study's name; got none. Write --study NAME (a folder of --output).")
         stored = read_description(Path(options.output or DEFAULT_OUTPUT).absolute() / options.study)
-        # What auto meant is part of the study: another machine must not change the network.
+        # The study keeps the network that auto chose: another machine must not change it.
         options = options.over({"model": stored.get("model"), **_kept_options(stored)})
     plan = _plan(options, stored.get("lr_factors"))
     if stored:
@@ -124,22 +126,22 @@ def make_plan(options: Options) -> SearchPlan:
 
 
 def _kept_options(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """The options in study.json. Raises ConfigError where someone has edited them into something else."""
+    """The options in study.json. Raises ConfigError if an edit gave one of them another type."""
     options = stored.get("options", {})
     if not isinstance(options, dict):
         options = {"options": options}
-    # isinstance knows no tuple[str, ...]; () is of no kind at all, for what is never kept.
+    # isinstance cannot check tuple[str, ...]. Nothing is an instance of (): these options are never kept.
     kinds = {**get_type_hints(Options), "set": list, "prior_from": (), "options": ()}
     wrong = [key for key, value in options.items() if key in kinds and not isinstance(value, kinds[key])]
     if wrong:
         raise ConfigError(
-            f"study.json must be as BigBatch wrote it; got another kind of {wrong[0]!r}. Restore the file."
+            f"study.json must be as BigBatch wrote it; got another type of {wrong[0]!r}. Restore the file."
         )
     return dict(options)
 
 
 class Said(NamedTuple):
-    """What options mean by themselves."""
+    """The meaning of options that can be read without space, data or machine."""
 
     sampler: str
     scheduler: str
@@ -153,7 +155,7 @@ class Said(NamedTuple):
 
 
 def check_words(o: Options) -> Said:
-    """What can be judged without a look at space, data, files or machine. Raises ConfigError."""
+    """Check the options that need no look at space, data, files or machine. Raises ConfigError."""
     wandb = choice("--wandb", o.wandb or "disabled", wandb_mode.MODES)
     wandb_mode.check(wandb)
     seed = 0 if o.seed is None else o.seed
@@ -164,7 +166,7 @@ def check_words(o: Options) -> Said:
     data_keys = {key.removeprefix("data."): value for key, value in overrides.items() if key.startswith("data.")}
     if o.retry_failed and not o.resume:
         raise ConfigError(
-            "--retry-failed goes on with a study; got no --resume. Write --resume --study NAME, or leave it out."
+            "--retry-failed continues a study; got no --resume. Write --resume --study NAME, or leave it out."
         )
     _at_least_one("--trials", 1, o.trials)
     _at_least_one("--max-epochs", 1, o.max_epochs)
@@ -182,7 +184,7 @@ def check_words(o: Options) -> Said:
 
 
 def _plan(o: Options, lr_factors: dict[str, float] | None = None) -> SearchPlan:
-    """``lr_factors``: those of the study that is resumed."""
+    """``lr_factors``: the factors stored in the resumed study."""
     space = load_space(o.space or DEFAULT_SPACE)
     said = check_words(o)
     workers = said.workers
@@ -194,11 +196,11 @@ def _plan(o: Options, lr_factors: dict[str, float] | None = None) -> SearchPlan:
     auto = (o.model or "auto") == "auto"
     if auto and o.prior_from and (o.address or "local") != "local":
         raise ConfigError(
-            "--prior-from on a cluster needs the network named; got --model auto. Write --model resnet50."
+            "--prior-from on a cluster needs the name of the network; got --model auto. Write --model resnet50."
         )
     share = share_out(machine, workers, trials) if machine.nodes else Share(1, workers, {"CPU": 1.0})
     search = Searched(space, data, None if auto else str(o.model), max_epochs, workers, said.overrides, o.prior_from)
-    factors = lr_factors or {} if o.resume else None  # a job that is put back repeats --prior-from
+    factors = lr_factors or {} if o.resume else None  # a requeued job repeats --prior-from
     fitted = fit(search, machine, factors) if machine.nodes else fit_anywhere(search, factors)
     name = study_name(o.study, space, data)
     plan = SearchPlan(

@@ -1,4 +1,4 @@
-"""A search fitted to the machine that will run it: network, workload, fixed parameters, ranges, priors, all checked."""
+"""Fit a search to its machine: choose and check network, workload, fixed parameters, ranges and priors."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from bigbatch.tune.plan.machine import Machine, Node
 from bigbatch.tune.plan.prior import read_priors
 
 SOME_GPU = Machine((Node(1, 1),))
-"""Stands for a cluster with GPUs of which nothing is known yet."""
+"""Stands for a cluster with GPUs while nothing else is known about it."""
 
 
 @dataclass(frozen=True)
 class Searched:
-    """What is searched, before the machine is known."""
+    """The search as it is known before the machine is."""
 
     space: Space
     data: DataInfo
     model: str | None
-    """None: what suits the machine."""
+    """None: the machine decides."""
     epochs: int
     workers: int
     overrides: Mapping[str, Any]
@@ -37,7 +37,7 @@ class Searched:
 
 @dataclass(frozen=True)
 class Fitted:
-    """What the machine makes of it."""
+    """The search on a known machine."""
 
     model: str
     workload: Workload
@@ -48,7 +48,7 @@ class Fitted:
 def fit(search: Searched, machine: Machine, lr_factors: Mapping[str, float] | None = None) -> Fitted:
     """Check the search for ``machine``. Raises ConfigError.
 
-    ``lr_factors``: those of a study that is resumed; None: what the files of ``prior_from`` say.
+    ``lr_factors``: the factors of a resumed study. None: read them from the files of ``prior_from``.
     """
     space, model = search.space, search.model or auto_model(machine)
     check_network(model, search.overrides, search.data, machine)
@@ -64,9 +64,9 @@ def fit(search: Searched, machine: Machine, lr_factors: Mapping[str, float] | No
 
 
 def fit_anywhere(search: Searched, lr_factors: Mapping[str, float] | None = None) -> Fitted:
-    """Check a search for a cluster that is not joined yet: it must suit one without GPUs, or one with.
+    """Check a search for a cluster that is not joined yet: it must suit a cluster without GPUs, or one with GPUs.
 
-    Raises ConfigError, as for one without GPUs.
+    If it suits neither, raises the ConfigError of the cluster without GPUs.
     """
     try:
         return fit(search, Machine(), lr_factors)
@@ -94,14 +94,17 @@ def _workload(search: Searched, model: str, machine: Machine) -> Workload:
 
 
 def auto_model(machine: Machine) -> str:
+    """The network that ``--model auto`` means on this machine."""
     return "resnet50" if machine.gpus else "resnet18"
 
 
 def check_network(name: str, overrides: Mapping[str, Any], data: DataInfo, machine: Machine) -> None:
+    """Raise ConfigError if the network does not exist, does not suit the data, or needs GPUs that are not there."""
     changes = {key: value for key, value in overrides.items() if key.startswith("model.")}
     config = TrainConfig(model=ModelConfig(name=name)).replace_keys(changes).model
     check_model(config, data)
     if config.sync_bn and machine.nodes and not machine.gpus:
         raise ConfigError(
-            "model.sync_bn needs GPUs (torch has it for CUDA only); got sync_bn=true without. Leave --set sync_bn out."
+            "model.sync_bn needs GPUs (torch supports it on CUDA only); got sync_bn=true and no GPU. "
+            "Leave --set sync_bn out."
         )

@@ -1,4 +1,4 @@
-"""A Ray cluster that was joined: its living nodes, and the plan checked again with what they have."""
+"""After a Ray cluster is joined: find its living nodes and check the plan again with their resources."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.plan.study_space import check_room
 
 GPU_ANSWER_S = 120.0
-"""How long a node's GPU may take to say how large it is; a node whose GPUs are all taken does not say it."""
+"""How long to wait for a node to report its GPU's memory. A node whose GPUs are all in use does not answer."""
 
 
 def on_cluster(plan: SearchPlan, machine: Machine) -> SearchPlan:
-    """The plan for a cluster that was joined, all that depends on its nodes checked with what they have.
+    """The plan, checked again with the resources of the nodes of a joined cluster.
 
-    Raises ConfigError, which says what the cluster has.
+    Raises ConfigError; its message lists the cluster's resources.
     """
     try:
         return _on_cluster(plan, machine)
@@ -39,12 +39,12 @@ def _on_cluster(plan: SearchPlan, machine: Machine) -> SearchPlan:
     )
     fitted = fit(search, machine, dict(plan.workload.lr_factors) if plan.resume else None)
     plan = dataclasses.replace(plan, machine=machine, share=share, **vars(fitted))
-    check_room(plan)  # so many trials at a time
+    check_room(plan)  # the number of concurrent trials is known only now
     return plan
 
 
 def living_nodes() -> dict[str, Node]:
-    """By Ray's id, what each living node lends. Their GPUs' memory is not known."""
+    """Ray's id → resources of each living node. The memory of their GPUs is not known here."""
     import ray
 
     found = {}
@@ -56,14 +56,14 @@ def living_nodes() -> dict[str, Node]:
 
 
 def cluster_machine() -> Machine:
-    """All living nodes, with the memory of their GPUs, for which each node with GPUs is asked by a small task."""
+    """All living nodes, with the memory of their GPUs. A small task on each node with GPUs asks for it."""
     nodes = living_nodes()
     sizes = _gpu_memory_bytes([key for key, node in nodes.items() if node.gpus])
     return Machine(tuple(dataclasses.replace(node, gpu_memory_bytes=sizes.get(key, 0)) for key, node in nodes.items()))
 
 
 def _gpu_memory_bytes(node_ids: list[str]) -> dict[str, int]:
-    """By node, the memory of one of its GPUs; 0 or nothing where torch or Ray cannot say it."""
+    """Node → memory of one of its GPUs. 0, or no entry, if torch or Ray cannot tell."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -79,13 +79,13 @@ def _gpu_memory_bytes(node_ids: list[str]) -> dict[str, int]:
     for reference in ready:
         try:
             sizes[asked[reference]] = int(ray.get(reference))
-        except ray.exceptions.RayError:  # the node went, or its torch does not load: trials will say it
+        except ray.exceptions.RayError:  # the node is gone, or its torch does not load: a trial there will report it
             continue
     return sizes
 
 
 def gpu_memory_bytes() -> int:
-    """Of the smallest GPU that this process sees; 0 where torch sees none."""
+    """Memory of the smallest GPU that this process sees; 0 if torch sees none."""
     import torch
 
     seen = range(torch.cuda.device_count())

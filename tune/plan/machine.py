@@ -1,4 +1,4 @@
-"""What the search may use, node by node, and how it is cut into workers of trials that run side by side."""
+"""The nodes that a search may use, and how they are divided into workers of concurrent trials."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from bigbatch.cluster.host.allocation import (
 from bigbatch.train_loop.config import ConfigError
 
 WORKER_MEMORY_BYTES = 2 * 2**30
-"""What a worker may take on a machine without GPUs: ResNet-18, micro-batch 256, float32, measured 1.3 GB."""
+"""Memory reserved for a worker on a machine without GPUs. ResNet-18 in float32 with micro-batch 256 takes 1.3 GB."""
 LEAST_MEMORY_BYTES = 1300 * 10**6
-"""A node with less than that is used only where no node has more."""
+"""A node with less memory than this is used only if no node has more."""
 MOST_KINDS = 4
-"""Of nodes, that a line names."""
+"""A line names at most this many kinds of nodes."""
 USED_WELL = 0.9
-"""Of the cores that the best cut would use, the part with which a cut of more suitable trials is content."""
+"""A cut with a better number of trials is chosen if it uses at least this part of the most cores that any cut uses."""
 
 
 @dataclass(frozen=True)
 class Node:
-    """What one node has for the search. ``gpu_memory_bytes`` is of its smallest GPU; 0 = not known."""
+    """Resources of one node. ``gpu_memory_bytes`` is the memory of its smallest GPU; 0 = not known."""
 
     cpus: int
     gpus: int = 0
@@ -47,57 +47,61 @@ class Node:
 
 @dataclass(frozen=True)
 class Machine:
-    """The nodes that the search may use: this one, or those of the cluster that it joins. None: not known yet."""
+    """The nodes that the search may use: this machine, or the nodes of a cluster. No nodes: not known yet."""
 
     nodes: tuple[Node, ...] = ()
 
     @property
     def cpus(self) -> int:
+        """CPU cores of all nodes."""
         return sum(node.cpus for node in self.nodes)
 
     @property
     def gpus(self) -> int:
+        """GPUs of all nodes."""
         return sum(node.gpus for node in self.nodes)
 
     @property
     def accelerator(self) -> str:
+        """``cuda`` or ``cpu``."""
         return "cuda" if self.gpus else "cpu"
 
     @property
     def device_memory_bytes(self) -> int:
-        """Of the smallest device that a worker may get: a GPU, else a node; 0 = not known."""
+        """Memory of the smallest device that a worker may get: a GPU, or without GPUs a node. 0 = not known."""
         if self.gpus:
             return min((node.gpu_memory_bytes for node in self.nodes if node.gpu_memory_bytes), default=0)
         return min((node.memory_bytes for node in _with_memory(self.nodes)), default=0)
 
     def describe(self) -> str:
-        """The nodes, equal ones counted: ``2 nodes with 4 GPUs and 32 CPU cores, a node with …``."""
+        """The nodes, with equal ones counted: ``2 nodes with 4 GPUs and 32 CPU cores, a node with …``."""
         kinds = Counter(node.describe() for node in self.nodes).most_common()
         words = [f"{f'{count} nodes' if count > 1 else 'a node'} with {kind}" for kind, count in kinds[:MOST_KINDS]]
         rest = sum(count for _, count in kinds[MOST_KINDS:])
         return ", ".join(words + ([f"{rest} more"] if rest else []))
 
     def to_dict(self) -> dict[str, Any]:
+        """For study.json: totals, and each kind of node with its count."""
         kinds = [{"count": count, **vars(node)} for node, count in Counter(self.nodes).items()]
         return {"cpus": self.cpus, "gpus": self.gpus, "nodes": kinds}
 
 
 @dataclass(frozen=True)
 class Share:
-    """How the machine is cut: trials side by side, workers a trial, resources a worker."""
+    """How the machine is divided: concurrent trials, workers of each trial, resources of each worker."""
 
     concurrency: int
     workers: int
     worker_resources: dict[str, float]
 
     def describe(self) -> str:
-        """E.g. ``2 trials at a time, 1 worker(s) a trial with 1 CPU each``."""
+        """E.g. ``2 trials at a time, each with 1 worker of 1 CPU``."""
         at_once = f"{self.concurrency} trial{'s' * (self.concurrency != 1)} at a time"
         each = " + ".join(_amount(kind, value) for kind, value in self.worker_resources.items())
-        return f"{at_once}, {self.workers} worker(s) a trial with {each} each"
+        return f"{at_once}, each with {self.workers} worker{'s' * (self.workers != 1)} of {each}"
 
     def fits(self, machine: Machine) -> bool:
-        """Whether one trial of this cut finds room on ``machine`` where nothing else runs."""
+        """Whether one trial fits on an otherwise idle ``machine``."""
         return sum(slots(node, self.worker_resources) for node in machine.nodes) >= self.workers
 
 
@@ -106,7 +110,7 @@ def _amount(kind: str, value: float) -> str:
 
 
 def local_machine() -> Machine:
-    """This machine, or the part of it that the allocation grants."""
+    """This machine; in a Slurm allocation, the part of it that the allocation grants."""
     gpus, gpu_memory = 0, 0
     if accelerator_files() or os.environ.get("CUDA_VISIBLE_DEVICES"):
         import torch
@@ -117,50 +121,50 @@ def local_machine() -> Machine:
 
 
 def machine_to_be() -> Machine:
-    """The nodes of a cluster that is not joined, as far as they are known: their memory never is."""
+    """The known nodes of a cluster that is not joined yet. Their memory is never known."""
     nodes, cpus, gpus = planned_nodes() or (0, 0, 0)
     return Machine((Node(cpus, gpus),) * nodes)
 
 
 def slots(node: Node, bundle: dict[str, float]) -> int:
-    """How many workers with the resources ``bundle`` find room on ``node``, as Ray counts: to four digits."""
+    """How many workers with the resources ``bundle`` fit on ``node``. Ray counts to four decimal places, as here."""
     have = {"CPU": node.cpus, "GPU": node.gpus, "memory": node.memory_bytes}
     return min((round(have[kind] * 1e4) // round(value * 1e4) for kind, value in bundle.items() if value), default=0)
 
 
 def share_out(machine: Machine, workers: int, trials: int) -> Share:
-    """Trials side by side and resources a worker. Raises ConfigError if one trial does not fit.
+    """Divide the machine into concurrent trials and workers. Raises ConfigError if one trial does not fit.
 
-    All workers are alike, each lies on one node, and a trial may lie on several. With GPUs a worker has one, and the
-    cores that the node with the fewest to a GPU has for it, so that no GPU is left over; nodes without GPUs are not
-    used. Without GPUs a worker has whole cores, as many as use the machine well.
+    All workers have the same resources. A worker runs on one node; a trial may use several nodes. With GPUs, each
+    worker has one GPU and as many cores as every node can give to each of its GPUs, so that no GPU stays unused; nodes
+    without GPUs are not used. Without GPUs, a worker has whole cores, as many as use the machine well.
     """
     unit, have = ("GPUs", machine.gpus) if machine.gpus else ("CPU cores", machine.cpus)
     if workers > have:
         fix = f"Write --workers {have} or fewer." if have else "Write --address of a cluster that has some."
-        raise ConfigError(f"--workers must be at most the {unit} there are; got {workers}, there are {have}. {fix}")
+        raise ConfigError(f"--workers must be at most {have}, the number of {unit}; got {workers}. {fix}")
     if machine.gpus:
         return Share(min(machine.gpus // workers, trials), workers, {**_cores_a_gpu(machine), "GPU": 1.0})
     return _share_of_cores(machine, workers, trials)
 
 
 def _cores_a_gpu(machine: Machine) -> dict[str, float]:
-    """The cores of each GPU's worker; with fewer cores than GPUs a part of one, rounded down to Ray's four digits."""
+    """Cores of each GPU's worker. With fewer cores than GPUs it is a part of one, rounded down to four decimals."""
     node = min((node for node in machine.nodes if node.gpus), key=lambda node: node.cpus / node.gpus)
     cores = float(node.cpus // node.gpus) or math.floor(1e4 * node.cpus / node.gpus) / 1e4
-    return {"CPU": cores} if cores else {}  # a GPU node that lends no core lends its GPUs nonetheless
+    return {"CPU": cores} if cores else {}  # a node may offer GPUs and no core
 
 
 def _share_of_cores(machine: Machine, workers: int, trials: int) -> Share:
-    """The cut for a machine without GPUs: it uses the cores first, then it lets early stopping learn.
+    """The division of a machine without GPUs. It first uses as many cores as possible.
 
-    For that at most a quarter of the trials run at once, where the cores are used as well so.
+    Among such divisions it prefers at most a quarter of the trials at once, so that early stopping can learn.
     """
     nodes = _with_memory(machine.nodes)
     memory = min([WORKER_MEMORY_BYTES, *(node.memory_bytes for node in nodes)])
     usual = max(2, trials // 4)
     cuts = _cuts(nodes, memory, workers, trials, usual)
-    if not cuts:  # memory holds fewer workers than one trial has: better tried than refused
+    if not cuts:  # the memory of one trial may not suffice: try it rather than refuse it
         nodes, memory = list(machine.nodes), 0
         cuts = _cuts(nodes, 0, workers, 1, usual)
     most = max(cores * trials_at_once for cores, trials_at_once in cuts)
@@ -168,20 +172,20 @@ def _share_of_cores(machine: Machine, workers: int, trials: int) -> Share:
     cores, concurrency = max(good, key=lambda cut: (cut[1] <= usual, cut[1] if cut[1] <= usual else -cut[1], cut[0]))
     bundle = {"CPU": float(cores)}
     bounded = {**bundle, "memory": float(memory)}
-    # Ray knows of memory only what a worker asks for. On one node the number of trials keeps it in bounds.
+    # Ray limits memory only if workers ask for it. On one node the number of trials limits it already.
     if len(machine.nodes) > 1 and memory and any(slots(n, bundle) > slots(n, bounded) for n in machine.nodes):
         bundle = bounded
     return Share(concurrency, workers, bundle)
 
 
 def _with_memory(nodes: tuple[Node, ...]) -> list[Node]:
-    """The nodes with cores and enough memory for a worker; where none has, all with cores."""
+    """The nodes with cores and enough memory for a worker; if there is none, all nodes with cores."""
     with_cores = [node for node in nodes if node.cpus]
     return [node for node in with_cores if node.memory_bytes >= LEAST_MEMORY_BYTES] or with_cores
 
 
 def _cuts(nodes: Sequence[Node], memory: int, workers: int, trials: int, usual: int) -> list[tuple[int, int]]:
-    """Cores of a worker and trials at once, of all cuts that fit: with as many trials as find room, and as usual."""
+    """All divisions that fit, as (cores of a worker, concurrent trials): with the most trials, and with ``usual``."""
     kinds, cuts = Counter(nodes).items(), set()
     for cores in range(1, max(node.cpus for node in nodes) + 1):
         bundle = {"CPU": float(cores), "memory": float(memory)}
@@ -191,7 +195,7 @@ def _cuts(nodes: Sequence[Node], memory: int, workers: int, trials: int, usual: 
 
 
 def devices_held(machine: Machine, share: Share | None) -> int:
-    """What a search holds on a machine that is its own: all GPUs, also idle ones; else the workers that run at once."""
+    """Devices that a search holds on its own machine: all GPUs, also idle ones; else its concurrent workers."""
     if machine.gpus or share is None:
         return machine.gpus
     return share.concurrency * share.workers

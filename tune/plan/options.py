@@ -1,4 +1,4 @@
-"""The command line of a search, and what of it a later ``--resume`` starts from. Runs on Python 3.9."""
+"""The options of a search, and those that a later ``--resume`` takes from the study. Runs on Python 3.9."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RESUMED_OPTIONS = (
 
 @dataclass(frozen=True)
 class Options:
-    """The command line. None (or nothing) = not given, so that a resumed study fills it in."""
+    """The command line. None or empty: not given; a resumed study then supplies the value."""
 
     space: str | None = None
     data: str | None = None
@@ -42,7 +42,7 @@ class Options:
     on_bad_image: str | None = None
     stage: str | None = None
     prior_from: tuple[str, ...] = ()
-    """Not kept: what the files say is, in the study's ``lr_factors``."""
+    """The study does not keep these paths; it keeps the factors from the files, in ``lr_factors``."""
     study: str | None = None
     output: str | None = None
     storage: str | None = None
@@ -60,11 +60,11 @@ class Options:
                     raise ConfigError(empty_value(f"--{name.replace('_', '-')}", text))
 
     def kept(self) -> dict[str, Any]:
-        """What a later --resume starts from. A database's URL may hold a password: it is left out."""
+        """The options that a later --resume takes from the study. ``storage`` is not kept: it may hold a password."""
         values = {k: v for k, v in dataclasses.asdict(self).items() if k in RESUMED_OPTIONS and v not in (None, ())}
-        if values.get("model") == "auto":  # what it meant is kept beside
+        if values.get("model") == "auto":  # study.json keeps the chosen network under another key
             del values["model"]
-        for key in ("space", "data"):  # a resume may come from another folder
+        for key in ("space", "data"):  # --resume may run in another folder
             path = (
                 Path(str(values.get(key, "")).rpartition(".py:")[0] + ".py") if ".py:" in str(values.get(key)) else None
             )
@@ -73,8 +73,10 @@ class Options:
         return values
 
     def over(self, earlier: Mapping[str, Any]) -> Options:
-        """This command line, its gaps filled from an earlier one; keys of ``--set`` each by itself."""
-        known = {k: v for k, v in earlier.items() if k in RESUMED_OPTIONS and v != ""}  # once taken for the default
+        """These options, completed from ``earlier`` ones. The keys of ``--set`` are completed one by one."""
+        known = {
+            k: v for k, v in earlier.items() if k in RESUMED_OPTIONS and v != ""
+        }  # earlier versions stored an empty text as "not given"
         gaps = {k: v for k, v in known.items() if k != "set" and getattr(self, k) is None}
         said = read_fixed(self.set)
         names = {text: text.partition("=")[0].strip() for text in earlier.get("set", ())}

@@ -1,4 +1,4 @@
-"""``--prior-from``: what ``bigbatch lr-find`` found, as the centre of the search's learning rates."""
+"""``--prior-from``: centre the search's learning rates on the result of ``bigbatch lr-find``."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from bigbatch.train_loop.config import ConfigError, TrainConfig
 
 SCHEMA_VERSION = 1
 TRIALS_TO_SEE = 64
-"""Draws of a space within which an optimizer's rate must move with the prior."""
+"""Number of draws from a space in which an optimizer's rate must change with the prior."""
 
 
 def read_priors(paths: Sequence[str], space: Space, workload: Workload, pinned: Mapping[str, Any]) -> dict[str, float]:
-    """By optimizer, the factor that moves the prior's centre to a range test's suggestion.
+    """For each tested optimizer, the factor from the prior's centre to the range test's suggestion.
 
-    Raises ConfigError: a file that is no range test's, one of other data or another model than the search's, two of
-    one optimizer, an optimizer whose rate is not searched around the prior by this space.
+    Raises ConfigError for a file that is no range test, a test with other data or another model than the search, two
+    tests of one optimizer, and an optimizer whose rate this space does not search around the prior.
     """
     factors: dict[str, float] = {}
     for path in paths:
@@ -35,18 +35,20 @@ def read_priors(paths: Sequence[str], space: Space, workload: Workload, pinned: 
         _check_same(path, "data", _full(tested.data.name), _full(workload.data))
         _check_same(path, "model", tested.model.name, workload.model)
         if name in factors:
-            raise ConfigError(f"--prior-from takes one range test an optimizer; got two of {name}. Keep one of them.")
+            raise ConfigError(
+                f"--prior-from takes one range test for each optimizer; got two for {name}. Keep one of them."
+            )
         factors[name] = lr_factor(dataclasses.replace(workload, fixed=pinned), tested, suggestion)
         if not _moves(space, workload, name, pinned):
             raise ConfigError(
                 f"--prior-from needs a space that searches the tested optimizer's rate around the prior; got {name} "
-                f"and --space {space.name}. Leave '{path}' out, or use searched_peak_lr in the space."
+                f"and --space {space.name}. Leave out '{path}', or use searched_peak_lr in the space."
             )
     return factors
 
 
 def read_test(path: str) -> tuple[TrainConfig, float]:
-    """The configuration of a range test and the rate that it suggests. Raises ConfigError."""
+    """The configuration of a range test and the learning rate that it suggests. Raises ConfigError for another file."""
     fix = "Write the lr_find.json that `bigbatch lr-find` wrote."
     try:
         values = json.loads(Path(path).read_text())
@@ -63,7 +65,7 @@ def read_test(path: str) -> tuple[TrainConfig, float]:
         raise ConfigError(f"a range test suggests a rate above 0; got {suggestion!r} in '{path}'. {fix}")
     if values.get("exploded_at") is None:
         raise ConfigError(
-            f"--prior-from needs a test that saw the loss explode; got '{path}', whose range ended first. "
+            f"--prior-from needs a test in which the loss exploded; in '{path}' the range ended before that. "
             "Run `bigbatch lr-find` with a higher --last."
         )
     return TrainConfig.from_dict(values["config"]), float(suggestion)
@@ -72,7 +74,7 @@ def read_test(path: str) -> tuple[TrainConfig, float]:
 def _check_same(path: str, what: str, tested: str, searched: str) -> None:
     if tested != searched:
         raise ConfigError(
-            f"--prior-from needs a range test of the search's own {what}; got '{path}' of {tested}, the search is of "
+            f"--prior-from needs a range test with the search's {what}; got '{path}' with {tested}, the search uses "
             f"{searched}. Run `bigbatch lr-find` with that {what}."
         )
 

@@ -1,4 +1,4 @@
-"""``--resume`` goes on with a study as it was planned: what differs is refused, in the words of the command line."""
+"""``--resume`` continues a study as it was planned. It refuses differences and names them as command line options."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ OF_THE_DATA = ("image_size", "train_size", "val_size", "num_classes")
 
 
 def check_same_study(identity: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
-    """Raise ConfigError where a resumed study would be another one.
+    """Raise ConfigError if the plan and the stored study differ in something that defines the study.
 
     Args:
-        identity: what the plan says that the study is (``SearchPlan.identity``); ``stored``: what study.json says.
+        identity: the facts of the plan (``SearchPlan.identity``).
+        stored: the facts in study.json.
     """
     for key, value in identity.items():
         before = stored.get(key)

@@ -1,4 +1,4 @@
-"""One search, checked: what is known of it before Ray starts."""
+"""The plan of a search: the checked facts that are known before Ray starts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bigbatch.tune.plan.options import Options
 
 @dataclass(frozen=True)
 class SearchPlan:
-    """One search. ``to_dict`` goes into study.json, ``resumed`` compares with it."""
+    """The plan of one search. study.json keeps ``to_dict``; ``--resume`` compares ``identity`` with it."""
 
     study: str
     folder: Path
@@ -34,7 +34,7 @@ class SearchPlan:
     scheduler: str
     workers: int
     overrides: dict[str, Any]
-    """``--set``: dotted keys that every configuration holds, and parameters of the space, which are not searched."""
+    """``--set``: dotted keys of every configuration, and fixed parameters of the space. Neither is searched."""
     storage: str | None
     resume: bool
     seed: int
@@ -48,19 +48,20 @@ class SearchPlan:
 
     @property
     def restarts(self) -> int:
-        """How often a trial is started again after one of its processes died: on a cluster nodes may go."""
+        """How often a trial is started again after one of its processes dies. A cluster may lose nodes."""
         return 1 if self.address == "local" else 5
 
     def identity(self) -> dict[str, Any]:
+        """The facts that define the study: a resumed search must have the same."""
         return {
             "space": self.space.name,
             "space_fingerprint": self.space.fingerprint,
             "data": self.data.path or self.data.name,
-            # Not known before the cluster is joined: a study that is killed until then must not keep a guess.
+            # Not known before the cluster is joined. A study that is killed earlier must not keep a guess.
             "model": None if self.model_was_auto and not self.machine.nodes else self.model,
             "max_epochs": self.max_epochs,
             "seed": self.seed,
-            "overrides": json.loads(json.dumps(self.overrides)),  # as it is stored: tuples are lists there
+            "overrides": json.loads(json.dumps(self.overrides)),  # as stored: JSON turns tuples into lists
             "lr_factors": dict(self.workload.lr_factors) or None,
             "image_size": self.data.image_size,
             "train_size": self.data.train_size,
@@ -69,6 +70,7 @@ class SearchPlan:
         }
 
     def to_dict(self) -> dict[str, Any]:
+        """The plan as study.json keeps it."""
         return {
             **self.identity(),
             "space_source": self.space.source,

@@ -1,4 +1,4 @@
-"""Whether a study fits into what is left for its folder."""
+"""Check that the disk has room for a study."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 def check_room(plan: SearchPlan) -> None:
-    """Raise ConfigError where the study would not fit into what is left for its folder.
+    """Raise ConfigError if the study needs more space than its folder's disk and quota have left.
 
-    Which optimizers the space takes is not known here: the largest state is assumed, unless ``--set`` says it.
+    Without ``--set optimizer=…`` the optimizer is not known here, so the largest optimizer state is assumed.
     """
     changes = {key: value for key, value in plan.overrides.items() if key.startswith("model.")}
     model = TrainConfig(model=ModelConfig(name=plan.model)).replace_keys(changes).model

@@ -1,8 +1,8 @@
-"""Judges a search that is about to be submitted, for a cluster that is not joined, and answers in a line of JSON.
+"""Check a search before it is submitted as a Slurm job, and answer in a line of JSON.
 
-``cluster/submission/search_check.py`` runs it with the job's interpreter, or with the login node's (``--elsewhere``),
-which may be Python 3.9 without any package. Then a space's file is read, not run, and what needs a package is left out
-and named.
+``cluster/submission/search_check.py`` runs this file with the job's interpreter, or with the login node's
+(``--elsewhere``), which may be Python 3.9 without any package. In the second case a space's file is read but not run,
+and the answer names the checks that were left out.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ from bigbatch.tune.plan.prior import read_test  # noqa: E402
 from bigbatch.tune.study.description import read_description  # noqa: E402
 
 NEEDED = ("ray", "optuna", "torch", "torchvision", "numpy", "pyarrow")
-"""Packages without which no search runs."""
+"""A search needs all of these packages."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Prints the answer; the exit code says only that there is one."""
+    """Print the answer. The exit code says only whether there is an answer."""
     elsewhere = list(argv[:1]) == [ELSEWHERE]
     missing = [] if elsewhere else [name for name in NEEDED if find_spec(name) is None]
     answer: dict[str, object] = {"refused": None, "unchecked": [], "missing": missing}
@@ -63,7 +63,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _options(arguments: Sequence[str]) -> Options:
-    """Raises ConfigError with what the parser would print."""
+    """Parse the options. Raises ConfigError with the parser's message."""
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
@@ -73,7 +73,7 @@ def _options(arguments: Sequence[str]) -> Options:
 
 
 def check_whole(options: Options) -> list[str]:
-    """As ``--dry-run``. Raises ConfigError."""
+    """Check everything that ``--dry-run`` checks. Raises ConfigError."""
     make_plan(options)
     if options.storage:
         from bigbatch.tune.study.storage_url import check_url  # not for Python 3.9
@@ -83,13 +83,16 @@ def check_whole(options: Options) -> list[str]:
 
 
 def check_by_parts(options: Options) -> list[str]:
-    """All that needs no package and runs no code of the user's. Returns what is left. Raises ConfigError."""
+    """Make the checks that need no package and run no code of the user's. Raises ConfigError.
+
+    Returns the checks that were left out, in words.
+    """
     if options.resume:
         options = _resumed(options)
     own = space_file(options.space or DEFAULT_SPACE)
     if own is None:
         load_space(options.space or DEFAULT_SPACE)
-        # An older Python, packages that are missing: they are met again below, one by one.
+        # Python is too old or a package is missing: check each part by itself below.
         with contextlib.suppress(ImportError, TypeError, SyntaxError):
             return check_whole(options)
     else:
@@ -129,12 +132,12 @@ def _check_places(options: Options) -> None:
 
 
 def look_for_function(path: Path, function: str) -> None:
-    """Raise ConfigError where a space's file cannot be read, is no Python, or nowhere has the function's name."""
+    """Raise ConfigError if a space's file cannot be read, is no Python, or does not contain the function's name."""
     source = read_source(path)
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError) as error:
-        if sys.version_info < (3, 11):  # noqa: UP036  it may be of a later Python's grammar
+        if sys.version_info < (3, 11):  # noqa: UP036  the file may use the grammar of a later Python
             return
         raise ConfigError(
             f"--space needs a file that Python can run; got '{path}' with {type(error).__name__}: {error}. "
@@ -155,14 +158,14 @@ def look_for_function(path: Path, function: str) -> None:
 
 
 def with_a_way_on(message: str, options: Options) -> str:
-    """Adds what to write where a path may be another one on the compute nodes."""
+    """``message``, and what to write if the paths differ on the compute nodes."""
     own = space_file(options.space or DEFAULT_SPACE)
     places = [str(own[0]) if own else None, options.data, options.output or DEFAULT_OUTPUT, *options.prior_from]
     quoted = [f"{end}'" for place in places if place for end in (f"'{place}", f"/{place}", os.path.abspath(place))]
     quoted += [f"({os.path.abspath(own[0])})"] if own else []
     if message.startswith("--output") or any(text in message for text in quoted):
         stop = "" if message.endswith(".") else "."
-        return f"{message}{stop} Where the compute nodes differ in that, write --no-check."
+        return f"{message}{stop} If the compute nodes differ in that, write --no-check."
     return message
 
 

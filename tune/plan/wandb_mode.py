@@ -1,4 +1,4 @@
-"""``--wandb``: what it may say, and whether that can work here."""
+"""Check the value of ``--wandb``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MODES = ("disabled", "offline", "online")
 
 
 def check(mode: str, project: str | None = None) -> None:
-    """Raise ConfigError where ``online`` cannot work: no key, so the login would wait for input."""
+    """Raise ConfigError if ``online`` has no key: the login would wait for input."""
     if mode != "online" or os.environ.get("WANDB_API_KEY"):
         return
     import netrc

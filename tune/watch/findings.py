@@ -116,7 +116,7 @@ def _why_model(plan: SearchPlan) -> str:
 def _resources(plan: SearchPlan) -> str:
     share, machine = plan.share, plan.machine
     if not machine.nodes:
-        return f"Ray cluster {plan.address}, {share.workers} worker(s) a trial"
+        return f"Ray cluster {plan.address}, {share.workers} worker{'s' * (share.workers != 1)} for each trial"
     have = f"{machine.gpus} GPUs, {machine.cpus} CPU cores" if machine.gpus else f"{machine.cpus} CPU cores, no GPU"
     return f"{have}: {share.describe()}"
 

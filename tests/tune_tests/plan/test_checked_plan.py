@@ -38,7 +38,7 @@ def test_what_is_no_duration_is_refused(text):
 def test_cores_are_shared_out_without_asking_for_more_than_there_are(cpus, workers, trials):
     machine = Machine((Node(cpus, 0, 64 * GIB),))
     if workers > cpus:
-        with pytest.raises(ConfigError, match=f"there are {cpus}"):
+        with pytest.raises(ConfigError, match=f"at most {cpus}, the number of"):
             share_out(machine, workers, trials)
         return
     share = share_out(machine, workers, trials)
@@ -53,7 +53,7 @@ def test_a_worker_has_one_gpu_and_its_share_of_the_cores(gpus, cpus):
     share = share_out(Machine((Node(cpus, gpus, 64 * GIB, 80 * GIB),)), 1, 16)
     assert share.worker_resources["GPU"] == 1 and share.concurrency == min(gpus, 16)
     assert share.worker_resources["CPU"] * gpus <= cpus
-    with pytest.raises(ConfigError, match=f"GPUs there are; got {gpus + 1}, there are {gpus}"):
+    with pytest.raises(ConfigError, match=f"at most {gpus}, the number of GPUs; got {gpus + 1}"):
         share_out(Machine((Node(cpus, gpus, 64 * GIB),)), gpus + 1, 16)
 
 
@@ -95,7 +95,7 @@ def test_a_prior_that_somebody_wrote_into_study_json_is_refused(tmp_path):
     study = json.loads(path.read_text())
     study["options"]["prior_from"] = ["lr_find.json"]
     path.write_text(json.dumps(study))
-    with pytest.raises(ConfigError, match="another kind of 'prior_from'"):
+    with pytest.raises(ConfigError, match="another type of 'prior_from'"):
         make_plan(Options(study="s", output=str(tmp_path), resume=True))
 
 

@@ -66,9 +66,9 @@ def test_a_space_that_does_not_fit_the_clusters_memory_is_refused_with_its_numbe
     ("options", "machine", "words"),
     [
         ({"set": ("sync_bn=true",)}, CORES, "sync_bn needs GPUs"),
-        ({"workers": 8}, GPUS, "at most the GPUs there are; got 8, there are 4"),
-        ({"workers": 32}, CORES, "at most the CPU cores there are; got 32, there are 16"),
-        ({}, Machine((Node(0, 0, GIB),)), "there are 0"),
+        ({"workers": 8}, GPUS, "at most 4, the number of GPUs; got 8"),
+        ({"workers": 32}, CORES, "at most 16, the number of CPU cores; got 32"),
+        ({}, Machine((Node(0, 0, GIB),)), "at most 0, the number of CPU cores; got 1"),
         ({}, Machine(), "has no living node"),
     ],
 )

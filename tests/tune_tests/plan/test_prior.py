@@ -111,7 +111,7 @@ def space(trial, workload):
         ({"suggestion": float("nan")}, {}, "above 0; got nan"),
         ({"exploded_at": None}, {}, "higher --last"),
         ({"schema_version": 2}, {}, "schema 1; got 2"),
-        ({}, {"model": "resnet34"}, "own model"),
+        ({}, {"model": "resnet34"}, "the search's model"),
         ({}, {"set": ("optimizer=lamb",)}, "searches the tested optimizer's rate"),
         ({}, {"set": ("peak_lr=1",)}, "searches the tested optimizer's rate"),
     ],
@@ -142,7 +142,7 @@ def test_what_is_no_range_test_is_refused(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=message):
             plan_of(tmp_path, str(path))
     file, _ = range_test_file(tmp_path / "t", **{"optimizer.name": "sgd"})
-    with pytest.raises(ConfigError, match="two of sgd"):
+    with pytest.raises(ConfigError, match="two for sgd"):
         plan_of(tmp_path, file, file)
     own = tmp_path / "own.py"
     own.write_text(OWN_SPACE)

@@ -56,7 +56,7 @@ def test_more_trials_run_when_nodes_join_and_fewer_when_they_go():
     assert len(live) == 2 and not said, "what stays as it was is not said"
     nodes.now[1] = Node(64, 4, 256 * GIB)
     start_all(limit, live)
-    assert len(live) == 6 and said[-1].endswith("6 trials at a time, 1 worker(s) a trial with 2 CPU + 1 GPU each")
+    assert len(live) == 6 and said[-1].endswith("6 trials at a time, each with 1 worker of 2 CPU + 1 GPU")
     del nodes.now[0]
     assert not limit.room(live[:4]) and limit.room(live[:3])
     assert limit.bundle(99) == {"CPU": 16.0, "GPU": 1.0}, "what the node that is left has for a GPU"
@@ -78,7 +78,7 @@ def test_a_trial_that_fits_on_no_node_that_is_left_is_known_and_so_is_a_search()
     assert not limit.holds({"CPU": 6.0}) and limit.holds({"CPU": 2.0}), "one worker on each"
     nodes.now = {0: Node(1, 0, 64 * GIB)}
     assert not limit.room([])
-    assert "got 2, there are 1" in str(limit.lost()) and "got 2, there are 1" in said[-1]
+    assert "at most 1, the number of CPU cores; got 2" in str(limit.lost()) and "cores; got 2" in said[-1]
     nodes.now[1] = Node(1, 0, 64 * GIB)
     assert limit.lost() is None and limit.room([]), "a node has come back"
 
