@@ -199,7 +199,7 @@ def test_what_the_cluster_cannot_train_is_refused_when_it_is_joined_and_leaves_n
             assert words in line and "a node with 8 CPU cores and 3.0 GB" in line
             assert not (tmp_path / "runs" / "s").exists()
         search = Search("--space", tiny_space, *common, "--max-epochs", 1, cwd=tmp_path, RAY_AUTH_MODE="disabled")
-        search.wait_for(r"2 trials at a time, 1 worker\(s\) a trial with 4 CPU \+ 2\.1 GB each")
+        search.wait_for(r"2 trials at a time, each with 1 worker of 4 CPU \+ 2\.1 GB")
         assert search.end() == 0, search.stderr()
     finally:
         ray.stdin.close()
