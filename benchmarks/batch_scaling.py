@@ -69,7 +69,7 @@ def base_config(o: argparse.Namespace) -> TrainConfig:
         {
             "model.name": o.model,
             "data.name": o.data,
-            "data.loader_workers": o.loader_workers,
+            "data.loader.workers": o.loader_workers,
             "batch.global_size": o.batches[0],
             "peak_lr": o.base_lr,
             "weight_decay": 5e-4,

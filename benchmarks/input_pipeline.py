@@ -101,7 +101,7 @@ def build_arms(folder: Path, options: argparse.Namespace) -> tuple[dict[str, Arm
     import torch
     from torchvision import datasets, transforms
 
-    from bigbatch.train_loop.config import DataConfig
+    from bigbatch.train_loop.config import DataConfig, LoaderConfig
     from bigbatch.train_loop.data import sampling
     from bigbatch.train_loop.data.catalogue import open_data
     from bigbatch.train_loop.data.source import Epoch
@@ -130,7 +130,7 @@ def build_arms(folder: Path, options: argparse.Namespace) -> tuple[dict[str, Arm
 
     def ours(path: Path) -> Arm:
         def batches(epoch: int, workers: int, passes: int) -> Iterator[Any]:
-            source = open_data(DataConfig(name=str(path), image_size=224, loader_workers=workers))
+            source = open_data(DataConfig(name=str(path), image_size=224, loader=LoaderConfig(workers=workers)))
             orders = [sampling.train_order(source.info.train_size, e, epoch) for e in range(passes)]
             order = np.concatenate(orders)
             whole = len(order) // options.batch
@@ -189,11 +189,11 @@ def arrival(device: str) -> Callable[[Any], None]:
         return lambda batch: None
     import torch
 
-    from bigbatch.train_loop.config import DataConfig
+    from bigbatch.train_loop.config import LoaderConfig
     from bigbatch.train_loop.data.loading.upload import Uploader
 
     there = torch.device(device)
-    upload = Uploader(there, DataConfig())
+    upload = Uploader(there, LoaderConfig())
     mean, std = (torch.tensor(v, device=there) * 255 for v in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
 
     def arrive(batch: Any) -> None:
@@ -236,11 +236,11 @@ def memory_mb(path: Path, batch: int, epochs: int, workers: int = 2) -> dict[str
     """
     import psutil
 
-    from bigbatch.train_loop.config import BatchSplit, DataConfig
+    from bigbatch.train_loop.config import BatchSplit, DataConfig, LoaderConfig
     from bigbatch.train_loop.data.catalogue import open_data
 
     multiprocessing.set_start_method("fork", force=True)  # as where a run is started, whatever started this process
-    source = open_data(DataConfig(name=str(path), image_size=224, loader_workers=workers))
+    source = open_data(DataConfig(name=str(path), image_size=224, loader=LoaderConfig(workers=workers)))
     here = psutil.Process()
     others = set(here.children())
     found: dict[str, list[float]] = {"trainer_uss": [], "loader_uss": [], "loader_pss": []}

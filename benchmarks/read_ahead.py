@@ -48,7 +48,7 @@ def one_arm(folder: Path, arm: str, seed: int, options: argparse.Namespace) -> t
     import numpy as np
     from input_pipeline import drop
 
-    from bigbatch.train_loop.config import DataConfig
+    from bigbatch.train_loop.config import DataConfig, LoaderConfig
     from bigbatch.train_loop.data import sampling
     from bigbatch.train_loop.data.catalogue import open_data
     from bigbatch.train_loop.data.loading import read_ahead
@@ -56,7 +56,7 @@ def one_arm(folder: Path, arm: str, seed: int, options: argparse.Namespace) -> t
     from bigbatch.train_loop.data.source import Epoch
 
     read_ahead.LEAST, read_ahead.MOST, records.ASKED_BYTES = ARMS[arm]
-    source: Any = open_data(DataConfig(name=str(folder), image_size=224, loader_workers=options.workers))
+    source: Any = open_data(DataConfig(name=str(folder), image_size=224, loader=LoaderConfig(workers=options.workers)))
     for number in range(options.passes):
         if arm != "warm":
             drop(folder)

@@ -62,7 +62,7 @@ def configuration(o: argparse.Namespace, folder: Path) -> TrainConfig:
             "model.channels_last": o.channels_last,
             "data.name": str(folder),
             "data.image_size": o.size,
-            "data.loader_workers": o.loader_workers,
+            "data.loader.workers": o.loader_workers,
             "batch.global_size": o.batch,
             "batch.micro_size": o.batch,
             "precision": o.precision,

@@ -58,7 +58,7 @@ class EpochRecord:
     bad_images: int = 0
     """Images that could not be read, training and validation, over all ranks (``data.on_bad_image=skip``)."""
     loader_processes: int = 0
-    """That decoded images for a rank in this epoch, the most of all ranks: with ``data.loader_workers=-1`` it follows
+    """That decoded images for a rank in this epoch, the most of all ranks: with ``data.loader.workers=-1`` it follows
     what the epoch before has shown."""
     resumed_from_epoch: int | None = None
     """Epochs that were finished when this process took the run up from a checkpoint."""

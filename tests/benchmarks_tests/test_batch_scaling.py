@@ -55,7 +55,7 @@ def test_found_is_the_searchs_best_on_the_data_asked_for(bench: ModuleType, tmp_
     bench.search_folder(256, o).mkdir(parents=True)
     (bench.search_folder(256, o) / "best.json").write_text(best.to_json())  # as tune/study/store.py writes it
     ((method, batch, config),) = bench.wanted(o)
-    assert (method, batch, config) == ("found", 256, best.replace_keys({"seed": 7, "data.loader_workers": 0}))
+    assert (method, batch, config) == ("found", 256, best.replace_keys({"seed": 7, "data.loader.workers": 0}))
 
 
 def test_what_is_finished_is_not_trained_again_and_a_cut_line_is(bench: ModuleType, tmp_path: Path) -> None:

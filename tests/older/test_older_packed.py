@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from bigbatch.train_loop.config import BatchConfig, DataConfig
+from bigbatch.train_loop.config import BatchConfig, DataConfig, LoaderConfig
 from bigbatch.train_loop.data.catalogue import open_data
 from helpers.paths import ROOT
 from helpers.processes import clean_environment
@@ -55,7 +55,7 @@ def test_a_changed_byte_is_found(copy_of: Callable[[str], Path]) -> None:
 @pytest.mark.parametrize("workers", [0, 1])
 def test_its_images_are_those_that_were_packed(copy_of: Callable[[str], Path], workers: int) -> None:
     """Each is a ramp from 0 to 200, times 1, 0.5 and 0.2 for its colours, plus 20 × its class and its number."""
-    source = open_data(DataConfig(name=str(copy_of("packed")), image_size=32, loader_workers=workers))
+    source = open_data(DataConfig(name=str(copy_of("packed")), image_size=32, loader=LoaderConfig(workers=workers)))
     try:
         info = source.info
         assert (info.train_size, info.val_size, info.class_names) == (16, 8, ("ant", "bee"))

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from bigbatch.train_loop.config import (
+    AugmentConfig,
     BatchConfig,
     DataConfig,
     ModelConfig,
@@ -58,7 +59,7 @@ def test_three_nodes_with_two_tasks_each_train_as_one_process_would_and_stop_on_
         epochs=40,
         precise_bn="off",
         model=ModelConfig(name="squeezenet1_1"),  # without BatchNorm, which amplifies rounding at 4 images
-        data=DataConfig(name=str(folder / "images"), image_size=32, augment=False),
+        data=DataConfig(name=str(folder / "images"), image_size=32, augment=AugmentConfig(enabled=False)),
         batch=BatchConfig(global_size=24, micro_size=4),
         optimizer=OptimizerConfig(peak_lr=0.005),
     )

@@ -3,13 +3,13 @@
 Users' spaces import from here; the files beside hold the code.
 """
 
+from bigbatch.train_loop.config.data_sections import AugmentConfig, DataConfig, LoaderConfig, MixConfig
 from bigbatch.train_loop.config.rules import ConfigError
 from bigbatch.train_loop.config.sections import (
     DEFAULT_MICRO_SIZE,
     OPTIMIZERS,
     BatchConfig,
     BatchSplit,
-    DataConfig,
     ModelConfig,
     OptimizerConfig,
     ScheduleConfig,
@@ -18,6 +18,7 @@ from bigbatch.train_loop.config.train_config import (
     RUNTIME_KEYS,
     TrainConfig,
     check_each,
+    data_config,
     differing_keys,
     keys,
     known_key,
@@ -28,11 +29,14 @@ from bigbatch.train_loop.config.train_config import (
 )
 
 __all__ = [
+    "AugmentConfig",
     "BatchConfig",
     "BatchSplit",
     "ConfigError",
     "DEFAULT_MICRO_SIZE",
     "DataConfig",
+    "LoaderConfig",
+    "MixConfig",
     "ModelConfig",
     "OPTIMIZERS",
     "OptimizerConfig",
@@ -40,6 +44,7 @@ __all__ = [
     "ScheduleConfig",
     "TrainConfig",
     "check_each",
+    "data_config",
     "differing_keys",
     "keys",
     "known_key",

@@ -1,4 +1,4 @@
-"""The sections of a ``TrainConfig``: model, data, batch, optimiser, schedule."""
+"""The sections of a ``TrainConfig`` but for ``data``: model, batch, optimiser, schedule."""
 
 from __future__ import annotations
 
@@ -10,10 +10,7 @@ from bigbatch.train_loop.config.rules import ConfigError, ConflictError, choice,
 OPTIMIZERS = ("sgd", "lars", "lamb", "adamw")
 SCHEDULES = ("cosine", "poly", "linear", "one_cycle", "step", "constant")
 STEMS = ("auto", "imagenet", "small", "small_pool")
-LOADERS = ("auto", "ring", "torchvision")
-ON_BAD_IMAGE = ("fail", "skip")
 LARS_MOMENTUM = ("in", "out")
-AUTO_AUGMENT = ("none", "trivial", "rand")
 
 DEFAULT_MICRO_SIZE = 256
 """Bound of the automatic micro-batch where nobody set or measured one."""
@@ -42,142 +39,6 @@ class ModelConfig:
     def __post_init__(self) -> None:
         choice("model.stem", self.stem, STEMS)
         require(bool(self.name), "model.name must name a network", self.name, "Write e.g. resnet50.")
-
-
-@dataclass(frozen=True)
-class DataConfig:
-    """Which images."""
-
-    name: str = "digits"
-    """A data set's name (``digits``) or the path of an image folder with ``train/`` and ``val/``."""
-    image_size: int = 0
-    """Pixels a side; 0 = the data set's own (32 for digits, 224 for image folders)."""
-    val_image_size: int = 0
-    """Of validation; 0 = ``image_size``. A little more than in training is best (Touvron et al. 2019, FixRes)."""
-    progressive_from: int = 0
-    """Progressive resizing: pixels a side in the first epochs, a multiple of 32; ``image_size`` is then the last ones'.
-    0 = off."""
-    progressive_start: int = 0
-    """Up to this epoch, counted from 0, the size stays ``progressive_from``."""
-    progressive_end: int = 0
-    """From this epoch on it is ``image_size``; in between on a line, in multiples of 32."""
-    augment: bool = True
-    loader_workers: int = -1
-    """Decoding processes a worker; 0 decodes in the training process. -1 begins with a worker's cores but one and
-    keeps as many as an epoch has shown to be enough (``tuning.py``)."""
-    loader_slots: int = 0
-    """Batches that the ring of a worker holds, those that are being trained on and those that are read ahead; 0 = 8 or
-    what the processes need, within an eighth of the worker's memory (``slots.py``). Fewer than 4 are 4."""
-    loader: str = "auto"
-    """How batches come: ``ring`` of slots in shared memory, or ``torchvision``'s ``ImageFolder`` and transforms
-    behind torch's DataLoader, for comparison (image folders only). ``auto`` is ``ring``."""
-    prefetch_factor: int = 2
-    """Batches that each process of the torchvision loader reads ahead."""
-    persistent_workers: bool = True
-    """Keep the torchvision loader's processes from epoch to epoch; the ring always does."""
-    pin_memory: bool = True
-    """On GPUs: page-locked memory for batches."""
-    non_blocking: bool = True
-    """On GPUs: copy the next batch while this one is computed; needs ``pin_memory``."""
-    drop_last: bool = True
-    """Leave out, in each epoch, the images that fill no global batch. False: they make a smaller last step, at the
-    large one's rate."""
-    on_bad_image: str = "fail"
-    """``skip``: an image that cannot be read is replaced in training by the next one of its micro-batch, left out
-    in validation, and counted."""
-    subset: float = 1.0
-    """Part of the training images to use, of each class alike; validation stays whole."""
-    auto_augment: str = "none"
-    """After crop and flip: ``trivial`` (TrivialAugment Wide, Müller & Hutter 2021) or ``rand`` (RandAugment,
-    Cubuk et al. 2020). Not for digits."""
-    rand_ops: int = 2
-    """rand: operations an image."""
-    rand_magnitude: int = 9
-    """rand: 0 to 30, as torchvision counts; timm's 0 to 10 times 3."""
-    rand_magnitude_std: float = 0.0
-    """rand: standard deviation of each operation's magnitude, in the same units; timm's mstd times 3."""
-    rand_probability: float = 1.0
-    """rand: of each operation to take place; timm's is 0.5."""
-    augment_repeats: int = 1
-    """Repeated augmentation (Hoffer et al. 2020): so many differently augmented copies of an image in a global batch.
-    An epoch keeps its number of images: it sees one in so many of the different ones. 1 = off."""
-    test_flip: bool = False
-    """Validation takes the mean of the logits of an image and of its mirror image."""
-    random_erasing: float = 0.0
-    """Part of the training images of which a rectangle becomes the mean colour (Zhong et al. 2020)."""
-    mixup_alpha: float = 0.0
-    """Of the Beta distribution of mixup's share (Zhang et al. 2018); 0 = off."""
-    cutmix_alpha: float = 0.0
-    """Of cutmix's (Yun et al. 2019); 0 = off. With both, each micro-batch takes one of them."""
-
-    def __post_init__(self) -> None:
-        require(
-            bool(self.name.strip()), "data.name must be a data set's name or a path", self.name, "Write e.g. digits."
-        )
-        require(
-            self.image_size == 0 or 8 <= self.image_size <= 1024,
-            "data.image_size must be 0 (the data set's own) or 8 to 1024 pixels",
-            self.image_size,
-            "Write e.g. 224.",
-        )
-        require(
-            self.val_image_size == 0 or 8 <= self.val_image_size <= 1024,
-            "data.val_image_size must be 0 (as in training) or 8 to 1024 pixels",
-            self.val_image_size,
-            "Write e.g. 224.",
-        )
-        require(
-            self.progressive_from == 0 or (32 <= self.progressive_from <= 1024 and self.progressive_from % 32 == 0),
-            "data.progressive_from must be 0 (off) or a multiple of 32 up to 1024 pixels",
-            self.progressive_from,
-            "Write e.g. 160.",
-        )
-        if self.progressive_from and not 0 <= self.progressive_start < self.progressive_end:
-            raise ConflictError(
-                "data.progressive_start must be at least 0 and below data.progressive_end; got "
-                f"{(self.progressive_start, self.progressive_end)}. Write e.g. 65 and 76 of 88 epochs."
-            )
-        choice("data.auto_augment", self.auto_augment, AUTO_AUGMENT)
-        require(1 <= self.rand_ops <= 16, "data.rand_ops must be 1 to 16", self.rand_ops, "Write 2.")
-        require(0 <= self.rand_magnitude <= 30, "data.rand_magnitude must be 0 to 30", self.rand_magnitude, "Write 9.")
-        finite("data.rand_magnitude_std", self.rand_magnitude_std, 0.0, 30.0)
-        finite("data.rand_probability", self.rand_probability, 0.0, 1.0, open_low=True)
-        require(
-            1 <= self.augment_repeats <= 64, "data.augment_repeats must be 1 to 64", self.augment_repeats, "Write 3."
-        )
-        require(
-            -1 <= self.loader_workers <= 256,
-            "data.loader_workers must be 0 to 256, or -1 for as many as a run needs and its cores allow",
-            self.loader_workers,
-            "Write -1, or the cores that each worker may use for decoding.",
-        )
-        require(
-            0 <= self.loader_slots <= 1024,
-            "data.loader_slots must be 0 (as many as are good) or 4 to 1024 batches",
-            self.loader_slots,
-            "Write 0, or e.g. 16.",
-        )
-        choice("data.loader", self.loader, LOADERS)
-        choice("data.on_bad_image", self.on_bad_image, ON_BAD_IMAGE)
-        require(
-            1 <= self.prefetch_factor <= 64, "data.prefetch_factor must be 1 to 64", self.prefetch_factor, "Write 2."
-        )
-        if self.loader == "torchvision":
-            for name, off in (("auto_augment", "none"), ("augment_repeats", 1), ("progressive_from", 0)):
-                if getattr(self, name) != off:
-                    raise ConflictError(
-                        f"the torchvision loader is the plain pipeline; got data.{name}={getattr(self, name)!r} with "
-                        f"data.loader=torchvision. Write data.loader=ring or data.{name}={off}."
-                    )
-        finite("data.random_erasing", self.random_erasing, 0.0, 1.0)
-        finite("data.mixup_alpha", self.mixup_alpha, 0.0, 100.0)
-        finite("data.cutmix_alpha", self.cutmix_alpha, 0.0, 100.0)
-        require(0 < self.subset <= 1, "data.subset must be above 0 and at most 1", self.subset, "Write e.g. 0.1.")
-
-    @property
-    def copies(self) -> int:
-        """Of an image in a global batch; without augmentation they would not differ."""
-        return self.augment_repeats if self.augment else 1
 
 
 @dataclass(frozen=True)

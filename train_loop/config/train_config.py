@@ -22,25 +22,26 @@ from typing import Any
 
 from bigbatch.cluster.host.command_line import empty_value
 from bigbatch.cluster.host.option_values import example, fraction
-from bigbatch.train_loop.config.rules import ConfigError, ConflictError, choice, require
-from bigbatch.train_loop.config.sections import (
-    BatchConfig,
-    DataConfig,
-    ModelConfig,
-    OptimizerConfig,
-    ScheduleConfig,
+from bigbatch.train_loop.config.data_sections import DataConfig
+from bigbatch.train_loop.config.earlier_keys import (
+    EARLIER_KEYS,
+    READABLE_VERSIONS,
+    SCHEMA_VERSION,
+    SHORT,
+    in_schema_1,
+    migrated,
 )
+from bigbatch.train_loop.config.rules import ConfigError, ConflictError, choice, require
+from bigbatch.train_loop.config.sections import BatchConfig, ModelConfig, OptimizerConfig, ScheduleConfig
 from bigbatch.train_loop.config.words import ALIASES, unknown_key
 
-SCHEMA_VERSION = 1
-
 RUNTIME_KEYS = (
-    "data.loader_workers",
-    "data.loader_slots",
-    "data.prefetch_factor",
-    "data.persistent_workers",
-    "data.pin_memory",
-    "data.non_blocking",
+    "data.loader.workers",
+    "data.loader.slots",
+    "data.loader.prefetch_factor",
+    "data.loader.persistent_workers",
+    "data.loader.pin_memory",
+    "data.loader.non_blocking",
     "data.on_bad_image",
 )
 """How fast a run is, not what it computes: it may resume with others. What a bad image does is one of them, as a run
@@ -115,25 +116,28 @@ class TrainConfig:
         return json.dumps(self.to_dict(), indent=2) + "\n"
 
     def outcome_json(self) -> str:
-        """``to_json`` with each of ``RUNTIME_KEYS`` at its default: equal where runs may resume each other."""
-        values, defaults = self.to_dict(), TrainConfig().to_dict()
-        for key in RUNTIME_KEYS:
-            section, leaf = key.split(".")
-            values[section][leaf] = defaults[section][leaf]
-        return json.dumps(values, indent=2) + "\n"
+        """The configuration with each of ``RUNTIME_KEYS`` at its default: equal where runs may resume each other.
+
+        In the form of schema 1, as its hash names the folders of full runs, also those of earlier versions.
+        """
+        defaults = TrainConfig()
+        values = self.replace_keys({key: _at(defaults, key) for key in RUNTIME_KEYS}).to_dict()
+        return json.dumps(in_schema_1(values, defaults.to_dict()), indent=2) + "\n"
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> TrainConfig:
-        """Inverse of ``to_dict``; missing keys take their defaults, unknown ones raise ConfigError."""
-        values = dict(values)
-        version = values.pop("schema_version", SCHEMA_VERSION)
+        """Inverse of ``to_dict``, also for what earlier versions wrote. Missing keys take their defaults.
+
+        Raises ConfigError for unknown keys, impossible values, and files of later versions.
+        """
+        version = values.get("schema_version", SCHEMA_VERSION)
         require(
-            version == SCHEMA_VERSION,
-            f"this version reads TrainConfig schema {SCHEMA_VERSION}",
+            version in READABLE_VERSIONS,
+            f"this version reads TrainConfig schema {' and '.join(map(str, READABLE_VERSIONS))}",
             version,
             "Use the bigbatch that wrote the file.",
         )
-        return _build(cls, values, "")
+        return _build(cls, {key: value for key, value in migrated(values).items() if key != "schema_version"}, "")
 
     @classmethod
     def from_json(cls, text: str) -> TrainConfig:
@@ -155,6 +159,30 @@ class TrainConfig:
                 node = node[section]
             node[leaf] = value
         return TrainConfig.from_dict(values)
+
+
+def data_config(values: Mapping[str, Any]) -> DataConfig:
+    """The section ``data`` alone, from those of the dotted keys in ``values`` that belong to it.
+
+    Raises ConfigError for impossible values, but not for those that only other sections rule out.
+    """
+    nested: dict[str, Any] = {}
+    for key, value in values.items():
+        first, *path, leaf = resolve_key(key).split(".")
+        if first == "data":
+            node = nested
+            for section in path:
+                node = node.setdefault(section, {})
+            node[leaf] = value
+    return typing.cast(DataConfig, _build(DataConfig, nested, "data."))
+
+
+def _at(config: TrainConfig, key: str) -> Any:
+    """The value of a dotted key."""
+    value: Any = config
+    for name in key.split("."):
+        value = getattr(value, name)
+    return value
 
 
 def _build(cls: type, values: Mapping[str, Any], prefix: str) -> Any:
@@ -234,17 +262,24 @@ def keys() -> Mapping[str, Any]:
 
 @functools.cache
 def short_keys() -> Mapping[str, str]:
-    """Short forms: a leaf that occurs once (``peak_lr``), or a section for its name (``optimizer``)."""
+    """Short forms: a leaf that occurs once (``peak_lr``), or a section for its name (``optimizer``).
+
+    Keys of a section within a section have those of ``earlier_keys.SHORT`` (``loader_workers``).
+    """
     leaves: dict[str, list[str]] = {}
-    for key in keys():
+    outer = [key for key in keys() if key.count(".") < 2]
+    for key in outer:
         leaves.setdefault(key.rsplit(".", 1)[-1], []).append(key)
     short = {leaf: full[0] for leaf, full in leaves.items() if len(full) == 1}
-    short |= {key.split(".")[0]: key for key in keys() if key.endswith(".name")}
-    return types.MappingProxyType(short)
+    short |= {key.split(".")[0]: key for key in outer if key.endswith(".name")}
+    return types.MappingProxyType({**short, **SHORT})
 
 
 def resolve_key(key: str) -> str:
-    """The dotted key that ``key``, a short form or an alias stands for; raises ConfigError naming the nearest one."""
+    """The dotted key that ``key`` stands for: itself, a short form, an alias, or an earlier name.
+
+    Raises ConfigError, which names the nearest key.
+    """
     if (full := known_key(key)) is None:
         raise ConfigError(unknown_key(key, [*keys()], short_keys()))
     return full
@@ -252,7 +287,7 @@ def resolve_key(key: str) -> str:
 
 def known_key(key: str) -> str | None:
     """As ``resolve_key``; None for what is no key."""
-    return key if key in keys() else short_keys().get(key) or ALIASES.get(key)
+    return key if key in keys() else short_keys().get(key) or ALIASES.get(key) or EARLIER_KEYS.get(key)
 
 
 def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:

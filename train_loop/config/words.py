@@ -40,7 +40,7 @@ TOLD = types.MappingProxyType(
         "top-1": "It is a result, not a setting: leave it out.",
         "workers": "It is no key: write --workers N.",
         "trials": "It is no key: write --trials N.",
-        "num_workers": "Write data.loader_workers=N for processes that read images, --workers N for those that train.",
+        "num_workers": "Write data.loader.workers=N for processes that read images, --workers N for those that train.",
     }
 )
 """Words that somebody may write for a key, and what to write."""

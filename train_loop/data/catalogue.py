@@ -59,9 +59,10 @@ def _describe_whole(config: DataConfig, open_some: bool) -> DataInfo:
 
     path = folder_path(config.name)
     if is_packed(path):
-        if config.loader == "torchvision":
+        if config.loader.name == "torchvision":
             raise ConfigError(
-                f"data.loader=torchvision reads image folders; got the packed set {path!r}. Write data.loader=auto."
+                f"data.loader.name=torchvision reads image folders; got the packed set {path!r}. "
+                "Write data.loader.name=auto."
             )
         return _describe_packed(config, path, open_some)
     scan = scan_folder(path)
@@ -153,13 +154,14 @@ def _staged(path: str, stage_folder: str | None, note: Callable[[str], None]) ->
 
 def _describe_digits(config: DataConfig) -> DataInfo:
     """Constants, because the images would cost an import of seconds; a test compares them."""
-    if config.auto_augment != "none":
+    if config.augment.policy != "none":
         raise ConfigError(
-            f"digits has an augmentation of its own; got data.auto_augment={config.auto_augment}. Write none."
+            f"digits has an augmentation of its own; got data.augment.policy={config.augment.policy}. Write none."
         )
-    if config.loader == "torchvision":
+    if config.loader.name == "torchvision":
         raise ConfigError(
-            "data.loader=torchvision reads image folders; got digits, which are in memory. Write data.loader=auto."
+            "data.loader.name=torchvision reads image folders; got digits, which are in memory. "
+            "Write data.loader.name=auto."
         )
     size = config.image_size or 32
     return DataInfo(

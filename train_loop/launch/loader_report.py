@@ -53,18 +53,18 @@ def print_report(config: TrainConfig, stage_folder: str | None = None) -> None:
     print(f"model   {rates.model:>8,.0f} images/s  {config.model.name} on {device}, training")
     for line in advice(rates, device.type):
         print(line)
-    if config.data.loader_workers == AUTO and rates.workers:
+    if config.data.loader.workers == AUTO and rates.workers:
         kept = min(_needed(rates), rates.workers)
         print(f"auto    a run begins with {rates.workers} and keeps about {kept} after an epoch, by these rates")
 
 
 def measure(config: TrainConfig, stage_folder: str | None, seconds: float) -> tuple[Rates, torch.device]:
     cores = cores_of_a_run(torch.cuda.device_count())
-    if config.data.loader_workers == AUTO:
-        config = config.replace_keys({"data.loader_workers": min(cores - 1, MOST)})
+    if config.data.loader.workers == AUTO:
+        config = config.replace_keys({"data.loader.workers": min(cores - 1, MOST)})
     run = set_up(config, ListReporter(), CheckpointFolder(None, 0.0), pick_device(), stage_folder)
     try:
-        here = open_data(replace(config.data, loader_workers=0), stage_folder)
+        here = open_data(replace(config.data, loader=replace(config.data.loader, workers=0)), stage_folder)
         threads = torch.get_num_threads()
         torch.set_num_threads(1)  # as in a loader process
         core = _rate(_batches(run, here), seconds, time.process_time)
@@ -72,7 +72,7 @@ def measure(config: TrainConfig, stage_folder: str | None, seconds: float) -> tu
         loader = _rate(_batches(run, run.source), seconds, time.perf_counter)
         step = [next(_batches(run, run.source))]
         run.source.close()  # its processes would decode beside the model
-        rates = Rates(core, loader, _model_rate(run, step, seconds), config.data.loader_workers, cores)
+        rates = Rates(core, loader, _model_rate(run, step, seconds), config.data.loader.workers, cores)
         return rates, run.world.device
     finally:
         run.source.close()
@@ -145,9 +145,9 @@ def advice(rates: Rates, device: str) -> list[str]:
 
 def _more_processes(rates: Rates) -> list[str]:
     if _needed(rates) <= rates.cores:
-        return [f"help    --set data.loader_workers={_needed(rates)}"]
+        return [f"help    --set data.loader.workers={_needed(rates)}"]
     more = (
-        [] if rates.workers >= rates.cores - 1 else ["help    --set data.loader_workers=-1 takes the cores there are"]
+        [] if rates.workers >= rates.cores - 1 else ["help    --set data.loader.workers=-1 takes the cores there are"]
     )
     return [
         *more,

@@ -114,7 +114,7 @@ def set_up(
         reporter=reporter,
         split=split,
         source=source,
-        upload=Uploader(device, config.data),
+        upload=Uploader(device, config.data.loader),
         steps_per_epoch=steps_per_epoch,
         model=model.train(),
         parallel=parallel,

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, get_type_hints
 from bigbatch.cluster.host.option_values import nearest
 from bigbatch.search_spaces.fixed_parameters import read_fixed
 from bigbatch.search_spaces.registry import Space, load_space
-from bigbatch.train_loop.config import ConfigError, DataConfig, TrainConfig
+from bigbatch.train_loop.config import ConfigError, DataConfig, TrainConfig, data_config
 from bigbatch.train_loop.data.catalogue import check_stage, describe
 from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.train_loop.host.command_line import check_writable, with_subset
@@ -163,7 +163,7 @@ def check_words(o: Options) -> Said:
     refuse_own_options(o.set)
     overrides = with_subset(read_fixed(o.set), o.subset)
     overrides |= {"data.on_bad_image": o.on_bad_image} if o.on_bad_image else {}
-    data_keys = {key.removeprefix("data."): value for key, value in overrides.items() if key.startswith("data.")}
+    data_keys = {key: value for key, value in overrides.items() if key.startswith("data.")}
     if o.retry_failed and not o.resume:
         raise ConfigError(
             "--retry-failed continues a study; got no --resume. Write --resume --study NAME, or leave it out."
@@ -177,7 +177,7 @@ def check_words(o: Options) -> Said:
         workers=_at_least_one("--workers", o.workers or 1, o.workers),
         seed=seed,
         overrides=overrides,
-        data=DataConfig(**{"name": o.data or "digits", **data_keys}),
+        data=data_config({"data.name": o.data or "digits", **data_keys}),
         budget_gpu_hours=_positive("--budget-gpu-hours", o.budget_gpu_hours),
         time_budget_s=seconds(o.time_budget) if o.time_budget else None,
     )

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bigbatch.train_loop.config import RUNTIME_KEYS, ConfigError
+from bigbatch.train_loop.config.earlier_keys import EARLIER_KEYS
 
 OPTIONS = {
     "space": "--space",
@@ -34,6 +35,7 @@ def check_same_study(identity: Mapping[str, Any], stored: Mapping[str, Any]) -> 
 
 
 def _check_overrides(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    before = {EARLIER_KEYS.get(name, name): value for name, value in before.items()}
     for name in {**before, **now}:
         if name in RUNTIME_KEYS or before.get(name) == now.get(name):
             continue

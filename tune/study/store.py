@@ -23,6 +23,7 @@ from typing import Any
 import optuna
 
 from bigbatch.train_loop.config import ConfigError
+from bigbatch.train_loop.config.earlier_keys import migrated
 from bigbatch.train_loop.host.folder_hold import FolderHold, hold_folder
 from bigbatch.tune.study import tables
 from bigbatch.tune.study.description import SCHEMA_VERSION, STUDY_FILE, read_description
@@ -197,7 +198,7 @@ class StudyStore:
         tables.write_epochs(trials, self.folder / "epochs.parquet")
         best = best_trial(trials)
         if best is not None:
-            write_text(self.best_file, json.dumps(best.user_attrs["config"], indent=2) + "\n")
+            write_text(self.best_file, json.dumps(migrated(best.user_attrs["config"]), indent=2) + "\n")
         self._next_refresh = time.monotonic() + (time.monotonic() - started) / REFRESH_SHARE
 
     def drop_checkpoints(self) -> None:

@@ -17,8 +17,9 @@ import pyarrow.parquet as pq
 from optuna.trial import FrozenTrial, TrialState
 
 from bigbatch.train_loop import config
+from bigbatch.train_loop.config.earlier_keys import migrated
 
-SCHEMA_VERSION = "1"
+TRIALS_VERSION, EPOCHS_VERSION = "2", "1"
 EPOCH_ATTR = "epoch/"
 """Prefix of the user attributes that hold a trial's epoch records: ``epoch/00001`` …"""
 
@@ -51,7 +52,7 @@ TRIALS = pa.schema(
         pa.field("parameters", pa.string(), nullable=False),
         *_config_fields(),
     ],
-    metadata={"bigbatch.schema_version": SCHEMA_VERSION},
+    metadata={"bigbatch.schema_version": TRIALS_VERSION},
 )
 
 EPOCHS = pa.schema(
@@ -77,7 +78,7 @@ EPOCHS = pa.schema(
         pa.field("noise_scale", pa.float64()),
         pa.field("resumed_from_epoch", pa.int32()),
     ],
-    metadata={"bigbatch.schema_version": SCHEMA_VERSION},
+    metadata={"bigbatch.schema_version": EPOCHS_VERSION},
 )
 
 
@@ -89,13 +90,14 @@ def epoch_records(trial: FrozenTrial) -> list[dict[str, Any]]:
 def trial_row(trial: FrozenTrial) -> dict[str, Any]:
     records = epoch_records(trial)
     attrs = trial.user_attrs
+    configuration = migrated(attrs.get("config", {}))
     return {
         "trial": trial.number,
         "state": trial.state.name,
         "value": trial.value if trial.state == TrialState.COMPLETE else None,
         "best_value": max((r["val_top1"] for r in records), default=None),
         "epochs": len(records),
-        "epochs_planned": attrs.get("config", {}).get("epochs"),
+        "epochs_planned": configuration.get("epochs"),
         "gpu_hours": attrs.get("gpu_hours"),
         "ended_because": attrs.get("ended_because"),
         "started_at": trial.datetime_start.astimezone() if trial.datetime_start else None,
@@ -104,7 +106,7 @@ def trial_row(trial: FrozenTrial) -> dict[str, Any]:
         "retries": attrs.get("retries"),
         "ray_trial_id": attrs.get("ray_trial_id"),
         "parameters": json.dumps(trial.params, sort_keys=True),
-        **{f"config.{key}": _at(attrs.get("config", {}), key) for key in [*config.keys()]},
+        **{f"config.{key}": _at(configuration, key) for key in [*config.keys()]},
     }
 
 

@@ -99,7 +99,7 @@ def columns_of(
 
 
 def short(name: str) -> str:
-    """``mixup_alpha`` of ``data.mixup_alpha``."""
+    """``mixup_alpha`` of ``data.mix.mixup_alpha``."""
     return name.rpartition(".")[2]
 
 

@@ -91,9 +91,10 @@ def test_details_that_a_table_has_no_column_for() -> None:
     assert load("rsb-a3")[1].loss == "bce" and load("rsb-a3")[1].data.image_size == 160
     assert load("rsb-a3")[1].data.val_image_size == 224
     data = load("rsb-a3")[1].data  # rand-m6-mstd0.5-inc1, mixup 0.1, cutmix 1.0 (table 2)
-    assert (data.auto_augment, data.rand_ops, data.rand_magnitude / 30, data.rand_probability) == ("rand", 2, 0.6, 0.5)
-    assert data.rand_magnitude_std / 30 == 0.05
-    assert (data.mixup_alpha, data.cutmix_alpha, data.random_erasing) == (0.1, 1.0, 0.0)
+    augment = data.augment
+    assert (augment.policy, augment.rand_ops, augment.rand_magnitude / 30) == ("rand", 2, 0.6)
+    assert (augment.rand_probability, augment.rand_magnitude_std / 30) == (0.5, 0.05)
+    assert (data.mix.mixup_alpha, data.mix.cutmix_alpha, augment.random_erasing) == (0.1, 1.0, 0.0)
     assert load("cifar10-sgd-128")[1].schedule.step_epochs == (150, 250)
 
 

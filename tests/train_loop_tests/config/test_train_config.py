@@ -46,7 +46,7 @@ def test_every_key_survives_the_round_trip_through_json():
     }
     config = TrainConfig().replace_keys(changes)
     assert TrainConfig.from_json(config.to_json()) == config != TrainConfig()
-    assert json.loads(config.to_json())["schema_version"] == 1
+    assert json.loads(config.to_json())["schema_version"] == 2
     assert config.schedule.step_epochs == (1.0, 2.5)
 
 

@@ -91,7 +91,7 @@ def test_a_run_that_died_of_it_goes_on_with_skip(
     command = ["--config", str(config), "--checkpoint-every-s", "0.001"]
     assert run.main(command) == 1
     assert "failed: cannot read image" in capsys.readouterr().err
-    assert run.main([*command, "--on-bad-image", "skip", "--set", "data.loader_workers=1"]) == 0
+    assert run.main([*command, "--on-bad-image", "skip", "--set", "data.loader.workers=1"]) == 0
     (folder,) = (tmp_path / "runs" / "train").iterdir()
     history = json.loads((folder / "result.json").read_text())["history"]
     assert [record["bad_images"] for record in history] == [1, 1]
@@ -116,8 +116,9 @@ def test_an_epoch_that_was_interrupted_counts_its_bad_images_once(images: Path, 
 
 
 def test_the_default_folder_is_of_what_decides_the_outcome() -> None:
-    same = CONFIG.replace_keys({"data.on_bad_image": "skip", "data.loader_workers": 3, "data.pin_memory": False})
-    assert same.outcome_json() == CONFIG.outcome_json() == CONFIG.to_json()
+    same = CONFIG.replace_keys({"data.on_bad_image": "skip", "data.loader.workers": 3, "data.loader.pin_memory": False})
+    assert same.outcome_json() == CONFIG.outcome_json()
+    assert TrainConfig.from_json(same.outcome_json()) == CONFIG
     assert CONFIG.replace_keys({"seed": 1}).outcome_json() != CONFIG.outcome_json()
 
 

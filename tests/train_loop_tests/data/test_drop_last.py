@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from bigbatch.train_loop.config import BatchSplit, ConfigError, DataConfig
+from bigbatch.train_loop.config import BatchSplit, ConfigError, DataConfig, LoaderConfig
 from bigbatch.train_loop.data import sampling
 from bigbatch.train_loop.data.catalogue import open_data
 from bigbatch.train_loop.loop import assembly
@@ -123,7 +123,7 @@ def test_a_resume_with_other_steps_an_epoch_is_refused(monkeypatch: pytest.Monke
 @pytest.mark.parametrize("name", ["auto", "torchvision"])
 def test_every_loader_brings_it(name: str, tmp_path: Path) -> None:
     root = write_images(tmp_path / "images", train=7, val=1, size=(60, 40))
-    source = open_data(DataConfig(str(root), 16, loader=name, loader_workers=1, drop_last=False))
+    source = open_data(DataConfig(str(root), 16, loader=LoaderConfig(name=name, workers=1), drop_last=False))
     steps = list(source.train_batches(0, 0, BatchSplit(1, 1, 8), 0, drop_last=False))
     assert [len(labels) for step in steps for _, labels in step] == [8, 8, 5]
     source.close()

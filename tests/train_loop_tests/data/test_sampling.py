@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from bigbatch.train_loop.config import BatchSplit, ConfigError, DataConfig
+from bigbatch.train_loop.config import AugmentConfig, BatchSplit, ConfigError, DataConfig
 from bigbatch.train_loop.data import sampling
 from bigbatch.train_loop.data.catalogue import open_data
 from bigbatch.train_loop.data.source import Epoch
@@ -129,14 +129,17 @@ def test_copies_share_a_step_but_no_micro_batch_and_no_augmentation(images_folde
     rest = list(sampling.train_micro_batches(size, 7, 3, split, 1, start_step=5, repeats=repeats))
     assert all(np.array_equal(a, b) for x, y in zip(rest, ranks[1][5:], strict=True) for a, b in zip(x, y, strict=True))
 
-    for config in (DataConfig(augment_repeats=3), DataConfig(str(images_folder), 16, augment_repeats=3)):
+    for config in (
+        DataConfig(augment=AugmentConfig(repeats=3)),
+        DataConfig(str(images_folder), 16, augment=AugmentConfig(repeats=3)),
+    ):
         source = open_data(config)
         size = source.info.train_size
         indices = np.array([4, 4 + size, 4 + 2 * size])
         images, labels = next(iter(source.read_train([indices], Epoch(1, 2))))
         assert labels.unique().numel() == 1 and not torch.equal(images[0], images[1])
         assert not torch.equal(images[1], images[2])
-        once = open_data(dataclasses.replace(config, augment_repeats=1))
+        once = open_data(dataclasses.replace(config, augment=AugmentConfig(repeats=1)))
         assert torch.equal(next(iter(once.read_train([indices[:1]], Epoch(1, 2))))[0][0], images[0])
         batches = list(source.train_batches(0, 0, BatchSplit(1, 3, 4), 0))
         assert len(batches) == size // 12
@@ -144,9 +147,9 @@ def test_copies_share_a_step_but_no_micro_batch_and_no_augmentation(images_folde
 
 def test_impossible_repeats_are_refused_and_none_are_made_without_augmentation() -> None:
     for repeats in (0, 65):
-        with pytest.raises(ConfigError, match="augment_repeats must be 1 to 64"):
-            DataConfig(augment_repeats=repeats)
-    assert DataConfig(augment_repeats=3).copies == 3 and DataConfig(augment_repeats=3, augment=False).copies == 1
+        with pytest.raises(ConfigError, match="augment.repeats must be 1 to 64"):
+            AugmentConfig(repeats=repeats)
+    assert AugmentConfig(repeats=3).copies == 3 and AugmentConfig(repeats=3, enabled=False).copies == 1
 
 
 @pytest.mark.parametrize("rank, start_step", [(2, 0), (-1, 0), (0, -1)])

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from bigbatch.cluster.host.allocation import usable_cpus
-from bigbatch.train_loop.config import DataConfig, ModelConfig, TrainConfig
+from bigbatch.train_loop.config import DataConfig, LoaderConfig, ModelConfig, TrainConfig
 from bigbatch.train_loop.data.loading.cores import cores_a_rank, loader_workers
 from bigbatch.train_loop.launch import loader_report
 from bigbatch.train_loop.launch.loader_report import Rates, advice, cores_of_a_run
@@ -34,11 +34,11 @@ def packed_images(tmp_path: Path) -> Path:
     ("numbers", "device", "words"),
     [
         ((800, 7000, 2500, 9, 10), "cuda", ["by the model", "2.8 times", "4 would do"]),
-        ((800, 1500, 2500, 2, 10), "cuda", ["0.60 of", "data.loader_workers=4"]),
+        ((800, 1500, 2500, 2, 10), "cuda", ["0.60 of", "data.loader.workers=4"]),
         ((300, 2400, 8000, 9, 10), "cuda", ["0.30 of", "32 cores", "--profile fast"]),
-        ((800, 800, 2500, 0, 10), "cuda", ["606 images/s", "data.loader_workers=4"]),
+        ((800, 800, 2500, 0, 10), "cuda", ["606 images/s", "data.loader.workers=4"]),
         ((800, 800, 10, 0, 2), "cpu", ["Decoding costs little"]),
-        ((200, 200, 3000, 0, 8), "cuda", ["data.loader_workers=-1", "18 cores", "here 8"]),
+        ((200, 200, 3000, 0, 8), "cuda", ["data.loader.workers=-1", "18 cores", "here 8"]),
         ((500, 700, 1000, 4, 8), "cuda", ["0.70 of", "175 images/s, a core alone 500", "shared"]),
     ],
 )
@@ -48,9 +48,9 @@ def test_what_bounds_a_run(numbers: tuple[int, ...], device: str, words: list[st
 
 
 def test_loader_processes_by_the_cores_of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert loader_workers(DataConfig(loader_workers=3)) == 3
+    assert loader_workers(DataConfig(loader=LoaderConfig(workers=3))) == 3
     here = usable_cpus({})
-    assert cores_a_rank({}) == here and loader_workers(DataConfig(loader_workers=-1), {}) == here - 1
+    assert cores_a_rank({}) == here and loader_workers(DataConfig(loader=LoaderConfig(workers=-1)), {}) == here - 1
     assert loader_workers(DataConfig(), {"LOCAL_WORLD_SIZE": "1000"}) == 0, "one core decodes and trains"
     assert loader_workers(DataConfig(), {"BIGBATCH_WORKER_CORES": "128"}) == 32
     assert cores_a_rank({"LOCAL_WORLD_SIZE": "1000"}) == 1

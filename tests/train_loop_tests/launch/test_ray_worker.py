@@ -66,7 +66,7 @@ def read_until_epoch(process: subprocess.Popen, epoch: int) -> None:
 @pytest.mark.slow
 def test_a_full_run_on_two_workers_survives_a_kill_and_ctrl_c_and_trains_each_epoch_once(best_json, tmp_path):
     """Point 11."""
-    changes = (f"epochs={EPOCHS}", "data.loader_workers=1")  # loader processes inside Ray workers end with them
+    changes = (f"epochs={EPOCHS}", "data.loader.workers=1")  # loader processes inside Ray workers end with them
     arguments = ("--config", best_json, "--set", *changes, "--workers", 2, "--output", "full")
     arguments = (*arguments, "--checkpoint-every-s", 1)
     first = start(*arguments, cwd=tmp_path)

@@ -81,8 +81,8 @@ def test_a_resume_may_change_how_fast_trials_read_and_what_they_forgive(tmp_path
     options = Options(space="smoke", study="s", output=str(tmp_path), set=("momentum=0.8", "loader_workers=1"))
     first = make_plan(options)
     StudyStore.create(first.folder, "s", first.to_dict(), None).close()
-    again = Options(study="s", output=str(tmp_path), resume=True, on_bad_image="skip", set=("data.loader_workers=2",))
-    changes = {"data.loader_workers": 2, "data.on_bad_image": "skip"}
+    again = Options(study="s", output=str(tmp_path), resume=True, on_bad_image="skip", set=("data.loader.workers=2",))
+    changes = {"data.loader.workers": 2, "data.on_bad_image": "skip"}
     assert make_plan(again).overrides == {**first.overrides, **changes}
     with pytest.raises(ConfigError, match="--set optimizer.momentum was 0.8; got 0.7"):
         make_plan(dataclasses.replace(again, set=("momentum=0.7",)))

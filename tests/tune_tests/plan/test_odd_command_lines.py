@@ -76,7 +76,7 @@ TUNE_LINES = {
     "--set LR=0.1": "Did you mean 'lr'?",
     "--set optimizer=SGD": "Did you mean 'sgd'?",
     "--set ema=0.9": "Did you mean 'ema_decay'?",
-    "--set num_workers=4": "Write data.loader_workers=N",
+    "--set num_workers=4": "Write data.loader.workers=N",
     "--set warmup=50%": "warmup must be a number; got '50%'. Write warmup=0.0.",
     "--set batch=1438": "batch.global_size must be at most the 1437 training images; got 1438. Write --set batch=1437",
     "--lr 0.1": "no such option; got '--lr'",

@@ -12,7 +12,7 @@ from bigbatch.tune.plan.options import Options
 from bigbatch.tune.study.store import StudyStore
 
 PLANNED = Options(
-    space="smoke", study="s", max_epochs=2, subset=0.5, set=("lr_multiplier=1", "wd=1e-4", "data.prefetch_factor=4")
+    space="smoke", study="s", max_epochs=2, subset=0.5, set=("lr_multiplier=1", "wd=1e-4", "prefetch_factor=4")
 )
 
 

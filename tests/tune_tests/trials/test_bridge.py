@@ -104,7 +104,7 @@ def test_an_interrupted_trial_takes_up_how_fast_it_reads_and_what_it_forgives_an
     first = bridge.suggest("ray-a")
     bridge.release()
     store = reopen(store)
-    said = {"data.on_bad_image": "skip", "data.loader_workers": 2}
+    said = {"data.on_bad_image": "skip", "data.loader.workers": 2}
     again = make_bridge(store, overrides={**said, "label_smoothing": 0.3}).suggest("ray-b")
     wanted = TrainConfig.from_dict(first["config"]).replace_keys(said).to_dict()
     assert again["config"] == wanted

@@ -18,9 +18,9 @@ WORKER_CORES = "BIGBATCH_WORKER_CORES"
 
 
 def loader_workers(config: DataConfig, env: Mapping[str, str] = os.environ) -> int:
-    """``data.loader_workers``; for -1, the most that a run begins with: the cores of this rank but one, which trains;
+    """``data.loader.workers``; for -1, the most that a run begins with: the cores of this rank but one, which trains;
     0 where there is one alone."""
-    return config.loader_workers if config.loader_workers != AUTO else min(cores_a_rank(env) - 1, MOST)
+    return config.loader.workers if config.loader.workers != AUTO else min(cores_a_rank(env) - 1, MOST)
 
 
 def cores_a_rank(env: Mapping[str, str] = os.environ) -> int:

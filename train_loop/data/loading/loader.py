@@ -186,9 +186,9 @@ class LoadedSource(DataSource):
         mean: Sequence[float],
         std: Sequence[float],
     ) -> None:
-        super().__init__(info, config.copies)
+        super().__init__(info, config.augment.copies)
         self._fill = Filler(
-            Copies(train, info.train_size) if config.copies > 1 else train, val, config.on_bad_image == "skip"
+            Copies(train, info.train_size) if config.augment.copies > 1 else train, val, config.on_bad_image == "skip"
         )
         self._config = config
         self._mean, self._std = tuple(mean), tuple(std)
@@ -202,7 +202,9 @@ class LoadedSource(DataSource):
         """Of the epoch that is under way."""
 
     def read_train(self, batches: Sequence[sampling.Indices], epoch: Epoch) -> Iterator[Batch]:
-        augmented = dataclasses.replace(epoch, policy=policy_of(self._config)) if self._config.augment else None
+        augmented = (
+            dataclasses.replace(epoch, policy=policy_of(self._config.augment)) if self._config.augment.enabled else None
+        )
         size = train_image_size(self._config, self.info.image_size, epoch.number)
         if epoch.number != self._epoch:
             self._tune()
@@ -231,7 +233,7 @@ class LoadedSource(DataSource):
 
     def _tune(self) -> None:
         """An epoch has ended: what its reads cost decides how many processes the next one has."""
-        if self._config.loader_workers == AUTO and self._reads:
+        if self._config.loader.workers == AUTO and self._reads:
             self._workers = process_count.enough(self._reads, self._workers, self._most)
         self._reads.clear()
 
@@ -286,7 +288,9 @@ class LoadedSource(DataSource):
             # memory at once (eight of 2 × 256 images of 224 pixels: 0.6 GB), others as they are written to: all of it
             # after the first validation.
             side, config = max(self.info.image_size, *self.info.other_sizes, size), self._config
-            taken = ring.Ring(self._fill, self._workers, 2 * largest, side, config.loader_slots, config.pin_memory)
+            taken = ring.Ring(
+                self._fill, self._workers, 2 * largest, side, config.loader.slots, config.loader.pin_memory
+            )
         read = taken.read(job, batches, size)
         try:
             yield from process_count.timed(read, lambda: taken.busy_s, self._reads.append)

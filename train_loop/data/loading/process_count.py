@@ -1,4 +1,4 @@
-"""How many loader processes a run keeps where ``data.loader_workers=-1``: judged by the epoch before.
+"""How many loader processes a run keeps where ``data.loader.workers=-1``: judged by the epoch before.
 
 An epoch that is too quick to judge changes nothing. Which process decodes an image decides nothing in it, so neither
 the order of images nor their pixels depend on what is measured here.

@@ -28,7 +28,7 @@ def slot_count(asked: int, needed: int, slot_bytes: int, memory_bytes: int) -> i
     """Slots of a loader.
 
     Args:
-        asked: ``data.loader_slots``; 0: as many as are good.
+        asked: ``data.loader.slots``; 0: as many as are good.
         needed: with which all loader processes have something to do.
         slot_bytes: a batch's pixels and indices.
         memory_bytes: of this rank.
@@ -39,8 +39,8 @@ def slot_count(asked: int, needed: int, slot_bytes: int, memory_bytes: int) -> i
     room = max(int(memory_bytes * part) // slot_bytes, FEWEST)
     if asked > room:
         _log.warning(
-            "data.loader_slots=%d would take %.1f GB of the %.1f GB that this worker has; it gets %d slots of %.0f MB. "
-            "Write data.loader_slots=%d, or give the job more memory.",
+            "data.loader.slots=%d would take %.1f GB of the %.1f GB that this worker has; it gets %d slots of %.0f MB. "
+            "Write data.loader.slots=%d, or give the job more memory.",
             asked, asked * slot_bytes / 1e9, memory_bytes / 1e9, room, slot_bytes / 1e6, room,
         )  # fmt: skip
     return min(max(asked, FEWEST) if asked else min(max(needed, ENOUGH), MOST), room)

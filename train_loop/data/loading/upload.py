@@ -6,7 +6,7 @@ from collections import deque
 
 import torch
 
-from bigbatch.train_loop.config import DataConfig
+from bigbatch.train_loop.config import LoaderConfig
 from bigbatch.train_loop.data.source import Batch
 
 COPIES_AHEAD = 2
@@ -26,7 +26,7 @@ class Uploader:
     - neither: the host waits for the copy, and with it for all that was computed before.
     """
 
-    def __init__(self, device: torch.device, config: DataConfig) -> None:
+    def __init__(self, device: torch.device, config: LoaderConfig) -> None:
         self._device, self._pin, self._non_blocking = device, config.pin_memory, config.non_blocking
         overlaps = device.type == "cuda" and config.pin_memory and config.non_blocking
         self._stream = torch.cuda.Stream(device) if overlaps else None

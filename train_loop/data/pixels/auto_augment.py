@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from bigbatch.train_loop.config import DataConfig
+from bigbatch.train_loop.config import AugmentConfig
 
 MOST_MAGNITUDE = 30
 
@@ -55,11 +55,11 @@ class Policy:
         return min(max(round(draws.gauss(self.magnitude, self.magnitude_std)), 0), MOST_MAGNITUDE)
 
 
-def policy_of(config: DataConfig) -> Policy | None:
+def policy_of(config: AugmentConfig) -> Policy | None:
     """None where there is none."""
-    if not config.augment or config.auto_augment == "none":
+    if not config.enabled or config.policy == "none":
         return None
-    if config.auto_augment == "trivial":
+    if config.policy == "trivial":
         return Policy("trivial")
     return Policy("rand", config.rand_ops, config.rand_magnitude, config.rand_probability, config.rand_magnitude_std)
 

@@ -25,7 +25,9 @@ Rectangle = tuple[int, int, int, int]
 
 def mixes(config: DataConfig) -> bool:
     """Whether ``mix`` does anything."""
-    return config.augment and any((config.random_erasing, config.mixup_alpha, config.cutmix_alpha))
+    return config.augment.enabled and any(
+        (config.augment.random_erasing, config.mix.mixup_alpha, config.mix.cutmix_alpha)
+    )
 
 
 def mix(
@@ -43,12 +45,12 @@ def mix(
     """
     draws = np.random.default_rng([*position, sampling.MIXING])
     height, width = images.shape[2:]
-    if config.random_erasing:
+    if config.augment.random_erasing:
         images = images.clone()
         for image in images:
-            if draws.random() < config.random_erasing:
+            if draws.random() < config.augment.random_erasing:
                 erase(image, draw_rectangle(height, width, draws))
-    alphas = [("mixup", config.mixup_alpha), ("cutmix", config.cutmix_alpha)]
+    alphas = [("mixup", config.mix.mixup_alpha), ("cutmix", config.mix.cutmix_alpha)]
     chosen = [(name, alpha) for name, alpha in alphas if alpha]
     if not chosen:
         return images, labels

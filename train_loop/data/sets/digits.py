@@ -32,7 +32,7 @@ class DigitsSource(DataSource):
     """The scans enlarged to the image size, grey on three channels. All of it lies in memory."""
 
     def __init__(self, config: DataConfig, info: DataInfo) -> None:
-        super().__init__(info, config.copies)
+        super().__init__(info, config.augment.copies)
         pixels, labels = load_scans()
         train, val = split_rows(labels)
         train = train[subset_rows(labels[train], config.subset)]
@@ -47,7 +47,7 @@ class DigitsSource(DataSource):
         for indices in batches:
             rows = torch.from_numpy(indices % self.info.train_size)
             images = _enlarge(self._train[0][rows], size)
-            if self._config.augment:
+            if self._config.augment.enabled:
                 images = random_affine(images, table[torch.from_numpy(indices)], AUGMENTATION)
             yield _normalise(images), self._train[1][rows]
 

@@ -24,7 +24,7 @@ def open_folder(config: DataConfig, info: DataInfo) -> DataSource:
     """Raises ConfigError as ``scan_folder`` does."""
     scan = scan_folder(info.path or folder_path(config.name))
     train = _part_of(scan.train, config.subset)
-    if config.loader == "torchvision":
+    if config.loader.name == "torchvision":
         from bigbatch.train_loop.data.sets.torchvision_folder import TorchvisionSource
 
         return TorchvisionSource(config, info, train, scan.val)

@@ -1,6 +1,6 @@
 """Image folders the usual way: torchvision's ``ImageFolder`` and transforms on Pillow, behind torch's DataLoader.
 
-For comparison, and as a fallback (``data.loader=torchvision``). The same images make the same batches as with the
+For comparison, and as a fallback (``data.loader.name=torchvision``). The same images make the same batches as with the
 ring; crops and flips are drawn by torchvision, so they are others, but a function of (seed, epoch, index) too.
 """
 
@@ -43,7 +43,7 @@ class TorchvisionSource(DataSource):
         random = [transforms.RandomResizedCrop(size), transforms.RandomHorizontalFlip()]
         central = _central(size)
         self._parts = {
-            False: _Part(Images(train, random if config.augment else central), config, self._workers, False),
+            False: _Part(Images(train, random if config.augment.enabled else central), config, self._workers, False),
             True: _Part(Images(val, _central(val_size)), config, self._workers, True),
         }
 
@@ -108,9 +108,9 @@ class _Part:
             batch_sampler=self._order,
             num_workers=workers,
             collate_fn=_leave_out if validation else _replace,
-            pin_memory=config.pin_memory and torch.cuda.is_available(),
-            persistent_workers=config.persistent_workers and workers > 0,
-            prefetch_factor=config.prefetch_factor if workers else None,
+            pin_memory=config.loader.pin_memory and torch.cuda.is_available(),
+            persistent_workers=config.loader.persistent_workers and workers > 0,
+            prefetch_factor=config.loader.prefetch_factor if workers else None,
             generator=torch.Generator(),  # the global one is the model's
         )
         self._loader: DataLoader[Any] | None = None

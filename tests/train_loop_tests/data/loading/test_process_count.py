@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from bigbatch.train_loop.config import BatchSplit, DataConfig
+from bigbatch.train_loop.config import BatchSplit, DataConfig, LoaderConfig
 from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.train_loop.data.loading import process_count, ring
 from bigbatch.train_loop.data.loading.loader import Images, LoadedSource, Write
@@ -67,7 +67,7 @@ class SlowImages(Images):
 def source_of(workers: int, monkeypatch: pytest.MonkeyPatch, cores: int = 7) -> LoadedSource:
     monkeypatch.setenv("RAY_JOB_ID", "01")
     monkeypatch.setenv("BIGBATCH_WORKER_CORES", str(cores))
-    config = DataConfig(name="slow", loader_workers=workers)
+    config = DataConfig(name="slow", loader=LoaderConfig(workers=workers))
     return LoadedSource(config, INFO, SlowImages(), SlowImages(), (0.5,) * 3, (0.5,) * 3)
 
 

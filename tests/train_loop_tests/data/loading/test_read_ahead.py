@@ -17,7 +17,7 @@ import pytest
 import torch
 from PIL import Image
 
-from bigbatch.train_loop.config import DataConfig
+from bigbatch.train_loop.config import DataConfig, LoaderConfig
 from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.train_loop.data.loading import read_ahead as reading_ahead
 from bigbatch.train_loop.data.loading.loader import Filler, Images, Job, LoadedSource, Write
@@ -120,7 +120,9 @@ def test_waiting_for_reads_makes_a_ring_ask_earlier(tmp_path: Path) -> None:
 def test_a_read_without_processes_asks_for_a_bounded_number(tmp_path: Path) -> None:
     images = LateImages(tmp_path / "log", 0.0)
     info = DataInfo("late", None, 2000, 3, 2, 8, 3, ("a", "b"), "small")
-    source = LoadedSource(DataConfig(image_size=8, loader_workers=0), info, images, images, (0, 0, 0), (1, 1, 1))
+    source = LoadedSource(
+        DataConfig(image_size=8, loader=LoaderConfig(workers=0)), info, images, images, (0, 0, 0), (1, 1, 1)
+    )
     order = [np.arange(1500), np.arange(1500, 1999)]
     assert [len(labels) for _, labels in source.read_train(order, Epoch(0, 0))] == [1500, 499]
     lines = (tmp_path / "log").read_text().splitlines()

@@ -18,7 +18,7 @@ import pytest
 import torch
 from PIL import Image
 
-from bigbatch.train_loop.config import BatchSplit, ConfigError, DataConfig
+from bigbatch.train_loop.config import AugmentConfig, BatchSplit, ConfigError, DataConfig, LoaderConfig, data_config
 from bigbatch.train_loop.data.catalogue import describe, open_data
 from bigbatch.train_loop.data.loading.loader import Filler, Job
 from bigbatch.train_loop.data.loading.ring import Bad, Ring
@@ -118,7 +118,7 @@ def test_a_read_that_is_left_early_does_not_reach_into_the_next(folder: Path) ->
 
 
 def test_reads_of_one_source_may_overlap(folder: Path) -> None:
-    source = open_data(DataConfig(name=str(folder), image_size=SIZE, loader_workers=1))
+    source = open_data(DataConfig(name=str(folder), image_size=SIZE, loader=LoaderConfig(workers=1)))
     alone = [list(source.train_batches(1, 2, BatchSplit(2, 1, 4), rank)) for rank in (0, 1)]
     both = zip(*(source.train_batches(1, 2, BatchSplit(2, 1, 4), rank) for rank in (0, 1)), strict=True)
     for number, steps in enumerate(both):
@@ -131,7 +131,7 @@ def test_reads_of_one_source_may_overlap(folder: Path) -> None:
 def test_a_run_resumes_in_mid_epoch_on_other_workers_and_processes(folder: Path, workers: int) -> None:
     """The rest of the epoch on two ranks and any number of processes is what one rank without any would have seen."""
     one = open_data(DataConfig(name=str(folder), image_size=SIZE))
-    two = open_data(DataConfig(name=str(folder), image_size=SIZE, loader_workers=workers))
+    two = open_data(DataConfig(name=str(folder), image_size=SIZE, loader=LoaderConfig(workers=workers)))
     whole = list(one.train_batches(1, 2, BatchSplit(1, 2, 4), 0))
     rest = [list(two.train_batches(1, 2, BatchSplit(2, 1, 4), rank, start_step=2)) for rank in (0, 1)]
     assert len(whole) == 5 and len(rest[0]) == 3
@@ -202,11 +202,12 @@ def test_an_error_of_a_process_comes_with_its_traceback() -> None:
 TRAINER = """
 import sys
 import numpy as np
-from bigbatch.train_loop.config import BatchSplit, ConfigError, DataConfig
+from bigbatch.train_loop.config import BatchSplit, DataConfig, LoaderConfig
 from bigbatch.train_loop.data.catalogue import open_data
 
 if __name__ == "__main__":
-    sources = [open_data(DataConfig(name=sys.argv[1], image_size=16, loader_workers=2)) for _ in range(2)]
+    loader = LoaderConfig(workers=2)
+    sources = [open_data(DataConfig(name=sys.argv[1], image_size=16, loader=loader)) for _ in range(2)]
     reads = [source.train_batches(0, 0, BatchSplit(1, 1, 4), 0) for source in sources]
     kept = [next(read) for read in reads]
     print("reading", flush=True)
@@ -239,7 +240,11 @@ def test_nothing_is_left_of_a_trainer(folder: Path, tmp_path: Path, end: str) ->
 
 def test_memory_stays_over_twenty_epochs(folder: Path) -> None:
     """Of both processes their own: an epoch of batches holds 3 MB, so ten would show if each left a tenth behind."""
-    source = open_data(DataConfig(name=str(folder), image_size=160, loader_workers=1, auto_augment="trivial"))
+    source = open_data(
+        DataConfig(
+            name=str(folder), image_size=160, loader=LoaderConfig(workers=1), augment=AugmentConfig(policy="trivial")
+        )
+    )
     here, held = psutil.Process(), []
     before = set(here.children())
     for epoch in range(20):
@@ -270,7 +275,7 @@ def broken(folder: Path, tmp_path: Path) -> Path:
 def test_bad_images_are_replaced_in_training_and_left_out_in_validation(
     folder: Path, broken: Path, workers: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config = DataConfig(name=str(broken), image_size=SIZE, loader_workers=workers, on_bad_image="skip")
+    config = DataConfig(name=str(broken), image_size=SIZE, loader=LoaderConfig(workers=workers), on_bad_image="skip")
     source, whole = open_data(config), open_data(DataConfig(name=str(folder), image_size=SIZE))
     order = [np.array([3, 4, 25, 30]), np.array([7, 8, 9, 4])]  # places 3 and 4 of class a are bad
     stand_in = [np.array([25, 25, 25, 30]), np.array([7, 8, 9, 7])]
@@ -291,7 +296,7 @@ def test_bad_images_are_replaced_in_training_and_left_out_in_validation(
 
 
 def test_a_bad_image_fails_by_default(broken: Path) -> None:
-    source = open_data(DataConfig(name=str(broken), image_size=SIZE, loader_workers=2))
+    source = open_data(DataConfig(name=str(broken), image_size=SIZE, loader=LoaderConfig(workers=2)))
     with pytest.raises(ImageError, match="cannot read image .*03.png"):
         list(source.read_train([np.array([1, 2]), np.array([3, 5])], Epoch(1, 1)))
     assert len(list(source.read_train([np.array([1, 2])], Epoch(1, 1)))) == 1  # the processes serve on
@@ -311,8 +316,9 @@ def test_processes_hold_no_time_of_the_consumer(folder: Path) -> None:
 # --- torchvision's loader ---
 
 
-def torchvision_source(folder: Path, **changes: Any) -> Any:
-    return open_data(DataConfig(name=str(folder), image_size=SIZE, loader="torchvision", **changes))
+def torchvision_source(folder: Path, workers: int = -1, prefetch: int = 2, **changes: Any) -> Any:
+    loader = LoaderConfig("torchvision", workers, prefetch_factor=prefetch)
+    return open_data(DataConfig(name=str(folder), image_size=SIZE, loader=loader, **changes))
 
 
 def test_torchvisions_loader_has_the_same_images_by_its_own_transforms(folder: Path) -> None:
@@ -326,7 +332,7 @@ def test_torchvisions_loader_has_the_same_images_by_its_own_transforms(folder: P
     images, labels = next(source.val_batches(100, 0, 1))
     assert torch.equal(source.finish(images), torch.stack([image for image, _ in reference]))
     assert labels.tolist() == reference.targets
-    other = torchvision_source(folder, loader_workers=2, prefetch_factor=1)
+    other = torchvision_source(folder, workers=2, prefetch=1)
     ring = open_data(DataConfig(name=str(folder), image_size=SIZE))
     random_state = torch.get_rng_state()
     for epoch in (1, 2):
@@ -355,22 +361,26 @@ def test_torchvisions_loader_replaces_bad_images_too(broken: Path) -> None:
 
 def test_torchvisions_loader_reads_no_packed_set(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "index.arrow").touch()
-    with pytest.raises(ConfigError, match="data.loader=torchvision reads image folders"):
+    with pytest.raises(ConfigError, match="data.loader.name=torchvision reads image folders"):
         torchvision_source(tmp_path)
 
 
-@pytest.mark.parametrize("change", [{"auto_augment": "rand"}, {"augment_repeats": 3}, {"progressive_from": 32}])
+@pytest.mark.parametrize("change", [{"augment.policy": "rand"}, {"augment.repeats": 3}, {"progressive_from": 32}])
 def test_torchvisions_loader_is_the_plain_pipeline(change: dict[str, Any]) -> None:
     with pytest.raises(
         ConfigError, match="the torchvision loader is the plain pipeline; got data." + next(iter(change))
     ):
-        DataConfig(loader="torchvision", progressive_end=9, **change)
+        data_config(
+            {"data.loader.name": "torchvision", "data.progressive_end": 9} | {f"data.{k}": v for k, v in change.items()}
+        )
 
 
 def test_the_ring_brings_policies_copies_and_growing_images(folder: Path) -> None:
-    options = dict(image_size=64, progressive_from=32, progressive_end=2, val_image_size=80, augment_repeats=3)
+    sizes_of = dict(image_size=64, progressive_from=32, progressive_end=2, val_image_size=80)
+    augment = AugmentConfig(policy="rand", repeats=3)
     here, there = (
-        open_data(DataConfig(name=str(folder), loader_workers=n, auto_augment="rand", **options)) for n in (0, 2)
+        open_data(DataConfig(name=str(folder), loader=LoaderConfig(workers=n), augment=augment, **sizes_of))
+        for n in (0, 2)
     )
     sizes = []
     for epoch in range(3):
@@ -386,22 +396,22 @@ def test_the_ring_brings_policies_copies_and_growing_images(folder: Path) -> Non
     there.close()
 
 
-@pytest.mark.parametrize("change", [{"loader": "dali"}, {"on_bad_image": "ignore"}, {"loader_workers": -2}])
+@pytest.mark.parametrize("change", [{"loader.name": "dali"}, {"on_bad_image": "ignore"}, {"loader.workers": -2}])
 def test_impossible_options_are_refused(change: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="data." + next(iter(change))):
-        DataConfig(**change)
+        data_config({f"data.{key}": value for key, value in change.items()})
 
 
 def test_digits_know_no_torchvision_loader() -> None:
-    with pytest.raises(ConfigError, match="got digits.*Write data.loader=auto"):
-        describe(DataConfig(name="digits", loader="torchvision"))
+    with pytest.raises(ConfigError, match="got digits.*Write data.loader.name=auto"):
+        describe(DataConfig(name="digits", loader=LoaderConfig(name="torchvision")))
 
 
 # --- to the device ---
 
 
 def test_uploading_to_a_cpu_changes_nothing() -> None:
-    upload = Uploader(torch.device("cpu"), DataConfig())
+    upload = Uploader(torch.device("cpu"), LoaderConfig())
     images, labels = torch.zeros(2, 4, 4, 3, dtype=torch.uint8), torch.arange(2)
     there = upload((images, labels))
     assert there[0] is images and there[1] is labels
@@ -413,8 +423,8 @@ def test_batches_arrive_on_a_gpu_as_they_were(folder: Path, change: dict[str, bo
     """While the device is kept busy, so that a slot that is written again too early would be seen."""
     device = torch.device("cuda", torch.cuda.current_device())
     busy = torch.ones(4096, 4096, device=device)
-    config = DataConfig(name=str(folder), image_size=SIZE, loader_workers=2, **change)
-    source, upload = open_data(config), Uploader(device, config)
+    config = DataConfig(name=str(folder), image_size=SIZE, loader=LoaderConfig(workers=2, **change))
+    source, upload = open_data(config), Uploader(device, config.loader)
     plain = open_data(DataConfig(name=str(folder), image_size=SIZE))
     orders = batches_of(*[32] * 30)
     there = []

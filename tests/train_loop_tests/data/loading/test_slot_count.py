@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from bigbatch.train_loop.config import BatchSplit, ConfigError, DataConfig, TrainConfig
+from bigbatch.train_loop.config import BatchSplit, ConfigError, DataConfig, LoaderConfig, TrainConfig
 from bigbatch.train_loop.data.catalogue import describe, open_data
 from bigbatch.train_loop.data.loading import ring
 from bigbatch.train_loop.data.loading import slot_count as slots
@@ -54,7 +54,7 @@ def test_any_number_fits_or_is_the_fewest(caplog: pytest.LogCaptureFixture) -> N
         assert count >= min(asked, 4) and (not asked or count <= max(asked, 4))
         assert bool(caplog.records) is (count < asked)
         if caplog.records:
-            assert f"data.loader_slots={asked} would take" in caplog.text and f"it gets {count} slots" in caplog.text
+            assert f"data.loader.slots={asked} would take" in caplog.text and f"it gets {count} slots" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_training_with_copies_under_way_leaves_batches_in_their_slots(
     made: list[ring.Ring] = []
     real = ring.Ring
     monkeypatch.setattr(ring, "Ring", lambda *args, **options: made.append(real(*args, **options)) or made[-1])
-    config = DataConfig(name=str(tmp_path), image_size=16, loader_workers=1, loader_slots=depth)
+    config = DataConfig(name=str(tmp_path), image_size=16, loader=LoaderConfig(workers=1, slots=depth))
     source, split = open_data(config), BatchSplit(1, accumulation, 2)
     under_way: deque[Any] = deque(maxlen=COPIES_AHEAD)
     for epoch in range(3):
@@ -111,7 +111,7 @@ def test_training_with_copies_under_way_leaves_batches_in_their_slots(
 
 def test_a_run_goes_on_with_another_depth_and_from_before_there_was_a_key(tmp_path: Path) -> None:
     old = TrainConfig().to_dict()
-    del old["data"]["loader_slots"]
+    del old["data"]["loader"]["slots"]
     assert TrainConfig.from_dict(old) == TrainConfig()
     other = TrainConfig().replace_keys({"loader_slots": 16})
     assert other.outcome_json() == TrainConfig().outcome_json()
@@ -121,8 +121,8 @@ def test_a_run_goes_on_with_another_depth_and_from_before_there_was_a_key(tmp_pa
 
 @pytest.mark.parametrize("value", [-1, 2000])
 def test_impossible_depths_are_refused(value: int) -> None:
-    with pytest.raises(ConfigError, match=f"data.loader_slots must be 0 .* got {value}. Write 0"):
-        DataConfig(loader_slots=value)
+    with pytest.raises(ConfigError, match=f"data.loader.slots must be 0 .* got {value}. Write 0"):
+        LoaderConfig(slots=value)
 
 
 def test_slots_are_no_file_in_dev_shm() -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from bigbatch.train_loop.config import DataConfig
+from bigbatch.train_loop.config import DataConfig, LoaderConfig
 from bigbatch.train_loop.data.catalogue import open_data
 from bigbatch.train_loop.data.loading import ring
 from bigbatch.train_loop.data.loading.upload import Uploader
@@ -112,11 +112,11 @@ def test_a_slot_is_not_written_again_before_its_copy_has_arrived(
     made: list[ring.Ring] = []
     real = ring.Ring
     monkeypatch.setattr(ring, "Ring", lambda *args, **options: made.append(real(*args, **options)) or made[-1])
-    config = DataConfig(name=str(folder), image_size=SIZE, loader_workers=1, **way)
+    config = DataConfig(name=str(folder), image_size=SIZE, loader=LoaderConfig(workers=1, **way))
     source, there = open_data(config), []
     with monkeypatch.context() as patch:
         device = LateDevice(patch)
-        upload = Uploader(torch.device("cuda", 0), config)
+        upload = Uploader(torch.device("cuda", 0), config.loader)
         for batch in source.read_train(orders, Epoch(1, 1)):
             device.slots = made[0].slots
             there.append(upload(batch))
@@ -154,8 +154,8 @@ def test_batches_arrive_on_a_busy_gpu_as_they_were(folder: Path, way: dict[str, 
     device = torch.device("cuda", torch.cuda.current_device())
     busy = torch.ones(8192, 8192, device=device)
     orders = [np.arange(8 * step, 8 * step + 8) % 20 for step in range(60)]
-    config = DataConfig(name=str(folder), image_size=SIZE, loader_workers=2, **way)
-    source, upload = open_data(config), Uploader(device, config)
+    config = DataConfig(name=str(folder), image_size=SIZE, loader=LoaderConfig(workers=2, **way))
+    source, upload = open_data(config), Uploader(device, config.loader)
     there = []
     for batch in source.read_train(orders, Epoch(1, 1)):
         for _ in range(4):

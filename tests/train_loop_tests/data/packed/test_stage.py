@@ -317,7 +317,7 @@ def test_a_run_stages_by_its_option(
         json.dumps({"epochs": 1, "model": {"name": "resnet18"}, "batch": {"global_size": 6}})
     )
     monkeypatch.chdir(tmp_path)
-    command = ["--config", "config.json", "--data", str(packed), "--set", "data.image_size=32", "data.loader_workers=1"]
+    command = ["--config", "config.json", "--data", str(packed), "--set", "data.image_size=32", "data.loader.workers=1"]
     assert run.main([*command, "--stage", str(tmp_path / "scratch"), "--loader-report", "--on-bad-image", "skip"]) == 0
     shown = capsys.readouterr()
     assert f"staging {packed}" in shown.err

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from PIL import Image
 
-from bigbatch.train_loop.config import BatchSplit, ConfigError, DataConfig
+from bigbatch.train_loop.config import BatchSplit, ConfigError, DataConfig, LoaderConfig
 from bigbatch.train_loop.data.catalogue import describe, open_data
 from bigbatch.train_loop.data.packed import schema
 from bigbatch.train_loop.errors import ImageError
@@ -66,7 +66,7 @@ def test_a_shard_replaced_under_a_run_is_named(packed: Path, tmp_path: Path) -> 
 
 def test_a_shard_cut_short_under_a_run_is_named(packed: Path, tmp_path: Path) -> None:
     damaged = copy(packed, tmp_path / "damaged")
-    source = open_data(DataConfig(name=str(damaged), image_size=32, loader_workers=1))
+    source = open_data(DataConfig(name=str(damaged), image_size=32, loader=LoaderConfig(workers=1)))
     os.truncate(damaged / "train-00000.arrow", 1000)
     with pytest.raises(ImageError, match=r"record \d+ \(train/.*train-00000.arrow: the shard is cut short"):
         next(source.train_batches(0, 0, BatchSplit(1, 1, 15), 0))
@@ -75,7 +75,7 @@ def test_a_shard_cut_short_under_a_run_is_named(packed: Path, tmp_path: Path) ->
 
 def test_a_shard_cut_short_when_it_is_open_is_named(packed: Path, tmp_path: Path) -> None:
     damaged = copy(packed, tmp_path / "damaged")
-    source = open_data(DataConfig(name=str(damaged), image_size=32, loader_workers=0))
+    source = open_data(DataConfig(name=str(damaged), image_size=32, loader=LoaderConfig(workers=0)))
     batches = source.train_batches(0, 0, BatchSplit(1, 1, 5), 0)
     next(batches)
     os.truncate(damaged / "train-00000.arrow", 1000)
@@ -101,7 +101,7 @@ def test_a_flipped_byte_that_decodes_is_named_by_a_run(packed: Path, tmp_path: P
             break
     data[begin + place] ^= 4
     path.write_bytes(data)
-    config = DataConfig(name=str(damaged), image_size=32, loader_workers=loader_workers)
+    config = DataConfig(name=str(damaged), image_size=32, loader=LoaderConfig(workers=loader_workers))
     source = open_data(config)
     with pytest.raises(
         ImageError, match=r"record 7 \(train/bee/2.jpg\) in .*train-00000.arrow: its bytes have changed"
@@ -117,7 +117,7 @@ def test_a_flipped_byte_that_decodes_is_named_by_a_run(packed: Path, tmp_path: P
 
 def test_a_shard_replaced_before_it_is_first_read_is_named(packed: Path, tmp_path: Path) -> None:
     damaged = copy(packed, tmp_path / "damaged")
-    source = open_data(DataConfig(name=str(damaged), image_size=32, loader_workers=0))
+    source = open_data(DataConfig(name=str(damaged), image_size=32, loader=LoaderConfig(workers=0)))
     other = tmp_path / "other"
     other.write_bytes((damaged / "train-00000.arrow").read_bytes() + bytes(8))
     other.replace(damaged / "train-00000.arrow")

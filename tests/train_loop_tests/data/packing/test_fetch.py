@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from bigbatch.train_loop.config import (
+    AugmentConfig,
     BatchConfig,
     BatchSplit,
     ConfigError,
@@ -142,7 +143,9 @@ def test_small_images_are_shifted_and_mirrored(home: Path, tmp_path: Path, monke
     """Against the definition: each augmented image is the plain one, padded by 4, cut at some place, or its mirror."""
     publish(monkeypatch, "cifar10", cifar_pickles(tmp_path / "cifar-10-batches-py"), tmp_path / "c.tar.gz")
     assert fetch.main(["cifar10"]) == 0
-    plain, moved = (open_data(DataConfig(name="cifar10", augment=augment)) for augment in (False, True))
+    plain, moved = (
+        open_data(DataConfig(name="cifar10", augment=AugmentConfig(enabled=augment))) for augment in (False, True)
+    )
     split, mirrored, places = BatchSplit(1, 1, 50), 0, set()
     for (a, _), (b, _) in zip(
         next(plain.train_batches(0, 0, split, 0)), next(moved.train_batches(0, 0, split, 0)), strict=True

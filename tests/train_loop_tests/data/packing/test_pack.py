@@ -16,10 +16,12 @@ import torch
 from PIL import Image
 
 from bigbatch.train_loop.config import (
+    AugmentConfig,
     BatchConfig,
     BatchSplit,
     ConfigError,
     DataConfig,
+    LoaderConfig,
     ModelConfig,
     TrainConfig,
 )
@@ -207,7 +209,10 @@ def test_packed_set_is_described_as_its_folder(images: Path, packed: Path) -> No
 def test_crops_are_those_of_the_image_folder(images: Path, packed: Path) -> None:
     """The same images, crops and flips by seed, epoch and index; decoded and resized by other code."""
     for augment in (True, False):
-        config = [DataConfig(name=str(path), image_size=96, augment=augment) for path in (images, packed)]
+        config = [
+            DataConfig(name=str(path), image_size=96, augment=AugmentConfig(enabled=augment))
+            for path in (images, packed)
+        ]
         theirs, mine = (open_data(c) for c in config)
         for split in (BatchSplit(1, 1, 15),):
             (batch,), (reference,) = (next(s.train_batches(3, 2, split, 0)) for s in (mine, theirs))
@@ -224,7 +229,7 @@ def test_loader_processes_change_nothing(packed: Path) -> None:
     split = BatchSplit(1, 2, 3)
     batches = []
     for loader_workers in (0, 1, 2):
-        source = open_data(DataConfig(name=str(packed), image_size=32, loader_workers=loader_workers))
+        source = open_data(DataConfig(name=str(packed), image_size=32, loader=LoaderConfig(workers=loader_workers)))
         batches.append([b for step in source.train_batches(1, 2, split, 0) for b in step])
     for other in batches[1:]:
         assert all(torch.equal(a, c) and torch.equal(b, d) for (a, b), (c, d) in zip(batches[0], other, strict=True))

@@ -14,7 +14,7 @@ import torch
 from PIL import Image, ImageEnhance, ImageOps
 from torchvision.transforms import v2
 
-from bigbatch.train_loop.config import BatchSplit, ConfigError, DataConfig
+from bigbatch.train_loop.config import AugmentConfig, BatchSplit, ConfigError, DataConfig, LoaderConfig
 from bigbatch.train_loop.data.catalogue import describe, open_data
 from bigbatch.train_loop.data.pixels import auto_augment
 from bigbatch.train_loop.data.pixels.auto_augment import Policy, policy_of
@@ -186,7 +186,7 @@ def test_training_images_have_it_whatever_the_processes(tmp_path: Path, name: st
     """Through the loader: a policy on top of the crop that the image has without one."""
     images = write_images(tmp_path / "images")
     plain = DataConfig(name=str(images), image_size=16)
-    config = dataclasses.replace(plain, auto_augment=name)
+    config = dataclasses.replace(plain, augment=AugmentConfig(policy=name))
     split = BatchSplit(1, 1, 3)
 
     def batches(config: DataConfig) -> list[torch.Tensor]:
@@ -194,31 +194,31 @@ def test_training_images_have_it_whatever_the_processes(tmp_path: Path, name: st
 
     found = batches(config)
     for workers in (1, 2):
-        again = batches(dataclasses.replace(config, loader_workers=workers))
+        again = batches(dataclasses.replace(config, loader=LoaderConfig(workers=workers)))
         assert all(torch.equal(a, b) for a, b in zip(found, again, strict=True))
     without = batches(plain)
     differing = sum(
         not torch.equal(a, b) for x, y in zip(found, without, strict=True) for a, b in zip(x, y, strict=True)
     )
     assert 0 < differing
-    off = dataclasses.replace(config, augment=False)
-    assert policy_of(off) is None and all(
-        torch.equal(a, b) for a, b in zip(batches(off), batches(dataclasses.replace(plain, augment=False)), strict=True)
-    )
+    off = dataclasses.replace(config, augment=AugmentConfig(enabled=False, policy=name))
+    plain_off = dataclasses.replace(plain, augment=AugmentConfig(enabled=False))
+    assert policy_of(off.augment) is None
+    assert all(torch.equal(a, b) for a, b in zip(batches(off), batches(plain_off), strict=True))
     val = [next(open_data(c).val_batches(3, 0, 1))[0] for c in (plain, config)]
     assert torch.equal(*val)
 
 
 def test_impossible_values_are_refused() -> None:
     for changes, words in (
-        ({"auto_augment": "trivail"}, "Did you mean 'trivial'"),
-        ({"rand_ops": 0}, "data.rand_ops must be 1 to 16"),
-        ({"rand_magnitude": 31}, "data.rand_magnitude must be 0 to 30"),
-        ({"rand_magnitude_std": -1.0}, "data.rand_magnitude_std must be"),
-        ({"rand_probability": 0.0}, "data.rand_probability must be"),
+        ({"policy": "trivail"}, "Did you mean 'trivial'"),
+        ({"rand_ops": 0}, "data.augment.rand_ops must be 1 to 16"),
+        ({"rand_magnitude": 31}, "data.augment.rand_magnitude must be 0 to 30"),
+        ({"rand_magnitude_std": -1.0}, "data.augment.rand_magnitude_std must be"),
+        ({"rand_probability": 0.0}, "data.augment.rand_probability must be"),
     ):
         with pytest.raises(ConfigError, match=words):
-            DataConfig(**changes)  # type: ignore[arg-type]
+            AugmentConfig(**changes)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="digits has an augmentation of its own"):
-        describe(DataConfig(auto_augment="rand"))
-    assert auto_augment.policy_of(DataConfig()) is None
+        describe(DataConfig(augment=AugmentConfig(policy="rand")))
+    assert auto_augment.policy_of(AugmentConfig()) is None

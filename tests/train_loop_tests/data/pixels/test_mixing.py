@@ -7,7 +7,7 @@ import pytest
 import torch
 from torchvision.transforms import v2
 
-from bigbatch.train_loop.config import ConfigError, DataConfig
+from bigbatch.train_loop.config import AugmentConfig, ConfigError, DataConfig, MixConfig, data_config
 from bigbatch.train_loop.data.pixels import mixing
 from bigbatch.train_loop.loop.train import train
 from bigbatch.train_loop.reporter import ListReporter
@@ -65,7 +65,7 @@ def test_erased_rectangles_are_distributed_as_torchvisions() -> None:
 
 
 def test_draws_depend_on_the_position_alone() -> None:
-    config = DataConfig(random_erasing=0.5, mixup_alpha=0.2, cutmix_alpha=1.0)
+    config = DataConfig(augment=AugmentConfig(random_erasing=0.5), mix=MixConfig(mixup_alpha=0.2, cutmix_alpha=1.0))
     first = mixing.mix(IMAGES, LABELS, 4, config, (1, 2, 3, 4))
     torch.manual_seed(5)
     assert all(
@@ -77,12 +77,12 @@ def test_draws_depend_on_the_position_alone() -> None:
 
 def test_off_by_default_and_without_augmentation() -> None:
     assert not mixing.mixes(DataConfig())
-    assert not mixing.mixes(DataConfig(mixup_alpha=0.2, augment=False))
-    assert mixing.mixes(DataConfig(random_erasing=0.1))
+    assert not mixing.mixes(DataConfig(mix=MixConfig(mixup_alpha=0.2), augment=AugmentConfig(enabled=False)))
+    assert mixing.mixes(DataConfig(augment=AugmentConfig(random_erasing=0.1)))
 
 
 def test_training_with_all_of_them_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
-    mixed = changed(CONFIG, data__random_erasing=0.5, data__mixup_alpha=0.2, data__cutmix_alpha=1.0)
+    mixed = changed(CONFIG, data__augment__random_erasing=0.5, data__mix__mixup_alpha=0.2, data__mix__cutmix_alpha=1.0)
     records = []
     for config in (mixed, mixed, CONFIG):
         install(monkeypatch.setattr)
@@ -92,8 +92,8 @@ def test_training_with_all_of_them_repeats(monkeypatch: pytest.MonkeyPatch) -> N
     assert records[0] == records[1] != records[2]
 
 
-@pytest.mark.parametrize("key", ["random_erasing", "mixup_alpha", "cutmix_alpha"])
+@pytest.mark.parametrize("key", ["augment.random_erasing", "mix.mixup_alpha", "mix.cutmix_alpha"])
 def test_impossible_values_are_refused(key: str) -> None:
     for value in (-0.1, float("nan"), 1e9):
         with pytest.raises(ConfigError, match=f"data.{key} must be"):
-            DataConfig(**{key: value})
+            data_config({f"data.{key}": value})

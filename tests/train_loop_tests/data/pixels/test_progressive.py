@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from bigbatch.train_loop.config import BatchSplit, ConfigError, DataConfig, ModelConfig, TrainConfig
+from bigbatch.train_loop.config import BatchSplit, ConfigError, DataConfig, LoaderConfig, ModelConfig, TrainConfig
 from bigbatch.train_loop.data.catalogue import describe, open_data
 from bigbatch.train_loop.data.pixels.progressive import other_sizes, train_image_size
 from bigbatch.train_loop.loop import memory_probe
@@ -53,7 +53,7 @@ def test_every_source_follows(tmp_path: Path) -> None:
     images = write_images(tmp_path / "images")
     packed = pack_here(images, tmp_path / "packed")
     for name, workers in (("digits", 0), (str(images), 0), (str(images), 1), (str(packed), 0)):
-        config = dataclasses.replace(PROGRESSIVE, name=name, loader_workers=workers)
+        config = dataclasses.replace(PROGRESSIVE, name=name, loader=LoaderConfig(workers=workers))
         info, source = describe(config), open_data(config)
         assert (info.image_size, info.other_sizes) == (96, (32, 64, 112))
         for epoch, size in enumerate((32, 32, 64, 64, 96, 96)):

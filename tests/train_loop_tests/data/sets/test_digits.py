@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from bigbatch.train_loop.config import BatchSplit, DataConfig
+from bigbatch.train_loop.config import AugmentConfig, BatchSplit, DataConfig
 from bigbatch.train_loop.data.catalogue import describe, open_data
 from bigbatch.train_loop.data.pixels import affine
 from bigbatch.train_loop.data.sets import digits
@@ -65,7 +65,7 @@ def test_digits_are_enlarged_as_pillow_does(digits_source: DataSource) -> None:
 
 
 def test_digits_are_moved_but_stay_themselves(digits_source: DataSource) -> None:
-    plain = open_data(DataConfig(augment=False))
+    plain = open_data(DataConfig(augment=AugmentConfig(enabled=False)))
     indices = [np.arange(200)]
     still = next(iter(plain.read_train(indices, Epoch(0, 0))))[0]
     assert torch.equal(still, next(iter(plain.read_train(indices, Epoch(0, 9))))[0])

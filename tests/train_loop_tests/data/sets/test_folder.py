@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
-from bigbatch.train_loop.config import BatchSplit, ConfigError, DataConfig
+from bigbatch.train_loop.config import AugmentConfig, BatchSplit, ConfigError, DataConfig, LoaderConfig
 from bigbatch.train_loop.data.catalogue import describe, open_data
 from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.train_loop.data.loading import loader
@@ -45,7 +45,7 @@ def test_loader_processes_change_nothing(images_folder: Path) -> None:
     split = BatchSplit(1, 2, 3)
     expected = folder_source(images_folder)
     for processes in (1, 2):
-        source = folder_source(images_folder, loader_workers=processes)
+        source = folder_source(images_folder, loader=LoaderConfig(workers=processes))
         assert same(flat(source.train_batches(1, 2, split, 0)), flat(expected.train_batches(1, 2, split, 0)))
     assert same(list(source.val_batches(2, 0, 2)), list(expected.val_batches(2, 0, 2)))
 
@@ -71,7 +71,7 @@ def test_validation_images_equal_torchvisions(images_folder: Path) -> None:
 
 
 def test_without_augmentation_training_images_are_cropped_as_in_validation(images_folder: Path) -> None:
-    source = folder_source(images_folder, augment=False)
+    source = folder_source(images_folder, augment=AugmentConfig(enabled=False))
     images = next(iter(source.read_train([np.array([3])], Epoch(0, 0))))[0]
     whole = crops.central_crop(crops.decode(scan_folder(str(images_folder)).train.path(3)), 16)
     restored = source.finish(images)[0].permute(1, 2, 0) * torch.tensor(crops.STD) + torch.tensor(crops.MEAN)
@@ -140,7 +140,7 @@ def test_broken_image_is_named(images_folder: Path, tmp_path: Path, content: byt
     whole = (images_folder / "train" / "ant" / "1.JPEG").read_bytes()
     broken = tmp_path / "train" / "bee" / "broken.jpg"
     broken.write_bytes(whole[: len(whole) // 2] if content is None else content)
-    source = folder_source(tmp_path, loader_workers=loader_workers)
+    source = folder_source(tmp_path, loader=LoaderConfig(workers=loader_workers))
     with pytest.raises(ImageError) as caught:
         flat(source.train_batches(0, 0, BatchSplit(1, 1, 2), 0))
     assert str(broken) in str(caught.value) and "\n" not in str(caught.value)

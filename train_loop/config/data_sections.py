@@ -1,0 +1,193 @@
+"""The section ``data`` of a ``TrainConfig``, and those within it: ``loader``, ``augment``, ``mix``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from bigbatch.train_loop.config.rules import ConflictError, choice, finite, require
+
+LOADERS = ("auto", "ring", "torchvision")
+ON_BAD_IMAGE = ("fail", "skip")
+POLICIES = ("none", "trivial", "rand")
+
+
+@dataclass(frozen=True)
+class LoaderConfig:
+    """How batches are read. Only ``name`` may change what is read, and only from one kind of loader to another."""
+
+    name: str = "auto"
+    """``ring``: slots in shared memory. ``torchvision``: its ``ImageFolder`` and transforms behind torch's
+    DataLoader, for comparison (image folders only). ``auto`` is ``ring``."""
+    workers: int = -1
+    """Decoding processes of each training worker; 0 decodes in the training process. -1 begins with a worker's cores
+    but one and keeps as many as an epoch has shown to be enough (``data/loading/process_count.py``)."""
+    slots: int = 0
+    """Batches that the ring of a worker holds: those that are being trained on and those that are read ahead. 0 = 8 or
+    what the processes need, within an eighth of the worker's memory (``data/loading/slot_count.py``). Fewer than 4
+    are 4."""
+    prefetch_factor: int = 2
+    """Batches that each process of the torchvision loader reads ahead."""
+    persistent_workers: bool = True
+    """Keep the torchvision loader's processes from epoch to epoch; the ring always does."""
+    pin_memory: bool = True
+    """On GPUs: page-locked memory for batches."""
+    non_blocking: bool = True
+    """On GPUs: copy the next batch while this one is computed; needs ``pin_memory``."""
+
+    def __post_init__(self) -> None:
+        choice("data.loader.name", self.name, LOADERS)
+        require(
+            -1 <= self.workers <= 256,
+            "data.loader.workers must be 0 to 256, or -1 for as many as a run needs and its cores allow",
+            self.workers,
+            "Write -1, or the cores that each worker may use for decoding.",
+        )
+        require(
+            0 <= self.slots <= 1024,
+            "data.loader.slots must be 0 (as many as are good) or 4 to 1024 batches",
+            self.slots,
+            "Write 0, or e.g. 16.",
+        )
+        require(
+            1 <= self.prefetch_factor <= 64,
+            "data.loader.prefetch_factor must be 1 to 64",
+            self.prefetch_factor,
+            "Write 2.",
+        )
+
+
+@dataclass(frozen=True)
+class AugmentConfig:
+    """How each training image is changed by itself."""
+
+    enabled: bool = True
+    """False: no augmentation at all; the rest of this section and ``data.mix`` then do nothing."""
+    policy: str = "none"
+    """After crop and flip: ``trivial`` (TrivialAugment Wide, Müller & Hutter 2021) or ``rand`` (RandAugment,
+    Cubuk et al. 2020). Not for digits."""
+    rand_ops: int = 2
+    """rand: operations an image."""
+    rand_magnitude: int = 9
+    """rand: 0 to 30, as torchvision counts; timm's 0 to 10 times 3."""
+    rand_magnitude_std: float = 0.0
+    """rand: standard deviation of each operation's magnitude, in the same units; timm's mstd times 3."""
+    rand_probability: float = 1.0
+    """rand: of each operation to take place; timm's is 0.5."""
+    repeats: int = 1
+    """Repeated augmentation (Hoffer et al. 2020): so many differently augmented copies of an image in a global batch.
+    An epoch keeps its number of images: it sees one in so many of the different ones. 1 = off."""
+    random_erasing: float = 0.0
+    """Part of the training images of which a rectangle becomes the mean colour (Zhong et al. 2020)."""
+
+    def __post_init__(self) -> None:
+        choice("data.augment.policy", self.policy, POLICIES)
+        require(1 <= self.rand_ops <= 16, "data.augment.rand_ops must be 1 to 16", self.rand_ops, "Write 2.")
+        require(
+            0 <= self.rand_magnitude <= 30,
+            "data.augment.rand_magnitude must be 0 to 30",
+            self.rand_magnitude,
+            "Write 9.",
+        )
+        finite("data.augment.rand_magnitude_std", self.rand_magnitude_std, 0.0, 30.0)
+        finite("data.augment.rand_probability", self.rand_probability, 0.0, 1.0, open_low=True)
+        require(1 <= self.repeats <= 64, "data.augment.repeats must be 1 to 64", self.repeats, "Write 3.")
+        finite("data.augment.random_erasing", self.random_erasing, 0.0, 1.0)
+
+    @property
+    def copies(self) -> int:
+        """Of an image in a global batch; without augmentation they would not differ."""
+        return self.repeats if self.enabled else 1
+
+
+@dataclass(frozen=True)
+class MixConfig:
+    """How training images of a micro-batch are mixed with each other."""
+
+    mixup_alpha: float = 0.0
+    """Of the Beta distribution of mixup's share (Zhang et al. 2018); 0 = off."""
+    cutmix_alpha: float = 0.0
+    """Of cutmix's (Yun et al. 2019); 0 = off. With both, each micro-batch takes one of them."""
+
+    def __post_init__(self) -> None:
+        finite("data.mix.mixup_alpha", self.mixup_alpha, 0.0, 100.0)
+        finite("data.mix.cutmix_alpha", self.cutmix_alpha, 0.0, 100.0)
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Which images, of which size, in which batches."""
+
+    name: str = "digits"
+    """A data set's name (``digits``) or the path of an image folder with ``train/`` and ``val/``."""
+    image_size: int = 0
+    """Pixels a side; 0 = the data set's own (32 for digits, 224 for image folders)."""
+    val_image_size: int = 0
+    """Of validation; 0 = ``image_size``. A little more than in training is best (Touvron et al. 2019, FixRes)."""
+    progressive_from: int = 0
+    """Progressive resizing: pixels a side in the first epochs, a multiple of 32; ``image_size`` is then the last ones'.
+    0 = off."""
+    progressive_start: int = 0
+    """Up to this epoch, counted from 0, the size stays ``progressive_from``."""
+    progressive_end: int = 0
+    """From this epoch on it is ``image_size``; in between on a line, in multiples of 32."""
+    subset: float = 1.0
+    """Part of the training images to use, of each class alike; validation stays whole."""
+    drop_last: bool = True
+    """Leave out, in each epoch, the images that fill no global batch. False: they make a smaller last step, at the
+    large one's rate."""
+    on_bad_image: str = "fail"
+    """``skip``: an image that cannot be read is replaced in training by the next one of its micro-batch, left out
+    in validation, and counted."""
+    test_flip: bool = False
+    """Validation takes the mean of the logits of an image and of its mirror image."""
+    loader: LoaderConfig = field(default_factory=LoaderConfig)
+    augment: AugmentConfig = field(default_factory=AugmentConfig)
+    mix: MixConfig = field(default_factory=MixConfig)
+
+    def __post_init__(self) -> None:
+        require(
+            bool(self.name.strip()), "data.name must be a data set's name or a path", self.name, "Write e.g. digits."
+        )
+        choice("data.on_bad_image", self.on_bad_image, ON_BAD_IMAGE)
+        require(0 < self.subset <= 1, "data.subset must be above 0 and at most 1", self.subset, "Write e.g. 0.1.")
+        self._check_sizes()
+        if self.loader.name == "torchvision":
+            self._check_plain()
+
+    def _check_sizes(self) -> None:
+        require(
+            self.image_size == 0 or 8 <= self.image_size <= 1024,
+            "data.image_size must be 0 (the data set's own) or 8 to 1024 pixels",
+            self.image_size,
+            "Write e.g. 224.",
+        )
+        require(
+            self.val_image_size == 0 or 8 <= self.val_image_size <= 1024,
+            "data.val_image_size must be 0 (as in training) or 8 to 1024 pixels",
+            self.val_image_size,
+            "Write e.g. 224.",
+        )
+        require(
+            self.progressive_from == 0 or (32 <= self.progressive_from <= 1024 and self.progressive_from % 32 == 0),
+            "data.progressive_from must be 0 (off) or a multiple of 32 up to 1024 pixels",
+            self.progressive_from,
+            "Write e.g. 160.",
+        )
+        if self.progressive_from and not 0 <= self.progressive_start < self.progressive_end:
+            raise ConflictError(
+                "data.progressive_start must be at least 0 and below data.progressive_end; got "
+                f"{(self.progressive_start, self.progressive_end)}. Write e.g. 65 and 76 of 88 epochs."
+            )
+
+    def _check_plain(self) -> None:
+        """What the torchvision loader cannot do is off."""
+        for key, value, off in (
+            ("data.augment.policy", self.augment.policy, "none"),
+            ("data.augment.repeats", self.augment.repeats, 1),
+            ("data.progressive_from", self.progressive_from, 0),
+        ):
+            if value != off:
+                raise ConflictError(
+                    f"the torchvision loader is the plain pipeline; got {key}={value!r} with "
+                    f"data.loader.name=torchvision. Write data.loader.name=ring or {key}={off}."
+                )
