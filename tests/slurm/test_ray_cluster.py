@@ -153,7 +153,7 @@ def assert_every_trial_once(job: RayJob, trials: int) -> None:
 def test_near_the_time_limit_a_search_saves_requeues_and_goes_on(cluster, search):
     """On two nodes with one core and memory for one worker each: what both have in all would fit on neither."""
     job = search(6, sbatch=("-N2", "-c1", "--mem=2500"))
-    job.wait_log(r"has 2 nodes with 1 CPU core and 2\.1 GB: 2 trials at a time, 1 XX 1 CPU each")
+    job.wait_log(r"has 2 nodes with 1 CPU core and 2\.1 GB: 2 trials at a time, each with 1 worker of 1 CPU")
     job.wait_log(r"trial \d+ epoch 2/2")
     cluster.run("ctl", "scancel", "--batch", "-s", "USR1", job.id, user="alice")
     job.wait_log("→ requeueing")
@@ -169,7 +169,7 @@ def test_a_head_without_a_gpu_takes_no_gpu_from_the_others(search):
     """Both of the head's cores and the two nodes' one make two cores a GPU, which no node has."""
     sbatch = ("--mem=2500", ":", "-N2", "-n2", "-c1", "--gres=gpu:1", "--mem=2500")
     job = search(2, sbatch=sbatch)
-    job.wait_log(r"2 nodes with 1 GPU and 1 CPU core.*: 2 trials at a time, 1 XX 1 CPU \+ 1 GPU")
+    job.wait_log(r"2 nodes with 1 GPU and 1 CPU core.*: 2 trials at a time, each with 1 worker of 1 CPU \+ 1 GPU")
     # The files that stand for GPUs cannot train. Both trials got so far as to say it, on workers that Ray had placed.
     job.wait_end("FAILED")
     assert len(re.findall(r"trial \d+ failed at .*CUDA", job.log)) == 2, job.everything()
