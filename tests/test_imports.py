@@ -14,12 +14,12 @@ ROOT = Path(__file__).resolve().parent.parent
 HEAVY = ("torch", "torchvision", "ray", "optuna", "numpy", "pyarrow", "scipy", "PIL", "wandb", "rich")
 SINCE_PYTHON_3_10 = {"tomllib"}
 """Modules of the standard library that Python 3.9 lacks."""
-IN_FUNCTIONS = {
+WHERE_THERE = {
     ("cluster/doctor/probe.py", "torch"),
     ("cluster/node/gcs.py", "ray"),
     ("cluster/host/site/toml_subset.py", "tomllib"),
 }
-"""Where a node tests the environment of a job, where it speaks with Ray, and where Python is 3.11 or newer."""
+"""Imported where it is there: to test the environment of a job, to speak with Ray, and on Python 3.11 or newer."""
 NAMED_BY_COMMAND = {("cluster/cli.py", "bigbatch.command")}
 """``python -m cluster.cli`` in a clone answers as the console command does."""
 
@@ -42,13 +42,13 @@ def test_an_import_loads_nothing_heavy(module: str) -> None:
 
 
 def imports_of(path: Path) -> Iterator[tuple[str, bool]]:
-    """Each imported module, and whether it is imported when the file is: not in a function."""
+    """Each imported module, and whether the file needs it to be imported itself: not in a function or a ``try``."""
     module = ast.parse(path.read_text())
     later = {
         node
-        for function in ast.walk(module)
-        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-        for node in ast.walk(function)
+        for block in ast.walk(module)
+        if isinstance(block, ast.FunctionDef | ast.AsyncFunctionDef | ast.Try)
+        for node in ast.walk(block)
     }
     for node in ast.walk(module):
         if isinstance(node, ast.Import):
@@ -68,5 +68,5 @@ def test_cluster_imports_the_standard_library_alone() -> None:
         if name.split(".")[0] not in ours and name != "bigbatch.cluster" and not name.startswith("bigbatch.cluster.")
     ]
     named = {(path, name) for path, name, _ in others}
-    assert {(path, name.split(".")[0]) for path, name in named - NAMED_BY_COMMAND} == IN_FUNCTIONS
+    assert {(path, name.split(".")[0]) for path, name in named - NAMED_BY_COMMAND} == WHERE_THERE
     assert [(path, name) for path, name, at_once in others if at_once and (path, name) not in NAMED_BY_COMMAND] == []

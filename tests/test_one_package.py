@@ -59,7 +59,7 @@ def loaded_by(folder: Path, *words: object, cwd: Path) -> tuple[subprocess.Compl
 
 @pytest.mark.parametrize(
     ("words", "code"),
-    (
+    [
         ((TUNE, "--dry-run"), 0),
         ((ROOT / "src" / "bigbatch" / "tune" / "run.py", "--dry-run"), 0),
         (("-m", "bigbatch", "tune", "--dry-run"), 0),
@@ -70,7 +70,7 @@ def loaded_by(folder: Path, *words: object, cwd: Path) -> tuple[subprocess.Compl
         (("-m", "cluster.job", "--space", "smoke"), 2),
         (("-m", "bigbatch.cluster.job", "--space", "smoke"), 2),
         (("-m", "cluster.node", "--help"), 0),
-    ),
+    ],
     ids=lambda words: " ".join(map(str, words)).replace(str(ROOT), "") if isinstance(words, tuple) else "",
 )
 def test_each_of_our_files_is_loaded_once(words, code, tmp_path):
@@ -80,7 +80,7 @@ def test_each_of_our_files_is_loaded_once(words, code, tmp_path):
     assert {file: names for file, names in loaded.items() if len(names) > 1} == {}
 
 
-@pytest.mark.parametrize("where", ("in a clone", "elsewhere"))
+@pytest.mark.parametrize("where", ["in a clone", "elsewhere"])
 def test_a_space_may_use_the_earlier_names(where, tmp_path):
     (tmp_path / "mine.py").write_text(SPACE)
     cwd = ROOT if where == "in a clone" else tmp_path

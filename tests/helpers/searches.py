@@ -77,10 +77,8 @@ class Search:
         """kill -9 of the driver and of everything that it has started."""
         victims = [self.process.pid, *(p.pid for p in psutil.Process(self.process.pid).children(recursive=True))]
         for pid in victims:
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
         self.process.wait(120)
 
 

@@ -71,8 +71,8 @@ class VirtualCluster:
         requeue_delay_s: int = 120,
     ) -> None:
         trees = (REPOSITORY, sys.prefix, sys.base_prefix, *readable)
-        self._options = dict(nodes=nodes, cpus=cpus, memory_mb=memory_mb, gpus=gpus)
-        self._options |= dict(grace_s=grace_s, requeue_delay_s=requeue_delay_s)
+        self._options = {"nodes": nodes, "cpus": cpus, "memory_mb": memory_mb, "gpus": gpus}
+        self._options |= {"grace_s": grace_s, "requeue_delay_s": requeue_delay_s}
         self._readable = tuple(dict.fromkeys(str(Path(tree).absolute()) for tree in trees))
         self._plan: Plan | None = None
         self._keeper: subprocess.Popen[bytes] | None = None

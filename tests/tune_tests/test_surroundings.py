@@ -123,8 +123,8 @@ def test_no_temporary_folder_that_can_be_written_is_refused_in_one_line(tmp_path
 
     monkeypatch.setattr(tempfile, "gettempdir", nowhere)
     monkeypatch.setattr(private_folder.os, "access", lambda *_: False)
+    ray_session.remove_stale_folders()
     with pytest.raises(ConfigError, match="TMPDIR"):
-        ray_session.remove_stale_folders()
         ray_session.private_folder()
 
 

@@ -52,7 +52,7 @@ def keep(folder: Path, *names: str) -> None:
             path.unlink()
 
 
-@pytest.mark.parametrize("name", ("torch", "numpy", "optuna"))
+@pytest.mark.parametrize("name", ["torch", "numpy", "optuna"])
 def test_a_driver_that_would_import_the_users_file_refuses_in_one_line(name, folder):
     keep(folder, name)
     done = python("-m", "bigbatch.tune.run", "--dry-run", cwd=folder)

@@ -55,7 +55,7 @@ def test_blocks_of_ports_do_not_overlap_and_stay_below_the_ephemeral_range():
     assert (worker.gcs, worker.dashboard, worker.client) == (0, 0, 0)
     neighbours = [set(ports.ports_of(str(job), 0, head=h).used()) for job in range(500) for h in (True, False)]
     assert sum(map(len, neighbours)) == len(set.union(*neighbours)), "500 jobs in a row meet nowhere"
-    assert 20000 <= min(map(min, neighbours)) and max(map(max, neighbours)) < 32000
+    assert min(map(min, neighbours)) >= 20000 and max(map(max, neighbours)) < 32000
     visited = {ports.ports_of("123456789", attempt, head=True).gcs for attempt in range(ports.ATTEMPTS)}
     assert len(visited) == ports.ATTEMPTS
 

@@ -121,57 +121,63 @@ def ask(site: str = "jean_zay", live=None, env=None, **wishes):
 
 
 REFUSED = {
-    "unknown partition": (dict(partition="gpu_p7"), "gpu_p6"),
-    "more GPUs than a node has": (dict(partition="gpu_p6", gpus_per_node=8), "has 4 GPUs"),
-    "more cores than a node has": (dict(partition="gpu_p6", cpus_per_node=97), "96 cores"),
-    "cores for each GPU": (dict(partition="gpu_p6", cpus_per_gpu=25), "96 cores"),
-    "no cores": (dict(cpus_per_node=0), "--cpus-per-node must be at least 1; got 0"),
-    "time over the partition's": (dict(partition="gpu_p5", time="20:00:01"), "20:00:00"),
-    "time that is none": (dict(time="tomorrow"), "20h"),
-    "time shorter than the warning": (dict(time="2"), "--signal"),
-    "no node": (dict(nodes=0), "at least 1"),
-    "negative GPUs": (dict(gpus_per_node=-1), "--gpus-per-node must be at least 0; got -1"),
-    "no account": (dict(account=None), "--account PROJECT@v100"),
-    "account of another GPU": (dict(account="abc@v100", partition="gpu_p6"), "abc@h100"),
-    "unknown quality of service": (dict(qos="qos_gpu-t5"), "qos_gpu-t"),
-    "quality of service too short": (dict(qos="qos_gpu-dev", time="3h"), "02:00:00"),
-    "GPUs beyond every quality of service": (dict(nodes=8, time="30h"), "16 GPUs"),
-    "nodes over the partition's": (dict(site="juwels_booster", nodes=385), "384"),
-    "cores not known": (dict(site="grete"), "--cpus-per-gpu"),
-    "option of sbatch that is none": (dict(options=("-C inet",)), "--constraint="),
-    "online without internet": (dict(site="grete", cpus_per_gpu=8, arguments=("--wandb=online",)), "--wandb offline"),
-    "command missing": (dict(arguments=("--",)), "command"),
-    "array": (dict(options=("--array=1-3",)), "--study NAME"),
-    "name of two lines": (dict(name="a\nrm -r b"), "one line"),
-    "restarts below none": (dict(job_options=("--max-restarts=-1",)), "--max-restarts 3"),
-    "cores of no GPU": (dict(cpus_per_gpu=0), "--cpus-per-gpu must be at least 1"),
-    "nodes in quotes": (dict(nodes="2"), "--nodes must be a whole number; got '2'"),
-    "signal after the end": (dict(signal_s=70000), "--signal must be at most 65535"),
-    "memory that is none": (dict(mem="lots"), "got 'lots'. Write e.g. 120G"),
-    "memory of no text": (dict(mem=4000), "--mem must be text; got 4000"),
-    "memory in bytes": (dict(mem="120GB"), "Write 120G."),
-    "memory in GiB": (dict(mem="64 GiB"), "Write 64G."),
-    "memory with a part": (dict(mem="1.5G"), "Write 1536M."),
-    "negative memory": (dict(mem="-4G"), "got '-4G'"),
-    "memory by sbatch": (dict(options=("--mem-per-gpu=much",)), "--sbatch=--mem-per-gpu must be a whole number"),
-    "memory twice": (dict(mem="4G", options=("--mem-per-cpu=2G",)), "got --mem 4G and --sbatch=--mem-per-cpu=2G"),
-    "time by sbatch": (dict(options=("--time=soon",)), "--sbatch=--time: a time must be"),
-    "time twice": (dict(time="4h", options=("--time=5:00",)), "got --time 4h and --sbatch=--time=5:00"),
-    "no time limit where there is one": (dict(time="UNLIMITED", partition="gpu_p5"), "got --time UNLIMITED"),
-    "no GPU": (dict(gres="lots"), "gpu:TYPE"),
-    "several resources": (dict(gres="gpu:2,tmpdisk:1"), "--sbatch=--gres="),
-    "GPUs twice": (dict(gres="gpu:v100:2", gpus_per_node=4), "got --gres gpu:v100:2 and --gpus-per-node 4"),
-    "GPUs in all": (dict(nodes=2, gpus_per_node=4, options=("--gpus=4",)), "--gpus-per-node 4 and --sbatch=--gpus=4"),
-    "GPUs of a task": (dict(gpus_per_node=4, options=("--gpus-per-task=1",)), "--sbatch=--gpus-per-task=1"),
-    "GPUs by sbatch twice": (dict(options=("--gres=gpu:v100:4", "--gpus-per-node=2")), "--sbatch=--gpus-per-node=2"),
-    "one GPU by sbatch": (dict(gpus_per_node=4, options=("--gres=gpu:v100",)), "--sbatch=--gres=gpu:v100"),
+    "unknown partition": ({"partition": "gpu_p7"}, "gpu_p6"),
+    "more GPUs than a node has": ({"partition": "gpu_p6", "gpus_per_node": 8}, "has 4 GPUs"),
+    "more cores than a node has": ({"partition": "gpu_p6", "cpus_per_node": 97}, "96 cores"),
+    "cores for each GPU": ({"partition": "gpu_p6", "cpus_per_gpu": 25}, "96 cores"),
+    "no cores": ({"cpus_per_node": 0}, "--cpus-per-node must be at least 1; got 0"),
+    "time over the partition's": ({"partition": "gpu_p5", "time": "20:00:01"}, "20:00:00"),
+    "time that is none": ({"time": "tomorrow"}, "20h"),
+    "time shorter than the warning": ({"time": "2"}, "--signal"),
+    "no node": ({"nodes": 0}, "at least 1"),
+    "negative GPUs": ({"gpus_per_node": -1}, "--gpus-per-node must be at least 0; got -1"),
+    "no account": ({"account": None}, "--account PROJECT@v100"),
+    "account of another GPU": ({"account": "abc@v100", "partition": "gpu_p6"}, "abc@h100"),
+    "unknown quality of service": ({"qos": "qos_gpu-t5"}, "qos_gpu-t"),
+    "quality of service too short": ({"qos": "qos_gpu-dev", "time": "3h"}, "02:00:00"),
+    "GPUs beyond every quality of service": ({"nodes": 8, "time": "30h"}, "16 GPUs"),
+    "nodes over the partition's": ({"site": "juwels_booster", "nodes": 385}, "384"),
+    "cores not known": ({"site": "grete"}, "--cpus-per-gpu"),
+    "option of sbatch that is none": ({"options": ("-C inet",)}, "--constraint="),
+    "online without internet": (
+        {"site": "grete", "cpus_per_gpu": 8, "arguments": ("--wandb=online",)},
+        "--wandb offline",
+    ),
+    "command missing": ({"arguments": ("--",)}, "command"),
+    "array": ({"options": ("--array=1-3",)}, "--study NAME"),
+    "name of two lines": ({"name": "a\nrm -r b"}, "one line"),
+    "restarts below none": ({"job_options": ("--max-restarts=-1",)}, "--max-restarts 3"),
+    "cores of no GPU": ({"cpus_per_gpu": 0}, "--cpus-per-gpu must be at least 1"),
+    "nodes in quotes": ({"nodes": "2"}, "--nodes must be a whole number; got '2'"),
+    "signal after the end": ({"signal_s": 70000}, "--signal must be at most 65535"),
+    "memory that is none": ({"mem": "lots"}, "got 'lots'. Write e.g. 120G"),
+    "memory of no text": ({"mem": 4000}, "--mem must be text; got 4000"),
+    "memory in bytes": ({"mem": "120GB"}, "Write 120G."),
+    "memory in GiB": ({"mem": "64 GiB"}, "Write 64G."),
+    "memory with a part": ({"mem": "1.5G"}, "Write 1536M."),
+    "negative memory": ({"mem": "-4G"}, "got '-4G'"),
+    "memory by sbatch": ({"options": ("--mem-per-gpu=much",)}, "--sbatch=--mem-per-gpu must be a whole number"),
+    "memory twice": ({"mem": "4G", "options": ("--mem-per-cpu=2G",)}, "got --mem 4G and --sbatch=--mem-per-cpu=2G"),
+    "time by sbatch": ({"options": ("--time=soon",)}, "--sbatch=--time: a time must be"),
+    "time twice": ({"time": "4h", "options": ("--time=5:00",)}, "got --time 4h and --sbatch=--time=5:00"),
+    "no time limit where there is one": ({"time": "UNLIMITED", "partition": "gpu_p5"}, "got --time UNLIMITED"),
+    "no GPU": ({"gres": "lots"}, "gpu:TYPE"),
+    "several resources": ({"gres": "gpu:2,tmpdisk:1"}, "--sbatch=--gres="),
+    "GPUs twice": ({"gres": "gpu:v100:2", "gpus_per_node": 4}, "got --gres gpu:v100:2 and --gpus-per-node 4"),
+    "GPUs in all": (
+        {"nodes": 2, "gpus_per_node": 4, "options": ("--gpus=4",)},
+        "--gpus-per-node 4 and --sbatch=--gpus=4",
+    ),
+    "GPUs of a task": ({"gpus_per_node": 4, "options": ("--gpus-per-task=1",)}, "--sbatch=--gpus-per-task=1"),
+    "GPUs by sbatch twice": ({"options": ("--gres=gpu:v100:4", "--gpus-per-node=2")}, "--sbatch=--gpus-per-node=2"),
+    "one GPU by sbatch": ({"gpus_per_node": 4, "options": ("--gres=gpu:v100",)}, "--sbatch=--gres=gpu:v100"),
     "GPUs of two types": (
-        dict(gres="gpu:v100", options=("--gpus-per-node=a100:4",)),
+        {"gres": "gpu:v100", "options": ("--gpus-per-node=a100:4",)},
         "--sbatch=--gpus-per-node=a100:4",
     ),
-    "GPUs by sbatch that are none": (dict(options=("--gpus=some",)), "must be N or TYPE:N; got 'some'"),
-    "more GPUs than a node has, by type": (dict(gres="gpu:8", partition="gpu_p6"), "has 4 GPUs; got 8"),
-    "workers over the GPUs": (dict(nodes=2, arguments=("--workers", "9")), "--workers 8, or --nodes 3"),
+    "GPUs by sbatch that are none": ({"options": ("--gpus=some",)}, "must be N or TYPE:N; got 'some'"),
+    "more GPUs than a node has, by type": ({"gres": "gpu:8", "partition": "gpu_p6"}, "has 4 GPUs; got 8"),
+    "workers over the GPUs": ({"nodes": 2, "arguments": ("--workers", "9")}, "--workers 8, or --nodes 3"),
 }
 
 
@@ -222,16 +228,16 @@ def test_a_job_without_a_time_limit_is_submitted_where_there_is_none(text):
 @pytest.mark.parametrize(
     ("wishes", "gpus", "gres"),
     [
-        (dict(gres="gpu:a100", gpus_per_node=4), 4, "--gres=gpu:a100:4"),
-        (dict(gres="gpu:a100:2"), 2, "--gres=gpu:a100:2"),
-        (dict(gres="gpu:2", gpus_per_node=2, options=("--gpus=4",)), 2, "--gres=gpu:2"),
-        (dict(gpus_per_node=3, options=("--gres=gpu:a100:3",)), 3, "--gres=gpu:3"),
+        ({"gres": "gpu:a100", "gpus_per_node": 4}, 4, "--gres=gpu:a100:4"),
+        ({"gres": "gpu:a100:2"}, 2, "--gres=gpu:a100:2"),
+        ({"gres": "gpu:2", "gpus_per_node": 2, "options": ("--gpus=4",)}, 2, "--gres=gpu:2"),
+        ({"gpus_per_node": 3, "options": ("--gres=gpu:a100:3",)}, 3, "--gres=gpu:3"),
         # Only sbatch is told: its option alone says which GPUs, as two would contradict each other.
-        (dict(options=("--gpus=2",)), 1, None),
-        (dict(options=("--gpus-per-task=a100:3",)), 3, None),
-        (dict(options=("--gpus=64",)), 4, None),
+        ({"options": ("--gpus=2",)}, 1, None),
+        ({"options": ("--gpus-per-task=a100:3",)}, 3, None),
+        ({"options": ("--gpus=64",)}, 4, None),
         # Of two --gres Slurm would take the last, and the GPUs would be gone.
-        (dict(options=("--gres=tmpdisk:10",)), 4, "--gres=gpu:4,tmpdisk:10"),
+        ({"options": ("--gres=tmpdisk:10",)}, 4, "--gres=gpu:4,tmpdisk:10"),
     ],
 )
 def test_gpus_are_counted_however_they_are_asked_for(wishes, gpus, gres):
@@ -248,9 +254,9 @@ def test_gpus_are_counted_however_they_are_asked_for(wishes, gpus, gres):
 def test_a_type_of_gpu_that_slurm_does_not_know_is_refused():
     live = {"gpu": Partition("gpu", gpus_per_node=4, cores_per_node=32, is_default=True, gpu_types=("a100", "h100"))}
     for wishes, expected in (
-        (dict(gres="gpu:A100"), "Did you mean gpu:a100?"),
-        (dict(gres="gpu:v1"), "GPUs of type a100, h100; got --gres gpu:v1"),
-        (dict(options=("--gpus=h200:4",)), "got --sbatch=--gpus=h200:4"),
+        ({"gres": "gpu:A100"}, "Did you mean gpu:a100?"),
+        ({"gres": "gpu:v1"}, "GPUs of type a100, h100; got --gres gpu:v1"),
+        ({"options": ("--gpus=h200:4",)}, "got --sbatch=--gpus=h200:4"),
     ):
         with pytest.raises(InputError) as caught:
             ask(site="generic", live=live, **wishes)
@@ -276,7 +282,7 @@ def test_of_two_limits_the_tighter_one_counts():
     }
     assert ask(site="juwels_booster", live=live).time_s == 3600  # in place of the usual 4 h
     assert ask(site="juwels_booster", live=live).cpus_per_node == 48  # the profile's cores, not Slurm's threads
-    for wishes in (dict(nodes=9), dict(time="2h")):
+    for wishes in ({"nodes": 9}, {"time": "2h"}):
         with pytest.raises(InputError):
             ask(site="juwels_booster", live=live, **wishes)
     # A partition that the profile does not know is as good, if Slurm does.
@@ -352,10 +358,10 @@ def test_paths_may_be_paths(tmp_path):
 def test_a_missing_file_interpreter_or_sbatch_is_refused(tmp_path, monkeypatch):
     env = {"BIGBATCH_HOME": str(tmp_path / "home")}
     for wishes, expected in (
-        (dict(container="none.sif"), "--container"),
-        (dict(prelude="none.sh"), "--prelude"),
-        (dict(python="/no/python"), "--python"),
-        (dict(nodse=4), "nodes"),
+        ({"container": "none.sif"}, "--container"),
+        ({"prelude": "none.sh"}, "--prelude"),
+        ({"python": "/no/python"}, "--python"),
+        ({"nodse": 4}, "nodes"),
     ):
         with pytest.raises(InputError, match=expected):
             batch_script.submit(*SEARCH, site="generic", cpus_per_node=2, dry_run=True, env=env, **wishes)

@@ -23,7 +23,7 @@ PLAIN = changed(CONFIG, drop_last=False, epochs=2, schedule__name="constant", mo
 
 
 @pytest.mark.parametrize(
-    "size, workers, accumulation, micro, last",
+    ("size", "workers", "accumulation", "micro", "last"),
     [
         (1437, 2, 4, 16, 3),  # 29 images are left, in 8 micro-batches: 3 each, 5 left out
         (1437, 1, 1, 256, 157),

@@ -22,7 +22,9 @@ def images_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_noise_images(tmp_path_factory.mktemp("images"))
 
 
-@pytest.mark.parametrize("workers, accumulation, micro", [(1, 1, 16), (2, 1, 8), (1, 2, 8), (3, 2, 5), (4, 4, 25)])
+@pytest.mark.parametrize(
+    ("workers", "accumulation", "micro"), [(1, 1, 16), (2, 1, 8), (1, 2, 8), (3, 2, 5), (4, 4, 25)]
+)
 def test_every_training_image_once_an_epoch_but_the_dropped_end(workers: int, accumulation: int, micro: int) -> None:
     size, split = 1437, BatchSplit(workers, accumulation, micro)
     ranks = [list(sampling.train_micro_batches(size, 7, 3, split, rank)) for rank in range(workers)]
@@ -70,7 +72,7 @@ def test_validation_counts_each_image_once(size: int, batch_size: int, workers: 
 
 
 @pytest.mark.parametrize(
-    "size, micro, count, workers, expected",
+    ("size", "micro", "count", "workers", "expected"),
     [
         (1437, 128, 2048, 1, [11]),  # the whole set, 29 images left over
         (1437, 128, 2048, 2, [6, 5]),
@@ -94,7 +96,7 @@ def test_bn_images_come_in_whole_micro_batches(
 # --- repeated augmentation ---
 
 
-@pytest.mark.parametrize("size, workers, repeats", [(1437, 4, 3), (60, 1, 3), (100, 3, 2), (50, 2, 64)])
+@pytest.mark.parametrize(("size", "workers", "repeats"), [(1437, 4, 3), (60, 1, 3), (100, 3, 2), (50, 2, 64)])
 def test_repeated_augmentation_is_timms(size: int, workers: int, repeats: int) -> None:
     """``RepeatAugSampler`` without its own shuffling gives places in the permutation, rank by rank."""
     timm = pytest.importorskip("timm.data.distributed_sampler")
@@ -152,7 +154,7 @@ def test_impossible_repeats_are_refused_and_none_are_made_without_augmentation()
     assert AugmentConfig(repeats=3).copies == 3 and AugmentConfig(repeats=3, enabled=False).copies == 1
 
 
-@pytest.mark.parametrize("rank, start_step", [(2, 0), (-1, 0), (0, -1)])
+@pytest.mark.parametrize(("rank", "start_step"), [(2, 0), (-1, 0), (0, -1)])
 def test_impossible_rank_or_step_is_refused(rank: int, start_step: int) -> None:
     with pytest.raises(ValueError, match="rank must be below 2"):
         list(sampling.train_micro_batches(100, 0, 0, BatchSplit(2, 1, 4), rank, start_step))

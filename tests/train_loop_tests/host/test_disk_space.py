@@ -103,8 +103,8 @@ def test_runs_and_packs_that_lack_inodes_are_refused_before_anything_is_written(
     with pytest.raises(ConfigError, match="up to .* inodes"):
         make_plan(Options(space="smoke", output=str(tiny), study="s"))
     images = write_images(tmp_path / "images")
+    (tiny / "one").touch()
     with pytest.raises(ConfigError, match=r"needs 9 inodes; got 8 left"):
-        (tiny / "one").touch()
         pack_here(images, tiny / "packed")
     assert [path.name for path in tiny.iterdir()] == ["one"]
 
@@ -197,7 +197,7 @@ def test_parameters_are_counted(name: str, classes: int) -> None:
     assert space_needed.parameters(ModelConfig(name=name), info) == sum(p.numel() for p in model.parameters())
 
 
-@pytest.mark.parametrize("optimizer, average", [("sgd", 0.0), ("lamb", 0.9)])
+@pytest.mark.parametrize(("optimizer", "average"), [("sgd", 0.0), ("lamb", 0.9)])
 def test_a_checkpoint_is_as_large_as_foreseen(tmp_path: Path, optimizer: str, average: float) -> None:
     """Written by a real run; between the estimate and 5 % less, for the reserve is 5 %."""
     config = CONFIG.replace_keys(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -79,10 +80,8 @@ def end_session(process: subprocess.Popen[str]) -> None:
     except psutil.NoSuchProcess:
         return
     for member in family:
-        try:
+        with contextlib.suppress(psutil.NoSuchProcess):
             member.kill()
-        except psutil.NoSuchProcess:
-            pass
     process.wait(timeout=120)
     psutil.wait_procs(family[1:], timeout=120)
 

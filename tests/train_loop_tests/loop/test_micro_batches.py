@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -105,9 +106,9 @@ def test_a_source_that_brings_too_few_or_too_many_batches_is_refused(brought: in
         def read_train(self, batches: Sequence[Any], epoch: object) -> Iterator[Batch]:
             return super().read_train([batches[0]] * brought, epoch)
 
+    steps = Wrong().train_steps(0, 0, BatchSplit(1, 4, 8), 0)
     with pytest.raises(RuntimeError, match="a step has 4 .* brought 3|one batch for each .* more than 2"):
-        for step in Wrong().train_steps(0, 0, BatchSplit(1, 4, 8), 0):
-            list(step)
+        deque(map(list, steps))
 
 
 def test_waiting_within_a_step_counts_as_waiting_alone(monkeypatch: pytest.MonkeyPatch) -> None:

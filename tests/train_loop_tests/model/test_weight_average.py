@@ -49,10 +49,14 @@ def test_the_average_is_the_formula_and_the_model_is_put_back() -> None:
     for found, wanted in zip(average.tensors, expected, strict=True):
         torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
     before = [t.detach().clone() for t in live]
-    with pytest.raises(KeyError), average.in_place():
+
+    def compare_and_fail() -> None:
         for t, wanted in zip(live, expected, strict=True):
             torch.testing.assert_close(t, wanted, rtol=1e-12, atol=1e-12)
         raise KeyError
+
+    with pytest.raises(KeyError), average.in_place():
+        compare_and_fail()
     assert all(torch.equal(t, kept) for t, kept in zip(live, before, strict=True))
 
 

@@ -100,7 +100,15 @@ def test_lars_takes_the_papers_steps_under_warmup_and_decay(convention, nesterov
         groups = [{"params": params, "trust_ratio": trust_ratio}]
         return LARS(groups, 1.0, m, wd, 0.05, nesterov, momentum_convention=convention, eps=eps)
 
-    options = dict(m=m, wd=wd, eta=0.05, eps=eps, nesterov=nesterov, convention=convention, trust_ratio=trust_ratio)
+    options = {
+        "m": m,
+        "wd": wd,
+        "eta": 0.05,
+        "eps": eps,
+        "nesterov": nesterov,
+        "convention": convention,
+        "trust_ratio": trust_ratio,
+    }
     rates = [r if trust_ratio else 0.1 * r for r in WARMUP]
     check_against(lars_reference, optimizer_of, rates, **options)
 
@@ -112,7 +120,7 @@ def test_lamb_takes_the_papers_steps_under_warmup_and_decay(trust_ratio, bias_co
     def optimizer_of(params):
         return LAMB([{"params": params, "trust_ratio": trust_ratio}], 1.0, betas, eps, wd, bias_correction)
 
-    options = dict(betas=betas, eps=eps, wd=wd, bias_correction=bias_correction, trust_ratio=trust_ratio)
+    options = {"betas": betas, "eps": eps, "wd": wd, "bias_correction": bias_correction, "trust_ratio": trust_ratio}
     check_against(lamb_reference, optimizer_of, [0.02 * r for r in WARMUP], **options)
 
 
@@ -165,7 +173,7 @@ def test_without_trust_ratio_lars_out_is_torch_sgd_and_lamb_is_torch_adamw(neste
     def run_with(optimizer_of):
         return run(optimizer_of, weights, lambda t: make_arrays(SHAPES, seed=t + 20), rates)
 
-    options = dict(lr=1.0, momentum=0.9, weight_decay=0.03, nesterov=nesterov)
+    options = {"lr": 1.0, "momentum": 0.9, "weight_decay": 0.03, "nesterov": nesterov}
     pairs = [
         (
             run_with(lambda params: LARS(params, **options, momentum_convention="out", trust_ratio=False)),
@@ -385,7 +393,7 @@ def test_lamb_corrects_bias_by_each_parameters_own_step_count():
         late.grad = torch.tensor(g) if t == 2 else None  # unfrozen for the third step
         early.grad = torch.tensor(g)
         optimizer.step()
-    options = dict(betas=(0.9, 0.999), eps=1e-6, wd=0.01)
+    options = {"betas": (0.9, 0.999), "eps": 1e-6, "wd": 0.01}
     np.testing.assert_allclose(late.detach().numpy(), lamb_reference(w, [g], [0.1], **options), rtol=1e-12)
     np.testing.assert_allclose(early.detach().numpy(), lamb_reference(w, [g] * 3, [0.1] * 3, **options), rtol=1e-12)
 

@@ -79,10 +79,7 @@ def test_timm_lars(nesterov: bool, trust_clip: bool, foreach: bool) -> None:
 @pytest.mark.parametrize("wd", [0.0, 0.3])
 def test_timm_lamb(theirs: dict[str, Any], ours: dict[str, Any], wd: float, foreach: bool) -> None:
     optim = pytest.importorskip("timm.optim", reason="timm is not installed (extra: test)")
-    if wd == 0 and not theirs.get("always_adapt"):
-        ours = {**ours, "nvlamb": False}
-    else:
-        ours = {"nvlamb": True, **ours}
+    ours = {**ours, "nvlamb": False} if wd == 0 and not theirs.get("always_adapt") else {"nvlamb": True, **ours}
     rates = [0.02 * r for r in RATES]
     expected = torch_weights(lambda p: optim.Lamb(p, weight_decay=wd, foreach=foreach, **theirs), rates)
     # timm divides by ‖G‖/c, we multiply by c/‖G‖; its step number is float32 where ours is exact.

@@ -91,13 +91,9 @@ def test_what_is_full_is_named(small_disk):
 
 
 def test_a_full_disk_is_known_behind_other_errors():
-    try:
-        try:
-            raise OSError(errno.EDQUOT, "Disk quota exceeded")
-        except OSError as error:
-            raise RuntimeError("something else") from error
-    except RuntimeError as error:
-        assert full_errno(error) == errno.EDQUOT
+    behind = RuntimeError("something else")
+    behind.__cause__ = OSError(errno.EDQUOT, "Disk quota exceeded")
+    assert full_errno(behind) == errno.EDQUOT
     assert full_errno(RuntimeError("write failed: No space left on device")) == errno.ENOSPC
     assert full_errno(OSError(errno.EACCES, "Permission denied")) is None
     assert full_errno(None) is None

@@ -97,7 +97,7 @@ def test_processes_by_what_an_epoch_cost(reads: list[Read], now: int, most: int,
     assert enough(reads, now, most) == wanted
 
 
-@pytest.mark.parametrize("step_s, wanted", [(0.070, [6, 2, 2]), (0.0, [6, 6, 6])])
+@pytest.mark.parametrize(("step_s", "wanted"), [(0.070, [6, 2, 2]), (0.0, [6, 6, 6])])
 def test_a_source_keeps_what_its_consumer_needs(
     step_s: float, wanted: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

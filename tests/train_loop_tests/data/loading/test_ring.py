@@ -376,7 +376,7 @@ def test_torchvisions_loader_is_the_plain_pipeline(change: dict[str, Any]) -> No
 
 
 def test_the_ring_brings_policies_copies_and_growing_images(folder: Path) -> None:
-    sizes_of = dict(image_size=64, progressive_from=32, progressive_end=2, val_image_size=80)
+    sizes_of = {"image_size": 64, "progressive_from": 32, "progressive_end": 2, "val_image_size": 80}
     augment = AugmentConfig(policy="rand", repeats=3)
     here, there = (
         open_data(DataConfig(name=str(folder), loader=LoaderConfig(workers=n), augment=augment, **sizes_of))

@@ -180,7 +180,9 @@ def bitmap(draws: np.random.Generator) -> Image.Image:
     return Image.fromarray(draws.integers(0, 2, (200, 200), dtype=np.uint8) * 255).convert("1")
 
 
-@pytest.mark.parametrize("kind, make", [("png", tiny_png), ("png", bitmap), ("webp", photograph), ("jpg", photograph)])
+@pytest.mark.parametrize(
+    ("kind", "make"), [("png", tiny_png), ("png", bitmap), ("webp", photograph), ("jpg", photograph)]
+)
 @pytest.mark.parametrize("profile", [Profile(), Profile("fast", short_side=96)])
 def test_the_room_that_is_asked_for_is_what_is_taken(kind: str, make: Any, profile: Profile, tmp_path: Path) -> None:
     draws = np.random.default_rng(0)

@@ -46,7 +46,7 @@ def applied(policy: Policy, key: object) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    "policy, reference",
+    ("policy", "reference"),
     [
         (Policy("trivial"), lambda: v2.TrivialAugmentWide()),
         (Policy("rand", 2, 9), lambda: v2.RandAugment(num_ops=2, magnitude=9)),
@@ -89,7 +89,7 @@ def test_operations_are_pillows_at_the_magnitudes_of_the_papers(monkeypatch: pyt
     assert compared == set(references)
 
 
-@pytest.mark.parametrize("policy, operations", [(Policy("trivial"), 1), (Policy("rand", 2, 9), 2)])
+@pytest.mark.parametrize(("policy", "operations"), [(Policy("trivial"), 1), (Policy("rand", 2, 9), 2)])
 def test_operations_are_drawn_evenly(policy: Policy, operations: int, monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = Recorder(monkeypatch)
     count = 1400
@@ -129,7 +129,7 @@ def test_strengths_at_18_of_30_are_timms_at_6_of_10(monkeypatch: pytest.MonkeyPa
     assert names - set(mine) == {"Invert", "SolarizeAdd"} and set(mine) - names == {"Identity"}
 
 
-@pytest.mark.parametrize("magnitude, std", [(6, 0.5), (7, 0.5), (10, 1.0)])
+@pytest.mark.parametrize(("magnitude", "std"), [(6, 0.5), (7, 0.5), (10, 1.0)])
 def test_magnitudes_are_distributed_as_timms(magnitude: int, std: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of rand-m6-mstd0.5, rand-m7-mstd0.5 and at the upper bound, where both cut off."""
     timm = pytest.importorskip("timm.data.auto_augment")
@@ -200,7 +200,7 @@ def test_training_images_have_it_whatever_the_processes(tmp_path: Path, name: st
     differing = sum(
         not torch.equal(a, b) for x, y in zip(found, without, strict=True) for a, b in zip(x, y, strict=True)
     )
-    assert 0 < differing
+    assert differing > 0
     off = dataclasses.replace(config, augment=AugmentConfig(enabled=False, policy=name))
     plain_off = dataclasses.replace(plain, augment=AugmentConfig(enabled=False))
     assert policy_of(off.augment) is None

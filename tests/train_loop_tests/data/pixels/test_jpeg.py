@@ -49,7 +49,7 @@ def assert_crops_equal(data: bytes, count: int, draws: random.Random) -> None:
         assert np.array_equal(pixels[upper:lower, left:right], expected), (layout, box)
 
 
-@pytest.mark.parametrize("mode, sampling", [("RGB", "4:4:4"), ("RGB", "4:2:2"), ("RGB", "4:2:0"), ("L", "")])
+@pytest.mark.parametrize(("mode", "sampling"), [("RGB", "4:4:4"), ("RGB", "4:2:2"), ("RGB", "4:2:0"), ("L", "")])
 @pytest.mark.parametrize("size", [(500, 375), (375, 500), (333, 251), (129, 1), (1, 129), (17, 300)])
 def test_a_crop_equals_that_of_the_whole_image_bit_for_bit(mode: str, sampling: str, size: tuple[int, int]) -> None:
     data = restarted(photograph(*size).convert(mode), sampling)
@@ -100,7 +100,7 @@ def test_a_stamped_file_is_the_same_ordinary_jpeg() -> None:
 
 
 @pytest.mark.parametrize(
-    "make, words",
+    ("make", "words"),
     [
         (lambda data: b"", "ends within"),
         (lambda data: b"GIF89a" + data, "no JPEG"),

@@ -24,7 +24,7 @@ PROGRESSIVE = DataConfig(image_size=96, progressive_from=32, progressive_start=1
 
 
 @pytest.mark.parametrize(
-    "epochs, first, last, start, end",
+    ("epochs", "first", "last", "start", "end"),
     [(88, 160, 192, 65, 76), (16, 160, 192, 11, 13), (40, 128, 224, 0, 30), (5, 96, 128, 3, 4)],
 )
 def test_sizes_are_those_of_ffcv(epochs: int, first: int, last: int, start: int, end: int) -> None:
@@ -114,7 +114,7 @@ def test_the_memory_probe_takes_the_largest_training_size() -> None:
 
 
 @pytest.mark.parametrize(
-    "changes, words",
+    ("changes", "words"),
     [
         ({"progressive_from": 100}, "multiple of 32"),
         ({"progressive_from": 64, "progressive_end": 0, "progressive_start": 0}, "progressive_start"),

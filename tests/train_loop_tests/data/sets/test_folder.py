@@ -158,7 +158,7 @@ def write_tree(root: Path, *files: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    "files, words",
+    ("files", "words"),
     [
         ((), ("needs train/", "an empty folder", "train/<class>")),
         (("val/a/1.jpg",), ("needs train/", "val/")),
@@ -196,7 +196,7 @@ def test_hidden_names_and_deeper_folders(tmp_path: Path, val: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name, words",
+    ("name", "words"),
     [
         ("digit", ("Did you mean 'digits'?",)),
         ("Digits", ("Did you mean 'digits'?",)),
