@@ -1,0 +1,69 @@
+"""The README's picture of a terminal shows what a search prints today."""
+
+from __future__ import annotations
+
+import json
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bigbatch.train_loop.config import TrainConfig
+from bigbatch.tune.watch.display import Progress, summary_line, trial_table
+from bigbatch.tune.watch.observer import TrialView
+from helpers.paths import ROOT
+
+SCRIPT = ROOT / "benchmarks" / "terminal_picture.py"
+AGAIN = "the picture is out of date; run: python benchmarks/terminal_picture.py run"
+
+
+@pytest.fixture(scope="module")
+def script() -> dict[str, Any]:
+    return runpy.run_path(str(SCRIPT))
+
+
+@pytest.fixture(scope="module")
+def shown(script: dict[str, Any]) -> list[str]:
+    """The stored screen's lines, without colours."""
+    text = json.loads(script["RAW"].read_text())["screen"]
+    return re.sub(r"\x1b\[[\d;]*m", "", text).splitlines()
+
+
+def test_the_picture_is_drawn_from_the_stored_screen_and_loads_nothing(script: dict[str, Any]) -> None:
+    picture = script["PICTURE"].read_text()
+    assert script["draw"](json.loads(script["RAW"].read_text())) == picture
+    assert len(picture) < 100_000
+    assert re.findall(r"https?://[^\"' ]+", picture.replace("http://127.0.0.1", "")) == ["http://www.w3.org/2000/svg"]
+
+
+def test_the_space_in_the_picture_is_the_one_that_a_search_prints(shown: list[str], tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "tune" / "run.py"), *"--space large_batch --dry-run".split()]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    printed = done.stdout.splitlines()
+
+    def space(lines: list[str]) -> list[str]:
+        first = next(i for i, line in enumerate(lines) if line.startswith("space"))
+        last = next(i for i, line in enumerate(lines) if line.startswith("data"))
+        return [" ".join(line.split()) for line in lines[first:last]]
+
+    assert space(shown) == space(printed), AGAIN
+
+
+def test_the_table_in_the_picture_has_the_words_of_the_live_table(shown: list[str]) -> None:
+    header = next(line for line in shown if line.startswith("trial  ")).split()
+    trials = {n: TrialView(n, {}, TrainConfig(), state) for n, state in enumerate(("COMPLETE", "PRUNED", "RUNNING"))}
+    progress = Progress(12, 2, trials)
+    today = [str(column.header) for column in trial_table(progress).columns]
+    assert header == [name for name in today if name in header], AGAIN
+
+    def words(line: str) -> str:
+        return re.sub(r"[\d.:–]+( %)?", "N", line)
+
+    summary = next(line for line in shown if " trials ended" in line)
+    shape = words(summary_line(progress).plain).replace("best N (trial N) · ", "")
+    assert words(summary).replace("best N (trial N) · ", "").split(" · ")[:2] == shape.split(" · ")[:2], AGAIN
