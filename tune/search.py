@@ -47,6 +47,7 @@ from bigbatch.tune.watch.findings import (
 )
 from bigbatch.tune.watch.interrupts import Interrupts, StopRequest
 from bigbatch.tune.watch.observer import Observer, TrialView
+from bigbatch.tune.watch.progress_file import ProgressFileWriter
 from bigbatch.tune.watch.views import counted, views
 from bigbatch.tune.watch.watch_thread import ClusterLost, Watch, end_process_unless_done, make_watch
 
@@ -185,6 +186,8 @@ def _search(
         ended.wandb = wandb_log.WandbObserver(plan.wandb, plan.study, plan.folder / "wandb")
         stack.callback(ended.wandb.close)
         observers.append(ended.wandb)
+    if plan.storage is not None:
+        observers.append(ProgressFileWriter(plan.folder, _views(store)))
     store.study.pruner = make_pruner(plan.scheduler, plan.max_epochs, plan.seed)
     ray_storage = _ray_storage(plan, connection)
     bridge = ended.bridge = _make_bridge(ended, store, ray_storage, observers, stop)

@@ -15,7 +15,6 @@ from pathlib import Path
 from bigbatch.cluster.job.early_signal import SLURM_EARLY_S, EarlySignal
 from bigbatch.cluster.record import study_progress
 
-LOG_MARK = b": top-1 "
 CHECKPOINTS = "checkpoints/*/latest.pt"
 LONG_ENOUGH_S = 600.0
 USUAL_START_S = 60.0
@@ -37,23 +36,11 @@ def saved_work(study: Path | None) -> SavedWork | None:
         return None
     try:
         trials = study_progress.read_study_progress(study)
-        return SavedWork(_epochs(study), trials.finished if trials else 0, frozenset(_checkpoints(study)))
+        return SavedWork(
+            study_progress.finished_epochs(study), trials.finished if trials else 0, frozenset(_checkpoints(study))
+        )
     except OSError:
         return None
-
-
-def _epochs(study: Path) -> int:
-    # A study in a database has no journal; its driver's log has a line an epoch too.
-    for path, mark in (
-        (study / study_progress.JOURNAL, study_progress.EPOCH_MARK),
-        (study / "logs" / "driver.log", LOG_MARK),
-    ):
-        try:
-            with path.open("rb") as lines:
-                return sum(mark in line for line in lines)
-        except FileNotFoundError:
-            continue
-    return 0
 
 
 def _checkpoints(study: Path) -> list[tuple[str, int]]:

@@ -1,5 +1,8 @@
 """How far a study is, read with the standard library: ``study.json`` for the plan, ``optuna.journal`` for the rest.
 
+A study in a database has no journal. Its driver writes ``progress.json`` after each epoch
+(``bigbatch.tune.watch.progress_file``).
+
 The journal is Optuna's ``JournalStorage``: one JSON object a line. It is read by the rules with which Optuna
 replays it, so that the numbers are the ones that Optuna itself would give.
 """
@@ -12,9 +15,13 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+from bigbatch.cluster.host import json_values
+from bigbatch.cluster.host.atomic_files import read_json
 
 JOURNAL = "optuna.journal"
+PROGRESS_FILE = "progress.json"
+"""Of a study in a database."""
 CREATE_STUDY, DELETE_STUDY, CREATE_TRIAL, SET_STATE_VALUES = 0, 1, 4, 6
 RUNNING, COMPLETE, PRUNED, FAIL, WAITING = range(5)
 FINISHED = (COMPLETE, PRUNED, FAIL)
@@ -49,17 +56,18 @@ class StudyProgress:
 def read_study_progress(folder: str | Path) -> StudyProgress | None:
     """The study in ``folder``; None if there is none that can be read."""
     folder = Path(folder)
-    try:
-        description = json.loads((folder / "study.json").read_text())
-        name, planned = str(description["name"]), description.get("trials")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    description = read_json(folder / "study.json")
+    if "name" not in description:
         return None
+    name, planned = str(description["name"]), json_values.whole_number_or_none(description, "trials")
+    if not (folder / JOURNAL).exists():
+        return _of_database(folder, name, planned)
     trials = _replay(_records(folder / JOURNAL), name)
     states = [state for state, _ in trials]
     values = [value for state, value in trials if state == COMPLETE and value is not None and not math.isnan(value)]
     return StudyProgress(
         name=name,
-        planned=planned if isinstance(planned, int) else None,
+        planned=planned,
         complete=states.count(COMPLETE),
         pruned=states.count(PRUNED),
         failed=states.count(FAIL),
@@ -69,6 +77,30 @@ def read_study_progress(folder: str | Path) -> StudyProgress | None:
     )
 
 
+def _of_database(folder: Path, name: str, planned: int | None) -> StudyProgress:
+    """As the driver has last noted it; nothing where it has noted nothing yet."""
+    noted = read_json(folder / PROGRESS_FILE)
+    return StudyProgress(
+        name=name,
+        planned=planned,
+        complete=json_values.whole_number(noted, "complete"),
+        pruned=json_values.whole_number(noted, "pruned"),
+        failed=json_values.whole_number(noted, "failed"),
+        running=json_values.whole_number(noted, "running"),
+        waiting=json_values.whole_number(noted, "waiting"),
+        best=json_values.number_or_none(noted, "best"),
+    )
+
+
+def finished_epochs(folder: str | Path) -> int:
+    """Epochs that the study in ``folder`` has recorded, of all trials. Raises OSError for an unreadable journal."""
+    try:
+        with (Path(folder) / JOURNAL).open("rb") as lines:
+            return sum(EPOCH_MARK in line for line in lines)
+    except FileNotFoundError:
+        return json_values.whole_number(read_json(Path(folder) / PROGRESS_FILE), "epochs")
+
+
 def longest_epoch_s(folder: str | Path) -> float | None:
     """Seconds of the longest epoch that the study in ``folder`` has recorded; None where there is none."""
     longest = None
@@ -76,14 +108,19 @@ def longest_epoch_s(folder: str | Path) -> float | None:
         with (Path(folder) / JOURNAL).open("rb") as lines:
             for line in lines:
                 if EPOCH_MARK in line and line.endswith(b"\n"):
-                    (record,) = json.loads(line)["user_attr"].values()
-                    longest = max(longest or 0.0, sum(float(record.get(part) or 0.0) for part in EPOCH_PARTS))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+                    attributes = json_values.mapping(json_values.json_object(line), "user_attr")
+                    for name in attributes:
+                        record = json_values.mapping(attributes, name)
+                        seconds = sum(json_values.number(record, part) for part in EPOCH_PARTS)
+                        longest = max(longest or 0.0, seconds)
+    except FileNotFoundError:
+        return json_values.number_or_none(read_json(Path(folder) / PROGRESS_FILE), "longest_epoch_s")
+    except (OSError, ValueError):
         pass
     return longest
 
 
-def _records(journal: Path) -> Iterator[dict[str, Any]]:
+def _records(journal: Path) -> Iterator[dict[str, object]]:
     """The journal's records, up to the first that is not whole: its writer may be at work on it."""
     try:
         with journal.open("rb") as lines:
@@ -100,32 +137,32 @@ def _records(journal: Path) -> Iterator[dict[str, Any]]:
         return
 
 
-def _replay(records: Iterable[dict[str, Any]], name: str) -> list[tuple[int, float | None]]:
+def _replay(records: Iterable[dict[str, object]], name: str) -> list[tuple[int, float | None]]:
     """State and value of each trial of the study ``name``, in the order of their numbers."""
     studies: dict[int, str] = {}
     trials: list[tuple[int, int, float | None]] = []  # study, state, value; the place is the trial's id
     next_study = 0
     for entry in records:
-        try:
-            code = entry["op_code"]
-            if code == CREATE_STUDY and entry["study_name"] not in studies.values():
-                studies[next_study] = entry["study_name"]
-                next_study += 1
-            elif code == DELETE_STUDY:
-                studies.pop(entry["study_id"], None)
-            elif code == CREATE_TRIAL and entry["study_id"] in studies:
-                trials.append((entry["study_id"], entry.get("state", RUNNING), _value(entry)))
-            elif code == SET_STATE_VALUES and 0 <= entry["trial_id"] < len(trials):
-                study, state, value = trials[entry["trial_id"]]
-                if state not in FINISHED:  # Optuna as well lets nothing change a finished trial
-                    new = _value(entry)
-                    trials[entry["trial_id"]] = (study, entry["state"], value if new is None else new)
-        except (KeyError, TypeError):
-            continue
+        code = json_values.whole_number(entry, "op_code", -1)
+        study, number = (json_values.whole_number(entry, key, -1) for key in ("study_id", "trial_id"))
+        state = json_values.whole_number_or_none(entry, "state")
+        if code == CREATE_STUDY and (new_name := json_values.text(entry, "study_name")) not in studies.values():
+            studies[next_study] = new_name
+            next_study += 1
+        elif code == DELETE_STUDY:
+            studies.pop(study, None)
+        elif code == CREATE_TRIAL and study in studies:
+            trials.append((study, RUNNING if state is None else state, _value(entry)))
+        elif code == SET_STATE_VALUES and 0 <= number < len(trials) and state is not None:
+            of_study, before, value = trials[number]
+            if before not in FINISHED:  # Optuna as well lets nothing change a finished trial
+                new = _value(entry)
+                trials[number] = (of_study, state, value if new is None else new)
     return [(state, value) for study, state, value in trials if studies.get(study) == name]
 
 
-def _value(entry: dict[str, Any]) -> float | None:
+def _value(entry: dict[str, object]) -> float | None:
     """Of a single-objective record: ``values`` of one, or ``value`` of a trial that was added whole."""
-    values = entry.get("values") or [entry.get("value")]
-    return float(values[0]) if isinstance(values[0], (int, float)) else None
+    values = entry.get("values")
+    first = values[0] if isinstance(values, list) and values else entry.get("value")
+    return float(first) if isinstance(first, (int, float)) else None

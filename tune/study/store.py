@@ -7,6 +7,7 @@ epochs.parquet   a row a trial and epoch
 best.json        the best trial's TrainConfig
 checkpoints/     one folder for each trial that may still need it, and the best one's
 ledger/          a file for each session: devices × time, held and spent on trials (tune/study/ledger.py)
+progress.json    with a database: how far the study is, for jobs (tune/watch/progress_file.py)
 logs/            driver.log, ray.log, trial-NNNN.log
 """
 

@@ -10,10 +10,12 @@ import pytest
 
 from bigbatch.cluster.job import drain, useful_start
 from bigbatch.cluster.job.early_signal import EarlySignal, noticed
-from bigbatch.train_loop.config import TrainConfig
+from bigbatch.cluster.record import study_progress
 from bigbatch.train_loop.loop.checkpoint import CheckpointFolder
-from bigbatch.tune.watch.display import PlainLines, Progress
-from bigbatch.tune.watch.observer import TrialView
+from bigbatch.tune.study.store import StudyStore
+from bigbatch.tune.watch.progress_file import ProgressFileWriter
+from bigbatch.tune.watch.views import views
+from helpers.bridges import make_bridge, record
 
 EPOCH = '{"op_code": 8, "trial_id": 0, "user_attr": {"epoch/00001": {"train_s": %g, "val_s": 10.0}}}\n'
 
@@ -31,22 +33,46 @@ def checkpoint(study: Path, number: int, step: int) -> None:
     CheckpointFolder(study / "checkpoints" / f"trial-{number:04d}", 20.0).save({"progress": {"step": step}})
 
 
-def test_epochs_are_counted_in_the_journal_or_in_the_drivers_log(tmp_path):
-    assert (
-        useful_start.saved_work(tmp_path) == useful_start.SavedWork(0, 0, frozenset())
-        and useful_start.saved_work(None) is None
-    )
+def test_epochs_are_counted_in_the_journal(tmp_path):
+    assert useful_start.saved_work(tmp_path) == useful_start.SavedWork(0, 0, frozenset())
+    assert useful_start.saved_work(None) is None
     (tmp_path / "optuna.journal").write_text('{"op_code": 0}\n' + 2 * (EPOCH % 1.0))
     assert useful_start.saved_work(tmp_path).epochs == 2
-    (tmp_path / "optuna.journal").unlink()  # a study in a database: what the driver has logged
+
+
+def test_no_wording_of_a_log_counts_as_progress(tmp_path):
+    start = useful_start.JobStart(tmp_path, None, 120.0)
     (tmp_path / "logs").mkdir()
-    record = {"epoch": 1, "val_top1": 0.5, "train_loss": 1.0, "learning_rate": 0.1}
-    with (tmp_path / "logs" / "driver.log").open("w") as out:
-        lines = PlainLines(Progress(2, 1, {}), out)
-        for number in range(3):
-            lines.trial_started(TrialView(number, {}, TrainConfig()))
-            lines.epoch_ended(TrialView(number, {}, TrainConfig(), records=[record]), record)
-    assert useful_start.saved_work(tmp_path).epochs == 3
+    (tmp_path / "logs" / "driver.log").write_text("[0:07] trial 0 epoch 1/2: top-1 50.0 %, train loss 1.000, lr 0.1\n")
+    assert not start.look().useful
+
+
+@pytest.mark.parametrize("ending", ["an epoch", "a failure", "put back"])
+def test_a_study_in_a_database_is_counted_in_the_file_that_its_driver_writes(ending, tmp_path):
+    """A resumed study of which nothing was noted before: only what this start has added is progress."""
+    store = StudyStore.create(tmp_path / "study", "s", {"trials": 9}, f"sqlite:///{tmp_path}/study.db")
+    first = make_bridge(store)
+    first.suggest("a")
+    first.observe("a", {"records": [{**record(1, 0.5), "train_s": 30.0, "val_s": 2.0}]})
+    first.put_back("a")
+    start = useful_start.JobStart(store.folder, None, 120.0)
+    assert not start.look().useful
+
+    again = make_bridge(store, observers=[ProgressFileWriter(store.folder, views(store.study.trials))])
+    again.suggest("b")
+    if ending == "an epoch":
+        again.observe("b", {"records": [{**record(2, 0.6), "train_s": 40.0, "val_s": 2.5}]})
+    elif ending == "a failure":
+        again.on_trial_complete("b", error=True)
+    else:
+        again.put_back("b")
+    look, longest = start.look(), study_progress.longest_epoch_s(store.folder)
+    assert (look.useful, look.epochs, longest) == {
+        "an epoch": (True, True, 42.5),
+        "a failure": (True, True, 32.0),
+        "put back": (False, False, None),
+    }[ending]
+    store.close()
 
 
 def test_a_checkpoint_within_an_epoch_is_progress_and_an_old_one_is_not(tmp_path):

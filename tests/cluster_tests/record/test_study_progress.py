@@ -13,6 +13,9 @@ from optuna.trial import TrialState
 
 from bigbatch.cluster.record import study_progress
 from bigbatch.tune.study import tables
+from bigbatch.tune.study.store import StudyStore
+from bigbatch.tune.watch.progress_file import ProgressFileWriter
+from helpers.bridges import make_bridge, run_out
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 pytestmark = pytest.mark.filterwarnings("ignore:The value nan")
@@ -146,3 +149,20 @@ def test_the_longest_epoch_is_the_one_that_the_studys_own_table_says(tmp_path):
     with (tmp_path / "optuna.journal").open("ab") as journal:
         journal.write(b'{"op_code": 8, "user_attr": {"epoch/00003": {"train_s": 99')
     assert study_progress.longest_epoch_s(tmp_path) == 50.75, "a half written line is left out"
+
+
+def test_a_study_in_a_database_is_read_from_what_its_driver_noted(tmp_path):
+    """Against what Optuna itself says of the database."""
+    store = StudyStore.create(tmp_path / "study", "s", {"trials": 9}, f"sqlite:///{tmp_path}/study.db")
+    assert study_progress.read_study_progress(store.folder).finished == 0
+    bridge = make_bridge(store, concurrency=4, observers=[ProgressFileWriter(store.folder, [])])
+    for name, values in {"a": [0.1, 0.2, 0.3, 0.4], "b": [0.5], "c": [0.2, 0.3, 0.4, 0.7], "d": [0.25]}.items():
+        bridge.suggest(name)
+        run_out(bridge, name, values)
+    bridge.on_trial_complete("b", error=True)
+    found, states = study_progress.read_study_progress(store.folder), [t.state for t in store.study.trials]
+    assert (found.name, found.planned, found.best) == ("s", 9, store.study.best_value) == ("s", 9, 0.7)
+    assert found.complete == states.count(TrialState.COMPLETE) == 2
+    assert found.failed == states.count(TrialState.FAIL) == 1 and found.running == states.count(TrialState.RUNNING) == 1
+    assert study_progress.finished_epochs(store.folder) == 10
+    store.close()

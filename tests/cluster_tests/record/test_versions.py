@@ -94,16 +94,16 @@ def test_ports_of_another_version_are_read(tmp_path: Path) -> None:
 def test_a_jobs_record_survives_and_is_read_over_versions(tmp_path: Path) -> None:
     env = {"BIGBATCH_HOME": str(tmp_path / "home")}
     path = RECORD.write(env)
-    assert job_record.read("7", env) == RECORD
+    assert job_record.read_record("7", env) == RECORD
     stored = json.loads(path.read_text())
     path.write_text(json.dumps({**stored, "of_a_later_version": 1}))
-    assert job_record.read("7", env) == RECORD, "a login node of an earlier version still lists the job"
+    assert job_record.read_record("7", env) == RECORD, "a login node of an earlier version still lists the job"
     del stored["excluded"], stored["early_signal"], stored["attached"]
     path.write_text(json.dumps(stored))
-    known = job_record.read("7", env)
+    known = job_record.read_record("7", env)
     assert known == dataclasses.replace(RECORD, excluded={}, early_signal=None, attached=[])
     path.write_text(json.dumps({**stored, "schema_version": 2}))
-    assert job_record.read("7", env) is None, "another schema is another meaning"
+    assert job_record.read_record("7", env) is None, "another schema is another meaning"
 
 
 # As commit 6dde4d6 wrote them.
