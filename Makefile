@@ -10,6 +10,7 @@ format:
 
 lint:
 	$(PYTHON) -m ruff check .
+	$(PYTHON) -m codespell_lib
 
 types:
 	$(PYTHON) -m mypy

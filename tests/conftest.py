@@ -25,6 +25,19 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Say which tests must not run side by side with `-n 2 --dist loadgroup`. Without pytest-xdist this says nothing.
+
+    Tests of Slurm share one virtual cluster. The slow tests start Ray with all cores and kill its processes: two of
+    them at a time would wait for each other.
+    """
+    for item in items:
+        for marker, group in (("slurm", "slurm"), ("exhaustive", "ray"), ("slow", "ray")):
+            if item.get_closest_marker(marker):
+                item.add_marker(pytest.mark.xdist_group(group))
+                break
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("gpu"):
         import torch
