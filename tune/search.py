@@ -1,4 +1,4 @@
-"""Runs a plan: Ray session, study, bridge and display put together, and taken down in order."""
+"""Run a plan: start Ray, study, bridge and display, and end them in order."""
 
 from __future__ import annotations
 
@@ -56,16 +56,16 @@ if TYPE_CHECKING:  # it imports Ray
 
 DONE, FAILED = 0, 1
 TRY_AGAIN = os.EX_TEMPFAIL
-"""Exit code 75: stopped by the end of the allocation, to be resumed in another."""
+"""Exit code 75: the allocation ended; resume the study in another one."""
 BUDGET_SPENT = "the budget of GPU hours is spent"
 CHECKPOINT_EVERY_S = 20.0
-"""Training that a killed search loses at most, but for the epoch's remainder where steps are long."""
+"""A killed search loses at most this many seconds of training, or one step if steps take longer."""
 
 
 def run_search(plan: SearchPlan) -> int:
-    """Search and print what was found. Returns the exit code.
+    """Search and print the result. Returns the exit code.
 
-    Raises ConfigError where the study's folder, the database or the cluster turn out unusable.
+    Raises ConfigError if the study's folder, the database or the cluster cannot be used.
     """
     console = Console(soft_wrap=not sys.stdout.isatty(), highlight=False)
     end_of_allocation()  # checked before anything starts
@@ -79,12 +79,12 @@ def run_search(plan: SearchPlan) -> int:
     except KeyboardInterrupt:  # another Ctrl-C while findings are printed or Ray is ended
         if stop.signal is None:
             raise
-        print("\nStopped at once; what the study has is saved.", file=sys.stderr)
+        print("\nStopped at once; the study is saved.", file=sys.stderr)
         return 128 + signal.SIGINT
 
 
 def _run_search(plan: SearchPlan, stop: StopRequest, console: Console) -> int:
-    """The search behind its plan."""
+    """Open the study, search, and print the findings. Returns the exit code."""
     started = time.monotonic()
     with ExitStack() as stack:
         if plan.address != "local":
@@ -101,21 +101,21 @@ def _run_search(plan: SearchPlan, stop: StopRequest, console: Console) -> int:
             _search(ended, store, stop, stack, console, interrupts)
             outcome = "interrupted" if stop.signal else "ended"
         except ClusterLost:
-            pass  # what is saved is shown
+            pass  # the findings show what is saved
         except ConfigError:
             if not plan.resume:
                 store.discard()
             raise
         except KeyboardInterrupt:  # a second Ctrl-C
             outcome = "interrupted"
-            console.print(f"\nStopped at once; go on with:\n  {resume_command(plan)}", markup=False, soft_wrap=True)
+            console.print(f"\nStopped at once; continue with:\n  {resume_command(plan)}", markup=False, soft_wrap=True)
             return 128 + signal.SIGINT
         except DatabaseLost as error:
             print(
-                f"error: {error}. What was told before is saved; go on with:\n  {resume_command(plan)}", file=sys.stderr
+                f"error: {error}. Earlier results are saved; continue with:\n  {resume_command(plan)}", file=sys.stderr
             )
             return FAILED
-        except RayStartError:  # Ctrl-C in a terminal reaches Ray's processes too, and may end a start
+        except RayStartError:  # Ctrl-C in a terminal also reaches Ray's processes, and may end their start
             if stop.signal is None:
                 raise
             outcome = "interrupted"
@@ -132,12 +132,12 @@ def _run_search(plan: SearchPlan, stop: StopRequest, console: Console) -> int:
 
 @dataclass
 class _Ended:
-    """What a search leaves to be said."""
+    """The facts that the last lines of a search need."""
 
     plan: SearchPlan
-    """As it was carried out."""
+    """The plan that was carried out."""
     in_order: bool = False
-    """The driver's thread has left the search, and says the rest by itself."""
+    """Whether the driver's thread has left the search and will print the last lines itself."""
     bridge: Any = None
     wandb: Any = None
     capacity: Any = None
@@ -149,7 +149,7 @@ def _finished(store: StudyStore) -> int:
 
 
 def _nothing_to_do(plan: SearchPlan, store: StudyStore, console: Console) -> int:
-    """A resumed study that has its trials: its findings again, without starting Ray."""
+    """A resumed study with all its trials: print the findings again and do not start Ray."""
     store.recover()
     store.refresh(force=True)
     ended = _finished(store)
@@ -162,7 +162,7 @@ def _nothing_to_do(plan: SearchPlan, store: StudyStore, console: Console) -> int
 def _search(
     ended: _Ended, store: StudyStore, stop: StopRequest, stack: ExitStack, console: Console, interrupts: Interrupts
 ) -> None:
-    """Everything that needs Ray. Fills in ``ended``."""
+    """The part of a search that needs Ray. Fills in ``ended``."""
     plan = ended.plan
     if store.ledger.has_spent(plan.budget_gpu_hours):
         stop.set(BUDGET_SPENT)
@@ -171,7 +171,7 @@ def _search(
     store.ledger.hold(devices_held(plan.machine, plan.share) if plan.address == "local" else 0)
     console.print("Starting Ray …" if plan.address == "local" else f"Joining Ray at {plan.address} …", style="dim")
     connection = stack.enter_context(_session(plan, store))
-    interrupts.take_again()  # starting Ray has put its own handler for SIGTERM in place
+    interrupts.take_again()  # starting Ray has replaced the handler for SIGTERM
     if not connection.local:
         plan = ended.plan = on_cluster(plan, cluster_machine())
         print_machine(plan, console)
@@ -210,12 +210,12 @@ def _search(
 def _watch_over(
     ended: _Ended, store: StudyStore, connection: Connection, tellers: list[Any], stop: StopRequest
 ) -> Watch:
-    """The watch over ``ended.bridge``; where the search can never go on, it ends in order, or else by itself."""
+    """The watch over ``ended.bridge``. If the search can never continue, it ends the search, or else the process."""
 
     def last_resort() -> None:
         if not ended.in_order:
             ended.bridge.release()
-            say_from_handler(f"\nerror: {ended.bridge.fatal}. Go on with:\n  {resume_command(ended.plan)}\n")
+            say_from_handler(f"\nerror: {ended.bridge.fatal}. Continue with:\n  {resume_command(ended.plan)}\n")
 
     def give_up(reason: str) -> None:
         ended.bridge.fatal = reason
@@ -282,7 +282,7 @@ def _make_bridge(
 
 
 def _fit(ended: _Ended, store: StudyStore, stop: StopRequest, watch: Watch, ray_storage: Path) -> None:
-    """Hand the search to Ray Tune until enough trials have ended or something stops it."""
+    """Let Ray Tune run until enough trials have ended or something stops the search."""
     import ray.tune
 
     from bigbatch.tune.trials import trial_run
@@ -303,7 +303,7 @@ def _fit(ended: _Ended, store: StudyStore, stop: StopRequest, watch: Watch, ray_
         tune_config=ray.tune.TuneConfig(
             search_alg=bridge,
             scheduler=PrunerScheduler(bridge, ended.capacity),
-            num_samples=-1,  # the bridge says when it is enough
+            num_samples=-1,  # the bridge decides when there are enough
             reuse_actors=True,
             trial_name_creator=lambda t: t.trial_id,
             trial_dirname_creator=lambda t: t.trial_id,
@@ -321,14 +321,14 @@ def _fit(ended: _Ended, store: StudyStore, stop: StopRequest, watch: Watch, ray_
         with memory_kills_fail_trials():
             tuner.fit()
     finally:
-        with store.disk.quietly():  # what could not be put back, --resume puts back
+        with store.disk.quietly():  # --resume puts back what this cannot
             bridge.release()
         store.stop_file.unlink(missing_ok=True)
         shutil.rmtree(ray_storage, ignore_errors=True)
 
 
 def _deadline(ended: _Ended, store: StudyStore, stop: StopRequest) -> Callable[[], bool]:
-    """A function that Tune asks often: is the search to end now?"""
+    """A function that Tune calls often. It says whether the search should end now."""
     plan, ledger = ended.plan, store.ledger
     ends_at = time.monotonic() + plan.time_budget_s if plan.time_budget_s else None
 
@@ -350,7 +350,7 @@ def _views(store: StudyStore) -> list[TrialView]:
 
 
 def _end(ended: _Ended, trials: list[TrialView], stop: StopRequest, console: Console, store: StudyStore) -> int:
-    """The last lines, and the exit code."""
+    """Print the last lines. Returns the exit code."""
     plan, wandb = ended.plan, ended.wandb
     if store.disk.full:
         print_disk_full(plan, store.disk.full)
@@ -367,8 +367,8 @@ def _end(ended: _Ended, trials: list[TrialView], stop: StopRequest, console: Con
     if stopped or cut_short:
         command = resume_command(plan, store.ledger.held_s / 3600 if stop.reason == BUDGET_SPENT else None)
         why = "" if fatal else f"Stopped: {stop.reason or END_OF_ALLOCATION}. "
-        say(f"\n{why}Everything is saved; go on with:\n  {command}")
-    if stop.signal is not None and unfinished:  # else it came while the findings were printed
+        say(f"\n{why}Everything is saved; continue with:\n  {command}")
+    if stop.signal is not None and unfinished:  # else the signal came while the findings were printed
         return 128 + stop.signal
     if cut_short and not fatal:
         return TRY_AGAIN
@@ -389,7 +389,7 @@ def _open_store(plan: SearchPlan, console: Console) -> StudyStore:
 
 
 def _check_waiting(plan: SearchPlan, store: StudyStore) -> None:
-    """Trials that go on must fit the workers of this resume. Raises ConfigError."""
+    """Raise ConfigError if an interrupted trial does not suit the number of workers of this resume."""
     trials = store.study.get_trials(deepcopy=False)
     failed = retry.to_retry(trials) if plan.options.retry_failed else []
     for trial in [*(t for t in trials if not t.state.is_finished()), *failed]:
@@ -399,7 +399,7 @@ def _check_waiting(plan: SearchPlan, store: StudyStore) -> None:
             except ConfigError as error:
                 store.close()
                 raise ConfigError(
-                    f"--workers must suit the trials that wait; got {plan.workers}, and trial {trial.number}: {error}"
+                    f"--workers must suit the interrupted trials; got {plan.workers}. Trial {trial.number}: {error}"
                 ) from None
 
 
@@ -411,7 +411,7 @@ def _session(plan: SearchPlan, store: StudyStore) -> LocalRay | JoinedRay:
 
 
 def _ray_storage(plan: SearchPlan, connection: Connection) -> Path:
-    """Ray's own files: beside its sockets where it is private, else where every node sees them."""
+    """The folder for Ray's own files: beside its sockets for a private Ray, else one that every node sees."""
     if connection.local and connection.token_path:
         return Path(connection.token_path).parent / "tune"
     return plan.folder / ".ray"

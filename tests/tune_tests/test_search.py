@@ -45,7 +45,7 @@ def test_a_search_from_plan_to_best_configuration(tiny, tmp_path):
     assert not search.stderr().strip(), "nothing floods the terminal"
     assert (
         "Best: trial" in text
-        and "what another seed would change" in text
+        and "the effect of another seed" in text
         and "train_loop/run.py --config runs/s/best.json" in text
     )
 

@@ -1,16 +1,16 @@
-"""What can be said of which trial is better, from the validation images and with the choice of the best counted.
+"""Statistics that say which trials are worse than the best one, and how accurate the best one is.
 
-The best of many trials is chosen for its value, so part of that value is luck, and the more trials there are, the
-more of it. Both statements here hold at 95 % whichever trial is chosen:
+The best of many trials is chosen for its value, so part of that value is luck. The more trials there are, the larger
+is this part. Both statements here account for the choice and hold at 95 %:
 
-- *Clearly worse* than the best: Fisher's exact test of the two counts of right answers, at 5 % over the number of all
-  pairs of trials (Bonferroni). If all trials were equally good, one or more would be called worse in at most 5 % of
-  studies, however the pair was picked.
-- *The range* of the best: its Clopper-Pearson interval at 5 % over the number of trials.
+- *Clearly worse* than the best: Fisher's exact test of the two counts of right answers. Its level is 5 % divided by
+  the number of pairs of trials (Bonferroni). If all trials were equally good, at most 5 % of studies would call any
+  trial worse, however the pair was picked.
+- *The range* of the best: its Clopper-Pearson interval, at a level of 5 % divided by the number of trials.
 
-Fisher's test takes the two for validated on images of their own. All trials of a study see the same ones and err on the
-same hard ones, so that they differ by less luck than that: the test says "worse" too seldom rather than too often.
-What another seed would change is in none of this; a study has one.
+Fisher's test assumes that the two trials were validated on different images. All trials of a study use the same images
+and fail on the same hard ones, so luck separates them less than the test assumes: it says "worse" too seldom rather
+than too often. The effect of another seed is not included, because a study has one seed.
 """
 
 from __future__ import annotations
@@ -23,18 +23,22 @@ ERROR_RATE = 0.05
 
 @dataclass(frozen=True)
 class Verdict:
-    """On trials in the order of their values, the best first. Values are fractions, 0 to 1."""
+    """The result for trials sorted by value, the best first. Values are fractions from 0 to 1."""
 
     low: float
     high: float
-    """Range of the best one's accuracy."""
+    """Interval of the best trial's accuracy."""
     worse: tuple[bool, ...]
-    """Of the others: whether clearly worse than the best."""
+    """For each other trial: whether it is clearly worse than the best."""
 
 
 def verdict(values: Sequence[float], images: int) -> Verdict:
-    """``values``: validation top-1 of trials that ran to their end, the best first; ``images``: that each was measured
-    on."""
+    """Compare the best trial with the others.
+
+    Args:
+        values: validation top-1 (0 to 1) of the trials that ran to their end, the best first.
+        images: number of validation images.
+    """
     best = values[0]
     level = ERROR_RATE / max(1, len(values) * (len(values) - 1) / 2)
     low, high = clopper_pearson(right(best, images), images, ERROR_RATE / len(values))
@@ -42,21 +46,26 @@ def verdict(values: Sequence[float], images: int) -> Verdict:
 
 
 def right(value: float, images: int) -> int:
+    """The number of right answers among ``images``, for an accuracy of ``value``."""
     return min(images, max(0, round(value * images)))
 
 
 def differ(first: int, second: int, images: int, level: float) -> bool:
-    """Fisher's exact test, two-sided by doubling: are ``first`` and ``second`` right answers of ``images`` each of
-    different probability?"""
+    """Fisher's exact test, two-sided by doubling: do two counts of right answers come from different probabilities?
+
+    Args:
+        first, second: right answers, each among ``images``.
+        level: the error rate of the test.
+    """
     from scipy.stats import hypergeom  # slow to import
 
     high, low = max(first, second), min(first, second)
-    # Given both sums, the larger count is hypergeometric where the probabilities are equal.
+    # If the probabilities are equal, the larger count is hypergeometric, given the sum of both.
     return bool(2 * hypergeom.sf(high - 1, 2 * images, high + low, images) <= level)
 
 
 def clopper_pearson(count: int, images: int, error_rate: float) -> tuple[float, float]:
-    """The exact interval of a proportion (Clopper and Pearson 1934): it misses in at most ``error_rate`` of cases."""
+    """The exact interval of a proportion (Clopper and Pearson 1934). It is wrong in at most ``error_rate`` of cases."""
     from scipy.stats import beta
 
     low = float(beta.ppf(error_rate / 2, count, images - count + 1)) if count else 0.0

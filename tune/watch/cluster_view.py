@@ -1,7 +1,7 @@
-"""What Ray says of its nodes and of the placement groups that wait, asked with a limit of time, and in words.
+"""Ask Ray about its nodes and waiting placement groups, with a timeout, and put the answer into words.
 
-Ray's State API needs the dashboard, and its other calls wait a minute for a head that has died; so the head (GCS) is
-asked through Ray's own client with a timeout first.
+Ray's State API needs the dashboard, and Ray's other calls wait a minute for a dead head. So this module asks the head
+(GCS) through Ray's own client, which has a timeout.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from typing import Any
 
 ANSWER_TIMEOUT_S = 5.0
 ALIVE = 0
-"""Of a node: gcs.proto, GcsNodeInfo.ALIVE."""
+"""State of a living node: gcs.proto, GcsNodeInfo.ALIVE."""
 PLACED = ("CREATED", "REMOVED")
 INFEASIBLE = "INFEASIBLE"
 NAMES = {"CPU": "CPU", "GPU": "GPU"}
 SLACK = 1e-6
-"""Ray counts in ten thousandths."""
+"""Ray counts resources in ten thousandths."""
 
 
 @dataclass(frozen=True)
 class NodeView:
-    """A node as the head knows it."""
+    """A node as Ray's head knows it."""
 
     name: str
     alive: bool
@@ -34,13 +34,13 @@ class NodeView:
 
 @dataclass(frozen=True)
 class GroupView:
-    """A placement group of this driver that has no place."""
+    """A placement group of this driver that Ray has not placed yet."""
 
     bundles: tuple[Mapping[str, float], ...]
     state: str
-    """PENDING, or RESCHEDULING where a node was lost."""
+    """PENDING; or RESCHEDULING after a node was lost."""
     verdict: str
-    """Ray's last: QUEUED, NO_RESOURCES, INFEASIBLE …"""
+    """Ray's last verdict: QUEUED, NO_RESOURCES, INFEASIBLE …"""
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,7 @@ class ClusterView:
 
     @property
     def living(self) -> tuple[NodeView, ...]:
+        """The nodes that are alive."""
         return tuple(node for node in self.nodes if node.alive)
 
 
@@ -67,7 +68,7 @@ class Head:
         self._client = ray._raylet.GcsClient(address=self.address)
 
     def ask(self) -> ClusterView:
-        """Raises whatever Ray's transport raises where there is no answer within ``ANSWER_TIMEOUT_S``."""
+        """The cluster now. Without an answer within ``ANSWER_TIMEOUT_S``, raises the error of Ray's transport."""
         usage = self._client.get_all_resource_usage(timeout=ANSWER_TIMEOUT_S).resource_usage_data
         free = {node.node_id: dict(node.resources_available) for node in usage.batch}
         nodes = [
@@ -86,7 +87,7 @@ class Head:
 
 
 def _group(row: Any) -> tuple[str, GroupView]:
-    """Its job, and a placement group of Ray's answer (gcs.proto, PlacementGroupTableData)."""
+    """The job and the placement group of one row of Ray's answer (gcs.proto, PlacementGroupTableData)."""
     bundles = tuple(dict(bundle.unit_resources) for bundle in row.bundles)
     state = row.PlacementGroupState.Name(row.state)
     return row.creator_job_id.hex(), GroupView(
@@ -95,7 +96,7 @@ def _group(row: Any) -> tuple[str, GroupView]:
 
 
 def nowhere(group: GroupView, nodes: Sequence[NodeView]) -> str | None:
-    """Why the group fits the living nodes not even when they are idle; None where it does, or may do."""
+    """Why the group does not fit on the living nodes even when they are idle; None if it fits, or may fit."""
     living = [node for node in nodes if node.alive]
     if not living:
         return "no node is alive"
@@ -111,9 +112,9 @@ def nowhere(group: GroupView, nodes: Sequence[NodeView]) -> str | None:
 
 
 def reason(group: GroupView, view: ClusterView) -> str:
-    """Why a group has no place (yet), for people."""
+    """Why Ray has not placed a group, in words."""
     impossible = nowhere(group, view.nodes)
-    lost = "a node of it was lost, and " if group.state == "RESCHEDULING" else ""
+    lost = "one of its nodes was lost, and " if group.state == "RESCHEDULING" else ""
     if impossible:
         return f"{lost}its placement group is {INFEASIBLE}: {impossible}"
     asked = _sum(group.bundles)
@@ -124,7 +125,7 @@ def reason(group: GroupView, view: ClusterView) -> str:
 
 
 def asked_for(workers: int, worker_resources: Mapping[str, float]) -> str:
-    """What a trial's workers need together: ``2 GPUs``, or without GPUs ``4 CPUs``."""
+    """The total needs of a trial's workers: ``2 GPUs``, or without GPUs ``4 CPUs``."""
     key = "GPU" if worker_resources.get("GPU") else "CPU"
     return amounts({key: worker_resources.get(key, 0) * workers})
 
@@ -143,13 +144,13 @@ def _number(value: float) -> str:
 
 
 def _times(bundle: Mapping[str, float], total: Mapping[str, float]) -> int:
-    """How often a bundle fits into a node."""
+    """How many times a bundle fits into a node."""
     needs = [(value, total.get(key, 0.0)) for key, value in bundle.items() if value > 0]
     return min((math.floor(have / value + SLACK) for value, have in needs), default=2**31)
 
 
 def _each(nodes: Sequence[NodeView], bundle: Mapping[str, float]) -> str:
-    """What the nodes have of what is asked: ``2 nodes with 1 CPU``."""
+    """The nodes' amounts of the requested resources: ``2 nodes with 1 CPU``."""
     counts: dict[str, int] = {}
     for node in nodes:
         had = amounts({key: node.total.get(key, 0.0) for key in bundle})

@@ -1,6 +1,6 @@
-"""Which settings are shown of a trial: those that differ from trial to trial, and the space's own parameters.
+"""Choose the columns of the trial table: settings that differ between trials, and the space's own parameters.
 
-What is the same in all trials stands in the plan, once.
+The plan prints the settings that are the same in all trials.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ SHOWN_KEYS = frozenset(
     "optimizer.name batch.global_size optimizer.peak_lr schedule.warmup_epochs optimizer.momentum optimizer.beta1 "
     "optimizer.beta2 optimizer.weight_decay label_smoothing schedule.name".split()
 )
-"""Keys of the configuration that ``settings`` shows."""
+"""Keys of the configuration that ``settings`` formats."""
 WIDTHS = {
     "optimizer": 9, "batch": 5, "lr": 8, "warmup": 6, "momentum": 10, "wd": 7, "smoothing": 9, "schedule": 8
 }  # fmt: skip
-"""Settings in the table, with their widths."""
+"""Settings in the table, with their widths in characters."""
 NUMBER_WIDTH = 9
 SAMPLES = 64
 
 
 def settings(config: TrainConfig | None) -> dict[str, str]:
-    """The settings that matter, short, in the field's words; nothing without a configuration."""
+    """The most important settings of a configuration as short texts; empty without a configuration."""
     if config is None:
         return {}
     o, s = config.optimizer, config.schedule
@@ -47,25 +47,26 @@ def settings(config: TrainConfig | None) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Columns:
-    """What is shown of each trial. Without a space: every setting."""
+    """The columns for each trial. Without arguments: every setting."""
 
     fixed: Mapping[str, str] = field(default_factory=dict)
     """Settings that are the same in all trials."""
     own: Mapping[str, int] = field(default_factory=dict)
-    """Searched parameters that no setting shows, with the widths of their values."""
+    """Searched parameters that are no setting, with the widths of their values."""
 
     def of(self, trial: TrialView) -> dict[str, str]:
-        """Settings by name, then own parameters."""
+        """Name → text of the trial's settings, then of the space's own parameters."""
         shown = {name: text for name, text in settings(trial.config).items() if name not in self.fixed}
         return shown | {short(name): _text(trial.params[name]) for name in self.own if name in trial.params}
 
     def line(self, trial: TrialView) -> str:
+        """The trial's columns in one line: ``sgd batch 128 lr 0.05``."""
         values = self.of(trial)
         first = f"{values.pop('optimizer')} " if "optimizer" in values else ""
         return first + " ".join(f"{name} {text}" for name, text in values.items())
 
     def that_fit(self, room: int) -> tuple[str, ...]:
-        """Names of the table's columns in ``room`` characters: own parameters before settings, none cut."""
+        """The columns that fit into ``room`` characters: first own parameters, then settings. No value is cut."""
         widths = {short(name): max(len(short(name)), width) for name, width in self.own.items()}
         both = "momentum" in self.fixed and "betas" in self.fixed  # one column for both
         settings_widths = {
@@ -85,10 +86,10 @@ class Columns:
 def columns_of(
     space: Space, workload: Workload, overrides: Mapping[str, Any], ranges: Mapping[str, ParamRange]
 ) -> Columns:
-    """The columns of a space's trials, from a look at what it gives."""
+    """The columns for a space's trials. Samples of the space show which settings vary."""
     rng, found = random.Random(0), []
     for number in range(SAMPLES):
-        with contextlib.suppress(Exception, SystemExit):  # a configuration that is refused is told so in the search
+        with contextlib.suppress(Exception, SystemExit):  # the search reports a refused configuration
             found.append(settings(space(StandInTrial(rng, number=number), workload, overrides)))
     first = found[0] if found else {}
     fixed = {name: text for name, text in first.items() if all(other.get(name) == text for other in found)}

@@ -1,4 +1,4 @@
-"""What a person sees while a search runs: one live table, or plain lines where there is no terminal."""
+"""Show a running search: as a live table on a terminal, as plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from bigbatch.tune.watch.columns import Columns
 from bigbatch.tune.watch.observer import TrialView
 
 ROWS = 16
-"""Trials in the live table: the running ones, the best one and the latest."""
+"""The live table shows this many trials: the running ones, the best one and the latest."""
 SAID_S = 90.0
-"""So long a line of the watchdog stays in sight; it comes each minute."""
+"""How long a line of the watchdog stays visible. A new one comes every minute."""
 STATE_WORDS = {
     "RUNNING": "running",
     "COMPLETE": "done",
@@ -40,11 +40,12 @@ def duration(seconds: float) -> str:
 
 
 def percent(value: float | None) -> str:
+    """``0.869`` → ``86.9 %``; None → ``–``."""
     return "–" if value is None else f"{100 * value:.1f} %"
 
 
 class Progress:
-    """The state of the search that both displays show."""
+    """The state of the search; both displays show it."""
 
     def __init__(
         self, planned: int, concurrency: int, finished: Mapping[int, TrialView], columns: Columns | None = None
@@ -55,24 +56,28 @@ class Progress:
         self._ended_at = {number: time.time() for number in finished}
 
     def put(self, trial: TrialView) -> None:
+        """Take in the trial's current state."""
         self.trials[trial.number] = trial
         if trial.state != "RUNNING":
             self._ended_at[trial.number] = time.time()
 
     def elapsed_of(self, trial: TrialView) -> float:
+        """Seconds from the trial's start to its end, or to now."""
         return self._ended_at.get(trial.number, time.time()) - trial.started_at
 
     @property
     def ended(self) -> int:
+        """The number of trials that have ended."""
         return sum(t.state in ("COMPLETE", "PRUNED", "FAIL") for t in self.trials.values())
 
     @property
     def best(self) -> TrialView | None:
+        """The completed trial with the highest value; None if there is none."""
         done = [t for t in self.trials.values() if t.state == "COMPLETE"]
         return max(done, key=lambda t: (t.value or 0.0, -t.number), default=None)
 
     def eta_s(self) -> float | None:
-        """Seconds left if the rest goes as it went so far; None before anything has ended."""
+        """Estimated seconds left, from the mean time of a trial; None before a trial has ended."""
         over = [t for t in self.trials.values() if t.state in ("COMPLETE", "PRUNED") and t.number in self._ended_at]
         timed = [self.elapsed_of(t) for t in over if self.elapsed_of(t) > 0]
         if not timed:
@@ -84,12 +89,12 @@ class Progress:
 
 
 class LiveTable:
-    """A table that is drawn in place, refreshed each second by rich's own thread."""
+    """A table that rich's own thread redraws in place."""
 
     def __init__(self, progress: Progress, console: Console) -> None:
         self._progress, self._console, self._lock = progress, console, threading.Lock()
         self._said: tuple[Text, float] | None = None
-        # Always there and always short: a terminal writes ^C behind it, which must not begin another line.
+        # This line is always there and short: a terminal prints ^C after it, and that must not start a new line.
         self._last_line = Text("Ctrl-C saves and stops", style="dim")
         self._live = Live(console=console, get_renderable=self._draw, refresh_per_second=2, transient=False)
 
@@ -102,21 +107,23 @@ class LiveTable:
         self._live.stop()
 
     def trial_planned(self, trial: TrialView) -> None:
+        """Show the trial's new state."""
         with self._lock:
             self._progress.put(trial)
 
     trial_waiting = trial_started = steps_done = trial_ended = trial_planned
 
     def epoch_ended(self, trial: TrialView, record: dict[str, Any]) -> None:
+        """Show the trial's new state."""
         self.trial_planned(trial)
 
     def search_said(self, text: str) -> None:
-        """A line of the watchdog: it stays beneath the table until it is out of date."""
+        """Show a line of the watchdog under the table until it is out of date."""
         with self._lock:
             self._said = Text(text, style="yellow"), time.monotonic()
 
     def acknowledge(self, text: str) -> None:
-        """In place of the last line, at once."""
+        """Replace the last line by ``text`` at once."""
         self._last_line = Text(text, style="bold")
         self._live.refresh()
 
@@ -134,7 +141,7 @@ OTHER_COLUMNS_WIDTH = 48
 
 
 def trial_table(progress: Progress, width: int = 200) -> Table:
-    """The trials, in a table at most ``width`` characters wide: columns are left out, numbers never cut."""
+    """The trials as a table of at most ``width`` characters. It leaves out columns and never cuts a number."""
     columns = progress.columns.that_fit(width - OTHER_COLUMNS_WIDTH)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("trial", "state", *columns, "epoch", "top-1", "time"):
@@ -157,7 +164,7 @@ def trial_table(progress: Progress, width: int = 200) -> Table:
 
 
 def epochs_done(trial: TrialView) -> str:
-    """``3/90``, and within the fourth epoch ``3.4/90``."""
+    """``3/90``; in the middle of the fourth epoch ``3.4/90``."""
     steps = trial.steps
     within = steps.fraction if steps and trial.state == "RUNNING" and steps.epoch == trial.epoch + 1 else 0.0
     return (
@@ -168,7 +175,7 @@ def epochs_done(trial: TrialView) -> str:
 
 
 def waiting_line(progress: Progress) -> Text | None:
-    """Which trials have no room yet, and what for."""
+    """The trials that wait for resources, and the resources they wait for; None if no trial waits."""
     found = [t for t in progress.trials.values() if t.state == "RUNNING" and t.phase == "waiting"]
     if not found:
         return None
@@ -177,18 +184,19 @@ def waiting_line(progress: Progress) -> Text | None:
 
 
 def summary_line(progress: Progress) -> Text:
+    """Ended trials, best value, elapsed and remaining time in one line."""
     best, eta = progress.best, progress.eta_s()
     parts = [
         f"{progress.ended} of {progress.planned} trials ended",
         f"best {percent(best.value)} (trial {best.number})" if best else "best –",
         f"elapsed {duration(time.monotonic() - progress.started)}",
-        f"about {duration(eta)} left" if eta is not None else "time left: known after the first trial",
+        f"about {duration(eta)} left" if eta is not None else "time left: unknown until a trial ends",
     ]
     return Text(" · ".join(parts), style="dim")
 
 
 def _shown(progress: Progress) -> list[TrialView]:
-    """Running trials and the best are always shown, the latest of the others as far as there is room."""
+    """The trials of the table: all running ones, the best one, and the latest others that fit."""
     best = progress.best
     keep = {t.number for t in progress.trials.values() if t.state == "RUNNING"} | ({best.number} if best else set())
     for number in sorted(progress.trials, reverse=True):
@@ -199,15 +207,17 @@ def _shown(progress: Progress) -> list[TrialView]:
 
 
 class SupportsWrite(Protocol):
-    """What ``print`` needs of a file."""
+    """The methods of a file that ``print`` needs."""
 
-    def write(self, text: str, /) -> object: ...
+    def write(self, text: str, /) -> object:
+        """Write ``text``."""
 
-    def flush(self) -> None: ...
+    def flush(self) -> None:
+        """Send what was written to the reader."""
 
 
 class PlainLines:
-    """A line an event: for pipes, Slurm logs and ``tail -f``."""
+    """Print one line for each event: for pipes, Slurm logs and ``tail -f``."""
 
     def __init__(self, progress: Progress, out: SupportsWrite) -> None:
         self._progress, self._out = progress, out
@@ -220,20 +230,24 @@ class PlainLines:
         pass
 
     def trial_planned(self, trial: TrialView) -> None:
+        """Take in a new trial; print nothing yet."""
         self._progress.put(trial)
 
     def trial_waiting(self, trial: TrialView) -> None:
+        """Print which resources the trial waits for."""
         self.say(f"trial {trial.number} waiting for {trial.asks}: {self._progress.columns.line(trial)}")
 
     def steps_done(self, trial: TrialView) -> None:
+        """Print the progress within an epoch, if a line is due."""
         if line := self._within_epochs.setdefault(trial.number, ProgressLines()).line(trial.steps):
             self.say(f"trial {trial.number} {line}")
 
     def search_said(self, text: str) -> None:
-        """A line of the watchdog."""
+        """Print a line of the watchdog."""
         self.say(text)
 
     def trial_started(self, trial: TrialView) -> None:
+        """Print that the trial has started, or resumed."""
         self._progress.put(trial)
         self._within_epochs[trial.number] = ProgressLines()
         word = f"resumed after epoch {trial.epoch}" if trial.resumed else "started"
@@ -241,6 +255,7 @@ class PlainLines:
         self.say(f"trial {trial.number} {word}: {self._progress.columns.line(trial)}")
 
     def epoch_ended(self, trial: TrialView, record: dict[str, Any]) -> None:
+        """Print the epoch's accuracy, loss and learning rate."""
         self._progress.put(trial)
         self._within_epochs[trial.number] = ProgressLines()
         self.say(
@@ -249,6 +264,7 @@ class PlainLines:
         )
 
     def trial_ended(self, trial: TrialView) -> None:
+        """Print how the trial ended, and how far the search is."""
         self._progress.put(trial)
         self._within_epochs.pop(trial.number, None)
         self.say(
@@ -257,12 +273,13 @@ class PlainLines:
         )
 
     def say(self, text: str) -> None:
+        """Print ``text`` after the elapsed time."""
         line = f"[{duration(time.monotonic() - self._progress.started)}] {text}\n"
-        print(line, end="", file=self._out, flush=True)  # in one piece: the watchdog speaks from another thread
+        print(line, end="", file=self._out, flush=True)  # one call: the watchdog prints from another thread
 
 
 def make_display(progress: Progress, out: TextIO | None = None) -> LiveTable | PlainLines:
-    """The live table on a terminal, plain lines everywhere else."""
+    """The live table if ``out`` is a terminal, else plain lines."""
     out = out or sys.stdout
     console = Console(file=out)
     return (

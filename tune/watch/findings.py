@@ -31,17 +31,17 @@ STEMS = {
     "small_pool": "small_pool: 3×3/2 and max-pool",
 }
 NAMED = 8
-"""So many trials are named by their numbers in a sentence."""
+"""A sentence names at most this many trials by their numbers."""
 
 
 def print_plan(plan: SearchPlan, console: Console) -> None:
-    """What is going to happen, what it costs at most, and where its results go."""
+    """Print what the search will do, its highest cost, and where its results go."""
     for key, text in _plan_lines(plan):
         console.print(f"{key:11}{text}", markup=False, soft_wrap=True)
 
 
 def print_machine(plan: SearchPlan, console: Console) -> None:
-    """What a cluster that was joined has, and what the search makes of it."""
+    """Print the resources of a joined cluster, and how the search uses them."""
     text = f"The cluster has {plan.machine.describe()}: {plan.share.describe()}; {plan.model}{_why_model(plan)}"
     console.print(text, markup=False, soft_wrap=True)
 
@@ -75,25 +75,25 @@ def _plan_lines(plan: SearchPlan) -> list[tuple[str, str]]:
 
 
 def _stem(plan: SearchPlan) -> list[tuple[str, str]]:
-    """Of a ResNet, how its first layers take the images."""
+    """For a ResNet, its first layers and the image size they suit."""
     if not plan.model.startswith(("resnet", "resnext", "wide_resnet")):
         return []
     said = plan.overrides.get("model.stem", "auto")
     stem = plan.data.stem if said == "auto" else said
     text = f"{STEMS[stem]}" + (f", for {plan.data.image_size} px (auto)" if said == "auto" else "")
     if stem == "small":
-        text += "; slower an image than with model.stem=imagenet, which reduces it fourfold before its blocks"
+        text += "; slower than model.stem=imagenet, which halves the image's sides twice before the blocks"
     return [("stem", text)]
 
 
 def _resumed(plan: SearchPlan) -> str:
     if not plan.resume:
         return ""
-    return " (resumed; failed trials are tried again)" if plan.options.retry_failed else " (resumed)"
+    return " (resumed; failed trials are repeated)" if plan.options.retry_failed else " (resumed)"
 
 
 def _notes(plan: SearchPlan) -> list[tuple[str, str]]:
-    """What the person should know of the choices that were made."""
+    """Warnings about the chosen sampler and storage."""
     searched = [r for r in plan.ranges.values() if r.kind != "derived"]
     conditional, categorical = any(r.conditions for r in searched), any(r.kind == "categorical" for r in searched)
     text = weakness(plan.sampler, plan.scheduler, conditional, categorical)
@@ -132,7 +132,7 @@ def _cost(plan: SearchPlan) -> str:
 
 
 def print_findings(plan: SearchPlan, trials: list[TrialView], elapsed_s: float, used: Used, console: Console) -> None:
-    """The best configuration, how sure it is, and the next command."""
+    """Print the best configuration, how certain it is, and the next command."""
     done = sorted((t for t in trials if t.state == "COMPLETE"), key=lambda t: (-(t.value or 0), t.number))
     once = [t for t in trials if t.retried_by is None]
     stopped, failed, waiting = (_count(once, state) for state in ("PRUNED", "FAIL", "WAITING"))
@@ -164,22 +164,22 @@ def print_findings(plan: SearchPlan, trials: list[TrialView], elapsed_s: float, 
 
 
 def say_retries(retries: Mapping[int, int], console: Console) -> None:
-    """Which failed trials ``--retry-failed`` tries again."""
+    """Print which failed trials ``--retry-failed`` repeats."""
     words = ", ".join(f"{failed} as trial {number}" for failed, number in sorted(retries.items()))
-    text = f"Tried again: trial {words}." if words else "--retry-failed: no failed trial is left to try again."
+    text = f"Tried again: trial {words}." if words else "--retry-failed: there is no failed trial to try again."
     console.print(f"\n{text}", markup=False, soft_wrap=True)
 
 
 def how_sure(done: list[TrialView], found: Verdict, images: int) -> str:
-    """What the best value is worth, and which trials are worse than it, in words. ``done``: the best first."""
-    chosen = f", chosen as the best of {len(done)}," if len(done) > 1 else ""
+    """How accurate the best trial is, and which trials are worse, in words. ``done``: sorted, the best first."""
+    chosen = f"; it is the best of {len(done)} trials, and the range allows for that" if len(done) > 1 else ""
     text = (
-        f"Measured on {images:,} images{chosen} its accuracy is {100 * found.low:.1f} to {100 * found.high:.1f} % "
-        "(at 95 %; what another seed would change is not counted: all trials have one). "
+        f"Its accuracy is {100 * found.low:.1f} to {100 * found.high:.1f} % (95 % interval, measured on {images:,} "
+        f"images{chosen}). The range does not include the effect of another seed: all trials have the same seed. "
     )
     others = list(zip(done[1:], found.worse, strict=True))
     if not others:
-        return text + "No other trial ran to its end: run more trials before you trust it."
+        return text + "No other trial ran to its end: run more trials before you trust this one."
     near = [trial.number for trial, worse in others if not worse]
     return text + f"{_compared(near, len(others))} Runner-ups:"
 
@@ -212,12 +212,15 @@ def train_command(plan: SearchPlan) -> str:
 
 
 def resume_command(plan: SearchPlan, spent_hours: float | None = None) -> str:
-    """The command that goes on with this study, from here. ``spent_hours``: used so far, where the budget is spent."""
+    """The command that continues this study, from the current folder.
+
+    ``spent_hours``: given if the budget is spent, the device hours used so far.
+    """
     command = "bigbatch tune" if _by_console_command() else f"python {quoted(ROOT / 'tune' / 'run.py')}"
     parts = ["--resume", "--study", plan.study]
     if plan.options.output:
         parts += ["--output", plan.options.output]
-    if plan.options.address and JOB_VARIABLE not in os.environ:  # a job's cluster ends with it
+    if plan.options.address and JOB_VARIABLE not in os.environ:  # a job's cluster ends with the job
         parts += ["--address", plan.options.address]
     if spent_hours is not None and plan.budget_gpu_hours is not None:
         parts += ["--budget-gpu-hours", f"{_more_hours(plan.budget_gpu_hours, spent_hours):g}"]
@@ -229,13 +232,13 @@ def resume_command(plan: SearchPlan, spent_hours: float | None = None) -> str:
 
 
 def _more_hours(budget: float, spent: float) -> float:
-    """A budget that lets the study go on: twice the old one, or twice what it used where that was much more."""
+    """A budget with which the study can continue: twice the old one; twice the used hours if they are much more."""
     return 2 * budget if spent < 1.5 * budget else float(f"{2 * spent:.3g}")
 
 
 def print_disk_full(plan: SearchPlan, full: str) -> None:
-    """One line: which file system is full, and the command that goes on."""
-    line = f"error: {full}. All that was reported is saved; make room there, then go on with: {resume_command(plan)}"
+    """Print one line: which file system is full, and the command that continues the study."""
+    line = f"error: {full}. All reported epochs are saved. Make room there, then continue with: {resume_command(plan)}"
     print(line, file=sys.stderr, flush=True)
 
 
@@ -244,7 +247,7 @@ def _by_console_command() -> bool:
 
 
 def quoted(path: Path) -> str:
-    """The path as one would type it here."""
+    """The path as a user would type it in the current folder."""
     with contextlib.suppress(ValueError):
         path = path.relative_to(Path.cwd())
     return shlex.quote(str(path))

@@ -1,7 +1,7 @@
-"""Ctrl-C and signals like it: acknowledged at once, whatever the driver's thread waits for.
+"""Acknowledge Ctrl-C and similar signals at once, also while the driver's thread waits for Ray.
 
-Python runs signal handlers in the main thread, between two of its steps; a call into Ray may last seconds. So the
-signal's number also goes down a pipe (``signal.set_wakeup_fd``) to a thread that does nothing but say so.
+Python runs signal handlers in the main thread, and not during a call into Ray, which may last seconds. So Python also
+writes the signal's number to a pipe (``signal.set_wakeup_fd``). A thread reads the pipe and prints the acknowledgement.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from bigbatch.train_loop.host.signals import (
 
 STARTING = "Stopping; Ctrl-C again to stop at once."
 SEARCHING = "Saving; Ctrl-C again to stop at once."
-ENDING = "The search has ended and is saved; Ray's processes are being ended."
+ENDING = "The search has ended and is saved; Ray's processes are stopping."
 
 
 class StopRequest:
-    """Why the search is to end early: a signal, or a spent budget. First one counts."""
+    """A request to end the search early: after a signal, or when a budget is spent. The first reason is kept."""
 
     def __init__(self) -> None:
         self.reason: str | None = None
@@ -34,18 +34,20 @@ class StopRequest:
         self._event = threading.Event()
 
     def set(self, reason: str, signum: int | None = None) -> None:
+        """Request the end. ``signum``: the signal, if there was one."""
         if signum is not None:
-            self.signal = signum  # also after a spent budget: a second Ctrl-C must still end it
+            self.signal = signum  # also after a spent budget: a second Ctrl-C must still end the search
         if not self._event.is_set():
             self.reason = reason
             self._event.set()
 
     def is_set(self) -> bool:
+        """Whether the search should end."""
         return self._event.is_set()
 
 
 class Interrupts:
-    """The stop signals of a search: the first ends it in order, a second Ctrl-C at once. A context manager."""
+    """Handles the stop signals of a search: the first ends it in order, a second Ctrl-C at once. A context manager."""
 
     def __init__(self, stop: StopRequest) -> None:
         self._stop = stop
@@ -53,7 +55,7 @@ class Interrupts:
         self._pipe: tuple[int, int] | None = None
         self._before: dict[int, Any] = {}
         self.text = STARTING
-        """What the acknowledgement says."""
+        """The text of the acknowledgement."""
         self._show: Callable[[str], None] | None = None
 
     def __enter__(self) -> Interrupts:
@@ -77,14 +79,17 @@ class Interrupts:
         give_signals_back(self._before)
 
     def take_again(self) -> None:
-        """Ray and libraries put handlers of their own in place."""
+        """Install the handlers again after Ray or a library has replaced them."""
         take_signals(self._handle)
         if self._pipe is not None:
             signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
 
     @contextmanager
     def shown_by(self, display: Any, text: str = SEARCHING) -> Iterator[None]:
-        """Within it, ``display.acknowledge(text)`` says it, where the display has that; afterwards it has ended."""
+        """Within the block, ``display.acknowledge(text)`` shows the acknowledgement, if the display has that method.
+
+        Afterwards the text says that the search has ended.
+        """
         self.text, self._show = text, getattr(display, "acknowledge", None)
         try:
             yield
@@ -110,13 +115,13 @@ class Interrupts:
             os.close(reader)
 
     def _acknowledge(self, show: Callable[[str], None] | None) -> None:
-        """Once. A handler passes no ``show``: the display's lock may be what it has interrupted."""
+        """Acknowledge once. A signal handler passes no ``show``: it may have interrupted code that holds its lock."""
         if not self._said:
             self._said = True
             show(self.text) if show else say_from_handler(f"\n{self.text}\n")
 
     def _close(self) -> None:
-        """The reader ends with the writer, and closes its own end."""
+        """Close the writing end. The reader then ends and closes the other one."""
         assert self._pipe is not None
         os.close(self._pipe[1])
         self._pipe = None

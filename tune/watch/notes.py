@@ -1,4 +1,4 @@
-"""What workers met on their nodes and a person should know, on the driver's screen: each once a search."""
+"""Print the workers' warnings on the driver's screen, each once in a search."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from bigbatch.train_loop.launch.record_lines import NOTES
 
 
 class Notes:
-    """Says what it has not said before. The live table moves down for it."""
+    """Prints each warning once. The live table moves down to make room for it."""
 
     def __init__(self) -> None:
         self._said: set[str] = set()
 
     def hear(self, trial: int, result: Mapping[str, Any]) -> None:
-        """Look for notes in what a trial has reported."""
+        """Print the new warnings in a trial's report."""
         for text in result.get(NOTES, ()):
             if text not in self._said:
                 self._said.add(text)

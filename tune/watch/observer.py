@@ -1,4 +1,4 @@
-"""What a search tells those who watch it: the display, W&B, tests."""
+"""The events that a search sends to its observers: the display, W&B, tests."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Phase = Literal["waiting", "starting", "running"]
 
 @dataclass
 class TrialView:
-    """A trial as it stands. ``state`` is Optuna's: RUNNING, COMPLETE, PRUNED, FAIL, WAITING."""
+    """The current state of a trial. ``state`` is Optuna's: RUNNING, COMPLETE, PRUNED, FAIL, WAITING."""
 
     number: int
     params: dict[str, Any]
     config: TrainConfig | None
-    """None where the space gave no valid one: then the trial has failed before it began."""
+    """None if the space gave no valid configuration. Then the trial has failed before it began."""
     state: str = "RUNNING"
     records: list[dict[str, Any]] = field(default_factory=list)
     """Epoch records, oldest first (bigbatch.train_loop.reporter.EpochRecord)."""
@@ -28,23 +28,24 @@ class TrialView:
     """Seconds since the epoch."""
     resumed: bool = False
     retries: int | None = None
-    """The failed trial that this one tries again."""
+    """The number of the failed trial that this trial repeats."""
     retried_by: int | None = None
-    """The trial that tries this failed one again: then this one counts no more."""
+    """The number of the trial that repeats this failed one. This trial is then no longer counted."""
     phase: Phase = "running"
-    """Of a trial in state RUNNING: ``waiting`` for resources, ``starting`` its workers, or ``running``."""
+    """The phase of a trial in state RUNNING: ``waiting`` for resources, ``starting`` its workers, or ``running``."""
     asks: str = ""
-    """What its workers need together, e.g. ``4 CPUs``."""
+    """The total needs of its workers, e.g. ``4 CPUs``."""
     steps: Steps | None = None
-    """Where it is within an epoch, by the last word of its worker."""
+    """Its position within an epoch, as its worker last reported."""
 
     @property
     def epochs(self) -> int:
-        """How many it is to train; 0 without a configuration."""
+        """The number of epochs to train; 0 without a configuration."""
         return self.config.epochs if self.config is not None else 0
 
     @property
     def epoch(self) -> int:
+        """The last finished epoch; 0 before the first."""
         return int(self.records[-1]["epoch"]) if self.records else 0
 
     @property
@@ -54,16 +55,18 @@ class TrialView:
 
 
 class Observer(Protocol):
-    """Called by the driver, in its thread, one call at a time.
+    """The driver calls these methods in its thread, one at a time.
 
-    Three more are called where an observer has them: ``trial_planned(trial)`` once it has its configuration,
-    ``trial_waiting(trial)`` where there is no room for it yet, ``steps_done(trial)`` as ``trial.steps`` moves on.
-    One that shows lines has ``search_said(text)`` too: what belongs to no trial.
+    Four more methods are optional: ``trial_planned(trial)`` when the trial has its configuration,
+    ``trial_waiting(trial)`` while no resources are free for it, ``steps_done(trial)`` when ``trial.steps`` changes,
+    and ``search_said(text)`` for a line that belongs to no trial.
     """
 
     def trial_started(self, trial: TrialView) -> None:
-        """Its first worker runs. A trial that could not begin has no such call."""
+        """The trial's first worker runs. It is not called for a trial that could not begin."""
 
-    def epoch_ended(self, trial: TrialView, record: dict[str, Any]) -> None: ...
+    def epoch_ended(self, trial: TrialView, record: dict[str, Any]) -> None:
+        """An epoch has ended; ``record``: its EpochRecord as a dict."""
 
-    def trial_ended(self, trial: TrialView) -> None: ...
+    def trial_ended(self, trial: TrialView) -> None:
+        """The trial has ended or was interrupted; ``trial.state`` and ``trial.ended_because`` say how."""

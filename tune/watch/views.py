@@ -1,4 +1,4 @@
-"""The study's trials as those who watch see them."""
+"""Convert the study's trials into the views that observers get."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ FINISHED = ("COMPLETE", "PRUNED", "FAIL")
 
 
 def views(trials: Sequence[FrozenTrial]) -> list[TrialView]:
-    """The trials that have begun, or failed before they could."""
+    """The trials that have begun, or failed before they began."""
     again = retried(trials)
     begun = [t for t in trials if "config" in t.user_attrs or t.state.is_finished()]
     return [view_of(t, again.get(t.number)) for t in begun]
 
 
 def view_of(trial: FrozenTrial, retried_by: int | None = None) -> TrialView:
-    """A trial of the study as observers see trials."""
+    """The view of one trial of the study."""
     config = trial.user_attrs.get("config")
     ended = trial.datetime_complete or trial.datetime_start
     seconds = (ended - trial.datetime_start).total_seconds() if ended and trial.datetime_start else 0.0
@@ -42,5 +42,5 @@ def view_of(trial: FrozenTrial, retried_by: int | None = None) -> TrialView:
 
 
 def counted(found: Sequence[TrialView]) -> list[TrialView]:
-    """Those that have ended, as ``--trials`` counts them."""
+    """The trials that have ended, as ``--trials`` counts them."""
     return [view for view in found if view.state in FINISHED and view.retried_by is None]

@@ -1,7 +1,7 @@
-"""Weights & Biases: one run a trial, grouped by study, written by the driver alone.
+"""Log to Weights & Biases: one run for each trial, grouped by study. Only the driver writes.
 
-Offline needs no network at all, at no time: runs are written under the study's folder, and one
-command sends them later from a machine that has a network.
+Offline mode never needs a network: it writes the runs to the study's folder. One command sends them later from a
+machine that has a network.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ class WandbObserver:
         folder.mkdir(parents=True, exist_ok=True)
 
     def trial_started(self, trial: TrialView) -> None:
+        """Open the trial's run."""
         self._runs[trial.number] = self._wandb.init(
             mode=self._mode,  # type: ignore[arg-type]
             project=os.environ.get("WANDB_PROJECT", self._project),
@@ -51,11 +52,13 @@ class WandbObserver:
         )
 
     def epoch_ended(self, trial: TrialView, record: dict[str, Any]) -> None:
+        """Log the epoch's metrics."""
         run = self._runs.get(trial.number)
         if run is not None:
             run.log({"epoch": record["epoch"], **{k: record[k] for k in METRICS if k in record}}, step=record["epoch"])
 
     def trial_ended(self, trial: TrialView) -> None:
+        """Close the trial's run."""
         run = self._runs.pop(trial.number, None)
         if run is not None:
             run.summary["state"] = trial.state
@@ -63,12 +66,13 @@ class WandbObserver:
             run.finish(exit_code=0 if trial.state in ("COMPLETE", "PRUNED") else 1)
 
     def close(self) -> None:
+        """Close the runs of trials that did not end."""
         for run in self._runs.values():
             run.finish(exit_code=1)
         self._runs.clear()
 
     def sync_command(self) -> str | None:
-        """The one command that sends offline runs, None where there is nothing to send."""
+        """The command that sends all offline runs; None if there are none."""
         if self._mode != "offline" or not list(self._folder.glob("offline-run-*")):
             return None
         return f"wandb sync {shlex.quote(str(self._folder))}/offline-run-*"

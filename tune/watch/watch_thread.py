@@ -1,7 +1,7 @@
-"""Watches over a running search, beside the driver's thread: it may be waiting for Ray.
+"""Watch a running search in its own thread, because the driver's thread may wait for Ray.
 
-Reads how far trials are, asks Ray's head why some wait, says so each minute, and ends a search that can never go on.
-What changes a trial is only noted here, and done by ``tick`` in the driver's thread.
+The thread reads the trials' progress, asks Ray's head why trials wait, prints that every minute, and ends a search that
+can never continue. It only notes changes of a trial; ``tick`` makes them in the driver's thread.
 """
 
 from __future__ import annotations
@@ -23,25 +23,26 @@ from bigbatch.tune.watch.watchdog import GONE_S, JOINED_GRACE_S, OWN_GRACE_S, Wa
 
 LOOK_S = 0.5
 ASK_S = 5.0
-"""Between two questions to Ray's head; while a trial waits, ``LOOK_S``."""
+"""Time between two questions to Ray's head. While a trial waits it is ``LOOK_S``."""
 WAIT_S = 2.0
-"""A trial that gets its place before that has not waited: Tune asks for one, then uses that of a trial that ended."""
+"""A trial counts as waiting after this time. Earlier, Tune may still give it the place of a trial that just ended."""
 SAVE_S = 12.0
-"""How long the driver may take to save once the cluster is gone. Then its process ends: Ray's calls wait for ever."""
+"""Time for the driver to save after the cluster is gone. Then its process ends: Ray's calls would wait for ever."""
 
 
 class ClusterLost(BaseException):
-    """The cluster is gone. Not an Exception: Tune would ask that cluster to clean up first."""
+    """The cluster is gone. It is no Exception, because Tune would then ask the dead cluster to clean up."""
 
 
 class Teller(Protocol):
-    """Who is told what the watchdog says, from its thread."""
+    """Receives the watchdog's lines, in the watchdog's thread."""
 
-    def search_said(self, text: str) -> None: ...
+    def search_said(self, text: str) -> None:
+        """Show a line."""
 
 
 class Asker:
-    """Asks the head again and again, in a thread of its own: a question may hang for a minute."""
+    """Asks Ray's head again and again, in its own thread, because one question may hang for a minute."""
 
     def __init__(self, head: Callable[[], Head] = Head) -> None:
         self._head = head
@@ -49,12 +50,14 @@ class Asker:
         self.often = False
         self.view: ClusterView | None = None
         self.asked_at = self.answered_at = time.monotonic()
-        """When the question of ``view`` was put, and when its answer came."""
+        """When the question for ``view`` was sent, and when its answer came."""
 
     def start(self) -> None:
+        """Start the thread."""
         threading.Thread(target=self._run, daemon=True, name="ray-head").start()
 
     def stop(self) -> None:
+        """End the thread after its current question."""
         self._over.set()
         self._now.set()
 
@@ -66,7 +69,7 @@ class Asker:
         head: Head | None = None
         while not self._over.is_set():
             asked_at = time.monotonic()
-            with suppress(Exception):  # Ray raises whatever its transport raised: then there is no answer
+            with suppress(Exception):  # any error of Ray's transport means: no answer
                 head = head or self._head()
                 self.view = head.ask()
                 self.asked_at, self.answered_at = asked_at, time.monotonic()
@@ -75,13 +78,13 @@ class Asker:
 
 
 class Watch:
-    """An observer of the search, and the thread that looks after it.
+    """An observer of the search, and the thread that watches it.
 
     Args:
-        bridge: is told what was noted, in the driver's thread.
-        progress_of: the file in which a trial's worker says how far it is, by number.
-        tellers: told each line, from the thread.
-        give_up: called once, from the thread, with the reason for which the search can never go on.
+        bridge: receives the noted changes, in the driver's thread.
+        progress_of: from a trial's number to the file in which its worker reports progress.
+        tellers: receive each line, in the watching thread.
+        give_up: called once, in the watching thread, with the reason why the search can never continue.
     """
 
     def __init__(
@@ -104,19 +107,23 @@ class Watch:
     # An observer, in the driver's thread
 
     def trial_planned(self, trial: TrialView) -> None:
+        """Begin to watch a trial that is handed to Ray."""
         now = time.monotonic()
         with suppress(OSError), self._lock:
             self._trials[trial.number] = Watched(trial.number, trial.asks, now, now)
-            self._progress_of(trial.number).write_text("")  # a worker writes it only where it is
+            self._progress_of(trial.number).write_text("")  # a worker writes only to a file that exists
         self._asker.hurry()
 
     def trial_started(self, trial: TrialView) -> None:
+        """Note that the trial's first worker runs."""
         self._heard(trial.number, "it began")
 
     def epoch_ended(self, trial: TrialView, record: dict[str, Any]) -> None:
+        """Note that the trial is alive."""
         self._heard(trial.number, f"it ended epoch {record['epoch']}")
 
     def trial_ended(self, trial: TrialView) -> None:
+        """Stop watching the trial and remove its progress file."""
         with self._lock:
             self._trials.pop(trial.number, None)
             self._read.pop(trial.number, None)
@@ -131,11 +138,11 @@ class Watch:
 
     @property
     def lost(self) -> bool:
-        """There is no cluster any more."""
+        """Whether the cluster is gone."""
         return self._watchdog.gone
 
     def tick(self) -> None:
-        """Do what was noted. Raises ClusterLost."""
+        """Make the noted changes. Raises ClusterLost if the cluster is gone."""
         with self._lock:
             notes, self._notes = self._notes, []
         for note in notes:
@@ -147,6 +154,7 @@ class Watch:
 
     @contextmanager
     def running(self) -> Iterator[None]:
+        """Watch within the ``with`` block."""
         self._asker.start()
         threading.Thread(target=self._run, daemon=True, name="watch").start()
         try:
@@ -165,7 +173,7 @@ class Watch:
                 self._give_up(self._watchdog.verdict)
 
     def look(self) -> list[str]:
-        """What there is to say now."""
+        """Look at trials and cluster once. Returns the lines to print now."""
         now = time.monotonic()
         self._read_progress(now)
         with self._lock:
@@ -187,7 +195,7 @@ class Watch:
                 self._notes.append(partial(self._bridge.runs, number, entry))
 
     def _due(self, now: float) -> list[int]:
-        """Trials whose file may say something new: at once that a worker runs, then as often as it writes."""
+        """Trials whose progress file is due: always until a worker runs, then as often as the worker writes."""
         with self._lock:
             due = [n for n, trial in self._trials.items() if trial.phase != "running" or now >= self._next_read]
         if now >= self._next_read:
@@ -195,11 +203,11 @@ class Watch:
         return due
 
     def _find_those_that_wait(self) -> None:
-        """Placement groups say not whose they are: those without a place are of the trials handed over last."""
+        """Find the trials that wait. A placement group does not name its trial: the last ones handed over must wait."""
         view, asked_at = self._asker.view, self._asker.asked_at
         begun = [trial for trial in self._trials.values() if trial.phase != "running"]
         known = sorted((trial for trial in begun if trial.since <= asked_at), key=lambda trial: trial.since)
-        without = min(len(view.groups), len(known)) if view else 0  # others: of nodes that went, and handed over since
+        without = min(len(view.groups), len(known)) if view else 0  # other groups belong to lost nodes or newer trials
         for trial in known[: len(known) - without]:
             trial.phase = "starting"
         late = [trial for trial in known[len(known) - without :] if asked_at - trial.since >= WAIT_S]
@@ -209,7 +217,7 @@ class Watch:
 
     def _say(self, line: str) -> None:
         for teller in self._tellers:
-            with suppress(Exception):  # nobody may be there to read it
+            with suppress(Exception):  # the reader may be gone
                 teller.search_said(line)
 
 
@@ -222,7 +230,7 @@ def make_watch(
     own_ray: bool,
     address: str,
 ) -> Watch:
-    """The watch over a search. In a Slurm job (``cluster/``) the job itself decides when its head is gone."""
+    """The watch over a search. Inside a job of ``cluster/``, the job itself decides when Ray's head is gone."""
     in_job = bool(os.environ.get("BIGBATCH_JOB_FOLDER"))
     watchdog = Watchdog(
         time.monotonic(),
@@ -234,7 +242,7 @@ def make_watch(
 
 
 def end_process_unless_done(save: Callable[[], None], wait_s: float = SAVE_S) -> threading.Timer:
-    """A timer that saves and ends this process with code 1, to be cancelled by whoever gets that far in order."""
+    """A timer that saves and ends this process with code 1. The driver cancels it when it can end in order."""
 
     def end() -> None:
         with suppress(Exception):

@@ -1,7 +1,7 @@
-"""When a search waits, why it waits, and when it can never go on. No Ray, threads or clocks in here.
+"""Decide when a search waits, why it waits, and when it can never continue. This module uses no Ray, thread or clock.
 
-A trial that waits for resources, and one of which nothing was heard for longer than expected, get a line a minute with
-the reason that Ray gives. Expected is three times the longest pause between two words of any trial so far.
+It writes a line every minute for a trial that waits for resources, and for one that is silent for longer than expected,
+with the reason that Ray gives. "Expected" is three times the longest pause so far between two reports of a trial.
 """
 
 from __future__ import annotations
@@ -13,34 +13,34 @@ from bigbatch.tune.watch.cluster_view import ClusterView, nowhere, reason
 from bigbatch.tune.watch.observer import Phase
 
 LEAST_SILENCE_S = 60.0
-"""Nothing is said of shorter ones: starts of workers, validations."""
+"""A shorter silence is never reported: workers may start, or validate."""
 TIMES_LONGEST = 3.0
 EVERY_S = 60.0
-"""Between two lines."""
+"""Time between two lines."""
 WAIT_IS_NEWS_S = 60.0
-"""A wait for resources that will come free gets its first line; one for what no node has gets it at once."""
+"""After this time a wait for busy resources gets its first line. A wait that no node can satisfy gets it earlier."""
 HOPELESS_LINE_S = 5.0
-"""Nodes that are just joining are waited for so long before that line."""
+"""After this time a wait that no node can satisfy gets its first line. Until then nodes may still be joining."""
 OWN_GRACE_S = 30.0
-"""How long nothing may fit before a search on its own Ray gives up: no node ever joins that."""
+"""A search on its own Ray gives up if no trial fits for this time: no node ever joins such a Ray."""
 JOINED_GRACE_S = 600.0
-"""The same on a cluster that was joined: another allocation may attach nodes, a lost one may come back."""
+"""The same for a joined cluster: another allocation may attach nodes, and a lost node may return."""
 UNANSWERED_LINE_S = 15.0
 GONE_S = 40.0
-"""So long without an answer the head of the cluster is gone. Ray itself ends the driver's process after 60 s, which
-leaves time to save."""
+"""After this time without an answer the cluster's head counts as gone. Ray ends the driver's process after 60 s: until
+then it can save."""
 
 
 @dataclass
 class Watched:
-    """A trial that Ray works on. Times are of one monotonic clock."""
+    """A trial that Ray works on. All times are seconds of one monotonic clock."""
 
     number: int
     asks: str
     since: float
-    """When it was handed to Ray."""
+    """When the trial was handed to Ray."""
     heard_at: float
-    """When something new of it was last heard."""
+    """When the trial last reported something new."""
     phase: Phase = "starting"
     last_word: str = "it was handed to Ray"
 
@@ -49,8 +49,8 @@ class Watchdog:
     """Looks at the trials about once a second.
 
     Args:
-        grace_s: how long nothing may fit before ``verdict`` says so.
-        gone_s: how long the head may be silent before ``verdict`` says so; None where others decide that.
+        grace_s: how long no trial may fit before there is a ``verdict``.
+        gone_s: how long the head may be silent before there is a ``verdict``. None: something else decides that.
     """
 
     def __init__(self, now: float, *, grace_s: float, gone_s: float | None, address: str = "") -> None:
@@ -63,21 +63,21 @@ class Watchdog:
         self._dead: set[str] | None = None
         self._busy_at = now
         self.verdict: str | None = None
-        """Why the search can never go on."""
+        """Why the search can never continue; None while it can."""
         self.gone = False
-        """The verdict is that there is no cluster any more."""
+        """Whether the verdict is that the cluster is gone."""
 
     def heard(self, trial: Watched, now: float, word: str) -> None:
-        """Something new of a trial."""
+        """Take in a trial's report; ``word`` describes it."""
         self._longest_s = max(self._longest_s, now - trial.heard_at)
         trial.heard_at, trial.last_word = now, word
 
     def look(self, now: float, trials: Sequence[Watched], view: ClusterView | None, answered_at: float) -> list[str]:
-        """What is to be said now. ``view``: the last answer, which came ``answered_at``."""
-        passed = min(now - self._looked_at, 5.0)  # a machine that slept, slept for all
+        """The lines to print now. ``view``: Ray's last answer, which came at ``answered_at``."""
+        passed = min(now - self._looked_at, 5.0)  # at most 5 s: while the machine slept, nobody could answer
         self._looked_at = now
         lines = self._deaths(view)
-        # A Ray that never answered may be one that is asked in another way.
+        # A Ray that has never answered may need another kind of question: its silence means nothing.
         silent = view is not None and answered_at <= self._answered_at
         self._unanswered_s = self._unanswered_s + passed if silent else 0.0
         self._answered_at = answered_at
@@ -88,7 +88,7 @@ class Watchdog:
         self._busy_at = now if trials else self._busy_at
         found = self._delays(now, trials, view)
         if now - self._busy_at >= LEAST_SILENCE_S:
-            found.append(f"no trial is at work, and none has begun for {clock(now - self._busy_at)}")
+            found.append(f"no trial is running, and none has begun for {clock(now - self._busy_at)}")
         if found and now >= self._next_line:
             self._next_line = now + EVERY_S
             lines.append("; ".join(found))
@@ -117,7 +117,7 @@ class Watchdog:
         return [f"Ray's head at {self._address} has not answered for {silent}"]
 
     def _delays(self, now: float, trials: Sequence[Watched], view: ClusterView | None) -> list[str]:
-        """A clause for each trial that waits, or is silent, for longer than expected."""
+        """A clause for each trial that waits, or is silent, longer than expected."""
         groups = list(view.groups) if view else []
         waiting = [trial for trial in trials if trial.phase == "waiting"]
         expected = max(LEAST_SILENCE_S, TIMES_LONGEST * self._longest_s)
@@ -127,17 +127,17 @@ class Watchdog:
             hopeless = bool(groups and view and nowhere(groups[0], view.nodes))
             if now - trial.since >= (HOPELESS_LINE_S if hopeless else WAIT_IS_NEWS_S):
                 found.append(f"trial {trial.number} has waited {clock(now - trial.since)} for {trial.asks}: {why}")
-        lost = groups[len(waiting) :]  # of trials that ran already
+        lost = groups[len(waiting) :]  # groups of trials that ran before their node was lost
         for trial in trials:
             if trial.phase != "waiting" and now - trial.heard_at >= (HOPELESS_LINE_S if lost else expected):
                 silent = clock(now - trial.heard_at)
                 why = f"; {reason(lost[0], view)}" if lost and view else ""
-                found.append(f"trial {trial.number} has said nothing for {silent}; before, {trial.last_word}{why}")
+                found.append(f"trial {trial.number} has not reported for {silent}; last report: {trial.last_word}{why}")
         return found
 
 
 def _stuck(trials: Sequence[Watched], view: ClusterView | None) -> str | None:
-    """Why no trial can run, where there are trials and none of them has, or can get, a place."""
+    """Why no trial can run; None if there are no trials, or one of them has a place or can get one."""
     if view is None or not trials:
         return None
     why = [nowhere(group, view.nodes) for group in view.groups]

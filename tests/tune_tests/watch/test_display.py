@@ -45,7 +45,7 @@ def test_the_live_table_shows_state_settings_epoch_value_and_time_left():
     progress = Progress(planned=4, concurrency=2, finished={})
     display = LiveTable(progress, Console(file=io.StringIO(), force_terminal=True))
     display.trial_started(view(0, []))
-    assert "time left: known after" in rendered(display)
+    assert "time left: unknown until" in rendered(display)
     display.epoch_ended(view(0, [0.5]), {})
     display.trial_ended(view(0, [0.5, 0.6, 0.7, 0.8], "COMPLETE", seconds=20))
     display.trial_ended(view(1, [0.3], "PRUNED", seconds=10))
@@ -172,7 +172,7 @@ def test_own_parameters_come_before_settings_where_there_is_little_room():
     [
         ({"set": ("image_size=64",)}, ("small_pool: 3×3/2", "64 px (auto)")),
         ({"set": ("model.stem=imagenet",)}, ("imagenet: 7×7/2",)),
-        ({"set": ("model.stem=small",)}, ("small: 3×3, no pooling", "slower an image")),
+        ({"set": ("model.stem=small",)}, ("small: 3×3, no pooling", "slower than model.stem=imagenet")),
         ({"model": "shufflenet_v2_x0_5"}, ()),
     ],
 )

@@ -112,7 +112,7 @@ def test_silence_is_news_after_three_times_the_longest_pause():
     assert run.said == [], "three times 50 s are expected"
     run.go(65)
     assert [at for at, _ in run.said] == [300, 360]
-    assert run.said[0][1] == "trial 0 has said nothing for 2:30; before, epoch 2: step 410 of 1251, 980 images/s"
+    assert run.said[0][1] == "trial 0 has not reported for 2:30; last report: epoch 2: step 410 of 1251, 980 images/s"
 
 
 def test_workers_that_lost_their_node_are_said_to_wait_for_another():
@@ -125,7 +125,7 @@ def test_workers_that_lost_their_node_are_said_to_wait_for_another():
     run.view = ClusterView((node("a", 2), node("b", 2, alive=False)), (lost,))
     run.go(6)
     assert run.said[0] == (4, "Ray's node b has died: no heartbeat")
-    assert "a node of it was lost" in run.said[1][1] and "room for 1" in run.said[1][1]
+    assert "one of its nodes was lost" in run.said[1][1] and "room for 1" in run.said[1][1]
     run.go(600)
     assert run.dog.verdict is not None and len(run.said) == 12, "a line a minute"
 
@@ -227,9 +227,9 @@ def test_displays_say_waiting_starting_running_and_the_part_of_an_epoch(monkeypa
     lines._within_epochs[7]._clock = lambda: later
     for display in (lines, table):
         display.steps_done(trial)
-        display.search_said("trial 7 has said nothing for 1:00")
+        display.search_said("trial 7 has not reported for 1:00")
     assert "trial 7 epoch 1: step 410 of 1251, 980 images/s" in out.getvalue()
-    assert " 0.3/4 " in drawn() and "has said nothing" in drawn() and "Ctrl-C saves" in drawn()
+    assert " 0.3/4 " in drawn() and "has not reported" in drawn() and "Ctrl-C saves" in drawn()
     table.acknowledge("Saving; wait")
     assert "Saving; wait" in drawn() and "Ctrl-C saves" not in drawn()
 
