@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import tomllib
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+from helpers.paths import ROOT
 
 
 def test_the_citation_agrees_with_the_package() -> None:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+from helpers.paths import ROOT
+
 HEAVY = ("torch", "torchvision", "ray", "optuna", "numpy", "pyarrow", "scipy", "PIL", "wandb", "rich")
 SINCE_PYTHON_3_10 = {"tomllib"}
 """Modules of the standard library that Python 3.9 lacks."""

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import bigbatch
+from helpers.paths import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 VERSION = re.escape(bigbatch.__version__)
 
 

@@ -229,7 +229,25 @@ def _run(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, str(SCRIPT), *words], capture_output=True, text=True)
 
 
-@pytest.mark.xfail(strict=False, reason="files and functions are being moved and split; not all targets are reached")
+def of_structure(name: str) -> bool:
+    """Rooms, arrows, circles and arrows back up of each folder, circles between files, floors, typed functions."""
+    return ": " in name or name.startswith(("circles ", "imports ")) or name == "typed functions, %"
+
+
+def test_the_import_rules_hold_in_this_repository(house: Any) -> None:
+    """What breaks one: `python benchmarks/house.py`, then `--arrows FOLDER` for the imports behind each arrow."""
+    limits = [name for name in {**house.AT_MOST, **house.AT_LEAST} if of_structure(name)]
+    assert len(limits) == 4 * len(house.FOLDERS) + 4
+    figures, lists = house.measure(ROOT)
+    late = [name for name in house.missed(figures) if of_structure(name)]
+    assert {name: lists.get(name, figures[name]) for name in late} == {}
+
+
+@pytest.mark.xfail(
+    strict=False,
+    reason="missed: function lines, file lines, lines over 100 characters, Any, public docstrings, classes of one "
+    "name, sleeps in tests, test files over 400 lines",
+)
 def test_this_repository_reaches_every_target() -> None:
     done = _run("--check")
     assert done.returncode == 0, done.stdout + done.stderr
