@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from bigbatch.cluster.host import slurm_values
+from bigbatch.cluster.host.atomic_files import PRIVATE, write_json
 from bigbatch.cluster.host.network import own_address
 from bigbatch.cluster.host.root import ROOT
 from bigbatch.cluster.node.ports import is_free
@@ -198,7 +199,7 @@ def _serve(folder: Path, own: str, clients: int) -> None:
         listener.bind((own, 0))
         listener.listen(max(1, clients))
         listener.settimeout(DEADLINE_S)
-        _publish(folder / "server.json", [own, listener.getsockname()[1], secret])
+        write_json(folder / "server.json", [own, listener.getsockname()[1], secret], mode=PRIVATE)
         while clients:
             connection, _ = listener.accept()
             with connection:
@@ -234,14 +235,6 @@ def _receive(connection: socket.socket, size: int, keep: bool = True) -> bytes:
         if keep:
             parts.append(data)
     return b"".join(parts)
-
-
-def _publish(path: Path, value: object) -> None:
-    fresh = path.with_suffix(".new")
-    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        json.dump(value, file)
-    os.replace(fresh, path)
 
 
 def _await(path: Path) -> Any:
@@ -286,7 +279,7 @@ def _reduce(meeting: Path, backend: str, env: Mapping[str, str]) -> float:
         with socket.socket() as probe:
             probe.bind((own_address(socket.gethostname(), env), 0))
             own = probe.getsockname()
-        _publish(meeting, list(own))
+        write_json(meeting, list(own), mode=PRIVATE)
     host, port = _await(meeting)
     timeout = datetime.timedelta(seconds=DEADLINE_S)
     dist.init_process_group(backend, init_method=f"tcp://{host}:{port}", rank=rank, world_size=size, timeout=timeout)

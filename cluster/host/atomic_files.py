@@ -1,26 +1,87 @@
-"""Small JSON files through which job and nodes talk: on a shared file system, replaced as a whole, 0600."""
+"""The one way in which files are replaced: a reader finds the old file or the new one, never a part of either.
+
+What is written lies beside the file, under a name that no reader opens, until it is whole. A writer that fails removes
+it. A writer that is killed leaves it behind, and nobody reads it.
+
+Four kinds of files are written otherwise, each for a reason that stands beside its code: a lease, whose name may be
+made only once (``lease.py``); a private folder's owner, which must be locked first (``private_folder.py``); a worker's
+progress, which is overwritten in place because NFS caches names (``train_loop/progress.py``); and Optuna's journal,
+which grows line by line. Whole folders are renamed by those who make them (``bigbatch pack``, ``--stage``).
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 from bigbatch.cluster.host.json_values import json_object
 
-
-def write_text(path: Path, text: str) -> None:
-    """Replace ``path`` atomically; readers see the old or the new text, and only its owner sees either."""
-    fresh = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}")
-    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(text)
-    os.replace(fresh, path)
+PRIVATE = 0o600
+"""``mode`` of a file that only its owner may read, whatever the umask."""
+_AS_USUAL = 0o666
 
 
-def write_json(path: Path, value: Mapping[str, object]) -> None:
-    write_text(path, json.dumps(value))
+@contextlib.contextmanager
+def replacing(
+    path: Path,
+    *,
+    mode: int = _AS_USUAL,
+    durable: bool = False,
+    one_writer: bool = False,
+    previous: Path | None = None,
+) -> Iterator[IO[bytes]]:
+    """A file to write to, which takes the place of ``path`` when the block ends without an error.
+
+    Args:
+        mode: permissions, from which the umask is taken off.
+        durable: the new file survives a crash of the machine, not only of this process.
+        one_writer: only one process at a time writes ``path``. The unfinished file is then called ``NAME.partial``:
+            the next writer overwrites what a killed one left, so that large remains do not pile up. Otherwise its
+            name holds host and process, so that several processes may write ``path``.
+        previous: the file that was at ``path`` is kept under this name. Between two renames there is no ``path``.
+
+    Raises OSError; ``path`` is then as it was.
+    """
+    own = f".{path.name}.{os.uname().nodename}.{os.getpid()}"
+    unfinished = path.with_name(f"{path.name}.partial" if one_writer else own)
+    try:
+        descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+        with os.fdopen(descriptor, "wb") as file:
+            yield file
+            file.flush()
+            if durable:
+                os.fsync(file.fileno())
+        if previous is not None and path.exists():
+            os.replace(path, previous)
+        os.replace(unfinished, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            unfinished.unlink()
+        raise
+    if durable:
+        _sync_folder(path.parent)
+
+
+def write_bytes(path: Path, content: bytes, *, mode: int = _AS_USUAL, durable: bool = False) -> None:
+    """Replace ``path`` by a file that holds ``content``. Arguments and errors are those of ``replacing``."""
+    with replacing(path, mode=mode, durable=durable) as file:
+        file.write(content)
+
+
+def write_text(path: Path, text: str, *, mode: int = _AS_USUAL, durable: bool = False) -> None:
+    """``write_bytes`` of a text, in UTF-8."""
+    write_bytes(path, text.encode(), mode=mode, durable=durable)
+
+
+def write_json(
+    path: Path, value: object, *, indent: int | None = None, mode: int = _AS_USUAL, durable: bool = False
+) -> None:
+    """``write_text`` of ``value`` as JSON, with a line end."""
+    write_text(path, json.dumps(value, indent=indent) + "\n", mode=mode, durable=durable)
 
 
 def read_json(path: Path) -> dict[str, object]:
@@ -29,3 +90,14 @@ def read_json(path: Path) -> dict[str, object]:
         return json_object(path.read_text())
     except (OSError, ValueError):
         return {}
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename durable; a few file systems have no fsync for folders."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError:
+        pass
+    finally:
+        os.close(descriptor)

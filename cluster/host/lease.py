@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from bigbatch.cluster.host import atomic_files, slurm_commands
 from bigbatch.cluster.host import holder as holders
-from bigbatch.cluster.host import slurm_commands
 from bigbatch.cluster.host.holder import Holder
 
 FILE = ".lease"
@@ -203,15 +203,20 @@ class Lease:
         claim.unlink(missing_ok=True)
 
     def _make(self, path: Path) -> bool:
-        """Make ``path``, whole and with us as its holder; False if it is there already."""
-        fresh = self._write_beside(self._me)
+        """Make ``path``, whole and with us as its holder; False if it is there already.
+
+        Not by ``atomic_files``, which replaces what is there: of two who make a name, one must learn that it is taken.
+        """
+        fresh = self._path.with_name(f"{FILE}.{self._me.token}")
         try:
-            os.link(fresh, path)
-            return True
-        except FileExistsError:
-            return False
-        except OSError:  # no hard links here
-            return self._make_without_links(path)
+            fresh.write_bytes(_text(self._me))
+            try:
+                os.link(fresh, path)
+                return True
+            except FileExistsError:
+                return False
+            except OSError:  # no hard links here
+                return self._make_without_links(path)
         finally:
             fresh.unlink(missing_ok=True)
 
@@ -225,16 +230,7 @@ class Lease:
         return True
 
     def _write(self, holder: Holder) -> None:
-        os.replace(self._write_beside(holder), self._path)
-
-    def _write_beside(self, holder: Holder) -> Path:
-        fresh = self._path.with_name(f"{FILE}.{self._me.token}")
-        try:
-            fresh.write_bytes(_text(holder))
-        except OSError:
-            fresh.unlink(missing_ok=True)
-            raise
-        return fresh
+        atomic_files.write_bytes(self._path, _text(holder))
 
 
 def judge(seen: Seen, me: Holder, is_running: Callable[[str], bool | None]) -> tuple[LeaseVerdict, str]:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from bigbatch.cluster.host import processes, slurm_commands
-from bigbatch.cluster.host.atomic_files import write_json
+from bigbatch.cluster.host.atomic_files import PRIVATE, write_json
 from bigbatch.cluster.host.root import IMPORT_ROOT
 from bigbatch.cluster.job.allocated_nodes import AllocatedNode
 from bigbatch.cluster.node.heartbeats import Heartbeats
@@ -52,7 +52,7 @@ class NodeSteps:
         folder.mkdir(mode=0o700, exist_ok=True)
         for old in folder.glob("*.json") if not self._follow else ():
             old.unlink()
-        write_json(self._record / self._control_file, self._orders.to_dict())
+        write_json(self._record / self._control_file, self._orders.to_dict(), mode=PRIVATE)
 
     def forget(self) -> None:
         """Remove the reports of nodes that were lent."""
@@ -179,7 +179,7 @@ class NodeSteps:
     def _tell(self, orders: NodeOrders) -> None:
         self._orders = orders
         with contextlib.suppress(OSError):  # SIGTERM still reaches them
-            write_json(self._record / self._control_file, orders.to_dict())
+            write_json(self._record / self._control_file, orders.to_dict(), mode=PRIVATE)
 
 
 def srun_command(node: AllocatedNode) -> list[str]:

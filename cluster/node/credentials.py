@@ -12,6 +12,8 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+from bigbatch.cluster.host.atomic_files import PRIVATE, write_text
+
 TOKEN_FILE = "token"
 TLS_FOLDER = "tls"
 DAYS = "30"
@@ -24,8 +26,7 @@ class CredentialError(RuntimeError):
 def make_token(folder: Path) -> Path:
     """A fresh 256-bit token in ``folder``, readable by its owner only."""
     path = folder / TOKEN_FILE
-    path.unlink(missing_ok=True)
-    _write_private(path, secrets.token_hex(32))
+    write_text(path, secrets.token_hex(32), mode=PRIVATE)
     return path
 
 
@@ -46,7 +47,7 @@ def make_certificate(authority: Path, folder: Path, names: Sequence[str], addres
     """A key and a certificate for one node's names and IPv4 addresses in ``folder``. Returns the folder."""
     folder.mkdir(mode=0o700, exist_ok=True)
     alternatives = [f"DNS:{name}" for name in names] + [f"IP:{address}" for address in addresses]
-    _write_private(folder / "extensions", f"subjectAltName = {','.join(alternatives)}\n")
+    write_text(folder / "extensions", f"subjectAltName = {','.join(alternatives)}\n", mode=PRIVATE)
     _openssl(
         *("req", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=bigbatch node"),
         *("-keyout", str(folder / "node.key"), "-out", str(folder / "node.csr")),
@@ -75,12 +76,6 @@ def remove_credentials(folder: Path) -> None:
     """Take a job's credentials away at its end: they open nothing any more."""
     (folder / TOKEN_FILE).unlink(missing_ok=True)
     shutil.rmtree(folder / TLS_FOLDER, ignore_errors=True)
-
-
-def _write_private(path: Path, text: str) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(text)
 
 
 def _openssl(*arguments: str) -> None:

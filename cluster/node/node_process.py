@@ -22,7 +22,7 @@ from pathlib import Path
 from types import FrameType
 
 from bigbatch.cluster.host import network, private_folder, processes
-from bigbatch.cluster.host.atomic_files import write_json
+from bigbatch.cluster.host.atomic_files import PRIVATE, write_json
 from bigbatch.cluster.host.root import IMPORT_ROOT
 from bigbatch.cluster.node import credentials, ports, ray_commands
 from bigbatch.cluster.node.heartbeats import HEARTBEAT_S
@@ -194,7 +194,7 @@ class NodeProcess:
         self._next_beat = time.monotonic() + HEARTBEAT_S
         self._status = replace(status, beat=self._status.beat + 1, time=time.time())
         try:
-            write_json(self._status_file, self._status.to_dict())
+            write_json(self._status_file, self._status.to_dict(), mode=PRIVATE)
         except OSError as error:  # a full quota must not end a running search
             print(f"cannot write {self._status_file}: {error}", file=sys.stderr, flush=True)
 

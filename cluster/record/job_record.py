@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import errno
 import getpass
-import json
 import os
 import pwd
 import time
@@ -18,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bigbatch.cluster.host import json_values
+from bigbatch.cluster.host.atomic_files import PRIVATE, write_json
 
 SCHEMA_VERSION = 1
 HOME_VARIABLE = "BIGBATCH_HOME"
@@ -111,11 +111,8 @@ class JobRecord:
             path.mkdir(exist_ok=True, mode=0o700)
             check_own(path.resolve())  # a link to a roomier file system is the user's own choice
         self.updated = time.time()
-        path, fresh = folder / FILE, folder / f".{FILE}.{os.getpid()}"
-        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            json.dump({"schema_version": SCHEMA_VERSION, **dataclasses.asdict(self)}, file, indent=2)
-        os.replace(fresh, path)
+        path = folder / FILE
+        write_json(path, {"schema_version": SCHEMA_VERSION, **dataclasses.asdict(self)}, indent=2, mode=PRIVATE)
         return path
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from bigbatch.cluster.host import slurm_commands
 from bigbatch.cluster.host.allocation import PLANNED_NODES, planned
+from bigbatch.cluster.host.atomic_files import write_text
 from bigbatch.cluster.host.root import ROOT
 from bigbatch.cluster.host.site.profiles import (
     BUILT_IN,
@@ -121,7 +122,7 @@ def _keep(script: str, request: Request, env: Mapping[str, str]) -> Path:
         home = job_record.make_home(env)
         for folder in ("logs", "scripts"):
             (home / folder).mkdir(exist_ok=True, mode=0o700)
-        path.write_text(script)
+        write_text(path, script)
     except OSError as error:
         raise InputError(
             f"{job_record.HOME_VARIABLE} must be a folder that can be written; got {str(job_record.home(env))!r} "

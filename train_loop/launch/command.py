@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import gc
 import hashlib
-import json
-import os
 import shlex
 import signal
 import sys
@@ -19,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bigbatch.cluster.host.atomic_files import write_json, write_text
 from bigbatch.cluster.host.option_values import fraction
 from bigbatch.cluster.host.streams import reader_may_leave
 from bigbatch.train_loop.config import ConfigError, TrainConfig, differing_keys, parse_assignments
@@ -245,15 +244,9 @@ def write_result(task: Task, history: Sequence[EpochRecord]) -> Path:
         "history": [record.to_dict() for record in history],
     }
     path = task.output / "result.json"
-    write_whole(path, json.dumps(result, indent=2) + "\n")
+    write_json(path, result, indent=2)
     print(f"best validation top-1 {best.val_top1:.2%} after epoch {best.epoch}; all of it in {path}", flush=True)
     return path
-
-
-def write_whole(path: Path, text: str) -> None:
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text)
-    os.replace(partial, path)
 
 
 def make_output(task: Task) -> FolderHold:
@@ -261,7 +254,7 @@ def make_output(task: Task) -> FolderHold:
     try:
         task.output.mkdir(parents=True, exist_ok=True)
         hold = hold_folder(task.output, "a run's folder", "write --output with another folder")
-        write_whole(task.output / "config.json", task.config.to_json())
+        write_text(task.output / "config.json", task.config.to_json())
     except OSError as error:
         raise ConfigError(
             f"--output must be a folder that can be written; got {str(task.output)!r} ({error.strerror}). "

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import itertools
-import json
 import math
 import sys
 import time
@@ -17,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
+from bigbatch.cluster.host.atomic_files import write_json, write_text
 from bigbatch.cluster.host.option_values import fraction
 from bigbatch.train_loop.config import ConfigError, OptimizerConfig, TrainConfig, parse_assignments
 from bigbatch.train_loop.errors import ImageError, LoaderError
@@ -303,10 +303,10 @@ def _task(args: argparse.Namespace) -> tuple[TrainConfig, Path]:
 def _write(config: TrainConfig, finding: Finding, output: Path) -> None:
     output.mkdir(parents=True, exist_ok=True)
     values = {"schema_version": 1, "config": config.to_dict(), **dataclasses.asdict(finding)}
-    (output / "lr_find.json").write_text(json.dumps(values, indent=1) + "\n")
+    write_json(output / "lr_find.json", values, indent=1)
     o = config.optimizer
     title = f"{o.name}, batch {config.batch.global_size}, {config.model.name} on {config.data.name}"
-    (output / "lr_find.svg").write_text(svg(finding, title))
+    write_text(output / "lr_find.svg", svg(finding, title))
     print(title)
     print(f"loss falls fastest at lr {finding.steepest:.3g}, is lowest at {finding.minimum:.3g}", end="")
     if finding.exploded_at is None:

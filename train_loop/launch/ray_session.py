@@ -23,6 +23,7 @@ from typing import IO, Any
 
 from bigbatch.cluster.host import private_folder as node_folder
 from bigbatch.cluster.host import processes
+from bigbatch.cluster.host.atomic_files import PRIVATE, write_text
 from bigbatch.cluster.host.network import past_the_proxy
 from bigbatch.cluster.host.root import IMPORT_ROOT
 from bigbatch.train_loop.config import ConfigError
@@ -121,8 +122,7 @@ class LocalRay:
     def _start(self) -> Connection:
         assert self.folder is not None
         token = self.folder / "token"
-        token.touch(mode=0o600)
-        token.write_text(secrets.token_hex(32))
+        write_text(token, secrets.token_hex(32), mode=PRIVATE)
         self._set_env(
             {
                 **SEARCH_ENV,

@@ -20,6 +20,7 @@ from pathlib import Path
 from types import FrameType
 
 from bigbatch.cluster.host.allocation import usable_cpus
+from bigbatch.cluster.host.atomic_files import write_text
 from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.train_loop.data.loading.cores import WORKER_CORES
 from bigbatch.train_loop.errors import (
@@ -182,7 +183,7 @@ def train_worker(handed: dict[str, object]) -> WorkersEnd:
             return WorkersEnd(failure)
         if isinstance(error, ImageError):  # the others wait for this rank, so Ray must end them; then all return it
             with contextlib.suppress(OSError):
-                task.failure_file.write_text(failure)
+                write_text(task.failure_file, failure)
         raise
     return WorkersEnd()
 

@@ -11,24 +11,25 @@ The learning rate is a function of ``optimizer_steps`` in the same way.
 
 from __future__ import annotations
 
-import os
+import contextlib
 import time
 import warnings
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from bigbatch.cluster.host.atomic_files import replacing
 from bigbatch.train_loop.config import ConfigError, TrainConfig, differing_keys
 from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.train_loop.errors import CheckpointError
 from bigbatch.train_loop.host.disk_full import NO_ROOM, DiskFull, full_errno, words
 
 FORMAT = 1
-LATEST, PREVIOUS, PARTIAL = "latest.pt", "previous.pt", "latest.pt.partial"
+LATEST, PREVIOUS = "latest.pt", "previous.pt"
 
 
 @dataclass
@@ -83,18 +84,14 @@ class CheckpointFolder:
         if self.folder is None:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
-        latest, partial = self.folder / LATEST, self.folder / PARTIAL
+        latest, previous = self.folder / LATEST, self.folder / PREVIOUS
         try:
-            _write(partial, content)
+            _write(latest, previous, content)
         except DiskFull:  # the checkpoint before the latest is there for a damaged latest, and takes the room of this
-            if not (latest.exists() and (self.folder / PREVIOUS).exists()):
+            if not (latest.exists() and previous.exists()):
                 raise
-            (self.folder / PREVIOUS).unlink()
-            _write(partial, content)
-        if latest.exists():
-            os.replace(latest, self.folder / PREVIOUS)
-        os.replace(partial, latest)
-        _sync_folder(self.folder)
+            previous.unlink()
+            _write(latest, previous, content)
 
     def load(self) -> dict[str, Any] | None:
         """The latest checkpoint that can be read, None where there is none at all.
@@ -124,18 +121,26 @@ class CheckpointFolder:
         return None
 
 
-def _write(partial: Path, content: Mapping[str, Any]) -> None:
-    try:
-        with open(partial, "wb") as file:
+def _write(latest: Path, previous: Path, content: Mapping[str, Any]) -> None:
+    folder = latest.parent
+    with _full_disk_named(folder), replacing(latest, durable=True, one_writer=True, previous=previous) as file:
+        with _full_disk_named(folder):  # torch names no reason: the disk is looked at while it is full
             torch.save({"format": FORMAT, **content}, file)
             file.flush()
-            os.fsync(file.fileno())
+
+
+@contextlib.contextmanager
+def _full_disk_named(folder: Path) -> Iterator[None]:
+    """Raises DiskFull in place of an error that a full disk has caused."""
+    try:
+        yield
+    except DiskFull:
+        raise
     except (OSError, RuntimeError) as error:
-        number = full_errno(error, partial.parent)
-        partial.unlink(missing_ok=True)  # what was written of it is room for others
+        number = full_errno(error, folder)
         if number is None:
             raise
-        raise DiskFull(f"{NO_ROOM}: {words(number, partial.parent)}") from None
+        raise DiskFull(f"{NO_ROOM}: {words(number, folder)}") from None
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -148,17 +153,6 @@ def _read(path: Path) -> dict[str, Any]:
         if key not in content:
             raise CheckpointError(f"no {key!r} in it")
     return content
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the renames durable; a few file systems have no fsync for folders."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError:
-        pass
-    finally:
-        os.close(descriptor)
 
 
 def describe_data(info: DataInfo) -> dict[str, Any]:

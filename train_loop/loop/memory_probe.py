@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from bigbatch.cluster.host.atomic_files import write_json
 from bigbatch.train_loop.config import DEFAULT_MICRO_SIZE, ConfigError, TrainConfig
 from bigbatch.train_loop.data.info import DataInfo
 
@@ -165,8 +166,6 @@ def _write(cache: Path | None, known: dict[str, dict[str, int]]) -> None:
         return
     try:
         cache.parent.mkdir(parents=True, exist_ok=True)
-        partial = cache.with_name(f".{cache.name}.{os.getpid()}")
-        partial.write_text(json.dumps(known, indent=1) + "\n")
-        os.replace(partial, cache)
+        write_json(cache, known, indent=1)
     except OSError as error:
         warnings.warn(f"the micro-batch that was found is not kept: {error}", stacklevel=2)

@@ -9,7 +9,6 @@ or otherwise, by a later session.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import sys
 import threading
@@ -21,7 +20,7 @@ from pathlib import Path
 
 from bigbatch.cluster.host import json_values
 from bigbatch.cluster.host.allocation import slurm_job
-from bigbatch.cluster.host.atomic_files import read_json
+from bigbatch.cluster.host.atomic_files import read_json, write_json
 
 SCHEMA_VERSION = 1
 WRITE_S = 10.0
@@ -241,10 +240,7 @@ def _write(path: Path, used: Used, **facts: object) -> None:
     path.parent.mkdir(exist_ok=True)
     trials = {str(number): round(seconds, 3) for number, seconds in used.trials_s.items()}
     figures = {"held_device_s": round(used.held_s, 3), "trial_device_s": trials}
-    fresh = path.with_name(f".{path.name}.new")
-    text = json.dumps({"schema_version": SCHEMA_VERSION, **facts, "written_at": _now(), **figures})
-    fresh.write_text(text + "\n")
-    os.replace(fresh, path)
+    write_json(path, {"schema_version": SCHEMA_VERSION, **facts, "written_at": _now(), **figures})
 
 
 def owns_cluster(*, local: bool) -> bool:

@@ -14,7 +14,6 @@ logs/            driver.log, ray.log, trial-NNNN.log
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import time
@@ -23,6 +22,7 @@ from typing import Any
 
 import optuna
 
+from bigbatch.cluster.host.atomic_files import write_json
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.config.earlier_keys import migrated
 from bigbatch.train_loop.host.folder_hold import FolderHold, hold_folder
@@ -90,7 +90,7 @@ class StudyStore:
             store.close()
             raise ConfigError(_holds_a_study(folder))
         # First the description: a study without one could be neither resumed nor made again.
-        write_json(folder / STUDY_FILE, {"schema_version": SCHEMA_VERSION, "name": name, **description})
+        _write_description(folder, {"schema_version": SCHEMA_VERSION, "name": name, **description})
         try:
             store.study = optuna.create_study(study_name=name, storage=store._storage(), direction="maximize")
         except (optuna.exceptions.DuplicatedStudyError, ConfigError) as error:
@@ -199,7 +199,7 @@ class StudyStore:
         tables.write_epochs(trials, self.folder / "epochs.parquet")
         best = best_trial(trials)
         if best is not None:
-            write_text(self.best_file, json.dumps(migrated(best.user_attrs["config"]), indent=2) + "\n")
+            write_json(self.best_file, migrated(best.user_attrs["config"]), indent=2, durable=True)
         self._next_refresh = time.monotonic() + (time.monotonic() - started) / REFRESH_SHARE
 
     def drop_checkpoints(self) -> None:
@@ -220,17 +220,17 @@ class StudyStore:
         """Append what this run of the driver is to study.json, with other keys to change."""
         description = read_description(self.folder)
         description.setdefault("sessions", []).append(session)
-        write_json(self.folder / STUDY_FILE, {**description, **changes})
+        _write_description(self.folder, {**description, **changes})
 
     def describe(self, changes: dict[str, Any]) -> None:
         """Change keys of study.json."""
-        write_json(self.folder / STUDY_FILE, {**read_description(self.folder), **changes})
+        _write_description(self.folder, {**read_description(self.folder), **changes})
 
     def end_session(self, **facts: Any) -> None:
         description = read_description(self.folder)
         if description.get("sessions"):
             description["sessions"][-1].update(facts)
-        write_json(self.folder / STUDY_FILE, description)
+        _write_description(self.folder, description)
 
     def write_last(self, outcome: str, elapsed_s: float) -> None:
         """Tables and the session's end. Where there is no room, or no database, they stay as they were."""
@@ -297,22 +297,8 @@ def repair_journal(path: Path) -> None:
             os.fsync(journal.fileno())
 
 
-def write_json(path: Path, value: dict[str, Any]) -> None:
-    write_text(path, json.dumps(value, indent=2) + "\n")
-
-
-def write_text(path: Path, text: str) -> None:
-    """Replace a file atomically."""
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with fresh.open("w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(fresh, path)
-    except OSError:
-        fresh.unlink(missing_ok=True)
-        raise
+def _write_description(folder: Path, description: dict[str, Any]) -> None:
+    write_json(folder / STUDY_FILE, description, indent=2, durable=True)
 
 
 def _holds_a_study(folder: Path) -> str:

@@ -7,7 +7,6 @@ metadata changes with them.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from optuna.trial import FrozenTrial, TrialState
 
+from bigbatch.cluster.host.atomic_files import replacing
 from bigbatch.train_loop import config
 from bigbatch.train_loop.config.earlier_keys import migrated
 
@@ -122,13 +122,8 @@ def write_epochs(trials: Iterable[FrozenTrial], path: Path) -> None:
 
 
 def _write(table: pa.Table, path: Path) -> None:
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        pq.write_table(table, fresh)
-        os.replace(fresh, path)
-    except OSError:
-        fresh.unlink(missing_ok=True)
-        raise
+    with replacing(path) as file:
+        pq.write_table(table, file)
 
 
 def _at(values: dict[str, Any], key: str) -> Any:

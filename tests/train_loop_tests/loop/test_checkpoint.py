@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch.amp.grad_scaler import GradScaler
 
+from bigbatch.cluster.host import atomic_files
 from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.train_loop.errors import CheckpointError
 from bigbatch.train_loop.loop import assembly, checkpoint
@@ -264,12 +265,12 @@ def nth_replace(n: int) -> Callable[..., None]:
     return replace
 
 
-CRASHES: dict[str, tuple[str, Callable[..., None], int]] = {
-    "while it is written": ("torch.save", half_a_save, 2),
-    "before it is on the disk": ("os.fsync", die, 2),
-    "before the old one is put aside": ("os.replace", nth_replace(1), 2),
-    "between the two renames": ("os.replace", nth_replace(2), 2),
-    "after the renames": ("_sync_folder", die, 3),
+CRASHES: dict[str, tuple[Any, str, Callable[..., None], int]] = {
+    "while it is written": (torch, "save", half_a_save, 2),
+    "before it is on the disk": (os, "fsync", die, 2),
+    "before the old one is put aside": (os, "replace", nth_replace(1), 2),
+    "between the two renames": (os, "replace", nth_replace(2), 2),
+    "after the renames": (atomic_files, "_sync_folder", die, 3),
 }
 
 
@@ -279,12 +280,11 @@ def test_crash_in_a_write_leaves_a_whole_checkpoint(tmp_path: Path, moment: str)
     folder = CheckpointFolder(tmp_path, 60)
     for number in (1, 2):
         folder.save(content(number))
-    name, replacement, expected = CRASHES[moment]
+    owner, name, replacement, expected = CRASHES[moment]
     child = os.fork()
     if child == 0:
         try:
-            owner, _, attribute = name.rpartition(".")
-            setattr(getattr(checkpoint, owner) if owner else checkpoint, attribute, replacement)
+            setattr(owner, name, replacement)
             folder.save(content(3))
         finally:
             os._exit(1)  # not reached: the write is killed

@@ -22,6 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from bigbatch.cluster.host.atomic_files import replacing
 from bigbatch.cluster.host.option_values import fraction
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.data.packed import schema as packed_format
@@ -242,9 +243,8 @@ def _same_plan(folder: Path, source: PackSource, profile: Profile, shard_bytes: 
     }
     path = folder / "plan.json"
     if not path.exists():
-        partial = folder / "plan.json.partial"
-        partial.write_text(json.dumps(plan))
-        partial.replace(path)
+        with replacing(path, one_writer=True) as file:
+            file.write(json.dumps(plan).encode())
     elif json.loads(path.read_text()) != plan:
         raise ConfigError(
             f"a pack goes on with the source and options that it began with; got others in {folder}. "
@@ -345,13 +345,9 @@ def _write_index(folder: Path, info: packed_format.PackedInfo) -> None:
     table = pa.Table.from_batches([batch for group in batches for batch in group], packed_format.INDEX_SCHEMA)
     (columns,) = table.combine_chunks().to_batches()
     columns = columns.replace_schema_metadata(packed_format.index_metadata(info, columns))
-    partial = folder / f"{packed_format.INDEX}.partial"
-    with open(partial, "wb") as file:
+    with replacing(folder / packed_format.INDEX, durable=True, one_writer=True) as file:
         with pa.ipc.new_file(file, columns.schema) as writer:
             writer.write_batch(columns)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(folder / packed_format.INDEX)
 
 
 def _shard_index(path: Path, number: int) -> list[pa.RecordBatch]:

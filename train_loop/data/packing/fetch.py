@@ -20,6 +20,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from bigbatch.cluster.host.atomic_files import replacing
 from bigbatch.cluster.host.option_values import nearest
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.data.names import PACKED_BY_HAND, data_home, how_to_make_imagenet
@@ -148,10 +149,10 @@ def download(public: PublicSet, target: Path) -> Path:
     """Download to ``target``; one that is there whole is kept. Raises FetchFailed where there is no network."""
     if target.exists():
         return target
-    partial = target.with_name(f"{target.name}.partial")
     try:
-        with urllib.request.urlopen(public.url, timeout=TIMEOUT_S) as answer, open(partial, "wb") as file:
-            _copy(answer, file, int(answer.headers.get("Content-Length") or public.bytes))
+        with urllib.request.urlopen(public.url, timeout=TIMEOUT_S) as answer:
+            with replacing(target, one_writer=True) as file:
+                _copy(answer, file, int(answer.headers.get("Content-Length") or public.bytes))
     except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
         reason = getattr(error, "reason", error)
         raise FetchFailed(
@@ -159,8 +160,7 @@ def download(public: PublicSet, target: Path) -> Path:
             "file here and write --from FILE."
         ) from None
     except OSError as error:
-        raise FetchFailed(f"cannot write {partial}: {error.strerror}. Free some space or set BIGBATCH_DATA.") from None
-    partial.replace(target)
+        raise FetchFailed(f"cannot write {target}: {error.strerror}. Free some space or set BIGBATCH_DATA.") from None
     return target
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from bigbatch.cluster.host.atomic_files import replacing
 from bigbatch.train_loop.data.packed import schema as packed_format
 from bigbatch.train_loop.data.packing.convert import Profile, RejectedImage, StoredImage, convert
 from bigbatch.train_loop.data.packing.sources import Item, read_entry
@@ -44,10 +44,9 @@ def write_shard(task: ShardTask, count_image: Callable[[], None]) -> None:
     rejected: list[tuple[str, str, str]] = []
     sums, images, largest = np.zeros((3, 2)), 0, 0
     target = task.folder / task.file
-    partial = target.with_name(f"{task.file}.partial")
     metadata = {packed_format.METADATA_KEY: json.dumps({"part": task.part}).encode()}
     schema = packed_format.SHARD_SCHEMA.with_metadata(metadata)
-    with open(partial, "wb") as file, pa.ipc.new_file(file, schema) as writer:
+    with replacing(target, durable=True, one_writer=True) as file, pa.ipc.new_file(file, schema) as writer:
         rows: list[Row] = []
         waiting = 0
         for item in task.items:
@@ -67,23 +66,18 @@ def write_shard(task: ShardTask, count_image: Callable[[], None]) -> None:
             count_image()
         if rows:
             writer.write_batch(_batch(rows, schema))
-        writer.close()
-        file.flush()
-        os.fsync(file.fileno())
     facts = {
         "shard": vars(
             packed_format.ShardInfo(
-                task.file, task.part, images, partial.stat().st_size, packed_format.file_sha256(partial)
+                task.file, task.part, images, target.stat().st_size, packed_format.file_sha256(target)
             )
         ),
         "rejected": rejected,
         "pixel_sums": sums.tolist(),
         "largest_side": largest,
     }
-    partial.replace(target)
-    unfinished = task.note.with_name(f"{task.note.name}.partial")
-    unfinished.write_text(json.dumps(facts))
-    unfinished.replace(task.note)
+    with replacing(task.note, one_writer=True) as file:
+        file.write(json.dumps(facts).encode())
 
 
 def _row(item: Item, stored: StoredImage) -> Row:
