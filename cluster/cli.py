@@ -19,9 +19,10 @@ from bigbatch.cluster.host.command_line import (
 )
 from bigbatch.cluster.host.site.profiles import InputError, find
 from bigbatch.cluster.host.streams import reader_may_leave
+from bigbatch.cluster.host.waits import MARGIN_S
 from bigbatch.cluster.record import job_record
 from bigbatch.cluster.submission import batch_script, queue
-from bigbatch.cluster.submission.request import SIGNAL_S, Request
+from bigbatch.cluster.submission.request import Request
 
 SearchParser = Callable[[str], argparse.ArgumentParser]
 
@@ -45,7 +46,7 @@ def _add_resources(p: argparse.ArgumentParser) -> None:
     add("--container", metavar="IMAGE.sif", help="run the nodes' Python in this Apptainer image")
     add("--python", metavar="PATH", help="the interpreter that has Ray (default: the active environment's)")
     add("--prelude", metavar="FILE.sh", help="a shell file that every node reads first")
-    add("--signal", type=int, default=SIGNAL_S, metavar="S", help=f"warn the job S seconds before its end ({SIGNAL_S})")
+    add("--signal", type=int, default=MARGIN_S, metavar="S", help=f"warn the job S seconds before its end ({MARGIN_S})")
     add("--tls", action="store_true", help="encrypt traffic between the nodes, with certificates made for this job")
     add("--chain", action="store_true", help="continue in a new job, not by requeueing this one")
     add("--keep-logs", action="store_true", help="keep Ray's logs even if the run goes well")

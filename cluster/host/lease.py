@@ -20,14 +20,11 @@ from typing import Any
 from bigbatch.cluster.host import atomic_files, slurm_commands
 from bigbatch.cluster.host import holder as holders
 from bigbatch.cluster.host.holder import Holder
+from bigbatch.cluster.host.waits import CLAIM_S, RENEW_S, STALE_S
 
 FILE = ".lease"
-STALE_S = 60.0
-RENEW_S = 10.0
 CERTAIN_S = 3600.0
 """A holder that was last seen so long ago is not watched: no two clocks of a site differ by as much."""
-CLAIM_S = 10.0
-"""Within it one who has claimed a dead one's lease has written its own, or has died between."""
 LOOK_EVERY_S = 1.0
 
 

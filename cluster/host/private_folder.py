@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO
 
 from bigbatch.cluster.host import processes
+from bigbatch.cluster.host.waits import FOLDER_GONE_S
 
 PREFIX = "bbn-"
 OWNER = "owner"
@@ -102,7 +103,7 @@ def remove_folder(folder: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
         return not folder.exists()
 
-    processes.wait_until(gone, timeout_s=2)
+    processes.wait_until(gone, timeout_s=FOLDER_GONE_S)
 
 
 def remove_stale(

@@ -11,10 +11,8 @@ import subprocess
 from collections.abc import Mapping, Sequence
 
 from bigbatch.cluster.host import slurm_values
+from bigbatch.cluster.host.waits import COMMAND_S, KILL_WAIT_S
 
-TIMEOUT_S = 30.0
-SILENT_S = 300.0
-"""How long a job waits for a controller that does not answer; a cancelled one is killed before."""
 NO_ANSWER = (
     "Unable to contact slurm controller",
     "Socket timed out",
@@ -45,7 +43,7 @@ def is_installed(command: str = "sbatch") -> bool:
 
 
 def run(
-    *command: str, timeout_s: float = TIMEOUT_S, stdin: str | None = None, env: Mapping[str, str] | None = None
+    *command: str, timeout_s: float = COMMAND_S, stdin: str | None = None, env: Mapping[str, str] | None = None
 ) -> str:
     """What ``command`` prints, run with ``env`` (default: this process's). Raises SlurmError."""
     name = command[0]
@@ -69,12 +67,12 @@ def hostnames(node_list: str) -> list[str]:
     return run("scontrol", "show", "hostnames", node_list).split()
 
 
-def job_fields(job_id: str, timeout_s: float = TIMEOUT_S) -> dict[str, str]:
+def job_fields(job_id: str, timeout_s: float = COMMAND_S) -> dict[str, str]:
     """What ``scontrol show job`` knows, by field name; of a heterogeneous job's first component. Raises SlurmError."""
     return component_fields(job_id, timeout_s)[0]
 
 
-def component_fields(job_id: str, timeout_s: float = TIMEOUT_S) -> list[dict[str, str]]:
+def component_fields(job_id: str, timeout_s: float = COMMAND_S) -> list[dict[str, str]]:
     """The same of each component, in order; one where the job is not heterogeneous. Raises SlurmError."""
     text = run("scontrol", "--oneliner", "show", "job", job_id, timeout_s=timeout_s)
     return slurm_values.parse_job_fields(text) or [{}]
@@ -137,13 +135,13 @@ def _is_listed(job_id: str, states: str) -> bool | None:
         return False if UNKNOWN_JOB in str(error) else None
 
 
-def kill_wait_s(timeout_s: float = TIMEOUT_S) -> float:
-    """Seconds between Slurm's SIGTERM and its SIGKILL (30 where it does not say)."""
+def kill_wait_s(timeout_s: float = COMMAND_S) -> float:
+    """Seconds between Slurm's SIGTERM and its SIGKILL (its default where it does not say)."""
     try:
         answer = slurm_values.parse_config(run("scontrol", "show", "config", timeout_s=timeout_s))
     except SlurmError:
         answer = {}
-    return float(slurm_values.read_count(answer.get("KillWait", "").partition(" ")[0]) or 30)  # "30 sec"
+    return float(slurm_values.read_count(answer.get("KillWait", "").partition(" ")[0]) or KILL_WAIT_S)  # "30 sec"
 
 
 def usable_nodes(partition: str, features: str = "", gres: str = "") -> list[str]:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from bigbatch.cluster.host import slurm_commands, slurm_values
+from bigbatch.cluster.host import slurm_commands, slurm_values, waits
 
 ASK_AGAIN_S = 1.0
 
@@ -85,7 +85,7 @@ def await_allocation(stop: Sequence[int], say: Callable[[str], None]) -> Allocat
 
     A controller that is down may have requeued this job a moment before: the start must not be lost to it.
     """
-    ends, said = time.monotonic() + slurm_commands.SILENT_S, False
+    ends, said = time.monotonic() + waits.SILENT_S, False
     while True:
         try:
             return read_allocation()
@@ -93,7 +93,7 @@ def await_allocation(stop: Sequence[int], say: Callable[[str], None]) -> Allocat
             if stop or time.monotonic() > ends:
                 raise
             if not said:
-                say(f"{error}; asking on for up to {slurm_commands.SILENT_S:.0f} s")
+                say(f"{error}; asking on for up to {waits.SILENT_S:.0f} s")
             said = True
             time.sleep(ASK_AGAIN_S)
 

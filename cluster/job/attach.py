@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bigbatch.cluster.host import slurm_commands
+from bigbatch.cluster.host.waits import LENT_LEAVE_S
 from bigbatch.cluster.job.allocated_nodes import Allocation, NoAllocation, await_allocation
 from bigbatch.cluster.job.checks import WRONG_INPUT, BadInput
 from bigbatch.cluster.job.driver import drain_in_ray
@@ -31,8 +32,6 @@ LOOK_S = 1.0
 ASK_SLURM_S = 10.0
 NEXT_START_S = 30.0
 """A job that runs on for so long has not ended its cluster: the nodes that were lent failed by themselves."""
-LEAVE_S = 15.0
-"""For the work on nodes that leave to save itself and move."""
 
 
 class Attachment:
@@ -179,7 +178,7 @@ class Attachment:
         return bool(said)
 
     def _wait_for_work(self, nodes: NodeSteps) -> None:
-        deadline = time.monotonic() + LEAVE_S
+        deadline = time.monotonic() + LENT_LEAVE_S
         while nodes.living() and time.monotonic() < deadline and signal.SIGTERM not in self._signals:
             nodes.look()
             time.sleep(POLL_S)

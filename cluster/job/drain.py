@@ -6,18 +6,20 @@ import signal
 import time
 from collections.abc import Callable
 
-from bigbatch.cluster.host import slurm_commands
+from bigbatch.cluster.host.waits import (
+    CANCELLED_SAVE_S,
+    GIVE_UP_REST_S,
+    KILLED_REST_S,
+    LIMIT_REST_S,
+    MARGIN_REST_S,
+    SAVE_S,
+    SILENT_S,
+)
 from bigbatch.cluster.job.driver import Driver
 from bigbatch.cluster.job.early_signal import EarlySignal
 from bigbatch.cluster.job.node_steps import NodeSteps
 from bigbatch.cluster.job.policy import Cause
 from bigbatch.cluster.job.watch import POLL_S, JobWatch
-
-SAVE_S = 60.0
-"""For the driver to save near the time limit or in a preemption's grace time."""
-MARGIN_REST_S = 30.0
-"""Of the margin, what comes after the driver: its Ray, the nodes, the requeue."""
-CANCELLED_SAVE_S = 3.0
 
 
 class TimeLeft:
@@ -50,8 +52,8 @@ class TimeLeft:
 
     def patience_s(self) -> float:
         """For a controller that does not answer."""
-        left = self._end_time - time.time() - 5 if self._end_time else slurm_commands.SILENT_S
-        return max(0.0, min(slurm_commands.SILENT_S, left))
+        left = self._end_time - time.time() - GIVE_UP_REST_S if self._end_time else SILENT_S
+        return max(0.0, min(SILENT_S, left))
 
     @property
     def save_s(self) -> float:
@@ -63,8 +65,8 @@ class TimeLeft:
         if watch.cause is Cause.CANCELLED:
             return CANCELLED_SAVE_S
         if watch.killed_soon or watch.cause is Cause.UNEXPLAINED:
-            return max(2.0, self._kill_wait_s - 4)
-        left = self._end_time - time.time() - 20 if self._end_time else SAVE_S
+            return max(2.0, self._kill_wait_s - KILLED_REST_S)
+        left = self._end_time - time.time() - LIMIT_REST_S if self._end_time else SAVE_S
         return max(2.0, min(self.save_s, left))
 
 

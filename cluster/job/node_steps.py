@@ -13,12 +13,12 @@ from pathlib import Path
 from bigbatch.cluster.host import processes, slurm_commands
 from bigbatch.cluster.host.atomic_files import PRIVATE, write_json
 from bigbatch.cluster.host.root import IMPORT_ROOT
+from bigbatch.cluster.host.waits import NODES_END_S
 from bigbatch.cluster.job.allocated_nodes import AllocatedNode
 from bigbatch.cluster.node.heartbeats import Heartbeats
 from bigbatch.cluster.node.node_process import CONTROL_FILE, NODES_FOLDER
 from bigbatch.cluster.node.node_status import NodeOrders, NodeStatus
 
-STOP_TIMEOUT_S = 10.0
 # What sbatch leaves in the environment for srun and what would ask for more, or less, than one task a node.
 PER_TASK = (
     *("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NTASKS_PER_NODE", "SLURM_TASKS_PER_NODE", "SLURM_NNODES"),
@@ -155,7 +155,7 @@ class NodeSteps:
         """SIGTERM from Slurm is to be ignored for now: trials still save."""
         self._tell(replace(self._orders, hold=True))
 
-    def stop(self, *, keep_logs: bool, timeout_s: float = STOP_TIMEOUT_S) -> list[str]:
+    def stop(self, *, keep_logs: bool, timeout_s: float = NODES_END_S) -> list[str]:
         """End every node; returns those that did not answer in time and whose step was killed."""
         self._tell(replace(self._orders, stop=True, keep_logs=keep_logs))
         if self.living():

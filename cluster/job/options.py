@@ -11,6 +11,7 @@ from pathlib import Path
 from bigbatch.cluster.host.command_line import empty_value
 from bigbatch.cluster.host.option_values import whole_number
 from bigbatch.cluster.host.root import ROOT
+from bigbatch.cluster.host.waits import MARGIN_S
 from bigbatch.cluster.node.ray_commands import in_container_if_any, ray_python
 
 TUNE = ROOT / "tune" / "run.py"
@@ -40,7 +41,7 @@ class JobOptions:
     chain: bool = False
     max_restarts: int = 3
     keep_logs: bool = False
-    margin_s: float = 120.0
+    margin_s: float = float(MARGIN_S)
     start_timeout_s: float = 300.0
     arguments: tuple[str, ...] = ()
     command: tuple[str, ...] = ()

@@ -23,19 +23,17 @@ from pathlib import Path
 
 from bigbatch.cluster.host import private_folder, slurm_commands
 from bigbatch.cluster.host.lease import Lease
+from bigbatch.cluster.host.waits import CANCELLED_NODES_S, NODES_END_S
 from bigbatch.cluster.job import attach, checks, drain, early_signal, options, restart, useful_start
 from bigbatch.cluster.job.allocated_nodes import Allocation, NoAllocation, await_allocation
 from bigbatch.cluster.job.checks import WRONG_INPUT, BadInput
 from bigbatch.cluster.job.driver import Driver, GcsWatch, driver_environment
-from bigbatch.cluster.job.node_steps import STOP_TIMEOUT_S, NodeSteps
+from bigbatch.cluster.job.node_steps import NodeSteps
 from bigbatch.cluster.job.policy import Action, Cause, Decision, Situation, decide
 from bigbatch.cluster.job.watch import POLL_S, JobWatch
 from bigbatch.cluster.node import credentials, ray_commands
 from bigbatch.cluster.node.node_status import NodeStatus
 from bigbatch.cluster.record import job_record
-
-CANCELLED_STOP_S = 3.0
-"""Slurm kills what is left anyway; the job's record is still to be written."""
 
 
 class State(enum.Enum):
@@ -328,7 +326,7 @@ class Job:
         return State.DRIVER
 
     def _stop_nodes(self, *, keep_logs: bool) -> None:
-        patience = CANCELLED_STOP_S if self._job_watch.cause is Cause.CANCELLED else STOP_TIMEOUT_S
+        patience = CANCELLED_NODES_S if self._job_watch.cause is Cause.CANCELLED else NODES_END_S
         late = self._nodes.stop(keep_logs=keep_logs or self._options.keep_logs, timeout_s=patience)
         if late:
             self._say(f"nodes that did not end in time, and were killed: {', '.join(late)}")

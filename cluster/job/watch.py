@@ -8,7 +8,8 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from bigbatch.cluster.host import slurm_commands, slurm_values
+from bigbatch.cluster.host import slurm_commands, slurm_values, waits
+from bigbatch.cluster.host.waits import CRASH_OR_SIGNAL_S, HUNG_DRAIN_S
 from bigbatch.cluster.job.driver import drain_in_ray
 from bigbatch.cluster.job.node_steps import NodeSteps
 from bigbatch.cluster.job.policy import Cause, cause_of_signal
@@ -18,13 +19,8 @@ from bigbatch.cluster.record.job_record import JobRecord
 POLL_S = 0.1
 LOOK_S = 0.5
 """Between two looks at the nodes' files on the shared file system."""
-CRASH_OR_SIGNAL_S = 2.0
-"""Steps get SIGTERM before the batch script does: so long a lost step is not yet called a crash."""
-FIRST_ANSWER_S = float(os.environ.get("BIGBATCH_FIRST_ANSWER_S") or 3)
-"""For Slurm to say why it signals; after that trials are told to save, and it is asked on in the background."""
+FIRST_ANSWER_S = float(os.environ.get("BIGBATCH_FIRST_ANSWER_S") or waits.FIRST_ANSWER_S)
 ASK_AGAIN_S = 1.0
-HUNG_DRAIN_S = 5.0
-"""For Ray to hear that nothing is to be placed on a node that hangs: meanwhile nothing else is noticed."""
 
 
 class Question:

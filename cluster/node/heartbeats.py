@@ -6,9 +6,10 @@ import os
 import time
 from collections.abc import Mapping
 
-HUNG_S = float(os.environ.get("BIGBATCH_HUNG_S") or 60)
-"""A node whose heartbeat has not been seen for so long is taken for hung."""
-HEARTBEAT_S = min(5.0, HUNG_S / 4)
+from bigbatch.cluster.host import waits
+
+HUNG_S = float(os.environ.get("BIGBATCH_HUNG_S") or waits.HUNG_S)
+HEARTBEAT_S = min(waits.HEARTBEAT_S, HUNG_S / 4)
 
 
 class Heartbeats:

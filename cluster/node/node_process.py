@@ -24,6 +24,7 @@ from types import FrameType
 from bigbatch.cluster.host import network, private_folder, processes
 from bigbatch.cluster.host.atomic_files import PRIVATE, write_json
 from bigbatch.cluster.host.root import IMPORT_ROOT
+from bigbatch.cluster.host.waits import HOLD_S, RAY_END_S
 from bigbatch.cluster.node import credentials, ports, ray_commands
 from bigbatch.cluster.node.heartbeats import HEARTBEAT_S
 from bigbatch.cluster.node.node_status import NodeOrders, NodeStatus
@@ -33,9 +34,6 @@ NODES_FOLDER = "nodes"
 RAY_LOGS_FOLDER = "ray-logs"
 POLL_S = 0.1
 CONTROL_POLL_S = 0.5
-PATIENCE_S = 1.5
-"""From SIGTERM until the node ends itself, unless the job asks it to hold on."""
-STOP_GRACE_S = 3.0
 KEPT_LOG_BYTES = 20 * 2**20
 STARTED = "Ray runtime started"
 
@@ -150,7 +148,7 @@ class NodeProcess:
             return False
         if not self._status.signalled:
             self._report(replace(self._status, signalled=True))
-        return now >= self._signalled_at + PATIENCE_S
+        return now >= self._signalled_at + HOLD_S
 
     def _read_orders(self) -> NodeOrders:
         """The job's orders; for a node that is lent also those of the job that it is lent to."""
@@ -168,7 +166,7 @@ class NodeProcess:
         if ray.poll() is None:
             ray.terminate()  # `ray start --block` ends its own processes in order
             with contextlib.suppress(subprocess.TimeoutExpired):
-                ray.wait(STOP_GRACE_S)
+                ray.wait(RAY_END_S)
         processes.signal_group(ray.pid, signal.SIGKILL)
         processes.end_descendants(grace_s=0.5)
         ray.wait()

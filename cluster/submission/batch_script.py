@@ -29,10 +29,11 @@ from bigbatch.cluster.host.site.profiles import (
     find,
     format_time,
 )
+from bigbatch.cluster.host.waits import MARGIN_S
 from bigbatch.cluster.job import options
 from bigbatch.cluster.record import job_record
 from bigbatch.cluster.submission import search_check, wishes
-from bigbatch.cluster.submission.request import SIGNAL_S, Request
+from bigbatch.cluster.submission.request import Request
 from bigbatch.cluster.submission.resources import COUNTED_OTHERWISE, JobResources, job_resources, slurm_partitions
 
 SEARCH, ATTACH = "ray_head_workers.slurm", "ray_attach.slurm"
@@ -257,7 +258,7 @@ def _arguments(request: Request, site: Site) -> str:
     if request.attach_to:
         return shlex.quote(request.attach_to)
     chain = [] if site.requeue or "--chain" in request.job_options else ["--chain"]
-    margin = [] if request.signal_s == SIGNAL_S else ["--margin", str(request.signal_s)]
+    margin = [] if request.signal_s == MARGIN_S else ["--margin", str(request.signal_s)]
     return shlex.join([*chain, *margin, *request.job_options, *request.arguments])
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-SIGNAL_S = 120
-"""Seconds before the end at which the job saves and ends. Slurm's signal may come up to 60 s earlier."""
+from bigbatch.cluster.host.waits import MARGIN_S
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,7 @@ class Request:
     container: str | None = None
     python: str | None = None
     prelude: str | None = None
-    signal_s: int = SIGNAL_S
+    signal_s: int = MARGIN_S
     job_options: tuple[str, ...] = ()
     """Of the job itself, before the arguments, e.g. ``--tls``."""
     options: tuple[str, ...] = ()

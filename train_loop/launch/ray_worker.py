@@ -21,6 +21,7 @@ from types import FrameType
 
 from bigbatch.cluster.host.allocation import usable_cpus
 from bigbatch.cluster.host.atomic_files import write_text
+from bigbatch.cluster.host.waits import RUN_SAVE_S
 from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.train_loop.data.loading.cores import WORKER_CORES
 from bigbatch.train_loop.errors import (
@@ -51,8 +52,6 @@ RECORDS = "records"
 FAILURE = "failure"
 """Metric that holds why a run cannot go on."""
 RECORDS_FILE = "records.jsonl"
-STOP_WAIT_S = 30.0
-"""How long workers may take to write their checkpoint after Ctrl-C."""
 WORKER_RESTARTS = 3
 """How often a full run starts its workers again after one of them died."""
 
@@ -341,7 +340,7 @@ class _StopRequest:
         say_from_handler("stopping after this step, with a checkpoint; Ctrl-C again to stop at once\n")
 
     def overdue(self) -> bool:
-        return self.signum is not None and time.monotonic() - self._since > STOP_WAIT_S
+        return self.signum is not None and time.monotonic() - self._since > RUN_SAVE_S
 
 
 def _as_error(text: str) -> Exception:

@@ -8,11 +8,9 @@ import time
 from collections.abc import Sequence
 from types import FrameType
 
+from bigbatch.cluster.host.waits import SAME_SIGNAL_S
 from bigbatch.train_loop.host.signals import say_from_handler
 from bigbatch.train_loop.reporter import PrintReporter
-
-SAME_SIGNAL_S = 3.0
-"""torchrun passes a Ctrl-C on that its workers have already got from the terminal."""
 
 
 class StopOnSignal(PrintReporter):

@@ -20,7 +20,7 @@ from bigbatch.train_loop.host.disk_full import FULL, QUOTA, DiskFull, full_errno
 
 JOB_VARIABLE = "BIGBATCH_JOB_FOLDER"
 """Set in the environment of a driver by the job around it (``cluster/``)."""
-WAIT_IN_JOB_S = 30 * 60.0
+ROOM_IN_JOB_S = 30 * 60.0
 """How long a search in a job waits for room. Nobody sits before it, and a quota is often made room in by a clean-up."""
 SAY_EVERY_S = 60.0
 POLL_S = 2.0
@@ -39,7 +39,7 @@ class Disk:
         self.folder = folder
         self.full: str | None = None
         self.stopped: Callable[[], bool] = lambda: False
-        self._wait_s = WAIT_IN_JOB_S if env.get(JOB_VARIABLE) else 0.0
+        self._wait_s = ROOM_IN_JOB_S if env.get(JOB_VARIABLE) else 0.0
 
     def await_room(self, number: int, room: Callable[[], bool] | None = None) -> None:
         """Return once there is room; ``number``: ENOSPC or EDQUOT, which was met.

@@ -5,15 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 
+from bigbatch.cluster.host.waits import JOINED_GRACE_S, WAIT_IN_JOB_S
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.tune.plan.machine import Machine, Node, Share, devices_held, share_out
 from bigbatch.tune.study.ledger import owns_cluster
-from bigbatch.tune.watch.watchdog import JOINED_GRACE_S
 
 LOOK_EVERY_S = 1.0
-WAIT_IN_JOB_S = 60.0
-"""How long a search in a Slurm job waits for nodes where those that are left hold no trial. The job pays for what is
-left and is put back into the queue then; on a cluster of others a search waits for ``JOINED_GRACE_S``."""
 
 
 class Capacity:

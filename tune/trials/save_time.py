@@ -11,13 +11,12 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-MIN_WAIT_S, MAX_WAIT_S = 10.0, 600.0
+from bigbatch.cluster.host.waits import AFTER_TRIALS_S, LEAST_WAIT_S, MOST_WAIT_S
+
 UNMEASURED_WAIT_S = 120.0
 """Before an epoch of the study has ended."""
 SAVE_VARIABLE = "BIGBATCH_SAVE_S"
 """A job (``cluster/``) says here how long the driver may take in all; then it is killed."""
-AFTER_TRIALS_S = 15.0
-"""For the driver itself, once its trials have ended: tables, and the end of Ray."""
 
 Records = Sequence[Mapping[str, Any]]
 
@@ -46,15 +45,15 @@ def stop_wait_s(live: Iterable[Records], study: Iterable[Records], env: Mapping[
         known += [longest_gap_s(records) for records in study]
     gaps = [gap for gap in known if gap is not None]
     wait = 2 * max(gaps) if gaps else UNMEASURED_WAIT_S  # twice: a file system or a node may be slow just then
-    return min(max(wait, MIN_WAIT_S), _most_s(env))
+    return min(max(wait, LEAST_WAIT_S), _most_s(env))
 
 
 def _most_s(env: Mapping[str, str]) -> float:
     try:
         granted = float(env[SAVE_VARIABLE])
     except (KeyError, ValueError):
-        return MAX_WAIT_S
-    return min(MAX_WAIT_S, max(MIN_WAIT_S, granted - AFTER_TRIALS_S))
+        return MOST_WAIT_S
+    return min(MOST_WAIT_S, max(LEAST_WAIT_S, granted - AFTER_TRIALS_S))
 
 
 def _s(record: Mapping[str, Any], part: str) -> float:

@@ -14,6 +14,7 @@ import ray.tune
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.tune import PlacementGroupFactory
 
+from bigbatch.cluster.host.waits import TRIAL_END_S
 from bigbatch.train_loop.errors import ImageError, LoaderError
 from bigbatch.train_loop.host.disk_full import DiskFull
 from bigbatch.train_loop.launch.ray_worker import FAILURE, RECORDS, train_worker
@@ -26,9 +27,6 @@ try:
 except ImportError:  # another Ray than the tested ones: its stock trainer does the same, slower
     INLINE = False
 
-STOP_WAIT_S = 15.0
-"""How long a stopped trial may take to end its workers."""
-
 
 class _EndsItsWorkers:
     """Mixed into the Tune trainable: a trial is over only when its workers are."""
@@ -39,7 +37,7 @@ class _EndsItsWorkers:
         try:
             from ray.train._internal.session import get_session
 
-            get_session().finish(timeout=STOP_WAIT_S)
+            get_session().finish(timeout=TRIAL_END_S)
         except Exception:
             pass  # the trial's own errors were reported while it ran
         super().cleanup()  # type: ignore[misc]

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-ANSWER_TIMEOUT_S = 5.0
+from bigbatch.cluster.host.waits import RAY_ANSWER_S
+
 ALIVE = 0
 """State of a living node: gcs.proto, GcsNodeInfo.ALIVE."""
 PLACED = ("CREATED", "REMOVED")
@@ -68,8 +69,8 @@ class Head:
         self._client = ray._raylet.GcsClient(address=self.address)
 
     def ask(self) -> ClusterView:
-        """The cluster now. Without an answer within ``ANSWER_TIMEOUT_S``, raises the error of Ray's transport."""
-        usage = self._client.get_all_resource_usage(timeout=ANSWER_TIMEOUT_S).resource_usage_data
+        """The cluster now. Without an answer within ``RAY_ANSWER_S``, raises the error of Ray's transport."""
+        usage = self._client.get_all_resource_usage(timeout=RAY_ANSWER_S).resource_usage_data
         free = {node.node_id: dict(node.resources_available) for node in usage.batch}
         nodes = [
             NodeView(
@@ -79,7 +80,7 @@ class Head:
                 free=free.get(node_id.binary(), {}),
                 died_of=node.death_info.reason_message,
             )
-            for node_id, node in self._client.get_all_node_info(timeout=ANSWER_TIMEOUT_S).items()
+            for node_id, node in self._client.get_all_node_info(timeout=RAY_ANSWER_S).items()
         ]
         groups = [_group(row) for row in usage.placement_group_load.placement_group_data]
         own = [group for job, group in groups if job == self._job and group.state not in PLACED]

@@ -16,18 +16,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+from bigbatch.cluster.host.waits import HEAD_GONE_S, JOINED_GRACE_S, LAST_SAVE_S, OWN_GRACE_S
 from bigbatch.train_loop.progress import WRITE_EVERY_S, Steps, read_progress
 from bigbatch.tune.watch.cluster_view import ClusterView, Head
 from bigbatch.tune.watch.observer import TrialView
-from bigbatch.tune.watch.watchdog import GONE_S, JOINED_GRACE_S, OWN_GRACE_S, Watchdog, Watched
+from bigbatch.tune.watch.watchdog import Watchdog, Watched
 
 LOOK_S = 0.5
 ASK_S = 5.0
 """Time between two questions to Ray's head. While a trial waits it is ``LOOK_S``."""
 WAIT_S = 2.0
 """A trial counts as waiting after this time. Earlier, Tune may still give it the place of a trial that just ended."""
-SAVE_S = 12.0
-"""Time for the driver to save after the cluster is gone. Then its process ends: Ray's calls would wait for ever."""
 
 
 class ClusterLost(BaseException):
@@ -235,13 +234,13 @@ def make_watch(
     watchdog = Watchdog(
         time.monotonic(),
         grace_s=OWN_GRACE_S if own_ray else JOINED_GRACE_S,
-        gone_s=None if in_job else GONE_S,
+        gone_s=None if in_job else HEAD_GONE_S,
         address=address,
     )
     return Watch(bridge, progress_of, tellers, give_up, watchdog, Asker())
 
 
-def end_process_unless_done(save: Callable[[], None], wait_s: float = SAVE_S) -> threading.Timer:
+def end_process_unless_done(save: Callable[[], None], wait_s: float = LAST_SAVE_S) -> threading.Timer:
     """A timer that saves and ends this process with code 1. The driver cancels it when it can end in order."""
 
     def end() -> None:

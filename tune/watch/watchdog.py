@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from bigbatch.cluster.host.waits import HOPELESS_LINE_S, UNANSWERED_LINE_S
 from bigbatch.tune.watch.cluster_view import ClusterView, nowhere, reason
 from bigbatch.tune.watch.observer import Phase
 
@@ -19,16 +20,6 @@ EVERY_S = 60.0
 """Time between two lines."""
 WAIT_IS_NEWS_S = 60.0
 """After this time a wait for busy resources gets its first line. A wait that no node can satisfy gets it earlier."""
-HOPELESS_LINE_S = 5.0
-"""After this time a wait that no node can satisfy gets its first line. Until then nodes may still be joining."""
-OWN_GRACE_S = 30.0
-"""A search on its own Ray gives up if no trial fits for this time: no node ever joins such a Ray."""
-JOINED_GRACE_S = 600.0
-"""The same for a joined cluster: another allocation may attach nodes, and a lost node may return."""
-UNANSWERED_LINE_S = 15.0
-GONE_S = 40.0
-"""After this time without an answer the cluster's head counts as gone. Ray ends the driver's process after 60 s: until
-then it can save."""
 
 
 @dataclass

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from bigbatch.cluster.host import holder, lease
+from bigbatch.cluster.host import atomic_files, holder, lease
 from bigbatch.cluster.host.holder import Holder
 from bigbatch.cluster.host.lease import Lease, LeaseLost, LeaseVerdict, StudyHeld
 from helpers.paths import ROOT
@@ -207,10 +207,10 @@ def test_on_a_full_disk_the_holder_still_shows_that_it_lives(tmp_path, monkeypat
     os.utime(path, (1, 1))
     content = path.read_text()
 
-    def full(self: Path, content: bytes) -> None:
+    def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr(atomic_files, "write_bytes", full)
     monkeypatch.setattr(lease, "_now", lambda: 1e12)
     mine.renew()
     assert path.read_text() == content and path.stat().st_mtime > 1

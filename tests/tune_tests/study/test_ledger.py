@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import random
 import threading
-from pathlib import Path
 
 import pytest
 
+from bigbatch.cluster.host import atomic_files
 from bigbatch.tune.plan.machine import Machine, Node, Share, devices_held
 from bigbatch.tune.study.ledger import SAY_AFTER_S, WRITE_S, Ledger, owns_cluster, read
 from bigbatch.tune.study.store import StudyStore
@@ -124,12 +124,12 @@ def test_sums_never_fall_and_a_kill_loses_seconds(tmp_path, clock):
 
 
 def test_a_full_disk_ends_nothing_and_the_next_beat_makes_up_for_it(tmp_path, clock, monkeypatch):
-    def full(self: Path, text: str) -> None:
+    def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
     ledger = Ledger(tmp_path / "ledger", clock)
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "write_text", full)
+        patch.setattr(atomic_files, "write_bytes", full)
         ledger.hold(4)
         ledger.begin(0, 4)
         clock.now += 100
@@ -143,11 +143,11 @@ def test_a_full_disk_ends_nothing_and_the_next_beat_makes_up_for_it(tmp_path, cl
     ledger.beat()
     assert read(tmp_path / "ledger").held_s == pytest.approx(used + 4 * WRITE_S)
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "write_text", full)
+        patch.setattr(atomic_files, "write_bytes", full)
         clock.now += SAY_AFTER_S
         ledger.beat()  # the first failure again
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "write_text", full)
+        patch.setattr(atomic_files, "write_bytes", full)
         ledger.close()
 
 
@@ -187,12 +187,12 @@ def test_a_study_that_is_older_than_ledgers_begins_with_the_sum_of_its_trials(tm
 
 
 def test_the_past_of_an_older_study_is_written_once_there_is_room(tmp_path, clock, monkeypatch):
-    def full(self: Path, text: str) -> None:
+    def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
     ledger = Ledger(tmp_path, clock)
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "write_text", full)
+        patch.setattr(atomic_files, "write_bytes", full)
         ledger.carry_over({0: 400.0})
         ledger.hold(1)
     lives(ledger, clock, 20)
@@ -204,8 +204,10 @@ def test_a_file_system_that_hangs_does_not_hold_up_the_search(tmp_path, clock, m
     ledger = Ledger(tmp_path, clock)
     ledger.hold(2)
     clock.now += 100
-    write_text = Path.write_text
-    monkeypatch.setattr(Path, "write_text", lambda *args: (hangs.set(), goes_on.wait(60), write_text(*args)))
+    write = atomic_files.write_bytes
+    monkeypatch.setattr(
+        atomic_files, "write_bytes", lambda *args, **how: (hangs.set(), goes_on.wait(60), write(*args, **how))
+    )
     thread = threading.Thread(target=ledger.beat)
     thread.start()
     assert hangs.wait(60)

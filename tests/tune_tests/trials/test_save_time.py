@@ -10,8 +10,8 @@ import pytest
 from bigbatch.cluster.job.drain import TimeLeft
 from bigbatch.tune.study.store import StudyStore
 from bigbatch.tune.trials.save_time import (
-    MAX_WAIT_S,
-    MIN_WAIT_S,
+    LEAST_WAIT_S,
+    MOST_WAIT_S,
     UNMEASURED_WAIT_S,
     longest_gap_s,
     stop_wait_s,
@@ -47,10 +47,10 @@ def test_the_longest_gap_is_a_step_with_what_an_epochs_end_adds():
 def test_a_trial_without_an_epoch_is_taken_for_as_slow_as_the_slowest_and_all_is_within_bounds():
     slow = [record(1, 0.1, optimizer_steps=1, train_s=40.0)]
     quick = [record(1, 0.1, optimizer_steps=100, train_s=1.0)]
-    assert stop_wait_s([quick], [slow, quick], {}) == MIN_WAIT_S
+    assert stop_wait_s([quick], [slow, quick], {}) == LEAST_WAIT_S
     assert stop_wait_s([quick, []], [slow, quick], {}) == pytest.approx(80)
     assert stop_wait_s([[]], [[]], {}) == UNMEASURED_WAIT_S
-    assert stop_wait_s([[record(1, 0.1, optimizer_steps=1, train_s=1e5)]], [], {}) == MAX_WAIT_S
+    assert stop_wait_s([[record(1, 0.1, optimizer_steps=1, train_s=1e5)]], [], {}) == MOST_WAIT_S
 
 
 @pytest.mark.parametrize("margin_s", [0.0, 120.0, 600.0])
@@ -59,7 +59,7 @@ def test_in_a_job_the_wait_ends_before_the_job_kills_the_driver(margin_s):
     env = left.environment(None)
     assert float(env["BIGBATCH_SAVE_S"]) <= max(60.0, margin_s - 30)
     wait = stop_wait_s([[record(1, 0.1, optimizer_steps=1, train_s=1e5)]], [], env)
-    assert MIN_WAIT_S <= wait < left.save_s
+    assert LEAST_WAIT_S <= wait < left.save_s
 
 
 def test_trials_of_long_steps_get_the_time_of_their_steps_and_the_log_says_so(store, monkeypatch, tmp_path):

@@ -21,7 +21,7 @@ import sys; sys.path.insert(0, {root!r})
 from bigbatch.tune import cli
 from bigbatch.tune.trials import capacity
 from bigbatch.tune.watch import watch_thread as watch, watchdog
-watch.ASK_S, watch.OWN_GRACE_S, watch.GONE_S, watchdog.UNANSWERED_LINE_S = 1.0, 8.0, 12.0, 8.0
+watch.ASK_S, watch.OWN_GRACE_S, watch.HEAD_GONE_S, watchdog.UNANSWERED_LINE_S = 1.0, 8.0, 12.0, 8.0
 bundle = capacity.Capacity.bundle
 capacity.Capacity.bundle = lambda self, number: {{**(own := bundle(self, number)), "CPU": own["CPU"] + {more}}}
 sys.exit(cli.tune_main(sys.argv[1:]))

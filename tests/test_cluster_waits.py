@@ -1,0 +1,129 @@
+"""The waits that lie within one another: each is shorter than the one around it, and the docs say the same figures."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from bigbatch.cluster.host import waits
+from bigbatch.cluster.host.root import ROOT
+from bigbatch.cluster.job.drain import TimeLeft
+from bigbatch.cluster.node.heartbeats import HEARTBEAT_S, HUNG_S
+
+w = waits
+WITHIN = {
+    "a job's margin holds its driver and what comes after": (w.SAVE_S + w.MARGIN_REST_S, w.MARGIN_S),
+    "Slurm's early signal leaves the margin, it never cuts it": (w.SLURM_EARLY_S, w.MARGIN_S),
+    "a driver's time holds its trials and its own end": (w.LEAST_WAIT_S + w.AFTER_TRIALS_S, w.SAVE_S),
+    "trials get at least the least": (w.LEAST_WAIT_S, w.MOST_WAIT_S),
+    "a driver's end holds the end of a stopped trial": (w.TRIAL_END_S, w.AFTER_TRIALS_S + w.LEAST_WAIT_S),
+    "a late driver leaves the nodes their time": (w.NODES_END_S, w.LIMIT_REST_S),
+    "a driver in time leaves more": (w.LIMIT_REST_S, w.MARGIN_REST_S),
+    "a controller is given up before nothing is left": (w.GIVE_UP_REST_S, w.NODES_END_S),
+    "a node ends before its job kills it": (w.HOLD_S + w.RAY_END_S + w.FOLDER_GONE_S, w.NODES_END_S),
+    "lent nodes leave within their own job's margin": (w.LENT_LEAVE_S + w.NODES_END_S, w.MARGIN_S),
+    "a cancelled job has ended before Slurm kills it": (
+        w.CRASH_OR_SIGNAL_S + w.FIRST_ANSWER_S + w.CANCELLED_SAVE_S + w.CANCELLED_NODES_S,
+        w.KILL_WAIT_S,
+    ),
+    "nodes end between driver and SIGKILL": (w.CANCELLED_NODES_S, w.KILLED_REST_S),
+    "a driver that saves has most of KillWait": (w.KILLED_REST_S + w.FIRST_ANSWER_S, w.KILL_WAIT_S / 2),
+    "a doubled Ctrl-C is over before a run is given up": (w.SAME_SIGNAL_S, w.RUN_SAVE_S),
+    "the search ends before Ray ends its driver": (w.HEAD_GONE_S + w.LAST_SAVE_S, w.RAY_ENDS_DRIVER_S),
+    "silence is said before it ends the search": (w.UNANSWERED_LINE_S, w.HEAD_GONE_S),
+    "a question may fail once before silence is said": (2 * w.RAY_ANSWER_S, w.UNANSWERED_LINE_S),
+    "what fits nowhere is said before it ends the search": (w.HOPELESS_LINE_S, w.OWN_GRACE_S),
+    "a job waits longer than a search of its own Ray": (w.OWN_GRACE_S, w.WAIT_IN_JOB_S),
+    "a joined cluster is waited for longest": (w.WAIT_IN_JOB_S, w.JOINED_GRACE_S),
+    "a lease's holder may miss a few signs of life": (4 * w.RENEW_S, w.STALE_S),
+    "a claim is settled before a lease is stale": (w.CLAIM_S, w.STALE_S),
+    "a node may miss a few heartbeats": (4 * w.HEARTBEAT_S, w.HUNG_S),
+    "Ray hears of a hung node before the next one hangs": (w.HUNG_DRAIN_S, w.HUNG_S),
+    "a silent controller is asked several times": (4 * w.COMMAND_S, w.SILENT_S),
+}
+
+SAID = {
+    "docs/cluster.md": (
+        f"driver gets {w.CANCELLED_SAVE_S:g} s",
+        f"Slurm does not say within {w.FIRST_ANSWER_S:g} s why",
+        f"no heartbeat for {w.HUNG_S:g} s",
+        f"{w.LENT_LEAVE_S:g} s after the drain",
+        f"SIGTERM after {w.HOLD_S:g} s",
+        f"for up to {w.SILENT_S / 60:g} minutes",
+    ),
+    "docs/submitting.md": (f"{w.MARGIN_S:g} s before its end (`--signal`)",),
+    "docs/architecture.md": (
+        f"{w.LEAST_WAIT_S:g} s to {w.MOST_WAIT_S / 60:g} minutes",
+        f"for {w.OWN_GRACE_S:g} s on the search's own Ray",
+        f"{w.JOINED_GRACE_S / 60:g} minutes on a joined one",
+        f"has not answered for {w.HEAD_GONE_S:g} s",
+        f"after {w.STALE_S:g} s without a sign of life",
+        f"renews it every {w.RENEW_S:g} s",
+    ),
+    "docs/decisions/013-a-search-asks-ray-why-it-waits.md": (
+        f"`HEAD_GONE_S` = {w.HEAD_GONE_S:g} s",
+        f"`OWN_GRACE_S` = {w.OWN_GRACE_S:g} s",
+        f"`JOINED_GRACE_S` = {w.JOINED_GRACE_S:g} s",
+        f"still stuck {w.LAST_SAVE_S:g} s later",
+    ),
+}
+
+
+def constants() -> dict[str, float]:
+    return {name: value for name, value in vars(waits).items() if name.endswith("_S")}
+
+
+@pytest.mark.parametrize("rule", WITHIN)
+def test_an_inner_wait_is_shorter_than_the_one_around_it(rule: str) -> None:
+    inner, outer = WITHIN[rule]
+    assert 0 < inner < outer
+
+
+def test_every_wait_of_the_table_is_held_by_a_rule_and_told_in_the_table_with_its_figure() -> None:
+    source = ast.parse(Path(__file__).read_text())
+    (rules,) = (
+        node.value
+        for node in source.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "WITHIN" and node.value
+    )
+    held = {node.attr for node in ast.walk(rules) if isinstance(node, ast.Attribute)}
+    assert held == set(constants())
+    table = {name: float(figure) for name, figure in re.findall(r"\b([A-Z_]+_S) ([0-9.]+)\b", waits.__doc__ or "")}
+    assert {name: constants()[name] for name in table} == table and len(table) >= len(constants()) - 4
+
+
+def test_no_other_file_of_the_packages_has_a_wait_of_that_name() -> None:
+    derived = {("cluster/node/heartbeats.py", "HUNG_S"), ("cluster/node/heartbeats.py", "HEARTBEAT_S")}
+    derived.add(("cluster/job/watch.py", "FIRST_ANSWER_S"))  # these three may be set by the environment, for tests
+    found = set()
+    for folder in ("cluster", "search_spaces", "train_loop", "tune"):
+        for path in (ROOT / folder).rglob("*.py"):
+            names = {
+                target.id
+                for node in ast.parse(path.read_text()).body
+                if isinstance(node, ast.Assign)
+                for target in node.targets
+                if isinstance(target, ast.Name)
+            }
+            found |= {(str(path.relative_to(ROOT)), name) for name in names & set(constants())}
+    assert {pair for pair in found if pair[0] != "cluster/host/waits.py"} == derived
+
+
+def test_a_longer_margin_goes_to_the_driver() -> None:
+    for margin_s in (60.0, w.MARGIN_S, 600.0):
+        left = TimeLeft(None, margin_s, w.KILL_WAIT_S)
+        assert left.save_s >= w.SAVE_S and (margin_s <= 90 or left.save_s + w.MARGIN_REST_S == margin_s)
+
+
+def test_a_shorter_time_for_a_hung_node_shortens_its_heartbeat_too() -> None:
+    assert HEARTBEAT_S <= HUNG_S / 4
+
+
+@pytest.mark.parametrize("file", SAID)
+def test_the_docs_say_these_figures(file: str) -> None:
+    text = " ".join((ROOT / file).read_text().split())
+    missing = [words for words in SAID[file] if words not in text]
+    assert not missing
