@@ -10,14 +10,11 @@ import contextlib
 import json
 import logging
 import os
-import signal
 import threading
-import time
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 
 from bigbatch.cluster.host.allocation import usable_cpus
 from bigbatch.cluster.host.atomic_files import write_text
@@ -33,7 +30,7 @@ from bigbatch.train_loop.errors import (
     TrainingStopped,
 )
 from bigbatch.train_loop.host.disk_full import DiskFull, LogFile
-from bigbatch.train_loop.host.signals import give_signals_back, say_from_handler, take_signals
+from bigbatch.train_loop.host.signals import SAVING, StopSignals, say_from_handler
 from bigbatch.train_loop.launch.local_workers import gpu_count, worker_resources
 from bigbatch.train_loop.launch.ray_session import LocalRay
 from bigbatch.train_loop.launch.record_lines import (
@@ -228,8 +225,7 @@ def fit(
     cpus, gpus = usable_cpus(), gpu_count()
     stop_file = output / ".stop"
     stop_file.unlink(missing_ok=True)
-    request = _StopRequest(stop_file)
-    before = take_signals(request.note)
+    signals = StopSignals(lambda signum: _ask_to_stop(stop_file))
     task = TrialTask(
         name="run",
         config=config,
@@ -245,33 +241,38 @@ def fit(
         records_file=output / RECORDS_FILE,
     )
     try:
-        end = _fit_on_own_ray(task, cpus, gpus, request)
+        with signals:
+            end = _fit_on_own_ray(task, cpus, gpus, signals)
     except RayStartError:  # Ctrl-C in a terminal reaches Ray's processes too, and may end a start
-        if request.signum is None:
+        if signals.first is None:
             raise
         end = WorkersEnd(stopped=True)
     finally:
-        give_signals_back(before)
         stop_file.unlink(missing_ok=True)
     if end.stopped:
-        raise TrainingStopped("stopped on request", request.signum)
+        raise TrainingStopped("stopped on request", signals.first)
     if end.failure:
         raise _as_error(end.failure)
     return tuple(records_of(read_lines(output / RECORDS_FILE)).values())
 
 
-def _fit_on_own_ray(task: TrialTask, cpus: int, gpus: int, request: _StopRequest) -> WorkersEnd:
+def _ask_to_stop(stop_file: Path) -> None:
+    stop_file.touch()
+    say_from_handler(SAVING)
+
+
+def _fit_on_own_ray(task: TrialTask, cpus: int, gpus: int, signals: StopSignals) -> WorkersEnd:
     """Start Ray, train, end Ray. Returns what ``train_worker`` returned, or that the run was stopped."""
     output = task.log_file.parent
     with LocalRay(cpus, gpus, output / "ray.log") as connection:
-        take_signals(request.note)  # starting Ray has put its own handler for SIGTERM in place
+        signals.take()  # starting Ray has put its own handler for SIGTERM in place
         (output / RECORDS_FILE).unlink(missing_ok=True)  # what is in the checkpoint is sent again
         storage = Path(connection.token_path or output).parent / "train"
         print(f"Ray dashboard: {connection.dashboard_url} (token in {connection.token_path})", flush=True)
-        return _fit_until_stopped(replace(task, ray_storage=storage), request)
+        return _fit_until_stopped(replace(task, ray_storage=storage), signals)
 
 
-def _fit_until_stopped(task: TrialTask, request: _StopRequest) -> WorkersEnd:
+def _fit_until_stopped(task: TrialTask, signals: StopSignals) -> WorkersEnd:
     """Run the trainer in a thread, so that signals stay ours: Ray's handler would end with code 0."""
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
@@ -302,7 +303,7 @@ def _fit_until_stopped(task: TrialTask, request: _StopRequest) -> WorkersEnd:
     printer = RecordPrinter(task.log_file.with_name(RECORDS_FILE), progress_file(task.log_file))
     thread.start()
     try:
-        while thread.is_alive() and not request.overdue():
+        while thread.is_alive() and signals.waited_s() < RUN_SAVE_S:
             thread.join(0.5)
             printer.print_new()
         printer.print_new()
@@ -311,7 +312,7 @@ def _fit_until_stopped(task: TrialTask, request: _StopRequest) -> WorkersEnd:
     end = ends[0] if ends else WorkersEnd()
     if isinstance(end, Exception):
         raise _cause(end)
-    if request.signum is not None and thread.is_alive():  # it did not stop in time
+    if signals.first is not None and thread.is_alive():  # it did not stop in time
         return WorkersEnd(stopped=True)
     return end
 
@@ -320,27 +321,6 @@ def _cause(error: Exception) -> Exception:
     """Of Ray's error, what a worker met itself, where that is one of ours; the others only lost touch with it."""
     failures = (getattr(error, "worker_failures", None) or {}).values()
     return next((met for met in failures if isinstance(met, ImageError | LoaderError | DiskFull)), error)
-
-
-class _StopRequest:
-    """The first signal asks the workers to stop, with a checkpoint; a second Ctrl-C ends the run at once."""
-
-    def __init__(self, stop_file: Path) -> None:
-        self.stop_file = stop_file
-        self._since = 0.0
-        self.signum: int | None = None
-
-    def note(self, signum: int, frame: FrameType | None) -> None:
-        if self.signum is not None:
-            if signum == signal.SIGINT:
-                raise KeyboardInterrupt
-            return
-        self.signum, self._since = signum, time.monotonic()
-        self.stop_file.touch()
-        say_from_handler("stopping after this step, with a checkpoint; Ctrl-C again to stop at once\n")
-
-    def overdue(self) -> bool:
-        return self.signum is not None and time.monotonic() - self._since > RUN_SAVE_S
 
 
 def _as_error(text: str) -> Exception:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import time
 from collections.abc import Sequence
-from types import FrameType
 
 from bigbatch.cluster.host.waits import SAME_SIGNAL_S
-from bigbatch.train_loop.host.signals import say_from_handler
+from bigbatch.train_loop.host.signals import SAVING, StopSignals, say_from_handler
 from bigbatch.train_loop.reporter import PrintReporter
 
 
@@ -25,22 +22,17 @@ class StopOnSignal(PrintReporter):
     def __init__(self, rank: int, signals: Sequence[int] = (signal.SIGINT,)) -> None:
         super().__init__(rank)
         self._rank = rank
-        self._pid = os.getpid()
-        self._since: float | None = None
-        self.signum: int | None = None
-        for number in signals:
-            signal.signal(number, self._note)
+        self._signals = StopSignals(self._asked, signals, also_ignored=True, same_signal_s=SAME_SIGNAL_S)
+        self._signals.take()
+
+    @property
+    def signum(self) -> int | None:
+        """The signal that stops the run; None where none has come."""
+        return self._signals.first
 
     def stop_requested(self) -> bool:
-        return self._since is not None
+        return self._signals.first is not None
 
-    def _note(self, signum: int, frame: FrameType | None) -> None:
-        if os.getpid() != self._pid:  # a loader process, which has inherited the handler
-            return
-        now = time.monotonic()
-        if self._since is not None and now - self._since > SAME_SIGNAL_S:
-            raise KeyboardInterrupt
-        if self._since is None:
-            self._since, self.signum = now, signum
-            if self._rank == 0:
-                say_from_handler("stopping after this step, with a checkpoint; Ctrl-C again to stop at once\n")
+    def _asked(self, signum: int) -> None:
+        if self._rank == 0:
+            say_from_handler(SAVING)

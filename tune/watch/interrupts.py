@@ -13,12 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from bigbatch.train_loop.host.signals import (
-    STOP_SIGNALS,
-    give_signals_back,
-    say_from_handler,
-    take_signals,
-)
+from bigbatch.train_loop.host.signals import StopSignals, say_from_handler
 
 STARTING = "Stopping; Ctrl-C again to stop at once."
 SEARCHING = "Saving; Ctrl-C again to stop at once."
@@ -53,13 +48,13 @@ class Interrupts:
         self._stop = stop
         self._said = False
         self._pipe: tuple[int, int] | None = None
-        self._before: dict[int, Any] = {}
+        self._signals = StopSignals(self._asked)
         self.text = STARTING
         """The text of the acknowledgement."""
         self._show: Callable[[str], None] | None = None
 
     def __enter__(self) -> Interrupts:
-        self._before = take_signals(self._handle)
+        self._signals.take()
         self._pipe = os.pipe()
         for end in self._pipe:
             os.set_blocking(end, False)
@@ -76,11 +71,11 @@ class Interrupts:
         if self._pipe is not None:
             signal.set_wakeup_fd(-1)
             self._close()
-        give_signals_back(self._before)
+        self._signals.give_back()
 
     def take_again(self) -> None:
         """Install the handlers again after Ray or a library has replaced them."""
-        take_signals(self._handle)
+        self._signals.take()
         if self._pipe is not None:
             signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
 
@@ -96,10 +91,7 @@ class Interrupts:
         finally:
             self._show, self.text = None, ENDING
 
-    def _handle(self, signum: int, frame: Any) -> None:
-        if self._stop.signal is not None and signum == signal.SIGINT:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            raise KeyboardInterrupt
+    def _asked(self, signum: int) -> None:
         self._stop.set("interrupted" if signum == signal.SIGINT else f"by {signal.Signals(signum).name}", signum)
         if self._pipe is None:
             self._acknowledge(None)
@@ -107,7 +99,7 @@ class Interrupts:
     def _listen(self, reader: int) -> None:
         try:
             while numbers := os.read(reader, 64):
-                if set(numbers) & {int(number) for number in STOP_SIGNALS if number in self._before}:
+                if set(numbers) & self._signals.taken:
                     self._acknowledge(self._show)
         except OSError:
             return
