@@ -123,10 +123,10 @@ class CheckpointFolder:
 
 def _write(latest: Path, previous: Path, content: Mapping[str, Any]) -> None:
     folder = latest.parent
-    with _full_disk_named(folder), replacing(latest, durable=True, one_writer=True, previous=previous) as file:
-        with _full_disk_named(folder):  # torch names no reason: the disk is looked at while it is full
-            torch.save({"format": FORMAT, **content}, file)
-            file.flush()
+    new_file = replacing(latest, durable=True, one_writer=True, previous=previous)
+    # Twice: torch names no reason, so the disk is looked at while it is full; and what is flushed last may not fit.
+    with _full_disk_named(folder), new_file as file, _full_disk_named(folder):
+        torch.save({"format": FORMAT, **content}, file)
 
 
 @contextlib.contextmanager

@@ -345,9 +345,9 @@ def _write_index(folder: Path, info: packed_format.PackedInfo) -> None:
     table = pa.Table.from_batches([batch for group in batches for batch in group], packed_format.INDEX_SCHEMA)
     (columns,) = table.combine_chunks().to_batches()
     columns = columns.replace_schema_metadata(packed_format.index_metadata(info, columns))
-    with replacing(folder / packed_format.INDEX, durable=True, one_writer=True) as file:
-        with pa.ipc.new_file(file, columns.schema) as writer:
-            writer.write_batch(columns)
+    index = folder / packed_format.INDEX
+    with replacing(index, durable=True, one_writer=True) as file, pa.ipc.new_file(file, columns.schema) as writer:
+        writer.write_batch(columns)
 
 
 def _shard_index(path: Path, number: int) -> list[pa.RecordBatch]:
