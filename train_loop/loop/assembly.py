@@ -26,6 +26,7 @@ from bigbatch.train_loop.loop import memory_probe
 from bigbatch.train_loop.loop.checkpoint import CheckpointFolder, Progress, check_same_run
 from bigbatch.train_loop.loop.chronometer import Chronometer
 from bigbatch.train_loop.loop.metrics import LossWatch, Sums
+from bigbatch.train_loop.loop.step import TrainStep, memory_layout
 from bigbatch.train_loop.model.networks import build_model
 from bigbatch.train_loop.model.weight_average import WeightAverage
 from bigbatch.train_loop.optim import build_optimizer
@@ -44,14 +45,7 @@ class Run:
     source: DataSource
     upload: Uploader
     steps_per_epoch: int
-    model: nn.Module
-    """Without DDP: what is validated and saved."""
-    parallel: nn.Module
-    """The same model as training calls it."""
-    optimizer: torch.optim.Optimizer
-    average: WeightAverage | None
-    scaler: GradScaler
-    precision: str
+    step: TrainStep
     checkpoints: CheckpointFolder
     progress: Progress
     resumed_from_epoch: int | None
@@ -60,6 +54,23 @@ class Run:
     watch: LossWatch
     clock: Chronometer
     heartbeat: Heartbeat
+
+    @property
+    def model(self) -> nn.Module:
+        """Without DDP: what is validated and saved."""
+        return self.step.model
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        return self.step.optimizer
+
+    @property
+    def average(self) -> WeightAverage | None:
+        return self.step.average
+
+    @property
+    def scaler(self) -> GradScaler:
+        return self.step.scaler
 
 
 def set_up(
@@ -116,12 +127,17 @@ def set_up(
         source=source,
         upload=Uploader(device, config.data.loader),
         steps_per_epoch=steps_per_epoch,
-        model=model.train(),
-        parallel=parallel,
-        optimizer=optimizer,
-        average=average,
-        scaler=scaler,
-        precision=precision,
+        step=TrainStep(
+            config=config,
+            device=device,
+            normalise=source.finish,
+            model=model.train(),
+            parallel=parallel,
+            optimizer=optimizer,
+            scaler=scaler,
+            average=average,
+            precision=precision,
+        ),
         checkpoints=checkpoints,
         progress=progress,
         resumed_from_epoch=progress.epoch if content else None,
@@ -237,7 +253,3 @@ def _check_steps(before: int, now: int) -> None:
             f"a resumed run must have as many steps an epoch as before, {before}; got {now}: with data.drop_last=false "
             "the last images make a step where each micro-batch gets 2. Use as many workers as before."
         )
-
-
-def memory_layout(config: TrainConfig) -> torch.memory_format:
-    return torch.channels_last if config.model.channels_last else torch.contiguous_format

@@ -16,10 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.amp.grad_scaler import GradScaler
 
 from bigbatch.cluster.host.atomic_files import write_json
 from bigbatch.train_loop.config import DEFAULT_MICRO_SIZE, ConfigError, TrainConfig
 from bigbatch.train_loop.data.info import DataInfo
+from bigbatch.train_loop.loop.step import TrainStep, memory_layout
+from bigbatch.train_loop.model.networks import build_model
+from bigbatch.train_loop.model.weight_average import WeightAverage
+from bigbatch.train_loop.optim import build_optimizer
 
 HEADROOM = 0.1
 """Part of the memory that stays free: fragments, NCCL's buffers and validation's batches come on top of a step."""
@@ -126,28 +131,30 @@ def cuda_memory(config: TrainConfig, info: DataInfo, device: torch.device, preci
 
 
 def _train_step(config: TrainConfig, info: DataInfo, device: torch.device, precision: str, images: int) -> None:
-    """Two steps, because the first makes the optimizer's state; with a second set of gradients as DDP's buckets."""
-    from bigbatch.train_loop.model.losses import training_loss
-    from bigbatch.train_loop.model.networks import build_model
-    from bigbatch.train_loop.optim import build_optimizer
+    """Two steps, because the first makes the optimizer's state; with a second set of gradients as DDP's buckets.
 
-    layout = torch.channels_last if config.model.channels_last else torch.contiguous_format
+    fp16's scale is left out: gradients of made-up images may overflow, and a step that is skipped makes no state.
+    """
+    layout = memory_layout(config)
     model: Any = build_model(config.model, info).to(device, memory_format=layout).train()  # type: ignore[call-overload]
-    optimizer = build_optimizer(model, config.optimizer, precision == "fp16")
-    extra = [torch.empty_like(p) for p in model.parameters()]
-    if config.ema_decay > 0:
-        extra += [torch.empty_like(p) for p in model.parameters()]
+    step = TrainStep(
+        config=config,
+        device=device,
+        normalise=lambda pixels: pixels,
+        model=model,
+        parallel=model,
+        optimizer=build_optimizer(model, config.optimizer, precision == "fp16"),
+        scaler=GradScaler(device.type, enabled=False),
+        average=WeightAverage(model, config.ema_decay) if config.ema_decay > 0 else None,
+        precision=precision,
+    )
+    buckets = [torch.empty_like(p) for p in model.parameters()]
     pixels = torch.randn(images, info.channels, info.image_size, info.image_size, device=device)
-    pixels = pixels.contiguous(memory_format=layout)
     labels = torch.zeros(images, dtype=torch.int64, device=device)
-    dtype = torch.float16 if precision == "fp16" else torch.bfloat16
-    for _ in range(2):
-        with torch.autocast(device.type, dtype=dtype, enabled=precision != "off"):
-            logits = model(pixels)
-        training_loss(logits.float(), labels, config.loss, config.label_smoothing).backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-    del extra
+    for number in (1, 2):
+        step.gradients(step.prepare(pixels), labels, 1, last=True)
+        step.update(config.optimizer.peak_lr, number)
+    del buckets
 
 
 def _read(cache: Path | None) -> dict[str, dict[str, int]]:

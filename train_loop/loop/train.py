@@ -18,7 +18,6 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from torch.nn.parallel import DistributedDataParallel
 
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.data.pixels import mixing
@@ -26,12 +25,10 @@ from bigbatch.train_loop.data.source import Batch, Step
 from bigbatch.train_loop.distributed import pick_device
 from bigbatch.train_loop.errors import ImageError, NonFiniteLossError, TrainingStopped
 from bigbatch.train_loop.host.disk_full import DiskFull
-from bigbatch.train_loop.loop.assembly import Run, memory_layout, set_up
+from bigbatch.train_loop.loop.assembly import Run, set_up
 from bigbatch.train_loop.loop.checkpoint import CheckpointFolder, describe_data
 from bigbatch.train_loop.loop.metrics import Sums
 from bigbatch.train_loop.model import precise_bn
-from bigbatch.train_loop.model.losses import training_loss
-from bigbatch.train_loop.optim import set_learning_rate
 from bigbatch.train_loop.optim.schedules import learning_rate
 from bigbatch.train_loop.reporter import EpochRecord, Reporter
 
@@ -148,54 +145,35 @@ def take_step(run: Run, step: Step | list[Batch], rate: float) -> None:
 
     The wait for a micro-batch is the clock's ``data_s``, also within a part that is timed.
     """
-    config, progress, optimizer = run.config, run.progress, run.optimizer
-    set_learning_rate(optimizer, rate)
+    progress, count = run.progress, len(step)
     progress.learning_rate = rate
     batches = _on_device(run, run.clock.waiting(step, "data_s"))
-    for number in range(len(step)):
+    for number in range(count):
         images, labels = next(batches)
         images, targets = _mixed(run, number, images, labels)
         _seed_batch(run, progress.step, number)
-        with _gradients_stay_local(run) if number + 1 < len(step) else contextlib.nullcontext():
-            with _autocast(run):
-                logits = run.parallel(images)
-            loss = training_loss(logits.float(), targets, config.loss, config.label_smoothing)
-            # All micro-batches of a step have one size and DDP averages over ranks: this is the global mean.
-            run.scaler.scale(loss / len(step)).backward()
+        loss, logits = run.step.gradients(images, targets, count, last=number + 1 == count)
         if number == 0:
             run.norms.first_micro_batch(run.model.parameters())
-        run.sums.add(loss.detach(), logits.detach(), labels)
-        run.watch.add(progress.step, rate, loss.detach())
+        run.sums.add(loss, logits, labels)
+        run.watch.add(progress.step, rate, loss)
     whole = len(labels) == run.split.micro_size  # a smaller last step says nothing of this batch size
     run.norms.step(run.model.parameters(), run.scaler.scale(run.norms.one), whole)
-    if config.optimizer.clip_grad_norm > 0 or run.scaler.is_enabled():
-        run.scaler.unscale_(optimizer)  # before any norm: the clip's here and LARS' and LAMB's in the step
-    if config.optimizer.clip_grad_norm > 0:
-        torch.nn.utils.clip_grad_norm_(run.model.parameters(), config.optimizer.clip_grad_norm)
-    if _step_unless_overflow(run):
+    if run.step.update(rate, progress.optimizer_steps + 1):
         progress.optimizer_steps += 1
-        if run.average:
-            run.average.update(progress.optimizer_steps)
     else:
         progress.skipped_steps += 1
-    optimizer.zero_grad(set_to_none=True)
+        _check_gradient_scale(run)
 
 
-def _step_unless_overflow(run: Run) -> bool:
-    """Whether the optimizer stepped. Gradients are the same on all ranks, so all ranks agree."""
-    if not run.scaler.is_enabled():
-        run.optimizer.step()
-        return True
-    before = run.scaler.get_scale()
-    run.scaler.step(run.optimizer)
-    run.scaler.update()
-    after = run.scaler.get_scale()
-    if after < MIN_GRADIENT_SCALE:
+def _check_gradient_scale(run: Run) -> None:
+    """Raise NonFiniteLossError once no scale helps, on all ranks."""
+    scale = run.scaler.get_scale()
+    if scale < MIN_GRADIENT_SCALE:
         raise NonFiniteLossError(
-            f"gradients overflow at any loss scale (now {after:.3g}) in epoch {run.progress.epoch + 1} at its step "
+            f"gradients overflow at any loss scale (now {scale:.3g}) in epoch {run.progress.epoch + 1} at its step "
             f"{run.progress.step + 1} with learning rate {run.progress.learning_rate:.6g}"
         )
-    return after >= before
 
 
 def _mixed(run: Run, number: int, images: torch.Tensor, labels: torch.Tensor) -> Batch:
@@ -218,22 +196,12 @@ def _seed_batch(run: Run, part: int | str, number: int) -> None:
     torch.manual_seed(int.from_bytes(hashlib.blake2b(repr(position).encode(), digest_size=8).digest(), "little"))
 
 
-def _gradients_stay_local(run: Run) -> contextlib.AbstractContextManager[None]:
-    return run.parallel.no_sync() if isinstance(run.parallel, DistributedDataParallel) else contextlib.nullcontext()
-
-
-def _autocast(run: Run) -> torch.autocast:
-    dtype = torch.float16 if run.precision == "fp16" else torch.bfloat16
-    return torch.autocast(run.world.device.type, dtype=dtype, enabled=run.precision != "off")
-
-
 def _on_device(run: Run, batches: Iterable[Batch]) -> Iterator[Batch]:
     """Images as the model takes them, and labels."""
-    layout = memory_layout(run.config)
     for batch in batches:
         images, labels = run.upload(batch)
         del batch  # its slot in the loader is free as soon as it has been copied from
-        yield run.source.finish(images).contiguous(memory_format=layout), labels
+        yield run.step.prepare(images), labels
 
 
 def _meet(run: Run, last_of_epoch: bool) -> None:
@@ -272,7 +240,7 @@ def _prepare_batch_norm(run: Run) -> None:
 
     def forward(images: torch.Tensor) -> None:
         _seed_batch(run, "batch norm", next(numbers))  # a layer may have dropout before it
-        with _autocast(run):
+        with run.step.autocast():
             run.model(images)
 
     precise_bn.recompute(run.model, (images for images, _ in _on_device(run, batches)), run.world, forward)
@@ -296,7 +264,7 @@ def _validate(run: Run) -> torch.Tensor:
 
 def _logits(run: Run, images: torch.Tensor) -> torch.Tensor:
     """float32 ``[N, num_classes]``, without DDP."""
-    with _autocast(run):
+    with run.step.autocast():
         return run.model(images).float()
 
 

@@ -1,0 +1,97 @@
+"""The training step against float64 arithmetic of its own (its loss is float32), and that nothing else in the packages trains."""
+
+from __future__ import annotations
+
+import ast
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.amp.grad_scaler import GradScaler
+
+from bigbatch.cluster.host.root import ROOT
+from bigbatch.train_loop.config import OptimizerConfig, TrainConfig
+from bigbatch.train_loop.loop.step import TrainStep
+from bigbatch.train_loop.model.weight_average import WeightAverage
+
+RATE, MOMENTUM, DECAY, SMOOTHING = 0.3, 0.9, 1e-3, 0.1
+CLASSES = 5
+
+
+def make_step(clip: float = 0.0, ema: float = 0.0) -> TrainStep:
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(12, 7), nn.Tanh(), nn.Linear(7, CLASSES)).double()
+    optimizer = OptimizerConfig(name="sgd", peak_lr=1.0, clip_grad_norm=clip)
+    config = TrainConfig(optimizer=optimizer, label_smoothing=SMOOTHING, ema_decay=ema)
+    return TrainStep(
+        config=config,
+        device=torch.device("cpu"),
+        normalise=lambda images: images.double() / 255,
+        model=model,
+        parallel=model,
+        optimizer=torch.optim.SGD(model.parameters(), 1.0, MOMENTUM, weight_decay=DECAY),
+        scaler=GradScaler("cpu", enabled=False),
+        average=WeightAverage(model, ema) if ema else None,
+        precision="off",
+    )
+
+
+def batches(count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    draws = torch.Generator().manual_seed(2)
+    images = torch.randint(0, 256, (count, 6, 3, 2, 2), generator=draws, dtype=torch.uint8)
+    labels = torch.randint(0, CLASSES, (count, 6), generator=draws)
+    return list(zip(images, labels, strict=True))
+
+
+@pytest.mark.parametrize("clip", [0.0, 0.05])
+def test_micro_batches_add_up_to_the_step_of_the_whole_batch(clip: float) -> None:
+    step, given = make_step(clip, ema=0.99), batches(3)
+    before = copy.deepcopy(step.model)
+    for number, (images, labels) in enumerate(given):
+        loss, logits = step.gradients(step.prepare(images), labels, len(given), last=number == 2)
+        assert not loss.requires_grad and logits.shape == (6, CLASSES)
+    assert step.update(RATE, 1)
+    assert all(p.grad is None for p in step.model.parameters())
+    images, labels = torch.cat([i for i, _ in given]), torch.cat([label for _, label in given])
+    F.cross_entropy(before(images.double() / 255), labels, label_smoothing=SMOOTHING).backward()
+    gradients = [p.grad for p in before.parameters()]
+    norm = torch.sqrt(sum((g**2).sum() for g in gradients))
+    factor = min(1.0, clip / (float(norm) + 1e-6)) if clip else 1.0
+    assert not clip or factor < 0.9
+    assert step.average is not None
+    for was, now, mean, g in zip(
+        before.parameters(), step.model.parameters(), step.average.tensors, gradients, strict=True
+    ):
+        expected = was.detach() - RATE * (factor * g + DECAY * was.detach())
+        torch.testing.assert_close(now.detach(), expected, rtol=1e-6, atol=1e-9)
+        d = 2 / 11  # (1 + 1)/(10 + 1)
+        torch.testing.assert_close(mean, d * was.detach() + (1 - d) * expected, rtol=1e-6, atol=1e-9)
+
+
+def test_a_step_whose_gradients_overflow_is_left_out_and_moves_neither_weights_nor_average() -> None:
+    step = make_step(ema=0.9)
+    step = TrainStep(**{**vars(step), "scaler": GradScaler("cpu", init_scale=4.0)})
+    before = copy.deepcopy(step.model.state_dict())
+    ((images, labels),) = batches(1)
+    step.gradients(step.prepare(images), labels, 1, last=True)
+    next(step.model.parameters()).grad[0, 0] = float("inf")  # type: ignore[index]
+    assert not step.update(RATE, 1)
+    assert step.scaler.get_scale() == 2.0
+    assert step.average is not None
+    for (name, was), mean in zip(before.items(), step.average.tensors, strict=True):
+        assert torch.equal(was, step.model.state_dict()[name]) and torch.equal(was, mean)
+    step.gradients(step.prepare(images), labels, 1, last=True)
+    assert step.update(RATE, 1)
+
+
+def test_nothing_else_in_the_packages_computes_gradients_or_steps() -> None:
+    found: dict[str, set[str]] = {}
+    for path in (ROOT / "train_loop").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                words = ast.unparse(node.func)
+                if node.func.attr == "backward" or words.endswith(("optimizer.step", "scaler.step")):
+                    found.setdefault(str(path.relative_to(ROOT)), set()).add(node.func.attr)
+    assert found == {"train_loop/loop/step.py": {"backward", "step"}}
