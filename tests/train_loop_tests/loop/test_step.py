@@ -1,4 +1,4 @@
-"""The training step against float64 arithmetic of its own (its loss is float32), and that nothing else in the packages trains."""
+"""The training step against float64 arithmetic of its own (its loss is float32). Nothing else trains."""
 
 from __future__ import annotations
 

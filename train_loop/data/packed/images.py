@@ -15,7 +15,7 @@ from bigbatch.train_loop.data import sampling
 from bigbatch.train_loop.data.info import SMALL_IMAGE_SIZE, DataInfo
 from bigbatch.train_loop.data.loading.loader import Images, LoadedSource, Write
 from bigbatch.train_loop.data.packed.records import PackedFiles
-from bigbatch.train_loop.data.pixels import crops, jpeg
+from bigbatch.train_loop.data.pixels import boxes, crops
 from bigbatch.train_loop.data.pixels.decode import cut_crop, decode_box, write_crop
 from bigbatch.train_loop.data.sets.subset import subset_rows
 from bigbatch.train_loop.errors import ImageError
@@ -76,7 +76,7 @@ class PackedImages(Images):
 
         def write(out: torch.Tensor) -> None:
             size = out.shape[0]
-            image = decode_box(data, crops.central_box(width, height, size), size)
+            image = decode_box(data, boxes.central_box(width, height, size), size)
             out.copy_(torch.from_numpy(np.array(image)))
 
         return lambda out: self._named(record, write, out)
@@ -86,9 +86,9 @@ class PackedImages(Images):
         if self._small:
             whole = self._crop(record, data, (0, 0, width, height))
             return lambda out: _shift(whole, draws, out)
-        return self._crop(record, data, crops.random_box(width, height, draws))
+        return self._crop(record, data, boxes.random_box(width, height, draws))
 
-    def _crop(self, record: int, data: bytes, box: jpeg.Box) -> Write:
+    def _crop(self, record: int, data: bytes, box: boxes.Box) -> Write:
         """What is not under the box is let go at once."""
         part, place = self._named(record, cut_crop, data, box)
         return lambda out: self._named(record, write_crop, part, place, out)
@@ -110,7 +110,7 @@ def _shift(write_whole: Write, draws: random.Random, out: torch.Tensor) -> None:
     whole = torch.empty_like(out)
     write_whole(whole)
     right, down = draws.randint(-reach, reach), draws.randint(-reach, reach)
+    columns, from_columns = boxes.overlap(size, right)
+    rows, from_rows = boxes.overlap(size, down)
     out.zero_()
-    out[max(down, 0) : size + min(down, 0), max(right, 0) : size + min(right, 0)] = whole[
-        max(-down, 0) : size - max(down, 0), max(-right, 0) : size - max(right, 0)
-    ]
+    out[rows, columns] = whole[from_rows, from_columns]

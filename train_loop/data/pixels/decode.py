@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable
 from functools import cache
 from io import BytesIO
@@ -15,14 +14,14 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
-from bigbatch.train_loop.data.pixels import jpeg
+from bigbatch.train_loop.data.pixels import boxes, jpeg
 
 JPEG_BEGINS = b"\xff\xd8"
 Pixels = npt.NDArray[np.uint8]
 """``[h, w, 3]``."""
 
 
-def cut_crop(data: bytes, box: jpeg.Box) -> tuple[bytearray, jpeg.Box]:
+def cut_crop(data: bytes, box: boxes.Box) -> tuple[bytearray, boxes.Box]:
     """An image file that holds the part of another under ``box``, and the box in it, for ``write_crop``.
 
     Of a JPEG with restart markers little more than that part; any other file as a whole.
@@ -33,7 +32,7 @@ def cut_crop(data: bytes, box: jpeg.Box) -> tuple[bytearray, jpeg.Box]:
     return bytearray(data), box
 
 
-def write_crop(part: bytearray, box: jpeg.Box, out: torch.Tensor) -> None:
+def write_crop(part: bytearray, box: boxes.Box, out: torch.Tensor) -> None:
     """Decode an image file and resize what lies under ``box`` to ``out``, antialiased, bilinear.
 
     Args:
@@ -46,23 +45,19 @@ def write_crop(part: bytearray, box: jpeg.Box, out: torch.Tensor) -> None:
     resize_into(pixels[upper:lower, left:right], out)
 
 
-def decode_box(data: bytes, box: tuple[float, float, float, float], size: int) -> Image.Image:
+def decode_box(data: bytes, box: boxes.FractionBox, size: int) -> Image.Image:
     """The part of an image under ``box`` (fractions of pixels) resized to ``size`` × ``size``, antialiased, bilinear.
 
     By Pillow, which resizes with the pixels around the box too: those of the whole image resized and then cut.
     """
-    scale = max(box[2] - box[0], box[3] - box[1]) / size
-    reach = math.ceil(max(scale, 1.0)) + 1  # the filter's support
     try:
         layout = jpeg.read_layout(data)
     except jpeg.JpegError:
         return decode_whole(data).resize((size, size), Image.Resampling.BILINEAR, box=box)
-    left, upper = max(math.floor(box[0]) - reach, 0), max(math.floor(box[1]) - reach, 0)
-    right, lower = min(math.ceil(box[2]) + reach, layout.width), min(math.ceil(box[3]) + reach, layout.height)
-    part, place = jpeg.cut(data, layout, (left, upper, right, lower))
-    x, y = place[0] - left, place[1] - upper
-    shifted = (box[0] + x, box[1] + y, box[2] + x, box[3] + y)
-    return decode_whole(part).resize((size, size), Image.Resampling.BILINEAR, box=shifted)
+    whole = boxes.with_surroundings(box, size, layout.width, layout.height)
+    part, place = jpeg.cut(data, layout, whole)
+    there = boxes.moved(box, place[0] - whole[0], place[1] - whole[1])
+    return decode_whole(part).resize((size, size), Image.Resampling.BILINEAR, box=there)
 
 
 def decode_jpeg(data: bytearray) -> Pixels:

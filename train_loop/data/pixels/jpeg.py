@@ -23,6 +23,8 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from bigbatch.train_loop.data.pixels.boxes import Box
+
 INTERVAL_PIXELS = 32
 """Width of an interval. Costs 4 % of the bytes of ImageNet, more where a row's blocks are a prime number; 64 costs 1 %,
 and more is decoded that no crop shows."""
@@ -75,10 +77,6 @@ class Layout(NamedTuple):
     def columns(self) -> int:
         """Intervals side by side."""
         return -(-self.width // self.mcu_width) // self.interval
-
-
-Box = tuple[int, int, int, int]
-"""Left, upper, right, lower; pixels, the last two exclusive."""
 
 
 def stamp(data: bytes) -> bytes:

@@ -20,7 +20,7 @@ from bigbatch.train_loop.data import sampling
 from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.train_loop.data.loading.cores import loader_workers
 from bigbatch.train_loop.data.loading.loader import candidates
-from bigbatch.train_loop.data.pixels import crops
+from bigbatch.train_loop.data.pixels import boxes, crops
 from bigbatch.train_loop.data.sets.scan import Listing
 from bigbatch.train_loop.data.source import Batch, DataSource, Epoch
 from bigbatch.train_loop.errors import ImageError
@@ -75,7 +75,7 @@ class TorchvisionSource(DataSource):
 
 
 def _central(size: int) -> list[Any]:
-    return [transforms.Resize(round(size * crops.RESIZE_BEFORE_CROP)), transforms.CenterCrop(size)]
+    return [transforms.Resize(boxes.short_side(size)), transforms.CenterCrop(size)]
 
 
 class Images(Dataset[Item]):

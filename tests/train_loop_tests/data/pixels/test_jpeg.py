@@ -16,7 +16,7 @@ import pytest
 import torch
 from PIL import Image
 
-from bigbatch.train_loop.data.pixels import crops, decode, jpeg
+from bigbatch.train_loop.data.pixels import boxes, crops, decode, jpeg
 from helpers.photographs import photograph
 
 SAMPLE = Path(os.environ.get("BIGBATCH_IMAGENET_SAMPLE", "imagenet_sample_500.tar"))
@@ -32,7 +32,7 @@ def restarted(image: Image.Image, sampling: str = "4:2:0", interval: int | None 
     return buffer.getvalue()
 
 
-def random_box(width: int, height: int, draws: random.Random) -> jpeg.Box:
+def random_box(width: int, height: int, draws: random.Random) -> boxes.Box:
     left, right = sorted(draws.sample(range(width + 1), 2))
     upper, lower = sorted(draws.sample(range(height + 1), 2))
     return left, upper, right, lower
@@ -219,7 +219,7 @@ def test_validation_decodes_the_middle_alone(size: tuple[int, int], sampling: st
     stored, png = restarted(photograph(*size), sampling), BytesIO()
     photograph(*size).save(png, "PNG")
     for data in (stored, png.getvalue()):
-        mine = decode.decode_box(data, crops.central_box(*size, 96), 96)
+        mine = decode.decode_box(data, boxes.central_box(*size, 96), 96)
         whole = crops.central_crop(decode.decode_whole(data), 96)
         difference = np.abs(np.asarray(mine).astype(int) - np.asarray(whole))
         assert difference.max() <= 1 and difference.mean() < 0.2  # rounding
@@ -227,6 +227,6 @@ def test_validation_decodes_the_middle_alone(size: tuple[int, int], sampling: st
 
 def test_the_middle_of_a_very_long_image() -> None:
     image = photograph(5000, 40)
-    mine = decode.decode_box(restarted(image), crops.central_box(5000, 40, 64), 64)
+    mine = decode.decode_box(restarted(image), boxes.central_box(5000, 40, 64), 64)
     whole = crops.central_crop(decode.decode_whole(restarted(image)), 64)
     assert np.abs(np.asarray(mine).astype(int) - np.asarray(whole)).max() <= 1

@@ -17,7 +17,7 @@ from bigbatch.train_loop.config import AugmentConfig, BatchSplit, ConfigError, D
 from bigbatch.train_loop.data.catalogue import describe, open_data
 from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.train_loop.data.loading import loader
-from bigbatch.train_loop.data.pixels import crops
+from bigbatch.train_loop.data.pixels import boxes, crops
 from bigbatch.train_loop.data.sets import folder
 from bigbatch.train_loop.data.sets.scan import Listing, scan_folder
 from bigbatch.train_loop.data.source import Epoch
@@ -82,15 +82,15 @@ def test_without_augmentation_training_images_are_cropped_as_in_validation(image
 def test_random_crops_stay_inside_with_the_stated_area_and_ratio(size: tuple[int, int]) -> None:
     width, height = size
     generator = random.Random(0)
-    boxes = [crops.random_box(width, height, generator) for _ in range(500)]
-    assert all(0 <= a < c <= width and 0 <= b < d <= height for a, b, c, d in boxes)
+    found = [boxes.random_box(width, height, generator) for _ in range(500)]
+    assert all(0 <= a < c <= width and 0 <= b < d <= height for a, b, c, d in found)
     if size == (500, 375):
-        areas = np.array([(c - a) * (d - b) / (width * height) for a, b, c, d in boxes])
-        ratios = np.array([(c - a) / (d - b) for a, b, c, d in boxes])
+        areas = np.array([(c - a) * (d - b) / (width * height) for a, b, c, d in found])
+        ratios = np.array([(c - a) / (d - b) for a, b, c, d in found])
         assert 0.079 < areas.min() < 0.15 and 0.85 < areas.max() <= 1
         assert 0.74 < ratios.min() < 0.8 and 1.25 < ratios.max() < 1.35
     if size == (30, 300):  # too narrow for a third of its area: mostly the central box of ratio 3:4
-        assert Counter(boxes).most_common(1)[0][0] == (0, 130, 30, 170)
+        assert Counter(found).most_common(1)[0][0] == (0, 130, 30, 170)
 
 
 @pytest.mark.parametrize("size", [(500, 375), (375, 500), (64, 64), (700, 200), (200, 900)])
@@ -101,19 +101,19 @@ def test_random_crops_are_distributed_as_torchvisions(size: tuple[int, int]) -> 
 
     width, height = size
     generator, image, count = random.Random(0), torch.empty(3, height, width), 3000
-    boxes = np.array([crops.random_box(width, height, generator) for _ in range(count)])
+    found = np.array([boxes.random_box(width, height, generator) for _ in range(count)])
     torch.manual_seed(0)
     theirs = np.array([RandomResizedCrop.get_params(image, [0.08, 1.0], [3 / 4, 4 / 3]) for _ in range(count)])
 
     def facts(left: np.ndarray, upper: np.ndarray, w: np.ndarray, h: np.ndarray) -> dict[str, np.ndarray]:
         return {"left": left, "upper": upper, "width": w, "height": h, "area": w * h, "ratio": w / h}
 
-    mine = facts(boxes[:, 0], boxes[:, 1], boxes[:, 2] - boxes[:, 0], boxes[:, 3] - boxes[:, 1])
+    mine = facts(found[:, 0], found[:, 1], found[:, 2] - found[:, 0], found[:, 3] - found[:, 1])
     expected = facts(theirs[:, 1], theirs[:, 0], theirs[:, 3], theirs[:, 2])
     for name, values in mine.items():
         assert ks_2samp(values, expected[name]).pvalue > 1e-3, name
     if size == (200, 900):  # ten draws often do not fit: then both take the same central box
-        commonest, times = Counter(map(tuple, boxes.tolist())).most_common(1)[0]
+        commonest, times = Counter(map(tuple, found.tolist())).most_common(1)[0]
         left, upper, right, lower = commonest
         same = (theirs == (upper, left, lower - upper, right - left)).all(1).sum()
         assert times > 50 and abs(times - same) < 5 * math.sqrt(times)

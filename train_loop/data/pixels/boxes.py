@@ -1,0 +1,99 @@
+"""Which part of an image is seen: all boxes of crops, as numbers. No image is touched here.
+
+A box is left, upper, right, lower; the last two are exclusive. Where the intervals of a stored JPEG lie is that
+format's affair (``jpeg.cut``).
+"""
+
+from __future__ import annotations
+
+import math
+import random
+
+Box = tuple[int, int, int, int]
+"""In pixels."""
+FractionBox = tuple[float, float, float, float]
+"""In fractions of pixels."""
+Size = tuple[int, int]
+"""Width, height; pixels."""
+
+CROP_AREA = (0.08, 1.0)
+CROP_RATIO = (3 / 4, 4 / 3)
+"""Of a random crop: its share of the image's area, and width to height (Szegedy et al. 2015, §6)."""
+RESIZE_BEFORE_CROP = 256 / 224
+"""Validation resizes an image's shorter side to this multiple of the crop's, then cuts the centre out."""
+LONGEST_RATIO = 16
+"""Of the longer side to the shorter one, beyond which validation leaves the far ends away."""
+
+
+def random_box(width: int, height: int, draws: random.Random) -> Box:
+    """A random part; the largest allowed central box where ten draws do not fit the image."""
+    for _ in range(10):
+        area = width * height * draws.uniform(*CROP_AREA)
+        ratio = math.exp(draws.uniform(math.log(CROP_RATIO[0]), math.log(CROP_RATIO[1])))
+        w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < w <= width and 0 < h <= height:
+            left, upper = draws.randint(0, width - w), draws.randint(0, height - h)
+            return left, upper, left + w, upper + h
+    w = min(width, max(round(height * CROP_RATIO[1]), 1))
+    h = min(height, max(round(width / CROP_RATIO[0]), 1))
+    return _middle(width, height, w, h)
+
+
+def without_far_ends(width: int, height: int) -> Box:
+    """The middle of a very long image: resizing all of it would cost gigabytes for what is cut off again."""
+    return _middle(width, height, min(width, LONGEST_RATIO * height), min(height, LONGEST_RATIO * width))
+
+
+def _middle(width: int, height: int, w: int, h: int) -> Box:
+    left, upper = (width - w) // 2, (height - h) // 2
+    return left, upper, left + w, upper + h
+
+
+def short_side(size: int) -> int:
+    """Pixels of the shorter side from which validation cuts ``size`` × ``size``."""
+    return round(size * RESIZE_BEFORE_CROP)
+
+
+def size_before_crop(width: int, height: int, size: int) -> Size:
+    """To what validation resizes an image before it cuts ``size`` × ``size`` out of its centre."""
+    short = short_side(size)
+    return (short, int(short * height / width)) if width <= height else (int(short * width / height), short)
+
+
+def centre(scaled: Size, size: int) -> Box:
+    """The central ``size`` × ``size`` of a resized image."""
+    left, upper = round((scaled[0] - size) / 2), round((scaled[1] - size) / 2)
+    return left, upper, left + size, upper + size
+
+
+def central_box(width: int, height: int, size: int) -> FractionBox:
+    """What of an image validation sees at ``size`` × ``size``, in the image's own pixels."""
+    x, y, right, lower = without_far_ends(width, height)
+    w, h = right - x, lower - y
+    scaled = size_before_crop(w, h, size)
+    left, upper = centre(scaled, size)[:2]
+    left_there, upper_there = left * w / scaled[0], upper * h / scaled[1]
+    return (
+        x + left_there,
+        y + upper_there,
+        x + left_there + size * w / scaled[0],
+        y + upper_there + size * h / scaled[1],
+    )
+
+
+def with_surroundings(box: FractionBox, size: int, width: int, height: int) -> Box:
+    """The pixels of an image that count where the part under ``box`` is resized to ``size`` × ``size``."""
+    scale = max(box[2] - box[0], box[3] - box[1]) / size
+    reach = math.ceil(max(scale, 1.0)) + 1  # the filter's support
+    left, upper = max(math.floor(box[0]) - reach, 0), max(math.floor(box[1]) - reach, 0)
+    return left, upper, min(math.ceil(box[2]) + reach, width), min(math.ceil(box[3]) + reach, height)
+
+
+def moved(box: FractionBox, right: float, down: float) -> FractionBox:
+    """The box in coordinates whose origin lies so far to the left and above."""
+    return box[0] + right, box[1] + down, box[2] + right, box[3] + down
+
+
+def overlap(size: int, by: int) -> tuple[slice, slice]:
+    """Along one side, for a picture that is moved by ``by`` pixels: where it is seen, and what of it."""
+    return slice(max(by, 0), size + min(by, 0)), slice(max(-by, 0), size - max(by, 0))
