@@ -18,57 +18,100 @@ NAMED_NODES = 3
 
 
 @dataclass(frozen=True)
+class Column:
+    """What tables, trackers and the documentation say of a field of ``EpochRecord``."""
+
+    arrow: str
+    """Its type in ``epochs.parquet``: ``int32``, ``int64`` or ``float64``."""
+    meaning: str
+    """In the documentation's words: Markdown, one line."""
+    tracked: bool = False
+    """Experiment trackers such as W&B get it."""
+    epoch_part: bool = False
+    """Seconds that belong to the epoch's duration."""
+
+
+def _column(arrow: str, meaning: str, *, tracked: bool = False, epoch_part: bool = False) -> dict[str, Column]:
+    """The metadata of a field."""
+    return {"column": Column(arrow, meaning, tracked, epoch_part)}
+
+
+@dataclass(frozen=True, kw_only=True)
 class EpochRecord:
-    """One finished epoch, over all ranks. Times are wall time in seconds, of the slowest rank."""
+    """One finished epoch, over all ranks. Times are wall time in seconds, of the slowest rank.
 
-    epoch: int
-    """1-based."""
-    epochs: int
-    """Of the whole run."""
-    train_loss: float
-    """Mean of the loss that is minimised, so with label smoothing, while the weights moved."""
-    train_top1: float
-    """Fraction, 0 to 1, of the augmented training images, while the weights moved."""
-    val_loss: float
-    """Mean cross entropy without label smoothing, so that runs with other smoothing compare."""
-    val_top1: float
-    """Fraction, 0 to 1; each validation image counts once."""
-    learning_rate: float
-    """Of the epoch's last step."""
-    optimizer_steps: int
-    """Taken since the run began."""
-    skipped_steps: int
-    """Left out by the gradient scaler since the run began (fp16)."""
-    images_per_s: float
-    """Training images over ``train_s``, all workers together."""
-    train_s: float
-    """``data_s + step_s``."""
-    data_s: float = 0.0
-    """Waiting for images."""
-    step_s: float = 0.0
-    """Forward, backward and optimizer."""
-    bn_s: float = 0.0
-    """Precise BatchNorm statistics."""
-    val_s: float = 0.0
-    checkpoint_s: float = 0.0
-    """Writing checkpoints since the record before."""
-    noise_scale: float | None = None
-    """Images; the critical batch as the epoch's gradients show it (``noise_scale.noise_scale``).
-    None where a step is one micro-batch, or the epoch has too few steps to see the gradient's mean."""
-    bad_images: int = 0
-    """Images that could not be read, training and validation, over all ranks (``data.on_bad_image=skip``)."""
-    loader_processes: int = 0
-    """That decoded images for a rank in this epoch, the most of all ranks: with ``data.loader.workers=-1`` it follows
-    what the epoch before has shown."""
-    resumed_from_epoch: int | None = None
-    """Epochs that were finished when this process took the run up from a checkpoint."""
+    This is the only list of an epoch's fields: the schema of ``epochs.parquet``, what trackers get and the table in
+    the documentation are made from it.
+    """
 
-    def to_dict(self) -> dict[str, Any]:
+    epoch: int = field(metadata=_column("int32", "the finished epoch, 1-based"))
+    epochs: int = field(metadata=_column("int32", "epochs of the whole run"))
+    train_loss: float = field(
+        metadata=_column(
+            "float64", "mean loss over the epoch while the weights moved, with label smoothing", tracked=True
+        )
+    )
+    train_top1: float = field(
+        metadata=_column("float64", "0 to 1, on the augmented training images, while the weights moved", tracked=True)
+    )
+    val_loss: float = field(metadata=_column("float64", "mean cross entropy without label smoothing", tracked=True))
+    """Runs with other smoothing compare by it."""
+    val_top1: float = field(metadata=_column("float64", "0 to 1, each validation image counted once", tracked=True))
+    learning_rate: float = field(metadata=_column("float64", "learning rate of the epoch's last step", tracked=True))
+    optimizer_steps: int = field(metadata=_column("int64", "steps taken since the run began"))
+    skipped_steps: int = field(
+        metadata=_column("int64", "steps left out by the gradient scaler since the run began (fp16)", tracked=True)
+    )
+    bad_images: int = field(
+        default=0,
+        metadata=_column(
+            "int64", "images that could not be read, training and validation, on all ranks (`data.on_bad_image=skip`)"
+        ),
+    )
+    loader_processes: int = field(
+        default=0, metadata=_column("int64", "processes that decoded images for a rank, the most of all ranks")
+    )
+    """With ``data.loader_workers=-1`` it follows what the epoch before has shown."""
+    images_per_s: float = field(
+        metadata=_column("float64", "training images over `train_s`, all workers together", tracked=True)
+    )
+    train_s: float = field(metadata=_column("float64", "`data_s + step_s`", epoch_part=True))
+    data_s: float = field(default=0.0, metadata=_column("float64", "waiting for images"))
+    step_s: float = field(default=0.0, metadata=_column("float64", "forward, backward, optimizer"))
+    bn_s: float = field(default=0.0, metadata=_column("float64", "precise BatchNorm statistics", epoch_part=True))
+    val_s: float = field(default=0.0, metadata=_column("float64", "validation", epoch_part=True))
+    checkpoint_s: float = field(
+        default=0.0,
+        metadata=_column("float64", "writing checkpoints since the record before", epoch_part=True),
+    )
+    noise_scale: float | None = field(
+        default=None,
+        metadata=_column(
+            "float64",
+            "images; the gradient noise scale of the epoch's steps ([training.md](training.md#gradient-noise-scale)); "
+            "null where it was not measured, or the steps did not show it",
+        ),
+    )
+    """The critical batch as the epoch's gradients show it (``noise_scale.noise_scale``). None where a step is one
+    micro-batch, or the epoch has too few steps to see the gradient's mean."""
+    resumed_from_epoch: int | None = field(
+        default=None,
+        metadata=_column(
+            "int32", "epochs that were finished when the process took the run up from a checkpoint; null if it did not"
+        ),
+    )
+
+    def to_dict(self) -> dict[str, float | None]:
         return dataclasses.asdict(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> EpochRecord:
         return cls(**values)
+
+    @classmethod
+    def columns(cls) -> dict[str, Column]:
+        """What is known of each field, by name."""
+        return {item.name: item.metadata["column"] for item in dataclasses.fields(cls)}
 
 
 class Reporter(Protocol):

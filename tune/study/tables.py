@@ -15,9 +15,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from optuna.trial import FrozenTrial, TrialState
 
+from bigbatch.cluster.host import json_values
 from bigbatch.cluster.host.atomic_files import replacing
 from bigbatch.train_loop import config
 from bigbatch.train_loop.config.earlier_keys import migrated
+from bigbatch.train_loop.reporter import EpochRecord
 
 TRIALS_VERSION, EPOCHS_VERSION = "2", "1"
 EPOCH_ATTR = "epoch/"
@@ -58,28 +60,15 @@ TRIALS = pa.schema(
 EPOCHS = pa.schema(
     [
         pa.field("trial", pa.int64(), nullable=False),
-        pa.field("epoch", pa.int32(), nullable=False),
-        pa.field("train_loss", pa.float64()),
-        pa.field("train_top1", pa.float64()),
-        pa.field("val_loss", pa.float64()),
-        pa.field("val_top1", pa.float64()),
-        pa.field("learning_rate", pa.float64()),
-        pa.field("optimizer_steps", pa.int64()),
-        pa.field("skipped_steps", pa.int64()),
-        pa.field("bad_images", pa.int64()),
-        pa.field("loader_processes", pa.int64()),
-        pa.field("images_per_s", pa.float64()),
-        pa.field("train_s", pa.float64()),
-        pa.field("data_s", pa.float64()),
-        pa.field("step_s", pa.float64()),
-        pa.field("bn_s", pa.float64()),
-        pa.field("val_s", pa.float64()),
-        pa.field("checkpoint_s", pa.float64()),
-        pa.field("noise_scale", pa.float64()),
-        pa.field("resumed_from_epoch", pa.int32()),
+        *(
+            pa.field(name, pa.type_for_alias(column.arrow), nullable=name != "epoch")
+            for name, column in EpochRecord.columns().items()
+        ),
     ],
     metadata={"bigbatch.schema_version": EPOCHS_VERSION},
 )
+EPOCH_PARTS = tuple(name for name, column in EpochRecord.columns().items() if column.epoch_part)
+"""Of an epoch's record: together the seconds that it took."""
 
 
 def epoch_records(trial: FrozenTrial) -> list[dict[str, Any]]:
@@ -132,6 +121,6 @@ def _at(values: dict[str, Any], key: str) -> Any:
     return None if values == {} else values
 
 
-def epoch_s(record: Mapping[str, Any]) -> float:
+def epoch_s(record: Mapping[str, object]) -> float:
     """Seconds that an epoch took, validation and checkpoints included."""
-    return float(sum(record.get(part) or 0.0 for part in ("train_s", "bn_s", "val_s", "checkpoint_s")))
+    return sum(json_values.number(record, part) for part in EPOCH_PARTS)

@@ -11,9 +11,10 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+from bigbatch.train_loop.reporter import EpochRecord
 from bigbatch.tune.watch.observer import TrialView
 
-METRICS = ("train_loss", "train_top1", "val_loss", "val_top1", "learning_rate", "images_per_s", "skipped_steps")
+METRICS = tuple(name for name, column in EpochRecord.columns().items() if column.tracked)
 
 
 class WandbObserver:
