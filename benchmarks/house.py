@@ -49,6 +49,9 @@ from import_graph import (
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("train_loop", "train_loop/data", "cluster", "tune")
 FUNCTION_LINES, FILE_LINES, LINE_CHARACTERS = 45, 400, 100
+SLEEPS = "time.sleep calls in tests outside tests/slurm"
+MAY_SLEEP = ("tests/slurm/", "tests/helpers/waiting.py", "tests/older/make_files.py")
+"""The tests of Slurm, the helper that waits, and a script that is no test: it runs alone, at an older commit."""
 KINDS = ("classes", "public functions", "private functions")
 SHELLS = ("", "bash", "sh", "shell", "console")
 """Languages of a code block in the README that make it a command."""
@@ -74,7 +77,7 @@ AT_MOST: dict[str, float] = {
     "README word of the first command": 150,
     "classes of one name in several files": 0,
     "test files over 400 lines": 0,
-    "time.sleep calls in tests outside tests/slurm": 0,
+    SLEEPS: 0,
 }
 AT_LEAST: dict[str, float] = {"typed functions, %": 100, "public docstrings, %": 90}
 
@@ -135,7 +138,7 @@ def count_comments(text: str) -> int:
 
 
 def count_sleeps(module: ast.Module) -> int:
-    """Calls of ``time.sleep``, under whatever name it was imported."""
+    """Calls of ``time.sleep``, under whatever name it was imported, also in strings: code of other processes."""
     statements = [node for node, _ in import_statements(module)]
     names = set()
     for statement in statements:
@@ -144,7 +147,9 @@ def count_sleeps(module: ast.Module) -> int:
                 names.add(f"{alias.asname or 'time'}.sleep")
             if isinstance(statement, ast.ImportFrom) and (statement.module, alias.name) == ("time", "sleep"):
                 names.add(alias.asname or "sleep")
-    return sum(isinstance(node, ast.Call) and ast.unparse(node.func) in names for node in ast.walk(module))
+    calls = sum(isinstance(node, ast.Call) and ast.unparse(node.func) in names for node in ast.walk(module))
+    strings = (n.value for n in ast.walk(module) if isinstance(n, ast.Constant) and isinstance(n.value, str))
+    return calls + sum(text.count("time.sleep(") for text in strings)
 
 
 def readme_words(text: str) -> tuple[int, int]:
@@ -291,12 +296,12 @@ def hints(tree: Tree, code: list[str]) -> Part:
 
 def of_tests(tree: Tree) -> Part:
     tests = [path for path in tree.texts if path.startswith("tests/")]
-    sleeps = {path: count_sleeps(tree.modules[path]) for path in tests if not path.startswith("tests/slurm/")}
+    sleeps = {path: count_sleeps(tree.modules[path]) for path in tests if not path.startswith(MAY_SLEEP)}
     lists = {
         "test files over 400 lines": long_files(tree, tests),
         "files of tests that sleep": [f"{path} {count}" for path, count in sleeps.items() if count],
     }
-    return {"time.sleep calls in tests outside tests/slurm": sum(sleeps.values())}, lists
+    return {SLEEPS: sum(sleeps.values())}, lists
 
 
 def missed(figures: dict[str, float]) -> list[str]:

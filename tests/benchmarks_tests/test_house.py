@@ -187,9 +187,11 @@ def test_comments_without_marks_for_tools(house: Any) -> None:
     assert house.count_comments(text) == 2
 
 
-def test_sleeps_of_time_alone(house: Any) -> None:
-    text = "import time\nfrom time import sleep as nap\ntime.sleep(1)\nnap(1)\nevent.sleep(1)\nsleep(1)\n"
+def test_sleeps_of_time_alone_also_in_code_of_other_processes(house: Any) -> None:
+    call = "time.{}(1)".format("sleep")
+    text = f"import time\nfrom time import sleep as nap\n{call}\nnap(1)\nevent.sleep(1)\nsleep(1)\n"
     assert house.count_sleeps(ast.parse(text)) == 2
+    assert house.count_sleeps(ast.parse(f"CODE = 'import time; {call}'\nMORE = f'{call}; {{CODE}}'\n")) == 2
 
 
 def test_words_of_a_readme(house: Any) -> None:

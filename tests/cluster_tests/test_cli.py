@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -21,6 +20,7 @@ from bigbatch.cluster.record.job_record import JobRecord
 from bigbatch.cluster.submission import queue as jobs
 from helpers.paths import ROOT
 from helpers.processes import clean_environment
+from helpers.waiting import wait_until
 
 PYTHON = ("--python", sys.executable)
 DRY = ("submit", "--dry-run", *PYTHON)
@@ -239,12 +239,12 @@ def test_follow_gives_whole_lines_as_they_come_and_ends_with_the_job(tmp_path, h
     got: list[str] = []
     reader = threading.Thread(target=lambda: got.extend(jobs.follow("101", poll_s=0.05)), daemon=True)
     reader.start()
-    wait_for(lambda: got == ["one\n"])
+    wait_until(lambda: got == ["one\n"], lambda: str(got))
     nodes.mkdir()
     (nodes / "n1.log").write_text("joined\n")  # a file that was not there before
     with log.open("a") as file:
         file.write("o\nlast")
-    wait_for(lambda: sorted(got) == ["n1 | joined\n", "one\n", "two\n"])
+    wait_until(lambda: sorted(got) == ["n1 | joined\n", "one\n", "two\n"], lambda: str(got))
     assert reader.is_alive(), "the job still runs"
     (tmp_path / "queue").write_text("1010\n")
     reader.join(60)
@@ -266,13 +266,6 @@ def test_following_a_job_that_never_was_ends_with_a_message(tmp_path, home):
         assert waiting.stderr is not None
         assert "PENDING, Priority" in waiting.stderr.readline()
         waiting.kill()
-
-
-def wait_for(condition, seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.02)
 
 
 def test_tunnel_says_how_and_never_shows_the_token(tmp_path, home):

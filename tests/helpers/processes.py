@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-import time
+
+from helpers.waiting import wait_until
 
 
 def clean_environment() -> dict[str, str]:
@@ -24,9 +25,6 @@ def processes_naming(text: str) -> list[str]:
     return found
 
 
-def wait_gone(text: str, seconds: float = 60) -> list[str]:
-    """Processes naming ``text`` that are still there after ``seconds``."""
-    deadline = time.monotonic() + seconds
-    while (left := processes_naming(text)) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    return left
+def wait_gone(text: str, limit_s: float = 240) -> None:
+    """Wait until no living process names ``text``; an AssertionError names those that stay."""
+    wait_until(lambda: not processes_naming(text), lambda: "\n".join(processes_naming(text)), limit_s)

@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import optuna
@@ -16,6 +15,7 @@ import psutil
 
 from helpers.paths import TUNE
 from helpers.processes import clean_environment
+from helpers.waiting import wait_until
 
 TINY = ("--model", "shufflenet_v2_x0_5", "--set", "image_size=16", "--seed", "1")
 
@@ -64,14 +64,23 @@ class Search:
     def workers(self) -> dict[psutil.Process, dict[str, str]]:
         """This search's training workers and their environments, as soon as there are some: a trial may just end."""
         found: dict[psutil.Process, dict[str, str]] = {}
-        deadline = time.monotonic() + 60
-        while not found and time.monotonic() < deadline:
+
+        def look() -> bool:
             for process in psutil.Process(self.process.pid).children(recursive=True):
                 with contextlib.suppress(psutil.NoSuchProcess):
                     if "ray::RayTrainWorker" in " ".join(process.cmdline()):
                         found[process] = process.environ()
-            time.sleep(0.05)
+            return bool(found)
+
+        wait_until(look, "the search has no training worker")
         return found
+
+    def started(self, word: str) -> bool:
+        """Whether a process below the driver has ``word`` in its command line."""
+        below = psutil.Process(self.process.pid).children(recursive=True)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return any(word in " ".join(process.cmdline()) for process in below)
+        return False
 
     def kill_tree(self) -> None:
         """kill -9 of the driver and of everything that it has started."""

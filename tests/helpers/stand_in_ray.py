@@ -11,6 +11,7 @@ from pathlib import Path
 
 from helpers.paths import ROOT
 from helpers.processes import clean_environment
+from helpers.waiting import wait_until
 
 RAY_START = '''
 """Takes `ray start`'s options, says that it runs, and does until it is ended."""
@@ -143,13 +144,10 @@ class StandInJob:
         path = self.folder / "calls"
         return path.read_text() if path.exists() else ""
 
-    def wait(self, condition: Callable[[], bool], timeout_s: float = 120) -> None:
-        deadline = time.monotonic() + timeout_s
-        while not condition():
-            assert time.monotonic() < deadline, self.log
-            time.sleep(0.05)
+    def wait(self, condition: Callable[[], bool], timeout_s: float = 240) -> None:
+        wait_until(condition, lambda: self.log, timeout_s)
 
-    def wait_log(self, text: str, timeout_s: float = 120) -> None:
+    def wait_log(self, text: str, timeout_s: float = 240) -> None:
         self.wait(lambda: text in self.log, timeout_s)
 
     def end(self) -> int:

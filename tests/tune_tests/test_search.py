@@ -26,6 +26,7 @@ from bigbatch.tune.study.ledger import read as read_ledger
 from helpers.paths import ROOT, TUNE
 from helpers.processes import clean_environment, wait_gone
 from helpers.searches import TINY, Search, journal_of, load
+from helpers.waiting import wait_until
 
 
 def test_a_search_from_plan_to_best_configuration(tiny, tmp_path):
@@ -40,7 +41,8 @@ def test_a_search_from_plan_to_best_configuration(tiny, tmp_path):
     assert workers and all("RAY_ADDRESS" in environment for environment in workers.values())
     assert dashboard_refuses_strangers_and_answers(url, (folder / "token").read_text())
     assert search.end() == 0, search.stderr()
-    assert wait_gone(str(folder)) == [] and not folder.exists(), "nothing of Ray is left"
+    wait_gone(str(folder))
+    assert not folder.exists(), "nothing of Ray is left"
     text = "".join(search.lines)
     assert not search.stderr().strip(), "nothing floods the terminal"
     assert (
@@ -143,7 +145,7 @@ def wandb_records(data: bytes) -> list[bytes]:
 @pytest.mark.slow
 def test_early_stops_give_resources_back_beside_another_ray_cluster(tmp_path):
     """Point 8: stock Ray Train asks the wrong cluster here, and the search hangs after its first early stop."""
-    code = "import ray, time; ray.init(address='local', num_cpus=1); print('up', flush=True); time.sleep(3600)"
+    code = "import ray, signal; ray.init(address='local', num_cpus=1); print('up', flush=True); signal.pause()"
     other = subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
         env=clean_environment(), cwd=tmp_path,
@@ -168,7 +170,7 @@ def test_ctrl_c_saves_prints_the_resume_command_and_that_command_finishes(tiny, 
     search.wait_for(r"epoch 2/12")
     search.process.send_signal(signal.SIGINT)
     assert search.end() == 130
-    assert wait_gone(search.ray_folder) == []
+    wait_gone(search.ray_folder)
     study = load(tmp_path / "runs" / "s")
     before = {t.number: (t.params, len(t.intermediate_values)) for t in study.trials}
     assert {t.state for t in study.trials} <= {TrialState.WAITING, TrialState.COMPLETE}
@@ -187,16 +189,16 @@ def test_ctrl_c_saves_prints_the_resume_command_and_that_command_finishes(tiny, 
     assert len(json.loads((tmp_path / "runs" / "s" / "study.json").read_text())["sessions"]) == 2
 
 
-@pytest.mark.parametrize("seconds", [pytest.param(0.5, marks=pytest.mark.exhaustive), 2.5])
-def test_ctrl_c_while_ray_starts_ends_in_order(tiny, tmp_path, seconds):
+@pytest.mark.parametrize("process", [pytest.param("gcs_server", marks=pytest.mark.exhaustive), "raylet"])
+def test_ctrl_c_while_ray_starts_ends_in_order(tiny, tmp_path, process):
     """A terminal sends it to Ray's processes as well, as far as they are there."""
     search = Search(*tiny, "--study", "s", "--trials", 1, cwd=tmp_path)
     search.wait_for("Starting Ray")
-    time.sleep(seconds)
+    wait_until(lambda: search.started(process), f"Ray's {process} does not start")
     os.killpg(search.process.pid, signal.SIGINT)
     assert search.end() == 130, search.stderr()
     assert "Traceback" not in search.stderr() and any("--resume --study s" in line for line in search.lines)
-    assert wait_gone(str(tmp_path)) == []
+    wait_gone(str(tmp_path))
     again = Search("--resume", "--study", "s", cwd=tmp_path)
     again.wait_for("Ray dashboard")
     again.kill_tree()
@@ -207,14 +209,13 @@ def test_a_signal_to_the_whole_process_group_saves_first(tiny, tmp_path, signum)
     """As ``timeout``, a closed terminal and batch systems send it: Ray must live until trials have saved."""
     search = Search(*tiny, "--study", "s", "--trials", 2, "--max-epochs", 400, cwd=tmp_path)
     search.wait_for(r"epoch 2/400")
-    started = time.monotonic()
     os.killpg(search.process.pid, signum)
     assert search.end() == 128 + signum, search.stderr()
-    assert time.monotonic() - started < 58, "Ray gives up on a dead GCS after 60 s"
     assert any("--resume --study s" in line for line in search.lines) and "Traceback" not in search.stderr()
     assert {t.state for t in load(tmp_path / "runs" / "s").trials} == {TrialState.WAITING}
     assert any((tmp_path / "runs" / "s" / "checkpoints").glob("trial-*/latest.pt"))
-    assert wait_gone(search.ray_folder) == [] and not Path(search.ray_folder).exists()
+    wait_gone(search.ray_folder)
+    assert not Path(search.ray_folder).exists()
 
 
 @pytest.mark.exhaustive
@@ -222,11 +223,11 @@ def test_a_second_ctrl_c_ends_a_search_at_once_in_words(tiny, tmp_path):
     search = Search(*tiny, "--study", "s", "--trials", 3, "--max-epochs", 400, cwd=tmp_path)
     search.wait_for(r"epoch 2/400")
     search.process.send_signal(signal.SIGINT)
-    time.sleep(0.3)
+    search.wait_for("Ctrl-C again to stop at once")
     search.process.send_signal(signal.SIGINT)
     assert search.end() == 130
     assert "Traceback" not in search.stderr() and any("--resume --study s" in line for line in search.lines)
-    assert wait_gone(search.ray_folder) == []
+    wait_gone(search.ray_folder)
 
 
 @pytest.mark.exhaustive
@@ -262,15 +263,11 @@ def test_a_killed_worker_is_started_again_from_its_checkpoint(tiny, tmp_path):
     search = Search(*arguments, cwd=tmp_path)
     search.wait_for(r"trial 0 epoch 2/400")
     checkpoint = tmp_path / "runs" / "s" / "checkpoints" / "trial-0000" / "latest.pt"
-    deadline = time.monotonic() + 240
-    while not checkpoint.exists() and time.monotonic() < deadline:
-        time.sleep(0.5)
+    wait_until(checkpoint.exists, "the trial writes no checkpoint")
     worker = next(iter(search.workers()))
     worker.kill()
     log = tmp_path / "runs" / "s" / "logs" / "trial-0000.log"
-    while "resumed after epoch" not in log.read_text() and time.monotonic() < deadline + 60:
-        time.sleep(0.5)
-    assert "resumed after epoch" in log.read_text()
+    wait_until(lambda: "resumed after epoch" in log.read_text(), log.read_text)
     search.process.send_signal(signal.SIGTERM)
     assert search.end() == 143
     values = load(tmp_path / "runs" / "s").trials[0].intermediate_values
@@ -316,7 +313,8 @@ def test_a_killed_driver_takes_its_ray_with_it_is_followed_at_once_and_its_hours
     third = Search(*command, cwd=tmp_path / "second", **no_locks)
     assert killed - began - 30 <= used <= killed - started
     third.wait_for(r"trial \d resumed after epoch \d+")
-    assert wait_gone(first.ray_folder, 120) == [] and not Path(first.ray_folder).exists()
+    wait_gone(first.ray_folder, 120)
+    assert not Path(first.ray_folder).exists()
     third.process.send_signal(signal.SIGINT)
     assert third.end() == 130
     study = load(tmp_path / "runs" / "s")
@@ -333,10 +331,10 @@ def test_it_joins_a_running_cluster_and_leaves_it_running(tiny, tiny_images, tmp
     assert pack.main([str(tiny_images), str(tmp_path / "packed"), "--workers", "1"]) == 0
     tiny = (*tiny, "--data", str(tmp_path / "packed"), "--stage", "$ONLY_OF_THE_DRIVER/sets")
     code = (
-        "import sys, time; sys.path.insert(0, sys.argv[1])\n"
+        "import signal, sys; sys.path.insert(0, sys.argv[1])\n"
         "from pathlib import Path; from bigbatch.train_loop.launch.ray_session import LocalRay\n"
         "with LocalRay(2, 0, Path('cluster.log')) as c:\n"
-        "    print(c.address, c.token_path, flush=True); time.sleep(3600)"
+        "    print(c.address, c.token_path, flush=True); signal.pause()"
     )
     cluster = subprocess.Popen(
         [sys.executable, "-c", code, str(ROOT / "src")],
@@ -437,6 +435,17 @@ def test_the_main_command_finds_a_good_large_batch_configuration(tmp_path):
 
 
 @pytest.mark.slow
+def wait_for_growth(journal: Path, search: Search) -> None:
+    """Until the search has written to its journal again, or has ended."""
+    before = journal.stat().st_size if journal.exists() else 0
+    driver = psutil.Process(search.process.pid)
+
+    def grown() -> bool:
+        return driver.status() == psutil.STATUS_ZOMBIE or (journal.exists() and journal.stat().st_size > before)
+
+    wait_until(grown, "the search writes nothing more")
+
+
 @pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.exhaustive)])
 def test_no_trial_is_lost_or_doubled_over_many_kills(tiny, tmp_path, every):
     """kill -9 of the whole process tree at twelve moments, or every third, from before the first trial to the end."""
@@ -462,7 +471,8 @@ def test_no_trial_is_lost_or_doubled_over_many_kills(tiny, tmp_path, every):
         resume = ["--resume"] if (tmp_path / "runs" / "s" / "study.json").exists() else []
         search = Search(*arguments, *resume, cwd=tmp_path)
         search.wait_for(moment)
-        time.sleep(0.07 * kill)  # not always at the start of a write
+        if kill % 2:  # in the midst of the next writes, too
+            wait_for_growth(tmp_path / "runs" / "s" / "optuna.journal", search)
         search.kill_tree()
         folder = tmp_path / "runs" / "s"
         if known or has_trials(folder):
@@ -475,7 +485,7 @@ def test_no_trial_is_lost_or_doubled_over_many_kills(tiny, tmp_path, every):
     check_nothing_lost(tmp_path / "runs" / "s", known)
     rows = pq.read_table(tmp_path / "runs" / "s" / "epochs.parquet").to_pylist()
     assert len(rows) == len({(r["trial"], r["epoch"]) for r in rows}) == 8 * 60
-    assert wait_gone(str(tmp_path)) == []
+    wait_gone(str(tmp_path))
 
 
 def has_trials(folder: Path) -> bool:

@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -28,6 +27,7 @@ from bigbatch.cluster.doctor.findings import (
 from bigbatch.cluster.host.site.profiles import find, load
 from helpers.paths import ROOT
 from helpers.processes import clean_environment
+from helpers.waiting import wait_until
 
 MARK = "0011"
 
@@ -209,9 +209,8 @@ def test_rays_processes_of_other_jobs_are_leaks_and_this_jobs_are_not(tmp_path):
         subprocess.Popen(["sleep", "300"], env=other),
     ]
     try:
-        deadline = time.monotonic() + 60  # a new process has its name and its variables only after a moment
-        while time.monotonic() < deadline and len([line for line in probe.leaked({}) if ours(line)]) < 2:
-            time.sleep(0.05)
+        # A new process has its name and its variables only after a moment.
+        wait_until(lambda: len([line for line in probe.leaked({}) if ours(line)]) == 2, lambda: str(probe.leaked({})))
         found = {line for line in probe.leaked({"SLURM_JOB_ID": "11"}) if ours(line)}
         assert found == {f"{started[1].pid} gcs_server of job 12"}
         assert any(line.startswith(f"{started[0].pid} raylet") for line in probe.leaked({}))

@@ -17,6 +17,7 @@ from bigbatch.cluster.host import atomic_files, holder, lease
 from bigbatch.cluster.host.holder import Holder
 from bigbatch.cluster.host.lease import Lease, LeaseLost, LeaseVerdict, StudyHeld
 from helpers.paths import ROOT
+from helpers.waiting import wait_until
 
 ELSEWHERE = {"token": "t", "host": "n9", "user": "eve", "machine": "another", "pid": 1, "start_ticks": 5}
 HERE = Holder("me", machine="here", pid=7)
@@ -291,7 +292,7 @@ def test_of_processes_that_want_it_at_one_moment_exactly_one_gets_it(tmp_path, d
 
 
 HOLDS = """
-import sys, time
+import signal, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from bigbatch.cluster.host import lease, pulse
@@ -299,7 +300,7 @@ lease.RENEW_S = pulse.TICK_S = 0.05
 from bigbatch.train_loop.host.folder_hold import hold_folder
 hold = hold_folder(Path(sys.argv[2]), "a study's folder", "write --study OTHER")
 print("held", flush=True)
-time.sleep(600)
+signal.pause()
 """
 
 
@@ -309,16 +310,16 @@ def test_a_process_that_is_taken_over_ends_with_one_line_and_writes_nothing_more
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "held\n"
     first = (tmp_path / lease.FILE).read_text()
-    deadline = time.monotonic() + 60
-    while (tmp_path / lease.FILE).read_text() == first and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert (tmp_path / lease.FILE).read_text() != first, "it says that it lives"
+    wait_until(lambda: (tmp_path / lease.FILE).read_text() != first, "it does not say that it lives")
     process.send_signal(signal.SIGSTOP)  # as a laptop that sleeps
     write(tmp_path, **ELSEWHERE)
     process.send_signal(signal.SIGCONT)
-    while process.poll() is None and time.monotonic() < deadline:  # it may have been stopped while it wrote
-        write(tmp_path, **ELSEWHERE)
-        time.sleep(0.02)
+
+    def ended() -> bool:
+        write(tmp_path, **ELSEWHERE)  # again: it may have been stopped while it wrote
+        return process.poll() is not None
+
+    wait_until(ended, "it goes on")
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 1 and errors.count("\n") == 1
     assert errors.startswith(f"error: {tmp_path} was taken over by process 1 of eve on n9, seen ")

@@ -105,14 +105,14 @@ def test_wrong_input_keeps_its_exit_code_where_nobody_reads() -> None:
 
 
 CLEARING_UP = """
-import atexit, runpy, signal, sys, time
+import atexit, runpy, signal, sys
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # tests may run where it is ignored
 
 def clear_up():  # as torch and Ray do for seconds
     print("clearing up", flush=True)
-    for _ in range(6000):
-        time.sleep(0.01)
+    while True:
+        signal.pause()
 
 atexit.register(clear_up)
 program, sys.argv = sys.argv[1], sys.argv[1:]

@@ -86,7 +86,7 @@ def test_a_lent_node_that_hangs_is_given_up(tmp_path, monkeypatch):
 
 
 def test_a_job_has_a_lent_node_that_hangs_drained(tmp_path):
-    words = ("--", sys.executable, "-c", "import time; time.sleep(100)")
+    words = ("--", sys.executable, "-c", "import signal; signal.pause()")
     job = StandInJob(tmp_path, "7", *words, BIGBATCH_HUNG_S="4")
     in_ray = {"ip": "10.77.0.9", "cpus": "1", "gpus": "0", "labels": {"slurm_job": "9"}}
     job.wait_log("→ driver")

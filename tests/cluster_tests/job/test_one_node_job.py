@@ -24,14 +24,15 @@ from bigbatch.cluster.job.allocated_nodes import AllocatedNode, Allocation
 from bigbatch.cluster.record import job_record
 from helpers.paths import ROOT
 from helpers.stand_in_ray import StandInJob
+from helpers.waiting import wait_until
 
 DRIVER = textwrap.dedent("""
-    import signal, sys, time
+    import signal, sys
     def save(*_):
         print("SAVED", flush=True); sys.exit(143)
     signal.signal(signal.SIGTERM, save)
     print("RUNNING", flush=True)
-    time.sleep(600)
+    signal.pause()
 """)
 PREEMPTED = "JobState=RUNNING PreemptTime=2026-11-21T10:00:00"
 
@@ -129,19 +130,17 @@ echo 'sbatch: error: Batch job submission failed: Socket timed out on send/recv 
 
 
 def test_a_late_answer_does_not_give_the_driver_time_that_slurm_does_not_give(tmp_path):
-    """Slurm kills 12 s after its signal, so the driver has 8; with the answer's time added it would have 11 or more."""
-    driver = DRIVER.replace("print(", "time.sleep(10.5); print(", 1)
-    words = ("--", sys.executable, "-c", driver)
+    """The driver's time is tested with a clock in test_drain.py; this one never saves."""
+    words = ("--", sys.executable, "-c", DRIVER.replace("sys.exit(143)", "signal.pause()").replace("SAVED", "SAVING"))
     job = StandInJob(tmp_path, "7", *words, KILL_WAIT="12", BIGBATCH_FIRST_ANSWER_S="0.5")
     job.wait_log("RUNNING")
     (tmp_path / "down").touch()
     job.process.send_signal(signal.SIGTERM)
     job.wait_log("saving in any case")
-    time.sleep(3)  # the answer comes a second later at most, long before the driver's time is over
     job.says("JobState=PREEMPTED,COMPLETING")
     (tmp_path / "down").unlink()
     assert job.end() == 143
-    assert job.log.index("Slurm says PREEMPTED") < job.log.index("driver killed") and "SAVED" not in job.log
+    assert job.log.index("Slurm says PREEMPTED") < job.log.index("driver killed") and "SAVING" in job.log
 
 
 @pytest.mark.parametrize("answers", [True, False], ids=["answers later", "never answers"])
@@ -372,7 +371,7 @@ def test_a_walltime_that_is_too_short_for_a_first_checkpoint_ends_the_job_at_onc
     end = time.time() + 60 + 60 + 10  # a margin of 60 s, the least that is taken, and 10 s of which it uses some
     env = {"SLURM_JOB_END_TIME": f"{end:.0f}", "SLURM_RESTART_COUNT": "3" if useful_before else "0"}
     job = start_search(tmp_path, ":", "--margin", "60", **env)
-    time.sleep(max(0.0, end - 119 - time.time()))
+    wait_until(lambda: time.time() > end - 119, "a moment that the clock must reach")
     job.process.send_signal(signal.SIGUSR1)  # Slurm's may come a minute before the margin
     assert job.end() == (143 if useful_before else 1)
     assert ("requeue 7" in job.calls) is useful_before

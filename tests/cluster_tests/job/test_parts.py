@@ -436,12 +436,12 @@ def test_what_a_killed_job_left_is_removed_with_its_processes(monkeypatch):
     # Not in /tmp itself, which a search that starts beside this test sweeps, too.
     base = tempfile.TemporaryDirectory(dir="/tmp", prefix="t")
     monkeypatch.setenv("BIGBATCH_NODE_TMP", base.name)
-    hold = "import os, time; from bigbatch.cluster.host.private_folder import temporary_folder as p\n"
-    hold += "with p('77') as f: print(f, flush=True); time.sleep(300)"
+    hold = "import os, signal; from bigbatch.cluster.host.private_folder import temporary_folder as p\n"
+    hold += "with p('77') as f: print(f, flush=True); signal.pause()"
     node_process = subprocess.Popen([sys.executable, "-c", hold], cwd=ROOT / "src", stdout=subprocess.PIPE, text=True)
     folder = Path(node_process.stdout.readline().strip())
     orphan = subprocess.Popen(["sleep", "300"], executable="/bin/sleep", start_new_session=True)
-    daemon = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)", f"ray start {folder}/r/socket"])
+    daemon = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()", f"ray start {folder}/r/socket"])
     assert processes.wait_until(lambda: b"socket" in Path(f"/proc/{daemon.pid}/cmdline").read_bytes(), 60)
     node_process.kill()
     node_process.wait()
@@ -488,15 +488,15 @@ def test_a_users_folder_with_a_name_like_ours_stays(tmp_path):
 def test_only_own_descendants_are_ended_also_those_that_left_their_group():
     start = "import subprocess, sys; subprocess.Popen(['sleep', '301'], start_new_session=True); sys.exit()"
     main = f"""
-import subprocess, sys, time
+import subprocess, sys
 from bigbatch.cluster.host import processes
 processes.adopt_orphans()
 subprocess.run([sys.executable, "-c", {start!r}])
 assert len(processes.descendants({os.getpid()})) >= 2
 below = processes.descendants(__import__("os").getpid())
 assert len(below) == 1, below
-stubborn = subprocess.Popen(["bash", "-c", "trap '' TERM; while :; do sleep 0.1; done"])
-time.sleep(0.3)
+stubborn = subprocess.Popen(["bash", "-c", "trap '' TERM; echo; while :; do sleep 0.1; done"], stdout=subprocess.PIPE)
+stubborn.stdout.readline()  # from now on it ignores the signal
 print(processes.end_descendants(grace_s=0.5) == [stubborn.pid], processes.descendants(__import__("os").getpid()))
 """
     bystander = subprocess.Popen(["sleep", "302"])

@@ -9,8 +9,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -19,6 +18,7 @@ import pytest
 
 from bigbatch.cluster.node import credentials, ports, ray_commands
 from helpers.paths import ROOT
+from helpers.waiting import wait_until
 
 pytestmark = pytest.mark.exhaustive
 
@@ -34,7 +34,7 @@ class TwoNodes:
         assert head is not None and worker is not None
         self.address = f"{HEAD}:{head[1].gcs}"
         self.env = ray_commands.ray_environment(self.address, credentials.make_token(folder), None)
-        self.env["PYTHONPATH"] = str(ROOT / "src")
+        self.env["PYTHONPATH"] = f"{ROOT}/src:{ROOT}/tests"
         self.pids = {}
         share = ray_commands.NodeResources(1, 0, 500 * 2**20, ray_commands.LEAST_OBJECT_STORE)
         for ip, chosen in ((HEAD, head[1]), (WORKER, worker[1])):
@@ -44,7 +44,8 @@ class TwoNodes:
             log = stack.enter_context((local / "log").open("w"))
             started = subprocess.Popen(command, env=self.env, stdout=log, stderr=log, start_new_session=True)
             stack.callback(end, started)
-            wait(lambda path=local / "log": "Ray runtime started" in path.read_text())
+            log_file = local / "log"
+            wait_until(lambda path=log_file: "Ray runtime started" in path.read_text(), log_file.read_text)
             self.pids[ip] = started.pid
 
     def nodes(self) -> list[dict]:
@@ -58,18 +59,11 @@ class TwoNodes:
 
     def run(self, code: str) -> str:
         """What a driver that has joined the cluster prints."""
-        join = f"import ray, time; ray.init({self.address!r}, log_to_driver=False, configure_logging=False)\n"
+        join = f"import ray; ray.init({self.address!r}, log_to_driver=False, configure_logging=False)\n"
         command = [sys.executable, "-c", join + textwrap.dedent(code)]
         done = subprocess.run(command, env=self.env, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stderr
         return done.stdout
-
-
-def wait(condition: Callable[[], bool], timeout_s: float = 90) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
 
 
 def end(started: subprocess.Popen) -> None:
@@ -105,11 +99,12 @@ def test_a_node_that_is_drained_gets_no_work_and_goes(two_nodes):
         driver.drain_in_ray([{WORKER!r}], "no heartbeat", os.environ)
         print(*ray._raylet.GcsClient(address={two_nodes.address!r}).get_draining_nodes())
         @ray.remote(num_cpus=0.5)
-        def where(): time.sleep(0.5); return ray.get_runtime_context().get_node_id()
+        def where(): sum(range(2 * 10**7)); return ray.get_runtime_context().get_node_id()
         print(*set(ray.get([where.remote() for _ in range(4)])))
         print(ray.get(work.go_on.remote()))
         ray.kill(work)
-        while next(n for n in ray.nodes() if n["NodeID"] == {worker!r})["Alive"]: time.sleep(0.2)
+        from helpers.waiting import wait_until
+        wait_until(lambda: not next(n for n in ray.nodes() if n["NodeID"] == {worker!r})["Alive"], "it stays")
         print(next(n for n in ray.nodes() if n["NodeID"] == {worker!r})["DeathReasonMessage"])
     """)
     draining, placed, worked, death = printed.splitlines()

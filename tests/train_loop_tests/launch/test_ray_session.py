@@ -19,7 +19,7 @@ from helpers.paths import ROOT
 
 
 def sleeper(word: str) -> subprocess.Popen:
-    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)", word])
+    process = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()", word])
     # A new process has its command line only after a moment.
     assert processes.wait_until(lambda: word.encode() in Path(f"/proc/{process.pid}/cmdline").read_bytes(), 60)
     return process

@@ -10,7 +10,6 @@ import socket
 import subprocess
 import tempfile
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from bigbatch.tune.study.storage_url import DatabaseLost
 from bigbatch.tune.study.store import StudyStore
 from helpers.bridges import make_bridge, record, run_out
 from helpers.searches import Search
+from helpers.waiting import wait_until
 
 PASSWORD = "s3cret-word"
 
@@ -92,14 +92,15 @@ def postgres(server: Server) -> str:
 
 
 def wait_for_port(port: int, server: subprocess.Popen) -> None:
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and server.poll() is None:
+    def answers() -> bool:
+        assert server.poll() is None, f"PostgreSQL of {getpass.getuser()} has ended"
         try:
             socket.create_connection(("127.0.0.1", port), timeout=1).close()
-            return
         except OSError:
-            time.sleep(0.1)
-    raise AssertionError(f"PostgreSQL of {getpass.getuser()} did not start")
+            return False
+        return True
+
+    wait_until(answers, f"PostgreSQL of {getpass.getuser()} does not start")
 
 
 @pytest.mark.slow
@@ -143,8 +144,7 @@ def test_calls_wait_for_a_database_that_is_away_and_an_idle_connection_is_checke
     assert said == [], "a connection that the restart has closed is replaced"
 
     def start_once_missed() -> None:
-        while not said:
-            time.sleep(0.05)
+        wait_until(lambda: said, "no call has missed the database")
         server.start()
 
     server.stop(signal.SIGQUIT)

@@ -75,4 +75,4 @@ def test_a_search_whose_cluster_is_gone_ends_with_what_it_has(tiny_images, tiny_
     assert "error: the Ray cluster is gone" in errors and "Traceback" not in errors, errors
     assert "--resume --study s" in output + errors
     assert states(tmp_path) == {TrialState.WAITING}
-    assert wait_gone(str(tmp_path)) == []
+    wait_gone(str(tmp_path))

@@ -7,7 +7,6 @@ import mmap
 import os
 import random
 import threading
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -86,7 +85,7 @@ class LateImages(Images):
 
     def open_plain(self, index: int) -> Write:
         self._say(f"read {index}\n")
-        time.sleep(self._wait_s)
+        threading.Event().wait(self._wait_s)  # for a disk
         return lambda out: None
 
     def open_random(self, index: int, draws: random.Random) -> Write:

@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from bigbatch.train_loop.data.sets.scan import scan_folder
 from bigbatch.train_loop.data.source import Epoch
 from bigbatch.train_loop.errors import ImageError, LoaderError
 from helpers.paths import ROOT
+from helpers.waiting import wait_until
 
 SIZE = 16
 
@@ -174,8 +175,8 @@ def test_signals_that_stop_a_run_are_left_to_the_trainer(folder: Path) -> None:
     read = ring.read(JOB, batches_of(*[6] * 40), SIZE)
     next(read)
     for process in ring.processes:
-        while not ignores(process.pid or 0, signal.SIGUSR1):  # it has only just begun
-            time.sleep(0.01)
+        pid = process.pid or 0  # it has only just begun
+        wait_until(lambda pid=pid: ignores(pid, signal.SIGUSR1), "the loader does not ignore SIGUSR1")
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
             os.kill(process.pid or 0, number)
     assert len(list(read)) == 39
@@ -303,13 +304,42 @@ def test_a_bad_image_fails_by_default(broken: Path) -> None:
     source.close()
 
 
-def test_processes_hold_no_time_of_the_consumer(folder: Path) -> None:
-    """Processes wait for free slots, not for a socket, while nobody takes a batch."""
-    ring = Ring(filler(folder), 2, 4, SIZE)
-    read = ring.read(JOB, batches_of(*[4] * 500), SIZE)
-    next(read)
-    time.sleep(0.2)
-    assert len(list(read)) == 499
+class CountedFill:
+    """A fill that notes each of its calls in a file, also those in other processes."""
+
+    def __init__(self, fill: Any, notes: Path) -> None:
+        self._fill, self._notes = fill, notes
+        notes.touch()
+
+    def __call__(self, *arguments: Any) -> list[Bad]:
+        found: list[Bad] = self._fill(*arguments)
+        with self._notes.open("ab", buffering=0) as file:
+            file.write(b"x")
+        return found
+
+
+def test_batches_that_were_made_meanwhile_need_no_process_any_more(folder: Path, tmp_path: Path) -> None:
+    """While nobody takes a batch, processes fill the free slots and wait; to take those batches costs no wait."""
+    notes = tmp_path / "notes"
+    ring = Ring(CountedFill(filler(folder), notes), 2, 4, SIZE, slots=6)
+    read = ring.read(JOB, batches_of(*[4] * 100), SIZE)
+    first = next(read)
+    loaders = [psutil.Process(process.pid) for process in ring.processes]
+    wait_until(lambda: notes.stat().st_size == 4 * 6, lambda: f"{notes.stat().st_size} of 24 images are made")
+    # After its last image a process sends an answer, and then sleeps until there is a task.
+    wait_until(lambda: all(loader.status() == psutil.STATUS_SLEEPING for loader in loaders), "they do not wait")
+    for loader in loaders:
+        loader.suspend()
+    wait_until(lambda: all(loader.status() == psutil.STATUS_STOPPED for loader in loaders), "they do not stop")
+    rescue = threading.Timer(240, lambda: [loader.resume() for loader in loaders])  # where the test fails it must end
+    rescue.start()
+    held = [next(read) for _ in range(5)]
+    assert all(loader.status() == psutil.STATUS_STOPPED for loader in loaders)
+    assert notes.stat().st_size == 4 * 6, "no more than there are slots"
+    rescue.cancel()
+    for loader in loaders:
+        loader.resume()
+    assert len([first, *held]) + sum(1 for _ in read) == 100
     ring.close()
 
 

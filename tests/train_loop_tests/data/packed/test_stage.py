@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections import namedtuple
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,17 +29,18 @@ from bigbatch.train_loop.data.packing import command as pack
 from bigbatch.train_loop.launch import command as run
 from bigbatch.train_loop.launch import loader_report
 from helpers.paths import ROOT
+from helpers.waiting import wait_until
 
 READER = """
-import sys, time
+import sys
 from bigbatch.train_loop.data.packed import stage
 stage.BLOCK_BYTES = 4096
-if sys.argv[3] != "0.0":
+if sys.argv[3] == "held":
     read = stage._copy_file
     def slow(source, target):
         print("copying", flush=True)
         result = read(source, target)
-        time.sleep(float(sys.argv[3]))
+        sys.stdin.read()  # until the test closes it
         return result
     stage._copy_file = slow
 print(stage.stage(sys.argv[1], sys.argv[2]), flush=True)
@@ -63,13 +65,15 @@ def forget(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stage, "_held", {})
 
 
-def reader(packed: Path, scratch: Path, pause_s: float = 0.0) -> subprocess.Popen[str]:
+def reader(packed: Path, scratch: Path, how: str = "at once", **streams: Any) -> subprocess.Popen[str]:
+    """``held``: a copy of a file ends only when standard input does."""
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | streams
     return subprocess.Popen(
-        [sys.executable, "-c", READER, packed, scratch, str(pause_s)],
+        [sys.executable, "-c", READER, packed, scratch, how],
         env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stdin=subprocess.PIPE,
         text=True,
+        **streams,
     )
 
 
@@ -93,16 +97,29 @@ def test_batches_come_from_a_copy_that_equals_the_source(
 
 
 def test_several_processes_make_one_copy(packed: Path, tmp_path: Path) -> None:
-    readers = [reader(packed, tmp_path / "scratch", 0.1) for _ in range(3)]
-    done = [process.communicate(timeout=240) for process in readers]
-    assert all(process.returncode == 0 for process in readers), done
-    assert sum("staging" in error for _, error in done) == 1
-    assert len({output.splitlines()[-1] for output, _ in done}) == 1
+    logs = [tmp_path / f"reader{number}.log" for number in range(3)]
+    readers = []
+    for log in logs:
+        with log.open("w") as file:
+            readers.append(reader(packed, tmp_path / "scratch", "held", stdout=file, stderr=file))
+
+    def said() -> str:
+        return "".join(log.read_text() for log in logs)
+
+    wait_until(lambda: said().count("waiting for the process that stages") == 2, said)
+    for process in readers:
+        assert process.stdin
+        process.stdin.close()
+    for process in readers:
+        process.wait(240)
+    assert all(process.returncode == 0 for process in readers), said()
+    assert said().count("staging ") == 1
+    assert len({log.read_text().splitlines()[-1] for log in logs}) == 1
     assert sorted(path.suffix for path in (tmp_path / "scratch").iterdir()) == ["", ".lock"]
 
 
 def test_what_a_killed_process_has_copied_is_not_taken_for_whole(packed: Path, tmp_path: Path) -> None:
-    first = reader(packed, tmp_path / "scratch", 300)
+    first = reader(packed, tmp_path / "scratch", "held")
     assert first.stdout and first.stdout.readline() == "copying\n"
     second = reader(packed, tmp_path / "scratch")
     assert second.stderr and second.stderr.readline().startswith("waiting for the process that stages")
@@ -259,7 +276,7 @@ def test_folders_that_can_be_no_folder_of_a_node_are_refused_at_once(packed: Pat
 
 
 RANK = """
-import json, sys, time, types
+import json, os, psutil, sys, types
 from pathlib import Path
 import torch.distributed as dist
 from bigbatch.train_loop.launch import command as run
@@ -267,11 +284,14 @@ from bigbatch.train_loop.loop import train as loop
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.data.packed import stage
 from bigbatch.train_loop.host.ranks import launched
+from helpers.waiting import wait_until
 packed, scratch = sys.argv[1:]
 launch, copy, joined = launched(), stage._copy_file, []
 def slow(source, target):
     joined.append(dist.is_initialized())
-    time.sleep(0.2)
+    port = int(os.environ["MASTER_PORT"])  # the other rank, which copies nothing, waits there for this one
+    listening = lambda: any(c.laddr and c.laddr.port == port for c in psutil.net_connections("tcp"))
+    wait_until(listening, "no rank waits for the other")
     return copy(source, target)
 stage._copy_file = slow
 def train(config, **others):
@@ -292,7 +312,7 @@ def test_ranks_meet_only_when_every_node_has_its_copy(packed: Path, tmp_path: Pa
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    env = {**os.environ, **shared, "PYTHONPATH": str(ROOT / "src"), "CUDA_VISIBLE_DEVICES": ""}
+    env = {**os.environ, **shared, "PYTHONPATH": f"{ROOT}/src:{ROOT}/tests", "CUDA_VISIBLE_DEVICES": ""}
     ranks = [
         subprocess.Popen(
             [sys.executable, "-c", RANK, packed, tmp_path / "scratch"],

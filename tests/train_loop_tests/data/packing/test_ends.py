@@ -8,7 +8,6 @@ import pty
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from bigbatch.train_loop.config import ConfigError, DataConfig
 from bigbatch.train_loop.data.catalogue import describe
 from helpers.packed_sets import run_pack, write_images
 from helpers.paths import ROOT
+from helpers.waiting import wait_until
 
 SLOW_JPEGTRAN = """#!/bin/sh
 [ -e "$(dirname "$0")/slow" ] && sleep 0.2
@@ -128,9 +128,8 @@ def all_of(terminal: int) -> str:
 
 
 def wait_for_a_shard(process: subprocess.Popen[bytes], half: Path) -> None:
-    while not any(half.glob("*.arrow.json")):
-        assert process.poll() is None
-        time.sleep(0.005)
+    wait_until(lambda: process.poll() is not None or any(half.glob("*.arrow.json")), "no shard is written")
+    assert process.poll() is None
 
 
 def test_ctrl_c_at_a_terminal_ends_it_with_one_line_and_it_goes_on(

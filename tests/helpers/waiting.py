@@ -1,0 +1,20 @@
+"""The one place where tests wait: until something happens, never for a fixed time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+LOOK_EVERY_S = 0.02
+
+
+def wait_until(condition: Callable[[], object], why: str | Callable[[], str], limit_s: float = 240) -> None:
+    """Return once ``condition()`` is true; where it never is, an AssertionError says ``why`` after ``limit_s``.
+
+    The limit matters in failure alone: it is minutes, for a busy machine may be ten times slower.
+    """
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not in {limit_s:g} s: {why if isinstance(why, str) else why()}")
+        time.sleep(LOOK_EVERY_S)
