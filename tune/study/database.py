@@ -1,8 +1,8 @@
-"""A study in a database that may be away for a while: restarted, failed over, behind a network that drops connections.
+"""Keep a study in a database that may be unreachable for a while: it restarts, fails over, or the network breaks.
 
-Optuna gives up at the first call that does not arrive. Here a call is repeated for some minutes, and none of them
-twice: the answer to a call that was carried out may be what was lost. The driver is the study's only writer, so what
-it finds done at a second attempt it has done itself at the first.
+Optuna gives up when a call fails. Here a failed call is repeated for some minutes. No call takes effect twice: its
+first attempt may have succeeded while only the answer was lost. The driver is the study's only writer, so if a
+second attempt finds the work done, the first attempt did it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bigbatch.tune.study.provenance import redact
 from bigbatch.tune.study.storage_url import DatabaseLost
 
 PATIENCE_S = 300.0
-"""How long a call is repeated. Trials train on meanwhile; their reports wait."""
+"""How long a call is repeated. Meanwhile the trials train and their reports wait."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 15.0
 REPEATED = (
     "set_study_user_attr", "set_study_system_attr", "get_study_id_from_name", "get_study_name_from_id",
@@ -30,15 +30,15 @@ REPEATED = (
     "get_trial_id_from_study_id_trial_number", "_get_best_trial_id", "set_trial_intermediate_value",
     "set_trial_user_attr", "set_trial_system_attr", "get_trial", "get_trial_param", "_get_trials",
 )  # fmt: skip
-"""Calls that read, or that set something to a value: to do them twice is to do them once."""
+"""Calls that only read, or set something to a value: repeating them changes nothing."""
 
 T = TypeVar("T")
 
 
 class PatientStorage(RDBStorage):
-    """Optuna's storage in a database, whose calls are repeated where the connection was lost.
+    """Optuna's storage in a database. It repeats calls whose connection was lost.
 
-    Connections are checked before they are used (``pool_pre_ping``).
+    It checks each connection before use (``pool_pre_ping``).
     """
 
     def __init__(self, url: str) -> None:
@@ -47,13 +47,14 @@ class PatientStorage(RDBStorage):
         super().__init__(url, engine_kwargs={"pool_pre_ping": True})
 
     def set_trial_state_values(self, trial_id: int, state: TrialState, values: Sequence[float] | None = None) -> bool:
+        """As Optuna's method, also when an earlier attempt has already set the state."""
         attempts = 0
 
         def attempt() -> bool:
             nonlocal attempts
             attempts += 1
             try:
-                # False: the trial runs already. That was another process, or our own call whose answer was lost.
+                # False: the trial already runs. Another process set that, or our own call whose answer was lost.
                 done = RDBStorage.set_trial_state_values(self, trial_id, state, values)
             except UpdateFinishedTrialError:
                 if attempts == 1:
@@ -72,14 +73,14 @@ class PatientStorage(RDBStorage):
         return self._repeat(lambda: RDBStorage._create_new_trial(self, study_id, template_trial))
 
     def _get_prepared_new_trial(self, study_id: int, template_trial: FrozenTrial | None, session: Any) -> Any:
-        """Optuna's insertion, at each attempt; one that finds what an earlier attempt has inserted takes that."""
+        """Optuna's insertion. If an earlier attempt has already inserted the trial, returns that one."""
         made = session.query(models.TrialModel).filter(
             models.TrialModel.study_id == study_id, models.TrialModel.trial_id > self._newest
         )
         return made.first() or super()._get_prepared_new_trial(study_id, template_trial, session)
 
     def _repeat(self, call: Callable[[], T]) -> T:
-        """The call's result. Raises DatabaseLost where it does not arrive in ``PATIENCE_S``."""
+        """The call's result. Raises DatabaseLost if there is none within ``PATIENCE_S``."""
         began, pause_s, said = time.monotonic(), FIRST_PAUSE_S, False
         while True:
             try:
@@ -89,7 +90,7 @@ class PatientStorage(RDBStorage):
                 if reason is None:
                     raise
                 if self._lost or time.monotonic() - began > PATIENCE_S:
-                    self._lost = True  # what comes then does not wait again
+                    self._lost = True  # later calls do not wait again
                     raise DatabaseLost(f"the database has not answered for {PATIENCE_S:.0f} s: {reason}") from None
                 if not said:
                     _warn(f"the database does not answer, trying again for {PATIENCE_S:.0f} s: {reason}")
@@ -116,7 +117,7 @@ for _name in REPEATED:
 
 
 def connection_lost(error: BaseException) -> str | None:
-    """Why, in one line without passwords, where the error is of the connection and not of what was asked for."""
+    """The reason, in one line without passwords, if the connection failed; None if the call itself was wrong."""
     cause = error if isinstance(error, DBAPIError) else error.__cause__
     if not isinstance(cause, DBAPIError):
         return None

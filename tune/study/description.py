@@ -1,4 +1,4 @@
-"""study.json: what a study is, in a file of its own that needs no Optuna to be read."""
+"""Read study.json, the description of a study. Needs no Optuna."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def read_description(folder: Path) -> dict[str, Any]:
         description = json.loads(path.read_text())
     except FileNotFoundError:
         raise ConfigError(
-            f"--resume needs a study; got {str(folder)!r}, where there is none. "
+            f"--resume needs a study; there is none in {str(folder)!r}. "
             "Write --study and --output of the run to continue, or leave --resume out."
         ) from None
     except (OSError, ValueError) as error:

@@ -1,9 +1,9 @@
-"""What a study has used: seconds of devices, held by its drivers and spent on its trials, summed over all sessions.
+"""Count the device seconds that a study has used: held by its drivers and spent on its trials, over all sessions.
 
-A device is a GPU; without GPUs, one of the workers that run at once. The folder ``ledger/`` has a file for each session
-of a driver, ``0001.json`` …, rewritten every WRITE_S by the thread that also renews the study's lease. So a kill loses
-no more than that, whatever it hits. All sums are over these files: nothing that was counted is counted again,
-or otherwise, by a later session.
+A device is a GPU; without GPUs, one of the concurrent workers. The folder ``ledger/`` has a file for each session
+of a driver, ``0001.json`` …. The thread that renews the study's lease rewrites it every WRITE_S, so a kill loses at
+most that much. Every sum is a sum over these files: a later session never counts again what an earlier one has
+counted.
 """
 
 from __future__ import annotations
@@ -25,10 +25,9 @@ from bigbatch.cluster.host.atomic_files import read_json, write_json
 SCHEMA_VERSION = 1
 WRITE_S = 10.0
 SAY_AFTER_S = 60.0
-"""A ledger that could not be written for so long is spoken of. A search whose disk is full has ended by then, in one
-line of its own."""
+"""A warning is printed if the ledger cannot be written for this long. A search whose disk is full has ended earlier."""
 CARRIED_OVER = "0000.json"
-"""What the trials of a study used that was begun before there were ledgers."""
+"""The file for what a study used before ledgers existed."""
 
 
 @dataclass
@@ -36,11 +35,12 @@ class Used:
     """Device seconds, of one session or of several."""
 
     held_s: float = 0.0
-    """By drivers, from Ray's start to its end."""
+    """Held by drivers, from Ray's start to its end."""
     trials_s: dict[int, float] = field(default_factory=dict)
-    """By trials, all their attempts."""
+    """Used by each trial, in all its attempts."""
 
     def add(self, other: Used) -> None:
+        """Add the seconds of ``other`` to these."""
         self.held_s += other.held_s
         for number, seconds in other.trials_s.items():
             self.trials_s[number] = self.trials_s.get(number, 0.0) + seconds
@@ -54,7 +54,7 @@ class Used:
 
 
 class Ledger:
-    """The ledger of one study, to which one driver at a time adds a session. Call ``beat`` often, ``close`` at the end.
+    """The ledger of one study. One driver at a time adds a session. Call ``beat`` often and ``close`` at the end.
 
     Args:
         folder: made with the first entry.
@@ -65,7 +65,7 @@ class Ledger:
         self._folder, self._clock = folder, clock
         self._lock, self._writing = threading.Lock(), threading.Lock()
         self._past: Used | None = None
-        """Of a study that had no ledger, as long as it is not written."""
+        """The past of a study that had no ledger, until it is written."""
         self._before = read(folder)
         self._session = Used()
         self._running: dict[int, float] = {}
@@ -79,7 +79,7 @@ class Ledger:
     # What was used
 
     def used(self) -> Used:
-        """All of it so far, in all sessions."""
+        """The sum of all sessions so far."""
         with self._lock:
             self._advance()
             total = Used()
@@ -89,30 +89,32 @@ class Ledger:
 
     @property
     def held_s(self) -> float:
+        """Device seconds that all drivers have held."""
         with self._lock:
             self._advance()
             return self._before.held_s + self._session.held_s
 
     def trial_s(self, number: int) -> float:
+        """Device seconds that the trial has used in all its attempts."""
         with self._lock:
             self._advance()
             return self._before.trials_s.get(number, 0.0) + self._session.trials_s.get(number, 0.0)
 
     def has_spent(self, budget_hours: float | None) -> bool:
-        """Whether the study has held its devices for as long as it may; None: for ever."""
+        """Whether the study has held devices for ``budget_hours``; None: there is no limit."""
         return budget_hours is not None and self.held_s >= budget_hours * 3600
 
     # What is being used
 
     def hold(self, devices: float | None) -> None:
-        """From now on the driver holds so many devices. None: those of the trials that run, as at the beginning."""
+        """Set the number of devices that the driver holds from now on. None, as at the start: those of its trials."""
         with self._lock:
             first = self._begin_session()
             self._devices = devices
         self._write_first(first)
 
     def begin(self, trial: int, devices: int, since_s: float = 0.0) -> None:
-        """For ``since_s`` seconds a trial has used so many devices, and goes on. One that runs already is left so."""
+        """Note that a trial uses so many devices, since ``since_s`` seconds ago. Does nothing if it already runs."""
         with self._lock:
             first = self._begin_session()
             if trial not in self._running:
@@ -122,6 +124,7 @@ class Ledger:
         self._write_first(first)
 
     def end(self, trial: int) -> None:
+        """Note that the trial uses no device from now on."""
         with self._lock:
             self._advance()
             self._running.pop(trial, None)
@@ -129,9 +132,9 @@ class Ledger:
     # The folder
 
     def beat(self) -> None:
-        """Write the session's file where that is due; where it cannot be written, the next beat tries again.
+        """Write the session's file if that is due. After a failure the next beat tries again.
 
-        Raises OSError, which says so, once it has failed for SAY_AFTER_S.
+        Raises OSError with the reason once the writing has failed for SAY_AFTER_S.
         """
         with self._lock:
             if self._path is None or self._clock() < self._next_write:
@@ -144,11 +147,11 @@ class Ledger:
             self._failing_since = self._failing_since or self._clock()
             if self._clock() - self._failing_since < SAY_AFTER_S:
                 return
-            reason = f"what the study uses is counted in memory only, its ledger cannot be written ({error.strerror})"
+            reason = f"the study's ledger cannot be written, its hours are counted in memory only ({error.strerror})"
             raise OSError(error.errno, reason) from None
 
     def close(self) -> None:
-        """The session has ended: nothing is held any more. A full disk loses what the last beats could not write."""
+        """End the session: it holds nothing any more. A full disk loses what the last beats could not write."""
         with self._lock:
             self._advance()
             self._running, self._devices = {}, 0.0
@@ -160,16 +163,16 @@ class Ledger:
             self._path, self._session = None, Used()
 
     def carry_over(self, trials_s: Mapping[int, float]) -> None:
-        """The past of a study without a ledger: the sum of its trials. Nothing happens to a study that has one."""
+        """Take the sum of the trials as the past of a study without a ledger. Does nothing if there is a ledger."""
         past = Used(sum(trials_s.values()), dict(trials_s))
         if past.held_s and not any(self._folder.glob("*.json")):
             self._before.add(past)
             self._past = past
-            with contextlib.suppress(OSError):  # the disk is full; it is written with the session
+            with contextlib.suppress(OSError):  # the disk is full; the session's next write includes it
                 self._write_past()
 
     def _begin_session(self) -> bool:
-        """Whether this is the first entry of this driver: its file is numbered after the last one's."""
+        """Choose this driver's file, with the next free number. Returns whether this is its first entry."""
         self._advance()
         if self._path is not None:
             return False
@@ -184,7 +187,7 @@ class Ledger:
                 self._write_session()
 
     def _write_session(self) -> None:
-        """Not under the lock that the search's own thread takes: a file system may hang."""
+        """Write the file outside the lock: the file system may hang, and the search's thread takes that lock."""
         with self._writing:
             with self._lock:
                 self._advance()
@@ -214,7 +217,7 @@ class Ledger:
 
 
 def read(folder: Path) -> Used:
-    """The sum of all sessions. A file that cannot be read is named on stderr and counts nothing."""
+    """The sum of all sessions. A damaged file counts nothing and is named on stderr."""
     total = Used()
     for path in sorted(folder.glob("*.json")):
         used = _read_session(path)
@@ -244,7 +247,7 @@ def _write(path: Path, used: Used, **facts: object) -> None:
 
 
 def owns_cluster(*, local: bool) -> bool:
-    """Whether all devices of the cluster are held for this search: its own Ray's, and those of a Slurm job."""
+    """Whether this search holds all devices of its cluster: on its own Ray, or in its own Slurm job."""
     return local or slurm_job() is not None
 
 

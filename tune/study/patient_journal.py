@@ -1,7 +1,7 @@
-"""A search whose disk fills up: it waits for room where it can, and else ends with one line and all that it had.
+"""Handle a full disk: the search waits for room if it can, else it saves everything and ends with one line.
 
-What must not be lost is the journal. Each append that fails is undone, so that no half line stays in it, and tried
-again once there is room. See docs/decisions/015.
+The journal must not be lost. A failed append is undone, so that no half line stays in the file, and repeated when there
+is room. See docs/decisions/015.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from optuna.storages.journal import JournalFileBackend
 from bigbatch.train_loop.host.disk_full import FULL, QUOTA, DiskFull, full_errno, words
 
 JOB_VARIABLE = "BIGBATCH_JOB_FOLDER"
-"""Set in the environment of a driver by the job around it (``cluster/``)."""
+"""A job of ``cluster/`` sets this variable for its driver."""
 ROOM_IN_JOB_S = 30 * 60.0
-"""How long a search in a job waits for room. Nobody sits before it, and a quota is often made room in by a clean-up."""
+"""How long a search in a job waits for room. No person watches it, and a clean-up often makes room."""
 SAY_EVERY_S = 60.0
 POLL_S = 2.0
 PROBE_BYTES = 1 << 20
 
 
 class Disk:
-    """The file system of a study's folder, as the driver finds it when it writes.
+    """The file system of a study's folder, as the driver's writes find it.
 
     Attributes:
-        full: why the search ends, once it has waited in vain; nothing is written any more.
-        stopped: asked while it waits: is the search to end anyway?
+        full: why the search ends, after it has waited in vain. Nothing is written from then on.
+        stopped: called while waiting; says whether the search should end anyway.
     """
 
     def __init__(self, folder: Path, env: Mapping[str, str] = os.environ) -> None:
@@ -42,9 +42,9 @@ class Disk:
         self._wait_s = ROOM_IN_JOB_S if env.get(JOB_VARIABLE) else 0.0
 
     def await_room(self, number: int, room: Callable[[], bool] | None = None) -> None:
-        """Return once there is room; ``number``: ENOSPC or EDQUOT, which was met.
+        """Wait until there is room. ``number``: the error that was met, ENOSPC or EDQUOT.
 
-        Raises DiskFull where there is none in time, and from then on at once.
+        Raises DiskFull if there is no room in time. Later calls raise it at once.
         """
         room = room or self._has_room
         if self.full is None and self._wait(number, room):
@@ -53,7 +53,7 @@ class Disk:
         raise DiskFull(self.full)
 
     def trial_met(self, because: str) -> None:
-        """A trial found no room for its checkpoint. Returns once there is some; or ``full`` is set, and it ends."""
+        """A trial found no room for its checkpoint. Waits for room; without room it sets ``full`` and returns."""
         number = QUOTA if "quota" in because else FULL
         files = (self.folder / "checkpoints").glob("*/*.pt")
         need = max([PROBE_BYTES, *(path.stat().st_size for path in files)])
@@ -61,7 +61,7 @@ class Disk:
             self.await_room(number, lambda: self._has_room(need))
 
     def end_because(self, error: BaseException) -> bool:
-        """Whether ``error`` is of a full disk; then ``full`` says of which."""
+        """Whether ``error`` comes from a full disk. If so, ``full`` names the disk."""
         number = full_errno(error)
         if number is not None and self.full is None:
             file = getattr(error, "filename", None)
@@ -70,7 +70,7 @@ class Disk:
 
     @contextlib.contextmanager
     def quietly(self) -> Iterator[None]:
-        """What is written within it, at a search's end, is left out where there is no room: it can be made again."""
+        """Within the block, at the end of a search, skip writes for which there is no room: they can be repeated."""
         try:
             yield
         except Exception as error:
@@ -91,16 +91,16 @@ class Disk:
                     flush=True,
                 )
             if room():
-                print("there is room again: the search goes on", file=sys.stderr, flush=True)
+                print("there is room again: the search continues", file=sys.stderr, flush=True)
                 return True
             time.sleep(POLL_S)
         return False
 
     def _has_room(self, need_bytes: int = PROBE_BYTES) -> bool:
-        """Whether so much can be written: free bytes say nothing of a quota."""
+        """Whether so many bytes can be written. The number of free bytes does not show a quota."""
         probe = self.folder / f".room.{os.getpid()}"
         try:
-            block = os.urandom(PROBE_BYTES)  # nothing that a file system would compress
+            block = os.urandom(PROBE_BYTES)  # random bytes: a file system cannot compress them
             with probe.open("wb") as file:
                 for _ in range(-(-need_bytes // PROBE_BYTES)):
                     file.write(block)
@@ -122,7 +122,7 @@ class PatientJournal(JournalFileBackend):
         self._path, self._disk = path, disk
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
-        """Raises DiskFull where nothing can be written; the journal is then as it was before."""
+        """Append the lines. Raises DiskFull if there is no room; the journal is then unchanged."""
         while True:
             size = os.path.getsize(self._path)
             try:
@@ -135,20 +135,21 @@ class PatientJournal(JournalFileBackend):
             self._disk.await_room(number)
 
     def _undo(self, size: int) -> None:
-        """Cut off what was written of the lines: with more appended to half a line no journal can be read."""
+        """Cut off a partly written line. If more followed it, the journal could not be read."""
         with contextlib.suppress(OSError):
             if os.path.getsize(self._path) > size:
                 os.truncate(self._path, size)
 
 
 class LineLog:
-    """A text file to which lines are appended one by one; those for which there is no room are left out."""
+    """A text file to which lines are appended one by one. A line for which there is no room is left out."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._line = ""
 
     def write(self, text: str) -> int:
+        """Take in ``text``; append to the file when a line is complete. Returns the number of characters."""
         self._line += text
         if "\n" in text:
             line, self._line = self._line, ""
@@ -161,4 +162,4 @@ class LineLog:
         return len(text)
 
     def flush(self) -> None:
-        """Each line is written at once."""
+        """Do nothing: each complete line is already written."""

@@ -1,4 +1,4 @@
-"""Where a result comes from: commit, versions, host, Slurm job. For study.json and benchmarks."""
+"""Describe where a result comes from: commit, versions, host, Slurm job. For study.json and benchmarks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PACKAGES = ("bigbatch", "ray", "optuna", "torch", "torchvision", "pyarrow", "wan
 
 
 def provenance() -> dict[str, Any]:
-    """What can be known without starting anything; values that cannot are None."""
+    """Commit, versions, host and job of this process. An unknown value is None."""
     job = slurm_job()
     return {
         "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -35,12 +35,13 @@ def provenance() -> dict[str, Any]:
 
 
 def redact(text: str) -> str:
-    """``text`` without the passwords of URLs in it."""
+    """``text`` with ``***`` in place of the passwords of URLs."""
     text = re.sub(r"(://[^:/@\s]*):[^@\s]+@", r"\1:***@", text)
     return re.sub(r"([?&](?:ssl)?(?:password|passwd|pwd)=)[^&\s'\"]+", r"\1***", text, flags=re.IGNORECASE)
 
 
 def version(name: str) -> str | None:
+    """The version of an installed distribution; None if it is not installed."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
@@ -48,7 +49,7 @@ def version(name: str) -> str | None:
 
 
 def git_state(root: Path) -> dict[str, Any] | None:
-    """Commit and whether the work tree differs from it; None outside of a repository."""
+    """The commit, and whether the work tree differs from it; None outside a repository."""
     commit = _git(root, "rev-parse", "HEAD")
     if commit is None:
         return None

@@ -1,8 +1,8 @@
-"""``--retry-failed``: a failed trial is tried again, as a new trial that names the one it retries.
+"""``--retry-failed``: repeat a failed trial as a new trial that names the failed one.
 
-Optuna lets nobody change a trial that has ended, and the failure is a fact of the study. So the failed trial stays as a
-record; its retry has the same parameters, goes on from its last checkpoint, and takes its place where trials are
-counted. See docs/decisions/017.
+Optuna does not change a trial that has ended, and the failure is a fact of the study. So the failed trial stays as a
+record. Its retry has the same parameters, continues from its last checkpoint, and is counted in its place. See
+docs/decisions/017.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 RETRIES_ATTR = "retries"
-"""User attribute: the number of the failed trial that this one retries."""
+"""User attribute of a retry: the number of the failed trial."""
 DIVERGED = ("NonFiniteLossError", "was not finite")
-"""In ``ended_because``: from its last checkpoint such a trial would only diverge again."""
+"""Texts in ``ended_because`` of a diverged trial. From its last checkpoint it would only diverge again."""
 
 
 class StudyWithCheckpoints(Protocol):
@@ -30,24 +30,24 @@ class StudyWithCheckpoints(Protocol):
 
 
 def retried(trials: Sequence[FrozenTrial]) -> dict[int, int]:
-    """The failed trials that are tried again, with the numbers of their retries."""
+    """Number of a failed trial → number of its retry."""
     return {int(t.user_attrs[RETRIES_ATTR]): t.number for t in trials if RETRIES_ATTR in t.user_attrs}
 
 
 def count_ended(trials: Sequence[FrozenTrial]) -> int:
-    """Trials that have ended, as ``--trials`` counts them: not those that are tried again."""
+    """The number of trials that have ended, as ``--trials`` counts: without failed trials that have a retry."""
     again = retried(trials)
     return sum(t.state.is_finished() and t.number not in again for t in trials)
 
 
 def to_retry(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
-    """Failed trials that had a valid configuration and are not tried again yet."""
+    """Failed trials that had a valid configuration and have no retry yet."""
     again = retried(trials)
     return [t for t in trials if t.state == TrialState.FAIL and "config" in t.user_attrs and t.number not in again]
 
 
 def retry_failed(store: StudyWithCheckpoints) -> dict[int, int]:
-    """Have each failed trial tried again. Returns the numbers of the retries that wait, by the failed ones'."""
+    """Enqueue a retry of each failed trial. Returns number of the failed trial → number of its waiting retry."""
     for trial in to_retry(store.study.get_trials(deepcopy=False)):
         store.study.enqueue_trial(trial.params, user_attrs={RETRIES_ATTR: trial.number})
     adopt_checkpoints(store)
@@ -56,7 +56,7 @@ def retry_failed(store: StudyWithCheckpoints) -> dict[int, int]:
 
 
 def adopt_checkpoints(store: StudyWithCheckpoints) -> None:
-    """Hand the checkpoints of failed trials to their retries, also where a kill came in between."""
+    """Hand the checkpoints of failed trials to their retries, also if a kill interrupted that before."""
     for failed, number in retried(store.study.get_trials(deepcopy=False)).items():
         old, new = store.checkpoint_folder(failed), store.checkpoint_folder(number)
         if old.exists() and not new.exists():
@@ -64,6 +64,6 @@ def adopt_checkpoints(store: StudyWithCheckpoints) -> None:
 
 
 def may_need_checkpoint(trial: FrozenTrial) -> bool:
-    """Whether a retry of an ended trial would go on from its checkpoint."""
+    """Whether a retry of an ended trial would continue from its checkpoint."""
     because = str(trial.user_attrs.get("ended_because"))
     return trial.state == TrialState.FAIL and not any(word in because for word in DIVERGED)

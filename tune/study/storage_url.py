@@ -1,4 +1,4 @@
-"""What can be said of ``--storage`` before the database is opened. No SQLAlchemy: login nodes may have none."""
+"""Check ``--storage`` before the database is opened. Works without SQLAlchemy, which login nodes may lack."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from bigbatch.tune.study.provenance import redact
 
 
 class DatabaseLost(RuntimeError):
-    """The database has not answered for as long as its calls are repeated (``tune/study/database.py``)."""
+    """The database has not answered for as long as calls are repeated (``tune/study/database.py``)."""
 
 
 def sqlite_file(url: str | None) -> Path | None:
-    """The file of an SQLite database; None where ``url`` is of something else, or of a database in memory."""
+    """The file of an SQLite database; None for another database, or one in memory."""
     match = re.fullmatch(r"sqlite(?:\+\w+)?:///([^?]+)(?:\?.*)?", url or "", flags=re.IGNORECASE)
     if match is None or match.group(1) == ":memory:" or match.group(1).startswith("file:"):
         return None
@@ -24,17 +24,17 @@ def sqlite_file(url: str | None) -> Path | None:
 
 
 def check_database_file(url: str | None) -> None:
-    """Raise ConfigError where ``url`` is of an SQLite file that is not there: opening would make an empty one."""
+    """Raise ConfigError if ``url`` names an SQLite file that does not exist: opening it would make an empty one."""
     path = sqlite_file(url)
     if path is not None and not os.path.exists(path):
         raise ConfigError(
-            f"--resume needs the study's trials; got {redact(str(url))!r}, where there is no database. "
-            "Give the --storage that it began with."
+            f"--resume needs the study's trials; there is no database at {redact(str(url))!r}. "
+            "Write the --storage with which the study began."
         )
 
 
 def check_url(url: str | None) -> None:
-    """Raise ConfigError where no database could be behind ``url``; it is not opened. Nothing without SQLAlchemy."""
+    """Raise ConfigError if ``url`` cannot name a database. Does not open it; without SQLAlchemy it checks nothing."""
     if url is None:
         return
     try:
@@ -53,17 +53,17 @@ def check_url(url: str | None) -> None:
     except ImportError as error:
         raise ConfigError(
             f"--storage needs a driver that is not installed; got {redact(url)!r} and no {error.name!r}. "
-            "Install it, or name one that is: postgresql+DRIVER://…"
+            "Install it, or name an installed one: postgresql+DRIVER://…"
         ) from None
 
 
 def shared_file_warning(url: str | None) -> str | None:
-    """One line where an SQLite file lies on a file system of several hosts; None elsewhere.
+    """A warning if an SQLite file lies on a file system that several hosts share; else None.
 
-    SQLite needs locks that such file systems give only in part, or not at all (sqlite.org/faq.html#q5, optuna #815).
+    SQLite needs locks that such file systems support only in part, or not at all (sqlite.org/faq.html#q5, optuna #815).
     """
     path = sqlite_file(url)
     if path is None or not is_shared(path):
         return None
     kind = file_system_type(path)
-    return f"SQLite may corrupt its file on {kind}, which hosts share: leave --storage out, or use PostgreSQL"
+    return f"SQLite may damage its file on {kind}, which several hosts share: leave --storage out, or use PostgreSQL"

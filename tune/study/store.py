@@ -1,9 +1,9 @@
-"""The study's folder: the journal is the truth, every other file can be made again from it.
+"""The study's folder. The journal is the truth; every other file can be made again from it.
 
 study.json       the plan, and for each session: commit, versions, host, Slurm job
 optuna.journal   Optuna's JournalStorage: parameters, states, intermediate values, epoch records
-trials.parquet   a row a trial (tune/study/tables.py)
-epochs.parquet   a row a trial and epoch
+trials.parquet   one row for each trial (tune/study/tables.py)
+epochs.parquet   one row for each epoch of each trial
 best.json        the best trial's TrainConfig
 checkpoints/     one folder for each trial that may still need it, and the best one's
 ledger/          a file for each session: devices × time, held and spent on trials (tune/study/ledger.py)
@@ -36,14 +36,14 @@ from bigbatch.tune.study.storage_url import DatabaseLost, check_database_file
 
 JOURNAL_FILE = "optuna.journal"
 REFRESH_SHARE = 0.05
-"""At most this share of the driver's time goes into rewriting the tables while trials run."""
+"""While trials run, the driver spends at most this share of its time on rewriting the tables."""
 
 
 class StudyStore:
-    """A study's folder, held by one driver at a time.
+    """A study's folder. One driver at a time holds it.
 
-    Use ``create`` for a new study and ``open`` for one that is there; both take the folder's lease,
-    which ends with the process, and is given back by ``close``.
+    Use ``create`` for a new study and ``open`` for an existing one. Both take the folder's lease, which ``close`` gives
+    back and which ends with the process.
     """
 
     def __init__(self, folder: Path, storage_url: str | None = None) -> None:
@@ -51,7 +51,7 @@ class StudyStore:
         self._storage_url = storage_url
         self._hold: FolderHold | None = None
         self.ledger: Ledger
-        """What the study has used; there from the moment that the folder is held."""
+        """The device hours that the study has used. Exists from the moment the folder is held."""
         self._next_refresh = 0.0
         self.disk = Disk(folder)
         self.study: optuna.Study
@@ -60,28 +60,32 @@ class StudyStore:
 
     @property
     def log_folder(self) -> Path:
+        """The folder of driver.log, ray.log and the trials' logs."""
         return self.folder / "logs"
 
     @property
     def best_file(self) -> Path:
+        """best.json: the configuration of the best trial."""
         return self.folder / "best.json"
 
     @property
     def stop_file(self) -> Path:
-        """While it exists, trials stop after their current step, with a checkpoint."""
+        """While this file exists, trials stop after their current step and write a checkpoint."""
         return self.folder / ".stop"
 
     def checkpoint_folder(self, number: int) -> Path:
+        """The folder of a trial's checkpoints."""
         return self.folder / "checkpoints" / f"trial-{number:04d}"
 
     def trial_log(self, number: int) -> Path:
+        """The log file of a trial's workers."""
         return self.log_folder / f"trial-{number:04d}.log"
 
     # Life
 
     @classmethod
     def create(cls, folder: Path, name: str, description: dict[str, Any], storage_url: str | None) -> StudyStore:
-        """Make the folder and an empty study in it. Raises ConfigError if one is there already."""
+        """Make the folder and an empty study in it. Raises ConfigError if it already holds a study."""
         store = cls(folder, storage_url)
         was_there = folder.exists()
         store._make_folder()
@@ -107,7 +111,7 @@ class StudyStore:
 
     @classmethod
     def open(cls, folder: Path, storage_url: str | None) -> StudyStore:
-        """Open the study in ``folder``, also after its driver was killed at any moment."""
+        """Open the study in ``folder``. Works after the driver was killed at any moment."""
         description = read_description(folder)
         if description.get("sessions"):
             check_database_file(storage_url)
@@ -130,20 +134,20 @@ class StudyStore:
             if description.get("sessions"):
                 raise ConfigError(
                     f"--resume needs the study's trials; got {self.folder.name!r}, which the storage does not hold. "
-                    "Give the --storage that it began with, or restore optuna.journal."
+                    "Write the --storage with which it began, or restore optuna.journal."
                 ) from None
-            # Killed between making the folder and the study's first entry: nothing was lost.
+            # The driver was killed before the study's first entry: nothing is lost.
             self.study = optuna.create_study(study_name=name, storage=storage, direction="maximize")
 
     def discard(self) -> None:
-        """Remove a study that was made in vain: nothing is in it yet."""
+        """Remove a study that has no content yet."""
         if not self.study.get_trials(deepcopy=False):
             optuna.delete_study(study_name=self.study.study_name, storage=self.study._storage)
             self.close()
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def recover(self) -> None:
-        """Take up what a killed driver left RUNNING: back to WAITING, or told, where all was reported."""
+        """Repair trials that a killed driver left RUNNING: complete those with all epochs, put back the others."""
         for trial in self.study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.RUNNING,)):
             records = tables.epoch_records(trial)
             self.study._storage.set_trial_user_attr(
@@ -155,7 +159,7 @@ class StudyStore:
                 self.study._storage.set_trial_state_values(trial._trial_id, optuna.trial.TrialState.WAITING)
 
     def _complete_late(self, trial: optuna.trial.FrozenTrial, records: list[dict[str, Any]]) -> None:
-        """Its last epoch is in the study, only the word of its end is not."""
+        """Complete a trial whose last epoch is in the study, but whose end is not."""
         live = optuna.trial.Trial(self.study, trial._trial_id)
         for record in records:
             if int(record["epoch"]) not in trial.intermediate_values:
@@ -164,6 +168,7 @@ class StudyStore:
         self.study.tell(live, values=float(records[-1]["val_top1"]), state=optuna.trial.TrialState.COMPLETE)
 
     def close(self) -> None:
+        """Close the ledger and give the folder back."""
         if self._hold is not None:
             self.ledger.close()
             self._hold.close()
@@ -175,7 +180,7 @@ class StudyStore:
                 sub.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(
-                f"--output must be a folder that can be written; got {str(self.folder)!r} ({error.strerror}). "
+                f"--output must be a writable folder; got {str(self.folder)!r} ({error.strerror}). "
                 "Write --output with another folder."
             ) from None
 
@@ -190,7 +195,7 @@ class StudyStore:
     # Files made from the journal
 
     def refresh(self, *, force: bool = False) -> None:
-        """Rewrite the tables and best.json from the study; rarely while trials run, see REFRESH_SHARE."""
+        """Rewrite the tables and best.json from the study. While trials run, REFRESH_SHARE limits how often."""
         started = time.monotonic()
         if not force and started < self._next_refresh:
             return
@@ -203,9 +208,9 @@ class StudyStore:
         self._next_refresh = time.monotonic() + (time.monotonic() - started) / REFRESH_SHARE
 
     def drop_checkpoints(self) -> None:
-        """Remove the checkpoints of trials that ended, but for the best one's and those that a retry would go on from.
+        """Remove checkpoints of ended trials, except the best one's and those from which a retry would continue.
 
-        Only the few folders that are there are looked at.
+        This looks only at the few folders that exist.
         """
         trials = self.study.get_trials(deepcopy=False)
         best = best_trial(trials)
@@ -217,7 +222,7 @@ class StudyStore:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def add_session(self, session: dict[str, Any], **changes: Any) -> None:
-        """Append what this run of the driver is to study.json, with other keys to change."""
+        """Append the facts of this driver's run to study.json, and change other keys."""
         description = read_description(self.folder)
         description.setdefault("sessions", []).append(session)
         _write_description(self.folder, {**description, **changes})
@@ -227,13 +232,14 @@ class StudyStore:
         _write_description(self.folder, {**read_description(self.folder), **changes})
 
     def end_session(self, **facts: Any) -> None:
+        """Add facts to the last session in study.json."""
         description = read_description(self.folder)
         if description.get("sessions"):
             description["sessions"][-1].update(facts)
         _write_description(self.folder, description)
 
     def write_last(self, outcome: str, elapsed_s: float) -> None:
-        """Tables and the session's end. Where there is no room, or no database, they stay as they were."""
+        """Write the tables and the session's end. Without room, or without the database, they stay unchanged."""
         if not self.folder.exists():
             return
         with contextlib.suppress(DatabaseLost), self.disk.quietly():
@@ -244,9 +250,9 @@ class StudyStore:
 
 
 def _used_before(study: optuna.Study, workers: int) -> dict[int, float]:
-    """Device seconds of each trial, as far as a study without a ledger knows them.
+    """Device seconds of each trial of a study without a ledger, as far as they are known.
 
-    It noted them when an attempt ended. Of one that was killed it knows the epochs.
+    Such a study noted them at the end of each attempt. For a killed attempt only its epochs are known.
     """
     used = {}
     for trial in study.get_trials(deepcopy=False):
@@ -257,13 +263,13 @@ def _used_before(study: optuna.Study, workers: int) -> dict[int, float]:
 
 
 def best_trial(trials: list[optuna.trial.FrozenTrial]) -> optuna.trial.FrozenTrial | None:
-    """The completed trial of the highest value; of equals the earliest. None if none is complete."""
+    """The completed trial with the highest value, the earliest one if several are equal. None if none is complete."""
     done = [t for t in trials if t.state == optuna.trial.TrialState.COMPLETE and t.value is not None]
     return max(done, key=lambda t: (t.value, -t.number), default=None)
 
 
 def open_storage(folder: Path, url: str | None, disk: Disk | None = None) -> optuna.storages.BaseStorage:
-    """The study's journal, or the database behind ``url``; raises ConfigError if it does not open."""
+    """The study's journal, or the database at ``url``. Raises ConfigError if it cannot be opened."""
     if url is None:
         return optuna.storages.JournalStorage(PatientJournal(folder / JOURNAL_FILE, disk or Disk(folder)))
     try:
@@ -273,16 +279,16 @@ def open_storage(folder: Path, url: str | None, disk: Disk | None = None) -> opt
     except Exception as error:  # SQLAlchemy and each database driver raise their own
         reason = str(error).strip().splitlines()[0]
         raise ConfigError(
-            f"--storage must be a database URL that opens; got {redact(url)!r}: {redact(reason)}. "
+            f"--storage must be the URL of a database that can be opened; got {redact(url)!r}: {redact(reason)}. "
             "Write e.g. postgresql+psycopg://user@host/db, or leave it out for the journal file."
         ) from None
 
 
 def repair_journal(path: Path) -> None:
-    """Drop what a killed writer left: a half last line, and the lock that it held.
+    """Remove the remains of a killed writer: an incomplete last line, and its lock.
 
-    Optuna refuses a journal once something is appended to a half line, so it is cut off. The
-    study's lease is held here: no other writer lives.
+    Optuna cannot read a journal in which something follows an incomplete line. No other writer exists, because this
+    process holds the study's lease.
     """
     for lock in path.parent.glob(f"{path.name}.lock*"):
         lock.unlink(missing_ok=True)
@@ -303,6 +309,6 @@ def _write_description(folder: Path, description: dict[str, Any]) -> None:
 
 def _holds_a_study(folder: Path) -> str:
     return (
-        f"a new study needs a folder of its own; {str(folder)!r} holds one. "
+        f"a new study needs an empty folder; {str(folder)!r} holds a study. "
         "Write --resume to continue it, or --study OTHER."
     )

@@ -1,4 +1,4 @@
-"""``trials.parquet`` and ``epochs.parquet``: typed, versioned, made from the study alone.
+"""``trials.parquet`` and ``epochs.parquet``: typed and versioned tables, made from the study alone.
 
 The columns are documented in docs/study-folder.md; ``bigbatch.schema_version`` in the schema's
 metadata changes with them.
@@ -23,13 +23,13 @@ from bigbatch.train_loop.reporter import EpochRecord
 
 TRIALS_VERSION, EPOCHS_VERSION = "2", "1"
 EPOCH_ATTR = "epoch/"
-"""Prefix of the user attributes that hold a trial's epoch records: ``epoch/00001`` …"""
+"""Prefix of the user attributes with a trial's epoch records: ``epoch/00001`` …"""
 
 _PLAIN = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string()}
 
 
 def _config_fields() -> list[pa.Field]:
-    """A column for each key of TrainConfig, ``config.`` before its dotted name."""
+    """A column for each key of TrainConfig, named ``config.`` and the dotted key."""
     return [
         pa.field(f"config.{key}", _PLAIN.get(kind, pa.list_(pa.field("element", pa.float64()))))
         for key, kind in config.keys().items()
@@ -72,11 +72,12 @@ EPOCH_PARTS = tuple(name for name, column in EpochRecord.columns().items() if co
 
 
 def epoch_records(trial: FrozenTrial) -> list[dict[str, Any]]:
-    """A trial's epoch records, first epoch first."""
+    """A trial's epoch records, the first epoch first."""
     return [trial.user_attrs[key] for key in sorted(trial.user_attrs) if key.startswith(EPOCH_ATTR)]
 
 
 def trial_row(trial: FrozenTrial) -> dict[str, Any]:
+    """The trial's row in trials.parquet."""
     records = epoch_records(trial)
     attrs = trial.user_attrs
     configuration = migrated(attrs.get("config", {}))
@@ -100,12 +101,13 @@ def trial_row(trial: FrozenTrial) -> dict[str, Any]:
 
 
 def write_trials(trials: Iterable[FrozenTrial], path: Path) -> None:
-    """A row for each trial that has started."""
+    """Write a row for each trial that has started."""
     rows = [trial_row(t) for t in trials if t.state != TrialState.WAITING or t.user_attrs.get("config")]
     _write(pa.Table.from_pylist(rows, schema=TRIALS), path)
 
 
 def write_epochs(trials: Iterable[FrozenTrial], path: Path) -> None:
+    """Write a row for each epoch of each trial."""
     rows = [{"trial": t.number, **record} for t in trials for record in epoch_records(t)]
     _write(pa.Table.from_pylist(rows, schema=EPOCHS), path)
 
@@ -122,5 +124,5 @@ def _at(values: dict[str, Any], key: str) -> Any:
 
 
 def epoch_s(record: Mapping[str, object]) -> float:
-    """Seconds that an epoch took, validation and checkpoints included."""
+    """Seconds that an epoch took, with validation and checkpoints."""
     return sum(json_values.number(record, part) for part in EPOCH_PARTS)

@@ -1,13 +1,11 @@
-"""The end of the allocation: no trial is started that could not finish an epoch before it.
+"""Start no trial that cannot finish an epoch before the allocation ends.
 
-A job that runs the search (``cluster/``) says when it will end in ``BIGBATCH_DEADLINE``, in seconds since the
-epoch, with its own margin taken off. Trials that run by then are stopped by its signal, with a checkpoint,
-so a rung that has begun is never lost; but a trial whose first epoch does not fit would spend its start-up,
-seconds to minutes of every worker, for nothing.
+The job around a search (``cluster/``) sets ``BIGBATCH_DEADLINE``: its end in seconds since the epoch, minus a
+margin. At the end it stops running trials by a signal, and they write a checkpoint, so their work is never lost.
+But a trial whose first epoch does not fit would waste its start-up, seconds to minutes of every worker.
 
-Where not even the first trial of a search has time for an epoch, the allocations are shorter than one, and to wait
-for the next would not help: there trials start all the same, and go on from one allocation to the next by checkpoints
-within their epochs.
+If even the first trial of a search has no time for an epoch, all allocations are too short for one, and waiting does
+not help. Then trials start anyway and continue over several allocations, with checkpoints within an epoch.
 """
 
 from __future__ import annotations
@@ -26,18 +24,19 @@ class Deadline:
     """Says whether a trial may still start.
 
     Args:
-        ends_at: seconds since the epoch; None where there is no end.
-        first_result_s: seconds from a trial's start to its first finished epoch, as measured so far; None
-            before anything was measured: then a trial may start.
+        ends_at: end of the allocation in seconds since the epoch; None: it has no end.
+        first_result_s: returns the measured seconds from a trial's start to its first finished epoch. None: nothing is
+            measured yet, and a trial may start.
     """
 
     def __init__(self, ends_at: float | None, first_result_s: Callable[[], float | None]) -> None:
         self._ends_at, self._first_result_s = ends_at, first_result_s
         self._an_epoch_fits: bool | None = None
         self.refused = False
-        """Whether a trial was not started because of it."""
+        """Whether the deadline has kept a trial from starting."""
 
     def allows_a_trial(self) -> bool:
+        """Whether a trial that starts now can finish an epoch. Once False, it stays False."""
         if self._ends_at is None:
             return True
         now, needed = time.time(), self._first_result_s() or 0.0
@@ -49,7 +48,8 @@ class Deadline:
 
 
 def end_of_allocation(env: Mapping[str, str] = os.environ) -> float | None:
-    """``BIGBATCH_DEADLINE``. Raises ConfigError if it is no number."""
+    """``BIGBATCH_DEADLINE`` in seconds since the epoch; None if it is not set. Raises ConfigError if it is no
+    number."""
     text = env.get(VARIABLE)
     if not text:
         return None

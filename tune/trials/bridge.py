@@ -1,13 +1,12 @@
-"""Ray Tune asks, Optuna answers: a ``Searcher`` over ask and tell, whose only memory is the study.
+"""Connect Ray Tune with Optuna: a ``Searcher`` that uses Optuna's ask and tell. Its only memory is the study.
 
-Ray's own ``OptunaSearch`` leaves crashed and NaN trials RUNNING, tells stopped ones as COMPLETE
-with a cut-off value, and loses its state with the driver. Here a trial is told the moment that its
-end is known: COMPLETE after its last epoch, PRUNED with all its values when the pruner says so,
-FAIL with the reason. A trial that was merely interrupted goes back to WAITING with its parameters,
-and the next driver takes it up from its last checkpoint.
+Ray's own ``OptunaSearch`` leaves crashed and NaN trials RUNNING, tells stopped trials as COMPLETE with a cut-off
+value, and loses its state with the driver. This bridge tells a trial as soon as its end is known: COMPLETE after
+its last epoch, PRUNED with all its values if the pruner stops it, FAIL with the reason. An interrupted trial goes
+back to WAITING with its parameters, and the next driver continues it from its last checkpoint.
 
-Early stopping is Optuna's pruners, asked by the Tune scheduler below: their state is in the study
-too, so that it survives with it. See docs/decisions/001.
+Optuna's pruners do the early stopping, called by the Tune scheduler. Their state is in the study too, so it survives.
+See docs/decisions/001.
 """
 
 from __future__ import annotations
@@ -41,14 +40,14 @@ from bigbatch.tune.watch.notes import Notes
 from bigbatch.tune.watch.observer import Observer, TrialView
 
 MAX_BAD_SAMPLES = 20
-"""So many samples in a row that the space turns into no valid configuration end the search."""
+"""The search ends after this many invalid configurations in a row."""
 
 
 STEPS_TO_JUDGE = 10
-"""Optimizer steps before which no trial is stopped by the scheduler. At batch 1,024 on digits, 12 steps in all, a
-quarter of the epochs is 3 steps of warmup, whose order is not that of the end."""
+"""The scheduler stops no trial before this many optimizer steps. With batch 1,024 on digits a run has 12 steps. A
+quarter of its epochs is 3 steps of warmup, and the ranking there differs from the ranking at the end."""
 MAX_EQUAL_FAILURES = 4
-"""If so many trials are the first ones and fail for the same reason, the search ends."""
+"""The search ends if the first trials, this many, all fail for the same reason."""
 
 
 @dataclass
@@ -58,28 +57,28 @@ class _Live:
     trial: optuna.trial.Trial
     view: TrialView
     waiting_for_first: bool = True
-    """No epoch has ended since it was started."""
+    """Whether no epoch has ended since the trial was started."""
     started: float = field(default_factory=lambda: time.monotonic())
 
 
 class OptunaBridge(Searcher):
-    """Suggests configurations out of ``store.study`` and tells it how they ended.
+    """Suggests configurations from ``store.study`` and tells the study how they ended.
 
     Args:
-        store: the study; the only writer of it is this object.
-        space, workload: what is sampled.
+        store: the study. Only this object writes to it.
+        space, workload: the space to sample, and its workload.
         overrides: ``--set`` keys, which the space does not search.
-        seed: of every trial: initial weights and data order are the same, so that only the
+        seed: the seed of every trial. Initial weights and data order are the same in all trials, so that only the
             configuration makes a difference.
-        trials: how many trials are to be finished (COMPLETE, PRUNED or FAIL).
-        room: whether another trial finds room beside those with the given numbers.
+        trials: how many trials to finish (COMPLETE, PRUNED or FAIL).
+        room: whether another trial fits beside the trials with the given numbers.
         make_sampler: the sampler for trial number n. A fresh one each time, seeded with n: its
             state is then a function of the study and need not be saved.
         workers: of each trial.
         make_task: what the processes of trial number n are handed, with its configuration.
-        observers: told of each event.
-        may_start: asked before each trial; False ends the search (a budget is spent).
-        ending: whether the search has been asked to end: what fails from then on may have failed of that.
+        observers: receive each event.
+        may_start: called before each trial; False ends the search (a budget is spent).
+        ending: whether the search was asked to end. A trial that fails from then on may have failed because of that.
     """
 
     def __init__(
@@ -112,14 +111,14 @@ class OptunaBridge(Searcher):
         self._warned, self._notes = False, Notes()
         self.workers = workers
         self.stopping = False
-        """Set before the search is left early: trials that end from then on were interrupted."""
+        """Set before the search ends early. Trials that end from then on count as interrupted."""
         self.fatal: str | None = None
-        """Why the search cannot go on at all, if so."""
+        """Why the search cannot continue at all; None if it can."""
 
     # Before the search
 
     def recover(self) -> None:
-        """Take up what earlier drivers left, see ``StudyStore.recover``."""
+        """Repair the trials that earlier drivers left; see ``StudyStore.recover``."""
         self._store.recover()
         retry.adopt_checkpoints(self._store)
         self._finished = retry.count_ended(self._study.get_trials(deepcopy=False))
@@ -127,6 +126,7 @@ class OptunaBridge(Searcher):
     # Searcher
 
     def suggest(self, trial_id: str) -> dict[str, object] | str | None:
+        """The next trial for Tune; None while no trial fits; FINISHED when no more trials are needed."""
         if self.stopping or self.fatal or self._finished + len(self._live) >= self._trials or not self._may_start():
             return Searcher.FINISHED
         if not self._room([live.trial.number for live in self._live.values()]):
@@ -143,30 +143,30 @@ class OptunaBridge(Searcher):
         return Searcher.FINISHED
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
-        """Nothing: the scheduler hands results to ``observe``, which may stop the trial."""
+        """Do nothing: the scheduler hands results to ``observe``, which may stop the trial."""
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
-        """Ray is done with a trial. Those that were told already are not live any more."""
+        """Ray has finished with a trial. A trial that was already told is no longer live."""
         live = self._live.get(trial_id)
         if live is None:
             return
         if error:
-            self._fail(trial_id, "a process of the trial died, also after a restart")
+            self._fail(trial_id, "a process of the trial died, again after a restart")
         elif self.stopping or self._ending():
             self.put_back(trial_id)
         else:
             self._fail(trial_id, "ended without its last epoch")
 
     def save(self, checkpoint_path: str) -> None:
-        """Nothing to save: the study holds all."""
+        """Do nothing: the study holds everything."""
         with open(checkpoint_path, "w"):
             pass
 
     def restore(self, checkpoint_path: str) -> None:
-        """Nothing to restore."""
+        """Do nothing: the study holds everything."""
 
     def release(self) -> None:
-        """Put back what is still live once Ray has let go of it: the search was left early."""
+        """Put back the trials that are still live after Ray has stopped: the search ended early."""
         for trial_id in list(self._live):
             self.put_back(trial_id)
 
@@ -176,9 +176,9 @@ class OptunaBridge(Searcher):
     # Results
 
     def observe(self, trial_id: str, result: dict[str, Any]) -> bool:
-        """Take in what a trial reported; True when it is to be stopped.
+        """Take in a trial's report. Returns whether to stop the trial.
 
-        Epochs that the study has are passed over, so a resumed trial may report its past again.
+        Epochs that the study already has are ignored, so a resumed trial may report its past again.
         """
         live = self._live.get(trial_id)
         if live is None:
@@ -193,18 +193,18 @@ class OptunaBridge(Searcher):
         return False
 
     def _fail(self, trial_id: str, because: str) -> None:
-        """A failure. One that comes while the search is ended is the end's as likely as the trial's own: what was asked
-        to stop loses its processes and its connections."""
+        """Tell a failure. While the search is ending, put the trial back instead: it may have failed because its
+        processes and connections were ending."""
         if NO_ROOM in because or self._store.disk.full:
-            self.put_back(trial_id, f"stopped for want of room; --resume goes on with it ({because})")
+            self.put_back(trial_id, f"stopped because the disk is full; --resume continues it ({because})")
             self._store.disk.trial_met(because)
         elif self.stopping or self._ending():
-            self.put_back(trial_id, f"failed while the search was stopping; --resume goes on with it ({because})")
+            self.put_back(trial_id, f"failed while the search was stopping; --resume continues it ({because})")
         else:
             self._tell(trial_id, TrialState.FAIL, because)
 
     def _take_in(self, trial_id: str, live: _Live, record: dict[str, Any]) -> bool:
-        """One new epoch. True when the trial has ended with it."""
+        """Take in one new epoch. Returns whether the trial has ended with it."""
         epoch, value = int(record["epoch"]), float(record["val_top1"])
         if not math.isfinite(value) or not math.isfinite(float(record["val_loss"])):
             self._tell(trial_id, TrialState.FAIL, f"validation was not finite in epoch {epoch}")
@@ -220,8 +220,8 @@ class OptunaBridge(Searcher):
         if epoch >= live.view.epochs:
             self._tell(trial_id, TrialState.COMPLETE, "ran to its end", value)
             return True
-        # Asked each epoch: a rung keeps the value of the epoch in which it is first asked. A short run's first steps
-        # are warmup and say who warms up faster, so what it says of them is not obeyed.
+        # Ask the pruner every epoch: a rung keeps the value of the epoch in which it is first asked. But do not obey it
+        # during a short run's first steps: they are warmup and show only which trial warms up faster.
         stop = live.trial.should_prune()
         if stop and int(record.get("optimizer_steps", STEPS_TO_JUDGE)) >= STEPS_TO_JUDGE:
             self._tell(trial_id, TrialState.PRUNED, f"stopped by the scheduler after epoch {epoch}")
@@ -233,7 +233,7 @@ class OptunaBridge(Searcher):
     # On the way to the first result
 
     def waits(self, number: int, at: float) -> None:
-        """``at`` (time.monotonic) there was no room for a trial: its time and its cost begin later."""
+        """Note that a trial had no resources at the time ``at`` (time.monotonic). Its time and cost begin later."""
         for live in self._live.values():
             if live.view.number == number and live.view.phase != "running":
                 self._store.ledger.end(number)
@@ -243,7 +243,7 @@ class OptunaBridge(Searcher):
                     self._notify("trial_waiting", live.view)
 
     def runs(self, number: int, steps: Steps | None = None) -> None:
-        """A trial's worker runs, and is at ``steps``."""
+        """Note that a trial's worker runs, and its position ``steps``."""
         for live in self._live.values():
             if live.view.number == number:
                 news, live.view.phase = live.view.phase != "running", "running"
@@ -255,9 +255,9 @@ class OptunaBridge(Searcher):
                     self._notify("steps_done", live.view)
 
     def first_result_s(self) -> float | None:
-        """Seconds from a trial's start to its first finished epoch: the longest met so far.
+        """The longest measured time in seconds from a trial's start to its first finished epoch.
 
-        Before this driver has met one, the longest epoch in the study; None where there is none.
+        If this driver has measured none yet, the longest epoch of the study; None if the study has none.
         """
         if self._first_result_s is None:
             trials = self._study.get_trials(deepcopy=False)
@@ -271,25 +271,27 @@ class OptunaBridge(Searcher):
 
     @property
     def live(self) -> int:
+        """The number of trials that Ray works on."""
         return len(self._live)
 
     @property
     def at_work(self) -> int:
-        """Trials that have a place."""
+        """The number of trials that have their resources."""
         return sum(live.view.phase != "waiting" for live in self._live.values())
 
     @property
     def finished(self) -> int:
+        """The number of trials that have ended."""
         return self._finished
 
     # Inside
 
     def _ask(self) -> tuple[optuna.trial.Trial, TrainConfig | None, str]:
-        """The next trial and its configuration; or None, the trial told as failed, and why."""
+        """The next trial, its configuration and "". If the configuration is invalid: the failed trial, None, why."""
         self._study.sampler = ByTrial(self._make_sampler)
         trial = self._study.ask()
         try:
-            if "config" in trial.user_attrs:  # interrupted earlier; --resume may have brought other runtime keys
+            if "config" in trial.user_attrs:  # interrupted earlier; --resume may change runtime keys
                 runtime = {key: value for key, value in self._overrides.items() if key in RUNTIME_KEYS}
                 config = TrainConfig.from_dict(trial.user_attrs["config"]).replace_keys(runtime)
                 trial.set_user_attr("config", config.to_dict())
@@ -304,7 +306,7 @@ class OptunaBridge(Searcher):
         return trial, config, ""
 
     def _refuse(self, trial: optuna.trial.Trial, because: str) -> None:
-        """A trial that could not even begin."""
+        """Tell a trial as failed that could not begin."""
         trial.set_user_attr("ended_because", because)
         self._study.tell(trial, state=TrialState.FAIL)
         self._finished += 1
@@ -340,15 +342,15 @@ class OptunaBridge(Searcher):
         self._refresh()
 
     def _note_equal_failures(self, state: TrialState, because: str) -> None:
-        """Trials that all fail for the same reason, say an image that cannot be read, teach nothing more."""
+        """End the search if all trials fail for the same reason, e.g. an unreadable image: more would not help."""
         same = state == TrialState.FAIL and because == self._failure
         self._equal_failures = self._equal_failures + 1 if same else int(state == TrialState.FAIL)
         self._failure = because if state == TrialState.FAIL else ""
         if self._equal_failures == self._finished == MAX_EQUAL_FAILURES:
             self.fatal = f"the first {self._equal_failures} trials all failed for the same reason: {because}"
 
-    def put_back(self, trial_id: str, because: str = "interrupted; --resume goes on with it") -> None:
-        """Have a trial that is not told yet wait in the study, to be taken up from its last checkpoint."""
+    def put_back(self, trial_id: str, because: str = "interrupted; --resume continues it") -> None:
+        """Let a trial wait in the study. The next driver continues it from its last checkpoint."""
         live = self._live.pop(trial_id, None)
         if live is None:
             return
@@ -357,23 +359,23 @@ class OptunaBridge(Searcher):
         self._end(live, TrialState.WAITING, because)
 
     def say(self, text: str) -> None:
-        """A line that belongs to no trial."""
+        """Show a line that belongs to no trial."""
         self._notify("search_said", text)
 
     def _notify(self, event: str, *arguments: Any) -> None:
-        """Tell the observers. One that fails, say a tracker that nobody can reach, is not told any more."""
+        """Tell the observers. An observer that fails, such as an unreachable tracker, gets no further events."""
         for observer in list(self._observers):
             try:
                 getattr(observer, event, _ignore)(*arguments)
             except Exception as error:
-                if full_errno(error) is not None:  # the study's own writing says it
+                if full_errno(error) is not None:  # the study's own writing reports a full disk
                     continue
                 self._observers.remove(observer)
                 name = type(observer).__name__
-                print(f"warning: the search goes on without {name}: {_one_line(error)}", file=sys.stderr, flush=True)
+                print(f"warning: the search continues without {name}: {_one_line(error)}", file=sys.stderr, flush=True)
 
     def _refresh(self) -> None:
-        """Rewrite the tables; they can be made again, so a full disk ends no search."""
+        """Rewrite the tables. A full disk does not end the search, because the tables can be made again."""
         try:
             self._store.drop_checkpoints()  # first: it makes room
             self._store.refresh()
@@ -393,7 +395,7 @@ class OptunaBridge(Searcher):
 
 
 def _ignore(*_: Any) -> None:
-    """What an observer does of which it has no method."""
+    """Stands for a method that an observer lacks."""
 
 
 def _one_line(error: BaseException) -> str:

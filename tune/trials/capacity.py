@@ -1,4 +1,4 @@
-"""What may run at once as nodes come and go: trials and their workers are fitted to the nodes that live now."""
+"""Decide how many trials may run at once, and with which resources, as nodes of a cluster come and go."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ LOOK_EVERY_S = 1.0
 
 
 class Capacity:
-    """Says whether another trial finds room, and what its workers get.
+    """Says whether another trial fits, and which resources its workers get.
 
     Args:
-        share: the cut of the nodes that the search began with.
-        gpus: whether trials train on GPUs, as was decided when the search began.
-        nodes: those that live now, by name. None: they never change.
-        say: told in one line of each change.
+        share: the division of the nodes at the start of the search.
+        gpus: whether trials train on GPUs, as decided at the start.
+        nodes: returns the living nodes by name. None: the nodes never change.
+        say: receives a line for each change.
     """
 
     def __init__(
@@ -42,12 +42,12 @@ class Capacity:
         self._why_lost = ""
 
     def bundle(self, number: int) -> dict[str, float]:
-        """What each worker of trial ``number`` gets, which starts now."""
+        """The resources of each worker of trial ``number``, which starts now."""
         self._bundles[number] = dict(self._last.worker_resources)
         return self._bundles[number]
 
     def room(self, live: Iterable[int]) -> bool:
-        """Whether another trial finds room beside those with the numbers ``live``."""
+        """Whether another trial fits beside the trials with the numbers ``live``."""
         self._look()
         if self._share is None:
             return False
@@ -59,21 +59,22 @@ class Capacity:
         return alike < self._share.concurrency and packs(self._known.values(), requests, self._workers)
 
     def holds(self, bundle: Mapping[str, float]) -> bool:
-        """Whether a trial whose workers get ``bundle`` finds room where nothing else runs."""
+        """Whether a trial whose workers get ``bundle`` fits on the idle cluster."""
         self._look()
         return self._nodes is None or Share(1, self._workers, dict(bundle)).fits(self._machine())
 
     def devices(self, machine: Machine) -> int | None:
-        """What the search holds now; None: of a cluster of others, what its trials take.
+        """The number of devices that the search holds now. None on a cluster that it does not own: it then holds the
+        devices of its running trials.
 
-        ``machine``: the nodes with which it began; its own Ray's never change.
+        ``machine``: the nodes at the start; the nodes of its own Ray never change.
         """
         if not owns_cluster(local=self._nodes is None):
             return None
         return devices_held(self._machine() if self._known else machine, self._share)
 
     def lost(self) -> str | None:
-        """Why no trial can run any more on the nodes that are left, once that has lasted; else None."""
+        """Why no trial fits on the remaining nodes, if that has lasted for long enough; else None."""
         self._look()
         waited = self._lost_at is not None and time.monotonic() - self._lost_at >= lost_wait_s()
         return self._why_lost if waited else None
@@ -87,14 +88,14 @@ class Capacity:
         self._next_look = time.monotonic() + LOOK_EVERY_S
         try:
             now = self._nodes()
-        except Exception:  # Ray raises whatever its transport raised; the next look may succeed
+        except Exception:  # any error of Ray's transport; the next look may succeed
             return
         if now != self._known:
             self._known = now
             self._fit()
 
     def _fit(self) -> None:
-        """The share of the nodes that live now."""
+        """Divide the living nodes again."""
         machine = self._machine()
         try:
             if self._gpus and not machine.gpus:
@@ -104,7 +105,7 @@ class Capacity:
             if self._share is not None:
                 self._lost_at = time.monotonic()
             self._share = None
-            self._why_lost = f"the nodes that are left hold no trial: {str(error).rstrip('.')}"
+            self._why_lost = f"no trial fits on the remaining nodes: {str(error).rstrip('.')}"
             self._say(f"Waiting for nodes, for up to {lost_wait_s():g} s: {self._why_lost}")
             return
         if self._share != self._last or self._lost_at is not None:
@@ -113,16 +114,18 @@ class Capacity:
 
 
 def lost_wait_s() -> float:
+    """How long a search waits for nodes if no trial fits, in seconds."""
     return WAIT_IN_JOB_S if owns_cluster(local=False) else JOINED_GRACE_S
 
 
 def _without_gpus(machine: Machine) -> Machine:
-    """The same nodes for a search that began where there was no GPU."""
+    """The same nodes without their GPUs, for a search that began without GPUs."""
     return Machine(tuple(Node(node.cpus, 0, node.memory_bytes) for node in machine.nodes))
 
 
 def packs(nodes: Iterable[Node], requests: Iterable[dict[str, float]], workers: int) -> bool:
-    """Whether ``workers`` bundles of each request find room together: the largest first, each where it fits first."""
+    """Whether ``workers`` bundles of each request fit together. Packs the largest first, each on the first node it
+    fits."""
     left = [{"CPU": float(node.cpus), "GPU": float(node.gpus), "memory": float(node.memory_bytes)} for node in nodes]
     for bundle in sorted(requests, key=lambda one: -one.get("CPU", 0)):
         for _ in range(workers):

@@ -1,15 +1,15 @@
-"""``TorchTrainer`` for use inside a Tune trial: the controller runs in the trial's own process.
+"""A ``TorchTrainer`` for use inside a Tune trial. Its controller runs in the trial's own process.
 
-Stock Ray Train V2 starts, for each trial, beside the workers: a controller actor, a queue actor, a
-placement-group cleaner and a second placement group. On two cores these process starts are most
-of a short trial's time, and a trial that the scheduler stops gets its resources back only once the
-cleaner has found that out through the dashboard (it never does where two clusters share a host).
+For each trial, stock Ray Train V2 starts not only workers but also a controller actor, a queue actor, a placement-group
+cleaner and a second placement group. On two cores, starting these processes takes most of a short trial's time. A
+stopped trial returns its resources only after the cleaner has learnt of the stop through the dashboard, which never
+happens if two clusters share a host.
 
-Here the controller's coroutine runs in the trial's thread, reports go straight to Tune, and the
-workers are placed in the placement group that Tune made for the trial. So Tune alone accounts for
-the resources, and stopping a trial ends its workers before anything else happens.
+Here the controller's coroutine runs in the trial's thread, reports go directly to Tune, and the workers use the
+placement group that Tune made for the trial. So Tune alone accounts for the resources, and stopping a trial first
+ends its workers.
 
-This relies on private names of Ray Train V2; ``supported()`` checks them, and where they are missing
+This relies on private names of Ray Train V2. ``supported()`` checks them; if they are missing,
 ``bigbatch.tune.trials.trial_run`` falls back to the stock trainer. See docs/decisions/002.
 """
 
@@ -32,17 +32,17 @@ from ray.train.v2._internal.execution.worker_group.placement_group_handle import
 from ray.train.v2._internal.execution.worker_group.worker_group import WorkerGroup
 from ray.train.v2.api.callback import UserCallback
 
-# One trial runs in one process at a time, so one flag a process is enough.
+# A process runs one trial at a time, so one flag for each process is enough.
 _stop_requested = threading.Event()
 
 
 def request_stop() -> None:
-    """Make the trial that runs in this process end at the controller's next poll (about 0.1 s)."""
+    """Ask the trial in this process to end. Its controller notices at its next poll (about 0.1 s)."""
     _stop_requested.set()
 
 
 class _BorrowedPlacementGroup(DefaultPlacementGroupHandle):
-    """Tune made the trial's placement group and removes it; the worker group only uses it."""
+    """The trial's placement group. Tune made it and removes it; the worker group only uses it."""
 
     def shutdown(self) -> None:
         pass
@@ -54,7 +54,7 @@ class _TrialWorkerGroup(WorkerGroup):
 
     @staticmethod
     def _get_worker_runtime_env(custom_runtime_env: Any) -> Any:
-        # Workers inherit the job's environment; an own one would keep them from using the worker
+        # Workers inherit the job's environment. With another environment they could not use the worker
         # processes that Ray has already started.
         return dict(custom_runtime_env or {})
 
@@ -68,7 +68,7 @@ class _TrialController(TrainController):
         await super()._run_control_loop_iteration()
 
     def end_workers(self) -> None:
-        """End the workers of a run that was left early; does nothing after a normal end."""
+        """End the workers of a run that ended early. Does nothing after a normal end."""
         group: WorkerGroup | None = getattr(self, "_worker_group", None)
         if group is not None:
             group.shutdown()
@@ -76,9 +76,9 @@ class _TrialController(TrainController):
 
 
 class _ReportToTune(UserCallback):
-    """Hands rank 0's metrics (equal on all ranks: the loop reduces them) to Tune, in this process.
+    """Reports rank 0's metrics to Tune, in this process. The loop reduces metrics, so they are equal on all ranks.
 
-    ``ray.tune.report`` raises SystemExit where Tune has stopped the trial.
+    ``ray.tune.report`` raises SystemExit if Tune has stopped the trial.
     """
 
     def after_report(self, run_context: Any, metrics: list[dict[str, Any]], checkpoint: Any) -> None:
@@ -86,10 +86,10 @@ class _ReportToTune(UserCallback):
 
 
 class InlineTorchTrainer(TorchTrainer):
-    """A ``TorchTrainer`` whose controller lives in the calling process."""
+    """A ``TorchTrainer`` whose controller runs in the calling process."""
 
     def _create_default_callbacks(self) -> list[Any]:
-        # Each of these two would start an actor: the cleaner has nothing to clean, and there are no
+        # Each of these two would start an actor. The cleaner has nothing to clean, and there are no
         # Ray data sets.
         unneeded = (PlacementGroupCleanerCallback, DatasetsCallback)
         return [c for c in super()._create_default_callbacks() if not isinstance(c, unneeded)]
@@ -125,7 +125,7 @@ def make_trainer(
     scaling_config: ScalingConfig,
     run_config: RunConfig,
 ) -> TorchTrainer:
-    """The trainer of a trial, to be called inside a Tune function; reports reach Tune."""
+    """The trainer of a trial, whose reports reach Tune. Call it inside a Tune function."""
     run_config.callbacks = [*(run_config.callbacks or []), _ReportToTune()]
     return InlineTorchTrainer(
         train_function, train_loop_config=train_config, scaling_config=scaling_config, run_config=run_config

@@ -1,14 +1,13 @@
-"""What the sampler is told of trials that early stopping spared.
+"""How TPE sees trials that the pruner wanted to stop but that were spared.
 
-A trial of few optimizer steps is not stopped in its warmup, whatever the pruner says (``STEPS_TO_JUDGE``), and so may
-run to its end however bad it is. TPE ranks trials by how far they came, then by value: each one that ran to its end
-before all that were stopped, and among the stopped the later before the earlier (``_split_trials`` of
-``optuna.samplers._tpe.sampler``). That is right where each epoch had to be earned. A spared trial has not earned them:
-with few others at their end, one of 31 % entered the good half before stopped ones of 60 %.
+A trial with few optimizer steps is not stopped during its warmup, whatever the pruner says (``STEPS_TO_JUDGE``). So
+even a bad trial may run to its end. TPE ranks trials first by their length, then by value: finished trials before
+stopped ones, and later stopped before earlier stopped ones (``_split_trials`` of ``optuna.samplers._tpe.sampler``).
+That is right if a trial had to earn each epoch. A spared trial did not: with few other finished trials, one of 31 %
+ranked before stopped ones of 60 %.
 
-So TPE sees a spared trial as stopped in the epoch in which the pruner first wanted that, among those that were stopped
-there, with the value that it ended with. One that ends among the best third of all that ran to their end (the
-pruner's own rule, applied at the end) has earned its place and is seen as it is.
+So TPE sees a spared trial as stopped in the epoch in which the pruner first wanted to stop it, with its final value. If
+it ends among the best third of the finished trials (the pruner's own rule, applied at the end), TPE sees it as it is.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
 SPARED_ATTR = "spared_in_epoch"
-"""User attribute: the first epoch in which the pruner would have stopped the trial, had it been obeyed."""
+"""User attribute: the first epoch in which the pruner wanted to stop the trial."""
 REDUCTION_FACTOR = 3
-"""ASHA's η: a third goes on at each rung (Li et al. 2020, arXiv 1810.05934, use 3 or 4)."""
+"""ASHA's η: a third of the trials continues at each rung (Li et al. 2020, arXiv 1810.05934, use 3 or 4)."""
 
 
 def as_judged(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
-    """The trials, spared ones as TPE is to see them. The given trials are not changed."""
+    """The trials as TPE should see them. The given trials are not changed."""
     ends = sorted((t.values[0] for t in trials if t.state == TrialState.COMPLETE), reverse=True)
     bar = ends[max(1, len(ends) // REDUCTION_FACTOR) - 1] if ends else 0.0
     return [_as_stopped(t) if _not_earned(t, bar) else t for t in trials]
@@ -42,7 +41,7 @@ def _not_earned(trial: FrozenTrial, bar: float) -> bool:
 
 
 def _as_stopped(trial: FrozenTrial) -> FrozenTrial:
-    shown = copy.copy(trial)  # the study's own object is in its cache
+    shown = copy.copy(trial)  # the study caches the original
     last = trial.intermediate_values[max(trial.intermediate_values)]
     shown.state = TrialState.PRUNED
     shown.values = None
@@ -51,7 +50,7 @@ def _as_stopped(trial: FrozenTrial) -> FrozenTrial:
 
 
 class _JudgedStudy:
-    """A study whose trials are seen as judged; everything else is the study's."""
+    """A study with judged trials; everything else is passed to the study."""
 
     def __init__(self, study: Study) -> None:
         self._study = study
@@ -67,19 +66,22 @@ class _JudgedStudy:
 
 
 class JudgedTPESampler(TPESampler):
-    """Optuna's TPE over trials as they were judged. Its state is a function of the study, as the trials are."""
+    """Optuna's TPE on the judged trials. Its state depends only on the study."""
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        """As Optuna's method, on the judged trials."""
         return super().infer_relative_search_space(_judged(study), trial)
 
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
+        """As Optuna's method, on the judged trials."""
         return super().sample_relative(_judged(study), trial, search_space)
 
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
+        """As Optuna's method, on the judged trials."""
         return super().sample_independent(_judged(study), trial, param_name, param_distribution)
 
 

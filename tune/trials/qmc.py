@@ -1,7 +1,7 @@
 """Quasi-random points for conditional spaces: one Sobol dimension for each parameter name.
 
-Optuna's ``QMCSampler`` knows the parameters of the study's first trial only. All others it draws at random, with one
-generator made from its seed; as samplers are made anew for each trial here, these were the same numbers in each trial.
+Optuna's ``QMCSampler`` knows only the parameters of the study's first trial. It draws all others at random, from its
+seed. Here each trial gets a new sampler, so every trial would draw the same numbers.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from optuna.trial import FrozenTrial
 
 
 class SobolSampler(BaseSampler):
-    """Trial number n takes point n of one scrambled Sobol sequence, whose dimensions are the names in order.
+    """Trial number n takes point n of one scrambled Sobol sequence. Its dimensions are the names, in order.
 
-    A point depends on the seed, the names and the trial's number alone. So a resumed study samples what it would have
-    sampled, and trials may be asked for in any order. A parameter that exists in some trials only has its dimension
-    all the same: the points of these trials are the part of the sequence that lies where its condition holds, which is
-    as evenly spread (every box of a Sobol sequence holds its share of the points).
+    A point depends only on the seed, the names and the trial's number. So a resumed study samples the same points
+    as an uninterrupted one, in any order of trials. A parameter that exists only in some trials has its own
+    dimension too. The points of these trials are the part of the sequence where its condition holds, and this part
+    is as evenly spread: every box of a Sobol sequence holds its share of the points.
 
     Directions: Joe and Kuo 2008; scrambling: Matoušek 1998 (both in ``scipy.stats.qmc.Sobol``).
 
     Args:
-        names: all parameters of the space. One that is missing here is drawn at random, with a seed of trial and name.
-        seed: of the scrambling.
+        names: all parameters of the space. Another parameter is drawn at random, seeded by trial and name.
+        seed: seed of the scrambling.
     """
 
     def __init__(self, names: Iterable[str], seed: int) -> None:
@@ -46,6 +46,7 @@ class SobolSampler(BaseSampler):
         self._point: np.ndarray = np.empty(0)
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        """Empty: each parameter is sampled by itself."""
         return {}
 
     def sample_relative(
@@ -56,6 +57,7 @@ class SobolSampler(BaseSampler):
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
+        """The parameter's value at this trial's point."""
         return value_at(self._coordinate(trial.number, param_name), param_distribution)
 
     def _coordinate(self, number: int, name: str) -> float:
@@ -72,19 +74,19 @@ class SobolSampler(BaseSampler):
         if number:
             engine.fast_forward(number)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # balance is of 2^n points, and we take them one by one
+            warnings.simplefilter("ignore", UserWarning)  # SciPy warns unless 2^n points are drawn at once
             return np.asarray(engine.random(1)[0])
 
 
 def value_at(part: float, distribution: BaseDistribution) -> Any:
-    """The value at ``part`` (0 to below 1) of a distribution: equal parts have equal probability."""
+    """The value of a distribution at quantile ``part``, from 0 to below 1."""
     if isinstance(distribution, CategoricalDistribution):
         return distribution.choices[int(part * len(distribution.choices))]
     assert isinstance(distribution, (FloatDistribution, IntDistribution))
     low, high, step = distribution.low, distribution.high, distribution.step
     whole = isinstance(distribution, IntDistribution)
     if distribution.log:
-        edge = 0.5 if whole else 0.0  # each whole number has the length between its halves
+        edge = 0.5 if whole else 0.0  # a whole number n covers the interval from n − ½ to n + ½
         value = math.exp(math.log(low - edge) + part * (math.log(high + edge) - math.log(low - edge)))
     elif step is not None:
         value = low + step * int(part * (round((high - low) / step) + 1))

@@ -1,4 +1,4 @@
-"""Optuna samplers and pruners by the names of the command line."""
+"""Optuna's samplers and pruners, by their names on the command line."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from bigbatch.tune.trials.judgement import REDUCTION_FACTOR, JudgedTPESampler
 from bigbatch.tune.trials.qmc import SobolSampler
 
 MODEL_BASED = ("tpe", "gp", "cmaes")
-"""Samplers that learn from trials, and that the initial points of a space serve."""
+"""Samplers that learn from trials. Only these begin with the initial points of a space."""
 
 
 class ByTrial(BaseSampler):
-    """Hands each trial to a sampler made for its number, whichever trial ``study.ask()`` gives.
+    """Passes each trial to a sampler made for its number, whichever trial ``study.ask()`` returns.
 
-    An initial point or an interrupted trial that waits has a number of its own, below the number of trials.
+    A waiting trial (an initial point, or an interrupted one) keeps its number, which is below the number of trials.
     """
 
     def __init__(self, make: Callable[[int], BaseSampler]) -> None:
@@ -62,11 +62,10 @@ class ByTrial(BaseSampler):
 
 
 def sampler_factory(name: str, seed: int, trials: int, parameters: Iterable[str] = ()) -> Callable[[int], BaseSampler]:
-    """A function of a trial's number that gives its sampler.
+    """A function from a trial's number to its sampler.
 
-    The sampler is made anew for each trial, with a seed of its own, so that a resumed study samples
-    what it would have sampled without the interruption: nothing but the study is remembered.
-    Quasi-Monte-Carlo keeps one seed, and the trial's number is its place in the sequence.
+    Each trial gets a new sampler with its own seed. The study is the only memory, so a resumed study samples the same
+    points as an uninterrupted one. Quasi-Monte-Carlo has one seed; the trial's number is its place in the sequence.
 
     Args:
         parameters: names of all parameters of the space, for Quasi-Monte-Carlo.
@@ -77,7 +76,7 @@ def sampler_factory(name: str, seed: int, trials: int, parameters: Iterable[str]
         own = (seed * 1_000_003 + number * 7919) % 2**31
         sampler: BaseSampler
         if name == "tpe":
-            # group: the space is conditional, each optimiser's parameters are modelled together.
+            # group: in a conditional space, each optimizer's parameters are modelled together.
             sampler = JudgedTPESampler(
                 seed=own, n_startup_trials=startup, multivariate=True, group=True, constant_liar=True
             )
@@ -103,10 +102,10 @@ def sampler_factory(name: str, seed: int, trials: int, parameters: Iterable[str]
 
 
 class SeededHyperband(HyperbandPruner):
-    """Hyperband whose brackets are a function of seed and trial number.
+    """Hyperband whose brackets depend on the seed and the trial's number.
 
-    Optuna takes them from the study's name, which holds the time where nobody gives one: the same search under another
-    name would stop other trials.
+    In Optuna they depend on the study's name. Our default name contains the time, so a repeated search would stop other
+    trials.
     """
 
     def __init__(self, seed: int, **options: Any) -> None:
@@ -119,10 +118,10 @@ class SeededHyperband(HyperbandPruner):
 
 
 def make_pruner(name: str, max_epochs: int, seed: int = 0) -> BasePruner:
-    """``asha``: a trial goes on past epoch r, 3r, 9r … if it is among the best third there.
+    """The pruner for ``--scheduler``. ``asha``: a trial continues after epoch r, 3r, 9r … if it is in the best third.
 
-    The first rung r is a quarter of the epochs or less: earlier values say little about the end
-    (rank correlation .53 to .76 at 10 % of the budget, .84 to .92 at 25 %).
+    The first rung r is a quarter of the epochs or less. Earlier values predict the end badly (rank correlation .53 to
+    .76 at 10 % of the budget, .84 to .92 at 25 %).
     """
     first = max(1, max_epochs // 4)
     if name == "asha":
@@ -137,7 +136,7 @@ def make_pruner(name: str, max_epochs: int, seed: int = 0) -> BasePruner:
 
 
 def quiet_optuna() -> None:
-    """Optuna's info lines would run through the live table; its warnings go to the log."""
+    """Hide Optuna's info lines, which would disturb the live table, and send its warnings to the log."""
     warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     optuna.logging.disable_default_handler()

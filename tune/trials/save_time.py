@@ -1,8 +1,8 @@
-"""How long trials get to write their checkpoints when a search ends early.
+"""Decide how long trials may take to write their checkpoints when a search ends early.
 
-A trial looks for the request to stop after each optimizer step, and an epoch's end goes by in between: precise
-BatchNorm, validation, a checkpoint. Where a large batch accumulates over many micro-batches a step alone may take
-minutes, and what a trial is ended in is lost. So the wait follows what the study's epochs took.
+A trial looks for the stop request after each optimizer step. Between two steps there may be an epoch's end: precise
+BatchNorm, validation, a checkpoint. A step of a large batch, accumulated over many micro-batches, may take minutes. If
+the wait is too short, this work is lost. So the wait depends on the measured epochs of the study.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Any
 from bigbatch.cluster.host.waits import AFTER_TRIALS_S, LEAST_WAIT_S, MOST_WAIT_S
 
 UNMEASURED_WAIT_S = 120.0
-"""Before an epoch of the study has ended."""
+"""Used before any epoch of the study has ended."""
 SAVE_VARIABLE = "BIGBATCH_SAVE_S"
-"""A job (``cluster/``) says here how long the driver may take in all; then it is killed."""
+"""A job of ``cluster/`` sets this variable: how long the driver may take in all before it is killed."""
 
 Records = Sequence[Mapping[str, Any]]
 
 
 def longest_gap_s(records: Records) -> float | None:
-    """The longest time that a run trained without looking for a request to stop; None without an epoch."""
+    """The longest time in seconds that a run trained without looking for a stop request; None without an epoch."""
     gaps, steps_before = [], 0
     for record in records:
         steps = int(record.get("optimizer_steps", 0)) + int(record.get("skipped_steps", 0))
@@ -34,17 +34,19 @@ def longest_gap_s(records: Records) -> float | None:
 
 
 def stop_wait_s(live: Iterable[Records], study: Iterable[Records], env: Mapping[str, str] = os.environ) -> float:
-    """Seconds that the trials that run may take to stop by themselves.
+    """Seconds that running trials may take to stop by themselves.
 
     Args:
-        live: epoch records of each trial that runs. One without any is taken for as slow as the slowest in the study.
-        study: those of all trials.
+        live: epoch records of each running trial. A trial without any counts as slow as the slowest in the study.
+        study: epoch records of all trials.
     """
     known = [longest_gap_s(records) for records in live]
     if None in known:
         known += [longest_gap_s(records) for records in study]
     gaps = [gap for gap in known if gap is not None]
-    wait = 2 * max(gaps) if gaps else UNMEASURED_WAIT_S  # twice: a file system or a node may be slow just then
+    wait = (
+        2 * max(gaps) if gaps else UNMEASURED_WAIT_S
+    )  # twice, because a file system or a node may be slow at that moment
     return min(max(wait, LEAST_WAIT_S), _most_s(env))
 
 

@@ -1,7 +1,7 @@
 """One trial of a search: a Tune function that builds a ``TorchTrainer``.
 
-Everything that can go wrong in Python is reported as a failure with its reason, so that Tune sees
-an error only where a process died; those are run again from their last checkpoint.
+Every Python error is reported as a failure with its reason. So Tune sees an error only if a process dies. Such a trial
+runs again from its last checkpoint.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ try:
     from bigbatch.tune.trials import inline_trainer
 
     INLINE = inline_trainer.supported() and os.environ.get("BIGBATCH_INLINE_CONTROLLER", "1") != "0"
-except ImportError:  # another Ray than the tested ones: its stock trainer does the same, slower
+except ImportError:  # an untested Ray: its stock trainer does the same, but slower
     INLINE = False
 
 
 class _EndsItsWorkers:
-    """Mixed into the Tune trainable: a trial is over only when its workers are."""
+    """A mixin for the Tune trainable: a trial ends only after its workers have ended."""
 
     def cleanup(self) -> None:
         if INLINE:
@@ -86,19 +86,19 @@ def _train(task: TrialTask) -> str | None:
         end: WorkersEnd | None = trainer.fit().return_value
         return end.failure if end is not None else None
     finally:
-        # Three files a trial that nobody reads again: a search of a thousand would fill a quota of inodes.
+        # Nobody reads these three files again, and a search of a thousand trials could exceed a quota of inodes.
         shutil.rmtree(task.ray_storage / task.name, ignore_errors=True)
 
 
 def trainable() -> Callable[[dict[str, object]], None]:
-    """``run_trial`` with the resources that each trial's task names attached, for ``Tuner``."""
+    """``run_trial`` for ``Tuner``, with the resources that each trial's task names."""
     run_trial.__mixins__ = (_EndsItsWorkers,)  # type: ignore[attr-defined]
     return ray.tune.with_resources(run_trial, _resources)
 
 
 def _resources(handed: dict[str, object]) -> PlacementGroupFactory:
     if not INLINE:
-        # The stock trainer reserves its workers itself. This process takes no CPU from them: they may need all.
+        # The stock trainer reserves its workers itself. This process reserves no CPU: the workers may need all.
         return PlacementGroupFactory([{"node:__internal_head__": 0.001}])
     # An empty first bundle: the trial's own process takes no CPU from the workers.
     task = TrialTask.from_dict(handed)
@@ -106,10 +106,10 @@ def _resources(handed: dict[str, object]) -> PlacementGroupFactory:
 
 
 def _reason(error: Exception) -> str:
-    """One line that says why; Ray wraps a worker's error in its own."""
+    """The cause of the error in one line. Ray wraps a worker's error in its own."""
     failures = getattr(error, "worker_failures", None)
     if failures:
-        # Workers that wait for one that failed fail of that.
+        # If one worker fails, the workers that wait for it fail too.
         rank, cause = min(
             failures.items(), key=lambda item: not isinstance(item[1], ImageError | LoaderError | DiskFull)
         )

@@ -1,4 +1,4 @@
-"""What Ray Tune calls while a search runs: a scheduler, a stopper and callbacks that hand everything to the bridge."""
+"""The hooks that Ray Tune calls while a search runs: a scheduler, a stopper and callbacks. They call the bridge."""
 
 from __future__ import annotations
 
@@ -23,34 +23,36 @@ from bigbatch.tune.trials.capacity import Capacity
 from bigbatch.tune.watch.display import duration
 from bigbatch.tune.watch.watch_thread import Watch
 
-NODES_GONE = "its nodes have gone; it goes on with workers that fit those that are left"
+NODES_GONE = "its nodes are gone; it continues with workers that fit the remaining nodes"
 
 
 class PrunerScheduler(FIFOScheduler):
-    """Stops trials when the bridge, that is Optuna's pruner, says so."""
+    """Stops a trial when the bridge says so; the bridge asks Optuna's pruner."""
 
     def __init__(self, bridge: OptunaBridge, capacity: Capacity) -> None:
         super().__init__()
         self._bridge, self._capacity = bridge, capacity
 
     def choose_trial_to_run(self, tune_controller: Any) -> Any:
+        """First give up trials that no longer fit; then choose as Tune's FIFO scheduler."""
         self._give_up_outgrown(tune_controller)
         return super().choose_trial_to_run(tune_controller)
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
+        """Pass the result to the bridge. Returns STOP or CONTINUE."""
         stop = self._bridge.observe(trial.trial_id, result)
         return TrialScheduler.STOP if stop else TrialScheduler.CONTINUE
 
     def _give_up_outgrown(self, controller: Any) -> None:
-        """Take trials from Tune whose workers find no room on the nodes that are left: they would wait for ever.
+        """Take from Tune the trials whose workers do not fit on the remaining nodes: they would wait for ever.
 
-        They wait in the study instead. The bridge takes them up next, with workers that fit.
+        They wait in the study instead. The bridge starts them again, with workers that fit.
         """
         for trial in list(controller.get_trials()):
             if trial.is_finished() or self._capacity.holds(TrialTask.from_dict(trial.config).worker_resources):
                 continue
             self._bridge.put_back(trial.trial_id, NODES_GONE)
-            # Private names: stop_trial leaves a trial that waits among those for which it would keep processes.
+            # Private names: stop_trial does not remove a waiting trial from the trials for which Tune keeps processes.
             if trial in controller._staged_trials:
                 controller._staged_trials.remove(trial)
                 controller._actor_cache.decrease_max(trial.placement_group_factory)
@@ -61,10 +63,10 @@ class PrunerScheduler(FIFOScheduler):
 
 
 class StopWhen(Stopper):
-    """Ends the whole search once ``over()`` says so; trials that run then count as interrupted.
+    """Ends the whole search when ``over()`` returns True. Trials that still run then count as interrupted.
 
-    They are first asked to stop by themselves, by ``stop_file``: so they write a checkpoint. Those that have not after
-    ``bigbatch.tune.trials.save_time.stop_wait_s`` are stopped.
+    ``stop_file`` first asks them to stop by themselves, with a checkpoint. Trials that have not stopped after
+    ``bigbatch.tune.trials.save_time.stop_wait_s`` are ended.
     """
 
     def __init__(self, bridge: OptunaBridge, over: Callable[[], bool], stop_file: Path) -> None:
@@ -77,9 +79,10 @@ class StopWhen(Stopper):
         return False
 
     def stop_all(self) -> bool:
+        """Whether Tune should end all trials now. The first time the search is over, asks the trials to stop."""
         if self._asked_at is None and self._over():
             self._bridge.stopping = True
-            with contextlib.suppress(OSError):  # no room: they are stopped after the wait
+            with contextlib.suppress(OSError):  # the disk is full: the trials are ended after the wait
                 self._stop_file.touch()
             self._asked_at, self._wait_s = time.monotonic(), self._bridge.stop_wait_s()
             self._say("to write a checkpoint after the current step", f"waiting up to {duration(self._wait_s)}")
@@ -88,7 +91,7 @@ class StopWhen(Stopper):
         overdue = time.monotonic() - self._asked_at > self._wait_s
         if overdue and not self._gave_up:
             self._gave_up = True
-            self._say("that did not stop in time", "ended; on --resume they go on from an earlier checkpoint")
+            self._say("that did not stop in time", "ended; --resume continues them from an earlier checkpoint")
         return overdue or not self._bridge.at_work
 
     def _say(self, which: str, what: str) -> None:
@@ -100,34 +103,37 @@ class StopWhen(Stopper):
 
 
 class NoEmptyFolders(Callback):
-    """Removes the folder that Tune makes of each trial, and leaves empty, when it has ended.
+    """Removes the empty folder that Tune makes for each trial, when the trial has ended.
 
-    With its experiment state Tune copies all of them to the study's folder: one more inode a trial, until the end.
+    Tune copies all these folders to the study's folder with its experiment state: one more inode for each trial.
     """
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """Remove the trial's folder if it is empty."""
         if trial.local_path:
             with contextlib.suppress(OSError):  # it is not there, or not empty
                 os.rmdir(trial.local_path)
 
 
 class Silence(TrialProgressCallback):
-    """Tune adds its own, which prints of trials that end without a last result also where verbose is 0."""
+    """Replaces Tune's own reporter, which prints even with verbose 0 if a trial ends without a last result."""
 
     def _print(self, msg: str) -> None:
         pass
 
     def log_result(self, *_: Any, **__: Any) -> None:
+        """Print nothing."""
         pass
 
 
 class Ticks(Callback):
-    """Has Tune call ``tick`` in each of its rounds."""
+    """Lets Tune call ``tick`` in each of its rounds."""
 
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
 
     def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
+        """Call ``tick``."""
         self._watch.tick()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -136,10 +142,9 @@ class Ticks(Callback):
 
 @contextlib.contextmanager
 def memory_kills_fail_trials() -> Iterator[None]:
-    """Within it, a trial whose process Ray has ended on a node short of memory has failed like any other.
+    """Within the block, a trial whose process Ray ended for lack of memory counts as any other failed trial.
 
-    It goes on from its checkpoint, or fails for good. Tune (Ray 2.60) knows only processes that died by themselves, and
-    ends the whole search for this.
+    It continues from its checkpoint, or fails for good. Without this, Tune (Ray 2.60) would end the whole search.
     """
     before = RayActorManager._actor_task_failed
 

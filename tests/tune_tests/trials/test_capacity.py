@@ -153,7 +153,7 @@ def test_a_search_goes_on_with_smaller_workers_when_a_node_is_lost_and_grows_whe
         search.wait_for(r"nodes have changed: 2 nodes with 1 CPU core and 2\.1 GB: 2 trials at a time")
         assert search.end() == 0, search.stderr()
         log = "".join(search.lines)
-        assert log.count("its nodes have gone; it goes on with workers that fit") == 2
+        assert log.count("its nodes are gone; it continues with workers that fit") == 2
         trials = load(tmp_path / "runs" / "s").trials
         assert [t.state for t in trials] == [TrialState.COMPLETE] * 3
         assert all(list(t.intermediate_values) == list(range(1, 21)) for t in trials)
