@@ -55,7 +55,7 @@ class Decoding:
 
     def __call__(
         self, job: Any, indices: sampling.Indices, pixels: torch.Tensor, places: range, ahead: sampling.Indices
-    ) -> list[ring.Bad]:
+    ) -> list[ring.BadImage]:
         time.sleep(len(places) * self._image_s)
         return []
 

@@ -17,7 +17,7 @@ from bigbatch.cluster.host.command_line import (
     no_such_option,
     run_command,
 )
-from bigbatch.cluster.host.site.profiles import InputError, find
+from bigbatch.cluster.host.site.profiles import InputError, find_site
 from bigbatch.cluster.host.streams import reader_may_leave
 from bigbatch.cluster.host.waits import MARGIN_S
 from bigbatch.cluster.record import job_record
@@ -137,7 +137,7 @@ def _attach(argv: Sequence[str]) -> int:
 
 
 def _send(args: argparse.Namespace, request: Request, check: bool = False) -> int:
-    site = find(args.site)
+    site = find_site(args.site)
     answer = batch_script.submit_request(request, site, dry_run=args.dry_run, check=check)
     if args.dry_run:
         print(answer, end="")
@@ -168,7 +168,7 @@ def _logs(argv: Sequence[str]) -> int:
         print(queue.logs(args.job, node=args.node), end="")
         return DONE
     queue._check_id(args.job)
-    if waiting := queue.unheard(args.job, node=args.node):
+    if waiting := queue.why_no_log_yet(args.job, node=args.node):
         print(waiting, file=sys.stderr, flush=True)
     for line in queue.follow(args.job, node=args.node):
         print(line, end="", flush=True)
@@ -189,7 +189,7 @@ def _tunnel(argv: Sequence[str]) -> int:
     p.add_argument("--site", metavar="NAME|FILE.toml")
     p.add_argument("--port", type=int, default=8265, metavar="PORT", help="port on your own machine (default 8265)")
     args = p.parse_args(argv)
-    print(queue.tunnel(args.job, find(args.site), local_port=args.port))
+    print(queue.tunnel(args.job, find_site(args.site), local_port=args.port))
     return DONE
 
 

@@ -29,9 +29,9 @@ def options_of(parser) -> list[str]:
 
 PARSERS = {
     "tune": tune_parser("tune"),
-    "train": run.parser("train"),
-    "lr-find": lr_find.parser("lr-find"),
-    "pack": pack.parser(),
+    "train": run.train_parser("train"),
+    "lr-find": lr_find.lr_find_parser("lr-find"),
+    "pack": pack.pack_parser(),
 }
 OF_SUBMIT = (
     "--site --nodes --time --partition --account --qos --gpus-per-node --cpus-per-gpu --cpus-per-node --mem --gres "

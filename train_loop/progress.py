@@ -22,7 +22,7 @@ LINE_EVERY_S = 60.0
 
 
 @dataclass(frozen=True)
-class Steps:
+class StepProgress:
     """Where a run is. ``step`` 0 with ``epoch`` 0: its worker has begun, and prepares data and model."""
 
     epoch: int = 0
@@ -44,15 +44,15 @@ class Steps:
         return f"epoch {self.epoch}: step {self.step} of {self.steps}{rate}"
 
 
-class Pace:
-    """Turns finished steps into ``Steps``, at most one every ``every_s``."""
+class ProgressPace:
+    """Turns finished steps into ``StepProgress``, at most one every ``every_s``."""
 
     def __init__(self, every_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._every_s, self._clock = every_s, clock
         self._next = -float("inf")
         self._before: tuple[float, int, int] | None = None
 
-    def after(self, epoch: int, step: int, steps: int, images_per_step: int) -> Steps | None:
+    def after(self, epoch: int, step: int, steps: int, images_per_step: int) -> StepProgress | None:
         """None where it is too early for another. To be called after steps, say each second."""
         now, rate = self._clock(), 0.0
         if self._before is None or self._before[1] != epoch:  # validation lies between: no rate over it
@@ -64,7 +64,7 @@ class Pace:
             rate = (step - first) * images_per_step / (now - at)
             self._before = (now, epoch, step)
         self._next = now + self._every_s
-        return Steps(epoch, step, steps, rate)
+        return StepProgress(epoch, step, steps, rate)
 
 
 class ProgressFile:
@@ -72,17 +72,17 @@ class ProgressFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._pace = Pace(WRITE_EVERY_S)
+        self._pace = ProgressPace(WRITE_EVERY_S)
 
     def begin(self) -> None:
         """The worker runs."""
-        self._write(Steps())
+        self._write(StepProgress())
 
     def steps_done(self, epoch: int, step: int, steps: int, images_per_step: int) -> None:
         if entry := self._pace.after(epoch, step, steps, images_per_step):
             self._write(entry)
 
-    def _write(self, entry: Steps) -> None:
+    def _write(self, entry: StepProgress) -> None:
         # In place: a file that is replaced, or made anew, may stay unseen on NFS for as long as it caches names.
         with suppress(OSError):  # a full disk; the loop's own files will say so
             descriptor = os.open(self._path, os.O_WRONLY | os.O_TRUNC)
@@ -95,12 +95,12 @@ def progress_file(log_file: str | Path) -> Path:
     return Path(log_file).with_suffix(".progress")
 
 
-def read_progress(path: Path) -> Steps | None:
+def read_progress(path: Path) -> StepProgress | None:
     """The last entry; None where there is none yet, or it is being written."""
     try:
         text = path.read_text()
         values: dict[str, Any] = json.loads(text) if text.endswith("\n") else {}
-        return Steps(**values) if values else None
+        return StepProgress(**values) if values else None
     except (OSError, ValueError, TypeError):
         return None
 
@@ -111,12 +111,12 @@ class ProgressLines:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._said_at = clock()
-        self._last: Steps | None = None
+        self._last: StepProgress | None = None
 
     def something_was_said(self) -> None:
         self._said_at = self._clock()
 
-    def line(self, entry: Steps | None) -> str | None:
+    def line(self, entry: StepProgress | None) -> str | None:
         """What to say of ``entry`` now, if anything."""
         if entry is None or not entry.epoch or entry == self._last or self._clock() - self._said_at < LINE_EVERY_S:
             return None

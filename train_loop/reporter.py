@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TextIO
 
-from bigbatch.train_loop.progress import WRITE_EVERY_S, Pace, ProgressLines
+from bigbatch.train_loop.progress import WRITE_EVERY_S, ProgressLines, ProgressPace
 
 _log = logging.getLogger(__name__)
 
@@ -179,7 +179,7 @@ class PrintReporter:
 
     def __init__(self, rank: int = 0, file: TextIO | None = None) -> None:
         self._file = (file or sys.stdout) if rank == 0 else None
-        self._pace, self._lines = Pace(WRITE_EVERY_S), ProgressLines()
+        self._pace, self._lines = ProgressPace(WRITE_EVERY_S), ProgressLines()
 
     def report(self, record: EpochRecord) -> None:
         self._say(epoch_line(record))

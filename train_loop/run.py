@@ -13,8 +13,8 @@ if not __package__:
     root = Path(__file__).resolve().parents[1] / "cluster" / "host" / "root.py"
     runpy.run_path(str(root))["make_importable"](__file__)
 
-from bigbatch.cluster.host.streams import over  # noqa: E402
+from bigbatch.cluster.host.streams import exit_code_after_output  # noqa: E402
 from bigbatch.train_loop.launch.command import main  # noqa: E402
 
 if __name__ == "__main__":
-    sys.exit(over(main()))
+    sys.exit(exit_code_after_output(main()))

@@ -10,7 +10,7 @@ from bigbatch.cluster.host.command_line import INTERRUPTED, WRONG_INPUT
 from bigbatch.cluster.host.streams import reader_may_leave
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.errors import RayStartError
-from bigbatch.train_loop.host.disk_full import full_errno, words
+from bigbatch.train_loop.host.disk_full import describe_full_disk, full_errno
 from bigbatch.tune.plan.arguments import parse_options, tune_parser
 
 
@@ -52,7 +52,7 @@ def _guarded(prog: str, run: Callable[[], int]) -> int:
         if number is None:
             raise
         folder = Path(error.filename).parent if isinstance(error.filename, str) else Path.cwd()
-        print(f"{prog}: failed: {words(number, folder)}. Make room there.", file=sys.stderr)
+        print(f"{prog}: failed: {describe_full_disk(number, folder)}. Make room there.", file=sys.stderr)
         return 1
     except RayStartError as error:
         print(f"{prog}: failed: {error}", file=sys.stderr)

@@ -9,10 +9,10 @@ if not __package__:
     runpy.run_path(str(root))["make_importable"](__file__)
 
 try:
-    from bigbatch.cluster.host.streams import over
+    from bigbatch.cluster.host.streams import exit_code_after_output
     from bigbatch.tune.cli import tune_main
 except KeyboardInterrupt:  # Ctrl-C while Python still reads its files
     sys.exit(130)
 
 if __name__ == "__main__":
-    sys.exit(over(tune_main()))
+    sys.exit(exit_code_after_output(tune_main()))

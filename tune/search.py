@@ -35,7 +35,7 @@ from bigbatch.tune.trials.capacity import Capacity
 from bigbatch.tune.trials.samplers import MODEL_BASED, make_pruner, quiet_optuna, sampler_factory
 from bigbatch.tune.watch import wandb_log
 from bigbatch.tune.watch.columns import columns_of
-from bigbatch.tune.watch.display import PlainLines, Progress, make_display
+from bigbatch.tune.watch.display import PlainLines, SearchProgress, make_display
 from bigbatch.tune.watch.findings import (
     print_disk_full,
     print_findings,
@@ -48,8 +48,8 @@ from bigbatch.tune.watch.findings import (
 from bigbatch.tune.watch.interrupts import Interrupts, StopRequest
 from bigbatch.tune.watch.observer import Observer, TrialView
 from bigbatch.tune.watch.progress_file import ProgressFileWriter
-from bigbatch.tune.watch.views import counted, views
-from bigbatch.tune.watch.watch_thread import ClusterLost, Watch, end_process_unless_done, make_watch
+from bigbatch.tune.watch.views import ended_trials, trial_views
+from bigbatch.tune.watch.watch_thread import ClusterLost, SearchWatch, end_process_unless_done, make_watch
 
 if TYPE_CHECKING:  # it imports Ray
     from bigbatch.tune.trials.bridge import OptunaBridge
@@ -195,12 +195,12 @@ def _search(
     if plan.sampler in MODEL_BASED:  # the designs random and qmc stay as they are
         for point in plan.space.initial_points(plan.workload, plan.overrides):
             store.study.enqueue_trial(point, skip_if_exists=True)
-    finished = {view.number: view for view in counted(_views(store))}
+    finished = {view.number: view for view in ended_trials(_views(store))}
     if bridge.finished < plan.trials and not stop.is_set():
         log = LineLog(store.log_folder / "driver.log")
         columns = columns_of(plan.space, plan.workload, plan.overrides, plan.ranges)
-        lines = PlainLines(Progress(plan.trials, plan.share.concurrency, finished, columns), log)
-        with make_display(Progress(plan.trials, plan.share.concurrency, finished, columns)) as display:
+        lines = PlainLines(SearchProgress(plan.trials, plan.share.concurrency, finished, columns), log)
+        with make_display(SearchProgress(plan.trials, plan.share.concurrency, finished, columns)) as display:
             watch = _watch_over(ended, store, connection, [lines, display], stop)
             observers += [watch, lines, display]
             with interrupts.shown_by(display), watch.running():
@@ -209,7 +209,7 @@ def _search(
 
 def _watch_over(
     ended: _Ended, store: StudyStore, connection: Connection, tellers: list[Any], stop: StopRequest
-) -> Watch:
+) -> SearchWatch:
     """The watch over ``ended.bridge``. If the search can never continue, it ends the search, or else the process."""
 
     def last_resort() -> None:
@@ -281,17 +281,17 @@ def _make_bridge(
     return bridge
 
 
-def _fit(ended: _Ended, store: StudyStore, stop: StopRequest, watch: Watch, ray_storage: Path) -> None:
+def _fit(ended: _Ended, store: StudyStore, stop: StopRequest, watch: SearchWatch, ray_storage: Path) -> None:
     """Let Ray Tune run until enough trials have ended or something stops the search."""
     import ray.tune
 
     from bigbatch.tune.trials import trial_run
     from bigbatch.tune.trials.tune_hooks import (
-        NoEmptyFolders,
         PrunerScheduler,
-        Silence,
+        RemoveEmptyTrialFolders,
+        SilentProgress,
         StopWhen,
-        Ticks,
+        TickCallback,
         memory_kills_fail_trials,
     )
 
@@ -314,7 +314,7 @@ def _fit(ended: _Ended, store: StudyStore, stop: StopRequest, watch: Watch, ray_
             stop=StopWhen(bridge, _deadline(ended, store, stop), store.stop_file),
             failure_config=ray.tune.FailureConfig(max_failures=plan.restarts),
             verbose=0,
-            callbacks=[Silence(), NoEmptyFolders(), Ticks(watch)],
+            callbacks=[SilentProgress(), RemoveEmptyTrialFolders(), TickCallback(watch)],
         ),
     )
     try:
@@ -346,7 +346,7 @@ def _deadline(ended: _Ended, store: StudyStore, stop: StopRequest) -> Callable[[
 
 
 def _views(store: StudyStore) -> list[TrialView]:
-    return views(store.study.get_trials(deepcopy=False))
+    return trial_views(store.study.get_trials(deepcopy=False))
 
 
 def _end(ended: _Ended, trials: list[TrialView], stop: StopRequest, console: Console, store: StudyStore) -> int:
@@ -362,7 +362,7 @@ def _end(ended: _Ended, trials: list[TrialView], stop: StopRequest, console: Con
     if fatal:
         print(f"error: {fatal}. See {quoted(plan.folder / 'logs')}.", file=sys.stderr)
     refused = ended.deadline.refused or (ended.capacity is not None and ended.capacity.lost())
-    unfinished = len(counted(trials)) < plan.trials
+    unfinished = len(ended_trials(trials)) < plan.trials
     cut_short, stopped = refused and unfinished, stop.is_set() and unfinished
     if stopped or cut_short:
         command = resume_command(plan, store.ledger.held_s / 3600 if stop.reason == BUDGET_SPENT else None)

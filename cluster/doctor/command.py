@@ -36,7 +36,7 @@ from bigbatch.cluster.host import slurm_commands, slurm_values
 from bigbatch.cluster.host.command_line import make_parser
 from bigbatch.cluster.host.root import IMPORT_ROOT
 from bigbatch.cluster.host.site import quota
-from bigbatch.cluster.host.site.profiles import GENERIC, Site, find
+from bigbatch.cluster.host.site.profiles import GENERIC, Site, find_site
 from bigbatch.cluster.record import job_record
 
 MARK = "BIGBATCH-PROBE "
@@ -53,7 +53,7 @@ def doctor_main(argv: Sequence[str]) -> int:
     p.add_argument("--python", metavar="PATH", help="the nodes' interpreter (default: BIGBATCH_PYTHON, else this one)")
     p.add_argument("--json", action="store_true", help="print each finding as a line of JSON")
     args = p.parse_args(argv)
-    findings = examine(find(args.site), shared=args.shared, python=args.python)
+    findings = examine(find_site(args.site), shared=args.shared, python=args.python)
     for finding in findings:
         print(json.dumps(vars(finding)) if args.json else as_text(finding), flush=True)
     counts = {status: sum(finding.status == status for finding in findings) for status in (OK, WARN, FAIL)}
@@ -224,7 +224,7 @@ def judge_quota_command(site: Site) -> list[Finding]:
     if not site.quota_command:
         return []
     try:
-        lines = quota.ask(site)
+        lines = quota.run_quota_command(site)
     except quota.NoAnswer as error:
         return [Finding(WARN, "quota", f"{site.quota_command} on {socket.gethostname()}: {error}", "Run it yourself.")]
     return [Finding(OK, "quota", f"{site.quota_command}: " + " / ".join(lines))]

@@ -89,7 +89,7 @@ def code_digest(root: Path = ROOT) -> str:
 
 def gpus(env: Mapping[str, str], dev: Path = Path("/dev")) -> dict[str, Any]:
     """``granted``: by Slurm's variables, None outside of a job. ``seen``: what a process would use."""
-    granted = slurm_values.gpus_here(env)
+    granted = slurm_values.granted_gpus_here(env)
     files = len(list(dev.glob("nvidia[0-9]*")))
     visible = env.get("CUDA_VISIBLE_DEVICES")
     seen = files if visible is None else slurm_values.count_listed_devices(visible)

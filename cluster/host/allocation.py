@@ -95,7 +95,7 @@ def granted_gpus(env: Mapping[str, str] | None = None) -> int:
     for name in ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"):
         if name in env:
             return slurm_values.count_listed_devices(env[name])
-    return slurm_values.gpus_here(env) or 0
+    return slurm_values.granted_gpus_here(env) or 0
 
 
 def accelerator_files(dev: Path = Path("/dev")) -> list[str]:
@@ -124,7 +124,7 @@ def _number(text: str | None) -> int | None:
     return int(text) if text and text.isdigit() else None
 
 
-def planned(nodes: int, cpus: int, gpus: int) -> str:
+def planned_nodes_text(nodes: int, cpus: int, gpus: int) -> str:
     """``4x24c2g``: 4 nodes of 24 CPUs and 2 GPUs each."""
     return f"{nodes}x{cpus}c{gpus}g"
 

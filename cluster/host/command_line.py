@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from bigbatch.cluster.host.option_values import decimal_number, nearest, whole_number
+from bigbatch.cluster.host.option_values import decimal_number, nearest_word, whole_number
 
 Commands = Mapping[str, tuple[Callable[[Sequence[str]], int], str]]
 """By name: what runs a command with its arguments and returns the exit code, and what it does, in a few words."""
@@ -83,7 +83,7 @@ def no_such_option(word: str, known: Sequence[str]) -> str:
     if not word.startswith("-"):
         fix = f"Write --set {word}." if "=" in word and "--set" in known else "Options begin with --; see --help."
         return f"an argument must belong to an option; got {word!r}. {fix}"
-    near = nearest(word.split("=")[0], known)
+    near = nearest_word(word.split("=")[0], known)
     return f"no such option; got {word!r}. " + (f"Did you mean {near}?" if near else "See --help for all of them.")
 
 
@@ -95,7 +95,7 @@ def run_command(prog: str, commands: Commands, argv: Sequence[str]) -> int:
         print("\n".join(f"  {name:{width}}{what}" for name, (_, what) in commands.items()))
         return DONE if argv else WRONG_INPUT
     if argv[0] not in commands:
-        near = nearest(argv[0], commands)
+        near = nearest_word(argv[0], commands)
         fix = f"Did you mean {near!r}?" if near else f"Write one of {', '.join(commands)}."
         print(f"{prog}: error: no such command; got {argv[0]!r}. {fix}", file=sys.stderr)
         return WRONG_INPUT

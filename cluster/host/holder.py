@@ -49,19 +49,19 @@ class Holder:
         return asdict(self)
 
 
-def from_dict(values: Mapping[str, Any]) -> Holder:
+def holder_from_dict(values: Mapping[str, Any]) -> Holder:
     """What a file says; what is missing or of another kind is left out. Files of older versions name a job alone."""
     known = {f.name: values[f.name] for f in fields(Holder) if f.name in values}
     kept = {name: value for name, value in known.items() if type(value) is type(getattr(Holder, name))}
     return Holder(**{"whole_job": bool(kept.get("job")) and "pid" not in kept, **kept})
 
 
-def of_job(job_id: str) -> Holder:
+def job_holder(job_id: str) -> Holder:
     """The job that this process runs."""
     return Holder(secrets.token_hex(8), job_id, _restart(os.environ), True, os.uname().nodename, _user())
 
 
-def of_process(env: Mapping[str, str] | None = None) -> Holder:
+def process_holder(env: Mapping[str, str] | None = None) -> Holder:
     env = os.environ if env is None else env
     return Holder(
         token=secrets.token_hex(8),
@@ -69,7 +69,7 @@ def of_process(env: Mapping[str, str] | None = None) -> Holder:
         restart=_restart(env),
         host=os.uname().nodename,
         user=_user(),
-        machine=machine(),
+        machine=machine_id(),
         pid=os.getpid(),
         start_ticks=_start_ticks(os.getpid()) or 0,
     )
@@ -81,9 +81,9 @@ def is_driver_of_job(me: Holder, holder: Holder, env: Mapping[str, str] | None =
     return holder.whole_job and bool(env.get(JOB_FOLDER)) and me.job == holder.job != ""
 
 
-def lives(holder: Holder) -> bool | None:
+def is_alive(holder: Holder) -> bool | None:
     """Whether its process lives; None where that cannot be seen from here."""
-    if not holder.pid or not holder.machine or holder.machine != machine():
+    if not holder.pid or not holder.machine or holder.machine != machine_id():
         return None
     try:
         os.kill(holder.pid, 0)  # not by /proc alone: it may hide the processes of others
@@ -95,7 +95,7 @@ def lives(holder: Holder) -> bool | None:
     return ticks is None or ticks == holder.start_ticks
 
 
-def machine() -> str:
+def machine_id() -> str:
     """The same for all processes whose ids are one series; the host's name where the kernel does not say."""
     try:
         return f"{BOOT_ID.read_text().strip()} {os.readlink('/proc/self/ns/pid')}"

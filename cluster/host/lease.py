@@ -18,8 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from bigbatch.cluster.host import atomic_files, slurm_commands
-from bigbatch.cluster.host import holder as holders
-from bigbatch.cluster.host.holder import Holder
+from bigbatch.cluster.host.holder import (
+    Holder,
+    holder_from_dict,
+    is_alive,
+    is_driver_of_job,
+    job_holder,
+    process_holder,
+)
 from bigbatch.cluster.host.waits import CLAIM_S, RENEW_S, STALE_S
 
 FILE = ".lease"
@@ -68,7 +74,7 @@ class Lease:
 
     def __init__(self, folder: Path, job_id: str = "") -> None:
         self._folder, self._path = folder, folder / FILE
-        self._me = holders.of_job(job_id) if job_id else holders.of_process()
+        self._me = job_holder(job_id) if job_id else process_holder()
         self._is_job = bool(job_id)
         self._job_before: Holder | None = None
         """Whose place a driver has taken."""
@@ -156,7 +162,7 @@ class Lease:
         heartbeat = values.get("heartbeat")
         written = float(heartbeat) if isinstance(heartbeat, (int, float)) else 0.0
         age_s = time.time() - max(written, modified_ns / 1e9)
-        return Seen(holders.from_dict(values), (content, modified_ns), age_s)
+        return Seen(holder_from_dict(values), (content, modified_ns), age_s)
 
     def _watch(self, seen: Seen) -> Seen | None:
         """The lease with a sign of life, if its holder gives one within STALE_S."""
@@ -181,7 +187,7 @@ class Lease:
             now = self._look()
             if now is None or now.stamp != seen.stamp:
                 return False
-            if not self._is_job and holders.is_driver_of_job(self._me, seen.holder):
+            if not self._is_job and is_driver_of_job(self._me, seen.holder):
                 self._me = replace(self._me, whole_job=True)
                 self._job_before = replace(seen.holder, pid=0, start_ticks=0, machine="")
             self._write(self._me)
@@ -236,10 +242,10 @@ def judge(seen: Seen, me: Holder, is_running: Callable[[str], bool | None]) -> t
     A process of this machine is asked itself; of a job, Slurm; only any other is judged by its signs of life.
     """
     holder = seen.holder
-    drives = holders.is_driver_of_job(me, holder)
+    drives = is_driver_of_job(me, holder)
     if me.whole_job and holder.job == me.job:  # it was put back into the queue, or it comes from its own driver
         return LeaseVerdict.TAKE, ""
-    alive = holders.lives(holder)
+    alive = is_alive(holder)
     if drives and not holder.pid:
         return LeaseVerdict.TAKE, ""
     if alive:

@@ -56,7 +56,7 @@ def _address_of_route() -> str:
         return str(probe.getsockname()[0])
 
 
-def past_the_proxy(hosts: Sequence[str], env: Mapping[str, str]) -> dict[str, str]:
+def no_proxy_variables(hosts: Sequence[str], env: Mapping[str, str]) -> dict[str, str]:
     """Variables with which a site's proxy for the internet is not asked for ``hosts`` and this machine."""
     return {
         name: ",".join(filter(None, [env.get(name), "localhost", "127.0.0.1", *hosts]))

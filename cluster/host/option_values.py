@@ -25,14 +25,16 @@ def whole_number(text: str) -> int:
     value = _float(text)
     if value is not None and math.isfinite(value) and value == int(value):
         return int(value)
-    raise argparse.ArgumentTypeError(f"must be a whole number; got {text!r}. Write {example(text, 'e.g. 10')}.")
+    raise argparse.ArgumentTypeError(
+        f"must be a whole number; got {text!r}. Write {plain_number_example(text, 'e.g. 10')}."
+    )
 
 
 def decimal_number(text: str) -> float:
     value = _float(text)
     if value is None:
         raise argparse.ArgumentTypeError(
-            f"must be a number; got {text!r}. Write {example(text, 'e.g. 0.5', percent=True)}."
+            f"must be a number; got {text!r}. Write {plain_number_example(text, 'e.g. 0.5', percent=True)}."
         )
     return value
 
@@ -46,7 +48,7 @@ def fraction(text: str) -> float:
     return value
 
 
-def example(text: str, otherwise: str, percent: bool = False) -> str:
+def plain_number_example(text: str, otherwise: str, percent: bool = False) -> str:
     """What ``2k``, and with ``percent`` also ``10%``, is as a plain number; ``otherwise`` where that cannot be told."""
     if match := re.fullmatch(r"(\d+(?:\.\d+)?)([kKmM])", text.strip()):
         return f"{float(match[1]) * THOUSANDS[match[2].lower()]:.15g}"
@@ -56,7 +58,7 @@ def example(text: str, otherwise: str, percent: bool = False) -> str:
     return otherwise
 
 
-def nearest(word: str, known: Iterable[str]) -> str | None:
+def nearest_word(word: str, known: Iterable[str]) -> str | None:
     """The known word that ``word`` was probably meant to be, in any case; None where none is near enough."""
     by_lower = {one.lower(): one for one in known}
     found = difflib.get_close_matches(word.lower(), list(by_lower), n=1, cutoff=NEAR)

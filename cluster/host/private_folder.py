@@ -31,12 +31,12 @@ OWNERLESS_S = 60.0
 OURS = frozenset(("r", "tls", "token", "start.log", f"{OWNER}.new"))
 """What lies in a folder without an owner that is ours: a user may have named one of theirs alike."""
 TAIL = "[0-9a-f]" * 4
-"""Pattern of what ``make`` adds to the prefix."""
+"""Pattern of what ``make_private_folder`` adds to the prefix."""
 OURS_BY_NAME = re.compile(r"bb(n|-ray)-.*[0-9a-f]{4}")
 """A private folder of a job or a search."""
 
 
-def bases(env: Mapping[str, str] | None = None) -> list[str]:
+def base_folders(env: Mapping[str, str] | None = None) -> list[str]:
     """Folders local to the node, best first: the site's, the job's own, the user's, /tmp."""
     env = os.environ if env is None else env
     candidates = [env.get("BIGBATCH_NODE_TMP"), env.get("SLURM_TMPDIR"), env.get("TMPDIR"), "/tmp"]
@@ -47,7 +47,7 @@ def is_short_enough(base: str, prefix: str) -> bool:
     return len(f"{base}/{prefix}xxxx/r") + RAY_ADDS <= SOCKET_PATH_LIMIT
 
 
-def make(prefix: str, candidates: Sequence[str]) -> tuple[Path, IO[str]]:
+def make_private_folder(prefix: str, candidates: Sequence[str]) -> tuple[Path, IO[str]]:
     """A new 0700 folder in the first of ``candidates`` that will do, and the open file ``owner`` in it.
 
     A lock on that file, which ends with this process however it ends, tells others that the folder is in
@@ -64,7 +64,7 @@ def make(prefix: str, candidates: Sequence[str]) -> tuple[Path, IO[str]]:
     raise OSError(f"no writable, short node-local folder among {', '.join(candidates)}. Set TMPDIR to one.")
 
 
-def temporary_in(folder: Path, env: Mapping[str, str] | None = None) -> dict[str, str]:
+def temporary_folder_variables(folder: Path, env: Mapping[str, str] | None = None) -> dict[str, str]:
     """Variables for processes whose temporary files are to go with ``folder``; ``env``: those of the user.
 
     The folder's path is short, the user's own may not be: Python puts sockets into TMPDIR.
@@ -78,8 +78,8 @@ def temporary_in(folder: Path, env: Mapping[str, str] | None = None) -> dict[str
 
 @contextmanager
 def temporary_folder(job_id: str) -> Iterator[Path]:
-    """A new folder of this job on this node; on leaving it is gone. Raises OSError, see ``make``."""
-    folder, owner = make(f"{PREFIX}{job_id}-", bases())
+    """A new folder of this job on this node; on leaving it is gone. Raises OSError, see ``make_private_folder``."""
+    folder, owner = make_private_folder(f"{PREFIX}{job_id}-", base_folders())
     with owner:
         try:
             yield folder
@@ -117,7 +117,7 @@ def remove_stale(
     still run out of them.
     """
     removed = []
-    for base in bases(env) if candidates is None else candidates:
+    for base in base_folders(env) if candidates is None else candidates:
         for folder in Path(base).glob(pattern):
             if _is_abandoned(folder):
                 processes.end_processes_of(folder)

@@ -29,7 +29,7 @@ def make_importable(script: str) -> None:
         sys.path.insert(0, str(IMPORT_ROOT))
 
 
-def stand_for(package: str) -> None:
+def alias_package(package: str) -> None:
     """Make ``bigbatch.<package>`` answer to the name ``package``, so that no module is imported under two names.
 
     For ``python -m cluster.job`` and its like in a clone's root: batch scripts that were queued before the packages

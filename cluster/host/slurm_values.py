@@ -83,7 +83,7 @@ def read_gpu_count(text: str | None) -> int | None:
     return sum(named or others) if parts else None
 
 
-def gpus_here(env: Mapping[str, str]) -> int | None:
+def granted_gpus_here(env: Mapping[str, str]) -> int | None:
     """GPUs that Slurm has granted on this node, by the first variable that says it; None where none does."""
     count = read_gpu_count(env.get("SLURM_GPUS_ON_NODE"))
     lists = (env.get(name) for name in ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS"))

@@ -77,7 +77,7 @@ def reader_may_leave(ends: bool = False) -> Iterator[None]:
             sys.stdout, sys.stderr = before
 
 
-def over(code: int) -> int:
+def exit_code_after_output(code: int) -> int:
     """``code``, once a program has said all. Ctrl-C ends the process with it from now on.
 
     After torch and Ray it takes Python seconds to clear up, and an interrupt in that would be a traceback.

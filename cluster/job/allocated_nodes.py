@@ -70,7 +70,7 @@ def read_allocation(
             "Submit it once for each search, with --study NAME."
         )
     job_id = env["SLURM_JOB_ID"]
-    gpus = slurm_values.gpus_here(env)
+    gpus = slurm_values.granted_gpus_here(env)
     return Allocation(
         job_id=job_id,
         nodes=tuple(_nodes(env, hostnames)),

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bigbatch.cluster.host import slurm_commands
-from bigbatch.cluster.host.allocation import PLANNED_NODES, planned
+from bigbatch.cluster.host.allocation import PLANNED_NODES, planned_nodes_text
 from bigbatch.cluster.host.lease import Lease, StudyHeld
 from bigbatch.cluster.job import options
 from bigbatch.cluster.job.allocated_nodes import Allocation
@@ -89,7 +89,7 @@ def planned_nodes_variable(allocation: Allocation | None) -> dict[str, str]:
     cpus = {node.cpus for node in allocation.nodes} if allocation is not None and allocation.cpus else set()
     if allocation is None or len(cpus) != 1:
         return {}
-    return {PLANNED_NODES: planned(len(allocation.nodes), cpus.pop() or 0, allocation.gpus_per_node)}
+    return {PLANNED_NODES: planned_nodes_text(len(allocation.nodes), cpus.pop() or 0, allocation.gpus_per_node)}
 
 
 class ArgumentCheck:

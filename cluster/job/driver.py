@@ -101,7 +101,12 @@ def driver_environment(ray: Mapping[str, str], folder: Path, tmp: Path) -> dict[
         folder, tmp: of the job: on the shared file system, and on this node until the job ends.
     """
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])  # `python`: this one
-    env = {**ray, "PATH": path, "BIGBATCH_JOB_FOLDER": str(folder), **private_folder.temporary_in(tmp, ray)}
+    env = {
+        **ray,
+        "PATH": path,
+        "BIGBATCH_JOB_FOLDER": str(folder),
+        **private_folder.temporary_folder_variables(tmp, ray),
+    }
     if env.get("BIGBATCH_CONTAINER"):  # the head's Ray has its sockets beside it, and the image sees what is bound
         env["BIGBATCH_NODE_TMP"] = str(tmp.parent)
     return env

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from bigbatch.cluster.host.waits import MARGIN_S, SLURM_EARLY_S
 from bigbatch.cluster.record.job_record import JobRecord
 
-SURE = 2
+STARTS_TO_BE_SURE = 2
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class EarlySignal:
     @property
     def sure(self) -> bool:
         """It comes in each start."""
-        return self.starts >= SURE
+        return self.starts >= STARTS_TO_BE_SURE
 
     def words(self, margin_s: float) -> str:
         """What it is, and what to write instead."""
@@ -34,13 +34,13 @@ class EarlySignal:
         )
 
 
-def last(before: JobRecord | None) -> EarlySignal | None:
+def last_early_signal(before: JobRecord | None) -> EarlySignal | None:
     """That of the start before this one."""
     stored = before.early_signal if before is not None else None
     return EarlySignal(stored["left_s"], int(stored.get("starts", 1))) if stored and "left_s" in stored else None
 
 
-def noticed(
+def note_early_signal(
     came_at: float | None, ended_at: float, ends_at: float | None, margin_s: float, before: EarlySignal | None
 ) -> EarlySignal | None:
     """What this start knows of an early signal.

@@ -14,7 +14,7 @@ from bigbatch.cluster.host.root import ROOT
 from bigbatch.cluster.host.waits import MARGIN_S
 from bigbatch.cluster.node.ray_commands import in_container_if_any, ray_python
 
-TUNE = ROOT / "tune" / "run.py"
+TUNE_SCRIPT = ROOT / "tune" / "run.py"
 USAGE = "sbatch [-N 4 …] cluster/ray_head_workers.slurm [options of the job] --space NAME … | -- COMMAND …"
 
 
@@ -129,7 +129,7 @@ def driver_command(options: JobOptions, default_name: str, address: str, folder:
     started = folder is not None and (folder / "study.json").exists()
     if started and (again or not named) and "--resume" not in arguments:
         arguments.append("--resume")
-    return [ray_python(), str(TUNE), *arguments, "--address", address]
+    return [ray_python(), str(TUNE_SCRIPT), *arguments, "--address", address]
 
 
 def workers(options: JobOptions) -> int | None:

@@ -17,8 +17,8 @@ from bigbatch.cluster.job.policy import Action
 from bigbatch.cluster.record import job_record
 from bigbatch.cluster.record.study_progress import JOURNAL
 
-PREDECESSOR = "BIGBATCH_PREDECESSOR"
-STUDY = "BIGBATCH_DEFAULT_STUDY"
+PREDECESSOR_VARIABLE = "BIGBATCH_PREDECESSOR"
+STUDY_VARIABLE = "BIGBATCH_DEFAULT_STUDY"
 START_DELAY_S = 12
 START_ATTEMPTS = 10
 
@@ -26,13 +26,13 @@ START_ATTEMPTS = 10
 def default_study_name(job_id: str, env: Mapping[str, str] | None = None) -> str:
     """The study of a job whose user named none: the same in every restart and successor."""
     env = os.environ if env is None else env
-    return env.get(STUDY) or f"bigbatch-{job_id}"
+    return env.get(STUDY_VARIABLE) or f"bigbatch-{job_id}"
 
 
 def record_of_predecessor(env: Mapping[str, str] | None = None) -> job_record.JobRecord | None:
     """The record of the job that submitted this one as its successor (``--chain``)."""
     env = os.environ if env is None else env
-    return job_record.read_record(env[PREDECESSOR], env) if env.get(PREDECESSOR) else None
+    return job_record.read_record(env[PREDECESSOR_VARIABLE], env) if env.get(PREDECESSOR_VARIABLE) else None
 
 
 def first_record(
@@ -69,7 +69,7 @@ def start_again(
     """Have ``job``, or a successor, started. ``again``: Slurm did not answer before. Raises SlurmError."""
     if action is Action.CHAIN:
         # A controller that did not answer may have taken the successor nonetheless.
-        known = successor.in_queue(job.job_id) if again else None
+        known = successor.find_successor(job.job_id) if again else None
         job.successor = known or submit_successor(job.job_id, list(job.excluded), default_study)
         say(f"job {job.successor} goes on when this one has ended")
     elif action is Action.REQUEUE:
@@ -146,10 +146,14 @@ def submit_successor(job_id: str, excluded: list[str], default_study: str) -> st
     """Submit a successor of this job that starts when it has ended. Returns its id. Raises SlurmError."""
     components = slurm_commands.component_fields(job_id)
     fields = components[0]
-    env = {**successor.environment_for_successor(os.environ), PREDECESSOR: job_id, STUDY: default_study}
+    env = {
+        **successor.environment_for_successor(os.environ),
+        PREDECESSOR_VARIABLE: job_id,
+        STUDY_VARIABLE: default_study,
+    }
     # --export=ALL on the command line wins over SBATCH_EXPORT=NONE: the successor must know its predecessor.
     options = ["--export=ALL", f"--dependency=afterany:{job_id}", *successor.sbatch_options(fields)]
-    options.append(f"--comment={successor.marked(fields.get('Comment'), job_id)}")
+    options.append(f"--comment={successor.comment_with_mark(fields.get('Comment'), job_id)}")
     avoided = excluded_by_user(fields)
     if excluded and may_exclude(job_id, excluded):
         avoided += [node for node in excluded if node not in avoided]

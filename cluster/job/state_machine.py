@@ -114,7 +114,7 @@ class Job:
         self._default_study = restart.default_study_name(allocation.job_id)
         self._study = options.study_folder(self._options, self._default_study, self._cwd)
         self._record = restart.first_record(allocation, self._options, self._study, before)
-        self._early = early_signal.last(before)
+        self._early = early_signal.last_early_signal(before)
         self._folder = job_record.folder_of(allocation.job_id)
         checks.write_first_record(self._record)
         self._lease = checks.take_lease(self._study, allocation.job_id) if self._study else None
@@ -309,7 +309,7 @@ class Job:
 
     def _note_early_signal(self) -> None:
         usr1, end = self._job_watch.usr1_at, self._allocation.end_time
-        self._early = early_signal.noticed(usr1, time.time(), end, self._options.margin_s, self._early)
+        self._early = early_signal.note_early_signal(usr1, time.time(), end, self._options.margin_s, self._early)
         self._record.early_signal = dataclasses.asdict(self._early) if self._early else None
         if self._early and usr1:
             self._say(self._early.words(self._options.margin_s))

@@ -8,7 +8,7 @@ from bigbatch.cluster.host import slurm_commands, slurm_values
 
 MARK = "bigbatch-after-"
 """With the predecessor's id, a word of the successor's comment, by which it is found in the queue."""
-OPTIONS = {
+SBATCH_OPTIONS = {
     "JobName": "--job-name",
     "Partition": "--partition",
     "Account": "--account",
@@ -24,19 +24,19 @@ OPTIONS = {
     "Licenses": "--licenses",
 }
 EXCLUSIVE = {"NO": "--exclusive", "USER": "--exclusive=user", "MCS": "--exclusive=mcs"}
-OF_THIS_JOB = ("SLURM_", "SRUN_", "RAY_")
-DEVICES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
+THIS_JOB_VARIABLES = ("SLURM_", "SRUN_", "RAY_")
+DEVICE_VARIABLES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
 
 
 def environment_for_successor(env: Mapping[str, str]) -> dict[str, str]:
     """``env`` without what is this job's alone; Slurm's configuration stays."""
-    kept = {k: v for k, v in env.items() if not k.startswith(OF_THIS_JOB) and k not in DEVICES}
+    kept = {k: v for k, v in env.items() if not k.startswith(THIS_JOB_VARIABLES) and k not in DEVICE_VARIABLES}
     return {**kept, **({"SLURM_CONF": env["SLURM_CONF"]} if "SLURM_CONF" in env else {})}
 
 
 def sbatch_options(fields: Mapping[str, str]) -> list[str]:
     """What a job was given, as options of sbatch, from the fields of ``scontrol show job``."""
-    given = {option: fields[name] for name, option in OPTIONS.items() if slurm_values.is_set(fields.get(name))}
+    given = {option: fields[name] for name, option in SBATCH_OPTIONS.items() if slurm_values.is_set(fields.get(name))}
     if "--gres" in given:  # gres:gpu:2 or, with types, gres/gpu:a100:2
         given["--gres"] = given["--gres"].replace("gres:", "").replace("gres/", "")
     given["--nodes"] = str(slurm_values.least_count(fields.get("NumNodes")) or 1)
@@ -78,14 +78,14 @@ def _gpus(tres: str | None) -> str:
     return ",".join(f"{kind}:{count}" if kind else str(count) for name, kind, count in parts if name == "gpu")
 
 
-def marked(comment: str | None, job_id: str) -> str:
+def comment_with_mark(comment: str | None, job_id: str) -> str:
     """The comment of ``job_id``'s successor: the user's own, and the mark."""
     words = (comment or "").split() if slurm_values.is_set(comment) else []
     own = [word for word in words if not word.startswith(MARK)]
     return " ".join([*own, MARK + job_id])
 
 
-def in_queue(job_id: str) -> str | None:
+def find_successor(job_id: str) -> str | None:
     """The successor of ``job_id`` that Slurm lists, if it does. Raises SlurmError."""
     for line in slurm_commands.run("squeue", "--me", "--noheader", "--format=%i|%k").splitlines():
         found, _, comment = line.strip().partition("|")

@@ -17,7 +17,7 @@ from bigbatch.cluster.record import study_progress
 
 CHECKPOINTS = "checkpoints/*/latest.pt"
 LONG_ENOUGH_S = 600.0
-USUAL_START_S = 60.0
+USUAL_START_UP_S = 60.0
 """Until the nodes are up and trials begin."""
 
 
@@ -94,10 +94,10 @@ class JobStart:
         left = self._ends_at - self._margin_s - self._began_at
         if longest <= left:
             return None
+        enough = _minutes(longest + self._margin_s + USUAL_START_UP_S)
         return (
             f"an epoch of this study took up to {longest:.0f} s, and this start leaves trials {left:.0f} s: they go on "
-            f"from checkpoints within epochs. With sbatch --time={_minutes(longest + self._margin_s + USUAL_START_S)} "
-            "or more an epoch fits."
+            f"from checkpoints within epochs. With sbatch --time={enough} or more an epoch fits."
         )
 
     def driver_begins(self) -> None:

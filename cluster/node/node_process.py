@@ -102,7 +102,9 @@ class NodeProcess:
     def _start_ray(self, folder: Path, chosen: ports.NodePorts, certificates: Path | None) -> subprocess.Popen[bytes]:
         gcs = self._gcs or f"{self._ip}:{chosen.gcs}"
         environment = ray_commands.ray_environment(gcs, self._record / credentials.TOKEN_FILE, certificates)
-        environment.update(private_folder.temporary_in(folder))  # what Ray and its workers leave there goes with it
+        environment.update(
+            private_folder.temporary_folder_variables(folder)
+        )  # what Ray and its workers leave there goes with it
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(IMPORT_ROOT), os.environ.get("PYTHONPATH")]))
         command = ray_commands.ray_start_command(
             self._ip, gcs, chosen, self._share, folder / "r", {"slurm_job": self._job_id, "slurm_node": self._name}

@@ -34,7 +34,15 @@ SETTINGS = {
     "PYTHONUNBUFFERED": "1",
 }
 
-OF_ANOTHER_CLUSTER = ("RAY_ADDRESS", "RAY_AUTH_", "RAY_USE_TLS", "RAY_TLS_", "RAY_TMPDIR", "RAY_NAMESPACE", "RAY_JOB_")
+OTHER_CLUSTER_VARIABLES = (
+    "RAY_ADDRESS",
+    "RAY_AUTH_",
+    "RAY_USE_TLS",
+    "RAY_TLS_",
+    "RAY_TMPDIR",
+    "RAY_NAMESPACE",
+    "RAY_JOB_",
+)
 
 
 @dataclass(frozen=True)
@@ -60,9 +68,9 @@ def ray_environment(address: str, token: Path, certificates: Path | None) -> dic
 
     Without RAY_ADDRESS in every process Ray's clean-up asks whichever cluster it finds on the host.
     """
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith(OF_ANOTHER_CLUSTER)}
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(OTHER_CLUSTER_VARIABLES)}
     values = {**inherited, **SETTINGS, **credentials.credential_variables(token, certificates), "RAY_ADDRESS": address}
-    return {**values, **network.past_the_proxy([address.rpartition(":")[0]], values)}
+    return {**values, **network.no_proxy_variables([address.rpartition(":")[0]], values)}
 
 
 def ray_python(env: Mapping[str, str] | None = None) -> str:

@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from bigbatch.cluster.host import slurm_commands
-from bigbatch.cluster.host.allocation import PLANNED_NODES, planned
+from bigbatch.cluster.host.allocation import PLANNED_NODES, planned_nodes_text
 from bigbatch.cluster.host.atomic_files import write_text
 from bigbatch.cluster.host.root import ROOT
 from bigbatch.cluster.host.site.profiles import (
@@ -26,7 +26,7 @@ from bigbatch.cluster.host.site.profiles import (
     InputError,
     Partition,
     Site,
-    find,
+    find_site,
     format_time,
 )
 from bigbatch.cluster.host.waits import MARGIN_S
@@ -66,7 +66,7 @@ def submit(
             )
     wishes |= {name: os.fspath(value) for name, value in wishes.items() if isinstance(value, os.PathLike)}
     request = Request(arguments=tuple(arguments), **wishes)  # type: ignore[arg-type]
-    return submit_request(request, find(site, env), dry_run=dry_run, check=check, env=env)
+    return submit_request(request, find_site(site, env), dry_run=dry_run, check=check, env=env)
 
 
 def submit_request(
@@ -104,7 +104,7 @@ def _check_search(request: Request, needs: JobResources, script: str) -> None:
     arguments = options.parse_job_options([*request.job_options, *request.arguments]).arguments
     env = _outside_of_jobs(os.environ)
     if not any(option.startswith(COUNTED_OTHERWISE) for option in request.options):
-        env[PLANNED_NODES] = planned(needs.nodes, needs.cpus_per_node, needs.gpus_per_node)
+        env[PLANNED_NODES] = planned_nodes_text(needs.nodes, needs.cpus_per_node, needs.gpus_per_node)
     note = search_check.check_search(arguments, script, cwd, env)
     if note:
         print(f"bigbatch cluster: {note}", file=sys.stderr)

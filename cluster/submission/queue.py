@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bigbatch.cluster.host import slurm_commands
-from bigbatch.cluster.host.site.profiles import InputError, Site, find
+from bigbatch.cluster.host.site.profiles import InputError, Site, find_site
 from bigbatch.cluster.record import job_record, study_progress
 from bigbatch.cluster.record.job_record import JobRecord
 from bigbatch.cluster.record.study_progress import StudyProgress
@@ -167,7 +167,7 @@ def _no_log(job_id: str, node: str | None, env: Mapping[str, str] | None) -> Inp
     )
 
 
-def unheard(job_id: str, *, node: str | None = None, env: Mapping[str, str] | None = None) -> str | None:
+def why_no_log_yet(job_id: str, *, node: str | None = None, env: Mapping[str, str] | None = None) -> str | None:
     """A line for who is about to follow a job that has written nothing yet: what Slurm says of it. Else None."""
     if _log_files(job_id, node, env):
         return None
@@ -282,7 +282,7 @@ def tunnel(
         raise InputError(
             f"job {job_id} has no dashboard; {state}. Wait until `bigbatch cluster queue` shows it running."
         )
-    site = site or find(None, env)
+    site = site or find_site(None, env)
     user = getpass.getuser()
     login = site.login_host or "LOGIN_NODE"
     lines = [

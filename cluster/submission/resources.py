@@ -60,7 +60,7 @@ def job_resources(
     env = os.environ if env is None else env
     _check_words(request, site)
     partition = _partition(request, site, live)
-    said = wishes.gpus_said(request)
+    said = wishes.read_gpu_options(request)
     wishes.check_gpus(said, partition)
     by_sbatch = bool(said) and not any(one.own for one in said)
     gpus = _gpus(request, said, site, partition)
@@ -158,11 +158,11 @@ def _gres(request: Request, partition: Partition | None) -> str:
     """What ``--gres`` calls a GPU, without the number."""
     if request.gres is None:
         return partition.gres if partition else "gpu"
-    name, kind, _ = wishes.read_gres(request.gres)
+    name, kind, _ = wishes.parse_gres(request.gres)
     return f"{name}:{kind}" if kind else name
 
 
-def _gpus(request: Request, said: list[wishes.Gpus], site: Site, partition: Partition | None) -> int:
+def _gpus(request: Request, said: list[wishes.GpuOption], site: Site, partition: Partition | None) -> int:
     """GPUs of each node: asked for, or all that one has. What sbatch is told of is only taken where it can be."""
     most = partition.gpus_per_node if partition else None
     counts = [int(one.count) for one in said if one.count is not None and one.count == int(one.count)]

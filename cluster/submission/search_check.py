@@ -29,11 +29,11 @@ from bigbatch.cluster.node.ray_commands import ray_python
 ARGUMENT = "--check-search"
 """As the first argument of ``ray_head_workers.slurm``: check and end."""
 CHECK = ROOT / "tune" / "plan" / "submission_check.py"
-LIMIT_S = 120.0
+CHECK_LIMIT_S = 120.0
 """For the job's environment to answer: a first import from a shared file system takes its time."""
 ELSEWHERE_LIMIT_S = 30.0
 SPEAK_AFTER_S = 5.0
-FOR_THE_CHECK = "BIGBATCH_CHECK"
+CHECK_VARIABLE = "BIGBATCH_CHECK"
 """Set to 1 while a prelude or a site's commands run for the check, so that they can leave out what is for nodes."""
 
 
@@ -60,7 +60,7 @@ def check_search(arguments: Sequence[str], script: str, cwd: str, env: Mapping[s
     Raises InputError with the search's own words where it is refused.
     """
     shell = [shutil.which("bash") or "/bin/bash", *(["-l"] if script.startswith("#!/bin/bash -l") else [])]
-    answer = _ask([*shell, "-c", script], cwd, {**env, FOR_THE_CHECK: "1"}, LIMIT_S)
+    answer = _ask([*shell, "-c", script], cwd, {**env, CHECK_VARIABLE: "1"}, CHECK_LIMIT_S)
     why = answer.unanswered
     if answer.missing:
         why = f"its Python has no {', '.join(answer.missing)} on this machine"

@@ -16,7 +16,7 @@ from bigbatch.cluster.host.command_line import empty_value
 from bigbatch.cluster.host.site.profiles import InputError, Partition, parse_time
 from bigbatch.cluster.submission.request import Request
 
-WHOLE = {"nodes": 1, "gpus_per_node": 0, "cpus_per_gpu": 1, "cpus_per_node": 1, "signal_s": 1}
+MIN_WHOLE_NUMBERS = {"nodes": 1, "gpus_per_node": 0, "cpus_per_gpu": 1, "cpus_per_node": 1, "signal_s": 1}
 """Fields that are whole numbers, with the least that they may be."""
 LARGEST_SIGNAL_S = 65535
 MEMORY = ("--mem", "--mem-per-cpu", "--mem-per-gpu")
@@ -29,15 +29,15 @@ def check_kinds(request: Request) -> None:
         option = "--signal" if name == "signal_s" else f"--{name.replace('_', '-')}"
         if value is None or isinstance(value, tuple):
             continue
-        if name not in WHOLE:
+        if name not in MIN_WHOLE_NUMBERS:
             if not isinstance(value, str):
                 raise InputError(f"{option} must be text; got {value!r}. Write '{value}'.")
             if not value.strip():
                 raise InputError(empty_value(option, value))
         elif not isinstance(value, int) or isinstance(value, bool):
             raise InputError(f"{option} must be a whole number; got {value!r}. Write it without quotes.")
-        elif value < WHOLE[name]:
-            raise InputError(f"{option} must be at least {WHOLE[name]}; got {value}. Write {option} {WHOLE[name]}.")
+        elif value < (least := MIN_WHOLE_NUMBERS[name]):
+            raise InputError(f"{option} must be at least {least}; got {value}. Write {option} {least}.")
     if request.signal_s > LARGEST_SIGNAL_S:
         raise InputError(f"--signal must be at most {LARGEST_SIGNAL_S}; got {request.signal_s}. Write --signal 120.")
 
@@ -80,7 +80,7 @@ def check_memory(option: str, text: str) -> None:
 
 
 @dataclass(frozen=True)
-class Gpus:
+class GpuOption:
     """What one option says of the GPUs of a node. None and empty: it says nothing of that."""
 
     words: str
@@ -90,21 +90,21 @@ class Gpus:
     """An option of the request itself, not one that is handed to sbatch."""
 
 
-def gpus_said(request: Request) -> list[Gpus]:
+def read_gpu_options(request: Request) -> list[GpuOption]:
     """What the request says of GPUs, each option by itself. Raises InputError where one cannot be read."""
     said = []
     if request.gres is not None:
-        name, kind, count = read_gres(request.gres)
-        said.append(Gpus(f"--gres {request.gres}", count, kind, True))
+        name, kind, count = parse_gres(request.gres)
+        said.append(GpuOption(f"--gres {request.gres}", count, kind, True))
     if request.gpus_per_node is not None:
-        said.append(Gpus(f"--gpus-per-node {request.gpus_per_node}", request.gpus_per_node, "", True))
+        said.append(GpuOption(f"--gpus-per-node {request.gpus_per_node}", request.gpus_per_node, "", True))
     for option, value in _by_sbatch(request, GPUS_BY_SBATCH):
         other_nodes = any(name.startswith("--nodes") for name in request.options)
         said += _of_sbatch(option, value, 0 if other_nodes else request.nodes)
     return said
 
 
-def _of_sbatch(option: str, value: str, nodes: int) -> list[Gpus]:
+def _of_sbatch(option: str, value: str, nodes: int) -> list[GpuOption]:
     """``nodes``: 0 where their number is not known, so that a number of GPUs in all says nothing of a node."""
     words = f"--sbatch={option}={value}"
     if option == "--gres":
@@ -116,11 +116,11 @@ def _of_sbatch(option: str, value: str, nodes: int) -> list[Gpus]:
             raise InputError(f"--sbatch={option} must be N or TYPE:N; got {value!r}. Write e.g. --sbatch={option}=4.")
         parts = [(kind, count)]
     if len(parts) != 1 or option == "--gpus-per-socket":  # several kinds, or sockets, of which nothing is known here
-        return [Gpus(words, None, "", False)] if parts else []
+        return [GpuOption(words, None, "", False)] if parts else []
     kind, count = parts[0]
     if option != "--gpus":
-        return [Gpus(words, count, kind, False)]  # also by task: a node has one
-    return [Gpus(words, count / nodes if nodes else None, kind, False)]
+        return [GpuOption(words, count, kind, False)]  # also by task: a node has one
+    return [GpuOption(words, count / nodes if nodes else None, kind, False)]
 
 
 def resources_beside_gpus(request: Request) -> list[str]:
@@ -129,7 +129,7 @@ def resources_beside_gpus(request: Request) -> list[str]:
     return [value for value in values if all(name != "gpu" for name, _, _ in slurm_values.gres_parts(value))]
 
 
-def read_gres(text: str) -> tuple[str, str, int | None]:
+def parse_gres(text: str) -> tuple[str, str, int | None]:
     """Name, type and number of ``gpu``, ``gpu:a100``, ``gpu:2`` or ``gpu:a100:2``. Raises InputError."""
     match = re.fullmatch(r"(gpu)(?::([A-Za-z0-9_.-]*[A-Za-z_.-][A-Za-z0-9_.-]*))?(?::([0-9]+))?", text)
     if not match:
@@ -140,7 +140,7 @@ def read_gres(text: str) -> tuple[str, str, int | None]:
     return match[1], match[2] or "", int(match[3]) if match[3] else None
 
 
-def check_gpus(said: Iterable[Gpus], partition: Partition | None) -> None:
+def check_gpus(said: Iterable[GpuOption], partition: Partition | None) -> None:
     """Raises InputError where two options contradict each other, or the partition has no GPUs of that type."""
     said = list(said)
     for what in ("count", "kind"):

@@ -10,7 +10,7 @@ from bigbatch import __version__
 from bigbatch.cluster.host import hidden_libraries
 from bigbatch.cluster.host.command_line import DONE, INTERRUPTED, WRONG_INPUT, Commands, OneLineParser, run_command
 from bigbatch.cluster.host.root import ROOT
-from bigbatch.cluster.host.streams import over, reader_may_leave
+from bigbatch.cluster.host.streams import exit_code_after_output, reader_may_leave
 
 
 def _tune(argv: Sequence[str]) -> int:
@@ -94,6 +94,6 @@ def console(argv: Sequence[str] | None = None) -> int:
         print(f"bigbatch: error: {line}", file=sys.stderr)
         return WRONG_INPUT
     try:
-        return over(main(argv))
+        return exit_code_after_output(main(argv))
     except KeyboardInterrupt:  # Ctrl-C while Python still reads its files
         return INTERRUPTED

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from bigbatch.train_loop.config import TrainConfig
-from bigbatch.tune.watch.display import Progress, summary_line, trial_table
+from bigbatch.tune.watch.display import SearchProgress, summary_line, trial_table
 from bigbatch.tune.watch.observer import TrialView
 from helpers.paths import ROOT
 
@@ -57,7 +57,7 @@ def test_the_space_in_the_picture_is_the_one_that_a_search_prints(shown: list[st
 def test_the_table_in_the_picture_has_the_words_of_the_live_table(shown: list[str]) -> None:
     header = next(line for line in shown if line.startswith("trial  ")).split()
     trials = {n: TrialView(n, {}, TrainConfig(), state) for n, state in enumerate(("COMPLETE", "PRUNED", "RUNNING"))}
-    progress = Progress(12, 2, trials)
+    progress = SearchProgress(12, 2, trials)
     today = [str(column.header) for column in trial_table(progress).columns]
     assert header == [name for name in today if name in header], AGAIN
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from bigbatch.cluster import cancel, logs, queue, submit
-from bigbatch.cluster.host.site.profiles import InputError, find
+from bigbatch.cluster.host.site.profiles import InputError, find_site
 from bigbatch.cluster.host.slurm_commands import SlurmError
 from bigbatch.cluster.record import job_record
 from bigbatch.cluster.record.job_record import JobRecord
@@ -272,15 +272,15 @@ def test_tunnel_says_how_and_never_shows_the_token(tmp_path, home):
     token = tmp_path / "token"
     token.write_text("very-secret")
     a_record("101", head="n7", dashboard_port=24001, token_path=str(token))
-    text = jobs.tunnel("101", find("juwels_booster"), local_port=9000)
+    text = jobs.tunnel("101", find_site("juwels_booster"), local_port=9000)
     user = getpass.getuser()
     line = f"ssh -N -L 9000:127.0.0.1:24001 -J {user}@juwels-booster.fz-juelich.de {user}@n7"
     assert line in text and "http://127.0.0.1:9000" in text and str(token) in text
     assert "very-secret" not in text
-    assert "does not forward" in jobs.tunnel("101", find("jean_zay"))
+    assert "does not forward" in jobs.tunnel("101", find_site("jean_zay"))
     a_record("102", state="allocation read")
     with pytest.raises(InputError, match="allocation read"):
-        jobs.tunnel("102", find("generic"))
+        jobs.tunnel("102", find_site("generic"))
 
 
 def test_attach_asks_for_nodes_that_join_the_job(tmp_path, home):

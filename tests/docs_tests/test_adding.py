@@ -77,7 +77,7 @@ def test_the_optimizer_takes_the_steps_of_its_equation() -> None:
 def test_the_site_is_read_as_the_page_says_and_gets_a_batch_script(tmp_path: Path) -> None:
     path = tmp_path / "my_cluster.toml"
     path.write_text(example("cluster/sites/my_cluster.toml"))
-    site = profiles.load(path)
+    site = profiles.load_site(path)
     assert (site.name, site.login_host, site.default_partition) == ("my_cluster", "login.example.org", "gpu")
     assert site.partitions["gpu"].max_time_s == 2 * 24 * 3600
     script = submit("--space", "smoke", site=str(path), nodes=2, dry_run=True, check=False)

@@ -26,7 +26,7 @@ from bigbatch.train_loop.config import (
 )
 from bigbatch.train_loop.config.files import read_config
 from bigbatch.train_loop.config.recipes import recipe_path
-from bigbatch.train_loop.launch.command import make_task
+from bigbatch.train_loop.launch.command import make_run_plan
 from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.options import Options
 from bigbatch.tune.study.store import StudyStore
@@ -151,11 +151,11 @@ def test_the_same_command_finds_the_run_that_the_earlier_version_began(
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps({**default, "data": data | changes}))
     typed = [f"data.{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in changes.items()]
-    assert make_task(["--config", "best.json", "--set", *typed], "run.py", None).output == folder
+    assert make_run_plan(["--config", "best.json", "--set", *typed], "run.py", None).output == folder
     other = ["--set", *typed, "--output", str(folder)]
     other[other.index("data.rand_ops=3")] = "data.rand_ops=4"
     with pytest.raises(ConfigError, match=r"holds one with other values: data.augment.rand_ops 3 → 4\."):
-        make_task(["--config", "best.json", *other], "run.py", None)
+        make_run_plan(["--config", "best.json", *other], "run.py", None)
 
 
 def test_tables_of_old_trials_have_the_columns_of_today(copy_of: Callable[[str], Path]) -> None:

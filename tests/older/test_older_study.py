@@ -25,7 +25,7 @@ from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.options import Options
 from bigbatch.tune.study.store import StudyStore
-from bigbatch.tune.watch.views import views
+from bigbatch.tune.watch.views import trial_views
 from helpers.paths import ROOT
 from helpers.processes import clean_environment
 
@@ -49,7 +49,7 @@ def test_it_opens_in_another_place_with_all_its_trials(copy_of: Callable[[str], 
     try:
         assert [trial.state.name for trial in store.study.trials] == STATES[name]
         assert store.study.trials == before.trials, "opening changes nothing"
-        shown = views(store.study.get_trials(deepcopy=False))
+        shown = trial_views(store.study.get_trials(deepcopy=False))
         assert [len(view.records) for view in shown] == [len(t.intermediate_values) for t in before.trials]
         assert all(view.config is not None for view in shown)
         held_s = json.loads((folder / "ledger" / "0001.json").read_text())["held_device_s"]

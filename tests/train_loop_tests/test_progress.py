@@ -9,10 +9,10 @@ import torch
 from bigbatch.train_loop.launch.record_lines import RecordPrinter
 from bigbatch.train_loop.loop.train import train
 from bigbatch.train_loop.progress import (
-    Pace,
     ProgressFile,
     ProgressLines,
-    Steps,
+    ProgressPace,
+    StepProgress,
     progress_file,
     read_progress,
 )
@@ -28,9 +28,9 @@ def test_steps_reach_the_driver_through_a_file_that_only_the_driver_makes(tmp_pa
     path.write_text("")
     assert read_progress(path) is None, "no worker has spoken"
     worker.begin()
-    assert read_progress(path) == Steps()
+    assert read_progress(path) == StepProgress()
     worker.steps_done(2, 1, 20, 64)
-    assert read_progress(path) == Steps(2, 1, 20)
+    assert read_progress(path) == StepProgress(2, 1, 20)
     for half in ('{"epoch": 2, "st', "[1]\n", '{"epoch": 1, "other": 2}\n'):
         path.write_text(half)
         assert read_progress(path) is None
@@ -38,7 +38,7 @@ def test_steps_reach_the_driver_through_a_file_that_only_the_driver_makes(tmp_pa
 
 def test_the_rate_is_of_the_steps_between_two_words_and_never_over_a_validation():
     now = [0.0]
-    pace = Pace(5.0, lambda: now[0])
+    pace = ProgressPace(5.0, lambda: now[0])
     seen = []
     for epoch, base in ((1, 0.0), (2, 1000.0)):
         for step in range(1, 21):
@@ -46,7 +46,7 @@ def test_the_rate_is_of_the_steps_between_two_words_and_never_over_a_validation(
             seen.append((now[0], pace.after(epoch, step, 20, 64)))
     words = {at: entry for at, entry in seen if entry}
     assert list(words) == [1, 6, 11, 16, 1001, 1006, 1011, 1016]
-    assert words[6] == Steps(1, 6, 20, 64.0) and words[1001] == Steps(2, 1, 20, 0.0)
+    assert words[6] == StepProgress(1, 6, 20, 64.0) and words[1001] == StepProgress(2, 1, 20, 0.0)
     assert str(words[1016]) == "epoch 2: step 16 of 20, 64 images/s" and words[1016].fraction == 0.8
 
 
@@ -58,7 +58,7 @@ def test_a_line_a_minute_within_long_epochs_and_none_within_short_ones():
         now[0] = second
         if second % 50 == 0 and second <= 150:
             lines.something_was_said()  # an epoch's end
-        said += [second] if lines.line(Steps(1, second, 400, 10.0)) else []
+        said += [second] if lines.line(StepProgress(1, second, 400, 10.0)) else []
     assert said == [210, 270]
 
 
@@ -86,7 +86,7 @@ def test_a_run_without_ray_prints_a_line_a_minute_on_rank_0():
     for rank, out in enumerate(outs):
         now[0] = 0.0
         reporter = PrintReporter(rank, out)
-        reporter._pace, reporter._lines = Pace(2.0, lambda: now[0]), ProgressLines(lambda: now[0])
+        reporter._pace, reporter._lines = ProgressPace(2.0, lambda: now[0]), ProgressLines(lambda: now[0])
         for step in range(1, 131):
             now[0] += 1.0
             reporter.steps_done(3, step, 400, 128)

@@ -22,7 +22,7 @@ from optuna.trial import TrialState
 
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.data.packing import command as pack
-from bigbatch.tune.study.ledger import read as read_ledger
+from bigbatch.tune.study.ledger import read_ledger
 from helpers.paths import ROOT, TUNE
 from helpers.processes import clean_environment, wait_gone
 from helpers.searches import TINY, Search, journal_of, load

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from bigbatch.cluster.host.option_values import nearest
+from bigbatch.cluster.host.option_values import nearest_word
 
 
 class ConfigError(ValueError):
@@ -24,7 +24,7 @@ def require(ok: bool, rule: str, value: object, fix: str) -> None:
 def choice(name: str, value: str, allowed: Iterable[str]) -> None:
     allowed = tuple(allowed)
     if value not in allowed:
-        near = nearest(str(value), allowed)
+        near = nearest_word(str(value), allowed)
         hint = f"Did you mean {near!r}?" if near else f"Choose one of {', '.join(allowed)}."
         raise ConfigError(f"{name} must be one of {', '.join(allowed)}; got {value!r}. {hint}")
 

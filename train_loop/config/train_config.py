@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bigbatch.cluster.host.command_line import empty_value
-from bigbatch.cluster.host.option_values import example, fraction
+from bigbatch.cluster.host.option_values import fraction, plain_number_example
 from bigbatch.train_loop.config.data_sections import DataConfig
 from bigbatch.train_loop.config.earlier_keys import (
     EARLIER_KEYS,
@@ -223,7 +223,7 @@ def _coerce(kind: Any, value: Any, key: str) -> Any:
     word = {bool: "true or false", int: "a whole number", float: "a number", str: "a word"}.get(
         kind, "a list of numbers"
     )
-    shown = example(str(value), _default(key)) if kind in (int, float) else _default(key)
+    shown = plain_number_example(str(value), _default(key)) if kind in (int, float) else _default(key)
     raise ConfigError(f"{key} must be {word}; got {value!r}. Write {key}={shown}.")
 
 

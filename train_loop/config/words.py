@@ -5,7 +5,7 @@ from __future__ import annotations
 import types
 from collections.abc import Mapping, Sequence
 
-from bigbatch.cluster.host.option_values import nearest
+from bigbatch.cluster.host.option_values import nearest_word
 
 ALIASES: Mapping[str, str] = types.MappingProxyType(
     {
@@ -22,7 +22,7 @@ ALIASES: Mapping[str, str] = types.MappingProxyType(
 )
 """The one table of other names of a key: the words of the live table and the plan, and the usual ones."""
 
-OF_SPACES: Mapping[str, tuple[str, str]] = types.MappingProxyType(
+SPACE_PARAMETERS: Mapping[str, tuple[str, str]] = types.MappingProxyType(
     {
         "lr_multiplier": ("lr", "peak learning rate"),
         "one_minus_momentum": ("momentum", "momentum"),
@@ -33,7 +33,7 @@ OF_SPACES: Mapping[str, tuple[str, str]] = types.MappingProxyType(
 """Parameters of the built-in spaces that are no keys, as ``bigbatch tune`` shows them; the key that each decides, and
 what that is."""
 
-TOLD = types.MappingProxyType(
+EXPLAINED_WORDS = types.MappingProxyType(
     {
         "betas": "It is two keys: write beta1=0.9 and beta2=0.999.",
         "optimizer.betas": "It is two keys: write optimizer.beta1=0.9 and optimizer.beta2=0.999.",
@@ -55,17 +55,17 @@ def unknown_key(key: str, keys: Sequence[str], short: Mapping[str, str], paramet
     """
     got = f"no such configuration key; got {key!r}."
     leaf = key.rsplit(".", 1)[-1]
-    if key in TOLD:
-        return f"{got} {TOLD[key]}"
-    if key in OF_SPACES:
-        other, what = OF_SPACES[key]
+    if key in EXPLAINED_WORDS:
+        return f"{got} {EXPLAINED_WORDS[key]}"
+    if key in SPACE_PARAMETERS:
+        other, what = SPACE_PARAMETERS[key]
         return f"{got} It is a parameter of some search spaces: write {other}=VALUE, the {what} itself."
     if "." in key:
         known = ALIASES.get(leaf) or ALIASES.get(key.replace(".", "_"))
-        near = known or nearest(key, keys) or short.get(leaf)
+        near = known or nearest_word(key, keys) or short.get(leaf)
     else:
         begin = [one for one in (*short, *parameters) if key.lower() in one.split("_") and len(key) > 2]
-        near = nearest(key, [*short, *ALIASES, *parameters, *keys]) or (begin[0] if len(begin) == 1 else None)
+        near = nearest_word(key, [*short, *ALIASES, *parameters, *keys]) or (begin[0] if len(begin) == 1 else None)
     if near:
         return f"{got} Did you mean {near!r}?"
     return f"{got} Write e.g. lr, batch, warmup or epochs; docs/training.md lists all keys."

@@ -101,9 +101,9 @@ def check_stage(folder: str | None, info: DataInfo, *, here: bool = False) -> No
             f"--stage copies packed sets; got {info.path or info.name}. Pack it (bigbatch pack), or leave --stage out."
         )
     if here:
-        from bigbatch.train_loop.data.packed.stage import check_here
+        from bigbatch.train_loop.data.packed.stage import check_stage_folder
 
-        check_here(folder)
+        check_stage_folder(folder)
 
 
 def open_data(

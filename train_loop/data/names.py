@@ -22,7 +22,7 @@ NO_STAGE = "none"
 
 
 def is_packed(path: str) -> bool:
-    """Without pyarrow, which ``packed_format`` imports."""
+    """Whether a folder holds a packed data set. ``packed/schema.py`` knows the file's name too, but imports pyarrow."""
     return os.path.isfile(os.path.join(path, "index.arrow"))
 
 

@@ -59,7 +59,7 @@ def full_errno(error: BaseException | None, folder: Path | None = None) -> int |
     return None
 
 
-def words(number: int, folder: Path) -> str:
+def describe_full_disk(number: int, folder: Path) -> str:
     """Which file system is full, in words: ``the file system /scratch is full (0.0 of 2.2 GB left)``."""
     where = mount_of(folder)
     if number == QUOTA:

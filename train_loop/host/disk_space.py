@@ -15,7 +15,7 @@ RESERVE = 1.05
 
 
 @dataclass(frozen=True)
-class Need:
+class SpaceNeeded:
     """What will be written at most."""
 
     bytes: int
@@ -25,7 +25,7 @@ class Need:
 
 
 @dataclass(frozen=True)
-class Room:
+class SpaceLeft:
     """What is left. None: nobody counts."""
 
     bytes: int | None
@@ -35,20 +35,20 @@ class Room:
     """Who says so: the file system, or the site's quota command."""
 
 
-def left_in(folder: Path) -> Room:
+def space_left(folder: Path) -> SpaceLeft:
     """The file system's room for ``folder``, made or not, or the quota's, where that is less."""
     there = next(p for p in (folder, *folder.parents) if p.exists())
     stat = os.statvfs(there)
     free = stat.f_bavail * stat.f_frsize if stat.f_blocks else None
-    room = Room(free, stat.f_favail if stat.f_files else None, "the file system", "the file system")
+    room = SpaceLeft(free, stat.f_favail if stat.f_files else None, "the file system", "the file system")
     command, lines = site_quota()
-    allowed = quota.left(lines, there)
+    allowed = quota.parse_quota_left(lines, there)
     if allowed is None:
         return room
     if allowed.bytes is not None and (room.bytes is None or allowed.bytes < room.bytes):
-        room = Room(allowed.bytes, room.inodes, command, room.inodes_by)
+        room = SpaceLeft(allowed.bytes, room.inodes, command, room.inodes_by)
     if allowed.inodes is not None and (room.inodes is None or allowed.inodes < room.inodes):
-        room = Room(room.bytes, allowed.inodes, room.bytes_by, command)
+        room = SpaceLeft(room.bytes, allowed.inodes, room.bytes_by, command)
     return room
 
 
@@ -56,8 +56,8 @@ def left_in(folder: Path) -> Room:
 def site_quota() -> tuple[str, tuple[str, ...]]:
     """The site's quota command, and what it prints; empty where there is none or it does not answer."""
     try:
-        site = profiles.find()
-        return site.quota_command or "", tuple(quota.ask(site))
+        site = profiles.find_site()
+        return site.quota_command or "", tuple(quota.run_quota_command(site))
     except (profiles.InputError, quota.NoAnswer):  # the doctor tells of both
         return "", ()
 
@@ -68,20 +68,20 @@ def quota_lines() -> list[str]:
     return [f"quota by {command}:", *(f"  {line}" for line in lines)] if lines else []
 
 
-def check_room(option: str, folder: Path, need: Need) -> None:
+def check_disk_space(option: str, folder: Path, need: SpaceNeeded) -> None:
     """Raise ConfigError, naming ``option``, where ``need`` does not fit into what is left for ``folder``.
 
     What the folder holds already counts as room: a resume writes over it.
     """
-    room, (held_bytes, held_inodes) = left_in(folder), present(folder)
+    room, (held_bytes, held_inodes) = space_left(folder), bytes_and_inodes(folder)
     free = None if room.bytes is None else room.bytes + held_bytes
     inodes = None if room.inodes is None else room.inodes + held_inodes
     fix = f"Free some, or write {option} with a folder on another file system."
     need_bytes = int(need.bytes * RESERVE)
     if free is not None and need_bytes > free:
         raise ConfigError(
-            f"the results need up to {size(need_bytes)} ({need.why}); got {size(free)} left for {str(folder)!r} "
-            f"by {room.bytes_by}. {fix}"
+            f"the results need up to {format_bytes(need_bytes)} ({need.why}); got {format_bytes(free)} left for "
+            f"{str(folder)!r} by {room.bytes_by}. {fix}"
         )
     if inodes is not None and need.inodes > inodes:
         raise ConfigError(
@@ -90,11 +90,11 @@ def check_room(option: str, folder: Path, need: Need) -> None:
         )
 
 
-def size(count: int) -> str:
+def format_bytes(count: int) -> str:
     return f"{count / 1e9:.2f} GB" if count >= 1e7 else f"{count / 1e6:.2f} MB"
 
 
-def present(folder: Path) -> tuple[int, int]:
+def bytes_and_inodes(folder: Path) -> tuple[int, int]:
     """Bytes and inodes of a folder."""
     found: list[os.stat_result] = []
     for parent, folders, files in os.walk(folder):  # which passes over folders that go meanwhile, as rglob does not

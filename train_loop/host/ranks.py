@@ -47,7 +47,7 @@ class Launch:
             env.update(RANK=str(self.rank), WORLD_SIZE=str(self.world_size), LOCAL_RANK=str(self.local_rank))
 
 
-def launched(env: Mapping[str, str] = os.environ) -> Launch | None:
+def find_launch(env: Mapping[str, str] = os.environ) -> Launch | None:
     """How this process was started together with others; None where it was started alone.
 
     An ``srun`` of one task counts as alone: it may be an interactive shell, or hold a Ray cluster's driver.

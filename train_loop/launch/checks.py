@@ -6,7 +6,7 @@ from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.train_loop.data.info import DataInfo
 
 
-def check_network(config: TrainConfig, info: DataInfo) -> None:
+def check_run_model(config: TrainConfig, info: DataInfo) -> None:
     from bigbatch.train_loop.model.networks import check_model
 
     if config.model.name == "auto":

@@ -41,11 +41,11 @@ from bigbatch.train_loop.host.command_line import (
     check_writable,
     with_subset,
 )
-from bigbatch.train_loop.host.disk_full import DiskFull, full_errno, words
+from bigbatch.train_loop.host.disk_full import DiskFull, describe_full_disk, full_errno
 from bigbatch.train_loop.host.folder_hold import FolderHold, hold_folder
-from bigbatch.train_loop.host.ranks import Launch, launched
-from bigbatch.train_loop.launch.checks import check_network
-from bigbatch.train_loop.launch.local_workers import check_workers
+from bigbatch.train_loop.host.ranks import Launch, find_launch
+from bigbatch.train_loop.launch.checks import check_run_model
+from bigbatch.train_loop.launch.local_workers import check_workers_fit_machine
 from bigbatch.train_loop.loop import space_needed
 from bigbatch.train_loop.reporter import EpochRecord
 
@@ -54,7 +54,7 @@ BAD_IMAGE = "data.on_bad_image"
 
 
 @dataclass(frozen=True)
-class Task:
+class RunPlan:
     """What the command line asks for, checked, and which of its processes this is."""
 
     config: TrainConfig
@@ -71,7 +71,7 @@ class Task:
         return self.output / "checkpoints"
 
 
-def parser(prog: str) -> OneLineParser:
+def train_parser(prog: str) -> OneLineParser:
     p = OneLineParser(
         prog=prog, description="Train one configuration in full. Repeat the command to resume.", allow_abbrev=False
     )
@@ -100,9 +100,9 @@ def parser(prog: str) -> OneLineParser:
     return p
 
 
-def make_task(argv: Sequence[str] | None, prog: str, launch: Launch | None) -> Task:
+def make_run_plan(argv: Sequence[str] | None, prog: str, launch: Launch | None) -> RunPlan:
     """Check all that can be checked without torch. Raises ConfigError; SystemExit(2) for a bad option."""
-    args = parser(prog).parse_args(argv)
+    args = train_parser(prog).parse_args(argv)
     source = recipe_path(args.recipe) if args.recipe else Path(args.config)
     changes = with_subset(parse_assignments([text for group in args.set for text in group]), args.subset)
     for option, key, value in (("--data", "data.name", args.data), ("--on-bad-image", BAD_IMAGE, args.on_bad_image)):
@@ -118,11 +118,11 @@ def make_task(argv: Sequence[str] | None, prog: str, launch: Launch | None) -> T
     workers = worker_count(args.workers, launch)
     config.batch.split(workers)
     info.steps_per_epoch(config.batch.global_size)
-    check_network(config, info)
+    check_run_model(config, info)
     if args.loader_report and workers > 1:
         raise ConfigError(f"--loader-report measures one worker; got {workers}. Leave --workers, torchrun or srun out.")
     if launch is None:
-        check_workers(workers)
+        check_workers_fit_machine(workers)
     if not args.checkpoint_every_s >= 0:
         raise ConfigError(f"--checkpoint-every-s must be at least 0; got {args.checkpoint_every_s}. Write 60.")
     digest = hashlib.sha256(config.outcome_json().encode()).hexdigest()[:8]
@@ -130,7 +130,7 @@ def make_task(argv: Sequence[str] | None, prog: str, launch: Launch | None) -> T
     output = output.absolute() if args.loader_report else check_output(output.absolute(), config)
     if not args.loader_report and (launch is None or launch.rank == 0):  # a quota command is asked once
         check_output_room(output, config, info)
-    return Task(config, workers, output, args.checkpoint_every_s, launch, args.stage, args.loader_report)
+    return RunPlan(config, workers, output, args.checkpoint_every_s, launch, args.stage, args.loader_report)
 
 
 def worker_count(asked: int | None, launch: Launch | None) -> int:
@@ -163,10 +163,10 @@ def check_output_room(output: Path, config: TrainConfig, info: DataInfo) -> None
     """Raise ConfigError where the results would not fit into what is left for them."""
     averaged = config.ema_decay > 0
     checkpoint = space_needed.checkpoint_bytes(config.model, info, config.optimizer.name, averaged=averaged)
-    disk_space.check_room("--output", output, space_needed.run_need(checkpoint, config.epochs))
+    disk_space.check_disk_space("--output", output, space_needed.run_space_needed(checkpoint, config.epochs))
 
 
-def train_without_ray(task: Task, launch: Launch) -> Sequence[EpochRecord]:
+def train_without_ray(task: RunPlan, launch: Launch) -> Sequence[EpochRecord]:
     """This rank's part of the run; raises what ``train`` raises."""
     import torch
     import torch.distributed as dist
@@ -220,10 +220,10 @@ def gpu_of(launch: Launch, gpus: int) -> int:
     return launch.local_rank
 
 
-def train_under_ray(task: Task) -> Sequence[EpochRecord]:
-    from bigbatch.train_loop.launch.ray_worker import fit
+def train_under_ray(task: RunPlan) -> Sequence[EpochRecord]:
+    from bigbatch.train_loop.launch.ray_worker import fit_full_run
 
-    return fit(
+    return fit_full_run(
         task.config,
         workers=task.workers,
         output=task.output,
@@ -232,7 +232,7 @@ def train_under_ray(task: Task) -> Sequence[EpochRecord]:
     )
 
 
-def write_result(task: Task, history: Sequence[EpochRecord]) -> Path:
+def write_result(task: RunPlan, history: Sequence[EpochRecord]) -> Path:
     """``result.json``: configuration, last record, best epoch, all records."""
     best = max(history, key=lambda r: (r.val_top1, -r.epoch))
     result = {
@@ -249,7 +249,7 @@ def write_result(task: Task, history: Sequence[EpochRecord]) -> Path:
     return path
 
 
-def make_output(task: Task) -> FolderHold:
+def make_output(task: RunPlan) -> FolderHold:
     """The folder, with the configuration in it, and held. Raises ConfigError."""
     try:
         task.output.mkdir(parents=True, exist_ok=True)
@@ -263,7 +263,7 @@ def make_output(task: Task) -> FolderHold:
     return hold
 
 
-def announce(task: Task) -> None:
+def announce(task: RunPlan) -> None:
     c, split = task.config, task.config.batch.split(task.workers)
     print(
         f"{c.model.name} on {c.data.name}, {c.epochs} epochs, {c.optimizer.name} at lr {c.optimizer.peak_lr:g}, global "
@@ -275,7 +275,7 @@ def announce(task: Task) -> None:
     )
 
 
-def this_command(prog: str, argv: Sequence[str] | None, launch: Launch | None) -> str:
+def typed_command(prog: str, argv: Sequence[str] | None, launch: Launch | None) -> str:
     """What was typed, so that it can be typed again."""
     words = shlex.join(sys.argv[1:] if argv is None else argv)
     if launch is not None and launch.by == "torchrun":
@@ -297,11 +297,11 @@ def _main(argv: Sequence[str] | None) -> int:
     launch = hold = None
     leads = speaks = True
     try:
-        launch = launched()
+        launch = find_launch()
         leads = launch is None or launch.rank == 0
         # torchrun's first failing rank of a node should be one that speaks; srun's tasks share one terminal.
         speaks = launch is None or (launch.local_rank if launch.by == "torchrun" else launch.rank) == 0
-        task = make_task(argv, prog, launch)
+        task = make_run_plan(argv, prog, launch)
         if task.loader_report:
             from bigbatch.train_loop.launch.loader_report import print_report
 
@@ -319,15 +319,15 @@ def _main(argv: Sequence[str] | None) -> int:
     except (KeyboardInterrupt, TrainingStopped) as stop:
         signum = getattr(stop, "signum", None)
         code = 128 + signum if signum else INTERRUPTED
-        return _say(f"stopped. To resume: {this_command(prog, argv, launch)}", code, speaks)
+        return _say(f"stopped. To resume: {typed_command(prog, argv, launch)}", code, speaks)
     except (NonFiniteLossError, CheckpointError, RayStartError) as error:
         return _say(f"{prog}: failed: {error}", 1, speaks)
     except OSError as error:
         number = full_errno(error)
         if number is None or "task" not in locals():
             raise
-        line = str(error) if isinstance(error, DiskFull) else words(number, task.output)
-        return _say(f"{prog}: failed: {line}. Make room, then: {this_command(prog, argv, launch)}", 1, True)
+        line = str(error) if isinstance(error, DiskFull) else describe_full_disk(number, task.output)
+        return _say(f"{prog}: failed: {line}. Make room, then: {typed_command(prog, argv, launch)}", 1, True)
     except (ImageError, LoaderError) as error:  # met by one rank alone: nobody else can say it
         return _say(f"{prog}: failed: {error}", 1, True)
     finally:

@@ -17,8 +17,8 @@ import torch
 
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.data.catalogue import open_data
-from bigbatch.train_loop.data.loading.cores import AUTO, MOST, cores_a_rank
-from bigbatch.train_loop.data.loading.process_count import ENOUGH
+from bigbatch.train_loop.data.loading.cores import AUTO, MAX_PROCESSES, cores_per_rank
+from bigbatch.train_loop.data.loading.process_count import SUPPLY_MARGIN
 from bigbatch.train_loop.data.source import Batch, DataSource
 from bigbatch.train_loop.distributed import pick_device
 from bigbatch.train_loop.loop.assembly import Run, set_up
@@ -61,7 +61,7 @@ def print_report(config: TrainConfig, stage_folder: str | None = None) -> None:
 def measure(config: TrainConfig, stage_folder: str | None, seconds: float) -> tuple[Rates, torch.device]:
     cores = cores_of_a_run(torch.cuda.device_count())
     if config.data.loader.workers == AUTO:
-        config = config.replace_keys({"data.loader.workers": min(cores - 1, MOST)})
+        config = config.replace_keys({"data.loader.workers": min(cores - 1, MAX_PROCESSES)})
     run = set_up(config, ListReporter(), CheckpointFolder(None, 0.0), pick_device(), stage_folder)
     try:
         here = open_data(replace(config.data, loader=replace(config.data.loader, workers=0)), stage_folder)
@@ -80,7 +80,7 @@ def measure(config: TrainConfig, stage_folder: str | None, seconds: float) -> tu
 
 def cores_of_a_run(gpus: int, env: Mapping[str, str] = os.environ) -> int:
     """Cores that a worker of a run of this configuration would have here: under Ray its GPU's share."""
-    cores = cores_a_rank(env)
+    cores = cores_per_rank(env)
     return cores if "LOCAL_WORLD_SIZE" in env else max(cores // max(gpus, 1), 1)
 
 
@@ -125,12 +125,12 @@ def advice(rates: Rates, device: str) -> list[str]:
     if rates.workers == 0:  # decoding and training take turns
         together = 1 / (1 / rates.loader + 1 / rates.model)
         bound = f"bound   by turns: the run takes {together:,.0f} images/s of the model's {rates.model:,.0f}."
-        if together * ENOUGH >= rates.model:
+        if together * SUPPLY_MARGIN >= rates.model:
             return [bound + " Decoding costs little."]
         if device == "cpu" and rates.cores == 1:
             return [bound, "help    a smaller stored size: bigbatch pack --profile fast."]
         return [bound, *_more_processes(rates)]
-    if rates.loader >= ENOUGH * rates.model:
+    if rates.loader >= SUPPLY_MARGIN * rates.model:
         spare = f" {_needed(rates)} would do." if _needed(rates) < rates.workers else ""
         return [f"bound   by the model; the loader brings {rates.loader / rates.model:.1f} times what it takes.{spare}"]
     bound = f"bound   by the loader: it brings {rates.loader / rates.model:.2f} of what the model takes."
@@ -158,4 +158,4 @@ def _more_processes(rates: Rates) -> list[str]:
 
 def _needed(rates: Rates) -> int:
     """Loader processes for the model's rate, with room."""
-    return max(math.ceil(ENOUGH * rates.model / rates.core), 1)
+    return max(math.ceil(SUPPLY_MARGIN * rates.model / rates.core), 1)

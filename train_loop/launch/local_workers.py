@@ -8,9 +8,9 @@ from bigbatch.cluster.host.allocation import accelerator_files, usable_cpus
 from bigbatch.train_loop.config import ConfigError
 
 
-def check_workers(workers: int) -> None:
+def check_workers_fit_machine(workers: int) -> None:
     """Raise ConfigError for more workers than this machine, or the allocation, has GPUs or CPU cores."""
-    cpus, gpus = usable_cpus(), gpu_count()
+    cpus, gpus = usable_cpus(), local_gpu_count()
     unit, have = ("GPUs", gpus) if gpus else ("CPU cores", cpus)
     if workers > have:
         raise ConfigError(
@@ -27,7 +27,7 @@ def worker_resources(workers: int, cpus: int, gpus: int) -> dict[str, float]:
     return {"CPU": cores} | ({"GPU": 1.0} if gpus else {})
 
 
-def gpu_count() -> int:
+def local_gpu_count() -> int:
     """Of this machine; torch, which takes a second to load, is asked only where there is a device file."""
     if not accelerator_files():
         return 0

@@ -32,12 +32,12 @@ SMOOTHING = 0.9
 """Part of the old mean that the smoothed loss keeps at each step."""
 SAY_EVERY_S = 10.0
 """Between two lines of progress where there is no terminal."""
-EXPLODED = 4.0
+EXPLODED_LOSS_FACTOR = 4.0
 """The test ends where the smoothed loss is so many times its minimum (fastai)."""
 
 
 @dataclass(frozen=True)
-class Finding:
+class RangeTestResult:
     """What a range test saw, one entry a step, and what follows from it."""
 
     rates: tuple[float, ...]
@@ -66,7 +66,7 @@ def default_range(optimizer: OptimizerConfig) -> tuple[float, float]:
     return 1e-6, 1.0
 
 
-def range_test(step: Callable[[float], float], first: float, last: float, steps: int) -> Finding:
+def range_test(step: Callable[[float], float], first: float, last: float, steps: int) -> RangeTestResult:
     """Raise the rate geometrically from ``first`` to ``last`` (Smith 2017, arXiv 1506.01186, §3.3).
 
     Args:
@@ -86,7 +86,7 @@ def range_test(step: Callable[[float], float], first: float, last: float, steps:
         loss = step(rate)
         mean = SMOOTHING * mean + (1 - SMOOTHING) * loss
         value = mean / (1 - SMOOTHING ** (number + 1))
-        if not math.isfinite(loss) or (number >= 10 and value > EXPLODED * min(smoothed)):
+        if not math.isfinite(loss) or (number >= 10 and value > EXPLODED_LOSS_FACTOR * min(smoothed)):
             exploded_at = rate
             break
         rates.append(rate)
@@ -99,13 +99,15 @@ def range_test(step: Callable[[float], float], first: float, last: float, steps:
     return _conclude(rates, losses, smoothed, exploded_at)
 
 
-def _conclude(rates: list[float], losses: list[float], smoothed: list[float], exploded_at: float | None) -> Finding:
+def _conclude(
+    rates: list[float], losses: list[float], smoothed: list[float], exploded_at: float | None
+) -> RangeTestResult:
     lowest = min(range(len(rates)), key=smoothed.__getitem__)
     # Steps are even in log(rate). The first few, where the mean is of few losses, say little.
     falls = {i: smoothed[i + 2] - smoothed[i - 2] for i in range(4, min(lowest, len(rates) - 3) + 1)}
     steep = min(falls, key=falls.__getitem__) if falls else lowest
     minimum, steepest = rates[lowest], rates[steep]
-    return Finding(
+    return RangeTestResult(
         rates=tuple(rates),
         losses=tuple(losses),
         smoothed=tuple(smoothed),
@@ -123,7 +125,7 @@ def lr_find(
     last: float,
     steps: int = 100,
     say: Callable[[int, float, float], None] = lambda step, rate, loss: None,
-) -> Finding:
+) -> RangeTestResult:
     """The range test of ``config`` on this process's device, from its initial weights; nothing is kept.
 
     ``say`` is told of each step, counted from 1, with its rate and its loss.
@@ -156,7 +158,7 @@ def lr_find(
     return range_test(step, first, last, steps)
 
 
-def svg(finding: Finding, title: str) -> str:
+def svg(finding: RangeTestResult, title: str) -> str:
     """The losses over the rate, on a logarithmic axis, as an SVG of 720 × 440 pixels."""
     left, top, width, height = 64, 40, 620, 330
     low, high = math.log10(finding.rates[0]), math.log10(finding.rates[-1])
@@ -203,7 +205,7 @@ def svg(finding: Finding, title: str) -> str:
     return "\n".join(parts) + "\n"
 
 
-def parser(prog: str) -> OneLineParser:
+def lr_find_parser(prog: str) -> OneLineParser:
     p = OneLineParser(prog=prog, description="Learning-rate range test of a configuration.", allow_abbrev=False)
     which = p.add_mutually_exclusive_group(required=True)
     which.add_argument("--config", metavar="FILE", help="a search's best.json, or a TrainConfig as JSON")
@@ -226,7 +228,7 @@ def parser(prog: str) -> OneLineParser:
 
 def main(argv: Sequence[str] | None = None, prog: str = "bigbatch lr-find") -> int:
     """Returns the exit code: 0 done, 1 the loss was never finite or an image was bad, 2 wrong input, 130 Ctrl-C."""
-    args = parser(prog).parse_args(argv)
+    args = lr_find_parser(prog).parse_args(argv)
     try:
         config, output = _task(args)
         first, last = default_range(config.optimizer)
@@ -237,7 +239,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "bigbatch lr-find") -> i
                 "Write e.g. --first 0.001 --last 10 --steps 100."
             )
         print(f"range test from lr {first:g} to {last:g} in {args.steps} steps of {config.batch.global_size} images …")
-        with Progress(args.steps) as progress:
+        with RangeTestProgress(args.steps) as progress:
             finding = lr_find(config, first=first, last=last, steps=args.steps, say=progress.step)
     except ConfigError as error:
         print(f"{prog}: error: {error}", file=sys.stderr)
@@ -252,7 +254,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "bigbatch lr-find") -> i
     return 0
 
 
-class Progress:
+class RangeTestProgress:
     """Says on stderr how far the test is: a line that is drawn anew on a terminal, else one every ``SAY_EVERY_S``."""
 
     def __init__(self, steps: int, out: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -269,7 +271,7 @@ class Progress:
         line = f"step {number} of {self._steps}: lr {rate:.3g}, loss {loss:.4f}"
         print(f"{before}{line}{after}", end="", file=self._out, flush=True)
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> RangeTestProgress:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -281,7 +283,7 @@ def _task(args: argparse.Namespace) -> tuple[TrainConfig, Path]:
     from bigbatch.train_loop.config.files import read_config
     from bigbatch.train_loop.config.recipes import recipe_path
     from bigbatch.train_loop.data.catalogue import describe
-    from bigbatch.train_loop.launch.checks import check_network
+    from bigbatch.train_loop.launch.checks import check_run_model
 
     changes = with_subset(parse_assignments([text for group in args.set for text in group]), args.subset)
     if args.data is not None:
@@ -294,13 +296,13 @@ def _task(args: argparse.Namespace) -> tuple[TrainConfig, Path]:
     if info.path is not None:  # the file may be read in another folder
         config = config.replace_keys({"data.name": info.path})
     info.steps_per_epoch(config.batch.global_size)
-    check_network(config, info)
+    check_run_model(config, info)
     output = Path(args.output)
     check_writable("--output", output.absolute())
     return config, output
 
 
-def _write(config: TrainConfig, finding: Finding, output: Path) -> None:
+def _write(config: TrainConfig, finding: RangeTestResult, output: Path) -> None:
     output.mkdir(parents=True, exist_ok=True)
     values = {"schema_version": 1, "config": config.to_dict(), **dataclasses.asdict(finding)}
     write_json(output / "lr_find.json", values, indent=1)

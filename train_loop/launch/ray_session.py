@@ -21,14 +21,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
-from bigbatch.cluster.host import private_folder as node_folder
-from bigbatch.cluster.host import processes
+from bigbatch.cluster.host import private_folder, processes
 from bigbatch.cluster.host.atomic_files import PRIVATE, write_text
-from bigbatch.cluster.host.network import past_the_proxy
+from bigbatch.cluster.host.network import no_proxy_variables
 from bigbatch.cluster.host.root import IMPORT_ROOT
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.errors import RayStartError
-from bigbatch.train_loop.host.disk_full import FULL, LogFile, free_bytes, full_errno, words
+from bigbatch.train_loop.host.disk_full import FULL, LogFile, describe_full_disk, free_bytes, full_errno
 
 PREFIX = "bb-ray-"
 OBJECT_STORE_BYTES = 200 * 2**20  # configurations and epoch records: kilobytes
@@ -52,7 +51,7 @@ SEARCH_ENV = {
     "RAY_DEDUP_LOGS": "0",
     "PYTHONSAFEPATH": "1",  # `python -c`, which starts spawned processes, must not look into the current folder
 }
-OF_ANOTHER_CLUSTER = ("RAY_NAMESPACE", "RAY_TMPDIR", "RAY_JOB_CONFIG_JSON_ENV_VAR", "RAY_REDIS_ADDRESS")
+OTHER_CLUSTER_VARIABLES = ("RAY_NAMESPACE", "RAY_TMPDIR", "RAY_JOB_CONFIG_JSON_ENV_VAR", "RAY_REDIS_ADDRESS")
 """Settings of a cluster that the user has elsewhere: they would be taken for this one's."""
 
 
@@ -85,7 +84,7 @@ class LocalRay:
 
     def __enter__(self) -> Connection:
         remove_stale_folders()
-        self.folder, self._owner = private_folder()
+        self.folder, self._owner = private_ray_folder()
         try:
             return self._start()
         except BaseException as error:
@@ -103,7 +102,7 @@ class LocalRay:
         ray.shutdown()
         if self.folder is not None:
             processes.end_processes_of(self.folder)
-            node_folder.remove_folder(self.folder)
+            private_folder.remove_folder(self.folder)
             self._owner.close()
         for name, value in self._saved_env.items():
             if value is None:
@@ -117,7 +116,7 @@ class LocalRay:
         number = full_errno(error)
         if number is None and isinstance(error, RayStartError) and free_bytes(self.folder) < LEAST_ROOM_BYTES:
             number = FULL  # Ray's processes die of it without a word
-        return words(number, self.folder) if number is not None else ""
+        return describe_full_disk(number, self.folder) if number is not None else ""
 
     def _start(self) -> Connection:
         assert self.folder is not None
@@ -131,8 +130,8 @@ class LocalRay:
                 "RAY_AUTH_TOKEN_PATH": str(token),
                 "RAY_AUTH_TOKEN": None,
                 "PYTHONPATH": python_path(),
-                **dict.fromkeys(OF_ANOTHER_CLUSTER),
-                **node_folder.temporary_in(self.folder),
+                **dict.fromkeys(OTHER_CLUSTER_VARIABLES),
+                **private_folder.temporary_folder_variables(self.folder),
             }
         )
         import ray  # only now: its core reads the authentication's variables when it is loaded
@@ -144,7 +143,7 @@ class LocalRay:
             host = ray.util.get_node_ip_address()
             address = f"{host}:{port}"
             self._set_env({"RAY_ADDRESS": address, "RAY_GCS_SERVER_PORT": str(port)})
-            self._set_env(past_the_proxy([host], os.environ))
+            self._set_env(no_proxy_variables([host], os.environ))
             try:
                 return self._init(address, token)
             except Exception as error:  # the port was taken meanwhile; Ray raises bare Exceptions too
@@ -299,10 +298,10 @@ def python_path() -> str:
     return os.pathsep.join([str(IMPORT_ROOT), *rest])
 
 
-def private_folder() -> tuple[Path, IO[str]]:
+def private_ray_folder() -> tuple[Path, IO[str]]:
     """A private folder for this search's Ray, and its owner's file, to be held open."""
     try:
-        return node_folder.make(PREFIX, _bases())
+        return private_folder.make_private_folder(PREFIX, _bases())
     except OSError as error:
         raise ConfigError(f"Ray needs a temporary folder for its sockets; got {error}") from None
 
@@ -315,7 +314,7 @@ def _bases() -> list[str]:
 
 def remove_stale_folders() -> None:
     """Folders of earlier searches of this user that were killed before they could clean up."""
-    node_folder.remove_stale(pattern=f"{PREFIX}{node_folder.TAIL}", candidates=_bases())
+    private_folder.remove_stale(pattern=f"{PREFIX}{private_folder.TAIL}", candidates=_bases())
 
 
 def free_port() -> int:

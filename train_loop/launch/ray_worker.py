@@ -31,7 +31,7 @@ from bigbatch.train_loop.errors import (
 )
 from bigbatch.train_loop.host.disk_full import DiskFull, LogFile
 from bigbatch.train_loop.host.signals import SAVING, StopSignals, say_from_handler
-from bigbatch.train_loop.launch.local_workers import gpu_count, worker_resources
+from bigbatch.train_loop.launch.local_workers import local_gpu_count, worker_resources
 from bigbatch.train_loop.launch.ray_session import LocalRay
 from bigbatch.train_loop.launch.record_lines import (
     NOTES,
@@ -204,7 +204,7 @@ def _read_failure(task: TrialTask) -> str:
         return ""
 
 
-def fit(
+def fit_full_run(
     config: TrainConfig,
     *,
     workers: int,
@@ -222,7 +222,7 @@ def fit(
         TrainingStopped: after Ctrl-C or another of the stop signals, with a checkpoint written.
         RayStartError: Ray did not start.
     """
-    cpus, gpus = usable_cpus(), gpu_count()
+    cpus, gpus = usable_cpus(), local_gpu_count()
     stop_file = output / ".stop"
     stop_file.unlink(missing_ok=True)
     signals = StopSignals(lambda signum: _ask_to_stop(stop_file))

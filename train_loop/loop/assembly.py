@@ -23,7 +23,7 @@ from bigbatch.train_loop.data.source import DataSource
 from bigbatch.train_loop.distributed import Heartbeat, World
 from bigbatch.train_loop.errors import CheckpointError
 from bigbatch.train_loop.loop import memory_probe
-from bigbatch.train_loop.loop.checkpoint import CheckpointFolder, Progress, check_same_run
+from bigbatch.train_loop.loop.checkpoint import CheckpointFolder, RunState, check_same_run
 from bigbatch.train_loop.loop.chronometer import Chronometer
 from bigbatch.train_loop.loop.metrics import LossWatch, Sums
 from bigbatch.train_loop.loop.step import TrainStep, memory_layout
@@ -47,7 +47,7 @@ class Run:
     steps_per_epoch: int
     step: TrainStep
     checkpoints: CheckpointFolder
-    progress: Progress
+    progress: RunState
     resumed_from_epoch: int | None
     sums: Sums
     norms: GradientNorms
@@ -101,7 +101,7 @@ def set_up(
     content = _load(checkpoints, config, source, world)
     if content:
         _check_steps(content.get("steps_per_epoch", steps_per_epoch), steps_per_epoch)
-    progress = Progress(**content["progress"]) if content else Progress()
+    progress = RunState(**content["progress"]) if content else RunState()
     average = WeightAverage(model, config.ema_decay) if config.ema_decay > 0 else None
     sums, clock = Sums(device), Chronometer(device)
     norms = GradientNorms(device, split.accumulation_steps, world.workers)

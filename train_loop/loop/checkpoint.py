@@ -26,14 +26,14 @@ from bigbatch.cluster.host.atomic_files import replacing
 from bigbatch.train_loop.config import ConfigError, TrainConfig, differing_keys
 from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.train_loop.errors import CheckpointError
-from bigbatch.train_loop.host.disk_full import NO_ROOM, DiskFull, full_errno, words
+from bigbatch.train_loop.host.disk_full import NO_ROOM, DiskFull, describe_full_disk, full_errno
 
 FORMAT = 1
 LATEST, PREVIOUS = "latest.pt", "previous.pt"
 
 
 @dataclass
-class Progress:
+class RunState:
     """Where a run stands."""
 
     epoch: int = 0
@@ -140,7 +140,7 @@ def _full_disk_named(folder: Path) -> Iterator[None]:
         number = full_errno(error, folder)
         if number is None:
             raise
-        raise DiskFull(f"{NO_ROOM}: {words(number, folder)}") from None
+        raise DiskFull(f"{NO_ROOM}: {describe_full_disk(number, folder)}") from None
 
 
 def _read(path: Path) -> dict[str, Any]:

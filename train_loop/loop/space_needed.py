@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bigbatch.train_loop.config import ModelConfig
 from bigbatch.train_loop.data.info import DataInfo
-from bigbatch.train_loop.host.disk_space import Need, size
+from bigbatch.train_loop.host.disk_space import SpaceNeeded, format_bytes
 
 CHECKPOINTS_KEPT = 3
 """Of a run at the worst moment: the latest, the one before, and the one that is being written."""
@@ -31,10 +31,10 @@ def checkpoint_bytes(model: ModelConfig, info: DataInfo, optimizer: str | None, 
         optimizer: None: not known yet, the largest state is assumed.
     """
     states = 1 if optimizer in ("sgd", "lars") else 2
-    return 4 * parameters(model, info) * (1 + states + averaged)
+    return 4 * parameter_count(model, info) * (1 + states + averaged)
 
 
-def parameters(model: ModelConfig, info: DataInfo) -> int:
+def parameter_count(model: ModelConfig, info: DataInfo) -> int:
     if model.name in _RESNETS:
         base, inputs = _RESNETS[model.name]
         return base + (inputs + 1) * info.num_classes
@@ -43,22 +43,24 @@ def parameters(model: ModelConfig, info: DataInfo) -> int:
     return sum(p.numel() for p in weightless(model, info).parameters())
 
 
-def run_need(checkpoint: int, epochs: int) -> Need:
+def run_space_needed(checkpoint: int, epochs: int) -> SpaceNeeded:
     """Of one full run."""
-    return Need(
+    return SpaceNeeded(
         CHECKPOINTS_KEPT * checkpoint + RUN_BYTES + epochs * EPOCH_BYTES,
         CHECKPOINTS_KEPT + RUN_FILES,
-        f"{CHECKPOINTS_KEPT} checkpoints of {size(checkpoint)}",
+        f"{CHECKPOINTS_KEPT} checkpoints of {format_bytes(checkpoint)}",
     )
 
 
-def study_need(checkpoint: int, trials: int, epochs: int, concurrency: int, *, joined: bool, wandb: bool) -> Need:
+def study_space_needed(
+    checkpoint: int, trials: int, epochs: int, concurrency: int, *, joined: bool, wandb: bool
+) -> SpaceNeeded:
     """Of a search: checkpoints of the trials that run, of the best and of one that has just ended; logs of all."""
     kept = min(concurrency + 2, trials)
     checkpoints = kept * CHECKPOINTS_KEPT
     files_a_trial = 1 + (12 if joined else 0) + (20 if wandb else 0)  # log; Ray's files beside the study; W&B's
-    return Need(
+    return SpaceNeeded(
         checkpoints * checkpoint + RUN_BYTES + trials * (256 << 10) + trials * epochs * EPOCH_BYTES,
         checkpoints + kept + trials * files_a_trial + 2 * RUN_FILES,
-        f"{checkpoints} checkpoints of {size(checkpoint)} and the logs of {trials} trials",
+        f"{checkpoints} checkpoints of {format_bytes(checkpoint)} and the logs of {trials} trials",
     )

@@ -226,7 +226,7 @@ def _meet(run: Run, last_of_epoch: bool) -> None:
 def _prepare_batch_norm(run: Run) -> None:
     """Statistics to validate with: recomputed from training images, or rank 0's running averages."""
     config = run.config
-    if not precise_bn.wanted(config.precise_bn, run.steps_per_epoch):
+    if not precise_bn.is_precise_bn_on(config.precise_bn, run.steps_per_epoch):
         run.world.share_buffers(run.model)
         return
     count, whole = config.precise_bn_images, run.split.micro_size * run.world.workers
@@ -243,7 +243,7 @@ def _prepare_batch_norm(run: Run) -> None:
         with run.step.autocast():
             run.model(images)
 
-    precise_bn.recompute(run.model, (images for images, _ in _on_device(run, batches)), run.world, forward)
+    precise_bn.recompute_statistics(run.model, (images for images, _ in _on_device(run, batches)), run.world, forward)
 
 
 @torch.inference_mode()

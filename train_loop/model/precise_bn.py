@@ -16,7 +16,7 @@ and an epoch of 20 that is a good part of the run (batch 512 on digits read 9 % 
 steps on, 0.9^100 < 3e-5 of an older epoch is left, and the averages follow."""
 
 
-def wanted(choice: str, steps_per_epoch: int) -> bool:
+def is_precise_bn_on(choice: str, steps_per_epoch: int) -> bool:
     """Whether ``TrainConfig.precise_bn`` asks for it in a run with so many steps an epoch."""
     return choice == "on" or (choice == "auto" and steps_per_epoch < FEW_STEPS)
 
@@ -28,7 +28,7 @@ def batch_norms(model: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
 
 
 @torch.no_grad()
-def recompute(
+def recompute_statistics(
     model: nn.Module, batches: Iterable[torch.Tensor], world: World, forward: Callable[[torch.Tensor], object]
 ) -> None:
     """Set all running means and variances to those of ``batches``, over all ranks.

@@ -15,10 +15,10 @@ from bigbatch.train_loop.optim.layerwise import (
     LayerwiseOptimizer,
     add_scaled_,
     buckets,
+    check_hyperparameter,
+    check_nonnegative,
+    learning_rate_of,
     norms,
-    rate,
-    require,
-    require_nonnegative,
 )
 
 
@@ -100,18 +100,18 @@ class LAMB(LayerwiseOptimizer):
             "trust_ratio": trust_ratio,
         }
         ok = math.isfinite(max_grad_norm) and max_grad_norm >= 0
-        require(ok, "max_grad_norm must be finite and at least 0", max_grad_norm)
+        check_hyperparameter(ok, "max_grad_norm must be finite and at least 0", max_grad_norm)
         self.max_grad_norm = max_grad_norm
         self._gradient_scale: Tensor | None = None
         super().__init__(params, defaults)
 
     def _check(self, group: dict[str, Any]) -> None:
-        require_nonnegative(group, "lr", "eps", "weight_decay")
+        check_nonnegative(group, "lr", "eps", "weight_decay")
         betas, bounds = group["betas"], group["trust_bounds"]
         ok = len(betas) == 2 and all(0 <= beta < 1 for beta in betas)
-        require(ok, "betas must be two numbers, each at least 0 and below 1", betas)
+        check_hyperparameter(ok, "betas must be two numbers, each at least 0 and below 1", betas)
         ok = len(bounds) == 2 and 0 <= bounds[0] <= bounds[1] and bounds[1] > 0
-        require(ok, "trust_bounds must be two rising numbers of at least 0", bounds)
+        check_hyperparameter(ok, "trust_bounds must be two rising numbers of at least 0", bounds)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As the base class; a step number that is a plain int, as it once was kept, becomes a tensor."""
@@ -136,7 +136,7 @@ class LAMB(LayerwiseOptimizer):
         return buckets(group, lambda p: numbers[id(p)], self._gradient_scale)
 
     def _update(self, group: dict[str, Any], bucket: Bucket) -> None:
-        lr, decay = rate(group, bucket), group["weight_decay"]
+        lr, decay = learning_rate_of(group, bucket), group["weight_decay"]
         ratio = group["trust_ratio"] and (group["nvlamb"] or decay > 0)
         if decay > 0 and not group["decay_in_ratio"]:
             torch._foreach_mul_(bucket.weights, 1 - lr * decay)
@@ -144,7 +144,7 @@ class LAMB(LayerwiseOptimizer):
         if decay > 0 and group["decay_in_ratio"]:
             add_scaled_(updates, bucket.weights, decay / factor)
         if ratio:
-            factor = factor * trust_ratios(bucket.weights, updates, factor, group["trust_bounds"])
+            factor = factor * lamb_trust_ratios(bucket.weights, updates, factor, group["trust_bounds"])
         add_scaled_(bucket.weights, updates, -lr * factor)
 
     def _adam_directions(self, group: dict[str, Any], bucket: Bucket) -> tuple[list[Tensor], float | Tensor]:
@@ -197,7 +197,7 @@ def one_minus_power(beta: float, steps: Tensor) -> Tensor:
     return -torch.expm1(steps * math.log(beta)) if beta > 0 else torch.ones_like(steps)
 
 
-def trust_ratios(
+def lamb_trust_ratios(
     weights: list[Tensor], updates: list[Tensor], factor: float | Tensor, bounds: tuple[float, float]
 ) -> Tensor:
     """r of each parameter, shape [len(weights)], for u = factor · updates (You et al. 2020, Alg. 2)."""

@@ -12,10 +12,10 @@ from bigbatch.train_loop.optim.layerwise import (
     Bucket,
     LayerwiseOptimizer,
     add_scaled_,
+    check_hyperparameter,
+    check_nonnegative,
+    learning_rate_of,
     norms,
-    rate,
-    require,
-    require_nonnegative,
     scale_,
 )
 
@@ -100,18 +100,20 @@ class LARS(LayerwiseOptimizer):
         super().__init__(params, defaults)
 
     def _check(self, group: dict[str, Any]) -> None:
-        require_nonnegative(group, "lr", "weight_decay", "trust_coefficient", "eps")
-        require(group["trust_coefficient"] > 0, "trust_coefficient must be above 0", group["trust_coefficient"])
-        require(0 <= group["momentum"] < 1, "momentum must be at least 0 and below 1", group["momentum"])
+        check_nonnegative(group, "lr", "weight_decay", "trust_coefficient", "eps")
+        check_hyperparameter(
+            group["trust_coefficient"] > 0, "trust_coefficient must be above 0", group["trust_coefficient"]
+        )
+        check_hyperparameter(0 <= group["momentum"] < 1, "momentum must be at least 0 and below 1", group["momentum"])
         convention = group["momentum_convention"]
-        require(convention in CONVENTIONS, "momentum_convention must be 'in' or 'out'", convention)
+        check_hyperparameter(convention in CONVENTIONS, "momentum_convention must be 'in' or 'out'", convention)
 
     def _update(self, group: dict[str, Any], bucket: Bucket) -> None:
-        lr = rate(group, bucket)
+        lr = learning_rate_of(group, bucket)
         inside = group["momentum_convention"] == "in"
         factor: float | Tensor = lr if inside else 1.0  # of g + λw, so that it becomes d, or lr·d
         if group["trust_ratio"]:
-            factor = factor * trust_ratios(group, bucket, lr)
+            factor = factor * lars_trust_ratios(group, bucket, lr)
         steps, factor = self._accumulate(group, bucket, factor)
         add_scaled_(bucket.weights, steps, -factor if inside else -lr * factor)
 
@@ -138,7 +140,7 @@ class LARS(LayerwiseOptimizer):
         return directions, 1.0
 
 
-def trust_ratios(group: dict[str, Any], bucket: Bucket, lr: float | Tensor) -> Tensor:
+def lars_trust_ratios(group: dict[str, Any], bucket: Bucket, lr: float | Tensor) -> Tensor:
     """r of each parameter, shape [parameters of the bucket] (You et al. 2017, Alg. 1, with eps)."""
     w, g = norms(bucket.weights), norms(bucket.grads)
     ratios = group["trust_coefficient"] * w / (g + group["weight_decay"] * w + group["eps"])

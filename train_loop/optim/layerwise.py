@@ -121,7 +121,7 @@ def scale_(tensors: list[Tensor], factor: float | Tensor) -> None:
         torch._foreach_mul_(tensors, factor)
 
 
-def rate(group: dict[str, Any], bucket: Bucket) -> Any:
+def learning_rate_of(group: dict[str, Any], bucket: Bucket) -> Any:
     """The group's learning rate: its float, or its tensor as a 0-dim one beside the bucket."""
     lr = group["lr"]
     if isinstance(lr, Tensor):
@@ -129,19 +129,19 @@ def rate(group: dict[str, Any], bucket: Bucket) -> Any:
     return lr
 
 
-def require(ok: bool, rule: str, value: object) -> None:
+def check_hyperparameter(ok: bool, rule: str, value: object) -> None:
     """Raise ValueError with the rule and the value that breaks it."""
     if not ok:
         raise ValueError(f"{rule}; got {value!r}")
 
 
-def require_nonnegative(group: dict[str, Any], *names: str) -> None:
+def check_nonnegative(group: dict[str, Any], *names: str) -> None:
     """Raise ValueError unless each named hyperparameter is finite and at least 0."""
     for name in names:
         value = group[name]
         if isinstance(value, Tensor):
-            require(value.numel() == 1, f"{name} as a tensor must have one element", tuple(value.shape))
-        require(math.isfinite(value) and value >= 0, f"{name} must be finite and at least 0", value)
+            check_hyperparameter(value.numel() == 1, f"{name} as a tensor must have one element", tuple(value.shape))
+        check_hyperparameter(math.isfinite(value) and value >= 0, f"{name} must be finite and at least 0", value)
 
 
 def is_sharded(p: Tensor) -> bool:

@@ -8,7 +8,7 @@ UNCONDITIONAL_ONLY = ("gp", "cmaes")
 """Samplers that draw conditional parameters at random, such as the momentum of one optimizer."""
 
 
-def weakness(name: str, scheduler: str, conditional: bool, categorical: bool) -> str | None:
+def sampler_weakness(name: str, scheduler: str, conditional: bool, categorical: bool) -> str | None:
     """A sentence about what the chosen sampler cannot do in this search; None if it has no weakness here.
 
     Args:

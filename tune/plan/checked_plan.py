@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, get_type_hints
 
-from bigbatch.cluster.host.option_values import nearest
+from bigbatch.cluster.host.option_values import nearest_word
 from bigbatch.search_spaces.fixed_parameters import read_fixed
 from bigbatch.search_spaces.registry import Space, load_space
 from bigbatch.train_loop.config import ConfigError, DataConfig, TrainConfig, data_config
@@ -18,12 +18,12 @@ from bigbatch.train_loop.data.catalogue import check_stage, describe
 from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.train_loop.host.command_line import check_writable, with_subset
 from bigbatch.tune.plan import wandb_mode
-from bigbatch.tune.plan.fitting import Searched, fit, fit_anywhere
+from bigbatch.tune.plan.fitting import SearchRequest, fit_search, fit_search_to_unknown_cluster
 from bigbatch.tune.plan.machine import Share, local_machine, machine_to_be, share_out
 from bigbatch.tune.plan.options import SAMPLERS, SCHEDULERS, Options
 from bigbatch.tune.plan.same_study import check_same_study
 from bigbatch.tune.plan.search_plan import SearchPlan
-from bigbatch.tune.plan.study_space import check_room
+from bigbatch.tune.plan.study_space import check_study_fits
 from bigbatch.tune.study.description import read_description
 
 DEFAULT_TRIALS = {"digits": 12}
@@ -31,11 +31,11 @@ DEFAULT_TRIALS = {"digits": 12}
 DEFAULT_TRIALS_OTHER = 16
 DEFAULT_EPOCHS = {"digits": 12}
 DEFAULT_EPOCHS_OTHER = 18
-OWN_OPTIONS = {
+KEYS_WITH_OPTIONS = {
     "epochs": "--max-epochs", "seed": "--seed", "model.name": "--model", "data.name": "--data",
     "data.on_bad_image": "--on-bad-image",
 }  # fmt: skip
-KNOWN_AS = {
+OPTION_EXPLANATIONS = {
     "--sampler": ", the Bayesian one (tree-structured Parzen estimator); gp is one with Gaussian processes",
     "--scheduler": ", successive halving",
 }
@@ -44,7 +44,7 @@ DEFAULT_SPACE = "large_batch"
 DEFAULT_OUTPUT = "runs"
 
 
-def seconds(text: str) -> float:
+def parse_duration(text: str) -> float:
     """``90``, ``90s``, ``30m``, ``4h``, ``1h30m`` → seconds. Raises ConfigError otherwise."""
     duration = text.strip() + ("s" if re.fullmatch(r"\d+(\.\d+)?", text.strip()) else "")
     match = re.fullmatch(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?", duration)
@@ -55,11 +55,13 @@ def seconds(text: str) -> float:
     return total
 
 
-def choice(option: str, value: str, allowed: tuple[str, ...]) -> str:
+def checked_choice(option: str, value: str, allowed: tuple[str, ...]) -> str:
     """``value``, if it is one of ``allowed``. Raises ConfigError otherwise, with the nearest allowed value."""
     if value not in allowed:
-        near = nearest(value, allowed)
-        fix = f"Did you mean {near!r}?" if near else f"Write {option} {allowed[0]}{KNOWN_AS.get(option, '')}."
+        near = nearest_word(value, allowed)
+        fix = (
+            f"Did you mean {near!r}?" if near else f"Write {option} {allowed[0]}{OPTION_EXPLANATIONS.get(option, '')}."
+        )
         raise ConfigError(f"{option} must be one of {', '.join(allowed)}; got {value!r}. {fix}")
     return value
 
@@ -97,11 +99,11 @@ def check_folder(output: Path, name: str, resume: bool) -> Path:
     return folder
 
 
-def refuse_own_options(assignments: Iterable[str]) -> None:
+def refuse_keys_with_options(assignments: Iterable[str]) -> None:
     """Raise ConfigError for a key of ``--set`` that has its own option: each setting has one way to give it."""
     for key, value in read_fixed(assignments).items():
-        if key in OWN_OPTIONS:
-            option = OWN_OPTIONS[key]
+        if key in KEYS_WITH_OPTIONS:
+            option = KEYS_WITH_OPTIONS[key]
             raise ConfigError(f"{key} has its own option; got --set {key}={value}. Write {option} {value}.")
 
 
@@ -140,7 +142,7 @@ def _kept_options(stored: Mapping[str, Any]) -> dict[str, Any]:
     return dict(options)
 
 
-class Said(NamedTuple):
+class CheckedOptions(NamedTuple):
     """The meaning of options that can be read without space, data or machine."""
 
     sampler: str
@@ -154,13 +156,13 @@ class Said(NamedTuple):
     time_budget_s: float | None
 
 
-def check_words(o: Options) -> Said:
+def check_option_values(o: Options) -> CheckedOptions:
     """Check the options that need no look at space, data, files or machine. Raises ConfigError."""
-    wandb = choice("--wandb", o.wandb or "disabled", wandb_mode.MODES)
-    wandb_mode.check(wandb)
+    wandb = checked_choice("--wandb", o.wandb or "disabled", wandb_mode.MODES)
+    wandb_mode.check_wandb_key(wandb)
     seed = 0 if o.seed is None else o.seed
     TrainConfig(seed=seed)  # checks its range
-    refuse_own_options(o.set)
+    refuse_keys_with_options(o.set)
     overrides = with_subset(read_fixed(o.set), o.subset)
     overrides |= {"data.on_bad_image": o.on_bad_image} if o.on_bad_image else {}
     data_keys = {key: value for key, value in overrides.items() if key.startswith("data.")}
@@ -170,23 +172,23 @@ def check_words(o: Options) -> Said:
         )
     _at_least_one("--trials", 1, o.trials)
     _at_least_one("--max-epochs", 1, o.max_epochs)
-    return Said(
-        sampler=choice("--sampler", o.sampler or "tpe", SAMPLERS),
-        scheduler=choice("--scheduler", o.scheduler or "asha", SCHEDULERS),
+    return CheckedOptions(
+        sampler=checked_choice("--sampler", o.sampler or "tpe", SAMPLERS),
+        scheduler=checked_choice("--scheduler", o.scheduler or "asha", SCHEDULERS),
         wandb=wandb,
         workers=_at_least_one("--workers", o.workers or 1, o.workers),
         seed=seed,
         overrides=overrides,
         data=data_config({"data.name": o.data or "digits", **data_keys}),
         budget_gpu_hours=_positive("--budget-gpu-hours", o.budget_gpu_hours),
-        time_budget_s=seconds(o.time_budget) if o.time_budget else None,
+        time_budget_s=parse_duration(o.time_budget) if o.time_budget else None,
     )
 
 
 def _plan(o: Options, lr_factors: dict[str, float] | None = None) -> SearchPlan:
     """``lr_factors``: the factors stored in the resumed study."""
     space = load_space(o.space or DEFAULT_SPACE)
-    said = check_words(o)
+    said = check_option_values(o)
     workers = said.workers
     data = describe(said.data, open_some=True)
     check_stage(o.stage, data, here=(o.address or "local") == "local")
@@ -199,9 +201,11 @@ def _plan(o: Options, lr_factors: dict[str, float] | None = None) -> SearchPlan:
             "--prior-from on a cluster needs the name of the network; got --model auto. Write --model resnet50."
         )
     share = share_out(machine, workers, trials) if machine.nodes else Share(1, workers, {"CPU": 1.0})
-    search = Searched(space, data, None if auto else str(o.model), max_epochs, workers, said.overrides, o.prior_from)
+    search = SearchRequest(
+        space, data, None if auto else str(o.model), max_epochs, workers, said.overrides, o.prior_from
+    )
     factors = lr_factors or {} if o.resume else None  # a requeued job repeats --prior-from
-    fitted = fit(search, machine, factors) if machine.nodes else fit_anywhere(search, factors)
+    fitted = fit_search(search, machine, factors) if machine.nodes else fit_search_to_unknown_cluster(search, factors)
     name = study_name(o.study, space, data)
     plan = SearchPlan(
         study=name,
@@ -229,7 +233,7 @@ def _plan(o: Options, lr_factors: dict[str, float] | None = None) -> SearchPlan:
         workload=fitted.workload,
         options=o,
     )
-    check_room(plan)
+    check_study_fits(plan)
     return plan
 
 

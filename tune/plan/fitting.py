@@ -22,7 +22,7 @@ SOME_GPU = Machine((Node(1, 1),))
 
 
 @dataclass(frozen=True)
-class Searched:
+class SearchRequest:
     """The search as it is known before the machine is."""
 
     space: Space
@@ -36,7 +36,7 @@ class Searched:
 
 
 @dataclass(frozen=True)
-class Fitted:
+class FittedSearch:
     """The search on a known machine."""
 
     model: str
@@ -45,13 +45,13 @@ class Fitted:
     ranges: Mapping[str, ParamRange]
 
 
-def fit(search: Searched, machine: Machine, lr_factors: Mapping[str, float] | None = None) -> Fitted:
+def fit_search(search: SearchRequest, machine: Machine, lr_factors: Mapping[str, float] | None = None) -> FittedSearch:
     """Check the search for ``machine``. Raises ConfigError.
 
     ``lr_factors``: the factors of a resumed study. None: read them from the files of ``prior_from``.
     """
     space, model = search.space, search.model or auto_model(machine)
-    check_network(model, search.overrides, search.data, machine)
+    check_search_model(model, search.overrides, search.data, machine)
     workload = _workload(search, model, machine)
     overrides = check_parameters(space, workload, search.overrides)
     ranges = check_space(space, workload, pinned=overrides)
@@ -60,24 +60,24 @@ def fit(search: Searched, machine: Machine, lr_factors: Mapping[str, float] | No
     if lr_factors:
         workload = dataclasses.replace(workload, lr_factors=lr_factors)
         ranges = check_space(space, workload, pinned=overrides)
-    return Fitted(model, workload, overrides, ranges)
+    return FittedSearch(model, workload, overrides, ranges)
 
 
-def fit_anywhere(search: Searched, lr_factors: Mapping[str, float] | None = None) -> Fitted:
+def fit_search_to_unknown_cluster(search: SearchRequest, lr_factors: Mapping[str, float] | None = None) -> FittedSearch:
     """Check a search for a cluster that is not joined yet: it must suit a cluster without GPUs, or one with GPUs.
 
     If it suits neither, raises the ConfigError of the cluster without GPUs.
     """
     try:
-        return fit(search, Machine(), lr_factors)
+        return fit_search(search, Machine(), lr_factors)
     except ConfigError as error:
         try:
-            return fit(search, SOME_GPU, lr_factors)
+            return fit_search(search, SOME_GPU, lr_factors)
         except ConfigError:
             raise error from None
 
 
-def _workload(search: Searched, model: str, machine: Machine) -> Workload:
+def _workload(search: SearchRequest, model: str, machine: Machine) -> Workload:
     data = search.data
     return Workload(
         data=data.path or data.name,
@@ -98,7 +98,7 @@ def auto_model(machine: Machine) -> str:
     return "resnet50" if machine.gpus else "resnet18"
 
 
-def check_network(name: str, overrides: Mapping[str, Any], data: DataInfo, machine: Machine) -> None:
+def check_search_model(name: str, overrides: Mapping[str, Any], data: DataInfo, machine: Machine) -> None:
     """Raise ConfigError if the network does not exist, does not suit the data, or needs GPUs that are not there."""
     changes = {key: value for key, value in overrides.items() if key.startswith("model.")}
     config = TrainConfig(model=ModelConfig(name=name)).replace_keys(changes).model

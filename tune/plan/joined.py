@@ -6,10 +6,10 @@ import dataclasses
 from typing import Any
 
 from bigbatch.train_loop.config import ConfigError
-from bigbatch.tune.plan.fitting import Searched, fit
+from bigbatch.tune.plan.fitting import SearchRequest, fit_search
 from bigbatch.tune.plan.machine import Machine, Node, share_out
 from bigbatch.tune.plan.search_plan import SearchPlan
-from bigbatch.tune.plan.study_space import check_room
+from bigbatch.tune.plan.study_space import check_study_fits
 
 GPU_ANSWER_S = 120.0
 """How long to wait for a node to report its GPU's memory. A node whose GPUs are all in use does not answer."""
@@ -28,7 +28,7 @@ def on_cluster(plan: SearchPlan, machine: Machine) -> SearchPlan:
 
 def _on_cluster(plan: SearchPlan, machine: Machine) -> SearchPlan:
     share = share_out(machine, plan.workers, plan.trials)
-    search = Searched(
+    search = SearchRequest(
         space=plan.space,
         data=plan.data,
         model=None if plan.model_was_auto else plan.model,
@@ -37,9 +37,9 @@ def _on_cluster(plan: SearchPlan, machine: Machine) -> SearchPlan:
         overrides=plan.overrides,
         prior_from=plan.options.prior_from,
     )
-    fitted = fit(search, machine, dict(plan.workload.lr_factors) if plan.resume else None)
+    fitted = fit_search(search, machine, dict(plan.workload.lr_factors) if plan.resume else None)
     plan = dataclasses.replace(plan, machine=machine, share=share, **vars(fitted))
-    check_room(plan)  # the number of concurrent trials is known only now
+    check_study_fits(plan)  # the number of concurrent trials is known only now
     return plan
 
 

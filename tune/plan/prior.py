@@ -30,7 +30,7 @@ def read_priors(paths: Sequence[str], space: Space, workload: Workload, pinned: 
     """
     factors: dict[str, float] = {}
     for path in paths:
-        tested, suggestion = read_test(path)
+        tested, suggestion = read_range_test(path)
         name = tested.optimizer.name
         _check_same(path, "data", _full(tested.data.name), _full(workload.data))
         _check_same(path, "model", tested.model.name, workload.model)
@@ -47,7 +47,7 @@ def read_priors(paths: Sequence[str], space: Space, workload: Workload, pinned: 
     return factors
 
 
-def read_test(path: str) -> tuple[TrainConfig, float]:
+def read_range_test(path: str) -> tuple[TrainConfig, float]:
     """The configuration of a range test and the learning rate that it suggests. Raises ConfigError for another file."""
     fix = "Write the lr_find.json that `bigbatch lr-find` wrote."
     try:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from bigbatch.tune.plan.search_plan import SearchPlan
 
 
-def check_room(plan: SearchPlan) -> None:
+def check_study_fits(plan: SearchPlan) -> None:
     """Raise ConfigError if the study needs more space than its folder's disk and quota have left.
 
     Without ``--set optimizer=…`` the optimizer is not known here, so the largest optimizer state is assumed.
@@ -21,7 +21,7 @@ def check_room(plan: SearchPlan) -> None:
     model = TrainConfig(model=ModelConfig(name=plan.model)).replace_keys(changes).model
     averaged = plan.overrides.get("ema_decay", 0) > 0
     checkpoint = space_needed.checkpoint_bytes(model, plan.data, plan.overrides.get("optimizer.name"), averaged)
-    need = space_needed.study_need(
+    need = space_needed.study_space_needed(
         checkpoint,
         plan.trials,
         plan.max_epochs,
@@ -29,4 +29,4 @@ def check_room(plan: SearchPlan) -> None:
         joined=plan.address != "local",
         wandb=plan.wandb != "disabled",
     )
-    disk_space.check_room("--output", plan.folder, need)
+    disk_space.check_disk_space("--output", plan.folder, need)

@@ -35,12 +35,12 @@ from bigbatch.tune.plan.checked_plan import (
     DEFAULT_OUTPUT,
     DEFAULT_SPACE,
     check_folder,
+    check_option_values,
     check_study_name,
-    check_words,
     make_plan,
 )
 from bigbatch.tune.plan.options import Options
-from bigbatch.tune.plan.prior import read_test  # noqa: E402
+from bigbatch.tune.plan.prior import read_range_test  # noqa: E402
 from bigbatch.tune.study.description import read_description  # noqa: E402
 
 NEEDED = ("ray", "optuna", "torch", "torchvision", "numpy", "pyarrow")
@@ -57,7 +57,7 @@ def main(argv: Sequence[str]) -> int:
         options = _options(argv[1:] if elsewhere else argv)
         answer["unchecked"] = check_by_parts(options) if elsewhere or missing else check_whole(options)
     except ConfigError as error:
-        answer["refused"] = with_a_way_on(str(error), options)
+        answer["refused"] = with_path_advice(str(error), options)
     print(MARK + json.dumps(answer), flush=True)
     return 0
 
@@ -97,7 +97,7 @@ def check_by_parts(options: Options) -> list[str]:
             return check_whole(options)
     else:
         look_for_function(*own)
-    said = check_words(options)
+    said = check_option_values(options)
     left = ["what the space returns"]
     try:
         check_stage(options.stage, describe(said.data, open_some=True))
@@ -110,7 +110,7 @@ def check_by_parts(options: Options) -> list[str]:
         left.append(f"whether there is a network {options.model}")
     _check_places(options)
     for path in options.prior_from:
-        read_test(path)
+        read_range_test(path)
     return left
 
 
@@ -157,7 +157,7 @@ def look_for_function(path: Path, function: str) -> None:
         raise ConfigError(f"--space FILE.py:FUNCTION must name a function of the file; got {function!r}. {fix}")
 
 
-def with_a_way_on(message: str, options: Options) -> str:
+def with_path_advice(message: str, options: Options) -> str:
     """``message``, and what to write if the paths differ on the compute nodes."""
     own = space_file(options.space or DEFAULT_SPACE)
     places = [str(own[0]) if own else None, options.data, options.output or DEFAULT_OUTPUT, *options.prior_from]

@@ -24,14 +24,14 @@ from bigbatch.cluster.host.atomic_files import read_json, write_json
 
 SCHEMA_VERSION = 1
 WRITE_S = 10.0
-SAY_AFTER_S = 60.0
+WARN_AFTER_S = 60.0
 """A warning is printed if the ledger cannot be written for this long. A search whose disk is full has ended earlier."""
 CARRIED_OVER = "0000.json"
 """The file for what a study used before ledgers existed."""
 
 
 @dataclass
-class Used:
+class DeviceSeconds:
     """Device seconds, of one session or of several."""
 
     held_s: float = 0.0
@@ -39,7 +39,7 @@ class Used:
     trials_s: dict[int, float] = field(default_factory=dict)
     """Used by each trial, in all its attempts."""
 
-    def add(self, other: Used) -> None:
+    def add(self, other: DeviceSeconds) -> None:
         """Add the seconds of ``other`` to these."""
         self.held_s += other.held_s
         for number, seconds in other.trials_s.items():
@@ -64,10 +64,10 @@ class Ledger:
     def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._folder, self._clock = folder, clock
         self._lock, self._writing = threading.Lock(), threading.Lock()
-        self._past: Used | None = None
+        self._past: DeviceSeconds | None = None
         """The past of a study that had no ledger, until it is written."""
-        self._before = read(folder)
-        self._session = Used()
+        self._before = read_ledger(folder)
+        self._session = DeviceSeconds()
         self._running: dict[int, float] = {}
         self._devices: float | None = None
         self._at = 0.0
@@ -78,11 +78,11 @@ class Ledger:
 
     # What was used
 
-    def used(self) -> Used:
+    def used(self) -> DeviceSeconds:
         """The sum of all sessions so far."""
         with self._lock:
             self._advance()
-            total = Used()
+            total = DeviceSeconds()
             total.add(self._before)
             total.add(self._session)
             return total
@@ -145,7 +145,7 @@ class Ledger:
             self._failing_since = None
         except OSError as error:
             self._failing_since = self._failing_since or self._clock()
-            if self._clock() - self._failing_since < SAY_AFTER_S:
+            if self._clock() - self._failing_since < WARN_AFTER_S:
                 return
             reason = f"the study's ledger cannot be written, its hours are counted in memory only ({error.strerror})"
             raise OSError(error.errno, reason) from None
@@ -160,11 +160,11 @@ class Ledger:
             self._write_session()
         with self._lock:
             self._before.add(self._session)
-            self._path, self._session = None, Used()
+            self._path, self._session = None, DeviceSeconds()
 
     def carry_over(self, trials_s: Mapping[int, float]) -> None:
         """Take the sum of the trials as the past of a study without a ledger. Does nothing if there is a ledger."""
-        past = Used(sum(trials_s.values()), dict(trials_s))
+        past = DeviceSeconds(sum(trials_s.values()), dict(trials_s))
         if past.held_s and not any(self._folder.glob("*.json")):
             self._before.add(past)
             self._past = past
@@ -192,7 +192,7 @@ class Ledger:
             with self._lock:
                 self._advance()
                 path, facts = self._path, {**self._facts, "devices": self._held_now()}
-                now = Used(self._session.held_s, dict(self._session.trials_s))
+                now = DeviceSeconds(self._session.held_s, dict(self._session.trials_s))
             if path is not None:
                 self._write_past()
                 _write(path, now, **facts)
@@ -216,9 +216,9 @@ class Ledger:
         return sum(self._running.values()) if self._devices is None else self._devices
 
 
-def read(folder: Path) -> Used:
+def read_ledger(folder: Path) -> DeviceSeconds:
     """The sum of all sessions. A damaged file counts nothing and is named on stderr."""
-    total = Used()
+    total = DeviceSeconds()
     for path in sorted(folder.glob("*.json")):
         used = _read_session(path)
         if used is None:
@@ -228,18 +228,18 @@ def read(folder: Path) -> Used:
     return total
 
 
-def _read_session(path: Path) -> Used | None:
+def _read_session(path: Path) -> DeviceSeconds | None:
     values = read_json(path)
     held_s, trials_s = json_values.number_or_none(values, "held_device_s"), values.get("trial_device_s")
     if held_s is None or not isinstance(trials_s, dict):
         return None
     try:
-        return Used(float(held_s), {int(number): float(seconds) for number, seconds in trials_s.items()})
+        return DeviceSeconds(float(held_s), {int(number): float(seconds) for number, seconds in trials_s.items()})
     except (TypeError, ValueError):
         return None
 
 
-def _write(path: Path, used: Used, **facts: object) -> None:
+def _write(path: Path, used: DeviceSeconds, **facts: object) -> None:
     path.parent.mkdir(exist_ok=True)
     trials = {str(number): round(seconds, 3) for number, seconds in used.trials_s.items()}
     figures = {"held_device_s": round(used.held_s, 3), "trial_device_s": trials}

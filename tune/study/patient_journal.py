@@ -16,7 +16,7 @@ from typing import Any
 
 from optuna.storages.journal import JournalFileBackend
 
-from bigbatch.train_loop.host.disk_full import FULL, QUOTA, DiskFull, full_errno, words
+from bigbatch.train_loop.host.disk_full import FULL, QUOTA, DiskFull, describe_full_disk, full_errno
 
 JOB_VARIABLE = "BIGBATCH_JOB_FOLDER"
 """A job of ``cluster/`` sets this variable for its driver."""
@@ -49,7 +49,7 @@ class Disk:
         room = room or self._has_room
         if self.full is None and self._wait(number, room):
             return
-        self.full = self.full or words(number, self.folder)
+        self.full = self.full or describe_full_disk(number, self.folder)
         raise DiskFull(self.full)
 
     def trial_met(self, because: str) -> None:
@@ -65,7 +65,7 @@ class Disk:
         number = full_errno(error)
         if number is not None and self.full is None:
             file = getattr(error, "filename", None)
-            self.full = words(number, Path(file).parent if isinstance(file, str) else self.folder)
+            self.full = describe_full_disk(number, Path(file).parent if isinstance(file, str) else self.folder)
         return self.full is not None
 
     @contextlib.contextmanager
@@ -85,8 +85,8 @@ class Disk:
             if said is None or time.monotonic() - said >= SAY_EVERY_S:
                 said = time.monotonic()
                 print(
-                    f"waiting for room: {words(number, self.folder)}. The search goes on as soon as something is "
-                    f"removed there, and ends in {left_min:.0f} min otherwise.",
+                    f"waiting for room: {describe_full_disk(number, self.folder)}. The search goes on as soon as "
+                    f"something is removed there, and ends in {left_min:.0f} min otherwise.",
                     file=sys.stderr,
                     flush=True,
                 )

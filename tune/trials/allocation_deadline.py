@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 
 from bigbatch.train_loop.config import ConfigError
 
-VARIABLE = "BIGBATCH_DEADLINE"
+DEADLINE_VARIABLE = "BIGBATCH_DEADLINE"
 END_OF_ALLOCATION = "the allocation ends before another trial could finish an epoch"
 
 
@@ -50,10 +50,10 @@ class Deadline:
 def end_of_allocation(env: Mapping[str, str] = os.environ) -> float | None:
     """``BIGBATCH_DEADLINE`` in seconds since the epoch; None if it is not set. Raises ConfigError if it is no
     number."""
-    text = env.get(VARIABLE)
+    text = env.get(DEADLINE_VARIABLE)
     if not text:
         return None
     try:
         return float(text)
     except ValueError:
-        raise ConfigError(f"{VARIABLE} is seconds since the epoch; got {text!r}. Unset it.") from None
+        raise ConfigError(f"{DEADLINE_VARIABLE} is seconds since the epoch; got {text!r}. Unset it.") from None

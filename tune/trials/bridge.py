@@ -28,14 +28,14 @@ from bigbatch.train_loop.config import RUNTIME_KEYS, TrainConfig
 from bigbatch.train_loop.host.disk_full import NO_ROOM, full_errno
 from bigbatch.train_loop.launch.ray_worker import FAILURE, RECORDS
 from bigbatch.train_loop.launch.trial_task import TrialTask
-from bigbatch.train_loop.progress import Steps
+from bigbatch.train_loop.progress import StepProgress
 from bigbatch.tune.study import retry
 from bigbatch.tune.study.store import StudyStore
 from bigbatch.tune.study.tables import EPOCH_ATTR, epoch_records, epoch_s
 from bigbatch.tune.trials.judgement import SPARED_ATTR
-from bigbatch.tune.trials.samplers import ByTrial
+from bigbatch.tune.trials.samplers import PerTrialSampler
 from bigbatch.tune.trials.save_time import stop_wait_s
-from bigbatch.tune.watch.cluster_view import asked_for
+from bigbatch.tune.watch.cluster_view import trial_resources_in_words
 from bigbatch.tune.watch.notes import Notes
 from bigbatch.tune.watch.observer import Observer, TrialView
 
@@ -242,7 +242,7 @@ class OptunaBridge(Searcher):
                 if news:
                     self._notify("trial_waiting", live.view)
 
-    def runs(self, number: int, steps: Steps | None = None) -> None:
+    def runs(self, number: int, steps: StepProgress | None = None) -> None:
         """Note that a trial's worker runs, and its position ``steps``."""
         for live in self._live.values():
             if live.view.number == number:
@@ -288,7 +288,7 @@ class OptunaBridge(Searcher):
 
     def _ask(self) -> tuple[optuna.trial.Trial, TrainConfig | None, str]:
         """The next trial, its configuration and "". If the configuration is invalid: the failed trial, None, why."""
-        self._study.sampler = ByTrial(self._make_sampler)
+        self._study.sampler = PerTrialSampler(self._make_sampler)
         trial = self._study.ask()
         try:
             if "config" in trial.user_attrs:  # interrupted earlier; --resume may change runtime keys
@@ -325,7 +325,7 @@ class OptunaBridge(Searcher):
         task = self._make_task(trial.number, config)
         view = TrialView(trial.number, dict(trial.params), config, records=records, resumed=attempts > 1)
         view.retries = attrs.get(retry.RETRIES_ATTR)
-        view.phase, view.asks = "starting", asked_for(task.workers, task.worker_resources)
+        view.phase, view.asks = "starting", trial_resources_in_words(task.workers, task.worker_resources)
         self._live[trial_id] = _Live(trial, view)
         self._store.ledger.begin(trial.number, self.workers)
         self._notify("trial_planned", view)

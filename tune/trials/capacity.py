@@ -56,7 +56,7 @@ class Capacity:
         if self._nodes is None or alike == len(running):
             return alike < self._share.concurrency
         requests = [*running, self._share.worker_resources]
-        return alike < self._share.concurrency and packs(self._known.values(), requests, self._workers)
+        return alike < self._share.concurrency and fit_together(self._known.values(), requests, self._workers)
 
     def holds(self, bundle: Mapping[str, float]) -> bool:
         """Whether a trial whose workers get ``bundle`` fits on the idle cluster."""
@@ -123,7 +123,7 @@ def _without_gpus(machine: Machine) -> Machine:
     return Machine(tuple(Node(node.cpus, 0, node.memory_bytes) for node in machine.nodes))
 
 
-def packs(nodes: Iterable[Node], requests: Iterable[dict[str, float]], workers: int) -> bool:
+def fit_together(nodes: Iterable[Node], requests: Iterable[dict[str, float]], workers: int) -> bool:
     """Whether ``workers`` bundles of each request fit together. Packs the largest first, each on the first node it
     fits."""
     left = [{"CPU": float(node.cpus), "GPU": float(node.gpus), "memory": float(node.memory_bytes)} for node in nodes]

@@ -26,7 +26,7 @@ MODEL_BASED = ("tpe", "gp", "cmaes")
 """Samplers that learn from trials. Only these begin with the initial points of a space."""
 
 
-class ByTrial(BaseSampler):
+class PerTrialSampler(BaseSampler):
     """Passes each trial to a sampler made for its number, whichever trial ``study.ask()`` returns.
 
     A waiting trial (an initial point, or an interrupted one) keeps its number, which is below the number of trials.

@@ -21,9 +21,9 @@ from bigbatch.train_loop.launch.trial_task import TrialTask
 from bigbatch.tune.trials.bridge import OptunaBridge
 from bigbatch.tune.trials.capacity import Capacity
 from bigbatch.tune.watch.display import duration
-from bigbatch.tune.watch.watch_thread import Watch
+from bigbatch.tune.watch.watch_thread import SearchWatch
 
-NODES_GONE = "its nodes are gone; it continues with workers that fit the remaining nodes"
+NODES_LOST = "its nodes are gone; it continues with workers that fit the remaining nodes"
 
 
 class PrunerScheduler(FIFOScheduler):
@@ -51,7 +51,7 @@ class PrunerScheduler(FIFOScheduler):
         for trial in list(controller.get_trials()):
             if trial.is_finished() or self._capacity.holds(TrialTask.from_dict(trial.config).worker_resources):
                 continue
-            self._bridge.put_back(trial.trial_id, NODES_GONE)
+            self._bridge.put_back(trial.trial_id, NODES_LOST)
             # Private names: stop_trial does not remove a waiting trial from the trials for which Tune keeps processes.
             if trial in controller._staged_trials:
                 controller._staged_trials.remove(trial)
@@ -102,7 +102,7 @@ class StopWhen(Stopper):
         return {}
 
 
-class NoEmptyFolders(Callback):
+class RemoveEmptyTrialFolders(Callback):
     """Removes the empty folder that Tune makes for each trial, when the trial has ended.
 
     Tune copies all these folders to the study's folder with its experiment state: one more inode for each trial.
@@ -115,7 +115,7 @@ class NoEmptyFolders(Callback):
                 os.rmdir(trial.local_path)
 
 
-class Silence(TrialProgressCallback):
+class SilentProgress(TrialProgressCallback):
     """Replaces Tune's own reporter, which prints even with verbose 0 if a trial ends without a last result."""
 
     def _print(self, msg: str) -> None:
@@ -126,10 +126,10 @@ class Silence(TrialProgressCallback):
         pass
 
 
-class Ticks(Callback):
+class TickCallback(Callback):
     """Lets Tune call ``tick`` in each of its rounds."""
 
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, watch: SearchWatch) -> None:
         self._watch = watch
 
     def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:

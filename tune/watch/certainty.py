@@ -22,7 +22,7 @@ ERROR_RATE = 0.05
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Comparison:
     """The result for trials sorted by value, the best first. Values are fractions from 0 to 1."""
 
     low: float
@@ -32,7 +32,7 @@ class Verdict:
     """For each other trial: whether it is clearly worse than the best."""
 
 
-def verdict(values: Sequence[float], images: int) -> Verdict:
+def compare_with_best(values: Sequence[float], images: int) -> Comparison:
     """Compare the best trial with the others.
 
     Args:
@@ -41,16 +41,20 @@ def verdict(values: Sequence[float], images: int) -> Verdict:
     """
     best = values[0]
     level = ERROR_RATE / max(1, len(values) * (len(values) - 1) / 2)
-    low, high = clopper_pearson(right(best, images), images, ERROR_RATE / len(values))
-    return Verdict(low, high, tuple(differ(right(best, images), right(v, images), images, level) for v in values[1:]))
+    low, high = clopper_pearson(right_answers(best, images), images, ERROR_RATE / len(values))
+    return Comparison(
+        low,
+        high,
+        tuple(differ_clearly(right_answers(best, images), right_answers(v, images), images, level) for v in values[1:]),
+    )
 
 
-def right(value: float, images: int) -> int:
+def right_answers(value: float, images: int) -> int:
     """The number of right answers among ``images``, for an accuracy of ``value``."""
     return min(images, max(0, round(value * images)))
 
 
-def differ(first: int, second: int, images: int, level: float) -> bool:
+def differ_clearly(first: int, second: int, images: int, level: float) -> bool:
     """Fisher's exact test, two-sided by doubling: do two counts of right answers come from different probabilities?
 
     Args:

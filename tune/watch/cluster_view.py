@@ -57,7 +57,7 @@ class ClusterView:
         return tuple(node for node in self.nodes if node.alive)
 
 
-class Head:
+class RayHead:
     """The head of the cluster that this process has joined."""
 
     def __init__(self) -> None:
@@ -96,42 +96,45 @@ def _group(row: Any) -> tuple[str, GroupView]:
     )
 
 
-def nowhere(group: GroupView, nodes: Sequence[NodeView]) -> str | None:
+def why_it_fits_nowhere(group: GroupView, nodes: Sequence[NodeView]) -> str | None:
     """Why the group does not fit on the living nodes even when they are idle; None if it fits, or may fit."""
     living = [node for node in nodes if node.alive]
     if not living:
         return "no node is alive"
     for bundle in group.bundles:
         if not any(_times(bundle, node.total) for node in living):
-            return f"a worker needs {amounts(bundle)}, and no node has that ({_each(living, bundle)})"
+            return f"a worker needs {resources_in_words(bundle)}, and no node has that ({_each(living, bundle)})"
     first = group.bundles[0]
     if all(bundle == first for bundle in group.bundles):
         room = sum(_times(first, node.total) for node in living)
         if room < len(group.bundles):
-            return f"{len(group.bundles)} workers need {amounts(first)} each, and the nodes have room for {room}"
+            each = resources_in_words(first)
+            return f"{len(group.bundles)} workers need {each} each, and the nodes have room for {room}"
     return None
 
 
-def reason(group: GroupView, view: ClusterView) -> str:
+def why_it_waits(group: GroupView, view: ClusterView) -> str:
     """Why Ray has not placed a group, in words."""
-    impossible = nowhere(group, view.nodes)
+    impossible = why_it_fits_nowhere(group, view.nodes)
     lost = "one of its nodes was lost, and " if group.state == "RESCHEDULING" else ""
     if impossible:
         return f"{lost}its placement group is {INFEASIBLE}: {impossible}"
     asked = _sum(group.bundles)
     free = _sum([node.free for node in view.living])
     total = _sum([node.total for node in view.living])
-    shown = ", ".join(f"{_number(free.get(key, 0))} of {amounts({key: total.get(key, 0)})} free" for key in asked)
-    return f"{lost}its placement group is {group.state} ({group.verdict}): {amounts(asked)} asked, {shown}"
+    shown = ", ".join(
+        f"{_number(free.get(key, 0))} of {resources_in_words({key: total.get(key, 0)})} free" for key in asked
+    )
+    return f"{lost}its placement group is {group.state} ({group.verdict}): {resources_in_words(asked)} asked, {shown}"
 
 
-def asked_for(workers: int, worker_resources: Mapping[str, float]) -> str:
+def trial_resources_in_words(workers: int, worker_resources: Mapping[str, float]) -> str:
     """The total needs of a trial's workers: ``2 GPUs``, or without GPUs ``4 CPUs``."""
     key = "GPU" if worker_resources.get("GPU") else "CPU"
-    return amounts({key: worker_resources.get(key, 0) * workers})
+    return resources_in_words({key: worker_resources.get(key, 0) * workers})
 
 
-def amounts(resources: Mapping[str, float]) -> str:
+def resources_in_words(resources: Mapping[str, float]) -> str:
     """``{"CPU": 2.0, "GPU": 1.0}`` → ``2 CPUs and 1 GPU``."""
     parts = []
     for key, value in resources.items():
@@ -154,7 +157,7 @@ def _each(nodes: Sequence[NodeView], bundle: Mapping[str, float]) -> str:
     """The nodes' amounts of the requested resources: ``2 nodes with 1 CPU``."""
     counts: dict[str, int] = {}
     for node in nodes:
-        had = amounts({key: node.total.get(key, 0.0) for key in bundle})
+        had = resources_in_words({key: node.total.get(key, 0.0) for key in bundle})
         counts[had] = counts.get(had, 0) + 1
     return ", ".join(f"{n} node{'s' if n > 1 else ''} with {had}" for had, n in counts.items())
 

@@ -57,7 +57,7 @@ class Columns:
     def of(self, trial: TrialView) -> dict[str, str]:
         """Name → text of the trial's settings, then of the space's own parameters."""
         shown = {name: text for name, text in settings(trial.config).items() if name not in self.fixed}
-        return shown | {short(name): _text(trial.params[name]) for name in self.own if name in trial.params}
+        return shown | {short_key(name): _text(trial.params[name]) for name in self.own if name in trial.params}
 
     def line(self, trial: TrialView) -> str:
         """The trial's columns in one line: ``sgd batch 128 lr 0.05``."""
@@ -67,7 +67,7 @@ class Columns:
 
     def that_fit(self, room: int) -> tuple[str, ...]:
         """The columns that fit into ``room`` characters: first own parameters, then settings. No value is cut."""
-        widths = {short(name): max(len(short(name)), width) for name, width in self.own.items()}
+        widths = {short_key(name): max(len(short_key(name)), width) for name, width in self.own.items()}
         both = "momentum" in self.fixed and "betas" in self.fixed  # one column for both
         settings_widths = {
             name: width
@@ -99,7 +99,7 @@ def columns_of(
     return Columns(fixed, own)
 
 
-def short(name: str) -> str:
+def short_key(name: str) -> str:
     """``mixup_alpha`` of ``data.mix.mixup_alpha``."""
     return name.rpartition(".")[2]
 

@@ -18,9 +18,9 @@ from bigbatch.train_loop.progress import ProgressLines
 from bigbatch.tune.watch.columns import Columns
 from bigbatch.tune.watch.observer import TrialView
 
-ROWS = 16
+MAX_ROWS = 16
 """The live table shows this many trials: the running ones, the best one and the latest."""
-SAID_S = 90.0
+WATCHDOG_LINE_S = 90.0
 """How long a line of the watchdog stays visible. A new one comes every minute."""
 STATE_WORDS = {
     "RUNNING": "running",
@@ -44,7 +44,7 @@ def percent(value: float | None) -> str:
     return "–" if value is None else f"{100 * value:.1f} %"
 
 
-class Progress:
+class SearchProgress:
     """The state of the search; both displays show it."""
 
     def __init__(
@@ -91,7 +91,7 @@ class Progress:
 class LiveTable:
     """A table that rich's own thread redraws in place."""
 
-    def __init__(self, progress: Progress, console: Console) -> None:
+    def __init__(self, progress: SearchProgress, console: Console) -> None:
         self._progress, self._console, self._lock = progress, console, threading.Lock()
         self._said: tuple[Text, float] | None = None
         # This line is always there and short: a terminal prints ^C after it, and that must not start a new line.
@@ -130,7 +130,7 @@ class LiveTable:
     def _draw(self) -> Group:
         with self._lock:
             lines = [waiting_line(self._progress)]
-            if self._said is not None and time.monotonic() - self._said[1] < SAID_S:
+            if self._said is not None and time.monotonic() - self._said[1] < WATCHDOG_LINE_S:
                 lines.append(self._said[0])
             table, summary = trial_table(self._progress, self._console.width), summary_line(self._progress)
             return Group(table, summary, *filter(None, lines), self._last_line)
@@ -140,7 +140,7 @@ OTHER_COLUMNS_WIDTH = 48
 """Trial, state, epoch, top-1 and time, with their gaps."""
 
 
-def trial_table(progress: Progress, width: int = 200) -> Table:
+def trial_table(progress: SearchProgress, width: int = 200) -> Table:
     """The trials as a table of at most ``width`` characters. It leaves out columns and never cuts a number."""
     columns = progress.columns.that_fit(width - OTHER_COLUMNS_WIDTH)
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -174,7 +174,7 @@ def epochs_done(trial: TrialView) -> str:
     )
 
 
-def waiting_line(progress: Progress) -> Text | None:
+def waiting_line(progress: SearchProgress) -> Text | None:
     """The trials that wait for resources, and the resources they wait for; None if no trial waits."""
     found = [t for t in progress.trials.values() if t.state == "RUNNING" and t.phase == "waiting"]
     if not found:
@@ -183,7 +183,7 @@ def waiting_line(progress: Progress) -> Text | None:
     return Text(f"trial {names}: waiting for {found[0].asks}{' each' if len(found) > 1 else ''}", style="yellow")
 
 
-def summary_line(progress: Progress) -> Text:
+def summary_line(progress: SearchProgress) -> Text:
     """Ended trials, best value, elapsed and remaining time in one line."""
     best, eta = progress.best, progress.eta_s()
     parts = [
@@ -195,12 +195,12 @@ def summary_line(progress: Progress) -> Text:
     return Text(" · ".join(parts), style="dim")
 
 
-def _shown(progress: Progress) -> list[TrialView]:
+def _shown(progress: SearchProgress) -> list[TrialView]:
     """The trials of the table: all running ones, the best one, and the latest others that fit."""
     best = progress.best
     keep = {t.number for t in progress.trials.values() if t.state == "RUNNING"} | ({best.number} if best else set())
     for number in sorted(progress.trials, reverse=True):
-        if len(keep) >= ROWS:
+        if len(keep) >= MAX_ROWS:
             break
         keep.add(number)
     return [progress.trials[number] for number in sorted(keep)]
@@ -219,7 +219,7 @@ class SupportsWrite(Protocol):
 class PlainLines:
     """Print one line for each event: for pipes, Slurm logs and ``tail -f``."""
 
-    def __init__(self, progress: Progress, out: SupportsWrite) -> None:
+    def __init__(self, progress: SearchProgress, out: SupportsWrite) -> None:
         self._progress, self._out = progress, out
         self._within_epochs: dict[int, ProgressLines] = {}
 
@@ -278,7 +278,7 @@ class PlainLines:
         print(line, end="", file=self._out, flush=True)  # one call: the watchdog prints from another thread
 
 
-def make_display(progress: Progress, out: TextIO | None = None) -> LiveTable | PlainLines:
+def make_display(progress: SearchProgress, out: TextIO | None = None) -> LiveTable | PlainLines:
     """The live table if ``out`` is a terminal, else plain lines."""
     out = out or sys.stdout
     console = Console(file=out)

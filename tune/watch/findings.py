@@ -13,13 +13,13 @@ from rich.console import Console
 
 from bigbatch.cluster.host.root import ROOT
 from bigbatch.train_loop.host.disk_space import quota_lines
-from bigbatch.tune.plan.advice import weakness
+from bigbatch.tune.plan.advice import sampler_weakness
 from bigbatch.tune.plan.search_plan import SearchPlan
-from bigbatch.tune.study.ledger import Used
+from bigbatch.tune.study.ledger import DeviceSeconds
 from bigbatch.tune.study.patient_journal import JOB_VARIABLE
 from bigbatch.tune.study.provenance import redact
 from bigbatch.tune.study.storage_url import shared_file_warning
-from bigbatch.tune.watch.certainty import Verdict, verdict
+from bigbatch.tune.watch.certainty import Comparison, compare_with_best
 from bigbatch.tune.watch.columns import columns_of
 from bigbatch.tune.watch.display import duration, percent
 from bigbatch.tune.watch.observer import TrialView
@@ -30,7 +30,7 @@ STEMS = {
     "small": "small: 3×3, no pooling",
     "small_pool": "small_pool: 3×3/2 and max-pool",
 }
-NAMED = 8
+MAX_NAMED_TRIALS = 8
 """A sentence names at most this many trials by their numbers."""
 
 
@@ -96,7 +96,7 @@ def _notes(plan: SearchPlan) -> list[tuple[str, str]]:
     """Warnings about the chosen sampler and storage."""
     searched = [r for r in plan.ranges.values() if r.kind != "derived"]
     conditional, categorical = any(r.conditions for r in searched), any(r.kind == "categorical" for r in searched)
-    text = weakness(plan.sampler, plan.scheduler, conditional, categorical)
+    text = sampler_weakness(plan.sampler, plan.scheduler, conditional, categorical)
     said = [text, shared_file_warning(plan.storage)]
     return [("note", text) for text in said if text]
 
@@ -131,7 +131,9 @@ def _cost(plan: SearchPlan) -> str:
     return ", ".join(parts)
 
 
-def print_findings(plan: SearchPlan, trials: list[TrialView], elapsed_s: float, used: Used, console: Console) -> None:
+def print_findings(
+    plan: SearchPlan, trials: list[TrialView], elapsed_s: float, used: DeviceSeconds, console: Console
+) -> None:
     """Print the best configuration, how certain it is, and the next command."""
     done = sorted((t for t in trials if t.state == "COMPLETE"), key=lambda t: (-(t.value or 0), t.number))
     once = [t for t in trials if t.retried_by is None]
@@ -148,7 +150,7 @@ def print_findings(plan: SearchPlan, trials: list[TrialView], elapsed_s: float, 
     if not done:
         return
     best, columns = done[0], columns_of(plan.space, plan.workload, plan.overrides, plan.ranges)
-    found = verdict([t.value or 0.0 for t in done], plan.data.val_size)
+    found = compare_with_best([t.value or 0.0 for t in done], plan.data.val_size)
     console.print(
         f"\nBest: trial {best.number}, validation top-1 {percent(best.value)} after {best.epoch} epochs", style="bold"
     )
@@ -170,7 +172,7 @@ def say_retries(retries: Mapping[int, int], console: Console) -> None:
     console.print(f"\n{text}", markup=False, soft_wrap=True)
 
 
-def how_sure(done: list[TrialView], found: Verdict, images: int) -> str:
+def how_sure(done: list[TrialView], found: Comparison, images: int) -> str:
     """How accurate the best trial is, and which trials are worse, in words. ``done``: sorted, the best first."""
     chosen = f"; it is the best of {len(done)} trials, and the range allows for that" if len(done) > 1 else ""
     text = (
@@ -191,14 +193,14 @@ def _compared(near: list[int], others: int) -> str:
     if len(near) == others:
         which = "The other trial" if others == 1 else f"None of the other {others} trials"
         return f"{which} can{'not' if others == 1 else ''} be told apart from it at 95 %."
-    names = listed(near) if len(near) <= NAMED else f"{len(near)} of the other {others}"
-    noun = "" if len(near) > NAMED else ("Trial " if len(near) == 1 else "Trials ")
+    names = join_numbers(near) if len(near) <= MAX_NAMED_TRIALS else f"{len(near)} of the other {others}"
+    noun = "" if len(near) > MAX_NAMED_TRIALS else ("Trial " if len(near) == 1 else "Trials ")
     left = others - len(near)
     rest = "the other one is clearly worse" if left == 1 else f"the other {left} are clearly worse"
     return f"{noun}{names} cannot be told apart from it at 95 %; {rest}."
 
 
-def listed(numbers: list[int]) -> str:
+def join_numbers(numbers: list[int]) -> str:
     """``3``, ``3 and 7``, ``1, 3 and 7``."""
     words = [str(number) for number in sorted(numbers)]
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from bigbatch.train_loop.config import TrainConfig
-from bigbatch.train_loop.progress import Steps
+from bigbatch.train_loop.progress import StepProgress
 
 Phase = Literal["waiting", "starting", "running"]
 
@@ -35,7 +35,7 @@ class TrialView:
     """The phase of a trial in state RUNNING: ``waiting`` for resources, ``starting`` its workers, or ``running``."""
     asks: str = ""
     """The total needs of its workers, e.g. ``4 CPUs``."""
-    steps: Steps | None = None
+    steps: StepProgress | None = None
     """Its position within an epoch, as its worker last reported."""
 
     @property

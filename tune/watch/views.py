@@ -15,14 +15,14 @@ from bigbatch.tune.watch.observer import TrialView
 FINISHED = ("COMPLETE", "PRUNED", "FAIL")
 
 
-def views(trials: Sequence[FrozenTrial]) -> list[TrialView]:
+def trial_views(trials: Sequence[FrozenTrial]) -> list[TrialView]:
     """The trials that have begun, or failed before they began."""
     again = retried(trials)
     begun = [t for t in trials if "config" in t.user_attrs or t.state.is_finished()]
-    return [view_of(t, again.get(t.number)) for t in begun]
+    return [trial_view(t, again.get(t.number)) for t in begun]
 
 
-def view_of(trial: FrozenTrial, retried_by: int | None = None) -> TrialView:
+def trial_view(trial: FrozenTrial, retried_by: int | None = None) -> TrialView:
     """The view of one trial of the study."""
     config = trial.user_attrs.get("config")
     ended = trial.datetime_complete or trial.datetime_start
@@ -41,6 +41,6 @@ def view_of(trial: FrozenTrial, retried_by: int | None = None) -> TrialView:
     )
 
 
-def counted(found: Sequence[TrialView]) -> list[TrialView]:
+def ended_trials(found: Sequence[TrialView]) -> list[TrialView]:
     """The trials that have ended, as ``--trials`` counts them."""
     return [view for view in found if view.state in FINISHED and view.retried_by is None]

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from bigbatch.cluster.host.waits import HEAD_GONE_S, JOINED_GRACE_S, LAST_SAVE_S, OWN_GRACE_S
-from bigbatch.train_loop.progress import WRITE_EVERY_S, Steps, read_progress
-from bigbatch.tune.watch.cluster_view import ClusterView, Head
+from bigbatch.train_loop.progress import WRITE_EVERY_S, StepProgress, read_progress
+from bigbatch.tune.watch.cluster_view import ClusterView, RayHead
 from bigbatch.tune.watch.observer import TrialView
-from bigbatch.tune.watch.watchdog import Watchdog, Watched
+from bigbatch.tune.watch.watchdog import Watchdog, WatchedTrial
 
 LOOK_S = 0.5
 ASK_S = 5.0
@@ -33,17 +33,17 @@ class ClusterLost(BaseException):
     """The cluster is gone. It is no Exception, because Tune would then ask the dead cluster to clean up."""
 
 
-class Teller(Protocol):
+class WatchdogListener(Protocol):
     """Receives the watchdog's lines, in the watchdog's thread."""
 
     def search_said(self, text: str) -> None:
         """Show a line."""
 
 
-class Asker:
+class HeadPoller:
     """Asks Ray's head again and again, in its own thread, because one question may hang for a minute."""
 
-    def __init__(self, head: Callable[[], Head] = Head) -> None:
+    def __init__(self, head: Callable[[], RayHead] = RayHead) -> None:
         self._head = head
         self._over, self._now = threading.Event(), threading.Event()
         self.often = False
@@ -65,7 +65,7 @@ class Asker:
         self._now.set()
 
     def _run(self) -> None:
-        head: Head | None = None
+        head: RayHead | None = None
         while not self._over.is_set():
             asked_at = time.monotonic()
             with suppress(Exception):  # any error of Ray's transport means: no answer
@@ -76,7 +76,7 @@ class Asker:
             self._now.clear()
 
 
-class Watch:
+class SearchWatch:
     """An observer of the search, and the thread that watches it.
 
     Args:
@@ -90,16 +90,16 @@ class Watch:
         self,
         bridge: Any,
         progress_of: Callable[[int], Path],
-        tellers: Sequence[Teller],
+        tellers: Sequence[WatchdogListener],
         give_up: Callable[[str], None],
         watchdog: Watchdog,
-        asker: Asker,
+        asker: HeadPoller,
     ) -> None:
         self._bridge, self._progress_of, self._tellers, self._give_up = bridge, progress_of, tellers, give_up
         self._watchdog, self._asker = watchdog, asker
         self._lock, self._over = threading.Lock(), threading.Event()
-        self._trials: dict[int, Watched] = {}
-        self._read: dict[int, Steps] = {}
+        self._trials: dict[int, WatchedTrial] = {}
+        self._read: dict[int, StepProgress] = {}
         self._notes: list[Callable[[], None]] = []
         self._next_read = 0.0
 
@@ -109,7 +109,7 @@ class Watch:
         """Begin to watch a trial that is handed to Ray."""
         now = time.monotonic()
         with suppress(OSError), self._lock:
-            self._trials[trial.number] = Watched(trial.number, trial.asks, now, now)
+            self._trials[trial.number] = WatchedTrial(trial.number, trial.asks, now, now)
             self._progress_of(trial.number).write_text("")  # a worker writes only to a file that exists
         self._asker.hurry()
 
@@ -223,12 +223,12 @@ class Watch:
 def make_watch(
     bridge: Any,
     progress_of: Callable[[int], Path],
-    tellers: Sequence[Teller],
+    tellers: Sequence[WatchdogListener],
     give_up: Callable[[str], None],
     *,
     own_ray: bool,
     address: str,
-) -> Watch:
+) -> SearchWatch:
     """The watch over a search. Inside a job of ``cluster/``, the job itself decides when Ray's head is gone."""
     in_job = bool(os.environ.get("BIGBATCH_JOB_FOLDER"))
     watchdog = Watchdog(
@@ -237,7 +237,7 @@ def make_watch(
         gone_s=None if in_job else HEAD_GONE_S,
         address=address,
     )
-    return Watch(bridge, progress_of, tellers, give_up, watchdog, Asker())
+    return SearchWatch(bridge, progress_of, tellers, give_up, watchdog, HeadPoller())
 
 
 def end_process_unless_done(save: Callable[[], None], wait_s: float = LAST_SAVE_S) -> threading.Timer:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bigbatch.cluster.host.waits import HOPELESS_LINE_S, UNANSWERED_LINE_S
-from bigbatch.tune.watch.cluster_view import ClusterView, nowhere, reason
+from bigbatch.tune.watch.cluster_view import ClusterView, why_it_fits_nowhere, why_it_waits
 from bigbatch.tune.watch.observer import Phase
 
 LEAST_SILENCE_S = 60.0
@@ -23,7 +23,7 @@ WAIT_IS_NEWS_S = 60.0
 
 
 @dataclass
-class Watched:
+class WatchedTrial:
     """A trial that Ray works on. All times are seconds of one monotonic clock."""
 
     number: int
@@ -58,12 +58,14 @@ class Watchdog:
         self.gone = False
         """Whether the verdict is that the cluster is gone."""
 
-    def heard(self, trial: Watched, now: float, word: str) -> None:
+    def heard(self, trial: WatchedTrial, now: float, word: str) -> None:
         """Take in a trial's report; ``word`` describes it."""
         self._longest_s = max(self._longest_s, now - trial.heard_at)
         trial.heard_at, trial.last_word = now, word
 
-    def look(self, now: float, trials: Sequence[Watched], view: ClusterView | None, answered_at: float) -> list[str]:
+    def look(
+        self, now: float, trials: Sequence[WatchedTrial], view: ClusterView | None, answered_at: float
+    ) -> list[str]:
         """The lines to print now. ``view``: Ray's last answer, which came at ``answered_at``."""
         passed = min(now - self._looked_at, 5.0)  # at most 5 s: while the machine slept, nobody could answer
         self._looked_at = now
@@ -107,31 +109,31 @@ class Watchdog:
         self._next_line = now + EVERY_S
         return [f"Ray's head at {self._address} has not answered for {silent}"]
 
-    def _delays(self, now: float, trials: Sequence[Watched], view: ClusterView | None) -> list[str]:
+    def _delays(self, now: float, trials: Sequence[WatchedTrial], view: ClusterView | None) -> list[str]:
         """A clause for each trial that waits, or is silent, longer than expected."""
         groups = list(view.groups) if view else []
         waiting = [trial for trial in trials if trial.phase == "waiting"]
         expected = max(LEAST_SILENCE_S, TIMES_LONGEST * self._longest_s)
         found = []
         for trial in waiting:
-            why = reason(groups[0], view) if groups and view else "Ray does not say why"
-            hopeless = bool(groups and view and nowhere(groups[0], view.nodes))
+            why = why_it_waits(groups[0], view) if groups and view else "Ray does not say why"
+            hopeless = bool(groups and view and why_it_fits_nowhere(groups[0], view.nodes))
             if now - trial.since >= (HOPELESS_LINE_S if hopeless else WAIT_IS_NEWS_S):
                 found.append(f"trial {trial.number} has waited {clock(now - trial.since)} for {trial.asks}: {why}")
         lost = groups[len(waiting) :]  # groups of trials that ran before their node was lost
         for trial in trials:
             if trial.phase != "waiting" and now - trial.heard_at >= (HOPELESS_LINE_S if lost else expected):
                 silent = clock(now - trial.heard_at)
-                why = f"; {reason(lost[0], view)}" if lost and view else ""
+                why = f"; {why_it_waits(lost[0], view)}" if lost and view else ""
                 found.append(f"trial {trial.number} has not reported for {silent}; last report: {trial.last_word}{why}")
         return found
 
 
-def _stuck(trials: Sequence[Watched], view: ClusterView | None) -> str | None:
+def _stuck(trials: Sequence[WatchedTrial], view: ClusterView | None) -> str | None:
     """Why no trial can run; None if there are no trials, or one of them has a place or can get one."""
     if view is None or not trials:
         return None
-    why = [nowhere(group, view.nodes) for group in view.groups]
+    why = [why_it_fits_nowhere(group, view.nodes) for group in view.groups]
     hopeless = [text for text in why if text]
     return hopeless[0] if len(hopeless) >= len(trials) else None
 

@@ -176,14 +176,16 @@ def user_folder(env: Mapping[str, str] | None = None) -> Path:
     return Path(config) / "bigbatch" / "sites"
 
 
-def profiles(env: Mapping[str, str] | None = None) -> dict[str, Path]:
+def profile_paths(env: Mapping[str, str] | None = None) -> dict[str, Path]:
     """Every profile's path by name, the user's before the built-in ones."""
     found = {path.stem: path for path in sorted(BUILT_IN.glob("*.toml"))}
     own = {path.stem: path for path in sorted(user_folder(env).glob("*.toml"))}
     return {**own, **{name: path for name, path in found.items() if name not in own}}
 
 
-def find(site: str | None = None, env: Mapping[str, str] | None = None, hosts: Iterable[str] | None = None) -> Site:
+def find_site(
+    site: str | None = None, env: Mapping[str, str] | None = None, hosts: Iterable[str] | None = None
+) -> Site:
     """The profile of a name or a path; without one, BIGBATCH_SITE's or the one that this machine matches.
 
     Raises InputError for an unknown name and for a profile that is wrong.
@@ -193,24 +195,24 @@ def find(site: str | None = None, env: Mapping[str, str] | None = None, hosts: I
         raise InputError(empty_value("--site", site))
     site = site or env.get(SITE_VARIABLE)
     if not site:
-        return detect(env, hosts)
+        return detect_site(env, hosts)
     if site.endswith(".toml") or "/" in site:
-        return load(Path(site).expanduser())
-    known = profiles(env)
+        return load_site(Path(site).expanduser())
+    known = profile_paths(env)
     if site not in known:
         raise InputError(f"--site must be a profile's name or path; got {site!r}. {_nearest(site, known)}")
-    return load(known[site])
+    return load_site(known[site])
 
 
-def detect(env: Mapping[str, str] | None = None, hosts: Iterable[str] | None = None) -> Site:
+def detect_site(env: Mapping[str, str] | None = None, hosts: Iterable[str] | None = None) -> Site:
     """The first profile whose host names or variables match this machine; the generic one if none does."""
     env = os.environ if env is None else env
     names = list(hosts) if hosts is not None else [socket.gethostname(), socket.getfqdn()]
-    known = profiles(env)
+    known = profile_paths(env)
     for name, path in known.items():
-        if name != GENERIC and _matches(site := load(path), env, names):
+        if name != GENERIC and _matches(site := load_site(path), env, names):
             return site
-    return load(known[GENERIC])
+    return load_site(known[GENERIC])
 
 
 def _matches(site: Site, env: Mapping[str, str], hosts: Iterable[str]) -> bool:
@@ -225,7 +227,7 @@ def _is_set(variable: str, env: Mapping[str, str]) -> bool:
     return env.get(name) == value if equals else bool(env.get(name))
 
 
-def load(path: Path) -> Site:
+def load_site(path: Path) -> Site:
     """Read and check a profile. Raises InputError with one line that names the file."""
     try:
         document = toml_subset.loads(path.read_text(encoding="utf-8"))

@@ -25,14 +25,14 @@ class NoAnswer(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Left:
+class QuotaLeft:
     """Room under a quota; None: no limit."""
 
     bytes: int | None
     inodes: int | None
 
 
-def ask(site: Site) -> list[str]:
+def run_quota_command(site: Site) -> list[str]:
     """The last lines that the site's quota command prints; none where the profile has no command. Raises NoAnswer."""
     if not site.quota_command:
         return []
@@ -52,7 +52,7 @@ def ask(site: Site) -> list[str]:
     return lines
 
 
-def left(lines: Sequence[str], folder: Path) -> Left | None:
+def parse_quota_left(lines: Sequence[str], folder: Path) -> QuotaLeft | None:
     """What Lustre's ``lfs quota`` leaves for ``folder``, the least of several; None where that is not told.
 
     Its table (manual page lfs-quota(1); blocks of 1024 bytes, limit 0 = none) has a row for each file system, whose
@@ -61,7 +61,7 @@ def left(lines: Sequence[str], folder: Path) -> Left | None:
         Filesystem  kbytes   quota   limit   grace   files   quota   limit   grace
           /scratch  285181       0 5347737       -  316399  500000 1000000       -
     """
-    found: list[Left] = []
+    found: list[QuotaLeft] = []
     row: list[str] = []
     inside = False
     for line in lines:
@@ -75,11 +75,11 @@ def left(lines: Sequence[str], folder: Path) -> Left | None:
         numbers = [_number(word) for word in row[1:]]
         if len(numbers) >= 7 and _covers(row[0], folder) and None not in (*numbers[0:3:2], *numbers[4:7:2]):
             kbytes, _, limit, _, files, _, file_limit = numbers[:7]
-            found.append(Left(_rest(kbytes, limit, 1024), _rest(files, file_limit, 1)))
+            found.append(QuotaLeft(_rest(kbytes, limit, 1024), _rest(files, file_limit, 1)))
             row = []
     if not found:
         return None
-    return Left(
+    return QuotaLeft(
         min((each.bytes for each in found if each.bytes is not None), default=None),
         min((each.inodes for each in found if each.inodes is not None), default=None),
     )

@@ -24,7 +24,7 @@ from bigbatch.cluster.doctor.findings import (
     judge_nodes,
     judge_python,
 )
-from bigbatch.cluster.host.site.profiles import find, load
+from bigbatch.cluster.host.site.profiles import find_site, load_site
 from helpers.paths import ROOT
 from helpers.processes import clean_environment
 from helpers.waiting import wait_until
@@ -319,18 +319,18 @@ def test_the_sites_quota_command_is_run_and_shown(tmp_path):
         ("/bin/false", "WARN", "/bin/false"),
     ):
         profile.write_text(f'name = "mine"\n[storage]\nquota_command = "{line}"\n')
-        finding = doctor.judge_quota_command(load(profile))[0]
+        finding = doctor.judge_quota_command(load_site(profile))[0]
         assert finding.status == status and expected in finding.seen
-    assert doctor.judge_quota_command(find("generic", {})) == []
+    assert doctor.judge_quota_command(find_site("generic", {})) == []
 
 
 def test_the_scratch_folder_is_the_profiles(tmp_path, monkeypatch):
     profile = tmp_path / "mine.toml"
     profile.write_text('name = "mine"\n[storage]\nscratch = "$MY_SCRATCH"\n')
     monkeypatch.delenv("MY_SCRATCH", raising=False)
-    assert doctor.judge_scratch(load(profile))[0].status == "WARN"
+    assert doctor.judge_scratch(load_site(profile))[0].status == "WARN"
     monkeypatch.setenv("MY_SCRATCH", str(tmp_path))
-    finding = doctor.judge_scratch(load(profile))[0]
+    finding = doctor.judge_scratch(load_site(profile))[0]
     assert str(tmp_path) in finding.seen and "free" in finding.seen
 
 
@@ -342,7 +342,7 @@ def test_slurms_settings_are_judged(tmp_path, monkeypatch):
     def findings(requeue: int, kill_wait: int) -> dict[str, Finding]:
         program.write_text(f"#!/bin/sh\ncat <<'END'\n{config.format(requeue, kill_wait)}END\n")
         program.chmod(0o755)
-        return {finding.what: finding for finding in doctor.judge_slurm(find("generic", {}))}
+        return {finding.what: finding for finding in doctor.judge_slurm(find_site("generic", {}))}
 
     fine = findings(1, 30)
     assert fine["Slurm"].seen == "version 22.05.8" and fine["requeue"].status == "OK" and "signal" not in fine

@@ -42,7 +42,7 @@ def dead() -> dict[str, object]:
     ticks = holder._start_ticks(process.pid)
     process.kill()
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-    yield {**ELSEWHERE, "machine": holder.machine(), "pid": process.pid, "start_ticks": ticks}
+    yield {**ELSEWHERE, "machine": holder.machine_id(), "pid": process.pid, "start_ticks": ticks}
     process.communicate()
 
 
@@ -82,7 +82,7 @@ def test_the_lease_of_a_job_is_taken_only_if_stale_and_its_job_is_gone(job, age_
 )
 def test_where_nobody_can_be_asked_only_time_tells(age_s, verdict):
     """-500: its clock is ahead of ours."""
-    seen = lease.Seen(holder.from_dict(ELSEWHERE), (b"", 0), age_s)
+    seen = lease.Seen(holder.holder_from_dict(ELSEWHERE), (b"", 0), age_s)
     assert lease.judge(seen, HERE, lambda _: pytest.fail("it is of no job"))[0] is verdict
 
 
@@ -114,10 +114,10 @@ def test_a_killed_process_of_this_machine_is_followed_at_once_and_a_living_one_n
 
 def test_who_meets_a_jobs_driver_on_its_own_node_is_told_to_cancel_the_job():
     """To kill the driver would look to its job like a failure of the search."""
-    driver = Holder("t", "5", "0", True, machine=holder.machine(), pid=os.getpid())
+    driver = Holder("t", "5", "0", True, machine=holder.machine_id(), pid=os.getpid())
     driver = dataclasses.replace(driver, start_ticks=holder._start_ticks(driver.pid))
     seen = lease.Seen(driver, (b"", 0), 1)
-    for me in (Holder("me", "6", "0", True), Holder("me", machine=holder.machine(), pid=7)):
+    for me in (Holder("me", "6", "0", True), Holder("me", machine=holder.machine_id(), pid=7)):
         assert lease.judge(seen, me, lambda _: True) == (LeaseVerdict.HELD, "Wait for it, or scancel 5")
 
 

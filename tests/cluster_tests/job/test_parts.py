@@ -266,8 +266,8 @@ def test_a_successor_inherits_no_device_and_no_allocation():
 
 
 def test_the_mark_of_a_successor_stands_beside_the_users_comment():
-    assert successor.marked("(null)", "7") == successor.marked(None, "7") == "bigbatch-after-7"
-    assert successor.marked("project x bigbatch-after-7", "8") == "project x bigbatch-after-8"
+    assert successor.comment_with_mark("(null)", "7") == successor.comment_with_mark(None, "7") == "bigbatch-after-7"
+    assert successor.comment_with_mark("project x bigbatch-after-7", "8") == "project x bigbatch-after-8"
 
 
 def test_the_successor_of_a_heterogeneous_job_has_its_components(tmp_path, monkeypatch):
@@ -289,7 +289,7 @@ def test_the_successor_of_a_heterogeneous_job_has_its_components(tmp_path, monke
     assert after.startswith("--job-name=bb --cpus-per-task=2 --gres=gpu:1 --nodes=2 --ntasks=4 --exclude=n9 /a")
     assert slurm_commands.job_fields("8")["NumNodes"] == "1"
     stand_in(tmp_path, monkeypatch, squeue="printf '8+0|x\n10+0|mine bigbatch-after-8\n10+1|\n'")
-    assert successor.in_queue("8") == "10"
+    assert successor.find_successor("8") == "10"
 
 
 # A stand-in for Slurm's commands, where only their words or their slowness matter
@@ -454,7 +454,7 @@ def test_what_a_killed_job_left_is_removed_with_its_processes(monkeypatch):
 
 
 def test_a_removal_that_is_cut_short_is_taken_up_by_the_next_sweep(tmp_path, monkeypatch):
-    folder, owner = private_folder.make("bbn-7-", ["/tmp"])
+    folder, owner = private_folder.make_private_folder("bbn-7-", ["/tmp"])
     left = []
     rmtree = private_folder.shutil.rmtree
 

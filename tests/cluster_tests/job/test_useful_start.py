@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from bigbatch.cluster.job import drain, useful_start
-from bigbatch.cluster.job.early_signal import EarlySignal, noticed
+from bigbatch.cluster.job.early_signal import EarlySignal, note_early_signal
 from bigbatch.cluster.record import study_progress
 from bigbatch.train_loop.loop.checkpoint import CheckpointFolder
 from bigbatch.tune.study.store import StudyStore
 from bigbatch.tune.watch.progress_file import ProgressFileWriter
-from bigbatch.tune.watch.views import views
+from bigbatch.tune.watch.views import trial_views
 from helpers.bridges import make_bridge, record
 
 EPOCH = '{"op_code": 8, "trial_id": 0, "user_attr": {"epoch/00001": {"train_s": %g, "val_s": 10.0}}}\n'
@@ -58,7 +58,7 @@ def test_a_study_in_a_database_is_counted_in_the_file_that_its_driver_writes(end
     start = useful_start.JobStart(store.folder, None, 120.0)
     assert not start.look().useful
 
-    again = make_bridge(store, observers=[ProgressFileWriter(store.folder, views(store.study.trials))])
+    again = make_bridge(store, observers=[ProgressFileWriter(store.folder, trial_views(store.study.trials))])
     again.suggest("b")
     if ending == "an epoch":
         again.observe("b", {"records": [{**record(2, 0.6), "train_s": 40.0, "val_s": 2.5}]})
@@ -164,7 +164,7 @@ def signalled(
     start.driver_begins()
     now[0] += 30.0
     start.driver_is_to_end()
-    early = noticed(now[0], now[0], ends_at, 120.0, before)
+    early = note_early_signal(now[0], now[0], ends_at, 120.0, before)
     return early, start.look(early)
 
 
@@ -182,13 +182,15 @@ def test_a_signal_far_before_the_margin_is_blamed_when_it_comes_at_the_same_time
 
 def test_which_starts_say_that_the_signal_comes_early():
     sure = EarlySignal(540.0, starts=2)
-    assert noticed(100.0, 100.0, 240.0, 120.0, sure) is None, "140 s before the limit: Slurm's own imprecision"
-    assert noticed(100.0, 100.0, 1000.0, 120.0, sure) == EarlySignal(900.0), "another time: by hand"
-    assert noticed(100.0, 100.0, 680.0, 120.0, sure) == EarlySignal(580.0, starts=3)
-    assert noticed(None, 100.0, 700.0, 120.0, sure) == sure, "ended by itself before the signal could come"
-    assert noticed(None, 100.0, 220.0, 120.0, sure) is None, "the margin was reached without it"
-    assert noticed(100.0, 100.0, None, 120.0, sure) is None
-    assert noticed(100.0, 100.0, 220.0, 0.0, None) is None, "the scripts' own --signal, with --margin 0"
+    assert note_early_signal(100.0, 100.0, 240.0, 120.0, sure) is None, (
+        "140 s before the limit: Slurm's own imprecision"
+    )
+    assert note_early_signal(100.0, 100.0, 1000.0, 120.0, sure) == EarlySignal(900.0), "another time: by hand"
+    assert note_early_signal(100.0, 100.0, 680.0, 120.0, sure) == EarlySignal(580.0, starts=3)
+    assert note_early_signal(None, 100.0, 700.0, 120.0, sure) == sure, "ended by itself before the signal could come"
+    assert note_early_signal(None, 100.0, 220.0, 120.0, sure) is None, "the margin was reached without it"
+    assert note_early_signal(100.0, 100.0, None, 120.0, sure) is None
+    assert note_early_signal(100.0, 100.0, 220.0, 0.0, None) is None, "the scripts' own --signal, with --margin 0"
 
 
 def test_trials_are_held_back_by_a_signal_that_is_known_to_come_early():

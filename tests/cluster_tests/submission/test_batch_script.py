@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from bigbatch.cluster.host import slurm_commands
-from bigbatch.cluster.host.site.profiles import InputError, Partition, find, format_time, load
+from bigbatch.cluster.host.site.profiles import InputError, Partition, find_site, format_time, load_site
 from bigbatch.cluster.submission import batch_script, resources
 from bigbatch.cluster.submission.request import Request
 from helpers.paths import ROOT
@@ -42,7 +42,7 @@ SCRIPTS = {
 
 def rendered(name: str) -> str:
     site, request = SCRIPTS[name]
-    return batch_script.render(request, find(site, HOME), env=HOME, root=Path("/home/me/bigbatch"))
+    return batch_script.render(request, find_site(site, HOME), env=HOME, root=Path("/home/me/bigbatch"))
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -86,7 +86,7 @@ def test_folders_with_blanks_in_their_names_reach_slurm_and_the_job_whole(tmp_pa
         prelude=f"{tmp_path}/my prelude.sh",
         cpus_per_node=8,
     )
-    text = batch_script.render(request, find("generic", HOME), env={**HOME, "BIGBATCH_HOME": str(home)}, root=root)
+    text = batch_script.render(request, find_site("generic", HOME), env={**HOME, "BIGBATCH_HOME": str(home)}, root=root)
     words = [line[len("#SBATCH ") :] for line in text.splitlines() if line.startswith("#SBATCH ")]
     assert [f"--output={home}/logs/%j.log"] in [shlex.split(word) for word in words]
     done = subprocess.run(["bash", "-c", text], capture_output=True, text=True)
@@ -117,7 +117,7 @@ def test_the_script_says_what_it_may_cost():
 
 def ask(site: str = "jean_zay", live=None, env=None, **wishes):
     request = Request(**{"account": "abc", **wishes})
-    return resources.job_resources(request, find(site, HOME), env={**HOME, **(env or {})}, live=live)
+    return resources.job_resources(request, find_site(site, HOME), env={**HOME, **(env or {})}, live=live)
 
 
 REFUSED = {
@@ -221,7 +221,7 @@ def test_times_as_slurm_writes_them_are_taken(text):
 @pytest.mark.parametrize("text", ["UNLIMITED", "infinite"])
 def test_a_job_without_a_time_limit_is_submitted_where_there_is_none(text):
     wishes = replace(GIVEN, time=text, cpus_per_node=1)
-    script = batch_script.render(wishes, find("generic", HOME), env=HOME)
+    script = batch_script.render(wishes, find_site("generic", HOME), env=HOME)
     assert "--time=UNLIMITED\n" in script and "It has no time limit." in script
 
 
@@ -243,7 +243,7 @@ def test_a_job_without_a_time_limit_is_submitted_where_there_is_none(text):
 def test_gpus_are_counted_however_they_are_asked_for(wishes, gpus, gres):
     live = {"gpu": Partition("gpu", gpus_per_node=4, cores_per_node=32, is_default=True, gpu_types=("a100",))}
     request = Request(arguments=("--space", "smoke"), nodes=2, python="python", **wishes)
-    site = find("generic", HOME)
+    site = find_site("generic", HOME)
     assert resources.job_resources(request, site, env=HOME, live=live).gpus_per_node == gpus
     lines = batch_script.render(request, site, env=HOME, live=live).splitlines()
     said = [line for line in lines if line.startswith("#SBATCH --g")]
@@ -375,13 +375,13 @@ def test_a_site_that_forbids_requeueing_gets_a_chain_of_jobs(tmp_path):
     profile = tmp_path / "strict.toml"
     profile.write_text('name = "strict"\nrequeue = false\n[storage]\nnode_tmp = "/local"\n')
     request = replace(GIVEN, cpus_per_node=4)
-    script = batch_script.render(request, load(profile), env=HOME)
+    script = batch_script.render(request, load_site(profile), env=HOME)
     assert "#SBATCH --no-requeue" in script and 'ray_head_workers.slurm" --chain --space' in script
     assert f"export BIGBATCH_SITE={profile}\n" in script and "export BIGBATCH_NODE_TMP=/local\n" in script
 
 
 def test_the_active_environments_python_is_the_nodes():
-    site = find("generic", HOME)
+    site = find_site("generic", HOME)
     request = Request(cpus_per_node=1)
     for variables, expected in (
         ({"VIRTUAL_ENV": "/env"}, "/env/bin/python"),

@@ -234,15 +234,15 @@ def test_a_resumed_study_fills_in_what_the_command_line_leaves_out(tmp_path, mon
 
 def test_a_way_on_is_named_where_a_path_is_in_question():
     message = "the data path must exist; got '/local/set'. Check it."
-    assert submission_check.with_a_way_on(message, Options(data="/local/set")).endswith("write --no-check.")
-    assert submission_check.with_a_way_on("--trials must be at least 1.", Options(data=".")).endswith("1.")
+    assert submission_check.with_path_advice(message, Options(data="/local/set")).endswith("write --no-check.")
+    assert submission_check.with_path_advice("--trials must be at least 1.", Options(data=".")).endswith("1.")
 
 
 # The limits of a check
 
 
 def test_a_check_that_hangs_is_ended_with_all_that_it_started_and_said(tmp_path, monkeypatch):
-    monkeypatch.setattr(search_check, "LIMIT_S", 1.0)
+    monkeypatch.setattr(search_check, "CHECK_LIMIT_S", 1.0)
     mark = f"hangs-{os.getpid()}-{time.time_ns()}"
     script = textwrap.dedent(f"""\
         #!/bin/bash

@@ -25,7 +25,7 @@ from bigbatch.train_loop.config import (
 from bigbatch.train_loop.data.catalogue import describe
 from bigbatch.train_loop.data.packing import command as pack
 from bigbatch.train_loop.host import disk_space
-from bigbatch.train_loop.launch.command import make_task
+from bigbatch.train_loop.launch.command import make_run_plan
 from bigbatch.train_loop.loop import space_needed
 from bigbatch.train_loop.loop.checkpoint import CheckpointFolder
 from bigbatch.train_loop.loop.train import train
@@ -99,7 +99,7 @@ def config_file(folder: Path) -> Path:
 @pytest.mark.parametrize("tiny", ["size=8g,nr_inodes=10"], indirect=True)
 def test_runs_and_packs_that_lack_inodes_are_refused_before_anything_is_written(tiny: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"up to [\d,]+ inodes .*; got 9 left for .*tiny.* by the file system"):
-        make_task(["--config", str(config_file(tmp_path)), "--output", str(tiny / "run")], "run.py", None)
+        make_run_plan(["--config", str(config_file(tmp_path)), "--output", str(tiny / "run")], "run.py", None)
     with pytest.raises(ConfigError, match="up to .* inodes"):
         make_plan(Options(space="smoke", output=str(tiny), study="s"))
     images = write_images(tmp_path / "images")
@@ -112,7 +112,7 @@ def test_runs_and_packs_that_lack_inodes_are_refused_before_anything_is_written(
 @pytest.mark.parametrize("tiny", ["size=8m"], indirect=True)
 def test_runs_that_lack_bytes_are_refused_with_the_numbers(tiny: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"up to 0.\d\d GB \(3 checkpoints of 0.09 GB\); got 8.39 MB left") as caught:
-        make_task(["--config", str(config_file(tmp_path)), "--output", str(tiny / "run")], "run.py", None)
+        make_run_plan(["--config", str(config_file(tmp_path)), "--output", str(tiny / "run")], "run.py", None)
     assert "\n" not in str(caught.value)
     with pytest.raises(ConfigError, match=r"\d+ checkpoints of .* and the logs of \d+ trials"):
         make_plan(Options(space="smoke", output=str(tiny), study="s"))
@@ -149,28 +149,30 @@ def test_a_pack_whose_disk_fills_up_ends_in_one_line_and_goes_on(
 
 
 def test_the_quota_of_lustre_is_read() -> None:
-    scratch = quota.left(LFS.splitlines(), Path("/scratch/me/runs"))
-    assert scratch == quota.Left((5347737600 - 285181364) * 1024, 1000000 - 316399)
-    assert quota.left(LFS.splitlines(), Path("/scratch2/me")) is None
-    home = quota.left(LFS_WRAPPED.splitlines(), Path("/home/lab/m/me/runs"))
-    assert home == quota.Left((104857600 - 95747836) * 1024, None)
-    assert quota.left(LFS_NONE.splitlines(), Path("/univ_1/me")) == quota.Left(None, None)
-    both = quota.left([*LFS.splitlines(), *LFS.replace("316399", "999990").splitlines()], Path("/scratch/me"))
+    scratch = quota.parse_quota_left(LFS.splitlines(), Path("/scratch/me/runs"))
+    assert scratch == quota.QuotaLeft((5347737600 - 285181364) * 1024, 1000000 - 316399)
+    assert quota.parse_quota_left(LFS.splitlines(), Path("/scratch2/me")) is None
+    home = quota.parse_quota_left(LFS_WRAPPED.splitlines(), Path("/home/lab/m/me/runs"))
+    assert home == quota.QuotaLeft((104857600 - 95747836) * 1024, None)
+    assert quota.parse_quota_left(LFS_NONE.splitlines(), Path("/univ_1/me")) == quota.QuotaLeft(None, None)
+    both = quota.parse_quota_left(
+        [*LFS.splitlines(), *LFS.replace("316399", "999990").splitlines()], Path("/scratch/me")
+    )
     assert both is not None and both.inodes == 10  # of the user and of the group, the less
     for text in ("", "17 of 20 TiB", "\n".join(LFS.splitlines()[:2]), LFS.replace("1000000", "many")):
-        assert quota.left(text.splitlines(), Path("/scratch/me")) is None
+        assert quota.parse_quota_left(text.splitlines(), Path("/scratch/me")) is None
 
 
 def test_a_run_is_refused_by_the_sites_quota(tmp_path: Path, site) -> None:
     command = site(LFS.replace("/scratch", str(tmp_path)).replace("316399", "999997"))
     arguments = ["--config", str(config_file(tmp_path)), "--output", str(tmp_path / "run")]
     with pytest.raises(ConfigError, match=f"got 3 left for .* by {command}"):
-        make_task(arguments, "run.py", None)
+        make_run_plan(arguments, "run.py", None)
     site(LFS.replace("/scratch", str(tmp_path)).replace("285181364", "5347737000"))
     with pytest.raises(ConfigError, match=r"got 0.61 MB left for"):
-        make_task(arguments, "run.py", None)
+        make_run_plan(arguments, "run.py", None)
     site(LFS.replace("/scratch", str(tmp_path)))
-    make_task(arguments, "run.py", None)
+    make_run_plan(arguments, "run.py", None)
 
 
 def test_a_quota_in_an_unknown_format_is_shown(tmp_path: Path, site, capsys: pytest.CaptureFixture[str]) -> None:
@@ -194,7 +196,7 @@ def test_parameters_are_counted(name: str, classes: int) -> None:
     info = dataclasses.replace(describe(DataConfig(image_size=224)), num_classes=classes)
     with torch.device("meta"):
         model = build_model(ModelConfig(name=name), info)
-    assert space_needed.parameters(ModelConfig(name=name), info) == sum(p.numel() for p in model.parameters())
+    assert space_needed.parameter_count(ModelConfig(name=name), info) == sum(p.numel() for p in model.parameters())
 
 
 @pytest.mark.parametrize(("optimizer", "average"), [("sgd", 0.0), ("lamb", 0.9)])
@@ -214,13 +216,13 @@ def test_a_checkpoint_is_as_large_as_foreseen(tmp_path: Path, optimizer: str, av
 def test_a_resume_counts_what_is_there_as_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "latest.pt").write_bytes(bytes(1000))
     monkeypatch.setattr(
-        disk_space, "left_in", lambda folder: disk_space.Room(500, 3, "the file system", "the file system")
+        disk_space, "space_left", lambda folder: disk_space.SpaceLeft(500, 3, "the file system", "the file system")
     )
-    disk_space.check_room("--output", tmp_path, disk_space.Need(1400, 4, "a test"))
+    disk_space.check_disk_space("--output", tmp_path, disk_space.SpaceNeeded(1400, 4, "a test"))
     with pytest.raises(ConfigError, match="got 0.00 MB left"):
-        disk_space.check_room("--output", tmp_path, disk_space.Need(1500, 4, "a test"))
+        disk_space.check_disk_space("--output", tmp_path, disk_space.SpaceNeeded(1500, 4, "a test"))
     with pytest.raises(ConfigError, match="5 inodes"):
-        disk_space.check_room("--output", tmp_path, disk_space.Need(1400, 5, "a test"))
+        disk_space.check_disk_space("--output", tmp_path, disk_space.SpaceNeeded(1400, 5, "a test"))
 
 
 def test_what_another_run_renames_meanwhile_is_no_error(tmp_path: Path) -> None:
@@ -241,16 +243,16 @@ def test_what_another_run_renames_meanwhile_is_no_error(tmp_path: Path) -> None:
     thread.start()
     try:
         for _ in range(50):
-            disk_space.present(tmp_path)
+            disk_space.bytes_and_inodes(tmp_path)
     finally:
         done.set()
         thread.join()
-    assert disk_space.present(tmp_path)[1] == 400 and disk_space.present(tmp_path / "none") == (0, 0)
+    assert disk_space.bytes_and_inodes(tmp_path)[1] == 400 and disk_space.bytes_and_inodes(tmp_path / "none") == (0, 0)
 
 
 def test_a_file_system_that_counts_nothing_refuses_nothing() -> None:
     """``/proc`` has no blocks and no inodes; some network file systems say the same."""
     if not Path("/proc/self").exists():
         pytest.skip("no /proc")
-    assert disk_space.left_in(Path("/proc")).bytes is None and disk_space.left_in(Path("/proc")).inodes is None
-    disk_space.check_room("--output", Path("/proc/sys/none"), disk_space.Need(1 << 60, 1 << 40, "a test"))
+    assert disk_space.space_left(Path("/proc")).bytes is None and disk_space.space_left(Path("/proc")).inodes is None
+    disk_space.check_disk_space("--output", Path("/proc/sys/none"), disk_space.SpaceNeeded(1 << 60, 1 << 40, "a test"))

@@ -16,7 +16,7 @@ from bigbatch.train_loop.config import (
     OptimizerConfig,
     TrainConfig,
 )
-from bigbatch.train_loop.host.ranks import Launch, launched, port_of
+from bigbatch.train_loop.host.ranks import Launch, find_launch, port_of
 from helpers.ranks import STEP, start_ranks
 
 
@@ -36,24 +36,24 @@ def test_the_master_is_the_first_node_of_the_list(node_list, host):
 
 
 def test_a_step_of_several_tasks_is_a_launch_and_one_task_or_a_batch_script_is_none():
-    launch = launched(STEP)
+    launch = find_launch(STEP)
     assert launch == Launch("srun", 4, 0, 6, 2, ("n1", port_of(1234567, 2))) and launch.nodes == 3
-    assert launched({**STEP, "SLURM_STEP_NUM_TASKS": "1"}) is None  # srun --pty bash, a Ray job's driver
-    assert launched({k: v for k, v in STEP.items() if "STEP" not in k} | {"SLURM_NTASKS": "6"}) is None
-    assert launched({}) is None
+    assert find_launch({**STEP, "SLURM_STEP_NUM_TASKS": "1"}) is None  # srun --pty bash, a Ray job's driver
+    assert find_launch({k: v for k, v in STEP.items() if "STEP" not in k} | {"SLURM_NTASKS": "6"}) is None
+    assert find_launch({}) is None
 
 
 def test_uneven_tasks_a_suffix_and_a_given_master_are_respected():
     uneven = {**STEP, "SLURM_STEP_TASKS_PER_NODE": "4,1(x2)"}
-    assert launched(uneven).on_node == 1 and launched({**uneven, "SLURM_NODEID": "0"}).on_node == 4
-    assert launched({**STEP, "BIGBATCH_HOST_SUFFIX": "i"}).master[0] == "n1i"
-    given = launched({**STEP, "MASTER_ADDR": "elsewhere", "MASTER_PORT": "77"})
+    assert find_launch(uneven).on_node == 1 and find_launch({**uneven, "SLURM_NODEID": "0"}).on_node == 4
+    assert find_launch({**STEP, "BIGBATCH_HOST_SUFFIX": "i"}).master[0] == "n1i"
+    given = find_launch({**STEP, "MASTER_ADDR": "elsewhere", "MASTER_PORT": "77"})
     assert given.master == ("elsewhere", 77)
 
 
 def test_torchruns_own_variables_come_first():
     env = {**STEP, "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
-    launch = launched(env)
+    launch = find_launch(env)
     assert (launch.by, launch.rank, launch.world_size, launch.master) == ("torchrun", 1, 2, None)
 
 

@@ -11,7 +11,7 @@ from PIL import Image
 
 from bigbatch.cluster.host.allocation import usable_cpus
 from bigbatch.train_loop.config import DataConfig, LoaderConfig, ModelConfig, TrainConfig
-from bigbatch.train_loop.data.loading.cores import cores_a_rank, loader_workers
+from bigbatch.train_loop.data.loading.cores import cores_per_rank, loader_workers
 from bigbatch.train_loop.launch import loader_report
 from bigbatch.train_loop.launch.loader_report import Rates, advice, cores_of_a_run
 from bigbatch.train_loop.launch.local_workers import worker_resources
@@ -50,28 +50,28 @@ def test_what_bounds_a_run(numbers: tuple[int, ...], device: str, words: list[st
 def test_loader_processes_by_the_cores_of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     assert loader_workers(DataConfig(loader=LoaderConfig(workers=3))) == 3
     here = usable_cpus({})
-    assert cores_a_rank({}) == here and loader_workers(DataConfig(loader=LoaderConfig(workers=-1)), {}) == here - 1
+    assert cores_per_rank({}) == here and loader_workers(DataConfig(loader=LoaderConfig(workers=-1)), {}) == here - 1
     assert loader_workers(DataConfig(), {"LOCAL_WORLD_SIZE": "1000"}) == 0, "one core decodes and trains"
     assert loader_workers(DataConfig(), {"BIGBATCH_WORKER_CORES": "128"}) == 32
-    assert cores_a_rank({"LOCAL_WORLD_SIZE": "1000"}) == 1
-    assert cores_a_rank({"RAY_JOB_ID": "01", "OMP_NUM_THREADS": "5"}) == 5
+    assert cores_per_rank({"LOCAL_WORLD_SIZE": "1000"}) == 1
+    assert cores_per_rank({"RAY_JOB_ID": "01", "OMP_NUM_THREADS": "5"}) == 5
     # The user's own OMP_NUM_THREADS says nothing of the cores that Ray has given.
-    assert cores_a_rank({"RAY_JOB_ID": "01", "OMP_NUM_THREADS": "1", "BIGBATCH_WORKER_CORES": "8"}) == 8
+    assert cores_per_rank({"RAY_JOB_ID": "01", "OMP_NUM_THREADS": "1", "BIGBATCH_WORKER_CORES": "8"}) == 8
     slurm = {"SLURM_JOB_ID": "1", "SLURM_CPUS_PER_TASK": "1", "SLURM_CPUS_ON_NODE": "32"}
-    assert cores_a_rank(slurm) == 1
+    assert cores_per_rank(slurm) == 1
 
 
 def test_tasks_of_srun_without_binding_share_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(64)))
     monkeypatch.setattr("bigbatch.cluster.host.allocation._cgroup_cpu_quota", lambda _: None)
     step = {"SLURM_JOB_ID": "1", "SLURM_CPUS_ON_NODE": "32", "SLURM_STEP_NUM_TASKS": "6"}
-    assert cores_a_rank({**step, "SLURM_STEP_TASKS_PER_NODE": "4,2", "SLURM_NODEID": "0"}) == 8
-    assert cores_a_rank({**step, "SLURM_STEP_TASKS_PER_NODE": "4,2", "SLURM_NODEID": "1"}) == 16
-    assert cores_a_rank({**step, "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_TASKS_PER_NODE": "1"}) == 32
-    assert cores_a_rank({**step, "SLURM_STEP_TASKS_PER_NODE": "40,2", "SLURM_NODEID": "0"}) == 1
-    assert cores_a_rank({**step, "SLURM_STEP_TASKS_PER_NODE": "4,2", "SLURM_CPUS_PER_TASK": "3"}) == 3
+    assert cores_per_rank({**step, "SLURM_STEP_TASKS_PER_NODE": "4,2", "SLURM_NODEID": "0"}) == 8
+    assert cores_per_rank({**step, "SLURM_STEP_TASKS_PER_NODE": "4,2", "SLURM_NODEID": "1"}) == 16
+    assert cores_per_rank({**step, "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_TASKS_PER_NODE": "1"}) == 32
+    assert cores_per_rank({**step, "SLURM_STEP_TASKS_PER_NODE": "40,2", "SLURM_NODEID": "0"}) == 1
+    assert cores_per_rank({**step, "SLURM_STEP_TASKS_PER_NODE": "4,2", "SLURM_CPUS_PER_TASK": "3"}) == 3
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})  # bound
-    assert cores_a_rank({**step, "SLURM_STEP_TASKS_PER_NODE": "4,2"}) == 2
+    assert cores_per_rank({**step, "SLURM_STEP_TASKS_PER_NODE": "4,2"}) == 2
 
 
 def test_the_cores_of_a_run_are_its_gpus_share(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from bigbatch.train_loop.config import OptimizerConfig
 from bigbatch.train_loop.launch.lr_find import (
-    Progress,
+    RangeTestProgress,
     default_range,
     lr_find,
     main,
@@ -98,7 +98,7 @@ def test_progress_is_a_line_every_ten_seconds_and_on_a_terminal_one_that_is_draw
     now, pipe, terminal = [0.0], io.StringIO(), Terminal()
     for out in (pipe, terminal):
         now[0] = 0.0
-        with Progress(50, out, lambda: now[0]) as progress:
+        with RangeTestProgress(50, out, lambda: now[0]) as progress:
             for step in range(1, 51):
                 now[0] += 0.5
                 progress.step(step, 0.01 * step, 1 / step)

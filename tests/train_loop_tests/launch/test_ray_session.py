@@ -26,7 +26,7 @@ def sleeper(word: str) -> subprocess.Popen:
 
 
 def test_the_folder_is_private_and_its_path_short_enough_for_sockets(monkeypatch, tmp_path):
-    folder, _owner = ray_session.private_folder()
+    folder, _owner = ray_session.private_ray_folder()
     try:
         assert folder.stat().st_mode & 0o777 == 0o700
         assert len(f"{folder}/r/session_2026-11-21_10-00-00_000000_1234567/sockets/plasma_store") <= 107
@@ -39,13 +39,13 @@ def test_a_long_temporary_folder_falls_back_to_a_short_one_or_is_refused(monkeyp
     long = tmp_path / ("x" * 90)
     long.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(long))
-    folder, _owner = ray_session.private_folder()
+    folder, _owner = ray_session.private_ray_folder()
     assert not str(folder).startswith(str(long))
     (folder / "owner").unlink()
     folder.rmdir()
     monkeypatch.setattr(os, "access", lambda *_: False)
     with pytest.raises(ConfigError, match="TMPDIR"):
-        ray_session.private_folder()
+        ray_session.private_ray_folder()
 
 
 def test_only_processes_that_name_the_folder_are_ended(tmp_path):
@@ -72,11 +72,11 @@ def short_tmp():
 def test_folders_of_living_searches_stay_and_those_of_killed_ones_go(monkeypatch, short_tmp):
     tmp_path = short_tmp
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    living, _owner = ray_session.private_folder()
+    living, _owner = ray_session.private_ray_folder()
     code = (
         "import tempfile, sys, os, signal; tempfile.tempdir = sys.argv[1]\n"
-        "from bigbatch.train_loop.launch.ray_session import private_folder\n"
-        "made = private_folder(); print(made[0], flush=True); os.kill(os.getpid(), signal.SIGKILL)"
+        "from bigbatch.train_loop.launch.ray_session import private_ray_folder\n"
+        "made = private_ray_folder(); print(made[0], flush=True); os.kill(os.getpid(), signal.SIGKILL)"
     )
     command = [sys.executable, "-c", code, str(tmp_path)]
     killed = Path(subprocess.run(command, cwd=ROOT / "src", capture_output=True, text=True).stdout.strip())

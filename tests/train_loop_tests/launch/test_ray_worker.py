@@ -161,9 +161,9 @@ from bigbatch.train_loop.launch.trial_task import TrialTask
 def worker(task):
     from bigbatch.train_loop.launch import ray_worker
     from bigbatch.train_loop.loop import train as loop
-    from bigbatch.train_loop.data.loading.cores import cores_a_rank
+    from bigbatch.train_loop.data.loading.cores import cores_per_rank
 
-    loop.train = lambda *_, **__: Path(task["ray_storage"], "seen").write_text(str(cores_a_rank()))
+    loop.train = lambda *_, **__: Path(task["ray_storage"], "seen").write_text(str(cores_per_rank()))
     return ray_worker.train_worker(task)
 
 folder = sys.argv[1]

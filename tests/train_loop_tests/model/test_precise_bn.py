@@ -58,7 +58,7 @@ def test_statistics_are_the_populations() -> None:
     model = network()
     for bn in (model[1], model[5]):
         bn.running_mean.fill_(torch.nan)  # whatever was there before
-    precise_bn.recompute(model, batches(), WORLD, model)
+    precise_bn.recompute_statistics(model, batches(), WORLD, model)
     for bn, (mean, var) in zip((model[1], model[5]), reference(model, batches()), strict=True):
         torch.testing.assert_close(bn.running_mean.double(), mean, rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(bn.running_var.double(), var, rtol=1e-5, atol=1e-5)
@@ -83,11 +83,11 @@ def test_ranks_with_unequal_shares_get_the_statistics_of_all(shares: tuple[int, 
     sums = []
     for part in parts:  # what each rank would bring to the all-reduce
         alone = FakeWorld(0, 2, torch.device("cpu"))
-        precise_bn.recompute(model := network(), part, alone, model)
+        precise_bn.recompute_statistics(model := network(), part, alone, model)
         sums += alone.own
     results = []
     for part, other in zip(parts, reversed(sums), strict=True):
-        precise_bn.recompute(model := network(), part, FakeWorld(0, 2, torch.device("cpu"), [other]), model)
+        precise_bn.recompute_statistics(model := network(), part, FakeWorld(0, 2, torch.device("cpu"), [other]), model)
         results.append(model)
     for index, expected in zip((1, 5), reference(network(), images), strict=True):
         for model in results:
@@ -101,7 +101,7 @@ def test_nothing_else_changes() -> None:
     model[1].train()  # modes are each module's own
     model(batches(1)[0])
     before, modes = copy.deepcopy(model.state_dict()), [m.training for m in model.modules()]
-    precise_bn.recompute(model, batches(), WORLD, model)
+    precise_bn.recompute_statistics(model, batches(), WORLD, model)
     for name, value in model.state_dict().items():
         if "running" not in name:
             assert torch.equal(value, before[name]), name
@@ -120,7 +120,7 @@ def test_state_is_restored_after_an_error() -> None:
         raise MemoryError
 
     with pytest.raises(MemoryError):
-        precise_bn.recompute(model.eval(), batches(), WORLD, failing)
+        precise_bn.recompute_statistics(model.eval(), batches(), WORLD, failing)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert (model[1].momentum, model.training, len(model[1]._forward_hooks)) == (0.1, False, 0)
 
@@ -128,7 +128,7 @@ def test_state_is_restored_after_an_error() -> None:
 def test_layers_that_no_image_goes_through_keep_their_statistics() -> None:
     model = network()
     model[5].running_mean.fill_(7.0)
-    precise_bn.recompute(model, batches(), WORLD, lambda images: model[:4](images))
+    precise_bn.recompute_statistics(model, batches(), WORLD, lambda images: model[:4](images))
     assert torch.equal(model[5].running_mean, torch.full((4,), 7.0))
     assert not torch.equal(model[1].running_mean, torch.zeros(5))
 
@@ -138,7 +138,9 @@ def test_model_without_batch_norm_reads_no_image() -> None:
         raise AssertionError("read")
         yield
 
-    precise_bn.recompute(model := nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4)), images(), WORLD, model)
+    precise_bn.recompute_statistics(
+        model := nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4)), images(), WORLD, model
+    )
 
 
 @pytest.mark.parametrize(
@@ -146,7 +148,7 @@ def test_model_without_batch_norm_reads_no_image() -> None:
     [("auto", 5, True), ("auto", 99, True), ("auto", 100, False), ("on", 5000, True), ("off", 1, False)],
 )
 def test_auto_is_for_epochs_of_few_steps(choice: str, steps: int, expected: bool) -> None:
-    assert precise_bn.wanted(choice, steps) is expected
+    assert precise_bn.is_precise_bn_on(choice, steps) is expected
 
 
 # --- what the pass draws ---

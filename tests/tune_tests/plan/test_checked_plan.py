@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bigbatch.train_loop.config import ConfigError
-from bigbatch.tune.plan.checked_plan import make_plan, seconds
+from bigbatch.tune.plan.checked_plan import make_plan, parse_duration
 from bigbatch.tune.plan.machine import Machine, Node, share_out
 from bigbatch.tune.plan.options import Options
 from bigbatch.tune.study.store import StudyStore
@@ -23,13 +23,13 @@ GIB = 2**30
     ("text", "value"), [("90", 90), ("90s", 90), ("30m", 1800), ("4h", 14400), ("1h30m", 5400), ("0.5h", 1800)]
 )
 def test_durations(text, value):
-    assert seconds(text) == value
+    assert parse_duration(text) == value
 
 
 @pytest.mark.parametrize("text", ["", "0", "soon", "-4h", "4 hours", "h", "30m4h", "1h30"])
 def test_what_is_no_duration_is_refused(text):
     with pytest.raises(ConfigError, match="4h"):
-        seconds(text)
+        parse_duration(text)
 
 
 @pytest.mark.parametrize("cpus", [1, 2, 3, 8, 64, 128])

@@ -23,7 +23,7 @@ from bigbatch.train_loop.config import (
     parse_assignments,
     resolve_key,
 )
-from bigbatch.train_loop.config.words import OF_SPACES
+from bigbatch.train_loop.config.words import SPACE_PARAMETERS
 from bigbatch.train_loop.launch import command, lr_find
 from bigbatch.tune.cli import tune_main
 from bigbatch.tune.plan.checked_plan import make_plan
@@ -276,7 +276,7 @@ def test_each_name_in_the_plan_can_be_set(name: str) -> None:
         fixed = check_parameters(BUILT_IN[name], workload, read_fixed([f"{one.name}={value}"]))
         assert one.name not in check_space(BUILT_IN[name], workload, pinned=fixed), "it is not searched any more"
         if known_key(one.name) is None:
-            with pytest.raises(ConfigError, match=f"some search spaces: write {OF_SPACES[one.name][0]}=VALUE"):
+            with pytest.raises(ConfigError, match=f"some search spaces: write {SPACE_PARAMETERS[one.name][0]}=VALUE"):
                 resolve_key(one.name)
 
 

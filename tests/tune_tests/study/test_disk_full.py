@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from bigbatch.train_loop.errors import RayStartError
-from bigbatch.train_loop.host.disk_full import DiskFull, full_errno, mount_of, words
+from bigbatch.train_loop.host.disk_full import DiskFull, describe_full_disk, full_errno, mount_of
 from bigbatch.train_loop.launch.ray_session import LocalRay
 from bigbatch.train_loop.loop.checkpoint import CheckpointFolder
 from bigbatch.tune.study import patient_journal
@@ -85,9 +85,11 @@ def test_a_checkpoint_without_room_leaves_the_one_before_and_takes_the_room_of_t
 def test_what_is_full_is_named(small_disk):
     assert mount_of(small_disk / "not" / "there") == small_disk
     fill(small_disk)
-    text = words(errno.ENOSPC, small_disk)
+    text = describe_full_disk(errno.ENOSPC, small_disk)
     assert str(small_disk) in text and "is full (0.0 of 0.1 GB left)" in text
-    assert "quota" in words(errno.EDQUOT, small_disk) and str(small_disk) in words(errno.EDQUOT, small_disk)
+    assert "quota" in describe_full_disk(errno.EDQUOT, small_disk) and str(small_disk) in describe_full_disk(
+        errno.EDQUOT, small_disk
+    )
 
 
 def test_a_full_disk_is_known_behind_other_errors():

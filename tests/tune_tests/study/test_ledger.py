@@ -10,7 +10,7 @@ import pytest
 
 from bigbatch.cluster.host import atomic_files
 from bigbatch.tune.plan.machine import Machine, Node, Share, devices_held
-from bigbatch.tune.study.ledger import SAY_AFTER_S, WRITE_S, Ledger, owns_cluster, read
+from bigbatch.tune.study.ledger import WARN_AFTER_S, WRITE_S, Ledger, owns_cluster, read_ledger
 from bigbatch.tune.study.store import StudyStore
 
 HOUR = 3600.0
@@ -69,7 +69,7 @@ def test_devices_that_come_and_go_are_integrated(tmp_path, clock):
     assert ledger.held_s == pytest.approx(8 * 100 + 4 * 50 + 12 * 10)
     ledger.close()
     clock.now += 1e5
-    assert ledger.held_s == read(tmp_path).held_s == pytest.approx(1120)
+    assert ledger.held_s == read_ledger(tmp_path).held_s == pytest.approx(1120)
 
 
 def test_of_a_cluster_of_others_what_trials_take_is_held(tmp_path, clock, monkeypatch):
@@ -118,8 +118,8 @@ def test_sums_never_fall_and_a_kill_loses_seconds(tmp_path, clock):
                 ledger.end(rng.randrange(4))
         if rng.random() < 0.3:
             ledger.close()
-            assert read(tmp_path).held_s == pytest.approx(counted, abs=0.1)
-        counted = read(tmp_path).held_s
+            assert read_ledger(tmp_path).held_s == pytest.approx(counted, abs=0.1)
+        counted = read_ledger(tmp_path).held_s
     assert true - 60 * 8 * (WRITE_S + 2) <= counted <= true + 0.1
 
 
@@ -134,17 +134,17 @@ def test_a_full_disk_ends_nothing_and_the_next_beat_makes_up_for_it(tmp_path, cl
         ledger.begin(0, 4)
         clock.now += 100
         ledger.beat()  # a search whose disk is full says so itself, and only that
-        clock.now += SAY_AFTER_S
+        clock.now += WARN_AFTER_S
         with pytest.raises(OSError, match=r"counted in memory only.*No space"):  # the thread that calls says it once
             ledger.beat()
-    used = 4 * (100 + SAY_AFTER_S)
+    used = 4 * (100 + WARN_AFTER_S)
     assert ledger.held_s == pytest.approx(used) and ledger.has_spent(0.1)
     clock.now += WRITE_S
     ledger.beat()
-    assert read(tmp_path / "ledger").held_s == pytest.approx(used + 4 * WRITE_S)
+    assert read_ledger(tmp_path / "ledger").held_s == pytest.approx(used + 4 * WRITE_S)
     with monkeypatch.context() as patch:
         patch.setattr(atomic_files, "write_bytes", full)
-        clock.now += SAY_AFTER_S
+        clock.now += WARN_AFTER_S
         ledger.beat()  # the first failure again
     with monkeypatch.context() as patch:
         patch.setattr(atomic_files, "write_bytes", full)
@@ -196,7 +196,7 @@ def test_the_past_of_an_older_study_is_written_once_there_is_room(tmp_path, cloc
         ledger.carry_over({0: 400.0})
         ledger.hold(1)
     lives(ledger, clock, 20)
-    assert read(tmp_path).held_s == pytest.approx(420)
+    assert read_ledger(tmp_path).held_s == pytest.approx(420)
 
 
 def test_a_file_system_that_hangs_does_not_hold_up_the_search(tmp_path, clock, monkeypatch):
@@ -217,9 +217,9 @@ def test_a_file_system_that_hangs_does_not_hold_up_the_search(tmp_path, clock, m
     assert ledger.held_s == pytest.approx(240) and ledger.trial_s(0) == pytest.approx(40)
     goes_on.set()
     thread.join(60)
-    assert read(tmp_path).held_s == pytest.approx(200)
+    assert read_ledger(tmp_path).held_s == pytest.approx(200)
     ledger.close()
-    assert read(tmp_path).held_s == pytest.approx(240), "the last word is the end's"
+    assert read_ledger(tmp_path).held_s == pytest.approx(240), "the last word is the end's"
 
 
 def test_looking_at_a_study_counts_as_no_session(tmp_path):

@@ -14,7 +14,7 @@ from ray.tune.search import Searcher
 from bigbatch.cluster.job import options
 from bigbatch.tune.study import retry
 from bigbatch.tune.study.store import StudyStore
-from bigbatch.tune.watch.views import counted, views
+from bigbatch.tune.watch.views import ended_trials, trial_views
 from helpers.bridges import BrokenSpace, make_bridge, number_of, record, reopen, run_out
 from helpers.commands import run
 from helpers.searches import TINY, Search, load
@@ -101,8 +101,8 @@ def test_a_failed_trial_is_tried_again_with_its_parameters_and_checkpoint_and_co
         assert number != 4 or latest.read_text() == "b"
         assert not run_out(bridge, name, [0.6, 0.7, 0.8, 0.9])
     assert bridge.finished == 4 and bridge.suggest("x") == Searcher.FINISHED
-    found = views(store.study.trials)
-    assert len(counted(found)) == 4 and [v.retried_by for v in found] == [None, 4, None, 5, None, None]
+    found = trial_views(store.study.trials)
+    assert len(ended_trials(found)) == 4 and [v.retried_by for v in found] == [None, 4, None, 5, None, None]
     assert [v.retries for v in found] == [None, None, None, None, 1, 3]
     store.refresh(force=True)
     rows = pq.read_table(store.folder / "trials.parquet").to_pylist()

@@ -14,7 +14,7 @@ from optuna.trial import TrialState
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.tune.plan.machine import Machine, Node, Share, share_out
 from bigbatch.tune.trials import capacity
-from bigbatch.tune.trials.capacity import Capacity, packs
+from bigbatch.tune.trials.capacity import Capacity, fit_together
 from helpers.paths import ROOT
 from helpers.processes import clean_environment
 from helpers.searches import TINY, Search, load
@@ -119,9 +119,11 @@ def test_whatever_comes_and_goes_what_starts_fits_beside_what_runs():
 
 def test_packing():
     two = [Node(4, 2, 0), Node(2, 0, 0)]
-    assert packs(two, [{"CPU": 2.0, "GPU": 1.0}] * 2 + [{"CPU": 2.0}], 1)
-    assert not packs(two, [{"CPU": 2.0, "GPU": 1.0}] * 3, 1)
-    assert packs([Node(1), Node(1)], [{"CPU": 1.0}], 2) and not packs([Node(1), Node(1)], [{"CPU": 2.0}], 1)
+    assert fit_together(two, [{"CPU": 2.0, "GPU": 1.0}] * 2 + [{"CPU": 2.0}], 1)
+    assert not fit_together(two, [{"CPU": 2.0, "GPU": 1.0}] * 3, 1)
+    assert fit_together([Node(1), Node(1)], [{"CPU": 1.0}], 2) and not fit_together(
+        [Node(1), Node(1)], [{"CPU": 2.0}], 1
+    )
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from bigbatch.search_spaces.check import check_space
 from bigbatch.search_spaces.registry import load_space
 from bigbatch.tune.study.store import StudyStore
 from bigbatch.tune.trials.qmc import SobolSampler, value_at
-from bigbatch.tune.trials.samplers import ByTrial, make_pruner, sampler_factory
+from bigbatch.tune.trials.samplers import PerTrialSampler, make_pruner, sampler_factory
 from helpers.bridges import EPOCHS, WORKLOAD, make_bridge, record, run_out
 
 NAMES = tuple(check_space(load_space("large_batch"), WORKLOAD))
@@ -90,7 +90,7 @@ def test_what_initial_points_leave_open_differs_from_trial_to_trial(sampler):
     study = optuna.create_study(direction="maximize")
     for lr in (0.1, 0.2, 0.3):
         study.enqueue_trial({"lr": lr})
-    study.sampler = ByTrial(sampler_factory(sampler, 0, 12, ("lr", "momentum")))
+    study.sampler = PerTrialSampler(sampler_factory(sampler, 0, 12, ("lr", "momentum")))
     drawn = []
     for _ in range(4):
         trial = study.ask()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest, fisher_exact
 
-from bigbatch.tune.watch.certainty import clopper_pearson, differ, verdict
+from bigbatch.tune.watch.certainty import clopper_pearson, compare_with_best, differ_clearly
 
 
 def counts(rng: np.random.Generator, accuracy: float, trials: int, images: int, shared: bool) -> np.ndarray:
@@ -24,7 +24,7 @@ def test_of_equally_good_trials_one_is_called_worse_in_at_most_5_percent_of_stud
     for _ in range(studies):
         found = np.sort(counts(rng, accuracy, trials, 360, shared))[::-1]
         worst = found[-1] / 360  # if any is called worse, it is
-        wrong += differ(int(found[0]), int(found[-1]), 360, 0.05 / (trials * (trials - 1) / 2))
+        wrong += differ_clearly(int(found[0]), int(found[-1]), 360, 0.05 / (trials * (trials - 1) / 2))
         error = np.sqrt(worst * (1 - worst) / 360 + 1e-9)
         plain += found[0] / 360 - worst > error * np.sqrt(2)
     assert binomtest(wrong, studies, 0.05, alternative="greater").pvalue > 0.01, wrong / studies
@@ -33,20 +33,20 @@ def test_of_equally_good_trials_one_is_called_worse_in_at_most_5_percent_of_stud
 
 def test_the_verdict_uses_that_level_and_large_differences_are_found():
     values = [0.95, 0.94, 0.80, 0.31]
-    found = verdict(values, 2000)
+    found = compare_with_best(values, 2000)
     assert found.worse == (False, True, True)
-    assert not any(verdict([0.986, 0.981, 0.972], 360).worse)
+    assert not any(compare_with_best([0.986, 0.981, 0.972], 360).worse)
     rng = np.random.default_rng(1)
     for _ in range(200):
         drawn = sorted(rng.binomial(10_000, [0.76, 0.72, 0.72, 0.72]) / 10_000, reverse=True)
-        assert all(verdict(drawn, 10_000).worse)
+        assert all(compare_with_best(drawn, 10_000).worse)
 
 
 @pytest.mark.parametrize(("a", "b"), [(355, 342), (360, 351), (180, 150), (10, 1), (300, 300)])
 def test_the_test_is_scipys_fisher_exact_doubled(a, b):
     tail = fisher_exact([[a, 360 - a], [b, 360 - b]], alternative="greater").pvalue
-    assert differ(a, b, 360, 2 * tail * 1.0001) and not differ(a, b, 360, 2 * tail * 0.9999)
-    assert differ(b, a, 360, 2 * tail * 1.0001)
+    assert differ_clearly(a, b, 360, 2 * tail * 1.0001) and not differ_clearly(a, b, 360, 2 * tail * 0.9999)
+    assert differ_clearly(b, a, 360, 2 * tail * 1.0001)
 
 
 def test_the_range_of_a_chosen_best_holds_in_95_percent_of_studies():
@@ -56,7 +56,7 @@ def test_the_range_of_a_chosen_best_holds_in_95_percent_of_studies():
     for _ in range(studies):
         drawn = rng.binomial(360, truth)
         best = int(np.argmax(drawn))
-        found = verdict([drawn[best] / 360, *[0.9] * 5], 360)
+        found = compare_with_best([drawn[best] / 360, *[0.9] * 5], 360)
         missed += not found.low <= truth[best] <= found.high
     assert missed / studies < 0.05
     reference = binomtest(355, 360).proportion_ci(0.95, method="exact")

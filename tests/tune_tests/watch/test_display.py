@@ -13,13 +13,13 @@ from bigbatch.search_spaces.trial import StandInTrial
 from bigbatch.train_loop.config import BatchConfig, OptimizerConfig, TrainConfig
 from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.options import Options
-from bigbatch.tune.study.ledger import Used
-from bigbatch.tune.watch.certainty import verdict
+from bigbatch.tune.study.ledger import DeviceSeconds
+from bigbatch.tune.watch.certainty import compare_with_best
 from bigbatch.tune.watch.columns import WIDTHS, Columns, columns_of
 from bigbatch.tune.watch.display import (
     LiveTable,
     PlainLines,
-    Progress,
+    SearchProgress,
     duration,
     make_display,
     percent,
@@ -42,7 +42,7 @@ def rendered(display: LiveTable) -> str:
 
 
 def test_the_live_table_shows_state_settings_epoch_value_and_time_left():
-    progress = Progress(planned=4, concurrency=2, finished={})
+    progress = SearchProgress(planned=4, concurrency=2, finished={})
     display = LiveTable(progress, Console(file=io.StringIO(), force_terminal=True))
     display.trial_started(view(0, []))
     assert "time left: unknown until" in rendered(display)
@@ -58,7 +58,7 @@ def test_the_live_table_shows_state_settings_epoch_value_and_time_left():
 
 
 def test_many_trials_keep_the_running_and_the_best_in_sight():
-    progress = Progress(planned=200, concurrency=2, finished={})
+    progress = SearchProgress(planned=200, concurrency=2, finished={})
     for number in range(100):
         progress.put(view(number, [0.9 if number == 3 else 0.1] * 4, "COMPLETE"))
     progress.put(view(100, [0.2]))
@@ -70,7 +70,7 @@ def test_many_trials_keep_the_running_and_the_best_in_sight():
 
 def test_a_pipe_gets_plain_lines_without_control_codes():
     out = io.StringIO()
-    progress = Progress(planned=2, concurrency=1, finished={})
+    progress = SearchProgress(planned=2, concurrency=1, finished={})
     display = make_display(progress, out)
     assert isinstance(display, PlainLines)
     display.trial_started(view(0, []))
@@ -88,7 +88,7 @@ def test_durations_and_percentages():
 
 def sure(values: list[float], images: int) -> str:
     done = [view(i, [v] * 4, "COMPLETE") for i, v in enumerate(values)]
-    return how_sure(done, verdict(values, images), images)
+    return how_sure(done, compare_with_best(values, images), images)
 
 
 def test_how_sure_says_in_words_who_is_worse():
@@ -109,7 +109,7 @@ def test_how_sure_says_in_words_who_is_worse():
 
 def test_the_range_of_the_best_is_wider_the_more_it_was_chosen_from():
     assert "97.2 to 99.7 %" in sure([0.99], 360)  # Clopper-Pearson of 356 of 360, as in tables
-    low = [verdict([0.99] + [0.9] * others, 360).low for others in (0, 5, 50)]
+    low = [compare_with_best([0.99] + [0.9] * others, 360).low for others in (0, 5, 50)]
     assert low == sorted(low, reverse=True) and len(set(low)) == 3
 
 
@@ -143,13 +143,13 @@ def test_own_parameters_are_shown_in_table_line_and_findings_and_constant_ones_o
         records = [{"epoch": 12, "val_top1": value, "train_loss": 1.0, "learning_rate": 0.5}]
         trials.append(TrialView(number, params, config, "COMPLETE", records))
     console = Console(width=120, record=True, file=io.StringIO())
-    console.print(trial_table(Progress(2, 1, {0: trials[0]}, columns), 120))
+    console.print(trial_table(SearchProgress(2, 1, {0: trials[0]}, columns), 120))
     table = console.export_text().splitlines()
     assert table[0].split() == [
         *("trial", "state", "lr", "wd", "lr_factor", "mixup_alpha", "colour", "epoch", "top-1", "time")
     ]
     assert table[1].split()[2:7] == ["0.2", "2.0e-04", "2", "0.123", "ultramarine"]
-    print_findings(plan, trials, 1.0, Used(), console)
+    print_findings(plan, trials, 1.0, DeviceSeconds(), console)
     text = console.export_text()
     best, runner_up = text.split("Runner-ups:")
     assert all(word in best for word in ("lr_factor  2", "mixup_alpha 0.123", "colour     ultramarine"))
@@ -193,7 +193,7 @@ def test_a_narrow_terminal_shows_fewer_settings_and_whole_numbers():
     )
     for width in (80, 100, 130):
         trial = TrialView(1234, {}, config, "WAITING", [{"epoch": 100, "val_top1": 1.0}], None, time.time() - 36000)
-        progress = Progress(planned=1, concurrency=1, finished={1234: trial})
+        progress = SearchProgress(planned=1, concurrency=1, finished={1234: trial})
         console = Console(width=width, record=True, file=io.StringIO())
         console.print(trial_table(progress, width))
         text = console.export_text()
@@ -208,7 +208,7 @@ def test_the_findings_of_a_search_that_was_stopped_count_every_trial_once(tmp_pa
     states = ("COMPLETE", "PRUNED", "FAIL", "WAITING", "WAITING")
     trials = [TrialView(n, {}, TrainConfig(), state, []) for n, state in enumerate(states)]
     console = Console(width=200, record=True, file=io.StringIO())
-    print_findings(plan, trials, 1.0, Used(), console)
+    print_findings(plan, trials, 1.0, DeviceSeconds(), console)
     assert "1 of 5 trials ran to their end, 1 stopped early, 1 failed, 2 interrupted; 0:01" in console.export_text()
-    print_findings(plan, trials[:3], 1.0, Used(), console)
+    print_findings(plan, trials[:3], 1.0, DeviceSeconds(), console)
     assert "interrupted" not in console.export_text()

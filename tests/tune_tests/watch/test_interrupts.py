@@ -27,7 +27,7 @@ import ctypes, os, signal, sys
 sys.path.insert(0, sys.argv[1])
 from rich.console import Console
 from bigbatch.train_loop.config import TrainConfig
-from bigbatch.tune.watch.display import Progress, make_display
+from bigbatch.tune.watch.display import SearchProgress, make_display
 from bigbatch.tune.watch.interrupts import Interrupts, StopRequest
 from bigbatch.tune.watch.observer import TrialView
 
@@ -49,7 +49,7 @@ with Interrupts(stop) as interrupts:
                 pass
         inside_a_call()
     else:
-        with make_display(Progress(9, 3, {})) as display, interrupts.shown_by(display):
+        with make_display(SearchProgress(9, 3, {})) as display, interrupts.shown_by(display):
             for number in range(3):
                 display.trial_planned(TrialView(number, {}, TrainConfig(epochs=4)))
             inside_a_call()

@@ -10,12 +10,18 @@ from pathlib import Path
 import pytest
 
 from bigbatch.train_loop.config import TrainConfig
-from bigbatch.train_loop.progress import ProgressFile, Steps, progress_file
-from bigbatch.tune.watch.cluster_view import ClusterView, GroupView, NodeView, asked_for, nowhere
-from bigbatch.tune.watch.display import LiveTable, PlainLines, Progress, make_display
+from bigbatch.train_loop.progress import ProgressFile, StepProgress, progress_file
+from bigbatch.tune.watch.cluster_view import (
+    ClusterView,
+    GroupView,
+    NodeView,
+    trial_resources_in_words,
+    why_it_fits_nowhere,
+)
+from bigbatch.tune.watch.display import LiveTable, PlainLines, SearchProgress, make_display
 from bigbatch.tune.watch.observer import TrialView
-from bigbatch.tune.watch.watch_thread import Watch
-from bigbatch.tune.watch.watchdog import Watchdog, Watched
+from bigbatch.tune.watch.watch_thread import SearchWatch
+from bigbatch.tune.watch.watchdog import Watchdog, WatchedTrial
 
 
 def node(name: str, cpus: float, gpus: float = 0, *, alive: bool = True, free: float | None = None) -> NodeView:
@@ -35,7 +41,7 @@ class Run:
     def __init__(self, grace_s: float = 100, gone_s: float | None = 40) -> None:
         self.now = 1000.0
         self.dog = Watchdog(self.now, grace_s=grace_s, gone_s=gone_s, address="10.0.0.1:6379")
-        self.trials: list[Watched] = []
+        self.trials: list[WatchedTrial] = []
         self.said: list[tuple[float, str]] = []
         self.view: ClusterView | None = None
         self.answered_at = self.now
@@ -48,8 +54,8 @@ class Run:
             lines = self.dog.look(self.now, self.trials, self.view, self.answered_at)
             self.said += [(self.now - 1000, line) for line in lines]
 
-    def add(self, number: int, phase: str, asks: str = "2 CPUs") -> Watched:
-        self.trials.append(Watched(number, asks, self.now, self.now, phase))  # type: ignore[arg-type]
+    def add(self, number: int, phase: str, asks: str = "2 CPUs") -> WatchedTrial:
+        self.trials.append(WatchedTrial(number, asks, self.now, self.now, phase))  # type: ignore[arg-type]
         return self.trials[-1]
 
 
@@ -181,13 +187,13 @@ def test_what_fits_nowhere_is_what_no_placement_holds(seed):
         return False
 
     fits = placed(workers, [dict(n.total) for n in nodes if n.alive])
-    assert (nowhere(group(*[bundle] * workers), nodes) is None) == fits
+    assert (why_it_fits_nowhere(group(*[bundle] * workers), nodes) is None) == fits
 
 
 def test_what_a_trial_asks_for_in_words():
-    assert asked_for(4, {"CPU": 2.0}) == "8 CPUs"
-    assert asked_for(1, {"CPU": 8.0, "GPU": 1.0}) == "1 GPU"
-    assert asked_for(3, {"CPU": 0.3333}) == "0.9999 CPUs"
+    assert trial_resources_in_words(4, {"CPU": 2.0}) == "8 CPUs"
+    assert trial_resources_in_words(1, {"CPU": 8.0, "GPU": 1.0}) == "1 GPU"
+    assert trial_resources_in_words(3, {"CPU": 0.3333}) == "0.9999 CPUs"
 
 
 def view(number: int, phase: str = "starting") -> TrialView:
@@ -198,9 +204,9 @@ def test_displays_say_waiting_starting_running_and_the_part_of_an_epoch(monkeypa
     from rich.console import Console
 
     out = io.StringIO()
-    lines = make_display(Progress(2, 1, {}), out)
+    lines = make_display(SearchProgress(2, 1, {}), out)
     assert isinstance(lines, PlainLines)
-    table = LiveTable(Progress(2, 1, {}), Console(file=io.StringIO(), force_terminal=True, width=100))
+    table = LiveTable(SearchProgress(2, 1, {}), Console(file=io.StringIO(), force_terminal=True, width=100))
 
     def drawn() -> str:
         console = Console(width=100, record=True, file=io.StringIO())
@@ -223,7 +229,7 @@ def test_displays_say_waiting_starting_running_and_the_part_of_an_epoch(monkeypa
     later = time.monotonic() + 61
     monkeypatch.setattr("bigbatch.train_loop.progress.time.monotonic", lambda: later)
     monkeypatch.setattr("bigbatch.tune.watch.display.time.monotonic", lambda: later)
-    trial.steps = Steps(1, 410, 1251, 980.4)
+    trial.steps = StepProgress(1, 410, 1251, 980.4)
     lines._within_epochs[7]._clock = lambda: later
     for display in (lines, table):
         display.steps_done(trial)
@@ -248,7 +254,7 @@ class FakeBridge:
     def __init__(self) -> None:
         self.calls: list[tuple] = []
 
-    def runs(self, number: int, steps: Steps | None = None) -> None:
+    def runs(self, number: int, steps: StepProgress | None = None) -> None:
         self.calls.append(("runs", number, steps))
 
     def waits(self, number: int, at: float) -> None:
@@ -259,7 +265,7 @@ def test_the_watch_finds_who_waits_and_who_runs_and_leaves_no_file(tmp_path: Pat
     bridge, asker = FakeBridge(), FakeAsker()
     dog = Watchdog(time.monotonic(), grace_s=60, gone_s=40)
     files = {n: progress_file(tmp_path / f"trial-{n}.log") for n in range(3)}
-    watch = Watch(bridge, files.__getitem__, [], lambda reason: None, dog, asker)  # type: ignore[arg-type]
+    watch = SearchWatch(bridge, files.__getitem__, [], lambda reason: None, dog, asker)  # type: ignore[arg-type]
     for number in range(3):
         watch.trial_planned(view(number))
     watch.look()
@@ -273,7 +279,7 @@ def test_the_watch_finds_who_waits_and_who_runs_and_leaves_no_file(tmp_path: Pat
     watch.look()
     assert bridge.calls == [], "nothing happens outside of the driver's thread"
     watch.tick()
-    assert bridge.calls == [("runs", 0, Steps()), ("waits", 2)], "the one handed over last has no place"
+    assert bridge.calls == [("runs", 0, StepProgress()), ("waits", 2)], "the one handed over last has no place"
     asker.view, bridge.calls[:] = ClusterView((node("a", 2),)), []
     watch.look()
     watch.tick()
@@ -286,7 +292,7 @@ def test_the_watch_finds_who_waits_and_who_runs_and_leaves_no_file(tmp_path: Pat
 def test_groups_of_trials_that_are_not_known_yet_make_no_waiting_trial_look_started(tmp_path: Path):
     bridge, asker = FakeBridge(), FakeAsker()
     dog = Watchdog(time.monotonic(), grace_s=60, gone_s=40)
-    watch = Watch(bridge, lambda n: tmp_path / str(n), [], lambda reason: None, dog, asker)  # type: ignore[arg-type]
+    watch = SearchWatch(bridge, lambda n: tmp_path / str(n), [], lambda reason: None, dog, asker)  # type: ignore[arg-type]
     for number in range(2):
         watch.trial_planned(view(number))
     # The head answers later than it is asked: a third trial was handed over meanwhile.

@@ -11,7 +11,7 @@ from bigbatch.train_loop.config import DataConfig
 from bigbatch.train_loop.host.ranks import tasks_here
 
 AUTO = -1
-MOST = 32
+MAX_PROCESSES = 32
 """Processes that ``-1`` begins with, whatever the cores: a GPU needs fewer, and each takes time and memory to start."""
 WORKER_CORES = "BIGBATCH_WORKER_CORES"
 """What Ray has given this worker, as ``ray_worker`` found it."""
@@ -20,10 +20,10 @@ WORKER_CORES = "BIGBATCH_WORKER_CORES"
 def loader_workers(config: DataConfig, env: Mapping[str, str] = os.environ) -> int:
     """``data.loader.workers``; for -1, the most that a run begins with: the cores of this rank but one, which trains;
     0 where there is one alone."""
-    return config.loader.workers if config.loader.workers != AUTO else min(cores_a_rank(env) - 1, MOST)
+    return config.loader.workers if config.loader.workers != AUTO else min(cores_per_rank(env) - 1, MAX_PROCESSES)
 
 
-def cores_a_rank(env: Mapping[str, str] = os.environ) -> int:
+def cores_per_rank(env: Mapping[str, str] = os.environ) -> int:
     """CPU cores that this rank may use, at least 1: what is granted on this node, shared among the run's ranks here."""
     given, threads = env.get(WORKER_CORES, ""), env.get("OMP_NUM_THREADS", "")
     if given.isdigit():

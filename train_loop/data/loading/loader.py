@@ -19,24 +19,23 @@ import torch
 from bigbatch.train_loop.config import DataConfig
 from bigbatch.train_loop.data import sampling
 from bigbatch.train_loop.data.info import DataInfo
-from bigbatch.train_loop.data.loading import process_count, ring
-from bigbatch.train_loop.data.loading import read_ahead as reading_ahead
+from bigbatch.train_loop.data.loading import process_count, read_ahead, ring
 from bigbatch.train_loop.data.loading.cores import AUTO, loader_workers
-from bigbatch.train_loop.data.loading.malloc import keep_freed_memory
+from bigbatch.train_loop.data.loading.malloc import raise_malloc_thresholds
 from bigbatch.train_loop.data.pixels.auto_augment import policy_of
 from bigbatch.train_loop.data.pixels.progressive import train_image_size
 from bigbatch.train_loop.data.source import Batch, DataSource, Epoch
 from bigbatch.train_loop.errors import ImageError
 
-Write = Callable[[torch.Tensor], None]
+WriteImage = Callable[[torch.Tensor], None]
 """Writes an image that was opened, to uint8 ``[H, W, 3]``. Raises ImageError."""
 
-TOGETHER = 16
+OPENED_TOGETHER = 16
 """Images that are opened before the first is written: interpreter and decoder drive each other's code out of the
 processor's caches, so taking turns less often costs less. More than the caches hold of JPEGs would lose that again."""
 
 
-class Images(ABC):
+class IndexedImages(ABC):
     """One part of a data set, by index. It goes to loader processes by fork or pickle and opens its files there."""
 
     @abstractmethod
@@ -47,18 +46,18 @@ class Images(ABC):
         """Say that these will be read soon, by this process or another, where that helps."""
 
     @abstractmethod
-    def open_plain(self, index: int) -> Write:
+    def open_plain(self, index: int) -> WriteImage:
         """The image as validation sees it. May read its bytes already; raises ImageError."""
 
     @abstractmethod
-    def open_random(self, index: int, draws: random.Random) -> Write:
+    def open_random(self, index: int, draws: random.Random) -> WriteImage:
         """A random crop or shift of it, not mirrored. ``draws`` are used in here or as it is written."""
 
 
-class Copies(Images):
+class RepeatedImages(IndexedImages):
     """Index i + c·size is copy c of image i: another index, hence other draws of the same image."""
 
-    def __init__(self, images: Images, size: int) -> None:
+    def __init__(self, images: IndexedImages, size: int) -> None:
         self._images, self._size = images, size
 
     def labels(self, indices: sampling.Indices) -> npt.NDArray[np.int64]:
@@ -67,14 +66,14 @@ class Copies(Images):
     def read_ahead(self, indices: sampling.Indices) -> None:
         self._images.read_ahead(indices % self._size)
 
-    def open_plain(self, index: int) -> Write:
+    def open_plain(self, index: int) -> WriteImage:
         return self._images.open_plain(index % self._size)
 
-    def open_random(self, index: int, draws: random.Random) -> Write:
+    def open_random(self, index: int, draws: random.Random) -> WriteImage:
         return self._images.open_random(index % self._size, draws)
 
 
-def open_image(images: Images, index: int, epoch: Epoch | None) -> Write:
+def open_image(images: IndexedImages, index: int, epoch: Epoch | None) -> WriteImage:
     """What training sees of an image in an epoch, or validation (None). Raises ImageError.
 
     All that is random in an image is drawn here, so it is a function of (seed, epoch, index) in any process, and
@@ -97,7 +96,7 @@ def open_image(images: Images, index: int, epoch: Epoch | None) -> Write:
 
 
 @dataclass(frozen=True)
-class Job:
+class ReadPurpose:
     """What a batch is read for."""
 
     validation: bool
@@ -106,26 +105,26 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Filler:
+class BatchFiller:
     """Writes images into a batch, in this process or in loader processes."""
 
-    train: Images
-    val: Images
+    train: IndexedImages
+    val: IndexedImages
     skip_bad: bool
     """Otherwise the first bad image is an ImageError."""
 
     def __call__(
-        self, job: Job, indices: sampling.Indices, pixels: torch.Tensor, places: range, ahead: sampling.Indices
-    ) -> list[ring.Bad]:
+        self, job: ReadPurpose, indices: sampling.Indices, pixels: torch.Tensor, places: range, ahead: sampling.Indices
+    ) -> list[ring.BadImage]:
         """Ask for the images of ``ahead``, write those of ``places`` of a batch, and say which could not be read.
 
         In training the image of the next place that can be read stands in for a bad one, so that the batch keeps
         its size whatever the number of processes; in validation the place is left out.
         """
         self._images(job).read_ahead(ahead)
-        bad: list[ring.Bad] = []
-        for first in range(places.start, places.stop, TOGETHER):
-            some = range(first, min(first + TOGETHER, places.stop))
+        bad: list[ring.BadImage] = []
+        for first in range(places.start, places.stop, OPENED_TOGETHER):
+            some = range(first, min(first + OPENED_TOGETHER, places.stop))
             opened = [self._open(job, int(indices[place])) for place in reversed(some)]
             bad.extend(
                 (place, self._stand_in(job, indices, place, pixels[place], reason), reason)
@@ -134,10 +133,10 @@ class Filler:
             )
         return bad
 
-    def _images(self, job: Job) -> Images:
+    def _images(self, job: ReadPurpose) -> IndexedImages:
         return self.val if job.validation else self.train
 
-    def _open(self, job: Job, index: int) -> Write:
+    def _open(self, job: ReadPurpose, index: int) -> WriteImage:
         """Where it cannot be read, what is returned says so."""
         try:
             return open_image(self._images(job), index, job.epoch)
@@ -149,7 +148,7 @@ class Filler:
 
         return fail
 
-    def _why_not(self, write: Write, out: torch.Tensor) -> str:
+    def _why_not(self, write: WriteImage, out: torch.Tensor) -> str:
         """Write the image; empty where that went well."""
         try:
             write(out)
@@ -159,9 +158,11 @@ class Filler:
             return str(error)
         return ""
 
-    def _stand_in(self, job: Job, indices: sampling.Indices, place: int, out: torch.Tensor, reason: str) -> int | None:
+    def _stand_in(
+        self, job: ReadPurpose, indices: sampling.Indices, place: int, out: torch.Tensor, reason: str
+    ) -> int | None:
         """The place whose image is written in place of a bad one; None where it is left out."""
-        for source in candidates(place, len(indices), job.validation):
+        for source in stand_in_places(place, len(indices), job.validation):
             if source != place and not self._why_not(self._open(job, int(indices[source])), out):
                 return source
         if job.validation:
@@ -169,7 +170,7 @@ class Filler:
         raise ImageError(f"no image of a batch of {len(indices)} can be read; the first: {reason}")
 
 
-def candidates(place: int, count: int, validation: bool) -> Iterable[int]:
+def stand_in_places(place: int, count: int, validation: bool) -> Iterable[int]:
     """Places whose image may stand at ``place`` of a batch of ``count``, where those before cannot be read."""
     return (place,) if validation else ((place + step) % count for step in range(count))
 
@@ -181,24 +182,26 @@ class LoadedSource(DataSource):
         self,
         config: DataConfig,
         info: DataInfo,
-        train: Images,
-        val: Images,
+        train: IndexedImages,
+        val: IndexedImages,
         mean: Sequence[float],
         std: Sequence[float],
     ) -> None:
         super().__init__(info, config.augment.copies)
-        self._fill = Filler(
-            Copies(train, info.train_size) if config.augment.copies > 1 else train, val, config.on_bad_image == "skip"
+        self._fill = BatchFiller(
+            RepeatedImages(train, info.train_size) if config.augment.copies > 1 else train,
+            val,
+            config.on_bad_image == "skip",
         )
         self._config = config
         self._mean, self._std = tuple(mean), tuple(std)
         self._on_device: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
-        self._workers = loader_workers(config) if ring.available() else 0
+        self._workers = loader_workers(config) if ring.ring_is_supported() else 0
         self._rings: list[ring.Ring] = []
         """Those that no read is using: one, unless reads overlap."""
         self._most = self._workers
         self._epoch = 0
-        self._reads: list[process_count.Read] = []
+        self._reads: list[process_count.ReadCost] = []
         """Of the epoch that is under way."""
 
     def read_train(self, batches: Sequence[sampling.Indices], epoch: Epoch) -> Iterator[Batch]:
@@ -209,10 +212,10 @@ class LoadedSource(DataSource):
         if epoch.number != self._epoch:
             self._tune()
             self._epoch = epoch.number
-        return self._read(Job(False, augmented), batches, size)
+        return self._read(ReadPurpose(False, augmented), batches, size)
 
     def read_val(self, batches: Sequence[sampling.Indices]) -> Iterator[Batch]:
-        return self._read(Job(True, None), batches, self._config.val_image_size or self.info.image_size)
+        return self._read(ReadPurpose(True, None), batches, self._config.val_image_size or self.info.image_size)
 
     def finish(self, images: torch.Tensor) -> torch.Tensor:
         mean, std = self._statistics(images.device)
@@ -234,14 +237,14 @@ class LoadedSource(DataSource):
     def _tune(self) -> None:
         """An epoch has ended: what its reads cost decides how many processes the next one has."""
         if self._config.loader.workers == AUTO and self._reads:
-            self._workers = process_count.enough(self._reads, self._workers, self._most)
+            self._workers = process_count.enough_processes(self._reads, self._workers, self._most)
         self._reads.clear()
 
     def close(self) -> None:
         while self._rings:
             self._rings.pop().close()
 
-    def _read(self, job: Job, batches: Sequence[sampling.Indices], size: int) -> Iterator[Batch]:
+    def _read(self, job: ReadPurpose, batches: Sequence[sampling.Indices], size: int) -> Iterator[Batch]:
         if not batches:
             return
         read = self._read_in_ring if self._workers else self._read_here
@@ -264,21 +267,21 @@ class LoadedSource(DataSource):
             raise RuntimeError(f"there is one batch for each that was asked; got more than {len(batches)}")
 
     def _read_here(
-        self, job: Job, batches: Sequence[sampling.Indices], size: int
-    ) -> Iterator[tuple[torch.Tensor, list[ring.Bad]]]:
-        keep_freed_memory()
-        coming = reading_ahead.Coming(batches)
+        self, job: ReadPurpose, batches: Sequence[sampling.Indices], size: int
+    ) -> Iterator[tuple[torch.Tensor, list[ring.BadImage]]]:
+        raise_malloc_thresholds()
+        coming = read_ahead.UpcomingIndices(batches)
         for indices in batches:
             pixels = torch.empty((len(indices), size, size, 3), dtype=torch.uint8)
-            bad: list[ring.Bad] = []
-            for first in range(0, len(indices), reading_ahead.MOST):
-                places = range(first, min(first + reading_ahead.MOST, len(indices)))
+            bad: list[ring.BadImage] = []
+            for first in range(0, len(indices), read_ahead.MAX_IMAGES_AHEAD):
+                places = range(first, min(first + read_ahead.MAX_IMAGES_AHEAD, len(indices)))
                 bad += self._fill(job, indices, pixels, places, coming.take(len(places), len(places)))
             yield pixels, bad
 
     def _read_in_ring(
-        self, job: Job, batches: Sequence[sampling.Indices], size: int
-    ) -> Iterator[tuple[torch.Tensor, list[ring.Bad]]]:
+        self, job: ReadPurpose, batches: Sequence[sampling.Indices], size: int
+    ) -> Iterator[tuple[torch.Tensor, list[ring.BadImage]]]:
         largest = max(map(len, batches))
         taken = self._rings.pop() if self._rings else None
         if taken is None or taken.workers != self._workers or not taken.slots.fit(largest, size):
@@ -293,7 +296,7 @@ class LoadedSource(DataSource):
             )
         read = taken.read(job, batches, size)
         try:
-            yield from process_count.timed(read, lambda: taken.busy_s, self._reads.append)
+            yield from process_count.timed_batches(read, lambda: taken.busy_s, self._reads.append)
         finally:
             read.close()
             if taken.open and not self._rings:

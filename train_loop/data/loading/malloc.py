@@ -12,20 +12,20 @@ import os
 from collections.abc import Mapping
 from functools import cache
 
-KEPT_BYTES = 32 << 20
+KEPT_FREE_BYTES = 32 << 20
 """At the end of the heap, at most: an image of 10 million pixels as RGB. What is larger is given back."""
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
-_USERS_OWN = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
+_USER_SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
 
 
-def keep_freed_memory(env: Mapping[str, str] = os.environ) -> bool:
-    """Tell this process's allocator to keep up to ``KEPT_BYTES``.
+def raise_malloc_thresholds(env: Mapping[str, str] = os.environ) -> bool:
+    """Tell this process's allocator to keep up to ``KEPT_FREE_BYTES``.
 
     Returns:
         False where the system's library is not glibc, or the user has set its parameters; nothing is changed then.
     """
-    return not any(name in env for name in _USERS_OWN) and _set_parameters()
+    return not any(name in env for name in _USER_SETTINGS) and _set_parameters()
 
 
 @cache
@@ -36,7 +36,7 @@ def _set_parameters() -> bool:
         return False
     # glibc raises the two thresholds by itself as blocks are freed, but stops at what was freed so far; to set one of
     # them stops that for both, so both are set. Of the threshold for mapping, 32 MB is the most that glibc takes.
-    values = {_MMAP_THRESHOLD: KEPT_BYTES, _TRIM_THRESHOLD: KEPT_BYTES, _TOP_PAD: KEPT_BYTES // 8}
+    values = {_MMAP_THRESHOLD: KEPT_FREE_BYTES, _TRIM_THRESHOLD: KEPT_FREE_BYTES, _TOP_PAD: KEPT_FREE_BYTES // 8}
     accepted = [
         mallopt(parameter, value) == 1 for parameter, value in values.items()
     ]  # sets each, also after a refusal

@@ -11,20 +11,20 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-ENOUGH = 1.2
+SUPPLY_MARGIN = 1.2
 """Times the rate at which batches are taken: then waiting for images costs little."""
-LONGER = 1.02
+TOLERATED_SLOWDOWN = 1.02
 """An epoch with fewer processes may take so much longer."""
-FEWER = 0.75
+SHRINK_BELOW = 0.75
 """Processes are given up where so many or fewer would do: to start others costs seconds."""
-MEASURE_S = 1.0
+MIN_MEASURED_S = 1.0
 """Of an epoch at least, or it says nothing."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Read:
+class ReadCost:
     """What reading some batches cost, seconds."""
 
     taken_s: float
@@ -33,7 +33,7 @@ class Read:
     """That processes worked, summed over them."""
 
 
-def timed(batches: Iterator[T], busy_s: Callable[[], float], done: Callable[[Read], None]) -> Iterator[T]:
+def timed_batches(batches: Iterator[T], busy_s: Callable[[], float], done: Callable[[ReadCost], None]) -> Iterator[T]:
     """``batches``; after the last one, what they cost. A read that is left early says nothing.
 
     Args:
@@ -45,10 +45,10 @@ def timed(batches: Iterator[T], busy_s: Callable[[], float], done: Callable[[Rea
         yield batch
         del batch  # or its slot would be held while the next one is waited for
         taken += time.perf_counter() - given
-    done(Read(taken, busy_s() - before))
+    done(ReadCost(taken, busy_s() - before))
 
 
-def enough(reads: Sequence[Read], now: int, most: int) -> int:
+def enough_processes(reads: Sequence[ReadCost], now: int, most: int) -> int:
     """Processes for an epoch like the one that ``reads`` were of, which had ``now``; at most ``most``.
 
     The fewest with which it would take hardly longer than with all there may be. Validation takes images several
@@ -56,9 +56,9 @@ def enough(reads: Sequence[Read], now: int, most: int) -> int:
     """
 
     def seconds(processes: int) -> float:
-        return sum(max(read.taken_s, ENOUGH * read.busy_s / processes) for read in reads)
+        return sum(max(read.taken_s, SUPPLY_MARGIN * read.busy_s / processes) for read in reads)
 
-    if seconds(most) < MEASURE_S:
+    if seconds(most) < MIN_MEASURED_S:
         return now
-    wanted = next(count for count in range(1, most + 1) if seconds(count) <= LONGER * seconds(most))
-    return wanted if wanted > now or wanted <= FEWER * now else now
+    wanted = next(count for count in range(1, most + 1) if seconds(count) <= TOLERATED_SLOWDOWN * seconds(most))
+    return wanted if wanted > now or wanted <= SHRINK_BELOW * now else now

@@ -14,17 +14,17 @@ import numpy.typing as npt
 
 Indices = npt.NDArray[np.int64]
 
-LEAST, MOST = 16, 256
+MIN_IMAGES_AHEAD, MAX_IMAGES_AHEAD = 16, 256
 """Images of each process that are asked for ahead: a task; 28 MB of ImageNet's files."""
-WAITING = 0.1
+WAITING_SHARE_TO_DOUBLE = 0.1
 """Of their time that processes may wait before twice as many are asked for."""
-JUDGED = 8
+TASKS_PER_JUDGEMENT = 8
 """Tasks of each process that are looked at together."""
-MOST_AHEAD = 2
+MAX_TASKS_ASKED_AT_ONCE = 2
 """Times the images of a task: what it asks for, so that what is far ahead does not keep near ones waiting."""
 
 
-class Coming:
+class UpcomingIndices:
     """The indices of a read, in their order, as they are asked for."""
 
     def __init__(self, batches: Sequence[Indices]) -> None:
@@ -34,15 +34,15 @@ class Coming:
     def take(self, images: int, ahead: int) -> Indices:
         """What to ask for as ``images`` more are about to be read, so that ``ahead`` after them have been asked for.
 
-        At most ``MOST_AHEAD`` times ``images``.
+        At most ``MAX_TASKS_ASKED_AT_ONCE`` times ``images``.
         """
-        count = max(min(images + ahead - self._ahead, MOST_AHEAD * images), 0)
+        count = max(min(images + ahead - self._ahead, MAX_TASKS_ASKED_AT_ONCE * images), 0)
         found = np.fromiter(itertools.islice(self._left, count), np.int64)
         self._ahead += len(found) - images
         return found
 
 
-class Depth:
+class ReadAheadDepth:
     """Images a process that are asked for ahead: doubled while processes wait.
 
     Waiting is time in which a process did not compute. On storage that answers late that is reading; where it is other
@@ -50,7 +50,7 @@ class Depth:
     """
 
     def __init__(self, workers: int) -> None:
-        self.images, self._workers = LEAST, workers
+        self.images, self._workers = MIN_IMAGES_AHEAD, workers
         self._tasks, self._waited_s, self._worked_s = 0, 0.0, 0.0
 
     def note(self, waited_s: float, worked_s: float) -> None:
@@ -58,7 +58,7 @@ class Depth:
         self._tasks += 1
         self._waited_s += waited_s
         self._worked_s += worked_s
-        if self._tasks == JUDGED * self._workers:
-            if self._waited_s > WAITING * self._worked_s:
-                self.images = min(2 * self.images, MOST)
+        if self._tasks == TASKS_PER_JUDGEMENT * self._workers:
+            if self._waited_s > WAITING_SHARE_TO_DOUBLE * self._worked_s:
+                self.images = min(2 * self.images, MAX_IMAGES_AHEAD)
             self._tasks, self._waited_s, self._worked_s = 0, 0.0, 0.0

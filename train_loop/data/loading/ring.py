@@ -36,35 +36,40 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from bigbatch.train_loop.data.loading.malloc import keep_freed_memory
-from bigbatch.train_loop.data.loading.read_ahead import MOST_AHEAD, Coming, Depth, Indices
-from bigbatch.train_loop.data.loading.slot_count import AUTO, memory_a_rank, slot_count
+from bigbatch.train_loop.data.loading.malloc import raise_malloc_thresholds
+from bigbatch.train_loop.data.loading.read_ahead import (
+    MAX_TASKS_ASKED_AT_ONCE,
+    Indices,
+    ReadAheadDepth,
+    UpcomingIndices,
+)
+from bigbatch.train_loop.data.loading.slot_count import AUTO, memory_per_rank_bytes, slot_count
 from bigbatch.train_loop.errors import ImageError, LoaderError
 
-HELD_BACK = 2
+RESERVED_SLOTS = 2
 """Slots that the consumer cannot hold: what it keeps beyond the others is copied, so nothing ever waits for it."""
 IMAGES_AHEAD = 16
 """A process, in all slots: enough that it does not wait while a small batch is consumed."""
-TASK_IMAGES = 16
-TASKS_A_BATCH = 32
-QUEUED = 128
+IMAGES_PER_TASK = 16
+TASKS_PER_BATCH = 32
+MAX_QUEUED_TASKS = 128
 """Tasks that wait, at most: they must fit a socket's buffer, or sender and receiver would wait for each other."""
 MESSAGE_BYTES = 1 << 18
 PAGE = mmap.PAGESIZE
 
-Bad = tuple[int, int | None, str]
+BadImage = tuple[int, int | None, str]
 """An image that could not be read: its place in the batch, the place whose image stands there now, why."""
-Fill = Callable[[Any, Indices, torch.Tensor, range, Indices], list[Bad]]
+FillBatch = Callable[[Any, Indices, torch.Tensor, range, Indices], list[BadImage]]
 """Writes the images of some places: what is read (a job), the batch's indices, its pixels, the places, and the indices
 of images to ask the system for."""
 
 
-def available() -> bool:
+def ring_is_supported() -> bool:
     return hasattr(os, "memfd_create") and hasattr(socket, "SOCK_SEQPACKET")
 
 
 @dataclass(frozen=True)
-class Task:
+class FillTask:
     """Places ``first`` to ``last`` of a batch; its indices lie in the slot before its pixels.
 
     A task is short however large the batch is: all that are queued must fit the socket's buffer.
@@ -107,7 +112,9 @@ class Slots:
 
     def ahead(self, slot: int) -> Indices:
         """Of images that are read later, by whichever process: asked for by the slot's tasks."""
-        return np.frombuffer(self.map, np.int64, MOST_AHEAD * self.images, self._begin(slot) + 8 * self.images)
+        return np.frombuffer(
+            self.map, np.int64, MAX_TASKS_ASKED_AT_ONCE * self.images, self._begin(slot) + 8 * self.images
+        )
 
     def pixels(self, slot: int, images: int, size: int) -> npt.NDArray[np.uint8]:
         """``[images, size, size, 3]``."""
@@ -130,7 +137,7 @@ def slot_bytes(images: int, image_bytes: int) -> int:
 
 
 def _index_bytes(images: int) -> int:
-    return _whole_pages(8 * (1 + MOST_AHEAD) * images)
+    return _whole_pages(8 * (1 + MAX_TASKS_ASKED_AT_ONCE) * images)
 
 
 def _whole_pages(size: int) -> int:
@@ -150,7 +157,7 @@ class Ring:
 
     def __init__(
         self,
-        fill: Fill,
+        fill: FillBatch,
         workers: int,
         images: int,
         size: int,
@@ -159,8 +166,8 @@ class Ring:
         context: BaseContext | None = None,
     ) -> None:
         context = context or multiprocessing.get_context()
-        needed, image_bytes = HELD_BACK + -(-IMAGES_AHEAD * workers // images), size * size * 3
-        count = slot_count(slots, needed, slot_bytes(images, image_bytes), memory_a_rank())
+        needed, image_bytes = RESERVED_SLOTS + -(-IMAGES_AHEAD * workers // images), size * size * 3
+        count = slot_count(slots, needed, slot_bytes(images, image_bytes), memory_per_rank_bytes())
         self.workers = workers
         self.slots = Slots(count, images, image_bytes)
         self._free = deque(range(self.slots.count))
@@ -168,12 +175,12 @@ class Ring:
         self._next = 0
         self._left: dict[int, int] = {}
         """Of each batch that was sent, the tasks that are not answered."""
-        self._bad: dict[int, list[Bad]] = {}
+        self._bad: dict[int, list[BadImage]] = {}
         self.busy_s = 0.0
         """Wall time that processes have worked on tasks, summed over them."""
         self.given = self.copied = 0
         """Batches so far, and those of them that were copied because the consumer held too many slots."""
-        self._depth = Depth(workers)
+        self._depth = ReadAheadDepth(workers)
         self._tasks, task_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._results, result_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for end in (self._tasks, result_end):
@@ -212,18 +219,18 @@ class Ring:
 
     def read(
         self, job: Any, batches: Sequence[Indices], size: int
-    ) -> Generator[tuple[torch.Tensor, list[Bad]], None, None]:
+    ) -> Generator[tuple[torch.Tensor, list[BadImage]], None, None]:
         """Each batch's pixels, uint8 ``[N, size, size, 3]``, and its bad images, in order.
 
         Raises LoaderError naming a process that ended, ImageError as ``fill`` does.
         """
-        begin, sent, coming = self._next, 0, Coming(batches)
+        begin, sent, coming = self._next, 0, UpcomingIndices(batches)
         self._next += len(batches)
         slot_of: dict[int, int] = {}
         try:
             for number, indices in enumerate(batches, begin):
                 while self._left.get(number, 1):
-                    while sent < len(batches) and self._free and self._queued < QUEUED:
+                    while sent < len(batches) and self._free and self._queued < MAX_QUEUED_TASKS:
                         slot_of[begin + sent] = self._send(begin + sent, batches[sent], size, job, coming)
                         sent += 1
                     self._receive()
@@ -234,18 +241,18 @@ class Ring:
             if self.open:
                 self._cancel(slot_of)
 
-    def _send(self, number: int, indices: Indices, size: int, job: Any, coming: Coming) -> int:
+    def _send(self, number: int, indices: Indices, size: int, job: Any, coming: UpcomingIndices) -> int:
         slot = self._free.popleft()
         self.slots.indices(slot, len(indices))[:] = indices
         # Small enough that all processes share a batch, not more than a batch needs.
-        step = max(min(TASK_IMAGES, -(-len(indices) // (2 * self.workers))), -(-len(indices) // TASKS_A_BATCH))
+        step = max(min(IMAGES_PER_TASK, -(-len(indices) // (2 * self.workers))), -(-len(indices) // TASKS_PER_BATCH))
         firsts, ahead, asked = range(0, len(indices), step), self.slots.ahead(slot), 0
         self._left[number], self._bad[number] = len(firsts), []
         for first in firsts:
             last = min(first + step, len(indices))
             found = coming.take(last - first, self.workers * self._depth.images)
             ahead[asked : asked + len(found)] = found
-            task = Task(number, slot, len(indices), first, last, size, (asked, asked + len(found)), job)
+            task = FillTask(number, slot, len(indices), first, last, size, (asked, asked + len(found)), job)
             asked += len(found)
             try:
                 self._tasks.send(pickle.dumps(task))
@@ -286,7 +293,7 @@ class Ring:
     def _view(self, slot: int, images: int, size: int) -> torch.Tensor:
         pixels = self.slots.pixels(slot, images, size)
         self.given += 1
-        if len(self._free) + len(self._left) < HELD_BACK:
+        if len(self._free) + len(self._left) < RESERVED_SLOTS:
             self.copied += 1
             self._free.append(slot)  # nothing is sent before the copy is made
             return torch.from_numpy(pixels.copy())
@@ -326,7 +333,7 @@ def _pin(slots: Slots) -> None:
 
 
 def _work(
-    fill: Fill, slots: Slots, tasks: socket.socket, results: socket.socket, parents: Sequence[socket.socket]
+    fill: FillBatch, slots: Slots, tasks: socket.socket, results: socket.socket, parents: Sequence[socket.socket]
 ) -> None:
     for end in parents:
         end.close()
@@ -334,15 +341,15 @@ def _work(
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(1)
-    keep_freed_memory()
+    raise_malloc_thresholds()
     gc.freeze()  # what torch has brought along is never garbage, and need not be looked through again and again
     with contextlib.suppress(ConnectionError):  # the parent has ended
         while message := tasks.recv(MESSAGE_BYTES):
             results.send(_answer(fill, slots, pickle.loads(message)))
 
 
-def _answer(fill: Fill, slots: Slots, task: Task) -> bytes:
-    bad: list[Bad] = []
+def _answer(fill: FillBatch, slots: Slots, task: FillTask) -> bytes:
+    bad: list[BadImage] = []
     error: Exception | None = None
     began, computed = time.perf_counter(), time.thread_time()
     try:

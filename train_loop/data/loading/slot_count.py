@@ -7,18 +7,18 @@ import os
 from collections.abc import Mapping
 
 from bigbatch.cluster.host.allocation import usable_cpus, usable_memory_bytes
-from bigbatch.train_loop.data.loading.cores import cores_a_rank
+from bigbatch.train_loop.data.loading.cores import cores_per_rank
 from bigbatch.train_loop.host.ranks import tasks_here
 
 AUTO = 0
-FEWEST = 4
+MIN_SLOTS = 4
 """Below, batches are copied out of their slots or processes stand still: the consumer holds one, the next is whole, two
 are written."""
-ENOUGH = 8
+USUAL_SLOTS = 8
 """Where nobody asked for a number: training on a GPU holds three, two are never given away, the others are written."""
-MOST = 32
+MAX_SLOTS = 32
 """Where nobody asked for a number."""
-AUTO_PART, ASKED_PART = 1 / 8, 1 / 2
+AUTO_MEMORY_SHARE, ASKED_MEMORY_SHARE = 1 / 8, 1 / 2
 """Of a rank's memory that slots may take: by themselves, and where a number was asked for."""
 
 _log = logging.getLogger(__name__)
@@ -35,18 +35,18 @@ def slot_count(asked: int, needed: int, slot_bytes: int, memory_bytes: int) -> i
 
     A number that was asked for and exceeds half of the memory is lowered, with a warning.
     """
-    part = ASKED_PART if asked else AUTO_PART
-    room = max(int(memory_bytes * part) // slot_bytes, FEWEST)
+    part = ASKED_MEMORY_SHARE if asked else AUTO_MEMORY_SHARE
+    room = max(int(memory_bytes * part) // slot_bytes, MIN_SLOTS)
     if asked > room:
         _log.warning(
             "data.loader.slots=%d would take %.1f GB of the %.1f GB that this worker has; it gets %d slots of %.0f MB. "
             "Write data.loader.slots=%d, or give the job more memory.",
             asked, asked * slot_bytes / 1e9, memory_bytes / 1e9, room, slot_bytes / 1e6, room,
         )  # fmt: skip
-    return min(max(asked, FEWEST) if asked else min(max(needed, ENOUGH), MOST), room)
+    return min(max(asked, MIN_SLOTS) if asked else min(max(needed, USUAL_SLOTS), MAX_SLOTS), room)
 
 
-def memory_a_rank(env: Mapping[str, str] = os.environ) -> int:
+def memory_per_rank_bytes(env: Mapping[str, str] = os.environ) -> int:
     """Bytes of this node's memory that this rank may use: what is granted, shared among the run's ranks here.
 
     The slots' memory has no name and is not bounded by ``/dev/shm``; it counts as the process's.
@@ -55,7 +55,7 @@ def memory_a_rank(env: Mapping[str, str] = os.environ) -> int:
     if env.get("LOCAL_WORLD_SIZE", "").isdigit():
         return memory // max(int(env["LOCAL_WORLD_SIZE"]), 1)
     if "RAY_JOB_ID" in env:  # Ray gives a worker cores; memory follows them
-        return int(memory * min(cores_a_rank(env) / usable_cpus(env), 1.0))
+        return int(memory * min(cores_per_rank(env) / usable_cpus(env), 1.0))
     of_a_task = not env.get("SLURM_MEM_PER_NODE") and env.get("SLURM_CPUS_PER_TASK")  # memory a CPU, of a task's CPUs
     if env.get("SLURM_JOB_ID") and not of_a_task:
         return memory // max(tasks_here(env), 1)

@@ -13,7 +13,7 @@ import torch
 from bigbatch.train_loop.config import DataConfig
 from bigbatch.train_loop.data import sampling
 from bigbatch.train_loop.data.info import SMALL_IMAGE_SIZE, DataInfo
-from bigbatch.train_loop.data.loading.loader import Images, LoadedSource, Write
+from bigbatch.train_loop.data.loading.loader import IndexedImages, LoadedSource, WriteImage
 from bigbatch.train_loop.data.packed.records import PackedFiles
 from bigbatch.train_loop.data.pixels import boxes, crops
 from bigbatch.train_loop.data.pixels.decode import cut_crop, decode_box, write_crop
@@ -21,7 +21,7 @@ from bigbatch.train_loop.data.sets.subset import subset_rows
 from bigbatch.train_loop.errors import ImageError
 
 T = TypeVar("T")
-HELD_BYTES = 1 << 20
+READ_EARLY_BYTES = 1 << 20
 """Larger files are read as they are written, for several are open at once."""
 SHIFT = 1 / 8
 """Of the side: how far small images are moved, 4 pixels of CIFAR's 32 (He et al. 2016, §4.2)."""
@@ -41,7 +41,7 @@ def open_packed(config: DataConfig, info: DataInfo, path: str) -> LoadedSource:
     return LoadedSource(config, info, PackedImages(files, train, small), PackedImages(files, val, small), mean, std)
 
 
-class PackedImages(Images):
+class PackedImages(IndexedImages):
     """Index i is record ``records[i]``."""
 
     def __init__(self, files: PackedFiles, records: sampling.Indices, small: bool) -> None:
@@ -53,14 +53,14 @@ class PackedImages(Images):
     def read_ahead(self, indices: sampling.Indices) -> None:
         self._files.read_ahead(self._records[indices])
 
-    def open_plain(self, index: int) -> Write:
+    def open_plain(self, index: int) -> WriteImage:
         return self._open(int(self._records[index]), self._plain)
 
-    def open_random(self, index: int, draws: random.Random) -> Write:
+    def open_random(self, index: int, draws: random.Random) -> WriteImage:
         return self._open(int(self._records[index]), lambda record, data: self._random(record, data, draws))
 
-    def _open(self, record: int, begin: Callable[[int, bytes], Write]) -> Write:
-        if self._files.bytes_of(record) <= HELD_BYTES:
+    def _open(self, record: int, begin: Callable[[int, bytes], WriteImage]) -> WriteImage:
+        if self._files.bytes_of(record) <= READ_EARLY_BYTES:
             return begin(record, self._read(record))
         return lambda out: begin(record, self._read(record))(out)
 
@@ -69,7 +69,7 @@ class PackedImages(Images):
         self._files.check_once(record, data)
         return data
 
-    def _plain(self, record: int, data: bytes) -> Write:
+    def _plain(self, record: int, data: bytes) -> WriteImage:
         width, height = self._files.size(record)
         if self._small:
             return self._crop(record, data, (0, 0, width, height))
@@ -81,14 +81,14 @@ class PackedImages(Images):
 
         return lambda out: self._named(record, write, out)
 
-    def _random(self, record: int, data: bytes, draws: random.Random) -> Write:
+    def _random(self, record: int, data: bytes, draws: random.Random) -> WriteImage:
         width, height = self._files.size(record)
         if self._small:
             whole = self._crop(record, data, (0, 0, width, height))
             return lambda out: _shift(whole, draws, out)
         return self._crop(record, data, boxes.random_box(width, height, draws))
 
-    def _crop(self, record: int, data: bytes, box: boxes.Box) -> Write:
+    def _crop(self, record: int, data: bytes, box: boxes.Box) -> WriteImage:
         """What is not under the box is let go at once."""
         part, place = self._named(record, cut_crop, data, box)
         return lambda out: self._named(record, write_crop, part, place, out)
@@ -103,7 +103,7 @@ class PackedImages(Images):
             raise ImageError(f"cannot decode {self._files.where(record)}: {reason}. Pack it again.") from None
 
 
-def _shift(write_whole: Write, draws: random.Random, out: torch.Tensor) -> None:
+def _shift(write_whole: WriteImage, draws: random.Random, out: torch.Tensor) -> None:
     """Moved by up to an eighth, black where nothing comes in."""
     size = out.shape[0]
     reach = round(size * SHIFT)

@@ -19,7 +19,7 @@ NUMBERS = ("shard", "offset", "bytes", "label", "height", "width", "crc32")
 """Columns of the index that are arrays of numbers."""
 
 
-ASKED_BYTES = 1 << 17
+READ_AHEAD_BYTES = 1 << 17
 """At once, from the begin of a page on: of a longer request Linux reads no more than the file system's read-ahead, by
 default this (mm/readahead.c, force_page_cache_ra), and the rest would be waited for."""
 PAGE = mmap.PAGESIZE
@@ -116,8 +116,8 @@ class PackedFiles:
                     # In its middle: its ends share pages with its neighbours.
                     os.preadv(descriptor, byte, offset + length // 2, os.RWF_NOWAIT)
                 except OSError:
-                    for start in range(offset - offset % PAGE, offset + length, ASKED_BYTES):
-                        size = min(ASKED_BYTES, offset + length - start)
+                    for start in range(offset - offset % PAGE, offset + length, READ_AHEAD_BYTES):
+                        size = min(READ_AHEAD_BYTES, offset + length - start)
                         os.posix_fadvise(descriptor, start, size, os.POSIX_FADV_WILLNEED)
             except (OSError, ImageError):  # the read will say what is wrong
                 continue

@@ -128,10 +128,6 @@ def _index_crc32(text: bytes, columns: pa.RecordBatch) -> int:
     return crc
 
 
-def is_packed(folder: str) -> bool:
-    return os.path.isfile(os.path.join(folder, INDEX))
-
-
 def read_info(folder: str) -> PackedInfo:
     """Raises ConfigError where the index cannot be read, is of another version, or a shard is not what it was."""
     path = os.path.join(folder, INDEX)

@@ -74,7 +74,7 @@ def stage(source: str, folder: str) -> str:
     return str(target)
 
 
-def check_here(folder: str) -> None:
+def check_stage_folder(folder: str) -> None:
     """Raise ConfigError where ``folder`` is none that this machine can write. For runs whose workers are all here."""
     check_writable("--stage", _root(folder))
 
@@ -127,7 +127,7 @@ def _take(lock: IO[str], how: int, target: Path) -> None:
 
 
 def _is_whole(target: Path) -> bool:
-    if not schema.is_packed(str(target)):
+    if not (target / schema.INDEX).is_file():
         return False
     try:
         schema.read_info(str(target))

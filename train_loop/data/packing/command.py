@@ -25,7 +25,8 @@ import pyarrow.parquet as pq
 from bigbatch.cluster.host.atomic_files import replacing
 from bigbatch.cluster.host.option_values import fraction
 from bigbatch.train_loop.config import ConfigError
-from bigbatch.train_loop.data.packed import schema as packed_format
+from bigbatch.train_loop.data.names import is_packed
+from bigbatch.train_loop.data.packed import schema as schema
 from bigbatch.train_loop.data.packing.convert import Profile, RejectedImage, convert
 from bigbatch.train_loop.data.packing.processes import PackFailed, write_shards
 from bigbatch.train_loop.data.packing.refusals import (
@@ -56,11 +57,11 @@ SAMPLE_RUNS, SAMPLE_RUN = 4, 8
 ROW_BYTES = 90
 """Of an image beside its bytes and twice its key, in shard and index together."""
 
-LINE_S = 30.0
+PROGRESS_LINE_S = 30.0
 """Seconds between progress lines in a file."""
 
 
-def parser() -> argparse.ArgumentParser:
+def pack_parser() -> argparse.ArgumentParser:
     p = OneLineParser(
         prog="bigbatch pack",
         usage="bigbatch pack SRC DST [options]\n       bigbatch pack --verify DST\n       bigbatch pack --info DST",
@@ -87,7 +88,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit codes: 0 done, 1 the pack or the check failed, 2 wrong input, 130 Ctrl-C."""
-    args = parser().parse_args(argv)
+    args = pack_parser().parse_args(argv)
     try:
         if args.verify or args.info:
             return _check(args)
@@ -114,8 +115,8 @@ def _check(args: argparse.Namespace) -> int:
     if len(args.paths) != 1:
         raise ConfigError(f"--verify and --info take one packed folder; got {len(args.paths)} paths. Write DST alone.")
     folder = os.path.abspath(args.paths[0])
-    if not packed_format.is_packed(folder):
-        raise ConfigError(f"a packed folder has an {packed_format.INDEX}; got none in {folder!r}. Check the path.")
+    if not is_packed(folder):
+        raise ConfigError(f"a packed folder has an {schema.INDEX}; got none in {folder!r}. Check the path.")
     shown = verify.show(folder) if args.info else 0
     return verify.verify(folder) if args.verify else shown
 
@@ -135,7 +136,7 @@ def _pack(args: argparse.Namespace) -> int:
     check_profile(args)
     destination = Path(os.path.abspath(os.path.expanduser(args.paths[1])))
     if destination.exists():
-        is_set = f", a packed set: {what_is_packed(destination)}" if packed_format.is_packed(str(destination)) else ""
+        is_set = f", a packed set: {what_is_packed(destination)}" if is_packed(str(destination)) else ""
         raise ConfigError(
             f"the destination must not exist; got {str(destination)!r}{is_set}. Write another or remove it."
         )
@@ -154,7 +155,7 @@ def pack(source: PackSource, destination: Path, profile: Profile, workers: int, 
     """Pack ``source``; returns the exit code. Raises ConfigError before anything is written, else PackFailed."""
     folder = destination.with_name(f"{destination.name}.packing")
     tasks = _tasks(source, folder, profile, shard_bytes)
-    check_room(folder.parent, [task for task in tasks if not task.note.exists()])
+    check_pack_fits(folder.parent, [task for task in tasks if not task.note.exists()])
     folder.mkdir(parents=True, exist_ok=True)
     with _only_one(folder):
         _same_plan(folder, source, profile, shard_bytes)
@@ -170,18 +171,18 @@ def pack(source: PackSource, destination: Path, profile: Profile, workers: int, 
     stored = len(source.train) + len(source.val) - rejected
     print(f"packed {stored} images of {len(source.class_names)} classes into {destination}")
     if rejected:
-        print(f"rejected {rejected} images: see {destination / packed_format.REJECTED}")
+        print(f"rejected {rejected} images: see {destination / schema.REJECTED}")
     return 0
 
 
-def check_room(parent: Path, tasks: Sequence[ShardTask]) -> None:
+def check_pack_fits(parent: Path, tasks: Sequence[ShardTask]) -> None:
     """Raise ConfigError where bytes or inodes would not suffice for the shards that are still to be written."""
-    left = disk_space.left_in(parent)
+    left = disk_space.space_left(parent)
     need = int(RESERVE * estimated_bytes(tasks))
     if left.bytes is not None and need > left.bytes:
         raise ConfigError(
-            f"packing needs about {disk_space.size(need)}; got {disk_space.size(left.bytes)} left in {parent} by "
-            f"{left.bytes_by}. Free some, write elsewhere, or use --profile fast."
+            f"packing needs about {disk_space.format_bytes(need)}; got {disk_space.format_bytes(left.bytes)} left in "
+            f"{parent} by {left.bytes_by}. Free some, write elsewhere, or use --profile fast."
         )
     inodes = 2 * len(tasks) + 5  # a note beside each shard while it is packed
     if left.inodes is not None and left.inodes < inodes:
@@ -287,7 +288,7 @@ def _show(counts: Iterable[int], done: int, images: int) -> None:
                 began = now
             if terminal:
                 print(f"\r{line(now)}\033[K", end="", file=sys.stderr, flush=True)
-            elif now - shown >= LINE_S:
+            elif now - shown >= PROGRESS_LINE_S:
                 shown = now
                 print(line(now), file=sys.stderr, flush=True)
     finally:
@@ -311,18 +312,18 @@ def _finish(folder: Path, source: PackSource, profile: Profile, tasks: Sequence[
     """Rejections and, last, the index; returns how many images were rejected."""
     notes = [json.loads(task.note.read_text()) for task in tasks]
     rejected = [[_utf8(text) for text in row] for note in notes for row in note["rejected"]]
-    schema = pa.schema([(name, pa.string()) for name in ("part", "key", "reason")])
-    rows = [dict(zip(schema.names, row, strict=True)) for row in rejected]
-    pq.write_table(pa.Table.from_pylist(rows, schema), folder / packed_format.REJECTED)
-    shards = tuple(packed_format.ShardInfo(**note["shard"]) for note in notes)
-    sizes = {name: sum(s.images for s in shards if s.part == name) for name in packed_format.PARTS}
+    columns = pa.schema([(name, pa.string()) for name in ("part", "key", "reason")])
+    rows = [dict(zip(columns.names, row, strict=True)) for row in rejected]
+    pq.write_table(pa.Table.from_pylist(rows, columns), folder / schema.REJECTED)
+    shards = tuple(schema.ShardInfo(**note["shard"]) for note in notes)
+    sizes = {name: sum(s.images for s in shards if s.part == name) for name in schema.PARTS}
     for name, size in sizes.items():
         if size == 0:
-            raise PackFailed(f"no image of the {name} part could be stored; see {folder / packed_format.REJECTED}")
+            raise PackFailed(f"no image of the {name} part could be stored; see {folder / schema.REJECTED}")
     sums = np.sum([note["pixel_sums"] for note in notes if note["shard"]["part"] == "train"], axis=0) / sizes["train"]
     mean, std = sums[:, 0], np.sqrt(np.maximum(sums[:, 1] - sums[:, 0] ** 2, 0))
-    info = packed_format.PackedInfo(
-        format=packed_format.FORMAT,
+    info = schema.PackedInfo(
+        format=schema.FORMAT,
         source=os.path.basename(source.path),
         kind=source.kind,
         fingerprint=source.fingerprint(),
@@ -340,12 +341,12 @@ def _finish(folder: Path, source: PackSource, profile: Profile, tasks: Sequence[
     return len(rejected)
 
 
-def _write_index(folder: Path, info: packed_format.PackedInfo) -> None:
+def _write_index(folder: Path, info: schema.PackedInfo) -> None:
     batches = [_shard_index(folder / shard.file, number) for number, shard in enumerate(info.shards)]
-    table = pa.Table.from_batches([batch for group in batches for batch in group], packed_format.INDEX_SCHEMA)
+    table = pa.Table.from_batches([batch for group in batches for batch in group], schema.INDEX_SCHEMA)
     (columns,) = table.combine_chunks().to_batches()
-    columns = columns.replace_schema_metadata(packed_format.index_metadata(info, columns))
-    index = folder / packed_format.INDEX
+    columns = columns.replace_schema_metadata(schema.index_metadata(info, columns))
+    index = folder / schema.INDEX
     with replacing(index, durable=True, one_writer=True) as file, pa.ipc.new_file(file, columns.schema) as writer:
         writer.write_batch(columns)
 
@@ -364,10 +365,10 @@ def _shard_index(path: Path, number: int) -> list[pa.RecordBatch]:
                 "offset": pa.array(starts[:-1] + (data.address - whole.address)),
                 "bytes": pa.array(np.diff(starts).astype(np.int32)),
             }
-            columns |= {field.name: batch.column(field.name) for field in packed_format.IMAGE_FIELDS}
-            found.append(pa.RecordBatch.from_pydict(columns, schema=packed_format.INDEX_SCHEMA))
+            columns |= {field.name: batch.column(field.name) for field in schema.IMAGE_FIELDS}
+            found.append(pa.RecordBatch.from_pydict(columns, schema=schema.INDEX_SCHEMA))
         # Copied out of the mapped file, which is closed now.
-        return pa.Table.from_batches(found, packed_format.INDEX_SCHEMA).take(_all(found)).to_batches()
+        return pa.Table.from_batches(found, schema.INDEX_SCHEMA).take(_all(found)).to_batches()
 
 
 def _all(batches: Sequence[pa.RecordBatch]) -> pa.Array:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bigbatch.cluster.host.atomic_files import replacing
-from bigbatch.cluster.host.option_values import nearest
+from bigbatch.cluster.host.option_values import nearest_word
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.data.names import PACKED_BY_HAND, data_home, how_to_make_imagenet
 from bigbatch.train_loop.data.packing.command import PackFailed, pack
@@ -95,7 +95,7 @@ def fetch(name: str, archive: Path | None) -> int:
     if name == PACKED_BY_HAND:
         raise ConfigError(f"NAME must be a data set that anyone may download; got {name!r}. {how_to_make_imagenet()}")
     if name not in SETS:
-        near = nearest(name, SETS)
+        near = nearest_word(name, SETS)
         fix = f"Did you mean {near!r}?" if near else "Write one, or pack your own images."
         raise ConfigError(f"NAME must be one of {', '.join(SETS)}; got {name!r}. {fix}")
     target = data_home() / name

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from bigbatch.train_loop.config import ConfigError
+from bigbatch.train_loop.data.names import is_packed
 from bigbatch.train_loop.data.packed import schema
 from bigbatch.train_loop.data.packing.convert import Profile
 from bigbatch.train_loop.data.packing.sources import PackSource
@@ -45,7 +46,7 @@ def refuse_packed(path: str) -> None:
     """Raise ConfigError where the source is what ``pack`` makes, or a file of it."""
     source = Path(os.path.abspath(os.path.expanduser(path)))
     for folder in (source, source.parent):
-        if schema.is_packed(str(folder)) and (folder == source or source.suffix == ".arrow"):
+        if is_packed(str(folder)) and (folder == source or source.suffix == ".arrow"):
             raise ConfigError(
                 f"the source must be images; got {path!r}, which is packed already: {what_is_packed(folder)}. "
                 f"Use it as it is (--data {folder}), see it (bigbatch pack --info {folder}), or pack the images "

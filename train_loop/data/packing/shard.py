@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from bigbatch.cluster.host.atomic_files import replacing
-from bigbatch.train_loop.data.packed import schema as packed_format
+from bigbatch.train_loop.data.packed import schema
 from bigbatch.train_loop.data.packing.convert import Profile, RejectedImage, StoredImage, convert
 from bigbatch.train_loop.data.packing.sources import Item, read_entry
 
@@ -44,9 +44,9 @@ def write_shard(task: ShardTask, count_image: Callable[[], None]) -> None:
     rejected: list[tuple[str, str, str]] = []
     sums, images, largest = np.zeros((3, 2)), 0, 0
     target = task.folder / task.file
-    metadata = {packed_format.METADATA_KEY: json.dumps({"part": task.part}).encode()}
-    schema = packed_format.SHARD_SCHEMA.with_metadata(metadata)
-    with replacing(target, durable=True, one_writer=True) as file, pa.ipc.new_file(file, schema) as writer:
+    metadata = {schema.METADATA_KEY: json.dumps({"part": task.part}).encode()}
+    shard_schema = schema.SHARD_SCHEMA.with_metadata(metadata)
+    with replacing(target, durable=True, one_writer=True) as file, pa.ipc.new_file(file, shard_schema) as writer:
         rows: list[Row] = []
         waiting = 0
         for item in task.items:
@@ -61,16 +61,14 @@ def write_shard(task: ShardTask, count_image: Callable[[], None]) -> None:
             images, largest = images + 1, max(largest, stored.width, stored.height)
             waiting += len(stored.data)
             if waiting >= BATCH_BYTES:
-                writer.write_batch(_batch(rows, schema))
+                writer.write_batch(_batch(rows, shard_schema))
                 rows, waiting = [], 0
             count_image()
         if rows:
-            writer.write_batch(_batch(rows, schema))
+            writer.write_batch(_batch(rows, shard_schema))
     facts = {
         "shard": vars(
-            packed_format.ShardInfo(
-                task.file, task.part, images, target.stat().st_size, packed_format.file_sha256(target)
-            )
+            schema.ShardInfo(task.file, task.part, images, target.stat().st_size, schema.file_sha256(target))
         ),
         "rejected": rejected,
         "pixel_sums": sums.tolist(),
@@ -85,6 +83,8 @@ def _row(item: Item, stored: StoredImage) -> Row:
     return (stored.data, key, item.label, stored.height, stored.width, zlib.crc32(stored.data))
 
 
-def _batch(rows: list[Row], schema: pa.Schema) -> pa.RecordBatch:
-    columns = [pa.array(column, field.type) for column, field in zip(zip(*rows, strict=True), schema, strict=True)]
-    return pa.record_batch(columns, schema=schema)
+def _batch(rows: list[Row], arrow_schema: pa.Schema) -> pa.RecordBatch:
+    columns = [
+        pa.array(column, field.type) for column, field in zip(zip(*rows, strict=True), arrow_schema, strict=True)
+    ]
+    return pa.record_batch(columns, schema=arrow_schema)

@@ -1,6 +1,6 @@
 """What there is to pack: every image of a source with its part, class and place, without unpacking anything.
 
-A source is a folder tree or tars (``pack_tars.py``), Hugging Face Parquet files or the CIFAR-10 pickles
+A source is a folder tree or tars (``tars.py``), Hugging Face Parquet files or the CIFAR-10 pickles
 (``pack_tables.py``). Each is listed as *entries*, a name such as ``train/ant/7.jpg`` and a place to read; names then
 decide part and class.
 """
@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from bigbatch.train_loop.config import ConfigError
-from bigbatch.train_loop.data.packing import tables
-from bigbatch.train_loop.data.packing import tars as pack_tars
+from bigbatch.train_loop.data.packing import tables, tars
 from bigbatch.train_loop.data.packing.entry import Entry, Labelled
 from bigbatch.train_loop.data.sets.scan import EXTENSIONS, TRAIN_FOLDERS, VAL_FOLDERS
 
@@ -87,7 +86,7 @@ def find_source(path: str, val_part: float | None = None) -> PackSource:
 def read_entry(entry: Entry) -> bytes:
     """The image file's bytes; a pickle's pixels as PNG."""
     if entry.offset < 0 or entry.file.endswith(".tar"):
-        return pack_tars.read_bytes(entry)
+        return tars.read_bytes(entry)
     if entry.file.endswith(".parquet"):
         return tables.parquet_image(entry.file, entry.offset)
     return tables.cifar_image(entry.file, entry.offset)
@@ -95,24 +94,24 @@ def read_entry(entry: Entry) -> bytes:
 
 def _labelled(root: str) -> tuple[str, Labelled, tuple[str, ...] | None]:
     """Kind, images, and the class names where the source states them (else they are sorted)."""
-    files = [root] if os.path.isfile(root) else [e.path for e in pack_tars.visible(root) if e.is_file()]
+    files = [root] if os.path.isfile(root) else [e.path for e in tars.visible(root) if e.is_file()]
     parquet = sorted(file for file in files if file.endswith(".parquet"))
     if not parquet and os.path.isdir(os.path.join(root, "data")):
-        parquet = sorted(e.path for e in pack_tars.visible(os.path.join(root, "data")) if e.name.endswith(".parquet"))
+        parquet = sorted(e.path for e in tars.visible(os.path.join(root, "data")) if e.name.endswith(".parquet"))
     if parquet:
         return ("parquet", *tables.parquet(parquet))
     pickles = next((p for p in (root, os.path.join(root, "cifar-10-batches-py")) if tables.is_cifar(p)), None)
     if pickles:
         return ("cifar10-pickle", *tables.cifar(pickles))
-    tars = sorted(file for file in files if file.endswith(ARCHIVES) and "devkit" not in os.path.basename(file))
-    if tars:
-        entries = [entry for file in tars for entry in pack_tars.tar_entries(file, root)]
+    tar_files = sorted(file for file in files if file.endswith(ARCHIVES) and "devkit" not in os.path.basename(file))
+    if tar_files:
+        entries = [entry for file in tar_files for entry in tars.tar_entries(file, root)]
         if any(entry.name.endswith(".cls") for entry in entries):
-            return "webdataset", pack_tars.webdataset(entries), None
+            return "webdataset", tars.webdataset(entries), None
         return "tar", _by_name(entries), None
     if os.path.isfile(root):
         raise ConfigError(f"the source must be a folder, a tar or a Parquet file; got {root!r}. Unpack or convert it.")
-    return "folder", _by_name(pack_tars.tree(root, "")), None
+    return "folder", _by_name(tars.tree(root, "")), None
 
 
 # --- names → part and class ---

@@ -12,7 +12,7 @@ from PIL import Image
 from bigbatch.train_loop.config import DataConfig
 from bigbatch.train_loop.data import sampling
 from bigbatch.train_loop.data.info import DataInfo
-from bigbatch.train_loop.data.loading.loader import Images, LoadedSource, Write
+from bigbatch.train_loop.data.loading.loader import IndexedImages, LoadedSource, WriteImage
 from bigbatch.train_loop.data.names import folder_path
 from bigbatch.train_loop.data.pixels.crops import MEAN, STD, central_crop, decode, random_crop
 from bigbatch.train_loop.data.sets.scan import Listing, scan_folder
@@ -38,7 +38,7 @@ def _part_of(listing: Listing, part: float) -> Listing:
     return Listing(listing.folder, listing.paths[rows], listing.labels[rows])
 
 
-class FolderImages(Images):
+class FolderImages(IndexedImages):
     """Images that are read from files as they are needed."""
 
     def __init__(self, listing: Listing) -> None:
@@ -49,10 +49,10 @@ class FolderImages(Images):
 
     # Nothing is read before an image is written: decoded ones would take megabytes each.
 
-    def open_plain(self, index: int) -> Write:
+    def open_plain(self, index: int) -> WriteImage:
         return lambda out: _write(central_crop(decode(self._listing.path(index)), out.shape[0]), out)
 
-    def open_random(self, index: int, draws: random.Random) -> Write:
+    def open_random(self, index: int, draws: random.Random) -> WriteImage:
         return lambda out: _write(random_crop(decode(self._listing.path(index)), out.shape[0], draws), out)
 
 

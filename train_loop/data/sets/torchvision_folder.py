@@ -19,7 +19,7 @@ from bigbatch.train_loop.config import DataConfig
 from bigbatch.train_loop.data import sampling
 from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.train_loop.data.loading.cores import loader_workers
-from bigbatch.train_loop.data.loading.loader import candidates
+from bigbatch.train_loop.data.loading.loader import stand_in_places
 from bigbatch.train_loop.data.pixels import boxes, crops
 from bigbatch.train_loop.data.sets.scan import Listing
 from bigbatch.train_loop.data.source import Batch, DataSource, Epoch
@@ -43,8 +43,10 @@ class TorchvisionSource(DataSource):
         random = [transforms.RandomResizedCrop(size), transforms.RandomHorizontalFlip()]
         central = _central(size)
         self._parts = {
-            False: _Part(Images(train, random if config.augment.enabled else central), config, self._workers, False),
-            True: _Part(Images(val, _central(val_size)), config, self._workers, True),
+            False: _BatchReader(
+                TorchvisionDataset(train, random if config.augment.enabled else central), config, self._workers, False
+            ),
+            True: _BatchReader(TorchvisionDataset(val, _central(val_size)), config, self._workers, True),
         }
 
     def read_train(self, batches: Sequence[sampling.Indices], epoch: Epoch) -> Iterator[Batch]:
@@ -78,7 +80,7 @@ def _central(size: int) -> list[Any]:
     return [transforms.Resize(boxes.short_side(size)), transforms.CenterCrop(size)]
 
 
-class Images(Dataset[Item]):
+class TorchvisionDataset(Dataset[Item]):
     def __init__(self, listing: Listing, crop: list[Any]) -> None:
         self._listing = listing
         self._transform = transforms.Compose(
@@ -98,11 +100,11 @@ class Images(Dataset[Item]):
             return key[2], self._transform(image), int(self._listing.labels[key[2]])
 
 
-class _Part:
+class _BatchReader:
     """A DataLoader whose batches are given anew for each read."""
 
-    def __init__(self, images: Images, config: DataConfig, workers: int, validation: bool) -> None:
-        self._order = _Order()
+    def __init__(self, images: TorchvisionDataset, config: DataConfig, workers: int, validation: bool) -> None:
+        self._order = _GivenBatches()
         self._make = lambda: DataLoader(
             images,
             batch_sampler=self._order,
@@ -130,7 +132,7 @@ class _Part:
         self._loader, self._busy = None, False
 
 
-class _Order(Sampler[list[Key]]):
+class _GivenBatches(Sampler[list[Key]]):
     def __init__(self) -> None:
         self.batches: list[list[Key]] = []
 
@@ -152,7 +154,7 @@ def _leave_out(items: list[Any]) -> Collated:
 def _collate(items: list[Any], validation: bool) -> Collated:
     bad = [(index, str(rest[0])) for index, *rest in items if isinstance(rest[0], ImageError)]
     kept = [
-        next((items[i] for i in candidates(place, len(items), validation) if len(items[i]) == 3), None)
+        next((items[i] for i in stand_in_places(place, len(items), validation) if len(items[i]) == 3), None)
         for place in range(len(items))
     ]
     whole = [item for item in kept if item is not None]

@@ -9,7 +9,7 @@ import tomllib
 import pytest
 
 from bigbatch.cluster.host.site import profiles, toml_subset
-from bigbatch.cluster.host.site.profiles import InputError, find, format_time, load, parse_time
+from bigbatch.cluster.host.site.profiles import InputError, find_site, format_time, load_site, parse_time
 from helpers.paths import ROOT
 
 BUILT_IN = sorted(profiles.BUILT_IN.glob("*.toml"))
@@ -77,7 +77,7 @@ def test_toml_outside_the_subset_is_refused_and_not_misread():
 
 @pytest.mark.parametrize("path", BUILT_IN, ids=lambda path: path.stem)
 def test_every_profile_is_valid_and_names_its_sources(path):
-    site = load(path)
+    site = load_site(path)
     assert site.name == path.stem and site.title and site.source.startswith("http")
     for partition in site.partitions.values():
         if partition.cores_per_gpu and partition.cores_per_node:
@@ -106,13 +106,13 @@ def test_a_users_own_profile_comes_first_and_needs_no_code(tmp_path):
     folder.mkdir(parents=True)
     (folder / "mine.toml").write_text(MINE)
     env = {"XDG_CONFIG_HOME": str(tmp_path)}
-    site = find("mine", env)
+    site = find_site("mine", env)
     assert site.partitions["gpu"].gpus_per_node == 8 and site.partitions["gpu"].max_time_s == 172800
-    assert find(None, env, ["login1.mine.org"]) == site
-    assert find(str(folder / "mine.toml"), {}) == site
-    assert find(None, {**env, "BIGBATCH_SITE": "grete"}, ["login1.mine.org"]).name == "grete"
+    assert find_site(None, env, ["login1.mine.org"]) == site
+    assert find_site(str(folder / "mine.toml"), {}) == site
+    assert find_site(None, {**env, "BIGBATCH_SITE": "grete"}, ["login1.mine.org"]).name == "grete"
     (folder / "jean_zay.toml").write_text('name = "jean_zay"\ntitle = "my own"\n')
-    assert find("jean_zay", env).title == "my own"
+    assert find_site("jean_zay", env).title == "my own"
 
 
 WHERE = {
@@ -127,7 +127,7 @@ WHERE = {
 @pytest.mark.parametrize("name", WHERE)
 def test_a_site_is_known_by_its_host_names_or_variables(name, tmp_path):
     for variables, host in WHERE[name]:
-        assert find(None, {"XDG_CONFIG_HOME": str(tmp_path), **variables}, [host]).name == name, (variables, host)
+        assert find_site(None, {"XDG_CONFIG_HOME": str(tmp_path), **variables}, [host]).name == name, (variables, host)
 
 
 WRONG = {
@@ -154,16 +154,16 @@ def test_a_wrong_profile_is_refused_in_one_line_that_names_the_file(name, tmp_pa
     path = tmp_path / "wrong.toml"
     path.write_text(text)
     with pytest.raises(InputError) as caught:
-        load(path)
+        load_site(path)
     message = str(caught.value)
     assert expected in message and "wrong.toml" in message and "\n" not in message
 
 
 def test_an_unknown_site_names_the_nearest():
     with pytest.raises(InputError, match="jean_zay"):
-        find("jeanzay", {})
+        find_site("jeanzay", {})
     with pytest.raises(InputError, match="nowhere"):
-        find("./nowhere.toml", {})
+        find_site("./nowhere.toml", {})
 
 
 TIMES = {"10": 600, "10:30": 630, "20:00:00": 72000, "1-12": 129600, "1-12:30": 131400, "4-04:00:00": 360000,

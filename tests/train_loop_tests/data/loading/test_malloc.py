@@ -15,14 +15,14 @@ import pytest
 import torch
 
 from bigbatch.train_loop.data.loading import ring
-from bigbatch.train_loop.data.loading.malloc import keep_freed_memory
+from bigbatch.train_loop.data.loading.malloc import raise_malloc_thresholds
 
 pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the parameters are glibc's")
 
 PROGRAM = """
 import resource, sys
 from bigbatch.train_loop.data.loading import ring
-from bigbatch.train_loop.data.loading.malloc import KEPT_BYTES, keep_freed_memory
+from bigbatch.train_loop.data.loading.malloc import KEPT_FREE_BYTES, raise_malloc_thresholds
 
 MB = 1 << 20
 
@@ -30,7 +30,7 @@ def resident():
     return int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize()
 
 if sys.argv[1] == "kept":
-    assert keep_freed_memory()
+    assert raise_malloc_thresholds()
 faults = []
 for _ in range(20):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -38,7 +38,7 @@ for _ in range(20):
     del blocks
     faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 before = resident()
-large = b"x" * (3 * KEPT_BYTES)
+large = b"x" * (3 * KEPT_FREE_BYTES)
 grown = resident() - before
 del large
 print(sum(faults[5:]), grown // MB, (resident() - before) // MB)
@@ -69,12 +69,12 @@ def test_what_is_larger_than_is_kept_goes_back_to_the_system() -> None:
 
 @pytest.mark.parametrize("name", ["MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_THRESHOLD_"])
 def test_parameters_of_the_user_stay(name: str) -> None:
-    assert not keep_freed_memory({name: "131072"})
+    assert not raise_malloc_thresholds({name: "131072"})
 
 
 def count_faults(
     job: Any, indices: npt.NDArray[np.int64], pixels: torch.Tensor, places: range, ahead: Any
-) -> list[ring.Bad]:
+) -> list[ring.BadImage]:
     faults = []
     for _ in range(20):
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -84,7 +84,7 @@ def count_faults(
     return [(places.start, None, str(sum(faults[5:])))]
 
 
-@pytest.mark.skipif(not keep_freed_memory(), reason="glibc's parameters are set in the environment")
+@pytest.mark.skipif(not raise_malloc_thresholds(), reason="glibc's parameters are set in the environment")
 def test_loader_processes_keep_what_they_free() -> None:
     processes = ring.Ring(count_faults, workers=1, images=1, size=8)
     try:

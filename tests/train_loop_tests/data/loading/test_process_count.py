@@ -14,8 +14,8 @@ import torch
 from bigbatch.train_loop.config import BatchSplit, DataConfig, LoaderConfig
 from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.train_loop.data.loading import process_count, ring
-from bigbatch.train_loop.data.loading.loader import Images, LoadedSource, Write
-from bigbatch.train_loop.data.loading.process_count import Read, enough
+from bigbatch.train_loop.data.loading.loader import IndexedImages, LoadedSource, WriteImage
+from bigbatch.train_loop.data.loading.process_count import ReadCost, enough_processes
 from bigbatch.train_loop.data.source import Batch
 
 IMAGE_S = 0.004
@@ -43,20 +43,20 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(multiprocessing, "get_context", functools.partial(multiprocessing.get_context, "fork"))
 
 
-class SlowImages(Images):
+class SlowImages(IndexedImages):
     """Each takes as long as a large image to decode."""
 
     def labels(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         return indices % 2
 
-    def open_plain(self, index: int) -> Write:
+    def open_plain(self, index: int) -> WriteImage:
         def write(out: torch.Tensor) -> None:
             CLOCK.now += IMAGE_S
             out.fill_(index % 256)
 
         return write
 
-    def open_random(self, index: int, draws: random.Random) -> Write:
+    def open_random(self, index: int, draws: random.Random) -> WriteImage:
         def write(out: torch.Tensor) -> None:
             self.open_plain(index)(out)
             out[0, 0, 0] = draws.randrange(256)
@@ -75,26 +75,26 @@ def source_of(workers: int, monkeypatch: pytest.MonkeyPatch, cores: int = 7) -> 
     ("reads", "now", "most", "wanted"),
     [
         # An A100's 2,470 images/s, 800 a process: 1,200 s of work in 389 s of training, so 3.7 processes.
-        ([Read(389, 1200)], 7, 7, 4),
+        ([ReadCost(389, 1200)], 7, 7, 4),
         # Validation is three times as fast and would take 7 of them, for a hundredth of the epoch.
-        ([Read(389, 1200), Read(6.7, 62)], 7, 7, 4),
+        ([ReadCost(389, 1200), ReadCost(6.7, 62)], 7, 7, 4),
         # Half as much validation as training is not left to wait.
-        ([Read(389, 1200), Read(65, 600)], 7, 7, 7),
+        ([ReadCost(389, 1200), ReadCost(65, 600)], 7, 7, 7),
         # Faster images than any number of processes can bring.
-        ([Read(100, 1200)], 7, 7, 7),
+        ([ReadCost(100, 1200)], 7, 7, 7),
         # Bigger images in the epochs to come: more again.
-        ([Read(389, 1900)], 4, 7, 6),
+        ([ReadCost(389, 1900)], 4, 7, 6),
         # One fewer of many is not worth starting the others anew.
-        ([Read(600, 2600)], 7, 7, 7),
+        ([ReadCost(600, 2600)], 7, 7, 7),
         # Training on a CPU.
-        ([Read(600, 20)], 15, 15, 1),
+        ([ReadCost(600, 20)], 15, 15, 1),
         # Too little to judge.
-        ([Read(0.1, 0.2)], 7, 7, 7),
+        ([ReadCost(0.1, 0.2)], 7, 7, 7),
         ([], 7, 7, 7),
     ],
 )
-def test_processes_by_what_an_epoch_cost(reads: list[Read], now: int, most: int, wanted: int) -> None:
-    assert enough(reads, now, most) == wanted
+def test_processes_by_what_an_epoch_cost(reads: list[ReadCost], now: int, most: int, wanted: int) -> None:
+    assert enough_processes(reads, now, most) == wanted
 
 
 @pytest.mark.parametrize(("step_s", "wanted"), [(0.070, [6, 2, 2]), (0.0, [6, 6, 6])])
@@ -102,7 +102,7 @@ def test_a_source_keeps_what_its_consumer_needs(
     step_s: float, wanted: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Batches of 24 take 0.096 s of work; against a step of 70 ms that is 1.4 processes, with room 1.65."""
-    monkeypatch.setattr(process_count, "MEASURE_S", 0.1)
+    monkeypatch.setattr(process_count, "MIN_MEASURED_S", 0.1)
     source, split = source_of(-1, monkeypatch), BatchSplit(1, 1, 24)
     assert source.processes == 6  # the cores but one
     seen = []
@@ -117,8 +117,10 @@ def test_a_source_keeps_what_its_consumer_needs(
 
 
 def test_batches_do_not_depend_on_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_count, "MEASURE_S", 0.0)
-    monkeypatch.setattr(process_count, "enough", lambda reads, now, most: 1 + now % most)  # another number each epoch
+    monkeypatch.setattr(process_count, "MIN_MEASURED_S", 0.0)
+    monkeypatch.setattr(
+        process_count, "enough_processes", lambda reads, now, most: 1 + now % most
+    )  # another number each epoch
     tuned, fixed = source_of(-1, monkeypatch, cores=4), source_of(0, monkeypatch)
     numbers = []
     for epoch in range(4):
@@ -132,7 +134,7 @@ def test_batches_do_not_depend_on_what_was_measured(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_number_of_the_configuration_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_count, "MEASURE_S", 0.0)
+    monkeypatch.setattr(process_count, "MIN_MEASURED_S", 0.0)
     source = source_of(3, monkeypatch)
     for epoch in range(2):
         for _ in source.train_batches(0, epoch, BatchSplit(1, 1, 24), 0):

@@ -19,8 +19,8 @@ from PIL import Image
 from bigbatch.train_loop.config import DataConfig, LoaderConfig
 from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.train_loop.data.loading import read_ahead as reading_ahead
-from bigbatch.train_loop.data.loading.loader import Filler, Images, Job, LoadedSource, Write
-from bigbatch.train_loop.data.loading.read_ahead import Coming, Depth
+from bigbatch.train_loop.data.loading.loader import BatchFiller, IndexedImages, LoadedSource, ReadPurpose, WriteImage
+from bigbatch.train_loop.data.loading.read_ahead import ReadAheadDepth, UpcomingIndices
 from bigbatch.train_loop.data.loading.ring import Ring
 from bigbatch.train_loop.data.packed import images as packed_images
 from bigbatch.train_loop.data.packed.images import PackedImages
@@ -29,7 +29,7 @@ from bigbatch.train_loop.data.source import Epoch
 from bigbatch.train_loop.errors import ImageError
 from helpers.packed_sets import pack_here
 
-JOB = Job(False, Epoch(0, 0))
+JOB = ReadPurpose(False, Epoch(0, 0))
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -37,7 +37,7 @@ def test_every_image_is_asked_for_once_in_order_and_not_after_its_task(seed: int
     draws = random.Random(seed)
     batches = [np.arange(100 * n, 100 * n + draws.randint(1, 60)) for n in range(draws.randint(1, 30))]
     order = np.concatenate(batches).tolist()
-    coming, asked, read = Coming(batches), [], 0
+    coming, asked, read = UpcomingIndices(batches), [], 0
     while read < len(order):
         images, ahead = min(draws.randint(1, 20), len(order) - read), draws.choice([0, 16, 32, 256])
         found = coming.take(images, ahead).tolist()
@@ -48,7 +48,7 @@ def test_every_image_is_asked_for_once_in_order_and_not_after_its_task(seed: int
 
 
 def test_it_keeps_the_distance_that_is_wanted() -> None:
-    coming, asked = Coming([np.arange(50)] * 40), 0
+    coming, asked = UpcomingIndices([np.arange(50)] * 40), 0
     for task in range(1, 101):
         asked += len(coming.take(10, 64))
         if 10 <= task <= 90:
@@ -58,15 +58,15 @@ def test_it_keeps_the_distance_that_is_wanted() -> None:
 
 
 def test_a_process_that_waits_asks_for_twice_as_many_up_to_a_bound() -> None:
-    depth, seen = Depth(3), []
+    depth, seen = ReadAheadDepth(3), []
     for waited in (0.0, 0.09, 0.11, 0.5, 0.5, 0.05, 1.0, 1.0, 1.0):
-        for _ in range(3 * reading_ahead.JUDGED):
+        for _ in range(3 * reading_ahead.TASKS_PER_JUDGEMENT):
             depth.note(waited, 1.0)
         seen.append(depth.images)
     assert seen == [16, 16, 32, 64, 128, 128, 256, 256, 256]
 
 
-class LateImages(Images):
+class LateImages(IndexedImages):
     """Says in a file what is asked for and what is read; each image is waited for."""
 
     def __init__(self, log: Path, wait_s: float) -> None:
@@ -83,19 +83,19 @@ class LateImages(Images):
     def read_ahead(self, indices: npt.NDArray[np.int64]) -> None:
         self._say("".join(f"ask {index}\n" for index in indices))
 
-    def open_plain(self, index: int) -> Write:
+    def open_plain(self, index: int) -> WriteImage:
         self._say(f"read {index}\n")
         threading.Event().wait(self._wait_s)  # for a disk
         return lambda out: None
 
-    def open_random(self, index: int, draws: random.Random) -> Write:
+    def open_random(self, index: int, draws: random.Random) -> WriteImage:
         return self.open_plain(index)
 
 
 def read_all(log: Path, wait_s: float, workers: int, batches: int) -> tuple[list[str], int]:
     """The lines that were written, and the images ahead at the end."""
     images = LateImages(log, wait_s)
-    ring = Ring(Filler(images, images, skip_bad=False), workers, 8, 4)
+    ring = Ring(BatchFiller(images, images, skip_bad=False), workers, 8, 4)
     order = [np.arange(8 * number, 8 * number + 8) for number in range(batches)]
     assert len(list(ring.read(JOB, order, 4))) == batches
     ahead = ring._depth.images
@@ -113,7 +113,7 @@ def test_processes_ask_for_what_any_of_them_reads_later(tmp_path: Path) -> None:
 
 def test_waiting_for_reads_makes_a_ring_ask_earlier(tmp_path: Path) -> None:
     _, ahead = read_all(tmp_path / "log", 0.005, 1, 40)
-    assert ahead == reading_ahead.MOST  # 80 tasks of four images, judged by eights
+    assert ahead == reading_ahead.MAX_IMAGES_AHEAD  # 80 tasks of four images, judged by eights
 
 
 def test_a_read_without_processes_asks_for_a_bounded_number(tmp_path: Path) -> None:
@@ -128,23 +128,23 @@ def test_a_read_without_processes_asks_for_a_bounded_number(tmp_path: Path) -> N
     assert Counter(lines) == Counter(f"{word} {index}" for word in ("ask", "read") for index in range(1999))
     asked = [line.startswith("ask") for line in lines]
     ahead = np.cumsum(np.where(asked, 1, -1))
-    assert 256 <= ahead.max() <= 2 * reading_ahead.MOST and ahead.min() >= 0
+    assert 256 <= ahead.max() <= 2 * reading_ahead.MAX_IMAGES_AHEAD and ahead.min() >= 0
 
 
 class BadImages(LateImages):
     """None can be read, which is said at length."""
 
-    def open_plain(self, index: int) -> Write:
+    def open_plain(self, index: int) -> WriteImage:
         raise ImageError(f"image {index} " + "x" * 200)
 
 
 def test_a_large_batch_without_an_image_that_can_be_read_ends(tmp_path: Path) -> None:
     """Tasks and answers that do not fit their sockets would make both sides wait for each other."""
     images, found = BadImages(tmp_path / "log", 0.0), []
-    ring = Ring(Filler(images, images, skip_bad=True), 2, 16384, 1)
+    ring = Ring(BatchFiller(images, images, skip_bad=True), 2, 16384, 1)
 
     def read() -> None:
-        for _, bad in ring.read(Job(True, None), [np.arange(16384)] * 6, 1):
+        for _, bad in ring.read(ReadPurpose(True, None), [np.arange(16384)] * 6, 1):
             found.append(len(bad))
 
     reader = threading.Thread(target=read, daemon=True)
@@ -231,14 +231,14 @@ def test_large_files_are_not_held_while_others_are_opened(packed: PackedFiles, m
     read: list[int] = []
     real = PackedFiles.read
     monkeypatch.setattr(PackedFiles, "read", lambda self, record: read.append(record) or real(self, record))
-    monkeypatch.setattr(packed_images, "HELD_BYTES", 300_000)
+    monkeypatch.setattr(packed_images, "READ_EARLY_BYTES", 300_000)
     writes = [images.open_random(index, random.Random(index)) for index in range(3)]
     large = [record for record in range(3) if packed.bytes_of(record) > 300_000]
     assert len(large) == 1 and read == [record for record in range(3) if record not in large]
     outs = [torch.zeros((32, 32, 3), dtype=torch.uint8) for _ in writes]
     for write, out in zip(writes, outs, strict=True):
         write(out)
-    monkeypatch.setattr(packed_images, "HELD_BYTES", 1 << 30)
+    monkeypatch.setattr(packed_images, "READ_EARLY_BYTES", 1 << 30)
     for index, out in enumerate(outs):
         again = torch.zeros_like(out)
         images.open_random(index, random.Random(index))(again)

@@ -20,8 +20,8 @@ from PIL import Image
 
 from bigbatch.train_loop.config import AugmentConfig, BatchSplit, ConfigError, DataConfig, LoaderConfig, data_config
 from bigbatch.train_loop.data.catalogue import describe, open_data
-from bigbatch.train_loop.data.loading.loader import Filler, Job
-from bigbatch.train_loop.data.loading.ring import Bad, Ring
+from bigbatch.train_loop.data.loading.loader import BatchFiller, ReadPurpose
+from bigbatch.train_loop.data.loading.ring import BadImage, Ring
 from bigbatch.train_loop.data.loading.upload import Uploader
 from bigbatch.train_loop.data.sets.folder import FolderImages
 from bigbatch.train_loop.data.sets.scan import scan_folder
@@ -46,9 +46,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def filler(folder: Path, skip_bad: bool = False) -> Filler:
+def filler(folder: Path, skip_bad: bool = False) -> BatchFiller:
     scan = scan_folder(str(folder))
-    return Filler(FolderImages(scan.train), FolderImages(scan.val), skip_bad)
+    return BatchFiller(FolderImages(scan.train), FolderImages(scan.val), skip_bad)
 
 
 def batches_of(*sizes: int) -> list[np.ndarray]:
@@ -56,7 +56,7 @@ def batches_of(*sizes: int) -> list[np.ndarray]:
     return [draws.integers(0, 40, size) for size in sizes]
 
 
-def expected(fill: Filler, job: Job, batches: list[np.ndarray]) -> list[torch.Tensor]:
+def expected(fill: BatchFiller, job: ReadPurpose, batches: list[np.ndarray]) -> list[torch.Tensor]:
     found = []
     for indices in batches:
         found.append(torch.empty((len(indices), SIZE, SIZE, 3), dtype=torch.uint8))
@@ -64,7 +64,7 @@ def expected(fill: Filler, job: Job, batches: list[np.ndarray]) -> list[torch.Te
     return found
 
 
-JOB = Job(False, Epoch(3, 4))
+JOB = ReadPurpose(False, Epoch(3, 4))
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_a_read_that_is_left_early_does_not_reach_into_the_next(folder: Path) ->
         for _ in range(leave_after):
             next(read)
         read.close()
-        other = Job(False, Epoch(3, 5 + leave_after))
+        other = ReadPurpose(False, Epoch(3, 5 + leave_after))
         found = [pixels.clone() for pixels, _ in ring.read(other, batches[:3], SIZE)]
         assert all(map(torch.equal, found, expected(fill, other, batches[:3])))
     ring.close()
@@ -189,7 +189,7 @@ def ignores(pid: int, number: signal.Signals) -> bool:
     return bool(int(mask, 16) >> (number - 1) & 1)
 
 
-def failing(job: Any, indices: Any, pixels: torch.Tensor, places: range, ahead: Any) -> list[Bad]:
+def failing(job: Any, indices: Any, pixels: torch.Tensor, places: range, ahead: Any) -> list[BadImage]:
     raise ZeroDivisionError("of a test")
 
 
@@ -311,8 +311,8 @@ class CountedFill:
         self._fill, self._notes = fill, notes
         notes.touch()
 
-    def __call__(self, *arguments: Any) -> list[Bad]:
-        found: list[Bad] = self._fill(*arguments)
+    def __call__(self, *arguments: Any) -> list[BadImage]:
+        found: list[BadImage] = self._fill(*arguments)
         with self._notes.open("ab", buffering=0) as file:
             file.write(b"x")
         return found

@@ -15,7 +15,7 @@ from bigbatch.train_loop.config import BatchSplit, ConfigError, DataConfig, Load
 from bigbatch.train_loop.data.catalogue import describe, open_data
 from bigbatch.train_loop.data.loading import ring
 from bigbatch.train_loop.data.loading import slot_count as slots
-from bigbatch.train_loop.data.loading.slot_count import memory_a_rank, slot_count
+from bigbatch.train_loop.data.loading.slot_count import memory_per_rank_bytes, slot_count
 from bigbatch.train_loop.data.loading.upload import COPIES_AHEAD
 from bigbatch.train_loop.loop.checkpoint import FORMAT, check_same_run, describe_data
 from helpers.noise_images import write_noise_images
@@ -81,7 +81,7 @@ def test_a_rank_has_its_share_of_the_nodes_memory(
 ) -> None:
     monkeypatch.setattr(slots, "usable_memory_bytes", lambda env: 64 * GB)
     monkeypatch.setattr(slots, "usable_cpus", lambda env: 8)
-    assert memory_a_rank(env) == part * 64 * GB
+    assert memory_per_rank_bytes(env) == part * 64 * GB
 
 
 @pytest.mark.parametrize(("depth", "expected"), [(0, {False}), (4, {True})])
@@ -134,5 +134,5 @@ def test_slots_are_no_file_in_dev_shm() -> None:
     assert not any("bigbatch" in name for name in names)
 
 
-def _nothing(job: Any, indices: Any, pixels: torch.Tensor, places: range, ahead: Any) -> list[ring.Bad]:
+def _nothing(job: Any, indices: Any, pixels: torch.Tensor, places: range, ahead: Any) -> list[ring.BadImage]:
     return []

@@ -283,7 +283,7 @@ from bigbatch.train_loop.launch import command as run
 from bigbatch.train_loop.loop import train as loop
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.data.packed import stage
-from bigbatch.train_loop.host.ranks import launched
+from bigbatch.train_loop.host.ranks import find_launch
 from helpers.waiting import wait_until
 packed, scratch = sys.argv[1:]
 launch, copy, joined = launched(), stage._copy_file, []

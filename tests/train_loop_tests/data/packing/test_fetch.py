@@ -75,7 +75,7 @@ def test_imagenet_is_a_name_once_it_was_packed(home: Path, tmp_path: Path, monke
 
 
 def test_a_subset_on_the_command_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from bigbatch.train_loop.launch.command import make_task
+    from bigbatch.train_loop.launch.command import make_run_plan
     from bigbatch.tune.plan.checked_plan import make_plan
     from bigbatch.tune.plan.options import Options
 
@@ -84,15 +84,15 @@ def test_a_subset_on_the_command_lines(tmp_path: Path, monkeypatch: pytest.Monke
     config.write_text(
         TrainConfig(batch=BatchConfig(global_size=128), model=ModelConfig(name="resnet18"), precise_bn="off").to_json()
     )
-    task = make_task(["--config", str(config), "--subset", "0.2"], "run.py", None)
+    task = make_run_plan(["--config", str(config), "--subset", "0.2"], "run.py", None)
     assert task.config.data.subset == 0.2
-    assert task.config == make_task(["--config", str(config), "--set", "data.subset=0.2"], "run.py", None).config
+    assert task.config == make_run_plan(["--config", str(config), "--set", "data.subset=0.2"], "run.py", None).config
     plan = make_plan(Options(space="smoke", subset=0.2))
     assert plan.data.train_size == round(0.2 * 1437) and plan.overrides == {"data.subset": 0.2}
     assert make_plan(Options(space="smoke").over(plan.options.kept())).overrides == plan.overrides
     for refused in (["--subset", "0"], ["--subset", "0.2", "--set", "data.subset=0.1"], ["--subset", "nan"]):
         with pytest.raises(ConfigError, match="subset"):
-            make_task(["--config", str(config), *refused], "run.py", None)
+            make_run_plan(["--config", str(config), *refused], "run.py", None)
     with pytest.raises(ConfigError, match="Keep --subset"):
         make_plan(Options(space="smoke", subset=0.2, set=("data.subset=0.1",)))
 
