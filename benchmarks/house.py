@@ -13,8 +13,8 @@ between files** is a strongly connected component of at least two files of the r
 The files are those that git tracks (``git add`` new ones first), so that a file that symlinks show
 twice counts once. ``import_graph.py`` says how imports resolve. The code measured is that of the four
 packages unless a row says otherwise. A function's length goes from ``def`` to its last line:
-decorators do not count, nested functions do. p90 is the nearest rank. A reader has to judge which
-functions of one name stand for different things. Prints a table, lists of what is to be mended and,
+decorators do not count, nested functions do. p90 is the nearest rank. ``SHARED_NAMES`` lists the names
+that several files may give to a function. Prints a table, lists of what is to be mended and,
 last, one JSON line.
 """
 
@@ -53,6 +53,12 @@ SLEEPS = "time.sleep calls in tests outside tests/slurm"
 MAY_SLEEP = ("tests/slurm/", "tests/helpers/waiting.py", "tests/older/make_files.py")
 """The tests of Slurm, the helper that waits, and a script that is no test: it runs alone, at an older commit."""
 KINDS = ("classes", "public functions", "private functions")
+SHARED_NAMES = {
+    "main": "each command's entry point",
+    "space": "what every file with a search space defines",
+    "initial_points": "what a file with a search space may define beside it",
+}
+"""Names that several files may give to a function, because the same caller calls each of them; and why."""
 SHELLS = ("", "bash", "sh", "shell", "console")
 """Languages of a code block in the README that make it a command."""
 AT_MOST: dict[str, float] = {
@@ -76,6 +82,7 @@ AT_MOST: dict[str, float] = {
     "README words": 900,
     "README word of the first command": 150,
     "classes of one name in several files": 0,
+    "public functions of one name in several files": 0,
     "test files over 400 lines": 0,
     SLEEPS: 0,
 }
@@ -172,11 +179,16 @@ def readme_words(text: str) -> tuple[int, int]:
 
 
 def doubled_names(tree: Tree, paths: Iterable[str]) -> dict[str, list[str]]:
-    """Each class and function at module level whose name several files define; without ``main`` and dunder names."""
+    """Each class and function at module level whose name several files define.
+
+    Without dunder names and ``SHARED_NAMES``.
+    """
     found: dict[str, set[str]] = defaultdict(set)
     for path in paths:
         for node in tree.modules[path].body:
-            if isinstance(node, ast.ClassDef | Function) and not re.fullmatch("main|__.*__", node.name):
+            if isinstance(node, ast.ClassDef | Function) and not re.fullmatch("__.*__", node.name):
+                if node.name in SHARED_NAMES and isinstance(node, Function):
+                    continue
                 found[node.name].add(path)
     return {name: sorted(files) for name, files in sorted(found.items()) if len(files) > 1}
 

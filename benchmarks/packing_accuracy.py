@@ -82,12 +82,12 @@ def from_digits(options: argparse.Namespace) -> Iterator[tuple[str, str, Any]]:
 
 
 def pack_all(folder: Path) -> dict[str, Any]:
-    from bigbatch.train_loop.data.packing import command as pack
+    from bigbatch.train_loop.data.packing import command as pack_command
     from bigbatch.train_loop.data.pixels.jpeg import jpegtran_path
 
     for profile in ("full", "fast"):
         options = ["--profile", profile, *(["--short-side", str(SHORT_SIDE)] if profile == "fast" else [])]
-        if pack.main([str(folder / "folder"), str(folder / profile), *options]):
+        if pack_command.main([str(folder / "folder"), str(folder / profile), *options]):
             raise SystemExit(f"packing {profile} failed")
     sizes = {arm: sum(file.stat().st_size for file in (folder / arm).rglob("*") if file.is_file()) for arm in ARMS}
     return {"bytes": sizes, "lossless": jpegtran_path() is not None}

@@ -9,8 +9,8 @@ from bigbatch.cluster.host.site.profiles import InputError
 from bigbatch.cluster.job import options
 from bigbatch.command import main
 from bigbatch.train_loop.config import ConfigError, DataConfig, parse_assignments
-from bigbatch.train_loop.data.packing import command as pack
-from bigbatch.train_loop.launch import command as run
+from bigbatch.train_loop.data.packing import command as pack_command
+from bigbatch.train_loop.launch import command as train_command
 from bigbatch.train_loop.launch import lr_find
 from bigbatch.tune.plan.arguments import tune_parser
 from bigbatch.tune.plan.options import Options
@@ -29,9 +29,9 @@ def options_of(parser) -> list[str]:
 
 PARSERS = {
     "tune": tune_parser("tune"),
-    "train": run.train_parser("train"),
+    "train": train_command.train_parser("train"),
     "lr-find": lr_find.lr_find_parser("lr-find"),
-    "pack": pack.pack_parser(),
+    "pack": pack_command.pack_parser(),
 }
 OF_SUBMIT = (
     "--site --nodes --time --partition --account --qos --gpus-per-node --cpus-per-gpu --cpus-per-node --mem --gres "

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from bigbatch.cluster.host.option_values import decimal_number, nearest_word, whole_number
+from bigbatch.cluster.host.option_values import nearest_word, parse_decimal_number, parse_whole_number
 
 Commands = Mapping[str, tuple[Callable[[Sequence[str]], int], str]]
 """By name: what runs a command with its arguments and returns the exit code, and what it does, in a few words."""
@@ -39,8 +39,8 @@ class OneLineParser(argparse.ArgumentParser):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.register("type", int, whole_number)  # argparse's own say neither rule nor fix
-        self.register("type", float, decimal_number)
+        self.register("type", int, parse_whole_number)  # argparse's own say neither rule nor fix
+        self.register("type", float, parse_decimal_number)
 
     def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
         # Every value of every option and positional comes here. An empty one would be taken for the default.

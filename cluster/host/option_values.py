@@ -16,7 +16,7 @@ NEAR = 0.65
 THOUSANDS = {"k": 1_000, "m": 1_000_000}
 
 
-def whole_number(text: str) -> int:
+def parse_whole_number(text: str) -> int:
     """``1000``, ``1e3`` and ``1_000``."""
     try:
         return int(text)
@@ -30,7 +30,7 @@ def whole_number(text: str) -> int:
     )
 
 
-def decimal_number(text: str) -> float:
+def parse_decimal_number(text: str) -> float:
     value = _float(text)
     if value is None:
         raise argparse.ArgumentTypeError(
@@ -39,7 +39,7 @@ def decimal_number(text: str) -> float:
     return value
 
 
-def fraction(text: str) -> float:
+def parse_fraction(text: str) -> float:
     """A part of a whole: ``0.1`` or ``10%``."""
     percent = _float(text.rstrip()[:-1]) if text.rstrip().endswith("%") else None
     value = percent / 100 if percent is not None else _float(text)

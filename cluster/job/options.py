@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bigbatch.cluster.host.command_line import empty_value
-from bigbatch.cluster.host.option_values import whole_number
+from bigbatch.cluster.host.option_values import parse_whole_number
 from bigbatch.cluster.host.root import ROOT
 from bigbatch.cluster.host.waits import MARGIN_S
 from bigbatch.cluster.node.ray_commands import in_container_if_any, ray_python
@@ -135,6 +135,6 @@ def driver_command(options: JobOptions, default_name: str, address: str, folder:
 def workers(options: JobOptions) -> int | None:
     text = value_of(options.arguments, "--workers")
     try:
-        return whole_number(text or "")
+        return parse_whole_number(text or "")
     except ArgumentTypeError:  # the search's own command line says so
         return None

@@ -17,7 +17,7 @@ from bigbatch.cluster.host.site.profiles import InputError, find_site
 from bigbatch.cluster.host.slurm_commands import SlurmError
 from bigbatch.cluster.record import job_record
 from bigbatch.cluster.record.job_record import JobRecord
-from bigbatch.cluster.submission import queue as jobs
+from bigbatch.cluster.submission import queue as queue_module
 from helpers.paths import ROOT
 from helpers.processes import clean_environment
 from helpers.waiting import wait_until
@@ -174,7 +174,7 @@ def test_queue_shows_slurms_state_the_records_and_the_studys_progress(tmp_path, 
     assert [job.job_id for job in found] == ["101", "102"]
     assert found[0].study.finished == 5 and found[0].record.restarts == 2 and found[1].name == "a|name"
     assert getpass.getuser() in (tmp_path / "bin" / "squeue.asked").read_text(), "only the user's own jobs"
-    lines = jobs.table(queue(ended=True)).splitlines()
+    lines = queue_module.table(queue(ended=True)).splitlines()
     assert [line.split()[0] for line in lines] == ["JOB", "99", "101", "102"]
     assert "ended" in lines[1] and "finished" in lines[1]
     for text in ("RUNNING", "driver", "mine", "5/12", "0.8125", "restarts: 2", "103"):
@@ -231,13 +231,13 @@ def test_logs_are_the_jobs_or_a_nodes(tmp_path, home):
 
 def test_follow_gives_whole_lines_as_they_come_and_ends_with_the_job(tmp_path, home, monkeypatch):
     monkeypatch.setenv("PATH", slurms(tmp_path / "bin", squeue=f"cat {tmp_path}/queue"))
-    monkeypatch.setattr(jobs, "QUEUE_POLL_S", 0.2)
+    monkeypatch.setattr(queue_module, "QUEUE_POLL_S", 0.2)
     (tmp_path / "queue").write_text("1010\n101\n")
     log, nodes = tmp_path / "job.log", tmp_path / "nodes"
     log.write_text("one\ntw")
     a_record("101", log=str(log), node_logs=str(nodes))
     got: list[str] = []
-    reader = threading.Thread(target=lambda: got.extend(jobs.follow("101", poll_s=0.05)), daemon=True)
+    reader = threading.Thread(target=lambda: got.extend(queue_module.follow("101", poll_s=0.05)), daemon=True)
     reader.start()
     wait_until(lambda: got == ["one\n"], lambda: str(got))
     nodes.mkdir()
@@ -272,15 +272,15 @@ def test_tunnel_says_how_and_never_shows_the_token(tmp_path, home):
     token = tmp_path / "token"
     token.write_text("very-secret")
     a_record("101", head="n7", dashboard_port=24001, token_path=str(token))
-    text = jobs.tunnel("101", find_site("juwels_booster"), local_port=9000)
+    text = queue_module.tunnel("101", find_site("juwels_booster"), local_port=9000)
     user = getpass.getuser()
     line = f"ssh -N -L 9000:127.0.0.1:24001 -J {user}@juwels-booster.fz-juelich.de {user}@n7"
     assert line in text and "http://127.0.0.1:9000" in text and str(token) in text
     assert "very-secret" not in text
-    assert "does not forward" in jobs.tunnel("101", find_site("jean_zay"))
+    assert "does not forward" in queue_module.tunnel("101", find_site("jean_zay"))
     a_record("102", state="allocation read")
     with pytest.raises(InputError, match="allocation read"):
-        jobs.tunnel("102", find_site("generic"))
+        queue_module.tunnel("102", find_site("generic"))
 
 
 def test_attach_asks_for_nodes_that_join_the_job(tmp_path, home):

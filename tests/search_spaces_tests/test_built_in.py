@@ -58,7 +58,7 @@ def test_importing_the_spaces_loads_no_framework() -> None:
     assert (result.returncode, result.stdout.strip()) == (0, "[]"), result.stderr
 
 
-def test_the_issues_batches_are_searched() -> None:
+def test_large_batches_are_searched_up_to_what_the_data_allow() -> None:
     assert global_batch_sizes(DIGITS) == (128, 256, 512, 1024)
     assert global_batch_sizes(IMAGENET) == (2048, 4096, 8192, 16384, 32768)
     assert global_batch_sizes(CIFAR) == (512, 1024, 2048, 4096)

@@ -21,7 +21,7 @@ import pytest
 from optuna.trial import TrialState
 
 from bigbatch.train_loop.config import TrainConfig
-from bigbatch.train_loop.data.packing import command as pack
+from bigbatch.train_loop.data.packing import command as pack_command
 from bigbatch.tune.study.ledger import read_ledger
 from helpers.paths import ROOT, TUNE
 from helpers.processes import clean_environment, wait_gone
@@ -30,7 +30,7 @@ from helpers.waiting import wait_until
 
 
 def test_a_search_from_plan_to_best_configuration(tiny, tmp_path):
-    """Points 1 to 3, 8 to 10 and 12 in one run: folder, states, links, early stops, W&B, dashboard, clean end."""
+    """All of it in one run: folder, states, links, early stops, W&B, dashboard, clean end."""
     arguments = (*tiny, "--study", "s", "--trials", 5, "--max-epochs", 4, "--wandb", "offline")
     search = Search(*arguments, cwd=tmp_path, HTTPS_PROXY="http://127.0.0.1:9")
     url = search.wait_for(r"Ray dashboard: (http://127\.0\.0\.1:\d+)").group(1)
@@ -144,7 +144,7 @@ def wandb_records(data: bytes) -> list[bytes]:
 
 @pytest.mark.slow
 def test_early_stops_give_resources_back_beside_another_ray_cluster(tmp_path):
-    """Point 8: stock Ray Train asks the wrong cluster here, and the search hangs after its first early stop."""
+    """Stock Ray Train asks the wrong cluster here, and the search hangs after its first early stop."""
     code = "import ray, signal; ray.init(address='local', num_cpus=1); print('up', flush=True); signal.pause()"
     other = subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
@@ -165,7 +165,6 @@ def test_early_stops_give_resources_back_beside_another_ray_cluster(tmp_path):
 
 
 def test_ctrl_c_saves_prints_the_resume_command_and_that_command_finishes(tiny, tmp_path):
-    """Points 2 and 9."""
     search = Search(*tiny, "--study", "s", "--trials", 3, "--max-epochs", 12, "--scheduler", "none", cwd=tmp_path)
     search.wait_for(r"epoch 2/12")
     search.process.send_signal(signal.SIGINT)
@@ -328,7 +327,7 @@ def test_a_killed_driver_takes_its_ray_with_it_is_followed_at_once_and_its_hours
 @pytest.mark.slow
 def test_it_joins_a_running_cluster_and_leaves_it_running(tiny, tiny_images, tmp_path):
     """Also: what a worker meets on its node, here a variable that only the driver has, is said on the screen, once."""
-    assert pack.main([str(tiny_images), str(tmp_path / "packed"), "--workers", "1"]) == 0
+    assert pack_command.main([str(tiny_images), str(tmp_path / "packed"), "--workers", "1"]) == 0
     tiny = (*tiny, "--data", str(tmp_path / "packed"), "--stage", "$ONLY_OF_THE_DRIVER/sets")
     code = (
         "import signal, sys; sys.path.insert(0, sys.argv[1])\n"
@@ -425,7 +424,6 @@ def test_the_inline_trainer_fits_the_installed_ray():
 
 @pytest.mark.slow
 def test_the_main_command_finds_a_good_large_batch_configuration(tmp_path):
-    """Point 1, word for word."""
     search = Search("--space", "large_batch", "--study", "s", cwd=tmp_path)
     assert search.end(1500) == 0, search.stderr()
     trials = load(tmp_path / "runs" / "s").trials

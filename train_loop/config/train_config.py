@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bigbatch.cluster.host.command_line import empty_value
-from bigbatch.cluster.host.option_values import fraction, plain_number_example
+from bigbatch.cluster.host.option_values import parse_fraction, plain_number_example
 from bigbatch.train_loop.config.data_sections import DataConfig
 from bigbatch.train_loop.config.earlier_keys import (
     EARLIER_KEYS,
@@ -332,7 +332,7 @@ def _value(raw: str, name: str, full: str) -> Any:
         value = value.lower() == "true"
     if full in PARTS and isinstance(value, str):
         with contextlib.suppress(ArgumentTypeError):
-            value = fraction(value)
+            value = parse_fraction(value)
     return _coerce(kind, value, name)
 
 

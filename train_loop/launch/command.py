@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bigbatch.cluster.host.atomic_files import write_json, write_text
-from bigbatch.cluster.host.option_values import fraction
+from bigbatch.cluster.host.option_values import parse_fraction
 from bigbatch.cluster.host.streams import reader_may_leave
 from bigbatch.train_loop.config import ConfigError, TrainConfig, differing_keys, parse_assignments
 from bigbatch.train_loop.config.files import read_config
@@ -81,7 +81,12 @@ def train_parser(prog: str) -> OneLineParser:
     which.add_argument("--recipe", metavar="NAME", help="a published configuration: train_loop/recipes/NAME.json")
     add("--set", action="append", nargs="+", default=[], metavar="KEY=VALUE", help="change a key, e.g. epochs=90")
     add("--data", metavar="NAME|PATH", help="use this data set, not the configuration's: digits, or an image folder")
-    add("--subset", type=fraction, metavar="PART", help="train on this part of each class, e.g. 10%%; validate on all")
+    add(
+        "--subset",
+        type=parse_fraction,
+        metavar="PART",
+        help="train on this part of each class, e.g. 10%%; validate on all",
+    )
     add(
         "--workers",
         type=int,

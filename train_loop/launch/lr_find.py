@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TextIO
 
 from bigbatch.cluster.host.atomic_files import write_json, write_text
-from bigbatch.cluster.host.option_values import fraction
+from bigbatch.cluster.host.option_values import parse_fraction
 from bigbatch.train_loop.config import ConfigError, OptimizerConfig, TrainConfig, parse_assignments
 from bigbatch.train_loop.errors import ImageError, LoaderError
 from bigbatch.train_loop.host.command_line import (
@@ -213,7 +213,7 @@ def lr_find_parser(prog: str) -> OneLineParser:
     add = p.add_argument
     add("--set", action="append", nargs="+", default=[], metavar="KEY=VALUE", help="change a key, e.g. optimizer=lars")
     add("--data", metavar="NAME|PATH", help="use this data set, not the configuration's: digits, or an image folder")
-    add("--subset", type=fraction, metavar="PART", help="test on this part of each class, e.g. 10%%")
+    add("--subset", type=parse_fraction, metavar="PART", help="test on this part of each class, e.g. 10%%")
     add("--first", type=float, metavar="LR", help="lowest rate (default: depends on the optimizer)")
     add("--last", type=float, metavar="LR", help="highest rate (default: depends on the optimizer)")
     add("--steps", type=int, default=100, metavar="N", help="at most N optimizer steps (default 100)")

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 
 from bigbatch.cluster.host.command_line import OneLineParser
-from bigbatch.cluster.host.option_values import fraction
+from bigbatch.cluster.host.option_values import parse_fraction
 
 
 def tune_parser(prog: str) -> argparse.ArgumentParser:
@@ -20,7 +20,12 @@ def tune_parser(prog: str) -> argparse.ArgumentParser:
     add = p.add_argument
     add("--space", metavar="NAME|FILE.py[:fn]", help="large_batch (default), lr_warmup, smoke, or your own")
     add("--data", metavar="NAME|PATH", help="digits (default), cifar10, …, a packed folder, or an image folder")
-    add("--subset", type=fraction, metavar="PART", help="train on this part of each class, e.g. 10%%; validate on all")
+    add(
+        "--subset",
+        type=parse_fraction,
+        metavar="PART",
+        help="train on this part of each class, e.g. 10%%; validate on all",
+    )
     add("--model", metavar="NAME", help="a torchvision network (default: resnet50 with GPUs, resnet18 without)")
     add(
         "--trials",

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from bigbatch.cluster.doctor import command as doctor
+from bigbatch.cluster.doctor import command as doctor_command
 from bigbatch.cluster.doctor import probe
 from bigbatch.cluster.doctor.findings import (
     Finding,
@@ -319,18 +319,18 @@ def test_the_sites_quota_command_is_run_and_shown(tmp_path):
         ("/bin/false", "WARN", "/bin/false"),
     ):
         profile.write_text(f'name = "mine"\n[storage]\nquota_command = "{line}"\n')
-        finding = doctor.judge_quota_command(load_site(profile))[0]
+        finding = doctor_command.judge_quota_command(load_site(profile))[0]
         assert finding.status == status and expected in finding.seen
-    assert doctor.judge_quota_command(find_site("generic", {})) == []
+    assert doctor_command.judge_quota_command(find_site("generic", {})) == []
 
 
 def test_the_scratch_folder_is_the_profiles(tmp_path, monkeypatch):
     profile = tmp_path / "mine.toml"
     profile.write_text('name = "mine"\n[storage]\nscratch = "$MY_SCRATCH"\n')
     monkeypatch.delenv("MY_SCRATCH", raising=False)
-    assert doctor.judge_scratch(load_site(profile))[0].status == "WARN"
+    assert doctor_command.judge_scratch(load_site(profile))[0].status == "WARN"
     monkeypatch.setenv("MY_SCRATCH", str(tmp_path))
-    finding = doctor.judge_scratch(load_site(profile))[0]
+    finding = doctor_command.judge_scratch(load_site(profile))[0]
     assert str(tmp_path) in finding.seen and "free" in finding.seen
 
 
@@ -342,7 +342,7 @@ def test_slurms_settings_are_judged(tmp_path, monkeypatch):
     def findings(requeue: int, kill_wait: int) -> dict[str, Finding]:
         program.write_text(f"#!/bin/sh\ncat <<'END'\n{config.format(requeue, kill_wait)}END\n")
         program.chmod(0o755)
-        return {finding.what: finding for finding in doctor.judge_slurm(find_site("generic", {}))}
+        return {finding.what: finding for finding in doctor_command.judge_slurm(find_site("generic", {}))}
 
     fine = findings(1, 30)
     assert fine["Slurm"].seen == "version 22.05.8" and fine["requeue"].status == "OK" and "signal" not in fine
@@ -354,7 +354,7 @@ def test_slurms_settings_are_judged(tmp_path, monkeypatch):
 def test_a_lock_that_the_doctor_holds_is_its_own(tmp_path):
     """The nodes must be refused while it asks, and nobody afterwards."""
     with (tmp_path / "lock").open("a") as file:
-        assert doctor._hold(file.fileno())
+        assert doctor_command._hold(file.fileno())
         assert probe.try_lock(tmp_path / "lock") == "refused"
         fcntl.flock(file, fcntl.LOCK_UN)
     assert probe.try_lock(tmp_path / "lock") == "granted"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bigbatch.train_loop.data.packing import command as pack
+from bigbatch.train_loop.data.packing import command as pack_command
 from helpers.paths import ROOT, TRAIN, TUNE
 from helpers.processes import clean_environment
 
@@ -37,7 +37,7 @@ SHOWS = (
 @pytest.fixture(scope="module")
 def packed(tiny_images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("set") / "packed"
-    assert pack.main([str(tiny_images), str(folder), "--workers", "1"]) == 0
+    assert pack_command.main([str(tiny_images), str(folder), "--workers", "1"]) == 0
     return folder
 
 
@@ -73,8 +73,8 @@ def test_a_log_that_is_followed_ends_with_its_reader() -> None:
     """``bigbatch cluster logs 7 -f | head -3``, of a job that goes on."""
     code = (
         "import itertools, sys; from bigbatch.cluster import cli\n"
-        "from bigbatch.cluster.submission import queue as jobs\n"
-        "jobs.follow = lambda *a, **k: map('line {}\\n'.format, itertools.count())\n"
+        "from bigbatch.cluster.submission import queue\n"
+        "queue.follow = lambda *a, **k: map('line {}\\n'.format, itertools.count())\n"
         "sys.exit(cli.cluster_main(['logs', '7', '-f']))"
     )
     follow = subprocess.Popen(

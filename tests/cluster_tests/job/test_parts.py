@@ -436,8 +436,8 @@ def test_what_a_killed_job_left_is_removed_with_its_processes(monkeypatch):
     # Not in /tmp itself, which a search that starts beside this test sweeps, too.
     base = tempfile.TemporaryDirectory(dir="/tmp", prefix="t")
     monkeypatch.setenv("BIGBATCH_NODE_TMP", base.name)
-    hold = "import os, signal; from bigbatch.cluster.host.private_folder import temporary_folder as p\n"
-    hold += "with p('77') as f: print(f, flush=True); signal.pause()"
+    hold = "import os, signal; from bigbatch.cluster.host.private_folder import temporary_folder\n"
+    hold += "with temporary_folder('77') as f: print(f, flush=True); signal.pause()"
     node_process = subprocess.Popen([sys.executable, "-c", hold], cwd=ROOT / "src", stdout=subprocess.PIPE, text=True)
     folder = Path(node_process.stdout.readline().strip())
     orphan = subprocess.Popen(["sleep", "300"], executable="/bin/sleep", start_new_session=True)

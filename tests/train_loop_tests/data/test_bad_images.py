@@ -24,10 +24,10 @@ from bigbatch.train_loop.config import (
 from bigbatch.train_loop.data import sampling
 from bigbatch.train_loop.data.catalogue import describe
 from bigbatch.train_loop.data.packed.records import PackedFiles
-from bigbatch.train_loop.data.packing import command as pack
+from bigbatch.train_loop.data.packing import command as pack_command
 from bigbatch.train_loop.data.sets.scan import scan_folder
 from bigbatch.train_loop.errors import ImageError, LoaderError, TrainingStopped
-from bigbatch.train_loop.launch import command as run
+from bigbatch.train_loop.launch import command as train_command
 from bigbatch.train_loop.launch import lr_find
 from bigbatch.train_loop.loop.train import train
 from bigbatch.train_loop.reporter import ListReporter
@@ -89,9 +89,9 @@ def test_a_run_that_died_of_it_goes_on_with_skip(
     """In the default folder, whose name says nothing of how fast a run is and what it forgives."""
     spoil(images / "val" / "dark" / "000.png")
     command = ["--config", str(config), "--checkpoint-every-s", "0.001"]
-    assert run.main(command) == 1
+    assert train_command.main(command) == 1
     assert "failed: cannot read image" in capsys.readouterr().err
-    assert run.main([*command, "--on-bad-image", "skip", "--set", "data.loader.workers=1"]) == 0
+    assert train_command.main([*command, "--on-bad-image", "skip", "--set", "data.loader.workers=1"]) == 0
     (folder,) = (tmp_path / "runs" / "train").iterdir()
     history = json.loads((folder / "result.json").read_text())["history"]
     assert [record["bad_images"] for record in history] == [1, 1]
@@ -124,7 +124,7 @@ def test_the_default_folder_is_of_what_decides_the_outcome() -> None:
 
 def test_skip_is_not_refused_for_what_it_skips(images: Path, tmp_path: Path) -> None:
     packed = tmp_path / "packed"
-    assert pack.main([str(images), str(packed), "--workers", "1"]) == 0
+    assert pack_command.main([str(images), str(packed), "--workers", "1"]) == 0
     files = PackedFiles(str(packed))
     with (packed / files.info.shards[0].file).open("r+b") as shard:
         shard.seek(int(files.columns()["offset"][0]))

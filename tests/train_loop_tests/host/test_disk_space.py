@@ -23,7 +23,7 @@ from bigbatch.train_loop.config import (
     TrainConfig,
 )
 from bigbatch.train_loop.data.catalogue import describe
-from bigbatch.train_loop.data.packing import command as pack
+from bigbatch.train_loop.data.packing import command as pack_command
 from bigbatch.train_loop.host import disk_space
 from bigbatch.train_loop.launch.command import make_run_plan
 from bigbatch.train_loop.loop import space_needed
@@ -133,17 +133,17 @@ def test_a_pack_whose_disk_fills_up_ends_in_one_line_and_goes_on(
             noise = Image.fromarray(draws.integers(0, 2, (side, side), dtype=np.uint8) * 255).convert("1")
             noise.save(tmp_path / "images" / part / "a" / f"{number:03d}.png")
     command = [str(tmp_path / "images"), str(tiny / "packed"), "--workers", "1"]
-    assert pack.main(command) == 1
+    assert pack_command.main(command) == 1
     said = capsys.readouterr().err.splitlines()
     assert "failed: the disk is full; the same command goes on" in said[-1] and not (tiny / "packed").exists()
     subprocess.run(["mount", "-o", "remount,size=8m", str(tiny)], check=True)
-    assert pack.main(command) == 0
-    assert pack.main(["--verify", str(tiny / "packed")]) == 0
+    assert pack_command.main(command) == 0
+    assert pack_command.main(["--verify", str(tiny / "packed")]) == 0
     subprocess.run(["mount", "-o", "remount,ro", str(tiny)], check=True)
     capsys.readouterr()
-    assert pack.main(["--info", str(tiny / "packed")]) == 0
+    assert pack_command.main(["--info", str(tiny / "packed")]) == 0
     assert "contact sheet not written: Read-only file system" in capsys.readouterr().out
-    assert pack.main([command[0], str(tiny / "other"), "--workers", "1"]) == 2
+    assert pack_command.main([command[0], str(tiny / "other"), "--workers", "1"]) == 2
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 1 and "DST must be a folder that can be written" in said[0]
 
@@ -178,10 +178,10 @@ def test_a_run_is_refused_by_the_sites_quota(tmp_path: Path, site) -> None:
 def test_a_quota_in_an_unknown_format_is_shown(tmp_path: Path, site, capsys: pytest.CaptureFixture[str]) -> None:
     command = site("WORK: 17 of 20 TiB, 99 % of the inodes")
     assert disk_space.quota_lines() == [f"quota by {command}:", "  WORK: 17 of 20 TiB, 99 % of the inodes"]
-    from bigbatch.train_loop.data.packing import command as pack
+    from bigbatch.train_loop.data.packing import command as pack_command
 
     images = write_images(tmp_path / "images")
-    assert pack.main([str(images), str(tmp_path / "packed"), "--workers", "1"]) == 0
+    assert pack_command.main([str(images), str(tmp_path / "packed"), "--workers", "1"]) == 0
     assert "17 of 20 TiB" in capsys.readouterr().out
     site("x")
     Path(command).unlink()  # no answer: the doctor tells, a run goes on

@@ -65,7 +65,6 @@ def read_until_epoch(process: subprocess.Popen, epoch: int) -> None:
 
 @pytest.mark.slow
 def test_a_full_run_on_two_workers_survives_a_kill_and_ctrl_c_and_trains_each_epoch_once(best_json, tmp_path):
-    """Point 11."""
     changes = (f"epochs={EPOCHS}", "data.loader.workers=1")  # loader processes inside Ray workers end with them
     arguments = ("--config", best_json, "--set", *changes, "--workers", 2, "--output", "full")
     arguments = (*arguments, "--checkpoint-every-s", 1)
@@ -160,10 +159,10 @@ from bigbatch.train_loop.launch.trial_task import TrialTask
 
 def worker(task):
     from bigbatch.train_loop.launch import ray_worker
-    from bigbatch.train_loop.loop import train as loop
+    from bigbatch.train_loop.loop import train
     from bigbatch.train_loop.data.loading.cores import cores_per_rank
 
-    loop.train = lambda *_, **__: Path(task["ray_storage"], "seen").write_text(str(cores_per_rank()))
+    train.train = lambda *_, **__: Path(task["ray_storage"], "seen").write_text(str(cores_per_rank()))
     return ray_worker.train_worker(task)
 
 folder = sys.argv[1]

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from bigbatch.train_loop.config import TrainConfig
-from bigbatch.train_loop.data.packing import command as pack
-from bigbatch.train_loop.launch import command as run
+from bigbatch.train_loop.data.packing import command as pack_command
+from bigbatch.train_loop.launch import command as train_command
 from bigbatch.train_loop.launch.ray_worker import RECORDS
 from bigbatch.train_loop.launch.record_lines import NOTES, RecordPrinter, read_lines, records_of
 from bigbatch.train_loop.loop.assembly import set_up
@@ -26,7 +26,7 @@ from bigbatch.tune.watch.notes import Notes
 @pytest.fixture(scope="module")
 def packed(tiny_images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("set") / "packed"
-    assert pack.main([str(tiny_images), str(folder), "--workers", "1"]) == 0
+    assert pack_command.main([str(tiny_images), str(folder), "--workers", "1"]) == 0
     return folder
 
 
@@ -45,7 +45,9 @@ def test_a_variable_that_is_not_set_is_refused_where_all_workers_are_here(
         "/$NO_SUCH_SCRATCH": "$NO_SUCH_SCRATCH is not set here",
         str(tmp_path / "file"): "can be written",
     }
-    for (folder, said), (main, command) in itertools.product(wrong.items(), ((tune_main, search), (run.main, train))):
+    for (folder, said), (main, command) in itertools.product(
+        wrong.items(), ((tune_main, search), (train_command.main, train))
+    ):
         assert main([*command, "--stage", folder]) == 2
         error = capsys.readouterr().err
         assert len(error.splitlines()) == 1 and "error: --stage must be" in error and said in error

@@ -23,10 +23,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bigbatch.cluster.host.atomic_files import replacing
-from bigbatch.cluster.host.option_values import fraction
+from bigbatch.cluster.host.option_values import parse_fraction
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.data.names import is_packed
-from bigbatch.train_loop.data.packed import schema as schema
+from bigbatch.train_loop.data.packed import schema
 from bigbatch.train_loop.data.packing.convert import Profile, RejectedImage, convert
 from bigbatch.train_loop.data.packing.processes import PackFailed, write_shards
 from bigbatch.train_loop.data.packing.refusals import (
@@ -77,7 +77,7 @@ def pack_parser() -> argparse.ArgumentParser:
     add("--shard-mb", type=int, default=512, metavar="MB", help="a shard holds at most MB of the source (512)")
     add(
         "--val-part",
-        type=fraction,
+        type=parse_fraction,
         metavar="PART",
         help="validate on this part, e.g. 10%%, if the source has no validation images",
     )

@@ -18,7 +18,7 @@ from PIL import Image
 
 from bigbatch.train_loop.config import DataConfig, LoaderConfig
 from bigbatch.train_loop.data.info import DataInfo
-from bigbatch.train_loop.data.loading import read_ahead as reading_ahead
+from bigbatch.train_loop.data.loading import read_ahead
 from bigbatch.train_loop.data.loading.loader import BatchFiller, IndexedImages, LoadedSource, ReadPurpose, WriteImage
 from bigbatch.train_loop.data.loading.read_ahead import ReadAheadDepth, UpcomingIndices
 from bigbatch.train_loop.data.loading.ring import Ring
@@ -60,7 +60,7 @@ def test_it_keeps_the_distance_that_is_wanted() -> None:
 def test_a_process_that_waits_asks_for_twice_as_many_up_to_a_bound() -> None:
     depth, seen = ReadAheadDepth(3), []
     for waited in (0.0, 0.09, 0.11, 0.5, 0.5, 0.05, 1.0, 1.0, 1.0):
-        for _ in range(3 * reading_ahead.TASKS_PER_JUDGEMENT):
+        for _ in range(3 * read_ahead.TASKS_PER_JUDGEMENT):
             depth.note(waited, 1.0)
         seen.append(depth.images)
     assert seen == [16, 16, 32, 64, 128, 128, 256, 256, 256]
@@ -113,7 +113,7 @@ def test_processes_ask_for_what_any_of_them_reads_later(tmp_path: Path) -> None:
 
 def test_waiting_for_reads_makes_a_ring_ask_earlier(tmp_path: Path) -> None:
     _, ahead = read_all(tmp_path / "log", 0.005, 1, 40)
-    assert ahead == reading_ahead.MAX_IMAGES_AHEAD  # 80 tasks of four images, judged by eights
+    assert ahead == read_ahead.MAX_IMAGES_AHEAD  # 80 tasks of four images, judged by eights
 
 
 def test_a_read_without_processes_asks_for_a_bounded_number(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_a_read_without_processes_asks_for_a_bounded_number(tmp_path: Path) -> N
     assert Counter(lines) == Counter(f"{word} {index}" for word in ("ask", "read") for index in range(1999))
     asked = [line.startswith("ask") for line in lines]
     ahead = np.cumsum(np.where(asked, 1, -1))
-    assert 256 <= ahead.max() <= 2 * reading_ahead.MAX_IMAGES_AHEAD and ahead.min() >= 0
+    assert 256 <= ahead.max() <= 2 * read_ahead.MAX_IMAGES_AHEAD and ahead.min() >= 0
 
 
 class BadImages(LateImages):

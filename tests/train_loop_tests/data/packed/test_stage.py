@@ -25,8 +25,8 @@ from bigbatch.train_loop.config import ConfigError, DataConfig
 from bigbatch.train_loop.data.catalogue import check_stage, describe, open_data
 from bigbatch.train_loop.data.packed import stage
 from bigbatch.train_loop.data.packed.records import PackedFiles
-from bigbatch.train_loop.data.packing import command as pack
-from bigbatch.train_loop.launch import command as run
+from bigbatch.train_loop.data.packing import command as pack_command
+from bigbatch.train_loop.launch import command as train_command
 from bigbatch.train_loop.launch import loader_report
 from helpers.paths import ROOT
 from helpers.waiting import wait_until
@@ -56,7 +56,7 @@ def packed(tmp_path: Path) -> Path:
             for number in range(count):
                 pixels = draws.integers(0, 256, (40, 40 + number, 3), dtype=np.uint8)
                 Image.fromarray(pixels).save(tmp_path / "images" / part / name / f"{number}.png")
-    assert pack.main([str(tmp_path / "images"), str(tmp_path / "packed"), "--workers", "1"]) == 0
+    assert pack_command.main([str(tmp_path / "images"), str(tmp_path / "packed"), "--workers", "1"]) == 0
     return tmp_path / "packed"
 
 
@@ -144,13 +144,13 @@ def test_another_content_is_another_copy_and_the_old_one_goes(packed: Path, tmp_
     old = reader(packed, scratch).communicate(timeout=240)[0].strip()
     shutil.rmtree(packed)
     (tmp_path / "images" / "train" / "a" / "0.png").unlink()
-    assert pack.main([str(tmp_path / "images"), str(packed), "--workers", "1"]) == 0
+    assert pack_command.main([str(tmp_path / "images"), str(packed), "--workers", "1"]) == 0
     new = stage.stage(str(packed), str(scratch))
     assert new != old and not Path(old).exists() and PackedFiles(new).info.train_size == 11
     # One that is read stays: this process reads the new one while another content comes.
     shutil.rmtree(packed)
     (tmp_path / "images" / "train" / "a" / "1.png").unlink()
-    assert pack.main([str(tmp_path / "images"), str(packed), "--workers", "1"]) == 0
+    assert pack_command.main([str(tmp_path / "images"), str(packed), "--workers", "1"]) == 0
     newest = reader(packed, scratch).communicate(timeout=240)[0].strip()
     assert Path(newest).exists() and Path(new).exists()
 
@@ -279,14 +279,14 @@ RANK = """
 import json, os, psutil, sys, types
 from pathlib import Path
 import torch.distributed as dist
-from bigbatch.train_loop.launch import command as run
-from bigbatch.train_loop.loop import train as loop
+from bigbatch.train_loop.launch import command
+from bigbatch.train_loop.loop import train as train_module
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.data.packed import stage
 from bigbatch.train_loop.host.ranks import find_launch
 from helpers.waiting import wait_until
 packed, scratch = sys.argv[1:]
-launch, copy, joined = launched(), stage._copy_file, []
+launch, copy, joined = find_launch(), stage._copy_file, []
 def slow(source, target):
     joined.append(dist.is_initialized())
     port = int(os.environ["MASTER_PORT"])  # the other rank, which copies nothing, waits there for this one
@@ -297,12 +297,12 @@ stage._copy_file = slow
 def train(config, **others):
     copies = len([p for p in Path(scratch).rglob("index.arrow") if not p.parent.name.endswith(".partial")])
     return types.SimpleNamespace(history=(dist.get_world_size(), copies, any(joined)))
-loop.train = train
+train_module.train = train
 config = TrainConfig().replace_keys({"data.name": packed, "data.image_size": 32})
 folder = scratch + f"/node{launch.rank}"  # two nodes
 if launch.rank == 0:
     folder = "none"
-print(json.dumps(run.train_without_ray(run.Task(config, 2, Path(scratch), 0.0, launch, folder), launch)))
+print(json.dumps(command.train_without_ray(command.RunPlan(config, 2, Path(scratch), 0.0, launch, folder), launch)))
 """
 
 
@@ -338,7 +338,12 @@ def test_a_run_stages_by_its_option(
     )
     monkeypatch.chdir(tmp_path)
     command = ["--config", "config.json", "--data", str(packed), "--set", "data.image_size=32", "data.loader.workers=1"]
-    assert run.main([*command, "--stage", str(tmp_path / "scratch"), "--loader-report", "--on-bad-image", "skip"]) == 0
+    assert (
+        train_command.main(
+            [*command, "--stage", str(tmp_path / "scratch"), "--loader-report", "--on-bad-image", "skip"]
+        )
+        == 0
+    )
     shown = capsys.readouterr()
     assert f"staging {packed}" in shown.err
     assert [line.split()[0] for line in shown.out.splitlines()][:3] == ["loader", "model", "bound"]
@@ -348,5 +353,5 @@ def test_a_run_stages_by_its_option(
         (["--on-bad-image", "skip", "--set", "data.on_bad_image=fail"], "Keep --on-bad-image."),
         (["--loader-report", "--workers", "2"], "--loader-report measures one worker"),
     ):
-        assert run.main([*command, *wrong]) == 2
+        assert train_command.main([*command, *wrong]) == 2
         assert words in capsys.readouterr().err
