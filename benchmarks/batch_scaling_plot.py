@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 COLORS = {"sgd_fixed": "#9aa0a6", "sgd_linear": "#b03a2e", "lars": "#c98a1b", "lamb": "#7a4fa3", "found": "#1f5fa8"}
 WIDTH, HEIGHT = 760, 420
@@ -48,17 +48,20 @@ def svg(cells: Mapping[str, Mapping[int, Mapping[str, float]]], names: Mapping[s
     parts.append(text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 12, "global batch size, images"))
     for number, (method, row) in enumerate(cells.items()):
         color, shift = COLORS[method], 5 * (number - (len(cells) - 1) / 2)  # side by side where they meet
-        points = [(x(batch) + shift, row[batch]) for batch in sorted(row)]
-        line = " ".join(f"{px:.1f},{y(c['mean']):.1f}" for px, c in points)
-        width = 3 if method == "found" else 1.6
-        parts.append(f'<polyline points="{line}" fill="none" stroke="{color}" stroke-width="{width}"/>')
-        for px, c in points:
-            parts.append(
-                f'<line x1="{px:.1f}" y1="{y(c["min"]):.1f}" x2="{px:.1f}" y2="{y(c["max"]):.1f}" stroke="{color}"/>'
-            )
-            parts.append(f'<circle cx="{px:.1f}" cy="{y(c["mean"]):.1f}" r="3.5" fill="{color}"/>')
+        points = [(x(batch) + shift, {key: y(top1) for key, top1 in row[batch].items()}) for batch in sorted(row)]
+        parts += _method(points, color, width=3 if method == "found" else 1.6)
     parts += _legend(cells, names, {m: y(row[max(row)]["mean"]) for m, row in cells.items()})
     return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def _method(points: Sequence[tuple[float, Mapping[str, float]]], color: str, width: float) -> list[str]:
+    """A line through the means, and at each batch the range. ``points``: x, and the ys of mean, min and max."""
+    line = " ".join(f"{px:.1f},{ys['mean']:.1f}" for px, ys in points)
+    parts = [f'<polyline points="{line}" fill="none" stroke="{color}" stroke-width="{width}"/>']
+    for px, ys in points:
+        parts.append(f'<line x1="{px:.1f}" y1="{ys["min"]:.1f}" x2="{px:.1f}" y2="{ys["max"]:.1f}" stroke="{color}"/>')
+        parts.append(f'<circle cx="{px:.1f}" cy="{ys["mean"]:.1f}" r="3.5" fill="{color}"/>')
+    return parts
 
 
 def _legend(cells: Mapping[str, object], names: Mapping[str, str], ends: Mapping[str, float]) -> list[str]:

@@ -95,21 +95,9 @@ def generated(count: int) -> Iterator[bytes]:
         yield buffer.getvalue()
 
 
-def build_arms(folder: Path, options: argparse.Namespace) -> tuple[dict[str, Arm], dict[str, str]]:
-    """The arms, and why others are missing."""
-    import numpy as np
-    import torch
-    from torchvision import datasets, transforms
-
-    from bigbatch.train_loop.config import DataConfig, LoaderConfig
-    from bigbatch.train_loop.data import sampling
-    from bigbatch.train_loop.data.catalogue import open_data
-    from bigbatch.train_loop.data.source import Epoch
-
-    torch.set_num_threads(1)
-    pinned = options.device == "cuda"
-    normalise = transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-    crop = [transforms.RandomResizedCrop(224), transforms.RandomHorizontalFlip(), transforms.ToTensor(), normalise]
+def repeated_folder() -> Any:
+    """``ImageFolder`` with an attribute ``passes``: how often it is gone through in one epoch."""
+    from torchvision import datasets
 
     class Repeated(datasets.ImageFolder):
         passes = 1
@@ -120,32 +108,55 @@ def build_arms(folder: Path, options: argparse.Namespace) -> tuple[dict[str, Arm
         def __getitem__(self, index: int) -> Any:
             return super().__getitem__(index % len(self.samples))
 
+    return Repeated
+
+
+def our_arm(path: Path, batch: int) -> Arm:
+    """Our loader on a folder or a packed set."""
+    import numpy as np
+
+    from bigbatch.train_loop.config import DataConfig, LoaderConfig
+    from bigbatch.train_loop.data import sampling
+    from bigbatch.train_loop.data.catalogue import open_data
+    from bigbatch.train_loop.data.source import Epoch
+
+    def batches(epoch: int, workers: int, passes: int) -> Iterator[Any]:
+        source = open_data(DataConfig(name=str(path), image_size=224, loader=LoaderConfig(workers=workers)))
+        orders = [sampling.train_order(source.info.train_size, e, epoch) for e in range(passes)]
+        order = np.concatenate(orders)
+        whole = len(order) // batch
+        yield from source.read_train(np.array_split(order[: whole * batch], whole), Epoch(0, epoch))
+        source.close()
+
+    return batches
+
+
+def build_arms(folder: Path, options: argparse.Namespace) -> tuple[dict[str, Arm], dict[str, str]]:
+    """The arms, and why others are missing."""
+    import torch
+    from torchvision import transforms
+
+    torch.set_num_threads(1)
+    pinned, repeated = options.device == "cuda", repeated_folder()
+    normalise = transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    crop = [transforms.RandomResizedCrop(224), transforms.RandomHorizontalFlip(), transforms.ToTensor(), normalise]
+
     def torchvision_arm(epoch: int, workers: int, passes: int) -> Iterator[Any]:
         torch.manual_seed(epoch)
-        images = Repeated(str(folder / "images" / "train"), transforms.Compose(crop))
+        images = repeated(str(folder / "images" / "train"), transforms.Compose(crop))
         images.passes = passes
         return iter(
             torch.utils.data.DataLoader(images, options.batch, shuffle=True, num_workers=workers, pin_memory=pinned)
         )
 
-    def ours(path: Path) -> Arm:
-        def batches(epoch: int, workers: int, passes: int) -> Iterator[Any]:
-            source = open_data(DataConfig(name=str(path), image_size=224, loader=LoaderConfig(workers=workers)))
-            orders = [sampling.train_order(source.info.train_size, e, epoch) for e in range(passes)]
-            order = np.concatenate(orders)
-            whole = len(order) // options.batch
-            yield from source.read_train(np.array_split(order[: whole * options.batch], whole), Epoch(0, epoch))
-            source.close()
-
-        return batches
-
     arms: dict[str, Arm] = {"torchvision": torchvision_arm}
-    arms |= {name: ours(folder / place) for name, place in (("folder", "images"), ("full", "full"), ("fast", "fast"))}
+    for name, place in (("folder", "images"), ("full", "full"), ("fast", "fast")):
+        arms[name] = our_arm(folder / place, options.batch)
     missing = {}
     for name in OTHERS + (ON_A_GPU if options.device == "cuda" else ()):
         try:
             arms[name] = getattr(input_pipeline_others, f"{name}_arm")(
-                folder, options.batch, Repeated, transforms.Compose(crop)
+                folder, options.batch, repeated, transforms.Compose(crop)
             )
         except (ImportError, OSError) as error:  # OSError: a library of the system's that is not there
             missing[name] = str(error)

@@ -111,7 +111,6 @@ def our_arm(o: argparse.Namespace, folder: Path) -> tuple[Arm, Callable[[], Iter
 
 
 def timm_arm(o: argparse.Namespace, folder: Path, classes: int) -> tuple[Arm, Callable[[], Iterator[Batch]]]:
-    import timm.data
     import timm.optim
     import timm.utils
     from timm.task import ClassificationTask
@@ -144,24 +143,27 @@ def timm_arm(o: argparse.Namespace, folder: Path, classes: int) -> tuple[Arm, Ca
             update_time.update(time.time() - update_start)
             data_start = update_start = time.time()
 
-    def real() -> Iterator[Batch]:
-        dataset = timm.data.create_dataset("", root=str(folder), split="train", is_training=True)
-        loader = timm.data.create_loader(
-            dataset,
-            input_size=(3, o.size, o.size),
-            batch_size=o.batch,
-            is_training=True,
-            color_jitter=0.0,
-            num_workers=o.loader_workers,
-            pin_memory=o.device == "cuda",
-            use_prefetcher=o.device == "cuda",
-            persistent_workers=o.loader_workers > 0,
-            device=device,
-        )
-        while True:
-            yield from loader
+    return steps, lambda: timm_batches(o, folder, device)
 
-    return steps, real
+
+def timm_batches(o: argparse.Namespace, folder: Path, device: torch.device) -> Iterator[Batch]:
+    """Epoch after epoch of timm's own loader."""
+    import timm.data
+
+    loader = timm.data.create_loader(
+        timm.data.create_dataset("", root=str(folder), split="train", is_training=True),
+        input_size=(3, o.size, o.size),
+        batch_size=o.batch,
+        is_training=True,
+        color_jitter=0.0,
+        num_workers=o.loader_workers,
+        pin_memory=o.device == "cuda",
+        use_prefetcher=o.device == "cuda",
+        persistent_workers=o.loader_workers > 0,
+        device=device,
+    )
+    while True:
+        yield from loader
 
 
 def torchvision_arm(o: argparse.Namespace, folder: Path, classes: int) -> tuple[Arm, Callable[[], Iterator[Batch]]]:

@@ -179,7 +179,12 @@ KillWait=30
 # Finished jobs stay known for the length of a test session.
 MinJobAge=3600
 {types}NodeName=n[1-{plan.nodes}] CPUs={plan.cpus} RealMemory={plan.memory_mb}{gres} State=UNKNOWN
-PartitionName=DEFAULT Nodes=ALL MaxTime=INFINITE OverSubscribe=NO State=UP
+{_partitions(plan)}"""
+
+
+def _partitions(plan: Plan) -> str:
+    """The lines of slurm.conf for the partitions, from which each test takes what it needs."""
+    return f"""PartitionName=DEFAULT Nodes=ALL MaxTime=INFINITE OverSubscribe=NO State=UP
 PartitionName=main Default=YES PriorityTier=1 PreemptMode=REQUEUE GraceTime={plan.grace_s}
 PartitionName=patient PriorityTier=1 PreemptMode=REQUEUE GraceTime={PATIENT_GRACE_S}
 PartitionName=scrap PriorityTier=1 PreemptMode=CANCEL GraceTime={plan.grace_s}

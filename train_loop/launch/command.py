@@ -226,7 +226,7 @@ def gpu_of(launch: Launch, gpus: int) -> int:
 
 
 def train_under_ray(task: RunPlan) -> Sequence[EpochRecord]:
-    from bigbatch.train_loop.launch.ray_worker import fit_full_run
+    from bigbatch.train_loop.launch.full_run import fit_full_run
 
     return fit_full_run(
         task.config,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import platform
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -80,45 +81,49 @@ def set_up(
     device: torch.device,
     stage_folder: str | None = None,
 ) -> Run:
-    """Data, model, optimizer and scaler, as fresh or as the checkpoint left them."""
-    if device.type == "cuda" and device.index is None:
-        device = torch.device("cuda", torch.cuda.current_device())
-    if device.type == "cuda":
-        torch.cuda.set_device(device)  # before anything is computed, the memory probe included
-        torch.backends.cudnn.benchmark = True  # shapes repeat
-    world = World.current(device)
+    """Data, model, optimizer and scaler, as fresh or as the checkpoint left them.
+
+    Raises:
+        ConfigError: the configuration suits neither the data nor the device, or the checkpoint is of another run.
+        CheckpointError: no checkpoint in the folder can be read.
+    """
+    world = World.current(_made_ready(device))
     source = _open(config, stage_folder, world, reporter)
     split = _split(config, source, world)
     source.steps_per_epoch(split.global_size)  # raises where there is none
-    steps_per_epoch = len(micro_sizes(source.info.train_size, split, config.data.drop_last))
-    if config.model.sync_bn and device.type == "cpu":
-        raise ConfigError("SyncBatchNorm needs GPUs; got model.sync_bn=true on CPUs. Write model.sync_bn=false.")
-    torch.manual_seed(config.seed)  # the same weights on all ranks
-    model = build_model(config.model, source.info).to(device, memory_format=memory_layout(config))  # type: ignore[call-overload]
-    precision = choose_precision(config.precision, device)
-    optimizer = build_optimizer(model, config.optimizer, precision == "fp16")
-    scaler = GradScaler(device.type, enabled=precision == "fp16")
+    run = _fresh(config, reporter, checkpoints, world, source, split)
     content = _load(checkpoints, config, source, world)
     if content:
-        _check_steps(content.get("steps_per_epoch", steps_per_epoch), steps_per_epoch)
-    progress = RunState(**content["progress"]) if content else RunState()
-    average = WeightAverage(model, config.ema_decay) if config.ema_decay > 0 else None
-    sums, clock = Sums(device), Chronometer(device)
-    norms = GradientNorms(device, split.accumulation_steps, world.workers)
-    if content:
-        model.load_state_dict(content["model"])
-        _load_optimizer(optimizer, content["optimizer"])
-        if content["scaler"]:  # none where the run began on a device that needs no scaling
-            scaler.load_state_dict(content["scaler"])
-        if average:
-            average.load(content["average"])
-        clock.seconds |= progress.seconds
-        if world.rank == 0:  # the other ranks add to what all had
-            sums.values.copy_(torch.tensor(progress.sums, dtype=torch.float64))
-            norms.sums.copy_(torch.tensor(progress.gradient_norms, dtype=torch.float64))
-            source.resume_bad(progress.bad_images)
-    parallel = _parallel(_compiled(model, config, source.info) if config.model.compile else model, world)
-    norms.watch(parallel)
+        _check_steps(content.get("steps_per_epoch", run.steps_per_epoch), run.steps_per_epoch)
+        _resume(run, content)
+    called = _compiled(run.model, config, source.info) if config.model.compile else run.model
+    parallel = _parallel(called, world)  # after the weights were read: it copies rank 0's to all
+    run.step = dataclasses.replace(run.step, parallel=parallel)
+    run.norms.watch(parallel)
+    return run
+
+
+def _made_ready(device: torch.device) -> torch.device:
+    """The device with its number, made the current one before anything is computed, the memory probe included."""
+    if device.type != "cuda":
+        return device
+    if device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
+    torch.cuda.set_device(device)
+    torch.backends.cudnn.benchmark = True  # shapes repeat
+    return device
+
+
+def _fresh(
+    config: TrainConfig,
+    reporter: Reporter,
+    checkpoints: CheckpointFolder,
+    world: World,
+    source: DataSource,
+    split: BatchSplit,
+) -> Run:
+    """A run before its first step, with the same weights on all ranks; its step calls the bare model."""
+    device = world.device
     return Run(
         config=config,
         world=world,
@@ -126,27 +131,54 @@ def set_up(
         split=split,
         source=source,
         upload=Uploader(device, config.data.loader),
-        steps_per_epoch=steps_per_epoch,
-        step=TrainStep(
-            config=config,
-            device=device,
-            normalise=source.finish,
-            model=model.train(),
-            parallel=parallel,
-            optimizer=optimizer,
-            scaler=scaler,
-            average=average,
-            precision=precision,
-        ),
+        steps_per_epoch=len(micro_sizes(source.info.train_size, split, config.data.drop_last)),
+        step=_fresh_step(config, source, device),
         checkpoints=checkpoints,
-        progress=progress,
-        resumed_from_epoch=progress.epoch if content else None,
-        sums=sums,
-        norms=norms,
+        progress=RunState(),
+        resumed_from_epoch=None,
+        sums=Sums(device),
+        norms=GradientNorms(device, split.accumulation_steps, world.workers),
         watch=LossWatch(device),
-        clock=clock,
+        clock=Chronometer(device),
         heartbeat=Heartbeat(world),
     )
+
+
+def _fresh_step(config: TrainConfig, source: DataSource, device: torch.device) -> TrainStep:
+    """The network and all that changes its weights. Raises ConfigError for SyncBatchNorm on a CPU."""
+    if config.model.sync_bn and device.type == "cpu":
+        raise ConfigError("SyncBatchNorm needs GPUs; got model.sync_bn=true on CPUs. Write model.sync_bn=false.")
+    torch.manual_seed(config.seed)
+    model = build_model(config.model, source.info).to(device, memory_format=memory_layout(config))  # type: ignore[call-overload]
+    precision = choose_precision(config.precision, device)
+    return TrainStep(
+        config=config,
+        device=device,
+        normalise=source.finish,
+        model=model.train(),
+        parallel=model,
+        optimizer=build_optimizer(model, config.optimizer, precision == "fp16"),
+        scaler=GradScaler(device.type, enabled=precision == "fp16"),
+        average=WeightAverage(model, config.ema_decay) if config.ema_decay > 0 else None,
+        precision=precision,
+    )
+
+
+def _resume(run: Run, content: Mapping[str, Any]) -> None:
+    """Take over all that a checkpoint holds."""
+    progress = run.progress = RunState(**content["progress"])
+    run.resumed_from_epoch = progress.epoch
+    run.model.load_state_dict(content["model"])
+    _load_optimizer(run.optimizer, content["optimizer"])
+    if content["scaler"]:  # none where the run began on a device that needs no scaling
+        run.scaler.load_state_dict(content["scaler"])
+    if run.average:
+        run.average.load(content["average"])
+    run.clock.seconds |= progress.seconds
+    if run.world.rank == 0:  # the other ranks add to what all had
+        run.sums.values.copy_(torch.tensor(progress.sums, dtype=torch.float64))
+        run.norms.sums.copy_(torch.tensor(progress.gradient_norms, dtype=torch.float64))
+        run.source.resume_bad(progress.bad_images)
 
 
 def _open(config: TrainConfig, stage_folder: str | None, world: World, reporter: Reporter) -> DataSource:

@@ -170,6 +170,10 @@ def check_option_values(o: Options) -> CheckedOptions:
         raise ConfigError(
             "--retry-failed continues a study; got no --resume. Write --resume --study NAME, or leave it out."
         )
+    if (o.model or "auto") == "auto" and o.prior_from and (o.address or "local") != "local":
+        raise ConfigError(
+            "--prior-from on a cluster needs the name of the network; got --model auto. Write --model resnet50."
+        )
     _at_least_one("--trials", 1, o.trials)
     _at_least_one("--max-epochs", 1, o.max_epochs)
     return CheckedOptions(
@@ -192,14 +196,9 @@ def _plan(o: Options, lr_factors: dict[str, float] | None = None) -> SearchPlan:
     workers = said.workers
     data = describe(said.data, open_some=True)
     check_stage(o.stage, data, here=(o.address or "local") == "local")
-    trials = o.trials or space.defaults.get("trials") or DEFAULT_TRIALS.get(data.name, DEFAULT_TRIALS_OTHER)
-    max_epochs = o.max_epochs or space.defaults.get("max_epochs") or DEFAULT_EPOCHS.get(data.name, DEFAULT_EPOCHS_OTHER)
+    trials, max_epochs = _trials_and_epochs(o, space, data)
     machine = local_machine() if (o.address or "local") == "local" else machine_to_be()
     auto = (o.model or "auto") == "auto"
-    if auto and o.prior_from and (o.address or "local") != "local":
-        raise ConfigError(
-            "--prior-from on a cluster needs the name of the network; got --model auto. Write --model resnet50."
-        )
     share = share_out(machine, workers, trials) if machine.nodes else Share(1, workers, {"CPU": 1.0})
     search = SearchRequest(
         space, data, None if auto else str(o.model), max_epochs, workers, said.overrides, o.prior_from
@@ -235,6 +234,13 @@ def _plan(o: Options, lr_factors: dict[str, float] | None = None) -> SearchPlan:
     )
     check_study_fits(plan)
     return plan
+
+
+def _trials_and_epochs(o: Options, space: Space, data: DataInfo) -> tuple[int, int]:
+    """How many trials, and the most epochs of each: what was asked for, else what suits the space, else the data."""
+    trials = o.trials or space.defaults.get("trials") or DEFAULT_TRIALS.get(data.name, DEFAULT_TRIALS_OTHER)
+    max_epochs = o.max_epochs or space.defaults.get("max_epochs") or DEFAULT_EPOCHS.get(data.name, DEFAULT_EPOCHS_OTHER)
+    return trials, max_epochs
 
 
 def _at_least_one(option: str, value: int, given: int | None) -> int:

@@ -153,7 +153,7 @@ def test_the_range_test_ends_in_one_line(
 def test_of_rays_error_the_workers_own_is_taken(kind: type[Exception]) -> None:
     from ray.train.v2.api.exceptions import WorkerGroupError
 
-    from bigbatch.train_loop.launch.ray_worker import _cause
+    from bigbatch.train_loop.launch.full_run import _cause
     from bigbatch.tune.trials.trial_run import _reason
 
     met, lost = kind("cannot read a.png: it is no image"), RuntimeError("Connection closed by peer")

@@ -165,7 +165,6 @@ class Ring:
         pin: bool = False,
         context: BaseContext | None = None,
     ) -> None:
-        context = context or multiprocessing.get_context()
         needed, image_bytes = RESERVED_SLOTS + -(-IMAGES_AHEAD * workers // images), size * size * 3
         count = slot_count(slots, needed, slot_bytes(images, image_bytes), memory_per_rank_bytes())
         self.workers = workers
@@ -181,18 +180,27 @@ class Ring:
         self.given = self.copied = 0
         """Batches so far, and those of them that were copied because the consumer held too many slots."""
         self._depth = ReadAheadDepth(workers)
+        self.processes: list[BaseProcess] = []
+        self._start_processes(fill, context or multiprocessing.get_context())
+        self._poll = select.poll()
+        for descriptor in (self._results.fileno(), *(process.sentinel for process in self.processes)):
+            self._poll.register(descriptor, select.POLLIN)
+        if pin:
+            _pin(self.slots)
+
+    def _start_processes(self, fill: Fill, context: BaseContext) -> None:
+        """Start the loader processes, each at the other ends of our two sockets."""
         self._tasks, task_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._results, result_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for end in (self._tasks, result_end):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MESSAGE_BYTES)
         # A forked child has this process's ends too: if it kept them, it would not see this process end.
         ours = (self._tasks, self._results) if context.get_start_method() == "fork" else ()
-        self.processes: list[BaseProcess] = []
         # Before multiprocessing's own exit handler, which asks with SIGTERM and then waits.
         arguments = (self.processes, self._tasks, self._results)
         self._close = util.Finalize(self, _shut_down, arguments, exitpriority=10)
         try:
-            for number in range(workers):
+            for number in range(self.workers):
                 work = (fill, self.slots, task_end, result_end, ours)
                 process = context.Process(target=_work, args=work, name=f"loader {number}", daemon=True)  # type: ignore[attr-defined]
                 process.start()
@@ -203,11 +211,6 @@ class Ring:
         finally:
             task_end.close()
             result_end.close()
-        self._poll = select.poll()
-        for descriptor in (self._results.fileno(), *(process.sentinel for process in self.processes)):
-            self._poll.register(descriptor, select.POLLIN)
-        if pin:
-            _pin(self.slots)
 
     @property
     def open(self) -> bool:

@@ -1,0 +1,162 @@
+"""A full run under Ray Train on this machine: Ray is started for it, and ended with it."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+from bigbatch.cluster.host.allocation import usable_cpus
+from bigbatch.cluster.host.waits import RUN_SAVE_S
+from bigbatch.train_loop.config import ConfigError, TrainConfig
+from bigbatch.train_loop.errors import (
+    CheckpointError,
+    ImageError,
+    LoaderError,
+    NonFiniteLossError,
+    RayStartError,
+    TrainingStopped,
+)
+from bigbatch.train_loop.host.disk_full import DiskFull
+from bigbatch.train_loop.host.signals import SAVING, StopSignals, say_from_handler
+from bigbatch.train_loop.launch.local_workers import local_gpu_count, worker_resources
+from bigbatch.train_loop.launch.ray_session import LocalRay
+from bigbatch.train_loop.launch.ray_worker import train_worker
+from bigbatch.train_loop.launch.record_lines import RecordPrinter, read_lines, records_of
+from bigbatch.train_loop.launch.trial_task import TrialTask, WorkersEnd
+from bigbatch.train_loop.progress import progress_file
+from bigbatch.train_loop.reporter import EpochRecord
+
+RECORDS_FILE = "records.jsonl"
+WORKER_RESTARTS = 3
+"""How often a full run starts its workers again after one of them died."""
+
+
+def fit_full_run(
+    config: TrainConfig,
+    *,
+    workers: int,
+    output: Path,
+    checkpoint_every_s: float = 60.0,
+    stage_folder: str | None = None,
+) -> tuple[EpochRecord, ...]:
+    """A full run under Ray Train on this machine, a line an epoch. Resumes from ``output``.
+
+    Returns the records of all epochs, also those from before a resume.
+
+    Raises:
+        ConfigError: anything that ``train`` refuses.
+        NonFiniteLossError, CheckpointError, ImageError, LoaderError: as ``train``.
+        TrainingStopped: after Ctrl-C or another of the stop signals, with a checkpoint written.
+        RayStartError: Ray did not start.
+    """
+    cpus, gpus = usable_cpus(), local_gpu_count()
+    task = TrialTask(
+        name="run",
+        config=config,
+        workers=workers,
+        worker_resources=worker_resources(workers, cpus, gpus),
+        restarts=WORKER_RESTARTS,
+        ray_storage=output,  # beside Ray's sockets, once Ray runs
+        checkpoint_dir=output / "checkpoints",
+        checkpoint_every_s=checkpoint_every_s,
+        log_file=output / "train.log",
+        stop_file=output / ".stop",
+        stage_folder=stage_folder,
+        records_file=output / RECORDS_FILE,
+    )
+    _fit_or_stop(task, cpus, gpus)
+    return tuple(records_of(read_lines(output / RECORDS_FILE)).values())
+
+
+def _fit_or_stop(task: TrialTask, cpus: int, gpus: int) -> None:
+    """Train while signals may ask for a stop. Returns if the run came to its end, else raises as ``fit_full_run``."""
+    task.stop_file.unlink(missing_ok=True)
+    signals = StopSignals(lambda signum: _ask_to_stop(task.stop_file))
+    try:
+        with signals:
+            end = _fit_on_own_ray(task, cpus, gpus, signals)
+    except RayStartError:  # Ctrl-C in a terminal reaches Ray's processes too, and may end a start
+        if signals.first is None:
+            raise
+        end = WorkersEnd(stopped=True)
+    finally:
+        task.stop_file.unlink(missing_ok=True)
+    if end.stopped:
+        raise TrainingStopped("stopped on request", signals.first)
+    if end.failure:
+        raise _as_error(end.failure)
+
+
+def _ask_to_stop(stop_file: Path) -> None:
+    stop_file.touch()
+    say_from_handler(SAVING)
+
+
+def _fit_on_own_ray(task: TrialTask, cpus: int, gpus: int, signals: StopSignals) -> WorkersEnd:
+    """Start Ray, train, end Ray. Returns what ``train_worker`` returned, or that the run was stopped."""
+    output = task.log_file.parent
+    with LocalRay(cpus, gpus, output / "ray.log") as connection:
+        signals.take()  # starting Ray has put its own handler for SIGTERM in place
+        (output / RECORDS_FILE).unlink(missing_ok=True)  # what is in the checkpoint is sent again
+        storage = Path(connection.token_path or output).parent / "train"
+        print(f"Ray dashboard: {connection.dashboard_url} (token in {connection.token_path})", flush=True)
+        return _fit_until_stopped(replace(task, ray_storage=storage), signals)
+
+
+def _fit_until_stopped(task: TrialTask, signals: StopSignals) -> WorkersEnd:
+    """Run the trainer in a thread, so that signals stay ours: Ray's handler would end with code 0."""
+    from ray.train import FailureConfig, RunConfig, ScalingConfig
+    from ray.train.torch import TorchTrainer
+
+    ends: list[WorkersEnd | Exception] = []
+    task.failure_file.unlink(missing_ok=True)
+    resources = dict(task.worker_resources)
+    trainer = TorchTrainer(
+        train_worker,
+        train_loop_config=task.to_dict(),
+        scaling_config=ScalingConfig(
+            num_workers=task.workers, use_gpu="GPU" in resources, resources_per_worker=resources
+        ),
+        run_config=RunConfig(
+            name=task.name,
+            storage_path=str(task.ray_storage),
+            failure_config=FailureConfig(max_failures=task.restarts),
+        ),
+    )
+
+    def run() -> None:
+        try:
+            ends.append(trainer.fit().return_value or WorkersEnd())
+        except Exception as error:
+            ends.append(error)
+
+    thread = threading.Thread(target=run, daemon=True, name="trainer")
+    printer = RecordPrinter(task.log_file.with_name(RECORDS_FILE), progress_file(task.log_file))
+    thread.start()
+    try:
+        while thread.is_alive() and signals.waited_s() < RUN_SAVE_S:
+            thread.join(0.5)
+            printer.print_new()
+        printer.print_new()
+    finally:
+        printer.close()
+    end = ends[0] if ends else WorkersEnd()
+    if isinstance(end, Exception):
+        raise _cause(end)
+    if signals.first is not None and thread.is_alive():  # it did not stop in time
+        return WorkersEnd(stopped=True)
+    return end
+
+
+def _cause(error: Exception) -> Exception:
+    """Of Ray's error, what a worker met itself, where that is one of ours; the others only lost touch with it."""
+    failures = (getattr(error, "worker_failures", None) or {}).values()
+    return next((met for met in failures if isinstance(met, ImageError | LoaderError | DiskFull)), error)
+
+
+def _as_error(text: str) -> Exception:
+    name, _, message = text.partition(": ")
+    known: tuple[type[Exception], ...] = (NonFiniteLossError, CheckpointError, ConfigError, ImageError, DiskFull)
+    kinds = {kind.__name__: kind for kind in known}
+    return kinds.get(name, RuntimeError)(message or text)
