@@ -13,7 +13,7 @@ if (
     import runpy
     from pathlib import Path
 
-    runpy.run_path(str(Path(__file__).resolve().parent / "host" / "root.py"))["stand_for"]("cluster")
+    runpy.run_path(str(Path(__file__).resolve().parent / "host" / "root.py"))["alias_package"]("cluster")
 
 __all__ = ["cancel", "logs", "queue", "submit"]
 

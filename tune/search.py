@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import sys
 import time
@@ -163,6 +162,8 @@ def _search(
     ended: _Ended, store: StudyStore, stop: StopRequest, stack: ExitStack, console: Console, interrupts: Interrupts
 ) -> None:
     """The part of a search that needs Ray. Fills in ``ended``."""
+    from bigbatch.tune.trials.tuner import run_tuner
+
     plan = ended.plan
     if store.ledger.has_spent(plan.budget_gpu_hours):
         stop.set(BUDGET_SPENT)
@@ -181,13 +182,7 @@ def _search(
     on_gpus = plan.machine.gpus > 0
     ended.capacity = Capacity(plan.share, plan.trials, on_gpus, nodes, lambda line: ended.bridge.say(line))
     store.ledger.hold(ended.capacity.devices(plan.machine))
-    observers: list[Observer] = []
-    if plan.wandb != "disabled":
-        ended.wandb = wandb_log.WandbObserver(plan.wandb, plan.study, plan.folder / "wandb")
-        stack.callback(ended.wandb.close)
-        observers.append(ended.wandb)
-    if plan.storage is not None:
-        observers.append(ProgressFileWriter(plan.folder, _views(store)))
+    observers = _recorders(ended, store, stack)
     store.study.pruner = make_pruner(plan.scheduler, plan.max_epochs, plan.seed)
     ray_storage = _ray_storage(plan, connection)
     bridge = ended.bridge = _make_bridge(ended, store, ray_storage, observers, stop)
@@ -204,7 +199,21 @@ def _search(
             watch = _watch_over(ended, store, connection, [lines, display], stop)
             observers += [watch, lines, display]
             with interrupts.shown_by(display), watch.running():
-                _fit(ended, store, stop, watch, ray_storage)
+                over = _deadline(ended, store, stop)
+                run_tuner(plan, bridge, ended.capacity, store, watch, over, ray_storage)
+
+
+def _recorders(ended: _Ended, store: StudyStore, stack: ExitStack) -> list[Observer]:
+    """The observers that record the search elsewhere: in Weights & Biases, or beside a study that is in a database."""
+    plan = ended.plan
+    observers: list[Observer] = []
+    if plan.wandb != "disabled":
+        ended.wandb = wandb_log.WandbObserver(plan.wandb, plan.study, plan.folder / "wandb")
+        stack.callback(ended.wandb.close)
+        observers.append(ended.wandb)
+    if plan.storage is not None:
+        observers.append(ProgressFileWriter(plan.folder, _views(store)))
+    return observers
 
 
 def _watch_over(
@@ -279,52 +288,6 @@ def _make_bridge(
     )
     ended.deadline = Deadline(end_of_allocation(), bridge.first_result_s)
     return bridge
-
-
-def _fit(ended: _Ended, store: StudyStore, stop: StopRequest, watch: SearchWatch, ray_storage: Path) -> None:
-    """Let Ray Tune run until enough trials have ended or something stops the search."""
-    import ray.tune
-
-    from bigbatch.tune.trials import trial_run
-    from bigbatch.tune.trials.tune_hooks import (
-        PrunerScheduler,
-        RemoveEmptyTrialFolders,
-        SilentProgress,
-        StopWhen,
-        TickCallback,
-        memory_kills_fail_trials,
-    )
-
-    plan, bridge = ended.plan, ended.bridge
-    store.stop_file.unlink(missing_ok=True)
-    ray_storage.mkdir(parents=True, exist_ok=True)
-    tuner = ray.tune.Tuner(
-        trial_run.trainable(),
-        tune_config=ray.tune.TuneConfig(
-            search_alg=bridge,
-            scheduler=PrunerScheduler(bridge, ended.capacity),
-            num_samples=-1,  # the bridge decides when there are enough
-            reuse_actors=True,
-            trial_name_creator=lambda t: t.trial_id,
-            trial_dirname_creator=lambda t: t.trial_id,
-        ),
-        run_config=ray.tune.RunConfig(
-            name="search",
-            storage_path=str(ray_storage),
-            stop=StopWhen(bridge, _deadline(ended, store, stop), store.stop_file),
-            failure_config=ray.tune.FailureConfig(max_failures=plan.restarts),
-            verbose=0,
-            callbacks=[SilentProgress(), RemoveEmptyTrialFolders(), TickCallback(watch)],
-        ),
-    )
-    try:
-        with memory_kills_fail_trials():
-            tuner.fit()
-    finally:
-        with store.disk.quietly():  # --resume puts back what this cannot
-            bridge.release()
-        store.stop_file.unlink(missing_ok=True)
-        shutil.rmtree(ray_storage, ignore_errors=True)
 
 
 def _deadline(ended: _Ended, store: StudyStore, stop: StopRequest) -> Callable[[], bool]:

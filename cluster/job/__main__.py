@@ -2,7 +2,7 @@
 
 import sys
 
-from bigbatch.cluster.job.state_machine import main
+from bigbatch.cluster.job.command import main
 
 if __name__ == "__main__":
     sys.exit(main())

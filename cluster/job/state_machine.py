@@ -12,19 +12,17 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import io
-import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
 from bigbatch.cluster.host import private_folder, slurm_commands
 from bigbatch.cluster.host.lease import Lease
 from bigbatch.cluster.host.waits import CANCELLED_NODES_S, NODES_END_S
-from bigbatch.cluster.job import attach, checks, drain, early_signal, options, restart, useful_start
+from bigbatch.cluster.job import checks, drain, early_signal, options, restart, useful_start
 from bigbatch.cluster.job.allocated_nodes import Allocation, NoAllocation, await_allocation
 from bigbatch.cluster.job.checks import WRONG_INPUT, BadInput
 from bigbatch.cluster.job.driver import Driver, GcsWatch, driver_environment
@@ -381,22 +379,3 @@ class Job:
     def _take_signals(self) -> None:
         for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda signum, frame: self._signals.append(signum))
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """The batch script's process. Returns the job's exit code."""
-    os.umask(0o077)
-    for stream in (sys.stdout, sys.stderr):  # a locale without → must not end the job
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    if arguments[:1] == ["--attach"]:
-        return attach.main(arguments[1:])
-    try:
-        chosen = options.parse_job_options(arguments)
-    except options.UsageError as error:
-        print(f"ray_head_workers.slurm: error: {error}", file=sys.stderr)
-        return WRONG_INPUT
-    # The batch script has left the user's folder for one in which Python finds this package.
-    cwd = Path(os.environ.get("BIGBATCH_CWD") or os.getcwd())
-    return Job(chosen, cwd).run()

@@ -188,7 +188,7 @@ class Ring:
         if pin:
             _pin(self.slots)
 
-    def _start_processes(self, fill: Fill, context: BaseContext) -> None:
+    def _start_processes(self, fill: FillBatch, context: BaseContext) -> None:
         """Start the loader processes, each at the other ends of our two sockets."""
         self._tasks, task_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._results, result_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
