@@ -4,4 +4,5 @@ if __name__ == "train_loop":  # `python -m train_loop.run` in a clone's root
     import runpy
     from pathlib import Path
 
-    runpy.run_path(str(Path(__file__).resolve().parents[1] / "cluster" / "host" / "root.py"))["alias_package"]("train_loop")
+    root = Path(__file__).resolve().parents[1]
+    runpy.run_path(str(root / "cluster" / "host" / "root.py"))["alias_package"]("train_loop")

@@ -4,7 +4,8 @@ if __name__ == "tune":  # `python -m tune.run` in a clone's root
     import runpy
     from pathlib import Path
 
-    runpy.run_path(str(Path(__file__).resolve().parents[1] / "cluster" / "host" / "root.py"))["alias_package"]("tune")
+    root = Path(__file__).resolve().parents[1]
+    runpy.run_path(str(root / "cluster" / "host" / "root.py"))["alias_package"]("tune")
 else:
     from bigbatch.cluster.host import hidden_libraries
 
