@@ -1,4 +1,4 @@
-"""Searches as Slurm jobs, with a Ray cluster in each. Standard library only: login nodes have neither torch nor Ray.
+"""Run searches as Slurm jobs, each with its own Ray cluster. Standard library only: login nodes lack torch and Ray.
 
 For notebooks: ``from bigbatch.cluster import submit, queue, logs, cancel``.
 """
@@ -19,7 +19,7 @@ __all__ = ["cancel", "logs", "queue", "submit"]
 
 
 def __getattr__(name: str) -> Any:
-    # Late: a training process that asks for its share of CPUs needs none of this.
+    # Imported late: a training process that only asks for its CPUs does not need this.
     if name == "submit":
         from bigbatch.cluster.submission.batch_script import submit
 

@@ -1,7 +1,7 @@
-"""``bigbatch cluster doctor``: what would keep a search from running here, before a GPU hour is spent on it.
+"""``bigbatch cluster doctor``: find what would keep a search from running here, before it costs a GPU hour.
 
-On a login node it looks at that machine and asks Slurm; inside an allocation it looks at every node and at
-what is between them. Where a part is missing (no git, no torch, no quota command) the rest is still checked.
+On a login node it checks that machine and asks Slurm. Inside an allocation it checks every node and the network between
+them. If a part is missing (git, torch, a quota command), it still checks the rest.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ STEP_S = 180.0
 
 
 def doctor_main(argv: Sequence[str]) -> int:
-    """Print every finding. Returns 1 if one is FAIL."""
+    """Print every finding. Returns 1 if one of them is FAIL."""
     p = make_parser("doctor", "Check this machine, or the nodes of this allocation.")
     p.add_argument(
         "--site", metavar="NAME|FILE.toml", help="the site's profile (default: chosen by host name and variables)"
@@ -63,6 +63,7 @@ def doctor_main(argv: Sequence[str]) -> int:
 
 
 def as_text(finding: Finding) -> str:
+    """The finding as a line, and its advice as a second one."""
     line = f"{finding.status:5}{finding.what:15}{finding.seen}"
     return f"{line}\n     {'':15}→ {finding.advice}" if finding.advice else line
 
@@ -70,7 +71,7 @@ def as_text(finding: Finding) -> str:
 def examine(
     site: Site, *, shared: str | None = None, python: str | None = None, env: Mapping[str, str] | None = None
 ) -> list[Finding]:
-    """Every finding, of this machine or of all nodes of the allocation around this process."""
+    """All findings about this machine, or about all nodes of the allocation around this process."""
     env = {**(os.environ if env is None else env), **_network(site)}
     python = python or env.get("BIGBATCH_PYTHON") or sys.executable
     findings = [judge_site(site), *judge_slurm(site)]
@@ -87,7 +88,7 @@ def examine(
         expected = slurm_values.least_count(env.get("SLURM_JOB_NUM_NODES")) or 1 if env.get("SLURM_JOB_ID") else 1
         findings += judge_answers("nodes answer", nodes, expected, problems)
         findings += judge_nodes(nodes, mark, held, in_job=bool(env.get("SLURM_JOB_ID")))
-        is_shared = all(node["shared"]["mark"] == mark for node in nodes)  # else they could not find each other
+        is_shared = all(node["shared"]["mark"] == mark for node in nodes)  # else nodes cannot find each other
         if expected > 1 and len(nodes) == expected and is_shared:
             findings += judge_exchange(*_ask("exchange", folder, python, env), expected)
             findings += judge_allreduce(*_ask("allreduce", folder, python, env), expected)
@@ -106,12 +107,12 @@ def _network(site: Site) -> dict[str, str]:
 
 
 def _above(home: Path) -> Path:
-    """``home``, or the folder in which a job will make it: the doctor itself makes nothing that stays."""
+    """``home``, or the folder in which a job will make it. The doctor leaves nothing behind."""
     return next((folder for folder in (home, *home.parents) if folder.exists()), home)
 
 
 def _workplace(shared: Path) -> tuple[Path | None, str]:
-    """A folder in ``shared`` for the questions, to be removed; or None and why there is none."""
+    """A temporary folder in ``shared`` for the questions; or None, and why there is none."""
     try:
         return Path(tempfile.mkdtemp(prefix=".doctor-", dir=os.path.abspath(shared))), ""
     except OSError as error:
@@ -130,17 +131,17 @@ def _hold(descriptor: int) -> bool:
 
 
 def _ask(what: str, folder: Path, python: str, env: Mapping[str, str]) -> tuple[list[dict[str, Any]], str]:
-    """Each node's answer, and what went wrong on the way."""
+    """Each node's answer, and what went wrong."""
     python = os.path.abspath(python) if os.sep in python else python
     command = [python, "-m", "bigbatch.cluster.doctor.probe", what, str(folder.absolute())]
     if env.get("SLURM_JOB_ID") and shutil.which("srun"):
         count = slurm_values.least_count(env.get("SLURM_JOB_NUM_NODES")) or 1
-        # -n and --ntasks-per-node: the allocation's own numbers would be inherited, and tasks doubled.
+        # -n and --ntasks-per-node: srun would otherwise inherit the allocation's numbers and double the tasks.
         command = ["srun", "--overlap", f"-N{count}", f"-n{count}", "--ntasks-per-node=1", *command]
     inner = {**env, "PYTHONPATH": os.pathsep.join(filter(None, [str(IMPORT_ROOT), env.get("PYTHONPATH")]))}
     inner.pop("SLURM_NTASKS_PER_NODE", None)
     try:
-        # Not here: with -m Python looks into the current folder first, where a cluster.py may lie.
+        # Run elsewhere: with -m Python first looks into the current folder, which may contain a cluster.py.
         done = subprocess.run(command, capture_output=True, text=True, timeout=STEP_S, env=inner, cwd=IMPORT_ROOT)
     except (OSError, subprocess.TimeoutExpired) as error:
         partial = getattr(error, "stdout", None) or b""
@@ -161,52 +162,54 @@ def _answers(text: str) -> list[dict[str, Any]]:
     return sorted(found, key=lambda answer: str(answer.get("host")))
 
 
-# Judging this machine and its site
+# This machine and its site
 
 
 def judge_site(site: Site) -> Finding:
+    """Which profile is used."""
     if site.name == GENERIC:
-        advice = "Limits are asked from Slurm. docs/submitting.md shows a profile of ten lines."
+        advice = "BigBatch asks Slurm for the limits. docs/submitting.md shows a profile of ten lines."
         return Finding(OK, "site", "no profile matches this machine", advice)
     return Finding(OK, "site", f"{site.name} ({site.path})")
 
 
 def judge_slurm(site: Site) -> list[Finding]:
+    """Slurm's version, whether jobs can be requeued, and the time between its signals."""
     if not slurm_commands.is_installed("scontrol"):
         return [Finding(WARN, "Slurm", "scontrol is not on PATH", "Run this on a login node or inside a job.")]
     try:
         text = slurm_commands.run("scontrol", "show", "config")
     except slurm_commands.SlurmError as error:
-        return [Finding(FAIL, "Slurm", str(error), "Ask again later; if it stays, ask the site's support.")]
+        return [Finding(FAIL, "Slurm", str(error), "Try again later. If it persists, ask the site's support.")]
     config = slurm_values.parse_config(text)
     findings = [Finding(OK, "Slurm", f"version {config.get('SLURM_VERSION', 'unknown')}")]
     if config.get("JobRequeue") == "0":
         advice = "" if not site.requeue else "Submit with --chain, and write requeue = false in the site's profile."
         findings.append(
-            Finding(WARN if advice else OK, "requeue", "JobRequeue is 0: jobs start no second time", advice)
+            Finding(WARN if advice else OK, "requeue", "JobRequeue is 0: a job cannot start a second time", advice)
         )
     elif not site.requeue:
-        findings.append(Finding(OK, "requeue", "forbidden by the profile: jobs submit their successor"))
+        findings.append(Finding(OK, "requeue", "the profile forbids it: jobs submit a successor"))
     else:
         findings.append(Finding(OK, "requeue", "jobs may requeue"))
     wait = slurm_values.read_count(config.get("KillWait", "").partition(" ")[0])
     if wait is not None and wait < 10:
-        advice = "Submit with a --signal early enough to write a checkpoint."
+        advice = "Submit with a --signal that leaves enough time to write a checkpoint."
         findings.append(Finding(WARN, "signal", f"a cancelled job is killed after {wait} s (KillWait)", advice))
     return findings
 
 
 def judge_privacy(home: Path) -> Finding:
-    """Tokens lie below: nobody else may enter."""
+    """Whether only this user may enter the folder that holds the tokens."""
     try:
         mode = stat.S_IMODE(home.stat().st_mode)
     except OSError:
-        return Finding(OK, "privacy", f"{home} is not there yet")
+        return Finding(OK, "privacy", f"{home} does not exist yet")
     if mode & 0o077:
         return Finding(
             WARN, "privacy", f"others may enter {home} (mode {mode:o})", f"chmod 700 {shlex.quote(str(home))}"
         )
-    return Finding(OK, "privacy", f"{home} is yours only")
+    return Finding(OK, "privacy", f"only you may enter {home}")
 
 
 def judge_scratch(site: Site) -> list[Finding]:
@@ -215,12 +218,13 @@ def judge_scratch(site: Site) -> list[Finding]:
         return []
     path = os.path.expandvars(site.scratch)
     if "$" in path or not os.path.isdir(path):
-        return [Finding(WARN, "scratch", f"{site.scratch} is not set or not there", "Is a project activated?")]
+        return [Finding(WARN, "scratch", f"{site.scratch} is not set or does not exist", "Is a project activated?")]
     finding = judge_space("scratch", [probe.free_space(Path(path))])
     return [Finding(finding.status, finding.what, f"{path}: {finding.seen}", finding.advice)]
 
 
 def judge_quota_command(site: Site) -> list[Finding]:
+    """The answer of the site's quota command."""
     if not site.quota_command:
         return []
     try:

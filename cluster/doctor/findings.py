@@ -1,4 +1,4 @@
-"""What the answers of an allocation's nodes (``bigbatch.cluster.doctor.probe``) say, one finding a subject."""
+"""Judge the answers of an allocation's nodes (``bigbatch.cluster.doctor.probe``): one finding for each subject."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ OK, WARN, FAIL = "OK", "WARN", "FAIL"
 MIN_PYTHON = (3, 11)
 GIB = 2**30
 LONGEST_TMP = 12
-"""Characters. The job's folder and Ray's sockets lie up to 95 below, and the kernel takes 107 (AF_UNIX)."""
+"""Longest path of a temporary folder, in characters. The job's folder and Ray's sockets add up to 95, and the kernel
+allows 107 (AF_UNIX)."""
 
 
 @dataclass(frozen=True)
 class Finding:
+    """One result: OK, WARN or FAIL; its subject; what was seen; and advice."""
+
     status: str
     what: str
     seen: str
@@ -25,6 +28,7 @@ class Finding:
 
 
 def judge_answers(what: str, answers: Sequence[object], expected: int, problem: str) -> list[Finding]:
+    """Whether all ``expected`` nodes answered; ``problem``: what went wrong."""
     if len(answers) >= expected:
         return [Finding(OK, what, f"{len(answers)} of {expected}")]
     advice = "Try `srun -N … hostname` in the job; the interpreter must be on a file system that all nodes see."
@@ -32,7 +36,7 @@ def judge_answers(what: str, answers: Sequence[object], expected: int, problem: 
 
 
 def judge_nodes(nodes: Sequence[Mapping[str, Any]], mark: str, lock_held: bool, in_job: bool) -> list[Finding]:
-    """What the facts of the nodes say, one finding a subject."""
+    """Judge the facts of the nodes: one finding for each subject."""
     if not nodes:
         return []
     return [
@@ -54,6 +58,7 @@ def judge_nodes(nodes: Sequence[Mapping[str, Any]], mark: str, lock_held: bool, 
 
 
 def judge_python(nodes: Sequence[Mapping[str, Any]], in_job: bool) -> Finding:
+    """Whether all nodes have one suitable Python with the needed packages."""
     versions = _by_value((node["host"], node["python"]) for node in nodes)
     advice = "Write --python /path/to/environment/bin/python."
     if len(versions) > 1:
@@ -63,12 +68,13 @@ def judge_python(nodes: Sequence[Mapping[str, Any]], in_job: bool) -> Finding:
     seen = f"{nodes[0]['python']} ({nodes[0]['executable']})"
     if old or missing:
         problem = f"; without {', '.join(missing)}" if missing else "; BigBatch needs 3.11"
-        # A login node may do without: only the nodes need it.
+        # Only the compute nodes need them; a login node may lack them.
         return Finding(FAIL if in_job else WARN, "python", seen + problem, advice)
     return Finding(OK, "python", seen)
 
 
 def judge_gpus(nodes: Sequence[Mapping[str, Any]]) -> Finding:
+    """Whether processes see the GPUs that Slurm granted."""
     unlike = []
     for node in nodes:
         gpus = node["gpus"]
@@ -77,43 +83,46 @@ def judge_gpus(nodes: Sequence[Mapping[str, Any]]) -> Finding:
         elif gpus["files"] and gpus["driver"] == 0:
             unlike.append(f"{node['host']}: {gpus['files']} device files, the driver lists none")
     if unlike:
-        advice = "Look at CUDA_VISIBLE_DEVICES and nvidia-smi there; submit with --exclude=NODE and tell the site."
+        advice = "Check CUDA_VISIBLE_DEVICES and nvidia-smi there; submit with --exclude=NODE and tell the site."
         return Finding(FAIL, "GPUs", "; ".join(unlike), advice)
     seen = ", ".join(f"{node['host']}: {node['gpus']['seen']}" for node in nodes)
     if any(node["gpus"]["seen"] and not node["gpus"]["files"] and node["gpus"]["driver"] is None for node in nodes):
-        advice = "Neither /dev/nvidia* nor nvidia-smi is there. On other makers' GPUs ask torch.cuda.device_count()."
-        return Finding(WARN, "GPUs", f"{seen}, by Slurm's word only", advice)
+        advice = "There is neither /dev/nvidia* nor nvidia-smi. For other GPUs, check torch.cuda.device_count()."
+        return Finding(WARN, "GPUs", f"{seen}, only according to Slurm", advice)
     return Finding(OK, "GPUs", seen)
 
 
 def judge_ports(nodes: Sequence[Mapping[str, Any]]) -> Finding:
+    """Whether enough ports are free for Ray."""
     ranges = f"{probe.PORTS.start}–{probe.PORTS.stop - 1}"
     poor = [f"{n['host']}: {n['ports']['free']} of {n['ports']['tried']}" for n in nodes if n["ports"]["free"] < 40]
     if poor:
-        advice = "Something takes ports there: see `ss -ltn`. Jobs look for others, which takes longer."
+        advice = "Other programs use ports there: see `ss -ltn`. Jobs look for free ones, which takes longer."
         return Finding(WARN, "ports", f"few of {ranges} are free: {'; '.join(poor)}", advice)
-    return Finding(OK, "ports", f"{ranges} are free, by samples")
+    return Finding(OK, "ports", f"{ranges} are free (samples)")
 
 
 def judge_tmp(nodes: Sequence[Mapping[str, Any]]) -> Finding:
+    """Whether the nodes' temporary folder can be used, and its path is short enough."""
     path = nodes[0]["tmp"]["path"]
     broken = [f"{node['host']}: {node['tmp']['error']}" for node in nodes if node["tmp"]["error"]]
     advice = (
-        "Write node_tmp under [storage] of the site's profile, or set BIGBATCH_NODE_TMP: short, and local to a node."
+        "Write node_tmp under [storage] in the site's profile, or set BIGBATCH_NODE_TMP: a short path, local to a node."
     )
     if broken:
         return Finding(FAIL, "temp folder", f"{path} cannot be used: {'; '.join(broken)}", advice)
     if len(path) > LONGEST_TMP:
-        return Finding(FAIL, "temp folder", f"{path} has {len(path)} characters, {LONGEST_TMP} fit", advice)
+        return Finding(FAIL, "temp folder", f"{path} has {len(path)} characters; at most {LONGEST_TMP} fit", advice)
     return Finding(OK, "temp folder", f"{path}, {len(path)} characters")
 
 
 def judge_shared(nodes: Sequence[Mapping[str, Any]], mark: str) -> Finding:
+    """Whether all nodes see the shared folder and can write to it."""
     path = str(Path(nodes[0]["shared"]["path"]).parent)
     bad = [node["host"] for node in nodes if node["shared"]["mark"] != mark]
     advice = "Set BIGBATCH_HOME to a folder that all nodes see, e.g. in $WORK or $SCRATCH."
     if bad:
-        return Finding(FAIL, "shared folder", f"{path} is another one on {', '.join(bad)}", advice)
+        return Finding(FAIL, "shared folder", f"{path} is another folder on {', '.join(bad)}", advice)
     broken = [f"{node['host']}: {node['shared']['error']}" for node in nodes if node["shared"]["error"]]
     if broken:
         return Finding(FAIL, "shared folder", f"{path} cannot be written: {'; '.join(broken)}", advice)
@@ -121,18 +130,20 @@ def judge_shared(nodes: Sequence[Mapping[str, Any]], mark: str) -> Finding:
 
 
 def judge_lock(nodes: Sequence[Mapping[str, Any]], held: bool) -> Finding:
+    """Whether file locks work between the nodes."""
     advice = (
-        "Studies need none. --stage does, with a folder that several nodes see. flock may be a mount option (Lustre)."
+        "Studies need no locks. --stage needs them if several nodes see its folder. On Lustre, flock is a mount option."
     )
     if not held:
-        return Finding(WARN, "locks", "the shared folder's file system has none", advice)
+        return Finding(WARN, "locks", "the shared folder's file system has no locks", advice)
     other = [f"{node['host']}: {node['lock']}" for node in nodes if node["lock"] != "refused"]
     if other:
-        return Finding(WARN, "locks", f"a lock held here does not count on {'; '.join(other)}", advice)
-    return Finding(OK, "locks", "a lock held here is respected by every node")
+        return Finding(WARN, "locks", f"a lock held here has no effect on {'; '.join(other)}", advice)
+    return Finding(OK, "locks", "every node respects a lock held here")
 
 
 def judge_space(what: str, folders: Sequence[Mapping[str, Any]]) -> Finding:
+    """Whether the folders have room for checkpoints and logs."""
     known = [folder for folder in folders if folder["free_bytes"] is not None]
     if not known:
         return Finding(WARN, what, "not known")
@@ -140,23 +151,25 @@ def judge_space(what: str, folders: Sequence[Mapping[str, Any]]) -> Finding:
     inodes = min((folder["free_inodes"] for folder in known if folder["free_inodes"] is not None), default=None)
     seen = f"{free / GIB:.1f} GiB and {'unlimited' if inodes is None else f'{inodes:,}'} files are free"
     if free < GIB / 4 or (inodes is not None and inodes < 1000):
-        return Finding(FAIL, what, seen, "Remove old studies or ask for more: a search writes checkpoints and logs.")
+        return Finding(FAIL, what, seen, "Remove old studies or ask for more room: checkpoints and logs need it.")
     if free < 5 * GIB or (inodes is not None and inodes < 10_000):
-        return Finding(WARN, what, seen, "Checkpoints of large networks take more. Look at old studies.")
+        return Finding(WARN, what, seen, "Checkpoints of large networks need more. Consider removing old studies.")
     return Finding(OK, what, seen)
 
 
 def judge_leaked(nodes: Sequence[Mapping[str, Any]]) -> Finding:
+    """Whether processes of ended jobs are still there."""
     leaked = [f"{node['host']}: {', '.join(node['leaked'])}" for node in nodes if node["leaked"]]
     if leaked:
         return Finding(
-            WARN, "leaked", f"Ray's processes of other or ended jobs: {'; '.join(leaked)}",
-            "If no other job of yours runs on these nodes, end them there by their number.",
+            WARN, "leaked", f"Ray processes of other or ended jobs: {'; '.join(leaked)}",
+            "If no other job of yours runs on these nodes, end these processes by their number.",
         )  # fmt: skip
     return Finding(OK, "leaked", "no processes of earlier jobs")
 
 
 def judge_exchange(answers: Sequence[Mapping[str, Any]], problem: str, expected: int) -> list[Finding]:
+    """Whether the nodes reach each other over TCP, and how fast."""
     advice = "Name the right network in the profile ([network] interface or host_suffix), or --exclude the node."
     if len(answers) < expected:
         return [Finding(FAIL, "network", f"{len(answers)} of {expected} nodes answered: {problem}", advice)]
@@ -174,16 +187,18 @@ def judge_exchange(answers: Sequence[Mapping[str, Any]], problem: str, expected:
 
 
 def judge_clocks(answers: Sequence[Mapping[str, Any]]) -> Finding:
+    """How far the nodes' clocks differ, in seconds."""
     skew, host = max((abs(answer["skew_s"]), answer["host"]) for answer in answers if "skew_s" in answer)
     seen = f"differ by at most {skew:.2f} s ({host})"
     if skew > 2:
         return Finding(
-            FAIL if skew > 60 else WARN, "clocks", seen, "Tell the site; time limits and leases depend on it."
+            FAIL if skew > 60 else WARN, "clocks", seen, "Tell the site: time limits and leases need equal clocks."
         )
     return Finding(OK, "clocks", seen)
 
 
 def judge_allreduce(answers: Sequence[Mapping[str, Any]], problem: str, expected: int) -> list[Finding]:
+    """Whether torch can sum a tensor over all nodes, and how fast."""
     if answers and all(answer.get("error") == "torch is not installed" for answer in answers):
         return [Finding(WARN, "all-reduce", "torch is not installed", "Write --python of the training environment.")]
     failed = [f"{answer['host']}: {answer['error']}" for answer in answers if "error" in answer]

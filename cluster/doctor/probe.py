@@ -1,7 +1,7 @@
-"""What the doctor asks of each node. Run by it as ``python -m bigbatch.cluster.doctor.probe facts|exchange|allreduce``.
+"""The doctor's questions to each node. It runs ``python -m bigbatch.cluster.doctor.probe facts|exchange|allreduce``.
 
-Each prints one line of JSON. ``facts`` looks at the node; ``exchange`` connects the nodes with TCP;
-``allreduce`` with torch, where it is installed.
+Each question prints one line of JSON. ``facts`` inspects the node; ``exchange`` connects the nodes with TCP;
+``allreduce`` connects them with torch, if torch is installed.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ HOUSES = ("cluster", "search_spaces", "train_loop", "tune")
 DEADLINE_S = 60.0
 TRANSFER_BYTES = 64 * 2**20
 PORTS = range(20000, 32000)
-"""Where jobs put their ports: above Ray's workers, below what the kernel gives out itself."""
+"""The jobs' ports: above those of Ray's workers, below those that the kernel gives out itself."""
 
 
 # Facts of one node
 
 
 def facts(shared: Path, env: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """What this node is, sees and may; ``shared`` is the folder in which the doctor left its mark."""
+    """The node's software, devices, ports and folders. ``shared``: the folder in which the doctor left its mark."""
     env = os.environ if env is None else env
     tmp = Path(env.get("BIGBATCH_NODE_TMP") or "/tmp")
     return {
@@ -79,7 +79,7 @@ def _commit() -> str | None:
 
 
 def code_digest(root: Path = ROOT) -> str:
-    """Of all Python files of the repository's packages, also where git is missing or files were changed."""
+    """A digest of all Python files of the packages. It works without git and shows changed files."""
     digest = hashlib.sha256()
     for house in HOUSES:
         for path in sorted((root / house).rglob("*.py")):
@@ -88,7 +88,7 @@ def code_digest(root: Path = ROOT) -> str:
 
 
 def gpus(env: Mapping[str, str], dev: Path = Path("/dev")) -> dict[str, Any]:
-    """``granted``: by Slurm's variables, None outside of a job. ``seen``: what a process would use."""
+    """``granted``: by Slurm's variables, None outside a job. ``seen``: what a process would use."""
     granted = slurm_values.granted_gpus_here(env)
     files = len(list(dev.glob("nvidia[0-9]*")))
     visible = env.get("CUDA_VISIBLE_DEVICES")
@@ -122,7 +122,7 @@ def _cannot_use(folder: Path) -> str | None:
 
 
 def free_space(folder: Path) -> dict[str, int | None]:
-    """Free for this user, by statvfs. Inodes are None where the file system does not count them."""
+    """Bytes and inodes that are free for this user, from statvfs. Inodes are None if they are not counted."""
     try:
         stat = os.statvfs(folder)
     except OSError:
@@ -138,7 +138,7 @@ def _mark(shared: Path) -> str | None:
 
 
 def try_lock(path: Path) -> str:
-    """``refused`` if another process holds it (as the doctor does), ``granted``, or why locks do not work."""
+    """``refused`` if another process holds the lock (the doctor does), ``granted``, or why locks do not work."""
     try:
         with path.open("a") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -160,7 +160,7 @@ def leaked(env: Mapping[str, str], proc: Path = Path("/proc")) -> list[str]:
                 continue
             job = _variable((folder / "environ").read_bytes(), "SLURM_JOB_ID")
         except OSError:
-            continue  # it ended
+            continue  # the process has ended
         if job is None or job != env.get("SLURM_JOB_ID"):
             found.append(f"{folder.name} {name}" + (f" of job {job}" if job else ""))
     return sorted(found)
@@ -178,7 +178,7 @@ def _variable(environ: bytes, name: str) -> str | None:
 
 
 def exchange(folder: Path, env: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Send TRANSFER_BYTES to the first node. MB/s, and by how many seconds the clocks differ."""
+    """Send TRANSFER_BYTES to the first node. Returns MB/s, and the difference of the clocks in seconds."""
     env = os.environ if env is None else env
     rank, size = int(env["SLURM_PROCID"]), int(env["SLURM_NTASKS"])
     answer: dict[str, Any] = {"host": socket.gethostname(), "rank": rank}
@@ -248,7 +248,7 @@ def _await(path: Path) -> Any:
 
 
 def allreduce(folder: Path, env: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Sum a tensor over all nodes with gloo, and with NCCL where there are GPUs."""
+    """Sum a tensor over all nodes with gloo, and with NCCL if there are GPUs."""
     env = os.environ if env is None else env
     answer: dict[str, Any] = {"host": socket.gethostname(), "rank": int(env["SLURM_PROCID"])}
     if find_spec("torch") is None:
@@ -298,5 +298,5 @@ def _reduce(meeting: Path, backend: str, env: Mapping[str, str]) -> float:
 
 if __name__ == "__main__":
     what = {"facts": facts, "exchange": exchange, "allreduce": allreduce}[sys.argv[1]]
-    # The mark of the line: modules and MPI libraries may print around it.
+    # A mark at the start of the line: modules and MPI libraries may print other lines.
     print("\nBIGBATCH-PROBE " + json.dumps(what(Path(sys.argv[2]))), flush=True)

@@ -1,7 +1,7 @@
-"""What this process may use: CPUs, memory and the Slurm job around it.
+"""The resources that this process may use: CPUs, memory, and the Slurm job around it.
 
-The host shows all of its cores and memory; the job was granted a part. Everything here answers
-for the part: Slurm's variables first, then the control group, then the CPU affinity.
+The host shows all its cores and memory, but Slurm grants a job only a part. The functions here return the granted part:
+from Slurm's variables, then from the control group, then from the CPU affinity.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from bigbatch.cluster.host import slurm_values
 
 CGROUP = Path("/sys/fs/cgroup")
 PLANNED_NODES = "BIGBATCH_PLANNED_NODES"
-"""Tells a check of a search, and nothing else, of the nodes that its job will have: ``4x24c2g``, see ``planned``."""
+"""The check of a search, and only that, reads here which nodes its job will have: ``4x24c2g``, see ``planned``."""
 
 
 @dataclass(frozen=True)
 class SlurmJob:
-    """The Slurm job around this process, as its environment tells it."""
+    """The Slurm job around this process, read from the environment."""
 
     job_id: str
     job_name: str | None
@@ -32,11 +32,12 @@ class SlurmJob:
     restart_count: int
 
     def to_dict(self) -> dict[str, object]:
+        """The fields as a dict, for study.json."""
         return asdict(self)
 
 
 def slurm_job(env: Mapping[str, str] | None = None) -> SlurmJob | None:
-    """The job, or None outside of one."""
+    """The job around this process; None outside a job."""
     env = os.environ if env is None else env
     job_id = env.get("SLURM_JOB_ID")
     if not job_id:
@@ -55,9 +56,8 @@ def slurm_job(env: Mapping[str, str] | None = None) -> SlurmJob | None:
 def usable_cpus(env: Mapping[str, str] | None = None, cgroup: Path = CGROUP) -> int:
     """CPUs that this process may use on this node, at least 1.
 
-    The smallest of: ``SLURM_CPUS_PER_TASK`` (else ``SLURM_CPUS_ON_NODE``), the control group's
-    quota, the affinity mask. Slurm without core binding leaves the mask wide open, which is why
-    the mask alone is not enough.
+    The smallest of: ``SLURM_CPUS_PER_TASK`` (else ``SLURM_CPUS_ON_NODE``), the control group's quota, and the affinity
+    mask. The mask alone is not enough: without core binding, Slurm lets it include all cores.
     """
     env = os.environ if env is None else env
     limits = [len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1]
@@ -72,7 +72,7 @@ def usable_cpus(env: Mapping[str, str] | None = None, cgroup: Path = CGROUP) -> 
 
 
 def usable_memory_bytes(env: Mapping[str, str] | None = None, cgroup: Path = CGROUP) -> int:
-    """Bytes of memory that this process may use on this node (what is granted, not what is free)."""
+    """Bytes of memory that are granted to this process on this node, used or free."""
     env = os.environ if env is None else env
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     if env.get("SLURM_JOB_ID"):
@@ -90,7 +90,7 @@ def usable_memory_bytes(env: Mapping[str, str] | None = None, cgroup: Path = CGR
 
 
 def granted_gpus(env: Mapping[str, str] | None = None) -> int:
-    """GPUs that Slurm has granted to this step on this node; 0 where it has bound none."""
+    """The number of GPUs that Slurm has granted to this step on this node; 0 if it has bound none."""
     env = os.environ if env is None else env
     for name in ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"):
         if name in env:
@@ -99,12 +99,12 @@ def granted_gpus(env: Mapping[str, str] | None = None) -> int:
 
 
 def accelerator_files(dev: Path = Path("/dev")) -> list[str]:
-    """Device files that hint at an accelerator; none means that torch need not be asked."""
+    """Device files that hint at an accelerator. If there are none, there is no need to load torch and ask it."""
     return sorted(str(p) for pattern in ("nvidia[0-9]*", "kfd", "dxg") for p in dev.glob(pattern))
 
 
 def _cgroup_cpu_quota(cgroup: Path) -> float | None:
-    """CPUs of the group's quota (version 2, then 1), None where there is no limit."""
+    """CPUs of the control group's quota (version 2, then 1); None: no limit."""
     fields = _read(cgroup / "cpu.max").split()
     if len(fields) == 2 and fields[0].isdigit():
         return int(fields[0]) / int(fields[1])
@@ -130,7 +130,7 @@ def planned_nodes_text(nodes: int, cpus: int, gpus: int) -> str:
 
 
 def planned_nodes(env: Mapping[str, str] | None = None) -> tuple[int, int, int] | None:
-    """Nodes, and the CPUs and GPUs of each, that a job will have, where this process checks a search for it."""
+    """While this process checks a search for a job: the job's nodes, and the CPUs and GPUs of each. Else None."""
     env = os.environ if env is None else env
     match = re.fullmatch(r"(\d+)x(\d+)c(\d+)g", env.get(PLANNED_NODES, ""))
     return (int(match[1]), int(match[2]), int(match[3])) if match else None

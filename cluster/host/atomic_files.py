@@ -1,12 +1,12 @@
-"""The one way in which files are replaced: a reader finds the old file or the new one, never a part of either.
+"""Replace files atomically: a reader finds the old file or the new one, never a part of either.
 
-What is written lies beside the file, under a name that no reader opens, until it is whole. A writer that fails removes
-it. A writer that is killed leaves it behind, and nobody reads it.
+The new content is first written beside the file, under a name that no reader opens. A writer that fails removes it. A
+writer that is killed leaves it behind, and nobody reads it.
 
-Four kinds of files are written otherwise, each for a reason that stands beside its code: a lease, whose name may be
-made only once (``lease.py``); a private folder's owner, which must be locked first (``private_folder.py``); a worker's
-progress, which is overwritten in place because NFS caches names (``train_loop/progress.py``); and Optuna's journal,
-which grows line by line. Whole folders are renamed by those who make them (``bigbatch pack``, ``--stage``).
+Four kinds of files are written in another way; the code of each says why: a lease, whose name may be made only once
+(``lease.py``); the owner of a private folder, which must be locked first (``private_folder.py``); a worker's progress,
+overwritten in place because NFS caches names (``train_loop/progress.py``); and Optuna's journal, which grows line by
+line. ``bigbatch pack`` and ``--stage`` rename whole folders.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import IO
 from bigbatch.cluster.host.json_values import json_object
 
 PRIVATE = 0o600
-"""``mode`` of a file that only its owner may read, whatever the umask."""
+"""``mode`` of a file that only its owner may read, with any umask."""
 _AS_USUAL = 0o666
 
 
@@ -34,17 +34,17 @@ def replacing(
     one_writer: bool = False,
     previous: Path | None = None,
 ) -> Iterator[IO[bytes]]:
-    """A file to write to, which takes the place of ``path`` when the block ends without an error.
+    """A file to write to. It replaces ``path`` when the block ends without an error.
 
     Args:
-        mode: permissions, from which the umask is taken off.
-        durable: the new file survives a crash of the machine, not only of this process.
-        one_writer: only one process at a time writes ``path``. The unfinished file is then called ``NAME.partial``:
-            the next writer overwrites what a killed one left, so that large remains do not pile up. Otherwise its
-            name holds host and process, so that several processes may write ``path``.
+        mode: permissions, reduced by the umask.
+        durable: the new file also survives a crash of the machine.
+        one_writer: only one process at a time writes ``path``. The unfinished file is then called ``NAME.partial``, and
+            the next writer overwrites the remains of a killed one. Otherwise its name contains host and process, so
+            that several processes may write ``path``.
         previous: the file that was at ``path`` is kept under this name. Between two renames there is no ``path``.
 
-    Raises OSError; ``path`` is then as it was.
+    Raises OSError; ``path`` is then unchanged.
     """
     own = f".{path.name}.{os.uname().nodename}.{os.getpid()}"
     unfinished = path.with_name(f"{path.name}.partial" if one_writer else own)
@@ -67,7 +67,7 @@ def replacing(
 
 
 def write_bytes(path: Path, content: bytes, *, mode: int = _AS_USUAL, durable: bool = False) -> None:
-    """Replace ``path`` by a file that holds ``content``. Arguments and errors are those of ``replacing``."""
+    """Replace ``path`` by a file with ``content``. Arguments and errors: see ``replacing``."""
     with replacing(path, mode=mode, durable=durable) as file:
         file.write(content)
 
@@ -85,7 +85,7 @@ def write_json(
 
 
 def read_json(path: Path) -> dict[str, object]:
-    """What ``path`` holds; empty if it is missing or no JSON object."""
+    """The JSON object in ``path``; empty if the file is missing or holds no JSON object."""
     try:
         return json_object(path.read_text())
     except (OSError, ValueError):

@@ -1,7 +1,4 @@
-"""A command line that says what is wrong in one line.
-
-Of the project's packages ``cluster`` is the lowest and imports no other; ``train_loop`` and ``tune`` use this parser.
-"""
+"""A command line parser that reports an error in one line. All packages use it."""
 
 from __future__ import annotations
 
@@ -15,14 +12,14 @@ from typing import Any, NoReturn
 from bigbatch.cluster.host.option_values import nearest_word, parse_decimal_number, parse_whole_number
 
 Commands = Mapping[str, tuple[Callable[[Sequence[str]], int], str]]
-"""By name: what runs a command with its arguments and returns the exit code, and what it does, in a few words."""
+"""Name of a command → a function that runs it with its arguments and returns the exit code, and a short description."""
 
 DONE, FAILED, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 130
 
 
 OURS = (
     (r"^argument (\S+): (?=must be )", r"\1 "),
-    (r"^argument (\S+): expected .*argument.*", r"\1 takes a value; got none. Write one behind it; see --help."),
+    (r"^argument (\S+): expected .*argument.*", r"\1 takes a value; got none. Write one after it; see --help."),
     (r"^argument (\S+): ignored explicit argument (.*)", r"\1 takes no value; got \2. Write \1 alone."),
     (
         r"^argument (\S+): invalid choice: (.*) \(choose from (.*)\)",
@@ -31,31 +28,33 @@ OURS = (
     (r"^the following arguments are required: (.*)", r"the command needs \1; got none. See --help."),
     (r"^one of the arguments (.*) is required", r"the command needs one of \1; got none. See --help."),
 )
-"""argparse's messages as the rule, the value and the fix."""
+"""Turns argparse's messages into ours: the rule, the value met, and the fix."""
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """Says what is wrong in one line, with the nearest option, and ends with 2. An empty value is wrong."""
+    """Reports an error in one line, with the nearest option, and exits with 2. It refuses an empty value."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.register("type", int, parse_whole_number)  # argparse's own say neither rule nor fix
+        self.register("type", int, parse_whole_number)  # argparse's own message has neither rule nor fix
         self.register("type", float, parse_decimal_number)
 
     def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
-        # Every value of every option and positional comes here. An empty one would be taken for the default.
+        # Every value of every option and positional comes here. An empty value would count as the default.
         if not arg_string.strip():
             self.error(empty_value(_name_of(action), arg_string))
         return super()._get_value(action, arg_string)
 
     def parse_known_args(self, *arguments: Any, **keywords: Any) -> Any:
+        """As argparse's method; exits with 2 if the current folder no longer exists."""
         try:
             os.getcwd()
-        except OSError:  # removed, or on a file system that is gone; all that follows would fail for it
-            self.error("the current folder must exist; got one that was removed. Write cd with another folder first.")
+        except OSError:  # removed, or its file system is gone: everything later would fail
+            self.error("the current folder must exist; it was removed. Go to another folder with cd first.")
         return super().parse_known_args(*arguments, **keywords)
 
     def error(self, message: str) -> NoReturn:
+        """Print the message in our form and exit with 2."""
         for argparses, ours in OURS:
             message = re.sub(argparses, ours, message)
         prefix = "unrecognized arguments: "
@@ -71,15 +70,17 @@ def _name_of(action: argparse.Action) -> str:
 
 
 def empty_value(name: str, value: str) -> str:
-    """What is said of an option, or an argument, that was given without a value: a shell variable is often why."""
+    """The message for an option or argument with an empty value. The cause is often an unset shell variable."""
     return f"{name} must not be empty; got {value!r}. Write a value; is a shell variable not set?"
 
 
 def make_parser(command: str, description: str) -> OneLineParser:
+    """The parser of ``bigbatch cluster COMMAND``."""
     return OneLineParser(prog=f"bigbatch cluster {command}", description=description, allow_abbrev=False)
 
 
 def no_such_option(word: str, known: Sequence[str]) -> str:
+    """The message for an unknown option, with the nearest known one."""
     if not word.startswith("-"):
         fix = f"Write --set {word}." if "=" in word and "--set" in known else "Options begin with --; see --help."
         return f"an argument must belong to an option; got {word!r}. {fix}"
@@ -88,7 +89,7 @@ def no_such_option(word: str, known: Sequence[str]) -> str:
 
 
 def run_command(prog: str, commands: Commands, argv: Sequence[str]) -> int:
-    """Run the command that the first argument names. Returns its exit code; 2 where there is no such command."""
+    """Run the command that the first argument names. Returns its exit code, or 2 if there is no such command."""
     if not argv or argv[0] in ("-h", "--help"):
         width = max(map(len, commands)) + 2
         print(f"usage: {prog} COMMAND …\n")

@@ -1,8 +1,8 @@
-"""Whether Python finds the libraries that a search needs, or files of the same names in the user's own folder.
+"""Check that Python finds the libraries of a search, not files of the same names in the user's folder.
 
-``python -m``, ``python -c`` and notebooks look into the current folder first, and so does every Python where
-PYTHONPATH has an empty entry. A ``torch.py`` there is then taken for the library, runs, and fails far from its cause.
-Nothing of what is looked for is imported.
+``python -m``, ``python -c`` and notebooks first look into the current folder, and so does any Python with an empty
+entry in PYTHONPATH. They would run a ``torch.py`` there in place of the library, and fail far from the cause. The
+check imports none of these libraries.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ WRONG_INPUT = 2
 
 
 class HiddenLibrary(ImportError):
-    """Python would import another file in place of a library; the message is one line."""
+    """Python would import another file instead of a library. The message is one line."""
 
 
 def refuse_hidden_libraries() -> None:
-    """Raise HiddenLibrary, which a notebook shows, where a file hides a library.
+    """Raise HiddenLibrary, which a notebook shows, if a file hides a library.
 
-    With ``python -m`` print its line and end with exit code 2: runpy would add a traceback of its own.
+    With ``python -m``, print its line and exit with code 2 instead: runpy would add a traceback.
     """
     line = refusal()
-    if line and sys.argv[:1] == ["-m"]:  # what it is while Python still looks for the module to run
+    if line and sys.argv[:1] == ["-m"]:  # sys.argv while Python still looks for the module to run
         print(f"bigbatch: error: {line}", file=sys.stderr)
         raise SystemExit(WRONG_INPUT)
     if line:
@@ -35,11 +35,11 @@ def refuse_hidden_libraries() -> None:
 
 
 def refusal(libraries: Sequence[str] = LIBRARIES) -> str:
-    """Why a search cannot run here, in one line; empty where Python finds the installed libraries."""
+    """Why a search cannot run here, in one line; empty if Python finds the installed libraries."""
     for name in libraries:
         found = _hides_a_library(name)
         if found is not None:
-            return _line(f"the library {name!r} must be the one that is installed", found)
+            return _line(f"the library {name!r} must be the installed one", found)
     return ""
 
 
@@ -51,7 +51,7 @@ def _line(rule: str, found: Path) -> str:
 
 
 def _hides_a_library(name: str) -> Path | None:
-    """A file or package of this name in the current folder, where Python looks there and has another one elsewhere."""
+    """A file or package of this name in the current folder, if Python would find it before the installed one."""
     here = _current_folder()
     if here is None or here not in [_resolved(entry) for entry in sys.path]:
         return None

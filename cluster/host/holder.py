@@ -1,4 +1,4 @@
-"""Who holds a folder: a process, known again although its number may have been given to another, or a whole job."""
+"""Identify the holder of a folder: a whole job, or a process. A reused process number is not mistaken for it."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from typing import Any
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 JOB_FOLDER = "BIGBATCH_JOB_FOLDER"
-"""Set in the environment of a driver that a job of BigBatch started."""
+"""A job of BigBatch sets this variable for its driver."""
 
 
 @dataclass(frozen=True)
 class Holder:
-    """One who holds a folder.
+    """A process or job that holds a folder.
 
     Attributes:
-        token: of this holder alone.
-        job: Slurm's job id; empty outside of a job.
-        restart: how often Slurm had started the job again.
-        whole_job: the job holds it from its first to its last moment, also while no driver of it runs.
-        host, user: for people to read.
-        machine: the boot of a kernel and the process namespace in it; process ids mean something only within.
-        pid, start_ticks: the process, and when it began, in ticks since the boot; 0: the job itself.
+        token: a random text that only this holder has.
+        job: Slurm's job id; empty outside a job.
+        restart: how often Slurm has restarted the job.
+        whole_job: the job holds the folder from its start to its end, also while none of its drivers runs.
+        host, user: names for people to read.
+        machine: identifies the boot of a kernel and the process namespace, within which process ids are unique.
+        pid, start_ticks: the process, and its start in ticks since the boot; 0: the holder is the job itself.
     """
 
     token: str = ""
@@ -40,28 +40,32 @@ class Holder:
     start_ticks: int = 0
 
     def words(self) -> str:
+        """The holder in words: ``process 12 in job 7 of ana on n3``."""
         who = f"of {self.user or '?'} on {self.host or '?'}"
         if self.whole_job or not self.pid:
             return f"job {self.job or '?'} {who}"
         return f"process {self.pid}{f' in job {self.job}' if self.job else ''} {who}"
 
     def to_dict(self) -> dict[str, Any]:
+        """The fields as a dict, for the lease's file."""
         return asdict(self)
 
 
 def holder_from_dict(values: Mapping[str, Any]) -> Holder:
-    """What a file says; what is missing or of another kind is left out. Files of older versions name a job alone."""
+    """Read a holder from a file's values. Values that are missing or of another type get their defaults. Files of older
+    versions name only a job."""
     known = {f.name: values[f.name] for f in fields(Holder) if f.name in values}
     kept = {name: value for name, value in known.items() if type(value) is type(getattr(Holder, name))}
     return Holder(**{"whole_job": bool(kept.get("job")) and "pid" not in kept, **kept})
 
 
 def job_holder(job_id: str) -> Holder:
-    """The job that this process runs."""
+    """The job that this process runs, as a holder."""
     return Holder(secrets.token_hex(8), job_id, _restart(os.environ), True, os.uname().nodename, _user())
 
 
 def process_holder(env: Mapping[str, str] | None = None) -> Holder:
+    """This process as a holder."""
     env = os.environ if env is None else env
     return Holder(
         token=secrets.token_hex(8),
@@ -82,11 +86,11 @@ def is_driver_of_job(me: Holder, holder: Holder, env: Mapping[str, str] | None =
 
 
 def is_alive(holder: Holder) -> bool | None:
-    """Whether its process lives; None where that cannot be seen from here."""
+    """Whether the holder's process lives; None if that cannot be seen from this machine."""
     if not holder.pid or not holder.machine or holder.machine != machine_id():
         return None
     try:
-        os.kill(holder.pid, 0)  # not by /proc alone: it may hide the processes of others
+        os.kill(holder.pid, 0)  # /proc alone is not enough: it may hide other users' processes
     except ProcessLookupError:
         return False
     except (PermissionError, OverflowError):
@@ -96,7 +100,7 @@ def is_alive(holder: Holder) -> bool | None:
 
 
 def machine_id() -> str:
-    """The same for all processes whose ids are one series; the host's name where the kernel does not say."""
+    """A text that is equal for all processes that share one range of ids; else the host's name."""
     try:
         return f"{BOOT_ID.read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
     except OSError:
@@ -104,7 +108,7 @@ def machine_id() -> str:
 
 
 def _start_ticks(pid: int) -> int | None:
-    """0 of a process that has ended and that nobody has waited for; None: it cannot be seen."""
+    """The process's start in ticks since the boot. 0: it has ended, but is not collected. None: it cannot be seen."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return 0 if stat[0] in "ZX" else int(stat[19])

@@ -1,7 +1,6 @@
-"""Values read from JSON, with the type that the reader expects: another type counts as a value that is not there.
+"""Read values from JSON with the expected type. A value of another type counts as missing.
 
-What an earlier or a later version wrote is read with these: unknown keys are never asked for, and missing ones have a
-default.
+Files of earlier and later versions are read with these functions: unknown keys are ignored, missing ones get a default.
 """
 
 from __future__ import annotations
@@ -19,47 +18,53 @@ def json_object(text: str | bytes) -> dict[str, object]:
 
 
 def text(values: Mapping[str, object], key: str, default: str = "") -> str:
+    """The text at ``key``, or ``default``."""
     value = values.get(key)
     return value if isinstance(value, str) else default
 
 
 def text_or_none(values: Mapping[str, object], key: str) -> str | None:
+    """The text at ``key``, or None."""
     value = values.get(key)
     return value if isinstance(value, str) else None
 
 
 def number_or_none(values: Mapping[str, object], key: str) -> float | None:
-    """A number that is not a truth value."""
+    """The number at ``key``, or None. True and False are no numbers."""
     value = values.get(key)
     return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
 def number(values: Mapping[str, object], key: str, default: float = 0.0) -> float:
+    """The number at ``key``, or ``default``."""
     found = number_or_none(values, key)
     return default if found is None else found
 
 
 def whole_number(values: Mapping[str, object], key: str, default: int = 0) -> int:
+    """The whole number at ``key``, or ``default``."""
     value = values.get(key)
     return value if isinstance(value, int) and not isinstance(value, bool) else default
 
 
 def whole_number_or_none(values: Mapping[str, object], key: str) -> int | None:
+    """The whole number at ``key``, or None."""
     value = values.get(key)
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def flag(values: Mapping[str, object], key: str) -> bool:
+    """Whether the value at ``key`` is true."""
     return values.get(key) is True
 
 
 def mapping(values: Mapping[str, object], key: str) -> Mapping[str, object]:
-    """An object within the object; an empty one where there is none."""
+    """The object at ``key``, or an empty one."""
     value = values.get(key)
     return value if isinstance(value, dict) else {}
 
 
 def texts(values: Mapping[str, object], key: str) -> list[str]:
-    """Those of a list that are texts."""
+    """The texts in the list at ``key``."""
     value = values.get(key)
     return [item for item in value if isinstance(item, str)] if isinstance(value, list) else []

@@ -1,8 +1,8 @@
-"""One writer a folder: the file ``.lease`` in it says which, and when it was last seen.
+"""Allow one writer for each folder. The file ``.lease`` in the folder names it, and says when it was last seen.
 
-Works where file locks do not (many parallel file systems), and across hosts: all it needs is that a name is made
-only once and that a file is replaced whole. Clocks are not compared where a decision hangs on them: a holder that
-cannot be asked is watched, and is taken for dead only if it says nothing for STALE_S. See docs/decisions/016.
+This works across hosts and without file locks, which many parallel file systems lack. It needs only that a name can
+be made once and that a file is replaced atomically. No decision compares clocks: if a holder cannot be asked, it is
+watched and counts as dead only if it gives no sign of life for STALE_S. See docs/decisions/016.
 """
 
 from __future__ import annotations
@@ -30,26 +30,29 @@ from bigbatch.cluster.host.waits import CLAIM_S, RENEW_S, STALE_S
 
 FILE = ".lease"
 CERTAIN_S = 3600.0
-"""A holder that was last seen so long ago is not watched: no two clocks of a site differ by as much."""
+"""A holder that was last seen this long ago is not watched: the clocks of a site never differ by so much."""
 LOOK_EVERY_S = 1.0
 
 
 class StudyHeld(RuntimeError):
-    """Another one writes the folder; the message is one line without its end."""
+    """Another process or job writes the folder. The message is one line that the caller completes."""
 
     def __init__(self, folder: Path, seen: Seen, fix: str) -> None:
         self.who, self.age_s, self.folder, self.fix = seen.holder.words(), seen.age_s, folder, fix
         super().__init__(f"{folder} is held by {self.words()}. {fix}")
 
     def words(self) -> str:
+        """The holder, and when it was last seen."""
         return f"{self.who}, seen {max(0, round(self.age_s))} s ago"
 
 
 class LeaseLost(RuntimeError):
-    """Another one has taken the folder over meanwhile; the message names it."""
+    """Another process or job has taken the folder over. The message names it."""
 
 
 class LeaseVerdict(enum.Enum):
+    """What to do about a lease: take it, respect it, or watch for a sign of life."""
+
     TAKE = "take"
     HELD = "held"
     WATCH = "watch"
@@ -57,7 +60,7 @@ class LeaseVerdict(enum.Enum):
 
 @dataclass(frozen=True)
 class Seen:
-    """A lease as it was met. ``stamp`` changes whenever its holder says that it lives."""
+    """A lease as it was found. ``stamp`` changes with every sign of life of its holder."""
 
     holder: Holder
     stamp: tuple[bytes, int]
@@ -65,11 +68,11 @@ class Seen:
 
 
 class Lease:
-    """The right to write a folder. ``renew`` it more often than every STALE_S, ``release`` it at the end.
+    """The right to write a folder. Call ``renew`` more often than every STALE_S, and ``release`` at the end.
 
     Args:
-        job_id: the job of which this is the first process, which holds the folder until the job ends; empty for
-            a driver. A driver that such a job has started holds the folder in its job's place, and gives it back.
+        job_id: set by the first process of a job: the job holds the folder until it ends. Empty for a driver. A driver
+            that such a job has started holds the folder in place of its job, and gives it back to the job.
     """
 
     def __init__(self, folder: Path, job_id: str = "") -> None:
@@ -77,7 +80,7 @@ class Lease:
         self._me = job_holder(job_id) if job_id else process_holder()
         self._is_job = bool(job_id)
         self._job_before: Holder | None = None
-        """Whose place a driver has taken."""
+        """The holder whose place a driver has taken."""
         self._next_renewal = 0.0
 
     def take(
@@ -85,16 +88,17 @@ class Lease:
         is_running: Callable[[str], bool | None] = slurm_commands.is_running,
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
-        """Raises StudyHeld unless the folder is free, ours, or left by one that is gone. OSError: unwritable.
+        """Take the lease. Raises StudyHeld unless the folder is free, ours, or its holder is gone; OSError if it is
+        not writable.
 
-        Where only time can tell it waits for up to STALE_S, and says so.
+        If only time can show whether the holder lives, this waits for up to STALE_S, and ``say`` reports it.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
         while not self._make(self._path):
             seen = self._look()
-            if seen is None:  # let go meanwhile
+            if seen is None:  # released in the meantime
                 continue
-            if seen.holder.token == self._me.token:  # NFS has lost its answer and asked again
+            if seen.holder.token == self._me.token:  # NFS lost its answer and repeated the call
                 break
             verdict, fix = judge(seen, self._me, is_running)
             living: Seen | None = seen
@@ -108,7 +112,7 @@ class Lease:
         self._next_renewal = _now() + RENEW_S
 
     def renew(self) -> None:
-        """Say that we live, where that is due (every RENEW_S). Raises LeaseLost once another one holds the folder."""
+        """Give a sign of life if one is due (every RENEW_S). Raises LeaseLost if another one holds the folder."""
         if _now() < self._next_renewal:
             return
         self._next_renewal = _now() + RENEW_S
@@ -129,12 +133,12 @@ class Lease:
     def _say_we_live(self) -> None:
         try:
             self._write(self._me)
-        except OSError:  # a full disk must not end what runs, and a file's time is changed without room
+        except OSError:  # a full disk must not end the run; a file's time can be changed without room
             with contextlib.suppress(OSError):
                 os.utime(self._path)
 
     def release(self) -> None:
-        """Let go, or give it back to the job. Nothing happens where it is not ours any more."""
+        """Release the lease, or give it back to the job. Does nothing if it is no longer ours."""
         try:
             seen = self._look()
             if seen is None or not self._is_ours(seen.holder):
@@ -144,7 +148,7 @@ class Lease:
             else:
                 self._path.unlink(missing_ok=True)
         except OSError:
-            pass  # a full disk: our process will be gone, which the next one sees
+            pass  # the disk is full; the next process will see that ours is gone
 
     def _is_ours(self, holder: Holder) -> bool:
         return holder.token == self._me.token or (self._is_job and holder.job == self._me.job)
@@ -152,7 +156,7 @@ class Lease:
     # The file
 
     def _look(self) -> Seen | None:
-        """The lease as it is; None if there is none."""
+        """The current lease; None if there is none."""
         try:
             with self._path.open("rb") as file:
                 content, modified_ns = file.read(), os.fstat(file.fileno()).st_mtime_ns
@@ -165,7 +169,7 @@ class Lease:
         return Seen(holder_from_dict(values), (content, modified_ns), age_s)
 
     def _watch(self, seen: Seen) -> Seen | None:
-        """The lease with a sign of life, if its holder gives one within STALE_S."""
+        """The lease with its new sign of life, if its holder gives one within STALE_S; else None."""
         ends = time.monotonic() + STALE_S
         while time.monotonic() < ends:
             time.sleep(LOOK_EVERY_S)
@@ -175,9 +179,9 @@ class Lease:
         return None
 
     def _replace(self, seen: Seen) -> bool:
-        """Put ours in the place of the one that was seen; False where someone else does, or it has changed.
+        """Replace the seen lease by ours. Returns False if someone else does that, or if the lease has changed.
 
-        Whoever wants it first claims it, by a name that can be made only once.
+        A process first claims the lease by making a name that can be made only once.
         """
         claim = self._path.with_name(f"{FILE}.{seen.holder.token or 'old'}.next")
         if not self._make(claim):
@@ -196,7 +200,7 @@ class Lease:
             claim.unlink(missing_ok=True)
 
     def _await_claimer(self, claim: Path, seen: Seen) -> None:
-        """Someone else is taking its place; one who died in doing so leaves the claim behind."""
+        """Wait while someone else replaces the lease. If that process died, its claim is removed."""
         ends = time.monotonic() + CLAIM_S
         while time.monotonic() < ends:
             now = self._look()
@@ -206,9 +210,9 @@ class Lease:
         claim.unlink(missing_ok=True)
 
     def _make(self, path: Path) -> bool:
-        """Make ``path``, whole and with us as its holder; False if it is there already.
+        """Make the complete file ``path``, with us as its holder. Returns False if it already exists.
 
-        Not by ``atomic_files``, which replaces what is there: of two who make a name, one must learn that it is taken.
+        ``atomic_files`` would replace an existing file. Here, one of two competing processes must learn that it lost.
         """
         fresh = self._path.with_name(f"{FILE}.{self._me.token}")
         try:
@@ -237,9 +241,10 @@ class Lease:
 
 
 def judge(seen: Seen, me: Holder, is_running: Callable[[str], bool | None]) -> tuple[LeaseVerdict, str]:
-    """Whether ``me`` may take the place of a holder, and what to do where not.
+    """Whether ``me`` may take the place of a holder, and what to do if not.
 
-    A process of this machine is asked itself; of a job, Slurm; only any other is judged by its signs of life.
+    A process of this machine can be checked directly. Slurm knows about a job. Any other holder is judged only by its
+    signs of life.
     """
     holder = seen.holder
     drives = is_driver_of_job(me, holder)
@@ -249,7 +254,7 @@ def judge(seen: Seen, me: Holder, is_running: Callable[[str], bool | None]) -> t
     if drives and not holder.pid:
         return LeaseVerdict.TAKE, ""
     if alive:
-        whole = holder.whole_job and not drives  # its driver's end would look to the job like a failure
+        whole = holder.whole_job and not drives  # to the job, its driver's end would look like a failure
         return LeaseVerdict.HELD, f"Wait for it, or {f'scancel {holder.job}' if whole else f'kill {holder.pid}'}"
     if alive is False and (drives or not holder.whole_job):
         return LeaseVerdict.TAKE, ""
@@ -265,7 +270,7 @@ def judge(seen: Seen, me: Holder, is_running: Callable[[str], bool | None]) -> t
 
 
 def _of_another_job(seen: Seen, is_running: Callable[[str], bool | None]) -> tuple[LeaseVerdict, str]:
-    """A job that is suspended gives no sign of life, and goes on later."""
+    """Judge a holder in another job. A suspended job gives no sign of life, but continues later."""
     job = seen.holder.job
     if seen.age_s <= STALE_S:
         return LeaseVerdict.HELD, f"Wait for it, or scancel {job}"
@@ -288,5 +293,5 @@ def _parsed(content: bytes) -> dict[str, Any]:
 
 
 def _now() -> float:
-    """A clock that goes on while a laptop sleeps."""
+    """Seconds of a clock that also runs while a laptop sleeps."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))

@@ -1,4 +1,4 @@
-"""Which file system a path lies on, and whether several hosts share it (Linux)."""
+"""Find the file system of a path, and whether several hosts share it (Linux)."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ SHARED = frozenset(
     "panfs pvfs2 smb3 virtiofs wekafs fuse.beegfs fuse.ceph fuse.ceph-fuse fuse.glusterfs fuse.juicefs fuse.sshfs "
     "fuse.weka".split()
 )
-"""Types as the kernel names them, of file systems that several hosts mount."""
+"""The kernel's names of the types of file systems that several hosts may mount."""
 
 
 def file_system_type(path: Path, mounts: Path = MOUNTS) -> str:
-    """The type of the file system that holds ``path`` (its nearest parent that exists), e.g. ext4; "" if unknown.
+    """The type of the file system of ``path`` (or of its nearest existing parent), e.g. ext4; "" if unknown.
 
-    ``mounts`` is in the format of proc_pid_mountinfo(5); of several mounts on one point the last one is seen.
+    ``mounts`` has the format of proc_pid_mountinfo(5). The last of several mounts on one point counts.
     """
     try:
         lines = mounts.read_text(errors="surrogateescape").splitlines()
@@ -38,9 +38,10 @@ def file_system_type(path: Path, mounts: Path = MOUNTS) -> str:
 
 
 def is_shared(path: Path, mounts: Path = MOUNTS) -> bool:
+    """Whether several hosts may share the path's file system."""
     return file_system_type(path, mounts) in SHARED
 
 
 def _unescaped(text: str) -> str:
-    """Space, tab, newline and backslash are octal numbers there."""
+    """Decode a path: mountinfo writes space, tab, newline and backslash as octal numbers."""
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match.group(1), 8)), text)

@@ -1,4 +1,4 @@
-"""By which address the other nodes reach this one."""
+"""Find the address by which other nodes reach this one."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ SIOCGIFADDR = 0x8915
 
 
 def own_address(name: str, env: Mapping[str, str] | None = None) -> str:
-    """This node's IPv4 address, Slurm's name for it being ``name``.
+    """This node's IPv4 address. ``name``: Slurm's name of the node.
 
-    BIGBATCH_INTERFACE names a network interface (``ib0``); BIGBATCH_HOST_SUFFIX is added to the name to
-    get the interconnect's (JUWELS: ``i``). Raises OSError, in one line, if neither name nor route give one.
+    BIGBATCH_INTERFACE names a network interface (``ib0``). BIGBATCH_HOST_SUFFIX is appended to the node's name to
+    get its name on the interconnect (JUWELS: ``i``). Raises OSError, in one line, if neither name nor route gives
+    an address.
     """
     env = os.environ if env is None else env
     if env.get(INTERFACE):
@@ -52,12 +53,12 @@ def _address_of_interface(interface: str) -> str:
 
 def _address_of_route() -> str:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect(("10.255.255.255", 1))  # sends nothing: only asks the kernel for a source address
+        probe.connect(("10.255.255.255", 1))  # sends nothing; the kernel only chooses a source address
         return str(probe.getsockname()[0])
 
 
 def no_proxy_variables(hosts: Sequence[str], env: Mapping[str, str]) -> dict[str, str]:
-    """Variables with which a site's proxy for the internet is not asked for ``hosts`` and this machine."""
+    """Variables that keep connections to ``hosts`` and this machine away from the site's internet proxy."""
     return {
         name: ",".join(filter(None, [env.get(name), "localhost", "127.0.0.1", *hosts]))
         for name in ("no_proxy", "NO_PROXY")

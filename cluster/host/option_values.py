@@ -1,6 +1,6 @@
-"""Values of options as people type them, and the nearest word to one that is none.
+"""Parse values of options as people type them, and find the nearest known word to a mistyped one.
 
-Each function is a ``type`` of argparse: its ArgumentTypeError is the rule, the value met and the fix.
+The parsing functions are ``type`` arguments for argparse. Their ArgumentTypeError has the rule, the value met, the fix.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import re
 from collections.abc import Iterable
 
 NEAR = 0.65
-"""difflib's ratio from which a word is taken for a mistyped one: two letters of three in other order are 0.67."""
+"""A word with at least this difflib ratio counts as mistyped. Three letters with two of them swapped have 0.67."""
 THOUSANDS = {"k": 1_000, "m": 1_000_000}
 
 
 def parse_whole_number(text: str) -> int:
-    """``1000``, ``1e3`` and ``1_000``."""
+    """Parse ``1000``, ``1e3`` or ``1_000``."""
     try:
         return int(text)
     except ValueError:
@@ -31,6 +31,7 @@ def parse_whole_number(text: str) -> int:
 
 
 def parse_decimal_number(text: str) -> float:
+    """Parse a finite number."""
     value = _float(text)
     if value is None:
         raise argparse.ArgumentTypeError(
@@ -49,7 +50,7 @@ def parse_fraction(text: str) -> float:
 
 
 def plain_number_example(text: str, otherwise: str, percent: bool = False) -> str:
-    """What ``2k``, and with ``percent`` also ``10%``, is as a plain number; ``otherwise`` where that cannot be told."""
+    """``2k`` (and with ``percent`` also ``10%``) as a plain number; ``otherwise`` for any other text."""
     if match := re.fullmatch(r"(\d+(?:\.\d+)?)([kKmM])", text.strip()):
         return f"{float(match[1]) * THOUSANDS[match[2].lower()]:.15g}"
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", text.strip())
@@ -59,7 +60,7 @@ def plain_number_example(text: str, otherwise: str, percent: bool = False) -> st
 
 
 def nearest_word(word: str, known: Iterable[str]) -> str | None:
-    """The known word that ``word`` was probably meant to be, in any case; None where none is near enough."""
+    """The known word that the user probably meant, ignoring case; None if none is near enough."""
     by_lower = {one.lower(): one for one in known}
     found = difflib.get_close_matches(word.lower(), list(by_lower), n=1, cutoff=NEAR)
     return by_lower[found[0]] if found else None

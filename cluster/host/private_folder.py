@@ -1,6 +1,7 @@
-"""A private temporary folder for a Ray: short enough for its sockets, removed at the end, found if it was not.
+"""A private temporary folder for Ray. Its path is short enough for sockets. It is removed at the end, or later by a
+sweep.
 
-For a job's share of a node (``temporary_folder``), and for a search's own Ray (``train_loop/launch/ray_session.py``).
+Jobs use it on each node (``temporary_folder``), and searches for their own Ray (``train_loop/launch/ray_session.py``).
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from bigbatch.cluster.host.waits import FOLDER_GONE_S
 PREFIX = "bbn-"
 OWNER = "owner"
 USER_TMPDIR = "BIGBATCH_USER_TMPDIR"
-"""Beside TMPDIR, where that is our private folder: what it was before, empty where it was not set."""
+"""If TMPDIR is our private folder, this variable holds its earlier value; empty if it was not set."""
 SOCKET_PATH_LIMIT = 107  # bytes, AF_UNIX
 RAY_ADDS = 75  # bytes: /session_<date>_<time>_<pid>/sockets/plasma_store
 OWNERLESS_S = 60.0
-"""A folder without an owner for so long belongs to nobody."""
+"""A folder that has had no owner for this long belongs to nobody."""
 OURS = frozenset(("r", "tls", "token", "start.log", f"{OWNER}.new"))
-"""What lies in a folder without an owner that is ours: a user may have named one of theirs alike."""
+"""Our folders without an owner contain only these files. A user may have a folder with a similar name."""
 TAIL = "[0-9a-f]" * 4
 """Pattern of what ``make_private_folder`` adds to the prefix."""
 OURS_BY_NAME = re.compile(r"bb(n|-ray)-.*[0-9a-f]{4}")
@@ -37,21 +38,22 @@ OURS_BY_NAME = re.compile(r"bb(n|-ray)-.*[0-9a-f]{4}")
 
 
 def base_folders(env: Mapping[str, str] | None = None) -> list[str]:
-    """Folders local to the node, best first: the site's, the job's own, the user's, /tmp."""
+    """Node-local folders, the best first: the site's, the job's own, the user's, /tmp."""
     env = os.environ if env is None else env
     candidates = [env.get("BIGBATCH_NODE_TMP"), env.get("SLURM_TMPDIR"), env.get("TMPDIR"), "/tmp"]
     return list(dict.fromkeys(os.path.abspath(c) for c in candidates if c))
 
 
 def is_short_enough(base: str, prefix: str) -> bool:
+    """Whether Ray's sockets fit in a folder of this prefix in ``base``."""
     return len(f"{base}/{prefix}xxxx/r") + RAY_ADDS <= SOCKET_PATH_LIMIT
 
 
 def make_private_folder(prefix: str, candidates: Sequence[str]) -> tuple[Path, IO[str]]:
-    """A new 0700 folder in the first of ``candidates`` that will do, and the open file ``owner`` in it.
+    """A new folder with mode 0700 in the first suitable one of ``candidates``, and the open file ``owner`` in it.
 
-    A lock on that file, which ends with this process however it ends, tells others that the folder is in
-    use. Raises OSError if none will do; the message is one line.
+    A lock on that file tells others that the folder is in use; it ends with this process in any case. Raises OSError
+    with a message of one line if no candidate is suitable.
     """
     for base in candidates:
         if is_short_enough(base, prefix) and os.access(base, os.W_OK | os.X_OK):
@@ -59,15 +61,15 @@ def make_private_folder(prefix: str, candidates: Sequence[str]) -> tuple[Path, I
             folder.mkdir(mode=0o700)
             owner = (folder / f"{OWNER}.new").open("w")
             fcntl.flock(owner, fcntl.LOCK_EX)
-            os.rename(folder / f"{OWNER}.new", folder / OWNER)  # seen only once it is locked
+            os.rename(folder / f"{OWNER}.new", folder / OWNER)  # visible only after it is locked
             return folder, owner
     raise OSError(f"no writable, short node-local folder among {', '.join(candidates)}. Set TMPDIR to one.")
 
 
 def temporary_folder_variables(folder: Path, env: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Variables for processes whose temporary files are to go with ``folder``; ``env``: those of the user.
+    """Variables for processes whose temporary files belong into ``folder``. ``env``: the user's variables.
 
-    The folder's path is short, the user's own may not be: Python puts sockets into TMPDIR.
+    Python puts sockets into TMPDIR. The user's path may be too long for them; the folder's is short.
     """
     env = os.environ if env is None else env
     outer = env.get("TMPDIR", "")
@@ -78,7 +80,7 @@ def temporary_folder_variables(folder: Path, env: Mapping[str, str] | None = Non
 
 @contextmanager
 def temporary_folder(job_id: str) -> Iterator[Path]:
-    """A new folder of this job on this node; on leaving it is gone. Raises OSError, see ``make_private_folder``."""
+    """A new folder of this job on this node, removed when the block ends. Raises OSError as ``make_private_folder``."""
     folder, owner = make_private_folder(f"{PREFIX}{job_id}-", base_folders())
     with owner:
         try:
@@ -88,9 +90,9 @@ def temporary_folder(job_id: str) -> Iterator[Path]:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove ``folder`` even while a dying process still writes into it.
+    """Remove ``folder`` even if a dying process still writes into it.
 
-    The owner's file goes last: by it the next sweep knows the rest of a removal that was cut short for ours.
+    The owner's file is removed last: if the removal is interrupted, the next sweep recognizes the rest by it.
     """
 
     def gone() -> bool:
@@ -111,10 +113,10 @@ def remove_stale(
     pattern: str = f"{PREFIX}[0-9]*-{TAIL}",
     candidates: Sequence[str] | None = None,
 ) -> list[Path]:
-    """Remove this user's folders of processes that were killed before they could; returns them.
+    """Remove this user's folders that killed processes left behind. Returns the removed folders.
 
-    Only folders of our name, owned by us, whose owner's lock is free; with them end Ray's processes that
-    still run out of them.
+    It removes only folders with our name that belong to this user and whose lock is free. It also ends Ray processes
+    that still run from them.
     """
     removed = []
     for base in base_folders(env) if candidates is None else candidates:
@@ -131,10 +133,10 @@ def _is_abandoned(folder: Path) -> bool:
         about = folder.lstat()
         if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid():
             return False
-        if not (folder / OWNER).exists():  # about to get one; or made again by a Ray process that outlived its folder
+        if not (folder / OWNER).exists():  # it is being made; or a surviving Ray process made it again
             return time.time() - about.st_mtime > OWNERLESS_S and OURS.issuperset(os.listdir(folder))
         with (folder / OWNER).open() as owner:
             fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
-    except OSError:  # gone meanwhile, or in use
+    except OSError:  # already gone, or in use
         return False

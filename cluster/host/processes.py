@@ -1,7 +1,7 @@
-"""Ends what was started here and nothing else: own descendants, found in /proc, never by name.
+"""End the processes that were started here, and no others: descendants found in /proc, never by name.
 
-Ray's processes change parent and group as they like. A process that has made itself the reaper of its
-orphans (Linux) keeps all of them below itself, so ending the tree ends everything.
+Ray's processes change their parents and groups. A process that adopts its orphans (Linux) keeps them as descendants, so
+that ending all descendants ends everything.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ PROC = Path("/proc")
 
 
 def adopt_orphans() -> None:
-    """From now on orphaned descendants become children of this process instead of init's."""
-    with contextlib.suppress(OSError, AttributeError):  # without it the process group is still ended
+    """From now on, orphaned descendants become children of this process, not of init."""
+    with contextlib.suppress(OSError, AttributeError):  # without it, ending the process group must suffice
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
@@ -40,7 +40,7 @@ def descendants(of: int) -> list[int]:
 
 
 def end_descendants(grace_s: float, keep: Sequence[int] = ()) -> list[int]:
-    """SIGTERM to every descendant of this process, SIGKILL after ``grace_s``. Returns those that had to be killed."""
+    """Send SIGTERM to every descendant of this process, and SIGKILL after ``grace_s``. Returns the killed ones."""
     alive = _others(keep)
     _send(alive, signal.SIGTERM)
     deadline = time.monotonic() + grace_s
@@ -49,7 +49,7 @@ def end_descendants(grace_s: float, keep: Sequence[int] = ()) -> list[int]:
         reap(keep)
         alive = _others(keep)
     killed = list(alive)
-    for _ in range(20):  # a dying parent may just have started another
+    for _ in range(20):  # a dying parent may just have started another process
         if not alive:
             break
         _send(alive, signal.SIGKILL)
@@ -60,7 +60,7 @@ def end_descendants(grace_s: float, keep: Sequence[int] = ()) -> list[int]:
 
 
 def reap(keep: Sequence[int] = ()) -> None:
-    """Collect adopted orphans that have ended; children in ``keep`` belong to someone who waits for them."""
+    """Collect adopted orphans that have ended, except children in ``keep``: someone else waits for those."""
     for pid, fields in _stats():
         if fields[0] == "Z" and int(fields[1]) == os.getpid() and pid not in keep:
             with contextlib.suppress(ChildProcessError):
@@ -68,7 +68,7 @@ def reap(keep: Sequence[int] = ()) -> None:
 
 
 def end_processes_of(folder: Path, grace_s: float = 2.0) -> None:
-    """End this user's processes of Ray whose command line names a file in ``folder``, not those that only read it."""
+    """End this user's Ray processes whose command line names a file in ``folder``. Other readers are left alone."""
 
     def of_ray() -> list[int]:
         lines = {pid: _command_line(pid) for pid in _own_pids()}
@@ -88,7 +88,7 @@ def signal_group(leader: int, number: int) -> None:
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float, poll_s: float = 0.05) -> bool:
-    """Poll until ``condition`` holds; returns whether it did in time."""
+    """Poll until ``condition`` holds. Returns whether it held in time."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() >= deadline:

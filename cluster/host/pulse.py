@@ -1,4 +1,4 @@
-"""What a driver does every few seconds beside its work: it says that it lives, and what it has used."""
+"""A driver's regular tasks beside its work: it gives signs of life, and writes down what it has used."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ TICK_S = 2.0
 
 
 class Pulse:
-    """Calls tasks in a thread of its own, as the driver's own thread may wait for minutes.
+    """Calls tasks in its own thread, because the driver's thread may wait for minutes.
 
-    Each task knows itself when it is due. A task that fails is called again; why is said once.
+    Each task decides by itself when it is due. A task that fails is called again; its error is printed once.
     """
 
     def __init__(self, *tasks: Callable[[], None]) -> None:
@@ -22,10 +22,11 @@ class Pulse:
         self._thread.start()
 
     def also(self, task: Callable[[], None]) -> None:
+        """Add a task."""
         self._tasks.append(task)
 
     def close(self) -> None:
-        """No task is called afterwards, unless one hangs in a file system."""
+        """Stop calling tasks. A task that hangs in a file system may still run."""
         self._over.set()
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout=5.0)
@@ -35,7 +36,7 @@ class Pulse:
             for task in list(self._tasks):
                 try:
                     task()
-                except Exception as error:  # the other tasks, and the search, go on
+                except Exception as error:  # the other tasks and the search continue
                     self._say(getattr(error, "strerror", None) or f"{type(error).__name__}: {error}")
 
     def _say(self, reason: str) -> None:

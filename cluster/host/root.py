@@ -1,6 +1,6 @@
-"""Where this project lies, in a clone or installed by pip. Imports nothing of ours, and runs on Python 3.9.
+"""Find this project's folder, in a clone or installed by pip. Imports no other file of ours; runs on Python 3.9.
 
-A file that is run by its path calls ``make_importable`` before it imports the package, by ``runpy.run_path``.
+A file that is run by its path calls ``make_importable``, by ``runpy.run_path``, before it imports the package.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ IMPORT_ROOT = ROOT / "src" if (ROOT / "src" / "bigbatch" / "__init__.py").is_fil
 
 
 def make_importable(script: str) -> None:
-    """Put ``bigbatch`` on ``sys.path``, and take off the folder of ``script``, whose modules would shadow others.
+    """Put ``bigbatch`` on ``sys.path``, and remove the folder of ``script``, whose modules could hide others.
 
     Args:
         script: ``__file__`` of a file that is run by its path, for which Python has put its folder first.
@@ -30,10 +30,10 @@ def make_importable(script: str) -> None:
 
 
 def alias_package(package: str) -> None:
-    """Make ``bigbatch.<package>`` answer to the name ``package``, so that no module is imported under two names.
+    """Let the name ``package`` refer to ``bigbatch.<package>``, so that no module is imported under two names.
 
-    For ``python -m cluster.job`` and its like in a clone's root: batch scripts that were queued before the packages
-    moved into ``bigbatch`` say so.
+    ``python -m cluster.job`` and similar commands in a clone's root need it. Batch scripts that were queued before the
+    packages moved into ``bigbatch`` contain them.
     """
     if str(IMPORT_ROOT) not in sys.path:
         sys.path.insert(0, str(IMPORT_ROOT))
@@ -41,6 +41,6 @@ def alias_package(package: str) -> None:
     if package == "cluster":
         for wing in ("job", "node"):  # packages that are run by `python -m`
             sys.modules[f"cluster.{wing}"] = importlib.import_module(f"bigbatch.cluster.{wing}")
-        # Jobs that run while the repository is brought up to date call `python -m cluster.gcs` and its like.
+        # Jobs that run while the repository is updated call `python -m cluster.gcs` and similar modules.
         for wing in ("node", "doctor", "submission"):
             sys.modules[package].__path__.append(str(ROOT / "cluster" / wing))

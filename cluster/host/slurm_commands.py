@@ -1,4 +1,4 @@
-"""Slurm's commands, each with a timeout: a controller that is busy or down must not hang a caller.
+"""Run Slurm's commands, each with a timeout, so that a busy or dead controller never blocks the caller.
 
 Standard library only, Python 3.9: login nodes may have nothing else.
 """
@@ -25,36 +25,37 @@ NO_ANSWER = (
     "Could not establish a configuration source",
     "Protocol authentication error",
 )
-"""What Slurm's commands say where the controller, or munge, is down, changing over or too busy (slurm_errno.c)."""
+"""Messages of Slurm's commands if the controller or munge is down, failing over or too busy (slurm_errno.c)."""
 UNKNOWN_JOB = "Invalid job id"
-"""What they say of a job that the controller has forgotten, or never had."""
+"""Their message about a job that the controller has forgotten, or never knew."""
 
 
 class SlurmError(RuntimeError):
-    """A Slurm command is missing, failed or did not answer; the message is one line."""
+    """A Slurm command is missing, failed or did not answer. The message is one line."""
 
 
 class SlurmSilent(SlurmError):
-    """The controller did not answer: nothing was refused, and the same question may be answered later."""
+    """The controller did not answer. It refused nothing, and may answer the same question later."""
 
 
 def is_installed(command: str = "sbatch") -> bool:
+    """Whether ``command`` is on PATH."""
     return shutil.which(command) is not None
 
 
 def run(
     *command: str, timeout_s: float = COMMAND_S, stdin: str | None = None, env: Mapping[str, str] | None = None
 ) -> str:
-    """What ``command`` prints, run with ``env`` (default: this process's). Raises SlurmError."""
+    """The output of ``command``, run with ``env`` (default: this process's environment). Raises SlurmError."""
     name = command[0]
-    # Users may have Slurm write times in words ("Tomorr 10:00"), which nobody can read back.
+    # Some users let Slurm write times in words ("Tomorr 10:00"), which a program cannot read.
     plain = {key: value for key, value in (os.environ if env is None else env).items() if key != "SLURM_TIME_FORMAT"}
     try:
         done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=timeout_s, env=plain)
     except FileNotFoundError:
         raise SlurmError(f"{name} is not on PATH. Run this on a machine with Slurm's commands.") from None
     except subprocess.TimeoutExpired:
-        raise SlurmSilent(f"{name} did not answer within {timeout_s:g} s. Try again when Slurm does.") from None
+        raise SlurmSilent(f"{name} did not answer within {timeout_s:g} s. Try again later.") from None
     if done.returncode:
         lines = (done.stderr or done.stdout).strip().splitlines()
         kind = SlurmSilent if any(words in line for words in NO_ANSWER for line in lines) else SlurmError
@@ -68,12 +69,13 @@ def hostnames(node_list: str) -> list[str]:
 
 
 def job_fields(job_id: str, timeout_s: float = COMMAND_S) -> dict[str, str]:
-    """What ``scontrol show job`` knows, by field name; of a heterogeneous job's first component. Raises SlurmError."""
+    """The fields of ``scontrol show job``, by name; for a heterogeneous job, of its first component. Raises
+    SlurmError."""
     return component_fields(job_id, timeout_s)[0]
 
 
 def component_fields(job_id: str, timeout_s: float = COMMAND_S) -> list[dict[str, str]]:
-    """The same of each component, in order; one where the job is not heterogeneous. Raises SlurmError."""
+    """The fields of each component of a job, in order. A usual job has one component. Raises SlurmError."""
     text = run("scontrol", "--oneliner", "show", "job", job_id, timeout_s=timeout_s)
     return slurm_values.parse_job_fields(text) or [{}]
 
@@ -85,29 +87,29 @@ def sbatch(
     arguments: Sequence[str] = (),
     env: Mapping[str, str] | None = None,
 ) -> str:
-    """``sbatch --parsable options script arguments``. Returns the job's id."""
+    """Run ``sbatch --parsable options script arguments``. Returns the job's id."""
     return run("sbatch", "--parsable", *options, script, *arguments, env=env).strip().split(";")[0]
 
 
 def scancel(job_id: str, *, signal: str | None = None, steps_only: bool = False) -> None:
-    """Cancel a job, or send ``signal`` to it; with ``steps_only`` to its steps, not to its batch script."""
+    """Cancel a job, or send it ``signal``; with ``steps_only`` only its steps get it, not its batch script."""
     how = ["-s", signal] if signal else []
-    # scancel with a signal and without --batch or --full reaches the steps only.
+    # With a signal and without --batch or --full, scancel reaches only the steps.
     if signal and not steps_only:
         how.append("--full")
     run("scancel", *how, job_id)
 
 
 def scontrol_requeue(job_id: str) -> None:
-    """Put a running job back into the queue; its processes are ended at once. See ``start_after``."""
+    """Put a running job back into the queue. Slurm ends its processes at once. See ``start_after``."""
     run("scontrol", "requeue", job_id)
 
 
 def start_after(job_id: str, delay_s: int) -> None:
-    """Let a requeued job start ``delay_s`` from now, which its owner may say, instead of after two minutes.
+    """Let a requeued job start ``delay_s`` seconds from now, not after two minutes. Its owner may do this.
 
-    Slurm sets those two minutes when the job's old processes are gone, unless its start time lies in the
-    future by then. So "now" would be forgotten, and so is a delay that is shorter than the job's end takes.
+    When the job's old processes are gone, Slurm delays the start by two minutes, unless the start time then lies in the
+    future. So the delay must be longer than the job takes to end; "now" would have no effect.
     """
     run("scontrol", "update", f"JobId={job_id}", f"StartTime=now+{delay_s}")
 
@@ -118,12 +120,12 @@ def exclude(job_id: str, nodes: Sequence[str]) -> None:
 
 
 def is_running(job_id: str) -> bool | None:
-    """Whether a job holds nodes right now, or None if Slurm does not say."""
+    """Whether a job holds nodes now; None if Slurm does not say."""
     return _is_listed(job_id, "R,CG,S,CF")
 
 
 def has_ended(job_id: str) -> bool | None:
-    """Whether a job neither holds nodes nor waits for some, or None if Slurm does not say."""
+    """Whether a job neither holds nodes nor waits for any; None if Slurm does not say."""
     listed = _is_listed(job_id, "PD,R,CG,S,CF,RQ,RH")
     return None if listed is None else not listed
 
@@ -136,7 +138,7 @@ def _is_listed(job_id: str, states: str) -> bool | None:
 
 
 def kill_wait_s(timeout_s: float = COMMAND_S) -> float:
-    """Seconds between Slurm's SIGTERM and its SIGKILL (its default where it does not say)."""
+    """Seconds between Slurm's SIGTERM and its SIGKILL; Slurm's default if it does not say."""
     try:
         answer = slurm_values.parse_config(run("scontrol", "show", "config", timeout_s=timeout_s))
     except SlurmError:
@@ -145,10 +147,10 @@ def kill_wait_s(timeout_s: float = COMMAND_S) -> float:
 
 
 def usable_nodes(partition: str, features: str = "", gres: str = "") -> list[str]:
-    """Nodes of a partition that are up and have the features (``a&b``: both) and as much of each generic resource.
+    """Nodes of a partition that are up and have the features (``a&b``: both) and enough of each generic resource.
 
     Args:
-        gres: what a job wants on each node, as ``scontrol show job`` says it: ``gres/gpu:a100:4,gres/shard:2``.
+        gres: the job's needs on each node, as ``scontrol show job`` writes them: ``gres/gpu:a100:4,gres/shard:2``.
     """
     states = "idle,alloc,mix,comp"
     text = run(

@@ -1,4 +1,4 @@
-"""Output whose reader may leave: ``| head``, a closed terminal, a full disk."""
+"""Output streams that survive the loss of their reader: ``| head``, a closed terminal, a full disk."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 
 
 class _Patient:
-    """A text stream that writes to nowhere once its reader has left, and says nothing of it.
+    """A text stream that silently discards its text after its reader has left.
 
-    What the stream's encoding lacks becomes ``?``.
+    A character that the stream's encoding lacks becomes ``?``.
 
     Args:
-        ends: a command that only shows something has nothing more to do then: SystemExit(0). A full disk is another
-            thing: SystemExit with a line that says so.
+        ends: for a command that only shows something: raise SystemExit(0) when the reader has left. For a full disk,
+            raise SystemExit with a message.
     """
 
     def __init__(self, stream: Any, ends: bool = False) -> None:
@@ -40,7 +40,7 @@ class _Patient:
             self._cannot(error)
 
     def finish(self) -> None:
-        """Flush at the end: what the command has found out is its exit code, whether somebody reads it or not."""
+        """Flush at the end. The exit code stays the command's own, even if nobody reads the output."""
         self._over = True
         self.flush()
 
@@ -59,9 +59,8 @@ class _Patient:
 
 @contextmanager
 def reader_may_leave(ends: bool = False) -> Iterator[None]:
-    """Within it, a closed pipe behind stdout or stderr ends no run; with ``ends``, one behind stdout ends it with 0.
-
-    Contexts may be nested: the inner one decides.
+    """Within the block, a closed pipe at stdout or stderr does not end the run. With ``ends``, one at stdout ends it
+    with exit code 0. Blocks may be nested: the inner one decides.
     """
     before = sys.stdout, sys.stderr
     out, err = (stream._stream if isinstance(stream, _Patient) else stream for stream in before)
@@ -78,9 +77,9 @@ def reader_may_leave(ends: bool = False) -> Iterator[None]:
 
 
 def exit_code_after_output(code: int) -> int:
-    """``code``, once a program has said all. Ctrl-C ends the process with it from now on.
+    """Return ``code`` at the end of a program. From now on Ctrl-C ends the process with this code.
 
-    After torch and Ray it takes Python seconds to clear up, and an interrupt in that would be a traceback.
+    After torch and Ray, Python takes seconds to shut down, and Ctrl-C would otherwise print a traceback.
     """
     signal.signal(signal.SIGINT, lambda *_: os._exit(code))
     return code

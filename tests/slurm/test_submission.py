@@ -144,7 +144,7 @@ def test_the_doctor_finds_a_healthy_allocation_healthy(cluster: VirtualCluster) 
     assert not failed
     assert found["nodes answer"] == ("OK", "3 of 3")
     # The nodes' GPUs are stand-ins outside of /dev: only Slurm speaks of them.
-    assert found["GPUs"] == ("WARN", "n1: 2, n2: 2, n3: 2, by Slurm's word only")
+    assert found["GPUs"] == ("WARN", "n1: 2, n2: 2, n3: 2, only according to Slurm")
     assert found["locks"][0] == found["shared folder"][0] == found["clocks"][0] == found["requeue"][0] == "OK"
     assert "MB/s" in found["network"][1] and found["all-reduce"][0] == "OK" and "3 nodes" in found["all-reduce"][1]
 

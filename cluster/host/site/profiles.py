@@ -1,8 +1,7 @@
-"""What is known of a site: its partitions, modules, network and storage, from a TOML profile.
+"""Read a site's profile, a TOML file with its partitions, modules, network and storage.
 
-The profiles beside this file are in ``cluster/sites``; a user's own are in ``~/.config/bigbatch/sites`` or
-given by path. Every key is optional but ``name``: what a profile leaves out is asked from Slurm, or from
-the user, and never guessed.
+Built-in profiles are in ``cluster/sites``. A user's own are in ``~/.config/bigbatch/sites``, or given by path. Only the
+key ``name`` is required. Slurm or the user supplies what a profile leaves out; it is never guessed.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ BUILT_IN = Path(__file__).resolve().parents[2] / "sites"
 GENERIC = "generic"
 SITE_VARIABLE = "BIGBATCH_SITE"
 NO_LIMIT_S = 10**9
-"""A wall time without an end, so that it compares as any other."""
+"""A wall time without an end, as a number that can be compared."""
 
 
 class InputError(ValueError):
-    """What the user wrote cannot be; the message is one line: the rule, the value met, what to write instead."""
+    """The user's input is wrong. The message is one line: the rule, the value met, what to write instead."""
 
 
 @dataclass(frozen=True)
@@ -48,22 +47,22 @@ class Partition:
     gpu: str | None = None
     gpus_per_node: int | None = None
     gpu_types: tuple[str, ...] = ()
-    """As ``--gres`` names them, where Slurm has been asked."""
+    """Types of GPUs as ``--gres`` names them, if Slurm has been asked."""
     cores_per_node: int | None = None
     cores_per_gpu: int | None = None
     max_nodes: int | None = None
     max_time_s: int | None = None
     gres: str = "gpu"
-    """What ``--gres`` calls a GPU, without the number."""
+    """A GPU's name for ``--gres``, without the number."""
     account_suffix: str = ""
-    """What an account's name must end with, e.g. ``@h100``."""
+    """The required end of an account's name, e.g. ``@h100``."""
     modules: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
     """Further options of sbatch that jobs here need."""
     default_qos: str | None = None
     qos: Mapping[str, Qos] = field(default_factory=dict)
     is_default: bool = False
-    """Slurm takes it when none is named."""
+    """Whether Slurm chooses this partition if none is named."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,7 @@ class Site:
     port_forwarding: bool = True
     account_required: bool = False
     requeue: bool = True
-    """Whether a job may put itself back into the queue; else it submits its successor."""
+    """Whether a job may requeue itself. If not, it submits a successor."""
     internet: bool | None = None
     """Whether compute nodes reach the internet."""
     default_partition: str | None = None
@@ -139,10 +138,10 @@ _QOS = {"max_time": ("max_time_s", DURATION), "max_gpus": ("max_gpus", WHOLE), "
 
 
 def parse_time(text: str) -> int:
-    """Seconds of a time as Slurm writes it: ``MM``, ``MM:SS``, ``HH:MM:SS``, ``D-HH``, ``D-HH:MM``, ``D-HH:MM:SS``.
+    """Seconds of a time in Slurm's forms: ``MM``, ``MM:SS``, ``HH:MM:SS``, ``D-HH``, ``D-HH:MM``, ``D-HH:MM:SS``.
 
-    ``20h``, ``90m`` and ``2d`` are understood as well. ``UNLIMITED`` and ``INFINITE``, which Slurm takes too, are
-    NO_LIMIT_S. Raises InputError.
+    ``20h``, ``90m`` and ``2d`` work too. ``UNLIMITED`` and ``INFINITE``, which Slurm also accepts, give NO_LIMIT_S.
+    Raises InputError for any other text.
     """
     if text.strip().upper() in ("UNLIMITED", "INFINITE"):
         return NO_LIMIT_S
@@ -161,7 +160,7 @@ def parse_time(text: str) -> int:
 
 
 def format_time(seconds: int) -> str:
-    """As Slurm writes it: ``20:00:00``, ``4-04:00:00``, ``UNLIMITED``."""
+    """A time in Slurm's form: ``20:00:00``, ``4-04:00:00``, ``UNLIMITED``."""
     if seconds >= NO_LIMIT_S:
         return "UNLIMITED"
     days, rest = divmod(seconds, 86400)
@@ -170,14 +169,14 @@ def format_time(seconds: int) -> str:
 
 
 def user_folder(env: Mapping[str, str] | None = None) -> Path:
-    """Where a user's own profiles are."""
+    """The folder of a user's own profiles."""
     env = os.environ if env is None else env
     config = env.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
     return Path(config) / "bigbatch" / "sites"
 
 
 def profile_paths(env: Mapping[str, str] | None = None) -> dict[str, Path]:
-    """Every profile's path by name, the user's before the built-in ones."""
+    """Name → path of every profile. A user's profile replaces a built-in one of the same name."""
     found = {path.stem: path for path in sorted(BUILT_IN.glob("*.toml"))}
     own = {path.stem: path for path in sorted(user_folder(env).glob("*.toml"))}
     return {**own, **{name: path for name, path in found.items() if name not in own}}
@@ -186,9 +185,9 @@ def profile_paths(env: Mapping[str, str] | None = None) -> dict[str, Path]:
 def find_site(
     site: str | None = None, env: Mapping[str, str] | None = None, hosts: Iterable[str] | None = None
 ) -> Site:
-    """The profile of a name or a path; without one, BIGBATCH_SITE's or the one that this machine matches.
+    """The profile with this name or path. None: the one in BIGBATCH_SITE, else the one that matches this machine.
 
-    Raises InputError for an unknown name and for a profile that is wrong.
+    Raises InputError for an unknown name and for a wrong profile.
     """
     env = os.environ if env is None else env
     if site is not None and not site.strip():
@@ -205,7 +204,7 @@ def find_site(
 
 
 def detect_site(env: Mapping[str, str] | None = None, hosts: Iterable[str] | None = None) -> Site:
-    """The first profile whose host names or variables match this machine; the generic one if none does."""
+    """The first profile whose host names or variables match this machine; else the generic one."""
     env = os.environ if env is None else env
     names = list(hosts) if hosts is not None else [socket.gethostname(), socket.getfqdn()]
     known = profile_paths(env)
@@ -216,7 +215,7 @@ def detect_site(env: Mapping[str, str] | None = None, hosts: Iterable[str] | Non
 
 
 def _matches(site: Site, env: Mapping[str, str], hosts: Iterable[str]) -> bool:
-    """One host pattern is enough; of the variables all must be there (``NAME`` or ``NAME=value``)."""
+    """Whether one host pattern matches, or all variables are set (``NAME`` or ``NAME=value``)."""
     if any(fnmatch.fnmatchcase(host, pattern) for host in hosts for pattern in site.hosts):
         return True
     return bool(site.variables) and all(_is_set(variable, env) for variable in site.variables)
@@ -233,9 +232,9 @@ def load_site(path: Path) -> Site:
         document = toml_subset.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not UTF-8"
-        raise InputError(f"--site must be a file that can be read; got {str(path)!r} ({reason}).") from None
+        raise InputError(f"--site must be a readable file; got {str(path)!r} ({reason}).") from None
     except ValueError as error:
-        raise InputError(f"a site profile must be TOML; {path} is not: {error}.") from None
+        raise InputError(f"a site profile must be TOML; {path} is no TOML: {error}.") from None
     try:
         return _site(document, path)
     except InputError as error:
@@ -261,7 +260,7 @@ def _site(document: Mapping[str, Any], path: Path) -> Site:
 def _partition(name: str, table: Any) -> Partition:
     where = f"[partitions.{name}]"
     if not isinstance(table, dict):
-        raise InputError(f"a partition must be a table; got {name!r}. Write [partitions.{name}] on a line of its own.")
+        raise InputError(f"a partition must be a table; got {name!r}. Write [partitions.{name}] on its own line.")
     table = dict(table)
     services = table.pop("qos", {})
     if not isinstance(services, dict) or not all(isinstance(value, dict) for value in services.values()):
@@ -271,7 +270,7 @@ def _partition(name: str, table: Any) -> Partition:
 
 
 def _fields(table: Mapping[str, Any], keys: Mapping[str, tuple[str, str]], where: str) -> dict[str, Any]:
-    """The dataclass's fields of a table; each key known and of its type."""
+    """The dataclass's fields from a table. Raises InputError for an unknown key or a wrong type."""
     _known(table, keys, f"key of {where}")
     values = {}
     for key, value in table.items():

@@ -1,6 +1,6 @@
-"""What a site's quota command says is left: read where the format is known, else only shown.
+"""Ask a site's quota command how much room is left. A known format is read; any other output is only shown.
 
-Quotas of users and groups are not in ``statvfs``, which sees the file system's own room.
+``statvfs`` does not see quotas of users and groups, only the room of the whole file system.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ SHOWN_LINES = 12
 
 
 class NoAnswer(RuntimeError):
-    """The command did not run; the message says why in a few words."""
+    """The quota command did not work. The message says why in a few words."""
 
 
 @dataclass(frozen=True)
 class QuotaLeft:
-    """Room under a quota; None: no limit."""
+    """The room left under a quota; None: no limit."""
 
     bytes: int | None
     inodes: int | None
 
 
 def run_quota_command(site: Site) -> list[str]:
-    """The last lines that the site's quota command prints; none where the profile has no command. Raises NoAnswer."""
+    """The last lines that the site's quota command prints; empty if the profile has no command. Raises NoAnswer."""
     if not site.quota_command:
         return []
     try:
@@ -53,10 +53,10 @@ def run_quota_command(site: Site) -> list[str]:
 
 
 def parse_quota_left(lines: Sequence[str], folder: Path) -> QuotaLeft | None:
-    """What Lustre's ``lfs quota`` leaves for ``folder``, the least of several; None where that is not told.
+    """The room for ``folder`` in the output of Lustre's ``lfs quota``, the least of several; None if it is not there.
 
-    Its table (manual page lfs-quota(1); blocks of 1024 bytes, limit 0 = none) has a row for each file system, whose
-    name may stand on a line of its own; ``*`` marks what is over quota, ``[…]`` a sum that lacks a server:
+    The table (manual page lfs-quota(1); blocks of 1024 bytes, limit 0 = none) has a row for each file system, whose
+    name may have its own line. ``*`` marks a value over quota, ``[…]`` a sum in which a server is missing:
 
         Filesystem  kbytes   quota   limit   grace   files   quota   limit   grace
           /scratch  285181       0 5347737       -  316399  500000 1000000       -

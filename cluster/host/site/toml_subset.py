@@ -1,7 +1,7 @@
-"""TOML for site profiles on Pythons without ``tomllib`` (3.9 and 3.10, what login nodes often have).
+"""Read TOML site profiles on Pythons without ``tomllib`` (3.9 and 3.10, which login nodes often have).
 
-A strict subset: tables, strings on one line, whole numbers, decimals, booleans, arrays of these, and
-comments. Everything that it accepts means the same in TOML 1.0; the rest is refused with its line.
+It reads a strict subset: tables, strings on one line, whole numbers, decimals, booleans, arrays of these, and comments.
+Everything that it accepts means the same in TOML 1.0. It refuses the rest and names the line.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _ESCAPES = {"b": "\b", "t": "\t", "n": "\n", "f": "\f", "r": "\r", '"': '"', "\\
 
 
 def loads(text: str) -> dict[str, Any]:
-    """The document. Raises ValueError, with the line, for what is no TOML (or, without tomllib, outside the subset)."""
+    """The document. Raises ValueError with the line if it is no TOML, or without tomllib outside the subset."""
     return tomllib.loads(text) if tomllib is not None else parse_subset(text)
 
 
 def parse_subset(text: str) -> dict[str, Any]:
-    """The document, by the subset's own reader. Raises ValueError with the line."""
+    """The document, read by the subset's reader. Raises ValueError with the line."""
     return _Reader(text.replace("\r\n", "\n")).document()
 
 
@@ -70,7 +70,7 @@ class _Reader:
         for name in path:
             table = table.setdefault(name, {})
             if not isinstance(table, dict):
-                raise self._error(f"{name!r} is a value already and cannot be a table")
+                raise self._error(f"{name!r} is already a value and cannot be a table")
         return table
 
     def _key(self) -> str:
@@ -180,7 +180,7 @@ class _Reader:
         if self._peek() == "#":
             self._comment()
         if self._peek() not in ("", "\n"):
-            raise self._error("the line goes on after its value")
+            raise self._error("the line continues after its value")
 
     def _error(self, message: str) -> ValueError:
         return ValueError(f"{message} (line {self.text.count(chr(10), 0, self.at) + 1})")

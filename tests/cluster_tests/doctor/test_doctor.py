@@ -193,7 +193,7 @@ def test_gpus_that_only_slurm_speaks_of_are_a_warning():
     nodes = healthy("n1", "n2")
     nodes[1]["gpus"].update(files=0, driver=None)
     finding = judged(nodes)["GPUs"]
-    assert finding.status == "WARN" and "Slurm's word" in finding.seen
+    assert finding.status == "WARN" and "only according to Slurm" in finding.seen
 
 
 def test_rays_processes_of_other_jobs_are_leaks_and_this_jobs_are_not(tmp_path):
