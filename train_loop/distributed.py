@@ -37,6 +37,7 @@ class World:
 
     @classmethod
     def current(cls, device: torch.device) -> World:
+        """The ranks of torch's process group; one worker where there is no group."""
         if dist.is_available() and dist.is_initialized():
             return cls(dist.get_rank(), dist.get_world_size(), device)
         return cls(0, 1, device)

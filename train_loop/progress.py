@@ -79,6 +79,7 @@ class ProgressFile:
         self._write(StepProgress())
 
     def steps_done(self, epoch: int, step: int, steps: int, images_per_step: int) -> None:
+        """Write how far the epoch is, when it is time for a new entry."""
         if entry := self._pace.after(epoch, step, steps, images_per_step):
             self._write(entry)
 
@@ -114,6 +115,7 @@ class ProgressLines:
         self._last: StepProgress | None = None
 
     def something_was_said(self) -> None:
+        """Wait before the next line: the terminal has just shown another one."""
         self._said_at = self._clock()
 
     def line(self, entry: StepProgress | None) -> str | None:

@@ -102,10 +102,12 @@ class EpochRecord:
     )
 
     def to_dict(self) -> dict[str, float | None]:
+        """Its fields as plain values, as studies and checkpoints store them."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> EpochRecord:
+        """Inverse of ``to_dict``; fields that an earlier version did not have take their defaults."""
         return cls(**values)
 
     @classmethod
@@ -168,9 +170,11 @@ class ListReporter:
     records: list[EpochRecord] = field(default_factory=list)
 
     def report(self, record: EpochRecord) -> None:
+        """Keep the record."""
         self.records.append(record)
 
     def checkpoint_requested(self) -> bool:
+        """Never."""
         return False
 
 
@@ -182,6 +186,7 @@ class PrintReporter:
         self._pace, self._lines = ProgressPace(WRITE_EVERY_S), ProgressLines()
 
     def report(self, record: EpochRecord) -> None:
+        """Print a line for the epoch."""
         self._say(epoch_line(record))
 
     def steps_done(self, epoch: int, step: int, steps: int, images_per_step: int) -> None:
@@ -190,9 +195,11 @@ class PrintReporter:
             self._say(line)
 
     def resumed(self, history: Sequence[EpochRecord]) -> None:
+        """Print how many epochs the checkpoint holds."""
         self._say(f"resumed after {len(history)} finished epochs")
 
     def checkpoint_requested(self) -> bool:
+        """Never: a full run writes checkpoints by time."""
         return False
 
     def _say(self, line: str) -> None:

@@ -17,6 +17,7 @@ FOLDER = Path(__file__).resolve().parents[1] / "recipes"
 
 
 def names() -> list[str]:
+    """The names that ``--recipe`` takes, sorted."""
     return sorted(path.stem for path in FOLDER.glob("*.json"))
 
 

@@ -17,11 +17,13 @@ class ConflictError(ConfigError):
 
 
 def require(ok: bool, rule: str, value: object, fix: str) -> None:
+    """Raise ConfigError unless ``ok``: the rule, the value met, and what to write instead."""
     if not ok:
         raise ConfigError(f"{rule}; got {value!r}. {fix}")
 
 
 def choice(name: str, value: str, allowed: Iterable[str]) -> None:
+    """Raise ConfigError unless ``value`` is one of ``allowed``; the message names the nearest one."""
     allowed = tuple(allowed)
     if value not in allowed:
         near = nearest_word(str(value), allowed)
@@ -30,6 +32,10 @@ def choice(name: str, value: str, allowed: Iterable[str]) -> None:
 
 
 def finite(name: str, value: float, low: float, high: float = math.inf, *, open_low: bool = False) -> None:
+    """Raise ConfigError unless ``value`` is a finite number from ``low`` to ``high``.
+
+    ``open_low``: ``low`` itself is refused.
+    """
     above = value > low if open_low else value >= low
     ok = math.isfinite(value) and above and value <= high
     interval = f"{'>' if open_low else '>='} {low:g}" + (f" and <= {high:g}" if high < math.inf else "")

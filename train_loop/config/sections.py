@@ -51,6 +51,7 @@ class BatchSplit:
 
     @property
     def global_size(self) -> int:
+        """Images an optimiser step, over all workers."""
         return self.workers * self.accumulation_steps * self.micro_size
 
 

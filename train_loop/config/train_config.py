@@ -113,6 +113,7 @@ class TrainConfig:
         return {"schema_version": SCHEMA_VERSION, **dataclasses.asdict(self)}
 
     def to_json(self) -> str:
+        """``to_dict`` as text, indented, with a line break at its end."""
         return json.dumps(self.to_dict(), indent=2) + "\n"
 
     def outcome_json(self) -> str:
@@ -141,6 +142,10 @@ class TrainConfig:
 
     @classmethod
     def from_json(cls, text: str) -> TrainConfig:
+        """Inverse of ``to_json``.
+
+        Raises ConfigError for text that is no JSON object, and as ``from_dict``.
+        """
         try:
             values = json.loads(text)
         except json.JSONDecodeError as error:

@@ -20,6 +20,7 @@ class LogFile(logging.FileHandler):
     """A log that leaves out what there is no room for; logging would print a traceback for each line."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
+        """Print the traceback of a failed log line, as ``logging`` does, but not for a full disk: others say that."""
         if full_errno(sys.exc_info()[1]) is None:
             super().handleError(record)
 

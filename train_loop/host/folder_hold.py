@@ -24,6 +24,7 @@ class FolderHold:
         self._pulse.also(task)
 
     def close(self) -> None:
+        """Let others use the folder."""
         self._pulse.close()
         self._lease.release()
 

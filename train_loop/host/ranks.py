@@ -37,6 +37,7 @@ class Launch:
 
     @property
     def nodes(self) -> int:
+        """How many nodes the ranks are on, if each node has as many as this one."""
         return max(1, self.world_size // self.on_node)
 
     def announce(self, env: MutableMapping[str, str] = os.environ) -> None:
@@ -75,6 +76,7 @@ def _launched(env: Mapping[str, str]) -> Launch | None:
 
 
 def port_of(job_id: int, step_id: int) -> int:
+    """A port for the ranks' meeting, the same on all of them and another one for almost every other job step."""
     return FIRST_PORT + (job_id * 7 + step_id) % PORTS
 
 

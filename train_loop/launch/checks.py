@@ -7,6 +7,7 @@ from bigbatch.train_loop.data.info import DataInfo
 
 
 def check_run_model(config: TrainConfig, info: DataInfo) -> None:
+    """Raise ConfigError for a network that does not exist, or does not suit the data's images."""
     from bigbatch.train_loop.model.networks import check_model
 
     if config.model.name == "auto":

@@ -68,10 +68,12 @@ class RunPlan:
 
     @property
     def checkpoint_dir(self) -> Path:
+        """Where the checkpoints are: the latest one and the one before it."""
         return self.output / "checkpoints"
 
 
 def train_parser(prog: str) -> OneLineParser:
+    """The options of ``bigbatch train``."""
     p = OneLineParser(
         prog=prog, description="Train one configuration in full. Repeat the command to resume.", allow_abbrev=False
     )
@@ -139,6 +141,10 @@ def make_run_plan(argv: Sequence[str] | None, prog: str, launch: Launch | None) 
 
 
 def worker_count(asked: int | None, launch: Launch | None) -> int:
+    """Data-parallel workers: as asked for, or as torchrun or srun started them.
+
+    Raises ConfigError if these differ.
+    """
     if asked is not None and asked < 1:
         raise ConfigError(f"--workers must be at least 1; got {asked}. Write --workers 1.")
     if launch is None:
@@ -226,6 +232,7 @@ def gpu_of(launch: Launch, gpus: int) -> int:
 
 
 def train_under_ray(task: RunPlan) -> Sequence[EpochRecord]:
+    """The whole run under Ray Train on this machine. Raises as ``full_run.fit``."""
     from bigbatch.train_loop.launch.full_run import fit_full_run
 
     return fit_full_run(
@@ -269,6 +276,7 @@ def make_output(task: RunPlan) -> FolderHold:
 
 
 def announce(task: RunPlan) -> None:
+    """Print what is trained, how the batch is cut, and where the results go."""
     c, split = task.config, task.config.batch.split(task.workers)
     print(
         f"{c.model.name} on {c.data.name}, {c.epochs} epochs, {c.optimizer.name} at lr {c.optimizer.peak_lr:g}, global "

@@ -45,6 +45,7 @@ class Rates:
 
 
 def print_report(config: TrainConfig, stage_folder: str | None = None) -> None:
+    """Measure, and print what bounds the images a second and what would help."""
     rates, device = measure(config, stage_folder, MEASURE_S)
     how = "decoding in the training process"
     if rates.workers:
@@ -59,6 +60,7 @@ def print_report(config: TrainConfig, stage_folder: str | None = None) -> None:
 
 
 def measure(config: TrainConfig, stage_folder: str | None, seconds: float) -> tuple[Rates, torch.device]:
+    """Images a second of a core, of the loader and of the model, each alone for ``seconds``; and the device."""
     cores = cores_of_a_run(torch.cuda.device_count())
     if config.data.loader.workers == AUTO:
         config = config.replace_keys({"data.loader.workers": min(cores - 1, MAX_PROCESSES)})

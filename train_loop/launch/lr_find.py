@@ -206,6 +206,7 @@ def svg(finding: RangeTestResult, title: str) -> str:
 
 
 def lr_find_parser(prog: str) -> OneLineParser:
+    """The options of ``bigbatch lr-find``."""
     p = OneLineParser(prog=prog, description="Learning-rate range test of a configuration.", allow_abbrev=False)
     which = p.add_mutually_exclusive_group(required=True)
     which.add_argument("--config", metavar="FILE", help="a search's best.json, or a TrainConfig as JSON")
@@ -263,6 +264,7 @@ class RangeTestProgress:
         self._next, self._drawn = clock() + (0.0 if self._terminal else SAY_EVERY_S), False
 
     def step(self, number: int, rate: float, loss: float) -> None:
+        """Show a step: in place on a terminal, else a line every few seconds."""
         if self._clock() < self._next:
             return
         self._next = self._clock() + (0.1 if self._terminal else SAY_EVERY_S)

@@ -59,10 +59,12 @@ class RayReporter:
         self._preemption_noticed = False
 
     def steps_done(self, epoch: int, step: int, steps: int, images_per_step: int) -> None:
+        """Note how far the epoch is, for those who watch."""
         if self._progress is not None:
             self._progress.steps_done(epoch, step, steps, images_per_step)
 
     def report(self, record: EpochRecord) -> None:
+        """Send the record of a finished epoch to Ray Train."""
         self._send([record])
 
     def resumed(self, history: Sequence[EpochRecord]) -> None:
@@ -73,6 +75,7 @@ class RayReporter:
             self._send(history)
 
     def noted(self, texts: Sequence[str]) -> None:
+        """Send what the driver should tell the user."""
         import ray.train
 
         for text in texts:
@@ -90,6 +93,7 @@ class RayReporter:
         return first
 
     def stop_requested(self) -> bool:
+        """Whether the stop file exists."""
         return self._stop_file.exists()
 
     def _send(self, records: Sequence[EpochRecord]) -> None:

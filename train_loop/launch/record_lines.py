@@ -29,9 +29,11 @@ class RecordPrinter:
             progress.write_text("")  # workers write it only where it is
 
     def close(self) -> None:
+        """Remove the file that says how far the epoch is."""
         self._progress.unlink(missing_ok=True)
 
     def print_new(self) -> None:
+        """Print the notes and records that came since the last call."""
         lines = read_lines(self._path)
         notes = list(dict.fromkeys(text for line in lines for text in line.get(NOTES, ())))
         for text in notes[self._told :]:
@@ -51,6 +53,7 @@ class RecordPrinter:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of a records file, oldest first; none where there is no file."""
     text = path.read_text() if path.exists() else ""
     return [
         json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")

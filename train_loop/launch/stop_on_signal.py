@@ -31,6 +31,7 @@ class StopOnSignal(PrintReporter):
         return self._signals.first
 
     def stop_requested(self) -> bool:
+        """Whether a signal has come."""
         return self._signals.first is not None
 
     def _asked(self, signum: int) -> None:

@@ -63,14 +63,17 @@ class Run:
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
+        """With its state, as checkpoints hold it."""
         return self.step.optimizer
 
     @property
     def average(self) -> WeightAverage | None:
+        """The moving average of the weights; None without ``ema_decay``."""
         return self.step.average
 
     @property
     def scaler(self) -> GradScaler:
+        """Of fp16 gradients; switched off in other precisions."""
         return self.step.scaler
 
 

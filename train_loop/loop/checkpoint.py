@@ -74,6 +74,7 @@ class CheckpointFolder:
         return time.monotonic() - self._last >= self._every_s
 
     def restart_clock(self) -> None:
+        """Count the time to the next checkpoint from now."""
         self._last = time.monotonic()
 
     def save(self, content: Mapping[str, Any]) -> None:

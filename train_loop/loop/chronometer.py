@@ -55,4 +55,5 @@ class Chronometer:
             del item  # it may hold memory that the next one needs
 
     def reset(self) -> None:
+        """Set all parts back to 0 s."""
         self.seconds = dict.fromkeys(PARTS, 0.0)

@@ -101,6 +101,7 @@ def step_key(config: TrainConfig, info: DataInfo, precision: str) -> str:
 
 
 def cache_file() -> Path:
+    """Where measured bounds are kept, for all runs of this user."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bigbatch" / "micro_batches.json"
 
 
@@ -114,6 +115,7 @@ def max_micro_size(config: TrainConfig, info: DataInfo, device: torch.device, pr
 
 
 def cuda_memory(config: TrainConfig, info: DataInfo, device: torch.device, precision: str) -> Memory:
+    """The device's memory, and a measurement of what a training step of so many images needs at its peak."""
     properties = torch.cuda.get_device_properties(device)
 
     def peak_bytes(images: int) -> float:

@@ -35,6 +35,7 @@ def checkpoint_bytes(model: ModelConfig, info: DataInfo, optimizer: str | None, 
 
 
 def parameter_count(model: ModelConfig, info: DataInfo) -> int:
+    """Parameters of the network for these classes. ResNets are counted without torch."""
     if model.name in _RESNETS:
         base, inputs = _RESNETS[model.name]
         return base + (inputs + 1) * info.num_classes

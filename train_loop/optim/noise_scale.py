@@ -53,6 +53,7 @@ class GradientNorms:
 
     @property
     def measured(self) -> bool:
+        """Whether a step has at least two gradients to compare: of several workers or micro-batches."""
         return self._accumulation_steps * self._workers > 1
 
     def watch(self, parallel: nn.Module) -> None:

@@ -61,15 +61,19 @@ class RepeatedImages(IndexedImages):
         self._images, self._size = images, size
 
     def labels(self, indices: sampling.Indices) -> npt.NDArray[np.int64]:
+        """The classes, int64 ``[len(indices)]``."""
         return self._images.labels(indices % self._size)
 
     def read_ahead(self, indices: sampling.Indices) -> None:
+        """As ``Images.read_ahead``, of the images that are repeated."""
         self._images.read_ahead(indices % self._size)
 
     def open_plain(self, index: int) -> WriteImage:
+        """As ``Images.open_plain``, of the image that is repeated."""
         return self._images.open_plain(index % self._size)
 
     def open_random(self, index: int, draws: random.Random) -> WriteImage:
+        """As ``Images.open_random``: each copy has draws of its own."""
         return self._images.open_random(index % self._size, draws)
 
 
@@ -205,6 +209,10 @@ class LoadedSource(DataSource):
         """Of the epoch that is under way."""
 
     def read_train(self, batches: Sequence[sampling.Indices], epoch: Epoch) -> Iterator[Batch]:
+        """Augmented batches on the CPU: uint8 ``[N, size, size, 3]``, and labels, int64 ``[N]``.
+
+        ``size`` follows progressive resizing. Raises LoaderError, ImageError.
+        """
         augmented = (
             dataclasses.replace(epoch, policy=policy_of(self._config.augment)) if self._config.augment.enabled else None
         )
@@ -215,9 +223,14 @@ class LoadedSource(DataSource):
         return self._read(ReadPurpose(False, augmented), batches, size)
 
     def read_val(self, batches: Sequence[sampling.Indices]) -> Iterator[Batch]:
+        """Central crops on the CPU: uint8 ``[N, size, size, 3]``, and labels, int64 ``[N]``.
+
+        Raises LoaderError, ImageError.
+        """
         return self._read(ReadPurpose(True, None), batches, self._config.val_image_size or self.info.image_size)
 
     def finish(self, images: torch.Tensor) -> torch.Tensor:
+        """Bytes ``[N, H, W, 3]`` on any device, as normalised float32 ``[N, 3, H, W]``, channels last in memory."""
         mean, std = self._statistics(images.device)
         # Channels-last in memory, as the bytes lie.
         return images.float().sub_(mean).div_(std).permute(0, 3, 1, 2)
@@ -232,6 +245,7 @@ class LoadedSource(DataSource):
 
     @property
     def processes(self) -> int:
+        """Loader processes in use; 0 means that the training process decodes."""
         return self._workers
 
     def _tune(self) -> None:
@@ -241,6 +255,7 @@ class LoadedSource(DataSource):
         self._reads.clear()
 
     def close(self) -> None:
+        """End the loader processes. Batches that are still held stay valid."""
         while self._rings:
             self._rings.pop().close()
 

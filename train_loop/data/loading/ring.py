@@ -65,6 +65,7 @@ of images to ask the system for."""
 
 
 def ring_is_supported() -> bool:
+    """Whether this system has what the ring is built on: Linux has, macOS has not."""
     return hasattr(os, "memfd_create") and hasattr(socket, "SOCK_SEQPACKET")
 
 
@@ -108,6 +109,7 @@ class Slots:
         return _attach, (self.count, self.images, self.image_bytes, reduction.DupFd(self._descriptor))
 
     def indices(self, slot: int, images: int) -> Indices:
+        """Where the indices of a batch of ``images`` stand in a slot, int64 ``[images]``, shared with all processes."""
         return np.frombuffer(self.map, np.int64, images, self._begin(slot))
 
     def ahead(self, slot: int) -> Indices:
@@ -125,6 +127,7 @@ class Slots:
         return PAGE + slot * self.slot_bytes
 
     def fit(self, images: int, size: int) -> bool:
+        """Whether a batch of ``images`` of ``size`` pixels a side has room in a slot."""
         return images <= self.images and images * size * size * 3 <= self.images * self.image_bytes
 
 
@@ -133,6 +136,7 @@ def _attach(count: int, images: int, image_bytes: int, descriptor: Any) -> Slots
 
 
 def slot_bytes(images: int, image_bytes: int) -> int:
+    """Bytes of one slot for a batch of ``images`` of ``image_bytes`` each, in whole pages."""
     return _index_bytes(images) + _whole_pages(images * image_bytes)
 
 
@@ -214,6 +218,7 @@ class Ring:
 
     @property
     def open(self) -> bool:
+        """Whether the processes still run."""
         return self._close.still_active()
 
     def close(self) -> None:

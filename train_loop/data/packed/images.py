@@ -48,15 +48,19 @@ class PackedImages(IndexedImages):
         self._files, self._records, self._small = files, records, small
 
     def labels(self, indices: sampling.Indices) -> npt.NDArray[np.int64]:
+        """The classes, int64 ``[len(indices)]``."""
         return self._files.labels(self._records[indices])
 
     def read_ahead(self, indices: sampling.Indices) -> None:
+        """Have the system fetch these images' bytes, without waiting for them."""
         self._files.read_ahead(self._records[indices])
 
     def open_plain(self, index: int) -> WriteImage:
+        """What writes the central crop of an image into ``[size, size, 3]`` bytes. Raises ImageError."""
         return self._open(int(self._records[index]), self._plain)
 
     def open_random(self, index: int, draws: random.Random) -> WriteImage:
+        """What writes a random crop of an image, or a small one shifted, into such bytes. Raises ImageError."""
         return self._open(int(self._records[index]), lambda record, data: self._random(record, data, draws))
 
     def _open(self, record: int, begin: Callable[[int, bytes], WriteImage]) -> WriteImage:

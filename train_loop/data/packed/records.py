@@ -56,14 +56,17 @@ class PackedFiles:
 
     @property
     def records(self) -> int:
+        """How many images there are, of training and validation together."""
         self._open()
         return len(self._columns["label"])
 
     def labels(self, records: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The classes of many records, int64 ``[len(records)]``."""
         self._open()
         return self._columns["label"][records].astype(np.int64)
 
     def label(self, record: int) -> int:
+        """The class of one record."""
         self._open()
         return int(self._columns["label"][record])
 
@@ -137,6 +140,7 @@ class PackedFiles:
             self._checked[record] = True
 
     def is_intact(self, record: int, data: bytes) -> bool:
+        """Whether ``data``, the bytes of the record, has the CRC-32 that was noted when it was packed."""
         self._open()
         return zlib.crc32(data) == int(self._columns["crc32"][record])
 

@@ -82,10 +82,12 @@ class PackedInfo:
     shards: tuple[ShardInfo, ...]
 
     def to_json(self) -> bytes:
+        """As it stands in the metadata of the index."""
         return json.dumps(asdict(self)).encode()
 
     @staticmethod
     def from_json(text: bytes) -> PackedInfo:
+        """Inverse of ``to_json``. Raises KeyError, TypeError or ValueError for anything else."""
         values = json.loads(text)
         shards = tuple(ShardInfo(**shard) for shard in values.pop("shards"))
         names, mean, std = (tuple(values.pop(key)) for key in ("class_names", "mean", "std"))
@@ -158,6 +160,7 @@ def read_info(folder: str) -> PackedInfo:
 
 
 def file_sha256(path: str | Path) -> str:
+    """SHA-256 of a file's content, in hexadecimal digits."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         while block := file.read(1 << 22):

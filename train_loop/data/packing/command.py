@@ -62,6 +62,7 @@ PROGRESS_LINE_S = 30.0
 
 
 def pack_parser() -> argparse.ArgumentParser:
+    """The options of ``bigbatch pack``."""
     p = OneLineParser(
         prog="bigbatch pack",
         usage="bigbatch pack SRC DST [options]\n       bigbatch pack --verify DST\n       bigbatch pack --info DST",

@@ -63,10 +63,12 @@ def _is_bytes(kind: pa.DataType) -> bool:
 
 
 def is_cifar(folder: str) -> bool:
+    """Whether the folder holds CIFAR-10 as its authors publish it for Python."""
     return os.path.isfile(os.path.join(folder, "data_batch_1")) and os.path.isfile(os.path.join(folder, "test_batch"))
 
 
 def cifar(folder: str) -> tuple[Labelled, tuple[str, ...]]:
+    """CIFAR-10's images, by part, class and place in its pickles; and the names of its classes."""
     names = tuple(_text(name) for name in _unpickle(os.path.join(folder, "batches.meta"))["label_names"])
     found: Labelled = []
     for name in sorted(os.listdir(folder)):
@@ -99,6 +101,7 @@ def _text(value: str | bytes) -> str:
 
 
 def parquet_image(file: str, row: int) -> bytes:
+    """The encoded image in a row of a Parquet file, as Hugging Face stores it; no bytes where there is none."""
     starts, reader = _parquet_groups(file)
     group = int(np.searchsorted(starts, row, side="right")) - 1
     value = _parquet_group(file, group)[row - int(starts[group])].as_py()

@@ -16,11 +16,13 @@ from bigbatch.train_loop.data.sets.scan import EXTENSIONS, TRAIN_FOLDERS, VAL_FO
 
 
 def visible(folder: str) -> list[os.DirEntry[str]]:
+    """What is in a folder but for hidden files."""
     with os.scandir(folder) as entries:
         return [entry for entry in entries if not entry.name.startswith(".")]
 
 
 def tree(folder: str, prefix: str) -> Iterator[Entry]:
+    """Every file below a folder, with its path from there after ``prefix``."""
     for entry in visible(folder):
         if entry.is_file():
             yield Entry(prefix + entry.name, entry.path, -1, entry.stat().st_size)

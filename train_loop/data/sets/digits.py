@@ -41,6 +41,7 @@ class DigitsSource(DataSource):
         self._val = (torch.from_numpy(pixels[val]), torch.from_numpy(labels[val]))
 
     def read_train(self, batches: Sequence[sampling.Indices], epoch: Epoch) -> Iterator[Batch]:
+        """Augmented batches on the CPU: normalised floats ``[N, 3, size, size]``, and labels, int64 ``[N]``."""
         draws = sampling.generator(epoch.seed, epoch.number, sampling.AUGMENTATION)
         table = torch.from_numpy(draws.random((self._repeats * self.info.train_size, 4), dtype=np.float32))
         size = train_image_size(self._config, self.info.image_size, epoch.number)
@@ -52,6 +53,7 @@ class DigitsSource(DataSource):
             yield _normalise(images), self._train[1][rows]
 
     def read_val(self, batches: Sequence[sampling.Indices]) -> Iterator[Batch]:
+        """Validation batches on the CPU: normalised floats ``[N, 3, size, size]``, and labels, int64 ``[N]``."""
         for indices in batches:
             rows = torch.from_numpy(indices)
             size = self._config.val_image_size or self.info.image_size

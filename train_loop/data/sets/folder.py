@@ -45,14 +45,17 @@ class FolderImages(IndexedImages):
         self._listing = listing
 
     def labels(self, indices: sampling.Indices) -> npt.NDArray[np.int64]:
+        """The classes, int64 ``[len(indices)]``."""
         return self._listing.labels[indices]
 
     # Nothing is read before an image is written: decoded ones would take megabytes each.
 
     def open_plain(self, index: int) -> WriteImage:
+        """What writes the central crop of an image into ``[size, size, 3]`` bytes; called, it may raise ImageError."""
         return lambda out: _write(central_crop(decode(self._listing.path(index)), out.shape[0]), out)
 
     def open_random(self, index: int, draws: random.Random) -> WriteImage:
+        """What writes a random crop of an image into such bytes; called, it may raise ImageError."""
         return lambda out: _write(random_crop(decode(self._listing.path(index)), out.shape[0], draws), out)
 
 

@@ -27,11 +27,14 @@ class Listing:
     labels: npt.NDArray[np.int64]
 
     def path(self, index: int) -> str:
+        """The whole path of an image."""
         return os.path.join(self.folder, os.fsdecode(bytes(self.paths[index])))
 
 
 @dataclass(frozen=True)
 class FolderScan:
+    """What an image folder holds."""
+
     class_names: tuple[str, ...]
     train: Listing
     val: Listing

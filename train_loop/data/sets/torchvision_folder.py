@@ -50,16 +50,26 @@ class TorchvisionSource(DataSource):
         }
 
     def read_train(self, batches: Sequence[sampling.Indices], epoch: Epoch) -> Iterator[Batch]:
+        """Augmented batches on the CPU: normalised floats ``[N, 3, size, size]``, and labels, int64 ``[N]``.
+
+        Raises ImageError.
+        """
         return self._read(False, batches, epoch)
 
     def read_val(self, batches: Sequence[sampling.Indices]) -> Iterator[Batch]:
+        """Central crops on the CPU: normalised floats ``[N, 3, size, size]``, and labels, int64 ``[N]``.
+
+        Raises ImageError.
+        """
         return self._read(True, batches, Epoch(0, 0))
 
     @property
     def processes(self) -> int:
+        """Worker processes of each DataLoader; 0 means that the training process decodes."""
         return self._workers
 
     def close(self) -> None:
+        """End the worker processes."""
         for part in self._parts.values():
             part.close()
 
@@ -81,6 +91,8 @@ def _central(size: int) -> list[Any]:
 
 
 class TorchvisionDataset(Dataset[Item]):
+    """One part of an image folder: each image cropped, as a normalised tensor ``[3, size, size]``, with its label."""
+
     def __init__(self, listing: Listing, crop: list[Any]) -> None:
         self._listing = listing
         self._transform = transforms.Compose(
