@@ -1,0 +1,101 @@
+"""What lies in ``examples/`` runs as its first lines say, and is short enough to be read."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from helpers.paths import ROOT, TUNE
+from helpers.processes import clean_environment
+
+EXAMPLES = ROOT / "examples"
+FINISHED = ROOT / "tests" / "older" / "data" / "6dde4d6" / "runs.tar.xz"
+"""Studies made by an earlier commit; the one called ``finished`` has trials of every kind."""
+
+
+def run(*words: object, cwd: Path, timeout_s: float = 300) -> str:
+    """What the command says. It must end well, whoever's clone it is started from."""
+    env = {**clean_environment(), "BIGBATCH_HOME": str(cwd / "home"), "HOME": str(cwd)}
+    line = [sys.executable, *map(str, words)]
+    done = subprocess.run(line, cwd=cwd, env=env, capture_output=True, text=True, timeout=timeout_s)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_each_example_is_short_and_says_how_to_run_it() -> None:
+    names = sorted(path.name for path in EXAMPLES.glob("*.py"))
+    ours = Path(__file__).read_text()
+    for name in names:
+        lines = (EXAMPLES / name).read_text().splitlines()
+        assert len(lines) <= 60, name
+        assert any(f"examples/{name}" in line for line in lines[:8]), f"{name} does not say how to run it"
+        assert ours.count(f'"{name}"') > 0, f"no test runs {name}"
+
+
+def test_lars_in_plain_pytorch_learns_the_digits(tmp_path: Path) -> None:
+    said = run(EXAMPLES / "lars_in_plain_pytorch.py", cwd=tmp_path)
+    reached = [float(value) for value in re.findall(r"validation top-1 ([\d.]+)", said)]
+    assert len(reached) == 4
+    assert reached[-1] > 0.95  # chance is 0.1
+
+
+def test_submit_from_python_prints_scripts_that_the_shell_understands(tmp_path: Path) -> None:
+    said = run(EXAMPLES / "submit_from_python.py", cwd=tmp_path)
+    scripts = said.split("#!/bin/bash")[1:]
+    assert len(scripts) == 4
+    for script in scripts:
+        assert subprocess.run(["bash", "-n"], input=script, text=True).returncode == 0
+        assert "#SBATCH --nodes=2" in script
+    assert [re.findall(r"batch\.global_size=(\d+)", script) for script in scripts] == [["256"], ["512"], ["1024"], []]
+    assert str(EXAMPLES / "ray_program.py") in scripts[-1]
+
+
+def test_submit_from_python_needs_only_python_3_9(old_python: str, tmp_path: Path) -> None:
+    env = {**clean_environment(), "BIGBATCH_HOME": str(tmp_path), "PYTHONPATH": str(ROOT / "src")}
+    line = [old_python, str(EXAMPLES / "submit_from_python.py")]
+    done = subprocess.run(line, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count("#SBATCH --nodes=2") == 4
+
+
+def test_read_study_shows_the_best_trial_of_a_stored_study(tmp_path: Path) -> None:
+    import pyarrow.parquet as pq
+
+    with tarfile.open(FINISHED) as archive:
+        archive.extractall(tmp_path, filter="fully_trusted")
+    study = tmp_path / "runs" / "finished"
+    said = run(EXAMPLES / "read_study.py", study, cwd=tmp_path)
+    rows = pq.read_table(study / "trials.parquet").to_pylist()
+    best = max((row for row in rows if row["value"] is not None), key=lambda row: row["value"])
+    assert f"\ntrial {best['trial']}:\n" in said
+    assert f"{best['value']:.4g}" in said
+    assert said.rstrip().splitlines()[-1].split()[0] == str(best["epochs"])
+
+
+def test_own_space_is_accepted(tmp_path: Path) -> None:
+    said = run(TUNE, "--space", EXAMPLES / "own_space.py", "--dry-run", cwd=tmp_path)
+    assert re.search(r"optimizer +lars, sgd\n", said)
+    assert re.search(r"warmup_fraction +0\.05 … 0\.35\n", said)
+
+
+@pytest.mark.slow
+def test_a_search_of_own_space_can_be_read_by_read_study(tmp_path: Path, tiny_images: Path) -> None:
+    few = ("--trials", 2, "--max-epochs", 1, "--set", "batch.global_size=32", "--data", tiny_images)
+    run(TUNE, "--space", EXAMPLES / "own_space.py", *few, "--study", "mine", "--output", tmp_path, cwd=tmp_path)
+    said = run(EXAMPLES / "read_study.py", tmp_path / "mine", cwd=tmp_path)
+    assert "mine: 2 complete" in said
+    assert {"lars", "sgd"} <= set(said.split())
+
+
+@pytest.mark.slow
+def test_ray_program_starts_a_private_ray(tmp_path: Path) -> None:
+    said = run(EXAMPLES / "ray_program.py", cwd=tmp_path)
+    assert said.startswith("1 nodes, ")
+    assert re.findall(r"^(LARS|LAMB): [\d.]+ ms a step$", said, flags=re.MULTILINE) == ["LARS", "LAMB"]
+    assert len(os.listdir(tmp_path)) == 0
