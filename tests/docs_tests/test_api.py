@@ -25,4 +25,6 @@ def test_a_name_of_the_reference_exists(name: str) -> None:
 @pytest.mark.parametrize("page", TEXTS)
 def test_the_imports_of_an_example_work(page: str) -> None:
     for line in re.findall(r"^from bigbatch\S* import .+$", TEXTS[page], flags=re.MULTILINE):
-        exec(line, {})
+        found: dict[str, object] = {}
+        exec(line, found)
+        assert found.keys() - {"__builtins__"}, line

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import IO
@@ -28,6 +28,7 @@ import virtual_init
 import virtual_processes
 import virtual_requirements
 from virtual_config import CONTROLLER, USERS, Plan, freezer_writable, read_plan
+from virtual_jobs import PATIENCE_S, ClusterError, CommandFailed, Jobs, until
 from virtual_processes import Listener
 from virtual_requirements import PATH
 
@@ -35,22 +36,9 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 # Outside of /tmp, which every node has to itself, and short: sockets' paths end at 107 characters.
 PLACE, PREFIX = Path("/var/tmp"), "vc-"
 COMMAND_TIMEOUT_S = 60.0
-PATIENCE_S = 120.0
-"""For what takes seconds, on a machine that is busy with something else. Only who waits in vain waits so long."""
 
 
-class ClusterError(RuntimeError):
-    """The cluster does not do what it was asked to; the message holds what its logs say."""
-
-
-class CommandFailed(subprocess.CalledProcessError):
-    """A command on a node ended with an error; says what it printed."""
-
-    def __str__(self) -> str:
-        return f"{super().__str__()}\n{self.stdout}\n{self.stderr}"
-
-
-class VirtualCluster:
+class VirtualCluster(Jobs):
     """A controller, ``ctl``, which is the login node too, and nodes ``n1``…; users ``alice`` and ``bob``.
 
     Partitions: ``main``, the default, whose jobs are requeued when ``urgent`` needs their nodes; ``patient``, the same
@@ -124,7 +112,7 @@ class VirtualCluster:
         keeper = virtual_processes.with_command("keeper", plan.folder) if started is None else started.pid
         if keeper and (started is None or started.poll() is None):
             os.kill(keeper, signal.SIGTERM)
-            _until(lambda: not virtual_processes.alive(keeper), PATIENCE_S)
+            until(lambda: not virtual_processes.alive(keeper), PATIENCE_S)
         if started:
             started.wait(30)
         # A keeper that was killed has not cleaned up.
@@ -235,64 +223,6 @@ class VirtualCluster:
         done = self.run(CONTROLLER, "sbatch", "--parsable", *args, *files, user=user, cwd=cwd, env=env, stdin=text)
         return done.stdout.strip().split(";")[0]
 
-    # ---- jobs
-
-    def state(self, job_id: str) -> str:
-        """``PENDING``, ``RUNNING``, ``COMPLETED``…, of the first component where there are several."""
-        if not job_id:
-            raise ValueError("job_id must not be empty: Slurm would answer for all jobs.")
-        return self._question("squeue", "-t", "all", "-h", "-j", job_id, "-o", "%T").split()[0]
-
-    def job(self, job_id: str) -> dict[str, str]:
-        """The fields of ``scontrol show job`` whose values hold no blank."""
-        text = self._question("scontrol", "-o", "show", "job", job_id)
-        return dict(field.split("=", 1) for field in text.split() if "=" in field)
-
-    def _question(self, *cmd: str) -> str:
-        """What the controller answers; asked again where it took longer than Slurm's commands wait (MessageTimeout)."""
-        deadline = time.monotonic() + PATIENCE_S
-        while True:
-            try:
-                return self.run(CONTROLLER, *cmd).stdout
-            except CommandFailed as error:
-                if "Socket timed out" not in error.stderr or time.monotonic() > deadline:
-                    raise
-
-    def wait_state(self, job_id: str, states: str | Iterable[str], timeout_s: float = PATIENCE_S) -> str:
-        """Wait until the job is in one of the states, and return it. Raises ClusterError."""
-        wanted = {states} if isinstance(states, str) else set(states)
-        if not _until(lambda: self.state(job_id) in wanted, timeout_s):
-            raise ClusterError(
-                f"Job {job_id} did not reach {wanted} in {timeout_s} s: {self.job(job_id)}\n{self.logs()}"
-            )
-        return self.state(job_id)
-
-    @contextlib.contextmanager
-    def silent_controller(self) -> Iterator[None]:
-        """Meanwhile slurmctld answers nobody, though connections to it are made."""
-        signal_it = "kill -{} $(cat /run/slurmctld.pid)"
-        self.run(CONTROLLER, "sh", "-c", signal_it.format("STOP"))
-        try:
-            yield
-        finally:
-            self.run(CONTROLLER, "sh", "-c", signal_it.format("CONT"))
-
-    def start_now(self, job_id: str) -> None:
-        """Let a requeued job start without the usual delay.
-
-        Not at once, and said again until it has run for two seconds: a node refuses a job that it ended within the
-        same second (its credential was revoked), and Slurm then puts it back with the delay set anew.
-        """
-        seen: list[str] = []
-
-        def runs() -> bool:
-            self.run(CONTROLLER, "scontrol", "update", f"JobId={job_id}", "StartTime=now", check=False)
-            seen.append(self.state(job_id))
-            return seen[-2:] == ["RUNNING", "RUNNING"] or seen[-1] not in ("PENDING", "COMPLETING", "RUNNING")
-
-        time.sleep(1.5)
-        _until(runs, 60, step_s=2.0)
-
     # ---- nodes
 
     def node_states(self) -> dict[str, str]:
@@ -302,7 +232,7 @@ class VirtualCluster:
 
     def wait_idle(self, timeout_s: float = PATIENCE_S) -> None:
         """Wait until all nodes are idle. Raises ClusterError."""
-        if not _until(lambda: set(self._ask(self.node_states).values()) == {"idle"}, timeout_s):
+        if not until(lambda: set(self._ask(self.node_states).values()) == {"idle"}, timeout_s):
             raise ClusterError(
                 f"Not all nodes are idle after {timeout_s} s: {self._ask(self.node_states)}\n{self.logs()}"
             )
@@ -321,7 +251,7 @@ class VirtualCluster:
         pid = self._init(node)
         os.kill(pid, signal.SIGKILL)
         self._frozen.discard(node)
-        _until(lambda: not virtual_processes.alive(pid), PATIENCE_S)
+        until(lambda: not virtual_processes.alive(pid), PATIENCE_S)
 
     def poweron(self, node: str, timeout_s: float = PATIENCE_S) -> None:
         """Start the node again; ``wait_idle`` waits for Slurm to take it back. Harmless when it is on."""
@@ -329,7 +259,7 @@ class VirtualCluster:
             return
         with open(self.plan.path / "boot", "w") as pipe:
             pipe.write(f"{node}\n")
-        if not _until(lambda: self.is_on(node), timeout_s):
+        if not until(lambda: self.is_on(node), timeout_s):
             raise ClusterError(f"{node} did not start.\n{self.logs()}")
 
     def is_on(self, node: str) -> bool:
@@ -405,11 +335,11 @@ class VirtualCluster:
         for name in stuck:
             self.run(CONTROLLER, "scontrol", "update", f"NodeName={name}", "State=RESUME", check=False)
         # Again and again: a job that ends may have submitted its successor.
-        if not _until(self._cancel_jobs, timeout_s, step_s=0.5):
+        if not until(self._cancel_jobs, timeout_s, step_s=0.5):
             raise ClusterError(f"Jobs cannot be cancelled.\n{self.logs()}")
         self.wait_idle(timeout_s)
         # And a killed process may have gone on while they were looked for.
-        if not _until(self._remove_what_users_have, timeout_s):
+        if not until(self._remove_what_users_have, timeout_s):
             raise ClusterError(f"Users' processes or files cannot be removed.\n{self.logs()}")
 
     def _cancel_jobs(self) -> bool:
@@ -442,12 +372,3 @@ class VirtualCluster:
                         found += 1
                         here.rmdir() if stat.S_ISDIR(status.st_mode) else here.unlink()
         return found
-
-
-def _until(condition: Callable[[], bool], timeout_s: float, step_s: float = 0.1) -> bool:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(step_s)
-    return True

@@ -15,15 +15,14 @@ from pathlib import Path
 import pytest
 
 from bigbatch.cluster.host import slurm_commands
-from bigbatch.cluster.host.site.profiles import InputError, Partition, find_site, format_time, load_site
-from bigbatch.cluster.submission import batch_script, resources
+from bigbatch.cluster.host.site.profiles import InputError, find_site, load_site
+from bigbatch.cluster.submission import batch_script
 from bigbatch.cluster.submission.request import Request
 from helpers.paths import ROOT
+from helpers.submissions import GIVEN, HOME, SEARCH, command
 
 GOLDEN = ROOT / "tests" / "helpers" / "golden"
-HOME = {"BIGBATCH_HOME": "/home/me/.bigbatch", "XDG_CONFIG_HOME": "/nowhere"}
-SEARCH = ("--space", "large_batch", "--trials", "64", "--study", "first one")
-GIVEN = Request(arguments=SEARCH, python="/shared/venv/bin/python")
+
 
 SCRIPTS = {
     "jean_zay": ("jean_zay", replace(GIVEN, nodes=4, partition="gpu_p6", account="abc", time="20:00:00")),
@@ -115,218 +114,11 @@ def test_the_script_says_what_it_may_cost():
     assert "At most 32 core hours a run." in rendered("generic")
 
 
-def ask(site: str = "jean_zay", live=None, env=None, **wishes):
-    request = Request(**{"account": "abc", **wishes})
-    return resources.job_resources(request, find_site(site, HOME), env={**HOME, **(env or {})}, live=live)
-
-
-REFUSED = {
-    "unknown partition": ({"partition": "gpu_p7"}, "gpu_p6"),
-    "more GPUs than a node has": ({"partition": "gpu_p6", "gpus_per_node": 8}, "has 4 GPUs"),
-    "more cores than a node has": ({"partition": "gpu_p6", "cpus_per_node": 97}, "96 cores"),
-    "cores for each GPU": ({"partition": "gpu_p6", "cpus_per_gpu": 25}, "96 cores"),
-    "no cores": ({"cpus_per_node": 0}, "--cpus-per-node must be at least 1; got 0"),
-    "time over the partition's": ({"partition": "gpu_p5", "time": "20:00:01"}, "20:00:00"),
-    "time that is none": ({"time": "tomorrow"}, "20h"),
-    "time shorter than the warning": ({"time": "2"}, "--signal"),
-    "no node": ({"nodes": 0}, "at least 1"),
-    "negative GPUs": ({"gpus_per_node": -1}, "--gpus-per-node must be at least 0; got -1"),
-    "no account": ({"account": None}, "--account PROJECT@v100"),
-    "account of another GPU": ({"account": "abc@v100", "partition": "gpu_p6"}, "abc@h100"),
-    "unknown quality of service": ({"qos": "qos_gpu-t5"}, "qos_gpu-t"),
-    "quality of service too short": ({"qos": "qos_gpu-dev", "time": "3h"}, "02:00:00"),
-    "GPUs beyond every quality of service": ({"nodes": 8, "time": "30h"}, "16 GPUs"),
-    "nodes over the partition's": ({"site": "juwels_booster", "nodes": 385}, "384"),
-    "cores not known": ({"site": "grete"}, "--cpus-per-gpu"),
-    "option of sbatch that is none": ({"options": ("-C inet",)}, "--constraint="),
-    "online without internet": (
-        {"site": "grete", "cpus_per_gpu": 8, "arguments": ("--wandb=online",)},
-        "--wandb offline",
-    ),
-    "command missing": ({"arguments": ("--",)}, "command"),
-    "array": ({"options": ("--array=1-3",)}, "--study NAME"),
-    "name of two lines": ({"name": "a\nrm -r b"}, "one line"),
-    "restarts below none": ({"job_options": ("--max-restarts=-1",)}, "--max-restarts 3"),
-    "cores of no GPU": ({"cpus_per_gpu": 0}, "--cpus-per-gpu must be at least 1"),
-    "nodes in quotes": ({"nodes": "2"}, "--nodes must be a whole number; got '2'"),
-    "signal after the end": ({"signal_s": 70000}, "--signal must be at most 65535"),
-    "memory that is none": ({"mem": "lots"}, "got 'lots'. Write e.g. 120G"),
-    "memory of no text": ({"mem": 4000}, "--mem must be text; got 4000"),
-    "memory in bytes": ({"mem": "120GB"}, "Write 120G."),
-    "memory in GiB": ({"mem": "64 GiB"}, "Write 64G."),
-    "memory with a part": ({"mem": "1.5G"}, "Write 1536M."),
-    "negative memory": ({"mem": "-4G"}, "got '-4G'"),
-    "memory by sbatch": ({"options": ("--mem-per-gpu=much",)}, "--sbatch=--mem-per-gpu must be a whole number"),
-    "memory twice": ({"mem": "4G", "options": ("--mem-per-cpu=2G",)}, "got --mem 4G and --sbatch=--mem-per-cpu=2G"),
-    "time by sbatch": ({"options": ("--time=soon",)}, "--sbatch=--time: a time must be"),
-    "time twice": ({"time": "4h", "options": ("--time=5:00",)}, "got --time 4h and --sbatch=--time=5:00"),
-    "no time limit where there is one": ({"time": "UNLIMITED", "partition": "gpu_p5"}, "got --time UNLIMITED"),
-    "no GPU": ({"gres": "lots"}, "gpu:TYPE"),
-    "several resources": ({"gres": "gpu:2,tmpdisk:1"}, "--sbatch=--gres="),
-    "GPUs twice": ({"gres": "gpu:v100:2", "gpus_per_node": 4}, "got --gres gpu:v100:2 and --gpus-per-node 4"),
-    "GPUs in all": (
-        {"nodes": 2, "gpus_per_node": 4, "options": ("--gpus=4",)},
-        "--gpus-per-node 4 and --sbatch=--gpus=4",
-    ),
-    "GPUs of a task": ({"gpus_per_node": 4, "options": ("--gpus-per-task=1",)}, "--sbatch=--gpus-per-task=1"),
-    "GPUs by sbatch twice": ({"options": ("--gres=gpu:v100:4", "--gpus-per-node=2")}, "--sbatch=--gpus-per-node=2"),
-    "one GPU by sbatch": ({"gpus_per_node": 4, "options": ("--gres=gpu:v100",)}, "--sbatch=--gres=gpu:v100"),
-    "GPUs of two types": (
-        {"gres": "gpu:v100", "options": ("--gpus-per-node=a100:4",)},
-        "--sbatch=--gpus-per-node=a100:4",
-    ),
-    "GPUs by sbatch that are none": ({"options": ("--gpus=some",)}, "must be N or TYPE:N; got 'some'"),
-    "more GPUs than a node has, by type": ({"gres": "gpu:8", "partition": "gpu_p6"}, "has 4 GPUs; got 8"),
-    "workers over the GPUs": ({"nodes": 2, "arguments": ("--workers", "9")}, "--workers 8, or --nodes 3"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_the_site_does_not_grant_is_refused_in_one_line(name):
-    wishes, expected = REFUSED[name]
-    with pytest.raises(InputError) as caught:
-        ask(**wishes)
-    assert expected in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_what_is_just_within_the_limits_is_granted():
-    assert ask(partition="gpu_p5", time="20:00:00").time_s == 72000
-    assert ask(site="juwels_booster", nodes=384).nodes == 384
-    assert ask(partition="gpu_p6", gpus_per_node=4, cpus_per_gpu=24).cpus_per_node == 96
-    assert ask(gpus_per_node=0).gpus_per_node == 0
-
-
-@pytest.mark.parametrize("option", ["--gres=gpu:8", "--gpus=64", "--gpus-per-node=8", "--nodes=8"])
-def test_workers_are_left_to_the_job_where_sbatch_is_told_of_other_gpus(option):
-    assert ask(nodes=2, arguments=("--workers", "9"), options=(option,)).nodes == 2
-
-
-@pytest.mark.parametrize("mem", ["0", "4000", "120G", "64g", "2T", "512M", "1048576K"])
-def test_memory_as_slurm_writes_it_is_taken(mem):
-    ask(mem=mem)
-    ask(options=(f"--mem-per-cpu={mem}",))
-
-
-TIMES = {
-    "90": 5400, "90:30": 5430, "4:00:00": 14400, "1-0": 86400, "1-2:03": 93780, "2-00:00:01": 172801, "90m": 5400,
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("text", TIMES)
-def test_times_as_slurm_writes_them_are_taken(text):
-    assert ask(site="juwels_booster", time="1-0").time_s == 86400
-    assert ask(site="generic", cpus_per_node=1, time=text).time_s == TIMES[text]
-
-
 @pytest.mark.parametrize("text", ["UNLIMITED", "infinite"])
 def test_a_job_without_a_time_limit_is_submitted_where_there_is_none(text):
     wishes = replace(GIVEN, time=text, cpus_per_node=1)
     script = batch_script.render(wishes, find_site("generic", HOME), env=HOME)
     assert "--time=UNLIMITED\n" in script and "It has no time limit." in script
-
-
-@pytest.mark.parametrize(
-    ("wishes", "gpus", "gres"),
-    [
-        ({"gres": "gpu:a100", "gpus_per_node": 4}, 4, "--gres=gpu:a100:4"),
-        ({"gres": "gpu:a100:2"}, 2, "--gres=gpu:a100:2"),
-        ({"gres": "gpu:2", "gpus_per_node": 2, "options": ("--gpus=4",)}, 2, "--gres=gpu:2"),
-        ({"gpus_per_node": 3, "options": ("--gres=gpu:a100:3",)}, 3, "--gres=gpu:3"),
-        # Only sbatch is told: its option alone says which GPUs, as two would contradict each other.
-        ({"options": ("--gpus=2",)}, 1, None),
-        ({"options": ("--gpus-per-task=a100:3",)}, 3, None),
-        ({"options": ("--gpus=64",)}, 4, None),
-        # Of two --gres Slurm would take the last, and the GPUs would be gone.
-        ({"options": ("--gres=tmpdisk:10",)}, 4, "--gres=gpu:4,tmpdisk:10"),
-    ],
-)
-def test_gpus_are_counted_however_they_are_asked_for(wishes, gpus, gres):
-    live = {"gpu": Partition("gpu", gpus_per_node=4, cores_per_node=32, is_default=True, gpu_types=("a100",))}
-    request = Request(arguments=("--space", "smoke"), nodes=2, python="python", **wishes)
-    site = find_site("generic", HOME)
-    assert resources.job_resources(request, site, env=HOME, live=live).gpus_per_node == gpus
-    lines = batch_script.render(request, site, env=HOME, live=live).splitlines()
-    said = [line for line in lines if line.startswith("#SBATCH --g")]
-    given = [option for option in request.options if "tmpdisk" not in option]
-    assert said == [f"#SBATCH {word}" for word in [gres, *given] if word]
-
-
-def test_a_type_of_gpu_that_slurm_does_not_know_is_refused():
-    live = {"gpu": Partition("gpu", gpus_per_node=4, cores_per_node=32, is_default=True, gpu_types=("a100", "h100"))}
-    for wishes, expected in (
-        ({"gres": "gpu:A100"}, "Did you mean gpu:a100?"),
-        ({"gres": "gpu:v1"}, "GPUs of type a100, h100; got --gres gpu:v1"),
-        ({"options": ("--gpus=h200:4",)}, "got --sbatch=--gpus=h200:4"),
-    ):
-        with pytest.raises(InputError) as caught:
-            ask(site="generic", live=live, **wishes)
-        assert expected in str(caught.value)
-    assert ask(site="generic", live=live, gres="gpu:h100").gres == "gpu:h100"
-
-
-def test_the_quality_of_service_is_the_first_that_grants_the_job():
-    assert ask(time="20h", nodes=8).qos == "qos_gpu-t3"
-    assert ask(time="21h", nodes=4).qos == "qos_gpu-t4"  # 16 GPUs, its limit
-    assert ask(time="1h", qos="qos_gpu-dev").qos == "qos_gpu-dev"
-
-
-def test_the_account_of_the_environment_counts_and_gets_its_suffix():
-    assert ask(account=None, env={"SBATCH_ACCOUNT": "xyz"}, partition="gpu_p5").account == "xyz@a100"
-    assert ask(account="abc@h100", partition="gpu_p6").account == "abc@h100"
-
-
-def test_of_two_limits_the_tighter_one_counts():
-    live = {
-        "booster": Partition("booster", max_time_s=3600, max_nodes=8, gpus_per_node=4, cores_per_node=96),
-        "new": Partition("new", max_time_s=7200, gpus_per_node=2, cores_per_node=64),
-    }
-    assert ask(site="juwels_booster", live=live).time_s == 3600  # in place of the usual 4 h
-    assert ask(site="juwels_booster", live=live).cpus_per_node == 48  # the profile's cores, not Slurm's threads
-    for wishes in ({"nodes": 9}, {"time": "2h"}):
-        with pytest.raises(InputError):
-            ask(site="juwels_booster", live=live, **wishes)
-    # A partition that the profile does not know is as good, if Slurm does.
-    assert ask(site="juwels_booster", live=live, partition="new", gpus_per_node=1).cpus_per_node == 32
-
-
-def test_without_a_profile_slurms_own_default_is_taken():
-    live = {
-        "cpu": Partition("cpu", gpus_per_node=0, cores_per_node=16),
-        "gpu": Partition("gpu", gpus_per_node=2, cores_per_node=8, is_default=True, max_nodes=3),
-    }
-    granted = ask(site="generic", live=live)
-    assert (granted.partition.name, granted.gpus_per_node, granted.cpus_per_node) == ("gpu", 2, 8)
-    assert ask(site="generic", live=live, partition="cpu").gpus_per_node == 0
-    with pytest.raises(InputError, match="has 0 GPUs"):
-        ask(site="generic", live=live, partition="cpu", gpus_per_node=1)
-
-
-SINFO = """\
-cpu|infinite|1-infinite|128|(null)
-gpu*|1-00:00:00|1-64|64+|gpu:a100:4(S:0-1)
-gpu*|1-00:00:00|1-64|96|gpu:h100:8,tmpdisk:1
-mig|12:00:00|1|32|gpu:1g.10gb:4,gpu:2g.20gb:2
-"""
-
-
-def test_slurms_partitions_are_read_from_what_sinfo_prints(tmp_path, monkeypatch):
-    command(tmp_path, "sinfo", f"cat <<'END'\n{SINFO}END")
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    found = resources.slurm_partitions()
-    assert found["cpu"].max_time_s is None and found["cpu"].max_nodes is None and found["cpu"].gpus_per_node == 0
-    gpu = found["gpu"]
-    assert (gpu.gpus_per_node, gpu.cores_per_node, gpu.max_nodes, gpu.is_default) == (8, 96, 64, True)
-    assert gpu.gpu_types == ("a100", "h100") and found["cpu"].gpu_types == ()
-    assert format_time(gpu.max_time_s) == "1-00:00:00"
-    assert found["mig"].gpus_per_node == 6 and found["mig"].max_nodes == 1
-
-
-def command(folder: Path, name: str, script: str) -> Path:
-    """A program on PATH in place of Slurm's, for what must be seen from outside of it."""
-    path = folder / name
-    path.write_text(f"#!/bin/bash\n{script}\n")
-    path.chmod(0o755)
-    return path
 
 
 def test_sbatch_gets_the_kept_script_and_options_that_no_variable_can_overrule(tmp_path, monkeypatch):

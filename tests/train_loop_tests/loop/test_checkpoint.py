@@ -229,8 +229,9 @@ def test_an_optimizer_whose_groups_are_of_another_version_is_refused(
 
 def test_what_changes_no_result_may_change_on_resume(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     install(monkeypatch.setattr)
-    run(CONFIG, folder=tmp_path)
-    run(CONFIG.replace_keys({"data.loader.workers": 3, "data.loader.pin_memory": False}), folder=tmp_path)
+    done = run(CONFIG, folder=tmp_path)
+    again = run(CONFIG.replace_keys({"data.loader.workers": 3, "data.loader.pin_memory": False}), folder=tmp_path)
+    assert untimed(again.history) == untimed(done.history) and len(done.history) == CONFIG.epochs
 
 
 def content(number: int) -> dict[str, Any]:

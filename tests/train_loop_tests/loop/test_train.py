@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,14 +12,20 @@ import torch
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
-from bigbatch.train_loop import distributed
-from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.data import sampling
-from bigbatch.train_loop.distributed import Heartbeat, World
 from bigbatch.train_loop.loop import assembly
-from bigbatch.train_loop.loop.train import NonFiniteLossError, TrainingStopped, train
-from bigbatch.train_loop.optim.schedules import learning_rate
-from bigbatch.train_loop.reporter import EpochRecord, ListReporter, epoch_line
+from bigbatch.train_loop.loop.train import NonFiniteLossError, TrainingStopped
+from bigbatch.train_loop.reporter import ListReporter, epoch_line
+from helpers.loop_references import (
+    ONE_STEP,
+    STEPS,
+    full_batch_gradient,
+    parameters,
+    rate,
+    run,
+    smoothed_loss,
+    val_reference,
+)
 from helpers.tiny_training import (
     CLASSES,
     CONFIG,
@@ -30,58 +35,8 @@ from helpers.tiny_training import (
     changed,
     install,
     plain_model,
-    two_ranks,
     untimed,
 )
-
-STEPS = CONFIG.epochs * 4
-ONE_STEP = changed(CONFIG, epochs=1, global_size=64, micro_size=16, schedule__name="constant", momentum=0.0,
-                   nesterov=False, weight_decay=0.0)  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
-    """The two-rank runs of tiny_training: their folder, and each rank's outcomes."""
-    folder = tmp_path_factory.mktemp("pair")
-    return folder, two_ranks("loop", folder)
-
-
-def run(config: TrainConfig, **keywords: Any) -> list[EpochRecord]:
-    reporter = keywords.pop("reporter", ListReporter())
-    train(config, reporter=reporter, device=torch.device("cpu"), **keywords)
-    return reporter.records
-
-
-def rate(config: TrainConfig, step: int) -> float:
-    return learning_rate(
-        step,
-        total_steps=4 * config.epochs,
-        steps_per_epoch=4,
-        peak_lr=config.optimizer.peak_lr,
-        schedule=config.schedule,
-    )
-
-
-def smoothed_loss(logits: torch.Tensor, labels: torch.Tensor, smoothing: float) -> torch.Tensor:
-    """Szegedy et al. 2016, §7: cross entropy against (1 − ε)·one-hot + ε/K; the mean over images."""
-    target = torch.full_like(logits, smoothing / logits.shape[1])
-    target[torch.arange(len(labels)), labels] += 1 - smoothing
-    log_p = logits - logits.exp().sum(dim=1, keepdim=True).log()
-    return -(target * log_p).sum(dim=1).mean()
-
-
-def parameters(model: nn.Module) -> list[torch.Tensor]:
-    return [p.detach().double().clone() for p in model.parameters()]
-
-
-def full_batch_gradient(config: TrainConfig) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Initial weights and the gradient of the first global batch at once, in float64."""
-    torch.manual_seed(config.seed)
-    model = plain_model().double()
-    images, labels = TinySource().train
-    rows = torch.from_numpy(sampling.train_order(len(labels), config.seed, 0)[: config.batch.global_size])
-    smoothed_loss(model(images[rows].double()), labels[rows], config.label_smoothing).backward()
-    return parameters(model), [p.grad for p in model.parameters() if p.grad is not None]
 
 
 @pytest.mark.parametrize("micro_size", [64, 16, 2])
@@ -183,14 +138,6 @@ def test_memory_format_reaches_the_model(monkeypatch: pytest.MonkeyPatch, channe
     assert seen == {channels_last}
 
 
-def val_reference(model: nn.Module) -> tuple[float, float]:
-    """Mean cross entropy without smoothing and top-1 over all validation images at once, in float64."""
-    images, labels = TinySource().val
-    with torch.no_grad():
-        logits = model.double().eval()(images.double())
-    return smoothed_loss(logits, labels, 0.0).item(), (logits.argmax(1) == labels).double().mean().item()
-
-
 @pytest.mark.parametrize("micro_size", [16, 4, 2])
 def test_validation_counts_each_image_once(monkeypatch: pytest.MonkeyPatch, micro_size: int) -> None:
     built = install(monkeypatch.setattr)
@@ -213,60 +160,6 @@ def test_train_loss_is_the_mean_over_the_epochs_images(monkeypatch: pytest.Monke
     assert record.train_loss == pytest.approx(smoothed_loss(logits, labels[rows], 0.1).item(), rel=1e-5)
     assert record.train_top1 == pytest.approx((logits.argmax(1) == labels[rows]).double().mean().item())
     assert math.isclose(math.log(CLASSES), record.train_loss, rel_tol=0.3)
-
-
-def test_two_workers_equal_one_worker_with_two_accumulation_steps(
-    monkeypatch: pytest.MonkeyPatch, pair: tuple[Path, list[dict[str, Any]]]
-) -> None:
-    """Same micro-batches, precise BN, dropout seeded by position: only the order of float32 sums differs."""
-    others = (("accumulated", {"global_size": 32}), ("small_last", {"drop_last": False}))
-    for name, config in (("equal", CONFIG), *((name, changed(CONFIG, **keys)) for name, keys in others)):
-        install(monkeypatch.setattr)
-        for one, two in zip(run(config), pair[1][0][name]["records"], strict=True):
-            for key in ("train_loss", "val_loss", "learning_rate"):
-                assert two[key] == pytest.approx(getattr(one, key), rel=1e-4), (name, one.epoch, key)
-            for key in ("optimizer_steps", "skipped_steps", "epoch"):
-                assert two[key] == getattr(one, key)
-
-
-def test_only_the_last_accumulation_step_sends_gradients(pair: tuple[Path, list[dict[str, Any]]]) -> None:
-    for rank in pair[1]:
-        assert rank["equal"]["local"] == 0
-        assert rank["accumulated"]["local"] == CONFIG.epochs * 2 * 1  # 2 steps an epoch of 2 micro-batches a rank
-
-
-@pytest.mark.parametrize("name", ["equal", "accumulated", "running", "fp16"])
-def test_all_ranks_report_the_same_and_end_with_the_same_statistics(
-    pair: tuple[Path, list[dict[str, Any]]], name: str
-) -> None:
-    first, second = (outcomes[name] for outcomes in pair[1])
-    assert first == second
-    assert [record["epoch"] for record in first["records"]] == [1, 2, 3]
-
-
-@pytest.mark.parametrize("name", ["equal", "running"])
-def test_validation_over_two_ranks_counts_each_image_once(
-    pair: tuple[Path, list[dict[str, Any]]], name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder, outcomes = pair
-    built = install(monkeypatch.setattr)
-    run(changed(CONFIG, epochs=1))
-    built.model.load_state_dict(torch.load(folder / name / "latest.pt", weights_only=True)["model"])
-    loss, top1 = val_reference(built.model)
-    assert outcomes[0][name]["records"][-1]["val_loss"] == pytest.approx(loss, rel=1e-5)
-    assert outcomes[0][name]["records"][-1]["val_top1"] == pytest.approx(top1, abs=1e-12)
-
-
-def test_nan_on_one_rank_ends_all_ranks_with_the_same_reason(pair: tuple[Path, list[dict[str, Any]]]) -> None:
-    first, second = (outcomes["poisoned"] for outcomes in pair[1])
-    assert first == second
-    assert first["error"].startswith("NonFiniteLossError: training loss is nan in epoch ")
-
-
-def test_what_one_rank_finds_wrong_all_ranks_raise(pair: tuple[Path, list[dict[str, Any]]]) -> None:
-    for outcomes in pair[1]:
-        assert outcomes["sync_bn"]["error"].startswith("ConfigError: SyncBatchNorm needs GPUs; got model.sync_bn=true")
-        assert outcomes["apart"]["error"].startswith("CheckpointError: all ranks must see the same checkpoint; got")
 
 
 def test_nan_loss_says_epoch_step_rate_and_value(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -333,61 +226,6 @@ def test_stop_on_request_can_be_resumed(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert {record.resumed_from_epoch for record in second.records} == {1}
 
 
-def test_stop_that_one_rank_asks_for_stops_all_and_one_worker_can_go_on(
-    monkeypatch: pytest.MonkeyPatch, pair: tuple[Path, list[dict[str, Any]]], tmp_path: Path
-) -> None:
-    folder, outcomes = pair
-    for rank in outcomes:
-        assert rank["stopped"] == {"error": "TrainingStopped: stopped on request in epoch 1 after step 1", "records": 0}
-    (tmp_path / "latest.pt").write_bytes((folder / "stopped" / "previous.pt").read_bytes())
-    install(monkeypatch.setattr)
-    resumed, whole = run(CONFIG, checkpoint_dir=tmp_path), run(CONFIG)
-    assert [r.train_loss for r in resumed] == pytest.approx([r.train_loss for r in whole], rel=1e-4)
-    assert [r.val_loss for r in resumed] == pytest.approx([r.val_loss for r in whole], rel=1e-4)
-    assert [r.optimizer_steps for r in resumed] == [4, 8, 12]
-
-
-def test_two_ranks_that_were_stopped_within_an_epoch_end_bit_identical(
-    pair: tuple[Path, list[dict[str, Any]]],
-) -> None:
-    for rank in pair[1]:
-        whole, resumed = ([EpochRecord.from_dict(r) for r in rank[name]["records"]] for name in ("equal", "resumed"))
-        assert untimed(resumed) == untimed(whole)
-        assert rank["resumed"]["buffers"] == rank["equal"]["buffers"]
-        assert {r.resumed_from_epoch for r in resumed} == {0}
-
-
-class Follower(World):
-    """A second rank, to which rank 0 says ``proposal`` in the last place."""
-
-    proposal = 0.0
-
-    def max(self, values: Sequence[float]) -> list[float]:
-        return [max(a, b) for a, b in zip(values, [*([0.0] * (len(values) - 1)), self.proposal], strict=True)]
-
-
-def test_ranks_meet_about_once_a_second_when_rank_0_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = [0.0]
-    monkeypatch.setattr(distributed.time, "monotonic", lambda: clock[0])
-    cpu = torch.device("cpu")
-
-    def meetings(world: World, steps: int, step_s: float) -> list[int]:
-        heartbeat, met = Heartbeat(world), []
-        for step in range(1, steps + 1):
-            clock[0] += step_s
-            if heartbeat.due():
-                assert heartbeat.meet([float(step), -1.0])[0] == step
-                met.append(step)
-        return met
-
-    assert meetings(World(0, 1, cpu), 5, 0.1) == [1, 2, 3, 4, 5]
-    assert meetings(World(0, 1, torch.device("cuda", 0)), 30, 0.0999) == [1, 11, 21]
-    assert meetings(World(0, 1, torch.device("cuda", 0)), 4, 3.0) == [1, 2, 3, 4]
-    follower = Follower(1, 2, cpu)
-    object.__setattr__(follower, "proposal", 7.0)
-    assert meetings(follower, 20, 0.0999) == [1, 8, 15]
-
-
 def test_records_say_where_the_time_went(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     install(monkeypatch.setattr)
     records = run(CONFIG, checkpoint_dir=tmp_path, checkpoint_every_s=0)
@@ -398,31 +236,3 @@ def test_records_say_where_the_time_went(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert [r.checkpoint_s > 0 for r in records] == [False, True, True]  # of the time since the record before
     line = epoch_line(records[0])
     assert line.startswith("epoch 1/3  train loss ") and "\n" not in line
-
-
-# --- test-time flip ---
-
-
-def test_the_mean_of_image_and_mirror_is_validated_on_any_number_of_ranks(
-    pair: tuple[Path, list[dict[str, Any]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Against the definition, from the last checkpoint's weights: 23 images, on one rank and on two."""
-    folder, outcomes = pair
-    built = install(monkeypatch.setattr)
-    flipped = changed(CONFIG, test_flip=True)
-    one = run(flipped, checkpoint_dir=tmp_path)[-1]
-    plain = run(CONFIG)[-1]
-    records = [outcome["flipped"]["records"][-1] for outcome in outcomes]
-    assert records[0]["val_loss"] == records[1]["val_loss"]
-    images, labels = TinySource().val
-    for path, val_loss, val_top1 in (
-        (tmp_path, one.val_loss, one.val_top1),
-        (folder / "flipped", records[0]["val_loss"], records[0]["val_top1"]),
-    ):
-        model = built.model
-        model.load_state_dict(torch.load(path / "latest.pt", weights_only=True)["model"])
-        with torch.no_grad():
-            logits = (model.eval()(images) + model(images.flip(-1))).double() / 2
-        assert val_loss == pytest.approx(nn.functional.cross_entropy(logits, labels).item(), rel=1e-5)
-        assert val_top1 == pytest.approx((logits.argmax(1) == labels).double().mean().item())
-    assert one.train_loss == plain.train_loss and one.val_loss != plain.val_loss  # in validation alone

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -137,9 +138,9 @@ def test_model_without_batch_norm_reads_no_image() -> None:
         raise AssertionError("read")
         yield
 
-    precise_bn.recompute_statistics(
-        model := nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4)), images(), WORLD, model
-    )
+    unread, model = images(), nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4))
+    precise_bn.recompute_statistics(model, unread, WORLD, model)
+    assert inspect.getgeneratorstate(unread) == inspect.GEN_CREATED
 
 
 @pytest.mark.parametrize(

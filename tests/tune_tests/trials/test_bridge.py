@@ -10,18 +10,10 @@ import pytest
 from optuna.trial import TrialState
 from ray.tune.search import Searcher
 
-from bigbatch.train_loop.config import ConfigError, TrainConfig
+from bigbatch.train_loop.config import TrainConfig
 from bigbatch.tune.study.store import StudyStore
-from bigbatch.tune.trials.allocation_deadline import Deadline, end_of_allocation
 from bigbatch.tune.trials.samplers import sampler_factory
 from helpers.bridges import EPOCHS, BrokenSpace, Recorder, make_bridge, number_of, record, reopen, run_out
-
-
-@pytest.fixture
-def store(tmp_path: Path):
-    store = StudyStore.create(tmp_path / "study", "s", {}, None)
-    yield store
-    store.close()
 
 
 def test_a_trial_that_runs_to_its_end_is_complete_with_all_it_reported(store):
@@ -37,20 +29,6 @@ def test_a_trial_that_runs_to_its_end_is_complete_with_all_it_reported(store):
     assert trial.user_attrs["ray_trial_id"] == "ray-a"
     assert trial.user_attrs["epoch/00002"]["val_top1"] == 0.2
     assert watcher.events[0] == ("started", 0, "RUNNING") and watcher.events[-1] == ("ended", 0, "COMPLETE")
-
-
-def test_a_stopped_trial_is_pruned_with_its_intermediate_values_not_complete(store):
-    bridge = make_bridge(store, pruner="asha", trials=8)
-    for i, level in enumerate((0.9, 0.8, 0.7)):
-        bridge.suggest(f"ray-{i}")
-        stopped = run_out(bridge, f"ray-{i}", [level] * EPOCHS)
-        bridge.on_trial_complete(f"ray-{i}")
-        # ASHA by its definition (Li et al. 2020): the first is the best of one, later worse ones
-        # are not among the best third of the rung.
-        assert stopped == (i > 0)
-    states = [t.state for t in store.study.trials]
-    assert states == [TrialState.COMPLETE, TrialState.PRUNED, TrialState.PRUNED]
-    assert store.study.trials[1].intermediate_values == {1: 0.8}
 
 
 @pytest.mark.parametrize(
@@ -214,42 +192,6 @@ def test_first_trials_that_all_fail_alike_end_the_search_and_unlike_ones_do_not(
     assert bridge.suggest("y") == Searcher.FINISHED
 
 
-def test_the_cost_of_a_trial_is_its_wall_time_times_its_workers_over_all_attempts(store, monkeypatch):
-    now = [1000.0]
-    monkeypatch.setattr(store.ledger, "_clock", lambda: now[0])
-    bridge = make_bridge(store)
-    bridge.workers = 4
-    bridge.suggest("a")
-    now[0] += 90.0
-    assert store.ledger.held_s == pytest.approx(360.0)
-    bridge.stopping = True
-    bridge.on_trial_complete("a")  # interrupted
-    now[0] += 5000.0
-    bridge.stopping = False
-    bridge.suggest("b")
-    now[0] += 10.0
-    run_out(bridge, "b", [0.1] * EPOCHS)
-    assert store.study.trials[0].user_attrs["gpu_hours"] == pytest.approx((90 + 10) * 4 / 3600)
-    assert store.ledger.held_s == pytest.approx(400.0)
-
-
-def test_a_trial_that_waits_for_room_costs_nothing_until_its_workers_start(store, monkeypatch):
-    now = [1000.0]
-    monkeypatch.setattr("bigbatch.tune.trials.bridge.time.monotonic", lambda: now[0])
-    monkeypatch.setattr(store.ledger, "_clock", lambda: now[0])
-    bridge = make_bridge(store)
-    bridge.suggest("a")
-    for _ in range(20):
-        bridge.waits(0, now[0])
-        now[0] += 30.0
-    bridge.waits(0, now[0])
-    now[0] += 8.0  # room was found; its worker starts
-    bridge.runs(0)
-    now[0] += 100.0
-    run_out(bridge, "a", [0.1] * EPOCHS)
-    assert store.study.trials[0].user_attrs["gpu_hours"] == pytest.approx(108 / 3600)
-
-
 def test_attempts_that_are_killed_before_their_first_epoch_are_counted(store, monkeypatch):
     """Five kills, four workers, an hour each: 20 hours. The last heartbeat says up to when; see ``Ledger``."""
     for _ in range(5):
@@ -268,42 +210,6 @@ def test_attempts_that_are_killed_before_their_first_epoch_are_counted(store, mo
     assert store.study.trials[0].user_attrs["gpu_hours"] == pytest.approx(20.0, abs=1e-3)
     assert store.ledger.held_s == pytest.approx(20 * 3600, abs=1)
     store.close()
-
-
-def test_median_stops_what_is_below_the_median_of_earlier_trials(store):
-    bridge = make_bridge(store, pruner="median", trials=20, concurrency=1)
-    for i in range(8):
-        bridge.suggest(f"r{i}")
-        assert not run_out(bridge, f"r{i}", [0.5] * EPOCHS)
-    bridge.suggest("low")
-    assert run_out(bridge, "low", [0.1] * EPOCHS)
-    bridge.suggest("high")
-    assert not run_out(bridge, "high", [0.9] * EPOCHS)
-
-
-def test_a_run_of_few_steps_is_not_judged_in_its_warmup(store):
-    bridge = make_bridge(store, pruner="median", trials=20, concurrency=2)
-    for n in range(4):
-        bridge.suggest(f"t{n}")
-        assert not run_out(bridge, f"t{n}", [0.5] * EPOCHS)
-    for name, steps in (("few", 9), ("enough", 10)):
-        bridge.suggest(name)
-        assert not bridge.observe(name, {"records": [record(1, 0.1, optimizer_steps=1)]})
-        stopped = bridge.observe(name, {"records": [record(2, 0.1, optimizer_steps=steps)]})
-        assert stopped == (name == "enough")
-
-
-@pytest.mark.parametrize("pruner", ["asha", "hyperband"])
-def test_batches_of_few_and_of_many_steps_are_compared_at_equal_epochs(store, pruner):
-    bridge = make_bridge(store, pruner=pruner, trials=20, concurrency=2)
-    for n, (steps_an_epoch, better) in enumerate([(5, 0.0)] * 4 + [(100, 0.05)] * 6):
-        bridge.suggest(f"t{n}")
-        for epoch in range(1, EPOCHS + 1):
-            found = record(epoch, 0.2 * epoch + better + 0.001 * n, optimizer_steps=epoch * steps_an_epoch)
-            stopped = bridge.observe(f"t{n}", {"records": [found]})
-            assert not better or stopped == (epoch == EPOCHS), "the better trial, epoch for epoch, was stopped"
-            if stopped:
-                break
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "random", "qmc", "gp", "cmaes"])
@@ -344,53 +250,6 @@ def test_optuna_opens_the_journal_as_it_is(store):
     )
     study = optuna.load_study(study_name="s", storage=storage)
     assert study.best_value == 0.4 and study.best_trial.user_attrs["ray_trial_id"] == "ray-a"
-
-
-def test_the_time_to_a_first_result_is_the_longest_that_was_met(store, monkeypatch):
-    now = [1000.0]
-    monkeypatch.setattr("bigbatch.tune.trials.bridge.time.monotonic", lambda: now[0])
-    bridge = make_bridge(store, trials=9)
-    assert bridge.first_result_s() is None
-    for ray_id, seconds in (("a", 40.0), ("b", 25.0)):
-        bridge.suggest(ray_id)
-        now[0] += seconds
-        for epoch in range(1, EPOCHS + 1):
-            bridge.observe(ray_id, {"records": [record(epoch, 0.5, train_s=7.0, val_s=1.5)]})
-            now[0] += 300.0  # later epochs do not count
-    assert bridge.first_result_s() == pytest.approx(40.0)
-    fresh = make_bridge(store, trials=9)  # as after a requeue: only the epochs are known
-    assert fresh.first_result_s() == pytest.approx(8.5)
-
-
-def test_no_trial_starts_that_could_not_finish_an_epoch_before_the_allocation_ends(monkeypatch):
-    now, needed = [5000.0], [None]
-    monkeypatch.setattr("bigbatch.tune.trials.allocation_deadline.time.time", lambda: now[0])
-    deadline = Deadline(6000.0, lambda: needed[0])
-    assert deadline.allows_a_trial(), "nothing was measured yet"
-    needed[0] = 600.0
-    now[0] = 5399.0
-    assert deadline.allows_a_trial() and not deadline.refused
-    now[0] = 5401.0
-    assert not deadline.allows_a_trial() and deadline.refused
-    assert Deadline(None, lambda: 1e9).allows_a_trial()
-
-
-def test_where_an_epoch_is_longer_than_the_allocation_trials_start_and_go_on_by_checkpoints(monkeypatch):
-    """A requeued search knows its epochs: it must not refuse its own interrupted trials, start after start."""
-    now = [5000.0]
-    monkeypatch.setattr("bigbatch.tune.trials.allocation_deadline.time.time", lambda: now[0])
-    deadline = Deadline(6000.0, lambda: 1001.0)
-    assert deadline.allows_a_trial()
-    now[0] = 5900.0
-    assert deadline.allows_a_trial() and not deadline.refused, "a further one, in place of one that failed"
-    now[0] = 6000.5
-    assert not deadline.allows_a_trial() and deadline.refused
-
-
-def test_the_end_of_the_allocation_is_a_number_or_refused():
-    assert end_of_allocation({}) is None and end_of_allocation({"BIGBATCH_DEADLINE": "1763.5"}) == 1763.5
-    with pytest.raises(ConfigError, match="soon"):
-        end_of_allocation({"BIGBATCH_DEADLINE": "soon"})
 
 
 class Faulty(Recorder):

@@ -1,0 +1,71 @@
+"""What an allocation grants, from Slurm's variables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bigbatch.cluster.host.allocation import granted_gpus, usable_memory_bytes
+from bigbatch.cluster.job import node_steps
+from bigbatch.cluster.job.allocated_nodes import NoAllocation, node_cpus, read_allocation
+from helpers.stand_in_slurm import names
+
+
+def test_cpus_of_the_nodes_are_what_the_job_asked_for():
+    whole = {"SLURM_JOB_CPUS_PER_NODE": "64(x2),32"}
+    assert node_cpus(whole, 3) == [64, 64, 32]
+    asked = {**whole, "SLURM_CPUS_PER_TASK": "8", "SLURM_TASKS_PER_NODE": "1(x2),2"}
+    assert node_cpus(asked, 3) == [8, 8, 16]
+    assert node_cpus(whole, 2) == [], "counts that do not fit the node list are not used"
+
+
+def test_gpus_are_those_of_the_step():
+    assert granted_gpus({"CUDA_VISIBLE_DEVICES": "0,1,3"}) == 3
+    assert granted_gpus({"CUDA_VISIBLE_DEVICES": "GPU-5ac1,MIG-77", "SLURM_GPUS_ON_NODE": "8"}) == 2
+    assert granted_gpus({"ROCR_VISIBLE_DEVICES": "2"}) == 1
+    assert granted_gpus({"CUDA_VISIBLE_DEVICES": "NoDevFiles", "SLURM_GPUS_ON_NODE": "4"}) == 0
+    assert granted_gpus({"CUDA_VISIBLE_DEVICES": ""}) == 0
+    assert granted_gpus({"SLURM_GPUS_ON_NODE": "4"}) == 4
+    assert granted_gpus({}) == 0
+
+
+def test_the_grant_is_read_from_slurms_variables():
+    env = {
+        "SLURM_JOB_ID": "12",
+        "SLURM_JOB_NODELIST": "a,b",
+        "SLURM_JOB_CPUS_PER_NODE": "4,2",
+        "SLURM_GPUS_ON_NODE": "2",
+        "SLURM_JOB_END_TIME": "1700000000",
+        "SLURM_RESTART_COUNT": "3",
+    }
+    allocation = read_allocation(env, names)
+    assert (allocation.head.name, allocation.cpus, allocation.gpus, allocation.end_time) == ("a", 6, 4, 1.7e9)
+    assert allocation.restart_count == 3
+    with pytest.raises(NoAllocation, match="Write: sbatch"):
+        read_allocation({}, names)
+
+
+def test_a_heterogeneous_job_may_have_a_head_without_gpus():
+    env = {"SLURM_JOB_ID": "12", "SLURM_JOB_NODELIST": "a", "SLURM_HET_SIZE": "2", "SLURM_JOB_END_TIME": "1"}
+    env |= {"SLURM_JOB_NODELIST_HET_GROUP_0": "a", "SLURM_JOB_CPUS_PER_NODE_HET_GROUP_0": "2"}
+    env |= {"SLURM_JOB_NODELIST_HET_GROUP_1": "b,c", "SLURM_JOB_CPUS_PER_NODE_HET_GROUP_1": "8(x2)"}
+    allocation = read_allocation(env, names)
+    assert [(n.name, n.cpus, n.het_group) for n in allocation.nodes] == [("a", 2, 0), ("b", 8, 1), ("c", 8, 1)]
+    assert (allocation.cpus, allocation.gpus) == (None, 0), "only the nodes know"
+
+
+def test_a_node_of_a_heterogeneous_job_is_told_of_its_own_memory():
+    """As sbatch of Slurm 22.05 leaves them for ``--mem=200M : --mem-per-cpu=500M``: the plain ones are the head's."""
+    sizes = {"SLURM_MEM_PER_NODE_HET_GROUP_0": "200", "SLURM_MEM_PER_CPU_HET_GROUP_1": "500"}
+    env = {"SLURM_JOB_ID": "12", "SLURM_MEM_PER_NODE": "200", "SLURM_CPUS_PER_TASK": "1", **sizes}
+    head, worker = (node_steps.step_environment(env, group) for group in (0, 1))
+    assert usable_memory_bytes(head, Path("/nowhere")) == 200 * 2**20
+    assert "SLURM_MEM_PER_NODE" not in worker and worker["SLURM_MEM_PER_CPU"] == "500"
+    assert node_steps.step_environment(env)["SLURM_MEM_PER_NODE"] == "200", "all nodes are alike"
+
+
+def test_a_task_of_an_array_is_refused():
+    env = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1", "SLURM_ARRAY_TASK_ID": "2"}
+    with pytest.raises(NoAllocation, match="array"):
+        read_allocation(env, lambda nodes: ["n1"], lambda job: {})

@@ -1,0 +1,53 @@
+"""The steps in which nodes run, and which of them hang."""
+
+from __future__ import annotations
+
+from bigbatch.cluster.host import processes
+from bigbatch.cluster.host.atomic_files import write_json
+from bigbatch.cluster.job import node_steps
+from bigbatch.cluster.job.allocated_nodes import AllocatedNode
+from bigbatch.cluster.node import heartbeats
+from helpers.stand_in_slurm import stand_in
+
+
+def test_a_step_that_slurm_could_not_launch_is_started_once_more(tmp_path, monkeypatch):
+    stand_in(tmp_path, monkeypatch, srun=f"echo x >> {tmp_path}/calls; exit 233", scancel="exit 0")
+    steps = node_steps.NodeSteps("7", "7.0", tmp_path, tls=False)
+    steps.prepare()
+    steps.start(AllocatedNode("n1", 1), None)
+    assert processes.wait_until(lambda: bool(steps.look()), 60)
+    assert steps.gone == {"n1": "lost: its step ended without a word (exit code 233)"}
+    assert (tmp_path / "calls").read_text() == "x\n" * 2
+    stand_in(tmp_path, monkeypatch, srun=f"echo x >> {tmp_path}/calls; exec sleep 600")
+    ends = {"n2": lambda: steps.kill("n2"), "n3": lambda: steps.stop(keep_logs=False, timeout_s=0)}
+    for calls, (name, end) in enumerate(ends.items(), start=3):
+        steps.start(AllocatedNode(name, 1), None)
+        assert processes.wait_until(lambda n=calls: (tmp_path / "calls").read_text().count("x") == n, 60)
+        end()  # given up, or told to end: not started again
+        assert processes.wait_until(lambda n=name: n in steps.gone or n in steps.look(), 60)
+    assert (tmp_path / "calls").read_text() == "x\n" * 4
+
+
+def test_hung_nodes_are_the_own_ones_and_those_that_are_lent(tmp_path, monkeypatch):
+    """Job 7 with its nodes n1 and n-2, and n-2 lent by job 9: the reports as ``bigbatch.cluster.node`` writes them."""
+    now = [100.0]
+    monkeypatch.setattr(heartbeats.time, "monotonic", lambda: now[0])
+    (tmp_path / "nodes").mkdir()
+
+    def report(stem: str, job: str, run_id: str, beat: int, state: str = "ready") -> None:
+        write_json(tmp_path / "nodes" / f"{stem}.json", {"job": job, "run_id": run_id, "beat": beat, "state": state})
+
+    main, lender = (node_steps.NodeSteps(job, f"{job}.0", tmp_path, False) for job in "79")
+    lender.follow("7.0")
+    main._steps, lender._steps = dict.fromkeys(["n1", "n-2"]), dict.fromkeys(["n-2"])
+    for beat in (1, 2):
+        report("n1", "7", "7.0", beat)
+        report("n-2", "7", "7.0", 1)
+        report("n-2-9", "9", "9.0", 1)
+        report("n4-8", "8", "8.0", 1, "ended")
+        assert beat == 2 or (main.hung(), lender.hung()[0]) == (([], []), [])
+        now[0] += 300.0 if beat == 1 else 0.0
+    assert main.hung() == (["n-2"], ["n-2-9"])
+    assert lender.hung()[0] == ["n-2"], "its own: the job's report is another"
+    report("n-2-9", "9", "9.1", 1)
+    assert lender.hung()[0] == [], "of another stay"

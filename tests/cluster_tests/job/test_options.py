@@ -1,0 +1,72 @@
+"""A job's own options, and the search's; inside and outside of a container."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from bigbatch.cluster.job import options
+from bigbatch.cluster.node import ray_commands
+from helpers.paths import ROOT
+
+
+def test_the_jobs_options_come_first_and_the_rest_is_the_searchs():
+    chosen = options.parse_job_options(
+        ["--tls", "--max-restarts", "5", "--margin=60", "--space", "smoke", "--trials", "3"]
+    )
+    assert (chosen.tls, chosen.max_restarts, chosen.margin_s, chosen.chain) == (True, 5, 60, False)
+    assert chosen.arguments == ("--space", "smoke", "--trials", "3")
+    assert options.parse_job_options(["--keep-logs", "--", "python", "-c", "1"]).command == ("python", "-c", "1")
+
+
+@pytest.mark.parametrize("wrong", [["--max-restarts"], ["--margin", "soon"], ["--"], ["--space", "x", "--", "ls"]])
+def test_wrong_options_are_refused_in_one_line_with_the_fix(wrong):
+    with pytest.raises(options.UsageError, match="Write") as refusal:
+        options.parse_job_options(wrong)
+    assert "\n" not in str(refusal.value)
+
+
+def test_in_a_container_ray_and_the_search_run_inside_and_slurms_commands_outside(monkeypatch, tmp_path):
+    inside = str(ROOT / "cluster" / "in_container.sh")
+    monkeypatch.setenv("BIGBATCH_NODE_PYTHON", inside)
+    command = options.driver_command(
+        options.parse_job_options(["--space", "smoke"]), "s", "10.0.0.1:1", tmp_path, again=False
+    )
+    assert command[0] == inside and ray_commands.ray_python() == inside
+    own = options.driver_command(options.parse_job_options(["--", "make", "-j"]), "s", "10.0.0.1:1", None, again=False)
+    assert own == [inside, "--command", "make", "-j"]
+    steps = (ROOT / "cluster" / "job" / "node_steps.py").read_text()
+    assert "sys.executable" in steps and "ray_python" not in steps, "a node's wrapper stays outside"
+    monkeypatch.delenv("BIGBATCH_NODE_PYTHON")
+    assert ray_commands.ray_python() == sys.executable
+
+
+def test_the_container_is_called_with_what_the_job_needs_bound(tmp_path):
+    """A stand-in for apptainer writes down how it is called and runs what comes after the image."""
+    stand_in = tmp_path / "apptainer"
+    stand_in.write_text(
+        '#!/bin/sh\necho "$@" > "$CALLED"\nwhile [ "$1" != /images/bb.sif ]; do shift; done\nshift\nexec "$@"\n'
+    )
+    stand_in.chmod(0o755)
+    env = {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}", "CALLED": str(tmp_path / "called"), "BIGBATCH_ROOT": "/code",
+        "BIGBATCH_HOME": "/records", "BIGBATCH_CONTAINER": "/images/bb.sif",
+        "BIGBATCH_CONTAINER_PYTHON": sys.executable, "BIGBATCH_USER_TMPDIR": str(tmp_path / "local"),
+    }  # fmt: skip
+    (tmp_path / "local").mkdir()
+    script = [str(ROOT / "cluster" / "in_container.sh"), "-c", "import sys; print(sys.argv[1:])", "a b", "c"]
+    done = subprocess.run(script, env=env, cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout == "['a b', 'c']\n", done.stderr
+    words = [script[0], "--command", "sh", "-c", 'printf "%s|" "$@"', "sh", "a b", "--command", ""]
+    done = subprocess.run(words, env=env, cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout == "a b|--command||", done.stderr
+    called = (tmp_path / "called").read_text()
+    assert all(f"--bind {path}" in called for path in ("/code", "/records", "/tmp", tmp_path, tmp_path / "local"))
+    (tmp_path / "local").rmdir()  # what is not on this node cannot be bound
+    subprocess.run(script, env=env, cwd=tmp_path, check=True, capture_output=True)
+    assert "/local" not in (tmp_path / "called").read_text()
+    missing = subprocess.run(script, env={**env, "PATH": "/usr/bin:/bin"}, cwd=tmp_path, capture_output=True, text=True)
+    assert missing.returncode == 127 and "apptainer" in missing.stderr

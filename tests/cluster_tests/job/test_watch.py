@@ -1,0 +1,53 @@
+"""Signals, and Slurm's word on them."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from bigbatch.cluster.job import watch
+from bigbatch.cluster.job.policy import Cause
+from bigbatch.cluster.record import job_record
+from helpers.stand_in_slurm import stand_in
+
+
+@pytest.mark.parametrize(
+    ("answer", "cause", "killed_soon"),
+    [
+        ("echo JobState=RUNNING PreemptTime=2026-11-21T10:00:00", Cause.PREEMPTED, False),
+        ("echo JobState=CANCELLED PreemptTime=None", Cause.CANCELLED, True),
+        ("echo 'Invalid job id specified' >&2; exit 1", Cause.CANCELLED, True),
+    ],
+)
+def test_a_signal_is_explained_whenever_slurm_answers(answer, cause, killed_soon, tmp_path, monkeypatch):
+    awake = tmp_path / "awake"
+    down = "echo 'Unable to contact slurm controller' >&2; exit 1"
+    stand_in(tmp_path, monkeypatch, scontrol=f"[ -e {awake} ] || {{ {down}; }}\n{answer}")
+    monkeypatch.setattr(watch, "FIRST_ANSWER_S", 0.2)
+    monkeypatch.setattr(watch, "ASK_AGAIN_S", 0.05)
+    said: list[str] = []
+    job = job_record.JobRecord("7", "driver")
+    look = watch.JobWatch(job, None, "n1", 0.0, [signal.SIGTERM], [], said.append, lambda: None)
+    assert look.interruption() is Cause.UNEXPLAINED and "saving in any case" in said[-1]
+    assert not look.explain(0.2) and look.cause is Cause.UNEXPLAINED
+    awake.touch()
+    assert look.explain(60) and (look.cause, look.killed_soon) == (cause, killed_soon)
+    assert not look.explain(), "nothing is left to explain"
+
+
+OTHER_ERRORS = (
+    *("Protocol authentication error", "Could not establish a configuration source", "Message receive failure"),
+    *("Slurm backup controller in standby mode", "Unspecified error"),
+)
+
+
+def test_only_an_unknown_job_is_taken_for_a_cancelled_one(tmp_path, monkeypatch):
+    """Whatever else scontrol fails with says nothing of the job: it is asked on."""
+    (tmp_path / "left").write_text("".join(f"scontrol: error: {words}\n" for words in OTHER_ERRORS))
+    fail = f"[ -s {tmp_path}/left ] && {{ head -n1 {tmp_path}/left >&2; sed -i 1d {tmp_path}/left; exit 1; }}"
+    stand_in(tmp_path, monkeypatch, scontrol=f"{fail}\necho JobState=RUNNING PreemptTime=2026-11-21T10:00:00")
+    monkeypatch.setattr(watch, "ASK_AGAIN_S", 0.01)
+    fields = watch.Question("7").answer(60)
+    assert fields is not None and fields["JobState"] == "RUNNING"
+    assert (tmp_path / "left").read_text() == "", "every error was met"

@@ -1,0 +1,39 @@
+"""How Ray is started on a node."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from bigbatch.cluster.node import credentials, node_process, ports, ray_commands
+
+
+def test_ray_is_started_with_every_port_and_resource_given(tmp_path):
+    share = ray_commands.NodeResources(4, 2, 10**9, 10**8)
+    head = ray_commands.ray_start_command(
+        "10.0.0.1", "10.0.0.1:1", ports.ports_of("1", 0, head=True), share, tmp_path, {}
+    )
+    worker = ray_commands.ray_start_command(
+        "10.0.0.2", "10.0.0.1:1", ports.ports_of("1", 0, head=False), share, tmp_path, {}
+    )
+    assert "--head" in head and "--dashboard-host=127.0.0.1" in head and "--address=10.0.0.1:1" in worker
+    for option in ("--num-cpus=4", "--num-gpus=2", "--memory=1000000000", "--object-store-memory=100000000"):
+        assert option in head and option in worker
+
+
+def test_rays_temporary_folder_is_the_jobs_and_the_users_own_is_handed_on(tmp_path, monkeypatch):
+    """A stand-in for the interpreter writes down the variables that Ray's processes inherit."""
+    stand_in = tmp_path / "python"
+    stand_in.write_text('#!/bin/sh\nenv > "$SEEN"\n')
+    stand_in.chmod(0o755)
+    monkeypatch.setenv("BIGBATCH_NODE_PYTHON", str(stand_in))
+    monkeypatch.setattr(credentials, "credential_variables", lambda *_: {})
+    for own in ("/local/user", None):
+        monkeypatch.setenv("SEEN", str(tmp_path / f"seen-{own is None}"))
+        monkeypatch.setenv("TMPDIR", own) if own else monkeypatch.delenv("TMPDIR", raising=False)
+        step = node_process.NodeProcess.__new__(node_process.NodeProcess)
+        step._gcs, step._ip, step._record = None, "10.0.0.1", tmp_path
+        step._share, step._job_id, step._name = ray_commands.NodeResources(1, 0, 10**9, 10**8), "1", "n1"
+        assert step._start_ray(tmp_path, ports.ports_of("1", 0, head=True), None).wait() == 0
+        seen = dict(line.split("=", 1) for line in Path(os.environ["SEEN"]).read_text().splitlines() if "=" in line)
+        assert (seen["TMPDIR"], seen["BIGBATCH_USER_TMPDIR"]) == (str(tmp_path), own or "")

@@ -1,0 +1,33 @@
+"""An image folder, and one with images that cannot be read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("ring")
+    draws = np.random.default_rng(0)
+    for part, count in (("train", 20), ("val", 5)):
+        for name in "ab":
+            (root / part / name).mkdir(parents=True)
+            for number in range(count):
+                pixels = draws.integers(0, 256, (24, 24 + number, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(root / part / name / f"{number:02d}.png")
+    return root
+
+
+@pytest.fixture
+def broken(folder: Path, tmp_path: Path) -> Path:
+    import shutil
+
+    root = tmp_path / "broken"
+    shutil.copytree(folder, root)
+    for name in ("train/a/03.png", "train/a/04.png", "val/b/01.png"):
+        (root / name).write_bytes(b"no image")
+    return root

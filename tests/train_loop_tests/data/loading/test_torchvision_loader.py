@@ -1,0 +1,136 @@
+"""torchvision's loader beside the ring, and batches on their way to a device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from bigbatch.train_loop.config import AugmentConfig, BatchSplit, ConfigError, DataConfig, LoaderConfig, data_config
+from bigbatch.train_loop.data.catalogue import describe, open_data
+from bigbatch.train_loop.data.loading.upload import Uploader
+from bigbatch.train_loop.data.source import Epoch
+from bigbatch.train_loop.errors import ImageError
+from helpers.rings import SIZE, batches_of
+
+
+def torchvision_source(folder: Path, workers: int = -1, prefetch: int = 2, **changes: Any) -> Any:
+    loader = LoaderConfig("torchvision", workers, prefetch_factor=prefetch)
+    return open_data(DataConfig(name=str(folder), image_size=SIZE, loader=loader, **changes))
+
+
+def test_torchvisions_loader_has_the_same_images_by_its_own_transforms(folder: Path) -> None:
+    """Validation against ImageFolder and transforms used by hand; training by labels, and alike in any processes."""
+    from torchvision import datasets, transforms
+
+    normalise = transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    steps = [transforms.Resize(round(SIZE * 256 / 224)), transforms.CenterCrop(SIZE), transforms.ToTensor(), normalise]
+    reference = datasets.ImageFolder(str(folder / "val"), transforms.Compose(steps))
+    source = torchvision_source(folder)
+    images, labels = next(source.val_batches(100, 0, 1))
+    assert torch.equal(source.finish(images), torch.stack([image for image, _ in reference]))
+    assert labels.tolist() == reference.targets
+    other = torchvision_source(folder, workers=2, prefetch=1)
+    ring = open_data(DataConfig(name=str(folder), image_size=SIZE))
+    random_state = torch.get_rng_state()
+    for epoch in (1, 2):
+        reads = [s.train_batches(3, epoch, BatchSplit(1, 2, 4), 0, start_step=1) for s in (source, other, ring)]
+        for a, b, c in zip(*reads, strict=True):
+            for mine, theirs, labelled in zip(a, b, c, strict=True):
+                assert torch.equal(mine[0], theirs[0]) and torch.equal(mine[1], theirs[1])
+                assert torch.equal(mine[1], labelled[1])
+    assert torch.equal(random_state, torch.get_rng_state())  # which dropout draws from
+    next(read := other.train_batches(3, 1, BatchSplit(1, 2, 4), 0))
+    assert len(list(other.val_batches(3, 0, 1))) == 4
+    assert len(list(other.train_batches(3, 1, BatchSplit(1, 2, 4), 0))) == 5
+    del read
+    other.close()
+
+
+def test_torchvisions_loader_replaces_bad_images_too(broken: Path) -> None:
+    source = torchvision_source(broken, on_bad_image="skip")
+    (batch, labels), (_, others) = source.read_train([np.array([3, 4, 25, 30]), np.array([7, 8])], Epoch(1, 1))
+    assert torch.equal(batch[0], batch[2]) and torch.equal(batch[1], batch[2]) and labels.tolist() == [1, 1, 1, 1]
+    assert others.tolist() == [0, 0] and source.take_bad() == 2
+    assert sum(len(labels) for _, labels in source.val_batches(4, 0, 1)) == 9
+    with pytest.raises(ImageError, match="cannot read image .*03.png"):
+        list(torchvision_source(broken).read_train([np.array([3, 4])], Epoch(1, 1)))
+
+
+def test_torchvisions_loader_reads_no_packed_set(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "index.arrow").touch()
+    with pytest.raises(ConfigError, match="data.loader.name=torchvision reads image folders"):
+        torchvision_source(tmp_path)
+
+
+@pytest.mark.parametrize("change", [{"augment.policy": "rand"}, {"augment.repeats": 3}, {"progressive_from": 32}])
+def test_torchvisions_loader_is_the_plain_pipeline(change: dict[str, Any]) -> None:
+    with pytest.raises(
+        ConfigError, match="the torchvision loader is the plain pipeline; got data." + next(iter(change))
+    ):
+        data_config(
+            {"data.loader.name": "torchvision", "data.progressive_end": 9} | {f"data.{k}": v for k, v in change.items()}
+        )
+
+
+def test_the_ring_brings_policies_copies_and_growing_images(folder: Path) -> None:
+    sizes_of = {"image_size": 64, "progressive_from": 32, "progressive_end": 2, "val_image_size": 80}
+    augment = AugmentConfig(policy="rand", repeats=3)
+    here, there = (
+        open_data(DataConfig(name=str(folder), loader=LoaderConfig(workers=n), augment=augment, **sizes_of))
+        for n in (0, 2)
+    )
+    sizes = []
+    for epoch in range(3):
+        reads = [source.train_batches(3, epoch, BatchSplit(1, 2, 6), 0) for source in (here, there)]
+        for steps in zip(*reads, strict=True):
+            for (images, labels), (others, other_labels) in zip(*steps, strict=True):
+                assert torch.equal(images, others) and torch.equal(labels, other_labels)
+        sizes.append(images.shape[1])
+        vals = [source.val_batches(4, 0, 1) for source in (here, there)]
+        for (images, _), (others, _) in zip(*vals, strict=True):
+            assert torch.equal(images, others) and images.shape[1] == 80
+    assert sizes == [32, 64, 64]  # FFCV: round(1.5) is 2
+    there.close()
+
+
+@pytest.mark.parametrize("change", [{"loader.name": "dali"}, {"on_bad_image": "ignore"}, {"loader.workers": -2}])
+def test_impossible_options_are_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="data." + next(iter(change))):
+        data_config({f"data.{key}": value for key, value in change.items()})
+
+
+def test_digits_know_no_torchvision_loader() -> None:
+    with pytest.raises(ConfigError, match="got digits.*Write data.loader.name=auto"):
+        describe(DataConfig(name="digits", loader=LoaderConfig(name="torchvision")))
+
+
+def test_uploading_to_a_cpu_changes_nothing() -> None:
+    upload = Uploader(torch.device("cpu"), LoaderConfig())
+    images, labels = torch.zeros(2, 4, 4, 3, dtype=torch.uint8), torch.arange(2)
+    there = upload((images, labels))
+    assert there[0] is images and there[1] is labels
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("change", [{}, {"non_blocking": False}, {"pin_memory": False}])
+def test_batches_arrive_on_a_gpu_as_they_were(folder: Path, change: dict[str, bool]) -> None:
+    """While the device is kept busy, so that a slot that is written again too early would be seen."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    busy = torch.ones(4096, 4096, device=device)
+    config = DataConfig(name=str(folder), image_size=SIZE, loader=LoaderConfig(workers=2, **change))
+    source, upload = open_data(config), Uploader(device, config.loader)
+    plain = open_data(DataConfig(name=str(folder), image_size=SIZE))
+    orders = batches_of(*[32] * 30)
+    there = []
+    for batch in source.read_train(orders, Epoch(1, 1)):
+        busy = busy @ busy / 4096
+        there.append(upload(batch)[0].clone())
+    for mine, (want, _) in zip(there, plain.read_train(orders, Epoch(1, 1)), strict=True):
+        assert torch.equal(mine.cpu(), want)
+    if source._rings and not change:
+        assert torch.from_numpy(source._rings[0].slots.pixels(0, 1, SIZE)).is_pinned()
+    source.close()

@@ -1,0 +1,168 @@
+"""Two ranks are one rank with twice the steps: gradients, statistics, stops and errors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from bigbatch.train_loop import distributed
+from bigbatch.train_loop.distributed import Heartbeat, World
+from bigbatch.train_loop.reporter import EpochRecord
+from helpers.loop_references import (
+    run,
+    val_reference,
+)
+from helpers.tiny_training import (
+    CONFIG,
+    TinySource,
+    changed,
+    install,
+    two_ranks,
+    untimed,
+)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
+    """The two-rank runs of tiny_training: their folder, and each rank's outcomes."""
+    folder = tmp_path_factory.mktemp("pair")
+    return folder, two_ranks("loop", folder)
+
+
+def test_two_workers_equal_one_worker_with_two_accumulation_steps(
+    monkeypatch: pytest.MonkeyPatch, pair: tuple[Path, list[dict[str, Any]]]
+) -> None:
+    """Same micro-batches, precise BN, dropout seeded by position: only the order of float32 sums differs."""
+    others = (("accumulated", {"global_size": 32}), ("small_last", {"drop_last": False}))
+    for name, config in (("equal", CONFIG), *((name, changed(CONFIG, **keys)) for name, keys in others)):
+        install(monkeypatch.setattr)
+        for one, two in zip(run(config), pair[1][0][name]["records"], strict=True):
+            for key in ("train_loss", "val_loss", "learning_rate"):
+                assert two[key] == pytest.approx(getattr(one, key), rel=1e-4), (name, one.epoch, key)
+            for key in ("optimizer_steps", "skipped_steps", "epoch"):
+                assert two[key] == getattr(one, key)
+
+
+def test_only_the_last_accumulation_step_sends_gradients(pair: tuple[Path, list[dict[str, Any]]]) -> None:
+    for rank in pair[1]:
+        assert rank["equal"]["local"] == 0
+        assert rank["accumulated"]["local"] == CONFIG.epochs * 2 * 1  # 2 steps an epoch of 2 micro-batches a rank
+
+
+@pytest.mark.parametrize("name", ["equal", "accumulated", "running", "fp16"])
+def test_all_ranks_report_the_same_and_end_with_the_same_statistics(
+    pair: tuple[Path, list[dict[str, Any]]], name: str
+) -> None:
+    first, second = (outcomes[name] for outcomes in pair[1])
+    assert first == second
+    assert [record["epoch"] for record in first["records"]] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("name", ["equal", "running"])
+def test_validation_over_two_ranks_counts_each_image_once(
+    pair: tuple[Path, list[dict[str, Any]]], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, outcomes = pair
+    built = install(monkeypatch.setattr)
+    run(changed(CONFIG, epochs=1))
+    built.model.load_state_dict(torch.load(folder / name / "latest.pt", weights_only=True)["model"])
+    loss, top1 = val_reference(built.model)
+    assert outcomes[0][name]["records"][-1]["val_loss"] == pytest.approx(loss, rel=1e-5)
+    assert outcomes[0][name]["records"][-1]["val_top1"] == pytest.approx(top1, abs=1e-12)
+
+
+def test_nan_on_one_rank_ends_all_ranks_with_the_same_reason(pair: tuple[Path, list[dict[str, Any]]]) -> None:
+    first, second = (outcomes["poisoned"] for outcomes in pair[1])
+    assert first == second
+    assert first["error"].startswith("NonFiniteLossError: training loss is nan in epoch ")
+
+
+def test_what_one_rank_finds_wrong_all_ranks_raise(pair: tuple[Path, list[dict[str, Any]]]) -> None:
+    for outcomes in pair[1]:
+        assert outcomes["sync_bn"]["error"].startswith("ConfigError: SyncBatchNorm needs GPUs; got model.sync_bn=true")
+        assert outcomes["apart"]["error"].startswith("CheckpointError: all ranks must see the same checkpoint; got")
+
+
+def test_stop_that_one_rank_asks_for_stops_all_and_one_worker_can_go_on(
+    monkeypatch: pytest.MonkeyPatch, pair: tuple[Path, list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    folder, outcomes = pair
+    for rank in outcomes:
+        assert rank["stopped"] == {"error": "TrainingStopped: stopped on request in epoch 1 after step 1", "records": 0}
+    (tmp_path / "latest.pt").write_bytes((folder / "stopped" / "previous.pt").read_bytes())
+    install(monkeypatch.setattr)
+    resumed, whole = run(CONFIG, checkpoint_dir=tmp_path), run(CONFIG)
+    assert [r.train_loss for r in resumed] == pytest.approx([r.train_loss for r in whole], rel=1e-4)
+    assert [r.val_loss for r in resumed] == pytest.approx([r.val_loss for r in whole], rel=1e-4)
+    assert [r.optimizer_steps for r in resumed] == [4, 8, 12]
+
+
+def test_two_ranks_that_were_stopped_within_an_epoch_end_bit_identical(
+    pair: tuple[Path, list[dict[str, Any]]],
+) -> None:
+    for rank in pair[1]:
+        whole, resumed = ([EpochRecord.from_dict(r) for r in rank[name]["records"]] for name in ("equal", "resumed"))
+        assert untimed(resumed) == untimed(whole)
+        assert rank["resumed"]["buffers"] == rank["equal"]["buffers"]
+        assert {r.resumed_from_epoch for r in resumed} == {0}
+
+
+class Follower(World):
+    """A second rank, to which rank 0 says ``proposal`` in the last place."""
+
+    proposal = 0.0
+
+    def max(self, values: Sequence[float]) -> list[float]:
+        return [max(a, b) for a, b in zip(values, [*([0.0] * (len(values) - 1)), self.proposal], strict=True)]
+
+
+def test_ranks_meet_about_once_a_second_when_rank_0_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(distributed.time, "monotonic", lambda: clock[0])
+    cpu = torch.device("cpu")
+
+    def meetings(world: World, steps: int, step_s: float) -> list[int]:
+        heartbeat, met = Heartbeat(world), []
+        for step in range(1, steps + 1):
+            clock[0] += step_s
+            if heartbeat.due():
+                assert heartbeat.meet([float(step), -1.0])[0] == step
+                met.append(step)
+        return met
+
+    assert meetings(World(0, 1, cpu), 5, 0.1) == [1, 2, 3, 4, 5]
+    assert meetings(World(0, 1, torch.device("cuda", 0)), 30, 0.0999) == [1, 11, 21]
+    assert meetings(World(0, 1, torch.device("cuda", 0)), 4, 3.0) == [1, 2, 3, 4]
+    follower = Follower(1, 2, cpu)
+    object.__setattr__(follower, "proposal", 7.0)
+    assert meetings(follower, 20, 0.0999) == [1, 8, 15]
+
+
+def test_the_mean_of_image_and_mirror_is_validated_on_any_number_of_ranks(
+    pair: tuple[Path, list[dict[str, Any]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against the definition, from the last checkpoint's weights: 23 images, on one rank and on two."""
+    folder, outcomes = pair
+    built = install(monkeypatch.setattr)
+    flipped = changed(CONFIG, test_flip=True)
+    one = run(flipped, checkpoint_dir=tmp_path)[-1]
+    plain = run(CONFIG)[-1]
+    records = [outcome["flipped"]["records"][-1] for outcome in outcomes]
+    assert records[0]["val_loss"] == records[1]["val_loss"]
+    images, labels = TinySource().val
+    for path, val_loss, val_top1 in (
+        (tmp_path, one.val_loss, one.val_top1),
+        (folder / "flipped", records[0]["val_loss"], records[0]["val_top1"]),
+    ):
+        model = built.model
+        model.load_state_dict(torch.load(path / "latest.pt", weights_only=True)["model"])
+        with torch.no_grad():
+            logits = (model.eval()(images) + model(images.flip(-1))).double() / 2
+        assert val_loss == pytest.approx(nn.functional.cross_entropy(logits, labels).item(), rel=1e-5)
+        assert val_top1 == pytest.approx((logits.argmax(1) == labels).double().mean().item())
+    assert one.train_loss == plain.train_loss and one.val_loss != plain.val_loss  # in validation alone

@@ -1,0 +1,287 @@
+"""Searches that are interrupted, signalled, killed or out of time: saved, resumed, nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import optuna
+import psutil
+import pyarrow.parquet as pq
+import pytest
+from optuna.trial import TrialState
+
+from bigbatch.tune.study.ledger import read_ledger
+from helpers.paths import TUNE
+from helpers.processes import clean_environment, wait_gone
+from helpers.searches import Search, journal_of, load
+from helpers.waiting import wait_until
+
+
+def test_ctrl_c_saves_prints_the_resume_command_and_that_command_finishes(tiny, tmp_path):
+    search = Search(*tiny, "--study", "s", "--trials", 3, "--max-epochs", 12, "--scheduler", "none", cwd=tmp_path)
+    search.wait_for(r"epoch 2/12")
+    search.process.send_signal(signal.SIGINT)
+    assert search.end() == 130
+    wait_gone(search.ray_folder)
+    study = load(tmp_path / "runs" / "s")
+    before = {t.number: (t.params, len(t.intermediate_values)) for t in study.trials}
+    assert {t.state for t in study.trials} <= {TrialState.WAITING, TrialState.COMPLETE}
+    assert any((tmp_path / "runs" / "s" / "checkpoints").glob("trial-*/latest.pt"))
+    assert not any("Last result" in line for line in search.lines), "Ray Tune's own lines stay away"
+    command = shlex.split(next(line for line in search.lines if "--resume --study" in line))
+    assert command[0] == "python"
+    again = Search(*command[2:], cwd=tmp_path)
+    assert again.end() == 0, again.stderr()
+    assert any("resumed after epoch" in line for line in again.lines)
+    after = load(tmp_path / "runs" / "s")
+    assert [t.state for t in after.trials] == [TrialState.COMPLETE] * 3
+    for number, (params, epochs) in before.items():
+        trial = after.trials[number]
+        assert trial.params == params and len(trial.intermediate_values) == 12 and epochs <= 12
+    assert len(json.loads((tmp_path / "runs" / "s" / "study.json").read_text())["sessions"]) == 2
+
+
+@pytest.mark.parametrize("process", [pytest.param("gcs_server", marks=pytest.mark.exhaustive), "raylet"])
+def test_ctrl_c_while_ray_starts_ends_in_order(tiny, tmp_path, process):
+    """A terminal sends it to Ray's processes as well, as far as they are there."""
+    search = Search(*tiny, "--study", "s", "--trials", 1, cwd=tmp_path)
+    search.wait_for("Starting Ray")
+    wait_until(lambda: search.started(process), f"Ray's {process} does not start")
+    os.killpg(search.process.pid, signal.SIGINT)
+    assert search.end() == 130, search.stderr()
+    assert "Traceback" not in search.stderr() and any("--resume --study s" in line for line in search.lines)
+    wait_gone(str(tmp_path))
+    again = Search("--resume", "--study", "s", cwd=tmp_path)
+    again.wait_for("Ray dashboard")
+    again.kill_tree()
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.exhaustive)])
+def test_a_signal_to_the_whole_process_group_saves_first(tiny, tmp_path, signum):
+    """As ``timeout``, a closed terminal and batch systems send it: Ray must live until trials have saved."""
+    search = Search(*tiny, "--study", "s", "--trials", 2, "--max-epochs", 400, cwd=tmp_path)
+    search.wait_for(r"epoch 2/400")
+    os.killpg(search.process.pid, signum)
+    assert search.end() == 128 + signum, search.stderr()
+    assert any("--resume --study s" in line for line in search.lines) and "Traceback" not in search.stderr()
+    assert {t.state for t in load(tmp_path / "runs" / "s").trials} == {TrialState.WAITING}
+    assert any((tmp_path / "runs" / "s" / "checkpoints").glob("trial-*/latest.pt"))
+    wait_gone(search.ray_folder)
+    assert not Path(search.ray_folder).exists()
+
+
+@pytest.mark.exhaustive
+def test_a_second_ctrl_c_ends_a_search_at_once_in_words(tiny, tmp_path):
+    search = Search(*tiny, "--study", "s", "--trials", 3, "--max-epochs", 400, cwd=tmp_path)
+    search.wait_for(r"epoch 2/400")
+    search.process.send_signal(signal.SIGINT)
+    search.wait_for("Ctrl-C again to stop at once")
+    search.process.send_signal(signal.SIGINT)
+    assert search.end() == 130
+    assert "Traceback" not in search.stderr() and any("--resume --study s" in line for line in search.lines)
+    wait_gone(search.ray_folder)
+
+
+@pytest.mark.exhaustive
+def test_a_reader_that_leaves_ends_no_search(tiny, tmp_path):
+    arguments = shlex.join([*tiny, "--study", "s", "--trials", "2", "--max-epochs", "1"])
+    command = f"set -o pipefail; {sys.executable} {TUNE} {arguments} | head -1"
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=tmp_path, env=clean_environment(), capture_output=True, text=True
+    )
+    assert done.returncode == 0 and done.stderr == "" and done.stdout.startswith("study")
+    assert [t.state for t in load(tmp_path / "runs" / "s").trials] == [TrialState.COMPLETE] * 2
+
+
+@pytest.mark.slow
+def test_a_killed_worker_is_started_again_from_its_checkpoint(tiny, tmp_path):
+    arguments = (*tiny, "--study", "s", "--trials", 1, "--max-epochs", 400)
+    search = Search(*arguments, cwd=tmp_path)
+    search.wait_for(r"trial 0 epoch 2/400")
+    checkpoint = tmp_path / "runs" / "s" / "checkpoints" / "trial-0000" / "latest.pt"
+    wait_until(checkpoint.exists, "the trial writes no checkpoint")
+    worker = next(iter(search.workers()))
+    worker.kill()
+    log = tmp_path / "runs" / "s" / "logs" / "trial-0000.log"
+    wait_until(lambda: "resumed after epoch" in log.read_text(), log.read_text)
+    search.process.send_signal(signal.SIGTERM)
+    assert search.end() == 143
+    values = load(tmp_path / "runs" / "s").trials[0].intermediate_values
+    assert list(values) == list(range(1, len(values) + 1)), "each epoch once"
+
+
+NO_LOCKS = """
+import errno, fcntl, os
+flock = fcntl.flock
+def refuse(file, how):
+    number = file if isinstance(file, int) else file.fileno()
+    if "/runs/" in os.readlink(f"/proc/self/fd/{number}"):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+    return flock(file, how)
+fcntl.flock = refuse
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_driver_takes_its_ray_with_it_is_followed_at_once_and_its_hours_count(tiny, tmp_path):
+    """kill -9 of the driver alone: nobody is left to clean up, nothing may live on, and no more than 30 s are lost.
+
+    The study is on a file system without file locks, where a second driver is refused all the same.
+    """
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(NO_LOCKS)
+    started = time.monotonic()
+    no_locks = {"PYTHONPATH": str(tmp_path / "site")}
+    first = Search(*tiny, "--study", "s", "--trials", 2, "--max-epochs", 4000, cwd=tmp_path, **no_locks)
+    at_once = int(first.wait_for(r"(\d+) trials at a time")[1])
+    first.wait_for("Starting Ray")
+    began = time.monotonic()
+    first.wait_for(r"trial 0 epoch 1/4000")
+    (tmp_path / "second").mkdir()
+    command = ("--resume", "--study", "s", "--output", tmp_path / "runs")
+    second = Search(*command, cwd=tmp_path / "second", **no_locks)
+    assert second.end() == 2
+    assert f"is held by process {first.process.pid} of " in second.stderr() and second.stderr().count("\n") == 1
+    first.process.kill()
+    first.process.wait(120)
+    killed = time.monotonic()
+    used = read_ledger(tmp_path / "runs" / "s" / "ledger").held_s / at_once
+    third = Search(*command, cwd=tmp_path / "second", **no_locks)
+    assert killed - began - 30 <= used <= killed - started
+    third.wait_for(r"trial \d resumed after epoch \d+")
+    wait_gone(first.ray_folder, 120)
+    assert not Path(first.ray_folder).exists()
+    third.process.send_signal(signal.SIGINT)
+    assert third.end() == 130
+    study = load(tmp_path / "runs" / "s")
+    assert len(study.trials) == 2 and {t.state for t in study.trials} == {TrialState.WAITING}
+    after = read_ledger(tmp_path / "runs" / "s" / "ledger")
+    spent = {t.number: t.user_attrs["gpu_hours"] * 3600 for t in study.trials}
+    assert spent == pytest.approx(after.trials_s, abs=0.1) and sum(spent.values()) < after.held_s
+    assert not (tmp_path / "runs" / "s" / ".lease").exists()
+
+
+@pytest.mark.parametrize(
+    ("budget", "word"),
+    [
+        (("--time-budget", "12s"), "time budget"),
+        pytest.param(("--budget-gpu-hours", "0.02"), "GPU hours", marks=pytest.mark.exhaustive),
+    ],
+)
+def test_budgets_end_a_search_that_can_be_resumed(tiny, tmp_path, budget, word):
+    search = Search(*tiny, "--study", "s", "--trials", 3, "--max-epochs", 3000, *budget, cwd=tmp_path)
+    assert search.end() == 1, "no trial could run to its end"
+    assert any(f"Stopped: the {word}" in line or f"Stopped: the budget of {word}" in line for line in search.lines)
+    study = load(tmp_path / "runs" / "s")
+    assert study.trials and {t.state for t in study.trials} == {TrialState.WAITING}
+    if word == "GPU hours":
+        used = read_ledger(tmp_path / "runs" / "s" / "ledger").held_s / 3600
+        assert 0.02 <= used <= 0.02 + 2 * 30 / 3600, "at most the stop itself is spent beyond it"
+        again = Search("--resume", "--study", "s", cwd=tmp_path)
+        assert again.end() == 1 and not any("Starting Ray" in line for line in again.lines), "nothing is left to spend"
+        assert any("--budget-gpu-hours 0.04" in line for line in search.lines), "the printed command goes on"
+
+
+@pytest.mark.slow
+def test_a_search_at_the_end_of_its_allocation_starts_nothing_and_says_to_come_again(tiny, tmp_path):
+    arguments = (*tiny, "--study", "s", "--trials", 2, "--max-epochs", 1)
+    first = Search(*arguments, cwd=tmp_path)
+    assert first.end() == 0, first.stderr()
+    late = Search("--resume", "--study", "s", "--trials", 3, cwd=tmp_path, BIGBATCH_DEADLINE=str(time.time() + 0.5))
+    assert late.end() == 75, late.stderr()
+    assert any("the allocation ends before" in line for line in late.lines)
+    assert len(load(tmp_path / "runs" / "s").trials) == 2
+    # An epoch longer than any allocation holds nothing back: trials would wait for ever.
+    journal = tmp_path / "runs" / "s" / "optuna.journal"
+    journal.write_text(re.sub(r'("train_s": ?)[\d.e-]+', r"\g<1>1e6", journal.read_text()))
+    again = Search("--resume", "--study", "s", cwd=tmp_path, BIGBATCH_DEADLINE=str(time.time() + 3600))
+    assert again.end() == 0, again.stderr()
+    assert len(load(tmp_path / "runs" / "s").trials) == 3
+
+
+@pytest.mark.slow
+def wait_for_growth(journal: Path, search: Search) -> None:
+    """Until the search has written to its journal again, or has ended."""
+    before = journal.stat().st_size if journal.exists() else 0
+    driver = psutil.Process(search.process.pid)
+
+    def grown() -> bool:
+        return driver.status() == psutil.STATUS_ZOMBIE or (journal.exists() and journal.stat().st_size > before)
+
+    wait_until(grown, "the search writes nothing more")
+
+
+@pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.exhaustive)])
+def test_no_trial_is_lost_or_doubled_over_many_kills(tiny, tmp_path, every):
+    """kill -9 of the whole process tree at twelve moments, or every third, from before the first trial to the end."""
+    arguments = [*tiny, "--study", "s", "--trials", 8, "--max-epochs", 60, "--scheduler", "none"]
+    moments = [
+        "results ",
+        "Starting Ray",
+        "Ray dashboard",
+        r"trial \d+ (started|resumed)",
+        r"epoch \d+/60",
+        r"epoch \d*5/60",
+    ]
+    moments += [
+        r"epoch \d*0/60",
+        r"trial \d+ done",
+        r"epoch [3-5]\d/60",
+        r"trial \d+ done",
+        r"epoch 59/60",
+        r"epoch 60/60",
+    ]
+    known: dict[int, dict] = {}
+    for kill, moment in enumerate(moments[::every]):
+        resume = ["--resume"] if (tmp_path / "runs" / "s" / "study.json").exists() else []
+        search = Search(*arguments, *resume, cwd=tmp_path)
+        search.wait_for(moment)
+        if kill % 2:  # in the midst of the next writes, too
+            wait_for_growth(tmp_path / "runs" / "s" / "optuna.journal", search)
+        search.kill_tree()
+        folder = tmp_path / "runs" / "s"
+        if known or has_trials(folder):
+            check_nothing_lost(folder, known)
+    last = Search(*arguments, "--resume", cwd=tmp_path)
+    assert last.end() == 0, last.stderr()
+    trials = load(tmp_path / "runs" / "s").trials
+    assert [t.state for t in trials] == [TrialState.COMPLETE] * 8
+    assert all(list(t.intermediate_values) == list(range(1, 61)) for t in trials)
+    check_nothing_lost(tmp_path / "runs" / "s", known)
+    rows = pq.read_table(tmp_path / "runs" / "s" / "epochs.parquet").to_pylist()
+    assert len(rows) == len({(r["trial"], r["epoch"]) for r in rows}) == 8 * 60
+    wait_gone(str(tmp_path))
+
+
+def has_trials(folder: Path) -> bool:
+    """Whether a trial was begun: before that, a kill leaves no journal, an empty one or one without a study."""
+    from bigbatch.tune.study.store import repair_journal
+
+    repair_journal(folder / "optuna.journal")
+    begun = (folder / "optuna.journal").exists()
+    return begun and any(study.n_trials for study in optuna.get_all_study_summaries(journal_of(folder)))
+
+
+def check_nothing_lost(folder: Path, known: dict[int, dict]) -> None:
+    """What an earlier look saw finished or reported is still there, unchanged."""
+    from bigbatch.tune.study.store import repair_journal
+
+    repair_journal(folder / "optuna.journal")
+    for trial in load(folder).trials:
+        seen = known.setdefault(trial.number, {"params": trial.params, "values": {}, "state": None, "value": None})
+        if seen["params"]:
+            assert trial.params == seen["params"]
+        assert seen["values"].items() <= trial.intermediate_values.items()
+        if seen["state"]:
+            assert (trial.state, trial.value) == (seen["state"], seen["value"])
+        seen |= {"params": trial.params, "values": dict(trial.intermediate_values)}
+        if trial.state.is_finished():
+            seen |= {"state": trial.state, "value": trial.value}

@@ -1,0 +1,92 @@
+"""What trials cost, how long they take, and whether another still fits the allocation."""
+
+from __future__ import annotations
+
+import pytest
+
+from bigbatch.train_loop.config import ConfigError
+from bigbatch.tune.trials.allocation_deadline import Deadline, end_of_allocation
+from helpers.bridges import EPOCHS, make_bridge, record, run_out
+
+
+def test_the_cost_of_a_trial_is_its_wall_time_times_its_workers_over_all_attempts(store, monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr(store.ledger, "_clock", lambda: now[0])
+    bridge = make_bridge(store)
+    bridge.workers = 4
+    bridge.suggest("a")
+    now[0] += 90.0
+    assert store.ledger.held_s == pytest.approx(360.0)
+    bridge.stopping = True
+    bridge.on_trial_complete("a")  # interrupted
+    now[0] += 5000.0
+    bridge.stopping = False
+    bridge.suggest("b")
+    now[0] += 10.0
+    run_out(bridge, "b", [0.1] * EPOCHS)
+    assert store.study.trials[0].user_attrs["gpu_hours"] == pytest.approx((90 + 10) * 4 / 3600)
+    assert store.ledger.held_s == pytest.approx(400.0)
+
+
+def test_a_trial_that_waits_for_room_costs_nothing_until_its_workers_start(store, monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr("bigbatch.tune.trials.bridge.time.monotonic", lambda: now[0])
+    monkeypatch.setattr(store.ledger, "_clock", lambda: now[0])
+    bridge = make_bridge(store)
+    bridge.suggest("a")
+    for _ in range(20):
+        bridge.waits(0, now[0])
+        now[0] += 30.0
+    bridge.waits(0, now[0])
+    now[0] += 8.0  # room was found; its worker starts
+    bridge.runs(0)
+    now[0] += 100.0
+    run_out(bridge, "a", [0.1] * EPOCHS)
+    assert store.study.trials[0].user_attrs["gpu_hours"] == pytest.approx(108 / 3600)
+
+
+def test_the_time_to_a_first_result_is_the_longest_that_was_met(store, monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr("bigbatch.tune.trials.bridge.time.monotonic", lambda: now[0])
+    bridge = make_bridge(store, trials=9)
+    assert bridge.first_result_s() is None
+    for ray_id, seconds in (("a", 40.0), ("b", 25.0)):
+        bridge.suggest(ray_id)
+        now[0] += seconds
+        for epoch in range(1, EPOCHS + 1):
+            bridge.observe(ray_id, {"records": [record(epoch, 0.5, train_s=7.0, val_s=1.5)]})
+            now[0] += 300.0  # later epochs do not count
+    assert bridge.first_result_s() == pytest.approx(40.0)
+    fresh = make_bridge(store, trials=9)  # as after a requeue: only the epochs are known
+    assert fresh.first_result_s() == pytest.approx(8.5)
+
+
+def test_no_trial_starts_that_could_not_finish_an_epoch_before_the_allocation_ends(monkeypatch):
+    now, needed = [5000.0], [None]
+    monkeypatch.setattr("bigbatch.tune.trials.allocation_deadline.time.time", lambda: now[0])
+    deadline = Deadline(6000.0, lambda: needed[0])
+    assert deadline.allows_a_trial(), "nothing was measured yet"
+    needed[0] = 600.0
+    now[0] = 5399.0
+    assert deadline.allows_a_trial() and not deadline.refused
+    now[0] = 5401.0
+    assert not deadline.allows_a_trial() and deadline.refused
+    assert Deadline(None, lambda: 1e9).allows_a_trial()
+
+
+def test_where_an_epoch_is_longer_than_the_allocation_trials_start_and_go_on_by_checkpoints(monkeypatch):
+    """A requeued search knows its epochs: it must not refuse its own interrupted trials, start after start."""
+    now = [5000.0]
+    monkeypatch.setattr("bigbatch.tune.trials.allocation_deadline.time.time", lambda: now[0])
+    deadline = Deadline(6000.0, lambda: 1001.0)
+    assert deadline.allows_a_trial()
+    now[0] = 5900.0
+    assert deadline.allows_a_trial() and not deadline.refused, "a further one, in place of one that failed"
+    now[0] = 6000.5
+    assert not deadline.allows_a_trial() and deadline.refused
+
+
+def test_the_end_of_the_allocation_is_a_number_or_refused():
+    assert end_of_allocation({}) is None and end_of_allocation({"BIGBATCH_DEADLINE": "1763.5"}) == 1763.5
+    with pytest.raises(ConfigError, match="soon"):
+        end_of_allocation({"BIGBATCH_DEADLINE": "soon"})
