@@ -266,9 +266,9 @@ def markdown(cells: dict[str, dict[int, dict[str, float]]], o: argparse.Namespac
 
 def report(o: argparse.Namespace) -> None:
     from bigbatch.train_loop.config import DataConfig
-    from bigbatch.train_loop.data.catalogue import describe
+    from bigbatch.train_loop.data.catalogue import describe_data_set
 
-    chance = 1 / describe(DataConfig(name=o.data)).num_classes
+    chance = 1 / describe_data_set(DataConfig(name=o.data)).num_classes
     rows = gather(o)
     cells = {m: {b: summary(r, chance) for b, r in by_batch.items()} for m, by_batch in rows.items() if by_batch}
     table = markdown(cells, o)

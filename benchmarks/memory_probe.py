@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "src"), str(Path(__file__).resolve().parent)]
 
 from bigbatch.train_loop.config import ConfigError, TrainConfig  # noqa: E402
-from bigbatch.train_loop.data.catalogue import describe  # noqa: E402
+from bigbatch.train_loop.data.catalogue import describe_data_set  # noqa: E402
 from bigbatch.train_loop.loop import memory_probe  # noqa: E402
 
 
@@ -35,7 +35,7 @@ def configuration(o: argparse.Namespace, model: str, precision: str) -> TrainCon
             "model.name": model,
             "model.stem": "imagenet",
             "data.image_size": o.image_size,
-            "batch.global_size": 2 * memory_probe.LIMIT,
+            "batch.global_size": 2 * memory_probe.MAX_MICRO_BATCH,
             "batch.max_micro_size": 0,
             "precision": precision,
         }
@@ -43,11 +43,11 @@ def configuration(o: argparse.Namespace, model: str, precision: str) -> TrainCon
 
 
 def found_size(o: argparse.Namespace, config: TrainConfig, precision: str) -> int:
-    info = describe(config.data)
+    info = describe_data_set(config.data)
     if o.device == "cuda":
         return memory_probe.max_micro_size(config, info, torch.device("cuda", 0), precision)
-    simulated = memory_probe.Memory("a simulated device", 1000, lambda images: 900.0 * images / o.limit)
-    return memory_probe.probe(simulated, "simulated", None, o.limit)
+    simulated = memory_probe.DeviceMemory("a simulated device", 1000, lambda images: 900.0 * images / o.limit)
+    return memory_probe.probe_micro_batch(simulated, "simulated", None, o.limit)
 
 
 def train_steps(o: argparse.Namespace, config: TrainConfig, size: int) -> float | None:

@@ -254,9 +254,9 @@ def seconds(arm: Arm, batches: Iterator[Batch], steps: int, device: str) -> floa
 
 
 def measure(o: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    from bigbatch.train_loop.data.catalogue import describe
+    from bigbatch.train_loop.data.catalogue import describe_data_set
 
-    classes = describe(DataConfig(name=str(folder), image_size=o.size)).num_classes
+    classes = describe_data_set(DataConfig(name=str(folder), image_size=o.size)).num_classes
     arms = {"ours": our_arm(o, folder)}
     if timm_version():
         arms["timm"] = timm_arm(o, folder, classes)

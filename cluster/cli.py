@@ -154,7 +154,7 @@ def _queue(argv: Sequence[str]) -> int:
     p = make_parser("queue", "List your jobs and the progress of their studies.")
     p.add_argument("-a", "--all", action="store_true", help="also list jobs that have ended")
     found = queue.queue(ended=p.parse_args(argv).all)
-    print(queue.table(found) if found else "No jobs.")
+    print(queue.jobs_table(found) if found else "No jobs.")
     return DONE
 
 
@@ -170,7 +170,7 @@ def _logs(argv: Sequence[str]) -> int:
     queue._check_id(args.job)
     if waiting := queue.why_no_log_yet(args.job, node=args.node):
         print(waiting, file=sys.stderr, flush=True)
-    for line in queue.follow(args.job, node=args.node):
+    for line in queue.follow_logs(args.job, node=args.node):
         print(line, end="", flush=True)
     return DONE
 

@@ -11,7 +11,7 @@ from bigbatch.search_spaces.workload import Workload
 from bigbatch.train_loop.config import (
     ConfigError,
     check_each,
-    keys,
+    config_keys,
     known_key,
     short_keys,
     split_assignments,
@@ -48,7 +48,7 @@ def check_parameters(space: Space, workload: Workload, fixed: Mapping[str, Any])
                 f"--set can fix only parameters that the space searches; got {name!r}, which space {space.name!r} "
                 f"does not search with {others}. Leave out one of them."
             )
-        message = unknown_key(name, [*keys()], short_keys(), [*ranges])
+        message = unknown_key(name, [*config_keys()], short_keys(), [*ranges])
         where = "" if message.endswith("?") else f" Space {space.name!r} searches {', '.join(ranges) or 'nothing'}."
         raise ConfigError(message + where)
     return keyed | {name: _value(ranges[name], fixed[name], space) for name in fixed if name not in keyed}

@@ -13,7 +13,7 @@ from bigbatch.train_loop.data.packing import command as pack_command
 from bigbatch.train_loop.launch import command as train_command
 from bigbatch.train_loop.launch import lr_find
 from bigbatch.tune.plan.arguments import tune_parser
-from bigbatch.tune.plan.options import Options
+from bigbatch.tune.plan.options import SearchOptions
 
 TEXT_OPTIONS = (
     "space", "data", "model", "sampler", "scheduler", "stage", "study", "output", "storage", "address", "wandb",
@@ -77,7 +77,7 @@ def test_a_command_refuses_an_empty_value_in_one_line_that_names_the_option(name
 def test_so_do_options_from_python(name, value):
     given = (value,) if name in ("set", "prior_from") else value
     with pytest.raises(ConfigError, match=f"^--{name.replace('_', '-')} must not be empty"):
-        Options(**{name: given})
+        SearchOptions(**{name: given})
 
 
 @pytest.mark.parametrize("text", ["model.name=", "peak_lr= ", "schedule.name=\t"])
@@ -103,5 +103,5 @@ def test_a_job_refuses_them_before_it_takes_a_study(words):
 
 
 def test_a_study_that_was_begun_with_an_empty_value_can_still_be_resumed():
-    resumed = Options(resume=True, study="old").over({"data": "", "space": "smoke", "model": "resnet18"})
+    resumed = SearchOptions(resume=True, study="old").over({"data": "", "space": "smoke", "model": "resnet18"})
     assert (resumed.data, resumed.space, resumed.model) == (None, "smoke", "resnet18")

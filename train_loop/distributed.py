@@ -15,7 +15,7 @@ PREPARE_S = 4 * 3600.0
 """How long ranks wait for each other's preparations; a collective would give up after ten minutes."""
 
 
-def join(backend: str, prepare: Callable[[], None]) -> None:
+def join_process_group(backend: str, prepare: Callable[[], None]) -> None:
     """``init_process_group`` by the usual variables, once ``prepare`` has run on every rank, however long it takes."""
     store, rank, workers = next(dist.rendezvous("env://"))
     prepare()
@@ -76,7 +76,7 @@ class World:
                 dist.broadcast(buffer, src=0)
 
 
-class Heartbeat:
+class RankMeetings:
     """Says at which steps the ranks talk to each other: about once every ``interval_s``.
 
     Each meeting costs a collective and waits for the device, so rank 0 measures how long steps take

@@ -139,7 +139,7 @@ class Reporter(Protocol):
         each on one CPU worker, otherwise about once a second, as ranks and device must agree."""
 
 
-def tell_notes(met: Sequence[tuple[str, str]], reporter: Reporter, rank: int) -> None:
+def report_notes(met: Sequence[tuple[str, str]], reporter: Reporter, rank: int) -> None:
     """Hand on what nodes have met, each text once with its nodes' names.
 
     Args:

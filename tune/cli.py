@@ -23,10 +23,10 @@ def tune_main(argv: Sequence[str] | None = None, prog: str = "tune/run.py") -> i
 
 def _search(args: dict[str, object]) -> int:
     from bigbatch.tune.plan.checked_plan import make_plan
-    from bigbatch.tune.plan.options import Options
+    from bigbatch.tune.plan.options import SearchOptions
     from bigbatch.tune.study.storage_url import check_url
 
-    plan = make_plan(Options(**args))  # type: ignore[arg-type]
+    plan = make_plan(SearchOptions(**args))  # type: ignore[arg-type]
     check_url(plan.storage)
     from bigbatch.tune.search import run_search
 

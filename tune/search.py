@@ -18,10 +18,10 @@ from rich.console import Console
 from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.train_loop.errors import RayStartError
 from bigbatch.train_loop.host.signals import say_from_handler
-from bigbatch.train_loop.launch.ray_session import Connection, JoinedRay, LocalRay, check_reachable
+from bigbatch.train_loop.launch.ray_session import JoinedRay, LocalRay, RayConnection, check_reachable
 from bigbatch.train_loop.launch.trial_task import TrialTask
 from bigbatch.train_loop.progress import progress_file
-from bigbatch.tune.plan.joined import cluster_machine, living_nodes, on_cluster
+from bigbatch.tune.plan.joined import cluster_machine, living_nodes, plan_for_cluster
 from bigbatch.tune.plan.machine import devices_held
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.study import retry
@@ -40,7 +40,7 @@ from bigbatch.tune.watch.findings import (
     print_findings,
     print_machine,
     print_plan,
-    quoted,
+    quoted_path,
     resume_command,
     say_retries,
 )
@@ -174,7 +174,7 @@ def _search(
     connection = stack.enter_context(_session(plan, store))
     interrupts.take_again()  # starting Ray has replaced the handler for SIGTERM
     if not connection.local:
-        plan = ended.plan = on_cluster(plan, cluster_machine())
+        plan = ended.plan = plan_for_cluster(plan, cluster_machine())
         print_machine(plan, console)
         store.describe(plan.to_dict())
     _say_dashboard(connection, console)
@@ -217,7 +217,7 @@ def _recorders(ended: _Ended, store: StudyStore, stack: ExitStack) -> list[Obser
 
 
 def _watch_over(
-    ended: _Ended, store: StudyStore, connection: Connection, tellers: list[Any], stop: StopRequest
+    ended: _Ended, store: StudyStore, connection: RayConnection, tellers: list[Any], stop: StopRequest
 ) -> SearchWatch:
     """The watch over ``ended.bridge``. If the search can never continue, it ends the search, or else the process."""
 
@@ -323,7 +323,7 @@ def _end(ended: _Ended, trials: list[TrialView], stop: StopRequest, console: Con
     if wandb is not None and wandb.sync_command():
         say(f"\nSend the W&B runs from a machine with a network:\n  {wandb.sync_command()}")
     if fatal:
-        print(f"error: {fatal}. See {quoted(plan.folder / 'logs')}.", file=sys.stderr)
+        print(f"error: {fatal}. See {quoted_path(plan.folder / 'logs')}.", file=sys.stderr)
     refused = ended.deadline.refused or (ended.capacity is not None and ended.capacity.lost())
     unfinished = len(ended_trials(trials)) < plan.trials
     cut_short, stopped = refused and unfinished, stop.is_set() and unfinished
@@ -337,7 +337,7 @@ def _end(ended: _Ended, trials: list[TrialView], stop: StopRequest, console: Con
         return TRY_AGAIN
     complete = any(t.state == "COMPLETE" for t in trials)
     if not complete:
-        print(f"error: no trial ran to its end. The logs: {quoted(plan.folder / 'logs')}", file=sys.stderr)
+        print(f"error: no trial ran to its end. The logs: {quoted_path(plan.folder / 'logs')}", file=sys.stderr)
     return DONE if complete and not fatal else FAILED
 
 
@@ -354,7 +354,7 @@ def _open_store(plan: SearchPlan, console: Console) -> StudyStore:
 def _check_waiting(plan: SearchPlan, store: StudyStore) -> None:
     """Raise ConfigError if an interrupted trial does not suit the number of workers of this resume."""
     trials = store.study.get_trials(deepcopy=False)
-    failed = retry.to_retry(trials) if plan.options.retry_failed else []
+    failed = retry.trials_to_retry(trials) if plan.options.retry_failed else []
     for trial in [*(t for t in trials if not t.state.is_finished()), *failed]:
         if "config" in trial.user_attrs:
             try:
@@ -373,14 +373,14 @@ def _session(plan: SearchPlan, store: StudyStore) -> LocalRay | JoinedRay:
     return JoinedRay(plan.address, log)
 
 
-def _ray_storage(plan: SearchPlan, connection: Connection) -> Path:
+def _ray_storage(plan: SearchPlan, connection: RayConnection) -> Path:
     """The folder for Ray's own files: beside its sockets for a private Ray, else one that every node sees."""
     if connection.local and connection.token_path:
         return Path(connection.token_path).parent / "tune"
     return plan.folder / ".ray"
 
 
-def _say_dashboard(connection: Connection, console: Console) -> None:
+def _say_dashboard(connection: RayConnection, console: Console) -> None:
     if connection.dashboard_url:
         token = f" (token in {connection.token_path})" if connection.token_path else ""
         console.print(f"Ray dashboard: {connection.dashboard_url}{token}\n", markup=False, soft_wrap=True)

@@ -75,7 +75,7 @@ def examine(
     env = {**(os.environ if env is None else env), **_network(site)}
     python = python or env.get("BIGBATCH_PYTHON") or sys.executable
     findings = [judge_site(site), *judge_slurm(site)]
-    folder, problem = _workplace(_above(job_record.home(env)) if shared is None else Path(shared))
+    folder, problem = _workplace(_above(job_record.records_home(env)) if shared is None else Path(shared))
     if folder is None:
         advice = "Write --shared, or set BIGBATCH_HOME." if shared is None else "Make it, or write another --shared."
         return [*findings, Finding(FAIL, "shared folder", problem, advice)]
@@ -94,7 +94,7 @@ def examine(
             findings += judge_allreduce(*_ask("allreduce", folder, python, env), expected)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    return [*findings, *judge_scratch(site), judge_privacy(job_record.home(env)), *judge_quota_command(site)]
+    return [*findings, *judge_scratch(site), judge_privacy(job_record.records_home(env)), *judge_quota_command(site)]
 
 
 def _network(site: Site) -> dict[str, str]:

@@ -54,12 +54,12 @@ def facts(shared: Path, env: Mapping[str, str] | None = None) -> dict[str, Any]:
         "packages": {name: _version(name) for name in PACKAGES},
         "commit": _commit(),
         "code": code_digest(),
-        "gpus": gpus(env),
+        "gpus": visible_gpus(env),
         "ports": {"tried": 50, "free": sum(is_free(port) for port in PORTS[:: len(PORTS) // 50])},
         "tmp": {"path": str(tmp), "error": _cannot_use(tmp), **free_space(tmp)},
         "shared": {"path": str(shared), "error": _cannot_use(shared), "mark": _mark(shared), **free_space(shared)},
         "lock": try_lock(shared / "lock"),
-        "leaked": leaked(env),
+        "leaked": leaked_ray_processes(env),
     }
 
 
@@ -87,7 +87,7 @@ def code_digest(root: Path = ROOT) -> str:
     return digest.hexdigest()[:12]
 
 
-def gpus(env: Mapping[str, str], dev: Path = Path("/dev")) -> dict[str, Any]:
+def visible_gpus(env: Mapping[str, str], dev: Path = Path("/dev")) -> dict[str, Any]:
     """``granted``: by Slurm's variables, None outside a job. ``seen``: what a process would use."""
     granted = slurm_values.granted_gpus_here(env)
     files = len(list(dev.glob("nvidia[0-9]*")))
@@ -147,7 +147,7 @@ def try_lock(path: Path) -> str:
     return "granted"
 
 
-def leaked(env: Mapping[str, str], proc: Path = Path("/proc")) -> list[str]:
+def leaked_ray_processes(env: Mapping[str, str], proc: Path = Path("/proc")) -> list[str]:
     """Ray's processes of this user that do not belong to this job."""
     found = []
     for folder in proc.glob("[0-9]*"):

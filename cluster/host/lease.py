@@ -37,7 +37,7 @@ LOOK_EVERY_S = 1.0
 class StudyHeld(RuntimeError):
     """Another process or job writes the folder. The message is one line that the caller completes."""
 
-    def __init__(self, folder: Path, seen: Seen, fix: str) -> None:
+    def __init__(self, folder: Path, seen: SeenLease, fix: str) -> None:
         self.who, self.age_s, self.folder, self.fix = seen.holder.words(), seen.age_s, folder, fix
         super().__init__(f"{folder} is held by {self.words()}. {fix}")
 
@@ -59,7 +59,7 @@ class LeaseVerdict(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Seen:
+class SeenLease:
     """A lease as it was found. ``stamp`` changes with every sign of life of its holder."""
 
     holder: Holder
@@ -100,8 +100,8 @@ class Lease:
                 continue
             if seen.holder.token == self._me.token:  # NFS lost its answer and repeated the call
                 break
-            verdict, fix = judge(seen, self._me, is_running)
-            living: Seen | None = seen
+            verdict, fix = judge_takeover(seen, self._me, is_running)
+            living: SeenLease | None = seen
             if verdict is LeaseVerdict.WATCH:
                 say(f"{self._folder} was held by {seen.holder.words()}: waiting up to {STALE_S:.0f} s for a sign of it")
                 living = self._watch(seen)
@@ -155,7 +155,7 @@ class Lease:
 
     # The file
 
-    def _look(self) -> Seen | None:
+    def _look(self) -> SeenLease | None:
         """The current lease; None if there is none."""
         try:
             with self._path.open("rb") as file:
@@ -166,9 +166,9 @@ class Lease:
         heartbeat = values.get("heartbeat")
         written = float(heartbeat) if isinstance(heartbeat, (int, float)) else 0.0
         age_s = time.time() - max(written, modified_ns / 1e9)
-        return Seen(holder_from_dict(values), (content, modified_ns), age_s)
+        return SeenLease(holder_from_dict(values), (content, modified_ns), age_s)
 
-    def _watch(self, seen: Seen) -> Seen | None:
+    def _watch(self, seen: SeenLease) -> SeenLease | None:
         """The lease with its new sign of life, if its holder gives one within STALE_S; else None."""
         ends = time.monotonic() + STALE_S
         while time.monotonic() < ends:
@@ -178,7 +178,7 @@ class Lease:
                 return now
         return None
 
-    def _replace(self, seen: Seen) -> bool:
+    def _replace(self, seen: SeenLease) -> bool:
         """Replace the seen lease by ours. Returns False if someone else does that, or if the lease has changed.
 
         A process first claims the lease by making a name that can be made only once.
@@ -199,7 +199,7 @@ class Lease:
         finally:
             claim.unlink(missing_ok=True)
 
-    def _await_claimer(self, claim: Path, seen: Seen) -> None:
+    def _await_claimer(self, claim: Path, seen: SeenLease) -> None:
         """Wait while someone else replaces the lease. If that process died, its claim is removed."""
         ends = time.monotonic() + CLAIM_S
         while time.monotonic() < ends:
@@ -240,7 +240,7 @@ class Lease:
         atomic_files.write_bytes(self._path, _text(holder))
 
 
-def judge(seen: Seen, me: Holder, is_running: Callable[[str], bool | None]) -> tuple[LeaseVerdict, str]:
+def judge_takeover(seen: SeenLease, me: Holder, is_running: Callable[[str], bool | None]) -> tuple[LeaseVerdict, str]:
     """Whether ``me`` may take the place of a holder, and what to do if not.
 
     A process of this machine can be checked directly. Slurm knows about a job. Any other holder is judged only by its
@@ -269,7 +269,7 @@ def judge(seen: Seen, me: Holder, is_running: Callable[[str], bool | None]) -> t
     return LeaseVerdict.WATCH, "Wait for it"
 
 
-def _of_another_job(seen: Seen, is_running: Callable[[str], bool | None]) -> tuple[LeaseVerdict, str]:
+def _of_another_job(seen: SeenLease, is_running: Callable[[str], bool | None]) -> tuple[LeaseVerdict, str]:
     """Judge a holder in another job. A suspended job gives no sign of life, but continues later."""
     job = seen.holder.job
     if seen.age_s <= STALE_S:

@@ -54,7 +54,7 @@ class Attachment:
         found = self._wait_for_cluster()
         while found is not None:
             main, run_id = found
-            folder = job_record.folder_of(self._main_id)
+            folder = job_record.job_folder(self._main_id)
             own = f"{allocation.job_id}.{allocation.restart_count}.{len(stays)}"
             nodes = NodeSteps(allocation.job_id, own, folder, (folder / credentials.TLS_FOLDER).exists())
             nodes.follow(run_id)
@@ -73,7 +73,7 @@ class Attachment:
 
     def _run_id(self) -> str:
         """Which start of the job its nodes obey; empty once they are told to end."""
-        orders = NodeOrders.read(job_record.folder_of(self._main_id) / CONTROL_FILE)
+        orders = NodeOrders.read(job_record.job_folder(self._main_id) / CONTROL_FILE)
         return "" if orders is None or orders.stop else orders.run_id
 
     def _running(self, last: str = "") -> tuple[job_record.JobRecord, str] | None:
@@ -94,7 +94,7 @@ class Attachment:
         """``_running`` once it does; None if a signal comes first."""
         if job_record.read_record(self._main_id) is None:
             raise BadInput(
-                f"there must be a job {self._main_id} with a record; got none in {job_record.home()}. "
+                f"there must be a job {self._main_id} with a record; got none in {job_record.records_home()}. "
                 "Write the id of a running BigBatch job (squeue --me)."
             )
         deadline = time.monotonic() + JOIN_TIMEOUT_S

@@ -59,7 +59,7 @@ def check_time(chosen: options.JobOptions, allocation: Allocation) -> None:
 
 def write_first_record(job: job_record.JobRecord) -> None:
     """The job's folder and record. Raises BadInput if it cannot be written."""
-    folder = job_record.folder_of(job.job_id)
+    folder = job_record.job_folder(job.job_id)
     try:
         job.write()
     except OSError as error:

@@ -163,10 +163,10 @@ def submit_successor(job_id: str, excluded: list[str], default_study: str) -> st
         options += [":", *successor.component_options(others)]
         if kept_off := excluded_by_user(others):
             options.append(f"--exclude={','.join(kept_off)}")
-    return slurm_commands.sbatch(script_of(fields["Command"]), options=options, arguments=sys.argv[1:], env=env)
+    return slurm_commands.sbatch(batch_script_of(fields["Command"]), options=options, arguments=sys.argv[1:], env=env)
 
 
-def script_of(command: str) -> str:
+def batch_script_of(command: str) -> str:
     """The batch script of a job's ``Command``, which has its arguments after it. Either may have blanks."""
     words = command.split(" ")
     candidates = (" ".join(words[:count]) for count in range(len(words), 0, -1))

@@ -113,7 +113,7 @@ class Job:
         self._study = options.study_folder(self._options, self._default_study, self._cwd)
         self._record = restart.first_record(allocation, self._options, self._study, before)
         self._early = early_signal.last_early_signal(before)
-        self._folder = job_record.folder_of(allocation.job_id)
+        self._folder = job_record.job_folder(allocation.job_id)
         checks.write_first_record(self._record)
         self._lease = checks.take_lease(self._study, allocation.job_id) if self._study else None
         self._job_start = useful_start.JobStart(self._study, allocation.end_time, self._options.margin_s)

@@ -46,7 +46,7 @@ def watch() -> int:
     client, last = _client(), None
     while os.getppid() != 1:
         try:
-            nodes = alive(client)
+            nodes = living_ray_nodes(client)
         except Exception:  # Ray raises whatever its transport raised; the head's step says if it is dead
             time.sleep(POLL_S)
             continue
@@ -60,7 +60,7 @@ def watch() -> int:
 def drain(addresses: list[str], reason: str) -> int:
     """Tell Ray that the nodes at ``addresses`` go away: nothing new is placed there, training saves itself."""
     client = _client()
-    by_address = {node.ip: node.id for node in alive(client)}
+    by_address = {node.ip: node.id for node in living_ray_nodes(client)}
     for address in addresses:
         if address in by_address:
             deadline_ms = int((time.time() + DRAIN_DEADLINE_S) * 1000)
@@ -68,7 +68,7 @@ def drain(addresses: list[str], reason: str) -> int:
     return 0
 
 
-def alive(client: GcsClient) -> list[RayNode]:
+def living_ray_nodes(client: GcsClient) -> list[RayNode]:
     """The living nodes, in the order of their ids."""
     found = []
     for node_id, node in client.get_all_node_info(timeout=ANSWER_TIMEOUT_S).items():

@@ -89,7 +89,7 @@ class NodeProcess:
             finally:
                 self._end_ray(ray, folder)
             attempt += 1
-            if failure is None or not ports.taken(chosen):
+            if failure is None or not ports.taken_ports(chosen):
                 return failure
             print(f"a port of {chosen.used()} was taken meanwhile; trying others", flush=True)
 

@@ -66,7 +66,7 @@ def is_free(port: int) -> bool:
     return True
 
 
-def taken(ports: NodePorts) -> list[int]:
+def taken_ports(ports: NodePorts) -> list[int]:
     return [port for port in ports.used() if not is_free(port)]
 
 
@@ -74,6 +74,6 @@ def free_ports(job_id: str, first_attempt: int, *, head: bool) -> tuple[int, Nod
     """The first attempt from ``first_attempt`` on whose ports are all free, and those; None if there is none."""
     for attempt in range(first_attempt, ATTEMPTS):
         ports = ports_of(job_id, attempt, head=head)
-        if not taken(ports):
+        if not taken_ports(ports):
             return attempt, ports
     return None

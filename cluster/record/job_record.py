@@ -24,14 +24,14 @@ HOME_VARIABLE = "BIGBATCH_HOME"
 FILE = "job.json"
 
 
-def home(env: Mapping[str, str] | None = None) -> Path:
+def records_home(env: Mapping[str, str] | None = None) -> Path:
     """The folder of all jobs' records, as an absolute path."""
     env = os.environ if env is None else env
     return Path(os.path.abspath(os.path.expanduser(env.get(HOME_VARIABLE) or "~/.bigbatch")))
 
 
-def folder_of(job_id: str, env: Mapping[str, str] | None = None) -> Path:
-    return home(env) / "jobs" / job_id
+def job_folder(job_id: str, env: Mapping[str, str] | None = None) -> Path:
+    return records_home(env) / "jobs" / job_id
 
 
 @dataclass
@@ -105,11 +105,11 @@ class JobRecord:
 
     def write(self, env: Mapping[str, str] | None = None) -> Path:
         """Replace the file atomically, readable by its owner only."""
-        folder = folder_of(self.job_id, env)
+        folder = job_folder(self.job_id, env)
         make_home(env)
         for path in (folder.parent, folder):
             path.mkdir(exist_ok=True, mode=0o700)
-            check_own(path.resolve())  # a link to a roomier file system is the user's own choice
+            check_folder_is_ours(path.resolve())  # a link to a roomier file system is the user's own choice
         self.updated = time.time()
         path = folder / FILE
         write_json(path, {"schema_version": SCHEMA_VERSION, **dataclasses.asdict(self)}, indent=2, mode=PRIVATE)
@@ -118,14 +118,14 @@ class JobRecord:
 
 def make_home(env: Mapping[str, str] | None = None) -> Path:
     """The folder of all jobs' records, made if it is missing. Raises OSError, e.g. where it is another user's."""
-    folder = home(env)
+    folder = records_home(env)
     folder.parent.mkdir(parents=True, exist_ok=True)
     folder.mkdir(exist_ok=True, mode=0o700)
-    check_own(folder.resolve())
+    check_folder_is_ours(folder.resolve())
     return folder
 
 
-def check_own(folder: Path) -> None:
+def check_folder_is_ours(folder: Path) -> None:
     """Raise PermissionError unless ``folder`` is this user's and writable by nobody else.
 
     Who can replace the token or the orders to the nodes runs code as this user.
@@ -150,7 +150,7 @@ def _name_of(user: int) -> str:
 def read_record(job_id: str, env: Mapping[str, str] | None = None) -> JobRecord | None:
     """The record of a job, None where there is none or it cannot be read."""
     try:
-        values = json_values.json_object((folder_of(job_id, env) / FILE).read_text())
+        values = json_values.json_object((job_folder(job_id, env) / FILE).read_text())
         return JobRecord.from_dict(values) if values["schema_version"] == SCHEMA_VERSION else None
     except (OSError, ValueError, KeyError):
         return None
@@ -158,6 +158,6 @@ def read_record(job_id: str, env: Mapping[str, str] | None = None) -> JobRecord 
 
 def all_records(env: Mapping[str, str] | None = None) -> list[JobRecord]:
     """Every job's record, oldest job first."""
-    folder = home(env) / "jobs"
+    folder = records_home(env) / "jobs"
     ids = sorted((p.name for p in folder.glob("*") if p.is_dir()), key=lambda name: (len(name), name))
     return [record for record in (read_record(job_id, env) for job_id in ids) if record is not None]

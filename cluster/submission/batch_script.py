@@ -32,7 +32,7 @@ from bigbatch.cluster.host.site.profiles import (
 from bigbatch.cluster.host.waits import MARGIN_S
 from bigbatch.cluster.job import options
 from bigbatch.cluster.record import job_record
-from bigbatch.cluster.submission import search_check, wishes
+from bigbatch.cluster.submission import request_checks, search_check
 from bigbatch.cluster.submission.request import Request
 from bigbatch.cluster.submission.resources import COUNTED_OTHERWISE, JobResources, job_resources, slurm_partitions
 
@@ -45,11 +45,11 @@ def submit(
     dry_run: bool = False,
     check: bool = True,
     env: Mapping[str, str] | None = None,
-    **wishes: object,
+    **request_options: object,
 ) -> str:
     """Submit a search; returns the job's id (with ``dry_run`` the script that would be submitted).
 
-    ``arguments`` are those of ``tune/run.py``, or ``"--"`` and a command; ``wishes`` are the fields of
+    ``arguments`` are those of ``tune/run.py``, or ``"--"`` and a command; ``request_options`` are the fields of
     ``Request``: ``nodes``, ``time``, ``partition``, ``account``, … With ``check`` the search is checked first, as
     ``bigbatch tune --dry-run`` would, in the job's environment where it runs on this machine (``search_check``);
     what could not be checked is a line on standard error.
@@ -58,14 +58,16 @@ def submit(
     or refuses.
     """
     known = Request.__dataclass_fields__
-    for name in wishes:
+    for name in request_options:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             raise InputError(
                 f"no such field of Request; got {name!r}." + (f" Did you mean {near[0]!r}?" if near else "")
             )
-    wishes |= {name: os.fspath(value) for name, value in wishes.items() if isinstance(value, os.PathLike)}
-    request = Request(arguments=tuple(arguments), **wishes)  # type: ignore[arg-type]
+    request_options |= {
+        name: os.fspath(value) for name, value in request_options.items() if isinstance(value, os.PathLike)
+    }
+    request = Request(arguments=tuple(arguments), **request_options)  # type: ignore[arg-type]
     return submit_request(request, find_site(site, env), dry_run=dry_run, check=check, env=env)
 
 
@@ -85,10 +87,10 @@ def submit_request(
         )
     check_files(request)
     live = slurm_partitions()
-    script = render(request, site, env=env, live=live)
+    script = render_batch_script(request, site, env=env, live=live)
     if check and request.is_search:
         needs = job_resources(request, site, env=env, live=live)
-        _check_search(request, needs, render(request, site, env=env, live=live, check_only=True))
+        _check_search(request, needs, render_batch_script(request, site, env=env, live=live, check_only=True))
     if dry_run:
         return script
     path = _keep(script, request, env)
@@ -118,7 +120,7 @@ def _outside_of_jobs(env: Mapping[str, str]) -> dict[str, str]:
 def _keep(script: str, request: Request, env: Mapping[str, str]) -> Path:
     """Write the script where its job, which may submit its own successor, finds it again."""
     name = f"{re.sub('[^A-Za-z0-9._-]', '_', request.name)}-{hashlib.sha256(script.encode()).hexdigest()[:12]}.slurm"
-    path = job_record.home(env) / "scripts" / name
+    path = job_record.records_home(env) / "scripts" / name
     try:
         home = job_record.make_home(env)
         for folder in ("logs", "scripts"):
@@ -126,8 +128,8 @@ def _keep(script: str, request: Request, env: Mapping[str, str]) -> Path:
         write_text(path, script)
     except OSError as error:
         raise InputError(
-            f"{job_record.HOME_VARIABLE} must be a folder that can be written; got {str(job_record.home(env))!r} "
-            f"({error.strerror}). Set it to one that all nodes see."
+            f"{job_record.HOME_VARIABLE} must be a folder that can be written; "
+            f"got {str(job_record.records_home(env))!r} ({error.strerror}). Set it to one that all nodes see."
         ) from None
     return path
 
@@ -145,7 +147,7 @@ def check_files(request: Request) -> None:
 # The script
 
 
-def render(
+def render_batch_script(
     request: Request,
     site: Site,
     *,
@@ -190,10 +192,10 @@ def _cost(needs: JobResources, site: Site) -> str:
 
 
 def _directives(request: Request, site: Site, needs: JobResources, env: Mapping[str, str]) -> list[str]:
-    log = str(job_record.home(env) / "logs").replace("%", "%%") + "/%j.log"
+    log = str(job_record.records_home(env) / "logs").replace("%", "%%") + "/%j.log"
     requeue = site.requeue and not request.attach_to
     gpus = [f"{needs.gres}:{needs.gpus_per_node}"] if needs.gpus_per_node and needs.gres else []
-    others = wishes.resources_beside_gpus(request)  # Slurm takes the last of several --gres
+    others = request_checks.resources_beside_gpus(request)  # Slurm takes the last of several --gres
     optional = {
         "--partition": needs.partition.name if needs.partition else None,
         "--account": needs.account,
@@ -222,7 +224,7 @@ def _variables(request: Request, site: Site, env: Mapping[str, str], root: Path)
     """What the job reads from its environment."""
     values = {
         "BIGBATCH_ROOT": str(root),
-        "BIGBATCH_HOME": str(job_record.home(env)),
+        "BIGBATCH_HOME": str(job_record.records_home(env)),
         "BIGBATCH_SITE": str(site.path) if site.path.parent != BUILT_IN else site.name,
         "BIGBATCH_PYTHON": _interpreter(request, env, root),
         "BIGBATCH_CONTAINER": _absolute(request.container) if request.container else None,

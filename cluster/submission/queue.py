@@ -79,7 +79,7 @@ def _with_record(job: QueueEntry, found: JobRecord | None) -> QueueEntry:
     return QueueEntry(**{**vars(job), "record": found, "study": study})
 
 
-def table(jobs: Sequence[QueueEntry]) -> str:
+def jobs_table(jobs: Sequence[QueueEntry]) -> str:
     """The jobs for a terminal, a line each."""
     rows: list[tuple[str, ...]] = [("JOB", "SLURM", "STATE", "TIME", "LIMIT", "NODES", "STUDY", "TRIALS", "BEST", "")]
     rows += [_row(job) for job in jobs]
@@ -162,7 +162,7 @@ def logs(job_id: str, *, node: str | None = None, env: Mapping[str, str] | None 
 def _no_log(job_id: str, node: str | None, env: Mapping[str, str] | None) -> InputError:
     what = f"node {node} of job {job_id}" if node else f"job {job_id}"
     return InputError(
-        f"there is no log of {what} below {str(job_record.home(env))!r}. Has it begun? "
+        f"there is no log of {what} below {str(job_record.records_home(env))!r}. Has it begun? "
         "`bigbatch cluster queue --all` shows your jobs."
     )
 
@@ -181,7 +181,7 @@ def why_no_log_yet(job_id: str, *, node: str | None = None, env: Mapping[str, st
     return f"job {job_id} has written no log yet; Slurm: {job.slurm_state}{reason}. Waiting for it …"
 
 
-def follow(
+def follow_logs(
     job_id: str, *, node: str | None = None, env: Mapping[str, str] | None = None, poll_s: float = POLL_S
 ) -> Iterator[str]:
     """Lines of the job's log, and of its nodes' with the node's name before them, as they come.
@@ -244,8 +244,8 @@ def _log_files(job_id: str, node: str | None, env: Mapping[str, str] | None) -> 
     """The logs that are there, with the node that each is of ("" for the job's own); of ``node`` only its own."""
     _check_id(job_id)
     found = job_record.read_record(job_id, env)
-    own = Path(found.log) if found and found.log else job_record.home(env) / "logs" / f"{job_id}.log"
-    folder = Path(found.node_logs) if found and found.node_logs else job_record.folder_of(job_id, env) / "nodes"
+    own = Path(found.log) if found and found.log else job_record.records_home(env) / "logs" / f"{job_id}.log"
+    folder = Path(found.node_logs) if found and found.node_logs else job_record.job_folder(job_id, env) / "nodes"
     files = {} if node else {own: ""}
     for path in sorted(folder.glob("*.log")):
         if node in (None, path.stem):

@@ -22,7 +22,7 @@ from bigbatch.cluster.host.site.profiles import (
     parse_time,
 )
 from bigbatch.cluster.job import options
-from bigbatch.cluster.submission import wishes
+from bigbatch.cluster.submission import request_checks
 from bigbatch.cluster.submission.request import Request
 
 USUAL_TIME_S = 4 * 3600
@@ -60,8 +60,8 @@ def job_resources(
     env = os.environ if env is None else env
     _check_words(request, site)
     partition = _partition(request, site, live)
-    said = wishes.read_gpu_options(request)
-    wishes.check_gpus(said, partition)
+    said = request_checks.read_gpu_options(request)
+    request_checks.check_gpus(said, partition)
     by_sbatch = bool(said) and not any(one.own for one in said)
     gpus = _gpus(request, said, site, partition)
     time_s, qos = _time_and_qos(request, site, partition, gpus * request.nodes)
@@ -87,7 +87,7 @@ def job_resources(
 
 def _check_words(request: Request, site: Site) -> None:
     """What is wrong on any site. Raises InputError."""
-    wishes.check_kinds(request)
+    request_checks.check_kinds(request)
     for option in request.options:
         if not option.startswith("--"):
             raise InputError(f"--sbatch must be a long option of sbatch; got {option!r}. Write e.g. --constraint=fast.")
@@ -100,7 +100,7 @@ def _check_words(request: Request, site: Site) -> None:
     for word in (*names, *request.options):
         if word and not word.isprintable():  # in the batch script a second line would be a command
             raise InputError(f"names and options of sbatch must be one line of text; got {word!r}.")
-    wishes.check_memory_and_time(request)
+    request_checks.check_memory_and_time(request)
     try:
         options.parse_job_options([*request.job_options, *request.arguments])
     except options.UsageError as error:
@@ -158,11 +158,11 @@ def _gres(request: Request, partition: Partition | None) -> str:
     """What ``--gres`` calls a GPU, without the number."""
     if request.gres is None:
         return partition.gres if partition else "gpu"
-    name, kind, _ = wishes.parse_gres(request.gres)
+    name, kind, _ = request_checks.parse_gres(request.gres)
     return f"{name}:{kind}" if kind else name
 
 
-def _gpus(request: Request, said: list[wishes.GpuOption], site: Site, partition: Partition | None) -> int:
+def _gpus(request: Request, said: list[request_checks.GpuOption], site: Site, partition: Partition | None) -> int:
     """GPUs of each node: asked for, or all that one has. What sbatch is told of is only taken where it can be."""
     most = partition.gpus_per_node if partition else None
     counts = [int(one.count) for one in said if one.count is not None and one.count == int(one.count)]

@@ -174,7 +174,7 @@ def test_queue_shows_slurms_state_the_records_and_the_studys_progress(tmp_path, 
     assert [job.job_id for job in found] == ["101", "102"]
     assert found[0].study.finished == 5 and found[0].record.restarts == 2 and found[1].name == "a|name"
     assert getpass.getuser() in (tmp_path / "bin" / "squeue.asked").read_text(), "only the user's own jobs"
-    lines = queue_module.table(queue(ended=True)).splitlines()
+    lines = queue_module.jobs_table(queue(ended=True)).splitlines()
     assert [line.split()[0] for line in lines] == ["JOB", "99", "101", "102"]
     assert "ended" in lines[1] and "finished" in lines[1]
     for text in ("RUNNING", "driver", "mine", "5/12", "0.8125", "restarts: 2", "103"):
@@ -237,7 +237,7 @@ def test_follow_gives_whole_lines_as_they_come_and_ends_with_the_job(tmp_path, h
     log.write_text("one\ntw")
     a_record("101", log=str(log), node_logs=str(nodes))
     got: list[str] = []
-    reader = threading.Thread(target=lambda: got.extend(queue_module.follow("101", poll_s=0.05)), daemon=True)
+    reader = threading.Thread(target=lambda: got.extend(queue_module.follow_logs("101", poll_s=0.05)), daemon=True)
     reader.start()
     wait_until(lambda: got == ["one\n"], lambda: str(got))
     nodes.mkdir()

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from bigbatch.train_loop.config import TrainConfig, keys
+from bigbatch.train_loop.config import TrainConfig, config_keys
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "training.md").read_text(encoding="utf-8")
 TYPES = {bool: "bool", int: "int", float: "float", str: "string"}
@@ -27,7 +27,7 @@ def default_of(key: str) -> Any:
 
 
 def test_the_table_has_each_key_once() -> None:
-    assert sorted(key for key, _, _ in rows()) == sorted(keys())
+    assert sorted(key for key, _, _ in rows()) == sorted(config_keys())
 
 
 def test_types_and_defaults_are_those_of_the_configuration() -> None:

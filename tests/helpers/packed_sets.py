@@ -14,7 +14,7 @@ import pyarrow as pa
 from PIL import Image
 
 from bigbatch.train_loop.data.packing import command
-from bigbatch.train_loop.data.packing.convert import Profile
+from bigbatch.train_loop.data.packing.convert import PackProfile
 from bigbatch.train_loop.data.packing.sources import find_source
 from helpers.paths import ROOT
 from helpers.photographs import photograph
@@ -50,7 +50,7 @@ def run_pack(*arguments: object, **env: str) -> subprocess.CompletedProcess[str]
 def pack_here(source: Path | str, target: Path, **profile: object) -> Path:
     """In this process, without the cost of starting others."""
     found = find_source(str(source))
-    assert command.pack(found, target, Profile(**profile), workers=1, shard_bytes=1 << 30) == 0  # type: ignore[arg-type]
+    assert command.pack(found, target, PackProfile(**profile), workers=1, shard_bytes=1 << 30) == 0  # type: ignore[arg-type]
     return target
 
 

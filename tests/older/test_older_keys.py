@@ -20,15 +20,15 @@ from bigbatch.train_loop.config import (
     RUNTIME_KEYS,
     ConfigError,
     TrainConfig,
+    config_keys,
     differing_keys,
-    keys,
     parse_assignments,
 )
 from bigbatch.train_loop.config.files import read_config
 from bigbatch.train_loop.config.recipes import recipe_path
 from bigbatch.train_loop.launch.command import make_run_plan
 from bigbatch.tune.plan.checked_plan import make_plan
-from bigbatch.tune.plan.options import Options
+from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.study.store import StudyStore
 
 RENAMED: dict[str, tuple[str, Any]] = {
@@ -91,7 +91,7 @@ def value_at(config: TrainConfig, key: str) -> Any:
 
 
 def test_every_key_of_then_has_one_of_now() -> None:
-    now = [key for key in keys() if key.startswith("data.")]
+    now = [key for key in config_keys() if key.startswith("data.")]
     assert sorted(now) == sorted(["data.name", *(new for new, _ in RENAMED.values()), *(f"data.{k}" for k in KEPT)])
 
 
@@ -190,11 +190,11 @@ def test_a_study_that_was_planned_with_earlier_keys_is_resumed(
     (folder / "study.json").write_text(json.dumps(description))
     resume: dict[str, Any] = {"study": "interrupted", "output": str(folder.parent), "resume": True}
     wanted = {"data.mix.mixup_alpha": 0.1, "data.augment.enabled": True, "data.loader.workers": 1}
-    assert make_plan(Options(**resume)).overrides == wanted
-    again = make_plan(Options(**resume, set=("data.mix.mixup_alpha=0.1", "data.loader_workers=2")))
+    assert make_plan(SearchOptions(**resume)).overrides == wanted
+    again = make_plan(SearchOptions(**resume, set=("data.mix.mixup_alpha=0.1", "data.loader_workers=2")))
     assert again.overrides == {**wanted, "data.loader.workers": 2}
     with pytest.raises(ConfigError, match=r"--set data.mix.mixup_alpha was 0.1; got 0.3"):
-        make_plan(Options(**resume, set=("mixup_alpha=0.3",)))
+        make_plan(SearchOptions(**resume, set=("mixup_alpha=0.3",)))
 
 
 def test_a_users_space_may_use_the_earlier_names(tmp_path: Path) -> None:

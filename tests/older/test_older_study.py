@@ -23,7 +23,7 @@ from bigbatch.search_spaces import registry
 from bigbatch.search_spaces.registry import BUILT_IN
 from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.tune.plan.checked_plan import make_plan
-from bigbatch.tune.plan.options import Options
+from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.study.store import StudyStore
 from bigbatch.tune.watch.views import trial_views
 from helpers.paths import ROOT
@@ -105,7 +105,7 @@ def test_a_resume_takes_over_its_plan(copy_of: Callable[[str], Path], tiny_netwo
     folder = copy_of("runs") / "interrupted"
     stored = json.loads((folder / "study.json").read_text())
     assert "/" not in json.dumps([value for key, value in stored.items() if key != "sessions"]), "no path is kept"
-    plan = make_plan(Options(study="interrupted", output=str(folder.parent), resume=True))
+    plan = make_plan(SearchOptions(study="interrupted", output=str(folder.parent), resume=True))
     assert plan.folder == folder
     for key in ("trials", "max_epochs", "seed", "model", "scheduler", "sampler"):
         assert getattr(plan, key) == stored[key], key
@@ -117,7 +117,7 @@ def test_a_space_in_other_words_is_the_same(
     """As after a commit that rewords the file of a built-in space; another space is still refused."""
     runpy.run_path(str(tiny_network / "tiny_network.py"))["register"]()
     folder = copy_of("runs") / "interrupted"
-    resume = Options(study="interrupted", output=str(folder.parent), resume=True)
+    resume = SearchOptions(study="interrupted", output=str(folder.parent), resume=True)
     reworded = {name: dataclasses.replace(space, fingerprint="f" * 64) for name, space in BUILT_IN.items()}
     monkeypatch.setattr(registry, "BUILT_IN", reworded)
     assert make_plan(resume).space.fingerprint == "f" * 64

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from bigbatch.tune.plan.checked_plan import make_plan
-from bigbatch.tune.plan.options import Options
+from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.study.store import StudyStore
 from helpers.commands import run
 from helpers.paths import ROOT, TUNE
@@ -149,7 +149,7 @@ def test_a_user_space_with_an_error_is_refused_with_its_error(tmp_path):
 def test_a_changed_space_or_other_data_is_refused_on_resume(tmp_path, tiny_space):
     first = run("--space", tiny_space, "--study", "s", "--dry-run", cwd=tmp_path)
     assert first.returncode == 0, first.stderr
-    plan = make_plan(Options(space=str(tiny_space), study="s", output=str(tmp_path / "runs")))
+    plan = make_plan(SearchOptions(space=str(tiny_space), study="s", output=str(tmp_path / "runs")))
     StudyStore.create(plan.folder, "s", plan.to_dict(), None).close()
     tiny_space.write_text(tiny_space.read_text() + "\n# another\n")
     done = run("--resume", "--study", "s", cwd=tmp_path)
@@ -161,7 +161,7 @@ def test_a_changed_space_or_other_data_is_refused_on_resume(tmp_path, tiny_space
 def test_data_that_has_changed_is_refused_on_resume(tmp_path, tiny_images):
     images = tmp_path / "images"
     shutil.copytree(tiny_images, images)
-    options = Options(
+    options = SearchOptions(
         space="smoke", data=str(images), set=("global_size=16",), study="s", output=str(tmp_path / "runs")
     )
     plan = make_plan(options)
@@ -175,7 +175,7 @@ def test_data_that_has_changed_is_refused_on_resume(tmp_path, tiny_images):
 def test_a_study_with_a_list_among_its_fixed_keys_can_be_resumed(tmp_path):
     keys = ("schedule=step", "step_epochs=[4,8]", "optimizer=sgd")
     for space in ("large_batch", "smoke"):
-        plan = make_plan(Options(space=space, set=keys, study=space, output=str(tmp_path / "runs")))
+        plan = make_plan(SearchOptions(space=space, set=keys, study=space, output=str(tmp_path / "runs")))
         StudyStore.create(plan.folder, space, plan.to_dict(), None).close()
         for given in ((), ("--set", *keys)):
             done = run("--resume", "--study", space, *given, "--dry-run", cwd=tmp_path)
@@ -218,7 +218,7 @@ def test_the_plan_says_what_a_sampler_cannot_do(tmp_path):
 
 
 def test_two_searches_of_one_second_have_two_names(tmp_path):
-    names = {make_plan(Options(space="smoke", output=str(tmp_path))).study for _ in range(8)}
+    names = {make_plan(SearchOptions(space="smoke", output=str(tmp_path))).study for _ in range(8)}
     assert len(names) == 8
 
 

@@ -232,7 +232,7 @@ def test_the_stock_trainer_takes_over_where_rays_private_names_have_changed(tiny
 def test_the_inline_trainer_fits_the_installed_ray():
     from bigbatch.tune.trials import inline_trainer
 
-    assert inline_trainer.supported()
+    assert inline_trainer.is_ray_supported()
 
 
 @pytest.mark.slow

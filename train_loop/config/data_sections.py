@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from bigbatch.train_loop.config.rules import ConflictError, choice, finite, require
+from bigbatch.train_loop.config.rules import ConflictError, require, require_in_range, require_one_of
 
 LOADERS = ("auto", "ring", "torchvision")
 ON_BAD_IMAGE = ("fail", "skip")
@@ -35,7 +35,7 @@ class LoaderConfig:
     """On GPUs: copy the next batch while this one is computed; needs ``pin_memory``."""
 
     def __post_init__(self) -> None:
-        choice("data.loader.name", self.name, LOADERS)
+        require_one_of("data.loader.name", self.name, LOADERS)
         require(
             -1 <= self.workers <= 256,
             "data.loader.workers must be 0 to 256, or -1 for as many as a run needs and its cores allow",
@@ -80,7 +80,7 @@ class AugmentConfig:
     """Part of the training images of which a rectangle becomes the mean colour (Zhong et al. 2020)."""
 
     def __post_init__(self) -> None:
-        choice("data.augment.policy", self.policy, POLICIES)
+        require_one_of("data.augment.policy", self.policy, POLICIES)
         require(1 <= self.rand_ops <= 16, "data.augment.rand_ops must be 1 to 16", self.rand_ops, "Write 2.")
         require(
             0 <= self.rand_magnitude <= 30,
@@ -88,10 +88,10 @@ class AugmentConfig:
             self.rand_magnitude,
             "Write 9.",
         )
-        finite("data.augment.rand_magnitude_std", self.rand_magnitude_std, 0.0, 30.0)
-        finite("data.augment.rand_probability", self.rand_probability, 0.0, 1.0, open_low=True)
+        require_in_range("data.augment.rand_magnitude_std", self.rand_magnitude_std, 0.0, 30.0)
+        require_in_range("data.augment.rand_probability", self.rand_probability, 0.0, 1.0, open_low=True)
         require(1 <= self.repeats <= 64, "data.augment.repeats must be 1 to 64", self.repeats, "Write 3.")
-        finite("data.augment.random_erasing", self.random_erasing, 0.0, 1.0)
+        require_in_range("data.augment.random_erasing", self.random_erasing, 0.0, 1.0)
 
     @property
     def copies(self) -> int:
@@ -109,8 +109,8 @@ class MixConfig:
     """Of cutmix's (Yun et al. 2019); 0 = off. With both, each micro-batch takes one of them."""
 
     def __post_init__(self) -> None:
-        finite("data.mix.mixup_alpha", self.mixup_alpha, 0.0, 100.0)
-        finite("data.mix.cutmix_alpha", self.cutmix_alpha, 0.0, 100.0)
+        require_in_range("data.mix.mixup_alpha", self.mixup_alpha, 0.0, 100.0)
+        require_in_range("data.mix.cutmix_alpha", self.cutmix_alpha, 0.0, 100.0)
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ class DataConfig:
         require(
             bool(self.name.strip()), "data.name must be a data set's name or a path", self.name, "Write e.g. digits."
         )
-        choice("data.on_bad_image", self.on_bad_image, ON_BAD_IMAGE)
+        require_one_of("data.on_bad_image", self.on_bad_image, ON_BAD_IMAGE)
         require(0 < self.subset <= 1, "data.subset must be above 0 and at most 1", self.subset, "Write e.g. 0.1.")
         self._check_sizes()
         if self.loader.name == "torchvision":

@@ -16,15 +16,15 @@ from bigbatch.train_loop.config.rules import ConfigError
 FOLDER = Path(__file__).resolve().parents[1] / "recipes"
 
 
-def names() -> list[str]:
+def recipe_names() -> list[str]:
     """The names that ``--recipe`` takes, sorted."""
     return sorted(path.stem for path in FOLDER.glob("*.json"))
 
 
 def recipe_path(name: str) -> Path:
     """The recipe's file, which ``--config`` takes too. Raises ConfigError, with the nearest name."""
-    if name in names():
+    if name in recipe_names():
         return FOLDER / f"{name}.json"
-    near = difflib.get_close_matches(name, names(), n=1)
-    hint = f"Did you mean {near[0]!r}?" if near else f"Choose one of {', '.join(names())}."
+    near = difflib.get_close_matches(name, recipe_names(), n=1)
+    hint = f"Did you mean {near[0]!r}?" if near else f"Choose one of {', '.join(recipe_names())}."
     raise ConfigError(f"--recipe must be the name of a published configuration; got {name!r}. {hint}")

@@ -22,7 +22,7 @@ def require(ok: bool, rule: str, value: object, fix: str) -> None:
         raise ConfigError(f"{rule}; got {value!r}. {fix}")
 
 
-def choice(name: str, value: str, allowed: Iterable[str]) -> None:
+def require_one_of(name: str, value: str, allowed: Iterable[str]) -> None:
     """Raise ConfigError unless ``value`` is one of ``allowed``; the message names the nearest one."""
     allowed = tuple(allowed)
     if value not in allowed:
@@ -31,7 +31,7 @@ def choice(name: str, value: str, allowed: Iterable[str]) -> None:
         raise ConfigError(f"{name} must be one of {', '.join(allowed)}; got {value!r}. {hint}")
 
 
-def finite(name: str, value: float, low: float, high: float = math.inf, *, open_low: bool = False) -> None:
+def require_in_range(name: str, value: float, low: float, high: float = math.inf, *, open_low: bool = False) -> None:
     """Raise ConfigError unless ``value`` is a finite number from ``low`` to ``high``.
 
     ``open_low``: ``low`` itself is refused.

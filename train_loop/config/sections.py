@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from bigbatch.train_loop.config.rules import ConfigError, ConflictError, choice, finite, require
+from bigbatch.train_loop.config.rules import ConfigError, ConflictError, require, require_in_range, require_one_of
 
 OPTIMIZERS = ("sgd", "lars", "lamb", "adamw")
 SCHEDULES = ("cosine", "poly", "linear", "one_cycle", "step", "constant")
@@ -37,7 +37,7 @@ class ModelConfig:
     """Training's forward and backward pass through ``torch.compile``."""
 
     def __post_init__(self) -> None:
-        choice("model.stem", self.stem, STEMS)
+        require_one_of("model.stem", self.stem, STEMS)
         require(bool(self.name), "model.name must name a network", self.name, "Write e.g. resnet50.")
 
 
@@ -131,18 +131,18 @@ class OptimizerConfig:
     """Global gradient norm is clipped to this before the step; 0 = off. LAMB's papers use 1."""
 
     def __post_init__(self) -> None:
-        choice("optimizer.name", self.name, OPTIMIZERS)
-        choice("optimizer.lars_momentum", self.lars_momentum, LARS_MOMENTUM)
-        finite("optimizer.peak_lr", self.peak_lr, 0.0, 1e4, open_low=True)
+        require_one_of("optimizer.name", self.name, OPTIMIZERS)
+        require_one_of("optimizer.lars_momentum", self.lars_momentum, LARS_MOMENTUM)
+        require_in_range("optimizer.peak_lr", self.peak_lr, 0.0, 1e4, open_low=True)
         for name in ("momentum", "beta1", "beta2"):
             value = getattr(self, name)
             require(0.0 <= value < 1.0, f"optimizer.{name} must be at least 0 and below 1", value, "Write e.g. 0.9.")
-        finite("optimizer.eps", self.eps, 0.0, 1.0)
-        finite("optimizer.weight_decay", self.weight_decay, 0.0, 10.0)
-        finite("optimizer.trust_coefficient", self.trust_coefficient, 0.0, 10.0, open_low=True)
-        finite("optimizer.lars_eps", self.lars_eps, 0.0, 1.0)
-        finite("optimizer.no_decay_lr_factor", self.no_decay_lr_factor, 0.0, 1e4)
-        finite("optimizer.clip_grad_norm", self.clip_grad_norm, 0.0)
+        require_in_range("optimizer.eps", self.eps, 0.0, 1.0)
+        require_in_range("optimizer.weight_decay", self.weight_decay, 0.0, 10.0)
+        require_in_range("optimizer.trust_coefficient", self.trust_coefficient, 0.0, 10.0, open_low=True)
+        require_in_range("optimizer.lars_eps", self.lars_eps, 0.0, 1.0)
+        require_in_range("optimizer.no_decay_lr_factor", self.no_decay_lr_factor, 0.0, 1e4)
+        require_in_range("optimizer.clip_grad_norm", self.clip_grad_norm, 0.0)
         if self.name == "sgd" and self.nesterov and self.momentum == 0.0:
             raise ConflictError(
                 "Nesterov needs momentum above 0; got optimizer.momentum=0.0. Set momentum or nesterov=false."
@@ -167,18 +167,18 @@ class ScheduleConfig:
     step_factor: float = 0.1
 
     def __post_init__(self) -> None:
-        choice("schedule.name", self.name, SCHEDULES)
-        finite("schedule.warmup_epochs", self.warmup_epochs, 0.0)
+        require_one_of("schedule.name", self.name, SCHEDULES)
+        require_in_range("schedule.warmup_epochs", self.warmup_epochs, 0.0)
         require(self.warmup_steps >= 0, "schedule.warmup_steps must be at least 0", self.warmup_steps, "Write 0.")
         if self.warmup_steps and self.warmup_epochs:
             raise ConflictError(
                 f"warmup is in steps or in epochs; got schedule.warmup_steps={self.warmup_steps} and "
                 f"warmup_epochs={self.warmup_epochs:g}. Set one of them to 0."
             )
-        finite("schedule.warmup_start_factor", self.warmup_start_factor, 0.0, 1.0)
-        finite("schedule.end_lr_factor", self.end_lr_factor, 0.0, 1.0)
-        finite("schedule.power", self.power, 0.0, 10.0, open_low=True)
-        finite("schedule.step_factor", self.step_factor, 0.0, 1.0)
+        require_in_range("schedule.warmup_start_factor", self.warmup_start_factor, 0.0, 1.0)
+        require_in_range("schedule.end_lr_factor", self.end_lr_factor, 0.0, 1.0)
+        require_in_range("schedule.power", self.power, 0.0, 10.0, open_low=True)
+        require_in_range("schedule.step_factor", self.step_factor, 0.0, 1.0)
         object.__setattr__(self, "step_epochs", tuple(float(e) for e in self.step_epochs))
         if list(self.step_epochs) != sorted(self.step_epochs) or any(e <= 0 for e in self.step_epochs):
             raise ConfigError(

@@ -31,7 +31,7 @@ from bigbatch.train_loop.config.earlier_keys import (
     in_schema_1,
     migrated,
 )
-from bigbatch.train_loop.config.rules import ConfigError, ConflictError, choice, require
+from bigbatch.train_loop.config.rules import ConfigError, ConflictError, require, require_one_of
 from bigbatch.train_loop.config.sections import BatchConfig, ModelConfig, OptimizerConfig, ScheduleConfig
 from bigbatch.train_loop.config.words import ALIASES, unknown_key
 
@@ -85,9 +85,9 @@ class TrainConfig:
     def __post_init__(self) -> None:
         require(1 <= self.epochs <= 100_000, "epochs must be 1 to 100000", self.epochs, "Write e.g. 90.")
         require(0 <= self.seed < 2**31, "seed must be 0 to 2147483647", self.seed, "Write e.g. 0.")
-        choice("precision", self.precision, PRECISIONS)
-        choice("precise_bn", self.precise_bn, PRECISE_BN)
-        choice("loss", self.loss, LOSSES)
+        require_one_of("precision", self.precision, PRECISIONS)
+        require_one_of("precise_bn", self.precise_bn, PRECISE_BN)
+        require_one_of("loss", self.loss, LOSSES)
         require(0.0 <= self.ema_decay < 1.0, "ema_decay must be at least 0 and below 1", self.ema_decay, "0.999.")
         require(
             0.0 <= self.label_smoothing < 1.0,
@@ -198,7 +198,7 @@ def _build(cls: type, values: Mapping[str, Any], prefix: str) -> Any:
     kwargs = {}
     for key, value in values.items():
         if key not in names:
-            raise ConfigError(unknown_key(prefix + str(key), [*keys()], short_keys()))
+            raise ConfigError(unknown_key(prefix + str(key), [*config_keys()], short_keys()))
         if dataclasses.is_dataclass(hints[key]):
             kwargs[key] = _build(typing.cast(type, hints[key]), value, f"{prefix}{key}.")
         else:
@@ -249,7 +249,7 @@ def _default(key: str) -> str:
 
 
 @functools.cache
-def keys() -> Mapping[str, Any]:
+def config_keys() -> Mapping[str, Any]:
     """Every dotted key of a TrainConfig with its type, in the order of declaration."""
     found: dict[str, Any] = {}
 
@@ -272,7 +272,7 @@ def short_keys() -> Mapping[str, str]:
     Keys of a section within a section have those of ``earlier_keys.SHORT`` (``loader_workers``).
     """
     leaves: dict[str, list[str]] = {}
-    outer = [key for key in keys() if key.count(".") < 2]
+    outer = [key for key in config_keys() if key.count(".") < 2]
     for key in outer:
         leaves.setdefault(key.rsplit(".", 1)[-1], []).append(key)
     short = {leaf: full[0] for leaf, full in leaves.items() if len(full) == 1}
@@ -286,13 +286,13 @@ def resolve_key(key: str) -> str:
     Raises ConfigError, which names the nearest key.
     """
     if (full := known_key(key)) is None:
-        raise ConfigError(unknown_key(key, [*keys()], short_keys()))
+        raise ConfigError(unknown_key(key, [*config_keys()], short_keys()))
     return full
 
 
 def known_key(key: str) -> str | None:
     """As ``resolve_key``; None for what is no key."""
-    return key if key in keys() else short_keys().get(key) or ALIASES.get(key) or EARLIER_KEYS.get(key)
+    return key if key in config_keys() else short_keys().get(key) or ALIASES.get(key) or EARLIER_KEYS.get(key)
 
 
 def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
@@ -330,7 +330,7 @@ def split_assignments(assignments: Iterable[str]) -> tuple[dict[str, Any], dict[
 
 def _value(raw: str, name: str, full: str) -> Any:
     """The text that was typed for the key ``full``, called ``name``, as the key's type."""
-    kind, value = keys()[full], _json_or_word(raw)
+    kind, value = config_keys()[full], _json_or_word(raw)
     if kind is str and not isinstance(value, str):
         value = raw
     if kind is bool and isinstance(value, str) and value.lower() in ("true", "false"):

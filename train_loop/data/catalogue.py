@@ -1,4 +1,4 @@
-"""Which images a run sees: what they are (``describe``, without torch) and the images (``open_data``).
+"""Which images a run sees: what they are (``describe_data_set``, without torch) and the images (``open_data``).
 
 A *batch* is ``(images, labels)`` on the CPU: float32 ``[N, 3, H, W]``, normalised, and int64 ``[N]``.
 Which images make which batch is decided in ``sampling.py`` from seed and epoch alone; ``source.py``
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-def describe(config: DataConfig, *, open_some: bool = False) -> DataInfo:
+def describe_data_set(config: DataConfig, *, open_some: bool = False) -> DataInfo:
     """Look at a data set, so that a plan can refuse it early.
 
     With ``open_some`` a few images are opened too, so that files that are none are met before a run starts, unless the
@@ -109,14 +109,14 @@ def check_stage(folder: str | None, info: DataInfo, *, here: bool = False) -> No
 def open_data(
     config: DataConfig, stage_folder: str | None = None, note: Callable[[str], None] = _log.warning
 ) -> DataSource:
-    """The data set itself; imports torch. Raises ConfigError as ``describe`` does.
+    """The data set itself; imports torch. Raises ConfigError as ``describe_data_set`` does.
 
     Args:
         stage_folder: where this node keeps a copy of a packed set, see ``stage.py``; a node that cannot reads the
             set itself and says so.
         note: is told so.
     """
-    info = describe(config)
+    info = describe_data_set(config)
     check_stage(stage_folder, info)
     if config.name == "digits":
         from bigbatch.train_loop.data.sets.digits import DigitsSource
@@ -134,7 +134,7 @@ def open_data(
 def stage_ahead(config: DataConfig, stage_folder: str | None) -> None:
     """Copy what ``open_data`` will ask for. What goes wrong it meets again, and says."""
     with contextlib.suppress(ConfigError):
-        info = describe(config)
+        info = describe_data_set(config)
         if info.path is not None and is_packed(info.path):
             _staged(info.path, stage_folder, _log.debug)
 
@@ -143,10 +143,10 @@ def _staged(path: str, stage_folder: str | None, note: Callable[[str], None]) ->
     """The folder to read: this node's copy of a packed set, or the set itself, which ``note`` is told."""
     if stage_folder is None or stage_folder == NO_STAGE:
         return path
-    from bigbatch.train_loop.data.packed.stage import StageError, stage
+    from bigbatch.train_loop.data.packed.stage import StageError, stage_packed_set
 
     try:
-        return stage(path, stage_folder)
+        return stage_packed_set(path, stage_folder)
     except StageError as error:  # of this node alone; where images are read from changes no result
         note(f"{error} Reading {path} itself.")
         return path

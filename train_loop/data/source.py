@@ -13,7 +13,7 @@ import torch
 from bigbatch.train_loop.config import BatchSplit
 from bigbatch.train_loop.data import sampling
 from bigbatch.train_loop.data.info import DataInfo
-from bigbatch.train_loop.data.pixels.auto_augment import Policy
+from bigbatch.train_loop.data.pixels.auto_augment import AugmentPolicy
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 """Images, float32 ``[N, 3, H, W]`` normalised, or what ``DataSource.finish`` makes that of; labels, int64
@@ -31,7 +31,7 @@ class Epoch:
 
     seed: int
     number: int
-    policy: Policy | None = None
+    policy: AugmentPolicy | None = None
     """What is done to each image besides; a source whose images are read one by one sets it."""
 
 

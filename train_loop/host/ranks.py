@@ -71,16 +71,18 @@ def _launched(env: Mapping[str, str]) -> Launch | None:
     if tasks < 2 or "SLURM_PROCID" not in env:
         return None
     host = env.get("MASTER_ADDR") or first_host(env["SLURM_STEP_NODELIST"]) + env.get(HOST_SUFFIX, "")
-    port = int(env.get("MASTER_PORT") or port_of(int(env["SLURM_JOB_ID"]), int(env.get("SLURM_STEP_ID", "0"))))
-    return Launch("srun", int(env["SLURM_PROCID"]), int(env["SLURM_LOCALID"]), tasks, tasks_here(env), (host, port))
+    port = int(env.get("MASTER_PORT") or rendezvous_port(int(env["SLURM_JOB_ID"]), int(env.get("SLURM_STEP_ID", "0"))))
+    return Launch(
+        "srun", int(env["SLURM_PROCID"]), int(env["SLURM_LOCALID"]), tasks, tasks_on_this_node(env), (host, port)
+    )
 
 
-def port_of(job_id: int, step_id: int) -> int:
+def rendezvous_port(job_id: int, step_id: int) -> int:
     """A port for the ranks' meeting, the same on all of them and another one for almost every other job step."""
     return FIRST_PORT + (job_id * 7 + step_id) % PORTS
 
 
-def tasks_here(env: Mapping[str, str]) -> int:
+def tasks_on_this_node(env: Mapping[str, str]) -> int:
     """Of ``SLURM_STEP_TASKS_PER_NODE``, e.g. ``4(x2),1``, what this node has."""
     counts = per_node(env.get("SLURM_STEP_TASKS_PER_NODE")) or [1]
     node = read_count(env.get("SLURM_NODEID")) or 0

@@ -23,7 +23,7 @@ from bigbatch.cluster.host.streams import reader_may_leave
 from bigbatch.train_loop.config import ConfigError, TrainConfig, differing_keys, parse_assignments
 from bigbatch.train_loop.config.files import read_config
 from bigbatch.train_loop.config.recipes import recipe_path
-from bigbatch.train_loop.data.catalogue import check_stage, describe
+from bigbatch.train_loop.data.catalogue import check_stage, describe_data_set
 from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.train_loop.errors import (
     CheckpointError,
@@ -118,7 +118,7 @@ def make_run_plan(argv: Sequence[str] | None, prog: str, launch: Launch | None) 
                 raise ConfigError(f"a key is set once; got {option} and --set {key}. Keep {option}.")
             changes[key] = value
     config = read_config(source).replace_keys(changes)
-    info = describe(config.data, open_some=True)
+    info = describe_data_set(config.data, open_some=True)
     if info.path is not None:  # workers may run in another folder
         config = config.replace_keys({"data.name": info.path})
     check_stage(args.stage, info, here=launch is None)
@@ -183,7 +183,7 @@ def train_without_ray(task: RunPlan, launch: Launch) -> Sequence[EpochRecord]:
     import torch.distributed as dist
 
     from bigbatch.train_loop.data.catalogue import stage_ahead
-    from bigbatch.train_loop.distributed import join
+    from bigbatch.train_loop.distributed import join_process_group
     from bigbatch.train_loop.host.signals import STOP_SIGNALS
     from bigbatch.train_loop.launch.stop_on_signal import StopOnSignal
     from bigbatch.train_loop.loop.train import train
@@ -196,7 +196,7 @@ def train_without_ray(task: RunPlan, launch: Launch) -> Sequence[EpochRecord]:
         launch.announce()
         backend = "nccl" if gpus else "gloo"
         if task.stage_folder:
-            join(backend, lambda: stage_ahead(task.config.data, task.stage_folder))
+            join_process_group(backend, lambda: stage_ahead(task.config.data, task.stage_folder))
         else:
             dist.init_process_group(backend)
     reporter = StopOnSignal(launch.rank, STOP_SIGNALS if launch.by == "srun" else (signal.SIGINT,))

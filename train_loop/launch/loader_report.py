@@ -30,7 +30,7 @@ MEASURE_S = 4.0
 
 
 @dataclass(frozen=True)
-class Rates:
+class ImageRates:
     """Images a second."""
 
     core: float
@@ -46,20 +46,20 @@ class Rates:
 
 def print_report(config: TrainConfig, stage_folder: str | None = None) -> None:
     """Measure, and print what bounds the images a second and what would help."""
-    rates, device = measure(config, stage_folder, MEASURE_S)
+    rates, device = measure_rates(config, stage_folder, MEASURE_S)
     how = "decoding in the training process"
     if rates.workers:
         how = f"{rates.workers} loader process{'es' if rates.workers > 1 else ''}"
     print(f"loader  {rates.loader:>8,.0f} images/s  {how}; {rates.core:,.0f} a core, {rates.cores} cores here")
     print(f"model   {rates.model:>8,.0f} images/s  {config.model.name} on {device}, training")
-    for line in advice(rates, device.type):
+    for line in loader_advice(rates, device.type):
         print(line)
     if config.data.loader.workers == AUTO and rates.workers:
         kept = min(_needed(rates), rates.workers)
         print(f"auto    a run begins with {rates.workers} and keeps about {kept} after an epoch, by these rates")
 
 
-def measure(config: TrainConfig, stage_folder: str | None, seconds: float) -> tuple[Rates, torch.device]:
+def measure_rates(config: TrainConfig, stage_folder: str | None, seconds: float) -> tuple[ImageRates, torch.device]:
     """Images a second of a core, of the loader and of the model, each alone for ``seconds``; and the device."""
     cores = cores_of_a_run(torch.cuda.device_count())
     if config.data.loader.workers == AUTO:
@@ -74,7 +74,7 @@ def measure(config: TrainConfig, stage_folder: str | None, seconds: float) -> tu
         loader = _rate(_batches(run, run.source), seconds, time.perf_counter)
         step = [next(_batches(run, run.source))]
         run.source.close()  # its processes would decode beside the model
-        rates = Rates(core, loader, _model_rate(run, step, seconds), config.data.loader.workers, cores)
+        rates = ImageRates(core, loader, _model_rate(run, step, seconds), config.data.loader.workers, cores)
         return rates, run.world.device
     finally:
         run.source.close()
@@ -121,7 +121,7 @@ def _model_rate(run: Run, step: list[Batch], seconds: float) -> float:
     return steps * sum(len(labels) for _, labels in step) / (wait() - began)
 
 
-def advice(rates: Rates, device: str) -> list[str]:
+def loader_advice(rates: ImageRates, device: str) -> list[str]:
     """What bounds a run with these rates, and what would help."""
     together = rates.loader
     if rates.workers == 0:  # decoding and training take turns
@@ -145,7 +145,7 @@ def advice(rates: Rates, device: str) -> list[str]:
     return [bound, *_more_processes(rates)]
 
 
-def _more_processes(rates: Rates) -> list[str]:
+def _more_processes(rates: ImageRates) -> list[str]:
     if _needed(rates) <= rates.cores:
         return [f"help    --set data.loader.workers={_needed(rates)}"]
     more = (
@@ -158,6 +158,6 @@ def _more_processes(rates: Rates) -> list[str]:
     ]
 
 
-def _needed(rates: Rates) -> int:
+def _needed(rates: ImageRates) -> int:
     """Loader processes for the model's rate, with room."""
     return max(math.ceil(SUPPLY_MARGIN * rates.model / rates.core), 1)

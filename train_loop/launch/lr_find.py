@@ -284,7 +284,7 @@ class RangeTestProgress:
 def _task(args: argparse.Namespace) -> tuple[TrainConfig, Path]:
     from bigbatch.train_loop.config.files import read_config
     from bigbatch.train_loop.config.recipes import recipe_path
-    from bigbatch.train_loop.data.catalogue import describe
+    from bigbatch.train_loop.data.catalogue import describe_data_set
     from bigbatch.train_loop.launch.checks import check_run_model
 
     changes = with_subset(parse_assignments([text for group in args.set for text in group]), args.subset)
@@ -294,7 +294,7 @@ def _task(args: argparse.Namespace) -> tuple[TrainConfig, Path]:
         changes["data.name"] = args.data
     config = read_config(recipe_path(args.recipe) if args.recipe else Path(args.config)).replace_keys(changes)
     config.batch.split(1)
-    info = describe(config.data, open_some=True)
+    info = describe_data_set(config.data, open_some=True)
     if info.path is not None:  # the file may be read in another folder
         config = config.replace_keys({"data.name": info.path})
     info.steps_per_epoch(config.batch.global_size)

@@ -56,7 +56,7 @@ OTHER_CLUSTER_VARIABLES = ("RAY_NAMESPACE", "RAY_TMPDIR", "RAY_JOB_CONFIG_JSON_E
 
 
 @dataclass(frozen=True)
-class Connection:
+class RayConnection:
     """A cluster that can be used."""
 
     address: str
@@ -82,7 +82,7 @@ class LocalRay:
         self._saved_env: dict[str, str | None] = {}
         self.folder: Path | None = None
 
-    def __enter__(self) -> Connection:
+    def __enter__(self) -> RayConnection:
         remove_stale_folders()
         self.folder, self._owner = private_ray_folder()
         try:
@@ -118,7 +118,7 @@ class LocalRay:
             number = FULL  # Ray's processes die of it without a word
         return describe_full_disk(number, self.folder) if number is not None else ""
 
-    def _start(self) -> Connection:
+    def _start(self) -> RayConnection:
         assert self.folder is not None
         token = self.folder / "token"
         write_text(token, secrets.token_hex(32), mode=PRIVATE)
@@ -155,7 +155,7 @@ class LocalRay:
             shutil.copytree(logs, kept, dirs_exist_ok=True, ignore_dangling_symlinks=True)
         raise RayStartError(f"Ray did not start: {last.rstrip('.')}. Its logs: {kept}")
 
-    def _init(self, address: str, token: Path) -> Connection:
+    def _init(self, address: str, token: Path) -> RayConnection:
         import ray
 
         send_ray_logs_to(self._log_file)
@@ -176,7 +176,7 @@ class LocalRay:
         started = context.address_info["gcs_address"]
         if started != address:
             raise RuntimeError(f"Ray listens on {started} instead of {address}")
-        return Connection(address, f"http://{context.dashboard_url}", str(token), local=True)
+        return RayConnection(address, f"http://{context.dashboard_url}", str(token), local=True)
 
     def _set_env(self, values: Mapping[str, str | None]) -> None:
         for name, value in values.items():
@@ -218,7 +218,7 @@ class JoinedRay:
     def __init__(self, address: str, log_file: Path) -> None:
         self._address, self._log_file = address, log_file
 
-    def __enter__(self) -> Connection:
+    def __enter__(self) -> RayConnection:
         import ray
 
         os.environ.update(SEARCH_ENV)
@@ -239,7 +239,7 @@ class JoinedRay:
             ) from None
         send_ray_logs_to(self._log_file)  # again: joining Ray sets its loggers up anew
         url = context.dashboard_url
-        return Connection(
+        return RayConnection(
             context.address_info["gcs_address"],
             f"http://{url}" if url else "",
             os.environ.get("RAY_AUTH_TOKEN_PATH"),

@@ -21,18 +21,18 @@ from bigbatch.train_loop.data.loading.upload import Uploader
 from bigbatch.train_loop.data.pixels.progressive import train_image_size
 from bigbatch.train_loop.data.sampling import micro_sizes
 from bigbatch.train_loop.data.source import DataSource
-from bigbatch.train_loop.distributed import Heartbeat, World
+from bigbatch.train_loop.distributed import RankMeetings, World
 from bigbatch.train_loop.errors import CheckpointError
 from bigbatch.train_loop.loop import memory_probe
 from bigbatch.train_loop.loop.checkpoint import CheckpointFolder, RunState, check_same_run
 from bigbatch.train_loop.loop.chronometer import Chronometer
-from bigbatch.train_loop.loop.metrics import LossWatch, Sums
+from bigbatch.train_loop.loop.metrics import LossWatch, MetricSums
 from bigbatch.train_loop.loop.step import TrainStep, memory_layout
 from bigbatch.train_loop.model.networks import build_model
 from bigbatch.train_loop.model.weight_average import WeightAverage
 from bigbatch.train_loop.optim import build_optimizer
 from bigbatch.train_loop.optim.noise_scale import GradientNorms
-from bigbatch.train_loop.reporter import Reporter, tell_notes
+from bigbatch.train_loop.reporter import Reporter, report_notes
 
 
 @dataclass
@@ -50,11 +50,11 @@ class Run:
     checkpoints: CheckpointFolder
     progress: RunState
     resumed_from_epoch: int | None
-    sums: Sums
+    sums: MetricSums
     norms: GradientNorms
     watch: LossWatch
     clock: Chronometer
-    heartbeat: Heartbeat
+    heartbeat: RankMeetings
 
     @property
     def model(self) -> nn.Module:
@@ -139,11 +139,11 @@ def _fresh(
         checkpoints=checkpoints,
         progress=RunState(),
         resumed_from_epoch=None,
-        sums=Sums(device),
+        sums=MetricSums(device),
         norms=GradientNorms(device, split.accumulation_steps, world.workers),
         watch=LossWatch(device),
         clock=Chronometer(device),
-        heartbeat=Heartbeat(world),
+        heartbeat=RankMeetings(world),
     )
 
 
@@ -197,7 +197,7 @@ def _open(config: TrainConfig, stage_folder: str | None, world: World, reporter:
     for other, _, _ in views:
         if other is not None:
             raise other
-    tell_notes([(node, text) for _, node, texts in views for text in texts], reporter, world.rank)
+    report_notes([(node, text) for _, node, texts in views for text in texts], reporter, world.rank)
     assert source is not None
     return source
 

@@ -28,12 +28,12 @@ from bigbatch.train_loop.optim import build_optimizer
 
 HEADROOM = 0.1
 """Part of the memory that stays free: fragments, NCCL's buffers and validation's batches come on top of a step."""
-LIMIT = 4096
+MAX_MICRO_BATCH = 4096
 """No larger micro-batch is tried: accelerators are busy long before."""
 
 
 @dataclass(frozen=True)
-class Memory:
+class DeviceMemory:
     """A device as the probe sees it. Tests hand in one that only calculates."""
 
     name: str
@@ -43,7 +43,7 @@ class Memory:
     """Bytes at the worst moment of a training step of so many images; infinite where they do not fit."""
 
 
-def largest_micro_batch(fits: Callable[[int], bool], limit: int = LIMIT) -> int:
+def largest_micro_batch(fits: Callable[[int], bool], limit: int = MAX_MICRO_BATCH) -> int:
     """The largest m in 1 to ``limit`` with ``fits(m)``, 0 where there is none; ``fits`` must not come back
     once it has ended. Doubles from 1, then halves the gap: at most 2·log2(limit) + 1 calls."""
     good, bad = 0, limit + 1
@@ -60,7 +60,7 @@ def largest_micro_batch(fits: Callable[[int], bool], limit: int = LIMIT) -> int:
     return good
 
 
-def probe(memory: Memory, key: str, cache: Path | None, limit: int = LIMIT) -> int:
+def probe_micro_batch(memory: DeviceMemory, key: str, cache: Path | None, limit: int = MAX_MICRO_BATCH) -> int:
     """The device's bound for a configuration, from the cache or measured.
 
     Args:
@@ -110,11 +110,11 @@ def max_micro_size(config: TrainConfig, info: DataInfo, device: torch.device, pr
     if device.type != "cuda":
         return DEFAULT_MICRO_SIZE
     memory = cuda_memory(config, info, device, precision)
-    limit = min(LIMIT, config.batch.global_size)
-    return min(probe(memory, step_key(config, info, precision) + f"-{limit}", cache_file(), limit), limit)
+    limit = min(MAX_MICRO_BATCH, config.batch.global_size)
+    return min(probe_micro_batch(memory, step_key(config, info, precision) + f"-{limit}", cache_file(), limit), limit)
 
 
-def cuda_memory(config: TrainConfig, info: DataInfo, device: torch.device, precision: str) -> Memory:
+def cuda_memory(config: TrainConfig, info: DataInfo, device: torch.device, precision: str) -> DeviceMemory:
     """The device's memory, and a measurement of what a training step of so many images needs at its peak."""
     properties = torch.cuda.get_device_properties(device)
 
@@ -129,7 +129,7 @@ def cuda_memory(config: TrainConfig, info: DataInfo, device: torch.device, preci
             gc.collect()
             torch.cuda.empty_cache()
 
-    return Memory(properties.name, properties.total_memory, peak_bytes)
+    return DeviceMemory(properties.name, properties.total_memory, peak_bytes)
 
 
 def _train_step(config: TrainConfig, info: DataInfo, device: torch.device, precision: str, images: int) -> None:

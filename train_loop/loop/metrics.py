@@ -13,7 +13,7 @@ _NAN, _INF, _MINUS_INF = 3.0, 2.0, 1.0
 _VALUES = {_NAN: math.nan, _INF: math.inf, _MINUS_INF: -math.inf}
 
 
-class Sums:
+class MetricSums:
     """Loss summed over images, right answers, images: float64 ``[3]`` on the device."""
 
     def __init__(self, device: torch.device) -> None:

@@ -39,9 +39,9 @@ def parameter_count(model: ModelConfig, info: DataInfo) -> int:
     if model.name in _RESNETS:
         base, inputs = _RESNETS[model.name]
         return base + (inputs + 1) * info.num_classes
-    from bigbatch.train_loop.model.networks import weightless
+    from bigbatch.train_loop.model.networks import build_on_meta_device
 
-    return sum(p.numel() for p in weightless(model, info).parameters())
+    return sum(p.numel() for p in build_on_meta_device(model, info).parameters())
 
 
 def run_space_needed(checkpoint: int, epochs: int) -> SpaceNeeded:

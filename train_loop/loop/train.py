@@ -27,7 +27,7 @@ from bigbatch.train_loop.errors import ImageError, NonFiniteLossError, TrainingS
 from bigbatch.train_loop.host.disk_full import DiskFull
 from bigbatch.train_loop.loop.assembly import Run, set_up
 from bigbatch.train_loop.loop.checkpoint import CheckpointFolder, describe_data
-from bigbatch.train_loop.loop.metrics import Sums
+from bigbatch.train_loop.loop.metrics import MetricSums
 from bigbatch.train_loop.model import precise_bn
 from bigbatch.train_loop.optim.schedules import learning_rate
 from bigbatch.train_loop.reporter import EpochRecord, Reporter
@@ -178,7 +178,7 @@ def _check_gradient_scale(run: Run) -> None:
 
 def _mixed(run: Run, number: int, images: torch.Tensor, labels: torch.Tensor) -> Batch:
     """The batch as the loss takes it; training accuracy is counted by the labels that were not mixed."""
-    if not mixing.mixes(run.config.data):
+    if not mixing.is_mixing_on(run.config.data):
         return images, labels
     micro = number * run.world.workers + run.world.rank
     position = (run.config.seed, run.progress.epoch, run.progress.step, micro)
@@ -249,7 +249,7 @@ def _prepare_batch_norm(run: Run) -> None:
 @torch.inference_mode()
 def _validate(run: Run) -> torch.Tensor:
     """This rank's sums over its share of the validation set; together the ranks see each image once."""
-    sums = Sums(run.world.device)
+    sums = MetricSums(run.world.device)
     run.model.eval()
     # Nothing is kept for a backward pass, so twice the micro-batch fits.
     batches = run.source.val_batches(2 * run.split.micro_size, run.world.rank, run.world.workers)

@@ -42,7 +42,7 @@ def check_model(config: ModelConfig, info: DataInfo) -> None:
 
     size = info.image_size
     try:
-        network = weightless(config, info).eval()
+        network = build_on_meta_device(config, info).eval()
         for size in (info.image_size, *info.other_sizes):  # noqa: B007  the error names it
             network(torch.empty(2, info.channels, size, size, device="meta"))
     except ConfigError:
@@ -87,7 +87,7 @@ def _network(config: ModelConfig, info: DataInfo) -> nn.Module:
     return model
 
 
-def weightless(config: ModelConfig, info: DataInfo) -> nn.Module:
+def build_on_meta_device(config: ModelConfig, info: DataInfo) -> nn.Module:
     """The network on the meta device: shapes without memory, and torch's generator stays as it is."""
     import torch
 

@@ -60,7 +60,7 @@ def tune_parser(prog: str) -> argparse.ArgumentParser:
 
 
 def parse_options(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> dict[str, object]:
-    """The fields of ``bigbatch.tune.plan.checked_plan.Options``."""
+    """The fields of ``bigbatch.tune.plan.options.SearchOptions``."""
     args = vars(parser.parse_args(argv))
     args["set"] = tuple(text for group in args["set"] for text in group)
     args["prior_from"] = tuple(args["prior_from"])

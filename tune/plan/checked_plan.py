@@ -14,13 +14,13 @@ from bigbatch.cluster.host.option_values import nearest_word
 from bigbatch.search_spaces.fixed_parameters import read_fixed
 from bigbatch.search_spaces.registry import Space, load_space
 from bigbatch.train_loop.config import ConfigError, DataConfig, TrainConfig, data_config
-from bigbatch.train_loop.data.catalogue import check_stage, describe
+from bigbatch.train_loop.data.catalogue import check_stage, describe_data_set
 from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.train_loop.host.command_line import check_writable, with_subset
 from bigbatch.tune.plan import wandb_mode
 from bigbatch.tune.plan.fitting import SearchRequest, fit_search, fit_search_to_unknown_cluster
 from bigbatch.tune.plan.machine import Share, local_machine, machine_to_be, share_out
-from bigbatch.tune.plan.options import SAMPLERS, SCHEDULERS, Options
+from bigbatch.tune.plan.options import SAMPLERS, SCHEDULERS, SearchOptions
 from bigbatch.tune.plan.same_study import check_same_study
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.plan.study_space import check_study_fits
@@ -107,7 +107,7 @@ def refuse_keys_with_options(assignments: Iterable[str]) -> None:
             raise ConfigError(f"{key} has its own option; got --set {key}={value}. Write {option} {value}.")
 
 
-def make_plan(options: Options) -> SearchPlan:
+def make_plan(options: SearchOptions) -> SearchPlan:
     """Check all options and make the plan. Raises ConfigError with the rule, the value met and a fix.
 
     With ``--resume``, the study supplies the options that the command line leaves out.
@@ -133,7 +133,7 @@ def _kept_options(stored: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(options, dict):
         options = {"options": options}
     # isinstance cannot check tuple[str, ...]. Nothing is an instance of (): these options are never kept.
-    kinds = {**get_type_hints(Options), "set": list, "prior_from": (), "options": ()}
+    kinds = {**get_type_hints(SearchOptions), "set": list, "prior_from": (), "options": ()}
     wrong = [key for key, value in options.items() if key in kinds and not isinstance(value, kinds[key])]
     if wrong:
         raise ConfigError(
@@ -156,7 +156,7 @@ class CheckedOptions(NamedTuple):
     time_budget_s: float | None
 
 
-def check_option_values(o: Options) -> CheckedOptions:
+def check_option_values(o: SearchOptions) -> CheckedOptions:
     """Check the options that need no look at space, data, files or machine. Raises ConfigError."""
     wandb = checked_choice("--wandb", o.wandb or "disabled", wandb_mode.MODES)
     wandb_mode.check_wandb_key(wandb)
@@ -189,12 +189,12 @@ def check_option_values(o: Options) -> CheckedOptions:
     )
 
 
-def _plan(o: Options, lr_factors: dict[str, float] | None = None) -> SearchPlan:
+def _plan(o: SearchOptions, lr_factors: dict[str, float] | None = None) -> SearchPlan:
     """``lr_factors``: the factors stored in the resumed study."""
     space = load_space(o.space or DEFAULT_SPACE)
     said = check_option_values(o)
     workers = said.workers
-    data = describe(said.data, open_some=True)
+    data = describe_data_set(said.data, open_some=True)
     check_stage(o.stage, data, here=(o.address or "local") == "local")
     trials, max_epochs = _trials_and_epochs(o, space, data)
     machine = local_machine() if (o.address or "local") == "local" else machine_to_be()
@@ -236,7 +236,7 @@ def _plan(o: Options, lr_factors: dict[str, float] | None = None) -> SearchPlan:
     return plan
 
 
-def _trials_and_epochs(o: Options, space: Space, data: DataInfo) -> tuple[int, int]:
+def _trials_and_epochs(o: SearchOptions, space: Space, data: DataInfo) -> tuple[int, int]:
     """How many trials, and the most epochs of each: what was asked for, else what suits the space, else the data."""
     trials = o.trials or space.defaults.get("trials") or DEFAULT_TRIALS.get(data.name, DEFAULT_TRIALS_OTHER)
     max_epochs = o.max_epochs or space.defaults.get("max_epochs") or DEFAULT_EPOCHS.get(data.name, DEFAULT_EPOCHS_OTHER)

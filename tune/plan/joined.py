@@ -15,7 +15,7 @@ GPU_ANSWER_S = 120.0
 """How long to wait for a node to report its GPU's memory. A node whose GPUs are all in use does not answer."""
 
 
-def on_cluster(plan: SearchPlan, machine: Machine) -> SearchPlan:
+def plan_for_cluster(plan: SearchPlan, machine: Machine) -> SearchPlan:
     """The plan, checked again with the resources of the nodes of a joined cluster.
 
     Raises ConfigError; its message lists the cluster's resources.

@@ -102,7 +102,7 @@ class Share:
 
     def fits(self, machine: Machine) -> bool:
         """Whether one trial fits on an otherwise idle ``machine``."""
-        return sum(slots(node, self.worker_resources) for node in machine.nodes) >= self.workers
+        return sum(workers_on_node(node, self.worker_resources) for node in machine.nodes) >= self.workers
 
 
 def _amount(kind: str, value: float) -> str:
@@ -126,7 +126,7 @@ def machine_to_be() -> Machine:
     return Machine((Node(cpus, gpus),) * nodes)
 
 
-def slots(node: Node, bundle: dict[str, float]) -> int:
+def workers_on_node(node: Node, bundle: dict[str, float]) -> int:
     """How many workers with the resources ``bundle`` fit on ``node``. Ray counts to four decimal places, as here."""
     have = {"CPU": node.cpus, "GPU": node.gpus, "memory": node.memory_bytes}
     return min((round(have[kind] * 1e4) // round(value * 1e4) for kind, value in bundle.items() if value), default=0)
@@ -173,7 +173,11 @@ def _share_of_cores(machine: Machine, workers: int, trials: int) -> Share:
     bundle = {"CPU": float(cores)}
     bounded = {**bundle, "memory": float(memory)}
     # Ray limits memory only if workers ask for it. On one node the number of trials limits it already.
-    if len(machine.nodes) > 1 and memory and any(slots(n, bundle) > slots(n, bounded) for n in machine.nodes):
+    if (
+        len(machine.nodes) > 1
+        and memory
+        and any(workers_on_node(n, bundle) > workers_on_node(n, bounded) for n in machine.nodes)
+    ):
         bundle = bounded
     return Share(concurrency, workers, bundle)
 
@@ -189,7 +193,7 @@ def _cuts(nodes: Sequence[Node], memory: int, workers: int, trials: int, usual: 
     kinds, cuts = Counter(nodes).items(), set()
     for cores in range(1, max(node.cpus for node in nodes) + 1):
         bundle = {"CPU": float(cores), "memory": float(memory)}
-        most = min(sum(slots(node, bundle) * count for node, count in kinds) // workers, trials)
+        most = min(sum(workers_on_node(node, bundle) * count for node, count in kinds) // workers, trials)
         cuts |= {(cores, most), (cores, min(most, usual))} if most else set()
     return sorted(cuts)
 

@@ -24,7 +24,7 @@ RESUMED_OPTIONS = (
 
 
 @dataclass(frozen=True)
-class Options:
+class SearchOptions:
     """The command line. None or empty: not given; a resumed study then supplies the value."""
 
     space: str | None = None
@@ -72,7 +72,7 @@ class Options:
                 values[key] = os.path.abspath(values[key])
         return values
 
-    def over(self, earlier: Mapping[str, Any]) -> Options:
+    def over(self, earlier: Mapping[str, Any]) -> SearchOptions:
         """These options, completed from ``earlier`` ones. The keys of ``--set`` are completed one by one."""
         known = {
             k: v for k, v in earlier.items() if k in RESUMED_OPTIONS and v != ""

@@ -13,7 +13,7 @@ from bigbatch.search_spaces.registry import Space
 from bigbatch.search_spaces.workload import Workload
 from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.tune.plan.machine import Machine, Share
-from bigbatch.tune.plan.options import Options
+from bigbatch.tune.plan.options import SearchOptions
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class SearchPlan:
     share: Share
     ranges: Mapping[str, ParamRange]
     workload: Workload
-    options: Options
+    options: SearchOptions
 
     @property
     def restarts(self) -> int:

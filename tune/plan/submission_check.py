@@ -26,7 +26,7 @@ if not __package__:
 from bigbatch.cluster.host.check_answer import ELSEWHERE, MARK  # noqa: E402
 from bigbatch.search_spaces.registry import load_space, read_source, space_file  # noqa: E402
 from bigbatch.train_loop.config import ConfigError  # noqa: E402
-from bigbatch.train_loop.data.catalogue import check_stage, describe
+from bigbatch.train_loop.data.catalogue import check_stage, describe_data_set
 from bigbatch.train_loop.data.names import folder_path  # noqa: E402
 from bigbatch.train_loop.host.command_line import check_writable  # noqa: E402
 from bigbatch.train_loop.model.networks import check_model_name  # noqa: E402
@@ -39,7 +39,7 @@ from bigbatch.tune.plan.checked_plan import (
     check_study_name,
     make_plan,
 )
-from bigbatch.tune.plan.options import Options
+from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.plan.prior import read_range_test  # noqa: E402
 from bigbatch.tune.study.description import read_description  # noqa: E402
 
@@ -52,27 +52,27 @@ def main(argv: Sequence[str]) -> int:
     elsewhere = list(argv[:1]) == [ELSEWHERE]
     missing = [] if elsewhere else [name for name in NEEDED if find_spec(name) is None]
     answer: dict[str, object] = {"refused": None, "unchecked": [], "missing": missing}
-    options = Options()
+    options = SearchOptions()
     try:
         options = _options(argv[1:] if elsewhere else argv)
-        answer["unchecked"] = check_by_parts(options) if elsewhere or missing else check_whole(options)
+        answer["unchecked"] = check_by_parts(options) if elsewhere or missing else check_whole_plan(options)
     except ConfigError as error:
         answer["refused"] = with_path_advice(str(error), options)
     print(MARK + json.dumps(answer), flush=True)
     return 0
 
 
-def _options(arguments: Sequence[str]) -> Options:
+def _options(arguments: Sequence[str]) -> SearchOptions:
     """Parse the options. Raises ConfigError with the parser's message."""
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
-            return Options(**parse_options(tune_parser(""), arguments))  # type: ignore[arg-type]
+            return SearchOptions(**parse_options(tune_parser(""), arguments))  # type: ignore[arg-type]
     except SystemExit:
         raise ConfigError(said.getvalue().strip().partition("error: ")[2]) from None
 
 
-def check_whole(options: Options) -> list[str]:
+def check_whole_plan(options: SearchOptions) -> list[str]:
     """Check everything that ``--dry-run`` checks. Raises ConfigError."""
     make_plan(options)
     if options.storage:
@@ -82,7 +82,7 @@ def check_whole(options: Options) -> list[str]:
     return []
 
 
-def check_by_parts(options: Options) -> list[str]:
+def check_by_parts(options: SearchOptions) -> list[str]:
     """Make the checks that need no package and run no code of the user's. Raises ConfigError.
 
     Returns the checks that were left out, in words.
@@ -94,13 +94,13 @@ def check_by_parts(options: Options) -> list[str]:
         load_space(options.space or DEFAULT_SPACE)
         # Python is too old or a package is missing: check each part by itself below.
         with contextlib.suppress(ImportError, TypeError, SyntaxError):
-            return check_whole(options)
+            return check_whole_plan(options)
     else:
         look_for_function(*own)
     said = check_option_values(options)
     left = ["what the space returns"]
     try:
-        check_stage(options.stage, describe(said.data, open_some=True))
+        check_stage(options.stage, describe_data_set(said.data, open_some=True))
     except ImportError:
         folder_path(said.data.name)
         left.append("the images of --data")
@@ -114,7 +114,7 @@ def check_by_parts(options: Options) -> list[str]:
     return left
 
 
-def _resumed(options: Options) -> Options:
+def _resumed(options: SearchOptions) -> SearchOptions:
     if options.study is None:
         raise ConfigError("--resume needs the study's name; got none. Write --study NAME (a folder of --output).")
     stored = read_description(Path(options.output or DEFAULT_OUTPUT).absolute() / options.study)
@@ -122,7 +122,7 @@ def _resumed(options: Options) -> Options:
     return options.over(earlier) if isinstance(earlier, dict) else options
 
 
-def _check_places(options: Options) -> None:
+def _check_places(options: SearchOptions) -> None:
     output = Path(options.output or DEFAULT_OUTPUT)
     if options.study is None:
         check_writable("--output", output.absolute())
@@ -157,7 +157,7 @@ def look_for_function(path: Path, function: str) -> None:
         raise ConfigError(f"--space FILE.py:FUNCTION must name a function of the file; got {function!r}. {fix}")
 
 
-def with_path_advice(message: str, options: Options) -> str:
+def with_path_advice(message: str, options: SearchOptions) -> str:
     """``message``, and what to write if the paths differ on the compute nodes."""
     own = space_file(options.space or DEFAULT_SPACE)
     places = [str(own[0]) if own else None, options.data, options.output or DEFAULT_OUTPUT, *options.prior_from]

@@ -29,7 +29,7 @@ def provenance() -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "git": git_state(ROOT),
-        "packages": {name: version(name) for name in PACKAGES},
+        "packages": {name: package_version(name) for name in PACKAGES},
         "slurm": job.to_dict() if job else None,
     }
 
@@ -40,7 +40,7 @@ def redact(text: str) -> str:
     return re.sub(r"([?&](?:ssl)?(?:password|passwd|pwd)=)[^&\s'\"]+", r"\1***", text, flags=re.IGNORECASE)
 
 
-def version(name: str) -> str | None:
+def package_version(name: str) -> str | None:
     """The version of an installed distribution; None if it is not installed."""
     try:
         return importlib.metadata.version(name)

@@ -29,35 +29,35 @@ class StudyWithCheckpoints(Protocol):
         """Of the trial with that number, whether it exists or not."""
 
 
-def retried(trials: Sequence[FrozenTrial]) -> dict[int, int]:
+def retried_trials(trials: Sequence[FrozenTrial]) -> dict[int, int]:
     """Number of a failed trial → number of its retry."""
     return {int(t.user_attrs[RETRIES_ATTR]): t.number for t in trials if RETRIES_ATTR in t.user_attrs}
 
 
 def count_ended(trials: Sequence[FrozenTrial]) -> int:
     """The number of trials that have ended, as ``--trials`` counts: without failed trials that have a retry."""
-    again = retried(trials)
+    again = retried_trials(trials)
     return sum(t.state.is_finished() and t.number not in again for t in trials)
 
 
-def to_retry(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
+def trials_to_retry(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
     """Failed trials that had a valid configuration and have no retry yet."""
-    again = retried(trials)
+    again = retried_trials(trials)
     return [t for t in trials if t.state == TrialState.FAIL and "config" in t.user_attrs and t.number not in again]
 
 
 def retry_failed(store: StudyWithCheckpoints) -> dict[int, int]:
     """Enqueue a retry of each failed trial. Returns number of the failed trial → number of its waiting retry."""
-    for trial in to_retry(store.study.get_trials(deepcopy=False)):
+    for trial in trials_to_retry(store.study.get_trials(deepcopy=False)):
         store.study.enqueue_trial(trial.params, user_attrs={RETRIES_ATTR: trial.number})
     adopt_checkpoints(store)
     trials = store.study.get_trials(deepcopy=False)
-    return {failed: n for failed, n in retried(trials).items() if trials[n].state == TrialState.WAITING}
+    return {failed: n for failed, n in retried_trials(trials).items() if trials[n].state == TrialState.WAITING}
 
 
 def adopt_checkpoints(store: StudyWithCheckpoints) -> None:
     """Hand the checkpoints of failed trials to their retries, also if a kill interrupted that before."""
-    for failed, number in retried(store.study.get_trials(deepcopy=False)).items():
+    for failed, number in retried_trials(store.study.get_trials(deepcopy=False)).items():
         old, new = store.checkpoint_folder(failed), store.checkpoint_folder(number)
         if old.exists() and not new.exists():
             old.rename(new)

@@ -32,7 +32,7 @@ def _config_fields() -> list[pa.Field]:
     """A column for each key of TrainConfig, named ``config.`` and the dotted key."""
     return [
         pa.field(f"config.{key}", _PLAIN.get(kind, pa.list_(pa.field("element", pa.float64()))))
-        for key, kind in config.keys().items()
+        for key, kind in config.config_keys().items()
     ]
 
 
@@ -96,7 +96,7 @@ def trial_row(trial: FrozenTrial) -> dict[str, Any]:
         "retries": attrs.get("retries"),
         "ray_trial_id": attrs.get("ray_trial_id"),
         "parameters": json.dumps(trial.params, sort_keys=True),
-        **{f"config.{key}": _at(configuration, key) for key in [*config.keys()]},
+        **{f"config.{key}": _at(configuration, key) for key in [*config.config_keys()]},
     }
 
 

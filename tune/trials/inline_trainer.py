@@ -9,7 +9,7 @@ Here the controller's coroutine runs in the trial's thread, reports go directly 
 placement group that Tune made for the trial. So Tune alone accounts for the resources, and stopping a trial first
 ends its workers.
 
-This relies on private names of Ray Train V2. ``supported()`` checks them; if they are missing,
+This relies on private names of Ray Train V2. ``is_ray_supported()`` checks them; if they are missing,
 ``bigbatch.tune.trials.trial_run`` falls back to the stock trainer. See docs/decisions/002.
 """
 
@@ -107,7 +107,7 @@ class InlineTorchTrainer(TorchTrainer):
         return asyncio.run(run())
 
 
-def supported() -> bool:
+def is_ray_supported() -> bool:
     """Whether this Ray has the private hooks that the inline trainer overrides."""
     return (
         hasattr(TorchTrainer, "_initialize_and_run_controller")

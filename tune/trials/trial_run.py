@@ -23,7 +23,7 @@ from bigbatch.train_loop.launch.trial_task import TrialTask, WorkersEnd
 try:
     from bigbatch.tune.trials import inline_trainer
 
-    INLINE = inline_trainer.supported() and os.environ.get("BIGBATCH_INLINE_CONTROLLER", "1") != "0"
+    INLINE = inline_trainer.is_ray_supported() and os.environ.get("BIGBATCH_INLINE_CONTROLLER", "1") != "0"
 except ImportError:  # an untested Ray: its stock trainer does the same, but slower
     INLINE = False
 

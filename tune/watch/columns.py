@@ -22,7 +22,7 @@ SHOWN_KEYS = frozenset(
     "optimizer.name batch.global_size optimizer.peak_lr schedule.warmup_epochs optimizer.momentum optimizer.beta1 "
     "optimizer.beta2 optimizer.weight_decay label_smoothing schedule.name".split()
 )
-"""Keys of the configuration that ``settings`` formats."""
+"""Keys of the configuration that ``shown_settings`` formats."""
 WIDTHS = {
     "optimizer": 9, "batch": 5, "lr": 8, "warmup": 6, "momentum": 10, "wd": 7, "smoothing": 9, "schedule": 8
 }  # fmt: skip
@@ -31,7 +31,7 @@ NUMBER_WIDTH = 9
 SAMPLES = 64
 
 
-def settings(config: TrainConfig | None) -> dict[str, str]:
+def shown_settings(config: TrainConfig | None) -> dict[str, str]:
     """The most important settings of a configuration as short texts; empty without a configuration."""
     if config is None:
         return {}
@@ -56,7 +56,7 @@ class Columns:
 
     def of(self, trial: TrialView) -> dict[str, str]:
         """Name → text of the trial's settings, then of the space's own parameters."""
-        shown = {name: text for name, text in settings(trial.config).items() if name not in self.fixed}
+        shown = {name: text for name, text in shown_settings(trial.config).items() if name not in self.fixed}
         return shown | {short_key(name): _text(trial.params[name]) for name in self.own if name in trial.params}
 
     def line(self, trial: TrialView) -> str:
@@ -90,7 +90,7 @@ def columns_of(
     rng, found = random.Random(0), []
     for number in range(SAMPLES):
         with contextlib.suppress(Exception, SystemExit):  # the search reports a refused configuration
-            found.append(settings(space(StandInTrial(rng, number=number), workload, overrides)))
+            found.append(shown_settings(space(StandInTrial(rng, number=number), workload, overrides)))
     first = found[0] if found else {}
     fixed = {name: text for name, text in first.items() if all(other.get(name) == text for other in found)}
     if "momentum" in fixed or "betas" in fixed:  # the table has one column for them

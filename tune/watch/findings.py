@@ -69,7 +69,7 @@ def _plan_lines(plan: SearchPlan) -> list[tuple[str, str]]:
         *_notes(plan),
         ("resources", _resources(plan)),
         ("at most", _cost(plan)),
-        ("results", quoted(plan.folder)),
+        ("results", quoted_path(plan.folder)),
         *(("", line) for line in quota_lines()),
     ]
 
@@ -209,8 +209,8 @@ def join_numbers(numbers: list[int]) -> str:
 def train_command(plan: SearchPlan) -> str:
     """The command that trains the best configuration in full."""
     epochs = max(30, 2 * plan.max_epochs)
-    command = "bigbatch train" if _by_console_command() else f"python {quoted(ROOT / 'train_loop' / 'run.py')}"
-    return f"{command} --config {quoted(plan.folder / 'best.json')} --set epochs={epochs}"
+    command = "bigbatch train" if _by_console_command() else f"python {quoted_path(ROOT / 'train_loop' / 'run.py')}"
+    return f"{command} --config {quoted_path(plan.folder / 'best.json')} --set epochs={epochs}"
 
 
 def resume_command(plan: SearchPlan, spent_hours: float | None = None) -> str:
@@ -218,7 +218,7 @@ def resume_command(plan: SearchPlan, spent_hours: float | None = None) -> str:
 
     ``spent_hours``: given if the budget is spent, the device hours used so far.
     """
-    command = "bigbatch tune" if _by_console_command() else f"python {quoted(ROOT / 'tune' / 'run.py')}"
+    command = "bigbatch tune" if _by_console_command() else f"python {quoted_path(ROOT / 'tune' / 'run.py')}"
     parts = ["--resume", "--study", plan.study]
     if plan.options.output:
         parts += ["--output", plan.options.output]
@@ -248,7 +248,7 @@ def _by_console_command() -> bool:
     return Path(sys.argv[0]).name == "bigbatch"
 
 
-def quoted(path: Path) -> str:
+def quoted_path(path: Path) -> str:
     """The path as a user would type it in the current folder."""
     with contextlib.suppress(ValueError):
         path = path.relative_to(Path.cwd())

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from optuna.trial import FrozenTrial
 
 from bigbatch.train_loop.config import TrainConfig
-from bigbatch.tune.study.retry import RETRIES_ATTR, retried
+from bigbatch.tune.study.retry import RETRIES_ATTR, retried_trials
 from bigbatch.tune.study.tables import epoch_records
 from bigbatch.tune.watch.observer import TrialView
 
@@ -17,7 +17,7 @@ FINISHED = ("COMPLETE", "PRUNED", "FAIL")
 
 def trial_views(trials: Sequence[FrozenTrial]) -> list[TrialView]:
     """The trials that have begun, or failed before they began."""
-    again = retried(trials)
+    again = retried_trials(trials)
     begun = [t for t in trials if "config" in t.user_attrs or t.state.is_finished()]
     return [trial_view(t, again.get(t.number)) for t in begun]
 

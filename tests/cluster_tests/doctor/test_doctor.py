@@ -178,15 +178,15 @@ def test_gpus_are_counted_as_slurm_grants_and_as_a_process_sees_them(tmp_path):
         (tmp_path / f"nvidia{number}").touch()
 
     def counted(**env: str) -> tuple[object, object]:
-        found = probe.gpus({"SLURM_JOB_ID": "1", **env}, dev=tmp_path)
+        found = probe.visible_gpus({"SLURM_JOB_ID": "1", **env}, dev=tmp_path)
         return found["granted"], found["seen"]
 
     assert counted(SLURM_GPUS_ON_NODE="2", CUDA_VISIBLE_DEVICES="0,1") == (2, 2)
     assert counted(SLURM_JOB_GPUS="0,1,3", CUDA_VISIBLE_DEVICES="0,1") == (3, 2)
     assert counted(SLURM_GPUS_ON_NODE="4") == (4, 4)
     assert counted(CUDA_VISIBLE_DEVICES="NoDevFiles") == (0, 0)
-    assert probe.gpus({}, dev=tmp_path)["granted"] is None
-    assert probe.gpus({"SLURM_JOB_ID": "1", "SLURM_GPUS_ON_NODE": "1"}, dev=tmp_path / "none")["seen"] == 0
+    assert probe.visible_gpus({}, dev=tmp_path)["granted"] is None
+    assert probe.visible_gpus({"SLURM_JOB_ID": "1", "SLURM_GPUS_ON_NODE": "1"}, dev=tmp_path / "none")["seen"] == 0
 
 
 def test_gpus_that_only_slurm_speaks_of_are_a_warning():
@@ -210,10 +210,13 @@ def test_rays_processes_of_other_jobs_are_leaks_and_this_jobs_are_not(tmp_path):
     ]
     try:
         # A new process has its name and its variables only after a moment.
-        wait_until(lambda: len([line for line in probe.leaked({}) if ours(line)]) == 2, lambda: str(probe.leaked({})))
-        found = {line for line in probe.leaked({"SLURM_JOB_ID": "11"}) if ours(line)}
+        wait_until(
+            lambda: len([line for line in probe.leaked_ray_processes({}) if ours(line)]) == 2,
+            lambda: str(probe.leaked_ray_processes({})),
+        )
+        found = {line for line in probe.leaked_ray_processes({"SLURM_JOB_ID": "11"}) if ours(line)}
         assert found == {f"{started[1].pid} gcs_server of job 12"}
-        assert any(line.startswith(f"{started[0].pid} raylet") for line in probe.leaked({}))
+        assert any(line.startswith(f"{started[0].pid} raylet") for line in probe.leaked_ray_processes({}))
     finally:
         for process in started:
             process.kill()

@@ -66,8 +66,8 @@ def test_a_study_is_leased_to_one_live_job(tmp_path):
 @pytest.mark.parametrize("of_a_driver", [False, True])
 def test_the_lease_of_a_job_is_taken_only_if_stale_and_its_job_is_gone(job, age_s, running, may, of_a_driver):
     their = Holder("t", job, "0", not of_a_driver, machine="another", pid=1 if of_a_driver else 0)
-    seen = lease.Seen(their, (b"", 0), age_s)
-    verdict, fix = lease.judge(seen, Holder("me", "6", "0", True), lambda _: running)
+    seen = lease.SeenLease(their, (b"", 0), age_s)
+    verdict, fix = lease.judge_takeover(seen, Holder("me", "6", "0", True), lambda _: running)
     assert verdict is (LeaseVerdict.TAKE if may else LeaseVerdict.HELD) and bool(fix) != bool(may)
 
 
@@ -82,18 +82,18 @@ def test_the_lease_of_a_job_is_taken_only_if_stale_and_its_job_is_gone(job, age_
 )
 def test_where_nobody_can_be_asked_only_time_tells(age_s, verdict):
     """-500: its clock is ahead of ours."""
-    seen = lease.Seen(holder.holder_from_dict(ELSEWHERE), (b"", 0), age_s)
-    assert lease.judge(seen, HERE, lambda _: pytest.fail("it is of no job"))[0] is verdict
+    seen = lease.SeenLease(holder.holder_from_dict(ELSEWHERE), (b"", 0), age_s)
+    assert lease.judge_takeover(seen, HERE, lambda _: pytest.fail("it is of no job"))[0] is verdict
 
 
 def test_a_job_that_starts_again_elsewhere_takes_its_own_drivers_lease_at_once():
     me = Holder("me", "5", "1", machine="here", pid=7)
     before = Holder("t", "5", "0", machine="another", pid=1)
     asked = lambda _: pytest.fail("of our own job nothing is asked")  # noqa: E731
-    assert lease.judge(lease.Seen(before, (b"", 0), 5), me, asked)[0] is LeaseVerdict.TAKE
+    assert lease.judge_takeover(lease.SeenLease(before, (b"", 0), 5), me, asked)[0] is LeaseVerdict.TAKE
     # Another node of the same start: a driver there may live.
     beside = Holder("t", "5", "1", machine="another", pid=1)
-    assert lease.judge(lease.Seen(beside, (b"", 0), 5), me, asked)[0] is LeaseVerdict.WATCH
+    assert lease.judge_takeover(lease.SeenLease(beside, (b"", 0), 5), me, asked)[0] is LeaseVerdict.WATCH
 
 
 def test_a_killed_process_of_this_machine_is_followed_at_once_and_a_living_one_never(tmp_path, dead):
@@ -116,9 +116,9 @@ def test_who_meets_a_jobs_driver_on_its_own_node_is_told_to_cancel_the_job():
     """To kill the driver would look to its job like a failure of the search."""
     driver = Holder("t", "5", "0", True, machine=holder.machine_id(), pid=os.getpid())
     driver = dataclasses.replace(driver, start_ticks=holder._start_ticks(driver.pid))
-    seen = lease.Seen(driver, (b"", 0), 1)
+    seen = lease.SeenLease(driver, (b"", 0), 1)
     for me in (Holder("me", "6", "0", True), Holder("me", machine=holder.machine_id(), pid=7)):
-        assert lease.judge(seen, me, lambda _: True) == (LeaseVerdict.HELD, "Wait for it, or scancel 5")
+        assert lease.judge_takeover(seen, me, lambda _: True) == (LeaseVerdict.HELD, "Wait for it, or scancel 5")
 
 
 def test_a_holder_on_another_machine_is_watched_and_one_sign_of_life_is_enough(tmp_path, monkeypatch):

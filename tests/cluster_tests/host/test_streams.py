@@ -74,7 +74,7 @@ def test_a_log_that_is_followed_ends_with_its_reader() -> None:
     code = (
         "import itertools, sys; from bigbatch.cluster import cli\n"
         "from bigbatch.cluster.submission import queue\n"
-        "queue.follow = lambda *a, **k: map('line {}\\n'.format, itertools.count())\n"
+        "queue.follow_logs = lambda *a, **k: map('line {}\\n'.format, itertools.count())\n"
         "sys.exit(cli.cluster_main(['logs', '7', '-f']))"
     )
     follow = subprocess.Popen(

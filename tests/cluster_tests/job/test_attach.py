@@ -41,10 +41,10 @@ def say(
     """What a job says of itself and orders its nodes to do."""
     env = {"BIGBATCH_HOME": str(folder / "home")}
     job = job_record.JobRecord(job_id, state, address="127.0.0.1:1", successor=successor, reason="the search is done")
-    if not job_record.folder_of(job_id, env).exists():
+    if not job_record.job_folder(job_id, env).exists():
         job.write(env)
-        (job_record.folder_of(job_id, env) / "nodes").mkdir()
-    write_json(job_record.folder_of(job_id, env) / "control.json", {"run_id": run_id, "stop": stop})
+        (job_record.job_folder(job_id, env) / "nodes").mkdir()
+    write_json(job_record.job_folder(job_id, env) / "control.json", {"run_id": run_id, "stop": stop})
     job.write(env)
 
 
@@ -61,7 +61,7 @@ def test_lent_nodes_join_the_next_start_and_then_the_successor(loan, tmp_path):
     say(tmp_path, "6", "ended", "6.0", stop=True)
     assert loan.end() == 0
     assert "job 6 has ended: the search is done; leaving" in loan.log
-    left = {path.name for job in "56" for path in job_record.folder_of(job, loan.home).rglob("*")}
+    left = {path.name for job in "56" for path in job_record.job_folder(job, loan.home).rglob("*")}
     assert left == {"job.json", "control.json", "nodes", "n1-9.log"}, "its own orders and reports are gone"
 
 

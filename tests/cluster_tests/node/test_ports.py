@@ -19,12 +19,12 @@ def test_blocks_of_ports_do_not_overlap_and_stay_below_the_ephemeral_range():
 
 
 def test_a_taken_port_moves_the_job_to_another_block():
-    job = next(str(n) for n in range(31, 500) if not ports.taken(ports.ports_of(str(n), 0, head=True)))
+    job = next(str(n) for n in range(31, 500) if not ports.taken_ports(ports.ports_of(str(n), 0, head=True)))
     first = ports.ports_of(job, 0, head=True)
     with socket.socket() as neighbour:
         neighbour.bind(("127.0.0.1", first.object_manager))
         neighbour.listen()
-        assert ports.taken(first) == [first.object_manager]
+        assert ports.taken_ports(first) == [first.object_manager]
         attempt, chosen = ports.free_ports(job, 0, head=True)
-        assert attempt > 0 and not ports.taken(chosen)
+        assert attempt > 0 and not ports.taken_ports(chosen)
     assert ports.free_ports(job, 0, head=True) == (0, first)

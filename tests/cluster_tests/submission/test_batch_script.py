@@ -41,7 +41,7 @@ SCRIPTS = {
 
 def rendered(name: str) -> str:
     site, request = SCRIPTS[name]
-    return batch_script.render(request, find_site(site, HOME), env=HOME, root=Path("/home/me/bigbatch"))
+    return batch_script.render_batch_script(request, find_site(site, HOME), env=HOME, root=Path("/home/me/bigbatch"))
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -85,7 +85,9 @@ def test_folders_with_blanks_in_their_names_reach_slurm_and_the_job_whole(tmp_pa
         prelude=f"{tmp_path}/my prelude.sh",
         cpus_per_node=8,
     )
-    text = batch_script.render(request, find_site("generic", HOME), env={**HOME, "BIGBATCH_HOME": str(home)}, root=root)
+    text = batch_script.render_batch_script(
+        request, find_site("generic", HOME), env={**HOME, "BIGBATCH_HOME": str(home)}, root=root
+    )
     words = [line[len("#SBATCH ") :] for line in text.splitlines() if line.startswith("#SBATCH ")]
     assert [f"--output={home}/logs/%j.log"] in [shlex.split(word) for word in words]
     done = subprocess.run(["bash", "-c", text], capture_output=True, text=True)
@@ -117,7 +119,7 @@ def test_the_script_says_what_it_may_cost():
 @pytest.mark.parametrize("text", ["UNLIMITED", "infinite"])
 def test_a_job_without_a_time_limit_is_submitted_where_there_is_none(text):
     wishes = replace(GIVEN, time=text, cpus_per_node=1)
-    script = batch_script.render(wishes, find_site("generic", HOME), env=HOME)
+    script = batch_script.render_batch_script(wishes, find_site("generic", HOME), env=HOME)
     assert "--time=UNLIMITED\n" in script and "It has no time limit." in script
 
 
@@ -167,7 +169,7 @@ def test_a_site_that_forbids_requeueing_gets_a_chain_of_jobs(tmp_path):
     profile = tmp_path / "strict.toml"
     profile.write_text('name = "strict"\nrequeue = false\n[storage]\nnode_tmp = "/local"\n')
     request = replace(GIVEN, cpus_per_node=4)
-    script = batch_script.render(request, load_site(profile), env=HOME)
+    script = batch_script.render_batch_script(request, load_site(profile), env=HOME)
     assert "#SBATCH --no-requeue" in script and 'ray_head_workers.slurm" --chain --space' in script
     assert f"export BIGBATCH_SITE={profile}\n" in script and "export BIGBATCH_NODE_TMP=/local\n" in script
 
@@ -180,7 +182,7 @@ def test_the_active_environments_python_is_the_nodes():
         ({"CONDA_PREFIX": "/conda"}, "/conda/bin/python"),
         ({"BIGBATCH_PYTHON": "/b/python", "VIRTUAL_ENV": "/env"}, "/b/python"),
     ):
-        script = batch_script.render(request, site, env={**HOME, **variables})
+        script = batch_script.render_batch_script(request, site, env={**HOME, **variables})
         assert f"export BIGBATCH_PYTHON={expected}\n" in script
 
 

@@ -128,7 +128,7 @@ def test_gpus_are_counted_however_they_are_asked_for(wishes, gpus, gres):
     request = Request(arguments=("--space", "smoke"), nodes=2, python="python", **wishes)
     site = find_site("generic", HOME)
     assert resources.job_resources(request, site, env=HOME, live=live).gpus_per_node == gpus
-    lines = batch_script.render(request, site, env=HOME, live=live).splitlines()
+    lines = batch_script.render_batch_script(request, site, env=HOME, live=live).splitlines()
     said = [line for line in lines if line.startswith("#SBATCH --g")]
     given = [option for option in request.options if "tmpdisk" not in option]
     assert said == [f"#SBATCH {word}" for word in [gres, *given] if word]

@@ -18,7 +18,7 @@ from bigbatch.cluster.host.site.profiles import InputError
 from bigbatch.cluster.submission import search_check
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.tune.plan import submission_check
-from bigbatch.tune.plan.options import Options
+from bigbatch.tune.plan.options import SearchOptions
 from helpers.paths import ROOT
 from helpers.processes import clean_environment, wait_gone
 
@@ -116,7 +116,7 @@ def test_it_is_judged_for_the_nodes_that_are_asked_for(site, tmp_path):
 @pytest.mark.parametrize("url", ["rubbish", "nosuchdb://me:secret@host/x"])
 def test_a_database_that_cannot_be_is_refused_without_its_password(url):
     with pytest.raises(ConfigError, match="--storage must be a database's URL") as caught:
-        submission_check.check_whole(Options(space="smoke", storage=url))
+        submission_check.check_whole_plan(SearchOptions(space="smoke", storage=url))
     assert url.replace("secret", "***") in str(caught.value)
 
 
@@ -234,8 +234,8 @@ def test_a_resumed_study_fills_in_what_the_command_line_leaves_out(tmp_path, mon
 
 def test_a_way_on_is_named_where_a_path_is_in_question():
     message = "the data path must exist; got '/local/set'. Check it."
-    assert submission_check.with_path_advice(message, Options(data="/local/set")).endswith("write --no-check.")
-    assert submission_check.with_path_advice("--trials must be at least 1.", Options(data=".")).endswith("1.")
+    assert submission_check.with_path_advice(message, SearchOptions(data="/local/set")).endswith("write --no-check.")
+    assert submission_check.with_path_advice("--trials must be at least 1.", SearchOptions(data=".")).endswith("1.")
 
 
 # The limits of a check

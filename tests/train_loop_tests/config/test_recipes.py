@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bigbatch.train_loop.config import ConfigError, TrainConfig, keys, recipes
+from bigbatch.train_loop.config import ConfigError, TrainConfig, config_keys, recipes
 from bigbatch.train_loop.config.files import read_config
 from helpers.paths import TRAIN
 
@@ -42,7 +42,7 @@ def load(name: str) -> tuple[dict[str, Any], TrainConfig]:
 
 
 def test_every_recipe_is_in_the_table() -> None:
-    assert recipes.names() == sorted(PUBLISHED)
+    assert recipes.recipe_names() == sorted(PUBLISHED)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -106,7 +106,7 @@ def test_a_file_is_a_whole_configuration_with_source_and_cost(name: str) -> None
     assert content["source"] and content["url"].startswith("https://") and content["expected"]["note"]
     assert content["differs"], "our data pipeline is not theirs: say how"
     for key in content["chosen_by_us"] + content["recalled"]:
-        assert key in keys() or key in ("all of it", "expected.top1"), key
+        assert key in config_keys() or key in ("all of it", "expected.top1"), key
     if c.data.name == "imagenet":
         steps = IMAGENET // c.batch.global_size * c.epochs
         images = IMAGENET * c.epochs

@@ -15,7 +15,7 @@ from bigbatch.train_loop.config import (
     OptimizerConfig,
     ScheduleConfig,
     TrainConfig,
-    keys,
+    config_keys,
     parse_assignments,
     resolve_key,
 )
@@ -26,7 +26,7 @@ OTHER = {bool: lambda v: not v, int: lambda v: v + 1, float: lambda v: v / 2 + 0
 
 def test_every_key_survives_the_round_trip_through_json():
     changes = {}
-    for key, kind in keys().items():
+    for key, kind in config_keys().items():
         *path, leaf = key.split(".")
         value = TrainConfig().to_dict()
         for part in path:

@@ -22,7 +22,7 @@ from bigbatch.train_loop.config import (
     TrainConfig,
 )
 from bigbatch.train_loop.data import sampling
-from bigbatch.train_loop.data.catalogue import describe
+from bigbatch.train_loop.data.catalogue import describe_data_set
 from bigbatch.train_loop.data.packed.records import PackedFiles
 from bigbatch.train_loop.data.packing import command as pack_command
 from bigbatch.train_loop.data.sets.scan import scan_folder
@@ -132,8 +132,8 @@ def test_skip_is_not_refused_for_what_it_skips(images: Path, tmp_path: Path) -> 
     (images / "train" / "dark" / "000.png").write_bytes(b"no image")
     for path, message in ((images, "000.png"), (packed, "must be as it was packed")):
         with pytest.raises(ConfigError, match=message):
-            describe(DataConfig(name=str(path)), open_some=True)
-        assert describe(DataConfig(name=str(path), on_bad_image="skip"), open_some=True).train_size == 64
+            describe_data_set(DataConfig(name=str(path)), open_some=True)
+        assert describe_data_set(DataConfig(name=str(path), on_bad_image="skip"), open_some=True).train_size == 64
 
 
 def test_the_range_test_ends_in_one_line(

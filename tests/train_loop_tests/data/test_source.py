@@ -119,8 +119,9 @@ def loaded(code: str, *modules: str) -> str:
 
 def test_describing_loads_neither_torch_nor_sklearn(images_folder: Path) -> None:
     code = (
-        "from bigbatch.train_loop.config import DataConfig\nfrom bigbatch.train_loop.data.catalogue import describe\n"
-        f"describe(DataConfig())\ndescribe(DataConfig(name={str(images_folder)!r}))"
+        "from bigbatch.train_loop.config import DataConfig\n"
+        "from bigbatch.train_loop.data.catalogue import describe_data_set\n"
+        f"describe_data_set(DataConfig())\ndescribe_data_set(DataConfig(name={str(images_folder)!r}))"
     )
     assert loaded(code, "torch", "sklearn", "torchvision", "PIL", "ray") == "[]"
 

@@ -22,7 +22,7 @@ from bigbatch.train_loop.config import (
     OptimizerConfig,
     TrainConfig,
 )
-from bigbatch.train_loop.data.catalogue import describe
+from bigbatch.train_loop.data.catalogue import describe_data_set
 from bigbatch.train_loop.data.packing import command as pack_command
 from bigbatch.train_loop.host import disk_space
 from bigbatch.train_loop.launch.command import make_run_plan
@@ -32,7 +32,7 @@ from bigbatch.train_loop.loop.train import train
 from bigbatch.train_loop.model.networks import build_model
 from bigbatch.train_loop.reporter import ListReporter
 from bigbatch.tune.plan.checked_plan import make_plan
-from bigbatch.tune.plan.options import Options
+from bigbatch.tune.plan.options import SearchOptions
 from helpers.packed_sets import pack_here, write_images
 
 CONFIG = TrainConfig(batch=BatchConfig(global_size=128), model=ModelConfig(name="resnet18"), precise_bn="off")
@@ -101,7 +101,7 @@ def test_runs_and_packs_that_lack_inodes_are_refused_before_anything_is_written(
     with pytest.raises(ConfigError, match=r"up to [\d,]+ inodes .*; got 9 left for .*tiny.* by the file system"):
         make_run_plan(["--config", str(config_file(tmp_path)), "--output", str(tiny / "run")], "run.py", None)
     with pytest.raises(ConfigError, match="up to .* inodes"):
-        make_plan(Options(space="smoke", output=str(tiny), study="s"))
+        make_plan(SearchOptions(space="smoke", output=str(tiny), study="s"))
     images = write_images(tmp_path / "images")
     (tiny / "one").touch()
     with pytest.raises(ConfigError, match=r"needs 9 inodes; got 8 left"):
@@ -115,9 +115,9 @@ def test_runs_that_lack_bytes_are_refused_with_the_numbers(tiny: Path, tmp_path:
         make_run_plan(["--config", str(config_file(tmp_path)), "--output", str(tiny / "run")], "run.py", None)
     assert "\n" not in str(caught.value)
     with pytest.raises(ConfigError, match=r"\d+ checkpoints of .* and the logs of \d+ trials"):
-        make_plan(Options(space="smoke", output=str(tiny), study="s"))
+        make_plan(SearchOptions(space="smoke", output=str(tiny), study="s"))
     assert list(tiny.iterdir()) == []
-    make_plan(Options(space="smoke", output=str(tmp_path), study="s"))
+    make_plan(SearchOptions(space="smoke", output=str(tmp_path), study="s"))
 
 
 @pytest.mark.parametrize("tiny", ["size=700k"], indirect=True)
@@ -193,7 +193,7 @@ def test_a_quota_in_an_unknown_format_is_shown(tmp_path: Path, site, capsys: pyt
 def test_parameters_are_counted(name: str, classes: int) -> None:
     import dataclasses
 
-    info = dataclasses.replace(describe(DataConfig(image_size=224)), num_classes=classes)
+    info = dataclasses.replace(describe_data_set(DataConfig(image_size=224)), num_classes=classes)
     with torch.device("meta"):
         model = build_model(ModelConfig(name=name), info)
     assert space_needed.parameter_count(ModelConfig(name=name), info) == sum(p.numel() for p in model.parameters())
@@ -209,7 +209,7 @@ def test_a_checkpoint_is_as_large_as_foreseen(tmp_path: Path, optimizer: str, av
     train(config, reporter=ListReporter(), checkpoint_dir=tmp_path, device=torch.device("cpu"))
     assert CheckpointFolder(tmp_path, 0).load()
     real = (tmp_path / "latest.pt").stat().st_size
-    expected = space_needed.checkpoint_bytes(config.model, describe(config.data), optimizer, average > 0)
+    expected = space_needed.checkpoint_bytes(config.model, describe_data_set(config.data), optimizer, average > 0)
     assert 0.97 * expected < real < disk_space.RESERVE * expected
 
 

@@ -16,7 +16,7 @@ from bigbatch.train_loop.config import (
     OptimizerConfig,
     TrainConfig,
 )
-from bigbatch.train_loop.host.ranks import Launch, find_launch, port_of
+from bigbatch.train_loop.host.ranks import Launch, find_launch, rendezvous_port
 from helpers.ranks import STEP, start_ranks
 
 
@@ -37,7 +37,7 @@ def test_the_master_is_the_first_node_of_the_list(node_list, host):
 
 def test_a_step_of_several_tasks_is_a_launch_and_one_task_or_a_batch_script_is_none():
     launch = find_launch(STEP)
-    assert launch == Launch("srun", 4, 0, 6, 2, ("n1", port_of(1234567, 2))) and launch.nodes == 3
+    assert launch == Launch("srun", 4, 0, 6, 2, ("n1", rendezvous_port(1234567, 2))) and launch.nodes == 3
     assert find_launch({**STEP, "SLURM_STEP_NUM_TASKS": "1"}) is None  # srun --pty bash, a Ray job's driver
     assert find_launch({k: v for k, v in STEP.items() if "STEP" not in k} | {"SLURM_NTASKS": "6"}) is None
     assert find_launch({}) is None
@@ -58,7 +58,7 @@ def test_torchruns_own_variables_come_first():
 
 
 def test_ports_of_steps_and_of_jobs_that_follow_each_other_differ():
-    ports = {port_of(job, step) for job in range(500000, 500050) for step in range(3)}
+    ports = {rendezvous_port(job, step) for job in range(500000, 500050) for step in range(3)}
     assert len(ports) == 150 and all(15000 <= port < 20000 for port in ports)
 
 

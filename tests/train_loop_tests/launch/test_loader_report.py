@@ -13,7 +13,7 @@ from bigbatch.cluster.host.allocation import usable_cpus
 from bigbatch.train_loop.config import DataConfig, LoaderConfig, ModelConfig, TrainConfig
 from bigbatch.train_loop.data.loading.cores import cores_per_rank, loader_workers
 from bigbatch.train_loop.launch import loader_report
-from bigbatch.train_loop.launch.loader_report import Rates, advice, cores_of_a_run
+from bigbatch.train_loop.launch.loader_report import ImageRates, cores_of_a_run, loader_advice
 from bigbatch.train_loop.launch.local_workers import worker_resources
 
 
@@ -43,7 +43,7 @@ def packed_images(tmp_path: Path) -> Path:
     ],
 )
 def test_what_bounds_a_run(numbers: tuple[int, ...], device: str, words: list[str]) -> None:
-    text = "\n".join(advice(Rates(*numbers), device))
+    text = "\n".join(loader_advice(ImageRates(*numbers), device))
     assert all(word in text for word in words), text
 
 
@@ -92,5 +92,5 @@ def test_one_micro_batch_of_the_last_epoch_is_timed(monkeypatch: pytest.MonkeyPa
             "data.progressive_start": 1, "data.progressive_end": 2, "batch.global_size": 8, "batch.micro_size": 2,
         }
     )  # fmt: skip
-    loader_report.measure(config, None, 0.01)
+    loader_report.measure_rates(config, None, 0.01)
     assert timed == [torch.Size([2, 64, 64, 3])]

@@ -14,9 +14,9 @@ from bigbatch.train_loop.distributed import World
 from bigbatch.train_loop.loop import assembly, memory_probe
 from bigbatch.train_loop.loop.memory_probe import (
     HEADROOM,
-    Memory,
+    DeviceMemory,
     largest_micro_batch,
-    probe,
+    probe_micro_batch,
     step_key,
 )
 from bigbatch.train_loop.loop.train import train
@@ -39,8 +39,8 @@ class Device:
         return need if need <= self.total else math.inf
 
     @property
-    def memory(self) -> Memory:
-        return Memory("fake", self.total, self.peak)
+    def memory(self) -> DeviceMemory:
+        return DeviceMemory("fake", self.total, self.peak)
 
 
 @pytest.mark.parametrize("largest", [0, 1, 2, 3, 63, 64, 65, 1000, 1024, 4095, 4096, 9999])
@@ -59,7 +59,7 @@ def test_the_search_finds_the_largest_in_few_calls(largest: int, limit: int) -> 
 
 def test_headroom_is_kept() -> None:
     device = Device(fixed=1 * GIB, each=0.05 * GIB)
-    size = probe(device.memory, "key", None)
+    size = probe_micro_batch(device.memory, "key", None)
     assert size == math.floor(((1 - HEADROOM) * 16 - 1) / 0.05)
     assert device.fixed + device.each * size <= (1 - HEADROOM) * device.total
 
@@ -67,13 +67,13 @@ def test_headroom_is_kept() -> None:
 def test_it_is_measured_once_a_device_and_configuration(tmp_path: Path) -> None:
     cache = tmp_path / "home" / "cache.json"
     device = Device(GIB, GIB / 50)
-    size = probe(device.memory, "a", cache)
+    size = probe_micro_batch(device.memory, "a", cache)
     calls = len(device.tried)
-    assert calls > 0 and probe(device.memory, "a", cache) == size and len(device.tried) == calls
-    probe(device.memory, "b", cache)
+    assert calls > 0 and probe_micro_batch(device.memory, "a", cache) == size and len(device.tried) == calls
+    probe_micro_batch(device.memory, "b", cache)
     assert len(device.tried) > calls
     other = Device(GIB, GIB / 50, total=8 * GIB)
-    assert probe(other.memory, "a", cache) < size and other.tried
+    assert probe_micro_batch(other.memory, "a", cache) < size and other.tried
     assert set(json.loads(cache.read_text())) == {f"fake, {total * GIB} bytes" for total in (8, 16)}
 
 
@@ -84,19 +84,19 @@ def test_a_damaged_cache_is_measured_anew(tmp_path: Path, text: str) -> None:
     cache = tmp_path / "cache.json"
     cache.write_text(text)
     device = Device(GIB, GIB / 50)
-    assert probe(device.memory, "a", cache) == probe(Device(GIB, GIB / 50).memory, "a", None)
+    assert probe_micro_batch(device.memory, "a", cache) == probe_micro_batch(Device(GIB, GIB / 50).memory, "a", None)
     assert device.tried
 
 
 def test_a_cache_that_cannot_be_written_costs_a_warning(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.warns(UserWarning, match="is not kept"):
-        assert probe(Device(GIB, GIB / 50).memory, "a", tmp_path / "file" / "cache.json") > 0
+        assert probe_micro_batch(Device(GIB, GIB / 50).memory, "a", tmp_path / "file" / "cache.json") > 0
 
 
 def test_one_image_that_does_not_fit_is_refused_with_the_way_out() -> None:
     with pytest.raises(ConfigError, match="one image must fit.*16.0 GiB on fake.*activation_checkpointing=true"):
-        probe(Device(20 * GIB, 1).memory, "a", None)
+        probe_micro_batch(Device(20 * GIB, 1).memory, "a", None)
 
 
 def test_the_key_moves_with_what_takes_memory_and_with_nothing_else() -> None:
@@ -110,7 +110,9 @@ def test_the_key_moves_with_what_takes_memory_and_with_nothing_else() -> None:
 
 
 def test_accumulation_follows_so_that_a_batch_of_32k_runs_on_one_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_probe, "max_micro_size", lambda *_: probe(Device(GIB, GIB / 20).memory, "a", None))
+    monkeypatch.setattr(
+        memory_probe, "max_micro_size", lambda *_: probe_micro_batch(Device(GIB, GIB / 20).memory, "a", None)
+    )
     config = TrainConfig(batch=BatchConfig(32768, max_micro_size=0), model=ModelConfig(name="resnet18"))
     split = assembly._split(config, TinySource(), World(0, 1, torch.device("cpu")))
     assert (split.micro_size, split.accumulation_steps) == (256, 128)  # 268 images fit

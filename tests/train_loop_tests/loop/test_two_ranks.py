@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from bigbatch.train_loop import distributed
-from bigbatch.train_loop.distributed import Heartbeat, World
+from bigbatch.train_loop.distributed import RankMeetings, World
 from bigbatch.train_loop.reporter import EpochRecord
 from helpers.loop_references import (
     run,
@@ -127,7 +127,7 @@ def test_ranks_meet_about_once_a_second_when_rank_0_says(monkeypatch: pytest.Mon
     cpu = torch.device("cpu")
 
     def meetings(world: World, steps: int, step_s: float) -> list[int]:
-        heartbeat, met = Heartbeat(world), []
+        heartbeat, met = RankMeetings(world), []
         for step in range(1, steps + 1):
             clock[0] += step_s
             if heartbeat.due():

@@ -13,7 +13,7 @@ from torch import nn
 from torchvision.models.resnet import BasicBlock, Bottleneck
 
 from bigbatch.train_loop.config import ConfigError, DataConfig, ModelConfig
-from bigbatch.train_loop.data.catalogue import describe
+from bigbatch.train_loop.data.catalogue import describe_data_set
 from bigbatch.train_loop.model.networks import (
     RESNETS,
     build_model,
@@ -23,7 +23,7 @@ from bigbatch.train_loop.model.networks import (
 )
 from helpers.paths import ROOT
 
-DIGITS = describe(DataConfig())
+DIGITS = describe_data_set(DataConfig())
 LARGE = replace(DIGITS, image_size=224, num_classes=1000, stem="imagenet")
 
 
@@ -169,9 +169,9 @@ def test_names_are_classification_models() -> None:
 def test_checking_a_resnet_does_not_load_torch() -> None:
     script = (
         "import sys\nfrom bigbatch.train_loop.config import DataConfig, ModelConfig\n"
-        "from bigbatch.train_loop.data.catalogue import describe\n"
+        "from bigbatch.train_loop.data.catalogue import describe_data_set\n"
         "from bigbatch.train_loop.model.networks import check_model, check_model_name\n"
-        "check_model_name('resnet50')\ncheck_model(ModelConfig(name='resnet18'), describe(DataConfig()))\n"
+        "check_model_name('resnet50')\ncheck_model(ModelConfig(name='resnet18'), describe_data_set(DataConfig()))\n"
         "print([name for name in ('torch', 'torchvision', 'sklearn') if name in sys.modules])"
     )
     run = subprocess.run([sys.executable, "-c", script], cwd=ROOT / "src", capture_output=True, text=True)

@@ -12,7 +12,7 @@ import pytest
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.tune.plan.checked_plan import make_plan, parse_duration
 from bigbatch.tune.plan.machine import Machine, Node, share_out
-from bigbatch.tune.plan.options import Options
+from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.study.store import StudyStore
 from bigbatch.tune.watch.findings import resume_command
 
@@ -58,7 +58,7 @@ def test_a_worker_has_one_gpu_and_its_share_of_the_cores(gpus, cpus):
 
 
 def test_auto_takes_the_large_network_only_where_there_is_an_accelerator(tmp_path, monkeypatch):
-    options = Options(space="smoke", output=str(tmp_path))
+    options = SearchOptions(space="smoke", output=str(tmp_path))
     monkeypatch.setattr(
         "bigbatch.tune.plan.checked_plan.local_machine", lambda: Machine((Node(8, 2, 64 * GIB, 80 * GIB),))
     )
@@ -66,22 +66,24 @@ def test_auto_takes_the_large_network_only_where_there_is_an_accelerator(tmp_pat
     monkeypatch.setattr("bigbatch.tune.plan.checked_plan.local_machine", lambda: Machine((Node(8, 0, 64 * GIB),)))
     plan = make_plan(options)
     assert plan.model == "resnet18" and plan.model_was_auto
-    assert make_plan(Options(space="smoke", output=str(tmp_path), model="resnet50")).model == "resnet50"
+    assert make_plan(SearchOptions(space="smoke", output=str(tmp_path), model="resnet50")).model == "resnet50"
 
 
 def test_a_resumed_plan_keeps_what_was_said_and_takes_what_is_said_now(tmp_path):
-    first = Options(space="smoke", trials=5, set=("peak_lr=0.1",), scheduler="none", workers=1)
-    later = Options(study="s", trials=9, resume=True)
+    first = SearchOptions(space="smoke", trials=5, set=("peak_lr=0.1",), scheduler="none", workers=1)
+    later = SearchOptions(study="s", trials=9, resume=True)
     merged = later.over(first.kept())
     assert (merged.space, merged.trials, merged.set, merged.scheduler) == ("smoke", 9, ("peak_lr=0.1",), "none")
-    assert "storage" not in Options(storage="postgresql://me:secret@host/db").kept()
+    assert "storage" not in SearchOptions(storage="postgresql://me:secret@host/db").kept()
 
 
 def test_a_resume_may_change_how_fast_trials_read_and_what_they_forgive(tmp_path):
-    options = Options(space="smoke", study="s", output=str(tmp_path), set=("momentum=0.8", "loader_workers=1"))
+    options = SearchOptions(space="smoke", study="s", output=str(tmp_path), set=("momentum=0.8", "loader_workers=1"))
     first = make_plan(options)
     StudyStore.create(first.folder, "s", first.to_dict(), None).close()
-    again = Options(study="s", output=str(tmp_path), resume=True, on_bad_image="skip", set=("data.loader.workers=2",))
+    again = SearchOptions(
+        study="s", output=str(tmp_path), resume=True, on_bad_image="skip", set=("data.loader.workers=2",)
+    )
     changes = {"data.loader.workers": 2, "data.on_bad_image": "skip"}
     assert make_plan(again).overrides == {**first.overrides, **changes}
     with pytest.raises(ConfigError, match="--set optimizer.momentum was 0.8; got 0.7"):
@@ -89,31 +91,31 @@ def test_a_resume_may_change_how_fast_trials_read_and_what_they_forgive(tmp_path
 
 
 def test_a_prior_that_somebody_wrote_into_study_json_is_refused(tmp_path):
-    first = make_plan(Options(space="smoke", study="s", output=str(tmp_path)))
+    first = make_plan(SearchOptions(space="smoke", study="s", output=str(tmp_path)))
     StudyStore.create(first.folder, "s", first.to_dict(), None).close()
     path = first.folder / "study.json"
     study = json.loads(path.read_text())
     study["options"]["prior_from"] = ["lr_find.json"]
     path.write_text(json.dumps(study))
     with pytest.raises(ConfigError, match="another type of 'prior_from'"):
-        make_plan(Options(study="s", output=str(tmp_path), resume=True))
+        make_plan(SearchOptions(study="s", output=str(tmp_path), resume=True))
 
 
 def test_a_resumed_study_can_do_without_its_stage():
-    first = Options(stage="/scratch")
-    assert Options(resume=True).over(first.kept()).stage == "/scratch"
-    assert Options(resume=True, stage="none").over(first.kept()).stage == "none"
+    first = SearchOptions(stage="/scratch")
+    assert SearchOptions(resume=True).over(first.kept()).stage == "/scratch"
+    assert SearchOptions(resume=True, stage="none").over(first.kept()).stage == "none"
 
 
 def test_a_relative_space_file_and_data_folder_are_remembered_as_absolute(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("mine.py").write_text("")
     Path("images").mkdir()
-    kept = Options(space="mine.py:fn", data="images").kept()
+    kept = SearchOptions(space="mine.py:fn", data="images").kept()
     assert kept == {"space": f"{tmp_path}/mine.py:fn", "data": f"{tmp_path}/images"}
     Path("large_batch.py").write_text("")
     Path("digits").mkdir()
-    assert Options(space="large_batch", data="digits").kept() == {"space": "large_batch", "data": "digits"}
+    assert SearchOptions(space="large_batch", data="digits").kept() == {"space": "large_batch", "data": "digits"}
 
 
 def test_what_a_killed_search_left_before_its_first_entry_is_no_study(tmp_path):
@@ -122,20 +124,20 @@ def test_what_a_killed_search_left_before_its_first_entry_is_no_study(tmp_path):
     (folder / "checkpoints").mkdir()
     (folder / ".lock").touch()
     (folder / ".study.json.123").touch()
-    assert make_plan(Options(space="smoke", study="s", output=str(tmp_path))).folder == folder
+    assert make_plan(SearchOptions(space="smoke", study="s", output=str(tmp_path))).folder == folder
     (folder / "notes.txt").touch()
     with pytest.raises(ConfigError, match="--study OTHER"):
-        make_plan(Options(space="smoke", study="s", output=str(tmp_path)))
+        make_plan(SearchOptions(space="smoke", study="s", output=str(tmp_path)))
 
 
 def test_a_resumed_study_keeps_the_network_that_auto_meant_where_it_began(tmp_path, monkeypatch):
     monkeypatch.setattr(
         "bigbatch.tune.plan.checked_plan.local_machine", lambda: Machine((Node(8, 2, 64 * GIB, 80 * GIB),))
     )
-    first = make_plan(Options(space="smoke", study="s", output=str(tmp_path)))
+    first = make_plan(SearchOptions(space="smoke", study="s", output=str(tmp_path)))
     StudyStore.create(first.folder, "s", first.to_dict(), None).close()
     monkeypatch.setattr("bigbatch.tune.plan.checked_plan.local_machine", lambda: Machine((Node(8, 0, 64 * GIB),)))
-    again = make_plan(Options(study="s", output=str(tmp_path), resume=True))
+    again = make_plan(SearchOptions(study="s", output=str(tmp_path), resume=True))
     assert first.model == again.model == "resnet50"
 
 
@@ -146,7 +148,7 @@ def test_fewer_cores_than_gpus_never_add_up_to_more_than_there_are():
 
 def test_the_printed_resume_command_can_be_pasted_and_shows_no_password(tmp_path):
     def command(storage: str) -> list[str]:
-        plan = make_plan(Options(space="smoke", study="s", output=str(tmp_path), storage=storage))
+        plan = make_plan(SearchOptions(space="smoke", study="s", output=str(tmp_path), storage=storage))
         return resume_command(plan).splitlines()
 
     line, remark = command("postgresql+psycopg2://me:secret@host/db?a=1&b=(2)")
@@ -157,6 +159,6 @@ def test_the_printed_resume_command_can_be_pasted_and_shows_no_password(tmp_path
 
 @pytest.mark.parametrize(("budget", "spent"), [(200.0, 200.1), (100.0, 302.4), (0.00001, 0.03), (1234.5, 9999.0)])
 def test_the_budget_of_the_printed_resume_command_lets_the_study_go_on(tmp_path, budget, spent):
-    plan = make_plan(Options(space="smoke", study="s", output=str(tmp_path), budget_gpu_hours=budget))
+    plan = make_plan(SearchOptions(space="smoke", study="s", output=str(tmp_path), budget_gpu_hours=budget))
     words = shlex.split(resume_command(plan, spent))
     assert float(words[words.index("--budget-gpu-hours") + 1]) >= max(spent + 0.9 * budget, 1.9 * budget)

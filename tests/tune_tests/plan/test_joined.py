@@ -8,9 +8,9 @@ import pytest
 
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.tune.plan.checked_plan import make_plan
-from bigbatch.tune.plan.joined import on_cluster
+from bigbatch.tune.plan.joined import plan_for_cluster
 from bigbatch.tune.plan.machine import Machine, Node
-from bigbatch.tune.plan.options import Options
+from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.plan.search_plan import SearchPlan
 
 GIB = 2**30
@@ -35,7 +35,7 @@ def plan(tmp_path: Path):
     def make(wants: int = 1, **options) -> SearchPlan:
         path = tmp_path / "needy.py"
         path.write_text(NEEDY.format(wants=wants))
-        return make_plan(Options(**{"space": str(path), "output": str(tmp_path), "address": "auto", **options}))
+        return make_plan(SearchOptions(**{"space": str(path), "output": str(tmp_path), "address": "auto", **options}))
 
     return make
 
@@ -43,11 +43,11 @@ def plan(tmp_path: Path):
 def test_a_plan_takes_the_clusters_devices_memory_model_and_ranges(plan):
     before = plan()
     assert before.workload.memory_bytes == 0 and before.workload.accelerator == "cpu"
-    after = on_cluster(before, GPUS)
+    after = plan_for_cluster(before, GPUS)
     assert (after.workload.memory_bytes, after.workload.accelerator, after.model) == (40 * GIB, "cuda", "resnet50")
     assert after.ranges["peak_lr"].low == pytest.approx(0.512), "the ranges are those of the cluster's devices"
     assert after.share.concurrency == 4 and after.share.worker_resources == {"CPU": 4.0, "GPU": 1.0}
-    cores = on_cluster(before, CORES)
+    cores = plan_for_cluster(before, CORES)
     assert (cores.workload.memory_bytes, cores.model) == (16 * GIB, "resnet18"), "the smallest node's, not all nodes'"
     assert cores.ranges["peak_lr"].low == pytest.approx(0.128)
 
@@ -55,11 +55,11 @@ def test_a_plan_takes_the_clusters_devices_memory_model_and_ranges(plan):
 def test_a_space_that_does_not_fit_the_clusters_memory_is_refused_with_its_numbers(plan):
     needy = plan(wants=48 * GIB)
     with pytest.raises(ConfigError) as refused:
-        on_cluster(needy, GPUS)
+        plan_for_cluster(needy, GPUS)
     text = str(refused.value)
     assert "2 GPUs of 42.9 GB and 8 CPU cores" in text and f"a device of {40 * GIB} bytes" in text and "\n" not in text
     larger = Machine((Node(64, 0, GIB), Node(8, 2, 64 * GIB, 80 * GIB)))
-    assert on_cluster(needy, larger).workload.memory_bytes == 80 * GIB, "not the head's, which has no GPU"
+    assert plan_for_cluster(needy, larger).workload.memory_bytes == 80 * GIB, "not the head's, which has no GPU"
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_a_space_that_does_not_fit_the_clusters_memory_is_refused_with_its_numbe
 )
 def test_what_the_cluster_cannot_do_is_refused_in_one_line(plan, options, machine, words):
     with pytest.raises(ConfigError) as refused:
-        on_cluster(plan(**options), machine)
+        plan_for_cluster(plan(**options), machine)
     assert words in str(refused.value) and "\n" not in str(refused.value)
     assert str(refused.value).startswith("on the cluster, ")
 
@@ -84,8 +84,8 @@ def test_a_space_for_gpus_alone_can_be_planned_before_the_cluster_is_joined(plan
     only = "    if workload.accelerator == 'cpu':\n        raise ValueError('this space needs GPUs')\n    size ="
     path.write_text(NEEDY.format(wants=1).replace("    size =", only))
     before = plan(space=str(path))
-    assert on_cluster(before, GPUS).model == "resnet50"
+    assert plan_for_cluster(before, GPUS).model == "resnet50"
     with pytest.raises(ConfigError, match="2 nodes|a node with 8 CPU cores.*needs GPUs"):
-        on_cluster(before, CORES)
+        plan_for_cluster(before, CORES)
     with pytest.raises(ConfigError, match="this space needs GPUs"):
         plan(space=str(path), address="local")

@@ -27,8 +27,8 @@ from bigbatch.train_loop.config.words import SPACE_PARAMETERS
 from bigbatch.train_loop.launch import command, lr_find
 from bigbatch.tune.cli import tune_main
 from bigbatch.tune.plan.checked_plan import make_plan
-from bigbatch.tune.plan.options import Options
-from bigbatch.tune.watch.columns import WIDTHS, settings
+from bigbatch.tune.plan.options import SearchOptions
+from bigbatch.tune.watch.columns import WIDTHS, shown_settings
 
 TRAIN_FILE = {"epochs": 2, "model": {"name": "resnet18"}, "batch": {"global_size": 64}}
 TUNE_LINES = {
@@ -253,7 +253,7 @@ def test_the_console_command_says_nothing_of_a_wrong_command_but_one_line(capsys
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_each_word_of_the_tables_is_a_key_or_is_told_what_to_write(optimizer: str) -> None:
-    shown = settings(TrainConfig().replace_keys({"optimizer": optimizer}))
+    shown = shown_settings(TrainConfig().replace_keys({"optimizer": optimizer}))
     other = {"lr": "0.5", "batch": "512", "warmup": "2 ep", "wd": "2.5e-01", "smoothing": "0.12", "momentum": "0.5"}
     for word in shown:
         if word == "betas":
@@ -262,7 +262,7 @@ def test_each_word_of_the_tables_is_a_key_or_is_told_what_to_write(optimizer: st
             continue
         value = other.get(word, shown[word])
         changes = parse_assignments([f"{word}={value.removesuffix(' ep')}"])
-        assert settings(TrainConfig().replace_keys({"optimizer": optimizer} | changes))[word] == value
+        assert shown_settings(TrainConfig().replace_keys({"optimizer": optimizer} | changes))[word] == value
     assert set(WIDTHS) - {"momentum"} <= set(shown)
 
 
@@ -301,13 +301,13 @@ def test_a_parameter_of_ones_own_space_is_fixed_also_over_a_resume(tmp_path: Pat
         "    lr = trial.suggest_float('lr', 1e-3, 1.0, log=True)\n"
         "    return workload.config({'lr': lr * depth, 'batch_size': 64, 'warmup': 1 if kind == 'a' else 2})\n"
     )
-    options = Options(space="mine.py", set=("depth=2e0", "kind=b", "wd=1e-3"))
+    options = SearchOptions(space="mine.py", set=("depth=2e0", "kind=b", "wd=1e-3"))
     plan = make_plan(options)
     assert plan.overrides == {"optimizer.weight_decay": 1e-3, "depth": 2, "kind": "b"}
     assert list(plan.ranges) == ["lr"]
     config = plan.space(StandInTrial(random.Random(0)), plan.workload, plan.overrides)
     assert (config.schedule.warmup_epochs, config.batch.global_size) == (2, 64)
-    again = Options(set=("depth=3",)).over(options.kept())
+    again = SearchOptions(set=("depth=3",)).over(options.kept())
     assert again.set == ("kind=b", "wd=1e-3", "depth=3")
     for wrong, said in (
         ("depth=5", "depth must be a whole number of 1 to 4"),
@@ -317,7 +317,7 @@ def test_a_parameter_of_ones_own_space_is_fixed_also_over_a_resume(tmp_path: Pat
         ("dept=2", "Did you mean 'depth'?"),
     ):
         with pytest.raises(ConfigError, match=re.escape(said)):
-            make_plan(Options(space="mine.py", set=(wrong,)))
+            make_plan(SearchOptions(space="mine.py", set=(wrong,)))
 
 
 def test_a_space_may_return_the_words_but_not_one_key_twice() -> None:

@@ -12,7 +12,7 @@ from bigbatch.search_spaces.trial import StandInTrial
 from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.train_loop.launch.lr_find import _write, range_test
 from bigbatch.tune.plan.checked_plan import make_plan
-from bigbatch.tune.plan.options import Options
+from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.study.store import StudyStore
 
@@ -27,7 +27,7 @@ def range_test_file(folder: Path, **changes: Any) -> tuple[str, float]:
 
 def plan_of(tmp_path: Path, *files: str, **options: Any) -> SearchPlan:
     values = {"space": "large_batch", "model": "resnet18", "output": str(tmp_path / "runs"), "study": "s"}
-    return make_plan(Options(**values | {"prior_from": files} | options))
+    return make_plan(SearchOptions(**values | {"prior_from": files} | options))
 
 
 def rate(plan: SearchPlan, optimizer: str, batch: int, **params: Any) -> TrainConfig:
@@ -69,11 +69,11 @@ def test_a_resumed_study_keeps_its_prior_without_the_file(tmp_path: Path) -> Non
     plan = plan_of(tmp_path, file)
     StudyStore.create(plan.folder, "s", plan.to_dict(), None).close()
     Path(file).unlink()
-    resumed = make_plan(Options(resume=True, study="s", output=str(tmp_path / "runs")))
+    resumed = make_plan(SearchOptions(resume=True, study="s", output=str(tmp_path / "runs")))
     assert resumed.workload.lr_factors == plan.workload.lr_factors != {}
     other, _ = range_test_file(tmp_path / "u", **{"optimizer.name": "sgd", "batch.global_size": 64})
     for repeated in (other, file):  # a job that is put back repeats its options, whatever became of the file
-        again = make_plan(Options(resume=True, study="s", output=str(tmp_path / "runs"), prior_from=(repeated,)))
+        again = make_plan(SearchOptions(resume=True, study="s", output=str(tmp_path / "runs"), prior_from=(repeated,)))
         assert again.workload.lr_factors == plan.workload.lr_factors
 
 
@@ -94,7 +94,7 @@ def test_a_network_that_the_cluster_decides_is_not_guessed_in_the_study(tmp_path
     plan = plan_of(tmp_path, model=None, address="127.0.0.1:6379")
     assert plan.model_was_auto and plan.to_dict()["model"] is None
     StudyStore.create(plan.folder, "s", plan.to_dict(), None).close()  # and the search is killed while it joins
-    options = Options(resume=True, study="s", output=str(tmp_path / "runs"), address="127.0.0.1:6379")
+    options = SearchOptions(resume=True, study="s", output=str(tmp_path / "runs"), address="127.0.0.1:6379")
     assert make_plan(options).model_was_auto
 
 

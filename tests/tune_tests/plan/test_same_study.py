@@ -8,10 +8,10 @@ import pytest
 
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.tune.plan.checked_plan import make_plan
-from bigbatch.tune.plan.options import Options
+from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.study.store import StudyStore
 
-PLANNED = Options(
+PLANNED = SearchOptions(
     space="smoke", study="s", max_epochs=2, subset=0.5, set=("lr_multiplier=1", "wd=1e-4", "prefetch_factor=4")
 )
 
@@ -38,12 +38,12 @@ def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 )
 def test_what_would_make_it_another_study_is_refused_in_the_words_of_the_command_line(study, changed, said) -> None:
     with pytest.raises(ConfigError) as refused:
-        make_plan(Options(study="s", resume=True, **changed))
+        make_plan(SearchOptions(study="s", resume=True, **changed))
     assert said in str(refused.value) and "\n" not in str(refused.value) and "overrides" not in str(refused.value)
 
 
 @pytest.mark.parametrize("again", [{}, {"set": ("wd=.0001", "lr_multiplier=1.0")}, {"set": ("prefetch_factor=8",)}])
 def test_the_same_in_other_words_and_what_changes_no_result_is_taken(study, again) -> None:
-    plan = make_plan(Options(study="s", resume=True, trials=9, **again))
+    plan = make_plan(SearchOptions(study="s", resume=True, trials=9, **again))
     assert plan.overrides["lr_multiplier"] == 1 and plan.overrides["optimizer.weight_decay"] == 1e-4
     assert plan.overrides["data.subset"] == 0.5 and plan.trials == 9

@@ -15,7 +15,7 @@ from optuna.trial import TrialState
 
 from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.tune.plan.checked_plan import make_plan
-from bigbatch.tune.plan.options import Options
+from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.study import tables
 from bigbatch.tune.study.store import StudyStore, redact, repair_journal
 from helpers.paths import ROOT, TUNE
@@ -215,7 +215,7 @@ def test_a_study_made_in_vain_is_removed_and_one_with_trials_never(tmp_path):
 def test_a_resume_with_nothing_left_to_do_leaves_nothing_running(tmp_path):
     folder = tmp_path / "runs" / "s"
     store = StudyStore.create(
-        folder, "s", make_plan(Options(space="smoke", study="s", output=str(tmp_path / "runs"))).to_dict(), None
+        folder, "s", make_plan(SearchOptions(space="smoke", study="s", output=str(tmp_path / "runs"))).to_dict(), None
     )
     store.add_session({"host": "here"})
     add_trial(store, [0.5], TrialState.COMPLETE)

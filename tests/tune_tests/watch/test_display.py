@@ -12,7 +12,7 @@ from rich.console import Console
 from bigbatch.search_spaces.trial import StandInTrial
 from bigbatch.train_loop.config import BatchConfig, OptimizerConfig, TrainConfig
 from bigbatch.tune.plan.checked_plan import make_plan
-from bigbatch.tune.plan.options import Options
+from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.study.ledger import DeviceSeconds
 from bigbatch.tune.watch.certainty import compare_with_best
 from bigbatch.tune.watch.columns import WIDTHS, Columns, columns_of
@@ -128,7 +128,7 @@ def space(trial, workload):
 def test_own_parameters_are_shown_in_table_line_and_findings_and_constant_ones_only_in_the_plan(tmp_path):
     path = tmp_path / "own.py"
     path.write_text(OWN_SPACE)
-    plan = make_plan(Options(space=str(path), output=str(tmp_path)))
+    plan = make_plan(SearchOptions(space=str(path), output=str(tmp_path)))
     columns = columns_of(plan.space, plan.workload, plan.overrides, plan.ranges)
     params = {
         "lr_factor": 2.0,
@@ -178,7 +178,7 @@ def test_own_parameters_come_before_settings_where_there_is_little_room():
 )
 def test_the_plan_names_the_stem_and_what_it_costs(tmp_path, options, words):
     console = Console(width=200, record=True, file=io.StringIO())
-    print_plan(make_plan(Options(output=str(tmp_path), **options)), console)
+    print_plan(make_plan(SearchOptions(output=str(tmp_path), **options)), console)
     line = next((line for line in console.export_text().splitlines() if line.startswith("stem ")), "")
     assert all(word in line for word in words) and bool(line) == bool(words)
     assert ("slower" in line) == ("no pooling" in line)
@@ -204,7 +204,7 @@ def test_a_narrow_terminal_shows_fewer_settings_and_whole_numbers():
 
 
 def test_the_findings_of_a_search_that_was_stopped_count_every_trial_once(tmp_path):
-    plan = make_plan(Options(space="smoke", output=str(tmp_path)))
+    plan = make_plan(SearchOptions(space="smoke", output=str(tmp_path)))
     states = ("COMPLETE", "PRUNED", "FAIL", "WAITING", "WAITING")
     trials = [TrialView(n, {}, TrainConfig(), state, []) for n, state in enumerate(states)]
     console = Console(width=200, record=True, file=io.StringIO())

@@ -163,12 +163,12 @@ def test_ctrl_c_while_the_findings_are_printed_does_not_undo_a_search_that_is_do
 
     from bigbatch.train_loop.config import TrainConfig
     from bigbatch.tune.plan.checked_plan import make_plan
-    from bigbatch.tune.plan.options import Options
+    from bigbatch.tune.plan.options import SearchOptions
     from bigbatch.tune.search import StopRequest, _end, _Ended
     from bigbatch.tune.study.store import StudyStore
     from bigbatch.tune.watch.observer import TrialView
 
-    plan, stop = make_plan(Options(space="smoke", trials=planned, output=str(tmp_path))), StopRequest()
+    plan, stop = make_plan(SearchOptions(space="smoke", trials=planned, output=str(tmp_path))), StopRequest()
     store = StudyStore.create(plan.folder, plan.study, plan.to_dict(), None)
     stop.set("interrupted", signal.SIGINT)
     assert _end(_Ended(plan), [TrialView(0, {}, TrainConfig(), state="COMPLETE")], stop, Console(), store) == code

@@ -18,7 +18,7 @@ from bigbatch.train_loop.launch.ray_worker import RECORDS
 from bigbatch.train_loop.launch.record_lines import NOTES, RecordPrinter, read_lines, records_of
 from bigbatch.train_loop.loop.assembly import set_up
 from bigbatch.train_loop.loop.checkpoint import CheckpointFolder
-from bigbatch.train_loop.reporter import ListReporter, tell_notes
+from bigbatch.train_loop.reporter import ListReporter, report_notes
 from bigbatch.tune.cli import tune_main
 from bigbatch.tune.watch.notes import Notes
 
@@ -66,13 +66,13 @@ class Heard(ListReporter):
 def test_what_nodes_meet_is_handed_on_once_with_their_names(caplog: pytest.LogCaptureFixture) -> None:
     met = [("n1", "no room"), ("n1", "no room"), ("n2", "no variable"), *((f"n{i}", "no room") for i in range(3, 8))]
     reporter = Heard()
-    tell_notes(met, reporter, rank=3)
+    report_notes(met, reporter, rank=3)
     assert reporter.texts == ["on n1, n3, n4 and 3 more nodes: no room", "on n2: no variable"]
-    tell_notes([], reporter := Heard(), rank=0)
+    report_notes([], reporter := Heard(), rank=0)
     assert not hasattr(reporter, "texts")
     for rank in (0, 1):
         caplog.clear()
-        tell_notes(met[:1], ListReporter(), rank)
+        report_notes(met[:1], ListReporter(), rank)
         assert [record.getMessage() for record in caplog.records] == ["on n1: no room"] * (rank == 0)
 
 

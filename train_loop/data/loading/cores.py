@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from bigbatch.cluster.host.allocation import usable_cpus
 from bigbatch.cluster.host.slurm_values import read_count
 from bigbatch.train_loop.config import DataConfig
-from bigbatch.train_loop.host.ranks import tasks_here
+from bigbatch.train_loop.host.ranks import tasks_on_this_node
 
 AUTO = -1
 MAX_PROCESSES = 32
@@ -37,5 +37,5 @@ def cores_per_rank(env: Mapping[str, str] = os.environ) -> int:
         return usable
     if (read_count(env.get("SLURM_STEP_NUM_TASKS")) or 1) > 1:
         # Without core binding each task may run on all that was granted.
-        return max(min(usable, (read_count(env.get("SLURM_CPUS_ON_NODE")) or usable) // tasks_here(env)), 1)
+        return max(min(usable, (read_count(env.get("SLURM_CPUS_ON_NODE")) or usable) // tasks_on_this_node(env)), 1)
     return usable

@@ -22,7 +22,7 @@ from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.train_loop.data.loading import process_count, read_ahead, ring
 from bigbatch.train_loop.data.loading.cores import AUTO, loader_workers
 from bigbatch.train_loop.data.loading.malloc import raise_malloc_thresholds
-from bigbatch.train_loop.data.pixels.auto_augment import policy_of
+from bigbatch.train_loop.data.pixels.auto_augment import augment_policy
 from bigbatch.train_loop.data.pixels.progressive import train_image_size
 from bigbatch.train_loop.data.source import Batch, DataSource, Epoch
 from bigbatch.train_loop.errors import ImageError
@@ -214,7 +214,9 @@ class LoadedSource(DataSource):
         ``size`` follows progressive resizing. Raises LoaderError, ImageError.
         """
         augmented = (
-            dataclasses.replace(epoch, policy=policy_of(self._config.augment)) if self._config.augment.enabled else None
+            dataclasses.replace(epoch, policy=augment_policy(self._config.augment))
+            if self._config.augment.enabled
+            else None
         )
         size = train_image_size(self._config, self.info.image_size, epoch.number)
         if epoch.number != self._epoch:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from bigbatch.cluster.host.allocation import usable_cpus, usable_memory_bytes
 from bigbatch.train_loop.data.loading.cores import cores_per_rank
-from bigbatch.train_loop.host.ranks import tasks_here
+from bigbatch.train_loop.host.ranks import tasks_on_this_node
 
 AUTO = 0
 MIN_SLOTS = 4
@@ -58,5 +58,5 @@ def memory_per_rank_bytes(env: Mapping[str, str] = os.environ) -> int:
         return int(memory * min(cores_per_rank(env) / usable_cpus(env), 1.0))
     of_a_task = not env.get("SLURM_MEM_PER_NODE") and env.get("SLURM_CPUS_PER_TASK")  # memory a CPU, of a task's CPUs
     if env.get("SLURM_JOB_ID") and not of_a_task:
-        return memory // max(tasks_here(env), 1)
+        return memory // max(tasks_on_this_node(env), 1)
     return memory

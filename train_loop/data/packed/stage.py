@@ -37,7 +37,7 @@ class StageError(ConfigError):
     """This node cannot hold a copy; others may, and the source can be read in its place."""
 
 
-def stage(source: str, folder: str) -> str:
+def stage_packed_set(source: str, folder: str) -> str:
     """The copy of the packed set ``source`` on this node, made by the first who asks; the others wait for it.
 
     Args:

@@ -27,7 +27,7 @@ from bigbatch.cluster.host.option_values import parse_fraction
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.data.names import is_packed
 from bigbatch.train_loop.data.packed import schema
-from bigbatch.train_loop.data.packing.convert import Profile, RejectedImage, convert
+from bigbatch.train_loop.data.packing.convert import PackProfile, RejectedImage, convert
 from bigbatch.train_loop.data.packing.processes import PackFailed, write_shards
 from bigbatch.train_loop.data.packing.refusals import (
     check_profile,
@@ -36,7 +36,7 @@ from bigbatch.train_loop.data.packing.refusals import (
     what_is_packed,
 )
 from bigbatch.train_loop.data.packing.shard import ShardTask
-from bigbatch.train_loop.data.packing.sources import Item, PackSource, find_source, read_entry
+from bigbatch.train_loop.data.packing.sources import PackItem, PackSource, find_source, read_entry
 from bigbatch.train_loop.host import disk_space
 from bigbatch.train_loop.host.command_line import (
     INTERRUPTED,
@@ -118,8 +118,8 @@ def _check(args: argparse.Namespace) -> int:
     folder = os.path.abspath(args.paths[0])
     if not is_packed(folder):
         raise ConfigError(f"a packed folder has an {schema.INDEX}; got none in {folder!r}. Check the path.")
-    shown = verify.show(folder) if args.info else 0
-    return verify.verify(folder) if args.verify else shown
+    shown = verify.show_packed_set(folder) if args.info else 0
+    return verify.verify_packed_set(folder) if args.verify else shown
 
 
 def _pack(args: argparse.Namespace) -> int:
@@ -152,7 +152,7 @@ def _pack(args: argparse.Namespace) -> int:
     return pack(source, destination, profile, workers, args.shard_mb << 20)
 
 
-def pack(source: PackSource, destination: Path, profile: Profile, workers: int, shard_bytes: int) -> int:
+def pack(source: PackSource, destination: Path, profile: PackProfile, workers: int, shard_bytes: int) -> int:
     """Pack ``source``; returns the exit code. Raises ConfigError before anything is written, else PackFailed."""
     folder = destination.with_name(f"{destination.name}.packing")
     tasks = _tasks(source, folder, profile, shard_bytes)
@@ -206,7 +206,7 @@ def estimated_bytes(tasks: Sequence[ShardTask]) -> int:
     return int(images + sum(ROW_BYTES + 2 * len(item.entry.name) for item, _ in items))
 
 
-def _tasks(source: PackSource, folder: Path, profile: Profile, shard_bytes: int) -> list[ShardTask]:
+def _tasks(source: PackSource, folder: Path, profile: PackProfile, shard_bytes: int) -> list[ShardTask]:
     total = sum(item.entry.size for items in (source.train, source.val) for item in items)
     limit = min(shard_bytes, max(MIN_SHARD_BYTES, total // SHARDS_AT_LEAST))
     tasks = []
@@ -216,7 +216,7 @@ def _tasks(source: PackSource, folder: Path, profile: Profile, shard_bytes: int)
     return tasks
 
 
-def _chunks(items: Sequence[Item], limit_bytes: int) -> Iterator[Sequence[Item]]:
+def _chunks(items: Sequence[PackItem], limit_bytes: int) -> Iterator[Sequence[PackItem]]:
     start, held = 0, 0
     for at, item in enumerate(items):
         held += item.entry.size
@@ -237,7 +237,7 @@ def _only_one(folder: Path) -> Iterator[None]:
         yield
 
 
-def _same_plan(folder: Path, source: PackSource, profile: Profile, shard_bytes: int) -> None:
+def _same_plan(folder: Path, source: PackSource, profile: PackProfile, shard_bytes: int) -> None:
     plan = {
         "fingerprint": source.fingerprint(),
         "profile": dataclasses.asdict(profile),
@@ -309,7 +309,7 @@ def _utf8(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-def _finish(folder: Path, source: PackSource, profile: Profile, tasks: Sequence[ShardTask]) -> int:
+def _finish(folder: Path, source: PackSource, profile: PackProfile, tasks: Sequence[ShardTask]) -> int:
     """Rejections and, last, the index; returns how many images were rejected."""
     notes = [json.loads(task.note.read_text()) for task in tasks]
     rejected = [[_utf8(text) for text in row] for note in notes for row in note["rejected"]]

@@ -23,7 +23,7 @@ class RejectedImage(ValueError):
 
 
 @dataclass(frozen=True)
-class Profile:
+class PackProfile:
     """How images are stored."""
 
     name: str = "full"
@@ -47,7 +47,7 @@ class StoredImage:
     """``[3, 2]``: of red, green and blue, mean and mean square over the image, of values 0 to 1."""
 
 
-def convert(data: bytes, profile: Profile) -> StoredImage:
+def convert(data: bytes, profile: PackProfile) -> StoredImage:
     """Raises RejectedImage with the reason in a few words."""
     if not data:
         raise RejectedImage("zero bytes")
@@ -69,7 +69,7 @@ def convert(data: bytes, profile: Profile) -> StoredImage:
     return StoredImage(stored, width, height, pixels)
 
 
-def _store(data: bytes, image: Image.Image, profile: Profile) -> bytes:
+def _store(data: bytes, image: Image.Image, profile: PackProfile) -> bytes:
     plain = image.mode in ("RGB", "L") and image.getexif().get(ORIENTATION, 1) == 1
     small = image.width * image.height < jpeg.MIN_PIXELS
     if plain and small and image.format in ("JPEG", "PNG"):

@@ -7,7 +7,7 @@ import re
 from typing import NamedTuple
 
 
-class Entry(NamedTuple):
+class SourceEntry(NamedTuple):
     """An image where it lies."""
 
     name: str
@@ -19,7 +19,7 @@ class Entry(NamedTuple):
     """Bytes."""
 
 
-Labelled = list[tuple[str, str, Entry]]
+Labelled = list[tuple[str, str, SourceEntry]]
 """Part, class, entry."""
 
 

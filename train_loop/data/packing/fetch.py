@@ -25,7 +25,7 @@ from bigbatch.cluster.host.option_values import nearest_word
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.data.names import PACKED_BY_HAND, data_home, how_to_make_imagenet
 from bigbatch.train_loop.data.packing.command import PackFailed, pack
-from bigbatch.train_loop.data.packing.convert import Profile
+from bigbatch.train_loop.data.packing.convert import PackProfile
 from bigbatch.train_loop.data.packing.sources import find_source
 from bigbatch.train_loop.host.command_line import (
     INTERRUPTED,
@@ -111,7 +111,7 @@ def fetch(name: str, archive: Path | None) -> int:
             print(f"checked {SETS[name].digest}")
         # Packed as they are: these images are small, and a second encoding would be theirs for good.
         source = find_source(str(_unpacked(path, work)))
-        status = pack(source, target, Profile(), len(os.sched_getaffinity(0)), 512 << 20)
+        status = pack(source, target, PackProfile(), len(os.sched_getaffinity(0)), 512 << 20)
         (work / ARCHIVE).unlink(missing_ok=True)
     print(f"use it with: --data {name}")
     return status

@@ -9,7 +9,7 @@ from pathlib import Path
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.data.names import is_packed
 from bigbatch.train_loop.data.packed import schema
-from bigbatch.train_loop.data.packing.convert import Profile
+from bigbatch.train_loop.data.packing.convert import PackProfile
 from bigbatch.train_loop.data.packing.sources import PackSource
 from bigbatch.train_loop.data.pixels.jpeg import jpegtran_path
 
@@ -27,9 +27,9 @@ def check_profile(args: argparse.Namespace) -> None:
             )
 
 
-def make_profile(args: argparse.Namespace, source: PackSource) -> Profile:
+def make_profile(args: argparse.Namespace, source: PackSource) -> PackProfile:
     """How images are stored. Raises ConfigError for a quality that no image of the source would have."""
-    defaults = Profile()
+    defaults = PackProfile()
     name = args.profile or defaults.name
     names = (item.entry.name.lower() for items in (source.train, source.val) for item in items)
     if name == "full" and args.quality is not None and all(one.endswith((".jpg", ".jpeg")) for one in names):
@@ -39,7 +39,7 @@ def make_profile(args: argparse.Namespace, source: PackSource) -> Profile:
         )
     short_side = defaults.short_side if args.short_side is None else args.short_side
     quality = defaults.quality if args.quality is None else args.quality
-    return Profile(name, short_side, quality, jpegtran_path() if name == "full" else None)
+    return PackProfile(name, short_side, quality, jpegtran_path() if name == "full" else None)
 
 
 def refuse_packed(path: str) -> None:

@@ -14,8 +14,8 @@ import pyarrow as pa
 
 from bigbatch.cluster.host.atomic_files import replacing
 from bigbatch.train_loop.data.packed import schema
-from bigbatch.train_loop.data.packing.convert import Profile, RejectedImage, StoredImage, convert
-from bigbatch.train_loop.data.packing.sources import Item, read_entry
+from bigbatch.train_loop.data.packing.convert import PackProfile, RejectedImage, StoredImage, convert
+from bigbatch.train_loop.data.packing.sources import PackItem, read_entry
 
 BATCH_BYTES = 32 << 20
 """Images a record batch: what a process holds in memory, twice."""
@@ -30,8 +30,8 @@ class ShardTask:
     folder: Path
     file: str
     part: str
-    items: Sequence[Item]
-    profile: Profile
+    items: Sequence[PackItem]
+    profile: PackProfile
 
     @property
     def note(self) -> Path:
@@ -78,7 +78,7 @@ def write_shard(task: ShardTask, count_image: Callable[[], None]) -> None:
         file.write(json.dumps(facts).encode())
 
 
-def _row(item: Item, stored: StoredImage) -> Row:
+def _row(item: PackItem, stored: StoredImage) -> Row:
     key = item.entry.name.encode(errors="surrogateescape").decode(errors="replace")
     return (stored.data, key, item.label, stored.height, stored.width, zlib.crc32(stored.data))
 

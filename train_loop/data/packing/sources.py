@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.data.packing import tables, tars
-from bigbatch.train_loop.data.packing.entry import Entry, Labelled
+from bigbatch.train_loop.data.packing.entry import Labelled, SourceEntry
 from bigbatch.train_loop.data.sets.scan import EXTENSIONS, TRAIN_FOLDERS, VAL_FOLDERS
 
 ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")
@@ -27,10 +27,10 @@ WORDNET = re.compile(r"n\d{8}(?=_)")
 """ImageNet's training images are named for their class: ``n01440764_10026.JPEG``."""
 
 
-class Item(NamedTuple):
+class PackItem(NamedTuple):
     """An image to pack."""
 
-    entry: Entry
+    entry: SourceEntry
     label: int
 
 
@@ -41,8 +41,8 @@ class PackSource:
     path: str
     kind: str
     class_names: tuple[str, ...]
-    train: list[Item]
-    val: list[Item]
+    train: list[PackItem]
+    val: list[PackItem]
 
     def fingerprint(self) -> str:
         """Of names, labels and sizes, and of the containers' times: another one, another source."""
@@ -71,7 +71,7 @@ def find_source(path: str, val_part: float | None = None) -> PackSource:
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(f"the source must be readable; got {path!r}: {error}. Check the file.") from None
-    parts: dict[str, list[tuple[Entry, str]]] = {}
+    parts: dict[str, list[tuple[SourceEntry, str]]] = {}
     for part, class_name, entry in labelled:
         parts.setdefault(part, []).append((entry, class_name))
     train, val = _choose_parts(root, parts, val_part)
@@ -83,7 +83,7 @@ def find_source(path: str, val_part: float | None = None) -> PackSource:
     return PackSource(root, kind, names, *ordered)
 
 
-def read_entry(entry: Entry) -> bytes:
+def read_entry(entry: SourceEntry) -> bytes:
     """The image file's bytes; a pickle's pixels as PNG."""
     if entry.offset < 0 or entry.file.endswith(".tar"):
         return tars.read_bytes(entry)
@@ -94,30 +94,32 @@ def read_entry(entry: Entry) -> bytes:
 
 def _labelled(root: str) -> tuple[str, Labelled, tuple[str, ...] | None]:
     """Kind, images, and the class names where the source states them (else they are sorted)."""
-    files = [root] if os.path.isfile(root) else [e.path for e in tars.visible(root) if e.is_file()]
+    files = [root] if os.path.isfile(root) else [e.path for e in tars.visible_entries(root) if e.is_file()]
     parquet = sorted(file for file in files if file.endswith(".parquet"))
     if not parquet and os.path.isdir(os.path.join(root, "data")):
-        parquet = sorted(e.path for e in tars.visible(os.path.join(root, "data")) if e.name.endswith(".parquet"))
+        parquet = sorted(
+            e.path for e in tars.visible_entries(os.path.join(root, "data")) if e.name.endswith(".parquet")
+        )
     if parquet:
-        return ("parquet", *tables.parquet(parquet))
+        return ("parquet", *tables.parquet_entries(parquet))
     pickles = next((p for p in (root, os.path.join(root, "cifar-10-batches-py")) if tables.is_cifar(p)), None)
     if pickles:
-        return ("cifar10-pickle", *tables.cifar(pickles))
+        return ("cifar10-pickle", *tables.cifar_entries(pickles))
     tar_files = sorted(file for file in files if file.endswith(ARCHIVES) and "devkit" not in os.path.basename(file))
     if tar_files:
         entries = [entry for file in tar_files for entry in tars.tar_entries(file, root)]
         if any(entry.name.endswith(".cls") for entry in entries):
-            return "webdataset", tars.webdataset(entries), None
+            return "webdataset", tars.webdataset_entries(entries), None
         return "tar", _by_name(entries), None
     if os.path.isfile(root):
         raise ConfigError(f"the source must be a folder, a tar or a Parquet file; got {root!r}. Unpack or convert it.")
-    return "folder", _by_name(tars.tree(root, "")), None
+    return "folder", _by_name(tars.folder_entries(root, "")), None
 
 
 # --- names → part and class ---
 
 
-def _by_name(entries: Iterable[Entry]) -> Labelled:
+def _by_name(entries: Iterable[SourceEntry]) -> Labelled:
     """``…/train/ant/7.jpg``; without such a part, the folder is the class, or ImageNet's own file names tell it.
 
     The class is empty where nothing tells it: that may be a test part, which is not packed.
@@ -138,8 +140,8 @@ def _by_name(entries: Iterable[Entry]) -> Labelled:
 
 
 def _choose_parts(
-    root: str, parts: dict[str, list[tuple[Entry, str]]], val_part: float | None
-) -> tuple[list[tuple[Entry, str]], list[tuple[Entry, str]]]:
+    root: str, parts: dict[str, list[tuple[SourceEntry, str]]], val_part: float | None
+) -> tuple[list[tuple[SourceEntry, str]], list[tuple[SourceEntry, str]]]:
     if not parts:
         raise ConfigError(
             f"the source must hold images; got none in {root!r} ({' '.join(EXTENSIONS)}). Check the path."
@@ -163,7 +165,9 @@ def _choose_parts(
     return _hold_out(train, val_part)
 
 
-def _hold_out(pairs: list[tuple[Entry, str]], part: float) -> tuple[list[tuple[Entry, str]], list[tuple[Entry, str]]]:
+def _hold_out(
+    pairs: list[tuple[SourceEntry, str]], part: float
+) -> tuple[list[tuple[SourceEntry, str]], list[tuple[SourceEntry, str]]]:
     """Evenly spaced images of a list sorted by class and hash of the name: stratified, and always the same."""
     ranked = sorted(pairs, key=lambda pair: (pair[1], hashlib.sha256(os.fsencode(pair[0].name)).digest()))
     count = max(round(len(ranked) * part), 1)
@@ -172,7 +176,7 @@ def _hold_out(pairs: list[tuple[Entry, str]], part: float) -> tuple[list[tuple[E
     return train, [pair for i, pair in enumerate(ranked) if i in picked]
 
 
-def _items(root: str, pairs: list[tuple[Entry, str]], names: Sequence[str], by_class: bool) -> list[Item]:
+def _items(root: str, pairs: list[tuple[SourceEntry, str]], names: Sequence[str], by_class: bool) -> list[PackItem]:
     """In the order of an image folder's labels and paths; of containers, in the order in which they are read."""
     label = {name: number for number, name in enumerate(names)}
     unknown = sorted({class_name for _, class_name in pairs} - set(label))
@@ -181,7 +185,7 @@ def _items(root: str, pairs: list[tuple[Entry, str]], names: Sequence[str], by_c
             f"training and validation need the same classes; got {unknown[0]!r} only in validation in {root!r}. "
             "Add training images of it, or remove it."
         )
-    items = [Item(entry, label[class_name]) for entry, class_name in pairs]
+    items = [PackItem(entry, label[class_name]) for entry, class_name in pairs]
     if by_class:
         return sorted(items, key=lambda item: (item.label, os.fsencode(item.entry.name)))
     return sorted(items, key=lambda item: (item.entry.file, item.entry.offset))

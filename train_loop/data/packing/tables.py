@@ -15,10 +15,10 @@ import pyarrow as pa
 from PIL import Image
 
 from bigbatch.train_loop.config import ConfigError
-from bigbatch.train_loop.data.packing.entry import Entry, Labelled, part_of_file
+from bigbatch.train_loop.data.packing.entry import Labelled, SourceEntry, part_of_file
 
 
-def parquet(files: Sequence[str]) -> tuple[Labelled, tuple[str, ...] | None]:
+def parquet_entries(files: Sequence[str]) -> tuple[Labelled, tuple[str, ...] | None]:
     """Hugging Face's: a column ``image`` of ``struct<bytes, path>``, or ``img``, and one ``label``."""
     import pyarrow.parquet as pq
 
@@ -45,7 +45,7 @@ def parquet(files: Sequence[str]) -> tuple[Labelled, tuple[str, ...] | None]:
             raise ConfigError(f"labels must be whole numbers from 0; got another in {file!r}. Drop those rows.")
         size = os.path.getsize(file) // max(len(labels), 1)
         for row, label in enumerate(labels):
-            entry = Entry(f"{os.path.basename(file)}/{row:08d}", file, row, size)
+            entry = SourceEntry(f"{os.path.basename(file)}/{row:08d}", file, row, size)
             found.append((part_of_file(file), str(label), entry))
             highest = max(highest, label)
     names = names or tuple(str(number) for number in range(highest + 1))
@@ -67,7 +67,7 @@ def is_cifar(folder: str) -> bool:
     return os.path.isfile(os.path.join(folder, "data_batch_1")) and os.path.isfile(os.path.join(folder, "test_batch"))
 
 
-def cifar(folder: str) -> tuple[Labelled, tuple[str, ...]]:
+def cifar_entries(folder: str) -> tuple[Labelled, tuple[str, ...]]:
     """CIFAR-10's images, by part, class and place in its pickles; and the names of its classes."""
     names = tuple(_text(name) for name in _unpickle(os.path.join(folder, "batches.meta"))["label_names"])
     found: Labelled = []
@@ -76,7 +76,7 @@ def cifar(folder: str) -> tuple[Labelled, tuple[str, ...]]:
         if part:
             file = os.path.join(folder, name)
             for row, label in enumerate(_unpickle(file)["labels"]):
-                found.append((part, names[label], Entry(f"{name}/{row:05d}", file, row, 3072)))
+                found.append((part, names[label], SourceEntry(f"{name}/{row:05d}", file, row, 3072)))
     return found, names
 
 

@@ -11,26 +11,26 @@ from pathlib import Path
 from typing import Any
 
 from bigbatch.train_loop.config import ConfigError
-from bigbatch.train_loop.data.packing.entry import Entry, Labelled, part_of_file
+from bigbatch.train_loop.data.packing.entry import Labelled, SourceEntry, part_of_file
 from bigbatch.train_loop.data.sets.scan import EXTENSIONS, TRAIN_FOLDERS, VAL_FOLDERS
 
 
-def visible(folder: str) -> list[os.DirEntry[str]]:
+def visible_entries(folder: str) -> list[os.DirEntry[str]]:
     """What is in a folder but for hidden files."""
     with os.scandir(folder) as entries:
         return [entry for entry in entries if not entry.name.startswith(".")]
 
 
-def tree(folder: str, prefix: str) -> Iterator[Entry]:
+def folder_entries(folder: str, prefix: str) -> Iterator[SourceEntry]:
     """Every file below a folder, with its path from there after ``prefix``."""
-    for entry in visible(folder):
+    for entry in visible_entries(folder):
         if entry.is_file():
-            yield Entry(prefix + entry.name, entry.path, -1, entry.stat().st_size)
+            yield SourceEntry(prefix + entry.name, entry.path, -1, entry.stat().st_size)
         elif entry.is_dir(follow_symlinks=prefix.count("/") < 2):  # parts and classes may be links, as in subsets
-            yield from tree(entry.path, f"{prefix}{entry.name}/")
+            yield from folder_entries(entry.path, f"{prefix}{entry.name}/")
 
 
-def tar_entries(file: str, root: str) -> Iterator[Entry]:
+def tar_entries(file: str, root: str) -> Iterator[SourceEntry]:
     """Members of a tar and of tars in it. Raises ConfigError where it is compressed: nothing in it has a place."""
     if not file.endswith(".tar"):
         raise ConfigError(
@@ -49,7 +49,7 @@ def tar_entries(file: str, root: str) -> Iterator[Entry]:
                 inside = name.split("/")
                 if part and not any(word in TRAIN_FOLDERS + VAL_FOLDERS for word in inside[:-1]):
                     name = f"{part}/{name}"
-                yield Entry(name, file, member[1], member[2])
+                yield SourceEntry(name, file, member[1], member[2])
     except tarfile.TarError as error:
         raise ConfigError(
             f"a tar must be whole; got {file!r}: {error}. Copy it again, or write it again with its end."
@@ -115,7 +115,7 @@ def _imagenet_val_classes(folder: str) -> list[str]:
         return [wordnet[int(line)] for line in truth.read().split()]
 
 
-def webdataset(entries: Sequence[Entry]) -> Labelled:
+def webdataset_entries(entries: Sequence[SourceEntry]) -> Labelled:
     """``000017.jpg`` and ``000017.cls``, whose text is the label."""
     labels: dict[tuple[str, str], str] = {}
     classes = (entry for entry in entries if entry.name.endswith(".cls"))
@@ -136,7 +136,7 @@ def webdataset(entries: Sequence[Entry]) -> Labelled:
     return found
 
 
-def read_bytes(entry: Entry) -> bytes:
+def read_bytes(entry: SourceEntry) -> bytes:
     """Of a file of its own, or of a member of a tar."""
     if entry.offset < 0:
         return Path(entry.file).read_bytes()

@@ -20,7 +20,7 @@ from bigbatch.train_loop.errors import ImageError
 SHEET, TILE, GAP = "contact_sheet.png", 128, 6
 
 
-def verify(folder: str) -> int:
+def verify_packed_set(folder: str) -> int:
     """Check the index, every shard's SHA-256, every record's CRC-32, label and size, and decode it.
 
     Returns the exit code. Raises ConfigError where the index or a shard's length says enough.
@@ -65,7 +65,7 @@ def _wrong(files: PackedFiles, record: int) -> str | None:
     return None
 
 
-def show(folder: str) -> int:
+def show_packed_set(folder: str) -> int:
     """Print what the folder holds and write its contact sheet. Raises ConfigError where its index is damaged."""
     files = PackedFiles(folder)
     schema.check_index(folder)

@@ -17,7 +17,7 @@ MOST_MAGNITUDE = 30
 
 
 @dataclass(frozen=True)
-class Policy:
+class AugmentPolicy:
     """What is done to one image after crop and flip. It goes to loader processes by fork or pickle."""
 
     name: str
@@ -55,13 +55,15 @@ class Policy:
         return min(max(round(draws.gauss(self.magnitude, self.magnitude_std)), 0), MOST_MAGNITUDE)
 
 
-def policy_of(config: AugmentConfig) -> Policy | None:
+def augment_policy(config: AugmentConfig) -> AugmentPolicy | None:
     """None where there is none."""
     if not config.enabled or config.policy == "none":
         return None
     if config.policy == "trivial":
-        return Policy("trivial")
-    return Policy("rand", config.rand_ops, config.rand_magnitude, config.rand_probability, config.rand_magnitude_std)
+        return AugmentPolicy("trivial")
+    return AugmentPolicy(
+        "rand", config.rand_ops, config.rand_magnitude, config.rand_probability, config.rand_magnitude_std
+    )
 
 
 @cache

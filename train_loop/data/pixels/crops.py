@@ -15,7 +15,7 @@ STD = (0.229, 0.224, 0.225)
 """ImageNet's, red, green and blue, of pixels 0 to 1."""
 
 
-def decode(path: str) -> Image.Image:
+def decode_rgb(path: str) -> Image.Image:
     """The image as RGB, whatever it was (grey, CMYK, palette). Raises ImageError naming the file."""
     try:
         with Image.open(path) as image:

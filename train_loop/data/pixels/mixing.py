@@ -23,7 +23,7 @@ Rectangle = tuple[int, int, int, int]
 """Upper, left, height, width; pixels."""
 
 
-def mixes(config: DataConfig) -> bool:
+def is_mixing_on(config: DataConfig) -> bool:
     """Whether ``mix`` does anything."""
     return config.augment.enabled and any(
         (config.augment.random_erasing, config.mix.mixup_alpha, config.mix.cutmix_alpha)

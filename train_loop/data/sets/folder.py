@@ -14,7 +14,7 @@ from bigbatch.train_loop.data import sampling
 from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.train_loop.data.loading.loader import IndexedImages, LoadedSource, WriteImage
 from bigbatch.train_loop.data.names import folder_path
-from bigbatch.train_loop.data.pixels.crops import MEAN, STD, central_crop, decode, random_crop
+from bigbatch.train_loop.data.pixels.crops import MEAN, STD, central_crop, decode_rgb, random_crop
 from bigbatch.train_loop.data.sets.scan import Listing, scan_folder
 from bigbatch.train_loop.data.sets.subset import subset_rows
 from bigbatch.train_loop.data.source import DataSource
@@ -52,11 +52,11 @@ class FolderImages(IndexedImages):
 
     def open_plain(self, index: int) -> WriteImage:
         """What writes the central crop of an image into ``[size, size, 3]`` bytes; called, it may raise ImageError."""
-        return lambda out: _write(central_crop(decode(self._listing.path(index)), out.shape[0]), out)
+        return lambda out: _write(central_crop(decode_rgb(self._listing.path(index)), out.shape[0]), out)
 
     def open_random(self, index: int, draws: random.Random) -> WriteImage:
         """What writes a random crop of an image into such bytes; called, it may raise ImageError."""
-        return lambda out: _write(random_crop(decode(self._listing.path(index)), out.shape[0], draws), out)
+        return lambda out: _write(random_crop(decode_rgb(self._listing.path(index)), out.shape[0], draws), out)
 
 
 def _write(image: Image.Image, out: torch.Tensor) -> None:

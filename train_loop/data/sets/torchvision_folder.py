@@ -104,7 +104,7 @@ class TorchvisionDataset(Dataset[Item]):
 
     def __getitem__(self, key: Key) -> Item:
         try:
-            image: Image.Image = crops.decode(self._listing.path(key[2]))
+            image: Image.Image = crops.decode_rgb(self._listing.path(key[2]))
         except ImageError as error:
             return key[2], error
         with torch.random.fork_rng(devices=()):  # in this process they are the model's

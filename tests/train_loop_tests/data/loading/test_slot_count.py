@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from bigbatch.train_loop.config import BatchSplit, ConfigError, DataConfig, LoaderConfig, TrainConfig
-from bigbatch.train_loop.data.catalogue import describe, open_data
+from bigbatch.train_loop.data.catalogue import describe_data_set, open_data
 from bigbatch.train_loop.data.loading import ring
 from bigbatch.train_loop.data.loading.slot_count import memory_per_rank_bytes, slot_count
 from bigbatch.train_loop.data.loading.upload import COPIES_AHEAD
@@ -114,7 +114,7 @@ def test_a_run_goes_on_with_another_depth_and_from_before_there_was_a_key(tmp_pa
     assert TrainConfig.from_dict(old) == TrainConfig()
     other = TrainConfig().replace_keys({"loader_slots": 16})
     assert other.outcome_json() == TrainConfig().outcome_json()
-    info = describe(other.data)
+    info = describe_data_set(other.data)
     check_same_run({"format": FORMAT, "config": old, "data": describe_data(info)}, other, info, tmp_path)
 
 

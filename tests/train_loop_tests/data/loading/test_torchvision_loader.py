@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from bigbatch.train_loop.config import AugmentConfig, BatchSplit, ConfigError, DataConfig, LoaderConfig, data_config
-from bigbatch.train_loop.data.catalogue import describe, open_data
+from bigbatch.train_loop.data.catalogue import describe_data_set, open_data
 from bigbatch.train_loop.data.loading.upload import Uploader
 from bigbatch.train_loop.data.source import Epoch
 from bigbatch.train_loop.errors import ImageError
@@ -105,7 +105,7 @@ def test_impossible_options_are_refused(change: dict[str, Any]) -> None:
 
 def test_digits_know_no_torchvision_loader() -> None:
     with pytest.raises(ConfigError, match="got digits.*Write data.loader.name=auto"):
-        describe(DataConfig(name="digits", loader=LoaderConfig(name="torchvision")))
+        describe_data_set(DataConfig(name="digits", loader=LoaderConfig(name="torchvision")))
 
 
 def test_uploading_to_a_cpu_changes_nothing() -> None:

@@ -22,7 +22,7 @@ import torch
 from PIL import Image
 
 from bigbatch.train_loop.config import ConfigError, DataConfig
-from bigbatch.train_loop.data.catalogue import check_stage, describe, open_data
+from bigbatch.train_loop.data.catalogue import check_stage, describe_data_set, open_data
 from bigbatch.train_loop.data.packed import stage
 from bigbatch.train_loop.data.packed.records import PackedFiles
 from bigbatch.train_loop.data.packing import command as pack_command
@@ -43,7 +43,7 @@ if sys.argv[3] == "held":
         sys.stdin.read()  # until the test closes it
         return result
     stage._copy_file = slow
-print(stage.stage(sys.argv[1], sys.argv[2]), flush=True)
+print(stage.stage_packed_set(sys.argv[1], sys.argv[2]), flush=True)
 """
 
 
@@ -132,7 +132,7 @@ def test_what_a_killed_process_has_copied_is_not_taken_for_whole(packed: Path, t
 
 
 def test_a_copy_that_lost_files_is_made_anew(packed: Path, tmp_path: Path) -> None:
-    copy = Path(stage.stage(str(packed), str(tmp_path / "scratch")))
+    copy = Path(stage.stage_packed_set(str(packed), str(tmp_path / "scratch")))
     (copy / "train-00000.arrow").unlink()
     stage._held.clear()  # while somebody reads it, it would be waited for
     output, _ = reader(packed, tmp_path / "scratch").communicate(timeout=240)
@@ -145,7 +145,7 @@ def test_another_content_is_another_copy_and_the_old_one_goes(packed: Path, tmp_
     shutil.rmtree(packed)
     (tmp_path / "images" / "train" / "a" / "0.png").unlink()
     assert pack_command.main([str(tmp_path / "images"), str(packed), "--workers", "1"]) == 0
-    new = stage.stage(str(packed), str(scratch))
+    new = stage.stage_packed_set(str(packed), str(scratch))
     assert new != old and not Path(old).exists() and PackedFiles(new).info.train_size == 11
     # One that is read stays: this process reads the new one while another content comes.
     shutil.rmtree(packed)
@@ -161,7 +161,7 @@ def test_a_damaged_source_is_not_staged(packed: Path, tmp_path: Path) -> None:
     data[len(data) // 2] ^= 1
     shard.write_bytes(data)
     with pytest.raises(ConfigError, match=r"other bytes \(SHA-256\) in .*train-00000.arrow"):
-        stage.stage(str(packed), str(tmp_path / "scratch"))
+        stage.stage_packed_set(str(packed), str(tmp_path / "scratch"))
     assert [path.suffix for path in (tmp_path / "scratch").iterdir()] == [".lock"]
 
 
@@ -171,14 +171,14 @@ def test_too_little_room_and_impossible_folders_are_refused(
     monkeypatch.delenv("NO_SUCH_SCRATCH", raising=False)
     for folder in ("$NO_SUCH_SCRATCH/sets", "here"):
         with pytest.raises(ConfigError, match="--stage must be an absolute path"):
-            stage.stage(str(packed), folder)
+            stage.stage_packed_set(str(packed), folder)
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="--stage must be a folder that can be written"):
-        stage.stage(str(packed), str(tmp_path / "file"))
+        stage.stage_packed_set(str(packed), str(tmp_path / "file"))
     room = namedtuple("room", "f_bavail f_frsize")
     monkeypatch.setattr(stage.os, "statvfs", lambda path: room(1, 4096))
     with pytest.raises(ConfigError, match=r"--stage needs .* GB for .*; 4.1e-06 GB are left"):
-        stage.stage(str(packed), str(tmp_path / "scratch"))
+        stage.stage_packed_set(str(packed), str(tmp_path / "scratch"))
     with pytest.raises(ConfigError, match="--stage copies packed sets; got digits"):
         open_data(DataConfig(), str(tmp_path / "scratch"))
 
@@ -210,31 +210,31 @@ def test_tmpdir_is_the_users_also_where_ray_has_its_own(
     monkeypatch.setenv("TMPDIR", str(tmp_path / "bbn-1-abcd"))
     monkeypatch.setenv("BIGBATCH_USER_TMPDIR", str(tmp_path / "mine"))
     for folder in ("$TMPDIR/sets", "${TMPDIR}/sets"):
-        assert Path(stage.stage(str(packed), folder)).parent == tmp_path / "mine" / "sets"
+        assert Path(stage.stage_packed_set(str(packed), folder)).parent == tmp_path / "mine" / "sets"
     monkeypatch.setenv("BIGBATCH_USER_TMPDIR", "")  # the user has none: Ray's goes with the job, and may be memory
     with pytest.raises(stage.StageError, match="must be an absolute path"):
-        stage.stage(str(packed), "$TMPDIR/sets")
+        stage.stage_packed_set(str(packed), "$TMPDIR/sets")
     assert not (tmp_path / "bbn-1-abcd").exists()
 
 
 def test_users_of_one_scratch_have_copies_and_locks_of_their_own(
     packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = stage.stage(str(packed), str(tmp_path / "scratch"))
+    first = stage.stage_packed_set(str(packed), str(tmp_path / "scratch"))
     monkeypatch.setattr(stage.os, "getuid", lambda: 4242)
-    second = stage.stage(str(packed), str(tmp_path / "scratch"))
+    second = stage.stage_packed_set(str(packed), str(tmp_path / "scratch"))
     assert first != second and files(Path(first)) == files(Path(second))
     stage._held.clear()
     shutil.rmtree(second)
     Path(second.rpartition("-")[0] + "-000000000000.lock").mkdir()  # an old lock that cannot be opened is passed over
-    assert files(Path(stage.stage(str(packed), str(tmp_path / "scratch")))) == files(packed)
+    assert files(Path(stage.stage_packed_set(str(packed), str(tmp_path / "scratch")))) == files(packed)
 
 
 def test_what_a_killed_process_left_is_not_counted_as_room_that_is_taken(
     packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scratch = tmp_path / "scratch"
-    copy = Path(stage.stage(str(packed), str(scratch)))
+    copy = Path(stage.stage_packed_set(str(packed), str(scratch)))
     stage._held.clear()
     size = sum(len(data) for data in files(packed).values())
     shutil.copytree(copy, f"{copy}.partial")
@@ -245,7 +245,7 @@ def test_what_a_killed_process_left_is_not_counted_as_room_that_is_taken(
         return room(int(1.5 * size) - sum(p.stat().st_size for p in scratch.rglob("*.arrow")), 1)
 
     monkeypatch.setattr(stage.os, "statvfs", statvfs)
-    assert files(Path(stage.stage(str(packed), str(scratch)))) == files(packed)
+    assert files(Path(stage.stage_packed_set(str(packed), str(scratch)))) == files(packed)
 
 
 def test_locks_hold_where_they_are_emulated_as_on_nfs(
@@ -260,18 +260,18 @@ def test_locks_hold_where_they_are_emulated_as_on_nfs(
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
 
     monkeypatch.setattr(stage.fcntl, "flock", flock)
-    copy = stage.stage(str(packed), str(tmp_path / "scratch"))
+    copy = stage.stage_packed_set(str(packed), str(tmp_path / "scratch"))
     assert stage._held[copy] is not None
 
 
 def test_folders_that_can_be_no_folder_of_a_node_are_refused_at_once(packed: Path) -> None:
-    info = describe(DataConfig(name=str(packed), image_size=32))
+    info = describe_data_set(DataConfig(name=str(packed), image_size=32))
     for wrong in ("", "scratch", "./scratch"):
         with pytest.raises(ConfigError, match="--stage must be a folder of each node"):
             check_stage(wrong, info)
     for right in (None, "none", "/scratch", "~/scratch", "$TMPDIR", "${TMPDIR}/sets"):
         check_stage(right, info)
-    check_stage("none", describe(DataConfig()))
+    check_stage("none", describe_data_set(DataConfig()))
     assert open_data(DataConfig(name=str(packed), image_size=32), "none").info == info
 
 

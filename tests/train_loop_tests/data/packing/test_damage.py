@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from bigbatch.train_loop.config import BatchSplit, ConfigError, DataConfig, LoaderConfig
-from bigbatch.train_loop.data.catalogue import describe, open_data
+from bigbatch.train_loop.data.catalogue import describe_data_set, open_data
 from bigbatch.train_loop.data.packed import schema
 from bigbatch.train_loop.errors import ImageError
 from helpers.packed_sets import pack_here, rows, run_pack, write_images
@@ -49,10 +49,10 @@ def test_a_shard_that_is_cut_short_or_gone_is_refused(packed: Path, tmp_path: Pa
     path = damaged / "val-00000.arrow"
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(ConfigError, match="must be as it was packed"):
-        describe(DataConfig(name=str(damaged)))
+        describe_data_set(DataConfig(name=str(damaged)))
     path.unlink()
     with pytest.raises(ConfigError, match="no such file"):
-        describe(DataConfig(name=str(damaged)))
+        describe_data_set(DataConfig(name=str(damaged)))
 
 
 def test_a_shard_replaced_under_a_run_is_named(packed: Path, tmp_path: Path) -> None:
@@ -148,15 +148,15 @@ def test_a_damaged_index_is_refused_as_its_labels_have_no_other_checksum(packed:
     wrong = change_index(packed, tmp_path / "wrong", labels=[*labels[:4], 2, *labels[5:]])  # a class of the set
     assert labels[4] != 2
     with pytest.raises(ConfigError, match=r"an index must be as it was packed; got other bytes \(CRC-32\) in .*wrong"):
-        describe(DataConfig(name=str(wrong)), open_some=True)
+        describe_data_set(DataConfig(name=str(wrong)), open_some=True)
     for option in ("--verify", "--info"):
         done = run_pack(option, wrong)
         assert done.returncode == 2 and done.stderr.count("\n") == 1 and "an index must be" in done.stderr
     other = change_index(packed, tmp_path / "other", std=[0.2, 0.2, 0.2])  # which normalises small images
     with pytest.raises(ConfigError, match="an index must be as it was packed"):
-        describe(DataConfig(name=str(other)), open_some=True)
+        describe_data_set(DataConfig(name=str(other)), open_some=True)
     older = change_index(packed, tmp_path / "older", checksum=False)  # packed before there was one
-    describe(DataConfig(name=str(older)), open_some=True)
+    describe_data_set(DataConfig(name=str(older)), open_some=True)
 
 
 def test_each_damage_of_an_index_is_refused_or_harmless(packed: Path, tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ def test_each_damage_of_an_index_is_refused_or_harmless(packed: Path, tmp_path: 
         path.unlink()
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 0x10]) + whole[place + 1 :])
         try:
-            info = describe(DataConfig(name=str(damaged), image_size=32), open_some=True)
+            info = describe_data_set(DataConfig(name=str(damaged), image_size=32), open_some=True)
         except ConfigError:
             refused += 1
         else:
@@ -190,9 +190,9 @@ def test_labels_out_of_range_and_an_empty_part_are_refused(packed: Path, tmp_pat
     labels = pa.ipc.open_file(packed / "index.arrow").read_all()["label"].to_pylist()
     wrong = change_index(packed, tmp_path / "wrong", labels=[*labels[:4], 3, *labels[5:]], checksum=False)
     with pytest.raises(ConfigError, match=r"label must be 0 to 2.*got 3 for record 4 \("):
-        describe(DataConfig(name=str(wrong)), open_some=True)
+        describe_data_set(DataConfig(name=str(wrong)), open_some=True)
     with pytest.raises(ConfigError, match="got none in val"):
-        describe(DataConfig(name=str(change_index(packed, tmp_path / "empty", val_size=0))))
+        describe_data_set(DataConfig(name=str(change_index(packed, tmp_path / "empty", val_size=0))))
 
 
 def test_info_shows_counts_and_draws_a_contact_sheet(packed: Path, tmp_path: Path) -> None:

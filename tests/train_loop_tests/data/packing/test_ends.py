@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from bigbatch.train_loop.config import ConfigError, DataConfig
-from bigbatch.train_loop.data.catalogue import describe
+from bigbatch.train_loop.data.catalogue import describe_data_set
 from helpers.packed_sets import run_pack, write_images
 from helpers.paths import ROOT
 from helpers.waiting import wait_until
@@ -75,7 +75,7 @@ def test_a_killed_pack_never_looks_finished_and_goes_on(
     finished = {note.stem: note.with_suffix("").stat().st_mtime_ns for note in half.glob("*.arrow.json")}
     assert finished and not target.exists()
     with pytest.raises(ConfigError):
-        describe(DataConfig(name=str(half)))
+        describe_data_set(DataConfig(name=str(half)))
     assert not psutil.wait_procs(children, timeout=120)[1]  # nobody goes on writing
 
     other = run_pack(many, target, "--workers", 1, "--shard-mb", 2)

@@ -20,7 +20,7 @@ from bigbatch.train_loop.config import (
     ModelConfig,
     TrainConfig,
 )
-from bigbatch.train_loop.data.catalogue import describe, open_data
+from bigbatch.train_loop.data.catalogue import describe_data_set, open_data
 from bigbatch.train_loop.data.packing import fetch
 from bigbatch.train_loop.data.sets.subset import subset_rows
 from helpers.packed_sets import cifar_pickles, write_images
@@ -42,10 +42,10 @@ def publish(monkeypatch: pytest.MonkeyPatch, name: str, folder: Path, archive: P
 
 def test_fetched_sets_are_found_by_name(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="Run, where there is a network: bigbatch fetch cifar10"):
-        describe(DataConfig(name="cifar10"))
+        describe_data_set(DataConfig(name="cifar10"))
     publish(monkeypatch, "cifar10", cifar_pickles(tmp_path / "cifar-10-batches-py"), tmp_path / "c.tar.gz")
     assert fetch.main(["cifar10"]) == 0
-    info = describe(DataConfig(name="cifar10"))
+    info = describe_data_set(DataConfig(name="cifar10"))
     assert (info.train_size, info.val_size, info.image_size, info.path) == (100, 20, 32, str(home / "cifar10"))
     assert [path.name for path in home.iterdir()] == ["cifar10"]
     batch = next(open_data(DataConfig(name="cifar10")).train_batches(0, 0, BatchSplit(1, 1, 8), 0))[0]
@@ -53,14 +53,14 @@ def test_fetched_sets_are_found_by_name(home: Path, tmp_path: Path, monkeypatch:
 
     publish(monkeypatch, "imagenette", write_images(tmp_path / "imagenette2-320"), tmp_path / "i.tgz")
     assert fetch.main(["imagenette", "--from", str(tmp_path / "i.tgz")]) == 0
-    assert describe(DataConfig(name="imagenette")).class_names == ("ant", "bee", "cat")
+    assert describe_data_set(DataConfig(name="imagenette")).class_names == ("ant", "bee", "cat")
 
 
 def test_imagenet_is_a_name_once_it_was_packed(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from helpers.packed_sets import pack_here
 
     with pytest.raises(ConfigError, match="ILSVRC2012_img_train.tar") as caught:
-        describe(DataConfig(name="imagenet"))
+        describe_data_set(DataConfig(name="imagenet"))
     message = str(caught.value)
     assert (
         f"bigbatch pack FOLDER {home / 'imagenet'}" in message and "\n" not in message and "./imagenet" not in message
@@ -68,16 +68,16 @@ def test_imagenet_is_a_name_once_it_was_packed(home: Path, tmp_path: Path, monke
     (tmp_path / "imagenet").mkdir()
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match="write ./imagenet"):
-        describe(DataConfig(name="imagenet"))
+        describe_data_set(DataConfig(name="imagenet"))
     assert fetch.main(["imagenet"]) == 2
     pack_here(write_images(tmp_path / "images"), home / "imagenet")
-    assert describe(DataConfig(name="imagenet")).class_names == ("ant", "bee", "cat")
+    assert describe_data_set(DataConfig(name="imagenet")).class_names == ("ant", "bee", "cat")
 
 
 def test_a_subset_on_the_command_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from bigbatch.train_loop.launch.command import make_run_plan
     from bigbatch.tune.plan.checked_plan import make_plan
-    from bigbatch.tune.plan.options import Options
+    from bigbatch.tune.plan.options import SearchOptions
 
     monkeypatch.chdir(tmp_path)
     config = tmp_path / "config.json"
@@ -87,14 +87,14 @@ def test_a_subset_on_the_command_lines(tmp_path: Path, monkeypatch: pytest.Monke
     task = make_run_plan(["--config", str(config), "--subset", "0.2"], "run.py", None)
     assert task.config.data.subset == 0.2
     assert task.config == make_run_plan(["--config", str(config), "--set", "data.subset=0.2"], "run.py", None).config
-    plan = make_plan(Options(space="smoke", subset=0.2))
+    plan = make_plan(SearchOptions(space="smoke", subset=0.2))
     assert plan.data.train_size == round(0.2 * 1437) and plan.overrides == {"data.subset": 0.2}
-    assert make_plan(Options(space="smoke").over(plan.options.kept())).overrides == plan.overrides
+    assert make_plan(SearchOptions(space="smoke").over(plan.options.kept())).overrides == plan.overrides
     for refused in (["--subset", "0"], ["--subset", "0.2", "--set", "data.subset=0.1"], ["--subset", "nan"]):
         with pytest.raises(ConfigError, match="subset"):
             make_run_plan(["--config", str(config), *refused], "run.py", None)
     with pytest.raises(ConfigError, match="Keep --subset"):
-        make_plan(Options(space="smoke", subset=0.2, set=("data.subset=0.1",)))
+        make_plan(SearchOptions(space="smoke", subset=0.2, set=("data.subset=0.1",)))
 
 
 def test_wrong_archive_no_network_and_unknown_name_in_one_line(
@@ -186,11 +186,11 @@ def test_subsets_of_all_kinds_of_data(tmp_path: Path) -> None:
         config = DataConfig(name=name, subset=0.25, image_size=16)
         source = open_data(config)
         size = round(whole * 0.25)
-        assert describe(config).train_size == source.info.train_size == size
+        assert describe_data_set(config).train_size == source.info.train_size == size
         batches = [step[0] for step in source.train_batches(0, 0, BatchSplit(1, 1, size), 0)]
         counts = batches[0][1].bincount()
         assert len(batches) == 1 and counts.max() - counts.min() <= 3
-        assert source.info.val_size == describe(DataConfig(name=name)).val_size
+        assert source.info.val_size == describe_data_set(DataConfig(name=name)).val_size
     labels = [
         next(
             open_data(DataConfig(name=str(p), subset=0.25, image_size=16)).train_batches(0, 0, BatchSplit(1, 1, 6), 0)

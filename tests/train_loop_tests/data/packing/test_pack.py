@@ -25,9 +25,9 @@ from bigbatch.train_loop.config import (
     ModelConfig,
     TrainConfig,
 )
-from bigbatch.train_loop.data.catalogue import describe, open_data
+from bigbatch.train_loop.data.catalogue import describe_data_set, open_data
 from bigbatch.train_loop.data.packing import command
-from bigbatch.train_loop.data.packing.convert import Profile, RejectedImage, convert
+from bigbatch.train_loop.data.packing.convert import PackProfile, RejectedImage, convert
 from bigbatch.train_loop.data.packing.sources import find_source
 from bigbatch.train_loop.data.sets import folder
 from bigbatch.train_loop.data.sets.scan import scan_folder
@@ -103,7 +103,7 @@ def test_odd_images_become_what_a_person_would_make_of_them() -> None:
         "progressive": (jpeg_bytes(red, progressive=True), (300, 200), (200, 30, 30)),
     }
     for name, (data, size, colour) in cases.items():
-        for profile in (Profile(), Profile("fast", short_side=128)):
+        for profile in (PackProfile(), PackProfile("fast", short_side=128)):
             stored = convert(data, profile)
             image = Image.open(io.BytesIO(stored.data)).convert("RGB")
             if profile.name == "full":
@@ -124,13 +124,13 @@ def test_bad_images_are_listed_with_the_reason(tmp_path: Path) -> None:
     reasons = {Path(row["key"]).stem: row["reason"] for row in table}
     assert reasons["empty"] == "zero bytes" and "truncated" in reasons["half"] and "no image" in reasons["text"]
     assert {row["part"] for row in table} == {"train"}
-    assert describe(DataConfig(name=str(tmp_path / "packed"))).train_size == 6
+    assert describe_data_set(DataConfig(name=str(tmp_path / "packed"))).train_size == 6
 
 
 def test_a_picture_of_too_many_pixels_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
     with pytest.raises(RejectedImage, match="pixels"):
-        convert(jpeg_bytes(photograph(100, 100)), Profile())
+        convert(jpeg_bytes(photograph(100, 100)), PackProfile())
 
 
 # --- what is refused ---
@@ -183,8 +183,10 @@ def bitmap(draws: np.random.Generator) -> Image.Image:
 @pytest.mark.parametrize(
     ("kind", "make"), [("png", tiny_png), ("png", bitmap), ("webp", photograph), ("jpg", photograph)]
 )
-@pytest.mark.parametrize("profile", [Profile(), Profile("fast", short_side=96)])
-def test_the_room_that_is_asked_for_is_what_is_taken(kind: str, make: Any, profile: Profile, tmp_path: Path) -> None:
+@pytest.mark.parametrize("profile", [PackProfile(), PackProfile("fast", short_side=96)])
+def test_the_room_that_is_asked_for_is_what_is_taken(
+    kind: str, make: Any, profile: PackProfile, tmp_path: Path
+) -> None:
     draws = np.random.default_rng(0)
     for part, count in (("train", 60), ("val", 20)):
         for name in CLASSES[:2]:
@@ -203,7 +205,7 @@ def test_the_room_that_is_asked_for_is_what_is_taken(kind: str, make: Any, profi
 
 
 def test_packed_set_is_described_as_its_folder(images: Path, packed: Path) -> None:
-    mine, theirs = (describe(DataConfig(name=str(path))) for path in (packed, images))
+    mine, theirs = (describe_data_set(DataConfig(name=str(path))) for path in (packed, images))
     for field in ("train_size", "val_size", "num_classes", "image_size", "channels", "class_names", "stem"):
         assert getattr(mine, field) == getattr(theirs, field)
 

@@ -17,7 +17,7 @@ import pytest
 from PIL import Image
 
 from bigbatch.train_loop.config import ConfigError, DataConfig
-from bigbatch.train_loop.data.catalogue import describe, open_data
+from bigbatch.train_loop.data.catalogue import describe_data_set, open_data
 from bigbatch.train_loop.data.packing import tables
 from bigbatch.train_loop.data.packing.sources import find_source, read_entry
 from helpers.packed_sets import CLASSES, cifar_pickles, pack_here, rows, write_images
@@ -148,7 +148,7 @@ def test_cifar_pickles_keep_every_pixel(tmp_path: Path) -> None:
     for row, pixels in zip(stored, first[b"data"], strict=False):
         image = np.asarray(Image.open(io.BytesIO(row["image"])))
         assert np.array_equal(image.transpose(2, 0, 1).reshape(-1), pixels)
-    info = describe(DataConfig(name=str(packed)))
+    info = describe_data_set(DataConfig(name=str(packed)))
     assert (info.image_size, info.stem, info.num_classes, info.class_names[3]) == (32, "small", 10, "kind3")
     validation = next(open_data(DataConfig(name=str(packed))).val_batches(20, 0, 1))[0]
     test = pickle.loads((root / "test_batch").read_bytes())[b"data"]

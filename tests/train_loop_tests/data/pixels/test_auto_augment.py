@@ -15,9 +15,9 @@ from PIL import Image, ImageEnhance, ImageOps
 from torchvision.transforms import v2
 
 from bigbatch.train_loop.config import AugmentConfig, BatchSplit, ConfigError, DataConfig, LoaderConfig
-from bigbatch.train_loop.data.catalogue import describe, open_data
+from bigbatch.train_loop.data.catalogue import describe_data_set, open_data
 from bigbatch.train_loop.data.pixels import auto_augment
-from bigbatch.train_loop.data.pixels.auto_augment import Policy, policy_of
+from bigbatch.train_loop.data.pixels.auto_augment import AugmentPolicy, augment_policy
 from helpers.packed_sets import write_images
 
 PIXELS = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8))
@@ -39,7 +39,7 @@ class Recorder:
             monkeypatch.setattr(kind, "_apply_image_or_video_transform", apply)
 
 
-def applied(policy: Policy, key: object) -> torch.Tensor:
+def applied(policy: AugmentPolicy, key: object) -> torch.Tensor:
     out = PIXELS.clone()
     policy.apply(out, random.Random(f"{key}"))
     return out
@@ -48,12 +48,12 @@ def applied(policy: Policy, key: object) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("policy", "reference"),
     [
-        (Policy("trivial"), lambda: v2.TrivialAugmentWide()),
-        (Policy("rand", 2, 9), lambda: v2.RandAugment(num_ops=2, magnitude=9)),
-        (Policy("rand", 3, 30), lambda: v2.RandAugment(num_ops=3, magnitude=30)),
+        (AugmentPolicy("trivial"), lambda: v2.TrivialAugmentWide()),
+        (AugmentPolicy("rand", 2, 9), lambda: v2.RandAugment(num_ops=2, magnitude=9)),
+        (AugmentPolicy("rand", 3, 30), lambda: v2.RandAugment(num_ops=3, magnitude=30)),
     ],
 )
-def test_an_image_is_torchvisions_given_the_same_draws(policy: Policy, reference: Callable[[], object]) -> None:
+def test_an_image_is_torchvisions_given_the_same_draws(policy: AugmentPolicy, reference: Callable[[], object]) -> None:
     theirs, changed = reference(), 0
     for key in range(60):
         torch.manual_seed(random.Random(f"{key}").getrandbits(63))
@@ -80,7 +80,7 @@ def test_operations_are_pillows_at_the_magnitudes_of_the_papers(monkeypatch: pyt
     }
     compared: set[str] = set()
     for key in range(300):
-        found = applied(Policy("trivial"), key)
+        found = applied(AugmentPolicy("trivial"), key)
         name, magnitude = recorder.seen[-1]
         if name in references:
             compared.add(name)
@@ -89,8 +89,8 @@ def test_operations_are_pillows_at_the_magnitudes_of_the_papers(monkeypatch: pyt
     assert compared == set(references)
 
 
-@pytest.mark.parametrize(("policy", "operations"), [(Policy("trivial"), 1), (Policy("rand", 2, 9), 2)])
-def test_operations_are_drawn_evenly(policy: Policy, operations: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("policy", "operations"), [(AugmentPolicy("trivial"), 1), (AugmentPolicy("rand", 2, 9), 2)])
+def test_operations_are_drawn_evenly(policy: AugmentPolicy, operations: int, monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = Recorder(monkeypatch)
     count = 1400
     for key in range(count):
@@ -111,7 +111,7 @@ def test_strengths_at_18_of_30_are_timms_at_6_of_10(monkeypatch: pytest.MonkeyPa
     timm = pytest.importorskip("timm.data.auto_augment")
     recorder = Recorder(monkeypatch)
     for key in range(150):
-        applied(Policy("rand", 2, 18), key)
+        applied(AugmentPolicy("rand", 2, 18), key)
     mine = {name: abs(magnitude) for name, magnitude in recorder.seen}
     level = {name: function and function(6.0, {"translate_const": 250}) for name, function in timm.LEVEL_TO_ARG.items()}
     for name, theirs in (("Rotate", "Rotate"), ("ShearX", "ShearX"), ("ShearY", "ShearY")):
@@ -142,7 +142,7 @@ def test_magnitudes_are_distributed_as_timms(magnitude: int, std: float, monkeyp
         operation(None)
     recorder = Recorder(monkeypatch)
     for key in range(1500):
-        applied(Policy("rand", 2, 3 * magnitude, magnitude_std=3 * std), key)
+        applied(AugmentPolicy("rand", 2, 3 * magnitude, magnitude_std=3 * std), key)
     of_10 = {"Rotate": 3.0, "ShearX": 0.03, "ShearY": 0.03} | dict.fromkeys(
         ("Brightness", "Color", "Contrast", "Sharpness"), 0.09
     )
@@ -159,7 +159,7 @@ def test_magnitudes_are_distributed_as_timms(magnitude: int, std: float, monkeyp
 def test_half_the_operations_take_place_at_probability_one_half(monkeypatch: pytest.MonkeyPatch) -> None:
     """timm: each of two operations by itself, so a quarter of the images has none, a quarter two."""
     recorder = Recorder(monkeypatch)
-    policy = Policy("rand", 2, 18, 0.5)
+    policy = AugmentPolicy("rand", 2, 18, 0.5)
     lengths = []
     for key in range(800):
         before = len(recorder.seen)
@@ -175,10 +175,10 @@ def test_torchs_generator_stays_and_does_not_matter() -> None:
     expected = torch.rand(3)
     for key in range(20):
         torch.manual_seed(1)
-        first = applied(Policy("trivial"), key)
+        first = applied(AugmentPolicy("trivial"), key)
         assert torch.equal(torch.rand(3), expected)
         torch.manual_seed(key + 5)
-        assert torch.equal(first, applied(Policy("trivial"), key))
+        assert torch.equal(first, applied(AugmentPolicy("trivial"), key))
 
 
 @pytest.mark.parametrize("name", ["trivial", "rand"])
@@ -203,7 +203,7 @@ def test_training_images_have_it_whatever_the_processes(tmp_path: Path, name: st
     assert differing > 0
     off = dataclasses.replace(config, augment=AugmentConfig(enabled=False, policy=name))
     plain_off = dataclasses.replace(plain, augment=AugmentConfig(enabled=False))
-    assert policy_of(off.augment) is None
+    assert augment_policy(off.augment) is None
     assert all(torch.equal(a, b) for a, b in zip(batches(off), batches(plain_off), strict=True))
     val = [next(open_data(c).val_batches(3, 0, 1))[0] for c in (plain, config)]
     assert torch.equal(*val)
@@ -220,5 +220,5 @@ def test_impossible_values_are_refused() -> None:
         with pytest.raises(ConfigError, match=words):
             AugmentConfig(**changes)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="digits has an augmentation of its own"):
-        describe(DataConfig(augment=AugmentConfig(policy="rand")))
-    assert auto_augment.policy_of(AugmentConfig()) is None
+        describe_data_set(DataConfig(augment=AugmentConfig(policy="rand")))
+    assert auto_augment.augment_policy(AugmentConfig()) is None

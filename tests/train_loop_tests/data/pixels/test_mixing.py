@@ -76,9 +76,9 @@ def test_draws_depend_on_the_position_alone() -> None:
 
 
 def test_off_by_default_and_without_augmentation() -> None:
-    assert not mixing.mixes(DataConfig())
-    assert not mixing.mixes(DataConfig(mix=MixConfig(mixup_alpha=0.2), augment=AugmentConfig(enabled=False)))
-    assert mixing.mixes(DataConfig(augment=AugmentConfig(random_erasing=0.1)))
+    assert not mixing.is_mixing_on(DataConfig())
+    assert not mixing.is_mixing_on(DataConfig(mix=MixConfig(mixup_alpha=0.2), augment=AugmentConfig(enabled=False)))
+    assert mixing.is_mixing_on(DataConfig(augment=AugmentConfig(random_erasing=0.1)))
 
 
 def test_training_with_all_of_them_repeats(monkeypatch: pytest.MonkeyPatch) -> None:

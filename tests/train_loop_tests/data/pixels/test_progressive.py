@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from bigbatch.train_loop.config import BatchSplit, ConfigError, DataConfig, LoaderConfig, ModelConfig, TrainConfig
-from bigbatch.train_loop.data.catalogue import describe, open_data
+from bigbatch.train_loop.data.catalogue import describe_data_set, open_data
 from bigbatch.train_loop.data.pixels.progressive import other_sizes, train_image_size
 from bigbatch.train_loop.loop import memory_probe
 from bigbatch.train_loop.loop.train import TrainingStopped, train
@@ -54,7 +54,7 @@ def test_every_source_follows(tmp_path: Path) -> None:
     packed = pack_here(images, tmp_path / "packed")
     for name, workers in (("digits", 0), (str(images), 0), (str(images), 1), (str(packed), 0)):
         config = dataclasses.replace(PROGRESSIVE, name=name, loader=LoaderConfig(workers=workers))
-        info, source = describe(config), open_data(config)
+        info, source = describe_data_set(config), open_data(config)
         assert (info.image_size, info.other_sizes) == (96, (32, 64, 112))
         for epoch, size in enumerate((32, 32, 64, 64, 96, 96)):
             pixels = source.finish(next(source.train_batches(0, epoch, BatchSplit(1, 1, 2), 0))[0][0])
@@ -109,8 +109,8 @@ def test_a_resume_keeps_the_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_the_memory_probe_takes_the_largest_training_size() -> None:
     small = dataclasses.replace(PROGRESSIVE, progressive_from=0, progressive_start=0, progressive_end=0)
-    keys = {memory_probe.step_key(TrainConfig(data=d), describe(d), "off") for d in (PROGRESSIVE, small)}
-    assert len(keys) == 1 and describe(PROGRESSIVE).image_size == 96
+    keys = {memory_probe.step_key(TrainConfig(data=d), describe_data_set(d), "off") for d in (PROGRESSIVE, small)}
+    assert len(keys) == 1 and describe_data_set(PROGRESSIVE).image_size == 96
 
 
 @pytest.mark.parametrize(
@@ -128,13 +128,13 @@ def test_the_memory_probe_takes_the_largest_training_size() -> None:
 )
 def test_impossible_sizes_are_refused(changes: dict[str, int], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        describe(dataclasses.replace(PROGRESSIVE, **changes))
+        describe_data_set(dataclasses.replace(PROGRESSIVE, **changes))
 
 
 def test_a_last_size_that_is_never_reached_and_networks_of_one_size_are_refused() -> None:
     with pytest.raises(ConfigError, match="got 4 of 4"):
         TrainConfig(epochs=4, data=PROGRESSIVE)
-    info = describe(PROGRESSIVE)
+    info = describe_data_set(PROGRESSIVE)
     check_model(ModelConfig(name="resnet18"), info)
     check_model(ModelConfig(name="mobilenet_v3_small"), info)
     with pytest.raises(ConfigError, match="got 32 px for vit_b_32"):

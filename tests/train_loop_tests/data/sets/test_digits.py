@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from bigbatch.train_loop.config import AugmentConfig, BatchSplit, DataConfig
-from bigbatch.train_loop.data.catalogue import describe, open_data
+from bigbatch.train_loop.data.catalogue import describe_data_set, open_data
 from bigbatch.train_loop.data.pixels import affine
 from bigbatch.train_loop.data.sets import digits
 from bigbatch.train_loop.data.source import DataSource, Epoch
@@ -41,14 +41,14 @@ def test_digits_split_is_stratified_and_covers_all() -> None:
 
 
 def test_digits_info_matches_the_images(digits_source: DataSource) -> None:
-    info = describe(DataConfig())
+    info = describe_data_set(DataConfig())
     assert info == digits_source.info
     labels = torch.cat([labels for _, labels in digits_source.val_batches(100, 0, 1)])
     train = flat(digits_source.train_batches(0, 0, BatchSplit(1, 1, 1437), 0))[0][1]
     assert (len(train), len(labels)) == (info.train_size, info.val_size)
     assert labels.unique().tolist() == [int(name) for name in info.class_names]
     assert (info.image_size, info.stem) == (32, "small_pool")
-    assert describe(DataConfig(image_size=224)).stem == "imagenet"
+    assert describe_data_set(DataConfig(image_size=224)).stem == "imagenet"
 
 
 def test_digits_are_enlarged_as_pillow_does(digits_source: DataSource) -> None:

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from bigbatch.train_loop.config import AugmentConfig, BatchSplit, ConfigError, DataConfig, LoaderConfig
-from bigbatch.train_loop.data.catalogue import describe, open_data
+from bigbatch.train_loop.data.catalogue import describe_data_set, open_data
 from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.train_loop.data.loading import loader
 from bigbatch.train_loop.data.pixels import boxes, crops
@@ -31,9 +31,9 @@ def images_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_folder_is_described(images_folder: Path) -> None:
-    info = describe(DataConfig(name=str(images_folder)))
+    info = describe_data_set(DataConfig(name=str(images_folder)))
     assert info == DataInfo(images_folder.name, str(images_folder), 20, 7, 3, 224, 3, CLASSES, "imagenet")
-    assert describe(DataConfig(name=str(images_folder), image_size=32)).stem == "small"
+    assert describe_data_set(DataConfig(name=str(images_folder), image_size=32)).stem == "small"
     scan = scan_folder(str(images_folder))
     for listing in (scan.train, scan.val):
         names = [Path(listing.path(i)).parent.name for i in range(len(listing.labels))]
@@ -73,7 +73,7 @@ def test_validation_images_equal_torchvisions(images_folder: Path) -> None:
 def test_without_augmentation_training_images_are_cropped_as_in_validation(images_folder: Path) -> None:
     source = folder_source(images_folder, augment=AugmentConfig(enabled=False))
     images = next(iter(source.read_train([np.array([3])], Epoch(0, 0))))[0]
-    whole = crops.central_crop(crops.decode(scan_folder(str(images_folder)).train.path(3)), 16)
+    whole = crops.central_crop(crops.decode_rgb(scan_folder(str(images_folder)).train.path(3)), 16)
     restored = source.finish(images)[0].permute(1, 2, 0) * torch.tensor(crops.STD) + torch.tensor(crops.MEAN)
     np.testing.assert_allclose(restored.numpy() * 255, np.asarray(whole), atol=1e-3)
 
@@ -174,7 +174,7 @@ def write_tree(root: Path, *files: str) -> Path:
 def test_incomplete_folder_is_refused_in_one_line(tmp_path: Path, files: tuple[str, ...], words: Iterable[str]) -> None:
     write_tree(tmp_path, *files)
     with pytest.raises(ConfigError) as caught:
-        describe(DataConfig(name=str(tmp_path)))
+        describe_data_set(DataConfig(name=str(tmp_path)))
     assert "\n" not in str(caught.value)
     for word in words:
         assert word in str(caught.value)
@@ -191,7 +191,7 @@ def test_hidden_names_and_deeper_folders(tmp_path: Path, val: str) -> None:
         f"{val}/a/images/2.jpg",
         f"{val}/b/2.webp",
     )
-    info = describe(DataConfig(name=str(tmp_path)))
+    info = describe_data_set(DataConfig(name=str(tmp_path)))
     assert (info.train_size, info.val_size, info.class_names) == (2, 2, ("a", "b"))
 
 
@@ -206,7 +206,7 @@ def test_hidden_names_and_deeper_folders(tmp_path: Path, val: str) -> None:
     ],
 )
 def test_unknown_name_or_path_is_refused(name: str, words: Iterable[str]) -> None:
-    for look in (describe, open_data):
+    for look in (describe_data_set, open_data):
         with pytest.raises(ConfigError) as caught:
             look(DataConfig(name=name))
         assert "\n" not in str(caught.value)
@@ -217,19 +217,19 @@ def test_unknown_name_or_path_is_refused(name: str, words: Iterable[str]) -> Non
 def test_a_file_is_no_image_folder(tmp_path: Path) -> None:
     (tmp_path / "images.zip").touch()
     with pytest.raises(ConfigError, match="must be a folder; got the file"):
-        describe(DataConfig(name=str(tmp_path / "images.zip")))
+        describe_data_set(DataConfig(name=str(tmp_path / "images.zip")))
 
 
 def test_relative_path_becomes_absolute(images_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(images_folder.parent)
-    assert describe(DataConfig(name=images_folder.name)).path == str(images_folder)
+    assert describe_data_set(DataConfig(name=images_folder.name)).path == str(images_folder)
 
 
 @pytest.mark.parametrize("suffix", ["png", "tif"])
 def test_16_bit_grey_keeps_its_shades(tmp_path: Path, suffix: str) -> None:
     ramp = (np.arange(256, dtype=np.uint16) * 257).reshape(16, 16)
     Image.fromarray(ramp).save(tmp_path / f"a.{suffix}")
-    pixels = np.asarray(crops.decode(str(tmp_path / f"a.{suffix}")))
+    pixels = np.asarray(crops.decode_rgb(str(tmp_path / f"a.{suffix}")))
     assert (pixels == np.arange(256).reshape(16, 16, 1)).all(), "65535 is 255, and what lies between is between"
 
 
@@ -238,7 +238,7 @@ def test_pixels_of_unknown_range_are_refused_by_name(tmp_path: Path) -> None:
     Image.fromarray(np.full((16, 16), 10**6, dtype=np.int32)).save(tmp_path / "wide.tif")
     for name in ("float.tif", "wide.tif"):
         with pytest.raises(ImageError, match=name):
-            crops.decode(str(tmp_path / name))
+            crops.decode_rgb(str(tmp_path / name))
 
 
 def test_a_very_long_image_is_not_resized_whole() -> None:
