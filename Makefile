@@ -1,9 +1,12 @@
 # The same checks as CI. PYTHON: the interpreter of an environment with `pip install -e .[dev]`.
 PYTHON ?= python
+# Test processes at a time in `make test` and `make coverage`; 0: the tests run one after the other, without pytest-xdist.
+JOBS ?= 2
+FAST = $(PYTHON) -m pytest -n $(JOBS) --dist loadgroup --durations=15 -m "not slow and not exhaustive"
 
-.PHONY: check format lint types docs pages test slow exhaustive gpu
+.PHONY: check format lint types docs pages test coverage slow exhaustive gpu
 
-check: format lint types docs test slow
+check: format lint types docs coverage slow
 
 format:
 	$(PYTHON) -m ruff format --check .
@@ -25,8 +28,13 @@ pages:
 	$(PYTHON) docs/pictures/make_floors.py
 
 test:
-	$(PYTHON) -m pytest --durations=15 -m "not slow and not exhaustive"
+	$(FAST)
 
+# The fast tests, and which lines of the package they run in their own processes. Fewer than pyproject.toml says fails.
+coverage:
+	$(FAST) --cov --cov-report=term:skip-covered
+
+# One after the other: each starts Ray with all cores, or a virtual Slurm cluster.
 slow:
 	$(PYTHON) -m pytest --durations=15 -m "slow and not exhaustive"
 
