@@ -1,28 +1,28 @@
-"""The waits that lie within one another, in one table. All are in seconds. Nothing is imported here.
+"""All nested waits in one table, in seconds. This file imports nothing.
 
-Whoever waits longer than the one who waits for him is killed, and what he waited for is lost. So an inner wait, with
-all that comes after it, is shorter than the outer one. ``tests/`` holds the order.
+A process that takes longer than its parent waits is killed, and its work is lost. So each inner wait, with all that
+follows it, must be shorter than the outer one. A test checks the order.
 
 The end of an allocation, from the outside in. Slurm kills a job at its time limit.
 
-    MARGIN_S 120           the job, before its time limit: for its driver to save, and for its nodes to end
-      SAVE_S 60            the job, for its driver: save the trials, write the tables, end (a longer margin gives more)
-        LEAST_WAIT_S 10    the driver, for its trials: write a checkpoint after the current step (at most MOST_WAIT_S)
-        AFTER_TRIALS_S 15  the driver itself, after its trials
-      MARGIN_REST_S 30     what comes after the driver: nodes, requeue (at least LIMIT_REST_S 20 before the limit)
-        NODES_END_S 10     the job, for its nodes
-          HOLD_S 1.5       a node, for the job to say that trials still save
-          RAY_END_S 3      a node, for its Ray
-          FOLDER_GONE_S 2  a node, for its temporary folder to be removed while processes still die
+    MARGIN_S 120           the job stops this long before its time limit: its driver saves, its nodes end
+      SAVE_S 60            the job waits for its driver: save the trials, write the tables (a longer margin gives more)
+        LEAST_WAIT_S 10    the driver waits for its trials: a checkpoint after the current step (at most MOST_WAIT_S)
+        AFTER_TRIALS_S 15  the driver's own work after its trials
+      MARGIN_REST_S 30     after the driver: end the nodes, requeue (at least LIMIT_REST_S 20 before the limit)
+        NODES_END_S 10     the job waits for its nodes
+          HOLD_S 1.5       a node waits for the job's word that trials still save
+          RAY_END_S 3      a node waits for its Ray
+          FOLDER_GONE_S 2  a node removes its temporary folder while processes still die
 
 A job that is cancelled. Slurm kills it KILL_WAIT_S after its SIGTERM, by default.
 
     KILL_WAIT_S 30
-      KILLED_REST_S 4        of it, what comes after the driver, where the driver may save: the nodes end
-      CRASH_OR_SIGNAL_S 2    the job, for Slurm's signal to explain a node that has gone
-      FIRST_ANSWER_S 3       the job, for Slurm to say why it signals
-      CANCELLED_SAVE_S 3     the job, for its driver
-      CANCELLED_NODES_S 3    the job, for its nodes
+      KILLED_REST_S 4        the part of it after the driver, if the driver may save: the nodes end
+      CRASH_OR_SIGNAL_S 2    the job waits for a signal of Slurm that explains a lost node
+      FIRST_ANSWER_S 3       the job waits for Slurm to say why it signals
+      CANCELLED_SAVE_S 3     the job waits for its driver
+      CANCELLED_NODES_S 3    the job waits for its nodes
 
 A run without a job. Nobody kills it, so these are bounded by a person's patience alone.
 
@@ -33,10 +33,10 @@ A run without a job. Nobody kills it, so these are bounded by a person's patienc
 A head of Ray that does not answer. Ray ends the driver's process RAY_ENDS_DRIVER_S after the last answer.
 
     RAY_ENDS_DRIVER_S 60
-      HEAD_GONE_S 40         the search, for an answer, before it gives up
-        UNANSWERED_LINE_S 15 before a line says that there is none
-          RAY_ANSWER_S 5     one question
-      LAST_SAVE_S 12         the driver's thread after that, to save; then the process ends itself
+      HEAD_GONE_S 40         the search waits for an answer, then gives up
+        UNANSWERED_LINE_S 15 after this time a line says that there is no answer
+          RAY_ANSWER_S 5     timeout of one question
+      LAST_SAVE_S 12         the driver's thread saves after that; then the process ends itself
 
 Nodes that hold no trial.
 
@@ -63,86 +63,86 @@ A controller of Slurm that does not answer.
 from __future__ import annotations
 
 MARGIN_S = 120
-"""``--signal`` and ``--margin``: so long before its time limit a job saves and ends."""
+"""Default of ``--signal`` and ``--margin``: a job begins to save this long before its time limit."""
 SLURM_EARLY_S = 60.0
-"""Slurm's signal may come so much before the time that was asked for (manual page sbatch(1), ``--signal``)."""
+"""Slurm's signal may come this much earlier than requested (manual page sbatch(1), ``--signal``)."""
 SAVE_S = 60.0
-"""For the driver to save near the time limit or in a preemption's grace time."""
+"""The driver's time to save, near the time limit or in a preemption's grace time."""
 LEAST_WAIT_S, MOST_WAIT_S = 10.0, 600.0
-"""For trials that run to stop by themselves: twice the study's longest step, within these bounds."""
+"""Running trials get this time to stop by themselves: twice the study's longest step, within these bounds."""
 AFTER_TRIALS_S = 15.0
-"""For the driver itself, once its trials have ended: tables, and the end of Ray."""
+"""Time for the driver itself after its trials have ended: it writes the tables and ends Ray."""
 MARGIN_REST_S = 30.0
-"""Of the margin, what comes after the driver: its Ray, the nodes, the requeue."""
+"""The part of the margin after the driver: its Ray, the nodes, the requeue."""
 LIMIT_REST_S = 20.0
-"""The same where the driver is late: it is ended so long before the time limit, whatever it was granted."""
+"""The same for a late driver: it is ended this long before the time limit in any case."""
 GIVE_UP_REST_S = 5.0
-"""So long before the time limit a job no longer asks a controller that does not answer."""
+"""A job stops asking a silent controller this long before the time limit."""
 NODES_END_S = 10.0
-"""For a job's nodes to end."""
+"""Time for a job's nodes to end."""
 HOLD_S = 1.5
 """From SIGTERM until a node ends itself, unless the job asks it to hold on."""
 RAY_END_S = 3.0
-"""For a node's Ray to end by SIGTERM."""
+"""Time for a node's Ray to end after SIGTERM."""
 FOLDER_GONE_S = 2.0
-"""For a private folder to be removed: processes that die may still write into it."""
+"""Time to remove a private folder: dying processes may still write into it."""
 LENT_LEAVE_S = 15.0
-"""For the work on nodes that were lent to save itself and move, after they are drained; their job has MARGIN_S."""
+"""Time for the work on lent nodes to save itself and move, after the nodes are drained. Their job has MARGIN_S."""
 
 KILL_WAIT_S = 30
-"""Slurm's own default, from its SIGTERM to its SIGKILL. A job asks what its site has."""
+"""Slurm's default time from its SIGTERM to its SIGKILL. A job asks for its site's value."""
 KILLED_REST_S = 4.0
-"""Of the site's KillWait, what comes after the driver where Slurm's SIGKILL is near."""
+"""The part of the site's KillWait after the driver, if Slurm's SIGKILL is near."""
 CRASH_OR_SIGNAL_S = 2.0
-"""Steps get SIGTERM before the batch script does: so long a lost step is not yet called a crash."""
+"""Steps get SIGTERM before the batch script does. For this time a lost step is not called a crash."""
 FIRST_ANSWER_S = 3.0
-"""For Slurm to say why it signals; after that trials are told to save, and it is asked on in the background."""
+"""Time for Slurm to say why it signals. Then trials are told to save, and the question continues in the background."""
 CANCELLED_SAVE_S = 3.0
-"""For the driver of a cancelled job."""
+"""Time for the driver of a cancelled job."""
 CANCELLED_NODES_S = 3.0
-"""For its nodes: Slurm kills what is left anyway, and the job's record is still to be written."""
+"""Time for a cancelled job's nodes: Slurm kills the rest anyway, and the job must still write its record."""
 
 RUN_SAVE_S = 30.0
 """How long the workers of a full run may take to write their checkpoint after Ctrl-C."""
 TRIAL_END_S = 15.0
 """How long a trial that was stopped early may take to end its workers."""
 SAME_SIGNAL_S = 3.0
-"""torchrun passes a Ctrl-C on that its workers have already got from the terminal."""
+"""torchrun passes on a Ctrl-C that its workers have already received from the terminal."""
 
 RAY_ENDS_DRIVER_S = 60
-"""Ray's own: a driver whose head has not answered for so long is ended without a chance to save."""
+"""Ray's own limit: if the head has not answered for this long, Ray ends the driver without a chance to save."""
 HEAD_GONE_S = 40.0
 """After this time without an answer the cluster's head counts as gone."""
 UNANSWERED_LINE_S = 15.0
-"""So long without an answer a line says so."""
+"""After this time without an answer a line says so."""
 RAY_ANSWER_S = 5.0
-"""For one question to Ray's head."""
+"""Timeout of one question to Ray's head."""
 LAST_SAVE_S = 12.0
 """Time for the driver to save after the cluster is gone. Then its process ends: Ray's calls would wait for ever."""
 
 JOINED_GRACE_S = 600.0
 """The same for a joined cluster: another allocation may attach nodes, and a lost node may return."""
 WAIT_IN_JOB_S = 60.0
-"""The same in a Slurm job. It pays for the nodes that are left, so it then goes back into the queue."""
+"""The same in a Slurm job. It pays for the remaining nodes, so after this time it goes back into the queue."""
 OWN_GRACE_S = 30.0
 """A search on its own Ray gives up if no trial fits for this time: no node ever joins such a Ray."""
 HOPELESS_LINE_S = 5.0
 """After this time a wait that no node can satisfy gets its first line. Until then nodes may still be joining."""
 
 STALE_S = 60.0
-"""A lease whose holder cannot be asked, and says nothing for so long, may be taken over."""
+"""A lease may be taken over if its holder cannot be asked and gives no sign of life for this long."""
 RENEW_S = 10.0
-"""Between two signs of life of a lease's holder."""
+"""Interval between two signs of life of a lease's holder."""
 CLAIM_S = 10.0
-"""Within it one who has claimed a dead one's lease has written its own, or has died between."""
+"""A process that claims a dead holder's lease writes its own within this time, or has died."""
 HUNG_S = 60.0
-"""A node whose heartbeat has not been seen for so long is taken for hung."""
+"""A node without a heartbeat for this long counts as hung."""
 HEARTBEAT_S = 5.0
-"""Between two heartbeats of a node."""
+"""Interval between two heartbeats of a node."""
 HUNG_DRAIN_S = 5.0
-"""For Ray to hear that nothing is to be placed on a node that hangs: meanwhile nothing else is noticed."""
+"""Timeout for telling Ray to place nothing on a hung node. Meanwhile the job notices nothing else."""
 
 SILENT_S = 300.0
-"""How long a job waits for a controller that does not answer; a cancelled one is killed before."""
+"""How long a job waits for a silent controller. A cancelled job is killed earlier."""
 COMMAND_S = 30.0
-"""For one command of Slurm."""
+"""Timeout of one Slurm command."""

@@ -1,4 +1,4 @@
-"""What Slurm has granted to this job, node by node."""
+"""Read which nodes, CPUs and GPUs Slurm has granted to this job."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ ASK_AGAIN_S = 1.0
 
 
 class NoAllocation(RuntimeError):
-    """This is not a job's batch script; the message is one line."""
+    """This process is not a job's batch script. The message is one line."""
 
 
 @dataclass(frozen=True)
 class AllocatedNode:
-    """A node of the allocation. ``het_group`` is its component of a heterogeneous job, else None."""
+    """A node of the allocation. ``het_group``: its component of a heterogeneous job; None in a usual job."""
 
     name: str
     cpus: int | None
@@ -27,7 +27,7 @@ class AllocatedNode:
 
 @dataclass(frozen=True)
 class Allocation:
-    """The allocation. ``end_time``: seconds since the epoch, None without a limit."""
+    """The allocation. ``end_time``: seconds since the epoch; None: no limit."""
 
     job_id: str
     nodes: tuple[AllocatedNode, ...]
@@ -37,17 +37,18 @@ class Allocation:
 
     @property
     def head(self) -> AllocatedNode:
+        """The first node: it runs Ray's head."""
         return self.nodes[0]
 
     @property
     def cpus(self) -> int | None:
-        """Of all nodes; None where Slurm does not say, or some may have GPUs instead."""
+        """CPUs of all nodes; None if Slurm does not say, or some nodes may have GPUs."""
         counts = [node.cpus if node.het_group is None else None for node in self.nodes]
         return None if None in counts else sum(c for c in counts if c is not None)
 
     @property
     def gpus(self) -> int:
-        """Of all nodes; 0 where they differ, which only the nodes themselves know."""
+        """GPUs of all nodes; 0 if the nodes differ: then only they know their GPUs."""
         mixed = any(node.het_group is not None for node in self.nodes)
         return 0 if mixed else self.gpus_per_node * len(self.nodes)
 
@@ -57,16 +58,16 @@ def read_allocation(
     hostnames: Callable[[str], list[str]] = slurm_commands.hostnames,
     fields: Callable[[str], dict[str, str]] = slurm_commands.job_fields,
 ) -> Allocation:
-    """The allocation around this process. Raises NoAllocation outside of one, SlurmError if Slurm does not answer."""
+    """The allocation around this process. Raises NoAllocation outside one, SlurmError if Slurm does not answer."""
     env = os.environ if env is None else env
     if not env.get("SLURM_JOB_ID") or not env.get("SLURM_JOB_NODELIST"):
         raise NoAllocation(
             "this runs inside a Slurm job; got no SLURM_JOB_ID. Write: sbatch [-N 4 …] cluster/ray_head_workers.slurm "
             "--space large_batch …"
         )
-    if env.get("SLURM_ARRAY_TASK_ID"):  # one task's id may stand for the whole array: it would end its siblings
+    if env.get("SLURM_ARRAY_TASK_ID"):  # one task's id may mean the whole array, and would end the other tasks
         raise NoAllocation(
-            f"a search is a job of its own, not a task of an array; got --array (task {env['SLURM_ARRAY_TASK_ID']}). "
+            f"a search must be its own job, not a task of an array; got --array (task {env['SLURM_ARRAY_TASK_ID']}). "
             "Submit it once for each search, with --study NAME."
         )
     job_id = env["SLURM_JOB_ID"]
@@ -81,9 +82,9 @@ def read_allocation(
 
 
 def await_allocation(stop: Sequence[int], say: Callable[[str], None]) -> Allocation:
-    """``read_grant``, asked again while the controller is silent, for up to SILENT_S or until ``stop`` has something.
+    """``read_allocation``, repeated while the controller is silent, for up to SILENT_S or until ``stop`` is not empty.
 
-    A controller that is down may have requeued this job a moment before: the start must not be lost to it.
+    The controller may have requeued this job just before it went down; this start must not be lost.
     """
     ends, said = time.monotonic() + waits.SILENT_S, False
     while True:
@@ -93,7 +94,7 @@ def await_allocation(stop: Sequence[int], say: Callable[[str], None]) -> Allocat
             if stop or time.monotonic() > ends:
                 raise
             if not said:
-                say(f"{error}; asking on for up to {waits.SILENT_S:.0f} s")
+                say(f"{error}; trying again for up to {waits.SILENT_S:.0f} s")
             said = True
             time.sleep(ASK_AGAIN_S)
 
@@ -117,9 +118,9 @@ def _component(
 
 
 def node_cpus(env: Mapping[str, str], nodes: int, suffix: str = "") -> list[int]:
-    """CPUs of each node that the job asked for: ``--cpus-per-task`` × tasks, else all that the job has there.
+    """CPUs of each node: ``--cpus-per-task`` × tasks if the job asked for them, else all that it has there.
 
-    Empty where Slurm says neither.
+    Empty if Slurm gives neither number.
     """
     per_task = slurm_values.read_count(env.get(f"SLURM_CPUS_PER_TASK{suffix}"))
     tasks = slurm_values.per_node(env.get(f"SLURM_TASKS_PER_NODE{suffix}"))

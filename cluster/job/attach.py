@@ -1,8 +1,8 @@
-"""A second allocation that lends its nodes to a running job's cluster: ``sbatch cluster/ray_attach.slurm JOBID``.
+"""Lend the nodes of a second allocation to a running job's cluster: ``sbatch cluster/ray_attach.slurm JOBID``.
 
-It may leave at any time. Near its time limit (USR1) Ray is asked to move its work away first; when it is preempted
-or cancelled (SIGTERM) its nodes end soon, and what ran there goes on elsewhere from its last checkpoint. When
-the job is put back into the queue its nodes wait for the next start, for a while, and join that.
+The allocation may leave at any time. Near its time limit (USR1) it first asks Ray to move its work away. When it is
+preempted or cancelled (SIGTERM), its nodes end soon, and their work continues elsewhere from its last checkpoint. When
+the job goes back into the queue, the nodes wait some time for its next start and join that.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from bigbatch.cluster.record import job_record
 
 POLL_S = 0.2
 JOIN_TIMEOUT_S = 600.0
-"""For the job to start, or to start again: nodes that wait cost as much as nodes that work."""
+"""How long to wait for the job to start, or to start again: waiting nodes cost as much as working ones."""
 LOOK_S = 1.0
-"""Between two looks at all nodes' heartbeats on the shared file system."""
+"""Time between two looks at all nodes' heartbeats on the shared file system."""
 ASK_SLURM_S = 10.0
 NEXT_START_S = 30.0
-"""A job that runs on for so long has not ended its cluster: the nodes that were lent failed by themselves."""
+"""If the job still runs after this time, its cluster has not ended: the lent nodes failed by themselves."""
 
 
 class Attachment:
@@ -43,7 +43,8 @@ class Attachment:
         self._signals: list[int] = []
 
     def run(self) -> int:
-        """Returns 0 when the job has ended or this allocation has left it, 1 if no node could join."""
+        """Stay until the end. Returns 0 if the job has ended or this allocation has left it, 1 if no node could
+        join."""
         for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda signum, frame: self._signals.append(signum))
         try:
@@ -72,18 +73,18 @@ class Attachment:
         return 0 if any(stays) or not stays else 1
 
     def _run_id(self) -> str:
-        """Which start of the job its nodes obey; empty once they are told to end."""
+        """The start of the job whose orders its nodes follow; empty after they are told to end."""
         orders = NodeOrders.read(job_record.job_folder(self._main_id) / CONTROL_FILE)
         return "" if orders is None or orders.stop else orders.run_id
 
     def _running(self, last: str = "") -> tuple[job_record.JobRecord, str] | None:
-        """The job's record and which start it is, if that is another than ``last`` and its driver runs."""
+        """The job's record and its start, if that start differs from ``last`` and its driver runs."""
         main, run_id = self._record(), self._run_id()
         ready = main is not None and main.state == "driver" and main.address and run_id not in ("", last)
         return (main, run_id) if main and ready else None
 
     def _record(self) -> job_record.JobRecord | None:
-        """The job's record, or that of the job that goes on in its place."""
+        """The record of the job, or of its successor."""
         main = job_record.read_record(self._main_id)
         if main is None or main.successor is None:
             return main
@@ -91,7 +92,7 @@ class Attachment:
         return job_record.read_record(self._main_id)
 
     def _wait_for_cluster(self) -> tuple[job_record.JobRecord, str] | None:
-        """``_running`` once it does; None if a signal comes first."""
+        """Wait until the job runs. Returns ``_running``; None if a signal comes first."""
         if job_record.read_record(self._main_id) is None:
             raise BadInput(
                 f"there must be a job {self._main_id} with a record; got none in {job_record.records_home()}. "
@@ -110,7 +111,7 @@ class Attachment:
         return None
 
     def _wait_for_next_start(self, last: str) -> tuple[job_record.JobRecord, str] | None:
-        """``_running`` once another start than ``last`` does; None if none is to be waited for."""
+        """Wait for another start than ``last``. Returns ``_running``; None if no start will come."""
         since = asked = time.monotonic()
         while not self._signals:
             found = self._running(last)
@@ -126,7 +127,7 @@ class Attachment:
         return None
 
     def _over(self, waited_s: float, ask_about: str | None) -> str | None:
-        """Why no other start is to be waited for; Slurm is asked only with ``ask_about``, the last start."""
+        """Why no other start will come; None if one may come. ``ask_about``: the last start; None: do not ask Slurm."""
         main = self._record()
         if main and main.state == "ended":
             return f"job {self._main_id} has ended: {main.reason}"
@@ -137,11 +138,11 @@ class Attachment:
         if slurm_commands.has_ended(self._main_id):
             return f"job {self._main_id} is not in the queue any more"
         if waited_s > NEXT_START_S and self._run_id() == ask_about and slurm_commands.is_running(self._main_id):
-            return f"job {self._main_id} goes on without these nodes"
+            return f"job {self._main_id} continues without these nodes"
         return None
 
     def _stay(self, allocation: Allocation, nodes: NodeSteps, main: job_record.JobRecord, folder: Path) -> bool:
-        """Until the nodes have ended or a signal comes. Returns whether one of them has been in the cluster."""
+        """Wait until the nodes have ended or a signal comes. Returns whether one of them was in the cluster."""
         for node in allocation.nodes:
             nodes.start(node, main.address)
         said: set[str] = set()
@@ -156,7 +157,7 @@ class Attachment:
                 self._say(f"{name} has left: {reason}")
             if time.monotonic() >= next_look:
                 next_look = time.monotonic() + LOOK_S
-                for name in nodes.hung()[0]:  # the job that it is lent to has it drained
+                for name in nodes.hung()[0]:  # the job that borrows the node drains it
                     self._say(f"{name} hangs: no heartbeat; ending its step")
                     nodes.kill(name)
             time.sleep(POLL_S)

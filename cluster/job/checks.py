@@ -1,4 +1,4 @@
-"""What can be refused before nodes are waited for: one line, and what to write instead."""
+"""Checks before the job waits for its nodes. A refusal is one line with the fix."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ WRONG_INPUT = 2
 
 
 class BadInput(Exception):
-    """The job cannot do what is asked; the message is one line that says what to write instead."""
+    """The job cannot do what the user asks. The message is one line with the fix."""
 
 
 def check_commands() -> None:
-    """Raises BadInput if nodes could not be started or ended."""
+    """Raise BadInput if a command that starts or ends nodes is missing."""
     for name in ("srun", "scancel"):
         if not slurm_commands.is_installed(name):
             raise BadInput(
-                f"{name} is not on PATH of {os.uname().nodename}, and nodes are started and ended with it. "
+                f"{name} starts or ends nodes, and is not on PATH of {os.uname().nodename}. "
                 "Set BIGBATCH_PRELUDE to a shell file that loads Slurm's commands."
             )
 
 
 def check_workers_fit_allocation(chosen: options.JobOptions, allocation: Allocation) -> None:
-    """A trial that needs more than the allocation would wait for ever. Raises BadInput."""
+    """Raise BadInput if a trial needs more than the allocation has: it would wait for ever."""
     wanted = options.workers(chosen)
     available, kind = (allocation.gpus, "GPUs") if allocation.gpus else (allocation.cpus, "CPUs")
     if wanted and available and wanted > available:
@@ -47,7 +47,7 @@ def check_workers_fit_allocation(chosen: options.JobOptions, allocation: Allocat
 
 
 def check_time(chosen: options.JobOptions, allocation: Allocation) -> None:
-    """Raises BadInput if trials would have to save themselves as soon as they begin."""
+    """Raise BadInput if trials would have to save as soon as they begin."""
     left = allocation.end_time - time.time() if allocation.end_time else None
     if left is not None and left < chosen.margin_s + SHORTEST_RUN_S:
         least = int(chosen.margin_s + SHORTEST_RUN_S) // 60 + 1
@@ -58,7 +58,7 @@ def check_time(chosen: options.JobOptions, allocation: Allocation) -> None:
 
 
 def write_first_record(job: job_record.JobRecord) -> None:
-    """The job's folder and record. Raises BadInput if it cannot be written."""
+    """Write the job's folder and record. Raises BadInput if that is not possible."""
     folder = job_record.job_folder(job.job_id)
     try:
         job.write()
@@ -70,12 +70,12 @@ def write_first_record(job: job_record.JobRecord) -> None:
 
 
 def take_lease(study: Path, job_id: str) -> Lease:
-    """The right to write the study. Raises BadInput if another one has it, or the folder cannot be written."""
+    """Take the right to write the study. Raises BadInput if another job or process has it, or on a write error."""
     lease = Lease(study, job_id)
     try:
         lease.take(say=lambda line: print(line, flush=True))
     except StudyHeld as held:
-        raise BadInput(f"a study is written by one driver at a time; {held}, or write --study OTHER.") from None
+        raise BadInput(f"only one driver at a time may write a study; {held}, or write --study OTHER.") from None
     except OSError as error:
         raise BadInput(
             f"the study's folder must be writable; got {str(study)!r} ({error.strerror}). "
@@ -85,7 +85,7 @@ def take_lease(study: Path, job_id: str) -> Lease:
 
 
 def planned_nodes_variable(allocation: Allocation | None) -> dict[str, str]:
-    """Tells the search for which nodes it is checked, where all are alike and known; else it is told nothing."""
+    """The variable that tells a checked search its future nodes, if these are known and alike; else empty."""
     cpus = {node.cpus for node in allocation.nodes} if allocation is not None and allocation.cpus else set()
     if allocation is None or len(cpus) != 1:
         return {}
@@ -93,7 +93,7 @@ def planned_nodes_variable(allocation: Allocation | None) -> dict[str, str]:
 
 
 class ArgumentCheck:
-    """The search checks its own arguments (``--dry-run``), which nodes wait for, or start meanwhile if it is long."""
+    """Runs the search's check of its own arguments (``--dry-run``). If it takes long, nodes start meanwhile."""
 
     def __init__(self, command: Sequence[str], cwd: Path, tmp: Path, allocation: Allocation | None = None) -> None:
         self._process: subprocess.Popen[str] | None = subprocess.Popen(
@@ -107,10 +107,10 @@ class ArgumentCheck:
         )
 
     def wait(self, interruption: Callable[[], object]) -> bool:
-        """Wait for the search's word, so that no node starts for one that cannot be.
+        """Wait for the check, so that no node starts for a search that cannot work.
 
-        Returns whether there was an ``interruption``. Raises BadInput as ``look``. After WAIT_FOR_CHECK_S it is not
-        waited for any more: to list a large data set takes minutes on some file systems, and nodes can start meanwhile.
+        Returns whether there was an ``interruption``. Raises BadInput as ``look``. The wait ends after
+        WAIT_FOR_CHECK_S: on some file systems listing a large data set takes minutes, and nodes can start meanwhile.
         """
         ends = time.monotonic() + WAIT_FOR_CHECK_S
         while self._process is not None and self._process.poll() is None and time.monotonic() < ends:
@@ -121,7 +121,7 @@ class ArgumentCheck:
         return False
 
     def look(self) -> None:
-        """Raises BadInput, with the search's own words, once it has refused its arguments."""
+        """Raise BadInput with the search's own message if it has refused its arguments."""
         if self._process is None or self._process.poll() is None:
             return
         _, errors = self._process.communicate()
@@ -131,6 +131,7 @@ class ArgumentCheck:
             raise BadInput(line.partition("error: ")[2] or line)
 
     def close(self) -> None:
+        """End the check if it still runs."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()

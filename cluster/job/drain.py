@@ -1,4 +1,4 @@
-"""Lets the driver save itself, in the time that Slurm leaves."""
+"""Let the driver save its trials in the time that Slurm leaves."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from bigbatch.cluster.job.watch import POLL_S, JobWatch
 
 
 class TimeLeft:
-    """What is left of an allocation.
+    """The time that is left of an allocation.
 
     Args:
-        end_time: when Slurm ends the job, seconds since the epoch; None without a limit.
-        margin_s: before that, trials save themselves.
-        kill_wait_s: from Slurm's SIGTERM to its SIGKILL.
+        end_time: when Slurm ends the job, seconds since the epoch; None: no limit.
+        margin_s: trials begin to save this many seconds before the end.
+        kill_wait_s: seconds from Slurm's SIGTERM to its SIGKILL.
     """
 
     def __init__(self, end_time: float | None, margin_s: float, kill_wait_s: float) -> None:
         self._end_time, self._margin_s, self._kill_wait_s = end_time, margin_s, kill_wait_s
 
     def deadline(self, early: EarlySignal | None = None) -> float:
-        """When trials must save themselves, seconds since the epoch; 0 without a limit.
+        """When trials must save, seconds since the epoch; 0 without a limit.
 
-        With the ``early`` signal of the last start: when they will be told to, where that is known.
+        ``early``: the early signal of the last start. If it is known to come again, this is its time.
         """
         if not self._end_time:
             return 0.0
@@ -45,23 +45,23 @@ class TimeLeft:
         return signalled if signalled > time.time() else self._end_time - self._margin_s
 
     def environment(self, early: EarlySignal | None) -> dict[str, str]:
-        """What the driver is told of the time that it has."""
+        """Variables that tell the driver how much time it has."""
         words = {"BIGBATCH_SAVE_S": f"{self.save_s:.0f}"}
         deadline = self.deadline(early)
         return words | ({"BIGBATCH_DEADLINE": f"{deadline:.0f}"} if deadline else {})
 
     def patience_s(self) -> float:
-        """For a controller that does not answer."""
+        """Seconds to wait for a silent controller."""
         left = self._end_time - time.time() - GIVE_UP_REST_S if self._end_time else SILENT_S
         return max(0.0, min(SILENT_S, left))
 
     @property
     def save_s(self) -> float:
-        """For the driver, near the time limit: a longer ``--margin`` is for trials whose steps are long."""
+        """Seconds for the driver near the time limit. A longer ``--margin`` gives trials with long steps more time."""
         return max(SAVE_S, self._margin_s - MARGIN_REST_S)
 
     def to_save_s(self, watch: JobWatch) -> float:
-        """For the driver: less where Slurm's SIGKILL is near."""
+        """Seconds for the driver; fewer if Slurm's SIGKILL is near."""
         if watch.cause is Cause.CANCELLED:
             return CANCELLED_SAVE_S
         if watch.killed_soon or watch.cause is Cause.UNEXPLAINED:
@@ -73,9 +73,9 @@ class TimeLeft:
 def end_driver(
     driver: Driver, watch: JobWatch, nodes: NodeSteps, signals: list[int], left: TimeLeft, say: Callable[[str], None]
 ) -> int | None:
-    """Let the driver save, and end it. Returns its exit code, None if it was killed."""
+    """Let the driver save, and end it. Returns its exit code; None if it was killed."""
     if watch.cause is Cause.HEAD_DIED:
-        driver.kill()  # without the head it would wait a minute for it
+        driver.kill()  # the head is gone: the driver would wait a minute for it
         return None
     code = driver.exit_code()
     if code is None:

@@ -1,4 +1,4 @@
-"""The driver, a process group of its own, and Ray's view of the cluster, asked by a helper process."""
+"""Start and end the driver, in its own process group, and ask Ray about its nodes through a helper process."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ class Driver:
     """The command that uses the cluster; its output is the job's."""
 
     def __init__(self, command: Sequence[str], cwd: Path, env: Mapping[str, str]) -> None:
-        # FileNotFoundError and PermissionError are the caller's: the command is the user's.
+        # The caller handles FileNotFoundError and PermissionError: the user wrote the command.
         self._process = subprocess.Popen(list(command), cwd=cwd, env=dict(env), start_new_session=True)
         self._killed = False
 
     def exit_code(self) -> int | None:
-        """None while it runs; 128 + n if signal n ended it, as shells say it."""
+        """The exit code; None while it runs; 128 + n, as in shells, if signal n ended it."""
         code = self._process.poll()
         return 128 - code if code is not None and code < 0 else code
 
     def terminate(self) -> None:
-        """SIGTERM to its group, so that it saves."""
+        """Send SIGTERM to its group, so that it saves."""
         if self.exit_code() is None:
             processes.signal_group(self._process.pid, signal.SIGTERM)
 
     def kill(self) -> None:
-        """End whatever is left of its group, once: its number may be another's later."""
+        """Kill the rest of its group, only once: later another group may have its number."""
         if not self._killed:
             self._killed = True
             processes.signal_group(self._process.pid, signal.SIGKILL)
@@ -45,7 +45,7 @@ class Driver:
 
 
 class GcsWatch:
-    """Ray's living nodes as its GCS knows them; see ``bigbatch.cluster.node.gcs``."""
+    """Watches Ray's living nodes, as its GCS knows them; see ``bigbatch.cluster.node.gcs``."""
 
     def __init__(self, env: Mapping[str, str], errors: Path) -> None:
         self.nodes: list[RayNode] = []
@@ -67,20 +67,21 @@ class GcsWatch:
             self.nodes = [RayNode.from_dict(values) for values in json.loads(line)]
 
     def sum(self, job_id: str) -> tuple[int, int, int]:
-        """The job's own living nodes, their CPUs, their GPUs."""
+        """The numbers of the job's own living nodes, of their CPUs and of their GPUs."""
         nodes = [node for node in self.nodes if node.job == job_id]
         return len(nodes), sum(n.cpus for n in nodes), sum(n.gpus for n in nodes)
 
     def close(self) -> None:
-        if self._process.returncode is None:  # else its number may be another's by now
+        """End the helper process."""
+        if self._process.returncode is None:  # else another process may have its number
             processes.signal_group(self._process.pid, signal.SIGKILL)
             self._process.wait()
 
 
 def drain_in_ray(addresses: Sequence[str], reason: str, env: Mapping[str, str], timeout_s: float = 30.0) -> None:
-    """Ask Ray to place nothing more at ``addresses``. Best effort: the nodes may be gone.
+    """Ask Ray to place nothing more on the nodes at ``addresses``. This may fail: the nodes may be gone.
 
-    Ray asks the node itself: one that hangs does not answer, so do not wait for it for long.
+    Ray asks the node itself. A hung node does not answer, so the timeout is short.
     """
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         subprocess.run(
@@ -94,11 +95,11 @@ def drain_in_ray(addresses: Sequence[str], reason: str, env: Mapping[str, str], 
 
 
 def driver_environment(ray: Mapping[str, str], folder: Path, tmp: Path) -> dict[str, str]:
-    """What the driver finds in its environment, but for the time that it has (``drain.TimeLeft``).
+    """The driver's environment, except the variables about its time (``drain.TimeLeft``).
 
     Args:
-        ray: of every process of the cluster (``ray_commands.ray_environment``).
-        folder, tmp: of the job: on the shared file system, and on this node until the job ends.
+        ray: variables of every process of the cluster (``ray_commands.ray_environment``).
+        folder, tmp: the job's folder on the shared file system, and its temporary one on this node.
     """
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])  # `python`: this one
     env = {

@@ -1,4 +1,4 @@
-"""The job's side of its nodes: one ``srun`` step each, what they report, and how they are told to end."""
+"""The job's side of its nodes: it starts one ``srun`` step for each, reads their reports and tells them to end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bigbatch.cluster.node.heartbeats import Heartbeats
 from bigbatch.cluster.node.node_process import CONTROL_FILE, NODES_FOLDER
 from bigbatch.cluster.node.node_status import NodeOrders, NodeStatus
 
-# What sbatch leaves in the environment for srun and what would ask for more, or less, than one task a node.
+# Variables that sbatch leaves for srun. They would ask for more, or less, than one task on each node.
 PER_TASK = (
     *("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NTASKS_PER_NODE", "SLURM_TASKS_PER_NODE", "SLURM_NNODES"),
     *("SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_GPUS_PER_TASK", "SLURM_GPUS"),
@@ -40,14 +40,14 @@ class NodeSteps:
         self._orders = NodeOrders(run_id)
         self._control_file, self._suffix, self._follow = CONTROL_FILE, "", ""
         self.gone: dict[str, str] = {}
-        """Nodes whose step has ended, with the reason."""
+        """Name → reason of each node whose step has ended."""
 
     def follow(self, run_id: str) -> None:
-        """These nodes are lent to the run ``run_id`` of another job, whose folder is ours: they end with it."""
+        """Lend these nodes to the run ``run_id`` of another job, whose folder we use. The nodes end with that run."""
         self._control_file, self._suffix, self._follow = f"control-{self._job_id}.json", f"-{self._job_id}", run_id
 
     def prepare(self) -> None:
-        """A control file of this run, and no reports of an earlier one. Raises OSError."""
+        """Write this run's control file and remove reports of earlier runs. Raises OSError."""
         folder = self._record / NODES_FOLDER
         folder.mkdir(mode=0o700, exist_ok=True)
         for old in folder.glob("*.json") if not self._follow else ():
@@ -55,17 +55,17 @@ class NodeSteps:
         write_json(self._record / self._control_file, self._orders.to_dict(), mode=PRIVATE)
 
     def forget(self) -> None:
-        """Remove the reports of nodes that were lent."""
+        """Remove the reports of lent nodes."""
         (self._record / self._control_file).unlink(missing_ok=True)
         for name in self._steps:
             self._status_path(name).unlink(missing_ok=True)
 
     def lent(self) -> dict[str, NodeStatus]:
-        """What nodes of other jobs report here, by ``node-job``."""
+        """``node-job`` → report of each node that another job lends."""
         return {name: status for name, status in self._reports("*-*.json").items() if self._is_lent(status)}
 
     def _reports(self, pattern: str) -> dict[str, NodeStatus]:
-        """What nodes report in this folder, by the name of the report."""
+        """Name → report of each node that reports in this folder."""
         found = {path.stem: NodeStatus.read(path) for path in (self._record / NODES_FOLDER).glob(pattern)}
         return {name: status for name, status in found.items() if status is not None}
 
@@ -73,7 +73,7 @@ class NodeSteps:
         return status.job not in ("", self._job_id)
 
     def start(self, node: AllocatedNode, address: str | None) -> None:
-        """Start a node: as the head if ``address`` is None, else as a worker of the head there."""
+        """Start a node: as the head if ``address`` is None, else as a worker of the head at ``address``."""
         self._started[node.name] = node, address
         log_path = self._record / NODES_FOLDER / f"{node.name}{self._suffix}.log"
         descriptor = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -103,7 +103,7 @@ class NodeSteps:
         return command + (["--join", address] if address else []) + (["--tls"] if self._tls else [])
 
     def status(self, name: str) -> NodeStatus | None:
-        """What the node last reported in this run; None if nothing."""
+        """The node's last report in this run; None if it has not reported."""
         status = NodeStatus.read(self._status_path(name))
         return status if status is not None and status.run_id == self._run_id else None
 
@@ -111,10 +111,10 @@ class NodeSteps:
         return self._record / NODES_FOLDER / f"{name}{self._suffix}.json"
 
     def look(self) -> dict[str, str]:
-        """Nodes whose step has ended since the last look, with the reason.
+        """Name → reason of each node whose step has ended since the last look.
 
-        A step of which nothing was heard is started once more: srun gives up a node whose slurmd does not answer for
-        some seconds ("Communication connection failure"), and the job would be without it to its end.
+        A step that never reported is started once more. If slurmd does not answer for some seconds, srun gives up the
+        node ("Communication connection failure"), and the job would lack it to its end.
         """
         news = {}
         for name, step in list(self._steps.items()):
@@ -124,13 +124,14 @@ class NodeSteps:
                     self._not_again.add(name)
                     self.start(*self._started[name])
                     continue
-                lost = f"lost: its step ended without a word (exit code {step.returncode})"
+                lost = f"lost: its step ended without a report (exit code {step.returncode})"
                 told = status is not None and status.state == "ended"
                 news[name] = (status and status.reason) or ("as it was told" if told else lost)
         self.gone.update(news)
         return news
 
     def living(self) -> list[str]:
+        """Names of the nodes whose step runs."""
         return [name for name in self._steps if name not in self.gone]
 
     def signalled(self) -> bool:
@@ -139,10 +140,10 @@ class NodeSteps:
         return any(status is not None and status.signalled for status in found)
 
     def hung(self) -> tuple[list[str], list[str]]:
-        """Own living nodes that hang; and nodes that others lend, as ``lent`` names them.
+        """The own living nodes that hang, and the lent ones that hang, named as in ``lent``.
 
-        They are compared with all that report here: for an allocation that lends its nodes also the job's that it
-        lends them to.
+        A heartbeat is compared with those of all nodes that report in this folder. An allocation that lends its nodes
+        also compares with the nodes of the borrowing job.
         """
         reports = self._reports("*.json")
         living = {self._status_path(name).stem: name for name in self.living()}
@@ -152,14 +153,14 @@ class NodeSteps:
         return [own[s] for s in still if s in own], [s for s in still if self._is_lent(reports[s])]
 
     def hold(self) -> None:
-        """SIGTERM from Slurm is to be ignored for now: trials still save."""
+        """Tell the nodes to ignore Slurm's SIGTERM for now: trials still save."""
         self._tell(replace(self._orders, hold=True))
 
     def stop(self, *, keep_logs: bool, timeout_s: float = NODES_END_S) -> list[str]:
-        """End every node; returns those that did not answer in time and whose step was killed."""
+        """End every node. Returns the nodes that did not end in time and whose steps were killed."""
         self._tell(replace(self._orders, stop=True, keep_logs=keep_logs))
         if self.living():
-            with contextlib.suppress(slurm_commands.SlurmError):  # they read the control file, only a little later
+            with contextlib.suppress(slurm_commands.SlurmError):  # the nodes also read the control file, a little later
                 slurm_commands.scancel(self._job_id, signal="TERM", steps_only=True)
         processes.wait_until(lambda: not (self.look() or self.living()), timeout_s)
         late = self.living()
@@ -168,7 +169,7 @@ class NodeSteps:
         return late
 
     def kill(self, name: str) -> None:
-        """Give a step up: Slurm kills what it runs."""
+        """Give up a step: Slurm kills its processes."""
         self._not_again.add(name)
         self._steps[name].terminate()
         try:
@@ -178,13 +179,13 @@ class NodeSteps:
 
     def _tell(self, orders: NodeOrders) -> None:
         self._orders = orders
-        with contextlib.suppress(OSError):  # SIGTERM still reaches them
+        with contextlib.suppress(OSError):  # SIGTERM still reaches the nodes
             write_json(self._record / self._control_file, orders.to_dict(), mode=PRIVATE)
 
 
 def srun_command(node: AllocatedNode) -> list[str]:
-    """One task on one node beside other steps, with all that the job has there."""
-    # --export=ALL: a user's SBATCH_EXPORT=NONE would reach the steps as SLURM_EXPORT_ENV and empty theirs.
+    """The command for one task on one node, beside other steps, with all of the job's resources there."""
+    # --export=ALL: a user's SBATCH_EXPORT=NONE would reach the steps as SLURM_EXPORT_ENV and empty their environment.
     command = [
         "srun",
         "--export=ALL",
@@ -203,10 +204,10 @@ def srun_command(node: AllocatedNode) -> list[str]:
 
 
 def step_environment(env: Mapping[str, str], het_group: int | None = None) -> dict[str, str]:
-    """The environment of a node's step. In a heterogeneous job memory is said of its own component.
+    """The environment of a node's step. In a heterogeneous job it has the memory of the node's own component.
 
-    The batch script's variables speak of the first component, and srun hands them on as they are: a node would be
-    taken for one with the head's memory.
+    The batch script's variables describe the first component, and srun passes them on unchanged. Another component's
+    node would seem to have the head's memory.
     """
     kept = {name: value for name, value in env.items() if name not in PER_TASK}
     if het_group is None:

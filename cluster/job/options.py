@@ -1,4 +1,4 @@
-"""The job script's arguments: a few options of the job, then the search's, or ``--`` and any command."""
+"""Parse the job script's arguments: options of the job, then those of the search, or ``--`` and any command."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ USAGE = "sbatch [-N 4 …] cluster/ray_head_workers.slurm [options of the job] -
 
 
 class UsageError(ValueError):
-    """The arguments are wrong; the message is one line that says what to write instead."""
+    """The arguments are wrong. The message is one line with the fix."""
 
 
 @dataclass(frozen=True)
 class JobOptions:
-    """What the job was asked for.
+    """The parsed arguments of a job.
 
     Attributes:
         tls: encrypt Ray's traffic with certificates made for this job.
-        chain: near the time limit submit a dependent successor, where the site forbids requeueing.
-        max_restarts: restarts in a row without an epoch or a checkpoint after which the job gives up.
-        keep_logs: copy Ray's logs into the job's folder, also of a run that went well.
+        chain: near the time limit, submit a dependent successor; for sites that forbid requeueing.
+        max_restarts: give up after this many restarts in a row without an epoch or a checkpoint.
+        keep_logs: copy Ray's logs into the job's folder even if the run went well.
         margin_s: seconds before the time limit at which trials save and the driver ends.
         start_timeout_s: seconds that the nodes may take to register.
         arguments: for tune/run.py; empty if there is a command.
@@ -82,7 +82,7 @@ def parse_job_options(argv: Sequence[str]) -> JobOptions:
 
 
 def _refuse_empty(arguments: Sequence[str]) -> None:
-    """Before the search does it: the job itself reads the study's name and folder. Raises UsageError."""
+    """Raise UsageError for an empty value. The job itself reads the study's name and folder, before the search does."""
     before = ""
     for argument in arguments:
         name, equals, value = argument.partition("=")
@@ -105,7 +105,7 @@ def value_of(arguments: Sequence[str], name: str) -> str | None:
 
 
 def study_folder(options: JobOptions, default_name: str, cwd: Path) -> Path | None:
-    """Where the search writes; None for a command of the user's own."""
+    """The folder of the search's study; None for a command of the user's own."""
     if options.command:
         return None
     output = value_of(options.arguments, "--output") or "runs"
@@ -117,12 +117,12 @@ def driver_command(options: JobOptions, default_name: str, address: str, folder:
     """The driver's command line.
 
     Args:
-        default_name: the study's, where the user gave none: the same for every restart of a job.
-        again: this is a restart, so a study that is there is the job's own.
+        default_name: the study's name if the user gave none; the same for every restart of a job.
+        again: this is a restart, so an existing study is the job's own.
     """
     if options.command:
         return in_container_if_any(options.command)
-    arguments = [word for word in options.arguments if not again or word != "--retry-failed"]  # once, not each start
+    arguments = [word for word in options.arguments if not again or word != "--retry-failed"]  # only in the first start
     named = value_of(arguments, "--study") is not None
     if not named:
         arguments += ["--study", default_name]
@@ -133,6 +133,7 @@ def driver_command(options: JobOptions, default_name: str, address: str, folder:
 
 
 def workers(options: JobOptions) -> int | None:
+    """The number of ``--workers``; None if it is not given, or no number."""
     text = value_of(options.arguments, "--workers")
     try:
         return parse_whole_number(text or "")

@@ -1,4 +1,4 @@
-"""What a job does when it ends, as a function of what happened: no clocks, files or Slurm in here."""
+"""Decide what a job does at its end, from what happened. This file uses no clock, file or Slurm command."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import enum
 from dataclasses import dataclass
 
 TRY_AGAIN = 75
-"""EX_TEMPFAIL: the search would start nothing more in this allocation: its end is near (BIGBATCH_DEADLINE), or the
-nodes that are left hold no trial. It has said which."""
+"""EX_TEMPFAIL: the search cannot start more trials in this allocation. Its end is near (BIGBATCH_DEADLINE), or no trial
+fits on the remaining nodes. The search has printed which."""
 NOTHING_MORE = "the search can start nothing more in this allocation"
 HEAD_RESTARTS = 1
-"""A head that dies twice in a row, with nothing finished or saved in between, will die again."""
+"""A head that dies this often in a row, with nothing finished or saved in between, will die again."""
 
 
 class Cause(enum.Enum):
-    """Why the driver's time is over."""
+    """Why the driver must end."""
 
     DRIVER_ENDED = "the driver ended"
     TIME_LIMIT = "the time limit is near"
@@ -28,6 +28,8 @@ class Cause(enum.Enum):
 
 
 class Action(enum.Enum):
+    """What the job does at its end."""
+
     END = "end"
     REQUEUE = "requeue"
     CHAIN = "submit a successor"
@@ -36,13 +38,13 @@ class Action(enum.Enum):
 
 @dataclass(frozen=True)
 class Situation:
-    """What is known when the cluster has been drained.
+    """The facts that are known after the cluster has been drained.
 
     Attributes:
-        exit_code: the driver's, None if it had to be killed or never ran.
-        fruitless: restarts in a row, this run included, in which nothing was finished or saved.
-        too_short: why another start of this walltime cannot be of any use either, if that is known.
-        slurm_requeues: Slurm has put the job back into the queue already.
+        exit_code: the driver's exit code; None if it had to be killed or never ran.
+        fruitless: restarts in a row, with this run, in which nothing was finished or saved.
+        too_short: why another start with this walltime would be useless too, if that is known.
+        slurm_requeues: Slurm has already put the job back into the queue.
     """
 
     cause: Cause
@@ -62,7 +64,7 @@ class Decision:
 
 
 def decide(s: Situation) -> Decision:
-    """The job's end: its exit code, and whether it starts again."""
+    """Decide the job's exit code, and whether it starts again."""
     reason = s.cause.value
     if s.cause is Cause.DRIVER_ENDED and s.exit_code == TRY_AGAIN:
         s, reason = dataclasses.replace(s, cause=Cause.TIME_LIMIT), NOTHING_MORE
@@ -75,7 +77,7 @@ def decide(s: Situation) -> Decision:
         return Decision(Action.END, 0, f"{reason}, and the driver had finished")
     if s.cause is Cause.START_FAILED:
         return Decision(Action.END, 1, reason)
-    if s.cause is Cause.UNEXPLAINED:  # it may be a scancel; and who does not answer does not requeue either
+    if s.cause is Cause.UNEXPLAINED:  # it may be a scancel; and a silent controller cannot requeue
         return Decision(Action.END, 143, reason)
     if s.slurm_requeues:
         return Decision(Action.LEAVE_TO_SLURM, 143, reason)
@@ -93,11 +95,11 @@ def decide(s: Situation) -> Decision:
 
 
 def cause_of_signal(state: str, preempted: bool) -> tuple[Cause, bool]:
-    """Why SIGTERM came, from what Slurm says of the job; and whether Slurm requeues it by itself.
+    """Why SIGTERM came, according to Slurm's state of the job; and whether Slurm requeues the job by itself.
 
     Args:
-        state: JobState of ``scontrol show job``; may be several, as in ``PENDING,COMPLETING``.
-        preempted: PreemptTime is set.
+        state: JobState of ``scontrol show job``; it may have several parts, as in ``PENDING,COMPLETING``.
+        preempted: whether PreemptTime is set.
     """
     states = set(state.replace("+", ",").split(","))
     if states & {"CANCELLED", "FAILED", "DEADLINE"}:

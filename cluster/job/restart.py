@@ -1,4 +1,4 @@
-"""How a job goes on after its time: requeued, or as a dependent successor."""
+"""Continue a job after its time: requeue it, or submit a dependent successor."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ START_ATTEMPTS = 10
 
 
 def default_study_name(job_id: str, env: Mapping[str, str] | None = None) -> str:
-    """The study of a job whose user named none: the same in every restart and successor."""
+    """The study's name if the user gave none: the same in every restart and successor."""
     env = os.environ if env is None else env
     return env.get(STUDY_VARIABLE) or f"bigbatch-{job_id}"
 
@@ -38,7 +38,7 @@ def record_of_predecessor(env: Mapping[str, str] | None = None) -> job_record.Jo
 def first_record(
     allocation: Allocation, chosen: options.JobOptions, study: Path | None, before: job_record.JobRecord | None
 ) -> job_record.JobRecord:
-    """What a start of a job says of itself first. ``before``: the last start's, or the predecessor's."""
+    """The first record of a start. ``before``: the record of the last start, or of the predecessor."""
     return job_record.JobRecord(
         job_id=allocation.job_id,
         state="allocation",
@@ -55,7 +55,7 @@ def first_record(
 
 
 def log_path() -> str | None:
-    """The job's log, where standard output is a file."""
+    """The job's log; None if standard output is no file."""
     try:
         path = os.readlink("/proc/self/fd/1")
     except OSError:
@@ -68,7 +68,7 @@ def start_again(
 ) -> None:
     """Have ``job``, or a successor, started. ``again``: Slurm did not answer before. Raises SlurmError."""
     if action is Action.CHAIN:
-        # A controller that did not answer may have taken the successor nonetheless.
+        # A controller that did not answer may still have accepted the successor.
         known = successor.find_successor(job.job_id) if again else None
         job.successor = known or submit_successor(job.job_id, list(job.excluded), default_study)
         say(f"job {job.successor} goes on when this one has ended")
@@ -79,7 +79,7 @@ def start_again(
 
 
 def resume_options(study: Path | None) -> str | None:
-    """The options with which a search goes on; None where there is none yet."""
+    """The options that continue the search; None if there is no study yet."""
     if study is None or not (study / "study.json").exists():
         return None
     words = shlex.join(["--output", str(study.parent), "--study", study.name, "--resume"])
@@ -87,27 +87,27 @@ def resume_options(study: Path | None) -> str | None:
 
 
 def requeue_job(job_id: str, excluded: Mapping[str, str], say: Callable[[str], None]) -> None:
-    """Put this job back into the queue, to start soon. Slurm ends this process a moment later. Raises SlurmError."""
-    avoid = bool(excluded) and may_exclude(job_id, list(excluded))  # asked now: Slurm soon ends our commands, too
+    """Requeue this job so that it starts soon. Slurm ends this process a moment later. Raises SlurmError."""
+    avoid = bool(excluded) and may_exclude(job_id, list(excluded))  # ask now: Slurm will soon end our commands too
     avoided = excluded_by_user(slurm_commands.job_fields(job_id)) if avoid else []
     slurm_commands.scontrol_requeue(job_id)
     if avoid:
         try:
             slurm_commands.exclude(job_id, [*avoided, *(node for node in excluded if node not in avoided)])
-            say(f"to be avoided from now on: {', '.join(f'{n} ({r})' for n, r in excluded.items())}")
+            say(f"nodes that the job avoids from now on: {', '.join(f'{n} ({r})' for n, r in excluded.items())}")
         except slurm_commands.SlurmError as error:
             say(f"nodes are not excluded: {error}")
     start_soon(job_id, say)
 
 
 def excluded_by_user(fields: Mapping[str, str]) -> list[str]:
-    """The nodes that the job was told to avoid when it was submitted, or by an earlier restart."""
+    """The nodes that the job already avoids: from its submission, or from an earlier restart."""
     return slurm_commands.hostnames(fields["ExcNodeList"]) if slurm_values.is_set(fields.get("ExcNodeList")) else []
 
 
 def start_soon(job_id: str, say: Callable[[str], None]) -> None:
-    """Do not let a job that is being requeued wait for Slurm's two minutes."""
-    for _ in range(START_ATTEMPTS):  # Slurm's SIGTERM for this job may end the command, too
+    """Let a requeued job start earlier than after Slurm's two minutes."""
+    for _ in range(START_ATTEMPTS):  # Slurm's SIGTERM for this job may also end the command
         try:
             slurm_commands.start_after(job_id, START_DELAY_S)
             return
@@ -117,7 +117,7 @@ def start_soon(job_id: str, say: Callable[[str], None]) -> None:
 
 
 def may_exclude(job_id: str, nodes: list[str]) -> bool:
-    """Whether the partition has enough other nodes: a job that excludes too many would wait for ever."""
+    """Whether the partition has enough other nodes. A job that excludes too many would wait for ever."""
     try:
         fields, *others = slurm_commands.component_fields(job_id)
         if others:
@@ -133,7 +133,7 @@ def may_exclude(job_id: str, nodes: list[str]) -> bool:
 
 
 def gres_per_node(fields: Mapping[str, str]) -> str:
-    """What a job wants of GPUs and the like on each of its nodes, however it was asked for; empty if nothing."""
+    """The GPUs and other generic resources that a job needs on each node, in any of Slurm's forms; empty if none."""
     for name in ("TresPerNode", "TresPerTask"):  # a search has one task a node
         if slurm_values.gres_parts(fields.get(name, "")):
             return fields[name]
@@ -167,7 +167,7 @@ def submit_successor(job_id: str, excluded: list[str], default_study: str) -> st
 
 
 def batch_script_of(command: str) -> str:
-    """The batch script of a job's ``Command``, which has its arguments after it. Either may have blanks."""
+    """The batch script in a job's ``Command``. Arguments follow it, and both may contain blanks."""
     words = command.split(" ")
     candidates = (" ".join(words[:count]) for count in range(len(words), 0, -1))
     return next((path for path in candidates if os.path.isfile(path)), words[0])

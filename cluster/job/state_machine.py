@@ -1,11 +1,11 @@
-"""A Ray cluster inside a Slurm allocation, from its allocation to the last removed file.
+"""Run a Ray cluster inside a Slurm allocation, from its start to the last removed file.
 
 ``cluster/ray_head_workers.slurm`` runs this as the batch script's process:
 
     allocation → credentials → head → workers → registered → driver → draining → (requeueing →) ended
 
-Each state is one method, which returns the next; all waiting goes through ``bigbatch.cluster.job.watch``, where
-signals, the time limit and dying nodes are noticed. What is decided at the end is in ``bigbatch.cluster.job.policy``.
+Each state is one method, which returns the next state. All waiting uses ``bigbatch.cluster.job.watch``, which notices
+signals, the time limit and dying nodes. ``bigbatch.cluster.job.policy`` decides what happens at the end.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ from bigbatch.cluster.record import job_record
 
 
 class State(enum.Enum):
+    """The states of a job; ``job.json`` names the current one."""
+
     ALLOCATION = "allocation"
     CREDENTIALS = "credentials"
     HEAD = "head"
@@ -47,7 +49,7 @@ class State(enum.Enum):
 
 
 class Job:
-    """One start of a job. Use ``run``."""
+    """One start of a job. Call ``run``."""
 
     def __init__(self, chosen: options.JobOptions, cwd: Path) -> None:
         self._options, self._cwd = chosen, cwd
@@ -78,7 +80,8 @@ class Job:
         self._job_start: useful_start.JobStart
 
     def run(self) -> int:
-        """Returns the exit code: the driver's, 2 for wrong input, 1 if the cluster failed, 143 if it was cut short."""
+        """Run all states. Returns the exit code: the driver's, 2 for wrong input, 1 if the cluster failed, 143 if the
+        job was interrupted."""
         self._take_signals()
         state = State.ALLOCATION
         try:
@@ -103,7 +106,7 @@ class Job:
         checks.check_commands()
         checks.check_workers_fit_allocation(self._options, allocation)
         checks.check_time(self._options, allocation)
-        kill_wait_s = slurm_commands.kill_wait_s(timeout_s=5)  # now: later a busy controller may take too long
+        kill_wait_s = slurm_commands.kill_wait_s(timeout_s=5)  # ask now: later the controller may be too busy
         self._left = drain.TimeLeft(allocation.end_time, self._options.margin_s, kill_wait_s)
         before = (
             job_record.read_record(allocation.job_id) if allocation.restart_count else restart.record_of_predecessor()
@@ -130,7 +133,7 @@ class Job:
         try:
             self._token = credentials.make_token(self._folder)
             self._authority = credentials.make_authority(self._folder) if self._options.tls else None
-            # What the driver and its libraries leave in TMPDIR goes with the job.
+            # The driver's temporary files are removed with the job.
             self._tmp = self._clean_up.enter_context(private_folder.temporary_folder(self._allocation.job_id))
             run_id = f"{self._allocation.job_id}.{self._allocation.restart_count}"
             self._nodes = NodeSteps(self._allocation.job_id, run_id, self._folder, self._options.tls)
@@ -219,7 +222,7 @@ class Job:
             if self._job_watch.interruption():
                 return State.DRAINING
             time.sleep(POLL_S)
-        # Slurm may signal the driver too, which then ends first: ask why before it is called a failure.
+        # Slurm may also signal the driver, which then ends first: ask why before calling it a failure.
         if self._signals and self._job_watch.interruption():
             return State.DRAINING
         return self._stop_because(Cause.DRIVER_ENDED, f"driver ended with exit code {self._driver.exit_code()}")
@@ -233,7 +236,7 @@ class Job:
             code = drain.end_driver(self._driver, self._job_watch, self._nodes, self._signals, self._left, self._say)
         if self._check is not None:
             self._check.close()
-        self._clean_up.close()  # before the nodes are waited for: after scancel Slurm may not leave the time
+        self._clean_up.close()  # before waiting for the nodes: after scancel there may be no time
         self._job_watch.explain()
         failed = self._job_watch.cause in (Cause.START_FAILED, Cause.HEAD_DIED) or (
             self._job_watch.cause is Cause.DRIVER_ENDED and code != 0
@@ -265,7 +268,7 @@ class Job:
             return State.ENDED
 
     def _cancelled_meanwhile(self) -> bool:
-        """Whether SIGTERM, since the driver was told to save, was a scancel. If so, that is the decision."""
+        """Whether a SIGTERM after the driver was told to save was a scancel. If so, sets the decision."""
         self._signals.clear()
         self._job_watch.classify("SIGTERM while draining")
         self._job_watch.explain(self._left.patience_s())
@@ -285,11 +288,11 @@ class Job:
     # Parts
 
     def _decide(self, code: int | None) -> Decision:
-        """What follows from this start; ``code``: the driver's exit code."""
+        """Decide what follows from this start; ``code``: the driver's exit code."""
         assert self._job_watch.cause is not None
         result = self._job_start.look(self._early)
         if self._job_watch.cause is Cause.TIME_LIMIT and result.useful and not result.epochs:
-            self._say("no epoch ended in this start; trials go on from checkpoints within one")
+            self._say("no epoch ended in this start; trials continue from checkpoints within an epoch")
         # Where an earlier start of this walltime was useful, it is not too short.
         none_was_useful = self._record.fruitless_restarts == self._record.restarts
         self._record.fruitless_restarts = 0 if result.useful else self._record.fruitless_restarts + 1
@@ -313,7 +316,7 @@ class Job:
             self._say(self._early.words(self._options.margin_s))
 
     def _go_on_with(self, statuses: Mapping[str, NodeStatus | None]) -> State:
-        """The deadline for registering has passed: leave out the nodes that are not ready."""
+        """After the deadline for registering: continue without the nodes that are not ready."""
         absent = [name for name, status in statuses.items() if status is None or status.state != "ready"]
         if self._allocation.head.name in absent or not absent:
             return self._stop_because(Cause.START_FAILED, "the nodes did not register in time")
@@ -345,7 +348,7 @@ class Job:
             self._say(f"cannot write the job's record: {error}")
 
     def _end(self) -> None:
-        """Whatever happened: nothing of the job is left running, and its record says how it ended."""
+        """End everything that still runs in the job, and write into its record how it ended."""
         if self._driver is not None:
             self._driver.kill()
         if self._check is not None:
@@ -371,7 +374,7 @@ class Job:
         if self._decision.exit_code not in (0, WRONG_INPUT) and not by_itself:
             words = restart.resume_options(self._study)
             if words:
-                self._say(f"to go on, submit the job again with these in place of the search's options: {words}")
+                self._say(f"to continue, submit the job again with these options instead of the search's: {words}")
 
     def _say(self, text: str) -> None:
         print(f"bigbatch {time.strftime('%H:%M:%S')} +{time.monotonic() - self._started:.1f}s {text}", flush=True)

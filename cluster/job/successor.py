@@ -1,4 +1,4 @@
-"""The job that goes on in place of this one (``--chain``): what it is given, and whether it was submitted already."""
+"""The successor of a job (``--chain``): its options and environment, and whether it is already submitted."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from bigbatch.cluster.host import slurm_commands, slurm_values
 
 MARK = "bigbatch-after-"
-"""With the predecessor's id, a word of the successor's comment, by which it is found in the queue."""
+"""This word and the predecessor's id are in the successor's comment. They identify it in the queue."""
 SBATCH_OPTIONS = {
     "JobName": "--job-name",
     "Partition": "--partition",
@@ -29,19 +29,19 @@ DEVICE_VARIABLES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE
 
 
 def environment_for_successor(env: Mapping[str, str]) -> dict[str, str]:
-    """``env`` without what is this job's alone; Slurm's configuration stays."""
+    """``env`` without the variables of this job; Slurm's configuration stays."""
     kept = {k: v for k, v in env.items() if not k.startswith(THIS_JOB_VARIABLES) and k not in DEVICE_VARIABLES}
     return {**kept, **({"SLURM_CONF": env["SLURM_CONF"]} if "SLURM_CONF" in env else {})}
 
 
 def sbatch_options(fields: Mapping[str, str]) -> list[str]:
-    """What a job was given, as options of sbatch, from the fields of ``scontrol show job``."""
+    """A job's resources as options of sbatch, from the fields of ``scontrol show job``."""
     given = {option: fields[name] for name, option in SBATCH_OPTIONS.items() if slurm_values.is_set(fields.get(name))}
     if "--gres" in given:  # gres:gpu:2 or, with types, gres/gpu:a100:2
         given["--gres"] = given["--gres"].replace("gres:", "").replace("gres/", "")
     given["--nodes"] = str(slurm_values.least_count(fields.get("NumNodes")) or 1)
     given.update(_gpu_options(fields))
-    # Of each group sbatch takes one.
+    # sbatch accepts only one option of each group.
     for chosen, others in (("--mem-per-gpu", ("--mem", "--mem-per-cpu")), ("--cpus-per-gpu", ("--cpus-per-task",))):
         if chosen in given:
             given = {option: value for option, value in given.items() if option not in others}
@@ -52,13 +52,13 @@ def sbatch_options(fields: Mapping[str, str]) -> list[str]:
 
 
 def component_options(fields: Mapping[str, str]) -> list[str]:
-    """The same of a heterogeneous job's later components, for which the script's own ``#SBATCH`` lines do not count."""
+    """The same for a later component of a heterogeneous job. The script's ``#SBATCH`` lines do not apply to it."""
     given, tasks = sbatch_options(fields), f"--ntasks={fields.get('NumTasks', '1')}"
     return given if tasks in given else [*given, tasks]
 
 
 def _gpu_options(fields: Mapping[str, str]) -> dict[str, str]:
-    """GPUs that were not asked for by the node (``--gpus``, ``--gpus-per-task``), and shares of each GPU."""
+    """Options for GPUs that were not requested by node (``--gpus``, ``--gpus-per-task``), and for shares per GPU."""
     found = {}
     if gpus := _gpus(fields.get("TresPerJob")):
         found["--gpus"] = gpus
@@ -79,14 +79,14 @@ def _gpus(tres: str | None) -> str:
 
 
 def comment_with_mark(comment: str | None, job_id: str) -> str:
-    """The comment of ``job_id``'s successor: the user's own, and the mark."""
+    """The comment of ``job_id``'s successor: the user's own comment and the mark."""
     words = (comment or "").split() if slurm_values.is_set(comment) else []
     own = [word for word in words if not word.startswith(MARK)]
     return " ".join([*own, MARK + job_id])
 
 
 def find_successor(job_id: str) -> str | None:
-    """The successor of ``job_id`` that Slurm lists, if it does. Raises SlurmError."""
+    """The successor of ``job_id`` in Slurm's queue; None if there is none. Raises SlurmError."""
     for line in slurm_commands.run("squeue", "--me", "--noheader", "--format=%i|%k").splitlines():
         found, _, comment = line.strip().partition("|")
         if MARK + job_id in comment.split():

@@ -1,7 +1,7 @@
-"""What a start of a job adds to its study: whether another start is of any use, and where the walltime is too short.
+"""Measure what a start of a job adds to its study, to know whether another start is useful or the walltime too short.
 
-An epoch is progress, and so is a checkpoint within one, which trials write when they are told to end: a search
-whose epochs are longer than its walltime goes on from start to start all the same.
+An epoch is progress. A checkpoint within an epoch, which trials write when they must end, is progress too: so a search
+whose epochs are longer than its walltime continues from start to start.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from bigbatch.cluster.record import study_progress
 CHECKPOINTS = "checkpoints/*/latest.pt"
 LONG_ENOUGH_S = 600.0
 USUAL_START_UP_S = 60.0
-"""Until the nodes are up and trials begin."""
+"""Time until the nodes are up and trials begin."""
 
 
 @dataclass(frozen=True)
 class SavedWork:
-    """What of a study is not trained again. ``checkpoints``: which, and when each was written."""
+    """The part of a study that is not trained again. ``checkpoints``: each with the time it was written."""
 
     epochs: int
     finished: int
@@ -31,7 +31,7 @@ class SavedWork:
 
 
 def saved_work(study: Path | None) -> SavedWork | None:
-    """None where nobody can say: a command of the user's own, or files that cannot be read."""
+    """The saved work of a study. None if it is not known: for a user's own command, or unreadable files."""
     if study is None:
         return None
     try:
@@ -44,26 +44,26 @@ def saved_work(study: Path | None) -> SavedWork | None:
 
 
 def _checkpoints(study: Path) -> list[tuple[str, int]]:
-    """A checkpoint is written after a step, never before the first: a new one is training that stays."""
+    """The study's checkpoints. A checkpoint is written after a step, so a new one means saved training."""
     found = []
     for path in study.glob(CHECKPOINTS):
         try:
-            with path.open("rb") as file:  # opened: NFS may remember what stat said of it
+            with path.open("rb") as file:  # open it: NFS may cache the result of stat
                 found.append((path.parent.name, os.fstat(file.fileno()).st_mtime_ns))
-        except FileNotFoundError:  # a trial that ends replaces it at this moment
+        except FileNotFoundError:  # an ending trial replaces it at this moment
             continue
     return found
 
 
 @dataclass(frozen=True)
 class StartResult:
-    """What a start has added to its study.
+    """The progress that a start has added to its study.
 
     Attributes:
-        useful: an epoch, a trial's end or a checkpoint was added. Where nobody can say (a command of the user's own)
-            a run of ``LONG_ENOUGH_S`` counts as useful.
-        epochs: an epoch was finished, or nobody can say.
-        too_short: what to say of the walltime if nothing was added in all of the time that it leaves a search.
+        useful: whether it added an epoch, a trial's end or a checkpoint. If that is not known (a user's own command), a
+            run of ``LONG_ENOUGH_S`` counts as useful.
+        epochs: whether it finished an epoch; also True if that is not known.
+        too_short: a message about the walltime, if the search's whole time was not enough to add anything.
     """
 
     useful: bool
@@ -75,9 +75,9 @@ class JobStart:
     """One start of a job, from before its nodes are started.
 
     Args:
-        study: None for a command of the user's own.
-        ends_at: when Slurm ends the job, seconds since the epoch; None without a limit.
-        margin_s: before that, trials save themselves.
+        study: the study's folder; None for a user's own command.
+        ends_at: when Slurm ends the job, seconds since the epoch; None: no limit.
+        margin_s: trials begin to save this many seconds before the end.
     """
 
     def __init__(self, study: Path | None, ends_at: float | None, margin_s: float) -> None:
@@ -87,7 +87,8 @@ class JobStart:
         self._driver_began_at = self._driver_ended_at = 0.0
 
     def too_short_for_an_epoch(self) -> str | None:
-        """What to say before nodes are waited for, where the study knows of an epoch that would not fit."""
+        """A message, before nodes start, if an epoch of this study is known to be too long for this start; else
+        None."""
         longest = self._longest_epoch_s()
         if self._ends_at is None or not longest:
             return None
@@ -101,14 +102,15 @@ class JobStart:
         )
 
     def driver_begins(self) -> None:
+        """Note the time at which the driver starts."""
         self._driver_began_at = time.time()
 
     def driver_is_to_end(self) -> None:
-        """From here on trials save themselves."""
+        """Note the time from which trials save."""
         self._driver_ended_at = time.time()
 
     def look(self, early: EarlySignal | None = None) -> StartResult:
-        """What this start has added so far. ``early``: Slurm's signal, where it came long before the margin."""
+        """The progress of this start so far. ``early``: Slurm's signal, if it came long before the margin."""
         before, after = self._before, saved_work(self._study)
         if before is None or after is None:
             return StartResult(useful=time.time() - self._began_at >= LONG_ENOUGH_S)
@@ -122,18 +124,18 @@ class JobStart:
             return None
         each_start = early is not None and early.sure
         if self._ends_at - self._driver_ended_at > self._margin_s + SLURM_EARLY_S and not each_start:
-            return None  # told to end by hand, for all that is known
+            return None  # somebody may have ended it by hand
         whole = self._ends_at - self._began_at
         had = self._driver_ended_at - self._driver_began_at
         needed = max(2 * whole, whole - had + self._longest_epoch_s())
         return (
             f"no trial came to a first checkpoint in the {had:.0f} s that the search had of {whole:.0f} s: another "
-            f"start would not either. Write sbatch --time={_minutes(needed)} or more"
+            f"start would fail too. Write sbatch --time={_minutes(needed)} or more"
             + (f". {early.words(self._margin_s)}" if early is not None and each_start else "")
         )
 
     def _longest_epoch_s(self) -> float:
-        """0 where none was measured."""
+        """The longest measured epoch in seconds; 0 if none was measured."""
         return (study_progress.longest_epoch_s(self._study) if self._study else None) or 0.0
 
 

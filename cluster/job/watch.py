@@ -1,4 +1,4 @@
-"""Notices what ends a job's waiting: signals, the time limit, nodes that die or hang."""
+"""Notice the events that end a job's waiting: signals, the time limit, nodes that die or hang."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from bigbatch.cluster.record.job_record import JobRecord
 
 POLL_S = 0.1
 LOOK_S = 0.5
-"""Between two looks at the nodes' files on the shared file system."""
+"""Time between two looks at the nodes' files on the shared file system."""
 FIRST_ANSWER_S = float(os.environ.get("BIGBATCH_FIRST_ANSWER_S") or waits.FIRST_ANSWER_S)
 ASK_AGAIN_S = 1.0
 
 
 class Question:
-    """What Slurm says of the job, asked in the background until it answers: a busy controller takes its time."""
+    """Asks Slurm about the job, in the background until it answers: a busy controller may take long."""
 
     def __init__(self, job_id: str) -> None:
         self._job_id = job_id
@@ -39,23 +39,23 @@ class Question:
             except slurm_commands.SlurmError as error:
                 if slurm_commands.UNKNOWN_JOB in str(error):
                     self._answer = {"JobState": "CANCELLED"}
-                else:  # whatever it is, it says nothing of the job
+                else:  # another error says nothing about the job
                     time.sleep(ASK_AGAIN_S)
         self._answered.set()
 
     def answer(self, timeout_s: float) -> dict[str, str] | None:
-        """The fields of ``scontrol show job``, None if they do not come in time."""
+        """The fields of ``scontrol show job``; None if they do not come in time."""
         return self._answer if self._answered.wait(timeout_s) else None
 
 
 class JobWatch:
-    """Why the job must stop waiting, once there is a reason: ``cause``. Ask ``interruption`` often.
+    """Finds the reason why the job must stop waiting: ``cause``. Call ``interruption`` often.
 
     Args:
-        record: of the job; nodes that are given up and jobs that lend theirs are noted in it.
+        record: the job's record. Nodes that are given up and jobs that lend nodes are noted in it.
         head: the head's name.
-        deadline: when trials must save themselves, seconds since the epoch; 0 without a time limit.
-        chores: what else is to be done now and then; what they raise ends the wait.
+        deadline: when trials must save, seconds since the epoch; 0: no time limit.
+        chores: other tasks to do regularly; an error in one of them ends the wait.
         say: writes a line to the job's log.
         save: writes the record.
     """
@@ -78,32 +78,33 @@ class JobWatch:
         self._question: Question | None = None
         self.cause: Cause | None = None
         self.usr1_at: float | None = None
-        """When Slurm's signal came, if that is the cause; seconds since the epoch."""
+        """When Slurm's signal came, seconds since the epoch; None if it is not the cause."""
         self.slurm_requeues = False
         self.killed_soon = False
-        """Slurm has ended the job: its SIGKILL follows its SIGTERM after KillWait."""
+        """Whether Slurm has ended the job: then SIGKILL follows SIGTERM after KillWait."""
         self.env: Mapping[str, str] | None = None
-        """Of processes that talk to Ray, once there is one."""
+        """Environment of processes that talk to Ray; None before Ray runs."""
 
     def interruption(self) -> Cause | None:
-        """Look around: signals, time, nodes. Returns the cause."""
+        """Check signals, time and nodes. Returns the cause; None while there is none."""
         if self.cause is None:
             self._take_notice()
         return self.cause
 
     def stop_because(self, cause: Cause, text: str) -> None:
+        """Set the cause and write it to the job's log."""
         self.cause = cause
         self._say(text)
 
     def exclude(self, name: str, reason: str) -> None:
-        """Note a node to be avoided: why it was given up, not how its step then ended."""
+        """Note a node to avoid, with the reason why it was given up."""
         self._record.excluded.setdefault(name, reason)
         self._save()
 
     def classify(self, what: str, *, only_if_certain: bool = False) -> None:
         """Ask Slurm why it signals: cancelled, preempted, out of time.
 
-        Where it does not say so soon the cause is UNEXPLAINED, until ``explain`` has found out.
+        If Slurm does not answer soon, the cause is UNEXPLAINED until ``explain`` finds it.
         """
         if self._question is None or self._question.answer(0) is not None:  # an old answer may be out of date
             self._question = Question(self._record.job_id)
@@ -114,7 +115,7 @@ class JobWatch:
             self.stop_because(Cause.UNEXPLAINED, f"{what}; {Cause.UNEXPLAINED.value} yet; saving in any case")
 
     def explain(self, timeout_s: float = 0.0) -> bool:
-        """Find out what was UNEXPLAINED, if Slurm answers within ``timeout_s``. Returns whether that is so now."""
+        """Replace the cause UNEXPLAINED if Slurm answers within ``timeout_s``. Returns whether the cause is known."""
         if self.cause is not Cause.UNEXPLAINED or self._question is None:
             return False
         fields = self._question.answer(timeout_s)
@@ -150,7 +151,7 @@ class JobWatch:
             if name == self._head:
                 self._head_died(reason)
                 return
-            self._say(f"node {name} is gone: {reason}; going on with {len(self._nodes.living())}")
+            self._say(f"node {name} is gone: {reason}; continuing with {len(self._nodes.living())}")
             self.exclude(name, reason)
         self._give_up_hung_nodes()
         lenders = sorted({status.job for name, status in self._nodes.lent().items() if name not in self._lost_loans})
@@ -168,7 +169,7 @@ class JobWatch:
             self.exclude(name, "hung: no heartbeat")
             self._drain(self._nodes.status(name))
             self._nodes.kill(name)
-        for name in lent:  # their own job ends their steps, unless it hangs as well
+        for name in lent:  # their own job ends their steps, unless it hangs too
             if name not in self._lost_loans:
                 self._lost_loans.add(name)
                 node, _, job = name.rpartition("-")

@@ -241,10 +241,10 @@ def test_a_dead_worker_is_left_behind_and_avoided(cluster, submit):
     job.wait_log("RUNNING 0")
     worker = next(n for n in job.record["nodes"] if n != job.record["head"])
     kill_ray(cluster, worker)
-    job.wait_log(f"node {worker} is gone: Ray ended on {worker}.*; going on with 1")
+    job.wait_log(f"node {worker} is gone: Ray ended on {worker}.*; continuing with 1")
     cluster.run("ctl", "scancel", "--batch", "-s", "USR1", job.id, user="alice")
     log = job.wait_end("COMPLETED") if job.wait_log("RUNNING 1") else ""
-    assert f"to be avoided from now on: {worker}" in log and worker not in job.record["nodes"]
+    assert f"nodes that the job avoids from now on: {worker}" in log and worker not in job.record["nodes"]
 
 
 @pytest.mark.exhaustive

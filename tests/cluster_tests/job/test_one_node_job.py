@@ -149,7 +149,7 @@ def test_a_requeued_job_waits_for_a_silent_controller(tmp_path, answers):
     (tmp_path / "down").touch()
     words = ("--", sys.executable, "-c", "print('RUNNING')")
     job = StandInJob(tmp_path, "7", *words, SLURM_JOB_END_TIME="", SLURM_RESTART_COUNT="1")
-    job.wait_log("Unable to contact slurm controller (connect failure); asking on")
+    job.wait_log("Unable to contact slurm controller (connect failure); trying again")
     if answers:
         (tmp_path / "down").unlink()
     else:
@@ -358,7 +358,7 @@ def test_a_start_that_saved_a_checkpoint_within_an_epoch_was_of_use(tmp_path, sa
     job.process.send_signal(signal.SIGUSR1)
     assert job.end() == 143 and "requeue 7" in job.calls
     assert record_of(tmp_path)["fruitless_restarts"] == (0 if saves == "a checkpoint" else 1)
-    assert ("no epoch ended in this start; trials go on" in job.log) is (saves == "a checkpoint")
+    assert ("no epoch ended in this start; trials continue" in job.log) is (saves == "a checkpoint")
 
 
 @pytest.mark.exhaustive  # waits for a time limit

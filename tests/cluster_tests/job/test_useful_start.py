@@ -113,8 +113,8 @@ def test_a_walltime_without_a_first_checkpoint_is_said_with_what_was_measured_an
     now[0] += 80.0  # Slurm's signal comes a minute before the margin
     start.driver_is_to_end()
     assert start.look().too_short == (
-        "no trial came to a first checkpoint in the 80 s that the search had of 300 s: another start would not "
-        "either. Write sbatch --time=10 or more"
+        "no trial came to a first checkpoint in the 80 s that the search had of 300 s: another start would "
+        "fail too. Write sbatch --time=10 or more"
     )
     (tmp_path / "optuna.journal").write_text(EPOCH % 890.0)  # of an earlier job, whose walltime was longer
     known = useful_start.JobStart(tmp_path, now[0] + 300.0, 120.0)
@@ -174,7 +174,7 @@ def test_a_signal_far_before_the_margin_is_blamed_when_it_comes_at_the_same_time
     second, gained = signalled(tmp_path, now, first)
     assert second == EarlySignal(540.0, starts=2)
     assert gained.too_short == (
-        "no trial came to a first checkpoint in the 30 s that the search had of 600 s: another start would not either. "
+        "no trial came to a first checkpoint in the 30 s that the search had of 600 s: another start would fail too. "
         "Write sbatch --time=20 or more. Slurm's signal came 540 s before the time limit, and trials need 120 s "
         "to save themselves (--margin): if that was sbatch --signal, write --signal=B:USR1@120"
     )
