@@ -5,8 +5,6 @@ For notebooks: ``from bigbatch.cluster import submit, queue, logs, cancel``.
 
 from __future__ import annotations
 
-from typing import Any
-
 if (
     __name__ == "cluster"
 ):  # `python -m cluster.job`, as batch scripts of earlier versions say, and `python -m cluster.cli`
@@ -18,7 +16,7 @@ if (
 __all__ = ["cancel", "logs", "queue", "submit"]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     # Imported late: a training process that only asks for its CPUs does not need this.
     if name == "submit":
         from bigbatch.cluster.submission.batch_script import submit

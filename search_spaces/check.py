@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from bigbatch.search_spaces.registry import Space
 from bigbatch.search_spaces.trial import Distribution, StandInTrial
@@ -24,8 +23,8 @@ class ParamRange:
     high: float = 0.0
     log: bool = False
     step: float | None = None
-    choices: tuple[Any, ...] = ()
-    conditions: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    choices: tuple[object, ...] = ()
+    conditions: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
     """The parameters that this one depends on, and the values with which it exists. Empty: it always exists."""
 
     def describe(self) -> str:
@@ -43,7 +42,7 @@ class ParamRange:
 
 @dataclass(frozen=True)
 class _Sample:
-    params: Mapping[str, Any]
+    params: Mapping[str, object]
     distributions: Mapping[str, Distribution]
     config: TrainConfig
 
@@ -54,7 +53,7 @@ def check_space(
     samples: int = 64,
     seed: int = 0,
     workers: int | None = None,
-    pinned: Mapping[str, Any] | None = None,
+    pinned: Mapping[str, object] | None = None,
 ) -> dict[str, ParamRange]:
     """Draw ``samples`` configurations and the initial points. Returns the observed range of each parameter.
 
@@ -82,7 +81,7 @@ def check_space(
 
 
 def _draw(
-    space: Space, trial: StandInTrial, workload: Workload, workers: int, pinned: Mapping[str, Any] | None
+    space: Space, trial: StandInTrial, workload: Workload, workers: int, pinned: Mapping[str, object] | None
 ) -> _Sample:
     try:
         config = space(trial, workload, pinned)
@@ -161,7 +160,7 @@ def _ranges(drawn: Sequence[_Sample]) -> dict[str, ParamRange]:
     return ranges
 
 
-def _conditions(name: str, names: Sequence[str], drawn: Sequence[_Sample]) -> dict[str, tuple[Any, ...]]:
+def _conditions(name: str, names: Sequence[str], drawn: Sequence[_Sample]) -> dict[str, tuple[object, ...]]:
     """The categorical parameter that alone decides whether ``name`` exists, with its values. Empty if none does."""
     if all(name in sample.params for sample in drawn):
         return {}

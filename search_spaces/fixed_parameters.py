@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from bigbatch.search_spaces.check import ParamRange, check_space
 from bigbatch.search_spaces.registry import Space
@@ -19,7 +18,7 @@ from bigbatch.train_loop.config import (
 from bigbatch.train_loop.config.words import unknown_key
 
 
-def read_fixed(assignments: Iterable[str]) -> dict[str, Any]:
+def read_fixed(assignments: Iterable[str]) -> dict[str, object]:
     """Read ``--set``. Returns dotted keys and other names with their values; ``check_parameters`` checks the latter.
 
     Raises ConfigError for a value that its key can never have.
@@ -29,7 +28,7 @@ def read_fixed(assignments: Iterable[str]) -> dict[str, Any]:
     return changes | others
 
 
-def check_parameters(space: Space, workload: Workload, fixed: Mapping[str, Any]) -> dict[str, Any]:
+def check_parameters(space: Space, workload: Workload, fixed: Mapping[str, object]) -> dict[str, object]:
     """``fixed``, with the values of parameters converted to the space's types.
 
     Raises ConfigError for a name that is neither a key nor a parameter of the space with these fixed keys, and for a
@@ -54,7 +53,7 @@ def check_parameters(space: Space, workload: Workload, fixed: Mapping[str, Any])
     return keyed | {name: _value(ranges[name], fixed[name], space) for name in fixed if name not in keyed}
 
 
-def _value(known: ParamRange, value: Any, space: Space) -> Any:
+def _value(known: ParamRange, value: object, space: Space) -> object:
     """``value`` in the parameter's type. Raises ConfigError if it is outside the parameter's range."""
     if known.kind == "categorical":
         for choice in known.choices:
@@ -63,8 +62,12 @@ def _value(known: ParamRange, value: Any, space: Space) -> Any:
         allowed, fix = f"one of {', '.join(map(str, known.choices))}", known.choices[0]
     else:
         kind = float if known.kind == "float" else int
-        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if is_number and known.low <= value <= known.high and value == kind(value):
+        if (
+            isinstance(value, (int, float))
+            and not isinstance(value, bool)
+            and known.low <= value <= known.high
+            and value == kind(value)
+        ):
             return kind(value)
         whole = " whole number" if kind is int else " number"
         allowed, fix = f"a{whole} of {known.low:.4g} to {known.high:.4g}", f"{known.low:.4g}"

@@ -17,7 +17,7 @@ from typing import Any
 
 from bigbatch.search_spaces import large_batch, lr_warmup, priors, smoke
 from bigbatch.search_spaces.earlier import EARLIER, earlier_priors_texts
-from bigbatch.search_spaces.trial import PinnedTrial, StandInTrial
+from bigbatch.search_spaces.trial import Convert, PinnedTrial, StandInTrial
 from bigbatch.search_spaces.workload import Workload
 from bigbatch.train_loop.config import ConfigError, TrainConfig, known_key
 
@@ -45,28 +45,28 @@ class Space:
     """Fingerprints of the same space with other comments, as earlier commits had it."""
     defaults: Mapping[str, int] = field(default_factory=dict)
     """Default ``trials`` and ``max_epochs`` of the space; from the file's ``DEFAULTS``."""
-    parameter_keys: Mapping[str, tuple[str, Callable[[Any], Any]]] = field(default_factory=dict)
+    parameter_keys: Mapping[str, tuple[str, Convert]] = field(default_factory=dict)
     """See ``PinnedTrial``; from the file's ``PARAMETER_KEYS``."""
-    initial: Callable[[Workload], list[dict[str, Any]]] | None = None
+    initial: Callable[[Workload], list[dict[str, object]]] | None = None
     """The file's ``initial_points``. None: it has none."""
 
-    def __call__(self, trial: Any, workload: Workload, pinned: Mapping[str, Any] | None = None) -> TrainConfig:
+    def __call__(self, trial: Any, workload: Workload, pinned: Mapping[str, object] | None = None) -> TrainConfig:
         if not pinned:
             return self.function(trial, workload)
         fixed = _keys_of(pinned)
         parameters = {name: value for name, value in pinned.items() if known_key(name) is None}
-        facts = {name: fixed[key] for key, name in _WORKLOAD_FACTS.items() if key in fixed}
+        facts: dict[str, Any] = {name: fixed[key] for key, name in _WORKLOAD_FACTS.items() if key in fixed}
         workload = dataclasses.replace(workload, **facts, fixed=fixed)
         config = self.function(PinnedTrial(trial, fixed, self.parameter_keys, parameters), workload)
         return config.replace_keys(fixed) if isinstance(config, TrainConfig) else config
 
-    def initial_points(self, workload: Workload, pinned: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
+    def initial_points(self, workload: Workload, pinned: Mapping[str, object] | None = None) -> list[dict[str, object]]:
         """Parameters of the first trials, for ``study.enqueue_trial``. No point is contained in another.
 
         A point leaves out the names that the space does not suggest for it, such as pinned ones.
         Raises ValueError for a value outside its parameter's range.
         """
-        points: list[dict[str, Any]] = []
+        points: list[dict[str, object]] = []
         fixed = _keys_of(pinned or {})
         for point in self.initial(dataclasses.replace(workload, fixed=fixed)) if self.initial else []:
             trial = StandInTrial(None, fixed=point)
@@ -77,7 +77,7 @@ class Space:
         return points
 
 
-def _keys_of(pinned: Mapping[str, Any]) -> dict[str, Any]:
+def _keys_of(pinned: Mapping[str, object]) -> dict[str, object]:
     """The configuration keys among the pinned names, dotted."""
     return {full: value for name, value in pinned.items() if (full := known_key(name)) is not None}
 
@@ -175,7 +175,7 @@ def _folder_first(folder: Path) -> Iterator[None]:
             sys.path.remove(str(folder))
 
 
-def _space(name: str, function: Any, module: types.ModuleType, source: str, where: str) -> Space:
+def _space(name: str, function: Callable[..., TrainConfig], module: types.ModuleType, source: str, where: str) -> Space:
     try:
         inspect.signature(function).bind("trial", "workload")
     except (TypeError, ValueError):
@@ -197,7 +197,7 @@ def _space(name: str, function: Any, module: types.ModuleType, source: str, wher
     )
 
 
-def _defaults(values: Any, where: str) -> dict[str, int]:
+def _defaults(values: object, where: str) -> dict[str, int]:
     known = ("trials", "max_epochs")
     if not isinstance(values, dict) or any(k not in known or type(v) is not int or v < 1 for k, v in values.items()):
         raise ConfigError(

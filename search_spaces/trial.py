@@ -11,12 +11,17 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from bigbatch.train_loop.config import known_key
 
 _EDGE_PROBABILITY = 0.25
 """How often the stand-in draws an end of the range: spaces break there most often."""
+
+
+T = TypeVar("T")
+Convert = Callable[[Any], object]
+"""From the value of a configuration key to that of the parameter that sets it."""
 
 
 class Trial(Protocol):
@@ -30,7 +35,7 @@ class Trial(Protocol):
     def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int:
         """A whole number from ``low`` to ``high``, both included."""
 
-    def suggest_categorical(self, name: str, choices: Sequence[Any]) -> Any:
+    def suggest_categorical(self, name: str, choices: Sequence[T]) -> T:
         """One of ``choices``."""
 
 
@@ -44,7 +49,7 @@ class Distribution:
     high: float = 0.0
     log: bool = False
     step: float | None = None
-    choices: tuple[Any, ...] = ()
+    choices: tuple[object, ...] = ()
 
     def check(self, name: str) -> None:
         """Raise ValueError for a range that Optuna refuses."""
@@ -61,7 +66,7 @@ class Distribution:
         if self.step is not None and self.step <= 0:
             raise ValueError(f"parameter {name!r} needs a step above 0, got {self.step}")
 
-    def contains(self, value: Any) -> bool:
+    def contains(self, value: object) -> bool:
         """Whether ``value`` is one of the choices, or a number of the right kind within the range."""
         if self.kind == "categorical":
             return value in self.choices
@@ -114,8 +119,9 @@ class _Suggestions(abc.ABC):
     def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int:
         return self._suggest(name, Distribution("int", low, high, log, step))
 
-    def suggest_categorical(self, name: str, choices: Sequence[Any]) -> Any:
-        return self._suggest(name, Distribution("categorical", choices=tuple(choices)))
+    def suggest_categorical(self, name: str, choices: Sequence[T]) -> T:
+        chosen: T = self._suggest(name, Distribution("categorical", choices=tuple(choices)))
+        return chosen
 
     @abc.abstractmethod
     def _suggest(self, name: str, distribution: Distribution) -> Any:
@@ -129,15 +135,15 @@ class StandInTrial(_Suggestions):
     Raises ValueError when Optuna would: for a bad range, or one name with different kinds, ``log`` or choices.
     """
 
-    def __init__(self, rng: random.Random | None, fixed: Mapping[str, Any] | None = None, number: int = 0) -> None:
+    def __init__(self, rng: random.Random | None, fixed: Mapping[str, object] | None = None, number: int = 0) -> None:
         self.number = number
-        self.params: dict[str, Any] = {}
+        self.params: dict[str, object] = {}
         self.distributions: dict[str, Distribution] = {}
-        self.user_attrs: dict[str, Any] = {}
+        self.user_attrs: dict[str, object] = {}
         self._rng = rng
         self._fixed = dict(fixed or {})
 
-    def set_user_attr(self, key: str, value: Any) -> None:
+    def set_user_attr(self, key: str, value: object) -> None:
         """Keep ``value``, as Optuna's method of this name does."""
         self.user_attrs[key] = value
 
@@ -171,10 +177,10 @@ class PinnedTrial(_Suggestions):
 
     def __init__(
         self,
-        trial: Any,
-        pinned: Mapping[str, Any],
-        parameter_keys: Mapping[str, tuple[str, Callable[[Any], Any]]],
-        parameters: Mapping[str, Any] = MappingProxyType({}),
+        trial: Trial,
+        pinned: Mapping[str, object],
+        parameter_keys: Mapping[str, tuple[str, Convert]],
+        parameters: Mapping[str, object] = MappingProxyType({}),
     ) -> None:
         self._trial = trial
         self._pinned = pinned
@@ -193,11 +199,11 @@ class PinnedTrial(_Suggestions):
             return self._parameters[name]
         if distribution.kind == "categorical":
             return self._trial.suggest_categorical(name, list(distribution.choices))
-        options: dict[str, Any] = {"log": distribution.log, "step": distribution.step}
+        low, high, step, log = distribution.low, distribution.high, distribution.step, distribution.log
         if distribution.kind == "int":
-            return self._trial.suggest_int(name, distribution.low, distribution.high, **options)
-        return self._trial.suggest_float(name, distribution.low, distribution.high, **options)
+            return self._trial.suggest_int(name, int(low), int(high), step=1 if step is None else int(step), log=log)
+        return self._trial.suggest_float(name, low, high, step=step, log=log)
 
 
-def _unchanged(value: Any) -> Any:
+def _unchanged(value: T) -> T:
     return value

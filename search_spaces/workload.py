@@ -61,13 +61,13 @@ class Workload:
             if value < smallest:
                 raise ConfigError(f"workload.{name} must be at least {smallest}; got {value!r}. Check data and plan.")
 
-    def config(self, changes: Mapping[str, Any] | None = None) -> TrainConfig:
+    def config(self, changes: Mapping[str, object] | None = None) -> TrainConfig:
         """The TrainConfig of this workload, with ``changes`` (keys as in ``--set``) applied.
 
         A user's space ends with it: ``return workload.config({"peak_lr": lr})``.
         Raises ConfigError for unknown keys and impossible values.
         """
-        keys: dict[str, Any] = {}
+        keys: dict[str, object] = {}
         for key, value in (changes or {}).items():
             if resolve_key(key) in keys:
                 raise ConfigError(f"a key is set once; got {resolve_key(key)!r} under two names. Keep one of them.")

@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import nn
+
+T = TypeVar("T")
 
 PREPARE_S = 4 * 3600.0
 """How long ranks wait for each other's preparations; a collective would give up after ten minutes."""
@@ -61,11 +63,11 @@ class World:
         if self.workers > 1:
             dist.barrier()
 
-    def gather(self, value: Any) -> list[Any]:
+    def gather(self, value: T) -> list[T]:
         """A small picklable value of each rank, by rank, on all of them."""
         if self.workers == 1:
             return [value]
-        gathered: list[Any] = [None] * self.workers
+        gathered = [value] * self.workers
         dist.all_gather_object(gathered, value)
         return gathered
 

@@ -13,7 +13,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+
+from bigbatch.cluster.host import json_values
 
 WRITE_EVERY_S = 5.0
 """At least so long between two writes of the file."""
@@ -100,10 +101,17 @@ def read_progress(path: Path) -> StepProgress | None:
     """The last entry; None where there is none yet, or it is being written."""
     try:
         text = path.read_text()
-        values: dict[str, Any] = json.loads(text) if text.endswith("\n") else {}
-        return StepProgress(**values) if values else None
-    except (OSError, ValueError, TypeError):
+        values = json_values.json_object(text) if text.endswith("\n") else {}
+    except (OSError, ValueError):
         return None
+    if not values:
+        return None
+    return StepProgress(
+        epoch=json_values.whole_number(values, "epoch"),
+        step=json_values.whole_number(values, "step"),
+        steps=json_values.whole_number(values, "steps"),
+        images_per_s=json_values.number(values, "images_per_s"),
+    )
 
 
 class ProgressLines:

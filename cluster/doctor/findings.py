@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bigbatch.cluster.doctor import probe
 
+Answer = Mapping[str, Any]
+"""What a node has answered, see ``probe``: JSON, of which each finding knows its part."""
 OK, WARN, FAIL = "OK", "WARN", "FAIL"
 MIN_PYTHON = (3, 11)
 GIB = 2**30
@@ -35,7 +37,7 @@ def judge_answers(what: str, answers: Sequence[object], expected: int, problem: 
     return [Finding(FAIL, what, f"{len(answers)} of {expected}" + (f": {problem}" if problem else ""), advice)]
 
 
-def judge_nodes(nodes: Sequence[Mapping[str, Any]], mark: str, lock_held: bool, in_job: bool) -> list[Finding]:
+def judge_nodes(nodes: Sequence[Answer], mark: str, lock_held: bool, in_job: bool) -> list[Finding]:
     """Judge the facts of the nodes: one finding for each subject."""
     if not nodes:
         return []
@@ -57,7 +59,7 @@ def judge_nodes(nodes: Sequence[Mapping[str, Any]], mark: str, lock_held: bool, 
     ]  # fmt: skip
 
 
-def judge_python(nodes: Sequence[Mapping[str, Any]], in_job: bool) -> Finding:
+def judge_python(nodes: Sequence[Answer], in_job: bool) -> Finding:
     """Whether all nodes have one suitable Python with the needed packages."""
     versions = _by_value((node["host"], node["python"]) for node in nodes)
     advice = "Write --python /path/to/environment/bin/python."
@@ -73,7 +75,7 @@ def judge_python(nodes: Sequence[Mapping[str, Any]], in_job: bool) -> Finding:
     return Finding(OK, "python", seen)
 
 
-def judge_gpus(nodes: Sequence[Mapping[str, Any]]) -> Finding:
+def judge_gpus(nodes: Sequence[Answer]) -> Finding:
     """Whether processes see the GPUs that Slurm granted."""
     unlike = []
     for node in nodes:
@@ -92,7 +94,7 @@ def judge_gpus(nodes: Sequence[Mapping[str, Any]]) -> Finding:
     return Finding(OK, "GPUs", seen)
 
 
-def judge_ports(nodes: Sequence[Mapping[str, Any]]) -> Finding:
+def judge_ports(nodes: Sequence[Answer]) -> Finding:
     """Whether enough ports are free for Ray."""
     ranges = f"{probe.PORTS.start}–{probe.PORTS.stop - 1}"
     poor = [f"{n['host']}: {n['ports']['free']} of {n['ports']['tried']}" for n in nodes if n["ports"]["free"] < 40]
@@ -102,7 +104,7 @@ def judge_ports(nodes: Sequence[Mapping[str, Any]]) -> Finding:
     return Finding(OK, "ports", f"{ranges} are free (samples)")
 
 
-def judge_tmp(nodes: Sequence[Mapping[str, Any]]) -> Finding:
+def judge_tmp(nodes: Sequence[Answer]) -> Finding:
     """Whether the nodes' temporary folder can be used, and its path is short enough."""
     path = nodes[0]["tmp"]["path"]
     broken = [f"{node['host']}: {node['tmp']['error']}" for node in nodes if node["tmp"]["error"]]
@@ -116,7 +118,7 @@ def judge_tmp(nodes: Sequence[Mapping[str, Any]]) -> Finding:
     return Finding(OK, "temp folder", f"{path}, {len(path)} characters")
 
 
-def judge_shared(nodes: Sequence[Mapping[str, Any]], mark: str) -> Finding:
+def judge_shared(nodes: Sequence[Answer], mark: str) -> Finding:
     """Whether all nodes see the shared folder and can write to it."""
     path = str(Path(nodes[0]["shared"]["path"]).parent)
     bad = [node["host"] for node in nodes if node["shared"]["mark"] != mark]
@@ -129,7 +131,7 @@ def judge_shared(nodes: Sequence[Mapping[str, Any]], mark: str) -> Finding:
     return Finding(OK, "shared folder", path)
 
 
-def judge_lock(nodes: Sequence[Mapping[str, Any]], held: bool) -> Finding:
+def judge_lock(nodes: Sequence[Answer], held: bool) -> Finding:
     """Whether file locks work between the nodes."""
     advice = (
         "Studies need no locks. --stage needs them if several nodes see its folder. On Lustre, flock is a mount option."
@@ -142,7 +144,7 @@ def judge_lock(nodes: Sequence[Mapping[str, Any]], held: bool) -> Finding:
     return Finding(OK, "locks", "every node respects a lock held here")
 
 
-def judge_space(what: str, folders: Sequence[Mapping[str, Any]]) -> Finding:
+def judge_space(what: str, folders: Sequence[Answer]) -> Finding:
     """Whether the folders have room for checkpoints and logs."""
     known = [folder for folder in folders if folder["free_bytes"] is not None]
     if not known:
@@ -157,7 +159,7 @@ def judge_space(what: str, folders: Sequence[Mapping[str, Any]]) -> Finding:
     return Finding(OK, what, seen)
 
 
-def judge_leaked(nodes: Sequence[Mapping[str, Any]]) -> Finding:
+def judge_leaked(nodes: Sequence[Answer]) -> Finding:
     """Whether processes of ended jobs are still there."""
     leaked = [f"{node['host']}: {', '.join(node['leaked'])}" for node in nodes if node["leaked"]]
     if leaked:
@@ -168,7 +170,7 @@ def judge_leaked(nodes: Sequence[Mapping[str, Any]]) -> Finding:
     return Finding(OK, "leaked", "no processes of earlier jobs")
 
 
-def judge_exchange(answers: Sequence[Mapping[str, Any]], problem: str, expected: int) -> list[Finding]:
+def judge_exchange(answers: Sequence[Answer], problem: str, expected: int) -> list[Finding]:
     """Whether the nodes reach each other over TCP, and how fast."""
     advice = "Name the right network in the profile ([network] interface or host_suffix), or --exclude the node."
     if len(answers) < expected:
@@ -186,7 +188,7 @@ def judge_exchange(answers: Sequence[Mapping[str, Any]], problem: str, expected:
     return [Finding(status, "network", seen, advice if status == WARN else ""), judge_clocks(answers)]
 
 
-def judge_clocks(answers: Sequence[Mapping[str, Any]]) -> Finding:
+def judge_clocks(answers: Sequence[Answer]) -> Finding:
     """How far the nodes' clocks differ, in seconds."""
     skew, host = max((abs(answer["skew_s"]), answer["host"]) for answer in answers if "skew_s" in answer)
     seen = f"differ by at most {skew:.2f} s ({host})"
@@ -197,7 +199,7 @@ def judge_clocks(answers: Sequence[Mapping[str, Any]]) -> Finding:
     return Finding(OK, "clocks", seen)
 
 
-def judge_allreduce(answers: Sequence[Mapping[str, Any]], problem: str, expected: int) -> list[Finding]:
+def judge_allreduce(answers: Sequence[Answer], problem: str, expected: int) -> list[Finding]:
     """Whether torch can sum a tensor over all nodes, and how fast."""
     if answers and all(answer.get("error") == "torch is not installed" for answer in answers):
         return [Finding(WARN, "all-reduce", "torch is not installed", "Write --python of the training environment.")]
@@ -211,7 +213,7 @@ def judge_allreduce(answers: Sequence[Mapping[str, Any]], problem: str, expected
     return [Finding(OK, "all-reduce", f"over {expected} nodes: {', '.join(speeds)}")]
 
 
-def _agree(what: str, nodes: Sequence[Mapping[str, Any]], value: Any, advice: str) -> Finding:
+def _agree(what: str, nodes: Sequence[Answer], value: Callable[[Answer], str], advice: str) -> Finding:
     values = _by_value((node["host"], value(node)) for node in nodes)
     if len(values) > 1:
         return Finding(FAIL, what, _unlike(values), advice)

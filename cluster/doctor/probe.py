@@ -23,7 +23,6 @@ from collections.abc import Mapping
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from bigbatch.cluster.host import slurm_values
 from bigbatch.cluster.host.atomic_files import PRIVATE, write_json
@@ -42,7 +41,7 @@ PORTS = range(20000, 32000)
 # Facts of one node
 
 
-def facts(shared: Path, env: Mapping[str, str] | None = None) -> dict[str, Any]:
+def facts(shared: Path, env: Mapping[str, str] | None = None) -> dict[str, object]:
     """The node's software, devices, ports and folders. ``shared``: the folder in which the doctor left its mark."""
     env = os.environ if env is None else env
     tmp = Path(env.get("BIGBATCH_NODE_TMP") or "/tmp")
@@ -87,7 +86,7 @@ def code_digest(root: Path = ROOT) -> str:
     return digest.hexdigest()[:12]
 
 
-def visible_gpus(env: Mapping[str, str], dev: Path = Path("/dev")) -> dict[str, Any]:
+def visible_gpus(env: Mapping[str, str], dev: Path = Path("/dev")) -> dict[str, object]:
     """``granted``: by Slurm's variables, None outside a job. ``seen``: what a process would use."""
     granted = slurm_values.granted_gpus_here(env)
     files = len(list(dev.glob("nvidia[0-9]*")))
@@ -177,15 +176,15 @@ def _variable(environ: bytes, name: str) -> str | None:
 # Between the nodes
 
 
-def exchange(folder: Path, env: Mapping[str, str] | None = None) -> dict[str, Any]:
+def exchange(folder: Path, env: Mapping[str, str] | None = None) -> dict[str, object]:
     """Send TRANSFER_BYTES to the first node. Returns MB/s, and the difference of the clocks in seconds."""
     env = os.environ if env is None else env
     rank, size = int(env["SLURM_PROCID"]), int(env["SLURM_NTASKS"])
-    answer: dict[str, Any] = {"host": socket.gethostname(), "rank": rank}
+    answer: dict[str, object] = {"host": socket.gethostname(), "rank": rank}
     try:
-        answer["address"] = own_address(socket.gethostname(), env)
+        address = answer["address"] = own_address(socket.gethostname(), env)
         if rank == 0:
-            _serve(folder, answer["address"], size - 1)
+            _serve(folder, address, size - 1)
         else:
             answer.update(_send(folder))
     except (OSError, TimeoutError) as error:
@@ -212,9 +211,9 @@ def _serve(folder: Path, own: str, clients: int) -> None:
                 clients -= 1
 
 
-def _send(folder: Path) -> dict[str, Any]:
-    host, port, secret = _await(folder / "server.json")
-    with socket.create_connection((host, port), timeout=DEADLINE_S) as connection:
+def _send(folder: Path) -> dict[str, object]:
+    host, port, secret = map(str, _await(folder / "server.json"))
+    with socket.create_connection((host, int(port)), timeout=DEADLINE_S) as connection:
         connection.sendall(secret.encode())
         theirs = struct.unpack("d", _receive(connection, 8))[0]
         skew_s = time.time() - theirs
@@ -237,20 +236,20 @@ def _receive(connection: socket.socket, size: int, keep: bool = True) -> bytes:
     return b"".join(parts)
 
 
-def _await(path: Path) -> Any:
+def _await(path: Path) -> list[object]:
     deadline = time.monotonic() + DEADLINE_S
     while time.monotonic() < deadline:
         try:
-            return json.loads(path.read_text())
+            return list(json.loads(path.read_text()))
         except (OSError, ValueError):
             time.sleep(0.1)
     raise TimeoutError(f"the first node's address did not appear within {DEADLINE_S:g} s")
 
 
-def allreduce(folder: Path, env: Mapping[str, str] | None = None) -> dict[str, Any]:
+def allreduce(folder: Path, env: Mapping[str, str] | None = None) -> dict[str, object]:
     """Sum a tensor over all nodes with gloo, and with NCCL if there are GPUs."""
     env = os.environ if env is None else env
-    answer: dict[str, Any] = {"host": socket.gethostname(), "rank": int(env["SLURM_PROCID"])}
+    answer: dict[str, object] = {"host": socket.gethostname(), "rank": int(env["SLURM_PROCID"])}
     if find_spec("torch") is None:
         return {**answer, "error": "torch is not installed"}
     import torch

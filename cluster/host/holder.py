@@ -6,9 +6,10 @@ import getpass
 import os
 import secrets
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+
+from bigbatch.cluster.host import json_values
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 JOB_FOLDER = "BIGBATCH_JOB_FOLDER"
@@ -46,17 +47,27 @@ class Holder:
             return f"job {self.job or '?'} {who}"
         return f"process {self.pid}{f' in job {self.job}' if self.job else ''} {who}"
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """The fields as a dict, for the lease's file."""
         return asdict(self)
 
 
-def holder_from_dict(values: Mapping[str, Any]) -> Holder:
+def holder_from_dict(values: Mapping[str, object]) -> Holder:
     """Read a holder from a file's values. Values that are missing or of another type get their defaults. Files of older
     versions name only a job."""
-    known = {f.name: values[f.name] for f in fields(Holder) if f.name in values}
-    kept = {name: value for name, value in known.items() if type(value) is type(getattr(Holder, name))}
-    return Holder(**{"whole_job": bool(kept.get("job")) and "pid" not in kept, **kept})
+    job, pid = json_values.text(values, "job"), json_values.whole_number_or_none(values, "pid")
+    whole_job = values.get("whole_job")
+    return Holder(
+        token=json_values.text(values, "token"),
+        job=job,
+        restart=json_values.text(values, "restart"),
+        whole_job=whole_job if isinstance(whole_job, bool) else bool(job) and pid is None,
+        host=json_values.text(values, "host"),
+        user=json_values.text(values, "user"),
+        machine=json_values.text(values, "machine"),
+        pid=pid or 0,
+        start_ticks=json_values.whole_number(values, "start_ticks"),
+    )
 
 
 def job_holder(job_id: str) -> Holder:

@@ -67,4 +67,10 @@ def mapping(values: Mapping[str, object], key: str) -> Mapping[str, object]:
 def texts(values: Mapping[str, object], key: str) -> list[str]:
     """The texts in the list at ``key``."""
     value = values.get(key)
-    return [item for item in value if isinstance(item, str)] if isinstance(value, list) else []
+    return [item for item in value if isinstance(item, str)] if isinstance(value, (list, tuple)) else []
+
+
+def objects(values: Mapping[str, object], key: str) -> list[dict[str, object]]:
+    """Those of a list that are objects."""
+    value = values.get(key)
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, (list, tuple)) else []

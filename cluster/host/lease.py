@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from bigbatch.cluster.host import atomic_files, slurm_commands
 from bigbatch.cluster.host.holder import (
@@ -284,7 +283,7 @@ def _text(holder: Holder) -> bytes:
     return json.dumps({**holder.to_dict(), "heartbeat": time.time()}).encode()
 
 
-def _parsed(content: bytes) -> dict[str, Any]:
+def _parsed(content: bytes) -> dict[str, object]:
     try:
         values = json.loads(content)
     except ValueError:

@@ -7,7 +7,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TextIO
 
 
 class _Patient:
@@ -20,7 +20,7 @@ class _Patient:
             raise SystemExit with a message.
     """
 
-    def __init__(self, stream: Any, ends: bool = False) -> None:
+    def __init__(self, stream: TextIO | None, ends: bool = False) -> None:
         self._stream = stream if stream is not None else open(os.devnull, "w")  # None: closed before the start
         self._ends, self._over = ends, False
         if hasattr(self._stream, "reconfigure"):
@@ -53,7 +53,7 @@ class _Patient:
         if self._ends and not self._over:
             raise SystemExit(0) from None
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return getattr(self._stream, name)
 
 

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Protocol
 
 
-def without_client_server(parameters: Any, head: bool) -> None:
+class RayParameters(Protocol):
+    """What is used here of Ray's own parameters of a node."""
+
+    ray_client_server_port: int | None
+
+
+def without_client_server(parameters: RayParameters, head: bool) -> None:
     """No ``ray://`` server on the head: nobody uses it, and it is one more port and 100 MB.
 
     ``ray start`` has no option for that; a port of None is what its library understands.

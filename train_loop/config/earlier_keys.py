@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import types
 from collections.abc import Mapping
-from typing import Any
 
 from bigbatch.train_loop.config.rules import ConfigError
 
@@ -57,7 +56,7 @@ SHORT: Mapping[str, str] = types.MappingProxyType({old.removeprefix("data."): ne
 """The same without ``data.``. They stay as the short forms: ``workers`` or ``policy`` alone would say too little."""
 
 
-def migrated(values: Mapping[str, Any]) -> dict[str, Any]:
+def migrated(values: Mapping[str, object]) -> dict[str, object]:
     """A stored configuration (``TrainConfig.to_dict`` of any version) with the keys of today.
 
     Keys of schema 1 are moved wherever they are met, as people also write such files by hand, without a version. What
@@ -85,7 +84,7 @@ def migrated(values: Mapping[str, Any]) -> dict[str, Any]:
     return {**changed, "data": new}
 
 
-def in_schema_1(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+def in_schema_1(values: Mapping[str, object], defaults: Mapping[str, object]) -> dict[str, object]:
     """``values`` (``TrainConfig.to_dict``) as schema 1 would have written them, key for key in its order.
 
     Its text names the folders of full runs, which must be found again. A key that ``data`` got later is in it only
@@ -93,20 +92,23 @@ def in_schema_1(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[
     """
     data = {old: _at(values, new) for old, new in FLAT_DATA.items()}
     known = set(FLAT_DATA.values())
-    for key in _dotted(values["data"], "data."):
+    sections = values["data"]
+    for key in _dotted(sections, "data.") if isinstance(sections, Mapping) else ():
         if key not in known and _at(values, key) != _at(defaults, key):
             data[key.removeprefix("data.")] = _at(values, key)
     return {**values, "schema_version": 1, "data": data}
 
 
-def _at(values: Mapping[str, Any], key: str) -> Any:
-    found: Any = values
+def _at(values: Mapping[str, object], key: str) -> object:
+    found: object = values
     for part in key.split("."):
+        if not isinstance(found, Mapping):
+            raise KeyError(key)
         found = found[part]
     return found
 
 
-def _dotted(values: Mapping[str, Any], prefix: str) -> list[str]:
+def _dotted(values: Mapping[str, object], prefix: str) -> list[str]:
     found: list[str] = []
     for name, value in values.items():
         found += _dotted(value, f"{prefix}{name}.") if isinstance(value, Mapping) else [prefix + name]

@@ -18,7 +18,7 @@ import typing
 from argparse import ArgumentTypeError
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from bigbatch.cluster.host.command_line import empty_value
 from bigbatch.cluster.host.option_values import parse_fraction, plain_number_example
@@ -53,6 +53,11 @@ PARTS = ("data.subset",)
 LOSSES = ("cross_entropy", "bce")
 PRECISIONS = ("auto", "off", "bf16", "fp16")
 PRECISE_BN = ("auto", "on", "off")
+
+
+T = TypeVar("T")
+Nested = dict[str, Any]
+"""Values of sections and keys, as JSON holds them."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +113,7 @@ class TrainConfig:
                 f"{self.data.progressive_end} of {self.epochs}. Write e.g. progressive_end={self.epochs * 7 // 8}."
             )
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Nested:
         """Nested plain values, with the schema's version."""
         return {"schema_version": SCHEMA_VERSION, **dataclasses.asdict(self)}
 
@@ -126,7 +131,7 @@ class TrainConfig:
         return json.dumps(in_schema_1(values, defaults.to_dict()), indent=2) + "\n"
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> TrainConfig:
+    def from_dict(cls, values: Mapping[str, object]) -> TrainConfig:
         """Inverse of ``to_dict``, also for what earlier versions wrote. Missing keys take their defaults.
 
         Raises ConfigError for unknown keys, impossible values, and files of later versions.
@@ -154,7 +159,7 @@ class TrainConfig:
             raise ConfigError(f"a configuration is a JSON object; got a {type(values).__name__}. Check the file.")
         return cls.from_dict(values)
 
-    def replace_keys(self, changes: Mapping[str, Any]) -> TrainConfig:
+    def replace_keys(self, changes: Mapping[str, object]) -> TrainConfig:
         """A copy with dotted keys (or short ones, see ``resolve_key``) set; checks the whole anew."""
         values = self.to_dict()
         for key, value in changes.items():
@@ -166,12 +171,12 @@ class TrainConfig:
         return TrainConfig.from_dict(values)
 
 
-def data_config(values: Mapping[str, Any]) -> DataConfig:
+def data_config(values: Mapping[str, object]) -> DataConfig:
     """The section ``data`` alone, from those of the dotted keys in ``values`` that belong to it.
 
     Raises ConfigError for impossible values, but not for those that only other sections rule out.
     """
-    nested: dict[str, Any] = {}
+    nested: Nested = {}
     for key, value in values.items():
         first, *path, leaf = resolve_key(key).split(".")
         if first == "data":
@@ -179,25 +184,24 @@ def data_config(values: Mapping[str, Any]) -> DataConfig:
             for section in path:
                 node = node.setdefault(section, {})
             node[leaf] = value
-    return typing.cast(DataConfig, _build(DataConfig, nested, "data."))
+    return _build(DataConfig, nested, "data.")
 
 
-def _at(config: TrainConfig, key: str) -> Any:
+def _at(config: TrainConfig, key: str) -> object:
     """The value of a dotted key."""
-    value: Any = config
+    value: object = config
     for name in key.split("."):
         value = getattr(value, name)
     return value
 
 
-def _build(cls: type, values: Mapping[str, Any], prefix: str) -> Any:
+def _build(cls: type[T], values: object, prefix: str) -> T:
     if not isinstance(values, Mapping):
         raise ConfigError(f"{prefix.rstrip('.')} must be an object; got {values!r}. Write its fields as key: value.")
     hints = typing.get_type_hints(cls)
-    names = {f.name for f in dataclasses.fields(cls)}
-    kwargs = {}
+    kwargs: dict[str, object] = {}
     for key, value in values.items():
-        if key not in names:
+        if key not in hints:
             raise ConfigError(unknown_key(prefix + str(key), [*config_keys()], short_keys()))
         if dataclasses.is_dataclass(hints[key]):
             kwargs[key] = _build(typing.cast(type, hints[key]), value, f"{prefix}{key}.")
@@ -206,7 +210,7 @@ def _build(cls: type, values: Mapping[str, Any], prefix: str) -> Any:
     return cls(**kwargs)
 
 
-def _coerce(kind: Any, value: Any, key: str) -> Any:
+def _coerce(kind: object, value: object, key: str) -> object:
     """JSON's value as the field's type; int → float is the only silent change."""
     origin = typing.get_origin(kind)
     if origin is tuple:
@@ -225,9 +229,8 @@ def _coerce(kind: Any, value: Any, key: str) -> Any:
             return float(value)
     elif kind is str and isinstance(value, str):
         return value
-    word = {bool: "true or false", int: "a whole number", float: "a number", str: "a word"}.get(
-        kind, "a list of numbers"
-    )
+    words: dict[object, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "a word"}
+    word = words.get(kind, "a list of numbers")
     shown = plain_number_example(str(value), _default(key)) if kind in (int, float) else _default(key)
     raise ConfigError(f"{key} must be {word}; got {value!r}. Write {key}={shown}.")
 
@@ -242,16 +245,14 @@ def _number_or_word(raw: str) -> float | str:
 
 def _default(key: str) -> str:
     """The key's default, as one would write it."""
-    value: Any = TrainConfig().to_dict()
-    for name in resolve_key(key).split("."):
-        value = value[name]
+    value = _at(TrainConfig(), resolve_key(key))
     return json.dumps(value) if value != () else "[30, 60]"
 
 
 @functools.cache
-def config_keys() -> Mapping[str, Any]:
+def config_keys() -> Mapping[str, object]:
     """Every dotted key of a TrainConfig with its type, in the order of declaration."""
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
 
     def walk(cls: type, prefix: str) -> None:
         hints = typing.get_type_hints(cls)
@@ -295,7 +296,7 @@ def known_key(key: str) -> str | None:
     return key if key in config_keys() else short_keys().get(key) or ALIASES.get(key) or EARLIER_KEYS.get(key)
 
 
-def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
+def parse_assignments(assignments: Iterable[str]) -> dict[str, object]:
     """``["epochs=30", "schedule.name=poly"]`` → {"epochs": 30, "schedule.name": "poly"}.
 
     Values are read as JSON and, failing that, as words. Raises ConfigError for a missing ``=``,
@@ -307,10 +308,10 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
     return changes
 
 
-def split_assignments(assignments: Iterable[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+def split_assignments(assignments: Iterable[str]) -> tuple[dict[str, object], dict[str, object]]:
     """As ``parse_assignments``; and, in place of a refusal, by name the values of what is no key."""
-    changes: dict[str, Any] = {}
-    others: dict[str, Any] = {}
+    changes: dict[str, object] = {}
+    others: dict[str, object] = {}
     for text in assignments:
         name, equals, raw = text.partition("=")
         name = name.strip()
@@ -328,7 +329,7 @@ def split_assignments(assignments: Iterable[str]) -> tuple[dict[str, Any], dict[
     return changes, others
 
 
-def _value(raw: str, name: str, full: str) -> Any:
+def _value(raw: str, name: str, full: str) -> object:
     """The text that was typed for the key ``full``, called ``name``, as the key's type."""
     kind, value = config_keys()[full], _json_or_word(raw)
     if kind is str and not isinstance(value, str):
@@ -341,14 +342,14 @@ def _value(raw: str, name: str, full: str) -> Any:
     return _coerce(kind, value, name)
 
 
-def _json_or_word(raw: str) -> Any:
+def _json_or_word(raw: str) -> object:
     try:
         return json.loads(raw)
     except json.JSONDecodeError:
         return _number_or_word(raw)
 
 
-def check_each(changes: Mapping[str, Any]) -> None:
+def check_each(changes: Mapping[str, object]) -> None:
     """Raise ConfigError for the first key whose value can be right with no values of the other keys.
 
     What derives other values from these, as search spaces do, would else meet the error, and name another key.
@@ -358,7 +359,7 @@ def check_each(changes: Mapping[str, Any]) -> None:
             TrainConfig().replace_keys({key: value})
 
 
-def differing_keys(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
+def differing_keys(old: Mapping[str, object], new: Mapping[str, object], prefix: str = "") -> list[str]:
     """``["epochs 12 → 30", …]``: the dotted keys of two dicts whose values differ, with both values.
 
     Without ``RUNTIME_KEYS``.

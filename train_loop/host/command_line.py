@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 from bigbatch.cluster.host.command_line import INTERRUPTED, WRONG_INPUT, OneLineParser
 from bigbatch.train_loop.config import ConfigError
@@ -27,7 +26,7 @@ def check_writable(option: str, folder: Path) -> None:
         )
 
 
-def with_subset(changes: dict[str, Any], subset: float | None) -> dict[str, Any]:
+def with_subset(changes: dict[str, object], subset: float | None) -> dict[str, object]:
     """The keys of ``--set`` with that of ``--subset``. Raises ConfigError where both say it."""
     if subset is None:
         return changes

@@ -11,7 +11,6 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from types import FrameType
-from typing import Any
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 """What asks a run to save and end: Ctrl-C, a batch system, a closed terminal, a time limit that is near."""
@@ -42,7 +41,7 @@ class StopSignals:
         self._asked, self._signals = asked, signals
         self._also_ignored, self._same_signal_s = also_ignored, same_signal_s
         self._pid = os.getpid()
-        self._before: dict[int, Any] = {}
+        self._before: dict[int, signal.Handlers | int | Callable[[int, FrameType | None], object] | None] = {}
         self._since = 0.0
         self.first: int | None = None
         """The number of the first signal, None before it."""

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import IO
 
 from bigbatch.cluster.host import private_folder, processes
 from bigbatch.cluster.host.atomic_files import PRIVATE, write_text
@@ -276,7 +276,7 @@ def _inherited() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name.startswith("BIGBATCH_")}
 
 
-def own_path_only() -> Any:
+def own_path_only() -> object:
     """A ``JobConfig`` with which workers import what PYTHONPATH and the installation say, and nothing else.
 
     Ray puts the driver's current folder, and its script's, before everything else on the path of each worker. There

@@ -6,8 +6,8 @@ import contextlib
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
+from bigbatch.cluster.host import json_values
 from bigbatch.train_loop.progress import ProgressLines, read_progress
 from bigbatch.train_loop.reporter import EpochRecord, PrintReporter
 
@@ -35,11 +35,11 @@ class RecordPrinter:
     def print_new(self) -> None:
         """Print the notes and records that came since the last call."""
         lines = read_lines(self._path)
-        notes = list(dict.fromkeys(text for line in lines for text in line.get(NOTES, ())))
+        notes = list(dict.fromkeys(text for line in lines for text in json_values.texts(line, NOTES)))
         for text in notes[self._told :]:
             print(f"warning: {text}", file=sys.stderr, flush=True)
         self._told = len(notes)
-        resumed_after = max((line[RESUMED] for line in lines if RESUMED in line), default=0)
+        resumed_after = max((json_values.whole_number(line, RESUMED) for line in lines), default=0)
         if resumed_after > self._printed:
             print(f"resumed after {resumed_after} finished epochs", flush=True)
             self._printed = resumed_after
@@ -52,7 +52,7 @@ class RecordPrinter:
             print(line, flush=True)
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
+def read_lines(path: Path) -> list[dict[str, object]]:
     """The whole lines of a records file, oldest first; none where there is no file."""
     text = path.read_text() if path.exists() else ""
     return [
@@ -60,7 +60,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     ]  # else it is being written
 
 
-def records_of(lines: list[dict[str, Any]]) -> dict[int, EpochRecord]:
+def records_of(lines: list[dict[str, object]]) -> dict[int, EpochRecord]:
     """Records by epoch, rising; of an epoch that was trained twice, the later one."""
     records = [EpochRecord.from_dict(line) for line in lines if "epoch" in line]
     return {record.epoch: record for record in sorted(records, key=lambda record: record.epoch)}

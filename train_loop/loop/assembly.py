@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import StateDict
 
 from bigbatch.train_loop.config import BatchSplit, ConfigError, TrainConfig
 from bigbatch.train_loop.data.catalogue import open_data
@@ -24,7 +25,7 @@ from bigbatch.train_loop.data.source import DataSource
 from bigbatch.train_loop.distributed import RankMeetings, World
 from bigbatch.train_loop.errors import CheckpointError
 from bigbatch.train_loop.loop import memory_probe
-from bigbatch.train_loop.loop.checkpoint import CheckpointFolder, RunState, check_same_run
+from bigbatch.train_loop.loop.checkpoint import CheckpointFolder, Content, RunState, check_same_run
 from bigbatch.train_loop.loop.chronometer import Chronometer
 from bigbatch.train_loop.loop.metrics import LossWatch, MetricSums
 from bigbatch.train_loop.loop.step import TrainStep, memory_layout
@@ -246,11 +247,9 @@ def choose_precision(choice: str, device: torch.device) -> str:
     return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
 
 
-def _load(
-    checkpoints: CheckpointFolder, config: TrainConfig, source: DataSource, world: World
-) -> dict[str, Any] | None:
+def _load(checkpoints: CheckpointFolder, config: TrainConfig, source: DataSource, world: World) -> Content | None:
     """The checkpoint to resume from, on all ranks the same one; what any rank finds wrong, all raise."""
-    content: dict[str, Any] | None = None
+    content: Content | None = None
     error: Exception | None = None
     try:
         content = checkpoints.load()
@@ -271,7 +270,7 @@ def _load(
     return content
 
 
-def _load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+def _load_optimizer(optimizer: torch.optim.Optimizer, state: StateDict) -> None:
     try:
         optimizer.load_state_dict(state)
     except ValueError as error:  # such as a ConvNeXt's from before its layer_scale was without decay

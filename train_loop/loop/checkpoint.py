@@ -15,7 +15,7 @@ import contextlib
 import time
 import warnings
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,9 @@ from bigbatch.train_loop.config import ConfigError, TrainConfig, differing_keys
 from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.train_loop.errors import CheckpointError
 from bigbatch.train_loop.host.disk_full import NO_ROOM, DiskFull, describe_full_disk, full_errno
+
+Content = dict[str, Any]
+"""What a checkpoint holds, by name: plain values, and state dicts as torch makes them."""
 
 FORMAT = 1
 LATEST, PREVIOUS = "latest.pt", "previous.pt"
@@ -52,7 +55,7 @@ class RunState:
     """Of the unfinished epoch over all ranks."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Of the unfinished epoch: see ``chronometer.PARTS``."""
-    history: list[dict[str, Any]] = field(default_factory=list)
+    history: list[dict[str, float | None]] = field(default_factory=list)
     """Records of the finished epochs, as dicts."""
 
 
@@ -77,7 +80,7 @@ class CheckpointFolder:
         """Count the time to the next checkpoint from now."""
         self._last = time.monotonic()
 
-    def save(self, content: Mapping[str, Any]) -> None:
+    def save(self, content: Content) -> None:
         """Write a checkpoint; a crash at any moment leaves the previous one to be loaded.
 
         Raises DiskFull where there is no room for it; the latest one is then still there.
@@ -94,7 +97,7 @@ class CheckpointFolder:
             previous.unlink()
             _write(latest, previous, content)
 
-    def load(self) -> dict[str, Any] | None:
+    def load(self) -> Content | None:
         """The latest checkpoint that can be read, None where there is none at all.
 
         Falls back to the previous one, with a warning, where the latest is damaged (also on a file
@@ -122,7 +125,7 @@ class CheckpointFolder:
         return None
 
 
-def _write(latest: Path, previous: Path, content: Mapping[str, Any]) -> None:
+def _write(latest: Path, previous: Path, content: Content) -> None:
     folder = latest.parent
     new_file = replacing(latest, durable=True, one_writer=True, previous=previous)
     # Twice: torch names no reason, so the disk is looked at while it is full; and what is flushed last may not fit.
@@ -144,7 +147,7 @@ def _full_disk_named(folder: Path) -> Iterator[None]:
         raise DiskFull(f"{NO_ROOM}: {describe_full_disk(number, folder)}") from None
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> Content:
     with zipfile.ZipFile(path) as archive:  # torch.load does not look at the checksums
         damaged = archive.testzip()
     if damaged is not None:
@@ -156,13 +159,13 @@ def _read(path: Path) -> dict[str, Any]:
     return content
 
 
-def describe_data(info: DataInfo) -> dict[str, Any]:
+def describe_data(info: DataInfo) -> Content:
     """What must not change below a run: its sampler's positions and its model's outputs."""
     sizes = {"train_size": info.train_size, "val_size": info.val_size, "num_classes": info.num_classes}
     return sizes | {"class_names": list(info.class_names)}
 
 
-def check_same_run(content: Mapping[str, Any], config: TrainConfig, info: DataInfo, folder: Path) -> None:
+def check_same_run(content: Content, config: TrainConfig, info: DataInfo, folder: Path) -> None:
     """Raise ConfigError where the checkpoint is of another configuration or of other data.
 
     A longer run is another configuration too: its schedule differs from the first step on.

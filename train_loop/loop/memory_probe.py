@@ -13,9 +13,9 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
+from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
 from bigbatch.cluster.host.atomic_files import write_json
@@ -138,7 +138,7 @@ def _train_step(config: TrainConfig, info: DataInfo, device: torch.device, preci
     fp16's scale is left out: gradients of made-up images may overflow, and a step that is skipped makes no state.
     """
     layout = memory_layout(config)
-    model: Any = build_model(config.model, info).to(device, memory_format=layout).train()  # type: ignore[call-overload]
+    model: nn.Module = build_model(config.model, info).to(device, memory_format=layout).train()  # type: ignore[call-overload]
     step = TrainStep(
         config=config,
         device=device,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
 
 import torch
 from torch import nn
@@ -33,11 +32,13 @@ def checkpoint_blocks(model: nn.Module, name: str) -> None:
         block.forward = _checkpointed(block, block.forward)
 
 
-def _checkpointed(block: nn.Module, forward: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], Any]:
+def _checkpointed(
+    block: nn.Module, forward: Callable[[torch.Tensor], torch.Tensor]
+) -> Callable[[torch.Tensor], object]:
     def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
         return nullcontext(), _statistics_kept(block)
 
-    def run(x: torch.Tensor) -> Any:
+    def run(x: torch.Tensor) -> object:
         if not torch.is_grad_enabled():
             return forward(x)
         if torch.compiler.is_compiling():  # the compiled backward pass writes no statistics, and takes no such context

@@ -99,7 +99,7 @@ def build_on_meta_device(config: ModelConfig, info: DataInfo) -> nn.Module:
             return _network(config, info).to("meta")
 
 
-def _arguments(name: str, info: DataInfo) -> dict[str, Any]:
+def _arguments(name: str, info: DataInfo) -> dict[str, object]:
     """What some networks must be told: the image size, and to return plain logits in training too."""
     if name.startswith("vit_"):
         return {"image_size": info.image_size}

@@ -7,7 +7,7 @@ are asked for where there is no torch.
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from bigbatch.train_loop.optim.build import build_optimizer, parameter_groups, set_learning_rate
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["LAMB", "LARS", "build_optimizer", "parameter_groups", "set_learning_rate"]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     file = {"LAMB": "lamb", "LARS": "lars"}.get(name, "build")

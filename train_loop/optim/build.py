@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import nn
 
@@ -11,6 +9,7 @@ from bigbatch.train_loop.config import OptimizerConfig
 from bigbatch.train_loop.optim.fused import begin_momentum, can_fuse, keep_implementation
 from bigbatch.train_loop.optim.lamb import LAMB
 from bigbatch.train_loop.optim.lars import LARS
+from bigbatch.train_loop.optim.layerwise import ParamGroup
 
 NORM_LAYERS: tuple[type[nn.Module], ...] = (
     nn.modules.batchnorm._NormBase,  # every BatchNorm (also Sync, Lazy) and InstanceNorm
@@ -42,7 +41,7 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
         group["lr"] = rate * group.get(LR_FACTOR, 1.0)
 
 
-def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+def parameter_groups(model: nn.Module, weight_decay: float) -> list[ParamGroup]:
     """Trainable parameters in two groups: with weight decay and trust ratio, and without either.
 
     Without: all parameters of normalisation layers, and every tensor of at most one dimension
@@ -58,7 +57,7 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
     for p in model.parameters():  # yields shared parameters once
         if p.requires_grad:
             (no_decay if p.ndim <= 1 or id(p) in scales else decay).append(p)
-    groups: list[dict[str, Any]] = [
+    groups: list[ParamGroup] = [
         {"params": decay, "weight_decay": weight_decay, "trust_ratio": True},
         {"params": no_decay, "weight_decay": 0.0, "trust_ratio": False},
     ]
@@ -106,12 +105,12 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig, grad_scaler: bool
     raise ValueError(f"optimizer.name must be one of sgd, lars, lamb, adamw; got {config.name!r}")
 
 
-def _torchs_own(groups: list[dict[str, Any]], config: OptimizerConfig, grad_scaler: bool) -> torch.optim.Optimizer:
+def _torchs_own(groups: list[ParamGroup], config: OptimizerConfig, grad_scaler: bool) -> torch.optim.Optimizer:
     groups = [
         {key: value for key, value in group.items() if key != "trust_ratio"} for group in groups
     ]  # they know none
     fused = can_fuse((p for group in groups for p in group["params"]), grad_scaler)
-    how: dict[str, Any] = {"lr": config.peak_lr, "foreach": not fused, "fused": fused}
+    how: ParamGroup = {"lr": config.peak_lr, "foreach": not fused, "fused": fused}
     optimizer: torch.optim.Optimizer
     if config.name == "sgd":
         optimizer = torch.optim.SGD(groups, momentum=config.momentum, nesterov=config.nesterov, **how)

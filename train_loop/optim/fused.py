@@ -8,10 +8,10 @@ gives gradients the layout of their parameters; what does not have it is laid ou
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.optimizer import StateDict
 
 from bigbatch.train_loop.optim.layerwise import is_sharded
 
@@ -39,7 +39,7 @@ def keep_implementation(optimizer: torch.optim.Optimizer) -> None:
     torch's loader would take that from the checkpoint, and leaves AdamW's step numbers on the CPU, or not, by it.
     """
 
-    def before(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
+    def before(optimizer: torch.optim.Optimizer, saved: StateDict) -> StateDict:
         pairs = zip(saved["param_groups"], optimizer.param_groups, strict=False)  # torch compares their number
         groups = [{**group, **{key: own[key] for key in IMPLEMENTATION}} for group, own in pairs]
         return {**saved, "param_groups": groups + saved["param_groups"][len(groups) :]}
@@ -61,7 +61,7 @@ def begin_momentum(optimizer: torch.optim.Optimizer) -> None:
 
 
 @torch.no_grad()
-def _lay_out_gradients(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+def _lay_out_gradients(optimizer: torch.optim.Optimizer, *_: object) -> None:
     for group in optimizer.param_groups:
         for p in group["params"] if group["fused"] else []:
             if p.grad is None:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import ParamsT
+from torch.optim.optimizer import ParamsT, StateDict
 
 from bigbatch.train_loop.optim.layerwise import (
     Bucket,
     LayerwiseOptimizer,
+    ParamGroup,
     add_scaled_,
     buckets,
     check_hyperparameter,
@@ -105,7 +105,7 @@ class LAMB(LayerwiseOptimizer):
         self._gradient_scale: Tensor | None = None
         super().__init__(params, defaults)
 
-    def _check(self, group: dict[str, Any]) -> None:
+    def _check(self, group: ParamGroup) -> None:
         check_nonnegative(group, "lr", "eps", "weight_decay")
         betas, bounds = group["betas"], group["trust_bounds"]
         ok = len(betas) == 2 and all(0 <= beta < 1 for beta in betas)
@@ -113,7 +113,7 @@ class LAMB(LayerwiseOptimizer):
         ok = len(bounds) == 2 and 0 <= bounds[0] <= bounds[1] and bounds[1] > 0
         check_hyperparameter(ok, "trust_bounds must be two rising numbers of at least 0", bounds)
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: StateDict) -> None:
         """As the base class; a step number that is a plain int, as it once was kept, becomes a tensor."""
         super().load_state_dict(state_dict)
         for state in self.state.values():
@@ -127,7 +127,7 @@ class LAMB(LayerwiseOptimizer):
             norm = torch.nn.utils.get_total_norm([g.float() if g.dtype.itemsize < 4 else g for g in grads])
             self._gradient_scale = torch.clamp(self.max_grad_norm / norm, max=1.0)  # also where the norm is 0
 
-    def _buckets(self, group: dict[str, Any]) -> Iterator[Bucket]:
+    def _buckets(self, group: ParamGroup) -> Iterator[Bucket]:
         """By step number too, so that bias corrections are numbers; not where the host may not read it."""
         steps = self._count(group)
         if self._steps_stay_on_device(group):
@@ -135,7 +135,7 @@ class LAMB(LayerwiseOptimizer):
         numbers = {id(p): step.item() for p, step in steps}
         return buckets(group, lambda p: numbers[id(p)], self._gradient_scale)
 
-    def _update(self, group: dict[str, Any], bucket: Bucket) -> None:
+    def _update(self, group: ParamGroup, bucket: Bucket) -> None:
         lr, decay = learning_rate_of(group, bucket), group["weight_decay"]
         ratio = group["trust_ratio"] and (group["nvlamb"] or decay > 0)
         if decay > 0 and not group["decay_in_ratio"]:
@@ -147,7 +147,7 @@ class LAMB(LayerwiseOptimizer):
             factor = factor * lamb_trust_ratios(bucket.weights, updates, factor, group["trust_bounds"])
         add_scaled_(bucket.weights, updates, -lr * factor)
 
-    def _adam_directions(self, group: dict[str, Any], bucket: Bucket) -> tuple[list[Tensor], float | Tensor]:
+    def _adam_directions(self, group: ParamGroup, bucket: Bucket) -> tuple[list[Tensor], float | Tensor]:
         """d of each parameter and f with f·d = m̂ / (√v̂ + eps), after taking its gradient into the moments.
 
         With c1 = 1 − β1^t and c2 = √(1 − β2^t): m̂ / (√v̂ + eps) = (c2/c1) · m / (√v + c2·eps), which
@@ -165,7 +165,7 @@ class LAMB(LayerwiseOptimizer):
         torch._foreach_add_(roots, list(eps.unbind()) if isinstance(eps, Tensor) else eps)
         return list(torch._foreach_div(firsts, roots)), c2 / c1
 
-    def _corrections(self, group: dict[str, Any], bucket: Bucket) -> tuple[Any, Any]:
+    def _corrections(self, group: ParamGroup, bucket: Bucket) -> tuple[float | Tensor, float | Tensor]:
         """c1 and c2: numbers, or tensors of shape [parameters of the bucket]."""
         if not group["bias_correction"]:
             return 1.0, 1.0
@@ -176,10 +176,10 @@ class LAMB(LayerwiseOptimizer):
         steps = torch.stack([self.state[p]["step"] for p in bucket.params]).to(bucket.device, bucket.dtype)
         return one_minus_power(beta1, steps), one_minus_power(beta2, steps).sqrt()
 
-    def _steps_stay_on_device(self, group: dict[str, Any]) -> bool:
+    def _steps_stay_on_device(self, group: ParamGroup) -> bool:
         return group["capturable"] or torch.compiler.is_compiling()
 
-    def _count(self, group: dict[str, Any]) -> list[tuple[Tensor, Tensor]]:
+    def _count(self, group: ParamGroup) -> list[tuple[Tensor, Tensor]]:
         """Parameters that have a gradient with their step numbers, float32 ``[]``, counted up."""
         params = [p for p in group["params"] if p.grad is not None]
         for p in params:

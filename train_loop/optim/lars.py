@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
@@ -11,6 +9,7 @@ from torch.optim.optimizer import ParamsT
 from bigbatch.train_loop.optim.layerwise import (
     Bucket,
     LayerwiseOptimizer,
+    ParamGroup,
     add_scaled_,
     check_hyperparameter,
     check_nonnegative,
@@ -99,7 +98,7 @@ class LARS(LayerwiseOptimizer):
         }
         super().__init__(params, defaults)
 
-    def _check(self, group: dict[str, Any]) -> None:
+    def _check(self, group: ParamGroup) -> None:
         check_nonnegative(group, "lr", "weight_decay", "trust_coefficient", "eps")
         check_hyperparameter(
             group["trust_coefficient"] > 0, "trust_coefficient must be above 0", group["trust_coefficient"]
@@ -108,7 +107,7 @@ class LARS(LayerwiseOptimizer):
         convention = group["momentum_convention"]
         check_hyperparameter(convention in CONVENTIONS, "momentum_convention must be 'in' or 'out'", convention)
 
-    def _update(self, group: dict[str, Any], bucket: Bucket) -> None:
+    def _update(self, group: ParamGroup, bucket: Bucket) -> None:
         lr = learning_rate_of(group, bucket)
         inside = group["momentum_convention"] == "in"
         factor: float | Tensor = lr if inside else 1.0  # of g + λw, so that it becomes d, or lr·d
@@ -118,7 +117,7 @@ class LARS(LayerwiseOptimizer):
         add_scaled_(bucket.weights, steps, -factor if inside else -lr * factor)
 
     def _accumulate(
-        self, group: dict[str, Any], bucket: Bucket, factor: float | Tensor
+        self, group: ParamGroup, bucket: Bucket, factor: float | Tensor
     ) -> tuple[list[Tensor], float | Tensor]:
         """Take factor·(g + λw) into the momentum; returns what to step along, and its factor."""
         momentum, decay = group["momentum"], group["weight_decay"]
@@ -140,7 +139,7 @@ class LARS(LayerwiseOptimizer):
         return directions, 1.0
 
 
-def lars_trust_ratios(group: dict[str, Any], bucket: Bucket, lr: float | Tensor) -> Tensor:
+def lars_trust_ratios(group: ParamGroup, bucket: Bucket, lr: float | Tensor) -> Tensor:
     """r of each parameter, shape [parameters of the bucket] (You et al. 2017, Alg. 1, with eps)."""
     w, g = norms(bucket.weights), norms(bucket.grads)
     ratios = group["trust_coefficient"] * w / (g + group["weight_decay"] * w + group["eps"])

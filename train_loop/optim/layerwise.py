@@ -20,6 +20,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.optimizer import StateDict
+
+ParamGroup = dict[str, Any]
+"""A parameter group as torch has it: ``params``, and hyperparameters of several types by name."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,7 @@ CPU_BUCKET_ELEMENTS = 1 << 19
 
 
 def buckets(
-    group: dict[str, Any], key: Callable[[Tensor], object] = lambda p: None, scale: Tensor | None = None
+    group: ParamGroup, key: Callable[[Tensor], object] = lambda p: None, scale: Tensor | None = None
 ) -> Iterator[Bucket]:
     """The group's parameters that have a gradient, a bucket a device, dtype and ``key``, in stable order.
 
@@ -121,9 +125,9 @@ def scale_(tensors: list[Tensor], factor: float | Tensor) -> None:
         torch._foreach_mul_(tensors, factor)
 
 
-def learning_rate_of(group: dict[str, Any], bucket: Bucket) -> Any:
+def learning_rate_of(group: ParamGroup, bucket: Bucket) -> float | Tensor:
     """The group's learning rate: its float, or its tensor as a 0-dim one beside the bucket."""
-    lr = group["lr"]
+    lr: float | Tensor = group["lr"]
     if isinstance(lr, Tensor):
         return lr.reshape(()).to(bucket.device, bucket.dtype, non_blocking=True)
     return lr
@@ -135,7 +139,7 @@ def check_hyperparameter(ok: bool, rule: str, value: object) -> None:
         raise ValueError(f"{rule}; got {value!r}")
 
 
-def check_nonnegative(group: dict[str, Any], *names: str) -> None:
+def check_nonnegative(group: ParamGroup, *names: str) -> None:
     """Raise ValueError unless each named hyperparameter is finite and at least 0."""
     for name in names:
         value = group[name]
@@ -154,14 +158,14 @@ class LayerwiseOptimizer(torch.optim.Optimizer, ABC):
     """Base of LARS and LAMB: a subclass checks its hyperparameters and updates one bucket."""
 
     @abstractmethod
-    def _check(self, group: dict[str, Any]) -> None:
+    def _check(self, group: ParamGroup) -> None:
         """Raise ValueError for a hyperparameter outside its range."""
 
     @abstractmethod
-    def _update(self, group: dict[str, Any], bucket: Bucket) -> None:
+    def _update(self, group: ParamGroup, bucket: Bucket) -> None:
         """Write the step to ``bucket.weights`` and the state."""
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
+    def add_param_group(self, param_group: ParamGroup) -> None:
         """Add a group; raises ValueError for a bad hyperparameter, a complex or a sharded parameter."""
         self._check({**self.defaults, **param_group})
         super().add_param_group(param_group)
@@ -203,7 +207,7 @@ class LayerwiseOptimizer(torch.optim.Optimizer, ABC):
     def _before_update(self) -> None:
         """What needs all gradients at once."""
 
-    def _buckets(self, group: dict[str, Any]) -> Iterator[Bucket]:
+    def _buckets(self, group: ParamGroup) -> Iterator[Bucket]:
         return buckets(group)
 
     def _refuse_sparse(self) -> None:
@@ -222,13 +226,13 @@ class LayerwiseOptimizer(torch.optim.Optimizer, ABC):
                 self.state[p][name] = torch.zeros_like(p, dtype=bucket.dtype, memory_format=torch.preserve_format)
         return [self.state[p][name] for p in bucket.params]
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: StateDict) -> None:
         """Load a ``state_dict`` exactly: float32 state of bf16 parameters stays float32.
 
         torch's own loader casts state to the parameter's dtype and may share memory with
         ``state_dict``; here every state tensor is a copy of the saved one on the parameter's device.
         """
-        loaded: dict[str, Any] = {}
+        loaded: StateDict = {}
         # Registered last, so it sees what the user's own hooks made of the state.
         handle = self.register_load_state_dict_pre_hook(lambda _, values: loaded.update(values))
         try:

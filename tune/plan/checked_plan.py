@@ -8,7 +8,7 @@ import secrets
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, get_type_hints
+from typing import NamedTuple, get_type_hints
 
 from bigbatch.cluster.host.option_values import nearest_word
 from bigbatch.search_spaces.fixed_parameters import read_fixed
@@ -24,7 +24,7 @@ from bigbatch.tune.plan.options import SAMPLERS, SCHEDULERS, SearchOptions
 from bigbatch.tune.plan.same_study import check_same_study
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.plan.study_space import check_study_fits
-from bigbatch.tune.study.description import read_description
+from bigbatch.tune.study.description import Description, read_description
 
 DEFAULT_TRIALS = {"digits": 12}
 """Default number of trials, by data set. On two cores, this many trials on digits end within six minutes."""
@@ -112,7 +112,7 @@ def make_plan(options: SearchOptions) -> SearchPlan:
 
     With ``--resume``, the study supplies the options that the command line leaves out.
     """
-    stored: dict[str, Any] = {}
+    stored: Description = {}
     if options.resume:
         if options.study is None:
             raise ConfigError("--resume needs the study's name; got none. Write --study NAME (a folder of --output).")
@@ -127,7 +127,7 @@ def make_plan(options: SearchOptions) -> SearchPlan:
     return plan
 
 
-def _kept_options(stored: Mapping[str, Any]) -> dict[str, Any]:
+def _kept_options(stored: Mapping[str, object]) -> dict[str, object]:
     """The options in study.json. Raises ConfigError if an edit gave one of them another type."""
     options = stored.get("options", {})
     if not isinstance(options, dict):
@@ -150,7 +150,7 @@ class CheckedOptions(NamedTuple):
     wandb: str
     workers: int
     seed: int
-    overrides: dict[str, Any]
+    overrides: dict[str, object]
     data: DataConfig
     budget_gpu_hours: float | None
     time_budget_s: float | None

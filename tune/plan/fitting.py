@@ -98,7 +98,7 @@ def auto_model(machine: Machine) -> str:
     return "resnet50" if machine.gpus else "resnet18"
 
 
-def check_search_model(name: str, overrides: Mapping[str, Any], data: DataInfo, machine: Machine) -> None:
+def check_search_model(name: str, overrides: Mapping[str, object], data: DataInfo, machine: Machine) -> None:
     """Raise ConfigError if the network does not exist, does not suit the data, or needs GPUs that are not there."""
     changes = {key: value for key, value in overrides.items() if key.startswith("model.")}
     config = TrainConfig(model=ModelConfig(name=name)).replace_keys(changes).model

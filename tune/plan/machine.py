@@ -7,7 +7,6 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from bigbatch.cluster.host.allocation import (
     accelerator_files,
@@ -80,7 +79,7 @@ class Machine:
         rest = sum(count for _, count in kinds[MOST_KINDS:])
         return ", ".join(words + ([f"{rest} more"] if rest else []))
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """For study.json: totals, and each kind of node with its count."""
         kinds = [{"count": count, **vars(node)} for node, count in Counter(self.nodes).items()]
         return {"cpus": self.cpus, "gpus": self.gpus, "nodes": kinds}

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bigbatch.cluster.host import json_values
 from bigbatch.cluster.host.command_line import empty_value
 from bigbatch.search_spaces.fixed_parameters import read_fixed
 from bigbatch.search_spaces.registry import BUILT_IN
@@ -59,7 +60,7 @@ class SearchOptions:
                 if isinstance(text, str) and not text.strip():
                     raise ConfigError(empty_value(f"--{name.replace('_', '-')}", text))
 
-    def kept(self) -> dict[str, Any]:
+    def kept(self) -> dict[str, object]:
         """The options that a later --resume takes from the study. ``storage`` is not kept: it may hold a password."""
         values = {k: v for k, v in dataclasses.asdict(self).items() if k in RESUMED_OPTIONS and v not in (None, ())}
         if values.get("model") == "auto":  # study.json keeps the chosen network under another key
@@ -72,13 +73,13 @@ class SearchOptions:
                 values[key] = os.path.abspath(values[key])
         return values
 
-    def over(self, earlier: Mapping[str, Any]) -> SearchOptions:
+    def over(self, earlier: Mapping[str, object]) -> SearchOptions:
         """These options, completed from ``earlier`` ones. The keys of ``--set`` are completed one by one."""
         known = {
             k: v for k, v in earlier.items() if k in RESUMED_OPTIONS and v != ""
         }  # earlier versions stored an empty text as "not given"
-        gaps = {k: v for k, v in known.items() if k != "set" and getattr(self, k) is None}
+        gaps: dict[str, Any] = {k: v for k, v in known.items() if k != "set" and getattr(self, k) is None}
         said = read_fixed(self.set)
-        names = {text: text.partition("=")[0].strip() for text in earlier.get("set", ())}
+        names = {text: text.partition("=")[0].strip() for text in json_values.texts(earlier, "set")}
         kept = [text for text, name in names.items() if (known_key(name) or name) not in said]
         return dataclasses.replace(self, **gaps, set=(*kept, *self.set))

@@ -9,7 +9,6 @@ import os
 import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from bigbatch.search_spaces.priors import lr_factor
 from bigbatch.search_spaces.registry import Space
@@ -22,7 +21,9 @@ TRIALS_TO_SEE = 64
 """Number of draws from a space in which an optimizer's rate must change with the prior."""
 
 
-def read_priors(paths: Sequence[str], space: Space, workload: Workload, pinned: Mapping[str, Any]) -> dict[str, float]:
+def read_priors(
+    paths: Sequence[str], space: Space, workload: Workload, pinned: Mapping[str, object]
+) -> dict[str, float]:
     """For each tested optimizer, the factor from the prior's centre to the range test's suggestion.
 
     Raises ConfigError for a file that is no range test, a test with other data or another model than the search, two
@@ -83,7 +84,7 @@ def _full(data: str) -> str:
     return os.path.abspath(data) if os.path.exists(data) else data
 
 
-def _moves(space: Space, workload: Workload, optimizer: str, pinned: Mapping[str, Any]) -> bool:
+def _moves(space: Space, workload: Workload, optimizer: str, pinned: Mapping[str, object]) -> bool:
     moved = dataclasses.replace(workload, lr_factors={optimizer: 1.5})
     for seed in range(TRIALS_TO_SEE):
         before = space(StandInTrial(random.Random(seed)), workload, pinned)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from bigbatch.train_loop.config import RUNTIME_KEYS, ConfigError
 from bigbatch.train_loop.config.earlier_keys import EARLIER_KEYS
@@ -19,7 +18,7 @@ OPTIONS = {
 OF_THE_DATA = ("image_size", "train_size", "val_size", "num_classes")
 
 
-def check_same_study(identity: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
+def check_same_study(identity: Mapping[str, object], stored: Mapping[str, object]) -> None:
     """Raise ConfigError if the plan and the stored study differ in something that defines the study.
 
     Args:
@@ -28,13 +27,13 @@ def check_same_study(identity: Mapping[str, Any], stored: Mapping[str, Any]) -> 
     """
     for key, value in identity.items():
         before = stored.get(key)
-        if key == "overrides" and isinstance(before, dict):
+        if key == "overrides" and isinstance(before, dict) and isinstance(value, Mapping):
             _check_overrides(before, value)
         elif before != value:
             raise _refusal(*_difference(key, before, value))
 
 
-def _check_overrides(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+def _check_overrides(before: Mapping[str, object], now: Mapping[str, object]) -> None:
     before = {EARLIER_KEYS.get(name, name): value for name, value in before.items()}
     for name in {**before, **now}:
         if name in RUNTIME_KEYS or before.get(name) == now.get(name):
@@ -45,7 +44,7 @@ def _check_overrides(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
         raise _refusal(f"{option} was {before[name]!r}; got {now.get(name)!r}", f"Leave {option} out (it is kept)")
 
 
-def _difference(key: str, before: Any, value: Any) -> tuple[str, str]:
+def _difference(key: str, before: object, value: object) -> tuple[str, str]:
     if key == "space_fingerprint":
         return f"the space's file has changed; got {value!r}", "Restore it"
     if key in OF_THE_DATA:

@@ -51,7 +51,7 @@ class SearchPlan:
         """How often a trial is started again after one of its processes dies. A cluster may lose nodes."""
         return 1 if self.address == "local" else 5
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, object]:
         """The facts that define the study: a resumed search must have the same."""
         return {
             "space": self.space.name,
@@ -69,7 +69,7 @@ class SearchPlan:
             "num_classes": self.data.num_classes,
         }
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """The plan as study.json keeps it."""
         return {
             **self.identity(),

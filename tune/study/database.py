@@ -10,13 +10,14 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from optuna.exceptions import StorageInternalError, UpdateFinishedTrialError
 from optuna.storages import RDBStorage
 from optuna.storages._rdb import models
 from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.orm import Session
 
 from bigbatch.tune.study.provenance import redact
 from bigbatch.tune.study.storage_url import DatabaseLost
@@ -72,7 +73,9 @@ class PatientStorage(RDBStorage):
         self._newest = self._repeat(newest)
         return self._repeat(lambda: RDBStorage._create_new_trial(self, study_id, template_trial))
 
-    def _get_prepared_new_trial(self, study_id: int, template_trial: FrozenTrial | None, session: Any) -> Any:
+    def _get_prepared_new_trial(
+        self, study_id: int, template_trial: FrozenTrial | None, session: Session
+    ) -> models.TrialModel:
         """Optuna's insertion. If an earlier attempt has already inserted the trial, returns that one."""
         made = session.query(models.TrialModel).filter(
             models.TrialModel.study_id == study_id, models.TrialModel.trial_id > self._newest
@@ -103,10 +106,10 @@ class PatientStorage(RDBStorage):
                 return result
 
 
-def _repeated(name: str) -> Any:
+def _repeated(name: str) -> object:
     plain = getattr(RDBStorage, name)
 
-    def method(self: PatientStorage, *args: Any, **options: Any) -> Any:
+    def method(self: PatientStorage, *args: object, **options: object) -> object:
         return self._repeat(lambda: plain(self, *args, **options))
 
     return method

@@ -10,9 +10,11 @@ from bigbatch.train_loop.config import ConfigError
 
 SCHEMA_VERSION = 1
 STUDY_FILE = "study.json"
+Description = dict[str, Any]
+"""The values of study.json by key, as whichever version wrote them."""
 
 
-def read_description(folder: Path) -> dict[str, Any]:
+def read_description(folder: Path) -> Description:
     """study.json. Raises ConfigError if ``folder`` holds no study of this schema."""
     path = folder / STUDY_FILE
     try:

@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from optuna.storages.journal import JournalFileBackend
 
@@ -121,7 +120,7 @@ class PatientJournal(JournalFileBackend):
         super().__init__(str(path))
         self._path, self._disk = path, disk
 
-    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+    def append_logs(self, logs: list[dict[str, object]]) -> None:
         """Append the lines. Raises DiskFull if there is no room; the journal is then unchanged."""
         while True:
             size = os.path.getsize(self._path)

@@ -10,7 +10,6 @@ import subprocess
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from bigbatch.cluster.host.allocation import slurm_job
 from bigbatch.cluster.host.root import ROOT
@@ -18,7 +17,7 @@ from bigbatch.cluster.host.root import ROOT
 PACKAGES = ("bigbatch", "ray", "optuna", "torch", "torchvision", "pyarrow", "wandb", "numpy", "scikit-learn")
 
 
-def provenance() -> dict[str, Any]:
+def provenance() -> dict[str, object]:
     """Commit, versions, host and job of this process. An unknown value is None."""
     job = slurm_job()
     return {
@@ -48,7 +47,7 @@ def package_version(name: str) -> str | None:
         return None
 
 
-def git_state(root: Path) -> dict[str, Any] | None:
+def git_state(root: Path) -> dict[str, object] | None:
     """The commit, and whether the work tree differs from it; None outside a repository."""
     commit = _git(root, "rev-parse", "HEAD")
     if commit is None:

@@ -18,7 +18,6 @@ import os
 import shutil
 import time
 from pathlib import Path
-from typing import Any
 
 import optuna
 
@@ -27,7 +26,7 @@ from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.config.earlier_keys import migrated
 from bigbatch.train_loop.host.folder_hold import FolderHold, hold_folder
 from bigbatch.tune.study import tables
-from bigbatch.tune.study.description import SCHEMA_VERSION, STUDY_FILE, read_description
+from bigbatch.tune.study.description import SCHEMA_VERSION, STUDY_FILE, Description, read_description
 from bigbatch.tune.study.ledger import Ledger
 from bigbatch.tune.study.patient_journal import Disk, PatientJournal
 from bigbatch.tune.study.provenance import redact
@@ -84,7 +83,7 @@ class StudyStore:
     # Life
 
     @classmethod
-    def create(cls, folder: Path, name: str, description: dict[str, Any], storage_url: str | None) -> StudyStore:
+    def create(cls, folder: Path, name: str, description: Description, storage_url: str | None) -> StudyStore:
         """Make the folder and an empty study in it. Raises ConfigError if it already holds a study."""
         store = cls(folder, storage_url)
         was_there = folder.exists()
@@ -126,7 +125,7 @@ class StudyStore:
             raise
         return store
 
-    def _load(self, description: dict[str, Any]) -> None:
+    def _load(self, description: Description) -> None:
         name, storage = description["name"], self._storage()
         try:
             self.study = optuna.load_study(study_name=name, storage=storage)
@@ -153,19 +152,19 @@ class StudyStore:
             self.study._storage.set_trial_user_attr(
                 trial._trial_id, "gpu_hours", self.ledger.trial_s(trial.number) / 3600
             )
-            if records and records[-1]["epoch"] >= trial.user_attrs["config"]["epochs"]:
+            if records and tables.epoch_of(records[-1]) >= trial.user_attrs["config"]["epochs"]:
                 self._complete_late(trial, records)
             else:
                 self.study._storage.set_trial_state_values(trial._trial_id, optuna.trial.TrialState.WAITING)
 
-    def _complete_late(self, trial: optuna.trial.FrozenTrial, records: list[dict[str, Any]]) -> None:
+    def _complete_late(self, trial: optuna.trial.FrozenTrial, records: list[dict[str, object]]) -> None:
         """Complete a trial whose last epoch is in the study, but whose end is not."""
         live = optuna.trial.Trial(self.study, trial._trial_id)
         for record in records:
-            if int(record["epoch"]) not in trial.intermediate_values:
-                live.report(float(record["val_top1"]), int(record["epoch"]))
+            if tables.epoch_of(record) not in trial.intermediate_values:
+                live.report(tables.top1_of(record), tables.epoch_of(record))
         live.set_user_attr("ended_because", "ran to its end")
-        self.study.tell(live, values=float(records[-1]["val_top1"]), state=optuna.trial.TrialState.COMPLETE)
+        self.study.tell(live, values=tables.top1_of(records[-1]), state=optuna.trial.TrialState.COMPLETE)
 
     def close(self) -> None:
         """Close the ledger and give the folder back."""
@@ -221,17 +220,17 @@ class StudyStore:
             if (best is None or int(number) != best.number) and not may_need_checkpoint(trials[int(number)]):
                 shutil.rmtree(folder, ignore_errors=True)
 
-    def add_session(self, session: dict[str, Any], **changes: Any) -> None:
+    def add_session(self, session: dict[str, object], **changes: object) -> None:
         """Append the facts of this driver's run to study.json, and change other keys."""
         description = read_description(self.folder)
         description.setdefault("sessions", []).append(session)
         _write_description(self.folder, {**description, **changes})
 
-    def describe(self, changes: dict[str, Any]) -> None:
+    def describe(self, changes: dict[str, object]) -> None:
         """Change keys of study.json."""
         _write_description(self.folder, {**read_description(self.folder), **changes})
 
-    def end_session(self, **facts: Any) -> None:
+    def end_session(self, **facts: object) -> None:
         """Add facts to the last session in study.json."""
         description = read_description(self.folder)
         if description.get("sessions"):
@@ -303,7 +302,7 @@ def repair_journal(path: Path) -> None:
             os.fsync(journal.fileno())
 
 
-def _write_description(folder: Path, description: dict[str, Any]) -> None:
+def _write_description(folder: Path, description: Description) -> None:
     write_json(folder / STUDY_FILE, description, indent=2, durable=True)
 
 

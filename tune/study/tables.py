@@ -7,9 +7,9 @@ metadata changes with them.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -25,7 +25,7 @@ TRIALS_VERSION, EPOCHS_VERSION = "2", "1"
 EPOCH_ATTR = "epoch/"
 """Prefix of the user attributes with a trial's epoch records: ``epoch/00001`` …"""
 
-_PLAIN = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string()}
+_PLAIN: dict[object, pa.DataType] = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string()}
 
 
 def _config_fields() -> list[pa.Field]:
@@ -71,12 +71,12 @@ EPOCH_PARTS = tuple(name for name, column in EpochRecord.columns().items() if co
 """Of an epoch's record: together the seconds that it took."""
 
 
-def epoch_records(trial: FrozenTrial) -> list[dict[str, Any]]:
+def epoch_records(trial: FrozenTrial) -> list[dict[str, object]]:
     """A trial's epoch records, the first epoch first."""
     return [trial.user_attrs[key] for key in sorted(trial.user_attrs) if key.startswith(EPOCH_ATTR)]
 
 
-def trial_row(trial: FrozenTrial) -> dict[str, Any]:
+def trial_row(trial: FrozenTrial) -> dict[str, object]:
     """The trial's row in trials.parquet."""
     records = epoch_records(trial)
     attrs = trial.user_attrs
@@ -85,7 +85,7 @@ def trial_row(trial: FrozenTrial) -> dict[str, Any]:
         "trial": trial.number,
         "state": trial.state.name,
         "value": trial.value if trial.state == TrialState.COMPLETE else None,
-        "best_value": max((r["val_top1"] for r in records), default=None),
+        "best_value": max(map(top1_of, records), default=None),
         "epochs": len(records),
         "epochs_planned": configuration.get("epochs"),
         "gpu_hours": attrs.get("gpu_hours"),
@@ -117,10 +117,21 @@ def _write(table: pa.Table, path: Path) -> None:
         pq.write_table(table, file)
 
 
-def _at(values: dict[str, Any], key: str) -> Any:
+def _at(values: Mapping[str, object], key: str) -> object:
+    found: object = values
     for part in key.split("."):
-        values = values.get(part, {}) if isinstance(values, dict) else {}
-    return None if values == {} else values
+        found = found.get(part) if isinstance(found, Mapping) else None
+    return None if found == {} else found
+
+
+def epoch_of(record: Mapping[str, object]) -> int:
+    """The epoch of a record, 1-based."""
+    return int(json_values.number(record, "epoch"))
+
+
+def top1_of(record: Mapping[str, object]) -> float:
+    """Validation top-1 of a record, 0 to 1; not a number where it has none."""
+    return json_values.number(record, "val_top1", math.nan)
 
 
 def epoch_s(record: Mapping[str, object]) -> float:

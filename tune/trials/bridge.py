@@ -16,12 +16,12 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import optuna
 from optuna.trial import TrialState
 from ray.tune.search import Searcher
 
+from bigbatch.cluster.host import json_values
 from bigbatch.search_spaces.registry import Space
 from bigbatch.search_spaces.workload import Workload
 from bigbatch.train_loop.config import RUNTIME_KEYS, TrainConfig
@@ -31,7 +31,7 @@ from bigbatch.train_loop.launch.trial_task import TrialTask
 from bigbatch.train_loop.progress import StepProgress
 from bigbatch.tune.study import retry
 from bigbatch.tune.study.store import StudyStore
-from bigbatch.tune.study.tables import EPOCH_ATTR, epoch_records, epoch_s
+from bigbatch.tune.study.tables import EPOCH_ATTR, epoch_of, epoch_records, epoch_s, top1_of
 from bigbatch.tune.trials.judgement import SPARED_ATTR
 from bigbatch.tune.trials.samplers import PerTrialSampler
 from bigbatch.tune.trials.save_time import stop_wait_s
@@ -87,7 +87,7 @@ class OptunaBridge(Searcher):
         space: Space,
         workload: Workload,
         *,
-        overrides: dict[str, Any],
+        overrides: dict[str, object],
         seed: int,
         trials: int,
         room: Callable[[list[int]], bool],
@@ -142,10 +142,10 @@ class OptunaBridge(Searcher):
         )
         return Searcher.FINISHED
 
-    def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
+    def on_trial_result(self, trial_id: str, result: dict[str, object]) -> None:
         """Do nothing: the scheduler hands results to ``observe``, which may stop the trial."""
 
-    def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
+    def on_trial_complete(self, trial_id: str, result: dict[str, object] | None = None, error: bool = False) -> None:
         """Ray has finished with a trial. A trial that was already told is no longer live."""
         live = self._live.get(trial_id)
         if live is None:
@@ -170,12 +170,12 @@ class OptunaBridge(Searcher):
         for trial_id in list(self._live):
             self.put_back(trial_id)
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {}  # Tune pickles its searcher for a restore that this project never uses
 
     # Results
 
-    def observe(self, trial_id: str, result: dict[str, Any]) -> bool:
+    def observe(self, trial_id: str, result: dict[str, object]) -> bool:
         """Take in a trial's report. Returns whether to stop the trial.
 
         Epochs that the study already has are ignored, so a resumed trial may report its past again.
@@ -184,8 +184,8 @@ class OptunaBridge(Searcher):
         if live is None:
             return True
         self._notes.hear(live.view.number, result)
-        for record in result.get(RECORDS, ()):
-            if int(record["epoch"]) > live.view.epoch and self._take_in(trial_id, live, record):
+        for record in json_values.objects(result, RECORDS):
+            if epoch_of(record) > live.view.epoch and self._take_in(trial_id, live, record):
                 return True
         if result.get(FAILURE):
             self._fail(trial_id, str(result[FAILURE]))
@@ -203,10 +203,10 @@ class OptunaBridge(Searcher):
         else:
             self._tell(trial_id, TrialState.FAIL, because)
 
-    def _take_in(self, trial_id: str, live: _Live, record: dict[str, Any]) -> bool:
+    def _take_in(self, trial_id: str, live: _Live, record: dict[str, object]) -> bool:
         """Take in one new epoch. Returns whether the trial has ended with it."""
-        epoch, value = int(record["epoch"]), float(record["val_top1"])
-        if not math.isfinite(value) or not math.isfinite(float(record["val_loss"])):
+        epoch, value = epoch_of(record), top1_of(record)
+        if not math.isfinite(value) or not math.isfinite(json_values.number(record, "val_loss", math.nan)):
             self._tell(trial_id, TrialState.FAIL, f"validation was not finite in epoch {epoch}")
             return True
         self.runs(live.view.number)
@@ -223,7 +223,7 @@ class OptunaBridge(Searcher):
         # Ask the pruner every epoch: a rung keeps the value of the epoch in which it is first asked. But do not obey it
         # during a short run's first steps: they are warmup and show only which trial warms up faster.
         stop = live.trial.should_prune()
-        if stop and int(record.get("optimizer_steps", STEPS_TO_JUDGE)) >= STEPS_TO_JUDGE:
+        if stop and json_values.whole_number(record, "optimizer_steps", STEPS_TO_JUDGE) >= STEPS_TO_JUDGE:
             self._tell(trial_id, TrialState.PRUNED, f"stopped by the scheduler after epoch {epoch}")
             return True
         if stop and SPARED_ATTR not in live.trial.user_attrs:
@@ -317,8 +317,8 @@ class OptunaBridge(Searcher):
         frozen = self._study._storage.get_trial(trial._trial_id)
         attrs, records = frozen.user_attrs, epoch_records(frozen)
         for record in records:  # a driver killed between the two entries of an epoch
-            if int(record["epoch"]) not in frozen.intermediate_values:
-                trial.report(float(record["val_top1"]), int(record["epoch"]))
+            if epoch_of(record) not in frozen.intermediate_values:
+                trial.report(top1_of(record), epoch_of(record))
         attempts = attrs.get("attempts", 0) + 1
         trial.set_user_attr("attempts", attempts)
         trial.set_user_attr("ray_trial_id", trial_id)
@@ -362,7 +362,7 @@ class OptunaBridge(Searcher):
         """Show a line that belongs to no trial."""
         self._notify("search_said", text)
 
-    def _notify(self, event: str, *arguments: Any) -> None:
+    def _notify(self, event: str, *arguments: object) -> None:
         """Tell the observers. An observer that fails, such as an unreachable tracker, gets no further events."""
         for observer in list(self._observers):
             try:
@@ -394,7 +394,7 @@ class OptunaBridge(Searcher):
         self._notify("trial_ended", live.view)
 
 
-def _ignore(*_: Any) -> None:
+def _ignore(*_: object) -> None:
     """Stands for a method that an observer lacks."""
 
 

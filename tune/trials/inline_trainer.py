@@ -18,8 +18,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
 
 import ray
 import ray.tune
@@ -49,11 +48,11 @@ class _BorrowedPlacementGroup(DefaultPlacementGroupHandle):
 
 
 class _TrialWorkerGroup(WorkerGroup):
-    def _create_placement_group(self, *_: Any) -> DefaultPlacementGroupHandle:
+    def _create_placement_group(self, *_: object) -> DefaultPlacementGroupHandle:
         return _BorrowedPlacementGroup(ray.util.get_current_placement_group())
 
     @staticmethod
-    def _get_worker_runtime_env(custom_runtime_env: Any) -> Any:
+    def _get_worker_runtime_env(custom_runtime_env: Mapping[str, object] | None) -> dict[str, object]:
         # Workers inherit the job's environment. With another environment they could not use the worker
         # processes that Ray has already started.
         return dict(custom_runtime_env or {})
@@ -81,21 +80,21 @@ class _ReportToTune(UserCallback):
     ``ray.tune.report`` raises SystemExit if Tune has stopped the trial.
     """
 
-    def after_report(self, run_context: Any, metrics: list[dict[str, Any]], checkpoint: Any) -> None:
+    def after_report(self, run_context: object, metrics: list[dict[str, object]], checkpoint: object) -> None:
         ray.tune.report(dict(metrics[0]))
 
 
 class InlineTorchTrainer(TorchTrainer):
     """A ``TorchTrainer`` whose controller runs in the calling process."""
 
-    def _create_default_callbacks(self) -> list[Any]:
+    def _create_default_callbacks(self) -> list[object]:
         # Each of these two would start an actor. The cleaner has nothing to clean, and there are no
         # Ray data sets.
         unneeded = (PlacementGroupCleanerCallback, DatasetsCallback)
         return [c for c in super()._create_default_callbacks() if not isinstance(c, unneeded)]
 
-    def _initialize_and_run_controller(self, **controller_kwargs: Any) -> Any:
-        async def run() -> Any:
+    def _initialize_and_run_controller(self, **controller_kwargs: object) -> object:
+        async def run() -> object:
             controller = _TrialController(**controller_kwargs)
             try:
                 await controller.run()
@@ -120,8 +119,8 @@ def is_ray_supported() -> bool:
 
 
 def make_trainer(
-    train_function: Callable[[dict[str, Any]], Any],
-    train_config: dict[str, Any],
+    train_function: Callable[[dict[str, object]], object],
+    train_config: dict[str, object],
     scaling_config: ScalingConfig,
     run_config: RunConfig,
 ) -> TorchTrainer:

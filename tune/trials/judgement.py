@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Container, Sequence
-from typing import Any, cast
+from typing import cast
 
 from optuna.distributions import BaseDistribution
 from optuna.samplers import TPESampler
@@ -55,7 +55,7 @@ class _JudgedStudy:
     def __init__(self, study: Study) -> None:
         self._study = study
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return getattr(self._study, name)
 
     def _get_trials(
@@ -74,13 +74,13 @@ class JudgedTPESampler(TPESampler):
 
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         """As Optuna's method, on the judged trials."""
         return super().sample_relative(_judged(study), trial, search_space)
 
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
-    ) -> Any:
+    ) -> object:
         """As Optuna's method, on the judged trials."""
         return super().sample_independent(_judged(study), trial, param_name, param_distribution)
 

@@ -10,7 +10,6 @@ import math
 import warnings
 import zlib
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 from optuna.distributions import (
@@ -51,12 +50,12 @@ class SobolSampler(BaseSampler):
 
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         return {}
 
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
-    ) -> Any:
+    ) -> object:
         """The parameter's value at this trial's point."""
         return value_at(self._coordinate(trial.number, param_name), param_distribution)
 
@@ -78,7 +77,7 @@ class SobolSampler(BaseSampler):
             return np.asarray(engine.random(1)[0])
 
 
-def value_at(part: float, distribution: BaseDistribution) -> Any:
+def value_at(part: float, distribution: BaseDistribution) -> object:
     """The value of a distribution at quantile ``part``, from 0 to below 1."""
     if isinstance(distribution, CategoricalDistribution):
         return distribution.choices[int(part * len(distribution.choices))]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import optuna
 from optuna.distributions import BaseDistribution
@@ -49,12 +49,12 @@ class PerTrialSampler(BaseSampler):
 
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         return self._of(trial).sample_relative(study, trial, search_space)
 
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
-    ) -> Any:
+    ) -> object:
         return self._of(trial).sample_independent(study, trial, param_name, param_distribution)
 
     def after_trial(self, study: Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None) -> None:
@@ -108,7 +108,7 @@ class SeededHyperband(HyperbandPruner):
     trials.
     """
 
-    def __init__(self, seed: int, **options: Any) -> None:
+    def __init__(self, seed: int, **options: int) -> None:
         super().__init__(**options)
         self._seed = seed
 

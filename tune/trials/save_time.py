@@ -9,27 +9,28 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
+from bigbatch.cluster.host import json_values
 from bigbatch.cluster.host.waits import AFTER_TRIALS_S, LEAST_WAIT_S, MOST_WAIT_S
+from bigbatch.tune.study.tables import EPOCH_PARTS
 
 UNMEASURED_WAIT_S = 120.0
 """Used before any epoch of the study has ended."""
 SAVE_VARIABLE = "BIGBATCH_SAVE_S"
 """A job of ``cluster/`` sets this variable: how long the driver may take in all before it is killed."""
 
-Records = Sequence[Mapping[str, Any]]
+Records = Sequence[Mapping[str, object]]
 
 
 def longest_gap_s(records: Records) -> float | None:
     """The longest time in seconds that a run trained without looking for a stop request; None without an epoch."""
     gaps, steps_before = [], 0
     for record in records:
-        steps = int(record.get("optimizer_steps", 0)) + int(record.get("skipped_steps", 0))
+        steps = sum(json_values.whole_number(record, name) for name in ("optimizer_steps", "skipped_steps"))
         taken = max(1, steps - steps_before)
         steps_before = steps
-        step_s = _s(record, "train_s") / taken
-        gaps.append(step_s + _s(record, "bn_s") + _s(record, "val_s") + _s(record, "checkpoint_s"))
+        pauses_s = sum(json_values.number(record, part) for part in EPOCH_PARTS if part != "train_s")
+        gaps.append(json_values.number(record, "train_s") / taken + pauses_s)
     return max(gaps, default=None)
 
 
@@ -56,7 +57,3 @@ def _most_s(env: Mapping[str, str]) -> float:
     except (KeyError, ValueError):
         return MOST_WAIT_S
     return min(MOST_WAIT_S, max(LEAST_WAIT_S, granted - AFTER_TRIALS_S))
-
-
-def _s(record: Mapping[str, Any], part: str) -> float:
-    return float(record.get(part) or 0.0)

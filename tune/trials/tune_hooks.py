@@ -8,11 +8,12 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 from ray.air.execution._internal.actor_manager import RayActorManager
 from ray.exceptions import OutOfMemoryError, RayActorError
 from ray.tune import Callback
+from ray.tune.execution.tune_controller import TuneController
+from ray.tune.experiment import Trial
 from ray.tune.progress_reporter import TrialProgressCallback
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from ray.tune.stopper import Stopper
@@ -33,17 +34,17 @@ class PrunerScheduler(FIFOScheduler):
         super().__init__()
         self._bridge, self._capacity = bridge, capacity
 
-    def choose_trial_to_run(self, tune_controller: Any) -> Any:
+    def choose_trial_to_run(self, tune_controller: TuneController) -> Trial | None:
         """First give up trials that no longer fit; then choose as Tune's FIFO scheduler."""
         self._give_up_outgrown(tune_controller)
         return super().choose_trial_to_run(tune_controller)
 
-    def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
+    def on_trial_result(self, tune_controller: TuneController, trial: Trial, result: dict[str, object]) -> str:
         """Pass the result to the bridge. Returns STOP or CONTINUE."""
         stop = self._bridge.observe(trial.trial_id, result)
         return TrialScheduler.STOP if stop else TrialScheduler.CONTINUE
 
-    def _give_up_outgrown(self, controller: Any) -> None:
+    def _give_up_outgrown(self, controller: TuneController) -> None:
         """Take from Tune the trials whose workers do not fit on the remaining nodes: they would wait for ever.
 
         They wait in the study instead. The bridge starts them again, with workers that fit.
@@ -58,7 +59,7 @@ class PrunerScheduler(FIFOScheduler):
                 controller._actor_cache.decrease_max(trial.placement_group_factory)
             controller.stop_trial(trial)
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {}
 
 
@@ -75,7 +76,7 @@ class StopWhen(Stopper):
         self._wait_s = 0.0
         self._gave_up = False
 
-    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+    def __call__(self, trial_id: str, result: dict[str, object]) -> bool:
         return False
 
     def stop_all(self) -> bool:
@@ -98,7 +99,7 @@ class StopWhen(Stopper):
         if self._bridge.at_work:
             self._bridge.say(f"{self._bridge.at_work} running trial(s) {which}: {what}")
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {}
 
 
@@ -108,7 +109,7 @@ class RemoveEmptyTrialFolders(Callback):
     Tune copies all these folders to the study's folder with its experiment state: one more inode for each trial.
     """
 
-    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+    def on_trial_complete(self, iteration: int, trials: list[Trial], trial: Trial, **info: object) -> None:
         """Remove the trial's folder if it is empty."""
         if trial.local_path:
             with contextlib.suppress(OSError):  # it is not there, or not empty
@@ -121,7 +122,7 @@ class SilentProgress(TrialProgressCallback):
     def _print(self, msg: str) -> None:
         pass
 
-    def log_result(self, *_: Any, **__: Any) -> None:
+    def log_result(self, *_: object, **__: object) -> None:
         """Print nothing."""
         pass
 
@@ -132,11 +133,11 @@ class TickCallback(Callback):
     def __init__(self, watch: SearchWatch) -> None:
         self._watch = watch
 
-    def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
+    def on_step_begin(self, iteration: int, trials: list[Trial], **info: object) -> None:
         """Call ``tick``."""
         self._watch.tick()
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {}
 
 
@@ -149,7 +150,7 @@ def memory_kills_fail_trials() -> Iterator[None]:
     before = RayActorManager._actor_task_failed
 
     @functools.wraps(before)
-    def failed(self: RayActorManager, tracked_actor_task: Any, exception: Exception) -> None:
+    def failed(self: RayActorManager, tracked_actor_task: object, exception: Exception) -> None:
         if isinstance(exception, OutOfMemoryError):
             exception = RayActorError(error_msg=str(exception))
         before(self, tracked_actor_task=tracked_actor_task, exception=exception)

@@ -9,7 +9,6 @@ import contextlib
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from bigbatch.search_spaces.check import ParamRange
 from bigbatch.search_spaces.registry import Space
@@ -84,7 +83,7 @@ class Columns:
 
 
 def columns_of(
-    space: Space, workload: Workload, overrides: Mapping[str, Any], ranges: Mapping[str, ParamRange]
+    space: Space, workload: Workload, overrides: Mapping[str, object], ranges: Mapping[str, ParamRange]
 ) -> Columns:
     """The columns for a space's trials. Samples of the space show which settings vary."""
     rng, found = random.Random(0), []
@@ -119,5 +118,5 @@ def _width(found: ParamRange) -> int:
     return max((len(_text(choice)) for choice in found.choices), default=NUMBER_WIDTH)
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from typing import Any, Protocol, TextIO
+from typing import Protocol, TextIO
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bigbatch.train_loop.progress import ProgressLines
+from bigbatch.tune.study.tables import top1_of
 from bigbatch.tune.watch.columns import Columns
 from bigbatch.tune.watch.observer import TrialView
 
@@ -113,7 +114,7 @@ class LiveTable:
 
     trial_waiting = trial_started = steps_done = trial_ended = trial_planned
 
-    def epoch_ended(self, trial: TrialView, record: dict[str, Any]) -> None:
+    def epoch_ended(self, trial: TrialView, record: dict[str, object]) -> None:
         """Show the trial's new state."""
         self.trial_planned(trial)
 
@@ -254,12 +255,12 @@ class PlainLines:
         word += f" (trial {trial.retries} again)" if trial.retries is not None and not trial.resumed else ""
         self.say(f"trial {trial.number} {word}: {self._progress.columns.line(trial)}")
 
-    def epoch_ended(self, trial: TrialView, record: dict[str, Any]) -> None:
+    def epoch_ended(self, trial: TrialView, record: dict[str, object]) -> None:
         """Print the epoch's accuracy, loss and learning rate."""
         self._progress.put(trial)
         self._within_epochs[trial.number] = ProgressLines()
         self.say(
-            f"trial {trial.number} epoch {record['epoch']}/{trial.epochs}: top-1 {percent(record['val_top1'])}, "
+            f"trial {trial.number} epoch {record['epoch']}/{trial.epochs}: top-1 {percent(top1_of(record))}, "
             f"train loss {record['train_loss']:.3f}, lr {record['learning_rate']:.3g}"
         )
 

@@ -11,7 +11,6 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from bigbatch.train_loop.host.signals import StopSignals, say_from_handler
 
@@ -80,7 +79,7 @@ class Interrupts:
             signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
 
     @contextmanager
-    def shown_by(self, display: Any, text: str = SEARCHING) -> Iterator[None]:
+    def shown_by(self, display: object, text: str = SEARCHING) -> Iterator[None]:
         """Within the block, ``display.acknowledge(text)`` shows the acknowledgement, if the display has that method.
 
         Afterwards the text says that the search has ended.

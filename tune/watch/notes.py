@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from typing import Any
 
+from bigbatch.cluster.host import json_values
 from bigbatch.train_loop.launch.record_lines import NOTES
 
 
@@ -15,9 +15,9 @@ class Notes:
     def __init__(self) -> None:
         self._said: set[str] = set()
 
-    def hear(self, trial: int, result: Mapping[str, Any]) -> None:
+    def hear(self, trial: int, result: Mapping[str, object]) -> None:
         """Print the new warnings in a trial's report."""
-        for text in result.get(NOTES, ()):
+        for text in json_values.texts(result, NOTES):
             if text not in self._said:
                 self._said.add(text)
                 print(f"warning: trial {trial}: {text}", file=sys.stderr, flush=True)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.progress import StepProgress
+from bigbatch.tune.study.tables import epoch_of, top1_of
 
 Phase = Literal["waiting", "starting", "running"]
 
@@ -17,11 +18,11 @@ class TrialView:
     """The current state of a trial. ``state`` is Optuna's: RUNNING, COMPLETE, PRUNED, FAIL, WAITING."""
 
     number: int
-    params: dict[str, Any]
+    params: dict[str, object]
     config: TrainConfig | None
     """None if the space gave no valid configuration. Then the trial has failed before it began."""
     state: str = "RUNNING"
-    records: list[dict[str, Any]] = field(default_factory=list)
+    records: list[dict[str, object]] = field(default_factory=list)
     """Epoch records, oldest first (bigbatch.train_loop.reporter.EpochRecord)."""
     ended_because: str | None = None
     started_at: float = field(default_factory=time.time)
@@ -46,12 +47,12 @@ class TrialView:
     @property
     def epoch(self) -> int:
         """The last finished epoch; 0 before the first."""
-        return int(self.records[-1]["epoch"]) if self.records else 0
+        return epoch_of(self.records[-1]) if self.records else 0
 
     @property
     def value(self) -> float | None:
         """Validation top-1 after the last epoch, 0 to 1."""
-        return float(self.records[-1]["val_top1"]) if self.records else None
+        return top1_of(self.records[-1]) if self.records else None
 
 
 class Observer(Protocol):
@@ -65,7 +66,7 @@ class Observer(Protocol):
     def trial_started(self, trial: TrialView) -> None:
         """The trial's first worker runs. It is not called for a trial that could not begin."""
 
-    def epoch_ended(self, trial: TrialView, record: dict[str, Any]) -> None:
+    def epoch_ended(self, trial: TrialView, record: dict[str, object]) -> None:
         """An epoch has ended; ``record``: its EpochRecord as a dict."""
 
     def trial_ended(self, trial: TrialView) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import shlex
 from pathlib import Path
-from typing import Any
 
 from bigbatch.train_loop.reporter import EpochRecord
 from bigbatch.tune.watch.observer import TrialView
@@ -27,7 +26,7 @@ class WandbObserver:
 
         self._wandb, self._mode, self._study, self._project = wandb, mode, study, project
         self._folder = folder
-        self._runs: dict[int, Any] = {}
+        self._runs: dict[int, wandb.Run] = {}
         folder.mkdir(parents=True, exist_ok=True)
 
     def trial_started(self, trial: TrialView) -> None:
@@ -52,7 +51,7 @@ class WandbObserver:
             ),
         )
 
-    def epoch_ended(self, trial: TrialView, record: dict[str, Any]) -> None:
+    def epoch_ended(self, trial: TrialView, record: dict[str, object]) -> None:
         """Log the epoch's metrics."""
         run = self._runs.get(trial.number)
         if run is not None:

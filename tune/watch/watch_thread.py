@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from bigbatch.cluster.host.waits import HEAD_GONE_S, JOINED_GRACE_S, LAST_SAVE_S, OWN_GRACE_S
 from bigbatch.train_loop.progress import WRITE_EVERY_S, StepProgress, read_progress
@@ -38,6 +38,14 @@ class WatchdogListener(Protocol):
 
     def search_said(self, text: str) -> None:
         """Show a line."""
+
+
+class Trials(Protocol):
+    """What hears, in the driver's thread, how trials are: the bridge."""
+
+    def runs(self, number: int, steps: StepProgress | None = None) -> None: ...
+
+    def waits(self, number: int, at: float) -> None: ...
 
 
 class HeadPoller:
@@ -88,7 +96,7 @@ class SearchWatch:
 
     def __init__(
         self,
-        bridge: Any,
+        bridge: Trials,
         progress_of: Callable[[int], Path],
         tellers: Sequence[WatchdogListener],
         give_up: Callable[[str], None],
@@ -117,7 +125,7 @@ class SearchWatch:
         """Note that the trial's first worker runs."""
         self._heard(trial.number, "it began")
 
-    def epoch_ended(self, trial: TrialView, record: dict[str, Any]) -> None:
+    def epoch_ended(self, trial: TrialView, record: dict[str, object]) -> None:
         """Note that the trial is alive."""
         self._heard(trial.number, f"it ended epoch {record['epoch']}")
 
@@ -221,7 +229,7 @@ class SearchWatch:
 
 
 def make_watch(
-    bridge: Any,
+    bridge: Trials,
     progress_of: Callable[[int], Path],
     tellers: Sequence[WatchdogListener],
     give_up: Callable[[str], None],

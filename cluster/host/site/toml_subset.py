@@ -7,7 +7,6 @@ Everything that it accepts means the same in TOML 1.0. It refuses the rest and n
 from __future__ import annotations
 
 import re
-from typing import Any
 
 try:
     import tomllib
@@ -19,12 +18,12 @@ _NUMBER = re.compile(r"[+-]?(0|[1-9](_?[0-9])*)(\.[0-9](_?[0-9])*)?([eE][+-]?[0-
 _ESCAPES = {"b": "\b", "t": "\t", "n": "\n", "f": "\f", "r": "\r", '"': '"', "\\": "\\"}
 
 
-def loads(text: str) -> dict[str, Any]:
+def loads(text: str) -> dict[str, object]:
     """The document. Raises ValueError with the line if it is no TOML, or without tomllib outside the subset."""
     return tomllib.loads(text) if tomllib is not None else parse_subset(text)
 
 
-def parse_subset(text: str) -> dict[str, Any]:
+def parse_subset(text: str) -> dict[str, object]:
     """The document, read by the subset's reader. Raises ValueError with the line."""
     return _Reader(text.replace("\r\n", "\n")).document()
 
@@ -36,8 +35,8 @@ class _Reader:
         self.text = text
         self.at = 0
 
-    def document(self) -> dict[str, Any]:
-        root: dict[str, Any] = {}
+    def document(self) -> dict[str, object]:
+        root: dict[str, object] = {}
         table, headers = root, set()
         while self._skip_lines():
             if self._take("["):
@@ -65,12 +64,13 @@ class _Reader:
         self._need("]")
         return tuple(path)
 
-    def _descend(self, root: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
+    def _descend(self, root: dict[str, object], path: tuple[str, ...]) -> dict[str, object]:
         table = root
         for name in path:
-            table = table.setdefault(name, {})
-            if not isinstance(table, dict):
+            inner = table.setdefault(name, {})
+            if not isinstance(inner, dict):
                 raise self._error(f"{name!r} is already a value and cannot be a table")
+            table = inner
         return table
 
     def _key(self) -> str:
@@ -85,7 +85,7 @@ class _Reader:
         self._blanks()
         return key
 
-    def _value(self) -> Any:
+    def _value(self) -> object:
         if self._peek() in ('"', "'"):
             return self._string()
         if self._take("["):
@@ -101,8 +101,8 @@ class _Reader:
         digits = found.group().replace("_", "")
         return float(digits) if found.group(3) or found.group(5) else int(digits)
 
-    def _array(self) -> list[Any]:
-        values: list[Any] = []
+    def _array(self) -> list[object]:
+        values: list[object] = []
         while self._skip_lines() and not self._take("]"):
             values.append(self._value())
             self._skip_lines()

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from multiprocessing import reduction, util
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -85,7 +85,7 @@ class FillTask:
     """Pixels a side."""
     ahead: tuple[int, int]
     """Where, of those in the slot, the indices lie that this task asks the system for."""
-    job: Any
+    job: object
 
 
 class Slots:
@@ -104,7 +104,7 @@ class Slots:
         self.map = mmap.mmap(descriptor, self.bytes)
         self.oldest = np.frombuffer(self.map, np.int64, 1)
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         # The descriptor travels beside the pickle of a process that is being started.
         return _attach, (self.count, self.images, self.image_bytes, reduction.DupFd(self._descriptor))
 
@@ -131,7 +131,13 @@ class Slots:
         return images <= self.images and images * size * size * 3 <= self.images * self.image_bytes
 
 
-def _attach(count: int, images: int, image_bytes: int, descriptor: Any) -> Slots:
+class _Duplicated(Protocol):
+    """A descriptor on its way to another process (``reduction.DupFd``)."""
+
+    def detach(self) -> int: ...
+
+
+def _attach(count: int, images: int, image_bytes: int, descriptor: _Duplicated) -> Slots:
     return Slots(count, images, image_bytes, descriptor.detach())
 
 
@@ -226,7 +232,7 @@ class Ring:
         self._close()
 
     def read(
-        self, job: Any, batches: Sequence[Indices], size: int
+        self, job: object, batches: Sequence[Indices], size: int
     ) -> Generator[tuple[torch.Tensor, list[BadImage]], None, None]:
         """Each batch's pixels, uint8 ``[N, size, size, 3]``, and its bad images, in order.
 
@@ -249,7 +255,7 @@ class Ring:
             if self.open:
                 self._cancel(slot_of)
 
-    def _send(self, number: int, indices: Indices, size: int, job: Any, coming: UpcomingIndices) -> int:
+    def _send(self, number: int, indices: Indices, size: int, job: object, coming: UpcomingIndices) -> int:
         slot = self._free.popleft()
         self.slots.indices(slot, len(indices))[:] = indices
         # Small enough that all processes share a batch, not more than a batch needs.

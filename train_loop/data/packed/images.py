@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -97,7 +97,7 @@ class PackedImages(IndexedImages):
         part, place = self._named(record, cut_crop, data, box)
         return lambda out: self._named(record, write_crop, part, place, out)
 
-    def _named(self, record: int, step: Callable[..., T], *arguments: Any) -> T:
+    def _named(self, record: int, step: Callable[..., T], *arguments: object) -> T:
         """``step(*arguments)``; what it raises becomes an ImageError that names the record."""
         try:
             return step(*arguments)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import mmap
 import os
 import zlib
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -33,7 +32,7 @@ class PackedFiles:
         self.info = schema.read_info(path)
         self._opened_by = 0
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         # A mapped column pickles as the whole file.
         return {"path": self.path, "info": self.info, "_opened_by": 0}
 
@@ -49,7 +48,7 @@ class PackedFiles:
         self._checked = np.zeros(len(self._keys), dtype=bool)
         self._opened_by = os.getpid()
 
-    def columns(self) -> dict[str, npt.NDArray[Any]]:
+    def columns(self) -> dict[str, npt.NDArray[np.integer]]:
         """``NUMBERS``, each ``[records]``, mapped."""
         self._open()
         return self._columns

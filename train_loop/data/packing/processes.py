@@ -20,10 +20,11 @@ from collections.abc import Generator, Sequence
 from multiprocessing import connection, resource_tracker
 from multiprocessing.context import SpawnContext
 from multiprocessing.process import BaseProcess
-from typing import Any
 
 from bigbatch.train_loop.data.packing.shard import ShardTask, write_shard
 
+End = connection.Connection
+"""Of a pipe. A process sends None, a count of images or an error, and gets tasks."""
 TELL_S = 0.2
 """Seconds between a process's counts."""
 WAKE_S = 0.5
@@ -43,14 +44,14 @@ def write_shards(tasks: Sequence[ShardTask], workers: int) -> Generator[int, Non
     """
     context = multiprocessing.get_context("spawn")  # fork would copy Arrow's threads in an unknown state
     waiting, images = deque(tasks), 0
-    processes: dict[Any, BaseProcess] = {}
+    processes: dict[End, BaseProcess] = {}
     try:
         for _ in range(min(workers, len(tasks))):
             end, process = _start(context)
             processes[end] = process
         while processes:
-            ready: list[Any] = connection.wait(list(processes), WAKE_S)
-            for end in ready:
+            ready = connection.wait(list(processes), WAKE_S)
+            for end in [end for end in processes if end in ready]:
                 try:
                     news = end.recv()
                     task = waiting.popleft() if news is None and waiting else None
@@ -76,7 +77,7 @@ def write_shards(tasks: Sequence[ShardTask], workers: int) -> Generator[int, Non
             end.close()
 
 
-def _start(context: SpawnContext) -> tuple[Any, BaseProcess]:
+def _start(context: SpawnContext) -> tuple[End, BaseProcess]:
     here, there = context.Pipe()
     process = context.Process(target=_work, args=(there,), daemon=True)
     # Ctrl-C on a terminal reaches all processes: this one answers it. Blocked before its first line, for good.
@@ -93,7 +94,7 @@ def _start(context: SpawnContext) -> tuple[Any, BaseProcess]:
 # --- in a process of its own ---
 
 
-def _work(end: Any) -> None:
+def _work(end: End) -> None:
     with contextlib.suppress(EOFError, ConnectionError):  # there is nothing more to do, or the parent has ended
         while True:
             end.send(None)
@@ -106,7 +107,7 @@ def _work(end: Any) -> None:
                 end.send(PackFailed(f"a process failed:\n{traceback.format_exc(limit=8)}"))
 
 
-def _write(task: ShardTask, end: Any) -> None:
+def _write(task: ShardTask, end: End) -> None:
     told, images = time.monotonic(), 0
 
     def count_image() -> None:

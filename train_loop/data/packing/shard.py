@@ -7,7 +7,6 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +19,7 @@ from bigbatch.train_loop.data.packing.sources import PackItem, read_entry
 BATCH_BYTES = 32 << 20
 """Images a record batch: what a process holds in memory, twice."""
 
-Row = tuple[Any, ...]
+Row = tuple[object, ...]
 
 
 @dataclass(frozen=True)

@@ -6,16 +6,21 @@ import json
 import os
 import pickle
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from io import BytesIO
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 from PIL import Image
 
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.data.packing.entry import Labelled, SourceEntry, part_of_file
+
+if TYPE_CHECKING:
+    import pyarrow.parquet as pq
 
 
 def parquet_entries(files: Sequence[str]) -> tuple[Labelled, tuple[str, ...] | None]:
@@ -69,31 +74,46 @@ def is_cifar(folder: str) -> bool:
 
 def cifar_entries(folder: str) -> tuple[Labelled, tuple[str, ...]]:
     """CIFAR-10's images, by part, class and place in its pickles; and the names of its classes."""
-    names = tuple(_text(name) for name in _unpickle(os.path.join(folder, "batches.meta"))["label_names"])
+    names = _unpickle(os.path.join(folder, "batches.meta")).label_names
     found: Labelled = []
     for name in sorted(os.listdir(folder)):
         part = "train" if name.startswith("data_batch_") else "test" if name == "test_batch" else None
         if part:
             file = os.path.join(folder, name)
-            for row, label in enumerate(_unpickle(file)["labels"]):
+            for row, label in enumerate(_unpickle(file).labels):
                 found.append((part, names[label], SourceEntry(f"{name}/{row:05d}", file, row, 3072)))
     return found, names
+
+
+@dataclass(frozen=True)
+class CifarBatch:
+    """What a CIFAR pickle holds; empty where it is of the other kind."""
+
+    label_names: tuple[str, ...]
+    labels: Sequence[int]
+    data: npt.NDArray[np.uint8]
+    """``[images, 3072]``."""
 
 
 class _NumpyOnly(pickle.Unpickler):
     """The pickles come from the network: nothing but arrays may be made of them."""
 
-    def find_class(self, module: str, name: str) -> Any:
+    def find_class(self, module: str, name: str) -> object:
         if (module.split(".")[0], name) in (("numpy", "_reconstruct"), ("numpy", "ndarray"), ("numpy", "dtype")):
             return super().find_class(module.replace("numpy.core", "numpy._core"), name)
         raise pickle.UnpicklingError(f"a CIFAR pickle holds arrays; got {module}.{name}")
 
 
 @lru_cache(maxsize=1)
-def _unpickle(file: str) -> dict[str, Any]:
+def _unpickle(file: str) -> CifarBatch:
     with open(file, "rb") as stream:
         content = _NumpyOnly(stream, encoding="bytes").load()
-    return {_text(key): value for key, value in content.items()}
+    named = {_text(key): value for key, value in content.items()}
+    return CifarBatch(
+        label_names=tuple(_text(name) for name in named.get("label_names", ())),
+        labels=named.get("labels", ()),
+        data=named.get("data", np.empty((0, 3072), np.uint8)),
+    )
 
 
 def _text(value: str | bytes) -> str:
@@ -110,7 +130,7 @@ def parquet_image(file: str, row: int) -> bytes:
 
 
 @lru_cache(maxsize=2)
-def _parquet_groups(file: str) -> tuple[Any, Any]:
+def _parquet_groups(file: str) -> tuple[npt.NDArray[np.int64], pq.ParquetFile]:
     import pyarrow.parquet as pq
 
     reader = pq.ParquetFile(file)
@@ -119,7 +139,7 @@ def _parquet_groups(file: str) -> tuple[Any, Any]:
 
 
 @lru_cache(maxsize=2)
-def _parquet_group(file: str, group: int) -> Any:
+def _parquet_group(file: str, group: int) -> pa.ChunkedArray:
     """A row group's images. Items are packed in order of class: keep few, for one may be 100 MB."""
     reader = _parquet_groups(file)[1]
     return reader.read_row_group(group, columns=[_image_column(reader.schema_arrow.names)]).column(0)
@@ -127,7 +147,7 @@ def _parquet_group(file: str, group: int) -> Any:
 
 def cifar_image(file: str, row: int) -> bytes:
     """As PNG, which loses nothing."""
-    pixels = np.asarray(_unpickle(file)["data"][row], dtype=np.uint8)
+    pixels = np.asarray(_unpickle(file).data[row], dtype=np.uint8)
     buffer = BytesIO()
     Image.fromarray(pixels.reshape(3, 32, 32).transpose(1, 2, 0)).save(buffer, "PNG")
     return buffer.getvalue()

@@ -8,7 +8,7 @@ import tarfile
 from collections.abc import Iterator, Sequence
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import IO
 
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.data.packing.entry import Labelled, SourceEntry, part_of_file
@@ -56,7 +56,7 @@ def tar_entries(file: str, root: str) -> Iterator[SourceEntry]:
         ) from None
 
 
-def _members(archive: tarfile.TarFile, stream: Any, base: int, prefix: str) -> Iterator[tuple[str, int, int]]:
+def _members(archive: tarfile.TarFile, stream: IO[bytes], base: int, prefix: str) -> Iterator[tuple[str, int, int]]:
     """Name, offset in the outermost file, size. A tar inside is read through the file that holds it."""
     for member in archive:
         name = prefix + os.path.normpath(member.name)
@@ -77,7 +77,7 @@ def _members(archive: tarfile.TarFile, stream: Any, base: int, prefix: str) -> I
 class _Window:
     """A part of a file, as a file."""
 
-    def __init__(self, stream: Any, start: int, size: int) -> None:
+    def __init__(self, stream: IO[bytes], start: int, size: int) -> None:
         self._descriptor, self._start, self._size, self._at = stream.fileno(), start, size, 0
 
     def read(self, count: int = -1) -> bytes:

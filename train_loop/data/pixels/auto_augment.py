@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import numpy as np
 import torch
@@ -67,7 +67,7 @@ def augment_policy(config: AugmentConfig) -> AugmentPolicy | None:
 
 
 @cache
-def _torchvisions(name: str, magnitude: int) -> Any:
+def _torchvisions(name: str, magnitude: int) -> Callable[[Image.Image], Image.Image]:
     """One operation. RandAugment's operations are drawn one by one: two calls are one of ``num_ops=2``."""
     from torchvision.transforms import v2  # half a second, for those who ask for it
 

@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Callable
 from functools import cache
 from io import BytesIO
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -80,7 +79,7 @@ def _jpeg_decoder() -> Callable[[bytearray], Pixels]:
     with contextlib.suppress(ImportError, AttributeError, RuntimeError):
         import torchvision.io  # noqa: F401  registers the operator
 
-        operator: Callable[..., Any] = torch.ops.image.decode_jpeg.default
+        operator: Callable[..., torch.Tensor] = torch.ops.image.decode_jpeg.default
         # 3: RGB; False: EXIF is left alone. It gives [3, h, w], the colours of a pixel side by side in memory.
         return lambda data: operator(torch.frombuffer(data, dtype=torch.uint8), 3, False).permute(1, 2, 0).numpy()
     return lambda data: np.array(decode_whole(data))
@@ -107,7 +106,7 @@ def resize_into(pixels: Pixels, out: torch.Tensor) -> None:
         return
     try:
         # Positions, for keywords have changed their names: input, size, align_corners, scales.
-        resize: Callable[..., Any] = torch._C._nn._upsample_bilinear2d_aa
+        resize: Callable[..., object] = torch._C._nn._upsample_bilinear2d_aa
         resize(image, (height, width), False, None, None, out=target)
     except (AttributeError, TypeError, RuntimeError):
         resized = F.interpolate(image, size=(height, width), mode="bilinear", antialias=True, align_corners=False)

@@ -17,7 +17,7 @@ import shutil
 import struct
 import subprocess
 from io import BytesIO
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -69,7 +69,7 @@ class Layout(NamedTuple):
     """Of height and width in the frame header."""
     header_offset: int
     """Of the header's first segment after the table."""
-    lengths: npt.NDArray[np.integer[Any]]
+    lengths: npt.NDArray[np.unsignedinteger]
     """``[1 + intervals]``: bytes of the header from ``header_offset`` on, then of each interval with the 2 of the
     restart marker, or of the end marker, that follows it."""
 
@@ -233,7 +233,7 @@ def encode(image: Image.Image, quality: int | None) -> bytes:
         quality: 1 to 100, chroma at half size; None: the tables and the sampling of the JPEG that ``image``
             was opened from, with which decoding and encoding again changes pixels by rounding alone.
     """
-    keywords: dict[str, Any] = {"quality": "keep", "subsampling": "keep"}
+    keywords: dict[str, object] = {"quality": "keep", "subsampling": "keep"}
     mcu = 8 if image.mode == "L" else 8 * max((c[1] for c in getattr(image, "layer", ())), default=2)
     if quality is not None:
         keywords = {"quality": quality, "subsampling": "4:2:0"}

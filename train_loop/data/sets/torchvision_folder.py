@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 from PIL import Image
@@ -86,14 +85,14 @@ class TorchvisionSource(DataSource):
                 raise ImageError(f"no image of a batch of {len(bad)} can be read; the first: {bad[0][1]}")
 
 
-def _central(size: int) -> list[Any]:
+def _central(size: int) -> list[object]:
     return [transforms.Resize(boxes.short_side(size)), transforms.CenterCrop(size)]
 
 
 class TorchvisionDataset(Dataset[Item]):
     """One part of an image folder: each image cropped, as a normalised tensor ``[3, size, size]``, with its label."""
 
-    def __init__(self, listing: Listing, crop: list[Any]) -> None:
+    def __init__(self, listing: Listing, crop: list[object]) -> None:
         self._listing = listing
         self._transform = transforms.Compose(
             [*crop, transforms.ToTensor(), transforms.Normalize(crops.MEAN, crops.STD)]
@@ -127,7 +126,7 @@ class _BatchReader:
             prefetch_factor=config.loader.prefetch_factor if workers else None,
             generator=torch.Generator(),  # the global one is the model's
         )
-        self._loader: DataLoader[Any] | None = None
+        self._loader: DataLoader[object] | None = None
         self._busy = False
 
     def read(self, keys: list[list[Key]]) -> Iterator[Collated]:
@@ -155,18 +154,19 @@ class _GivenBatches(Sampler[list[Key]]):
         return len(self.batches)
 
 
-def _replace(items: list[Any]) -> Collated:
+def _replace(items: list[Item]) -> Collated:
     return _collate(items, validation=False)
 
 
-def _leave_out(items: list[Any]) -> Collated:
+def _leave_out(items: list[Item]) -> Collated:
     return _collate(items, validation=True)
 
 
-def _collate(items: list[Any], validation: bool) -> Collated:
-    bad = [(index, str(rest[0])) for index, *rest in items if isinstance(rest[0], ImageError)]
+def _collate(items: list[Item], validation: bool) -> Collated:
+    bad = [(item[0], str(item[1])) for item in items if isinstance(item[1], ImageError)]
+    read: list[tuple[int, torch.Tensor, int] | None] = [item if len(item) == 3 else None for item in items]
     kept = [
-        next((items[i] for i in stand_in_places(place, len(items), validation) if len(items[i]) == 3), None)
+        next((found for i in stand_in_places(place, len(items), validation) if (found := read[i]) is not None), None)
         for place in range(len(items))
     ]
     whole = [item for item in kept if item is not None]
