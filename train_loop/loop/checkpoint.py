@@ -159,7 +159,7 @@ def _read(path: Path) -> Content:
     return content
 
 
-def describe_data(info: DataInfo) -> Content:
+def describe_data(info: DataInfo) -> dict[str, Any]:
     """What must not change below a run: its sampler's positions and its model's outputs."""
     sizes = {"train_size": info.train_size, "val_size": info.val_size, "num_classes": info.num_classes}
     return sizes | {"class_names": list(info.class_names)}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -110,7 +112,7 @@ def _torchs_own(groups: list[ParamGroup], config: OptimizerConfig, grad_scaler: 
         {key: value for key, value in group.items() if key != "trust_ratio"} for group in groups
     ]  # they know none
     fused = can_fuse((p for group in groups for p in group["params"]), grad_scaler)
-    how: ParamGroup = {"lr": config.peak_lr, "foreach": not fused, "fused": fused}
+    how: dict[str, Any] = {"lr": config.peak_lr, "foreach": not fused, "fused": fused}
     optimizer: torch.optim.Optimizer
     if config.name == "sgd":
         optimizer = torch.optim.SGD(groups, momentum=config.momentum, nesterov=config.nesterov, **how)
