@@ -252,10 +252,17 @@ def test_no_name_stands_for_two_things(house: Any) -> None:
     assert lists["public functions of one name in several files"] == []
 
 
+def test_functions_and_files_fit_and_what_is_public_has_a_docstring(house: Any) -> None:
+    """Split by concept: a file's name says what is in it."""
+    figures, lists = house.measure(ROOT)
+    long = ("functions over 45 lines", "functions over 45 lines outside the packages", "files over 400 lines")
+    assert {name: lists[name] for name in long} == dict.fromkeys(long, [])
+    assert "public docstrings, %" not in house.missed(figures)
+
+
 @pytest.mark.xfail(
     strict=False,
-    reason="missed: function lines, file lines, lines over 100 characters, Any, public docstrings, sleeps in "
-    "tests, test files over 400 lines",
+    reason="missed: lines over 100 characters, Any, sleeps in tests, test files over 400 lines",
 )
 def test_this_repository_reaches_every_target() -> None:
     done = _run("--check")

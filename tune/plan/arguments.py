@@ -17,6 +17,13 @@ def tune_parser(prog: str) -> argparse.ArgumentParser:
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    _add_what(p)
+    _add_how(p)
+    return p
+
+
+def _add_what(p: argparse.ArgumentParser) -> None:
+    """The options that say what is searched, and for how long."""
     add = p.add_argument
     add("--space", metavar="NAME|FILE.py[:fn]", help="large_batch (default), lr_warmup, smoke, or your own")
     add("--data", metavar="NAME|PATH", help="digits (default), cifar10, …, a packed folder, or an image folder")
@@ -36,6 +43,11 @@ def tune_parser(prog: str) -> argparse.ArgumentParser:
     add("--max-epochs", type=int, metavar="N", help="epochs of a trial that is not stopped early")
     add("--budget-gpu-hours", type=float, metavar="H", help="stop when the study has used H GPU hours")
     add("--time-budget", metavar="4h", help="stop after this time; --resume continues the study")
+
+
+def _add_how(p: argparse.ArgumentParser) -> None:
+    """The options that say how the search is carried out, and where its results go."""
+    add = p.add_argument
     add("--sampler", metavar="NAME", help="tpe (default), random, qmc, gp, cmaes")
     add("--scheduler", metavar="NAME", help="asha (default), hyperband, median, none")
     add("--workers", type=int, metavar="N", help="data-parallel workers of each trial (default 1)")
@@ -56,7 +68,6 @@ def tune_parser(prog: str) -> argparse.ArgumentParser:
     add("--address", metavar="ADDR", help="local (default): start a private Ray; auto or HOST:PORT: join a running one")
     add("--wandb", metavar="MODE", help="disabled (default), offline, online")
     add("--dry-run", action="store_true", help="print the plan and stop")
-    return p
 
 
 def parse_options(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> dict[str, object]:

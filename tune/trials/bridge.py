@@ -25,7 +25,7 @@ from bigbatch.cluster.host import json_values
 from bigbatch.search_spaces.registry import Space
 from bigbatch.search_spaces.workload import Workload
 from bigbatch.train_loop.config import RUNTIME_KEYS, TrainConfig
-from bigbatch.train_loop.host.disk_full import NO_ROOM, full_errno
+from bigbatch.train_loop.host.disk_full import NO_ROOM
 from bigbatch.train_loop.launch.ray_worker import FAILURE, RECORDS
 from bigbatch.train_loop.launch.trial_task import TrialTask
 from bigbatch.train_loop.progress import StepProgress
@@ -37,12 +37,10 @@ from bigbatch.tune.trials.samplers import PerTrialSampler
 from bigbatch.tune.trials.save_time import stop_wait_s
 from bigbatch.tune.watch.cluster_view import trial_resources_in_words
 from bigbatch.tune.watch.notes import Notes
-from bigbatch.tune.watch.observer import Observer, TrialView
+from bigbatch.tune.watch.observer import Observer, TrialView, tell
 
 MAX_BAD_SAMPLES = 20
 """The search ends after this many invalid configurations in a row."""
-
-
 STEPS_TO_JUDGE = 10
 """The scheduler stops no trial before this many optimizer steps. With batch 1,024 on digits a run has 12 steps. A
 quarter of its epochs is 3 steps of warmup, and the ranking there differs from the ranking at the end."""
@@ -363,16 +361,7 @@ class OptunaBridge(Searcher):
         self._notify("search_said", text)
 
     def _notify(self, event: str, *arguments: object) -> None:
-        """Tell the observers. An observer that fails, such as an unreachable tracker, gets no further events."""
-        for observer in list(self._observers):
-            try:
-                getattr(observer, event, _ignore)(*arguments)
-            except Exception as error:
-                if full_errno(error) is not None:  # the study's own writing reports a full disk
-                    continue
-                self._observers.remove(observer)
-                name = type(observer).__name__
-                print(f"warning: the search continues without {name}: {_one_line(error)}", file=sys.stderr, flush=True)
+        tell(self._observers, event, *arguments)
 
     def _refresh(self) -> None:
         """Rewrite the tables. A full disk does not end the search, because the tables can be made again."""
@@ -392,10 +381,6 @@ class OptunaBridge(Searcher):
     def _end(self, live: _Live, state: TrialState, because: str) -> None:
         live.view.state, live.view.ended_because = state.name, because
         self._notify("trial_ended", live.view)
-
-
-def _ignore(*_: object) -> None:
-    """Stands for a method that an observer lacks."""
 
 
 def _one_line(error: BaseException) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from bigbatch.train_loop.config import TrainConfig
+from bigbatch.train_loop.host.disk_full import full_errno
 from bigbatch.train_loop.progress import StepProgress
 from bigbatch.tune.study.tables import epoch_of, top1_of
 
@@ -71,3 +73,25 @@ class Observer(Protocol):
 
     def trial_ended(self, trial: TrialView) -> None:
         """The trial has ended or was interrupted; ``trial.state`` and ``trial.ended_because`` say how."""
+
+
+def tell(observers: list[Observer], event: str, *arguments: object) -> None:
+    """Call the method ``event`` of every observer that has it.
+
+    An observer that fails, such as an unreachable tracker, is removed from the list, with a warning. A full disk is no
+    such failure: the study's own writing reports it.
+    """
+    for observer in list(observers):
+        try:
+            getattr(observer, event, _ignore)(*arguments)
+        except Exception as error:
+            if full_errno(error) is not None:
+                continue
+            observers.remove(observer)
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            name = type(observer).__name__
+            print(f"warning: the search continues without {name}: {reason}", file=sys.stderr, flush=True)
+
+
+def _ignore(*_: object) -> None:
+    """Stands for a method that an observer lacks."""

@@ -325,7 +325,7 @@ def test_a_space_may_return_the_words_but_not_one_key_twice() -> None:
     config = workload.config({"lr": 0.3, "wd": 1e-3, "warmup": 1, "smoothing": 0.1, "batch": 64, "momentum": 0.8})
     assert (config.optimizer.peak_lr, config.optimizer.weight_decay, config.optimizer.momentum) == (0.3, 1e-3, 0.8)
     assert (config.schedule.warmup_epochs, config.label_smoothing, config.batch.global_size) == (1, 0.1, 64)
-    with pytest.raises(ConfigError, match="got 'optimizer.peak_lr' by two names"):
+    with pytest.raises(ConfigError, match="got 'optimizer.peak_lr' under two names"):
         workload.config({"lr": 0.3, "learning_rate": 0.4})
     with pytest.raises(ConfigError, match="write lr=VALUE"):
         workload.config({"lr_multiplier": 1.0})
