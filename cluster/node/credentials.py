@@ -1,6 +1,6 @@
-"""What lets a process into a job's Ray: a token, and with ``--tls`` certificates that only this job knows.
+"""The credentials of a job's Ray: a token, and with ``--tls`` certificates that only this job knows.
 
-Nothing here is ever put on a command line or into a log; files are 0600 in 0700 folders.
+They never appear on a command line or in a log. Files have mode 0600, in folders with mode 0700.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ DAYS = "30"
 
 
 class CredentialError(RuntimeError):
-    """Certificates cannot be made; the message is one line."""
+    """Certificates cannot be made. The message is one line."""
 
 
 def make_token(folder: Path) -> Path:
-    """A fresh 256-bit token in ``folder``, readable by its owner only."""
+    """Write a new 256-bit token into ``folder``. Only its owner can read it."""
     path = folder / TOKEN_FILE
     write_text(path, secrets.token_hex(32), mode=PRIVATE)
     return path
@@ -62,7 +62,7 @@ def make_certificate(authority: Path, folder: Path, names: Sequence[str], addres
 
 
 def credential_variables(token: Path, certificates: Path | None) -> dict[str, str]:
-    """Variables that make a Ray process show, and ask for, the job's credentials."""
+    """Variables with which a Ray process shows the job's credentials and demands them from others."""
     values = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
     if certificates is not None:
         values["RAY_USE_TLS"] = "1"
@@ -73,7 +73,7 @@ def credential_variables(token: Path, certificates: Path | None) -> dict[str, st
 
 
 def remove_credentials(folder: Path) -> None:
-    """Take a job's credentials away at its end: they open nothing any more."""
+    """Remove a job's credentials at its end. They are useless then."""
     (folder / TOKEN_FILE).unlink(missing_ok=True)
     shutil.rmtree(folder / TLS_FOLDER, ignore_errors=True)
 

@@ -1,6 +1,6 @@
-"""Asks Ray's GCS from a process of its own: ``python -m bigbatch.cluster.node.gcs watch`` and ``… drain IP…``.
+"""Ask Ray's GCS from a separate process: ``python -m bigbatch.cluster.node.gcs watch`` and ``… drain IP…``.
 
-The job itself stays free of Ray. Address and token come from the environment.
+So the job itself does not load Ray. Address and token come from the environment.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def watch() -> int:
 
 
 def drain(addresses: list[str], reason: str) -> int:
-    """Tell Ray that the nodes at ``addresses`` go away: nothing new is placed there, training saves itself."""
+    """Tell Ray that the nodes at ``addresses`` will leave: it places nothing new there, and training saves itself."""
     client = _client()
     by_address = {node.ip: node.id for node in living_ray_nodes(client)}
     for address in addresses:
@@ -69,7 +69,7 @@ def drain(addresses: list[str], reason: str) -> int:
 
 
 def living_ray_nodes(client: GcsClient) -> list[RayNode]:
-    """The living nodes, in the order of their ids."""
+    """The living nodes, sorted by id."""
     found = []
     for node_id, node in client.get_all_node_info(timeout=ANSWER_TIMEOUT_S).items():
         if node.state == 0:  # gcs.proto: GcsNodeInfo.ALIVE

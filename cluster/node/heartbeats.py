@@ -1,4 +1,4 @@
-"""Which nodes hang: their heartbeat stands still while others' goes on."""
+"""Find hung nodes: their heartbeat stops while those of others continue."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ HEARTBEAT_S = min(waits.HEARTBEAT_S, HUNG_S / 4)
 
 
 class Heartbeats:
-    """Remembers when each node's heartbeat was last seen to go on. Ask ``hung`` often."""
+    """Remembers when each node's heartbeat last changed. Call ``hung`` often."""
 
     def __init__(self) -> None:
         self._seen: dict[str, tuple[int, float]] = {}
 
     def hung(self, beats: Mapping[str, int]) -> list[str]:
-        """Nodes that have reported once and whose heartbeat stands still while others' go on.
+        """Nodes that have reported once and whose heartbeat has stopped while others continue.
 
-        Where all stand still, the shared file system does: a full quota, or a server that does not answer.
+        If all have stopped, the shared file system is the cause: a full quota, or a server that does not answer.
 
         Args:
             beats: each node's last heartbeat; 0: it has not reported yet.

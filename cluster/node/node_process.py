@@ -1,9 +1,9 @@
 """One node's part of a job's Ray cluster: what each ``srun`` step runs, ``python -m bigbatch.cluster.node``.
 
-It starts Ray in the foreground, says how it stands in ``nodes/<node>.json`` of the job's folder, and
-ends its own processes, and only those, when it is told to: through the job's control file, or by
-SIGTERM (``scancel``, preemption). SIGTERM alone is obeyed after a short wait in which the job may ask
-it to hold on, since Slurm sends the same signal when a job is preempted and trials still have to save.
+It starts Ray in the foreground and reports its state in ``nodes/<node>.json`` of the job's folder. It ends its own
+processes, and no others, when the job's control file or a SIGTERM (``scancel``, preemption) tells it to. After SIGTERM
+alone it first waits shortly, so that the job may ask it to hold on: Slurm sends the same signal when a job is preempted
+and trials still have to save.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ class NodeProcess:
         self._orders = NodeOrders()
 
     def run(self) -> int:
-        """Returns the exit code: 0 ended as told, 1 Ray or the node failed."""
+        """Run until the end. Returns the exit code: 0 if it ended as told, 1 if Ray or the node failed."""
         self._take_signals()
         processes.adopt_orphans()
         for folder in private_folder.remove_stale():
-            print(f"removed {folder}, left by a job that was killed", flush=True)
+            print(f"removed {folder}, left behind by a killed job", flush=True)
         try:
             self._ip = network.own_address(self._name)
             self._share = ray_commands.node_resources()
@@ -91,7 +91,7 @@ class NodeProcess:
             attempt += 1
             if failure is None or not ports.taken_ports(chosen):
                 return failure
-            print(f"a port of {chosen.used()} was taken meanwhile; trying others", flush=True)
+            print(f"another program took a port of {chosen.used()}; trying others", flush=True)
 
     def _make_certificate(self, folder: Path) -> Path:
         names = ["localhost", self._name]
@@ -121,7 +121,7 @@ class NodeProcess:
             )
 
     def _watch(self, ray: subprocess.Popen[bytes], folder: Path, chosen: ports.NodePorts) -> str | None:
-        """Until Ray ends (returns why) or this node is told to end (returns None)."""
+        """Wait until Ray ends (returns why) or this node is told to end (returns None)."""
         ready = False
         while not self._told_to_end():
             if ray.poll() is not None:
@@ -153,13 +153,13 @@ class NodeProcess:
         return now >= self._signalled_at + HOLD_S
 
     def _read_orders(self) -> NodeOrders:
-        """The job's orders; for a node that is lent also those of the job that it is lent to."""
+        """The job's orders; for a lent node also those of the borrowing job."""
         orders = NodeOrders.read(self._control_file)
         if orders is None or orders.run_id != self._run_id:
             orders = NodeOrders(self._run_id)
         if self._follow:
             others = NodeOrders.read(self._record / CONTROL_FILE)
-            # A file that cannot be read for a moment is no order: if the cluster has ended, Ray ends here, too.
+            # An unreadable file is no order. If the cluster has ended, Ray ends here too.
             if others is not None and (others.run_id != self._follow or others.stop):
                 orders = replace(orders, stop=True)
         return orders
@@ -177,9 +177,9 @@ class NodeProcess:
             self._keep_logs(folder)
 
     def _keep_logs(self, folder: Path) -> None:
-        """One archive a node, at most KEPT_LOG_BYTES of logs, the shortest (the most telling) first."""
+        """Archive this node's logs: at most KEPT_LOG_BYTES, the shortest first, because they tell the most."""
         if self._signalled_at is not None and not self._orders.keep_logs:
-            return  # cancelled: there are only seconds, and nobody asked
+            return  # cancelled: only seconds are left, and nobody asked for logs
         logs = [p for p in (folder / "r").glob("session_2*/logs/**/*") if p.is_file() and not p.is_symlink()]
         sizes = sorted((p.stat().st_size, p) for p in [*logs, folder / "start.log"] if p.exists())
         (self._record / RAY_LOGS_FOLDER).mkdir(mode=0o700, exist_ok=True)
@@ -205,12 +205,13 @@ class NodeProcess:
 
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, end)
-        # Sent to the whole job by some sites as a warning. A handler, unlike SIG_IGN, is not inherited.
+        # Some sites send these to the whole job as a warning. Unlike SIG_IGN, a handler is not inherited.
         for number in (signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(number, lambda signum, frame: None)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """The step's process. Returns its exit code."""
     parser = argparse.ArgumentParser(prog="python -m bigbatch.cluster.node", description=__doc__)
     parser.add_argument("--record", type=Path, required=True, help="the job's folder")
     parser.add_argument("--node", required=True, help="Slurm's name of this node")
@@ -219,6 +220,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--join", metavar="IP:PORT", help="the head's GCS; left out on the head")
     parser.add_argument("--control", default=CONTROL_FILE, help="the job's orders, a file in its folder")
     parser.add_argument("--follow", default="", help="for nodes that are lent: the run of the job they are lent to")
-    parser.add_argument("--suffix", default="", help="of this node's report, which two jobs may share")
+    parser.add_argument("--suffix", default="", help="suffix of this node's report: two jobs may use one node")
     parser.add_argument("--tls", action="store_true", help="certificates are in the job's folder")
     return NodeProcess(parser.parse_args(argv)).run()

@@ -1,7 +1,7 @@
-"""What a job and its nodes say to each other through small files: how a node stands, and what it is to do.
+"""The small files through which a job and its nodes communicate: a node's status, and the job's orders.
 
-Nodes may be started from a clone that was updated after the job was: fields of another version are passed over, and
-those that are missing have a default.
+A node may run from a clone that was updated after the job started. So unknown fields are ignored, and missing fields
+have a default.
 """
 
 from __future__ import annotations
@@ -17,37 +17,39 @@ from bigbatch.cluster.node.ports import NodePorts
 
 @dataclass(frozen=True)
 class NodeStatus:
-    """How a node stands: its step writes it, the job reads it."""
+    """The status of a node. Its step writes it; the job reads it."""
 
     run_id: str
     """The start of the job to which the node belongs."""
     job: str = ""
-    """The Slurm job that owns the node; another than the cluster's where the node is lent."""
+    """The Slurm job that owns the node. For a lent node it is not the cluster's job."""
     state: str = ""
     """``starting``, ``ready``, ``failed`` or ``ended``; empty before the first report."""
     beat: int = 0
-    """Counts the reports: it goes on while the node's step lives."""
+    """Counts the reports, and so grows while the node's step lives."""
     time: float = 0.0
-    """Of the report, seconds since the epoch."""
+    """Time of the report, seconds since the epoch."""
     ip: str = ""
     cpus: int = 0
     gpus: int = 0
     memory_bytes: int = 0
     object_store_bytes: int = 0
     ports: NodePorts | None = None
-    """Of Ray on this node, once it is ready."""
+    """Ports of Ray on this node, when it is ready."""
     folder: str = ""
-    """Private to the node, on its own disk."""
+    """The private folder on the node's own disk."""
     signalled: bool = False
-    """Slurm has sent SIGTERM to the step."""
+    """Whether Slurm has sent SIGTERM to the step."""
     reason: str | None = None
-    """Why it failed."""
+    """Why the node failed."""
 
     def to_dict(self) -> dict[str, object]:
+        """The fields as a dict, for the JSON file."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, object]) -> NodeStatus:
+        """Read the fields from a file's values; missing ones have their defaults."""
         ports = json_values.mapping(values, "ports")
         return cls(
             run_id=json_values.text(values, "run_id"),
@@ -68,14 +70,14 @@ class NodeStatus:
 
     @classmethod
     def read(cls, path: Path) -> NodeStatus | None:
-        """None where nothing was reported yet, or the report cannot be read."""
+        """Read a report. None if there is none yet, or it cannot be read."""
         values = read_json(path)
         return cls.from_dict(values) if values else None
 
 
 @dataclass(frozen=True)
 class NodeOrders:
-    """What the nodes of one start of a job are to do: the job writes it, their steps read it."""
+    """Orders to the nodes of one start of a job. The job writes them; the nodes' steps read them."""
 
     run_id: str = ""
     stop: bool = False
@@ -86,10 +88,12 @@ class NodeOrders:
     """Keep Ray's logs when the node ends."""
 
     def to_dict(self) -> dict[str, object]:
+        """The fields as a dict, for the JSON file."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, object]) -> NodeOrders:
+        """Read the fields from a file's values; missing ones have their defaults."""
         return cls(
             run_id=json_values.text(values, "run_id"),
             stop=json_values.flag(values, "stop"),
@@ -99,14 +103,14 @@ class NodeOrders:
 
     @classmethod
     def read(cls, path: Path) -> NodeOrders | None:
-        """None where there are no orders, or they cannot be read for a moment."""
+        """Read the orders. None if there are none, or they cannot be read at the moment."""
         values = read_json(path)
         return cls.from_dict(values) if values else None
 
 
 @dataclass(frozen=True)
 class RayNode:
-    """A living node as Ray's GCS knows it: the process that asks Ray writes it, the job reads it."""
+    """A living node as Ray's GCS knows it. The process that asks Ray writes it; the job reads it."""
 
     id: str
     ip: str
@@ -116,10 +120,12 @@ class RayNode:
     """The Slurm job that lends it."""
 
     def to_dict(self) -> dict[str, object]:
+        """The fields as a dict, for the JSON file."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, object]) -> RayNode:
+        """Read the fields from a file's values; missing ones have their defaults."""
         return cls(
             id=json_values.text(values, "id"),
             ip=json_values.text(values, "ip"),

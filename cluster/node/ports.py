@@ -1,8 +1,8 @@
-"""Ports of a job's Ray processes: a block derived from the job id, so that jobs on one node seldom meet.
+"""Choose the ports of a job's Ray processes: a block derived from the job id, so that jobs on one node seldom collide.
 
-Blocks lie between 20000 and 32000: above Ray's own defaults, below the range from which Linux takes
-ports for outgoing connections (32768 and up). A block is probed before use; if any of its ports is
-taken the next attempt looks elsewhere.
+Blocks lie between 20000 and 32000: above Ray's own defaults, and below the ports that Linux uses for outgoing
+connections (32768 and up). A block is probed before use. If one of its ports is taken, the next attempt uses
+another block.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ STRIDE = 211  # coprime with BLOCKS: attempts of one job visit every block
 
 @dataclass(frozen=True)
 class NodePorts:
-    """Ports of one node's processes. A worker has neither ``gcs``, ``dashboard`` nor ``client``: they are 0."""
+    """Ports of one node's processes. A worker has no ``gcs``, ``dashboard`` and ``client``: they are 0."""
 
     gcs: int
     dashboard: int
@@ -34,6 +34,7 @@ class NodePorts:
     agent_http: int
 
     def to_dict(self) -> dict[str, int]:
+        """The ports by name."""
         return asdict(self)
 
     @classmethod
@@ -42,6 +43,7 @@ class NodePorts:
         return cls(**{field.name: json_values.whole_number(values, field.name) for field in fields(cls)})
 
     def used(self) -> list[int]:
+        """The ports that are not 0."""
         return [port for port in asdict(self).values() if port]
 
 
@@ -56,7 +58,7 @@ def ports_of(job_id: str, attempt: int, *, head: bool) -> NodePorts:
 def is_free(port: int) -> bool:
     """Whether a server could listen on ``port``, on every interface."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        # As servers do: a connection of a job that has just ended must not count as taken.
+        # As servers do: an old connection of a job that has just ended must not count.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("0.0.0.0", port))
@@ -67,6 +69,7 @@ def is_free(port: int) -> bool:
 
 
 def taken_ports(ports: NodePorts) -> list[int]:
+    """The ports on which another program listens."""
     return [port for port in ports.used() if not is_free(port)]
 
 

@@ -1,4 +1,4 @@
-"""How Ray is started on one node: its command line and its environment, every port and resource explicit."""
+"""The command line and environment that start Ray on one node, with every port and resource explicit."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ SETTINGS = {
     "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "2",  # stock is 30 s: longer than many sites' KillWait
     "RAY_ROTATION_MAX_BYTES": str(LOG_FILE_BYTES),
     "RAY_ROTATION_BACKUP_COUNT": "1",
-    # Ray's three /metrics servers ask for no token. The first is switched off; the other two have no
-    # switch, so they are given a port that no server can have: they log one error and stay down.
+    # Ray's three /metrics servers ask for no token. The first is switched off. The other two have no switch, so they
+    # get a port that no server can have: they log one error and do not start.
     "RAY_enable_metrics_collection": "0",
     "DASHBOARD_METRIC_PORT": "-1",
     "AUTOSCALER_METRIC_PORT": "-1",
@@ -47,7 +47,7 @@ OTHER_CLUSTER_VARIABLES = (
 
 @dataclass(frozen=True)
 class NodeResources:
-    """What one node lends to Ray."""
+    """The resources that one node gives to Ray."""
 
     cpus: int
     gpus: int
@@ -56,7 +56,7 @@ class NodeResources:
 
 
 def node_resources(env: Mapping[str, str] | None = None) -> NodeResources:
-    """This step's share of this node: what Slurm granted, never what the host shows."""
+    """This step's part of the node: what Slurm granted, never all that the host shows."""
     granted = usable_memory_bytes(env)
     store = max(LEAST_OBJECT_STORE, min(LARGEST_OBJECT_STORE, granted // 10, _shared_memory_bytes() // 2))
     memory = int(granted * (1 - HEADROOM)) - store
@@ -64,9 +64,9 @@ def node_resources(env: Mapping[str, str] | None = None) -> NodeResources:
 
 
 def ray_environment(address: str, token: Path, certificates: Path | None) -> dict[str, str]:
-    """This process's environment with everything that a process of this cluster must know.
+    """This process's environment, with all variables that a process of this cluster needs.
 
-    Without RAY_ADDRESS in every process Ray's clean-up asks whichever cluster it finds on the host.
+    Every process needs RAY_ADDRESS: without it Ray's clean-up may ask another cluster on the same host.
     """
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(OTHER_CLUSTER_VARIABLES)}
     values = {**inherited, **SETTINGS, **credentials.credential_variables(token, certificates), "RAY_ADDRESS": address}
@@ -74,9 +74,9 @@ def ray_environment(address: str, token: Path, certificates: Path | None) -> dic
 
 
 def ray_python(env: Mapping[str, str] | None = None) -> str:
-    """The Python that has Ray: this one, or with a container the one in it (``in_container.sh``).
+    """The Python that has Ray: this one, or the one in the container (``in_container.sh``).
 
-    The job's own processes stay outside of a container: they need Slurm's commands, which an image lacks.
+    The job's own processes run outside the container, because they need Slurm's commands, which an image lacks.
     """
     env = os.environ if env is None else env
     return env.get(NODE_PYTHON) or sys.executable
@@ -91,10 +91,10 @@ def in_container_if_any(command: Sequence[str], env: Mapping[str, str] | None = 
 def ray_start_command(
     ip: str, gcs: str, ports: NodePorts, share: NodeResources, folder: Path, labels: Mapping[str, str]
 ) -> list[str]:
-    """``ray start`` in the foreground, as the head where ``ports`` has a port for it.
+    """``ray start`` in the foreground; as the head if ``ports`` has a GCS port.
 
     Args:
-        ip: this node's address, that the others reach.
+        ip: this node's address, as the other nodes reach it.
         gcs: ``ip:port`` of the head's GCS.
         folder: Ray's temporary folder.
     """

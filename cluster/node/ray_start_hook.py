@@ -12,8 +12,8 @@ class RayParameters(Protocol):
 
 
 def without_client_server(parameters: RayParameters, head: bool) -> None:
-    """No ``ray://`` server on the head: nobody uses it, and it is one more port and 100 MB.
+    """Start no ``ray://`` server on the head. Nobody uses it, and it takes a port and 100 MB.
 
-    ``ray start`` has no option for that; a port of None is what its library understands.
+    ``ray start`` has no option for this; its library understands a port of None.
     """
     parameters.ray_client_server_port = None

@@ -1,7 +1,7 @@
-"""What a job says about itself: one JSON file, read by ``queue``, ``logs``, ``tunnel`` and ``attach``.
+"""A job's record of itself: one JSON file, which ``queue``, ``logs``, ``tunnel`` and ``attach`` read.
 
-It lies at ``$BIGBATCH_HOME/jobs/<job id>/job.json`` (BIGBATCH_HOME: default ``~/.bigbatch``), a folder
-with mode 0700 on a file system that all nodes see, beside the job's token (0600) and its node logs.
+It is ``$BIGBATCH_HOME/jobs/<job id>/job.json`` (BIGBATCH_HOME: default ``~/.bigbatch``). The folder has mode 0700, lies
+on a file system that all nodes see, and also holds the job's token (0600) and its nodes' logs.
 """
 
 from __future__ import annotations
@@ -31,16 +31,17 @@ def records_home(env: Mapping[str, str] | None = None) -> Path:
 
 
 def job_folder(job_id: str, env: Mapping[str, str] | None = None) -> Path:
+    """The folder of a job's record."""
     return records_home(env) / "jobs" / job_id
 
 
 @dataclass
 class JobRecord:
-    """A job as it stands. Times are seconds since the epoch."""
+    """The current state of a job. Times are seconds since the epoch."""
 
     job_id: str
     state: str
-    """Of the state machine in ``bigbatch.cluster.job``."""
+    """The state of the state machine in ``bigbatch.cluster.job``."""
     command: list[str] = field(default_factory=list)
     """The driver's command line."""
     nodes: list[str] = field(default_factory=list)
@@ -48,11 +49,11 @@ class JobRecord:
     address: str | None = None
     """Ray's, ``ip:port``."""
     dashboard_port: int | None = None
-    """On the head's loopback."""
+    """The dashboard's port on the head's loopback."""
     token_path: str | None = None
     study_folder: str | None = None
     log: str | None = None
-    """The job's own log, absolute."""
+    """Absolute path of the job's own log."""
     node_logs: str | None = None
     """The folder of the nodes' logs."""
     end_time: float | None = None
@@ -61,22 +62,22 @@ class JobRecord:
     fruitless_restarts: int = 0
     """Restarts in a row in which no epoch was finished and no checkpoint written."""
     early_signal: dict[str, float] | None = None
-    """Of the last start, see ``bigbatch.cluster.job.early_signal``."""
+    """The early signal of the last start; see ``bigbatch.cluster.job.early_signal``."""
     excluded: dict[str, str] = field(default_factory=dict)
     """Nodes to avoid next time, with the reason."""
     attached: list[str] = field(default_factory=list)
     """Jobs that have lent their nodes."""
     successor: str | None = None
-    """The job that goes on in place of this one (``--chain``)."""
+    """The job that continues this one (``--chain``)."""
     reason: str | None = None
-    """Why it ended or waits, for people."""
+    """Why the job ended or waits, in words."""
     updated: float = 0.0
 
     @classmethod
     def from_dict(cls, values: Mapping[str, object]) -> JobRecord:
-        """Of a file's values: what another version adds is passed over, and what it lacks has its default.
+        """Read a record from a file's values. Unknown fields are ignored, and missing ones have their defaults.
 
-        Raises KeyError where there is no ``job_id`` or no ``state``.
+        Raises KeyError if ``job_id`` or ``state`` is missing.
         """
         read = json_values
         early, excluded = read.mapping(values, "early_signal"), read.mapping(values, "excluded")
@@ -104,12 +105,12 @@ class JobRecord:
         )
 
     def write(self, env: Mapping[str, str] | None = None) -> Path:
-        """Replace the file atomically, readable by its owner only."""
+        """Replace the file atomically. Only its owner can read it."""
         folder = job_folder(self.job_id, env)
         make_home(env)
         for path in (folder.parent, folder):
             path.mkdir(exist_ok=True, mode=0o700)
-            check_folder_is_ours(path.resolve())  # a link to a roomier file system is the user's own choice
+            check_folder_is_ours(path.resolve())  # the user may have linked it to a larger file system
         self.updated = time.time()
         path = folder / FILE
         write_json(path, {"schema_version": SCHEMA_VERSION, **dataclasses.asdict(self)}, indent=2, mode=PRIVATE)
@@ -117,7 +118,7 @@ class JobRecord:
 
 
 def make_home(env: Mapping[str, str] | None = None) -> Path:
-    """The folder of all jobs' records, made if it is missing. Raises OSError, e.g. where it is another user's."""
+    """The folder of all jobs' records; made if it is missing. Raises OSError, e.g. if it belongs to another user."""
     folder = records_home(env)
     folder.parent.mkdir(parents=True, exist_ok=True)
     folder.mkdir(exist_ok=True, mode=0o700)
@@ -126,14 +127,14 @@ def make_home(env: Mapping[str, str] | None = None) -> Path:
 
 
 def check_folder_is_ours(folder: Path) -> None:
-    """Raise PermissionError unless ``folder`` is this user's and writable by nobody else.
+    """Raise PermissionError unless ``folder`` belongs to this user and nobody else can write to it.
 
-    Who can replace the token or the orders to the nodes runs code as this user.
+    Anyone who could replace the token or the orders to the nodes could run code as this user.
     """
     about = folder.lstat()
     if about.st_uid != os.getuid():
         own = folder / getpass.getuser()
-        why = f"{folder} belongs to {_name_of(about.st_uid)}; each user needs a folder of their own, e.g. {own}"
+        why = f"{folder} belongs to {_name_of(about.st_uid)}; each user needs their own folder, e.g. {own}"
         raise PermissionError(errno.EPERM, why, str(folder))
     if about.st_mode & 0o022:
         why = f"{folder} must be writable by nobody else: chmod go-w {folder}"
@@ -148,7 +149,7 @@ def _name_of(user: int) -> str:
 
 
 def read_record(job_id: str, env: Mapping[str, str] | None = None) -> JobRecord | None:
-    """The record of a job, None where there is none or it cannot be read."""
+    """The record of a job; None if there is none, or it cannot be read."""
     try:
         values = json_values.json_object((job_folder(job_id, env) / FILE).read_text())
         return JobRecord.from_dict(values) if values["schema_version"] == SCHEMA_VERSION else None
@@ -157,7 +158,7 @@ def read_record(job_id: str, env: Mapping[str, str] | None = None) -> JobRecord 
 
 
 def all_records(env: Mapping[str, str] | None = None) -> list[JobRecord]:
-    """Every job's record, oldest job first."""
+    """The records of all jobs, the oldest job first."""
     folder = records_home(env) / "jobs"
     ids = sorted((p.name for p in folder.glob("*") if p.is_dir()), key=lambda name: (len(name), name))
     return [record for record in (read_record(job_id, env) for job_id in ids) if record is not None]

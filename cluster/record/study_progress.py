@@ -1,10 +1,10 @@
-"""How far a study is, read with the standard library: ``study.json`` for the plan, ``optuna.journal`` for the rest.
+"""Read a study's progress with the standard library: the plan from ``study.json``, the rest from ``optuna.journal``.
 
 A study in a database has no journal. Its driver writes ``progress.json`` after each epoch
 (``bigbatch.tune.watch.progress_file``).
 
-The journal is Optuna's ``JournalStorage``: one JSON object a line. It is read by the rules with which Optuna
-replays it, so that the numbers are the ones that Optuna itself would give.
+The journal is Optuna's ``JournalStorage``: one JSON object per line. This module replays it by Optuna's rules, so the
+numbers are the same as Optuna's.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _WANTED = re.compile(
 )
 EPOCH_MARK = b'"epoch/'
 EPOCH_PARTS = ("train_s", "bn_s", "val_s", "checkpoint_s")
-"""Of an epoch's record: together the seconds that it took (``bigbatch.tune.study.tables.epoch_s``)."""
+"""The fields of an epoch's record whose sum is its duration (``bigbatch.tune.study.tables.epoch_s``)."""
 
 
 @dataclass(frozen=True)
 class StudyProgress:
-    """A study as it stands."""
+    """The current progress of a study."""
 
     name: str
     planned: int | None
@@ -49,7 +49,7 @@ class StudyProgress:
 
     @property
     def finished(self) -> int:
-        """What counts towards ``planned``."""
+        """The number of trials that count towards ``planned``."""
         return self.complete + self.pruned + self.failed
 
 
@@ -78,7 +78,7 @@ def read_study_progress(folder: str | Path) -> StudyProgress | None:
 
 
 def _of_database(folder: Path, name: str, planned: int | None) -> StudyProgress:
-    """As the driver has last noted it; nothing where it has noted nothing yet."""
+    """The progress that the driver last wrote down; zero if it has written none yet."""
     noted = read_json(folder / PROGRESS_FILE)
     return StudyProgress(
         name=name,
@@ -93,7 +93,7 @@ def _of_database(folder: Path, name: str, planned: int | None) -> StudyProgress:
 
 
 def finished_epochs(folder: str | Path) -> int:
-    """Epochs that the study in ``folder`` has recorded, of all trials. Raises OSError for an unreadable journal."""
+    """The number of epochs that the study has recorded, in all trials. Raises OSError for an unreadable journal."""
     try:
         with (Path(folder) / JOURNAL).open("rb") as lines:
             return sum(EPOCH_MARK in line for line in lines)
@@ -102,7 +102,7 @@ def finished_epochs(folder: str | Path) -> int:
 
 
 def longest_epoch_s(folder: str | Path) -> float | None:
-    """Seconds of the longest epoch that the study in ``folder`` has recorded; None where there is none."""
+    """Seconds of the longest epoch that the study has recorded; None if there is none."""
     longest = None
     try:
         with (Path(folder) / JOURNAL).open("rb") as lines:
@@ -121,13 +121,13 @@ def longest_epoch_s(folder: str | Path) -> float | None:
 
 
 def _records(journal: Path) -> Iterator[dict[str, object]]:
-    """The journal's records, up to the first that is not whole: its writer may be at work on it."""
+    """The journal's records up to the first incomplete one, which may still be written."""
     try:
         with journal.open("rb") as lines:
             for line in lines:
                 if not line.endswith(b"\n"):
                     return
-                # Most lines are epoch records, long and of no use here: they are not parsed.
+                # Most lines are long epoch records, which are not needed here: skip them without parsing.
                 if line.startswith(b'{"op_code":') and not _WANTED.match(line):
                     continue
                 parsed = json.loads(line)
@@ -140,7 +140,7 @@ def _records(journal: Path) -> Iterator[dict[str, object]]:
 def _replay(records: Iterable[dict[str, object]], name: str) -> list[tuple[int, float | None]]:
     """State and value of each trial of the study ``name``, in the order of their numbers."""
     studies: dict[int, str] = {}
-    trials: list[tuple[int, int, float | None]] = []  # study, state, value; the place is the trial's id
+    trials: list[tuple[int, int, float | None]] = []  # study, state, value; the index is the trial's id
     next_study = 0
     for entry in records:
         code = json_values.whole_number(entry, "op_code", -1)
@@ -155,14 +155,14 @@ def _replay(records: Iterable[dict[str, object]], name: str) -> list[tuple[int, 
             trials.append((study, RUNNING if state is None else state, _value(entry)))
         elif code == SET_STATE_VALUES and 0 <= number < len(trials) and state is not None:
             of_study, before, value = trials[number]
-            if before not in FINISHED:  # Optuna as well lets nothing change a finished trial
+            if before not in FINISHED:  # as in Optuna, nothing changes a finished trial
                 new = _value(entry)
                 trials[number] = (of_study, state, value if new is None else new)
     return [(state, value) for study, state, value in trials if studies.get(study) == name]
 
 
 def _value(entry: dict[str, object]) -> float | None:
-    """Of a single-objective record: ``values`` of one, or ``value`` of a trial that was added whole."""
+    """The value in a single-objective record: from ``values``, or ``value`` if the trial was added complete."""
     values = entry.get("values")
     first = values[0] if isinstance(values, list) and values else entry.get("value")
     return float(first) if isinstance(first, (int, float)) else None

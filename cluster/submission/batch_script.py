@@ -1,6 +1,6 @@
-"""A batch script that the site accepts, and the job that Slurm makes of it.
+"""Write a batch script that the site accepts, and submit it.
 
-Everything is checked before the job is submitted: one that would wait for hours and then fail is refused here.
+Everything is checked before submission: a job that would wait for hours and then fail is refused here.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def submit_request(
     check: bool = True,
     env: Mapping[str, str] | None = None,
 ) -> str:
-    """As ``submit``, with everything decided."""
+    """As ``submit``, for a complete request and a known site."""
     env = os.environ if env is None else env
     if not dry_run and not slurm_commands.is_installed():
         raise slurm_commands.SlurmError(
@@ -94,13 +94,13 @@ def submit_request(
     if dry_run:
         return script
     path = _keep(script, request, env)
-    # On the command line as well: variables such as SBATCH_ACCOUNT would win against the script's own lines.
+    # Also on the command line: variables such as SBATCH_ACCOUNT override the script's own lines.
     directives = _directives(request, site, job_resources(request, site, env=env, live=live), env)
     return slurm_commands.sbatch(str(path), options=directives, env=_outside_of_jobs(os.environ))
 
 
 def _check_search(request: Request, needs: JobResources, script: str) -> None:
-    """Raises InputError where the search would be refused in its job; says what could not be found out."""
+    """Raise InputError if the job would refuse the search. Prints what could not be checked."""
     folders = [option.partition("=")[2] for option in request.options if option.startswith("--chdir=")]
     cwd = os.path.abspath(folders[-1]) if folders else os.getcwd()
     arguments = options.parse_job_options([*request.job_options, *request.arguments]).arguments
@@ -113,12 +113,12 @@ def _check_search(request: Request, needs: JobResources, script: str) -> None:
 
 
 def _outside_of_jobs(env: Mapping[str, str]) -> dict[str, str]:
-    """The environment without what a surrounding job (JupyterHub, salloc) has set: it would reach the new one."""
+    """The environment without the variables of a surrounding job (JupyterHub, salloc): the new job would get them."""
     return {k: v for k, v in env.items() if not k.startswith(("SLURM_", "SRUN_")) or k == "SLURM_CONF"}
 
 
 def _keep(script: str, request: Request, env: Mapping[str, str]) -> Path:
-    """Write the script where its job, which may submit its own successor, finds it again."""
+    """Keep the script where its job finds it again: the job may submit its own successor."""
     name = f"{re.sub('[^A-Za-z0-9._-]', '_', request.name)}-{hashlib.sha256(script.encode()).hexdigest()[:12]}.slurm"
     path = job_record.records_home(env) / "scripts" / name
     try:
@@ -135,7 +135,7 @@ def _keep(script: str, request: Request, env: Mapping[str, str]) -> Path:
 
 
 def check_files(request: Request) -> None:
-    """The files that the job will need are there. Raises InputError."""
+    """Raise InputError if a file that the job needs is missing."""
     for option, path in (("--container", request.container), ("--prelude", request.prelude)):
         if path and not Path(path).expanduser().is_file():
             raise InputError(f"{option} must be a file; got {path!r}, which is none.")
@@ -181,7 +181,7 @@ def render_batch_script(
 
 
 def _cost(needs: JobResources, site: Site) -> str:
-    """What the job takes at most, in the unit of budgets, and how the site counts."""
+    """The job's highest cost, in the unit of budgets, and how the site accounts it."""
     if needs.time_s >= NO_LIMIT_S:
         return "It has no time limit."
     hours = needs.nodes * (needs.gpus_per_node or needs.cpus_per_node) * needs.time_s / 3600
@@ -195,7 +195,7 @@ def _directives(request: Request, site: Site, needs: JobResources, env: Mapping[
     log = str(job_record.records_home(env) / "logs").replace("%", "%%") + "/%j.log"
     requeue = site.requeue and not request.attach_to
     gpus = [f"{needs.gres}:{needs.gpus_per_node}"] if needs.gpus_per_node and needs.gres else []
-    others = request_checks.resources_beside_gpus(request)  # Slurm takes the last of several --gres
+    others = request_checks.resources_beside_gpus(request)  # Slurm uses the last of several --gres
     optional = {
         "--partition": needs.partition.name if needs.partition else None,
         "--account": needs.account,
@@ -212,7 +212,7 @@ def _directives(request: Request, site: Site, needs: JobResources, env: Mapping[
         f"--time={format_time(needs.time_s)}",
         f"--signal=B:USR1@{request.signal_s}",
         "--requeue" if requeue else "--no-requeue",
-        "--no-kill",  # a node that dies ends its trials, not the search
+        "--no-kill",  # a dying node ends its trials, not the search
         "--open-mode=append",
         f"--output={log}",
         *needs.options,
@@ -221,7 +221,7 @@ def _directives(request: Request, site: Site, needs: JobResources, env: Mapping[
 
 
 def _variables(request: Request, site: Site, env: Mapping[str, str], root: Path) -> dict[str, str]:
-    """What the job reads from its environment."""
+    """The variables that the job reads from its environment."""
     values = {
         "BIGBATCH_ROOT": str(root),
         "BIGBATCH_HOME": str(job_record.records_home(env)),
@@ -238,7 +238,7 @@ def _variables(request: Request, site: Site, env: Mapping[str, str], root: Path)
 
 
 def _interpreter(request: Request, env: Mapping[str, str], root: Path) -> str:
-    """The Python that the nodes run: asked for, the active environment's, or this one if it has Ray."""
+    """The nodes' Python: the requested one, the active environment's, or this one if it has Ray."""
     if request.container:
         return str(root / "cluster" / "in_container.sh")
     if request.python:
@@ -251,7 +251,7 @@ def _interpreter(request: Request, env: Mapping[str, str], root: Path) -> str:
     if find_spec("ray") is not None:
         return sys.executable
     raise InputError(
-        f"the job needs a Python that has Ray; got {sys.executable}, which has not. "
+        f"the job needs a Python that has Ray; {sys.executable} has none. "
         "Write --python /path/to/environment/bin/python, or activate the environment first."
     )
 
@@ -265,7 +265,7 @@ def _arguments(request: Request, site: Site) -> str:
 
 
 def _quoted(directive: str) -> str:
-    """Slurm reads quotes in a script's directives as a shell does."""
+    """Quote a directive: Slurm reads quotes in a script's directives as a shell does."""
     if re.fullmatch(r"[\w@%+=:,./\[\]-]+", directive):
         return directive
     return '"' + directive.replace("\\", "\\\\").replace('"', '\\"') + '"'

@@ -1,4 +1,4 @@
-"""The user's jobs: which there are and how far, what they say, how to end them and to reach their dashboard."""
+"""List the user's jobs and their progress, read their logs, cancel them, and explain how to reach their dashboard."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from bigbatch.cluster.record.job_record import JobRecord
 from bigbatch.cluster.record.study_progress import StudyProgress
 
 POLL_S = 0.5
-"""Between two looks at the logs that are followed."""
+"""Time between two looks at followed logs."""
 QUEUE_POLL_S = 10.0
-"""Between two questions to Slurm whether the job that is followed still lives."""
+"""Time between two questions to Slurm whether a followed job still lives."""
 QUEUE_FORMAT = "%i|%T|%M|%l|%D|%P|%r|%j"
 
 
 @dataclass(frozen=True)
 class QueueEntry:
-    """A job as Slurm, its record and its study tell of it. None: they do not."""
+    """A job, from Slurm, its record and its study. None: not known."""
 
     job_id: str
     name: str | None = None
     slurm_state: str | None = None
-    """None: Slurm does not list it any more (or was not asked)."""
+    """None: Slurm no longer lists the job (or was not asked)."""
     elapsed: str | None = None
     time_limit: str | None = None
     nodes: str | None = None
@@ -42,9 +42,9 @@ class QueueEntry:
 
 
 def queue(*, ended: bool = False, env: Mapping[str, str] | None = None) -> list[QueueEntry]:
-    """The user's jobs that Slurm lists; with ``ended`` also those of which only the record is left.
+    """The user's jobs that Slurm lists; with ``ended`` also jobs of which only the record is left.
 
-    Raises SlurmError if Slurm does not answer; with ``ended`` the records are shown even then.
+    Raises SlurmError if Slurm does not answer; with ``ended`` it returns the records instead.
     """
     records = {one.job_id: one for one in job_record.all_records(env)}
     try:
@@ -80,7 +80,7 @@ def _with_record(job: QueueEntry, found: JobRecord | None) -> QueueEntry:
 
 
 def jobs_table(jobs: Sequence[QueueEntry]) -> str:
-    """The jobs for a terminal, a line each."""
+    """The jobs as text, one line for each."""
     rows: list[tuple[str, ...]] = [("JOB", "SLURM", "STATE", "TIME", "LIMIT", "NODES", "STUDY", "TRIALS", "BEST", "")]
     rows += [_row(job) for job in jobs]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
@@ -113,7 +113,7 @@ def _row(job: QueueEntry) -> tuple[str, ...]:
 
 
 def cancel(job_id: str, env: Mapping[str, str] | None = None) -> list[str]:
-    """Cancel a job, its successors (``--chain``) and those that lent them nodes. Returns the ids that were cancelled.
+    """Cancel a job, its successors (``--chain``) and the jobs that lend them nodes. Returns the cancelled ids.
 
     Raises SlurmError if Slurm does not answer, or knows neither the job nor a successor; InputError.
     """
@@ -128,7 +128,7 @@ def cancel(job_id: str, env: Mapping[str, str] | None = None) -> list[str]:
             cancelled.append(one)
         except slurm_commands.SlurmSilent as error:
             failure = silent = error
-        except slurm_commands.SlurmError as error:  # it ended before
+        except slurm_commands.SlurmError as error:  # it has already ended
             failure = error
         found = job_record.read_record(one, env)  # only now: until it was cancelled it may have got a successor
         if failure and one == job_id and not (found and found.successor):
@@ -142,7 +142,7 @@ def cancel(job_id: str, env: Mapping[str, str] | None = None) -> list[str]:
 
 
 def _check_id(job_id: str) -> None:
-    # An empty or odd id would reach other jobs: squeue and scancel take lists and patterns.
+    # An empty or odd id could reach other jobs: squeue and scancel accept lists and patterns.
     if not job_id.replace("_", "").replace("+", "").isdigit():
         raise InputError(f"a job's id must be a number; got {job_id!r}. `bigbatch cluster queue` shows them.")
 
@@ -151,7 +151,7 @@ def _check_id(job_id: str) -> None:
 
 
 def logs(job_id: str, *, node: str | None = None, env: Mapping[str, str] | None = None) -> str:
-    """What a job has written so far; of ``node``, what that node has. Raises InputError if there is no log yet."""
+    """The log of a job so far, or that of its ``node``. Raises InputError if there is no log yet."""
     files = _log_files(job_id, node, env)
     texts = [path.read_text(errors="replace") for path, source in files.items() if node or not source]
     if not texts:
@@ -168,7 +168,7 @@ def _no_log(job_id: str, node: str | None, env: Mapping[str, str] | None) -> Inp
 
 
 def why_no_log_yet(job_id: str, *, node: str | None = None, env: Mapping[str, str] | None = None) -> str | None:
-    """A line for who is about to follow a job that has written nothing yet: what Slurm says of it. Else None."""
+    """A line with Slurm's state of a followed job that has written no log yet; None if it has written one."""
     if _log_files(job_id, node, env):
         return None
     try:
@@ -184,10 +184,10 @@ def why_no_log_yet(job_id: str, *, node: str | None = None, env: Mapping[str, st
 def follow_logs(
     job_id: str, *, node: str | None = None, env: Mapping[str, str] | None = None, poll_s: float = POLL_S
 ) -> Iterator[str]:
-    """Lines of the job's log, and of its nodes' with the node's name before them, as they come.
+    """The lines of the job's log and of its nodes' logs, as they come. A node's lines begin with its name.
 
-    Ends when Slurm does not list the job any more and no line came since. Raises InputError where it never was: Slurm
-    does not list it, and it has left neither log nor record; SlurmError where that cannot be known.
+    It ends when Slurm no longer lists the job and no more lines come. Raises InputError if there was no such job: Slurm
+    does not list it, and it left neither log nor record; SlurmError if that cannot be known.
     """
     _check_id(job_id)
     tails: dict[Path, _Tail] = {}
@@ -213,7 +213,7 @@ def follow_logs(
 
 
 class _Tail:
-    """Whole lines of a file that grows."""
+    """Reads the complete lines of a growing file."""
 
     def __init__(self, path: Path, prefix: str) -> None:
         self.path = path
@@ -224,7 +224,7 @@ class _Tail:
     def lines(self) -> Iterator[str]:
         try:
             with self.path.open("rb") as file:
-                if file.seek(0, 2) < self.at:  # begun anew
+                if file.seek(0, 2) < self.at:  # the file was started again
                     self.at, self.half = 0, b""
                 file.seek(self.at)
                 data = file.read()
@@ -241,7 +241,7 @@ class _Tail:
 
 
 def _log_files(job_id: str, node: str | None, env: Mapping[str, str] | None) -> dict[Path, str]:
-    """The logs that are there, with the node that each is of ("" for the job's own); of ``node`` only its own."""
+    """Path → node of each existing log ("" for the job's own log). With ``node``, only that node's log."""
     _check_id(job_id)
     found = job_record.read_record(job_id, env)
     own = Path(found.log) if found and found.log else job_record.records_home(env) / "logs" / f"{job_id}.log"
@@ -261,7 +261,7 @@ def _is_listed(job_id: str) -> bool:
 
 
 def _listed_ids() -> list[str]:
-    # All of the user's, not `--jobs`: Slurm answers an id that it has forgotten with an error.
+    # List all jobs of the user: with `--jobs` Slurm answers a forgotten id with an error.
     return slurm_commands.run("squeue", "--noheader", "--user", getpass.getuser(), "--format=%i").split()
 
 
@@ -271,7 +271,7 @@ def _listed_ids() -> list[str]:
 def tunnel(
     job_id: str, site: Site | None = None, *, local_port: int = 8265, env: Mapping[str, str] | None = None
 ) -> str:
-    """How to open the job's dashboard from a laptop, for people. Never holds the token itself.
+    """Instructions to open the job's dashboard from a laptop. They never contain the token.
 
     Raises InputError if the job has no dashboard (yet).
     """
@@ -291,9 +291,9 @@ def tunnel(
         f"then open http://127.0.0.1:{local_port}",
     ]
     if found.token_path:
-        lines.append(f"The dashboard asks for the job's token: it is in {found.token_path}, readable by you only.")
+        lines.append(f"The dashboard asks for the job's token: it is in {found.token_path}; only you can read it.")
     if not site.login_host:
-        lines.append(f"LOGIN_NODE is the name by which you log in: the profile of {site.name} does not say it.")
+        lines.append(f"LOGIN_NODE is the host to which you log in: the profile of {site.name} does not name it.")
     if not site.port_forwarding:
         lines.append(
             f"{site.title or site.name} does not forward ports: read the progress with `bigbatch cluster queue`."

@@ -1,4 +1,4 @@
-"""What a user asks of a job: the fields of ``bigbatch cluster submit`` and of ``cluster.submit``."""
+"""A user's request for a job: the fields of ``bigbatch cluster submit`` and of ``cluster.submit``."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ from bigbatch.cluster.host.waits import MARGIN_S
 
 @dataclass(frozen=True)
 class Request:
-    """What the user asks for. None: what the site or Slurm has as its default."""
+    """The user's request. None: the default of the site or of Slurm."""
 
     arguments: tuple[str, ...] = ()
-    """Of ``tune/run.py``, or ``--`` and any command."""
+    """Arguments of ``tune/run.py``; or ``--`` and any command."""
     nodes: int = 1
     time: str | None = None
     partition: str | None = None
     account: str | None = None
     qos: str | None = None
     gpus_per_node: int | None = None
-    """None: all that a node has."""
+    """None: all GPUs of a node."""
     cpus_per_gpu: int | None = None
     cpus_per_node: int | None = None
     mem: str | None = None
     gres: str | None = None
-    """What ``--gres`` calls a GPU, e.g. ``gpu:a100``."""
+    """A GPU's name for ``--gres``, e.g. ``gpu:a100``."""
     name: str = "bigbatch"
     container: str | None = None
     python: str | None = None
     prelude: str | None = None
     signal_s: int = MARGIN_S
     job_options: tuple[str, ...] = ()
-    """Of the job itself, before the arguments, e.g. ``--tls``."""
+    """Options of the job itself, before the arguments, e.g. ``--tls``."""
     options: tuple[str, ...] = ()
-    """Further options of sbatch, long and each as one word: ``--constraint=fast``."""
+    """Further long options of sbatch, each as one word: ``--constraint=fast``."""
     attach_to: str | None = None
-    """A running job that the nodes are lent to."""
+    """The id of a running job to which the nodes are lent."""
 
     @property
     def is_search(self) -> bool:
-        """Whether a search is what is submitted: neither a command nor nodes for another job."""
+        """Whether the request is for a search, not for a command or for nodes of another job."""
         return self.attach_to is None and "--" not in self.arguments

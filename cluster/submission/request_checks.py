@@ -1,7 +1,7 @@
-"""What a request says of numbers, memory, time and GPUs by itself: kinds, syntax, and words that contradict.
+"""Check a request's numbers, memory, time and GPUs: types, syntax, and contradictions.
 
-In Slurm's own words (``man sbatch``). Options of sbatch (``--sbatch``) speak of the same things as the request's own,
-so they are read along with them.
+The terms are Slurm's (``man sbatch``). Options of sbatch (``--sbatch``) may describe the same things as the request's
+own options, so both are read together.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from bigbatch.cluster.host.site.profiles import InputError, Partition, parse_tim
 from bigbatch.cluster.submission.request import Request
 
 MIN_WHOLE_NUMBERS = {"nodes": 1, "gpus_per_node": 0, "cpus_per_gpu": 1, "cpus_per_node": 1, "signal_s": 1}
-"""Fields that are whole numbers, with the least that they may be."""
+"""Fields that are whole numbers, with their lowest value."""
 LARGEST_SIGNAL_S = 65535
 MEMORY = ("--mem", "--mem-per-cpu", "--mem-per-gpu")
 GPUS_BY_SBATCH = ("--gres", "--gpus", "--gpus-per-node", "--gpus-per-task", "--gpus-per-socket")
 
 
 def check_kinds(request: Request) -> None:
-    """Numbers are numbers in their range, and text is text. Raises InputError."""
+    """Raise InputError if a number is no number or out of range, or a text is no text."""
     for name, value in vars(request).items():
         option = "--signal" if name == "signal_s" else f"--{name.replace('_', '-')}"
         if value is None or isinstance(value, tuple):
@@ -43,7 +43,7 @@ def check_kinds(request: Request) -> None:
 
 
 def check_memory_and_time(request: Request) -> None:
-    """Raises InputError where Slurm could not read them, or would be told twice."""
+    """Raise InputError if Slurm could not read memory or time, or if one of them is given twice."""
     for option, value in _by_sbatch(request, ("--time",)):
         try:
             parse_time(value)
@@ -51,7 +51,7 @@ def check_memory_and_time(request: Request) -> None:
             raise InputError(f"--sbatch={option}: {error}") from None
         if request.time is not None:
             raise InputError(
-                f"the time is said once; got --time {request.time} and --sbatch={option}={value}. Leave one out."
+                f"the time must be given once; got --time {request.time} and --sbatch={option}={value}. Leave one out."
             )
     said = [("--mem", request.mem)] if request.mem is not None else []
     said += [(f"--sbatch={option}=", value) for option, value in _by_sbatch(request, MEMORY)]
@@ -59,11 +59,11 @@ def check_memory_and_time(request: Request) -> None:
         check_memory(option, str(value))
     if len(said) > 1:  # sbatch refuses these three beside each other
         (one, first), (other, second) = said[:2]
-        raise InputError(f"memory is said once; got {_words(one, first)} and {_words(other, second)}. Leave one out.")
+        raise InputError(f"memory must be given once; got {_words(one, first)} and {_words(other, second)}. Leave one.")
 
 
 def check_memory(option: str, text: str) -> None:
-    """A size as Slurm writes it: digits, MiB unless K, M, G or T follow; 0 is all of a node. Raises InputError."""
+    """Raise InputError unless ``text`` is a size in Slurm's form: digits, in MiB unless K, M, G or T follow; 0: all."""
     if re.fullmatch(r"[0-9]+[KMGT]?", text, re.IGNORECASE):
         return
     fix = "Write e.g. 120G, or 0 for all of a node."
@@ -81,17 +81,17 @@ def check_memory(option: str, text: str) -> None:
 
 @dataclass(frozen=True)
 class GpuOption:
-    """What one option says of the GPUs of a node. None and empty: it says nothing of that."""
+    """The GPUs of a node according to one option. None and empty: the option does not tell."""
 
     words: str
     count: float | None
     kind: str
     own: bool
-    """An option of the request itself, not one that is handed to sbatch."""
+    """Whether it is an option of the request itself, not one for sbatch."""
 
 
 def read_gpu_options(request: Request) -> list[GpuOption]:
-    """What the request says of GPUs, each option by itself. Raises InputError where one cannot be read."""
+    """The GPUs according to each option of the request. Raises InputError for an unreadable option."""
     said = []
     if request.gres is not None:
         name, kind, count = parse_gres(request.gres)
@@ -105,7 +105,7 @@ def read_gpu_options(request: Request) -> list[GpuOption]:
 
 
 def _of_sbatch(option: str, value: str, nodes: int) -> list[GpuOption]:
-    """``nodes``: 0 where their number is not known, so that a number of GPUs in all says nothing of a node."""
+    """``nodes``: 0 if their number is not known; then a total of GPUs does not tell the GPUs of a node."""
     words = f"--sbatch={option}={value}"
     if option == "--gres":
         parts = [(kind, count) for name, kind, count in slurm_values.gres_parts(value) if name == "gpu"]
@@ -115,7 +115,7 @@ def _of_sbatch(option: str, value: str, nodes: int) -> list[GpuOption]:
         if count is None:
             raise InputError(f"--sbatch={option} must be N or TYPE:N; got {value!r}. Write e.g. --sbatch={option}=4.")
         parts = [(kind, count)]
-    if len(parts) != 1 or option == "--gpus-per-socket":  # several kinds, or sockets, of which nothing is known here
+    if len(parts) != 1 or option == "--gpus-per-socket":  # several kinds, or sockets: not known here
         return [GpuOption(words, None, "", False)] if parts else []
     kind, count = parts[0]
     if option != "--gpus":
@@ -124,7 +124,7 @@ def _of_sbatch(option: str, value: str, nodes: int) -> list[GpuOption]:
 
 
 def resources_beside_gpus(request: Request) -> list[str]:
-    """What ``--sbatch=--gres=…`` asks for where no GPU is in it: ``tmpdisk:10``."""
+    """The values of ``--sbatch=--gres=…`` without a GPU: ``tmpdisk:10``."""
     values = [value for _, value in _by_sbatch(request, ("--gres",))]
     return [value for value in values if all(name != "gpu" for name, _, _ in slurm_values.gres_parts(value))]
 
@@ -135,21 +135,21 @@ def parse_gres(text: str) -> tuple[str, str, int | None]:
     if not match:
         raise InputError(
             f"--gres must be gpu, gpu:TYPE or gpu:TYPE:NUMBER; got {text!r}. "
-            "Write other resources as --sbatch=--gres=…, GPUs among them."
+            "Write other resources as --sbatch=--gres=…, together with the GPUs."
         )
     return match[1], match[2] or "", int(match[3]) if match[3] else None
 
 
 def check_gpus(said: Iterable[GpuOption], partition: Partition | None) -> None:
-    """Raises InputError where two options contradict each other, or the partition has no GPUs of that type."""
+    """Raise InputError if two options contradict each other, or the partition has no GPUs of that type."""
     said = list(said)
     for what in ("count", "kind"):
         known = [one for one in said if getattr(one, what) not in (None, "")]
         for other in known[1:]:
             if getattr(known[0], what) != getattr(other, what):
                 raise InputError(
-                    f"the GPUs of a node are said once; got {known[0].words} and {other.words}. "
-                    "Leave one out, or let both say the same."
+                    f"options must agree about a node's GPUs; got {known[0].words} and {other.words}. "
+                    "Leave one out, or make them equal."
                 )
     kinds = partition.gpu_types if partition else ()
     for one in said:
@@ -160,7 +160,7 @@ def check_gpus(said: Iterable[GpuOption], partition: Partition | None) -> None:
 
 
 def _by_sbatch(request: Request, names: Iterable[str]) -> list[tuple[str, str]]:
-    """Those of sbatch's options that have one of the names, with their values."""
+    """The options of sbatch with one of these names, and their values."""
     pairs = [option.partition("=")[::2] for option in request.options]
     return [(name, value) for name, value in pairs if name in names]
 

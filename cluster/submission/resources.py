@@ -1,7 +1,6 @@
-"""What a job asks for, and whether the site grants it: partition, nodes, GPUs, cores, time, account.
+"""Work out a job's resources and check that the site grants them: partition, nodes, GPUs, cores, time, account.
 
-Checked against the site's profile and, where Slurm answers, against what Slurm says of its partitions: of two
-limits the tighter one counts.
+They are checked against the site's profile and, if Slurm answers, against Slurm's partitions. The tighter limit counts.
 """
 
 from __future__ import annotations
@@ -26,15 +25,15 @@ from bigbatch.cluster.submission import request_checks
 from bigbatch.cluster.submission.request import Request
 
 USUAL_TIME_S = 4 * 3600
-"""Wall time when none is asked for, if the partition grants as much: short jobs start early, and they requeue."""
+"""Default wall time, if the partition grants it. Short jobs start early, and they requeue."""
 
 COUNTED_OTHERWISE = ("--gres", "--gpus", "--nodes")
-"""Options of sbatch (``--sbatch``) by which a job has other GPUs than ``--nodes`` and ``--gpus-per-node`` say."""
+"""Options of sbatch (``--sbatch``) that can change the job's GPUs, beside ``--nodes`` and ``--gpus-per-node``."""
 
 
 @dataclass(frozen=True)
 class JobResources:
-    """What the request comes to on a partition."""
+    """The resources of a request on a partition."""
 
     partition: Partition | None
     nodes: int
@@ -44,9 +43,9 @@ class JobResources:
     qos: str | None
     account: str | None
     gres: str | None
-    """None: options of sbatch say which GPUs."""
+    """None: options of sbatch name the GPUs."""
     options: tuple[str, ...] = ()
-    """That jobs on this partition need."""
+    """Options that jobs on this partition need."""
 
 
 def job_resources(
@@ -56,7 +55,7 @@ def job_resources(
     env: Mapping[str, str] | None = None,
     live: Mapping[str, Partition] | None = None,
 ) -> JobResources:
-    """What the request comes to. Raises InputError for the first thing that the site does not grant."""
+    """The resources of the request. Raises InputError for the first thing that the site does not grant."""
     env = os.environ if env is None else env
     _check_words(request, site)
     partition = _partition(request, site, live)
@@ -86,19 +85,19 @@ def job_resources(
 
 
 def _check_words(request: Request, site: Site) -> None:
-    """What is wrong on any site. Raises InputError."""
+    """Raise InputError for what is wrong on every site."""
     request_checks.check_kinds(request)
     for option in request.options:
         if not option.startswith("--"):
             raise InputError(f"--sbatch must be a long option of sbatch; got {option!r}. Write e.g. --constraint=fast.")
         if option.startswith("--array"):
             raise InputError(
-                f"a search is a job of its own, not a task of an array; got --sbatch={option}. "
+                f"a search must be its own job, not a task of an array; got --sbatch={option}. "
                 "Submit it once for each search, with --study NAME."
             )
     names = (request.name, request.partition, request.account, request.qos, request.mem, request.gres)
     for word in (*names, *request.options):
-        if word and not word.isprintable():  # in the batch script a second line would be a command
+        if word and not word.isprintable():  # in the batch script, a second line would run as a command
             raise InputError(f"names and options of sbatch must be one line of text; got {word!r}.")
     request_checks.check_memory_and_time(request)
     try:
@@ -110,9 +109,9 @@ def _check_words(request: Request, site: Site) -> None:
 
 
 def _check_workers(request: Request, per_node: int, kind: str) -> None:
-    """A trial that needs more than the allocation would wait for ever. Raises InputError."""
+    """Raise InputError if a trial needs more than the allocation has: it would wait for ever."""
     if any(option.startswith(COUNTED_OTHERWISE) for option in request.options):
-        return  # the job, which sees what it was granted, checks again
+        return  # the job sees its allocation and checks again
     wanted = options.workers(options.parse_job_options([*request.job_options, *request.arguments]))
     if wanted and wanted > per_node * request.nodes:
         raise InputError(
@@ -122,7 +121,7 @@ def _check_workers(request: Request, per_node: int, kind: str) -> None:
 
 
 def _partition(request: Request, site: Site, live: Mapping[str, Partition] | None) -> Partition | None:
-    """The profile's partition with Slurm's limits where these are tighter; None if neither knows any."""
+    """The profile's partition, with Slurm's limits if they are tighter; None if neither knows a partition."""
     slurms = [one.name for one in (live or {}).values() if one.is_default]
     name = request.partition or site.default_partition or (slurms[0] if slurms else None)
     known = {**site.partitions, **(live or {})}
@@ -130,7 +129,7 @@ def _partition(request: Request, site: Site, live: Mapping[str, Partition] | Non
         return None
     if name not in known:
         if live is None and not site.partitions:
-            return Partition(name)  # nobody to ask: Slurm will say
+            return Partition(name)  # nothing is known here: Slurm will decide
         near = difflib.get_close_matches(name, known, n=1)
         fix = f"Did you mean {near[0]}?" if near else f"Write one of {', '.join(sorted(known))}."
         raise InputError(f"--partition must be one of {site.name}'s; got {name!r}. {fix}")
@@ -163,7 +162,7 @@ def _gres(request: Request, partition: Partition | None) -> str:
 
 
 def _gpus(request: Request, said: list[request_checks.GpuOption], site: Site, partition: Partition | None) -> int:
-    """GPUs of each node: asked for, or all that one has. What sbatch is told of is only taken where it can be."""
+    """GPUs of each node: the requested number, or all of a node. Numbers in sbatch's options are used if readable."""
     most = partition.gpus_per_node if partition else None
     counts = [int(one.count) for one in said if one.count is not None and one.count == int(one.count)]
     wanted = counts[0] if counts else None
@@ -180,7 +179,7 @@ def _gpus(request: Request, said: list[request_checks.GpuOption], site: Site, pa
 
 
 def _cpus(request: Request, site: Site, partition: Partition | None, gpus: int) -> int:
-    """CPUs of each node: asked for, by the site's rule for a GPU, or the GPUs' share of the node."""
+    """CPUs of each node: the requested number, the site's rule for each GPU, or the GPUs' share of the node."""
     cores = partition.cores_per_node if partition else None
     per_gpu = request.cpus_per_gpu or (partition.cores_per_gpu if partition else None)
     if request.cpus_per_node is not None:
@@ -213,7 +212,7 @@ def _time_and_qos(request: Request, site: Site, partition: Partition | None, gpu
     if partition and limit and time_s > limit:
         raise InputError(
             f"partition {partition.name} grants at most {format_time(limit)}; got --time {format_time(time_s)}. "
-            f"Write --time {format_time(limit)} or less: the job goes on in a further one."
+            f"Write --time {format_time(limit)} or less: the job then continues in another allocation."
         )
     if time_s < request.signal_s + 60:
         raise InputError(
@@ -255,7 +254,7 @@ def _qos(
 
 
 def _account(request: Request, site: Site, partition: Partition | None, env: Mapping[str, str]) -> str | None:
-    """The account, with the suffix that some sites want for each kind of GPU."""
+    """The account, with the suffix that some sites require for each kind of GPU."""
     account = request.account or env.get("SBATCH_ACCOUNT")
     suffix = partition.account_suffix if partition else ""
     if not account:
@@ -273,7 +272,7 @@ def _account(request: Request, site: Site, partition: Partition | None, env: Map
 
 
 def slurm_partitions() -> dict[str, Partition] | None:
-    """Every partition as Slurm describes it now; None where Slurm does not answer."""
+    """Every partition as Slurm now describes it; None if Slurm does not answer."""
     if not slurm_commands.is_installed("sinfo"):
         return None
     try:
@@ -299,7 +298,7 @@ def slurm_partitions() -> dict[str, Partition] | None:
 
 
 def _largest(one: Partition, other: Partition) -> Partition:
-    """A partition of unlike nodes: a job may ask for what the largest has."""
+    """Combine a partition's unlike nodes: a job may ask for the resources of the largest."""
     return replace(
         one,
         gpus_per_node=max(one.gpus_per_node or 0, other.gpus_per_node or 0),

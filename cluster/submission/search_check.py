@@ -1,10 +1,10 @@
-"""A search is checked before it is submitted, as ``tune --dry-run`` would, in the environment of its job.
+"""Check a search before submission, as ``tune --dry-run`` would, in the environment of its job.
 
-The batch script itself runs on the login node, up to the place where the job would begin, with ``--check-search``:
-what its modules, site commands, prelude, interpreter and container come to is what the job will have. There
-``tune/plan/submission_check.py`` judges the search for a cluster that is not joined, so that this machine's cores
-and GPUs count for nothing. Where that environment does not run here, the same file is run by this very Python, without
-any package, and what could not be checked is said.
+The batch script itself runs on the login node with ``--check-search``, up to the point where the job would begin.
+So the check has the job's modules, site commands, prelude, interpreter and container.
+``tune/plan/submission_check.py`` then checks the search for a cluster that is not joined yet; this machine's cores
+and GPUs do not matter. If that environment does not work here, this Python runs the same file without any package,
+and a line names what could not be checked.
 """
 
 from __future__ import annotations
@@ -27,37 +27,37 @@ from bigbatch.cluster.job import options
 from bigbatch.cluster.node.ray_commands import ray_python
 
 ARGUMENT = "--check-search"
-"""As the first argument of ``ray_head_workers.slurm``: check and end."""
+"""First argument of ``ray_head_workers.slurm``: only check the search."""
 CHECK = ROOT / "tune" / "plan" / "submission_check.py"
 CHECK_LIMIT_S = 120.0
-"""For the job's environment to answer: a first import from a shared file system takes its time."""
+"""How long the job's environment may take to answer: a first import from a shared file system is slow."""
 ELSEWHERE_LIMIT_S = 30.0
 SPEAK_AFTER_S = 5.0
 CHECK_VARIABLE = "BIGBATCH_CHECK"
-"""Set to 1 while a prelude or a site's commands run for the check, so that they can leave out what is for nodes."""
+"""This variable is 1 while a prelude or site commands run for the check. They can then skip steps for nodes."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a check said; ``unanswered``: why it said nothing."""
+    """The answer of a check; ``unanswered``: why there is none."""
 
     refused: str | None = None
     unchecked: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
-    """Packages that the job's interpreter does not have on this machine."""
+    """Packages that the job's interpreter lacks on this machine."""
     unanswered: str | None = None
 
 
 def check_search(arguments: Sequence[str], script: str, cwd: str, env: Mapping[str, str]) -> str | None:
-    """Check a search that is about to be submitted; returns what could not be checked, in one line.
+    """Check a search before submission. Returns a line with what could not be checked, or None.
 
     Args:
-        arguments: the search's.
+        arguments: the arguments of the search.
         script: the batch script, with ``--check-search`` before the job's arguments.
-        cwd: where the job begins.
+        cwd: the folder in which the job begins.
         env: the environment that the job inherits.
 
-    Raises InputError with the search's own words where it is refused.
+    Raises InputError with the search's own message if it is refused.
     """
     shell = [shutil.which("bash") or "/bin/bash", *(["-l"] if script.startswith("#!/bin/bash -l") else [])]
     answer = _ask([*shell, "-c", script], cwd, {**env, CHECK_VARIABLE: "1"}, CHECK_LIMIT_S)
@@ -76,7 +76,7 @@ def check_search(arguments: Sequence[str], script: str, cwd: str, env: Mapping[s
 
 
 def _ask(command: Sequence[str], cwd: str, env: Mapping[str, str], limit_s: float) -> Answer:
-    """Run a check, in a session of its own, and read its answer. It never takes longer than ``limit_s``."""
+    """Run a check in its own session and read its answer. It never takes longer than ``limit_s``."""
     try:
         process = subprocess.Popen(
             command,
@@ -106,16 +106,16 @@ def _ask(command: Sequence[str], cwd: str, env: Mapping[str, str], limit_s: floa
 
 
 def _output(process: subprocess.Popen[str], limit_s: float) -> tuple[str, str]:
-    """What it prints. Raises TimeoutExpired."""
+    """The process's output and errors. Raises TimeoutExpired."""
     with contextlib.suppress(subprocess.TimeoutExpired):
         return process.communicate(timeout=min(SPEAK_AFTER_S, limit_s))
     if sys.stderr.isatty():
-        print(f"Checking the search (at most {limit_s:g} s; --no-check leaves it out) …", file=sys.stderr)
+        print(f"Checking the search (at most {limit_s:g} s; --no-check skips this) …", file=sys.stderr)
     return process.communicate(timeout=max(limit_s - SPEAK_AFTER_S, 0.1))
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """Also after Ctrl-C. One that hangs in a dead file system cannot be waited for."""
+    """End the check, also after Ctrl-C. Do not wait for it: it may hang in a dead file system."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     with contextlib.suppress(subprocess.TimeoutExpired):
@@ -129,7 +129,7 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """What the batch script runs in place of the job: becomes the check, run by the interpreter of the search."""
+    """The batch script calls this in place of the job. The process becomes the check, in the search's interpreter."""
     chosen = options.parse_job_options(argv[1:] if argv[:1] == [ARGUMENT] else argv)
     for name in ("BIGBATCH_HOME", "BIGBATCH_NODE_TMP"):  # a container is given only folders that are there
         if os.environ.get(name) and not Path(os.environ[name]).is_dir():

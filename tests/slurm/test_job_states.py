@@ -279,7 +279,7 @@ def test_what_a_killed_step_left_on_a_node_is_removed_by_the_next(cluster, submi
     cluster.run("n1", "kill", "-9", pid)
     job.wait_log("RUNNING 1")
     job.wait_end("COMPLETED")
-    assert "left by a job that was killed" in (job.files / "nodes" / "n1.log").read_text()
+    assert "left behind by a killed job" in (job.files / "nodes" / "n1.log").read_text()
     assert [found for found in job.leftovers() if found[0] == "n1"] == []
 
 

@@ -42,9 +42,11 @@ class PerTrialSampler(BaseSampler):
         return self._made[1]
 
     def before_trial(self, study: Study, trial: FrozenTrial) -> None:
+        """As the trial's own sampler."""
         self._of(trial).before_trial(study, trial)
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        """As the trial's own sampler."""
         return self._of(trial).infer_relative_search_space(study, trial)
 
     def sample_relative(
@@ -58,6 +60,7 @@ class PerTrialSampler(BaseSampler):
         return self._of(trial).sample_independent(study, trial, param_name, param_distribution)
 
     def after_trial(self, study: Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None) -> None:
+        """As the trial's own sampler."""
         self._of(trial).after_trial(study, trial, state, values)
 
 

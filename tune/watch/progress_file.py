@@ -32,13 +32,16 @@ class ProgressFileWriter:
         self._trials = {trial.number: trial for trial in trials}
 
     def trial_started(self, trial: TrialView) -> None:
+        """Write the progress."""
         self._trials[trial.number] = trial
 
     def epoch_ended(self, trial: TrialView, record: Mapping[str, object]) -> None:
+        """Write the progress."""
         self._trials[trial.number] = trial
         self._write()
 
     def trial_ended(self, trial: TrialView) -> None:
+        """Write the progress."""
         self._trials[trial.number] = trial
         if trial.state in FINISHED:
             self._write()

@@ -624,7 +624,7 @@ def test_a_folder_of_jobs_of_another_user_is_refused_with_the_one_to_take(tmp_pa
     home.mkdir()
     monkeypatch.setattr(os, "getuid", lambda: home.stat().st_uid + 1)
     owner = pwd.getpwuid(home.stat().st_uid).pw_name
-    with pytest.raises(PermissionError, match=f"{home} belongs to {owner}; .* of their own, e.g. {home}/") as refusal:
+    with pytest.raises(PermissionError, match=f"{home} belongs to {owner}; .* own folder, e.g. {home}/") as refusal:
         job_record.make_home({"BIGBATCH_HOME": str(home)})
     assert "\n" not in str(refusal.value)
 
