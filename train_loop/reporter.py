@@ -71,7 +71,7 @@ class EpochRecord:
     loader_processes: int = field(
         default=0, metadata=_column("int64", "processes that decoded images for a rank, the most of all ranks")
     )
-    """With ``data.loader_workers=-1`` it follows what the epoch before has shown."""
+    """With ``data.loader.workers=-1`` it follows what the epoch before has shown."""
     images_per_s: float = field(
         metadata=_column("float64", "training images over `train_s`, all workers together", tracked=True)
     )

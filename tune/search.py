@@ -162,8 +162,6 @@ def _search(
     ended: _Ended, store: StudyStore, stop: StopRequest, stack: ExitStack, console: Console, interrupts: Interrupts
 ) -> None:
     """The part of a search that needs Ray. Fills in ``ended``."""
-    from bigbatch.tune.trials.tuner import run_tuner
-
     plan = ended.plan
     if store.ledger.has_spent(plan.budget_gpu_hours):
         stop.set(BUDGET_SPENT)
@@ -199,8 +197,7 @@ def _search(
             watch = _watch_over(ended, store, connection, [lines, display], stop)
             observers += [watch, lines, display]
             with interrupts.shown_by(display), watch.running():
-                over = _deadline(ended, store, stop)
-                run_tuner(plan, bridge, ended.capacity, store, watch, over, ray_storage)
+                _fit(ended, store, stop, watch, ray_storage)
 
 
 def _recorders(ended: _Ended, store: StudyStore, stack: ExitStack) -> list[Observer]:
@@ -288,6 +285,15 @@ def _make_bridge(
     )
     ended.deadline = Deadline(end_of_allocation(), bridge.first_result_s)
     return bridge
+
+
+def _fit(ended: _Ended, store: StudyStore, stop: StopRequest, watch: SearchWatch, ray_storage: Path) -> None:
+    """Let Ray Tune run until enough trials have ended or something stops the search."""
+    # Only now that Ray runs: this loads Ray's core, which reads the token's place once, when it is loaded.
+    from bigbatch.tune.trials.tuner import run_tuner
+
+    over = _deadline(ended, store, stop)
+    run_tuner(ended.plan, ended.bridge, ended.capacity, store, watch, over, ray_storage)
 
 
 def _deadline(ended: _Ended, store: StudyStore, stop: StopRequest) -> Callable[[], bool]:

@@ -71,7 +71,7 @@ def migrated(values: Mapping[str, object]) -> dict[str, object]:
     data = values.get("data")
     if not isinstance(data, Mapping):
         return changed
-    flat = {key for key, value in data.items() if f"data.{key}" in EARLIER_KEYS and not isinstance(value, Mapping)}
+    flat = [key for key, value in data.items() if f"data.{key}" in EARLIER_KEYS and not isinstance(value, Mapping)]
     new = {key: dict(value) if isinstance(value, Mapping) else value for key, value in data.items() if key not in flat}
     for old in flat:
         _, section, leaf = FLAT_DATA[old].split(".")
