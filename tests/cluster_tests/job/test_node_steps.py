@@ -16,7 +16,7 @@ def test_a_step_that_slurm_could_not_launch_is_started_once_more(tmp_path, monke
     steps.prepare()
     steps.start(AllocatedNode("n1", 1), None)
     assert processes.wait_until(lambda: bool(steps.look()), 60)
-    assert steps.gone == {"n1": "lost: its step ended without a word (exit code 233)"}
+    assert steps.gone == {"n1": "lost: its step ended without a report (exit code 233)"}
     assert (tmp_path / "calls").read_text() == "x\n" * 2
     stand_in(tmp_path, monkeypatch, srun=f"echo x >> {tmp_path}/calls; exec sleep 600")
     ends = {"n2": lambda: steps.kill("n2"), "n3": lambda: steps.stop(keep_logs=False, timeout_s=0)}
