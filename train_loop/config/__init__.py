@@ -1,4 +1,4 @@
-"""What one training run is: ``TrainConfig`` and its sections. Loads no torch.
+"""The configuration of one training run: ``TrainConfig`` and its sections. Loads no torch.
 
 Users' spaces import from here; the files beside hold the code.
 """

@@ -19,12 +19,11 @@ class LoaderConfig:
     """``ring``: slots in shared memory. ``torchvision``: its ``ImageFolder`` and transforms behind torch's
     DataLoader, for comparison (image folders only). ``auto`` is ``ring``."""
     workers: int = -1
-    """Decoding processes of each training worker; 0 decodes in the training process. -1 begins with a worker's cores
-    but one and keeps as many as an epoch has shown to be enough (``data/loading/process_count.py``)."""
+    """Decoding processes of each training worker; 0 decodes in the training process. -1 begins with all but one of the
+    worker's cores, then keeps as many as the last epoch needed (``data/loading/process_count.py``)."""
     slots: int = 0
-    """Batches that the ring of a worker holds: those that are being trained on and those that are read ahead. 0 = 8 or
-    what the processes need, within an eighth of the worker's memory (``data/loading/slot_count.py``). Fewer than 4
-    are 4."""
+    """Batches in a worker's ring: those in training and those read ahead. 0 = 8, or as many as the processes need,
+    within an eighth of the worker's memory (``data/loading/slot_count.py``). The ring has at least 4."""
     prefetch_factor: int = 2
     """Batches that each process of the torchvision loader reads ahead."""
     persistent_workers: bool = True
@@ -74,8 +73,8 @@ class AugmentConfig:
     rand_probability: float = 1.0
     """rand: of each operation to take place; timm's is 0.5."""
     repeats: int = 1
-    """Repeated augmentation (Hoffer et al. 2020): so many differently augmented copies of an image in a global batch.
-    An epoch keeps its number of images: it sees one in so many of the different ones. 1 = off."""
+    """Repeated augmentation (Hoffer et al. 2020): the number of differently augmented copies of an image in a global
+    batch. An epoch keeps its number of images, so with n copies it sees one n-th of the different images. 1 = off."""
     random_erasing: float = 0.0
     """Part of the training images of which a rectangle becomes the mean colour (Zhong et al. 2020)."""
 
@@ -104,7 +103,7 @@ class MixConfig:
     """How training images of a micro-batch are mixed with each other."""
 
     mixup_alpha: float = 0.0
-    """Of the Beta distribution of mixup's share (Zhang et al. 2018); 0 = off."""
+    """Parameter of the Beta distribution of mixup's share (Zhang et al. 2018); 0 = off."""
     cutmix_alpha: float = 0.0
     """Of cutmix's (Yun et al. 2019); 0 = off. With both, each micro-batch takes one of them."""
 

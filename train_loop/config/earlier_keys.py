@@ -50,7 +50,7 @@ FLAT_DATA: Mapping[str, str] = types.MappingProxyType(
 EARLIER_KEYS: Mapping[str, str] = types.MappingProxyType(
     {f"data.{old}": new for old, new in FLAT_DATA.items() if f"data.{old}" != new}
 )
-"""Dotted keys of schema 1 that are called otherwise today, and what they are called."""
+"""Dotted keys of schema 1 → their present names."""
 
 SHORT: Mapping[str, str] = types.MappingProxyType({old.removeprefix("data."): new for old, new in EARLIER_KEYS.items()})
 """The same without ``data.``. They stay as the short forms: ``workers`` or ``policy`` alone would say too little."""

@@ -10,7 +10,7 @@ from bigbatch.train_loop.config.train_config import TrainConfig
 
 
 def read_config(path: Path) -> TrainConfig:
-    """The TrainConfig in a file: the file's whole content, or what is under ``config`` (best.json)."""
+    """The TrainConfig in a file: its whole content, or its value ``config`` (best.json)."""
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:

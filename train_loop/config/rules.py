@@ -17,7 +17,7 @@ class ConflictError(ConfigError):
 
 
 def require(ok: bool, rule: str, value: object, fix: str) -> None:
-    """Raise ConfigError unless ``ok``: the rule, the value met, and what to write instead."""
+    """Raise ConfigError unless ``ok``. Its message has the rule, the value met, and what to write instead."""
     if not ok:
         raise ConfigError(f"{rule}; got {value!r}. {fix}")
 

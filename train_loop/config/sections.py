@@ -13,7 +13,7 @@ STEMS = ("auto", "imagenet", "small", "small_pool")
 LARS_MOMENTUM = ("in", "out")
 
 DEFAULT_MICRO_SIZE = 256
-"""Bound of the automatic micro-batch where nobody set or measured one."""
+"""Bound of the automatic micro-batch if none is set or measured."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What one training run is: frozen dataclasses, checked on construction, without torch.
+"""The configuration of one training run: frozen dataclasses that are checked on construction. Loads no torch.
 
 A ``TrainConfig`` says everything that decides the outcome of a run and nothing about where it
 runs: the number of workers, devices and folders are the launcher's. Global batch size is the
@@ -80,7 +80,7 @@ class TrainConfig:
     """Recompute BatchNorm statistics from training batches before validation: ``auto`` where an
     epoch has too few steps for the running averages to follow (Wu & Johnson 2021, §3)."""
     precise_bn_images: int = 2048
-    """At most so many training images for it."""
+    """At most this many training images for it."""
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     batch: BatchConfig = field(default_factory=BatchConfig)
@@ -292,7 +292,7 @@ def resolve_key(key: str) -> str:
 
 
 def known_key(key: str) -> str | None:
-    """As ``resolve_key``; None for what is no key."""
+    """As ``resolve_key``, but None for a word that is no key."""
     return key if key in config_keys() else short_keys().get(key) or ALIASES.get(key) or EARLIER_KEYS.get(key)
 
 

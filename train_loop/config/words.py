@@ -1,4 +1,4 @@
-"""Words for configuration keys: those that tables and papers use, and what to write for those that are no key."""
+"""Other words for configuration keys: the short forms of tables and papers, and advice for words that are no key."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ EXPLAINED_WORDS = types.MappingProxyType(
 
 
 def unknown_key(key: str, keys: Sequence[str], short: Mapping[str, str], parameters: Sequence[str] = ()) -> str:
-    """The message for a word that is no key: what it is, or the nearest that is one.
+    """The message for a word that is no key: advice, or the nearest key.
 
     Args:
         keys: all dotted keys; ``short``: their short forms.

@@ -132,7 +132,7 @@ def open_data(
 
 
 def stage_ahead(config: DataConfig, stage_folder: str | None) -> None:
-    """Copy what ``open_data`` will ask for. What goes wrong it meets again, and says."""
+    """Copy the data that ``open_data`` will ask for. Errors are ignored here: ``open_data`` meets and reports them."""
     with contextlib.suppress(ConfigError):
         info = describe_data_set(config)
         if info.path is not None and is_packed(info.path):
@@ -156,7 +156,7 @@ def _describe_digits(config: DataConfig) -> DataInfo:
     """Constants, because the images would cost an import of seconds; a test compares them."""
     if config.augment.policy != "none":
         raise ConfigError(
-            f"digits has an augmentation of its own; got data.augment.policy={config.augment.policy}. Write none."
+            f"digits has its own augmentation; got data.augment.policy={config.augment.policy}. Write none."
         )
     if config.loader.name == "torchvision":
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""What a data set is, for models, plans and search spaces. No torch here."""
+"""The facts of a data set for models, plans and search spaces. No torch here."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ SMALL_IMAGE_SIZE = 64
 
 @dataclass(frozen=True)
 class DataInfo:
-    """What a model, a plan or a search space needs to know of a data set; sizes in images and pixels."""
+    """The facts of a data set; sizes in images and pixels."""
 
     name: str
     path: str | None
-    """The image folder; None where the images come with a package."""
+    """The image folder; None if the images come with a package."""
     train_size: int
     val_size: int
     num_classes: int
@@ -28,7 +28,7 @@ class DataInfo:
     stem: str
     """What ``model.stem=auto`` means here."""
     other_sizes: tuple[int, ...] = ()
-    """Pixels a side of validation and of other epochs, where they differ from ``image_size``."""
+    """Side lengths in pixels of validation and of other epochs, if they differ from ``image_size``."""
 
     def steps_per_epoch(self, global_size: int) -> int:
         """Optimizer steps an epoch of whole global batches; raises ConfigError where there is none."""

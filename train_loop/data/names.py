@@ -12,13 +12,13 @@ FETCHED = ("cifar10", "imagenette", "imagewoof")
 """Data sets that ``bigbatch fetch`` brings; they lie packed in ``data_home()``."""
 
 PACKED_BY_HAND = "imagenet"
-"""Found by name where it was packed into ``data_home()``; nobody may hand it on, so no ``fetch`` brings it."""
+"""Found by name if it is packed in ``data_home()``. Its licence forbids redistribution, so ``fetch`` cannot get it."""
 
 NAMES = ("digits", *FETCHED, PACKED_BY_HAND)
 """Data sets with a name; anything else is the path of an image folder or of a packed one."""
 
 NO_STAGE = "none"
-"""As ``--stage``: no copy, also where the study that is resumed had one."""
+"""The value of ``--stage`` for no copy, even if the resumed study had one."""
 
 
 def is_packed(path: str) -> bool:
@@ -27,7 +27,7 @@ def is_packed(path: str) -> bool:
 
 
 def data_home() -> Path:
-    """Where fetched data sets lie: ``$BIGBATCH_DATA``, else ``~/.cache/bigbatch``."""
+    """The folder of fetched data sets: ``$BIGBATCH_DATA``, else ``~/.cache/bigbatch``."""
     return Path(os.environ.get("BIGBATCH_DATA") or "~/.cache/bigbatch").expanduser().absolute()
 
 
@@ -46,7 +46,7 @@ def _named_path(name: str) -> str:
 
 
 def how_to_make_imagenet() -> str:
-    """One line. A folder of that name beside the user may be what was meant."""
+    """A message of one line. The user may mean a folder of that name in the current folder."""
     here = "For the folder of that name here write ./imagenet. " if os.path.isdir("imagenet") else ""
     return (
         f"{here}Put ILSVRC2012_img_train.tar, ILSVRC2012_img_val.tar and ILSVRC2012_devkit_t12.tar.gz (image-net.org, "
@@ -55,7 +55,7 @@ def how_to_make_imagenet() -> str:
 
 
 def folder_path(name: str) -> str:
-    """The absolute path that ``data.name`` stands for; raises ConfigError where there is no folder."""
+    """The absolute path that ``data.name`` means. Raises ConfigError if there is no such folder."""
     if name in (*FETCHED, PACKED_BY_HAND):
         return _named_path(name)
     path = os.path.abspath(os.path.expanduser(name))

@@ -1,4 +1,4 @@
-"""Batches of images for training, validation and BatchNorm statistics, whatever holds the images."""
+"""Batches of images for training, validation and BatchNorm statistics, from any kind of data set."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Epoch:
-    """What augmentation depends on, together with the image's index."""
+    """Augmentation depends on this and on the image's index."""
 
     seed: int
     number: int
     policy: AugmentPolicy | None = None
-    """What is done to each image besides; a source whose images are read one by one sets it."""
+    """Further augmentation of each image. A source that reads images one by one sets it."""
 
 
 class Step:
@@ -58,7 +58,7 @@ class Step:
             raise RuntimeError(f"a step has {self._count} micro-batches; the source brought {self._given}")
 
     def pass_over_rest(self) -> None:
-        """Fetch and forget what nobody asked for."""
+        """Fetch and discard micro-batches that the step did not use."""
         for _ in self:
             pass
 
@@ -100,7 +100,7 @@ class DataSource(ABC):
         """End what reads for this source; it may be used again."""
 
     def note_bad(self, validation: bool, index: int, message: str) -> None:
-        """An image was replaced or left out; the first few are said."""
+        """Count an image that was replaced or left out. The first few are reported."""
         self._bad.add((validation, index))
         self._told += 1
         if self._told <= SAY_BAD:
@@ -114,7 +114,7 @@ class DataSource(ABC):
         return self._bad_before + len(self._bad)
 
     def resume_bad(self, count: int) -> None:
-        """So many had been counted when the run that goes on here was interrupted."""
+        """Set the number that was counted before the run was interrupted."""
         self._bad_before = count
 
     def take_bad(self) -> int:
@@ -146,7 +146,7 @@ class DataSource(ABC):
             step = Step(count, read)
             yield step
             step.pass_over_rest()
-        for _ in read:  # to its end, for there it is noted what the epoch's images cost
+        for _ in read:  # read to the end: the cost of the epoch's images is noted there
             raise RuntimeError(f"a source must bring one batch for each that was asked; got more than {len(steps)}")
 
     def train_batches(

@@ -12,19 +12,19 @@ from bigbatch.train_loop.host.ranks import tasks_on_this_node
 
 AUTO = -1
 MAX_PROCESSES = 32
-"""Processes that ``-1`` begins with, whatever the cores: a GPU needs fewer, and each takes time and memory to start."""
+"""``-1`` begins with at most this many processes: a GPU needs no more, and each costs time and memory to start."""
 WORKER_CORES = "BIGBATCH_WORKER_CORES"
-"""What Ray has given this worker, as ``ray_worker`` found it."""
+"""The cores that Ray has given this worker; ``ray_worker`` sets this variable."""
 
 
 def loader_workers(config: DataConfig, env: Mapping[str, str] = os.environ) -> int:
-    """``data.loader.workers``; for -1, the most that a run begins with: the cores of this rank but one, which trains;
-    0 where there is one alone."""
+    """``data.loader.workers``. For -1, the number with which a run begins: all cores of this rank except one, which
+    trains; 0 if there is only one."""
     return config.loader.workers if config.loader.workers != AUTO else min(cores_per_rank(env) - 1, MAX_PROCESSES)
 
 
 def cores_per_rank(env: Mapping[str, str] = os.environ) -> int:
-    """CPU cores that this rank may use, at least 1: what is granted on this node, shared among the run's ranks here."""
+    """CPU cores that this rank may use, at least 1: the granted cores of this node, shared by the run's ranks here."""
     given, threads = env.get(WORKER_CORES, ""), env.get("OMP_NUM_THREADS", "")
     if given.isdigit():
         return max(int(given), 1)

@@ -1,4 +1,4 @@
-"""From indices to batches of bytes, for every kind of data set whose images are decoded as they are needed.
+"""Turn indices into batches of bytes, for every data set whose images are decoded when they are needed.
 
 ``Images`` reads one image; ``open_image`` makes of it what training or validation sees; ``LoadedSource`` brings
 whole batches, in this process or from loader processes.
@@ -43,11 +43,11 @@ class IndexedImages(ABC):
         """``[len(indices)]``."""
 
     def read_ahead(self, indices: sampling.Indices) -> None:  # noqa: B027  most have nothing to say
-        """Say that these will be read soon, by this process or another, where that helps."""
+        """Announce that this process or another will soon read these images, if that helps."""
 
     @abstractmethod
     def open_plain(self, index: int) -> WriteImage:
-        """The image as validation sees it. May read its bytes already; raises ImageError."""
+        """The image as validation sees it. May already read its bytes. Raises ImageError."""
 
     @abstractmethod
     def open_random(self, index: int, draws: random.Random) -> WriteImage:
@@ -73,12 +73,12 @@ class RepeatedImages(IndexedImages):
         return self._images.open_plain(index % self._size)
 
     def open_random(self, index: int, draws: random.Random) -> WriteImage:
-        """As ``Images.open_random``: each copy has draws of its own."""
+        """As ``Images.open_random``, with different random draws for each copy."""
         return self._images.open_random(index % self._size, draws)
 
 
 def open_image(images: IndexedImages, index: int, epoch: Epoch | None) -> WriteImage:
-    """What training sees of an image in an epoch, or validation (None). Raises ImageError.
+    """The part of an image that training sees in an epoch, or that validation sees (None). Raises ImageError.
 
     All that is random in an image is drawn here, so it is a function of (seed, epoch, index) in any process, and
     the same image looks alike from an image folder and from a packed set.
@@ -101,11 +101,11 @@ def open_image(images: IndexedImages, index: int, epoch: Epoch | None) -> WriteI
 
 @dataclass(frozen=True)
 class ReadPurpose:
-    """What a batch is read for."""
+    """The purpose for which a batch is read."""
 
     validation: bool
     epoch: Epoch | None
-    """Of the augmentation; None: as validation sees images."""
+    """The epoch of the augmentation; None: images as validation sees them."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class BatchFiller:
         return self.val if job.validation else self.train
 
     def _open(self, job: ReadPurpose, index: int) -> WriteImage:
-        """Where it cannot be read, what is returned says so."""
+        """The image; if it cannot be read, the reason."""
         try:
             return open_image(self._images(job), index, job.epoch)
         except ImageError as error:
@@ -153,7 +153,7 @@ class BatchFiller:
         return fail
 
     def _why_not(self, write: WriteImage, out: torch.Tensor) -> str:
-        """Write the image; empty where that went well."""
+        """Write the image. Returns why it failed; empty on success."""
         try:
             write(out)
         except ImageError as error:
@@ -165,7 +165,7 @@ class BatchFiller:
     def _stand_in(
         self, job: ReadPurpose, indices: sampling.Indices, place: int, out: torch.Tensor, reason: str
     ) -> int | None:
-        """The place whose image is written in place of a bad one; None where it is left out."""
+        """The place whose image replaces a bad one; None if the place is left out."""
         for source in stand_in_places(place, len(indices), job.validation):
             if source != place and not self._why_not(self._open(job, int(indices[source])), out):
                 return source
@@ -202,7 +202,7 @@ class LoadedSource(DataSource):
         self._on_device: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
         self._workers = loader_workers(config) if ring.ring_is_supported() else 0
         self._rings: list[ring.Ring] = []
-        """Those that no read is using: one, unless reads overlap."""
+        """Rings that no read uses: one, unless reads overlap."""
         self._most = self._workers
         self._epoch = 0
         self._reads: list[process_count.ReadCost] = []
@@ -280,7 +280,7 @@ class LoadedSource(DataSource):
             if kept:
                 yield pixels, torch.from_numpy(images.labels(indices[kept]))
             del pixels  # or its slot would be held while the next batch is waited for
-        for _ in coming:  # to its end, for there it is noted what the batches cost
+        for _ in coming:  # read to the end: the cost of the batches is noted there
             raise RuntimeError(f"there is one batch for each that was asked; got more than {len(batches)}")
 
     def _read_here(

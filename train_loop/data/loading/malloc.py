@@ -1,6 +1,6 @@
 """Memory that decoding frees is kept for the next image. No torch.
 
-glibc's allocator gives large blocks back to the system as soon as they are free, and takes them anew for the next
+glibc's allocator returns large blocks to the system as soon as they are free, and requests them again for the next
 image: its pages must be mapped and filled with zeros each time, one fault for each 4 kB.
 Source of the parameters: mallopt(3).
 """
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from functools import cache
 
 KEPT_FREE_BYTES = 32 << 20
-"""At the end of the heap, at most: an image of 10 million pixels as RGB. What is larger is given back."""
+"""Keep at most this much free memory at the end of the heap: an RGB image of 10 million pixels."""
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
 _USER_SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
@@ -23,7 +23,7 @@ def raise_malloc_thresholds(env: Mapping[str, str] = os.environ) -> bool:
     """Tell this process's allocator to keep up to ``KEPT_FREE_BYTES``.
 
     Returns:
-        False where the system's library is not glibc, or the user has set its parameters; nothing is changed then.
+        False if the system's library is not glibc, or the user has set its parameters. Then nothing changes.
     """
     return not any(name in env for name in _USER_SETTINGS) and _set_parameters()
 

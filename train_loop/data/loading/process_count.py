@@ -12,29 +12,29 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 SUPPLY_MARGIN = 1.2
-"""Times the rate at which batches are taken: then waiting for images costs little."""
+"""Processes should read this many times as fast as batches are taken. Then waiting for images costs little."""
 TOLERATED_SLOWDOWN = 1.02
-"""An epoch with fewer processes may take so much longer."""
+"""An epoch with fewer processes may take this much longer."""
 SHRINK_BELOW = 0.75
-"""Processes are given up where so many or fewer would do: to start others costs seconds."""
+"""The number is reduced only if at most this part of the processes is needed: restarting them costs seconds."""
 MIN_MEASURED_S = 1.0
-"""Of an epoch at least, or it says nothing."""
+"""An epoch shorter than this measures nothing."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class ReadCost:
-    """What reading some batches cost, seconds."""
+    """The cost of reading some batches, in seconds."""
 
     taken_s: float
-    """In which the consumer was busy with batches, so what they would take if they came at once."""
+    """Time in which the consumer worked on batches: the epoch would take this long if reading cost nothing."""
     busy_s: float
-    """That processes worked, summed over them."""
+    """Time in which processes worked, summed over all processes."""
 
 
 def timed_batches(batches: Iterator[T], busy_s: Callable[[], float], done: Callable[[ReadCost], None]) -> Iterator[T]:
-    """``batches``; after the last one, what they cost. A read that is left early says nothing.
+    """Yield ``batches``; after the last one, pass their cost to ``done``. A read that ends early measures nothing.
 
     Args:
         busy_s: seconds that the processes have worked so far.
@@ -43,16 +43,20 @@ def timed_batches(batches: Iterator[T], busy_s: Callable[[], float], done: Calla
     for batch in batches:
         given = time.perf_counter()
         yield batch
-        del batch  # or its slot would be held while the next one is waited for
+        del batch  # else it would hold its slot while the next one is awaited
         taken += time.perf_counter() - given
     done(ReadCost(taken, busy_s() - before))
 
 
 def enough_processes(reads: Sequence[ReadCost], now: int, most: int) -> int:
-    """Processes for an epoch like the one that ``reads`` were of, which had ``now``; at most ``most``.
+    """The number of processes for an epoch like the measured one, at most ``most``.
 
-    The fewest with which it would take hardly longer than with all there may be. Validation takes images several
-    times as fast as training, but is short: it may wait a little.
+    It is the lowest number with which the epoch would hardly take longer than with ``most``. Validation uses images
+    several times as fast as training, but it is short and may wait a little.
+
+    Args:
+        reads: costs of the measured epoch.
+        now: its number of processes.
     """
 
     def seconds(processes: int) -> float:

@@ -1,4 +1,4 @@
-"""What loader processes ask the system for before they read it, and how far ahead. No torch.
+"""Let loader processes request data from the system before they read it. No torch.
 
 Files are read by all processes of a node through one memory (the page cache), so a process asks for records that
 any of them may read: those whose turn comes when every process has done as many images as it asks ahead.
@@ -15,24 +15,24 @@ import numpy.typing as npt
 Indices = npt.NDArray[np.int64]
 
 MIN_IMAGES_AHEAD, MAX_IMAGES_AHEAD = 16, 256
-"""Images of each process that are asked for ahead: a task; 28 MB of ImageNet's files."""
+"""Images that each process requests ahead: at least one task's, at most 28 MB of ImageNet's files."""
 WAITING_SHARE_TO_DOUBLE = 0.1
-"""Of their time that processes may wait before twice as many are asked for."""
+"""If processes wait for more than this part of their time, they request twice as many images ahead."""
 TASKS_PER_JUDGEMENT = 8
-"""Tasks of each process that are looked at together."""
+"""The waiting time is judged over this many tasks of each process."""
 MAX_TASKS_ASKED_AT_ONCE = 2
-"""Times the images of a task: what it asks for, so that what is far ahead does not keep near ones waiting."""
+"""A task requests at most this many times its own images, so that distant images do not delay near ones."""
 
 
 class UpcomingIndices:
-    """The indices of a read, in their order, as they are asked for."""
+    """The indices of a read, in the order of requests."""
 
     def __init__(self, batches: Sequence[Indices]) -> None:
         self._left = itertools.chain.from_iterable(batches)
         self._ahead = 0
 
     def take(self, images: int, ahead: int) -> Indices:
-        """What to ask for as ``images`` more are about to be read, so that ``ahead`` after them have been asked for.
+        """The indices to request before ``images`` more are read, so that ``ahead`` images after them are requested.
 
         At most ``MAX_TASKS_ASKED_AT_ONCE`` times ``images``.
         """

@@ -47,7 +47,7 @@ from bigbatch.train_loop.data.loading.slot_count import AUTO, memory_per_rank_by
 from bigbatch.train_loop.errors import ImageError, LoaderError
 
 RESERVED_SLOTS = 2
-"""Slots that the consumer cannot hold: what it keeps beyond the others is copied, so nothing ever waits for it."""
+"""Slots that the consumer never holds. If it holds all others, further batches are copied, so reading never waits."""
 IMAGES_AHEAD = 16
 """A process, in all slots: enough that it does not wait while a small batch is consumed."""
 IMAGES_PER_TASK = 16
@@ -65,7 +65,7 @@ of images to ask the system for."""
 
 
 def ring_is_supported() -> bool:
-    """Whether this system has what the ring is built on: Linux has, macOS has not."""
+    """Whether this system supports the ring: Linux does, macOS does not."""
     return hasattr(os, "memfd_create") and hasattr(socket, "SOCK_SEQPACKET")
 
 
@@ -113,7 +113,7 @@ class Slots:
         return np.frombuffer(self.map, np.int64, images, self._begin(slot))
 
     def ahead(self, slot: int) -> Indices:
-        """Of images that are read later, by whichever process: asked for by the slot's tasks."""
+        """Indices of images that some process reads later. The slot's tasks request them."""
         return np.frombuffer(
             self.map, np.int64, MAX_TASKS_ASKED_AT_ONCE * self.images, self._begin(slot) + 8 * self.images
         )
@@ -155,7 +155,7 @@ def _whole_pages(size: int) -> int:
 
 
 class Ring:
-    """Loader processes and their slots, for as many epochs as they are wanted. One ``read`` at a time.
+    """Loader processes and their slots, for any number of epochs. One ``read`` at a time.
 
     Args:
         fill: called in the loader processes; goes there by fork or pickle.
@@ -183,7 +183,7 @@ class Ring:
         self._queued = 0
         self._next = 0
         self._left: dict[int, int] = {}
-        """Of each batch that was sent, the tasks that are not answered."""
+        """Batch → number of its tasks that are not answered yet."""
         self._bad: dict[int, list[BadImage]] = {}
         self.busy_s = 0.0
         """Wall time that processes have worked on tasks, summed over them."""
@@ -270,7 +270,7 @@ class Ring:
             asked += len(found)
             try:
                 self._tasks.send(pickle.dumps(task))
-            except ConnectionError:  # nobody is left to take it
+            except ConnectionError:  # the receiver is gone
                 raise self._end_of(self.processes) from None
         self._queued += len(firsts)
         return slot
@@ -316,7 +316,7 @@ class Ring:
         return torch.from_numpy(pixels)
 
     def _cancel(self, slot_of: dict[int, int]) -> None:
-        """After a read that was left early: processes pass over what they have not begun."""
+        """After a read that ended early: processes skip the tasks that they have not begun."""
         self.slots.oldest[0] = self._next
         while self._queued:
             with contextlib.suppress(ImageError):

@@ -12,14 +12,14 @@ from bigbatch.train_loop.host.ranks import tasks_on_this_node
 
 AUTO = 0
 MIN_SLOTS = 4
-"""Below, batches are copied out of their slots or processes stand still: the consumer holds one, the next is whole, two
-are written."""
+"""With fewer slots, batches are copied out or processes stand still: the consumer holds one slot, the next batch is
+complete, and processes write into two."""
 USUAL_SLOTS = 8
-"""Where nobody asked for a number: training on a GPU holds three, two are never given away, the others are written."""
+"""Least default: training on a GPU holds three slots, two are never given away, processes write into the others."""
 MAX_SLOTS = 32
-"""Where nobody asked for a number."""
+"""At most this many by default."""
 AUTO_MEMORY_SHARE, ASKED_MEMORY_SHARE = 1 / 8, 1 / 2
-"""Of a rank's memory that slots may take: by themselves, and where a number was asked for."""
+"""The part of a rank's memory that slots may take: by default, and if the user asks for a number of slots."""
 
 _log = logging.getLogger(__name__)
 
@@ -28,12 +28,12 @@ def slot_count(asked: int, needed: int, slot_bytes: int, memory_bytes: int) -> i
     """Slots of a loader.
 
     Args:
-        asked: ``data.loader.slots``; 0: as many as are good.
-        needed: with which all loader processes have something to do.
-        slot_bytes: a batch's pixels and indices.
-        memory_bytes: of this rank.
+        asked: ``data.loader.slots``; 0: choose a number.
+        needed: the number with which all loader processes have work.
+        slot_bytes: size of a batch's pixels and indices.
+        memory_bytes: memory of this rank.
 
-    A number that was asked for and exceeds half of the memory is lowered, with a warning.
+    If the requested number exceeds half of the memory, it is lowered, with a warning.
     """
     part = ASKED_MEMORY_SHARE if asked else AUTO_MEMORY_SHARE
     room = max(int(memory_bytes * part) // slot_bytes, MIN_SLOTS)
@@ -47,7 +47,7 @@ def slot_count(asked: int, needed: int, slot_bytes: int, memory_bytes: int) -> i
 
 
 def memory_per_rank_bytes(env: Mapping[str, str] = os.environ) -> int:
-    """Bytes of this node's memory that this rank may use: what is granted, shared among the run's ranks here.
+    """Bytes of this node's memory that this rank may use: the granted memory, shared by the run's ranks here.
 
     The slots' memory has no name and is not bounded by ``/dev/shm``; it counts as the process's.
     """

@@ -22,9 +22,9 @@ from bigbatch.train_loop.errors import ImageError
 
 T = TypeVar("T")
 READ_EARLY_BYTES = 1 << 20
-"""Larger files are read as they are written, for several are open at once."""
+"""A larger file is not read when it is opened, but when its image is written: several are open at once."""
 SHIFT = 1 / 8
-"""Of the side: how far small images are moved, 4 pixels of CIFAR's 32 (He et al. 2016, §4.2)."""
+"""Small images are shifted by at most this part of their side: 4 of CIFAR's 32 pixels (He et al. 2016, §4.2)."""
 
 
 def open_packed(config: DataConfig, info: DataInfo, path: str) -> LoadedSource:
@@ -56,11 +56,11 @@ class PackedImages(IndexedImages):
         self._files.read_ahead(self._records[indices])
 
     def open_plain(self, index: int) -> WriteImage:
-        """What writes the central crop of an image into ``[size, size, 3]`` bytes. Raises ImageError."""
+        """A function that writes the central crop of an image into ``[size, size, 3]`` bytes. Raises ImageError."""
         return self._open(int(self._records[index]), self._plain)
 
     def open_random(self, index: int, draws: random.Random) -> WriteImage:
-        """What writes a random crop of an image, or a small one shifted, into such bytes. Raises ImageError."""
+        """A function that writes a random crop, or for a small image a random shift. Raises ImageError."""
         return self._open(int(self._records[index]), lambda record, data: self._random(record, data, draws))
 
     def _open(self, record: int, begin: Callable[[int, bytes], WriteImage]) -> WriteImage:
@@ -93,12 +93,12 @@ class PackedImages(IndexedImages):
         return self._crop(record, data, boxes.random_box(width, height, draws))
 
     def _crop(self, record: int, data: bytes, box: boxes.Box) -> WriteImage:
-        """What is not under the box is let go at once."""
+        """Crop the record; the bytes outside the box are released at once."""
         part, place = self._named(record, cut_crop, data, box)
         return lambda out: self._named(record, write_crop, part, place, out)
 
     def _named(self, record: int, step: Callable[..., T], *arguments: object) -> T:
-        """``step(*arguments)``; what it raises becomes an ImageError that names the record."""
+        """``step(*arguments)``. An error in it becomes an ImageError that names the record."""
         try:
             return step(*arguments)
         except Exception as error:  # Pillow and torchvision raise many

@@ -80,7 +80,7 @@ class PackedFiles:
         return int(self._columns["bytes"][record])
 
     def read(self, record: int) -> bytes:
-        """The image's bytes. Raises ImageError where the shard is not what it was."""
+        """The image's bytes. Raises ImageError if the shard has changed."""
         length = self.bytes_of(record)
         try:
             # Not mapped: a page fault at a time is 15 times slower than this when the file is cold.
@@ -114,20 +114,20 @@ class PackedFiles:
         for record, offset, length in zip(records.tolist(), offsets, lengths, strict=True):
             try:
                 descriptor = self._descriptor(record)
-                try:  # a microsecond; to ask for what is there already would cost twenty
+                try:  # takes a microsecond; a request for cached data would take twenty
                     # In its middle: its ends share pages with its neighbours.
                     os.preadv(descriptor, byte, offset + length // 2, os.RWF_NOWAIT)
                 except OSError:
                     for start in range(offset - offset % PAGE, offset + length, READ_AHEAD_BYTES):
                         size = min(READ_AHEAD_BYTES, offset + length - start)
                         os.posix_fadvise(descriptor, start, size, os.POSIX_FADV_WILLNEED)
-            except (OSError, ImageError):  # the read will say what is wrong
+            except (OSError, ImageError):  # the read will report the error
                 continue
             except AttributeError:  # a system without it
                 return
 
     def check_once(self, record: int, data: bytes) -> None:
-        """Raise ImageError where ``data`` is not what was packed: decoders read over many a damage, to other pixels.
+        """Raise ImageError if ``data`` is not what was packed. Decoders overlook many damages and give other pixels.
 
         Of each record when a process first reads it, which costs a small part of decoding it.
         """
@@ -150,7 +150,7 @@ class PackedFiles:
         return f"record {record} ({self._keys[record].as_py()}) in {os.path.join(self.path, shard.file)}"
 
     def check_records(self, count: int = 32) -> None:
-        """The index, all labels, and ``count`` records, evenly spread. Raises ConfigError naming what is wrong."""
+        """Check the index, all labels and ``count`` evenly spread records. Raises ConfigError with the fault."""
         schema.check_index(self.path)
         self._open()
         labels, classes = self._columns["label"], len(self.info.class_names)

@@ -1,4 +1,4 @@
-"""The files of a packed data set: what is written where. Arrow IPC files, no torch.
+"""The format of a packed data set's files: Arrow IPC. No torch.
 
     index.arrow              a row an image, training first; written last: without it the folder is no data set
     train-00000.arrow, …     shards: the images and, beside them, what the index says of them
@@ -61,14 +61,14 @@ class ShardInfo:
 
 @dataclass(frozen=True)
 class PackedInfo:
-    """What the index says of the whole."""
+    """The index's facts about the whole data set."""
 
     format: int
     source: str
     """The packed folder's or file's name."""
     kind: str
     fingerprint: str
-    """Of the source: names, labels, sizes."""
+    """Fingerprint of the source: names, labels, sizes."""
     profile: dict[str, Any]
     class_names: tuple[str, ...]
     train_size: int
@@ -76,7 +76,7 @@ class PackedInfo:
     rejected: int
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
-    """Of the training images' red, green and blue, 0 to 1."""
+    """Mean and standard deviation of the training images' red, green and blue, 0 to 1."""
     largest_side: int
     """Pixels, of all stored images."""
     shards: tuple[ShardInfo, ...]
@@ -95,13 +95,13 @@ class PackedInfo:
 
 
 def index_metadata(info: PackedInfo, columns: pa.RecordBatch) -> dict[bytes, bytes]:
-    """Of the index's schema: ``info``, and a checksum, as labels, places and ``info`` have no other."""
+    """Metadata of the index's schema: ``info``, and a checksum of ``info``, labels and places."""
     text = info.to_json()
     return {METADATA_KEY: text, CRC_KEY: str(_index_crc32(text, columns)).encode()}
 
 
 def check_index(folder: str) -> None:
-    """Raise ConfigError where the index is not what was written. One from before it had a checksum passes."""
+    """Raise ConfigError if the index has changed since it was written. An older index without a checksum passes."""
     path = os.path.join(folder, INDEX)
     try:
         with pa.memory_map(path) as file:
@@ -117,7 +117,7 @@ def check_index(folder: str) -> None:
 
 
 def _index_crc32(text: bytes, columns: pa.RecordBatch) -> int:
-    """Of the metadata and the columns' values, whatever the padding between them."""
+    """Checksum of the metadata and of the columns' values, without the padding between them."""
     crc = zlib.crc32(text)
     for name in columns.schema.names:
         column = columns.column(name)

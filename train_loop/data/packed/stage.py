@@ -5,7 +5,7 @@
 
 The copy appears under its name when it is whole (``.partial`` until then, and what a killed process left of it is
 made anew). Each shard's SHA-256 is compared with the index while it is copied. A copy of another content of the same
-source is removed if nobody reads it. Users who share DIR have copies of their own.
+source is removed if nobody reads it. Users who share DIR have separate copies.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from bigbatch.train_loop.host.command_line import check_writable
 
 BLOCK_BYTES = 1 << 22
 RESERVE = 1.02
-"""Of the size, that must be free."""
+"""The free space must be this many times the size."""
 
 _held: dict[str, IO[str] | None] = {}
 """Locks on copies that this process reads, until it ends; None on file systems without locks."""
@@ -59,7 +59,7 @@ def stage_packed_set(source: str, folder: str) -> str:
         if not _is_whole(target):
             _remove_stale(root, name, target)
             shutil.rmtree(target, ignore_errors=True)
-            if lock is not None:  # what a killed process left: it would count as room that is taken
+            if lock is not None:  # remains of a killed process would take up room
                 shutil.rmtree(f"{target}.partial", ignore_errors=True)
             _check_room(root, source, info)
             _copy(source, info, target, shared=lock is None)
@@ -106,8 +106,8 @@ def _digest(data: bytes) -> str:
 
 
 def _lock(target: Path) -> IO[str] | None:
-    """Shared where the copy is whole, else alone; waits for who copies. It ends with its process, however that ends."""
-    lock = Path(f"{target}.lock").open("a+")  # NFS locks shared only what can be read, alone only what can be written
+    """A lock: shared if the copy is complete, else exclusive; waits for a copying process. It ends with its process."""
+    lock = Path(f"{target}.lock").open("a+")  # NFS: a shared lock needs read access, an exclusive one write access
     try:
         _take(lock, fcntl.LOCK_SH, target)
         if not _is_whole(target):
@@ -137,7 +137,7 @@ def _is_whole(target: Path) -> bool:
 
 
 def _remove_stale(root: Path, name: str, target: Path) -> None:
-    """Copies of what the source was before, unless somebody reads them."""
+    """Remove copies of earlier versions of the source, unless somebody reads them."""
     for old in root.glob(f"{glob.escape(name)}-*.lock"):
         copy = old.with_suffix("")
         if copy == target:
@@ -188,7 +188,7 @@ def _copy(source: str, info: schema.PackedInfo, target: Path, shared: bool) -> N
 
 
 def _copy_file(source: Path, target: Path) -> str:
-    """Returns the SHA-256 of what was written, which is on the disk then."""
+    """Write the copy to the disk. Returns its SHA-256."""
     digest = hashlib.sha256()
     with source.open("rb") as reader, target.open("wb") as writer:
         while block := reader.read(BLOCK_BYTES):

@@ -1,7 +1,7 @@
 """``bigbatch pack SRC DST``: images of any source as a few Arrow files that are read at the speed of the GPU.
 
 Everything is written into ``DST.packing`` and renamed to DST at the end: a pack that was killed never looks
-finished. A shard is the unit of work and of resuming; the same command again goes on where it was.
+finished. A shard is the unit of work and of resuming: repeating the command continues after the last finished shard.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ from bigbatch.train_loop.host.command_line import (
 )
 
 MIN_SHARD_BYTES, SHARDS_AT_LEAST = 16 << 20, 16
-"""A shard is a process's work, so small sources are cut finer than --shard-mb, whatever the machine has."""
+"""Small sources get at least this many shards, finer than --shard-mb, so that all processes have work."""
 
 RESERVE = 1.1
-"""Of the estimated size, that must be free."""
+"""The free space must be this many times the estimated size."""
 
 SAMPLE_RUNS, SAMPLE_RUN = 4, 8
-"""Images that the estimate is made from: so many together at so many places, as a Parquet row group is read at once."""
+"""The estimate uses this many neighbouring images at this many places: a Parquet row group is read at once."""
 
 ROW_BYTES = 90
-"""Of an image beside its bytes and twice its key, in shard and index together."""
+"""Bytes of an image in shard and index, beside its own bytes and twice its key."""
 
 PROGRESS_LINE_S = 30.0
 """Seconds between progress lines in a file."""
@@ -112,7 +112,7 @@ def _check(args: argparse.Namespace) -> int:
 
     for option in ("--profile", "--short-side", "--quality", "--workers", "--val-part"):
         if getattr(args, option[2:].replace("-", "_")) is not None:
-            raise ConfigError(f"--verify and --info read what is packed; got {option}. Leave it out.")
+            raise ConfigError(f"--verify and --info only read a packed set; got {option}. Leave it out.")
     if len(args.paths) != 1:
         raise ConfigError(f"--verify and --info take one packed folder; got {len(args.paths)} paths. Write DST alone.")
     folder = os.path.abspath(args.paths[0])
@@ -193,12 +193,14 @@ def check_pack_fits(parent: Path, tasks: Sequence[ShardTask]) -> None:
 
 
 def estimated_bytes(tasks: Sequence[ShardTask]) -> int:
-    """Of shards and index, from what becomes of some images: bytes a byte of the source depend on its format."""
+    """Estimated bytes of shards and index, from converting some images: the ratio depends on the source's format."""
     items = [(item, task.profile) for task in tasks for item in task.items]
     source = stored = 0
     for run in np.linspace(0, max(len(items) - SAMPLE_RUN, 0), SAMPLE_RUNS).astype(int):
         for item, profile in items[run : run + SAMPLE_RUN]:
-            with contextlib.suppress(RejectedImage, OSError):  # what cannot be read is said when its shard is written
+            with contextlib.suppress(
+                RejectedImage, OSError
+            ):  # an unreadable image is reported when its shard is written
                 data = read_entry(item.entry)
                 source += len(data)
                 stored += len(convert(data, profile).data)
@@ -294,7 +296,7 @@ def _show(counts: Iterable[int], done: int, images: int) -> None:
                 print(line(now), file=sys.stderr, flush=True)
     finally:
         if terminal:
-            print(file=sys.stderr)  # what is said next begins a line
+            print(file=sys.stderr)  # the next message begins a new line
     if not terminal:
         print(line(time.monotonic()), file=sys.stderr)
 

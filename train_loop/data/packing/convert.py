@@ -19,7 +19,7 @@ ORIENTATION = 0x0112
 
 
 class RejectedImage(ValueError):
-    """An image that nobody could convert; the message is the reason."""
+    """An image that cannot be converted. The message is the reason."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class PackProfile:
 
 @dataclass(frozen=True)
 class StoredImage:
-    """A record: an image file's bytes, and what is known of it."""
+    """A record: an image file's bytes, and the facts about it."""
 
     data: bytes
     width: int
@@ -109,7 +109,7 @@ def _png(image: Image.Image) -> bytes:
 
 
 def _statistics(image: Image.Image) -> npt.NDArray[np.float64]:
-    """Of all pixels of a small image, of every 16th of others: the mean over a data set needs no more."""
+    """From all pixels of a small image, or every 16th of a larger one: that suffices for a data set's mean."""
     step = 4 if min(image.size) > 64 else 1
     pixels = np.asarray(image)[::step, ::step].reshape(-1, 3) / 255
     return np.stack([pixels.mean(0), np.square(pixels).mean(0)], axis=1)

@@ -1,4 +1,4 @@
-"""An image where it lies in a source, and what names say of it."""
+"""An image's place in a source, and the facts that its name gives."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class SourceEntry(NamedTuple):
-    """An image where it lies."""
+    """An image's place in a source."""
 
     name: str
     """Inside the source, such as ``train/ant/7.jpg``; it identifies the image."""

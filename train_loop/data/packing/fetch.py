@@ -68,7 +68,7 @@ SETS = {
 
 
 class FetchFailed(RuntimeError):
-    """Nothing was fetched; the message says what to do."""
+    """Nothing was fetched. The message says what to do."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -100,7 +100,7 @@ def fetch(name: str, archive: Path | None) -> int:
         raise ConfigError(f"NAME must be one of {', '.join(SETS)}; got {name!r}. {fix}")
     target = data_home() / name
     if target.exists():
-        raise ConfigError(f"{name} is here already; got {str(target)!r}. Use --data {name}, or remove that folder.")
+        raise ConfigError(f"{name} is already here; got {str(target)!r}. Use --data {name}, or remove that folder.")
     check_writable("BIGBATCH_DATA", target)
     if archive is not None:
         check_digest(archive, SETS[name])  # before any folder is made
@@ -109,7 +109,7 @@ def fetch(name: str, archive: Path | None) -> int:
         if archive is None:
             check_digest(path, SETS[name])
             print(f"checked {SETS[name].digest}")
-        # Packed as they are: these images are small, and a second encoding would be theirs for good.
+        # Packed unchanged: these images are small, and a second encoding would degrade them for ever.
         source = find_source(str(_unpacked(path, work)))
         status = pack(source, target, PackProfile(), len(os.sched_getaffinity(0)), 512 << 20)
         (work / ARCHIVE).unlink(missing_ok=True)
@@ -146,7 +146,7 @@ def _work_folder(target: Path) -> Iterator[Path]:
 
 
 def download(public: PublicSet, target: Path) -> Path:
-    """Download to ``target``; one that is there whole is kept. Raises FetchFailed where there is no network."""
+    """Download to ``target``, unless it is already complete there. Raises FetchFailed without a network."""
     if target.exists():
         return target
     try:
@@ -178,7 +178,7 @@ def _copy(answer: object, file: object, expected_bytes: int) -> None:
 
 
 def check_digest(path: Path, public: PublicSet) -> None:
-    """Raises FetchFailed where the file is not the published one, and ConfigError where there is none."""
+    """Raise FetchFailed if the file is not the published one, ConfigError if it does not exist."""
     kind, _, expected = public.digest.partition(":")
     try:
         with open(path, "rb") as file:

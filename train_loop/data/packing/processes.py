@@ -32,11 +32,11 @@ WAKE_S = 0.5
 
 
 class PackFailed(RuntimeError):
-    """The pack ended early; what is done is kept."""
+    """The pack ended early. Finished shards are kept."""
 
 
 def write_shards(tasks: Sequence[ShardTask], workers: int) -> Generator[int, None, None]:
-    """Write all shards; yields how many images have been seen so far, several times a second.
+    """Write all shards. Yields the number of images seen so far, several times a second.
 
     To be closed: processes that still write are killed then, as a shard takes minutes and half of one is worth nothing.
 

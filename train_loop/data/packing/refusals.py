@@ -1,4 +1,4 @@
-"""What ``bigbatch pack`` refuses: options that would change nothing, and sources that are packed already."""
+"""Refusals of ``bigbatch pack``: options that would change nothing, and sources that are already packed."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def make_profile(args: argparse.Namespace, source: PackSource) -> PackProfile:
 
 
 def refuse_packed(path: str) -> None:
-    """Raise ConfigError where the source is what ``pack`` makes, or a file of it."""
+    """Raise ConfigError if the source is a packed set, or a file of one."""
     source = Path(os.path.abspath(os.path.expanduser(path)))
     for folder in (source, source.parent):
         if is_packed(str(folder)) and (folder == source or source.suffix == ".arrow"):
@@ -55,7 +55,7 @@ def refuse_packed(path: str) -> None:
     if source.is_dir() and source.suffix == ".packing" and (source / "plan.json").exists():
         raise ConfigError(
             f"the source must be images; got {path!r}, a pack that has not ended. "
-            f"Give the command that began it once more: it goes on and makes {source.with_suffix('')}."
+            f"Repeat the command that began it: it continues and makes {source.with_suffix('')}."
         )
 
 

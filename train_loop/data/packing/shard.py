@@ -17,14 +17,14 @@ from bigbatch.train_loop.data.packing.convert import PackProfile, RejectedImage,
 from bigbatch.train_loop.data.packing.sources import PackItem, read_entry
 
 BATCH_BYTES = 32 << 20
-"""Images a record batch: what a process holds in memory, twice."""
+"""Images in a record batch. A process holds two batches in memory."""
 
 Row = tuple[object, ...]
 
 
 @dataclass(frozen=True)
 class ShardTask:
-    """What one process has to do."""
+    """The work of one process: one shard."""
 
     folder: Path
     file: str
@@ -34,12 +34,12 @@ class ShardTask:
 
     @property
     def note(self) -> Path:
-        """Written after the shard; where it is, the shard is done."""
+        """This file is written after the shard. If it exists, the shard is complete."""
         return self.folder / f"{self.file}.json"
 
 
 def write_shard(task: ShardTask, count_image: Callable[[], None]) -> None:
-    """Write the shard and then its note. Raises OSError where the disk is full or the source is gone."""
+    """Write the shard, then its note. Raises OSError if the disk is full or the source is gone."""
     rejected: list[tuple[str, str, str]] = []
     sums, images, largest = np.zeros((3, 2)), 0, 0
     target = task.folder / task.file

@@ -1,4 +1,4 @@
-"""What there is to pack: every image of a source with its part, class and place, without unpacking anything.
+"""List the images of a source, with part, class and place, without unpacking anything.
 
 A source is a folder tree or tars (``tars.py``), Hugging Face Parquet files or the CIFAR-10 pickles
 (``pack_tables.py``). Each is listed as *entries*, a name such as ``train/ant/7.jpg`` and a place to read; names then
@@ -57,10 +57,10 @@ class PackSource:
 
 
 def find_source(path: str, val_part: float | None = None) -> PackSource:
-    """List ``path``. Raises ConfigError where there is no image, or no class can be told.
+    """List ``path``. Raises ConfigError if there is no image, or the classes are unknown.
 
     Args:
-        val_part: 0 to 1: hold out so much of each class where the source has no validation part.
+        val_part: 0 to 1: the part of each class to hold out if the source has no validation images.
     """
     root = os.path.abspath(os.path.expanduser(path))
     if not os.path.exists(root):
@@ -93,7 +93,7 @@ def read_entry(entry: SourceEntry) -> bytes:
 
 
 def _labelled(root: str) -> tuple[str, Labelled, tuple[str, ...] | None]:
-    """Kind, images, and the class names where the source states them (else they are sorted)."""
+    """Kind, images, and the class names if the source gives them (else they are sorted)."""
     files = [root] if os.path.isfile(root) else [e.path for e in tars.visible_entries(root) if e.is_file()]
     parquet = sorted(file for file in files if file.endswith(".parquet"))
     if not parquet and os.path.isdir(os.path.join(root, "data")):

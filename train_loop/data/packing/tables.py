@@ -87,7 +87,7 @@ def cifar_entries(folder: str) -> tuple[Labelled, tuple[str, ...]]:
 
 @dataclass(frozen=True)
 class CifarBatch:
-    """What a CIFAR pickle holds; empty where it is of the other kind."""
+    """The content of a CIFAR pickle; empty if the file is another pickle."""
 
     label_names: tuple[str, ...]
     labels: Sequence[int]
@@ -121,7 +121,7 @@ def _text(value: str | bytes) -> str:
 
 
 def parquet_image(file: str, row: int) -> bytes:
-    """The encoded image in a row of a Parquet file, as Hugging Face stores it; no bytes where there is none."""
+    """The encoded image in a row of a Parquet file, as Hugging Face stores it; empty if there is none."""
     starts, reader = _parquet_groups(file)
     group = int(np.searchsorted(starts, row, side="right")) - 1
     value = _parquet_group(file, group)[row - int(starts[group])].as_py()

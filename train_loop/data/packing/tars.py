@@ -16,7 +16,7 @@ from bigbatch.train_loop.data.sets.scan import EXTENSIONS, TRAIN_FOLDERS, VAL_FO
 
 
 def visible_entries(folder: str) -> list[os.DirEntry[str]]:
-    """What is in a folder but for hidden files."""
+    """The content of a folder without hidden files."""
     with os.scandir(folder) as entries:
         return [entry for entry in entries if not entry.name.startswith(".")]
 
@@ -31,10 +31,10 @@ def folder_entries(folder: str, prefix: str) -> Iterator[SourceEntry]:
 
 
 def tar_entries(file: str, root: str) -> Iterator[SourceEntry]:
-    """Members of a tar and of tars in it. Raises ConfigError where it is compressed: nothing in it has a place."""
+    """Members of a tar and of tars in it. Raises ConfigError if it is compressed: its members have no fixed place."""
     if not file.endswith(".tar"):
         raise ConfigError(
-            f"a tar must be uncompressed, for its images are read where they lie; got {file!r}. "
+            f"a tar must be uncompressed, because images are read directly from it; got {file!r}. "
             f"Write: {'xz' if file.endswith('xz') else 'bzip2' if file.endswith('bz2') else 'gzip'} -dk {file}"
         )
     part = part_of_file(file)
@@ -75,7 +75,7 @@ def _members(archive: tarfile.TarFile, stream: IO[bytes], base: int, prefix: str
 
 
 class _Window:
-    """A part of a file, as a file."""
+    """A part of a file that can be read like a file."""
 
     def __init__(self, stream: IO[bytes], start: int, size: int) -> None:
         self._descriptor, self._start, self._size, self._at = stream.fileno(), start, size, 0
@@ -137,7 +137,7 @@ def webdataset_entries(entries: Sequence[SourceEntry]) -> Labelled:
 
 
 def read_bytes(entry: SourceEntry) -> bytes:
-    """Of a file of its own, or of a member of a tar."""
+    """The bytes of a file, or of a member of a tar."""
     if entry.offset < 0:
         return Path(entry.file).read_bytes()
     with open(entry.file, "rb") as stream:

@@ -1,4 +1,4 @@
-"""``bigbatch pack --verify`` and ``--info``: is a packed data set what was packed, and what is it?"""
+"""``bigbatch pack --verify`` checks a packed data set for damage; ``--info`` describes it."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _wrong(files: PackedFiles, record: int) -> str | None:
 
 
 def show_packed_set(folder: str) -> int:
-    """Print what the folder holds and write its contact sheet. Raises ConfigError where its index is damaged."""
+    """Print the facts of the folder and write its contact sheet. Raises ConfigError if its index is damaged."""
     files = PackedFiles(folder)
     schema.check_index(folder)
     info = files.info

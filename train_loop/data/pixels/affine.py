@@ -36,7 +36,7 @@ def random_affine(images: torch.Tensor, draws: torch.Tensor, bounds: AffineRange
     zoom = 1 / (1 + grow * bounds.scale)
     cos, sin = (zoom * angle.cos())[:, None, None], (zoom * angle.sin())[:, None, None]
     size = images.shape[-1]
-    # Centres of the pixels, -1 to 1 over the image; the grid says where each output pixel looks.
+    # Centres of the pixels, from -1 to 1 over the image. The grid has the source position of each output pixel.
     axis = (torch.arange(size, dtype=images.dtype) * 2 + 1) / size - 1
     # A shift by a part s of the side is 2s on this axis.
     x = axis[None, None, :] - (2 * bounds.shift * right)[:, None, None]

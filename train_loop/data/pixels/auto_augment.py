@@ -18,7 +18,7 @@ MOST_MAGNITUDE = 30
 
 @dataclass(frozen=True)
 class AugmentPolicy:
-    """What is done to one image after crop and flip. It goes to loader processes by fork or pickle."""
+    """The augmentation of one image after crop and flip. Loader processes get it by fork or pickle."""
 
     name: str
     """``trivial``: TrivialAugment Wide (Müller & Hutter 2021), one operation of 14 at a strength of 31, both even.
@@ -27,7 +27,7 @@ class AugmentPolicy:
     magnitude: int = 0
     """0 to 30."""
     probability: float = 1.0
-    """Of each operation to take place; 1 in the paper and torchvision, 0.5 in timm."""
+    """Probability that an operation is applied; 1 in the paper and torchvision, 0.5 in timm."""
     magnitude_std: float = 0.0
     """Standard deviation of the normal distribution that each operation's magnitude is drawn from, as timm's mstd; to
     the nearest of 0 to 30. 0: the magnitude itself."""
@@ -69,6 +69,6 @@ def augment_policy(config: AugmentConfig) -> AugmentPolicy | None:
 @cache
 def _torchvisions(name: str, magnitude: int) -> Callable[[Image.Image], Image.Image]:
     """One operation. RandAugment's operations are drawn one by one: two calls are one of ``num_ops=2``."""
-    from torchvision.transforms import v2  # half a second, for those who ask for it
+    from torchvision.transforms import v2  # imported late: it takes half a second
 
     return v2.TrivialAugmentWide() if name == "trivial" else v2.RandAugment(num_ops=1, magnitude=magnitude)

@@ -18,11 +18,11 @@ Size = tuple[int, int]
 
 CROP_AREA = (0.08, 1.0)
 CROP_RATIO = (3 / 4, 4 / 3)
-"""Of a random crop: its share of the image's area, and width to height (Szegedy et al. 2015, §6)."""
+"""Range of a random crop's share of the image's area, and of its width : height (Szegedy et al. 2015, §6)."""
 RESIZE_BEFORE_CROP = 256 / 224
 """Validation resizes an image's shorter side to this multiple of the crop's, then cuts the centre out."""
 LONGEST_RATIO = 16
-"""Of the longer side to the shorter one, beyond which validation leaves the far ends away."""
+"""If the longer side is more than this many times the shorter one, validation ignores the ends of the image."""
 
 
 def random_box(width: int, height: int, draws: random.Random) -> Box:
@@ -40,7 +40,7 @@ def random_box(width: int, height: int, draws: random.Random) -> Box:
 
 
 def without_far_ends(width: int, height: int) -> Box:
-    """The middle of a very long image: resizing all of it would cost gigabytes for what is cut off again."""
+    """The middle of a very long image. Resizing all of it would take gigabytes, and most would be cut off."""
     return _middle(width, height, min(width, LONGEST_RATIO * height), min(height, LONGEST_RATIO * width))
 
 
@@ -67,7 +67,7 @@ def centre(scaled: Size, size: int) -> Box:
 
 
 def central_box(width: int, height: int, size: int) -> FractionBox:
-    """What of an image validation sees at ``size`` × ``size``, in the image's own pixels."""
+    """The part of an image that validation sees at ``size`` × ``size``, in the image's own pixels."""
     x, y, right, lower = without_far_ends(width, height)
     w, h = right - x, lower - y
     scaled = size_before_crop(w, h, size)
@@ -82,7 +82,7 @@ def central_box(width: int, height: int, size: int) -> FractionBox:
 
 
 def with_surroundings(box: FractionBox, size: int, width: int, height: int) -> Box:
-    """The pixels of an image that count where the part under ``box`` is resized to ``size`` × ``size``."""
+    """The pixels that contribute when the part of an image under ``box`` is resized to ``size`` × ``size``."""
     scale = max(box[2] - box[0], box[3] - box[1]) / size
     reach = math.ceil(max(scale, 1.0)) + 1  # the filter's support
     left, upper = max(math.floor(box[0]) - reach, 0), max(math.floor(box[1]) - reach, 0)
@@ -95,5 +95,5 @@ def moved(box: FractionBox, right: float, down: float) -> FractionBox:
 
 
 def overlap(size: int, by: int) -> tuple[slice, slice]:
-    """Along one side, for a picture that is moved by ``by`` pixels: where it is seen, and what of it."""
+    """For an image shifted by ``by`` pixels along one side: its visible place, and its visible part."""
     return slice(max(by, 0), size + min(by, 0)), slice(max(-by, 0), size - max(by, 0))

@@ -16,7 +16,7 @@ STD = (0.229, 0.224, 0.225)
 
 
 def decode_rgb(path: str) -> Image.Image:
-    """The image as RGB, whatever it was (grey, CMYK, palette). Raises ImageError naming the file."""
+    """The image as RGB, from any mode (grey, CMYK, palette). Raises ImageError with the file's name."""
     try:
         with Image.open(path) as image:
             return to_8_bits(image).convert("RGB")

@@ -37,7 +37,7 @@ NARROW = 4
 """Pixels: of an image that is no wider, libjpeg-turbo interpolates no chroma of half the width (jdsample.c)."""
 
 MIN_PIXELS = 128 * 128
-"""Smaller images are stored as they are: a crop's header would cost more than it saves."""
+"""Smaller images are stored unchanged: a crop's header would cost more than it saves."""
 
 STAMP = b"\xff\xea"
 STAMP_NAME = b"BBCUT2\0\0"
@@ -66,9 +66,9 @@ class Layout(NamedTuple):
     interval: int
     """MCUs from one restart marker to the next; divides the MCUs of a row."""
     size_offset: int
-    """Of height and width in the frame header."""
+    """Offset of height and width in the frame header."""
     header_offset: int
-    """Of the header's first segment after the table."""
+    """Offset of the header's first segment after the table."""
     lengths: npt.NDArray[np.unsignedinteger]
     """``[1 + intervals]``: bytes of the header from ``header_offset`` on, then of each interval with the 2 of the
     restart marker, or of the end marker, that follows it."""
@@ -80,7 +80,7 @@ class Layout(NamedTuple):
 
 
 def stamp(data: bytes) -> bytes:
-    """The JPEG with the table of its intervals in front. Raises JpegError where it has none, or the table no room."""
+    """The JPEG with the table of its intervals in front. Raises JpegError if it has none, or the table does not fit."""
     layout = read_layout(data)
     lengths = layout.lengths
     length = STAMP_HEADER.size + 2 * len(lengths)
@@ -92,7 +92,7 @@ def stamp(data: bytes) -> bytes:
 
 
 def read_layout(data: bytes) -> Layout:
-    """Of a baseline JPEG with restart markers, at once where it is stamped. Raises JpegError where it is none."""
+    """The layout of a baseline JPEG with restart markers; fast if the JPEG is stamped. Raises JpegError otherwise."""
     try:
         marker, length, name, width, height, mcu_width, mcu_height, interval, at = STAMP_HEADER.unpack_from(data, 2)
         if marker != STAMP or name != STAMP_NAME:

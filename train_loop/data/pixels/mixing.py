@@ -63,7 +63,7 @@ def mix(
 
 
 def draw_rectangle(height: int, width: int, draws: np.random.Generator) -> Rectangle | None:
-    """What random erasing takes away; None where ten draws did not fit."""
+    """The rectangle that random erasing removes; None if ten draws did not fit."""
     low, high = math.log(ERASED_RATIO[0]), math.log(ERASED_RATIO[1])
     for _ in range(10):
         area = height * width * draws.uniform(*ERASED_AREA)
@@ -102,7 +102,7 @@ def cutmix(
 
 
 def centred_rectangle(height: int, width: int, share: float, centre: tuple[int, int]) -> Rectangle:
-    """Of area ``1 - share`` around ``centre`` (row, column), cut off at the borders."""
+    """A rectangle of area ``1 - share`` around ``centre`` (row, column), cut off at the borders."""
     part = 0.5 * math.sqrt(1 - share)
     h, w = int(part * height), int(part * width)
     upper, left = max(centre[0] - h, 0), max(centre[1] - w, 0)

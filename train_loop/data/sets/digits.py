@@ -22,7 +22,7 @@ from bigbatch.train_loop.data.sets.subset import subset_rows
 from bigbatch.train_loop.data.source import Batch, DataSource, Epoch
 
 MEAN, STD = 0.305, 0.376
-"""Of the pixels of all scans, 0 to 1."""
+"""Mean and standard deviation of the pixels of all scans, 0 to 1."""
 
 AUGMENTATION = AffineRange(shift=0.0625, degrees=8.0, scale=0.08)
 """Shift up to 2 of 32 pixels, half a pixel of the scan. No flips: a mirrored digit is another sign."""

@@ -39,7 +39,7 @@ def _part_of(listing: Listing, part: float) -> Listing:
 
 
 class FolderImages(IndexedImages):
-    """Images that are read from files as they are needed."""
+    """Images that are read from files when they are needed."""
 
     def __init__(self, listing: Listing) -> None:
         self._listing = listing
@@ -51,11 +51,11 @@ class FolderImages(IndexedImages):
     # Nothing is read before an image is written: decoded ones would take megabytes each.
 
     def open_plain(self, index: int) -> WriteImage:
-        """What writes the central crop of an image into ``[size, size, 3]`` bytes; called, it may raise ImageError."""
+        """A function that writes an image's central crop into ``[size, size, 3]`` bytes. It may raise ImageError."""
         return lambda out: _write(central_crop(decode_rgb(self._listing.path(index)), out.shape[0]), out)
 
     def open_random(self, index: int, draws: random.Random) -> WriteImage:
-        """What writes a random crop of an image into such bytes; called, it may raise ImageError."""
+        """A function that writes a random crop of an image into such bytes. It may raise ImageError."""
         return lambda out: _write(random_crop(decode_rgb(self._listing.path(index)), out.shape[0], draws), out)
 
 

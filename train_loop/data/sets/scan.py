@@ -1,4 +1,4 @@
-"""What lies in an image folder ``train/<class>/*.jpg`` and ``val/<class>/*.jpg``; no torch, no image opened."""
+"""List an image folder ``train/<class>/*.jpg`` and ``val/<class>/*.jpg``. No torch; opens no image."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Listing:
 
 @dataclass(frozen=True)
 class FolderScan:
-    """What an image folder holds."""
+    """The content of an image folder."""
 
     class_names: tuple[str, ...]
     train: Listing
@@ -41,7 +41,7 @@ class FolderScan:
 
 
 def scan_folder(root: str) -> FolderScan:
-    """List an image folder. Raises ConfigError for whatever would fail or mislead a training run."""
+    """List an image folder. Raises ConfigError for content that would break or mislead a training run."""
     train = _part(root, TRAIN_FOLDERS)
     val = _part(root, VAL_FOLDERS)
     class_names = _class_names(train)
@@ -58,7 +58,7 @@ def scan_folder(root: str) -> FolderScan:
     if len(class_names) < 2:
         raise ConfigError(
             f"an image folder needs at least 2 classes; got {len(class_names)} in {train}. "
-            "Put each class into a folder of its own: train/<class>/*.jpg."
+            "Put each class into its own folder: train/<class>/*.jpg."
         )
     return FolderScan(class_names, _list_part(train, class_names), _list_part(val, class_names))
 
@@ -120,7 +120,7 @@ def _images(folder: str, relative: bytes) -> Iterator[bytes]:
 
 
 def _entries(folder: str) -> Iterator[os.DirEntry[str]]:
-    """What a folder holds but hidden names, such as ``.ipynb_checkpoints`` or ``._photo.jpg``."""
+    """A folder's entries without hidden ones, such as ``.ipynb_checkpoints`` or ``._photo.jpg``."""
     try:
         with os.scandir(folder) as entries:
             yield from (entry for entry in entries if not entry.name.startswith("."))

@@ -84,7 +84,7 @@ def test_a_packed_set_is_no_source_and_is_said_to_be_one(packed: Path, images: P
     (tmp_path / "set.packing").mkdir()
     (tmp_path / "set.packing" / "plan.json").write_text("{}")
     assert run(tmp_path / "set.packing", tmp_path / "other") == 2
-    assert f"it goes on and makes {tmp_path / 'set'}" in capsys.readouterr().err
+    assert f"it continues and makes {tmp_path / 'set'}" in capsys.readouterr().err
     damaged = tmp_path / "damaged"
     damaged.mkdir()
     (damaged / "index.arrow").write_text("no index")

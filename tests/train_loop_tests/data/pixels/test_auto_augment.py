@@ -219,6 +219,6 @@ def test_impossible_values_are_refused() -> None:
     ):
         with pytest.raises(ConfigError, match=words):
             AugmentConfig(**changes)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="digits has an augmentation of its own"):
+    with pytest.raises(ConfigError, match="digits has its own augmentation"):
         describe_data_set(DataConfig(augment=AugmentConfig(policy="rand")))
     assert auto_augment.augment_policy(AugmentConfig()) is None
