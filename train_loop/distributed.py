@@ -2,30 +2,74 @@
 
 from __future__ import annotations
 
+import pickle
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-T = TypeVar("T")
+from bigbatch.train_loop.config import ConfigError
 
 PREPARE_S = 4 * 3600.0
 """How long ranks wait for each other's preparations; a collective would give up after ten minutes."""
+ALL_KNOW_S = 30.0
+"""How long rank 0 waits for the others to read what it tells them, before it may end."""
 
 
-def join_process_group(backend: str, prepare: Callable[[], None]) -> None:
-    """``init_process_group`` by the usual variables, once ``prepare`` has run on every rank, however long it takes."""
-    store, rank, workers = next(dist.rendezvous("env://"))
-    prepare()
-    store.set(f"bigbatch/prepared/{rank}", "")
-    everyone, until = [f"bigbatch/prepared/{other}" for other in range(workers)], time.monotonic() + PREPARE_S
-    while not store.check(everyone) and time.monotonic() < until:  # Store.wait would not answer to Ctrl-C
-        time.sleep(0.2)
-    dist.init_process_group(backend, store=store, rank=rank, world_size=workers)
+T = TypeVar("T")
+
+
+class Meeting:
+    """Ranks that a launcher has started, by the usual variables, before they are a process group.
+
+    A collective gives up after ten minutes. What may take longer is done here.
+    """
+
+    def __init__(self) -> None:
+        self._store, self._rank, self._workers = next(dist.rendezvous("env://"))
+
+    def of_first(self, make: Callable[[], T]) -> T:
+        """What ``make`` returns on rank 0, on all ranks, or the ConfigError that it raises there.
+
+        The value is pickled and small.
+        """
+        value, error = None, None
+        if self._rank == 0:
+            try:
+                value = make()
+            except ConfigError as refused:
+                error = refused
+            self._store.set("bigbatch/first", pickle.dumps((value, error)))
+        else:
+            self._await(["bigbatch/first"], PREPARE_S)
+            value, error = pickle.loads(self._store.get("bigbatch/first"))
+        self._all_know()  # rank 0 may refuse the run for another reason next
+        if error is not None:
+            raise error
+        return cast(T, value)
+
+    def join(self, backend: str, prepare: Callable[[], None] | None = None) -> None:
+        """``init_process_group``, once ``prepare`` has run on every rank, however long it takes."""
+        if prepare is not None:
+            prepare()
+            self._store.set(f"bigbatch/prepared/{self._rank}", "")
+            self._await([f"bigbatch/prepared/{other}" for other in range(self._workers)], PREPARE_S)
+        dist.init_process_group(backend, store=self._store, rank=self._rank, world_size=self._workers)
+
+    def _all_know(self) -> None:
+        """Rank 0 may hold the store, which ends with it: it goes on last."""
+        self._store.set(f"bigbatch/known/{self._rank}", "")
+        if self._rank == 0:
+            self._await([f"bigbatch/known/{other}" for other in range(self._workers)], ALL_KNOW_S)
+
+    def _await(self, keys: list[str], timeout_s: float) -> None:
+        until = time.monotonic() + timeout_s
+        while not self._store.check(keys) and time.monotonic() < until:  # Store.wait would not answer to Ctrl-C
+            time.sleep(0.2)
 
 
 @dataclass(frozen=True)
@@ -70,6 +114,14 @@ class World:
         gathered = [value] * self.workers
         dist.all_gather_object(gathered, value)
         return gathered
+
+    def of_first(self, value: T) -> T:
+        """Rank 0's picklable value, of any size, on all ranks."""
+        if self.workers == 1:
+            return value
+        given = [value]
+        dist.broadcast_object_list(given, src=0, device=self.device)
+        return given[0]
 
     def share_buffers(self, model: nn.Module) -> None:
         """Rank 0's buffers (BatchNorm's running statistics) on all ranks."""

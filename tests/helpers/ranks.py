@@ -15,7 +15,7 @@ STEP = {  # of rank 4 of: srun -N 3 --ntasks-per-node=2
 }  # fmt: skip
 
 
-def start_ranks(best: Path, *arguments: str) -> list[subprocess.Popen]:
+def start_ranks(best: Path, *arguments: str, **env: str) -> list[subprocess.Popen]:
     """Two tasks of a step on this machine, as srun starts them."""
     step = {**STEP, "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": "localhost", "SLURM_NODEID": "0"}
     # By lo: gloo warns on stderr where the machine's own name has no address.
@@ -24,7 +24,7 @@ def start_ranks(best: Path, *arguments: str) -> list[subprocess.Popen]:
     return [
         subprocess.Popen(
             command, cwd=best.parent, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            env={**clean_environment(), **step, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)},
+            env={**clean_environment(), **step, **env, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)},
         )
         for rank in range(2)
     ]  # fmt: skip

@@ -12,6 +12,7 @@ import dataclasses
 import logging
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bigbatch.train_loop.config import ConfigError, DataConfig
@@ -19,27 +20,45 @@ from bigbatch.train_loop.data.info import SMALL_IMAGE_SIZE, DataInfo
 from bigbatch.train_loop.data.names import NO_STAGE, folder_path, is_packed
 
 if TYPE_CHECKING:
+    from bigbatch.train_loop.data.sets.scan import FolderScan
     from bigbatch.train_loop.data.source import DataSource
 
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class Looked:
+    """A data set that was looked at: what it is and, of an image folder, its images."""
+
+    info: DataInfo
+    scan: FolderScan | None
+
+
 def describe_data_set(config: DataConfig, *, open_some: bool = False) -> DataInfo:
+    """What a data set is. Arguments and errors are those of ``look``."""
+    return look(config, open_some=open_some).info
+
+
+def look(config: DataConfig, *, open_some: bool = False, scan: FolderScan | None = None) -> Looked:
     """Look at a data set, so that a plan can refuse it early.
 
     With ``open_some`` a few images are opened too, so that files that are none are met before a run starts, unless the
     run is to go on without them (``data.on_bad_image=skip``); here, because listing a large folder a second time may
     take minutes on a shared file system.
 
+    Args:
+        scan: of this folder, where it was listed before. One of another folder is passed over.
+
     Raises:
         ConfigError: an unknown name, a path without a complete image folder, a file that is no image.
     """
     from bigbatch.train_loop.data.pixels.progressive import other_sizes
 
-    info = _describe_whole(config, open_some)
+    looked = _look_at_whole(config, open_some, scan)
+    info = looked.info
     info = dataclasses.replace(info, other_sizes=other_sizes(config, info.image_size))
     if config.subset == 1:
-        return info
+        return Looked(info, looked.scan)
     from bigbatch.train_loop.data.sets.subset import subset_size
 
     size = subset_size(info.train_size, config.subset)
@@ -49,13 +68,30 @@ def describe_data_set(config: DataConfig, *, open_some: bool = False) -> DataInf
             f"data.subset must leave an image of each class; got {config.subset:g}, which leaves {size} of "
             f"{info.train_size} for {info.num_classes} classes. Write e.g. --subset {2 * least:.1g}%."
         )
-    return dataclasses.replace(info, train_size=size)
+    return Looked(dataclasses.replace(info, train_size=size), looked.scan)
 
 
-def _describe_whole(config: DataConfig, open_some: bool) -> DataInfo:
+def list_folder(config: DataConfig, scan: FolderScan | None = None) -> FolderScan | None:
+    """The images of an image folder, listed unless ``scan`` is of this folder; None for a data set of another kind.
+
+    Raises ConfigError as ``look`` does.
+    """
     if config.name == "digits":
-        return _describe_digits(config)
-    from bigbatch.train_loop.data.sets.scan import check_images, scan_folder
+        return None
+    path = folder_path(config.name)
+    if is_packed(path):
+        return None
+    if scan is not None and scan.root == path:
+        return scan
+    from bigbatch.train_loop.data.sets.scan import scan_folder
+
+    return scan_folder(path)
+
+
+def _look_at_whole(config: DataConfig, open_some: bool, scan: FolderScan | None) -> Looked:
+    if config.name == "digits":
+        return Looked(_describe_digits(config), None)
+    from bigbatch.train_loop.data.sets.scan import check_images
 
     path = folder_path(config.name)
     if is_packed(path):
@@ -64,13 +100,14 @@ def _describe_whole(config: DataConfig, open_some: bool) -> DataInfo:
                 f"data.loader.name=torchvision reads image folders; got the packed set {path!r}. "
                 "Write data.loader.name=auto."
             )
-        return _describe_packed(config, path, open_some)
-    scan = scan_folder(path)
+        return Looked(_describe_packed(config, path, open_some), None)
+    scan = list_folder(config, scan)
+    assert scan is not None
     if open_some and config.on_bad_image == "fail":
         check_images(scan.train)
         check_images(scan.val)
     size = config.image_size or 224
-    return DataInfo(
+    info = DataInfo(
         name=os.path.basename(path),
         path=path,
         train_size=len(scan.train.labels),
@@ -81,6 +118,7 @@ def _describe_whole(config: DataConfig, open_some: bool) -> DataInfo:
         class_names=scan.class_names,
         stem="small" if size <= SMALL_IMAGE_SIZE else "imagenet",
     )
+    return Looked(info, scan)
 
 
 def check_stage(folder: str | None, info: DataInfo, *, here: bool = False) -> None:
@@ -107,7 +145,10 @@ def check_stage(folder: str | None, info: DataInfo, *, here: bool = False) -> No
 
 
 def open_data(
-    config: DataConfig, stage_folder: str | None = None, note: Callable[[str], None] = _log.warning
+    config: DataConfig,
+    stage_folder: str | None = None,
+    note: Callable[[str], None] = _log.warning,
+    scan: FolderScan | None = None,
 ) -> DataSource:
     """The data set itself; imports torch. Raises ConfigError as ``describe_data_set`` does.
 
@@ -115,8 +156,10 @@ def open_data(
         stage_folder: where this node keeps a copy of a packed set, see ``stage.py``; a node that cannot reads the
             set itself and says so.
         note: is told so.
+        scan: see ``look``.
     """
-    info = describe_data_set(config)
+    looked = look(config, scan=scan)
+    info = looked.info
     check_stage(stage_folder, info)
     if config.name == "digits":
         from bigbatch.train_loop.data.sets.digits import DigitsSource
@@ -128,15 +171,16 @@ def open_data(
         return open_packed(config, info, _staged(info.path, stage_folder, note))
     from bigbatch.train_loop.data.sets.folder import open_folder
 
-    return open_folder(config, info)
+    assert looked.scan is not None
+    return open_folder(config, info, looked.scan)
 
 
 def stage_ahead(config: DataConfig, stage_folder: str | None) -> None:
     """Copy the data that ``open_data`` will ask for. Errors are ignored here: ``open_data`` meets and reports them."""
     with contextlib.suppress(ConfigError):
-        info = describe_data_set(config)
-        if info.path is not None and is_packed(info.path):
-            _staged(info.path, stage_folder, _log.debug)
+        path = None if config.name == "digits" else folder_path(config.name)
+        if path is not None and is_packed(path):
+            _staged(path, stage_folder, _log.debug)
 
 
 def _staged(path: str, stage_folder: str | None, note: Callable[[str], None]) -> str:

@@ -14,16 +14,18 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bigbatch.cluster.host.atomic_files import write_json, write_text
 from bigbatch.cluster.host.option_values import parse_fraction
 from bigbatch.cluster.host.streams import reader_may_leave
-from bigbatch.train_loop.config import ConfigError, TrainConfig, differing_keys, parse_assignments
+from bigbatch.train_loop.config import ConfigError, DataConfig, TrainConfig, differing_keys, parse_assignments
 from bigbatch.train_loop.config.files import read_config
 from bigbatch.train_loop.config.recipes import recipe_path
-from bigbatch.train_loop.data.catalogue import check_stage, describe_data_set
+from bigbatch.train_loop.data.catalogue import Looked, check_stage, look
 from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.train_loop.errors import (
     CheckpointError,
@@ -49,6 +51,10 @@ from bigbatch.train_loop.launch.local_workers import check_workers_fit_machine
 from bigbatch.train_loop.loop import space_needed
 from bigbatch.train_loop.reporter import EpochRecord
 
+if TYPE_CHECKING:
+    from bigbatch.train_loop.data.sets.scan import FolderScan
+    from bigbatch.train_loop.distributed import Meeting
+
 RESULT_VERSION = 1
 BAD_IMAGE = "data.on_bad_image"
 
@@ -65,6 +71,10 @@ class RunPlan:
     """None under Ray."""
     stage_folder: str | None = None
     loader_report: bool = False
+    scan: FolderScan | None = field(default=None, repr=False)
+    """The images of an image folder. With ``launch``, rank 0 alone has them."""
+    meeting: Meeting | None = None
+    """With ``launch``: where the ranks have met."""
 
     @property
     def checkpoint_dir(self) -> Path:
@@ -118,11 +128,11 @@ def make_run_plan(argv: Sequence[str] | None, prog: str, launch: Launch | None) 
                 raise ConfigError(f"a key is set once; got {option} and --set {key}. Keep {option}.")
             changes[key] = value
     config = read_config(source).replace_keys(changes)
-    info = describe_data_set(config.data, open_some=True)
+    workers = worker_count(args.workers, launch)
+    info, scan, meeting = look_together(config.data, launch)
     if info.path is not None:  # workers may run in another folder
         config = config.replace_keys({"data.name": info.path})
     check_stage(args.stage, info, here=launch is None)
-    workers = worker_count(args.workers, launch)
     config.batch.split(workers)
     info.steps_per_epoch(config.batch.global_size)
     check_run_model(config, info)
@@ -137,7 +147,31 @@ def make_run_plan(argv: Sequence[str] | None, prog: str, launch: Launch | None) 
     output = output.absolute() if args.loader_report else check_output(output.absolute(), config)
     if not args.loader_report and (launch is None or launch.rank == 0):  # a quota command is asked once
         check_output_room(output, config, info)
-    return RunPlan(config, workers, output, args.checkpoint_every_s, launch, args.stage, args.loader_report)
+    return RunPlan(
+        config, workers, output, args.checkpoint_every_s, launch, args.stage, args.loader_report, scan, meeting
+    )
+
+
+def look_together(data: DataConfig, launch: Launch | None) -> tuple[DataInfo, FolderScan | None, Meeting | None]:
+    """What the data set is, seen by rank 0 and told to all ranks, so that a large folder is listed once.
+
+    Of an image folder rank 0 also gets the images. Raises ConfigError on all ranks alike.
+    """
+    if launch is None or launch.world_size == 1:
+        looked = look(data, open_some=True)
+        return looked.info, looked.scan, None
+    from bigbatch.train_loop.distributed import Meeting
+
+    seen: list[Looked] = []
+
+    def first() -> DataInfo:
+        seen.append(look(data, open_some=True))
+        return seen[0].info
+
+    launch.announce()
+    meeting = Meeting()
+    info = meeting.of_first(first)
+    return info, seen[0].scan if seen else None, meeting
 
 
 def worker_count(asked: int | None, launch: Launch | None) -> int:
@@ -183,7 +217,7 @@ def train_without_ray(task: RunPlan, launch: Launch) -> Sequence[EpochRecord]:
     import torch.distributed as dist
 
     from bigbatch.train_loop.data.catalogue import stage_ahead
-    from bigbatch.train_loop.distributed import join_process_group
+    from bigbatch.train_loop.distributed import Meeting
     from bigbatch.train_loop.host.signals import STOP_SIGNALS
     from bigbatch.train_loop.launch.stop_on_signal import StopOnSignal
     from bigbatch.train_loop.loop.train import train
@@ -194,11 +228,8 @@ def train_without_ray(task: RunPlan, launch: Launch) -> Sequence[EpochRecord]:
         torch.cuda.set_device(device)
     if task.workers > 1:
         launch.announce()
-        backend = "nccl" if gpus else "gloo"
-        if task.stage_folder:
-            join_process_group(backend, lambda: stage_ahead(task.config.data, task.stage_folder))
-        else:
-            dist.init_process_group(backend)
+        staged = partial(stage_ahead, task.config.data, task.stage_folder) if task.stage_folder else None
+        (task.meeting or Meeting()).join("nccl" if gpus else "gloo", staged)
     reporter = StopOnSignal(launch.rank, STOP_SIGNALS if launch.by == "srun" else (signal.SIGINT,))
     try:
         result = train(
@@ -208,6 +239,7 @@ def train_without_ray(task: RunPlan, launch: Launch) -> Sequence[EpochRecord]:
             checkpoint_every_s=task.checkpoint_every_s,
             device=device,
             stage_folder=task.stage_folder,
+            scan=task.scan,
         )
     except TrainingStopped as stop:
         stop.signum = reporter.signum
@@ -241,6 +273,7 @@ def train_under_ray(task: RunPlan) -> Sequence[EpochRecord]:
         output=task.output,
         checkpoint_every_s=task.checkpoint_every_s,
         stage_folder=task.stage_folder,
+        scan=task.scan,
     )
 
 
@@ -318,7 +351,7 @@ def _main(argv: Sequence[str] | None) -> int:
         if task.loader_report:
             from bigbatch.train_loop.launch.loader_report import print_report
 
-            print_report(task.config, task.stage_folder)
+            print_report(task.config, task.stage_folder, task.scan)
             return 0
         if leads:
             hold = make_output(task)

@@ -9,6 +9,7 @@ from pathlib import Path
 from bigbatch.cluster.host.allocation import usable_cpus
 from bigbatch.cluster.host.waits import RUN_SAVE_S
 from bigbatch.train_loop.config import ConfigError, TrainConfig
+from bigbatch.train_loop.data.sets.scan import FolderScan
 from bigbatch.train_loop.errors import (
     CheckpointError,
     ImageError,
@@ -23,7 +24,7 @@ from bigbatch.train_loop.launch.local_workers import local_gpu_count, worker_res
 from bigbatch.train_loop.launch.ray_session import LocalRay
 from bigbatch.train_loop.launch.ray_worker import train_worker
 from bigbatch.train_loop.launch.record_lines import RecordPrinter, read_lines, records_of
-from bigbatch.train_loop.launch.trial_task import TrialTask, WorkersEnd
+from bigbatch.train_loop.launch.trial_task import TrialTask, WorkersEnd, leave_images
 from bigbatch.train_loop.progress import progress_file
 from bigbatch.train_loop.reporter import EpochRecord
 
@@ -39,10 +40,11 @@ def fit_full_run(
     output: Path,
     checkpoint_every_s: float = 60.0,
     stage_folder: str | None = None,
+    scan: FolderScan | None = None,
 ) -> tuple[EpochRecord, ...]:
     """A full run under Ray Train on this machine, a line an epoch. Resumes from ``output``.
 
-    Returns the records of all epochs, also those from before a resume.
+    Returns the records of all epochs, also those from before a resume. ``scan``: as for ``train``.
 
     Raises:
         ConfigError: anything that ``train`` refuses.
@@ -65,17 +67,17 @@ def fit_full_run(
         stage_folder=stage_folder,
         records_file=output / RECORDS_FILE,
     )
-    _fit_or_stop(task, cpus, gpus)
+    _fit_or_stop(task, cpus, gpus, scan)
     return tuple(records_of(read_lines(output / RECORDS_FILE)).values())
 
 
-def _fit_or_stop(task: TrialTask, cpus: int, gpus: int) -> None:
+def _fit_or_stop(task: TrialTask, cpus: int, gpus: int, scan: FolderScan | None) -> None:
     """Train while signals may ask for a stop. Returns if the run came to its end, else raises as ``fit_full_run``."""
     task.stop_file.unlink(missing_ok=True)
     signals = StopSignals(lambda signum: _ask_to_stop(task.stop_file))
     try:
         with signals:
-            end = _fit_on_own_ray(task, cpus, gpus, signals)
+            end = _fit_on_own_ray(task, cpus, gpus, signals, scan)
     except RayStartError:  # Ctrl-C in a terminal reaches Ray's processes too, and may end a start
         if signals.first is None:
             raise
@@ -93,7 +95,7 @@ def _ask_to_stop(stop_file: Path) -> None:
     say_from_handler(SAVING)
 
 
-def _fit_on_own_ray(task: TrialTask, cpus: int, gpus: int, signals: StopSignals) -> WorkersEnd:
+def _fit_on_own_ray(task: TrialTask, cpus: int, gpus: int, signals: StopSignals, scan: FolderScan | None) -> WorkersEnd:
     """Start Ray, train, end Ray. Returns what ``train_worker`` returned, or that the run was stopped."""
     output = task.log_file.parent
     with LocalRay(cpus, gpus, output / "ray.log") as connection:
@@ -101,6 +103,7 @@ def _fit_on_own_ray(task: TrialTask, cpus: int, gpus: int, signals: StopSignals)
         (output / RECORDS_FILE).unlink(missing_ok=True)  # what is in the checkpoint is sent again
         storage = Path(connection.token_path or output).parent / "train"
         print(f"Ray dashboard: {connection.dashboard_url} (token in {connection.token_path})", flush=True)
+        leave_images(scan, storage)
         return _fit_until_stopped(replace(task, ray_storage=storage), signals)
 
 

@@ -19,6 +19,7 @@ from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.data.catalogue import open_data
 from bigbatch.train_loop.data.loading.cores import AUTO, MAX_PROCESSES, cores_per_rank
 from bigbatch.train_loop.data.loading.process_count import SUPPLY_MARGIN
+from bigbatch.train_loop.data.sets.scan import FolderScan
 from bigbatch.train_loop.data.source import Batch, DataSource
 from bigbatch.train_loop.distributed import pick_device
 from bigbatch.train_loop.loop.assembly import Run, set_up
@@ -44,9 +45,9 @@ class ImageRates:
     """That this worker may use."""
 
 
-def print_report(config: TrainConfig, stage_folder: str | None = None) -> None:
+def print_report(config: TrainConfig, stage_folder: str | None = None, scan: FolderScan | None = None) -> None:
     """Measure, and print what bounds the images a second and what would help."""
-    rates, device = measure_rates(config, stage_folder, MEASURE_S)
+    rates, device = measure_rates(config, stage_folder, MEASURE_S, scan)
     how = "decoding in the training process"
     if rates.workers:
         how = f"{rates.workers} loader process{'es' if rates.workers > 1 else ''}"
@@ -59,14 +60,16 @@ def print_report(config: TrainConfig, stage_folder: str | None = None) -> None:
         print(f"auto    a run begins with {rates.workers} and keeps about {kept} after an epoch, by these rates")
 
 
-def measure_rates(config: TrainConfig, stage_folder: str | None, seconds: float) -> tuple[ImageRates, torch.device]:
+def measure_rates(
+    config: TrainConfig, stage_folder: str | None, seconds: float, scan: FolderScan | None = None
+) -> tuple[ImageRates, torch.device]:
     """Images a second of a core, of the loader and of the model, each alone for ``seconds``; and the device."""
     cores = cores_of_a_run(torch.cuda.device_count())
     if config.data.loader.workers == AUTO:
         config = config.replace_keys({"data.loader.workers": min(cores - 1, MAX_PROCESSES)})
-    run = set_up(config, ListReporter(), CheckpointFolder(None, 0.0), pick_device(), stage_folder)
+    run = set_up(config, ListReporter(), CheckpointFolder(None, 0.0), pick_device(), stage_folder, scan)
     try:
-        here = open_data(replace(config.data, loader=replace(config.data.loader, workers=0)), stage_folder)
+        here = open_data(replace(config.data, loader=replace(config.data.loader, workers=0)), stage_folder, scan=scan)
         threads = torch.get_num_threads()
         torch.set_num_threads(1)  # as in a loader process
         core = _rate(_batches(run, here), seconds, time.process_time)

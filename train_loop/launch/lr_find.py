@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from bigbatch.cluster.host.atomic_files import write_json, write_text
 from bigbatch.cluster.host.option_values import parse_fraction
@@ -27,6 +27,9 @@ from bigbatch.train_loop.host.command_line import (
     check_writable,
     with_subset,
 )
+
+if TYPE_CHECKING:
+    from bigbatch.train_loop.data.sets.scan import FolderScan
 
 SMOOTHING = 0.9
 """Part of the old mean that the smoothed loss keeps at each step."""
@@ -125,10 +128,11 @@ def lr_find(
     last: float,
     steps: int = 100,
     say: Callable[[int, float, float], None] = lambda step, rate, loss: None,
+    scan: FolderScan | None = None,
 ) -> RangeTestResult:
     """The range test of ``config`` on this process's device, from its initial weights; nothing is kept.
 
-    ``say`` is told of each step, counted from 1, with its rate and its loss.
+    ``say`` is told of each step, counted from 1, with its rate and its loss. ``scan``: see ``train``.
     Global batch, loss, momentum and weight decay are the configuration's; its schedule is not used.
     Raises what ``range_test`` and ``train`` raise.
     """
@@ -139,7 +143,7 @@ def lr_find(
     from bigbatch.train_loop.loop.train import take_step
     from bigbatch.train_loop.reporter import ListReporter
 
-    run = set_up(config, ListReporter(), CheckpointFolder(None, 0.0), pick_device())
+    run = set_up(config, ListReporter(), CheckpointFolder(None, 0.0), pick_device(), scan=scan)
 
     def endless() -> Iterator[Step]:
         for epoch in itertools.count():
@@ -231,7 +235,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "bigbatch lr-find") -> i
     """Returns the exit code: 0 done, 1 the loss was never finite or an image was bad, 2 wrong input, 130 Ctrl-C."""
     args = lr_find_parser(prog).parse_args(argv)
     try:
-        config, output = _task(args)
+        config, scan, output = _task(args)
         first, last = default_range(config.optimizer)
         first, last = first if args.first is None else args.first, last if args.last is None else args.last
         if not 0 < first < last < math.inf or args.steps < 10:
@@ -241,7 +245,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "bigbatch lr-find") -> i
             )
         print(f"range test from lr {first:g} to {last:g} in {args.steps} steps of {config.batch.global_size} images …")
         with RangeTestProgress(args.steps) as progress:
-            finding = lr_find(config, first=first, last=last, steps=args.steps, say=progress.step)
+            finding = lr_find(config, first=first, last=last, steps=args.steps, say=progress.step, scan=scan)
     except ConfigError as error:
         print(f"{prog}: error: {error}", file=sys.stderr)
         return WRONG_INPUT
@@ -281,10 +285,10 @@ class RangeTestProgress:
             print(file=self._out)  # what is said next begins a line
 
 
-def _task(args: argparse.Namespace) -> tuple[TrainConfig, Path]:
+def _task(args: argparse.Namespace) -> tuple[TrainConfig, FolderScan | None, Path]:
     from bigbatch.train_loop.config.files import read_config
     from bigbatch.train_loop.config.recipes import recipe_path
-    from bigbatch.train_loop.data.catalogue import describe_data_set
+    from bigbatch.train_loop.data.catalogue import look
     from bigbatch.train_loop.launch.checks import check_run_model
 
     changes = with_subset(parse_assignments([text for group in args.set for text in group]), args.subset)
@@ -294,14 +298,15 @@ def _task(args: argparse.Namespace) -> tuple[TrainConfig, Path]:
         changes["data.name"] = args.data
     config = read_config(recipe_path(args.recipe) if args.recipe else Path(args.config)).replace_keys(changes)
     config.batch.split(1)
-    info = describe_data_set(config.data, open_some=True)
+    looked = look(config.data, open_some=True)
+    info = looked.info
     if info.path is not None:  # the file may be read in another folder
         config = config.replace_keys({"data.name": info.path})
     info.steps_per_epoch(config.batch.global_size)
     check_run_model(config, info)
     output = Path(args.output)
     check_writable("--output", output.absolute())
-    return config, output
+    return config, looked.scan, output
 
 
 def _write(config: TrainConfig, finding: RangeTestResult, output: Path) -> None:

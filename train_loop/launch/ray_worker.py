@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from bigbatch.cluster.host.atomic_files import write_text
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.data.loading.cores import WORKER_CORES
+from bigbatch.train_loop.data.sets.scan import FolderScan
 from bigbatch.train_loop.errors import (
     CheckpointError,
     ImageError,
@@ -141,7 +142,7 @@ def train_worker(handed: dict[str, object]) -> WorkersEnd:
     if failure := next(filter(None, world.gather(_read_failure(task))), None):
         return WorkersEnd(failure)
     try:
-        _train(task, reporter, device)
+        _train(task, reporter, device, leads=context.get_world_rank() == 0)
     except TrainingStopped as stop:
         log.info("%s", stop)
         return WorkersEnd(stopped=True)
@@ -163,7 +164,7 @@ def _make_reporter(task: TrialTask, rank: int, log: logging.Logger) -> RayReport
     return RayReporter(log, task.stop_file, task.records_file, progress)
 
 
-def _train(task: TrialTask, reporter: RayReporter, device: torch.device) -> None:
+def _train(task: TrialTask, reporter: RayReporter, device: torch.device, *, leads: bool) -> None:
     from bigbatch.train_loop.loop.train import train
 
     train(
@@ -173,6 +174,7 @@ def _train(task: TrialTask, reporter: RayReporter, device: torch.device) -> None
         checkpoint_every_s=task.checkpoint_every_s,
         device=device,
         stage_folder=task.stage_folder,
+        scan=FolderScan.read(task.images_file) if leads else None,
     )
 
 

@@ -6,12 +6,26 @@ boundary; on both sides of it there is the frozen record.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import NoReturn
 
 from bigbatch.train_loop.config import TrainConfig
+from bigbatch.train_loop.data.sets.scan import FolderScan
+
+IMAGES_FILE = "images.npz"
+
+
+def leave_images(scan: FolderScan | None, ray_storage: Path) -> None:
+    """Write what an image folder holds for the workers of all trials. Without room they list the folder themselves."""
+    ray_storage.mkdir(parents=True, exist_ok=True)
+    file = ray_storage / IMAGES_FILE
+    file.unlink(missing_ok=True)  # of a driver that was killed: the folder may have changed since
+    if scan is not None:
+        with contextlib.suppress(OSError):
+            scan.write(file)
 
 
 @dataclass(frozen=True)
@@ -46,6 +60,11 @@ class TrialTask:
         Whoever starts a trainer removes it first.
         """
         return self.log_file.with_suffix(".failure")
+
+    @property
+    def images_file(self) -> Path:
+        """Where the driver leaves what an image folder holds, so that no trial lists it again."""
+        return self.ray_storage / IMAGES_FILE
 
     def to_dict(self) -> dict[str, object]:
         """Plain values for Ray: all fields, with paths as text."""

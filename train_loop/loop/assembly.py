@@ -16,11 +16,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import StateDict
 
 from bigbatch.train_loop.config import BatchSplit, ConfigError, TrainConfig
-from bigbatch.train_loop.data.catalogue import open_data
+from bigbatch.train_loop.data.catalogue import list_folder, open_data
 from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.train_loop.data.loading.upload import Uploader
 from bigbatch.train_loop.data.pixels.progressive import train_image_size
 from bigbatch.train_loop.data.sampling import micro_sizes
+from bigbatch.train_loop.data.sets.scan import FolderScan
 from bigbatch.train_loop.data.source import DataSource
 from bigbatch.train_loop.distributed import RankMeetings, World
 from bigbatch.train_loop.errors import CheckpointError
@@ -84,6 +85,7 @@ def set_up(
     checkpoints: CheckpointFolder,
     device: torch.device,
     stage_folder: str | None = None,
+    scan: FolderScan | None = None,
 ) -> Run:
     """Data, model, optimizer and scaler, as fresh or as the checkpoint left them.
 
@@ -92,7 +94,7 @@ def set_up(
         CheckpointError: no checkpoint in the folder can be read.
     """
     world = World.current(_made_ready(device))
-    source = _open(config, stage_folder, world, reporter)
+    source = _open(config, stage_folder, world, reporter, scan)
     split = _split(config, source, world)
     source.steps_per_epoch(split.global_size)  # raises where there is none
     run = _fresh(config, reporter, checkpoints, world, source, split)
@@ -185,13 +187,24 @@ def _resume(run: Run, content: Mapping[str, Any]) -> None:
         run.source.resume_bad(progress.bad_images)
 
 
-def _open(config: TrainConfig, stage_folder: str | None, world: World, reporter: Reporter) -> DataSource:
-    """The data set; what any rank finds wrong, all raise: nodes differ in what they can stage."""
+def _open(
+    config: TrainConfig, stage_folder: str | None, world: World, reporter: Reporter, scan: FolderScan | None
+) -> DataSource:
+    """The data set; what any rank finds wrong, all raise: nodes differ in what they can stage.
+
+    An image folder is listed by rank 0 alone, if it was not listed before, and all ranks have its list.
+    """
     source: DataSource | None = None
     error: Exception | None = None
     notes: list[str] = []
     try:
-        source = open_data(config.data, stage_folder, notes.append)
+        scan = list_folder(config.data, scan) if world.rank == 0 else None
+    except ConfigError as found:
+        error = found
+    scan, error = world.of_first((scan, error))
+    try:
+        if error is None:
+            source = open_data(config.data, stage_folder, notes.append, scan)
     except ConfigError as found:
         error = found
     views = world.gather((error, platform.node(), notes))

@@ -21,6 +21,7 @@ import torch.nn.functional as F
 
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.data.pixels import mixing
+from bigbatch.train_loop.data.sets.scan import FolderScan
 from bigbatch.train_loop.data.source import Batch, Step
 from bigbatch.train_loop.distributed import pick_device
 from bigbatch.train_loop.errors import ImageError, NonFiniteLossError, TrainingStopped
@@ -59,6 +60,7 @@ def train(
     checkpoint_every_s: float = 60.0,
     device: torch.device | None = None,
     stage_folder: str | None = None,
+    scan: FolderScan | None = None,
 ) -> TrainResult:
     """Train ``config`` to its last epoch, on all ranks of torch.distributed if it is initialised.
 
@@ -74,6 +76,7 @@ def train(
         checkpoint_every_s: 0 means at each epoch's end, and not within epochs.
         device: default the current CUDA device, else the CPU. Seeds the global generators of torch.
         stage_folder: where each node keeps a copy of a packed data set; changes no result.
+        scan: the images of an image folder, on rank 0, where they were listed before; else rank 0 lists them.
 
     Raises:
         ConfigError: a batch that does not divide or exceeds the data, a model or data that do not
@@ -83,7 +86,7 @@ def train(
         TrainingStopped: see ``Reporter``.
     """
     checkpoints = CheckpointFolder(checkpoint_dir, checkpoint_every_s)
-    run = set_up(config, reporter, checkpoints, device or pick_device(), stage_folder)
+    run = set_up(config, reporter, checkpoints, device or pick_device(), stage_folder, scan)
     try:
         if run.resumed_from_epoch is not None and hasattr(reporter, "resumed"):
             reporter.resumed(_history(run))

@@ -14,7 +14,7 @@ from bigbatch.cluster.host.option_values import nearest_word
 from bigbatch.search_spaces.fixed_parameters import read_fixed
 from bigbatch.search_spaces.registry import Space, load_space
 from bigbatch.train_loop.config import ConfigError, DataConfig, TrainConfig, data_config
-from bigbatch.train_loop.data.catalogue import check_stage, describe_data_set
+from bigbatch.train_loop.data.catalogue import check_stage, look
 from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.train_loop.host.command_line import check_writable, with_subset
 from bigbatch.tune.plan import wandb_mode
@@ -191,10 +191,9 @@ def check_option_values(o: SearchOptions) -> CheckedOptions:
 
 def _plan(o: SearchOptions, lr_factors: dict[str, float] | None = None) -> SearchPlan:
     """``lr_factors``: the factors stored in the resumed study."""
-    space = load_space(o.space or DEFAULT_SPACE)
-    said = check_option_values(o)
-    workers = said.workers
-    data = describe_data_set(said.data, open_some=True)
+    space, said = load_space(o.space or DEFAULT_SPACE), check_option_values(o)
+    looked = look(said.data, open_some=True)
+    data, workers = looked.info, said.workers
     check_stage(o.stage, data, here=(o.address or "local") == "local")
     trials, max_epochs = _trials_and_epochs(o, space, data)
     machine = local_machine() if (o.address or "local") == "local" else machine_to_be()
@@ -231,6 +230,7 @@ def _plan(o: SearchOptions, lr_factors: dict[str, float] | None = None) -> Searc
         ranges=fitted.ranges,
         workload=fitted.workload,
         options=o,
+        scan=looked.scan,
     )
     check_study_fits(plan)
     return plan

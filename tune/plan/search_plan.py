@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bigbatch.search_spaces.check import ParamRange
 from bigbatch.search_spaces.registry import Space
@@ -14,6 +14,9 @@ from bigbatch.search_spaces.workload import Workload
 from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.tune.plan.machine import Machine, Share
 from bigbatch.tune.plan.options import SearchOptions
+
+if TYPE_CHECKING:
+    from bigbatch.train_loop.data.sets.scan import FolderScan
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,8 @@ class SearchPlan:
     ranges: Mapping[str, ParamRange]
     workload: Workload
     options: SearchOptions
+    scan: FolderScan | None = field(default=None, repr=False, compare=False)
+    """The images of an image folder, listed once for all trials."""
 
     @property
     def restarts(self) -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import ray.tune
 
+from bigbatch.train_loop.launch.trial_task import leave_images
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.study.store import StudyStore
 from bigbatch.tune.trials import trial_run
@@ -40,7 +41,7 @@ def run_tuner(
         ray_storage: the folder for Ray's own files; it is removed at the end.
     """
     store.stop_file.unlink(missing_ok=True)
-    ray_storage.mkdir(parents=True, exist_ok=True)
+    leave_images(plan.scan, ray_storage)
     tuner = ray.tune.Tuner(
         trial_run.trainable(),
         tune_config=ray.tune.TuneConfig(

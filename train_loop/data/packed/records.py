@@ -8,7 +8,6 @@ import zlib
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.data.packed import schema
@@ -25,7 +24,7 @@ PAGE = mmap.PAGESIZE
 
 
 class PackedFiles:
-    """The records of a packed folder, by number: training images first. Opened in each process anew."""
+    """The records of a packed folder, by number: training images first. Each process has descriptors of its own."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -40,8 +39,7 @@ class PackedFiles:
         """Descriptors must not be shared with a parent, which may close them."""
         if self._opened_by == os.getpid():
             return
-        with pa.memory_map(os.path.join(self.path, schema.INDEX)) as file:
-            batch = pa.ipc.open_file(file).get_batch(0)
+        batch = schema.open_index(self.path)
         self._columns = {name: batch.column(name).to_numpy() for name in NUMBERS}
         self._keys = batch.column("key")
         self._descriptors: dict[int, int] = {}

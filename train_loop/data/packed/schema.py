@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import time
 import zlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -46,6 +47,12 @@ INDEX_SCHEMA = pa.schema(
         *IMAGE_FIELDS,
     ]
 )
+
+
+SETTLED_NS = 2_000_000_000
+"""A file that was written so long ago has another time once it is written again, on any file system."""
+_opened: dict[str, tuple[tuple[int, int, int, int], pa.RecordBatch]] = {}
+"""Indexes that this process has read, by path: which version of the file, and what it held."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +101,24 @@ class PackedInfo:
         return PackedInfo(class_names=names, mean=mean, std=std, shards=shards, **values)
 
 
+def open_index(folder: str) -> pa.RecordBatch:
+    """The index's columns, mapped, and its metadata. A process reads it once, unless the file has been replaced.
+
+    Raises what pyarrow raises, and OSError.
+    """
+    path = os.path.join(folder, INDEX)
+    about = os.stat(path)
+    version = (about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns)
+    known = _opened.get(path)
+    if known is not None and known[0] == version:
+        return known[1]
+    with pa.memory_map(path) as file:
+        columns = pa.ipc.open_file(file).get_batch(0)
+    if time.time_ns() - about.st_mtime_ns > SETTLED_NS:  # a younger file may change again within one tick of its clock
+        _opened[path] = version, columns
+    return columns
+
+
 def index_metadata(info: PackedInfo, columns: pa.RecordBatch) -> dict[bytes, bytes]:
     """Metadata of the index's schema: ``info``, and a checksum of ``info``, labels and places."""
     text = info.to_json()
@@ -104,12 +129,11 @@ def check_index(folder: str) -> None:
     """Raise ConfigError if the index has changed since it was written. An older index without a checksum passes."""
     path = os.path.join(folder, INDEX)
     try:
-        with pa.memory_map(path) as file:
-            reader = pa.ipc.open_file(file)
-            metadata, columns = reader.schema.metadata, reader.get_batch(0)
-            intact = columns.schema.names == INDEX_SCHEMA.names and (
-                CRC_KEY not in metadata or int(metadata[CRC_KEY]) == _index_crc32(metadata[METADATA_KEY], columns)
-            )
+        columns = open_index(folder)
+        metadata = columns.schema.metadata
+        intact = columns.schema.names == INDEX_SCHEMA.names and (
+            CRC_KEY not in metadata or int(metadata[CRC_KEY]) == _index_crc32(metadata[METADATA_KEY], columns)
+        )
     except (pa.ArrowException, OSError, ValueError, KeyError, TypeError):
         intact = False
     if not intact:
@@ -134,8 +158,7 @@ def read_info(folder: str) -> PackedInfo:
     """Raises ConfigError where the index cannot be read, is of another version, or a shard is not what it was."""
     path = os.path.join(folder, INDEX)
     try:
-        with pa.memory_map(path) as file:
-            info = PackedInfo.from_json(pa.ipc.open_file(file).schema.metadata[METADATA_KEY])
+        info = PackedInfo.from_json(open_index(folder).schema.metadata[METADATA_KEY])
     except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"a packed data set needs its index; got {path}: {error}. Pack it again.") from None
     if info.format != FORMAT:

@@ -13,16 +13,14 @@ from bigbatch.train_loop.config import DataConfig
 from bigbatch.train_loop.data import sampling
 from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.train_loop.data.loading.loader import IndexedImages, LoadedSource, WriteImage
-from bigbatch.train_loop.data.names import folder_path
 from bigbatch.train_loop.data.pixels.crops import MEAN, STD, central_crop, decode_rgb, random_crop
-from bigbatch.train_loop.data.sets.scan import Listing, scan_folder
+from bigbatch.train_loop.data.sets.scan import FolderScan, Listing
 from bigbatch.train_loop.data.sets.subset import subset_rows
 from bigbatch.train_loop.data.source import DataSource
 
 
-def open_folder(config: DataConfig, info: DataInfo) -> DataSource:
-    """Raises ConfigError as ``scan_folder`` does."""
-    scan = scan_folder(info.path or folder_path(config.name))
+def open_folder(config: DataConfig, info: DataInfo, scan: FolderScan) -> DataSource:
+    """The images that ``scan`` has listed."""
     train = _part_of(scan.train, config.subset)
     if config.loader.name == "torchvision":
         from bigbatch.train_loop.data.sets.torchvision_folder import TorchvisionSource

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import zipfile
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from bigbatch.cluster.host.atomic_files import replacing
 from bigbatch.train_loop.config import ConfigError
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
@@ -33,11 +37,41 @@ class Listing:
 
 @dataclass(frozen=True)
 class FolderScan:
-    """The content of an image folder."""
+    """All images of an image folder. It is handed on, because to list a large folder again may take minutes."""
 
+    root: str
     class_names: tuple[str, ...]
     train: Listing
     val: Listing
+
+    def write(self, path: Path) -> None:
+        """For processes that are started later, on any node that sees ``path``. Raises OSError."""
+        names = np.array([os.fsencode(name) for name in self.class_names])
+        with replacing(path) as file:
+            np.savez_compressed(
+                file,
+                folders=np.array([os.fsencode(f) for f in (self.root, self.train.folder, self.val.folder)]),
+                class_names=names,
+                train_paths=self.train.paths,
+                train_labels=self.train.labels,
+                val_paths=self.val.paths,
+                val_labels=self.val.labels,
+            )
+
+    @classmethod
+    def read(cls, path: Path) -> FolderScan | None:
+        """What ``write`` wrote; None where there is no such file, or it cannot be read."""
+        try:
+            with np.load(path, allow_pickle=False) as found:
+                root, train, val = (os.fsdecode(bytes(folder)) for folder in found["folders"])
+                return cls(
+                    root,
+                    tuple(os.fsdecode(bytes(name)) for name in found["class_names"]),
+                    Listing(train, found["train_paths"], found["train_labels"]),
+                    Listing(val, found["val_paths"], found["val_labels"]),
+                )
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error):
+            return None
 
 
 def scan_folder(root: str) -> FolderScan:
@@ -60,7 +94,7 @@ def scan_folder(root: str) -> FolderScan:
             f"an image folder needs at least 2 classes; got {len(class_names)} in {train}. "
             "Put each class into its own folder: train/<class>/*.jpg."
         )
-    return FolderScan(class_names, _list_part(train, class_names), _list_part(val, class_names))
+    return FolderScan(root, class_names, _list_part(train, class_names), _list_part(val, class_names))
 
 
 def check_images(listing: Listing, count: int = 32) -> None:
