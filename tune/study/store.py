@@ -160,9 +160,7 @@ class StudyStore:
     def _complete_late(self, trial: optuna.trial.FrozenTrial, records: list[dict[str, object]]) -> None:
         """Complete a trial whose last epoch is in the study, but whose end is not."""
         live = optuna.trial.Trial(self.study, trial._trial_id)
-        for record in records:
-            if tables.epoch_of(record) not in trial.intermediate_values:
-                live.report(tables.top1_of(record), tables.epoch_of(record))
+        tables.report_missing(live, trial)
         live.set_user_attr("ended_because", "ran to its end")
         self.study.tell(live, values=tables.top1_of(records[-1]), state=optuna.trial.TrialState.COMPLETE)
 

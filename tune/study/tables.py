@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import FrozenTrial, Trial, TrialState
 
 from bigbatch.cluster.host import json_values
 from bigbatch.cluster.host.atomic_files import replacing
@@ -74,6 +74,13 @@ EPOCH_PARTS = tuple(name for name, column in EpochRecord.columns().items() if co
 def epoch_records(trial: FrozenTrial) -> list[dict[str, object]]:
     """A trial's epoch records, the first epoch first."""
     return [trial.user_attrs[key] for key in sorted(trial.user_attrs) if key.startswith(EPOCH_ATTR)]
+
+
+def report_missing(live: Trial, stored: FrozenTrial) -> None:
+    """Report the values of epochs that have a record alone: the driver was killed between the two entries."""
+    for record in epoch_records(stored):
+        if epoch_of(record) not in stored.intermediate_values:
+            live.report(top1_of(record), epoch_of(record))
 
 
 def trial_row(trial: FrozenTrial) -> dict[str, object]:

@@ -31,7 +31,7 @@ from bigbatch.train_loop.launch.trial_task import TrialTask
 from bigbatch.train_loop.progress import StepProgress
 from bigbatch.tune.study import retry
 from bigbatch.tune.study.store import StudyStore
-from bigbatch.tune.study.tables import EPOCH_ATTR, epoch_of, epoch_records, epoch_s, top1_of
+from bigbatch.tune.study.tables import EPOCH_ATTR, epoch_of, epoch_records, epoch_s, report_missing, top1_of
 from bigbatch.tune.trials.judgement import SPARED_ATTR
 from bigbatch.tune.trials.samplers import PerTrialSampler
 from bigbatch.tune.trials.save_time import stop_wait_s
@@ -314,9 +314,7 @@ class OptunaBridge(Searcher):
     def _start(self, trial_id: str, trial: optuna.trial.Trial, config: TrainConfig) -> dict[str, object]:
         frozen = self._study._storage.get_trial(trial._trial_id)
         attrs, records = frozen.user_attrs, epoch_records(frozen)
-        for record in records:  # a driver killed between the two entries of an epoch
-            if epoch_of(record) not in frozen.intermediate_values:
-                trial.report(top1_of(record), epoch_of(record))
+        report_missing(trial, frozen)
         attempts = attrs.get("attempts", 0) + 1
         trial.set_user_attr("attempts", attempts)
         trial.set_user_attr("ray_trial_id", trial_id)
