@@ -64,14 +64,14 @@ def reader_may_leave(ends: bool = False) -> Iterator[None]:
     """
     before = sys.stdout, sys.stderr
     out, err = (stream._stream if isinstance(stream, _Patient) else stream for stream in before)
-    shown, said = _Patient(out, ends), _Patient(err)
-    sys.stdout, sys.stderr = shown, said
+    patient_out, patient_err = _Patient(out, ends), _Patient(err)
+    sys.stdout, sys.stderr = patient_out, patient_err
     try:
         yield
     finally:
         try:
-            shown.finish()
-            said.finish()
+            patient_out.finish()
+            patient_err.finish()
         finally:
             sys.stdout, sys.stderr = before
 

@@ -86,16 +86,16 @@ def await_allocation(stop: Sequence[int], say: Callable[[str], None]) -> Allocat
 
     The controller may have requeued this job just before it went down; this start must not be lost.
     """
-    ends, said = time.monotonic() + waits.SILENT_S, False
+    ends, was_told = time.monotonic() + waits.SILENT_S, False
     while True:
         try:
             return read_allocation()
         except slurm_commands.SlurmSilent as error:
             if stop or time.monotonic() > ends:
                 raise
-            if not said:
+            if not was_told:
                 say(f"{error}; trying again for up to {waits.SILENT_S:.0f} s")
-            said = True
+            was_told = True
             time.sleep(ASK_AGAIN_S)
 
 
@@ -131,5 +131,9 @@ def node_cpus(env: Mapping[str, str], nodes: int, suffix: str = "") -> list[int]
 
 
 def _end_time(env: Mapping[str, str], job_id: str, fields: Callable[[str], dict[str, str]]) -> float | None:
-    said = slurm_values.seconds_since_epoch(env.get("SLURM_JOB_END_TIME"))
-    return slurm_values.seconds_since_epoch(fields(job_id).get("EndTime")) if said is None else said
+    from_environment = slurm_values.seconds_since_epoch(env.get("SLURM_JOB_END_TIME"))
+    return (
+        slurm_values.seconds_since_epoch(fields(job_id).get("EndTime"))
+        if from_environment is None
+        else from_environment
+    )

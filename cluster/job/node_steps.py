@@ -125,8 +125,8 @@ class NodeSteps:
                     self.start(*self._started[name])
                     continue
                 lost = f"lost: its step ended without a report (exit code {step.returncode})"
-                told = status is not None and status.state == "ended"
-                news[name] = (status and status.reason) or ("as it was told" if told else lost)
+                has_reported_end = status is not None and status.state == "ended"
+                news[name] = (status and status.reason) or ("as it was told" if has_reported_end else lost)
         self.gone.update(news)
         return news
 

@@ -63,35 +63,35 @@ class Decision:
     reason: str
 
 
-def decide(s: Situation) -> Decision:
+def decide(situation: Situation) -> Decision:
     """Decide the job's exit code, and whether it starts again."""
-    reason = s.cause.value
-    if s.cause is Cause.DRIVER_ENDED and s.exit_code == TRY_AGAIN:
-        s, reason = dataclasses.replace(s, cause=Cause.TIME_LIMIT), NOTHING_MORE
-    if s.cause in (Cause.DRIVER_ENDED, Cause.BAD_INPUT):
-        code = 1 if s.exit_code is None else s.exit_code
+    reason = situation.cause.value
+    if situation.cause is Cause.DRIVER_ENDED and situation.exit_code == TRY_AGAIN:
+        situation, reason = dataclasses.replace(situation, cause=Cause.TIME_LIMIT), NOTHING_MORE
+    if situation.cause in (Cause.DRIVER_ENDED, Cause.BAD_INPUT):
+        code = 1 if situation.exit_code is None else situation.exit_code
         return Decision(Action.END, code, f"{reason} with exit code {code}")
-    if s.cause is Cause.CANCELLED:
+    if situation.cause is Cause.CANCELLED:
         return Decision(Action.END, 143, reason)
-    if s.exit_code == 0:
+    if situation.exit_code == 0:
         return Decision(Action.END, 0, f"{reason}, and the driver had finished")
-    if s.cause is Cause.START_FAILED:
+    if situation.cause is Cause.START_FAILED:
         return Decision(Action.END, 1, reason)
-    if s.cause is Cause.UNEXPLAINED:  # it may be a scancel; and a silent controller cannot requeue
+    if situation.cause is Cause.UNEXPLAINED:  # it may be a scancel; and a silent controller cannot requeue
         return Decision(Action.END, 143, reason)
-    if s.slurm_requeues:
+    if situation.slurm_requeues:
         return Decision(Action.LEAVE_TO_SLURM, 143, reason)
-    if s.too_short and s.cause is Cause.TIME_LIMIT:
-        return Decision(Action.END, 1, f"{reason}, and {s.too_short}")
-    most = min(HEAD_RESTARTS, s.max_restarts) if s.cause is Cause.HEAD_DIED else s.max_restarts
-    if s.fruitless > most:
-        times = f"{s.fruitless} times in a row" if s.fruitless > 1 else "this time"
+    if situation.too_short and situation.cause is Cause.TIME_LIMIT:
+        return Decision(Action.END, 1, f"{reason}, and {situation.too_short}")
+    most = min(HEAD_RESTARTS, situation.max_restarts) if situation.cause is Cause.HEAD_DIED else situation.max_restarts
+    if situation.fruitless > most:
+        times = f"{situation.fruitless} times in a row" if situation.fruitless > 1 else "this time"
         return Decision(
             Action.END,
             1,
-            f"{reason}, and no epoch or checkpoint came of it {times} (--max-restarts {s.max_restarts})",
+            f"{reason}, and no epoch or checkpoint came of it {times} (--max-restarts {situation.max_restarts})",
         )
-    return Decision(Action.CHAIN if s.chain else Action.REQUEUE, 143, reason)
+    return Decision(Action.CHAIN if situation.chain else Action.REQUEUE, 143, reason)
 
 
 def cause_of_signal(state: str, preempted: bool) -> tuple[Cause, bool]:

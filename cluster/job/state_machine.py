@@ -192,8 +192,8 @@ class Job:
             if self._job_watch.interruption():
                 return State.DRAINING
             statuses = {name: self._nodes.status(name) for name in self._nodes.living()}
-            said = [status for status in statuses.values() if status is not None]
-            expected = (len(statuses), sum(s.cpus for s in said), sum(s.gpus for s in said))
+            reported = [status for status in statuses.values() if status is not None]
+            expected = (len(statuses), sum(s.cpus for s in reported), sum(s.gpus for s in reported))
             all_ready = all(status is not None and status.state == "ready" for status in statuses.values())
             if all_ready and self._gcs_watch.sum(self._allocation.job_id) == expected:
                 break

@@ -53,12 +53,12 @@ def check_memory_and_time(request: Request) -> None:
             raise InputError(
                 f"the time must be given once; got --time {request.time} and --sbatch={option}={value}. Leave one out."
             )
-    said = [("--mem", request.mem)] if request.mem is not None else []
-    said += [(f"--sbatch={option}=", value) for option, value in _by_sbatch(request, MEMORY)]
-    for option, value in said:
+    memory_options = [("--mem", request.mem)] if request.mem is not None else []
+    memory_options += [(f"--sbatch={option}=", value) for option, value in _by_sbatch(request, MEMORY)]
+    for option, value in memory_options:
         check_memory(option, str(value))
-    if len(said) > 1:  # sbatch refuses these three beside each other
-        (one, first), (other, second) = said[:2]
+    if len(memory_options) > 1:  # sbatch refuses these three beside each other
+        (one, first), (other, second) = memory_options[:2]
         raise InputError(f"memory must be given once; got {_words(one, first)} and {_words(other, second)}. Leave one.")
 
 
@@ -92,16 +92,16 @@ class GpuOption:
 
 def read_gpu_options(request: Request) -> list[GpuOption]:
     """The GPUs according to each option of the request. Raises InputError for an unreadable option."""
-    said = []
+    found = []
     if request.gres is not None:
         name, kind, count = parse_gres(request.gres)
-        said.append(GpuOption(f"--gres {request.gres}", count, kind, True))
+        found.append(GpuOption(f"--gres {request.gres}", count, kind, True))
     if request.gpus_per_node is not None:
-        said.append(GpuOption(f"--gpus-per-node {request.gpus_per_node}", request.gpus_per_node, "", True))
+        found.append(GpuOption(f"--gpus-per-node {request.gpus_per_node}", request.gpus_per_node, "", True))
     for option, value in _by_sbatch(request, GPUS_BY_SBATCH):
         other_nodes = any(name.startswith("--nodes") for name in request.options)
-        said += _of_sbatch(option, value, 0 if other_nodes else request.nodes)
-    return said
+        found += _of_sbatch(option, value, 0 if other_nodes else request.nodes)
+    return found
 
 
 def _of_sbatch(option: str, value: str, nodes: int) -> list[GpuOption]:
@@ -140,11 +140,11 @@ def parse_gres(text: str) -> tuple[str, str, int | None]:
     return match[1], match[2] or "", int(match[3]) if match[3] else None
 
 
-def check_gpus(said: Iterable[GpuOption], partition: Partition | None) -> None:
+def check_gpus(gpu_options: Iterable[GpuOption], partition: Partition | None) -> None:
     """Raise InputError if two options contradict each other, or the partition has no GPUs of that type."""
-    said = list(said)
+    gpu_options = list(gpu_options)
     for what in ("count", "kind"):
-        known = [one for one in said if getattr(one, what) not in (None, "")]
+        known = [one for one in gpu_options if getattr(one, what) not in (None, "")]
         for other in known[1:]:
             if getattr(known[0], what) != getattr(other, what):
                 raise InputError(
@@ -152,7 +152,7 @@ def check_gpus(said: Iterable[GpuOption], partition: Partition | None) -> None:
                     "Leave one out, or make them equal."
                 )
     kinds = partition.gpu_types if partition else ()
-    for one in said:
+    for one in gpu_options:
         if partition and one.kind and kinds and one.kind not in kinds:
             near = difflib.get_close_matches(one.kind.lower(), kinds, n=1)
             fix = f"Did you mean gpu:{near[0]}?" if near else f"Write --gres gpu:{kinds[0]}."

@@ -59,10 +59,10 @@ def job_resources(
     env = os.environ if env is None else env
     _check_words(request, site)
     partition = _partition(request, site, live)
-    said = request_checks.read_gpu_options(request)
-    request_checks.check_gpus(said, partition)
-    by_sbatch = bool(said) and not any(one.own for one in said)
-    gpus = _gpus(request, said, site, partition)
+    gpu_options = request_checks.read_gpu_options(request)
+    request_checks.check_gpus(gpu_options, partition)
+    by_sbatch = bool(gpu_options) and not any(one.own for one in gpu_options)
+    gpus = _gpus(request, gpu_options, site, partition)
     time_s, qos = _time_and_qos(request, site, partition, gpus * request.nodes)
     if partition and partition.max_nodes and request.nodes > partition.max_nodes:
         raise InputError(
@@ -161,15 +161,17 @@ def _gres(request: Request, partition: Partition | None) -> str:
     return f"{name}:{kind}" if kind else name
 
 
-def _gpus(request: Request, said: list[request_checks.GpuOption], site: Site, partition: Partition | None) -> int:
+def _gpus(
+    request: Request, gpu_options: list[request_checks.GpuOption], site: Site, partition: Partition | None
+) -> int:
     """GPUs of each node: the requested number, or all of a node. Numbers in sbatch's options are used if readable."""
     most = partition.gpus_per_node if partition else None
-    counts = [int(one.count) for one in said if one.count is not None and one.count == int(one.count)]
+    counts = [int(one.count) for one in gpu_options if one.count is not None and one.count == int(one.count)]
     wanted = counts[0] if counts else None
     if wanted is None:
         return most or (1 if request.gres else 0)
     if most is not None and wanted > most and partition:
-        if not any(one.own and one.count is not None for one in said):
+        if not any(one.own and one.count is not None for one in gpu_options):
             return most
         raise InputError(
             f"a node of {site.name}'s partition {partition.name} has {most} GPUs; got {wanted}. "

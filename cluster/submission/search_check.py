@@ -101,8 +101,8 @@ def _ask(command: Sequence[str], cwd: str, env: Mapping[str, str], limit_s: floa
         if line.startswith(MARK):
             values = json.loads(line[len(MARK) :])
             return Answer(values.get("refused"), tuple(values["unchecked"]), tuple(values["missing"]))
-    said = [line for line in errors.splitlines() if line.strip()] or [f"exit code {process.returncode}"]
-    return Answer(unanswered=" ".join(said[-1].split()))
+    error_lines = [line for line in errors.splitlines() if line.strip()] or [f"exit code {process.returncode}"]
+    return Answer(unanswered=" ".join(error_lines[-1].split()))
 
 
 def _output(process: subprocess.Popen[str], limit_s: float) -> tuple[str, str]:

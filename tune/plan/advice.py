@@ -15,11 +15,13 @@ def sampler_weakness(name: str, scheduler: str, conditional: bool, categorical: 
         conditional: some parameters exist only with some values of another.
         categorical: some parameters are choices.
     """
-    said = []
+    weaknesses = []
     if name in COMPLETE_ONLY and scheduler != "none":
-        said.append("learns only from trials that run to their end, and early stopping leaves few (--scheduler none)")
+        weaknesses.append(
+            "learns only from trials that run to their end, and early stopping leaves few (--scheduler none)"
+        )
     if name == "cmaes" and categorical:
-        said.append("draws choices at random")
+        weaknesses.append("draws choices at random")
     if name in UNCONDITIONAL_ONLY and conditional:
-        said.append("draws conditional parameters at random")
-    return f"{name} {'; '.join(said)}. tpe has none of these limits." if said else None
+        weaknesses.append("draws conditional parameters at random")
+    return f"{name} {'; '.join(weaknesses)}. tpe has none of these limits." if weaknesses else None

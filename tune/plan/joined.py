@@ -68,17 +68,17 @@ def _gpu_memory_bytes(node_ids: list[str]) -> dict[str, int]:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     ask: Any = ray.remote(num_cpus=0, num_gpus=1, max_retries=0)(gpu_memory_bytes)
-    asked = {
+    answers = {
         ask.options(scheduling_strategy=NodeAffinitySchedulingStrategy(key, soft=False)).remote(): key
         for key in node_ids
     }
-    ready, silent = ray.wait(list(asked), num_returns=len(asked), timeout=GPU_ANSWER_S) if asked else ([], [])
+    ready, silent = ray.wait(list(answers), num_returns=len(answers), timeout=GPU_ANSWER_S) if answers else ([], [])
     for reference in silent:
         ray.cancel(reference, force=True)
     sizes = {}
     for reference in ready:
         try:
-            sizes[asked[reference]] = int(ray.get(reference))
+            sizes[answers[reference]] = int(ray.get(reference))
         except ray.exceptions.RayError:  # the node is gone, or its torch does not load: a trial there will report it
             continue
     return sizes

@@ -79,7 +79,7 @@ class SearchOptions:
             k: v for k, v in earlier.items() if k in RESUMED_OPTIONS and v != ""
         }  # earlier versions stored an empty text as "not given"
         gaps: dict[str, Any] = {k: v for k, v in known.items() if k != "set" and getattr(self, k) is None}
-        said = read_fixed(self.set)
+        set_here = read_fixed(self.set)
         names = {text: text.partition("=")[0].strip() for text in json_values.texts(earlier, "set")}
-        kept = [text for text, name in names.items() if (known_key(name) or name) not in said]
+        kept = [text for text, name in names.items() if (known_key(name) or name) not in set_here]
         return dataclasses.replace(self, **gaps, set=(*kept, *self.set))

@@ -64,12 +64,12 @@ def main(argv: Sequence[str]) -> int:
 
 def _options(arguments: Sequence[str]) -> SearchOptions:
     """Parse the options. Raises ConfigError with the parser's message."""
-    said = io.StringIO()
+    parser_errors = io.StringIO()
     try:
-        with contextlib.redirect_stderr(said):
+        with contextlib.redirect_stderr(parser_errors):
             return SearchOptions(**parse_options(tune_parser(""), arguments))  # type: ignore[arg-type]
     except SystemExit:
-        raise ConfigError(said.getvalue().strip().partition("error: ")[2]) from None
+        raise ConfigError(parser_errors.getvalue().strip().partition("error: ")[2]) from None
 
 
 def check_whole_plan(options: SearchOptions) -> list[str]:
@@ -97,12 +97,12 @@ def check_by_parts(options: SearchOptions) -> list[str]:
             return check_whole_plan(options)
     else:
         look_for_function(*own)
-    said = check_option_values(options)
+    checked = check_option_values(options)
     left = ["what the space returns"]
     try:
-        check_stage(options.stage, describe_data_set(said.data, open_some=True))
+        check_stage(options.stage, describe_data_set(checked.data, open_some=True))
     except ImportError:
-        folder_path(said.data.name)
+        folder_path(checked.data.name)
         left.append("the images of --data")
     try:
         check_model_name(options.model or "resnet50") if options.model != "auto" else None

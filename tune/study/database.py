@@ -84,7 +84,7 @@ class PatientStorage(RDBStorage):
 
     def _repeat(self, call: Callable[[], T]) -> T:
         """The call's result. Raises DatabaseLost if there is none within ``PATIENCE_S``."""
-        began, pause_s, said = time.monotonic(), FIRST_PAUSE_S, False
+        began, pause_s, warned = time.monotonic(), FIRST_PAUSE_S, False
         while True:
             try:
                 result = call()
@@ -95,13 +95,13 @@ class PatientStorage(RDBStorage):
                 if self._lost or time.monotonic() - began > PATIENCE_S:
                     self._lost = True  # later calls do not wait again
                     raise DatabaseLost(f"the database has not answered for {PATIENCE_S:.0f} s: {reason}") from None
-                if not said:
+                if not warned:
                     _warn(f"the database does not answer, trying again for {PATIENCE_S:.0f} s: {reason}")
-                said = True
+                warned = True
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
             else:
-                if said:
+                if warned:
                     _warn(f"the database answers again, after {time.monotonic() - began:.0f} s")
                 return result
 

@@ -78,11 +78,11 @@ class Disk:
 
     def _wait(self, number: int, room: Callable[[], bool]) -> bool:
         began = time.monotonic()
-        said = None
+        last_line_at = None
         while time.monotonic() - began < self._wait_s and not self.stopped():
             left_min = (self._wait_s - (time.monotonic() - began)) / 60
-            if said is None or time.monotonic() - said >= SAY_EVERY_S:
-                said = time.monotonic()
+            if last_line_at is None or time.monotonic() - last_line_at >= SAY_EVERY_S:
+                last_line_at = time.monotonic()
                 print(
                     f"waiting for room: {describe_full_disk(number, self.folder)}. The search goes on as soon as "
                     f"something is removed there, and ends in {left_min:.0f} min otherwise.",

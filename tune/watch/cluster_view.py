@@ -119,13 +119,15 @@ def why_it_waits(group: GroupView, view: ClusterView) -> str:
     lost = "one of its nodes was lost, and " if group.state == "RESCHEDULING" else ""
     if impossible:
         return f"{lost}its placement group is {INFEASIBLE}: {impossible}"
-    asked = _sum(group.bundles)
+    requested = _sum(group.bundles)
     free = _sum([node.free for node in view.living])
     total = _sum([node.total for node in view.living])
     shown = ", ".join(
-        f"{_number(free.get(key, 0))} of {resources_in_words({key: total.get(key, 0)})} free" for key in asked
+        f"{_number(free.get(key, 0))} of {resources_in_words({key: total.get(key, 0)})} free" for key in requested
     )
-    return f"{lost}its placement group is {group.state} ({group.verdict}): {resources_in_words(asked)} asked, {shown}"
+    return (
+        f"{lost}its placement group is {group.state} ({group.verdict}): {resources_in_words(requested)} asked, {shown}"
+    )
 
 
 def trial_resources_in_words(workers: int, worker_resources: Mapping[str, float]) -> str:

@@ -78,9 +78,9 @@ def _stem(plan: SearchPlan) -> list[tuple[str, str]]:
     """For a ResNet, its first layers and the image size they suit."""
     if not plan.model.startswith(("resnet", "resnext", "wide_resnet")):
         return []
-    said = plan.overrides.get("model.stem", "auto")
-    stem = plan.data.stem if said == "auto" else said
-    text = f"{STEMS[stem]}" + (f", for {plan.data.image_size} px (auto)" if said == "auto" else "")
+    setting = plan.overrides.get("model.stem", "auto")
+    stem = plan.data.stem if setting == "auto" else setting
+    text = f"{STEMS[stem]}" + (f", for {plan.data.image_size} px (auto)" if setting == "auto" else "")
     if stem == "small":
         text += "; slower than model.stem=imagenet, which halves the image's sides twice before the blocks"
     return [("stem", text)]

@@ -277,17 +277,17 @@ def _show(counts: Iterable[int], done: int, images: int) -> None:
     """
     terminal = sys.stderr.isatty()
     began = shown = time.monotonic()
-    seen = 0
+    images_done = 0
 
     def line(now: float) -> str:
-        rate = seen / max(now - began, 1e-9)
-        left = f"{_clock((images - done - seen) / rate)} left" if seen else "starting"
-        return f"{done + seen}/{images} images  {rate:.0f} images/s  {left}"
+        rate = images_done / max(now - began, 1e-9)
+        left = f"{_clock((images - done - images_done) / rate)} left" if images_done else "starting"
+        return f"{done + images_done}/{images} images  {rate:.0f} images/s  {left}"
 
     try:
-        for seen in counts:
+        for images_done in counts:
             now = time.monotonic()
-            if not seen:  # processes start
+            if not images_done:  # processes start
                 began = now
             if terminal:
                 print(f"\r{line(now)}\033[K", end="", file=sys.stderr, flush=True)

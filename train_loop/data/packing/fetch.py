@@ -150,8 +150,8 @@ def download(public: PublicSet, target: Path) -> Path:
     if target.exists():
         return target
     try:
-        asked = urllib.request.urlopen(public.url, timeout=TIMEOUT_S)
-        with asked as answer, replacing(target, one_writer=True) as file:
+        response = urllib.request.urlopen(public.url, timeout=TIMEOUT_S)
+        with response as answer, replacing(target, one_writer=True) as file:
             _copy(answer, file, int(answer.headers.get("Content-Length") or public.bytes))
     except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
         reason = getattr(error, "reason", error)

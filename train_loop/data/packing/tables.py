@@ -42,8 +42,8 @@ def parquet_entries(files: Sequence[str]) -> tuple[Labelled, tuple[str, ...] | N
         kind = schema.field(_image_column(schema.names)).type
         if not (pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0 or _is_bytes(kind)):
             raise ConfigError(f"images must be struct<bytes, path> or binary; got {kind} in {file!r}. Store the files.")
-        told = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
-        stated = told.get("info", {}).get("features", {}).get("label", {}).get("names")
+        huggingface = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
+        stated = huggingface.get("info", {}).get("features", {}).get("label", {}).get("names")
         names = tuple(stated) if stated else names
         labels = pq.read_table(file, columns=["label"])["label"].to_pylist()
         if any(not isinstance(label, int) or label < 0 for label in labels):
