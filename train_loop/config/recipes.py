@@ -11,9 +11,10 @@ from __future__ import annotations
 import difflib
 from pathlib import Path
 
+from bigbatch.cluster.host.root import ROOT
 from bigbatch.train_loop.config.rules import ConfigError
 
-FOLDER = Path(__file__).resolve().parents[1] / "recipes"
+FOLDER = ROOT / "train_loop" / "recipes"
 
 
 def recipe_names() -> list[str]:

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from bigbatch.cluster.host.command_line import empty_value
+from bigbatch.cluster.host.root import ROOT
 from bigbatch.cluster.host.site import toml_subset
 
-BUILT_IN = Path(__file__).resolve().parents[2] / "sites"
+BUILT_IN = ROOT / "cluster" / "sites"
 GENERIC = "generic"
 SITE_VARIABLE = "BIGBATCH_SITE"
 NO_LIMIT_S = 10**9
