@@ -18,7 +18,7 @@ FINISHED = ROOT / "tests" / "older" / "data" / "6dde4d6" / "runs.tar.xz"
 """Studies made by an earlier commit; the one called ``finished`` has trials of every kind."""
 
 
-def run(*words: object, cwd: Path, timeout_s: float = 300) -> str:
+def run(*words: object, cwd: Path, timeout_s: float = 600) -> str:
     """What the command says. It must end well, whoever's clone it is started from."""
     env = {**clean_environment(), "BIGBATCH_HOME": str(cwd / "home")}
     line = [sys.executable, *map(str, words)]
@@ -85,7 +85,8 @@ def test_own_space_is_accepted(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_search_of_own_space_can_be_read_by_read_study(tmp_path: Path, tiny_images: Path) -> None:
-    few = ("--trials", 2, "--max-epochs", 1, "--set", "batch.global_size=32", "--data", tiny_images)
+    small = ("--set", "batch.global_size=32", "data.image_size=32")
+    few = ("--trials", 2, "--max-epochs", 1, "--data", tiny_images, *small)
     run(TUNE, "--space", EXAMPLES / "own_space.py", *few, "--study", "mine", "--output", tmp_path, cwd=tmp_path)
     said = run(EXAMPLES / "read_study.py", tmp_path / "mine", cwd=tmp_path)
     assert "mine: 2 complete" in said
