@@ -191,16 +191,16 @@ def check_option_values(o: SearchOptions) -> CheckedOptions:
 
 def _plan(o: SearchOptions, lr_factors: dict[str, float] | None = None) -> SearchPlan:
     """``lr_factors``: the factors stored in the resumed study."""
-    space, said = load_space(o.space or DEFAULT_SPACE), check_option_values(o)
-    looked = look(said.data, open_some=True)
-    data, workers = looked.info, said.workers
+    space, checked = load_space(o.space or DEFAULT_SPACE), check_option_values(o)
+    looked = look(checked.data, open_some=True)
+    data, workers = looked.info, checked.workers
     check_stage(o.stage, data, here=(o.address or "local") == "local")
     trials, max_epochs = _trials_and_epochs(o, space, data)
     machine = local_machine() if (o.address or "local") == "local" else machine_to_be()
     auto = (o.model or "auto") == "auto"
     share = share_out(machine, workers, trials) if machine.nodes else Share(1, workers, {"CPU": 1.0})
     search = SearchRequest(
-        space, data, None if auto else str(o.model), max_epochs, workers, said.overrides, o.prior_from
+        space, data, None if auto else str(o.model), max_epochs, workers, checked.overrides, o.prior_from
     )
     factors = lr_factors or {} if o.resume else None  # a requeued job repeats --prior-from
     fitted = fit_search(search, machine, factors) if machine.nodes else fit_search_to_unknown_cluster(search, factors)
@@ -214,17 +214,17 @@ def _plan(o: SearchOptions, lr_factors: dict[str, float] | None = None) -> Searc
         model_was_auto=auto,
         trials=trials,
         max_epochs=max_epochs,
-        budget_gpu_hours=said.budget_gpu_hours,
-        time_budget_s=said.time_budget_s,
-        sampler=said.sampler,
-        scheduler=said.scheduler,
+        budget_gpu_hours=checked.budget_gpu_hours,
+        time_budget_s=checked.time_budget_s,
+        sampler=checked.sampler,
+        scheduler=checked.scheduler,
         workers=workers,
         overrides=fitted.overrides,
         storage=o.storage,
         resume=o.resume,
-        seed=said.seed,
+        seed=checked.seed,
         address=o.address or "local",
-        wandb=said.wandb,
+        wandb=checked.wandb,
         machine=machine,
         share=share,
         ranges=fitted.ranges,
