@@ -1,4 +1,4 @@
-"""One training run: configuration, data, models, optimizers, loop. Importing it loads nothing heavy."""
+"""One training run: configuration, data, models, optimizers, loop. Importing it loads neither torch nor Ray."""
 
 if __name__ == "train_loop":  # `python -m train_loop.run` in a clone's root
     import runpy

@@ -1,4 +1,4 @@
-"""Ranks that must agree: sums over them, and the decisions that all of them take at the same step."""
+"""Communication between ranks: sums over them, and decisions that all ranks make at the same step."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Meeting:
 
     def _await(self, keys: list[str], timeout_s: float) -> None:
         until = time.monotonic() + timeout_s
-        while not self._store.check(keys) and time.monotonic() < until:  # Store.wait would not answer to Ctrl-C
+        while not self._store.check(keys) and time.monotonic() < until:  # Store.wait would ignore Ctrl-C
             time.sleep(0.2)
 
 
@@ -83,7 +83,7 @@ class World:
 
     @classmethod
     def current(cls, device: torch.device) -> World:
-        """The ranks of torch's process group; one worker where there is no group."""
+        """The ranks of torch's process group; one worker if there is no group."""
         if dist.is_available() and dist.is_initialized():
             return cls(dist.get_rank(), dist.get_world_size(), device)
         return cls(0, 1, device)
@@ -103,12 +103,12 @@ class World:
         return tensor.tolist()
 
     def wait(self) -> None:
-        """Until all ranks are here."""
+        """Wait until all ranks are here."""
         if self.workers > 1:
             dist.barrier()
 
     def gather(self, value: T) -> list[T]:
-        """A small picklable value of each rank, by rank, on all of them."""
+        """The values of all ranks, sorted by rank. ``value``: small and picklable."""
         if self.workers == 1:
             return [value]
         gathered = [value] * self.workers
@@ -124,18 +124,17 @@ class World:
         return given[0]
 
     def share_buffers(self, model: nn.Module) -> None:
-        """Rank 0's buffers (BatchNorm's running statistics) on all ranks."""
+        """Copy rank 0's buffers (BatchNorm's running statistics) to all ranks."""
         if self.workers > 1:
             for buffer in model.buffers():
                 dist.broadcast(buffer, src=0)
 
 
 class RankMeetings:
-    """Says at which steps the ranks talk to each other: about once every ``interval_s``.
+    """Decides at which steps the ranks communicate: about once every ``interval_s``.
 
-    Each meeting costs a collective and waits for the device, so rank 0 measures how long steps take
-    and tells the others when to meet next. One worker on a CPU has nobody to wait for and meets
-    itself at every step.
+    Each meeting costs a collective and waits for the device. So rank 0 measures how long steps take and tells the
+    others when to meet next. A single worker on a CPU need not wait, and meets at every step.
     """
 
     def __init__(self, world: World, interval_s: float = 1.0) -> None:
@@ -146,12 +145,12 @@ class RankMeetings:
         self._last = time.monotonic()
 
     def due(self) -> bool:
-        """Call once a step, on every rank alike."""
+        """Whether the ranks meet after this step. Call it once for each step, on every rank."""
         self._left -= 1
         return self._left <= 0
 
     def meet(self, values: Sequence[float]) -> list[float]:
-        """The largest of each value over the ranks; sets the next meeting."""
+        """The maximum of each value over the ranks. Also sets the next meeting."""
         now = time.monotonic()
         step_s = max((now - self._last) / max(self._steps - self._left, 1), 1e-6)
         steps = max(1.0, min(self._interval_s / step_s, 1000.0))
@@ -164,7 +163,7 @@ class RankMeetings:
 
 
 def pick_device() -> torch.device:
-    """The current CUDA device where there is one, else the CPU."""
+    """The current CUDA device if there is one, else the CPU."""
     if torch.cuda.is_available():
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")

@@ -1,24 +1,24 @@
-"""Ways in which a run ends early. No torch here."""
+"""Errors that end a run early. No torch here."""
 
 from __future__ import annotations
 
 
 class NonFiniteLossError(RuntimeError):
-    """The loss became NaN or infinite; the message says epoch, step, learning rate and value."""
+    """The loss became NaN or infinite. The message names epoch, step, learning rate and value."""
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint that cannot be read, or that ranks see differently."""
+    """A checkpoint cannot be read, or the ranks see different ones."""
 
 
 class RayStartError(RuntimeError):
-    """Ray did not start; the message names its logs."""
+    """Ray did not start. The message names its logs."""
 
 
 class TrainingStopped(RuntimeError):
-    """The reporter asked the run to stop; a checkpoint is written where there is a folder.
+    """The reporter asked the run to stop. If the run has a folder, a checkpoint is written.
 
-    ``signum`` is the signal behind it, None where it was no signal.
+    ``signum``: the signal that caused it; None if it was no signal.
     """
 
     def __init__(self, message: str, signum: int | None = None) -> None:
@@ -27,8 +27,8 @@ class TrainingStopped(RuntimeError):
 
 
 class ImageError(RuntimeError):
-    """An image that cannot be read or decoded; the message names the file."""
+    """An image cannot be read or decoded. The message names the file."""
 
 
 class LoaderError(RuntimeError):
-    """A loader process that ended or failed; the message names it."""
+    """A loader process ended or failed. The message names it."""

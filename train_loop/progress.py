@@ -1,7 +1,7 @@
-"""How far a run is within its epoch, said in a small file beside its log: long epochs are not silent. No torch here.
+"""Report progress within long epochs, in a small file beside the run's log. No torch here.
 
-Ray Train's own report is a barrier over all ranks and waits for a poll of the controller; this costs rank 0 a few
-hundred bytes every ``WRITE_EVERY_S``, after a step at which the loop has waited for the device anyway.
+Ray Train's own report is a barrier over all ranks and waits for a poll of the controller. This report costs rank 0 only
+a few hundred bytes every ``WRITE_EVERY_S``, after a step at which the loop has already waited for the device.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from pathlib import Path
 from bigbatch.cluster.host import json_values
 
 WRITE_EVERY_S = 5.0
-"""At least so long between two writes of the file."""
+"""Least time between two writes of the file."""
 LINE_EVERY_S = 60.0
 """Epochs shorter than this get no line within them."""
 
 
 @dataclass(frozen=True)
 class StepProgress:
-    """Where a run is. ``step`` 0 with ``epoch`` 0: its worker has begun, and prepares data and model."""
+    """The position of a run. ``step`` 0 with ``epoch`` 0: its worker has begun, and prepares data and model."""
 
     epoch: int = 0
     """1-based; 0 before the first step of this process."""
     step: int = 0
     """Optimizer steps of the epoch that are finished."""
     steps: int = 0
-    """Of the whole epoch."""
+    """Optimizer steps of the whole epoch."""
     images_per_s: float = 0.0
-    """Training images of all workers since the entry before; 0 where there was none."""
+    """Rate of all workers since the previous entry; 0 if there was none."""
 
     @property
     def fraction(self) -> float:
-        """Of the epoch, 0 to 1."""
+        """The finished part of the epoch, 0 to 1."""
         return self.step / self.steps if self.steps else 0.0
 
     def __str__(self) -> str:
@@ -54,7 +54,7 @@ class ProgressPace:
         self._before: tuple[float, int, int] | None = None
 
     def after(self, epoch: int, step: int, steps: int, images_per_step: int) -> StepProgress | None:
-        """None where it is too early for another. To be called after steps, say each second."""
+        """The entry after a step; None if it is too early for another one. Call it after steps, e.g. every second."""
         now, rate = self._clock(), 0.0
         if self._before is None or self._before[1] != epoch:  # validation lies between: no rate over it
             self._before = (now, epoch, step)
@@ -69,36 +69,36 @@ class ProgressPace:
 
 
 class ProgressFile:
-    """Written by rank 0. Only a file that is there is written: whoever reads it makes and removes it."""
+    """The progress file, written by rank 0. It writes only to an existing file: the reader makes and removes it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._pace = ProgressPace(WRITE_EVERY_S)
 
     def begin(self) -> None:
-        """The worker runs."""
+        """Note that the worker runs."""
         self._write(StepProgress())
 
     def steps_done(self, epoch: int, step: int, steps: int, images_per_step: int) -> None:
-        """Write how far the epoch is, when it is time for a new entry."""
+        """Write the progress within the epoch, if a new entry is due."""
         if entry := self._pace.after(epoch, step, steps, images_per_step):
             self._write(entry)
 
     def _write(self, entry: StepProgress) -> None:
-        # In place: a file that is replaced, or made anew, may stay unseen on NFS for as long as it caches names.
-        with suppress(OSError):  # a full disk; the loop's own files will say so
+        # Overwrite in place: NFS caches names, so a replaced file may stay unseen for some time.
+        with suppress(OSError):  # the disk is full; the loop's own files will report it
             descriptor = os.open(self._path, os.O_WRONLY | os.O_TRUNC)
             with os.fdopen(descriptor, "w") as file:
                 file.write(json.dumps(asdict(entry)) + "\n")
 
 
 def progress_file(log_file: str | Path) -> Path:
-    """Beside the log of a trial or a run."""
+    """The progress file beside the log of a trial or a run."""
     return Path(log_file).with_suffix(".progress")
 
 
 def read_progress(path: Path) -> StepProgress | None:
-    """The last entry; None where there is none yet, or it is being written."""
+    """The last entry; None if there is none yet, or it is incomplete."""
     try:
         text = path.read_text()
         values = json_values.json_object(text) if text.endswith("\n") else {}
@@ -115,7 +115,7 @@ def read_progress(path: Path) -> StepProgress | None:
 
 
 class ProgressLines:
-    """Picks the entries that get a line: one every ``LINE_EVERY_S`` in which nothing else was said."""
+    """Picks the entries that get a line: one every ``LINE_EVERY_S`` without another line."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -127,7 +127,7 @@ class ProgressLines:
         self._said_at = self._clock()
 
     def line(self, entry: StepProgress | None) -> str | None:
-        """What to say of ``entry`` now, if anything."""
+        """The line for ``entry``; None if none is due."""
         if entry is None or not entry.epoch or entry == self._last or self._clock() - self._said_at < LINE_EVERY_S:
             return None
         self._said_at, self._last = self._clock(), entry

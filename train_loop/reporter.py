@@ -1,4 +1,4 @@
-"""What a run says while it trains, and to whom: one record an epoch, to a reporter. No torch here."""
+"""The reports of a training run: one record for each epoch, sent to a reporter. No torch here."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from bigbatch.train_loop.progress import WRITE_EVERY_S, ProgressLines, ProgressP
 _log = logging.getLogger(__name__)
 
 NAMED_NODES = 3
-"""So many are named where several met the same."""
+"""A message names at most this many nodes that met the same problem."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """What tables, trackers and the documentation say of a field of ``EpochRecord``."""
+    """How tables, trackers and the documentation treat a field of ``EpochRecord``."""
 
     arrow: str
     """Its type in ``epochs.parquet``: ``int32``, ``int64`` or ``float64``."""
@@ -71,7 +71,7 @@ class EpochRecord:
     loader_processes: int = field(
         default=0, metadata=_column("int64", "processes that decoded images for a rank, the most of all ranks")
     )
-    """With ``data.loader.workers=-1`` it follows what the epoch before has shown."""
+    """With ``data.loader.workers=-1`` it depends on the epoch before."""
     images_per_s: float = field(
         metadata=_column("float64", "training images over `train_s`, all workers together", tracked=True)
     )
@@ -92,8 +92,8 @@ class EpochRecord:
             "null where it was not measured, or the steps did not show it",
         ),
     )
-    """The critical batch as the epoch's gradients show it (``noise_scale.noise_scale``). None where a step is one
-    micro-batch, or the epoch has too few steps to see the gradient's mean."""
+    """The critical batch size, estimated from the epoch's gradients (``noise_scale.noise_scale``). None if a step
+    is one micro-batch, or the epoch has too few steps to estimate the gradient's mean."""
     resumed_from_epoch: int | None = field(
         default=None,
         metadata=_column(
@@ -107,22 +107,22 @@ class EpochRecord:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> EpochRecord:
-        """Inverse of ``to_dict``; fields that an earlier version did not have take their defaults."""
+        """Inverse of ``to_dict``. Fields that an earlier version lacked get their defaults."""
         return cls(**values)
 
     @classmethod
     def columns(cls) -> dict[str, Column]:
-        """What is known of each field, by name."""
+        """Field name → its ``Column``."""
         return {item.name: item.metadata["column"] for item in dataclasses.fields(cls)}
 
 
 class Reporter(Protocol):
-    """Who listens to a run. The loop calls it from the training thread, on every rank.
+    """Receives the reports of a run. The loop calls it from the training thread, on every rank.
 
-    More methods are called where a reporter has them:
+    These methods are optional:
 
     - ``noted(texts: Sequence[str])``, at most once, before the first step: what some node met that changes no result
-      and that a person should know. Without the method rank 0 logs it.
+      and that a person should know. Without this method, rank 0 logs it.
     - ``resumed(history: Sequence[EpochRecord])``, once, before the first step of a resumed run,
       with the records of all finished epochs: some may not have arrived before the run was killed.
     - ``stop_requested() -> bool``, polled like ``checkpoint_requested``; True on any rank makes the
@@ -132,18 +132,18 @@ class Reporter(Protocol):
     """
 
     def report(self, record: EpochRecord) -> None:
-        """An epoch is over; the record is the same on every rank, and a due checkpoint is written."""
+        """An epoch has ended. The record is the same on every rank, and a due checkpoint is already written."""
 
     def checkpoint_requested(self) -> bool:
-        """True on any rank: write a checkpoint now and go on. Polled between optimizer steps: at
-        each on one CPU worker, otherwise about once a second, as ranks and device must agree."""
+        """Whether to write a checkpoint now; one rank suffices. Polled between optimizer steps: after each step
+        with one CPU worker, otherwise about once a second, because ranks and device must agree."""
 
 
 def report_notes(met: Sequence[tuple[str, str]], reporter: Reporter, rank: int) -> None:
-    """Hand on what nodes have met, each text once with its nodes' names.
+    """Report the nodes' warnings, each text once with the names of its nodes.
 
     Args:
-        met: (node, text), the same on all ranks, which all call this.
+        met: (node, text) pairs, the same on all ranks. All ranks call this.
     """
     nodes: dict[str, list[str]] = {}
     for node, text in met:
@@ -179,7 +179,7 @@ class ListReporter:
 
 
 class PrintReporter:
-    """Writes a plain line an epoch, on rank 0 only."""
+    """Prints a line for each epoch, on rank 0 only."""
 
     def __init__(self, rank: int = 0, file: TextIO | None = None) -> None:
         self._file = (file or sys.stdout) if rank == 0 else None
@@ -190,7 +190,7 @@ class PrintReporter:
         self._say(epoch_line(record))
 
     def steps_done(self, epoch: int, step: int, steps: int, images_per_step: int) -> None:
-        """A line a minute within epochs that are longer."""
+        """Print a line every minute within longer epochs."""
         if line := self._lines.line(self._pace.after(epoch, step, steps, images_per_step)):
             self._say(line)
 
@@ -209,7 +209,7 @@ class PrintReporter:
 
 
 def epoch_line(record: EpochRecord) -> str:
-    """A record for people, on one line."""
+    """A record as one line of text."""
     width = len(str(record.epochs))
     skipped = f"  {record.skipped_steps} steps skipped" if record.skipped_steps else ""
     bad = f"  {record.bad_images} bad images" if record.bad_images else ""

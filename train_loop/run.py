@@ -1,7 +1,7 @@
 """``python train_loop/run.py --config best.json``: one full run of a configuration.
 
 Under Ray Train; or without Ray, with ``torchrun --nproc-per-node 2 train_loop/run.py --config best.json``
-or, in a Slurm job, ``srun python train_loop/run.py --config best.json``. The same command again resumes.
+or, in a Slurm job, ``srun python train_loop/run.py --config best.json``. Repeating the command resumes the run.
 ``--help`` lists the options.
 """
 

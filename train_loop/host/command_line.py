@@ -1,4 +1,4 @@
-"""Command lines that say what is wrong in one line."""
+"""Checks that several command lines share. An error is one line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["INTERRUPTED", "WRONG_INPUT", "OneLineParser", "check_writable", "wit
 
 
 def check_writable(option: str, folder: Path) -> None:
-    """Raise ConfigError, naming ``option``, unless ``folder`` is there to be written or could be made."""
+    """Raise ConfigError, naming ``option``, unless ``folder`` is writable or can be made."""
     try:
         parent = next(p for p in (folder, *folder.parents) if p.exists())
         possible = parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)
@@ -21,13 +21,12 @@ def check_writable(option: str, folder: Path) -> None:
         possible, reason = False, str(error.strerror)
     if not possible:
         raise ConfigError(
-            f"{option} must be a folder that can be written; got {str(folder)!r}: {reason}. "
-            f"Write {option} with another folder."
+            f"{option} must be a writable folder; got {str(folder)!r}: {reason}. Write {option} with another folder."
         )
 
 
 def with_subset(changes: dict[str, object], subset: float | None) -> dict[str, object]:
-    """The keys of ``--set`` with that of ``--subset``. Raises ConfigError where both say it."""
+    """The keys of ``--set`` together with that of ``--subset``. Raises ConfigError if both set it."""
     if subset is None:
         return changes
     if "data.subset" in changes:

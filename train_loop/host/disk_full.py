@@ -1,4 +1,4 @@
-"""A file system without room, or a quota that is used up: how it shows itself, and what it is called. No torch here."""
+"""Recognize a full file system or a used-up quota in an error, and describe it. No torch here."""
 
 from __future__ import annotations
 
@@ -10,23 +10,24 @@ from pathlib import Path
 
 QUOTA, FULL = errno.EDQUOT, errno.ENOSPC
 NO_ROOM = "no room for a checkpoint"
-"""What a worker's report begins with, by which the driver knows it."""
+"""A worker's report of a full disk begins with these words. The driver recognizes it by them."""
 _WORDS = {QUOTA: "quota exceeded", FULL: "no space left"}
-"""What libraries keep of an error whose number they drop."""
+"""Words that libraries keep of such an error when they drop its number."""
 _ALMOST_NOTHING = 1 << 16
 
 
 class LogFile(logging.FileHandler):
-    """A log that leaves out what there is no room for; logging would print a traceback for each line."""
+    """A log file that leaves out lines when the disk is full. ``logging`` would print a traceback for each."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
-        """Print the traceback of a failed log line, as ``logging`` does, but not for a full disk: others say that."""
+        """Print the traceback of a failed log line, as ``logging`` does; but not for a full disk: others report
+        that."""
         if full_errno(sys.exc_info()[1]) is None:
             super().handleError(record)
 
 
 class DiskFull(OSError):
-    """Nothing more can be written; the message is one line that names the file system."""
+    """Nothing more can be written. The message is one line that names the file system."""
 
     def __init__(self, message: str) -> None:
         super().__init__(FULL, message)
@@ -40,9 +41,10 @@ class DiskFull(OSError):
 
 
 def full_errno(error: BaseException | None, folder: Path | None = None) -> int | None:
-    """ENOSPC or EDQUOT where ``error``, or one that it came of, is of a full disk; else None.
+    """ENOSPC or EDQUOT if a full disk caused ``error`` or one of its causes; else None.
 
-    ``folder``: what was written into. torch reports a failed write without a reason; then it is asked for its room.
+    ``folder``: the folder that was written to. torch gives no reason for a failed write; then the folder's room is
+    checked.
     """
     seen: set[int] = set()
     link = error
@@ -76,13 +78,13 @@ def describe_full_disk(number: int, folder: Path) -> str:
 
 
 def mount_of(folder: Path) -> Path:
-    """Where the file system of ``folder`` begins."""
+    """The mount point of the folder's file system."""
     there = next(p for p in (folder.absolute(), *folder.absolute().parents) if p.exists()).resolve()
     return next(p for p in (there, *there.parents) if os.path.ismount(p))
 
 
 def free_bytes(folder: Path) -> int:
-    """0 where nobody can say."""
+    """Free bytes of the folder's file system; 0 if they are not known."""
     try:
         stat = os.statvfs(folder)
     except OSError:

@@ -16,7 +16,7 @@ RESERVE = 1.05
 
 @dataclass(frozen=True)
 class SpaceNeeded:
-    """What will be written at most."""
+    """The most that will be written."""
 
     bytes: int
     inodes: int
@@ -26,17 +26,17 @@ class SpaceNeeded:
 
 @dataclass(frozen=True)
 class SpaceLeft:
-    """What is left. None: nobody counts."""
+    """The room that is left. None: not counted."""
 
     bytes: int | None
     inodes: int | None
     bytes_by: str
     inodes_by: str
-    """Who says so: the file system, or the site's quota command."""
+    """The source of these numbers: the file system, or the site's quota command."""
 
 
 def space_left(folder: Path) -> SpaceLeft:
-    """The file system's room for ``folder``, made or not, or the quota's, where that is less."""
+    """The room for ``folder``, which need not exist: the file system's, or the quota's if that is less."""
     there = next(p for p in (folder, *folder.parents) if p.exists())
     stat = os.statvfs(there)
     free = stat.f_bavail * stat.f_frsize if stat.f_blocks else None
@@ -54,24 +54,24 @@ def space_left(folder: Path) -> SpaceLeft:
 
 @cache
 def site_quota() -> tuple[str, tuple[str, ...]]:
-    """The site's quota command, and what it prints; empty where there is none or it does not answer."""
+    """The site's quota command and its output; empty if there is none, or it does not answer."""
     try:
         site = profiles.find_site()
         return site.quota_command or "", tuple(quota.run_quota_command(site))
-    except (profiles.InputError, quota.NoAnswer):  # the doctor tells of both
+    except (profiles.InputError, quota.NoAnswer):  # the doctor reports both
         return "", ()
 
 
 def quota_lines() -> list[str]:
-    """What the site's quota command prints, to be shown: its format may be one that nobody can read."""
+    """The output of the site's quota command, for people: its format may be unknown."""
     command, lines = site_quota()
     return [f"quota by {command}:", *(f"  {line}" for line in lines)] if lines else []
 
 
 def check_disk_space(option: str, folder: Path, need: SpaceNeeded) -> None:
-    """Raise ConfigError, naming ``option``, where ``need`` does not fit into what is left for ``folder``.
+    """Raise ConfigError, naming ``option``, if ``need`` exceeds the room for ``folder``.
 
-    What the folder holds already counts as room: a resume writes over it.
+    The folder's present content counts as room, because a resumed run overwrites it.
     """
     room, (held_bytes, held_inodes) = space_left(folder), bytes_and_inodes(folder)
     free = None if room.bytes is None else room.bytes + held_bytes
@@ -98,7 +98,7 @@ def format_bytes(count: int) -> str:
 def bytes_and_inodes(folder: Path) -> tuple[int, int]:
     """Bytes and inodes of a folder."""
     found: list[os.stat_result] = []
-    for parent, folders, files in os.walk(folder):  # which passes over folders that go meanwhile, as rglob does not
+    for parent, folders, files in os.walk(folder):  # unlike rglob, it skips folders that vanish
         for name in folders + files:
             with contextlib.suppress(FileNotFoundError):  # another run renames its checkpoint into place
                 found.append(os.lstat(os.path.join(parent, name)))

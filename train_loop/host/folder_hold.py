@@ -1,4 +1,4 @@
-"""One writer a folder, wherever it lies: ``Lease`` for a study and for a full run. No torch here."""
+"""Hold a folder so that only this process writes to it: a ``Lease`` for a study or a full run. No torch here."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from bigbatch.train_loop.config import ConfigError
 
 
 class FolderHold:
-    """A folder that this process holds until ``close``, or until the process ends, however it ends."""
+    """A folder that this process holds until ``close``, or until the process ends in any way."""
 
     def __init__(self, lease: Lease, folder: Path) -> None:
         self._lease, self._folder = lease, folder
         self._pulse = Pulse(self._renew)
 
     def also(self, task: Callable[[], None]) -> None:
-        """Call ``task`` every few seconds, in the thread that says that this process lives."""
+        """Call ``task`` every few seconds, in the thread that renews the lease."""
         self._pulse.also(task)
 
     def close(self) -> None:
@@ -39,14 +39,16 @@ class FolderHold:
 
 
 def hold_folder(folder: Path, what: str, fix: str) -> FolderHold:
-    """Hold ``folder``. Raises ConfigError, with ``what`` as the rule and ``fix`` as what to do instead, where another
-    one holds it, or where it cannot be written."""
+    """Hold ``folder``. Raises ConfigError if another process or job holds it, or it cannot be written.
+
+    ``what`` names the folder in the message; ``fix`` says what to do instead.
+    """
     lease = Lease(folder)
     try:
         lease.take(say=lambda line: print(line, file=sys.stderr, flush=True))
     except StudyHeld as held:
         raise ConfigError(
-            f"{what} is written by one process at a time; {folder} is held by {held.words()}. {held.fix}, or {fix}."
+            f"only one process at a time may write {what}; {folder} is held by {held.words()}. {held.fix}, or {fix}."
         ) from None
     except OSError as error:
         raise ConfigError(
@@ -56,9 +58,9 @@ def hold_folder(folder: Path, what: str, fix: str) -> FolderHold:
 
 
 def end_process(reason: str) -> None:
-    """End this process like ``kill -9``, with one line: whatever it would still write, another one writes by now.
+    """End this process like ``kill -9``, with one line. It must write nothing more: another process writes here now.
 
-    Its Ray, and the processes that it has started, end with it.
+    Its Ray and the processes that it has started end with it.
     """
     show_cursor = "\x1b[?25h\n" if sys.stderr.isatty() else ""
     print(f"{show_cursor}error: {reason}.", file=sys.stderr, flush=True)

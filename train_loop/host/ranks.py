@@ -1,4 +1,4 @@
-"""Which of several training processes this one is, as ``torchrun`` or Slurm's ``srun`` say it.
+"""Find out which of several training processes this one is, from the variables of ``torchrun`` or Slurm's ``srun``.
 
 ``torchrun`` sets the variables that torch.distributed reads. Under ``srun`` they are derived from Slurm's,
 as IDRIS's idr_torch does (http://www.idris.fr/eng/jean-zay/gpu/jean-zay-gpu-torch-multi-eng.html): rank
@@ -16,14 +16,14 @@ from bigbatch.cluster.host.slurm_values import first_host, per_node, read_count
 from bigbatch.train_loop.config import ConfigError
 
 FIRST_PORT, PORTS = 15000, 5000
-"""Below what the kernel gives to clients, and away from the ports of a job's Ray cluster."""
+"""Below the ports that the kernel gives to clients, and different from those of a job's Ray cluster."""
 HOST_SUFFIX = "BIGBATCH_HOST_SUFFIX"
-"""Appended to the master's name, where a site's fast network has names of its own (JUWELS: ``i``)."""
+"""This variable's value is appended to the master's name if a site's fast network has other names (JUWELS: ``i``)."""
 
 
 @dataclass(frozen=True)
 class Launch:
-    """This process among those that were started together."""
+    """This process's place among the processes that were started together."""
 
     by: str
     """``torchrun`` or ``srun``."""
@@ -33,7 +33,7 @@ class Launch:
     on_node: int
     """Processes of this run on this node."""
     master: tuple[str, int] | None = None
-    """Host and port where ranks meet; None where torchrun has said it to torch already."""
+    """Host and port where ranks meet; None if torchrun has already given them to torch."""
 
     @property
     def nodes(self) -> int:
@@ -49,10 +49,10 @@ class Launch:
 
 
 def find_launch(env: Mapping[str, str] = os.environ) -> Launch | None:
-    """How this process was started together with others; None where it was started alone.
+    """How this process was started together with others; None if it was started alone.
 
-    An ``srun`` of one task counts as alone: it may be an interactive shell, or hold a Ray cluster's driver.
-    Raises ConfigError where the variables of torchrun or Slurm are not what those set.
+    An ``srun`` of one task counts as alone: it may be an interactive shell, or run a Ray cluster's driver.
+    Raises ConfigError if the variables of torchrun or Slurm are incomplete or wrong.
     """
     try:
         return _launched(env)
@@ -78,12 +78,12 @@ def _launched(env: Mapping[str, str]) -> Launch | None:
 
 
 def rendezvous_port(job_id: int, step_id: int) -> int:
-    """A port for the ranks' meeting, the same on all of them and another one for almost every other job step."""
+    """The port where the ranks meet: the same on all of them, and different for almost every other job step."""
     return FIRST_PORT + (job_id * 7 + step_id) % PORTS
 
 
 def tasks_on_this_node(env: Mapping[str, str]) -> int:
-    """Of ``SLURM_STEP_TASKS_PER_NODE``, e.g. ``4(x2),1``, what this node has."""
+    """This node's number of tasks in ``SLURM_STEP_TASKS_PER_NODE``, e.g. ``4(x2),1``."""
     counts = per_node(env.get("SLURM_STEP_TASKS_PER_NODE")) or [1]
     node = read_count(env.get("SLURM_NODEID")) or 0
     return counts[node] if node < len(counts) else counts[-1]

@@ -1,6 +1,6 @@
-"""The first signal saves, a Ctrl-C after it ends at once: for a search, a full run under Ray, and a rank without Ray.
+"""Handle stop signals: the first one saves, a later Ctrl-C ends at once. For searches, full runs and single ranks.
 
-A Slurm job (``cluster/job``) has another task with its signals. It asks Slurm what each one means, and decides then.
+A Slurm job (``cluster/job``) handles its signals in another way: it asks Slurm what each one means.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
-"""What asks a run to save and end: Ctrl-C, a batch system, a closed terminal, a time limit that is near."""
+"""Signals that ask a run to save and end: Ctrl-C, a batch system, a closed terminal, a near time limit."""
 SAVING = "stopping after this step, with a checkpoint; Ctrl-C again to stop at once\n"
 
 
 class StopSignals:
     """Calls ``asked`` at the first of the signals. A later Ctrl-C raises KeyboardInterrupt; other signals do nothing.
 
-    Use it as a context manager, which gives the signals back at its end, or ``take`` them to the process's end.
-    A child process that inherits the handler does nothing with it.
+    Use it as a context manager, which restores the handlers at its end; or ``take`` the signals until the process ends.
+    In a child process that inherits the handler, it does nothing.
 
     Args:
-        asked: is called once, in the signal's handler, with the signal's number.
-        signals: those to take. One that the process was started to ignore (``nohup``) stays ignored.
-        also_ignored: take those too, because whoever has started this process hands its own signals on.
-        same_signal_s: a Ctrl-C that follows the first signal so soon is the same one, which has come twice.
+        asked: called once, in the signal's handler, with the signal's number.
+        signals: the signals to handle. A signal that the process was started to ignore (``nohup``) stays ignored.
+        also_ignored: handle those too, because the parent process passes its own signals on.
+        same_signal_s: a Ctrl-C within this time after the first signal is the same one, received twice.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class StopSignals:
         self._before: dict[int, signal.Handlers | int | Callable[[int, FrameType | None], object] | None] = {}
         self._since = 0.0
         self.first: int | None = None
-        """The number of the first signal, None before it."""
+        """The number of the first signal; None before it."""
 
     def __enter__(self) -> StopSignals:
         self.take()
@@ -54,7 +54,7 @@ class StopSignals:
         self.give_back()
 
     def give_back(self) -> None:
-        """Put the handlers in place that were there before the first ``take``."""
+        """Restore the handlers from before the first ``take``."""
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
@@ -64,7 +64,7 @@ class StopSignals:
         return set(self._before)
 
     def take(self) -> None:
-        """Also a second time: Ray and libraries put handlers of their own in place."""
+        """Install the handlers; again after Ray or a library has replaced them."""
         for number in self._signals:
             if self._also_ignored or signal.getsignal(number) != signal.SIG_IGN:
                 handler = signal.signal(number, self._handle)
@@ -85,6 +85,6 @@ class StopSignals:
 
 
 def say_from_handler(text: str) -> None:
-    """Write to stderr from a signal handler: print() may be what was interrupted, and stderr may be gone."""
+    """Write to stderr from a signal handler. The signal may have interrupted print(), and stderr may be closed."""
     with contextlib.suppress(OSError):
         os.write(2, text.encode())

@@ -1,4 +1,4 @@
-"""What a run is refused for before anything expensive starts."""
+"""Checks of a run before anything expensive starts."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """``python train_loop/run.py --config best.json``: one full run of a configuration.
 
 Under Ray Train; or without Ray, with ``torchrun --nproc-per-node 2 train_loop/run.py --config best.json``
-or, in a Slurm job, ``srun python train_loop/run.py --config best.json``. The same command again resumes.
+or, in a Slurm job, ``srun python train_loop/run.py --config best.json``. Repeating the command resumes the run.
 ``--help`` lists the options.
 """
 
@@ -61,7 +61,7 @@ BAD_IMAGE = "data.on_bad_image"
 
 @dataclass(frozen=True)
 class RunPlan:
-    """What the command line asks for, checked, and which of its processes this is."""
+    """The checked command line, and this process's place among the run's processes."""
 
     config: TrainConfig
     workers: int
@@ -78,7 +78,7 @@ class RunPlan:
 
     @property
     def checkpoint_dir(self) -> Path:
-        """Where the checkpoints are: the latest one and the one before it."""
+        """The folder of the latest checkpoint and the one before it."""
         return self.output / "checkpoints"
 
 
@@ -118,7 +118,7 @@ def train_parser(prog: str) -> OneLineParser:
 
 
 def make_run_plan(argv: Sequence[str] | None, prog: str, launch: Launch | None) -> RunPlan:
-    """Check all that can be checked without torch. Raises ConfigError; SystemExit(2) for a bad option."""
+    """Check everything that needs no torch. Raises ConfigError; SystemExit(2) for a bad option."""
     args = train_parser(prog).parse_args(argv)
     source = recipe_path(args.recipe) if args.recipe else Path(args.config)
     changes = with_subset(parse_assignments([text for group in args.set for text in group]), args.subset)
@@ -145,7 +145,7 @@ def make_run_plan(argv: Sequence[str] | None, prog: str, launch: Launch | None) 
     digest = hashlib.sha256(config.outcome_json().encode()).hexdigest()[:8]
     output = Path(args.output) if args.output else Path("runs", "train", f"{source.stem}-{digest}")
     output = output.absolute() if args.loader_report else check_output(output.absolute(), config)
-    if not args.loader_report and (launch is None or launch.rank == 0):  # a quota command is asked once
+    if not args.loader_report and (launch is None or launch.rank == 0):  # call the quota command only once
         check_output_room(output, config, info)
     return RunPlan(
         config, workers, output, args.checkpoint_every_s, launch, args.stage, args.loader_report, scan, meeting
@@ -175,7 +175,7 @@ def look_together(data: DataConfig, launch: Launch | None) -> tuple[DataInfo, Fo
 
 
 def worker_count(asked: int | None, launch: Launch | None) -> int:
-    """Data-parallel workers: as asked for, or as torchrun or srun started them.
+    """The number of data-parallel workers: the requested one, or that of torchrun or srun.
 
     Raises ConfigError if these differ.
     """
@@ -191,7 +191,7 @@ def worker_count(asked: int | None, launch: Launch | None) -> int:
 
 
 def check_output(output: Path, config: TrainConfig) -> Path:
-    """The folder, if it can be written and holds no other run. Raises ConfigError."""
+    """The folder. Raises ConfigError if it cannot be written, or holds another run."""
     check_writable("--output", output)
     stored = output / "config.json"
     if stored.exists():
@@ -205,14 +205,14 @@ def check_output(output: Path, config: TrainConfig) -> Path:
 
 
 def check_output_room(output: Path, config: TrainConfig, info: DataInfo) -> None:
-    """Raise ConfigError where the results would not fit into what is left for them."""
+    """Raise ConfigError if there is not enough room for the results."""
     averaged = config.ema_decay > 0
     checkpoint = space_needed.checkpoint_bytes(config.model, info, config.optimizer.name, averaged=averaged)
     disk_space.check_disk_space("--output", output, space_needed.run_space_needed(checkpoint, config.epochs))
 
 
 def train_without_ray(task: RunPlan, launch: Launch) -> Sequence[EpochRecord]:
-    """This rank's part of the run; raises what ``train`` raises."""
+    """Train this rank's part of the run. Raises the errors of ``train``."""
     import torch
     import torch.distributed as dist
 
@@ -252,19 +252,19 @@ def train_without_ray(task: RunPlan, launch: Launch) -> Sequence[EpochRecord]:
 
 
 def gpu_of(launch: Launch, gpus: int) -> int:
-    """The GPU of this process among those that it sees. Raises ConfigError where there are too few."""
-    if launch.by == "srun" and gpus == 1:  # --gpus-per-task: each task sees its own alone
+    """The index of this process's GPU among those that it sees. Raises ConfigError if there are too few."""
+    if launch.by == "srun" and gpus == 1:  # --gpus-per-task: each task sees only its own GPU
         return 0
     if launch.on_node > gpus:
         fix = f"--nproc-per-node {gpus}" if launch.by == "torchrun" else f"--ntasks-per-node={gpus}"
         raise ConfigError(
-            f"a worker needs a GPU of its own; got {launch.on_node} workers on a node with {gpus}. Write {fix}."
+            f"each worker needs its own GPU; got {launch.on_node} workers on a node with {gpus}. Write {fix}."
         )
     return launch.local_rank
 
 
 def train_under_ray(task: RunPlan) -> Sequence[EpochRecord]:
-    """The whole run under Ray Train on this machine. Raises as ``full_run.fit``."""
+    """The whole run under Ray Train on this machine. Raises the errors of ``fit_full_run``."""
     from bigbatch.train_loop.launch.full_run import fit_full_run
 
     return fit_full_run(
@@ -295,21 +295,21 @@ def write_result(task: RunPlan, history: Sequence[EpochRecord]) -> Path:
 
 
 def make_output(task: RunPlan) -> FolderHold:
-    """The folder, with the configuration in it, and held. Raises ConfigError."""
+    """Make and hold the folder, and write the configuration into it. Raises ConfigError."""
     try:
         task.output.mkdir(parents=True, exist_ok=True)
         hold = hold_folder(task.output, "a run's folder", "write --output with another folder")
         write_text(task.output / "config.json", task.config.to_json())
     except OSError as error:
         raise ConfigError(
-            f"--output must be a folder that can be written; got {str(task.output)!r} ({error.strerror}). "
+            f"--output must be a writable folder; got {str(task.output)!r} ({error.strerror}). "
             "Write --output with another folder."
         ) from None
     return hold
 
 
 def announce(task: RunPlan) -> None:
-    """Print what is trained, how the batch is cut, and where the results go."""
+    """Print what is trained, how the batch is divided, and where the results go."""
     c, split = task.config, task.config.batch.split(task.workers)
     print(
         f"{c.model.name} on {c.data.name}, {c.epochs} epochs, {c.optimizer.name} at lr {c.optimizer.peak_lr:g}, global "
@@ -322,7 +322,7 @@ def announce(task: RunPlan) -> None:
 
 
 def typed_command(prog: str, argv: Sequence[str] | None, launch: Launch | None) -> str:
-    """What was typed, so that it can be typed again."""
+    """The command as the user typed it, to be repeated."""
     words = shlex.join(sys.argv[1:] if argv is None else argv)
     if launch is not None and launch.by == "torchrun":
         more = f"--nnodes {launch.nodes} " if launch.nodes > 1 else ""
@@ -345,7 +345,7 @@ def _main(argv: Sequence[str] | None) -> int:
     try:
         launch = find_launch()
         leads = launch is None or launch.rank == 0
-        # torchrun's first failing rank of a node should be one that speaks; srun's tasks share one terminal.
+        # With torchrun, the first failing rank of a node should print; the tasks of srun share one terminal.
         speaks = launch is None or (launch.local_rank if launch.by == "torchrun" else launch.rank) == 0
         task = make_run_plan(argv, prog, launch)
         if task.loader_report:
@@ -374,7 +374,7 @@ def _main(argv: Sequence[str] | None) -> int:
             raise
         line = str(error) if isinstance(error, DiskFull) else describe_full_disk(number, task.output)
         return _say(f"{prog}: failed: {line}. Make room, then: {typed_command(prog, argv, launch)}", 1, True)
-    except (ImageError, LoaderError) as error:  # met by one rank alone: nobody else can say it
+    except (ImageError, LoaderError) as error:  # only this rank knows it, so this rank must print
         return _say(f"{prog}: failed: {error}", 1, True)
     finally:
         if hold is not None:
@@ -385,5 +385,5 @@ def _say(line: str, code: int, speaks: bool) -> int:
     if speaks:
         print(line, file=sys.stderr, flush=True)
     else:
-        time.sleep(5)  # torchrun ends all ranks with the first that fails: let the one that speaks be it
+        time.sleep(5)  # torchrun ends all ranks after the first failure: let the printing rank fail first
     return code

@@ -1,4 +1,4 @@
-"""A full run under Ray Train on this machine: Ray is started for it, and ended with it."""
+"""A full run under Ray Train on this machine. It starts its own Ray and ends it."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def fit_full_run(
     stage_folder: str | None = None,
     scan: FolderScan | None = None,
 ) -> tuple[EpochRecord, ...]:
-    """A full run under Ray Train on this machine, a line an epoch. Resumes from ``output``.
+    """A full run under Ray Train on this machine. Prints a line for each epoch. Resumes from ``output``.
 
-    Returns the records of all epochs, also those from before a resume. ``scan``: as for ``train``.
+    Returns the records of all epochs, with those from before a resume. ``scan``: as for ``train``.
 
     Raises:
         ConfigError: anything that ``train`` refuses.
@@ -72,13 +72,13 @@ def fit_full_run(
 
 
 def _fit_or_stop(task: TrialTask, cpus: int, gpus: int, scan: FolderScan | None) -> None:
-    """Train while signals may ask for a stop. Returns if the run came to its end, else raises as ``fit_full_run``."""
+    """Train, and stop on a signal. Returns if the run came to its end; else raises as ``fit_full_run``."""
     task.stop_file.unlink(missing_ok=True)
     signals = StopSignals(lambda signum: _ask_to_stop(task.stop_file))
     try:
         with signals:
             end = _fit_on_own_ray(task, cpus, gpus, signals, scan)
-    except RayStartError:  # Ctrl-C in a terminal reaches Ray's processes too, and may end a start
+    except RayStartError:  # Ctrl-C in a terminal also reaches Ray's processes, and may end their start
         if signals.first is None:
             raise
         end = WorkersEnd(stopped=True)
@@ -99,8 +99,8 @@ def _fit_on_own_ray(task: TrialTask, cpus: int, gpus: int, signals: StopSignals,
     """Start Ray, train, end Ray. Returns what ``train_worker`` returned, or that the run was stopped."""
     output = task.log_file.parent
     with LocalRay(cpus, gpus, output / "ray.log") as connection:
-        signals.take()  # starting Ray has put its own handler for SIGTERM in place
-        (output / RECORDS_FILE).unlink(missing_ok=True)  # what is in the checkpoint is sent again
+        signals.take()  # starting Ray has replaced the handler for SIGTERM
+        (output / RECORDS_FILE).unlink(missing_ok=True)  # a resumed run sends the checkpoint's records again
         storage = Path(connection.token_path or output).parent / "train"
         print(f"Ray dashboard: {connection.dashboard_url} (token in {connection.token_path})", flush=True)
         leave_images(scan, storage)
@@ -108,7 +108,7 @@ def _fit_on_own_ray(task: TrialTask, cpus: int, gpus: int, signals: StopSignals,
 
 
 def _fit_until_stopped(task: TrialTask, signals: StopSignals) -> WorkersEnd:
-    """Run the trainer in a thread, so that signals stay ours: Ray's handler would end with code 0."""
+    """Run the trainer in a thread, so that signals reach us: Ray's handler would exit with code 0."""
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
 
@@ -153,7 +153,7 @@ def _fit_until_stopped(task: TrialTask, signals: StopSignals) -> WorkersEnd:
 
 
 def _cause(error: Exception) -> Exception:
-    """Of Ray's error, what a worker met itself, where that is one of ours; the others only lost touch with it."""
+    """The error of ours that a worker met, from Ray's error. Other workers only lost the connection to that worker."""
     failures = (getattr(error, "worker_failures", None) or {}).values()
     return next((met for met in failures if isinstance(met, ImageError | LoaderError | DiskFull)), error)
 

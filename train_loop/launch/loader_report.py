@@ -1,7 +1,7 @@
-"""``--loader-report``: how fast images come, how fast the model takes them, and what would help.
+"""``--loader-report``: measure the speed of the loader and of the model, and say what would help.
 
-The loader is timed by itself, in this process for its rate a core, and as configured; the model with one batch of
-the loader's again and again. What is measured is this machine as it is now, other load included.
+The loader is timed alone: in this process for its rate per core, and as configured. The model is timed with one
+batch of the loader, again and again. The rates are those of this machine now, with its other load.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ MEASURE_S = 4.0
 
 @dataclass(frozen=True)
 class ImageRates:
-    """Images a second."""
+    """Rates in images per second."""
 
     core: float
-    """Of the loader, a second of CPU time in one process."""
+    """The loader's rate in one process, per second of CPU time."""
     loader: float
     """As configured."""
     model: float
     workers: int
     """Loader processes."""
     cores: int
-    """That this worker may use."""
+    """CPU cores that this worker may use."""
 
 
 def print_report(config: TrainConfig, stage_folder: str | None = None, scan: FolderScan | None = None) -> None:
-    """Measure, and print what bounds the images a second and what would help."""
+    """Measure the rates; print what limits the images per second and what would help."""
     rates, device = measure_rates(config, stage_folder, MEASURE_S, scan)
     how = "decoding in the training process"
     if rates.workers:
         how = f"{rates.workers} loader process{'es' if rates.workers > 1 else ''}"
-    print(f"loader  {rates.loader:>8,.0f} images/s  {how}; {rates.core:,.0f} a core, {rates.cores} cores here")
+    print(f"loader  {rates.loader:>8,.0f} images/s  {how}; {rates.core:,.0f} per core, {rates.cores} cores here")
     print(f"model   {rates.model:>8,.0f} images/s  {config.model.name} on {device}, training")
     for line in loader_advice(rates, device.type):
         print(line)
@@ -63,7 +63,7 @@ def print_report(config: TrainConfig, stage_folder: str | None = None, scan: Fol
 def measure_rates(
     config: TrainConfig, stage_folder: str | None, seconds: float, scan: FolderScan | None = None
 ) -> tuple[ImageRates, torch.device]:
-    """Images a second of a core, of the loader and of the model, each alone for ``seconds``; and the device."""
+    """The rates of a core, of the loader and of the model, each measured alone for ``seconds``; and the device."""
     cores = cores_of_a_run(torch.cuda.device_count())
     if config.data.loader.workers == AUTO:
         config = config.replace_keys({"data.loader.workers": min(cores - 1, MAX_PROCESSES)})
@@ -90,7 +90,7 @@ def cores_of_a_run(gpus: int, env: Mapping[str, str] = os.environ) -> int:
 
 
 def _last_epoch(config: TrainConfig) -> int:
-    """Where images grow with the epochs they are largest in the last one."""
+    """The last epoch: if the image size grows, it has the largest images."""
     return config.epochs - 1
 
 
@@ -101,7 +101,7 @@ def _batches(run: Run, source: DataSource) -> Iterator[Batch]:
 
 
 def _rate(batches: Iterator[Batch], seconds: float, clock: Callable[[], float]) -> float:
-    """Without the first batch, which waits for processes to start."""
+    """Images per second, without the first batch, which waits for processes to start."""
     next(batches)
     began, images = clock(), 0
     while clock() - began < seconds:
@@ -125,7 +125,7 @@ def _model_rate(run: Run, step: list[Batch], seconds: float) -> float:
 
 
 def loader_advice(rates: ImageRates, device: str) -> list[str]:
-    """What bounds a run with these rates, and what would help."""
+    """Lines that say what limits a run with these rates, and what would help."""
     together = rates.loader
     if rates.workers == 0:  # decoding and training take turns
         together = 1 / (1 / rates.loader + 1 / rates.model)
@@ -162,5 +162,5 @@ def _more_processes(rates: ImageRates) -> list[str]:
 
 
 def _needed(rates: ImageRates) -> int:
-    """Loader processes for the model's rate, with room."""
+    """The number of loader processes for the model's rate, with a margin."""
     return max(math.ceil(SUPPLY_MARGIN * rates.model / rates.core), 1)

@@ -1,4 +1,4 @@
-"""Workers of a full run on this machine: how many there may be, and what each gets. Torch only where there are GPUs."""
+"""The workers of a full run on this machine: their highest number, and their resources. Loads torch only with GPUs."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ def check_workers_fit_machine(workers: int) -> None:
     unit, have = ("GPUs", gpus) if gpus else ("CPU cores", cpus)
     if workers > have:
         raise ConfigError(
-            f"--workers must be at most the {unit} there are; got {workers}, there are {have}. "
-            f"Write --workers {have} or fewer."
+            f"--workers must be at most {have}, the number of {unit}; got {workers}. Write --workers {have} or fewer."
         )
 
 
@@ -28,7 +27,7 @@ def worker_resources(workers: int, cpus: int, gpus: int) -> dict[str, float]:
 
 
 def local_gpu_count() -> int:
-    """Of this machine; torch, which takes a second to load, is asked only where there is a device file."""
+    """This machine's number of GPUs. Asks torch, which loads slowly, only if there is a device file."""
     if not accelerator_files():
         return 0
     import torch

@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 SMOOTHING = 0.9
 """Part of the old mean that the smoothed loss keeps at each step."""
 SAY_EVERY_S = 10.0
-"""Between two lines of progress where there is no terminal."""
+"""Time between two lines of progress without a terminal."""
 EXPLODED_LOSS_FACTOR = 4.0
-"""The test ends where the smoothed loss is so many times its minimum (fastai)."""
+"""The test ends when the smoothed loss is this many times its minimum (fastai)."""
 
 
 @dataclass(frozen=True)
 class RangeTestResult:
-    """What a range test saw, one entry a step, and what follows from it."""
+    """The measurements of a range test, one entry for each step, and its conclusions."""
 
     rates: tuple[float, ...]
     losses: tuple[float, ...]
@@ -56,7 +56,7 @@ class RangeTestResult:
     """Peak rate to start a search from: the geometric mean of ``steepest`` and ``minimum``, and at most
     ``minimum``/3. fastai's own rules, ``steepest`` and ``minimum``/10, are for runs without warmup."""
     exploded_at: float | None
-    """Rate that ended the test; None where the range ended first: then ``minimum`` is no more than a lower bound."""
+    """The rate that ended the test. None: the range ended first, and ``minimum`` is only a lower bound."""
 
 
 def default_range(optimizer: OptimizerConfig) -> tuple[float, float]:
@@ -75,8 +75,8 @@ def range_test(step: Callable[[float], float], first: float, last: float, steps:
     Args:
         step: takes one step at a rate and returns the loss before it.
 
-    Raises ValueError for a range that does not rise from above 0, or fewer than 10 steps, and where the loss is not
-    finite within the first 10 steps.
+    Raises ValueError if the range does not rise from above 0, there are fewer than 10 steps, or the loss is not finite
+    in the first 10 steps.
     """
     if not 0 < first < last < math.inf or steps < 10:
         raise ValueError(f"a range test rises from above 0 in at least 10 steps; got {first:g} to {last:g} in {steps}")
@@ -96,9 +96,7 @@ def range_test(step: Callable[[float], float], first: float, last: float, steps:
         losses.append(loss)
         smoothed.append(value)
     if len(rates) < 10:
-        raise ValueError(
-            f"the loss must be finite for 10 steps; got one that is not at rate {exploded_at}. Begin lower."
-        )
+        raise ValueError(f"the loss must be finite for 10 steps; it was not finite at rate {exploded_at}. Begin lower.")
     return _conclude(rates, losses, smoothed, exploded_at)
 
 
@@ -106,7 +104,7 @@ def _conclude(
     rates: list[float], losses: list[float], smoothed: list[float], exploded_at: float | None
 ) -> RangeTestResult:
     lowest = min(range(len(rates)), key=smoothed.__getitem__)
-    # Steps are even in log(rate). The first few, where the mean is of few losses, say little.
+    # Steps are even in log(rate). Ignore the first few: their mean comes from few losses.
     falls = {i: smoothed[i + 2] - smoothed[i - 2] for i in range(4, min(lowest, len(rates) - 3) + 1)}
     steep = min(falls, key=falls.__getitem__) if falls else lowest
     minimum, steepest = rates[lowest], rates[steep]
@@ -132,7 +130,7 @@ def lr_find(
 ) -> RangeTestResult:
     """The range test of ``config`` on this process's device, from its initial weights; nothing is kept.
 
-    ``say`` is told of each step, counted from 1, with its rate and its loss. ``scan``: see ``train``.
+    ``say`` gets each step's number, from 1, its rate and its loss. ``scan``: see ``train``.
     Global batch, loss, momentum and weight decay are the configuration's; its schedule is not used.
     Raises what ``range_test`` and ``train`` raise.
     """
@@ -260,7 +258,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "bigbatch lr-find") -> i
 
 
 class RangeTestProgress:
-    """Says on stderr how far the test is: a line that is drawn anew on a terminal, else one every ``SAY_EVERY_S``."""
+    """Shows the test's progress on stderr: a line that is redrawn on a terminal, else a line every ``SAY_EVERY_S``."""
 
     def __init__(self, steps: int, out: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._steps, self._out, self._clock = steps, out or sys.stderr, clock
@@ -282,7 +280,7 @@ class RangeTestProgress:
 
     def __exit__(self, *_: object) -> None:
         if self._drawn:
-            print(file=self._out)  # what is said next begins a line
+            print(file=self._out)  # the next message begins a new line
 
 
 def _task(args: argparse.Namespace) -> tuple[TrainConfig, FolderScan | None, Path]:
@@ -317,12 +315,12 @@ def _write(config: TrainConfig, finding: RangeTestResult, output: Path) -> None:
     title = f"{o.name}, batch {config.batch.global_size}, {config.model.name} on {config.data.name}"
     write_text(output / "lr_find.svg", svg(finding, title))
     print(title)
-    print(f"loss falls fastest at lr {finding.steepest:.3g}, is lowest at {finding.minimum:.3g}", end="")
+    print(f"the loss falls fastest at lr {finding.steepest:.3g}, is lowest at {finding.minimum:.3g}", end="")
     if finding.exploded_at is None:
         print("; it never exploded: widen the range with --last")
     else:
         print(f", explodes at {finding.exploded_at:.3g}")
     print(f"suggested peak lr {finding.suggestion:.3g}: --set peak_lr={finding.suggestion:.3g}")
     if finding.exploded_at is not None:
-        print(f"a search around it: bigbatch tune --prior-from {output / 'lr_find.json'}")
+        print(f"to search around it: bigbatch tune --prior-from {output / 'lr_find.json'}")
     print(f"curve in {output / 'lr_find.svg'}, numbers in {output / 'lr_find.json'}")

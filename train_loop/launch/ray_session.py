@@ -1,8 +1,8 @@
-"""Ray for one search or one run: an own local cluster that leaves nothing behind, or one that exists already.
+"""Ray for one search or one run: start a private local cluster that leaves nothing behind, or join a running one.
 
-The local cluster is private: token authentication, a 0700 folder of its own for Ray's files, the
-dashboard on loopback, ``RAY_ADDRESS`` known before the first process starts. It is the child of
-this process, ends with it (also after ``kill -9``) and touches no other cluster on the machine.
+The local cluster has token authentication, its own folder with mode 0700 for Ray's files, a dashboard on loopback, and
+a ``RAY_ADDRESS`` that is known before the first process starts. It is a child of this process, ends with it (also after
+``kill -9``) and touches no other cluster on the machine.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ SEARCH_ENV = {
     "PYTHONSAFEPATH": "1",  # `python -c`, which starts spawned processes, must not look into the current folder
 }
 OTHER_CLUSTER_VARIABLES = ("RAY_NAMESPACE", "RAY_TMPDIR", "RAY_JOB_CONFIG_JSON_ENV_VAR", "RAY_REDIS_ADDRESS")
-"""Settings of a cluster that the user has elsewhere: they would be taken for this one's."""
+"""Settings of another cluster of the user. Ray would apply them to this one."""
 
 
 @dataclass(frozen=True)
@@ -111,11 +111,11 @@ class LocalRay:
                 os.environ[name] = value
 
     def _without_room(self, error: BaseException) -> str:
-        """The temporary folder's file system, where ``error`` may be of its being full; else empty."""
+        """The temporary folder's file system in words, if it is full and may have caused ``error``; else empty."""
         assert self.folder is not None
         number = full_errno(error)
         if number is None and isinstance(error, RayStartError) and free_bytes(self.folder) < LEAST_ROOM_BYTES:
-            number = FULL  # Ray's processes die of it without a word
+            number = FULL  # Ray's processes die of it without a message
         return describe_full_disk(number, self.folder) if number is not None else ""
 
     def _start(self) -> RayConnection:
@@ -139,14 +139,14 @@ class LocalRay:
         last = ""
         for _ in range(START_ATTEMPTS):
             port = free_port()
-            # Ray replaces a loopback address by the host's own, so it is asked for that one.
+            # Ray replaces a loopback address by the host's own, so ask Ray for that one.
             host = ray.util.get_node_ip_address()
             address = f"{host}:{port}"
             self._set_env({"RAY_ADDRESS": address, "RAY_GCS_SERVER_PORT": str(port)})
             self._set_env(no_proxy_variables([host], os.environ))
             try:
                 return self._init(address, token)
-            except Exception as error:  # the port was taken meanwhile; Ray raises bare Exceptions too
+            except Exception as error:  # another program took the port; Ray also raises bare Exceptions
                 last = (str(error).strip() or type(error).__name__).splitlines()[0]
                 ray.shutdown()
         kept = self._log_file.with_name("ray-start")
@@ -189,11 +189,11 @@ class LocalRay:
 
 @contextlib.contextmanager
 def _own_process_groups() -> Iterator[None]:
-    """Processes that Ray starts within it lead groups of their own.
+    """Within the block, processes that Ray starts lead their own process groups.
 
     A terminal's Ctrl-C or hang-up, ``timeout`` and ``kill -- -PGID`` signal the whole group of the driver.
-    Ray's processes would die of it before trials have saved. They still end with the driver: Ray has the
-    kernel tell them. ``ConsolePopen`` is a private name of Ray; without it they stay in the driver's group.
+    Ray's processes would die of it before trials have saved. They still end with the driver: the kernel signals them.
+    ``ConsolePopen`` is a private name of Ray; without it they stay in the driver's group.
     """
     from ray._private import services
 
@@ -253,7 +253,7 @@ class JoinedRay:
 
 
 def check_reachable(address: str) -> None:
-    """Raise ConfigError where nobody listens at ``address``: Ray itself would try for minutes."""
+    """Raise ConfigError if nothing listens at ``address``: Ray itself would try for minutes."""
     target = os.environ.get("RAY_ADDRESS", "") if address == "auto" else address
     if not target or target == "auto":  # Ray looks for a cluster of this machine
         return
@@ -277,11 +277,11 @@ def _inherited() -> dict[str, str]:
 
 
 def own_path_only() -> object:
-    """A ``JobConfig`` with which workers import what PYTHONPATH and the installation say, and nothing else.
+    """A ``JobConfig`` with which workers import only from PYTHONPATH and the installation.
 
-    Ray puts the driver's current folder, and its script's, before everything else on the path of each worker. There
-    a user's ``tune.py`` or ``torch.py`` would be taken for ours or the library's. Ray leaves both out where the job
-    has a working folder of its own; that is asked by a private name, without which Ray does as before.
+    Ray puts the driver's current folder and its script's folder first on the path of each worker. A ``tune.py`` or
+    ``torch.py`` there would replace ours or the library. Ray leaves both folders out if the job has its own working
+    folder. A private method answers that question; if Ray renames it, Ray behaves as before.
     """
     from ray.job_config import JobConfig
 
@@ -313,7 +313,7 @@ def _bases() -> list[str]:
 
 
 def remove_stale_folders() -> None:
-    """Folders of earlier searches of this user that were killed before they could clean up."""
+    """Remove the folders of this user's searches that were killed before they could clean up."""
     private_folder.remove_stale(pattern=f"{PREFIX}{private_folder.TAIL}", candidates=_bases())
 
 
@@ -325,7 +325,7 @@ def free_port() -> int:
 
 
 def send_ray_logs_to(path: Path) -> None:
-    """Messages of Ray's libraries in this process go to a file, not into the person's table."""
+    """Send messages of Ray's libraries in this process to a file, not into the live table."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handler = LogFile(path, delay=True, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))

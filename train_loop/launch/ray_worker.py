@@ -1,4 +1,4 @@
-"""The training loop under Ray Train: what each ``TorchTrainer`` worker runs, in a search and in a full run alike."""
+"""The training loop under Ray Train: the function of each ``TorchTrainer`` worker, in searches and in full runs."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     import torch
 
 RECORDS = "records"
-"""Metric that holds the epoch records of one report, oldest first (several after a resume)."""
+"""The metric with the epoch records of one report, oldest first (several after a resume)."""
 FAILURE = "failure"
-"""Metric that holds why a run cannot go on."""
+"""The metric with the reason why a run cannot continue."""
 
 
 class RayReporter:
@@ -45,7 +45,7 @@ class RayReporter:
     Args:
         stop_file: once it exists, the run stops after the current step, with a checkpoint.
         records_file: gets a JSON line a record, for a driver that Ray's reports do not reach.
-        progress: of rank 0, gets how far the epoch is.
+        progress: rank 0's file for the progress within an epoch.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class RayReporter:
         self._preemption_noticed = False
 
     def steps_done(self, epoch: int, step: int, steps: int, images_per_step: int) -> None:
-        """Note how far the epoch is, for those who watch."""
+        """Write the progress within the epoch, for the displays."""
         if self._progress is not None:
             self._progress.steps_done(epoch, step, steps, images_per_step)
 
@@ -69,14 +69,14 @@ class RayReporter:
         self._send([record])
 
     def resumed(self, history: Sequence[EpochRecord]) -> None:
-        """Send all that is in the checkpoint again: a report may have been lost with the process."""
+        """Send the checkpoint's records again: a report may have been lost with the process."""
         if history:
             self._log.info("resumed after epoch %d", history[-1].epoch)
             self._note({RESUMED: len(history)})
             self._send(history)
 
     def noted(self, texts: Sequence[str]) -> None:
-        """Send what the driver should tell the user."""
+        """Send warnings that the driver should show to the user."""
         import ray.train
 
         for text in texts:
@@ -85,8 +85,8 @@ class RayReporter:
         ray.train.report({RECORDS: [], NOTES: list(texts)})
 
     def checkpoint_requested(self) -> bool:
-        """True once, when Ray says that a node of this run is about to be taken away."""
-        # Ray tells each rank; its public call would be a collective, here the local note is enough.
+        """True once, when Ray announces that a node of this run will be removed."""
+        # Ray tells each rank. Its public call would be a collective; the local note is enough here.
         from ray.train.v2._internal.execution.context import get_train_context
 
         noticed = get_train_context().preemption_context.preemption_info is not None
@@ -118,10 +118,10 @@ def train_worker(handed: dict[str, object]) -> WorkersEnd:
         handed: a ``TrialTask``, as the plain dict that Ray Train carries.
 
     Returns:
-        How the run ended: to its end, on request, or with a reason why this configuration cannot be trained. Reasons
-        that all ranks meet are returned, not raised: Ray would start the workers again, to meet the same end. What one
-        rank alone may meet is raised, so that the others are not left waiting for it; where that is a bad image, the
-        workers that Ray then starts return it.
+        How the run ended: complete, on request, or with a reason why this configuration cannot be trained. A reason
+        that all ranks meet is returned, not raised: Ray would start the workers again, with the same result. An
+        error that one rank alone may meet is raised, so that the others do not wait for it. After a bad image, the
+        workers that Ray then starts return it as the reason.
     """
     import ray.train.torch
 
@@ -133,8 +133,8 @@ def train_worker(handed: dict[str, object]) -> WorkersEnd:
     reporter = _make_reporter(task, context.get_world_rank(), log)
     _use_cores()
     device = ray.train.torch.get_device()
-    # Asked before data and model are there: a search that has seconds to end must not wait for those of a trial that
-    # has only begun. All ranks decide alike.
+    # Check before loading data and model: a search that must end within seconds cannot wait for a trial that has only
+    # begun. All ranks decide alike.
     world = World.current(device)
     if world.max([float(reporter.stop_requested())])[0]:
         log.info("stopped on request before the first step")
@@ -156,7 +156,7 @@ def train_worker(handed: dict[str, object]) -> WorkersEnd:
 
 
 def _make_reporter(task: TrialTask, rank: int, log: logging.Logger) -> RayReporter:
-    """Rank 0's writes the files that others read while the epoch runs."""
+    """The reporter of this rank. Rank 0's also writes the files that others read during an epoch."""
     if rank != 0:
         return RayReporter(log, task.stop_file)
     progress = ProgressFile(progress_file(task.log_file))
@@ -187,14 +187,14 @@ def _end_of_all_ranks(error: Exception, task: TrialTask, workers: int) -> Worker
         return WorkersEnd(failure)
     if workers == 1 and isinstance(error, torch.OutOfMemoryError | ImageError | DiskFull):
         return WorkersEnd(failure)
-    if isinstance(error, ImageError):  # the others wait for this rank, so Ray must end them; then all return it
+    if isinstance(error, ImageError):  # the other ranks wait for this one, so Ray must end them; then all return it
         with contextlib.suppress(OSError):
             write_text(task.failure_file, failure)
     return None
 
 
 def _use_cores() -> None:
-    """Loader processes by what Ray has assigned; threads as Ray sets them to that too, unless the user has."""
+    """Let loader processes and threads use the cores that Ray has assigned, unless the user has set the threads."""
     import ray
     import torch
 
@@ -214,7 +214,7 @@ def _read_failure(task: TrialTask) -> str:
 
 
 def _trial_log(path: Path, rank: int) -> logging.Logger:
-    """A log of the trial's own in the study's folder; other ranks than 0 only log errors there."""
+    """The trial's log in the study's folder. Ranks other than 0 only log errors there."""
     log = logging.getLogger(f"bigbatch.{path.parent.parent.name}.{path.stem}.{rank}")
     if not log.handlers:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -223,7 +223,7 @@ def _trial_log(path: Path, rank: int) -> logging.Logger:
         log.addHandler(handler)
         log.setLevel(logging.INFO if rank == 0 else logging.ERROR)
         log.propagate = False
-    # The package's own words, of any rank: which images were bad. A process of Ray's may serve several trials.
+    # The package's own messages on any rank: which images were bad. One Ray process may serve several trials.
     package = logging.getLogger("bigbatch.train_loop")
     package.handlers[:], package.propagate = log.handlers, False
     package.setLevel(logging.WARNING)

@@ -1,4 +1,5 @@
-"""The lines that rank 0 of a full run writes for its driver, which Ray's reports do not reach, and their printer."""
+"""The lines that rank 0 of a full run writes for its driver, and their printer. Ray's reports do not reach the
+driver."""
 
 from __future__ import annotations
 
@@ -12,13 +13,13 @@ from bigbatch.train_loop.progress import ProgressLines, read_progress
 from bigbatch.train_loop.reporter import EpochRecord, PrintReporter
 
 RESUMED = "resumed_after"
-"""Key of the line in ``records_file`` that says how many epochs the checkpoint held."""
+"""Key of the line in ``records_file`` with the number of epochs in the checkpoint."""
 NOTES = "notes"
-"""Key of a line, and metric of Ray's reports, that holds what nodes have met and a person should know."""
+"""Key of a line, and metric of Ray's reports, with the nodes' warnings for the user."""
 
 
 class RecordPrinter:
-    """Prints the records that workers have written since it last looked, each epoch once; in long ones their steps."""
+    """Prints new records of the workers, each epoch once, and the steps within long epochs."""
 
     def __init__(self, path: Path, progress: Path) -> None:
         self._path, self._progress = path, progress
@@ -26,10 +27,10 @@ class RecordPrinter:
         self._reporter = PrintReporter()
         self._lines = ProgressLines()
         with contextlib.suppress(OSError):
-            progress.write_text("")  # workers write it only where it is
+            progress.write_text("")  # workers write only to an existing file
 
     def close(self) -> None:
-        """Remove the file that says how far the epoch is."""
+        """Remove the progress file."""
         self._progress.unlink(missing_ok=True)
 
     def print_new(self) -> None:
@@ -53,7 +54,7 @@ class RecordPrinter:
 
 
 def read_lines(path: Path) -> list[dict[str, object]]:
-    """The whole lines of a records file, oldest first; none where there is no file."""
+    """The complete lines of a records file, oldest first; empty if there is no file."""
     text = path.read_text() if path.exists() else ""
     return [
         json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")
@@ -61,6 +62,6 @@ def read_lines(path: Path) -> list[dict[str, object]]:
 
 
 def records_of(lines: list[dict[str, object]]) -> dict[int, EpochRecord]:
-    """Records by epoch, rising; of an epoch that was trained twice, the later one."""
+    """Epoch → record, in rising order. For an epoch that was trained twice, the later record."""
     records = [EpochRecord.from_dict(line) for line in lines if "epoch" in line]
     return {record.epoch: record for record in sorted(records, key=lambda record: record.epoch)}

@@ -1,4 +1,4 @@
-"""A run without Ray that saves before it ends by a signal."""
+"""A reporter for runs without Ray: a signal makes the run save before it ends."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class StopOnSignal(PrintReporter):
     """Ctrl-C stops the run after the current step, with a checkpoint; a later second one at once.
 
     Args:
-        rank: of this process; rank 0 speaks.
-        signals: what stops the run. torchrun ends the ranks that are left with SIGTERM once one has
-            failed: there it must not be taken for a request.
+        rank: rank of this process; only rank 0 prints.
+        signals: the signals that stop the run. If a rank fails, torchrun ends the others with SIGTERM; under torchrun
+            SIGTERM is therefore no stop request.
     """
 
     def __init__(self, rank: int, signals: Sequence[int] = (signal.SIGINT,)) -> None:
@@ -27,7 +27,7 @@ class StopOnSignal(PrintReporter):
 
     @property
     def signum(self) -> int | None:
-        """The signal that stops the run; None where none has come."""
+        """The signal that stops the run; None if none has come."""
         return self._signals.first
 
     def stop_requested(self) -> bool:

@@ -1,4 +1,4 @@
-"""What the processes of a trial, or of a full run, are handed; and what they hand back at the end.
+"""The input of the processes of a trial or full run, and their result at the end.
 
 Ray Tune and Ray Train carry plain dicts between processes. ``TrialTask.to_dict`` and ``from_dict`` stand at that one
 boundary; on both sides of it there is the frozen record.
@@ -33,11 +33,11 @@ class TrialTask:
     """Everything that the workers of one trial need: what to train, with how much, and which files are theirs."""
 
     name: str
-    """Of the Train run; the same after a restart."""
+    """Name of the Train run; the same after a restart."""
     config: TrainConfig
     workers: int
     worker_resources: Mapping[str, float]
-    """That Ray reserves for each worker, such as ``{"CPU": 4.0, "GPU": 1.0}``."""
+    """Resources that Ray reserves for each worker, such as ``{"CPU": 4.0, "GPU": 1.0}``."""
     restarts: int
     """How often Ray starts the workers again after one of them died."""
     ray_storage: Path
@@ -45,19 +45,19 @@ class TrialTask:
     checkpoint_dir: Path
     checkpoint_every_s: float
     log_file: Path
-    """Rank 0 writes it."""
+    """The log file, written by rank 0."""
     stop_file: Path
-    """Once it exists, the workers stop after their current step, with a checkpoint."""
+    """When this file exists, the workers stop after their current step, with a checkpoint."""
     stage_folder: str | None = None
     """Where nodes keep a copy of the data; None for no copy."""
     records_file: Path | None = None
-    """Of a full run: rank 0 writes a JSON line there for each epoch."""
+    """In a full run, rank 0 writes a JSON line to this file for each epoch."""
 
     @property
     def failure_file(self) -> Path:
-        """Where a rank leaves why the run cannot go on, for the workers that Ray starts next.
+        """The file in which a rank writes why the run cannot continue, for the workers that Ray starts next.
 
-        Whoever starts a trainer removes it first.
+        The code that starts a trainer removes it first.
         """
         return self.log_file.with_suffix(".failure")
 
@@ -107,12 +107,12 @@ class TrialTask:
 
 @dataclass(frozen=True)
 class WorkersEnd:
-    """How the workers of a trial or of a full run ended, where no process died."""
+    """How the workers of a trial or full run ended, if no process died."""
 
     failure: str | None = None
-    """Why the run cannot go on."""
+    """Why the run cannot continue."""
     stopped: bool = False
-    """It ended early, with a checkpoint, because it was asked to."""
+    """Whether it ended early on request, with a checkpoint."""
 
 
 class _Values:

@@ -1,4 +1,4 @@
-"""A run put together: data, model, optimizer and scaler, as fresh or as a checkpoint left them."""
+"""Assemble a run: data, model, optimizer and scaler, new or from a checkpoint."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from bigbatch.train_loop.reporter import Reporter, report_notes
 
 @dataclass
 class Run:
-    """All parts of a run that is under way."""
+    """All parts of a running run."""
 
     config: TrainConfig
     world: World
@@ -60,12 +60,12 @@ class Run:
 
     @property
     def model(self) -> nn.Module:
-        """Without DDP: what is validated and saved."""
+        """The model without DDP, as it is validated and saved."""
         return self.step.model
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
-        """With its state, as checkpoints hold it."""
+        """The optimizer with its state, as checkpoints hold it."""
         return self.step.optimizer
 
     @property
@@ -75,7 +75,7 @@ class Run:
 
     @property
     def scaler(self) -> GradScaler:
-        """Of fp16 gradients; switched off in other precisions."""
+        """The scaler of fp16 gradients; switched off in other precisions."""
         return self.step.scaler
 
 
@@ -87,7 +87,7 @@ def set_up(
     stage_folder: str | None = None,
     scan: FolderScan | None = None,
 ) -> Run:
-    """Data, model, optimizer and scaler, as fresh or as the checkpoint left them.
+    """Set up data, model, optimizer and scaler, new or from the checkpoint.
 
     Raises:
         ConfigError: the configuration suits neither the data nor the device, or the checkpoint is of another run.
@@ -96,21 +96,21 @@ def set_up(
     world = World.current(_made_ready(device))
     source = _open(config, stage_folder, world, reporter, scan)
     split = _split(config, source, world)
-    source.steps_per_epoch(split.global_size)  # raises where there is none
+    source.steps_per_epoch(split.global_size)  # raises ConfigError if there is none
     run = _fresh(config, reporter, checkpoints, world, source, split)
     content = _load(checkpoints, config, source, world)
     if content:
         _check_steps(content.get("steps_per_epoch", run.steps_per_epoch), run.steps_per_epoch)
         _resume(run, content)
     called = _compiled(run.model, config, source.info) if config.model.compile else run.model
-    parallel = _parallel(called, world)  # after the weights were read: it copies rank 0's to all
+    parallel = _parallel(called, world)  # after reading the weights: it copies rank 0's to all ranks
     run.step = dataclasses.replace(run.step, parallel=parallel)
     run.norms.watch(parallel)
     return run
 
 
 def _made_ready(device: torch.device) -> torch.device:
-    """The device with its number, made the current one before anything is computed, the memory probe included."""
+    """The device with its number. It becomes the current one before any computation, also before the memory probe."""
     if device.type != "cuda":
         return device
     if device.index is None:
@@ -151,7 +151,7 @@ def _fresh(
 
 
 def _fresh_step(config: TrainConfig, source: DataSource, device: torch.device) -> TrainStep:
-    """The network and all that changes its weights. Raises ConfigError for SyncBatchNorm on a CPU."""
+    """The network and everything that changes its weights. Raises ConfigError for SyncBatchNorm on a CPU."""
     if config.model.sync_bn and device.type == "cpu":
         raise ConfigError("SyncBatchNorm needs GPUs; got model.sync_bn=true on CPUs. Write model.sync_bn=false.")
     torch.manual_seed(config.seed)
@@ -171,12 +171,12 @@ def _fresh_step(config: TrainConfig, source: DataSource, device: torch.device) -
 
 
 def _resume(run: Run, content: Mapping[str, Any]) -> None:
-    """Take over all that a checkpoint holds."""
+    """Take over the content of a checkpoint."""
     progress = run.progress = RunState(**content["progress"])
     run.resumed_from_epoch = progress.epoch
     run.model.load_state_dict(content["model"])
     _load_optimizer(run.optimizer, content["optimizer"])
-    if content["scaler"]:  # none where the run began on a device that needs no scaling
+    if content["scaler"]:  # empty if the run began on a device without scaling
         run.scaler.load_state_dict(content["scaler"])
     if run.average:
         run.average.load(content["average"])
@@ -217,7 +217,7 @@ def _open(
 
 
 def _split(config: TrainConfig, source: DataSource, world: World) -> BatchSplit:
-    """How the batch is cut, with the bound that the smallest of the workers' devices has, where it is measured."""
+    """The division of the batch. A measured bound is that of the smallest device of all workers."""
     batch = config.batch
     if batch.max_micro_size == 0 and batch.micro_size == 0:
         precision = choose_precision(config.precision, world.device)
@@ -227,12 +227,12 @@ def _split(config: TrainConfig, source: DataSource, world: World) -> BatchSplit:
 
 
 def _compiled(model: nn.Module, config: TrainConfig, info: DataInfo) -> nn.Module:
-    """The model as training calls it. Validation does not: its batches have other sizes, and precise
-    BatchNorm's hooks must see each layer.
+    """The compiled model for training. Validation does not use it: its batches have other sizes, and the hooks of
+    precise BatchNorm must see each layer.
 
-    Each image size, and a smaller last step, has a graph of its own: at the second size that it meets torch would else
-    make one for any size, which is slower. At 8 graphs of a function, those of a process's earlier runs counted, torch
-    compiles no more and says so in its log alone: this run's graphs are counted by themselves, and as many as it needs.
+    Each image size, and a smaller last step, gets its own graph. Otherwise torch would make one graph for any size at
+    the second size, which is slower. After 8 graphs of a function, counted over all runs of a process, torch stops
+    compiling and only logs it. So this run's graphs are counted separately, and as many as it needs are allowed.
     """
     sizes = {train_image_size(config.data, info.image_size, epoch) for epoch in range(config.epochs)}
     shapes = len(sizes) * (1 if config.data.drop_last else 2)
@@ -252,7 +252,7 @@ def _parallel(model: nn.Module, world: World) -> nn.Module:
 
 
 def choose_precision(choice: str, device: torch.device) -> str:
-    """What ``auto`` means on a device: bf16 where it computes in it, fp16 on older GPUs, off on CPUs."""
+    """The precision for ``auto`` on a device: bf16 if the GPU supports it, fp16 on older GPUs, off on CPUs."""
     if choice != "auto":
         return choice
     if device.type != "cuda":
@@ -261,7 +261,7 @@ def choose_precision(choice: str, device: torch.device) -> str:
 
 
 def _load(checkpoints: CheckpointFolder, config: TrainConfig, source: DataSource, world: World) -> Content | None:
-    """The checkpoint to resume from, on all ranks the same one; what any rank finds wrong, all raise."""
+    """The checkpoint to resume from, the same on all ranks. If one rank finds an error, all raise it."""
     content: Content | None = None
     error: Exception | None = None
     try:
@@ -286,7 +286,7 @@ def _load(checkpoints: CheckpointFolder, config: TrainConfig, source: DataSource
 def _load_optimizer(optimizer: torch.optim.Optimizer, state: StateDict) -> None:
     try:
         optimizer.load_state_dict(state)
-    except ValueError as error:  # such as a ConvNeXt's from before its layer_scale was without decay
+    except ValueError as error:  # e.g. a ConvNeXt checkpoint from before layer_scale had no decay
         raise CheckpointError(
             f"the checkpoint's optimizer must have this version's groups of parameters ({error}). "
             "Resume with the version that wrote it, or begin in another folder."
@@ -294,7 +294,7 @@ def _load_optimizer(optimizer: torch.optim.Optimizer, state: StateDict) -> None:
 
 
 def _check_steps(before: int, now: int) -> None:
-    """The schedule counts them. Raise ConfigError where a resumed run would have others."""
+    """Raise ConfigError if a resumed run has another number of steps per epoch: the schedule counts them."""
     if before != now:
         raise ConfigError(
             f"a resumed run must have as many steps an epoch as before, {before}; got {now}: with data.drop_last=false "

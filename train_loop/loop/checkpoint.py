@@ -1,12 +1,12 @@
-"""Checkpoints: all that a run needs to go on as if it had never stopped, written whole or not at all.
+"""Checkpoints hold everything that a run needs to continue as if it had never stopped. They are written atomically.
 
 A checkpoint is a dict: ``format``, ``config`` (TrainConfig's dict), ``data`` (sizes of the data
 set), ``model``, ``optimizer``, ``scaler`` (state dicts), ``progress`` (``Progress``'s dict), and with
 ``ema_decay`` ``average`` (``WeightAverage.tensors``).
 
-There is no generator state in it: the order of images, their augmentation and the seed of each
-micro-batch are functions of (seed, epoch, step), so the position is enough, for any number of ranks.
-The learning rate is a function of ``optimizer_steps`` in the same way.
+It contains no generator state: the order of images, their augmentation and the seed of each micro-batch are
+functions of (seed, epoch, step), so the position is enough, for any number of ranks. The learning rate is a
+function of ``optimizer_steps``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from bigbatch.train_loop.errors import CheckpointError
 from bigbatch.train_loop.host.disk_full import NO_ROOM, DiskFull, describe_full_disk, full_errno
 
 Content = dict[str, Any]
-"""What a checkpoint holds, by name: plain values, and state dicts as torch makes them."""
+"""The content of a checkpoint, by name: plain values, and torch's state dicts."""
 
 FORMAT = 1
 LATEST, PREVIOUS = "latest.pt", "previous.pt"
@@ -37,24 +37,24 @@ LATEST, PREVIOUS = "latest.pt", "previous.pt"
 
 @dataclass
 class RunState:
-    """Where a run stands."""
+    """The position of a run."""
 
     epoch: int = 0
     """Finished epochs."""
     step: int = 0
-    """Steps of the unfinished epoch that are done, skipped ones included: the sampler's position."""
+    """Finished steps of the unfinished epoch, with skipped ones: the sampler's position."""
     optimizer_steps: int = 0
     skipped_steps: int = 0
     learning_rate: float = 0.0
-    """Of the last step."""
+    """Learning rate of the last step."""
     sums: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
-    """Of the unfinished epoch over all ranks: see ``metrics.NAMES``."""
+    """Sums of the unfinished epoch over all ranks: see ``metrics.NAMES``."""
     gradient_norms: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
-    """Of the unfinished epoch over all ranks: see ``noise_scale.GradientNorms``."""
+    """Gradient norms of the unfinished epoch over all ranks: see ``noise_scale.GradientNorms``."""
     bad_images: int = 0
-    """Of the unfinished epoch over all ranks."""
+    """Bad images of the unfinished epoch on all ranks."""
     seconds: dict[str, float] = field(default_factory=dict)
-    """Of the unfinished epoch: see ``chronometer.PARTS``."""
+    """Times of the unfinished epoch: see ``chronometer.PARTS``."""
     history: list[dict[str, float | None]] = field(default_factory=list)
     """Records of the finished epochs, as dicts."""
 
@@ -71,7 +71,7 @@ class CheckpointFolder:
         self._last = time.monotonic()
 
     def due(self, *, within_epoch: bool) -> bool:
-        """``every_s`` have passed since the last checkpoint, or since the start; 0 = at epochs' ends only."""
+        """Whether ``every_s`` have passed since the last checkpoint or the start; 0: only at the end of an epoch."""
         if self.folder is None or (within_epoch and self._every_s <= 0):
             return False
         return time.monotonic() - self._last >= self._every_s
@@ -81,9 +81,9 @@ class CheckpointFolder:
         self._last = time.monotonic()
 
     def save(self, content: Content) -> None:
-        """Write a checkpoint; a crash at any moment leaves the previous one to be loaded.
+        """Write a checkpoint. After a crash at any moment the previous one can still be loaded.
 
-        Raises DiskFull where there is no room for it; the latest one is then still there.
+        Raises DiskFull if there is no room. The latest checkpoint then still exists.
         """
         if self.folder is None:
             return
@@ -91,17 +91,17 @@ class CheckpointFolder:
         latest, previous = self.folder / LATEST, self.folder / PREVIOUS
         try:
             _write(latest, previous, content)
-        except DiskFull:  # the checkpoint before the latest is there for a damaged latest, and takes the room of this
+        except DiskFull:  # give up the checkpoint before the latest to make room
             if not (latest.exists() and previous.exists()):
                 raise
             previous.unlink()
             _write(latest, previous, content)
 
     def load(self) -> Content | None:
-        """The latest checkpoint that can be read, None where there is none at all.
+        """The latest readable checkpoint; None if there is none at all.
 
-        Falls back to the previous one, with a warning, where the latest is damaged (also on a file
-        system that lost it). Raises CheckpointError where neither can be read.
+        If the latest is damaged or lost, uses the previous one, with a warning. Raises CheckpointError if neither can
+        be read.
         """
         if self.folder is None:
             return None
@@ -128,14 +128,14 @@ class CheckpointFolder:
 def _write(latest: Path, previous: Path, content: Content) -> None:
     folder = latest.parent
     new_file = replacing(latest, durable=True, one_writer=True, previous=previous)
-    # Twice: torch names no reason, so the disk is looked at while it is full; and what is flushed last may not fit.
+    # Twice: torch gives no reason, so check the disk while it is full; and the last flush may fail later.
     with _full_disk_named(folder), new_file as file, _full_disk_named(folder):
         torch.save({"format": FORMAT, **content}, file)
 
 
 @contextlib.contextmanager
 def _full_disk_named(folder: Path) -> Iterator[None]:
-    """Raises DiskFull in place of an error that a full disk has caused."""
+    """Within the block, turn an error that a full disk caused into DiskFull."""
     try:
         yield
     except DiskFull:
@@ -148,7 +148,7 @@ def _full_disk_named(folder: Path) -> Iterator[None]:
 
 
 def _read(path: Path) -> Content:
-    with zipfile.ZipFile(path) as archive:  # torch.load does not look at the checksums
+    with zipfile.ZipFile(path) as archive:  # torch.load does not check the checksums
         damaged = archive.testzip()
     if damaged is not None:
         raise CheckpointError(f"wrong checksum of {damaged!r}")
@@ -160,26 +160,26 @@ def _read(path: Path) -> Content:
 
 
 def describe_data(info: DataInfo) -> dict[str, Any]:
-    """What must not change below a run: its sampler's positions and its model's outputs."""
+    """The facts of the data that must not change during a run: they decide sampler positions and model outputs."""
     sizes = {"train_size": info.train_size, "val_size": info.val_size, "num_classes": info.num_classes}
     return sizes | {"class_names": list(info.class_names)}
 
 
 def check_same_run(content: Content, config: TrainConfig, info: DataInfo, folder: Path) -> None:
-    """Raise ConfigError where the checkpoint is of another configuration or of other data.
+    """Raise ConfigError if the checkpoint belongs to another configuration or other data.
 
-    A longer run is another configuration too: its schedule differs from the first step on.
+    A longer run is also another configuration: its schedule differs from the first step.
     """
     if content["format"] != FORMAT:
         raise ConfigError(
             f"this version reads checkpoint format {FORMAT}; got {content['format']!r} in {str(folder)!r}. "
             "Use the bigbatch that wrote it, or another folder."
         )
-    # One from before a key existed was trained with its default.
+    # A checkpoint from before a key existed was trained with the key's default.
     stored = TrainConfig.from_dict(content["config"]).to_dict()
     changes = differing_keys(stored, config.to_dict())
     before, now = dict(content["data"]), describe_data(info)
-    # Names one by one: a thousand of them make no message. Older checkpoints have none.
+    # Compare names one by one: the message shows only the first. Older checkpoints have no names.
     names = zip(before.pop("class_names", now["class_names"]), now.pop("class_names"), strict=False)
     changes += differing_keys(before, now, "data.")
     changes += [f"class {label} {old!r} → {new!r}" for label, (old, new) in enumerate(names) if old != new][:1]

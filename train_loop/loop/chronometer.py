@@ -1,4 +1,4 @@
-"""Where the time of an epoch goes, in seconds of wall time by part."""
+"""Measure the wall time of each part of an epoch, in seconds."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ T = TypeVar("T")
 class Chronometer:
     """Adds up seconds by part.
 
-    On an accelerator the host runs ahead of the device, so the steps are timed by the host and what
-    is left of them on the device is waited for within ``step_s``, where the loop reads its sums
-    (about once a second and at the end of an epoch). Nothing is synchronised for the clock's sake
-    inside an epoch.
+    On an accelerator the host runs ahead of the device. The host times the steps; ``step_s`` also includes the wait for
+    the device when the loop reads its sums (about once a second and at the end of an epoch). Within an epoch the clock
+    itself causes no synchronisation.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -30,7 +29,7 @@ class Chronometer:
 
     @contextmanager
     def part(self, name: str, *, synchronize: bool = False) -> Iterator[None]:
-        """Time a block, less the parts within it; ``synchronize`` waits for the device at its end."""
+        """Time a block, without the parts inside it. ``synchronize``: wait for the device at its end."""
         start, outer = time.perf_counter(), self._within
         self._within = 0.0
         try:
@@ -43,7 +42,7 @@ class Chronometer:
             self._within = outer + taken
 
     def waiting(self, items: Iterable[T], name: str) -> Iterator[T]:
-        """``items``, with the time that each takes to come."""
+        """Yield ``items``, and time how long each takes to come."""
         iterator = iter(items)
         while True:
             with self.part(name):

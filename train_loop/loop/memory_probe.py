@@ -1,6 +1,6 @@
-"""The largest micro-batch that a device's memory holds, found once for a device and a model.
+"""Find the largest micro-batch that fits into a device's memory, once for each device and model.
 
-``batch.max_micro_size=0`` asks for it. Accumulation follows from it, so that any global batch runs on one GPU.
+``batch.max_micro_size=0`` requests it. Larger batches accumulate gradients, so any global batch runs on one GPU.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from bigbatch.train_loop.model.weight_average import WeightAverage
 from bigbatch.train_loop.optim import build_optimizer
 
 HEADROOM = 0.1
-"""Part of the memory that stays free: fragments, NCCL's buffers and validation's batches come on top of a step."""
+"""Part of the memory that stays free, for fragments, NCCL's buffers and validation batches."""
 MAX_MICRO_BATCH = 4096
 """No larger micro-batch is tried: accelerators are busy long before."""
 
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """A device as the probe sees it. Tests hand in one that only calculates."""
+    """A device as the probe sees it. Tests use one that only calculates."""
 
     name: str
-    """What the cache knows the device by."""
+    """The device's name in the cache."""
     total_bytes: int
     peak_bytes: Callable[[int], float]
-    """Bytes at the worst moment of a training step of so many images; infinite where they do not fit."""
+    """Peak bytes of a training step with this many images; infinite if they do not fit."""
 
 
 def largest_micro_batch(fits: Callable[[int], bool], limit: int = MAX_MICRO_BATCH) -> int:
-    """The largest m in 1 to ``limit`` with ``fits(m)``, 0 where there is none; ``fits`` must not come back
-    once it has ended. Doubles from 1, then halves the gap: at most 2·log2(limit) + 1 calls."""
+    """The largest m from 1 to ``limit`` with ``fits(m)``; 0 if there is none. If m does not fit, no larger m may fit.
+    Doubles from 1, then halves the gap: at most 2·log2(limit) + 1 calls."""
     good, bad = 0, limit + 1
     size = 1
     while size <= limit and fits(size):
@@ -64,10 +64,10 @@ def probe_micro_batch(memory: DeviceMemory, key: str, cache: Path | None, limit:
     """The device's bound for a configuration, from the cache or measured.
 
     Args:
-        key: of all that decides how much memory a step takes, see ``step_key``.
-        cache: JSON file of ``{device: {key: micro-batch}}``; None: none is kept.
+        key: identifies everything that decides a step's memory, see ``step_key``.
+        cache: JSON file with ``{device: {key: micro-batch}}``; None: no cache.
 
-    Raises ConfigError where a single image does not fit.
+    Raises ConfigError if a single image does not fit.
     """
     device = f"{memory.name}, {memory.total_bytes} bytes"
     known = _read(cache)
@@ -87,7 +87,7 @@ def probe_micro_batch(memory: DeviceMemory, key: str, cache: Path | None, limit:
 
 
 def step_key(config: TrainConfig, info: DataInfo, precision: str) -> str:
-    """A hash of what decides a step's memory: network, image, optimizer's state, arithmetic, torch's version."""
+    """A hash of everything that decides a step's memory: network, image, optimizer state, arithmetic, torch version."""
     facts = {
         "model": config.to_dict()["model"],
         "image": [info.channels, info.image_size, info.num_classes],
@@ -101,12 +101,12 @@ def step_key(config: TrainConfig, info: DataInfo, precision: str) -> str:
 
 
 def cache_file() -> Path:
-    """Where measured bounds are kept, for all runs of this user."""
+    """The file with measured bounds, for all runs of this user."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bigbatch" / "micro_batches.json"
 
 
 def max_micro_size(config: TrainConfig, info: DataInfo, device: torch.device, precision: str) -> int:
-    """The bound for this process's device. CPUs have no memory of their own to fill: ``DEFAULT_MICRO_SIZE``."""
+    """The bound for this process's device; ``DEFAULT_MICRO_SIZE`` for CPUs, which have no separate memory."""
     if device.type != "cuda":
         return DEFAULT_MICRO_SIZE
     memory = cuda_memory(config, info, device, precision)
@@ -115,7 +115,7 @@ def max_micro_size(config: TrainConfig, info: DataInfo, device: torch.device, pr
 
 
 def cuda_memory(config: TrainConfig, info: DataInfo, device: torch.device, precision: str) -> DeviceMemory:
-    """The device's memory, and a measurement of what a training step of so many images needs at its peak."""
+    """The device's memory, and a function that measures the peak of a training step with a number of images."""
     properties = torch.cuda.get_device_properties(device)
 
     def peak_bytes(images: int) -> float:
@@ -133,9 +133,10 @@ def cuda_memory(config: TrainConfig, info: DataInfo, device: torch.device, preci
 
 
 def _train_step(config: TrainConfig, info: DataInfo, device: torch.device, precision: str, images: int) -> None:
-    """Two steps, because the first makes the optimizer's state; with a second set of gradients as DDP's buckets.
+    """Train two steps, because the first makes the optimizer's state; with a second set of gradients, like DDP's
+    buckets.
 
-    fp16's scale is left out: gradients of made-up images may overflow, and a step that is skipped makes no state.
+    It uses no fp16 scale: gradients of made-up images may overflow, and a skipped step would make no state.
     """
     layout = memory_layout(config)
     model: nn.Module = build_model(config.model, info).to(device, memory_format=layout).train()  # type: ignore[call-overload]
@@ -177,4 +178,4 @@ def _write(cache: Path | None, known: dict[str, dict[str, int]]) -> None:
         cache.parent.mkdir(parents=True, exist_ok=True)
         write_json(cache, known, indent=1)
     except OSError as error:
-        warnings.warn(f"the micro-batch that was found is not kept: {error}", stacklevel=2)
+        warnings.warn(f"the measured micro-batch cannot be stored: {error}", stacklevel=2)

@@ -1,4 +1,4 @@
-"""Sums of loss, hits and images that stay on the device until an epoch ends, and the watch for NaN."""
+"""Sums of loss, right answers and images that stay on the device until an epoch ends; and a watch for NaN losses."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _VALUES = {_NAN: math.nan, _INF: math.inf, _MINUS_INF: -math.inf}
 
 
 class MetricSums:
-    """Loss summed over images, right answers, images: float64 ``[3]`` on the device."""
+    """Sums of loss over images, right answers, and images: float64 ``[3]`` on the device."""
 
     def __init__(self, device: torch.device) -> None:
         self.values = torch.zeros(len(NAMES), dtype=torch.float64, device=device)
 
     @torch.no_grad()
     def add(self, mean_loss: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor) -> None:
-        """A batch: its mean loss ``[]``, logits ``[N, classes]``, labels ``[N]``."""
+        """Add a batch: its mean loss ``[]``, logits ``[N, classes]``, labels ``[N]``."""
         count = labels.shape[0]
         correct = (logits.argmax(dim=1) == labels).sum()
         self.values[0] += mean_loss.double() * count
@@ -42,7 +42,7 @@ class LossWatch:
 
     @torch.no_grad()
     def add(self, step: int, learning_rate: float, loss: torch.Tensor) -> None:
-        """The loss of a micro-batch of optimizer step ``step`` (0-based) of the epoch."""
+        """Add the loss of a micro-batch of the epoch's optimizer step ``step`` (0-based)."""
         self._rates[step] = learning_rate
         loss = loss.detach().double()
         found = torch.stack((torch.full_like(loss, step + 1), loss))

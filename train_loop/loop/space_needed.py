@@ -1,4 +1,4 @@
-"""What a run and a study write at most. No torch for the ResNets."""
+"""The most bytes and inodes that a run and a study write. ResNets need no torch."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.train_loop.host.disk_space import SpaceNeeded, format_bytes
 
 CHECKPOINTS_KEPT = 3
-"""Of a run at the worst moment: the latest, the one before, and the one that is being written."""
+"""The most checkpoints of a run at one time: the latest, the one before, and the one being written."""
 RUN_FILES = 16
 """Inodes of one run beside its checkpoints: folder, configuration, result, lock, partial files."""
 RUN_BYTES = 4 << 20
 EPOCH_BYTES = 4 << 10
-"""A record in result.json or in a study's journal and tables, generously."""
+"""Bytes of a record in result.json, or in a study's journal and tables: a generous estimate."""
 
 # Parameters without the last layer, and that layer's inputs (torchvision 0.29; a test counts them).
 _RESNETS = {
@@ -28,7 +28,7 @@ def checkpoint_bytes(model: ModelConfig, info: DataInfo, optimizer: str | None, 
     """Bytes of a checkpoint: weights, optimizer state, average of the weights, float32.
 
     Args:
-        optimizer: None: not known yet, the largest state is assumed.
+        optimizer: its name. None: not known yet; assume the largest state.
     """
     states = 1 if optimizer in ("sgd", "lars") else 2
     return 4 * parameter_count(model, info) * (1 + states + averaged)
@@ -45,7 +45,7 @@ def parameter_count(model: ModelConfig, info: DataInfo) -> int:
 
 
 def run_space_needed(checkpoint: int, epochs: int) -> SpaceNeeded:
-    """Of one full run."""
+    """The space that one full run needs."""
     return SpaceNeeded(
         CHECKPOINTS_KEPT * checkpoint + RUN_BYTES + epochs * EPOCH_BYTES,
         CHECKPOINTS_KEPT + RUN_FILES,
@@ -56,7 +56,7 @@ def run_space_needed(checkpoint: int, epochs: int) -> SpaceNeeded:
 def study_space_needed(
     checkpoint: int, trials: int, epochs: int, concurrency: int, *, joined: bool, wandb: bool
 ) -> SpaceNeeded:
-    """Of a search: checkpoints of the trials that run, of the best and of one that has just ended; logs of all."""
+    """The space that a search needs: checkpoints of running trials, of the best and of one just ended; logs of all."""
     kept = min(concurrency + 2, trials)
     checkpoints = kept * CHECKPOINTS_KEPT
     files_a_trial = 1 + (12 if joined else 0) + (20 if wandb else 0)  # log; Ray's files beside the study; W&B's

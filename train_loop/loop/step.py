@@ -1,7 +1,7 @@
 """One training step on one device: normalise → forward → loss → backward → optimizer → average.
 
-The loop, the learning-rate range test and the loader report take it with a run's data; the memory probe takes it with
-made-up images, so that it measures what a run does. Nothing in here waits for the device, but for fp16's scale.
+The loop, the learning-rate range test and the loader report use it with a run's data. The memory probe uses it with
+made-up images, so it measures what a run does. Nothing here waits for the device, except fp16's scale.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from bigbatch.train_loop.optim import set_learning_rate
 
 @dataclass(frozen=True)
 class TrainStep:
-    """What is computed with, and how. ``gradients`` of each micro-batch, then one ``update``."""
+    """A training step: call ``gradients`` for each micro-batch, then ``update`` once."""
 
     config: TrainConfig
     device: torch.device
     normalise: Callable[[torch.Tensor], torch.Tensor]
     """A batch's images on the device → float32 ``[N, 3, H, W]``: ``DataSource.finish``."""
     model: nn.Module
-    """Without DDP: what is validated and saved."""
+    """The model without DDP, as it is validated and saved."""
     parallel: nn.Module
-    """The same model as training calls it."""
+    """The same model, as training calls it."""
     optimizer: torch.optim.Optimizer
     scaler: GradScaler
     average: WeightAverage | None
@@ -40,11 +40,11 @@ class TrainStep:
     """``off``, ``bf16`` or ``fp16``."""
 
     def prepare(self, images: torch.Tensor) -> torch.Tensor:
-        """Images as the model takes them, from a batch's images on the device."""
+        """The input of the model, from a batch's images on the device."""
         return self.normalise(images).contiguous(memory_format=memory_layout(self.config))
 
     def autocast(self) -> torch.autocast:
-        """Within it, layers compute in the run's precision."""
+        """A context in which layers compute in the run's precision."""
         dtype = torch.float16 if self.precision == "fp16" else torch.bfloat16
         return torch.autocast(self.device.type, dtype=dtype, enabled=self.precision != "off")
 
@@ -56,10 +56,10 @@ class TrainStep:
         All micro-batches of a step have one size and DDP averages over ranks, so the sum of the shares is the mean.
 
         Args:
-            images: of ``prepare``.
-            targets: classes ``[N]``, or ``[N, K]`` where images are mixed.
+            images: the result of ``prepare``.
+            targets: classes ``[N]``, or ``[N, K]`` if images are mixed.
             count: micro-batches of this rank in the step.
-            last: of these. Gradients are summed over the ranks with the last one.
+            last: whether this is the last of them. With the last one, gradients are summed over the ranks.
 
         Returns the micro-batch's mean loss ``[]``, float32, and its logits ``[N, K]`` in the run's precision, detached.
         """
@@ -75,10 +75,10 @@ class TrainStep:
 
         Args:
             rate: learning rate of this step.
-            number: of this step among those that were taken, 1-based.
+            number: this step's number among the steps that were taken, 1-based.
 
-        Returns whether the step was taken: False where fp16's gradients overflowed. They are the same on all ranks,
-        so all ranks agree.
+        Returns whether the step was taken: False if fp16's gradients overflowed. They are the same on all ranks, so all
+        ranks agree.
         """
         set_learning_rate(self.optimizer, rate)
         clip = self.config.optimizer.clip_grad_norm
@@ -107,5 +107,5 @@ class TrainStep:
 
 
 def memory_layout(config: TrainConfig) -> torch.memory_format:
-    """How weights and images lie in memory."""
+    """The memory layout of weights and images."""
     return torch.channels_last if config.model.channels_last else torch.contiguous_format

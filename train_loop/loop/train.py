@@ -36,7 +36,7 @@ from bigbatch.train_loop.reporter import EpochRecord, Reporter
 __all__ = ["NonFiniteLossError", "TrainResult", "TrainingStopped", "train"]
 
 MIN_GRADIENT_SCALE = 2.0**-20
-"""Below it, gradients overflow fp16 at any scale: 36 skipped steps in a row from the first scale."""
+"""Below this loss scale no scale prevents overflow in fp16. 36 skipped steps in a row from the first scale lead here."""
 
 
 @dataclass(frozen=True)
@@ -44,12 +44,12 @@ class TrainResult:
     """A run that reached its last epoch."""
 
     record: EpochRecord
-    """Of the last epoch."""
+    """The record of the last epoch."""
     best_val_top1: float
     best_epoch: int
-    """The first with that accuracy, 1-based."""
+    """The first epoch with that accuracy, 1-based."""
     history: tuple[EpochRecord, ...]
-    """All epochs, also those from before a resume."""
+    """Records of all epochs, with those from before a resume."""
 
 
 def train(
@@ -64,18 +64,19 @@ def train(
 ) -> TrainResult:
     """Train ``config`` to its last epoch, on all ranks of torch.distributed if it is initialised.
 
-    Resumes from ``checkpoint_dir`` when a checkpoint of this configuration is there. On CPUs and with as many
-    workers, weights and records are those of a run without the interruption, to the bit (but for the last digits of
-    what several workers sum up for an epoch's record). What else may round otherwise, cuDNN's choices above all, is
-    in docs/training.md, "Checkpoints and resuming". Checkpoints are written between steps once
-    ``checkpoint_every_s`` have passed since the last one, when the reporter asks for one, and after
-    the last epoch; that of an epoch's end comes before its report. An epoch that was reported but
-    not in a checkpoint is trained and reported again by the resumed run.
+    Resumes from ``checkpoint_dir`` if it holds a checkpoint of this configuration. On CPUs and with the same number of
+    workers, weights and records are bit for bit those of an uninterrupted run, except the last digits of sums over
+    several workers in an epoch's record. docs/training.md, "Checkpoints and resuming", lists what else may round
+    differently, above all cuDNN's choices.
+
+    A checkpoint is written between steps when ``checkpoint_every_s`` have passed since the last one, when the
+    reporter asks for one, and after the last epoch. At the end of an epoch it comes before the report. The resumed
+    run trains and reports again an epoch that was reported but is in no checkpoint.
 
     Args:
-        checkpoint_every_s: 0 means at each epoch's end, and not within epochs.
-        device: default the current CUDA device, else the CPU. Seeds the global generators of torch.
-        stage_folder: where each node keeps a copy of a packed data set; changes no result.
+        checkpoint_every_s: 0 means at the end of each epoch, and not within epochs.
+        device: None: the current CUDA device, else the CPU. ``train`` seeds torch's global generators.
+        stage_folder: where each node keeps a copy of a packed data set; it changes no result.
         scan: the images of an image folder, on rank 0, where they were listed before; else rank 0 lists them.
 
     Raises:
@@ -112,7 +113,7 @@ def _epoch(run: Run) -> EpochRecord:
 
 
 def _train_epoch(run: Run) -> None:
-    """The steps of an epoch from where it stands."""
+    """Train the remaining steps of the epoch."""
     progress = run.progress
     steps = run.source.train_steps(
         run.config.seed,
@@ -132,7 +133,7 @@ def _train_epoch(run: Run) -> None:
 
 
 def _optimizer_step(run: Run, step: Step) -> None:
-    """One global batch at the schedule's rate."""
+    """Train one global batch at the schedule's rate."""
     rate = learning_rate(
         run.progress.optimizer_steps,
         total_steps=run.config.epochs * run.steps_per_epoch,
@@ -144,9 +145,9 @@ def _optimizer_step(run: Run, step: Step) -> None:
 
 
 def take_step(run: Run, step: Step | list[Batch], rate: float) -> None:
-    """Gradients of the global batch's mean loss over all micro-batches and ranks, then a step of ``rate``.
+    """Compute the gradients of the global batch's mean loss over all micro-batches and ranks; then step with ``rate``.
 
-    The wait for a micro-batch is the clock's ``data_s``, also within a part that is timed.
+    The wait for a micro-batch counts as ``data_s``, also within another timed part.
     """
     progress, count = run.progress, len(step)
     progress.learning_rate = rate
@@ -160,7 +161,7 @@ def take_step(run: Run, step: Step | list[Batch], rate: float) -> None:
             run.norms.first_micro_batch(run.model.parameters())
         run.sums.add(loss, logits, labels)
         run.watch.add(progress.step, rate, loss)
-    whole = len(labels) == run.split.micro_size  # a smaller last step says nothing of this batch size
+    whole = len(labels) == run.split.micro_size  # a smaller last step does not measure this batch size
     run.norms.step(run.model.parameters(), run.scaler.scale(run.norms.one), whole)
     if run.step.update(rate, progress.optimizer_steps + 1):
         progress.optimizer_steps += 1
@@ -170,7 +171,7 @@ def take_step(run: Run, step: Step | list[Batch], rate: float) -> None:
 
 
 def _check_gradient_scale(run: Run) -> None:
-    """Raise NonFiniteLossError once no scale helps, on all ranks."""
+    """Raise NonFiniteLossError, on all ranks, when no scale helps."""
     scale = run.scaler.get_scale()
     if scale < MIN_GRADIENT_SCALE:
         raise NonFiniteLossError(
@@ -180,7 +181,7 @@ def _check_gradient_scale(run: Run) -> None:
 
 
 def _mixed(run: Run, number: int, images: torch.Tensor, labels: torch.Tensor) -> Batch:
-    """The batch as the loss takes it; training accuracy is counted by the labels that were not mixed."""
+    """The batch for the loss. Training accuracy uses the labels that were not mixed."""
     if not mixing.is_mixing_on(run.config.data):
         return images, labels
     micro = number * run.world.workers + run.world.rank
@@ -189,29 +190,29 @@ def _mixed(run: Run, number: int, images: torch.Tensor, labels: torch.Tensor) ->
 
 
 def _seed_batch(run: Run, part: int | str, number: int) -> None:
-    """Dropout and the like depend on the position alone, not on resumes or on the number of ranks.
+    """Seed dropout and similar layers from the position alone: resuming or the number of ranks changes nothing.
 
     Args:
-        part: of the epoch: a step, or what else is computed with training images.
-        number: of this rank's batches in it.
+        part: part of the epoch: a step, or another use of training images.
+        number: number of this rank's batch in it.
     """
     position = (run.config.seed, run.progress.epoch, part, number * run.world.workers + run.world.rank)
     torch.manual_seed(int.from_bytes(hashlib.blake2b(repr(position).encode(), digest_size=8).digest(), "little"))
 
 
 def _on_device(run: Run, batches: Iterable[Batch]) -> Iterator[Batch]:
-    """Images as the model takes them, and labels."""
+    """The model's input images, and labels."""
     for batch in batches:
         images, labels = run.upload(batch)
-        del batch  # its slot in the loader is free as soon as it has been copied from
+        del batch  # its slot in the loader is free after the copy
         yield run.step.prepare(images), labels
 
 
 def _meet(run: Run, last_of_epoch: bool) -> None:
-    """What all ranks must know or do at the same step: a bad loss, a checkpoint, a stop."""
+    """Exchange what all ranks must know or do at the same step: a bad loss, a checkpoint, a stop."""
     with run.clock.part("step_s"):
         bad_step, bad_kind = run.watch.codes()  # waits for the device
-    # At an epoch's end it waits for the record, unless it is asked for.
+    # At the end of an epoch the checkpoint waits for the record, unless it was requested.
     due = not last_of_epoch and run.checkpoints.due(within_epoch=True)
     wanted = run.reporter.checkpoint_requested() or due
     stop = hasattr(run.reporter, "stop_requested") and run.reporter.stop_requested()
@@ -222,12 +223,12 @@ def _meet(run: Run, last_of_epoch: bool) -> None:
     if write or leave:
         _write_checkpoint(run)
     if leave:
-        run.world.wait()  # for rank 0's writing: a launcher may end all ranks with the first that leaves
+        run.world.wait()  # wait for rank 0 to write: a launcher may end all ranks when the first one leaves
         raise TrainingStopped(f"stopped on request in epoch {run.progress.epoch + 1} after step {run.progress.step}")
 
 
 def _prepare_batch_norm(run: Run) -> None:
-    """Statistics to validate with: recomputed from training images, or rank 0's running averages."""
+    """Prepare BatchNorm's statistics for validation: recompute them, or share rank 0's running averages."""
     config = run.config
     if not precise_bn.is_precise_bn_on(config.precise_bn, run.steps_per_epoch):
         run.world.share_buffers(run.model)
@@ -254,7 +255,7 @@ def _validate(run: Run) -> torch.Tensor:
     """This rank's sums over its share of the validation set; together the ranks see each image once."""
     sums = MetricSums(run.world.device)
     run.model.eval()
-    # Nothing is kept for a backward pass, so twice the micro-batch fits.
+    # There is no backward pass, so twice the micro-batch fits.
     batches = run.source.val_batches(2 * run.split.micro_size, run.world.rank, run.world.workers)
     for images, labels in _on_device(run, batches):
         logits = _logits(run, images)
@@ -266,13 +267,13 @@ def _validate(run: Run) -> torch.Tensor:
 
 
 def _logits(run: Run, images: torch.Tensor) -> torch.Tensor:
-    """float32 ``[N, num_classes]``, without DDP."""
+    """Logits, float32 ``[N, num_classes]``, computed without DDP."""
     with run.step.autocast():
         return run.model(images).float()
 
 
 def _end_epoch(run: Run, val_sums: torch.Tensor, bad_images: int) -> EpochRecord:
-    """The epoch's record, in the history and, where one is due, in a checkpoint."""
+    """Make the epoch's record; add it to the history and, if one is due, write a checkpoint."""
     progress, config = run.progress, run.config
     bad = val_sums.new_tensor([bad_images])
     sums = run.world.sum(torch.cat((run.sums.values, val_sums, bad, run.norms.sums))).tolist()
@@ -317,7 +318,7 @@ def _end_epoch(run: Run, val_sums: torch.Tensor, bad_images: int) -> EpochRecord
 
 
 def _write_checkpoint(run: Run) -> None:
-    """A collective: the unfinished epoch's sums are those of all ranks."""
+    """Write a checkpoint. All ranks must call this: it sums the unfinished epoch over the ranks."""
     with run.clock.part("checkpoint_s"):
         run.progress.sums = run.world.sum(run.sums.values.clone()).tolist()
         run.progress.gradient_norms = run.world.sum(run.norms.sums.clone()).tolist()
@@ -329,9 +330,9 @@ def _write_checkpoint(run: Run) -> None:
 
 
 def _save(run: Run) -> None:
-    """A checkpoint for which there is no room is left out, for training needs none; the last one is the run's result.
+    """Write a checkpoint. If the disk is full, training continues without it.
 
-    Raises DiskFull for the last one.
+    Raises DiskFull for the last checkpoint, which is the run's result.
     """
     try:
         run.checkpoints.save(
@@ -350,7 +351,7 @@ def _save(run: Run) -> None:
         if run.progress.epoch == run.config.epochs:
             raise
         logging.getLogger(__name__).warning(
-            "%s. Training goes on; a stopped run goes on from the checkpoint before", full
+            "%s. Training continues; a stopped run continues from the checkpoint before", full
         )
 
 

@@ -167,8 +167,8 @@ BAD_INPUT: dict[str, tuple[Callable[[Path], list[str]], str]] = {
     "time": (lambda p: ["--checkpoint-every-s", "-1"], "--checkpoint-every-s must be at least 0; got -1"),
     "time that is none": (lambda p: ["--checkpoint-every-s", "nan"], "--checkpoint-every-s must be at least 0"),
     "option": (lambda p: ["--epoch", "3"], "no such option; got '--epoch'"),
-    "output is a file": (lambda p: ["--output", str(p / "best.json")], "--output must be a folder"),
-    "output below a file": (lambda p: ["--output", str(p / "best.json" / "x")], "--output must be a folder"),
+    "output is a file": (lambda p: ["--output", str(p / "best.json")], "--output must be a writable folder"),
+    "output below a file": (lambda p: ["--output", str(p / "best.json" / "x")], "--output must be a writable folder"),
 }
 
 
