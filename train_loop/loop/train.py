@@ -36,7 +36,7 @@ from bigbatch.train_loop.reporter import EpochRecord, Reporter
 __all__ = ["NonFiniteLossError", "TrainResult", "TrainingStopped", "train"]
 
 MIN_GRADIENT_SCALE = 2.0**-20
-"""Below this loss scale no scale prevents overflow in fp16. 36 skipped steps in a row from the first scale lead here."""
+"""Below this loss scale, no scale prevents overflow in fp16. 36 skipped steps in a row from the first one lead here."""
 
 
 @dataclass(frozen=True)

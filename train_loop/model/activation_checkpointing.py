@@ -1,4 +1,4 @@
-"""Residual blocks that keep only their input for the backward pass, and compute the rest again in it."""
+"""Activation checkpointing: residual blocks keep only their input, and compute the rest again in the backward pass."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from bigbatch.train_loop.model.precise_bn import batch_norms
 def checkpoint_blocks(model: nn.Module, name: str) -> None:
     """Make each residual block of a ResNet recompute its activations (Chen et al. 2016, arXiv 1604.06174).
 
-    Losses and gradients stay what they were, and so do BatchNorm's running statistics: a block's
-    second forward pass, in the backward pass, does not add the batch to them again. State dicts
-    stay as they were too. Raises ConfigError where the network has no such block.
+    Losses, gradients and state dicts do not change. BatchNorm's running statistics do not change either: a block's
+    second forward pass, during the backward pass, does not add the batch to them again. Raises ConfigError if the
+    network has no such block.
     """
     from torchvision.models.resnet import BasicBlock, Bottleneck
 
@@ -50,7 +50,7 @@ def _checkpointed(
 
 @contextmanager
 def _statistics_kept(block: nn.Module) -> Iterator[None]:
-    """Momentum 0 leaves running means and variances as they are, to the bit; the counters are put back."""
+    """Keep BatchNorm's statistics: momentum 0 leaves running means and variances unchanged; counters are restored."""
     layers = batch_norms(block)
     kept = [(bn.momentum, bn.num_batches_tracked) for bn in layers]
     for bn in layers:

@@ -1,4 +1,4 @@
-"""What training minimises, for labels that are classes."""
+"""The training loss, for labels that are classes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 
 def training_loss(logits: torch.Tensor, labels: torch.Tensor, kind: str, label_smoothing: float) -> torch.Tensor:
-    """Mean loss ``[]`` of logits ``[N, K]``, float32, and labels ``[N]``, or ``[N, K]`` where images are mixed.
+    """Mean loss ``[]`` of logits ``[N, K]``, float32, and labels ``[N]``, or ``[N, K]`` if images are mixed.
 
     ``cross_entropy``: −Σ_k q_k log softmax(z)_k with targets q = (1 − ε)·y + ε/K (Szegedy et al. 2016, §7), y one-hot
     or the shares of a mixed image's classes.

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 RESNETS = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
-"""Names that are accepted without loading torchvision, for which a command line would wait seconds."""
+"""Names that are accepted without loading torchvision, which takes seconds."""
 
 
 def model_names() -> list[str]:
@@ -23,7 +23,7 @@ def model_names() -> list[str]:
 
 
 def check_model_name(name: str) -> None:
-    """Raises ConfigError, with the nearest name, where torchvision has no such classification model."""
+    """Raise ConfigError, with the nearest name, if torchvision has no such classification model."""
     if name in RESNETS:
         return
     names = model_names()
@@ -34,10 +34,10 @@ def check_model_name(name: str) -> None:
 
 
 def check_model(config: ModelConfig, info: DataInfo) -> None:
-    """Raises ConfigError where ``build_model`` would, without weights; for the ResNets without torch."""
+    """Raise ConfigError if ``build_model`` would. Makes no weights; needs no torch for the ResNets."""
     check_model_name(config.name)
     if config.name in RESNETS:
-        return  # any size from 8 pixels on, any stem
+        return  # ResNets accept any size from 8 pixels and any stem
     import torch
 
     size = info.image_size
@@ -100,7 +100,7 @@ def build_on_meta_device(config: ModelConfig, info: DataInfo) -> nn.Module:
 
 
 def _arguments(name: str, info: DataInfo) -> dict[str, object]:
-    """What some networks must be told: the image size, and to return plain logits in training too."""
+    """Arguments that some networks need: the image size, or the option to return plain logits in training too."""
     if name.startswith("vit_"):
         return {"image_size": info.image_size}
     if name.startswith("maxvit"):

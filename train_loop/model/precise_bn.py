@@ -1,4 +1,4 @@
-"""BatchNorm statistics of the weights as they are now, in place of running averages that lag."""
+"""Recompute BatchNorm statistics for the present weights, because running averages lag behind."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from torch import nn
 from bigbatch.train_loop.distributed import World
 
 FEW_STEPS = 100
-"""Below so many steps an epoch, ``precise_bn=auto`` recomputes. Running averages with momentum 0.1
-still hold 0.9^n of what they were n steps ago, from when the weights were others; with large steps
-and an epoch of 20 that is a good part of the run (batch 512 on digits read 9 % top-1 so). From 100
-steps on, 0.9^100 < 3e-5 of an older epoch is left, and the averages follow."""
+"""``precise_bn=auto`` recomputes if an epoch has fewer steps. Running averages with momentum 0.1 contain 0.9^n of their
+value n steps ago, which belongs to older weights. With large steps and 20 steps per epoch that matters: with batch 512,
+digits showed 9 % top-1. With 100 steps, less than 0.9^100 < 3e-5 of an older epoch is left."""
 
 
 def is_precise_bn_on(choice: str, steps_per_epoch: int) -> bool:
-    """Whether ``TrainConfig.precise_bn`` asks for it in a run with so many steps an epoch."""
+    """Whether ``TrainConfig.precise_bn`` requests it for a run with this many steps per epoch."""
     return choice == "on" or (choice == "auto" and steps_per_epoch < FEW_STEPS)
 
 

@@ -1,4 +1,4 @@
-"""A moving average of the weights, which is validated in place of the weights themselves."""
+"""A moving average of the weights. Validation uses it instead of the weights."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torch import nn
 class WeightAverage:
     """θ̄ ← d·θ̄ + (1 − d)·θ after each optimizer step (Polyak & Juditsky 1992, with exponential weights).
 
-    After step t (from 1) d = min(decay, (1 + t)/(10 + t)), as in TensorFlow's
-    ExponentialMovingAverage with num_updates: a run of a large batch may be shorter than 1/(1 − decay)
-    steps, and would else be validated near its initial weights.
+    After step t (from 1), d = min(decay, (1 + t)/(10 + t)), as in TensorFlow's ExponentialMovingAverage with
+    num_updates. A run with a large batch may have fewer than 1/(1 − decay) steps. With a constant d, its average
+    would stay near the initial weights.
 
-    BatchNorm's running statistics are averaged in the same way. They are those of the weights that
-    moved, not of the averaged ones, so where the run recomputes statistics before validation it does
-    so for the averaged weights (within ``in_place``), and these are then kept here.
+    BatchNorm's running statistics are averaged in the same way. They belong to the trained weights, not to the averaged
+    ones. If the run recomputes statistics before validation, it does so for the averaged weights (within ``in_place``),
+    and the result is kept here.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
@@ -41,7 +41,7 @@ class WeightAverage:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Within it the model has the average's weights and statistics; afterwards its own again."""
+        """Within the block the model has the averaged weights and statistics; afterwards its own again."""
         self._swap()
         try:
             yield
@@ -57,6 +57,6 @@ class WeightAverage:
 
     @torch.no_grad()
     def load(self, tensors: list[torch.Tensor]) -> None:
-        """What ``tensors`` was when a checkpoint was written."""
+        """Load the value that ``tensors`` had when a checkpoint was written."""
         for mean, saved in zip(self.tensors, tensors, strict=True):
             mean.copy_(saved)

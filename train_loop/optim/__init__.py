@@ -1,7 +1,7 @@
 """Optimizers for large batches, schedules of the learning rate, and the gradient noise scale.
 
-``from bigbatch.train_loop.optim import LARS, LAMB``. What is named here is imported when it is first used: schedules
-are asked for where there is no torch.
+``from bigbatch.train_loop.optim import LARS, LAMB``. Each name is imported at its first use, because schedules are also
+used without torch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From a model and an ``OptimizerConfig`` to an optimizer with its parameter groups."""
+"""Build an optimizer with its parameter groups from a model and an ``OptimizerConfig``."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ WEIGHTED_LAYERS: tuple[type[nn.Module], ...] = (
     nn.RNNCellBase,
     nn.MultiheadAttention,
 )
-"""Layers whose weights are matrices, also where a dimension happens to be 1."""
+"""Layers whose weights are matrices, even if a dimension is 1."""
 
 LR_FACTOR = "lr_factor"
 """A group's own factor of the learning rate."""
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """``rate`` times each group's own factor, which checkpoints from before there was one lack."""
+    """Set each group's rate to ``rate`` times its own factor. Checkpoints of older versions lack the factor."""
     for group in optimizer.param_groups:
         group["lr"] = rate * group.get(LR_FACTOR, 1.0)
 
@@ -67,7 +67,7 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[ParamGroup]:
 
 
 def _is_scale(module: nn.Module, p: nn.Parameter) -> bool:
-    """Of a norm layer, or a number for each channel."""
+    """Whether the parameter belongs to a norm layer, or is one number for each channel."""
     if isinstance(module, NORM_LAYERS):
         return True
     return not isinstance(module, WEIGHTED_LAYERS) and all(size == 1 for size in p.shape[1:])
@@ -78,10 +78,10 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig, grad_scaler: bool
     is what ``set_learning_rate`` multiplies it by.
 
     Args:
-        model: on its device already.
-        grad_scaler: whether a GradScaler will take the steps; torch's own optimizers are fused where none does.
+        model: must already be on its device.
+        grad_scaler: whether a GradScaler takes the steps. Without one, torch's own optimizers are fused.
 
-    Raises ValueError where the model has no trainable parameter.
+    Raises ValueError if the model has no trainable parameter.
     """
     groups = parameter_groups(model, config.weight_decay)
     for group in groups:

@@ -1,8 +1,9 @@
-"""torch's own SGD and AdamW in one pass over memory a step (``fused=True``), where that is right.
+"""Use torch's fused SGD and AdamW (``fused=True``), which need one pass over memory for each step, where they are
+right.
 
-The fused kernels go through a parameter, its gradient and its state by address. Where these lie differently in memory
-(a channels-last weight with a contiguous gradient), they take wrong steps and say nothing, on torch 2.15. Autograd
-gives gradients the layout of their parameters; what does not have it is laid out anew here before the step.
+The fused kernels read a parameter, its gradient and its state by address. If these have different memory layouts (a
+channels-last weight with a contiguous gradient), the kernels silently take wrong steps, on torch 2.15. Autograd gives
+gradients the layout of their parameters; other gradients are converted here before the step.
 """
 
 from __future__ import annotations
@@ -16,17 +17,17 @@ from torch.optim.optimizer import StateDict
 from bigbatch.train_loop.optim.layerwise import is_sharded
 
 DEVICES = ("cpu", "cuda")
-"""Where the fused step was compared with the formulas; others take the multi-tensor one."""
+"""Devices on which the fused step was compared with the formulas. Others use the multi-tensor step."""
 IMPLEMENTATION = ("foreach", "fused")
-"""Keys of a group that say how a step is computed, not which."""
+"""Keys of a group that choose how a step is computed, and do not change its result."""
 
 
 def can_fuse(params: Iterable[Tensor], grad_scaler: bool) -> bool:
     """Whether all parameters may take a fused step.
 
-    Not with a GradScaler: on CPUs torch's fused SGD takes the very steps that the scaler means to leave out. Not where
-    torch refuses: other devices, complex and integer numbers. Not where a parameter's elements do not lie side by
-    side, for its momentum then does.
+    Not with a GradScaler: on CPUs torch's fused SGD takes the steps that the scaler wants to skip. Not for what torch
+    refuses: other devices, complex and integer numbers. Not if a parameter's elements are not contiguous: its momentum
+    would be, and the layouts would differ.
     """
     return not grad_scaler and all(
         p.device.type in DEVICES and p.is_floating_point() and not is_sharded(p) and _dense(p) for p in params
@@ -34,9 +35,9 @@ def can_fuse(params: Iterable[Tensor], grad_scaler: bool) -> bool:
 
 
 def keep_implementation(optimizer: torch.optim.Optimizer) -> None:
-    """A checkpoint brings its state, but the step is computed as ``optimizer`` was made to: fused or not.
+    """Let a loaded checkpoint change the state of ``optimizer``, but not its implementation, fused or not.
 
-    torch's loader would take that from the checkpoint, and leaves AdamW's step numbers on the CPU, or not, by it.
+    torch's loader would take the implementation from the checkpoint, and with it the device of AdamW's step numbers.
     """
 
     def before(optimizer: torch.optim.Optimizer, saved: StateDict) -> StateDict:
@@ -50,9 +51,9 @@ def keep_implementation(optimizer: torch.optim.Optimizer) -> None:
 
 
 def begin_momentum(optimizer: torch.optim.Optimizer) -> None:
-    """SGD's momentum of 0 in place of none yet, which is the same step.
+    """Give SGD a momentum of 0 where it has none yet. The step is the same.
 
-    A fused step fails where some parameters have momentum and others, without a gradient until now, have none.
+    A fused step fails if some parameters have momentum and others, which had no gradient until now, have none.
     """
     for group in optimizer.param_groups:
         for p in group["params"] if group["fused"] and group.get("momentum") else []:
@@ -89,7 +90,7 @@ def _as(value: Tensor, p: Tensor) -> Tensor:
 
 
 def _alike(a: Tensor, b: Tensor) -> bool:
-    """Whether elements of two tensors of one shape lie in the same order; a stride over one element says nothing."""
+    """Whether two tensors of one shape have the same memory layout. The stride of a dimension of size 1 is ignored."""
     one, other = a.stride(), b.stride()
     return one == other or all(s == t for s, t, size in zip(one, other, b.shape, strict=True) if size > 1)
 

@@ -57,10 +57,10 @@ class LAMB(LayerwiseOptimizer):
         bias_correction: divide the moments as above.
         max_grad_norm: c, of all groups together; 0 does not clip.
         decay_in_ratio: whether u has the decay.
-        nvlamb: use the ratio also where the decay is 0.
+        nvlamb: use the ratio even if the decay is 0.
         trust_bounds: (lowest, highest) ratio.
         capturable: keep step numbers on the device, for CUDA graphs. Otherwise they are on the CPU,
-            as in torch.optim.Adam, where the host reads them without waiting for a device.
+            as in torch.optim.Adam, and the host reads them without waiting for a device.
         maximize: ascend instead of descend.
         trust_ratio: default of the group flag.
 
@@ -114,7 +114,7 @@ class LAMB(LayerwiseOptimizer):
         check_hyperparameter(ok, "trust_bounds must be two rising numbers of at least 0", bounds)
 
     def load_state_dict(self, state_dict: StateDict) -> None:
-        """As the base class; a step number that is a plain int, as it once was kept, becomes a tensor."""
+        """As the base class. A step number that an older version stored as an int becomes a tensor."""
         super().load_state_dict(state_dict)
         for state in self.state.values():
             if isinstance(state.get("step"), int):
@@ -128,7 +128,7 @@ class LAMB(LayerwiseOptimizer):
             self._gradient_scale = torch.clamp(self.max_grad_norm / norm, max=1.0)  # also where the norm is 0
 
     def _buckets(self, group: ParamGroup) -> Iterator[Bucket]:
-        """By step number too, so that bias corrections are numbers; not where the host may not read it."""
+        """Buckets with one step number each, so that bias corrections are numbers; unless the host may not read it."""
         steps = self._count(group)
         if self._steps_stay_on_device(group):
             return buckets(group, scale=self._gradient_scale)

@@ -30,7 +30,7 @@ class LARS(LayerwiseOptimizer):
         r ← min(r / lr, 1)                  with trust_clip: the step's rate lr·r is at most lr (LARC)
         d = r · (g + λw)                    the decay is coupled (L2) and scaled along
 
-    ``momentum_convention`` says where the learning rate sits; m is the momentum::
+    ``momentum_convention`` decides where the learning rate enters; m is the momentum::
 
         "in"   (the paper, MLPerf)          "out"  (NVIDIA, timm, torch.optim.SGD)
         b ← m·b + lr·d                      b ← m·b + d

@@ -1,12 +1,12 @@
-"""What LARS and LAMB share: multi-tensor buckets, float32 arithmetic, checks and loading.
+"""The common part of LARS and LAMB: multi-tensor buckets, float32 arithmetic, checks and loading.
 
-Both scale each parameter tensor's step by a ratio of norms, so both need whole tensors: under DDP
-that holds, on flattened or sharded parameters the norms would be those of the shards. Those are
-refused when a group is added.
+Both scale each parameter tensor's step by a ratio of norms, so both need whole tensors. DDP keeps tensors whole.
+The norms of flattened or sharded parameters would be those of shards, so such parameters are refused when a group
+is added.
 
-The arithmetic is written in passes over lists of tensors (``torch._foreach_*``). On accelerators a
-pass is a few kernels, except where every tensor has a factor of its own on the device: for that
-there is no multi-tensor kernel, so it happens once a step and only in groups with a trust ratio.
+The arithmetic uses passes over lists of tensors (``torch._foreach_*``). On accelerators a pass takes a few kernels,
+except if every tensor has its own factor on the device: no multi-tensor kernel does that. It happens only once in
+each step, and only in groups with a trust ratio.
 """
 
 from __future__ import annotations
@@ -30,9 +30,8 @@ ParamGroup = dict[str, Any]
 class Bucket:
     """Parameters of one group that share device and dtype, with their gradients.
 
-    ``weights`` and ``grads`` are in the arithmetic's dtype, float32 or wider; where the parameters
-    have it already, they *are* the parameters and their ``.grad``. Updates write to ``weights``;
-    ``grads`` are read only.
+    ``weights`` and ``grads`` have the arithmetic's dtype, float32 or wider. If the parameters already have it, they
+    *are* the parameters and their ``.grad``. Updates write to ``weights``; ``grads`` are read only.
     """
 
     params: list[Tensor]
@@ -149,7 +148,7 @@ def check_nonnegative(group: ParamGroup, *names: str) -> None:
 
 
 def is_sharded(p: Tensor) -> bool:
-    """A DTensor, or FSDP's flat parameter: without importing what defines them."""
+    """Whether ``p`` is a DTensor or FSDP's flat parameter, found without importing their modules."""
     distributed = sys.modules.get("torch.distributed.tensor")
     return (distributed is not None and isinstance(p, distributed.DTensor)) or getattr(p, "_is_flat_param", False)
 
@@ -205,7 +204,7 @@ class LayerwiseOptimizer(torch.optim.Optimizer, ABC):
         return loss
 
     def _before_update(self) -> None:
-        """What needs all gradients at once."""
+        """A hook for work that needs all gradients at once."""
 
     def _buckets(self, group: ParamGroup) -> Iterator[Bucket]:
         return buckets(group)
@@ -233,7 +232,7 @@ class LayerwiseOptimizer(torch.optim.Optimizer, ABC):
         ``state_dict``; here every state tensor is a copy of the saved one on the parameter's device.
         """
         loaded: StateDict = {}
-        # Registered last, so it sees what the user's own hooks made of the state.
+        # Registered last, so that it sees the state after the user's own hooks.
         handle = self.register_load_state_dict_pre_hook(lambda _, values: loaded.update(values))
         try:
             super().load_state_dict(state_dict)

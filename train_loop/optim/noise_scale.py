@@ -21,8 +21,7 @@ def noise_scale(small_sq: float, big_sq: float, small_batch: int, big_batch: int
     are unbiased, with the two squared norms averaged over many steps *before* the division: the mean
     of the ratios is not the ratio of the means.
 
-    Returns None where the estimate of |G|² or tr(Σ) is not positive, that is where the steps were
-    too few to see one beneath the other, and where B = b.
+    Returns None if the estimate of |G|² or tr(Σ) is not positive, because there were too few steps; and if B = b.
     """
     if big_batch <= small_batch:
         return None
@@ -57,7 +56,7 @@ class GradientNorms:
         return self._accumulation_steps * self._workers > 1
 
     def watch(self, parallel: nn.Module) -> None:
-        """Read this rank's gradients where DDP is about to average them, if that is the only place."""
+        """Read this rank's gradients just before DDP averages them, if they cannot be read elsewhere."""
         if self._accumulation_steps == 1 and isinstance(parallel, DistributedDataParallel):
             # A lambda: torch compares a hook's annotations with types, and here they are text.
             parallel.register_comm_hook(None, lambda _, bucket: self._before_all_reduce(bucket))
@@ -92,7 +91,7 @@ class GradientNorms:
         self._small = torch.zeros_like(self._small)
 
     def estimate(self, sums: list[float], small_batch: int, big_batch: int) -> float | None:
-        """From ``sums`` added up over all ranks."""
+        """The noise scale from ``sums``, added up over all ranks."""
         small, big, steps = sums
         return noise_scale(small / steps, big / steps, small_batch, big_batch) if steps else None
 

@@ -1,4 +1,4 @@
-"""Learning rate as a pure function of the optimizer step, without torch and without state.
+"""The learning rate as a pure function of the optimizer step, without torch and without state.
 
 A run that resumes, skips a step or is asked twice gets the same rate for the same step number.
 """
