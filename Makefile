@@ -17,6 +17,7 @@ lint:
 
 types:
 	$(PYTHON) -m mypy
+	$(PYTHON) -m mypy --config-file tests/mypy.ini
 
 # The documentation as web pages in site/, without network. A link to nothing fails.
 docs:

@@ -5,6 +5,8 @@ For notebooks: ``from bigbatch.cluster import submit, queue, logs, cancel``.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 if (
     __name__ == "cluster"
 ):  # `python -m cluster.job`, as batch scripts of earlier versions say, and `python -m cluster.cli`
@@ -12,6 +14,10 @@ if (
     from pathlib import Path
 
     runpy.run_path(str(Path(__file__).resolve().parent / "host" / "root.py"))["alias_package"]("cluster")
+
+if TYPE_CHECKING:
+    from bigbatch.cluster.submission.batch_script import submit
+    from bigbatch.cluster.submission.queue import cancel, logs, queue
 
 __all__ = ["cancel", "logs", "queue", "submit"]
 

@@ -63,7 +63,7 @@ def test_a_command_refuses_an_empty_value_in_one_line_that_names_the_option(name
     try:
         code = main(list(arguments))
     except SystemExit as end:
-        code = end.code
+        code = end.code  # type: ignore[assignment]
     out, err = capsys.readouterr()
     assert code == 2 and out == ""
     assert len(err.splitlines()) == 1 and "must not be empty; got '" in err and "variable" in err
@@ -77,7 +77,7 @@ def test_a_command_refuses_an_empty_value_in_one_line_that_names_the_option(name
 def test_so_do_options_from_python(name, value):
     given = (value,) if name in ("set", "prior_from") else value
     with pytest.raises(ConfigError, match=f"^--{name.replace('_', '-')} must not be empty"):
-        SearchOptions(**{name: given})
+        SearchOptions(**{name: given})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("text", ["model.name=", "peak_lr= ", "schedule.name=\t"])

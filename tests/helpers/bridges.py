@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from bigbatch.search_spaces.registry import load_space
 from bigbatch.search_spaces.workload import Workload
@@ -55,7 +56,7 @@ def task_of(number: int, config: TrainConfig) -> TrialTask:
     )
 
 
-def number_of(task: dict[str, object]) -> int:
+def number_of(task: Any) -> int:
     """The trial's number, from the name that its processes are handed."""
     return int(str(task["name"]).removeprefix("trial-"))
 

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import socket
@@ -45,13 +46,13 @@ def main() -> None:
         return Cluster(initialize_head=True, head_node_args={**dashboard, **head})
 
     cluster = insist(start)
-    nodes = [insist(lambda other=other: cluster.add_node(**other)) for other in others]
+    nodes = [insist(functools.partial(cluster.add_node, **other)) for other in others]
     print(cluster.address, flush=True)
     try:
         for line in sys.stdin:
             word, _, rest = line.strip().partition(" ")
             if word == "add":
-                nodes.append(insist(lambda rest=rest: cluster.add_node(**json.loads(rest))))
+                nodes.append(insist(functools.partial(cluster.add_node, **json.loads(rest))))
             elif word == "remove":
                 cluster.remove_node(nodes.pop(), allow_graceful=False)
             print("done", flush=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import optuna
 import psutil
+from optuna.storages.journal import JournalFileBackend
 
 from helpers.paths import TUNE
 from helpers.processes import clean_environment
@@ -97,4 +98,4 @@ def load(folder: Path) -> optuna.Study:
 
 
 def journal_of(folder: Path) -> optuna.storages.JournalStorage:
-    return optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(folder / "optuna.journal")))
+    return optuna.storages.JournalStorage(JournalFileBackend(str(folder / "optuna.journal")))

@@ -59,7 +59,7 @@ def test_it_opens_in_another_place_with_all_its_trials(copy_of: Callable[[str], 
     assert (
         sum(state in ("COMPLETE", "PRUNED") for state in STATES[name])
         == study_progress.read_study_progress(folder).finished
-    )  # type: ignore[union-attr]
+    )
 
 
 @pytest.mark.parametrize("name", STATES)

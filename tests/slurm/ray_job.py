@@ -93,9 +93,10 @@ WAIT = "print('WAITING', flush=True); time.sleep(600)"
 def trials_of(job: RayJob) -> list:
     """The study's trials as any Optuna user reads them."""
     import optuna
+    from optuna.storages.journal import JournalFileBackend
 
     folder = Path(job.record["study_folder"])
     copy = job.cluster.shared / f"journal-{job.id}"
     shutil.copy(folder / "optuna.journal", copy)
-    storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(copy)))
+    storage = optuna.storages.JournalStorage(JournalFileBackend(str(copy)))
     return optuna.load_study(study_name=folder.name, storage=storage).get_trials()

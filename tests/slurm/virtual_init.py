@@ -17,6 +17,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from virtual_config import CONTROLLER, FREEZER, Plan, freezer_writable, read_plan, write_files
@@ -200,4 +201,5 @@ def _ip(line: str, *descriptors: int) -> None:
 
 
 if __name__ == "__main__":
-    {"keeper": keeper, CONTROLLER: controller, "node": node}[sys.argv[1]](*sys.argv[2:])
+    roles: dict[str, Callable[..., None]] = {"keeper": keeper, CONTROLLER: controller, "node": node}
+    roles[sys.argv[1]](*sys.argv[2:])

@@ -97,7 +97,7 @@ def check_wandb(folder: Path, study: optuna.Study, text: str) -> None:
         config: dict = {}
         metrics = []
         for data in wandb_records(path.read_bytes()):
-            record = wandb_internal_pb2.Record.FromString(data)
+            record = wandb_internal_pb2.Record.FromString(data)  # type: ignore[attr-defined]  # made while it is loaded
             if record.HasField("run"):
                 config |= {u.key: json.loads(u.value_json) for u in record.run.config.update}
                 group, name = record.run.run_group, record.run.run_id

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -245,7 +246,8 @@ def test_nodes_measure_the_way_between_them_and_turn_strangers_away(tmp_path, mo
 
     threads = [threading.Thread(target=node, args=(rank,)) for rank in range(3)]
     threads[0].start()
-    host, port, _ = probe._await(tmp_path / "server.json")
+    server: Any = probe._await(tmp_path / "server.json")
+    host, port, _ = server
     with socket.create_connection((host, port)) as stranger:
         stranger.sendall(b"x" * 32)
         assert stranger.recv(1) == b"", "nothing is told to one who does not know the secret"

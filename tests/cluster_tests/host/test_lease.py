@@ -9,7 +9,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,7 +21,14 @@ from bigbatch.cluster.host.lease import Lease, LeaseLost, LeaseVerdict, StudyHel
 from helpers.paths import ROOT
 from helpers.waiting import wait_until
 
-ELSEWHERE = {"token": "t", "host": "n9", "user": "eve", "machine": "another", "pid": 1, "start_ticks": 5}
+ELSEWHERE: dict[str, Any] = {
+    "token": "t",
+    "host": "n9",
+    "user": "eve",
+    "machine": "another",
+    "pid": 1,
+    "start_ticks": 5,
+}
 HERE = Holder("me", machine="here", pid=7)
 
 
@@ -36,7 +45,7 @@ def token(folder: Path) -> str:
 
 
 @pytest.fixture
-def dead() -> dict[str, object]:
+def dead() -> Iterator[dict[str, Any]]:
     """A process of this machine that was killed: nobody has waited for it, so its number is still taken."""
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     ticks = holder._start_ticks(process.pid)
@@ -124,7 +133,7 @@ def test_who_meets_a_jobs_driver_on_its_own_node_is_told_to_cancel_the_job():
 def test_a_holder_on_another_machine_is_watched_and_one_sign_of_life_is_enough(tmp_path, monkeypatch):
     monkeypatch.setattr(lease, "STALE_S", 0.4)
     monkeypatch.setattr(lease, "LOOK_EVERY_S", 0.02)
-    said = []
+    said: list[str] = []
     path = write(tmp_path, 90, **ELSEWHERE)
     sleep = time.sleep
     monkeypatch.setattr(time, "sleep", lambda s: (sleep(s), os.utime(path, (1, 1))))
@@ -234,7 +243,7 @@ def test_a_file_system_without_hard_links_will_do(tmp_path, monkeypatch, links):
 def test_a_link_that_was_made_although_the_file_server_denies_it_is_ours(tmp_path, monkeypatch):
     link = os.link
 
-    def twice(*names: object) -> None:
+    def twice(*names: Path) -> None:
         link(*names)
         link(*names)
 

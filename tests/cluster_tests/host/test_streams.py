@@ -61,7 +61,8 @@ def test_a_reader_that_has_left_is_no_error(words, closed, packed, tmp_path) -> 
             "BIGBATCH_HOME": str(tmp_path / "home"),
         },
         stdin=subprocess.DEVNULL,
-        **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, closed: write},
+        stdout=write if closed == "stdout" else subprocess.PIPE,
+        stderr=write if closed == "stderr" else subprocess.PIPE,
         timeout=240,
     )
     os.close(write)

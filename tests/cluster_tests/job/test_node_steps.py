@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 from bigbatch.cluster.host import processes
 from bigbatch.cluster.host.atomic_files import write_json
 from bigbatch.cluster.job import node_steps
@@ -19,12 +21,19 @@ def test_a_step_that_slurm_could_not_launch_is_started_once_more(tmp_path, monke
     assert steps.gone == {"n1": "lost: its step ended without a report (exit code 233)"}
     assert (tmp_path / "calls").read_text() == "x\n" * 2
     stand_in(tmp_path, monkeypatch, srun=f"echo x >> {tmp_path}/calls; exec sleep 600")
+
+    def called(times: int) -> bool:
+        return (tmp_path / "calls").read_text().count("x") == times
+
+    def is_gone(node: str) -> bool:
+        return node in steps.gone or node in steps.look()
+
     ends = {"n2": lambda: steps.kill("n2"), "n3": lambda: steps.stop(keep_logs=False, timeout_s=0)}
     for calls, (name, end) in enumerate(ends.items(), start=3):
         steps.start(AllocatedNode(name, 1), None)
-        assert processes.wait_until(lambda n=calls: (tmp_path / "calls").read_text().count("x") == n, 60)
+        assert processes.wait_until(functools.partial(called, calls), 60)
         end()  # given up, or told to end: not started again
-        assert processes.wait_until(lambda n=name: n in steps.gone or n in steps.look(), 60)
+        assert processes.wait_until(functools.partial(is_gone, name), 60)
     assert (tmp_path / "calls").read_text() == "x\n" * 4
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -45,7 +46,7 @@ class TwoNodes:
             started = subprocess.Popen(command, env=self.env, stdout=log, stderr=log, start_new_session=True)
             stack.callback(end, started)
             log_file = local / "log"
-            wait_until(lambda path=log_file: "Ray runtime started" in path.read_text(), log_file.read_text)
+            wait_until(functools.partial(has_started, log_file), log_file.read_text)
             self.pids[ip] = started.pid
 
     def nodes(self) -> list[dict]:
@@ -64,6 +65,10 @@ class TwoNodes:
         done = subprocess.run(command, env=self.env, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stderr
         return done.stdout
+
+
+def has_started(log: Path) -> bool:
+    return "Ray runtime started" in log.read_text()
 
 
 def end(started: subprocess.Popen) -> None:

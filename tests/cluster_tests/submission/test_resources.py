@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from bigbatch.cluster.submission import batch_script, resources
 from bigbatch.cluster.submission.request import Request
 from helpers.submissions import HOME, ask, command
 
-REFUSED = {
+REFUSED: dict[str, Any] = {
     "unknown partition": ({"partition": "gpu_p7"}, "gpu_p6"),
     "more GPUs than a node has": ({"partition": "gpu_p6", "gpus_per_node": 8}, "has 4 GPUs"),
     "more cores than a node has": ({"partition": "gpu_p6", "cpus_per_node": 97}, "96 cores"),

@@ -10,6 +10,7 @@ import textwrap
 import time
 import venv
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -122,7 +123,7 @@ def test_a_database_that_cannot_be_is_refused_without_its_password(url):
 
 def test_from_python_it_is_the_same(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
-    wishes = {"site": "generic", "cpus_per_node": 1, "python": sys.executable, "dry_run": True}
+    wishes: dict[str, Any] = {"site": "generic", "cpus_per_node": 1, "python": sys.executable, "dry_run": True}
     with pytest.raises(InputError, match="--max-epochs must be at least 1; got 0"):
         submit("--max-epochs", "0", **wishes)
     with pytest.raises(InputError, match="no such option; got '--trails'. Did you mean --trials"):

@@ -75,7 +75,7 @@ def test_training_is_sgd_over_batches_of_both_sizes(monkeypatch: pytest.MonkeyPa
             gradients = torch.autograd.grad(loss, list(model.parameters()))
             with torch.no_grad():
                 for parameter, gradient in zip(model.parameters(), gradients, strict=True):
-                    parameter -= PLAIN.optimizer.peak_lr * gradient
+                    parameter.sub_(PLAIN.optimizer.peak_lr * gradient)
     built = install(monkeypatch.setattr, plain_model)
     reporter = ListReporter()
     train(PLAIN, reporter=reporter, device=torch.device("cpu"))

@@ -66,7 +66,7 @@ def read_until_epoch(process: subprocess.Popen, epoch: int) -> None:
 @pytest.mark.slow
 def test_a_full_run_on_two_workers_survives_a_kill_and_ctrl_c_and_trains_each_epoch_once(best_json, tmp_path):
     changes = (f"epochs={EPOCHS}", "data.loader.workers=1")  # loader processes inside Ray workers end with them
-    arguments = ("--config", best_json, "--set", *changes, "--workers", 2, "--output", "full")
+    arguments: tuple[object, ...] = ("--config", best_json, "--set", *changes, "--workers", 2, "--output", "full")
     arguments = (*arguments, "--checkpoint-every-s", 1)
     first = start(*arguments, cwd=tmp_path)
     read_until_epoch(first, 3)
@@ -138,7 +138,7 @@ def test_a_reader_that_leaves_ends_no_run(best_json, tmp_path):
 
 
 def test_two_runs_never_write_one_folder(best_json, tmp_path):
-    arguments = ("--config", best_json, "--set", "epochs=400", "--output", "full")
+    arguments: tuple[object, ...] = ("--config", best_json, "--set", "epochs=400", "--output", "full")
     first = start(*arguments, cwd=tmp_path)
     read_until_epoch(first, 2)
     second = start(*arguments, cwd=tmp_path)

@@ -72,7 +72,7 @@ def weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: value.clone() for name, value in model.state_dict().items()}
 
 
-VARIANTS = {
+VARIANTS: dict[str, Any] = {
     "sgd": {},
     "lars, running averages": {"optimizer.name": "lars", "precise_bn": "off"},
     "lamb, bf16, clipped": {"optimizer.name": "lamb", "precision": "bf16", "clip_grad_norm": 1.0},

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from helpers.tiny_training import CONFIG, StopsAt, TinySource, changed, install,
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
-def run(config: TrainConfig, device: str, reporter: ListReporter | None = None, **keywords: Path) -> list[EpochRecord]:
+def run(config: TrainConfig, device: str, reporter: ListReporter | None = None, **keywords: Any) -> list[EpochRecord]:
     reporter = reporter or ListReporter()
     train(config, reporter=reporter, device=torch.device(device), **keywords)
     return reporter.records

@@ -94,7 +94,7 @@ def test_schedule_moves_at_each_step_and_not_at_each_micro_batch(monkeypatch: py
 
 def test_gradients_that_overflow_at_any_scale_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken() -> nn.Module:
-        model = plain_model()
+        model: Any = plain_model()
         model[0].weight.register_hook(lambda gradient: gradient * math.inf)
         return model
 
@@ -110,7 +110,7 @@ def test_precision_is_that_of_the_forward_pass_and_losses_agree(
     seen: set[torch.dtype] = set()
 
     def watched() -> nn.Module:
-        model = plain_model()
+        model: Any = plain_model()
         model[0].register_forward_hook(lambda module, inputs, output: seen.add(output.dtype))
         return model
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,7 +24,7 @@ from helpers.tiny_training import CLASSES, CONFIG, StopsAt, changed, install, un
 WORLD = World(0, 1, torch.device("cpu"))
 
 
-def network() -> nn.Sequential:
+def network() -> Any:
     torch.manual_seed(0)
     return nn.Sequential(
         nn.Conv2d(3, 5, 3, bias=False), nn.BatchNorm2d(5), nn.ReLU(), nn.Dropout(0.0),
@@ -38,7 +38,7 @@ def batches(count: int = 5) -> list[torch.Tensor]:
     return [torch.randn(6, 3, 8, 8, generator=draws) * (1 + i) + 3 * i for i in range(count)]
 
 
-def reference(model: nn.Sequential, images: list[torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def reference(model: Any, images: list[torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Mean and variance, for each BatchNorm, of its inputs over all batches, each normalised by its own."""
     xs = [x.double() for x in images]
     found = []
@@ -134,7 +134,7 @@ def test_layers_that_no_image_goes_through_keep_their_statistics() -> None:
 
 
 def test_model_without_batch_norm_reads_no_image() -> None:
-    def images() -> Iterator[torch.Tensor]:
+    def images() -> Generator[torch.Tensor]:
         raise AssertionError("read")
         yield
 
@@ -185,6 +185,7 @@ def test_a_run_that_stops_at_an_epochs_last_step_resumes_to_the_bit_with_dropout
 def test_the_pass_draws_alike_on_any_number_of_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank's batches have the places among all batches that ``sampling.bn_batches`` gives them."""
     seen: dict[int, list[int]] = {}
+    workers, rank = 1, 0
     monkeypatch.setattr(torch, "manual_seed", lambda seed: seen.setdefault(workers * 10 + rank, []).append(seed))
     for workers, rank in ((1, 0), (2, 0), (2, 1)):
         run: Any = SimpleNamespace(

@@ -155,8 +155,8 @@ def test_checkpointed_blocks_stay_so_under_torch_compile() -> None:
     both, kept_both = trained(True, True)
     for (name, a), b in zip(plain.named_parameters(), both.parameters(), strict=True):
         torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-5, msg=name)
-    for (name, a), b in zip(plain.named_buffers(), both.buffers(), strict=True):
-        torch.testing.assert_close(a, b, msg=name)  # each batch is counted once
+    for (name, one), other in zip(plain.named_buffers(), both.buffers(), strict=True):
+        torch.testing.assert_close(one, other, msg=name)  # each batch is counted once
     assert kept_both < 0.8 * kept_compiled
 
 

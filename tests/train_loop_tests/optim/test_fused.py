@@ -33,7 +33,7 @@ ADAMWS = [OptimizerConfig(name="adamw", beta1=0.8, beta2=0.95, eps=1e-3, weight_
 def network(layout: torch.memory_format = torch.contiguous_format, dtype: torch.dtype = torch.float32) -> nn.Sequential:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 5, 1), nn.Flatten(), nn.Linear(5, 4))
-    return model.to(dtype=dtype, memory_format=layout)  # type: ignore[call-overload, no-any-return]
+    return model.to(dtype=dtype, memory_format=layout)  # type: ignore[call-overload]
 
 
 def gradients(model: nn.Module, seed: int) -> list[torch.Tensor]:
@@ -168,7 +168,7 @@ def rounds(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     buffer = io.BytesIO()
     torch.save(optimizer.state_dict(), buffer)
     buffer.seek(0)
-    return torch.load(buffer, map_location="cpu", weights_only=True)  # type: ignore[no-any-return]
+    return torch.load(buffer, map_location="cpu", weights_only=True)
 
 
 def made_before(model: nn.Module, config: OptimizerConfig, steps: int) -> torch.optim.Optimizer:

@@ -35,7 +35,7 @@ def test_a_quadratic_whose_noise_scale_is_known() -> None:
         small_sq.append(float(np.square(gradients[:SMALL].mean(0)).sum()))
         big_sq.append(float(np.square(gradients.mean(0)).sum()))
         ratios.append(noise_scale(small_sq[-1], big_sq[-1], SMALL, BIG))
-    found = noise_scale(np.mean(small_sq), np.mean(big_sq), SMALL, BIG)
+    found = noise_scale(float(np.mean(small_sq)), float(np.mean(big_sq)), SMALL, BIG)
     assert found == pytest.approx(truth, rel=0.05)
     single = [ratio for ratio in ratios if ratio is not None]
     assert abs(np.mean(single) - truth) > 0.1 * truth, "averaging ratios is biased: that is why sums are kept"
@@ -87,7 +87,7 @@ def test_the_loop_measures_the_first_micro_batch_against_the_step(monkeypatch: p
     order = sampling.train_order(70, STEP.seed, 0)
     small, big = gradient_sq(order[:16]), gradient_sq(order[:64])
     assert seen == [[pytest.approx(small, rel=1e-4), pytest.approx(big, rel=1e-4), 1.0]]
-    assert reporter.records[0].noise_scale == noise_scale(*seen[0][:2], 16, 64)
+    assert reporter.records[0].noise_scale == noise_scale(seen[0][0], seen[0][1], 16, 64)
 
 
 def test_one_micro_batch_a_step_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -187,7 +187,7 @@ BOTH = pytest.mark.parametrize(
 @BOTH
 @pytest.mark.parametrize("elements", [1, 40, 10**9])
 def test_a_thousand_parameters_move_alike_in_buckets_of_any_size(optimizer_of, elements: int, monkeypatch) -> None:
-    shapes = [(1 + i % 7, 1 + i % 3) for i in range(1000)]
+    shapes: list[tuple[int, ...]] = [(1 + i % 7, 1 + i % 3) for i in range(1000)]
 
     def weights():
         return step_through(
@@ -327,7 +327,7 @@ def test_sharded_parameters_are_refused_with_the_way_out(optimizer_of) -> None:
     finally:
         dist.destroy_process_group()
     flat = nn.Parameter(torch.ones(4))
-    flat._is_flat_param = True  # what FSDP marks its own with
+    flat._is_flat_param = True  # type: ignore[attr-defined]  # what FSDP marks its own with
     with pytest.raises(ValueError, match="sharded"):
         optimizer_of([flat])
 

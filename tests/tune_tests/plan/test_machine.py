@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,7 @@ def random_machine(rng: random.Random) -> Machine:
     return Machine(tuple(rng.choice(kinds) for _ in range(rng.choice((1, 1, 2, 3, 5, 12)))))
 
 
-def place(machine: Machine, bundle: dict[str, float], count: int) -> list[list[float]] | None:
+def place(machine: Machine, bundle: dict[str, float], count: int) -> list[list[int]] | None:
     """What is left of each node when ``count`` bundles lie one by one wherever there is room; None if there is none.
 
     In units of Ray's arithmetic, a ten-thousandth.
@@ -149,7 +150,8 @@ def test_nodes_in_words():
     machine = Machine((Node(1, 0, 2_100_000_000), Node(32, 4, 0, 80 * 10**9), Node(32, 4, 0, 80 * 10**9)))
     words = "2 nodes with 4 GPUs of 80 GB and 32 CPU cores, a node with 1 CPU core and 2.1 GB"
     assert machine.describe() == words
-    assert machine.to_dict()["nodes"][1] == {
+    stored: Any = machine.to_dict()
+    assert stored["nodes"][1] == {
         "count": 2, "cpus": 32, "gpus": 4, "memory_bytes": 0, "gpu_memory_bytes": 80 * 10**9,
     }  # fmt: skip
 

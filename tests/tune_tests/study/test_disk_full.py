@@ -66,7 +66,7 @@ def test_a_search_that_is_told_to_stop_does_not_wait_for_room(small_disk):
 def test_a_checkpoint_without_room_leaves_the_one_before_and_takes_the_room_of_the_oldest(small_disk):
     folder = CheckpointFolder(small_disk / "c", every_s=0)
     tensor = torch.arange(15 * 2**20 // 4, dtype=torch.float32)  # 15 MB; three of them are 45
-    keys = dict.fromkeys(("config", "data", "optimizer", "scaler"), {})
+    keys: dict[str, dict[str, object]] = dict.fromkeys(("config", "data", "optimizer", "scaler"), {})
     for number in (1, 2):
         folder.save({**keys, "model": {"w": tensor}, "progress": {"epoch": number}})
     hog = fill(small_disk, leave_bytes=8 * 2**20)  # too little for a third beside two, enough in place of one

@@ -7,6 +7,7 @@ import inspect
 import re
 import typing
 from pathlib import Path
+from types import ModuleType
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -60,7 +61,7 @@ def test_trackers_get_only_fields_and_the_figures_that_one_watches() -> None:
 
 
 @pytest.mark.parametrize("where", [display], ids=lambda module: module.__name__)
-def test_lines_and_live_table_read_only_fields(where: object) -> None:
+def test_lines_and_live_table_read_only_fields(where: ModuleType) -> None:
     read = set(re.findall(r"record\[['\"](\w+)['\"]\]", inspect.getsource(where)))
     assert read and read <= {field.name for field in dataclasses.fields(EpochRecord)}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import signal
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -34,7 +35,7 @@ def store(tmp_path: Path):
 def test_what_fails_while_the_search_is_stopping_waits_for_the_resume(store, how, when):
     asked: list[bool] = []
     bridge = make_bridge(store, ending=lambda: bool(asked))
-    first = bridge.suggest("a")
+    first: Any = bridge.suggest("a")
     bridge.observe("a", {"records": [record(1, 0.5)]})
     asked.append(True)  # the signal reached the workers before Tune asked whether the search is over
     bridge.stopping = when == "stopping"
@@ -45,7 +46,7 @@ def test_what_fails_while_the_search_is_stopping_waits_for_the_resume(store, how
     store = reopen(store)
     bridge = make_bridge(store)
     bridge.recover()
-    again = bridge.suggest("b")
+    again: Any = bridge.suggest("b")
     assert (number_of(again), again["config"]) == (0, first["config"])
 
 
@@ -60,7 +61,7 @@ def test_validation_that_is_not_finite_is_a_fact_also_while_the_search_is_stoppi
 def fail_some(store: StudyStore, monkeypatch: pytest.MonkeyPatch) -> list[dict]:
     """Trial 0 complete; 1 failed after two epochs, with a checkpoint; 2 without a valid configuration; 3 diverged."""
     bridge = make_bridge(store, trials=4, concurrency=1)
-    tasks = []
+    tasks: list[Any] = []
     for name, records, failure in (
         ("a", [0.1, 0.2, 0.3, 0.4], None),
         ("b", [0.1, 0.5], FULL),
@@ -93,7 +94,7 @@ def test_a_failed_trial_is_tried_again_with_its_parameters_and_checkpoint_and_co
     bridge.recover()
     assert bridge.finished == 2
     for name, number, task in (("r1", 4, tasks[1]), ("r3", 5, tasks[2])):
-        again = bridge.suggest(name)
+        again: Any = bridge.suggest(name)
         assert (number_of(again), again["config"]) == (number, task["config"])
         assert store.study.trials[number].params == store.study.trials[number - (3 if number == 4 else 2)].params
         latest = store.checkpoint_folder(number) / "latest.pt"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import optuna
 import pytest
@@ -19,7 +20,7 @@ from helpers.bridges import EPOCHS, BrokenSpace, Recorder, make_bridge, number_o
 def test_a_trial_that_runs_to_its_end_is_complete_with_all_it_reported(store):
     watcher = Recorder()
     bridge = make_bridge(store, observers=[watcher])
-    task = bridge.suggest("ray-a")
+    task: Any = bridge.suggest("ray-a")
     assert task["config"]["seed"] == 3 and number_of(task) == 0
     assert not run_out(bridge, "ray-a", [0.1, 0.2, 0.3, 0.4])
     bridge.on_trial_complete("ray-a")
@@ -60,7 +61,7 @@ def test_a_died_process_is_fail_and_nothing_stays_running(store):
 
 def test_an_interrupted_trial_waits_with_its_parameters_and_is_taken_up_first(store):
     bridge = make_bridge(store)
-    first = bridge.suggest("ray-a")
+    first: Any = bridge.suggest("ray-a")
     bridge.observe("ray-a", {"records": [record(1, 0.5)]})
     bridge.stopping = True
     bridge.on_trial_complete("ray-a")
@@ -68,7 +69,7 @@ def test_an_interrupted_trial_waits_with_its_parameters_and_is_taken_up_first(st
     store = reopen(store)
     bridge = make_bridge(store)
     bridge.recover()
-    again = bridge.suggest("ray-b")
+    again: Any = bridge.suggest("ray-b")
     assert number_of(again) == 0 and again["config"] == first["config"]
     # its past is reported again and counted once
     assert not bridge.observe("ray-b", {"records": [record(1, 0.5), record(2, 0.6)]})
@@ -79,11 +80,11 @@ def test_an_interrupted_trial_waits_with_its_parameters_and_is_taken_up_first(st
 
 def test_an_interrupted_trial_takes_up_how_fast_it_reads_and_what_it_forgives_and_nothing_else(store):
     bridge = make_bridge(store)
-    first = bridge.suggest("ray-a")
+    first: Any = bridge.suggest("ray-a")
     bridge.release()
     store = reopen(store)
     said = {"data.on_bad_image": "skip", "data.loader.workers": 2}
-    again = make_bridge(store, overrides={**said, "label_smoothing": 0.3}).suggest("ray-b")
+    again: Any = make_bridge(store, overrides={**said, "label_smoothing": 0.3}).suggest("ray-b")
     wanted = TrainConfig.from_dict(first["config"]).replace_keys(said).to_dict()
     assert again["config"] == wanted
     stored = TrainConfig.from_dict(store.study.trials[0].user_attrs["config"])
@@ -233,7 +234,7 @@ def test_every_sampler_gives_other_parameters_each_time_and_the_same_for_the_sam
 def test_the_best_checkpoint_is_kept_and_the_others_go(store):
     bridge = make_bridge(store, concurrency=1)
     for i, value in enumerate((0.3, 0.6, 0.5)):
-        task = bridge.suggest(f"r{i}")
+        task: Any = bridge.suggest(f"r{i}")
         folder = store.checkpoint_folder(number_of(task))
         folder.mkdir(parents=True)
         (folder / "latest.pt").write_bytes(b"x")

@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from optuna.trial import TrialState
@@ -49,9 +50,11 @@ def start_all(limit: Capacity, live: list[int]) -> None:
 
 
 def test_more_trials_run_when_nodes_join_and_fewer_when_they_go():
-    nodes, said = Nodes(Node(4, 2, 64 * GIB)), []
+    nodes = Nodes(Node(4, 2, 64 * GIB))
+    said: list[str] = []
+    live: list[int] = []
     share = share_out(Machine(tuple(nodes().values())), 1, 100)
-    limit, live = Capacity(share, 100, gpus=True, nodes=nodes, say=said.append), []
+    limit = Capacity(share, 100, gpus=True, nodes=nodes, say=said.append)
     start_all(limit, live)
     assert len(live) == 2 and not said, "what stays as it was is not said"
     nodes.now[1] = Node(64, 4, 256 * GIB)
@@ -71,7 +74,8 @@ def test_a_search_on_cores_stays_there_when_gpus_join():
 
 
 def test_a_trial_that_fits_on_no_node_that_is_left_is_known_and_so_is_a_search():
-    nodes, said = Nodes(Node(2, 0, 64 * GIB), Node(12, 0, 64 * GIB)), []
+    nodes = Nodes(Node(2, 0, 64 * GIB), Node(12, 0, 64 * GIB))
+    said: list[str] = []
     limit = Capacity(Share(1, 2, {"CPU": 6.0}), 8, nodes=nodes, say=said.append)
     assert limit.holds({"CPU": 6.0}) and limit.lost() is None
     nodes.now[1] = Node(3, 0, 64 * GIB)
@@ -85,7 +89,8 @@ def test_a_trial_that_fits_on_no_node_that_is_left_is_known_and_so_is_a_search()
 
 def test_trials_of_unlike_sizes_run_side_by_side_where_they_fit():
     nodes = Nodes(Node(1, 0, 64 * GIB), Node(1, 0, 64 * GIB))
-    limit, live = Capacity(share_out(Machine(tuple(nodes().values())), 1, 8), 8, nodes=nodes), []
+    limit = Capacity(share_out(Machine(tuple(nodes().values())), 1, 8), 8, nodes=nodes)
+    live: list[int] = []
     start_all(limit, live)
     nodes.now[2] = Node(8, 0, 64 * GIB)
     start_all(limit, live)
@@ -102,7 +107,8 @@ def test_whatever_comes_and_goes_what_starts_fits_beside_what_runs():
             share = share_out(Machine(tuple(nodes().values())), workers, 24)
         except ConfigError:
             continue
-        limit, sizes, number = Capacity(share, 24, nodes=nodes), {}, 0
+        limit, number = Capacity(share, 24, nodes=nodes), 0
+        sizes: dict[int, Any] = {}
         for _ in range(12):
             if rng.random() < 0.5:
                 nodes.now[len(nodes.now) + seed] = Node(rng.randint(1, 16), 0, 64 * GIB)

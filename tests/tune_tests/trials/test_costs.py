@@ -62,7 +62,8 @@ def test_the_time_to_a_first_result_is_the_longest_that_was_met(store, monkeypat
 
 
 def test_no_trial_starts_that_could_not_finish_an_epoch_before_the_allocation_ends(monkeypatch):
-    now, needed = [5000.0], [None]
+    now: list[float] = [5000.0]
+    needed: list[float | None] = [None]
     monkeypatch.setattr("bigbatch.tune.trials.allocation_deadline.time.time", lambda: now[0])
     deadline = Deadline(6000.0, lambda: needed[0])
     assert deadline.allows_a_trial(), "nothing was measured yet"

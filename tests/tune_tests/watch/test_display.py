@@ -31,6 +31,7 @@ from bigbatch.tune.watch.observer import TrialView
 
 def view(number: int, values: list[float], state: str = "RUNNING", seconds: float = 10.0) -> TrialView:
     config = TrainConfig(epochs=4, optimizer=OptimizerConfig(name="lars", peak_lr=3.25))
+    records: list[dict[str, object]]
     records = [{"epoch": e, "val_top1": v, "train_loss": 1.0, "learning_rate": 0.5} for e, v in enumerate(values, 1)]
     return TrialView(number, {}, config, state, records, "because", time.time() - seconds)
 
@@ -140,6 +141,7 @@ def test_own_parameters_are_shown_in_table_line_and_findings_and_constant_ones_o
     trials = []
     for number, value in enumerate((0.9, 0.89)):
         config = plan.space(StandInTrial(None, fixed=params), plan.workload)
+        records: list[dict[str, object]]
         records = [{"epoch": 12, "val_top1": value, "train_loss": 1.0, "learning_rate": 0.5}]
         trials.append(TrialView(number, params, config, "COMPLETE", records))
     console = Console(width=120, record=True, file=io.StringIO())

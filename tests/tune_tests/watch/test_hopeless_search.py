@@ -11,6 +11,7 @@ from pathlib import Path
 import optuna
 import psutil
 import pytest
+from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
 from helpers.paths import ROOT
@@ -30,8 +31,20 @@ sys.exit(cli.tune_main(sys.argv[1:]))
 
 def search(folder: Path, space: Path, data: Path, *, more_cpus: int, epochs: int = 2) -> subprocess.Popen:
     """A search whose workers ask for ``more_cpus`` than their share, with limits of seconds instead of minutes."""
-    arguments = ("--space", space, "--data", data, "--model", "shufflenet_v2_x0_5", "--set", "image_size=16")
-    arguments = (*arguments, "--study", "s", "--trials", 2, "--max-epochs", epochs, "--scheduler", "none")
+    arguments: tuple[object, ...] = ("--space", space, "--data", data, "--model", "shufflenet_v2_x0_5")
+    arguments = (
+        *arguments,
+        "--set",
+        "image_size=16",
+        "--study",
+        "s",
+        "--trials",
+        2,
+        "--max-epochs",
+        epochs,
+        "--scheduler",
+        "none",
+    )
     return subprocess.Popen(
         [sys.executable, "-c", PATCHED.format(root=str(ROOT / "src"), more=more_cpus), *map(str, arguments)],
         cwd=folder, env=clean_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -40,7 +53,7 @@ def search(folder: Path, space: Path, data: Path, *, more_cpus: int, epochs: int
 
 
 def states(folder: Path) -> set[TrialState]:
-    backend = optuna.storages.journal.JournalFileBackend(str(folder / "runs" / "s" / "optuna.journal"))
+    backend = JournalFileBackend(str(folder / "runs" / "s" / "optuna.journal"))
     study = optuna.load_study(study_name="s", storage=optuna.storages.JournalStorage(backend))
     return {trial.state for trial in study.trials}
 

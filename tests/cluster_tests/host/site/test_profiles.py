@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import tomllib
+from typing import Any
 
 import pytest
 
@@ -115,7 +116,7 @@ def test_a_users_own_profile_comes_first_and_needs_no_code(tmp_path):
     assert find_site("jean_zay", env).title == "my own"
 
 
-WHERE = {
+WHERE: dict[str, Any] = {
     "jean_zay": [({}, "jean-zay3"), ({"IDRPROJ": "abc"}, "anything")],
     "juwels_booster": [({}, "jwlogin22.juwels"), ({}, "jwb0129"), ({"SYSTEMNAME": "juwelsbooster"}, "x")],
     "finisterrae3": [({"STORE": "/a", "LUSTRE": "/b"}, "x")],

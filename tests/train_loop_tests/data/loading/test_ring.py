@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import multiprocessing
 import os
@@ -155,7 +156,7 @@ def test_signals_that_stop_a_run_are_left_to_the_trainer(folder: Path) -> None:
     next(read)
     for process in ring.processes:
         pid = process.pid or 0  # it has only just begun
-        wait_until(lambda pid=pid: ignores(pid, signal.SIGUSR1), "the loader does not ignore SIGUSR1")
+        wait_until(functools.partial(ignores, pid, signal.SIGUSR1), "the loader does not ignore SIGUSR1")
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
             os.kill(process.pid or 0, number)
     assert len(list(read)) == 39

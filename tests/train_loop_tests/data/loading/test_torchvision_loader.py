@@ -77,7 +77,7 @@ def test_torchvisions_loader_is_the_plain_pipeline(change: dict[str, Any]) -> No
 
 
 def test_the_ring_brings_policies_copies_and_growing_images(folder: Path) -> None:
-    sizes_of = {"image_size": 64, "progressive_from": 32, "progressive_end": 2, "val_image_size": 80}
+    sizes_of: dict[str, Any] = {"image_size": 64, "progressive_from": 32, "progressive_end": 2, "val_image_size": 80}
     augment = AugmentConfig(policy="rand", repeats=3)
     here, there = (
         open_data(DataConfig(name=str(folder), loader=LoaderConfig(workers=n), augment=augment, **sizes_of))
@@ -117,12 +117,13 @@ def test_uploading_to_a_cpu_changes_nothing() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("change", [{}, {"non_blocking": False}, {"pin_memory": False}])
-def test_batches_arrive_on_a_gpu_as_they_were(folder: Path, change: dict[str, bool]) -> None:
+def test_batches_arrive_on_a_gpu_as_they_were(folder: Path, change: dict[str, Any]) -> None:
     """While the device is kept busy, so that a slot that is written again too early would be seen."""
     device = torch.device("cuda", torch.cuda.current_device())
     busy = torch.ones(4096, 4096, device=device)
     config = DataConfig(name=str(folder), image_size=SIZE, loader=LoaderConfig(workers=2, **change))
-    source, upload = open_data(config), Uploader(device, config.loader)
+    source: Any = open_data(config)
+    upload = Uploader(device, config.loader)
     plain = open_data(DataConfig(name=str(folder), image_size=SIZE))
     orders = batches_of(*[32] * 30)
     there = []

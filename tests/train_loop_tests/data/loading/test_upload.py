@@ -104,7 +104,7 @@ class LateDevice:
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: f"pin {way['pin_memory']}, free {way['non_blocking']}")
 def test_a_slot_is_not_written_again_before_its_copy_has_arrived(
-    folder: Path, way: dict[str, bool], monkeypatch: pytest.MonkeyPatch
+    folder: Path, way: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     orders = [np.arange(4 * step, 4 * step + 4) % 20 for step in range(40)]
     plain = open_data(DataConfig(name=str(folder), image_size=SIZE)).read_train(orders, Epoch(1, 1))
@@ -149,7 +149,7 @@ def test_normalising_brings_nothing_to_the_device_after_the_first_batch(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: f"pin {way['pin_memory']}, free {way['non_blocking']}")
-def test_batches_arrive_on_a_busy_gpu_as_they_were(folder: Path, way: dict[str, bool]) -> None:
+def test_batches_arrive_on_a_busy_gpu_as_they_were(folder: Path, way: dict[str, Any]) -> None:
     """The device has work for seconds in front of each copy, so a slot that was written again would be seen."""
     device = torch.device("cuda", torch.cuda.current_device())
     busy = torch.ones(8192, 8192, device=device)

@@ -62,8 +62,13 @@ def test_a_killed_pack_never_looks_finished_and_goes_on(
     options = ("--shard-mb", 1, "--workers", 1)
     target, half = tmp_path / "packed", tmp_path / "packed.packing"
     command = [sys.executable, "-m", "bigbatch.train_loop.data.packing.command", many, target, *options]
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    process = subprocess.Popen([*map(str, command)], cwd=ROOT / "src", start_new_session=True, **quiet)
+    process = subprocess.Popen(
+        [*map(str, command)],
+        cwd=ROOT / "src",
+        start_new_session=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     packs.append(process)
     wait_for_a_shard(process, half)
     children = psutil.Process(process.pid).children(recursive=True)

@@ -140,7 +140,7 @@ def test_wrong_input_is_one_line(
     images: Path, packed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "empty").mkdir()
-    cases = {
+    cases: dict[str, tuple[list[str | Path], str]] = {
         "no source": (["/nowhere", tmp_path / "x"], "must exist"),
         "no images": ([tmp_path / "empty", tmp_path / "x"], "must hold images"),
         "destination is there": ([images, packed], "must not exist"),

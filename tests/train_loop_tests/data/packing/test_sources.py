@@ -9,6 +9,7 @@ import pickle
 import shutil
 import tarfile
 from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -155,10 +156,12 @@ def test_cifar_pickles_keep_every_pixel(tmp_path: Path) -> None:
     assert np.array_equal(validation.numpy().transpose(0, 3, 1, 2).reshape(20, -1), test)
 
 
-class Python2(pickle._Pickler):
+class Python2(pickle._Pickler):  # typeshed leaves out what Python's own pickler is made of
     """Writes as Python 2 did, which the published files are of: bytes and text are both ``BINSTRING``."""
 
-    dispatch = dict(pickle._Pickler.dispatch)
+    write: Any
+    memoize: Any
+    dispatch: ClassVar[dict[type, Any]] = dict(pickle._Pickler.dispatch)
 
     def save_string(self, value: bytes | str) -> None:
         data = value if isinstance(value, bytes) else value.encode()

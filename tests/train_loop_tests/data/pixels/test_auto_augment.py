@@ -218,7 +218,7 @@ def test_impossible_values_are_refused() -> None:
         ({"rand_probability": 0.0}, "data.augment.rand_probability must be"),
     ):
         with pytest.raises(ConfigError, match=words):
-            AugmentConfig(**changes)  # type: ignore[arg-type]
+            AugmentConfig(**changes)
     with pytest.raises(ConfigError, match="digits has its own augmentation"):
         describe_data_set(DataConfig(augment=AugmentConfig(policy="rand")))
     assert auto_augment.augment_policy(AugmentConfig()) is None

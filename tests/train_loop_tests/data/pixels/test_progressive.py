@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -126,7 +127,7 @@ def test_the_memory_probe_takes_the_largest_training_size() -> None:
         ({"image_size": 0}, "got 32 after"),  # the digits' own
     ],
 )
-def test_impossible_sizes_are_refused(changes: dict[str, int], words: str) -> None:
+def test_impossible_sizes_are_refused(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         describe_data_set(dataclasses.replace(PROGRESSIVE, **changes))
 
