@@ -145,7 +145,7 @@ def test_a_pack_whose_disk_fills_up_ends_in_one_line_and_goes_on(
     assert "contact sheet not written: Read-only file system" in capsys.readouterr().out
     assert pack_command.main([command[0], str(tiny / "other"), "--workers", "1"]) == 2
     said = capsys.readouterr().err.splitlines()
-    assert len(said) == 1 and "DST must be a folder that can be written" in said[0]
+    assert len(said) == 1 and "DST must be a writable folder" in said[0]
 
 
 def test_the_quota_of_lustre_is_read() -> None:
