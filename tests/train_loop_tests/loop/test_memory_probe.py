@@ -90,7 +90,7 @@ def test_a_damaged_cache_is_measured_anew(tmp_path: Path, text: str) -> None:
 
 def test_a_cache_that_cannot_be_written_costs_a_warning(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.warns(UserWarning, match="is not kept"):
+    with pytest.warns(UserWarning, match="cannot be stored"):
         assert probe_micro_batch(Device(GIB, GIB / 50).memory, "a", tmp_path / "file" / "cache.json") > 0
 
 
