@@ -77,7 +77,6 @@ AT_MOST: dict[str, float] = {
     "imports that break the floors": 0,
     "function lines, max": FUNCTION_LINES,
     "file lines, max": FILE_LINES,
-    "lines over 100 characters, %": 2,
     "Any per 1,000 lines": 5,
     "README words": 900,
     "README word of the first command": 150,

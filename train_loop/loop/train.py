@@ -66,8 +66,7 @@ def train(
 
     Resumes from ``checkpoint_dir`` if it holds a checkpoint of this configuration. On CPUs and with the same number of
     workers, weights and records are bit for bit those of an uninterrupted run, except the last digits of sums over
-    several workers in an epoch's record. docs/training.md, "Checkpoints and resuming", lists what else may round
-    differently, above all cuDNN's choices.
+    several workers. docs/training.md, "Checkpoints and resuming", lists what else may round differently.
 
     A checkpoint is written between steps when ``checkpoint_every_s`` have passed since the last one, when the
     reporter asks for one, and after the last epoch. At the end of an epoch it comes before the report. The resumed
