@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from bigbatch.cluster.host import json_values
@@ -104,7 +104,7 @@ def read_progress(path: Path) -> StepProgress | None:
         values = json_values.json_object(text) if text.endswith("\n") else {}
     except (OSError, ValueError):
         return None
-    if not values:
+    if not values or not values.keys() <= {field.name for field in fields(StepProgress)}:
         return None
     return StepProgress(
         epoch=json_values.whole_number(values, "epoch"),

@@ -159,7 +159,7 @@ def test_own_parameters_are_shown_in_table_line_and_findings_and_constant_ones_o
     print_plan(plan, console)
     shown = console.export_text()
     assert "fixed      optimizer sgd, batch 128, warmup" in shown and "momentum 0.9" in shown
-    for constant in ("momentum", "128", "always"):
+    for constant in ("momentum", "batch 128", "always"):  # the path of the results may hold any number
         assert constant not in text, constant
 
 
