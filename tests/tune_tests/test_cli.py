@@ -66,7 +66,7 @@ BAD_INPUT = {
     "address where nobody listens": ((*GOOD, "--address", "127.0.0.1:1"), "127.0.0.1:1"),
     "study name": ((*GOOD, "--study", "../up"), "--study"),
     "seed": ((*GOOD, "--seed", "-1"), "seed"),
-    "more workers than there are": ((*GOOD, "--workers", "4096"), "there are"),
+    "more workers than there are": ((*GOOD, "--workers", "4096"), "the number of CPU cores"),
     "resume without a name": ((*GOOD, "--resume"), "--study"),
     "resume without a study": ((*GOOD, "--resume", "--study", "no-such-study"), "runs/no-such-study"),
     "defaults of a space": (("--space", "wrong_defaults.py"), "DEFAULTS"),

@@ -244,7 +244,7 @@ def test_a_search_that_was_cut_short_says_with_which_options_it_goes_on(tmp_path
     job.says("JobState=CANCELLED")
     job.process.send_signal(signal.SIGTERM)
     assert job.end() == 143, job.log
-    assert f"in place of the search's options: --output {study.parent} --study s --resume" in job.log
+    assert f"with these options instead of the search's: --output {study.parent} --study s --resume" in job.log
     assert "Traceback" not in job.log and not (study / ".lease").exists()
 
 
@@ -269,7 +269,7 @@ def test_a_job_without_slurms_commands_is_refused_before_anything_starts(tmp_pat
     job = StandInJob(folder, "7", "--space", "smoke", without=missing, PATH=f"{folder}/bin:{tools}")
     assert job.end() == 2
     assert job.log.startswith("ray_head_workers.slurm: error: ") and len(job.log.splitlines()) == 1, job.log
-    assert f"{missing} is not on PATH" in job.log and not (folder / "home").exists()
+    assert f" {missing} " in job.log and "is not on PATH of" in job.log and not (folder / "home").exists()
 
 
 REFUSES = """#!/bin/sh

@@ -126,7 +126,10 @@ def test_an_address_where_somebody_listens_passes_and_others_are_refused_at_once
         port = server.getsockname()[1]
         ray_session.check_reachable(f"127.0.0.1:{port}")
         ray_session.check_reachable(f"ray://127.0.0.1:{port}")
-    monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{port}")
-    for address in ("auto", f"127.0.0.1:{port}", "nowhere", "127.0.0.1:99999", "no.such.host.invalid:6379"):
-        with pytest.raises(ConfigError, match="--address"):
-            ray_session.check_reachable(address)
+    with socket.socket() as silent:  # it keeps the port, so that nobody else can listen there, and does not listen
+        silent.bind(("127.0.0.1", 0))
+        port = silent.getsockname()[1]
+        monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{port}")
+        for address in ("auto", f"127.0.0.1:{port}", "nowhere", "127.0.0.1:99999", "no.such.host.invalid:6379"):
+            with pytest.raises(ConfigError, match="--address"):
+                ray_session.check_reachable(address)

@@ -43,7 +43,7 @@ def test_a_variable_that_is_not_set_is_refused_where_all_workers_are_here(
         "$NO_SUCH_SCRATCH/sets": "got '$NO_SUCH_SCRATCH/sets', and $NO_SUCH_SCRATCH is not set here. Set the variable",
         "${NO_SUCH_SCRATCH}": "$NO_SUCH_SCRATCH is not set here",
         "/$NO_SUCH_SCRATCH": "$NO_SUCH_SCRATCH is not set here",
-        str(tmp_path / "file"): "can be written",
+        str(tmp_path / "file"): "must be a writable folder",
     }
     for (folder, said), (main, command) in itertools.product(
         wrong.items(), ((tune_main, search), (train_command.main, train))
