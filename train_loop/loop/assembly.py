@@ -182,7 +182,7 @@ def _resume(run: Run, content: Mapping[str, Any]) -> None:
         run.average.load(content["average"])
     run.clock.seconds |= progress.seconds
     if run.world.rank == 0:  # the other ranks add to what all had
-        run.sums.values.copy_(torch.tensor(progress.sums, dtype=torch.float64))
+        run.sums.restore(progress.sums)
         run.norms.sums.copy_(torch.tensor(progress.gradient_norms, dtype=torch.float64))
         run.source.resume_bad(progress.bad_images)
 

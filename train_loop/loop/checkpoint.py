@@ -1,7 +1,7 @@
 """Checkpoints hold everything that a run needs to continue as if it had never stopped. They are written atomically.
 
 A checkpoint is a dict: ``format``, ``config`` (TrainConfig's dict), ``data`` (sizes of the data
-set), ``model``, ``optimizer``, ``scaler`` (state dicts), ``progress`` (``Progress``'s dict), and with
+set), ``model``, ``optimizer``, ``scaler`` (state dicts), ``progress`` (``RunState``'s dict), and with
 ``ema_decay`` ``average`` (``WeightAverage.tensors``).
 
 It contains no generator state: the order of images, their augmentation and the seed of each micro-batch are
@@ -27,6 +27,7 @@ from bigbatch.train_loop.config import ConfigError, TrainConfig, differing_keys
 from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.train_loop.errors import CheckpointError
 from bigbatch.train_loop.host.disk_full import NO_ROOM, DiskFull, describe_full_disk, full_errno
+from bigbatch.train_loop.loop import metrics
 
 Content = dict[str, Any]
 """The content of a checkpoint, by name: plain values, and torch's state dicts."""
@@ -47,8 +48,9 @@ class RunState:
     skipped_steps: int = 0
     learning_rate: float = 0.0
     """Learning rate of the last step."""
-    sums: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
-    """Sums of the unfinished epoch over all ranks: see ``metrics.NAMES``."""
+    sums: list[float] = field(default_factory=lambda: [0.0] * len(metrics.NAMES))
+    """Sums of the unfinished epoch over all ranks: see ``metrics.NAMES``. A checkpoint of another version may hold
+    fewer or more."""
     gradient_norms: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
     """Gradient norms of the unfinished epoch over all ranks: see ``noise_scale.GradientNorms``."""
     bad_images: int = 0

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 
 from bigbatch.train_loop.errors import NonFiniteLossError
 
 NAMES = ("loss", "correct", "images")
+"""Checkpoints hold the sums in this order: append new names."""
 _NAN, _INF, _MINUS_INF = 3.0, 2.0, 1.0
 _VALUES = {_NAN: math.nan, _INF: math.inf, _MINUS_INF: -math.inf}
 
 
 class MetricSums:
-    """Sums of loss over images, right answers, and images: float64 ``[3]`` on the device."""
+    """Sums of loss over images, right answers, and images: float64 ``[3]`` (see ``NAMES``) on the device."""
 
     def __init__(self, device: torch.device) -> None:
         self.values = torch.zeros(len(NAMES), dtype=torch.float64, device=device)
@@ -27,6 +29,12 @@ class MetricSums:
         self.values[0] += mean_loss.double() * count
         self.values[1] += correct
         self.values[2] += count
+
+    def restore(self, saved: Sequence[float]) -> None:
+        """Continue from the sums of a checkpoint. Missing sums are 0; sums that this version lacks are ignored."""
+        known = saved[: len(NAMES)]
+        self.values.zero_()
+        self.values[: len(known)] = torch.tensor(known, dtype=torch.float64)
 
 
 class LossWatch:

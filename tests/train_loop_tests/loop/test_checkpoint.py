@@ -107,6 +107,27 @@ def test_resumed_run_ends_bit_identical(
     assert {record.resumed_from_epoch for record in second.records} <= {finished}
 
 
+@pytest.mark.parametrize("saved", [2, 3, 5])
+def test_checkpoint_with_other_metric_sums_resumes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, saved: int) -> None:
+    """Another version may know fewer sums, or more: here only ``loss`` and ``correct``, or two further ones."""
+    install(monkeypatch.setattr)
+    whole = run(CONFIG)
+    with pytest.raises(Killed):
+        run(CONFIG, Dies(after_poll=6), tmp_path, every_s=1e9)  # within the second epoch
+    content = torch.load(tmp_path / "latest.pt", weights_only=True)
+    sums = content["progress"]["sums"]
+    assert len(sums) == 3 and sums[2] > 0
+    content["progress"]["sums"] = [*sums, 7.0, 7.0][:saved]
+    torch.save(content, tmp_path / "latest.pt")
+    resumed = run(CONFIG, folder=tmp_path)
+    assert len(resumed.history) == len(whole.history)
+    if saved >= 3:
+        assert untimed(resumed.history) == untimed(whole.history)
+    else:  # the sum of images is 0 at the resumption: the epoch's mean is over the images after it
+        assert resumed.history[1].train_loss > whole.history[1].train_loss
+        assert untimed(resumed.history[2:]) == untimed(whole.history[2:])
+
+
 def test_finished_run_only_gives_its_result_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     install(monkeypatch.setattr)
     first = run(CONFIG, folder=tmp_path)
