@@ -18,7 +18,6 @@ from ray.tune.progress_reporter import TrialProgressCallback
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from ray.tune.stopper import Stopper
 
-from bigbatch.train_loop.launch.trial_task import TrialTask
 from bigbatch.tune.trials.bridge import OptunaBridge
 from bigbatch.tune.trials.capacity import Capacity
 from bigbatch.tune.watch.display import duration
@@ -50,7 +49,8 @@ class PrunerScheduler(FIFOScheduler):
         They wait in the study instead. The bridge starts them again, with workers that fit.
         """
         for trial in list(controller.get_trials()):
-            if trial.is_finished() or self._capacity.holds(TrialTask.from_dict(trial.config).worker_resources):
+            # Only this key: TrialTask.from_dict checks the whole configuration, and Tune calls this often.
+            if trial.is_finished() or self._capacity.holds(trial.config["worker_resources"]):
                 continue
             self._bridge.put_back(trial.trial_id, NODES_LOST)
             # Private names: stop_trial does not remove a waiting trial from the trials for which Tune keeps processes.
