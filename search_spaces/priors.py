@@ -71,8 +71,11 @@ def searched_peak_lr(workload: Workload, optimizer: str, batch: int, momentum: f
     """``peak_lr_centre`` for this workload, times the factor that a range test found (``--prior-from``).
 
     The test measured one batch. Its factor applies to all batches, so the rate still scales with the batch.
-    ``momentum``: None means the value that ``--set`` fixes, else 0.9.
+    ``momentum``: None means the value that ``--set`` fixes, else 0.9. A peak learning rate that ``--set`` fixes is
+    returned as it is: it replaces the prior, so that its optimizer needs no rule.
     """
+    if "optimizer.peak_lr" in workload.fixed:
+        return float(workload.fixed["optimizer.peak_lr"])
     if momentum is None:
         momentum = float(workload.fixed.get("optimizer.momentum", 0.9))
     centre = peak_lr_centre(optimizer, batch, total_steps(workload, batch), momentum)
@@ -109,7 +112,8 @@ def peak_lr_centre(optimizer: str, batch: int, steps: int, momentum: float = 0.9
     if optimizer == "adamw":  # DeiT and Malladi
         return 1e-3 * math.sqrt(batch / 1024)
     raise ConfigError(
-        f"no learning rate rule is known for this optimizer; got {optimizer!r}. Choose sgd, lars, lamb or adamw."
+        f"no learning rate rule is known for this optimizer; got {optimizer!r}. "
+        "Choose sgd, lars, lamb or adamw, or fix the rate, e.g. --set peak_lr=0.001."
     )
 
 

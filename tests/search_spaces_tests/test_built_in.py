@@ -18,7 +18,7 @@ from bigbatch.search_spaces.priors import (
     trust_coefficient,
 )
 from bigbatch.search_spaces.trial import Distribution, StandInTrial
-from bigbatch.train_loop.config import ConfigError, TrainConfig
+from bigbatch.train_loop.config import ConfigError, TrainConfig, sections
 from helpers.paths import ROOT
 
 DIGITS = Workload("digits", train_size=1437, num_classes=10, image_size=32, model="resnet18", epochs=12)
@@ -170,8 +170,18 @@ def test_short_runs_take_longer_steps_and_published_ones_do_not() -> None:
 
 
 def test_an_optimizer_without_a_rule_is_refused() -> None:
-    with pytest.raises(ConfigError, match="no learning rate rule .* got 'rmsprop'"):
+    with pytest.raises(ConfigError, match="no learning rate rule .* got 'rmsprop'.*--set peak_lr="):
         peak_lr_centre("rmsprop", 256, 100)
+
+
+def test_an_optimizer_without_a_rule_is_searched_with_a_fixed_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sections, "OPTIMIZERS", (*sections.OPTIMIZERS, "rmsprop"))
+    pinned = {"optimizer.name": "rmsprop", "optimizer.peak_lr": 0.003}
+    for name in ("large_batch", "lr_warmup"):
+        config = BUILT_IN[name](StandInTrial(random.Random(0)), DIGITS, pinned)
+        assert (config.optimizer.name, config.optimizer.peak_lr) == ("rmsprop", 0.003)
+    with pytest.raises(ConfigError, match="no learning rate rule"):
+        BUILT_IN["large_batch"](StandInTrial(random.Random(0)), DIGITS, {"optimizer.name": "rmsprop"})
 
 
 @SPACES
