@@ -138,7 +138,7 @@ def check_files(request: Request) -> None:
     """Raise InputError if a file that the job needs is missing."""
     for option, path in (("--container", request.container), ("--prelude", request.prelude)):
         if path and not Path(path).expanduser().is_file():
-            raise InputError(f"{option} must be a file; got {path!r}, which is none.")
+            raise InputError(f"{option} must be an existing file; got {path!r}. Check the path.")
     python = request.python
     if python and not request.container and not shutil.which(os.path.expanduser(python)):
         raise InputError(f"--python must be an interpreter that can be run; got {python!r}.")
@@ -225,7 +225,7 @@ def _variables(request: Request, site: Site, env: Mapping[str, str], root: Path)
     values = {
         "BIGBATCH_ROOT": str(root),
         "BIGBATCH_HOME": str(job_record.records_home(env)),
-        "BIGBATCH_SITE": str(site.path) if site.path.parent != BUILT_IN else site.name,
+        "BIGBATCH_SITE": _absolute(str(site.path)) if site.path.parent != BUILT_IN else site.name,
         "BIGBATCH_PYTHON": _interpreter(request, env, root),
         "BIGBATCH_CONTAINER": _absolute(request.container) if request.container else None,
         "BIGBATCH_CONTAINER_PYTHON": request.python if request.container else None,

@@ -63,7 +63,7 @@ def job_resources(
     request_checks.check_gpus(gpu_options, partition)
     by_sbatch = bool(gpu_options) and not any(one.own for one in gpu_options)
     gpus = _gpus(request, gpu_options, site, partition)
-    time_s, qos = _time_and_qos(request, site, partition, gpus * request.nodes)
+    time_s, qos = _time_and_qos(request, partition, gpus * request.nodes)
     if partition and partition.max_nodes and request.nodes > partition.max_nodes:
         raise InputError(
             f"partition {partition.name} grants at most {partition.max_nodes} nodes a job; got {request.nodes}. "
@@ -207,7 +207,7 @@ def _cpus(request: Request, site: Site, partition: Partition | None, gpus: int) 
     return cpus
 
 
-def _time_and_qos(request: Request, site: Site, partition: Partition | None, gpus: int) -> tuple[int, str | None]:
+def _time_and_qos(request: Request, partition: Partition | None, gpus: int) -> tuple[int, str | None]:
     """The wall time and the quality of service that grants it."""
     limit = partition.max_time_s if partition else None
     time_s = parse_time(request.time) if request.time else min(USUAL_TIME_S, limit or USUAL_TIME_S)

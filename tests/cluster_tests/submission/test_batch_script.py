@@ -152,8 +152,8 @@ def test_paths_may_be_paths(tmp_path):
 def test_a_missing_file_interpreter_or_sbatch_is_refused(tmp_path, monkeypatch):
     env = {"BIGBATCH_HOME": str(tmp_path / "home")}
     for wishes, expected in (
-        ({"container": "none.sif"}, "--container"),
-        ({"prelude": "none.sh"}, "--prelude"),
+        ({"container": "none.sif"}, "--container must be an existing file; got 'none.sif'"),
+        ({"prelude": "none.sh"}, "--prelude must be an existing file; got 'none.sh'"),
         ({"python": "/no/python"}, "--python"),
         ({"nodse": 4}, "nodes"),
     ):
@@ -172,6 +172,14 @@ def test_a_site_that_forbids_requeueing_gets_a_chain_of_jobs(tmp_path):
     script = batch_script.render_batch_script(request, load_site(profile), env=HOME)
     assert "#SBATCH --no-requeue" in script and 'ray_head_workers.slurm" --chain --space' in script
     assert f"export BIGBATCH_SITE={profile}\n" in script and "export BIGBATCH_NODE_TMP=/local\n" in script
+
+
+def test_a_relative_profile_is_exported_with_its_whole_path(tmp_path, monkeypatch):
+    """The job and ``bigbatch logs`` may read the variable in another folder."""
+    (tmp_path / "my.toml").write_text('name = "mine"\n')
+    monkeypatch.chdir(tmp_path)
+    script = batch_script.render_batch_script(replace(GIVEN, cpus_per_node=4), find_site("my.toml", HOME), env=HOME)
+    assert f"export BIGBATCH_SITE={tmp_path / 'my.toml'}\n" in script
 
 
 def test_the_active_environments_python_is_the_nodes():
