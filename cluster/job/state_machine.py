@@ -147,8 +147,14 @@ class Job:
             self._check = checks.ArgumentCheck(command, self._cwd, self._tmp, self._allocation)
         chores = [task for task in (self._check and self._check.look, self._lease and self._lease.renew) if task]
         self._job_watch = JobWatch(
-            *(self._record, self._nodes, self._allocation.head.name, self._left.deadline(), self._signals, chores),
-            *(self._say, self._save),
+            record=self._record,
+            nodes=self._nodes,
+            head=self._allocation.head.name,
+            deadline=self._left.deadline(),
+            signals=self._signals,
+            chores=chores,
+            say=self._say,
+            save=self._save,
         )
         return State.HEAD
 

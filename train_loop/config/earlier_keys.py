@@ -59,8 +59,8 @@ SHORT: Mapping[str, str] = types.MappingProxyType({old.removeprefix("data."): ne
 def migrated(values: Mapping[str, object]) -> dict[str, object]:
     """A stored configuration (``TrainConfig.to_dict`` of any version) with the keys of today.
 
-    Keys of schema 1 are moved wherever they are met, as people also write such files by hand, without a version. What
-    is no key stays, for whoever reads it to refuse. ``values`` is not changed.
+    Keys of schema 1 are moved wherever they are met, as people also write such files by hand, without a version.
+    Unknown keys are kept; the reader of the configuration refuses them. ``values`` is not changed.
 
     Raises:
         ConfigError: a key is there by its earlier and by its present name.

@@ -102,7 +102,7 @@ class BatchConfig:
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """Which optimiser; fields that it does not use are ignored and said so by ``used_fields``."""
+    """Which optimiser. Fields that it does not use are ignored."""
 
     name: str = "sgd"
     peak_lr: float = 0.1

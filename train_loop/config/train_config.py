@@ -44,8 +44,8 @@ RUNTIME_KEYS = (
     "data.loader.non_blocking",
     "data.on_bad_image",
 )
-"""How fast a run is, not what it computes: it may resume with others. What a bad image does is one of them, as a run
-that died of one has computed nothing with it."""
+"""How fast a run is, not what it computes: it may resume with others. ``on_bad_image`` is one of them,
+because a run that stopped at a bad image has not used it."""
 
 PARTS = ("data.subset",)
 """Keys that take ``10%`` too."""
@@ -309,7 +309,7 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, object]:
 
 
 def split_assignments(assignments: Iterable[str]) -> tuple[dict[str, object], dict[str, object]]:
-    """As ``parse_assignments``; and, in place of a refusal, by name the values of what is no key."""
+    """Like ``parse_assignments``, but returns unknown names and their values in a second dict."""
     changes: dict[str, object] = {}
     others: dict[str, object] = {}
     for text in assignments:
@@ -350,7 +350,7 @@ def _json_or_word(raw: str) -> object:
 
 
 def check_each(changes: Mapping[str, object]) -> None:
-    """Raise ConfigError for the first key whose value can be right with no values of the other keys.
+    """Raise ConfigError for the first key whose value is invalid whatever the other keys are.
 
     What derives other values from these, as search spaces do, would else meet the error, and name another key.
     """

@@ -1,4 +1,4 @@
-"""Other words for configuration keys: the short forms of tables and papers, and advice for words that are no key."""
+"""Other words for configuration keys: the short forms of tables and papers, and advice for unknown keys."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ class DataSource(ABC):
     def train_batches(
         self, seed: int, epoch: int, batch: BatchSplit, rank: int, start_step: int = 0, drop_last: bool = True
     ) -> Iterator[list[Batch]]:
-        """``train_steps`` with all micro-batches of a step at once."""
+        """``train_steps`` with all micro-batches of a step at once. Benchmarks and tests use it; training does not."""
         for step in self.train_steps(seed, epoch, batch, rank, start_step, drop_last):
             yield list(step)
 

@@ -9,7 +9,7 @@ from bigbatch.train_loop.config import ConfigError
 MODES = ("disabled", "offline", "online")
 
 
-def check_wandb_key(mode: str, project: str | None = None) -> None:
+def check_wandb_key(mode: str) -> None:
     """Raise ConfigError if ``online`` has no key: the login would wait for input."""
     if mode != "online" or os.environ.get("WANDB_API_KEY"):
         return

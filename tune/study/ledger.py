@@ -134,7 +134,7 @@ class Ledger:
     def beat(self) -> None:
         """Write the session's file if that is due. After a failure the next beat tries again.
 
-        Raises OSError with the reason once the writing has failed for SAY_AFTER_S.
+        Raises OSError with the reason once the writing has failed for WARN_AFTER_S.
         """
         with self._lock:
             if self._path is None or self._clock() < self._next_write:

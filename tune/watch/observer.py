@@ -78,8 +78,8 @@ class Observer(Protocol):
 def tell(observers: list[Observer], event: str, *arguments: object) -> None:
     """Call the method ``event`` of every observer that has it.
 
-    An observer that fails, such as an unreachable tracker, is removed from the list, with a warning. A full disk is no
-    such failure: the study's own writing reports it.
+    An observer that fails, such as an unreachable tracker, is removed from the list, with a warning. A full disk
+    does not remove the observer; the study reports it.
     """
     for observer in list(observers):
         try:

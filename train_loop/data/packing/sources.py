@@ -1,7 +1,7 @@
 """List the images of a source, with part, class and place, without unpacking anything.
 
 A source is a folder tree or tars (``tars.py``), Hugging Face Parquet files or the CIFAR-10 pickles
-(``pack_tables.py``). Each is listed as *entries*, a name such as ``train/ant/7.jpg`` and a place to read; names then
+(``tables.py``). Each is listed as *entries*, a name such as ``train/ant/7.jpg`` and a place to read; names then
 decide part and class.
 """
 
