@@ -4,8 +4,9 @@
     python benchmarks/terminal_picture.py draw    draws the stored screen again
 
 The stored screen (``results/terminal_2cpu.json``) is the text that the terminal showed, colours included, when
-``--ended`` trials had ended, with where it comes from. A test draws it again, and compares its words with those
-that the display writes today.
+``--ended`` trials had ended, with where it comes from. The study lies in a temporary folder, which command
+and screen call ``runs``. A test draws the screen again, and compares its words with those that the display writes
+today.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 RAW = ROOT / "benchmarks" / "results" / "terminal_2cpu.json"
 PICTURE = ROOT / "docs" / "pictures" / "terminal.svg"
-COMMAND = ("python", "tune/run.py", "--space", "large_batch")
+COMMAND = ("python", "tune/run.py", "--space", "large_batch", "--study", "first", "--output", "runs")
 COLUMNS, LINES = 108, 50
 REDRAW = re.compile(r"(?:\r|\x1b\[2K|\x1b\[1A)*\x1b\[1A(?:\r|\x1b\[2K|\x1b\[1A)*")
 """What rich writes before it draws a table over the one before."""
@@ -118,7 +119,7 @@ def main() -> None:
         from bigbatch.tune.study.provenance import provenance
 
         with tempfile.TemporaryDirectory() as folder:
-            command = [sys.executable, *COMMAND[1:], "--study", "first", "--output", folder]
+            command = [sys.executable, *COMMAND[1:-1], folder]
             text = record(command).replace(folder, "runs")
         facts = {"benchmark": "terminal_picture", "command": COMMAND, "columns": COLUMNS, "ended": options.ended}
         store({**facts, "screen": screen(text, options.ended), "provenance": provenance()}, RAW)

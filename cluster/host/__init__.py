@@ -1,1 +1,1 @@
-"""cluster/host"""
+"""What every floor may use: the allocation, leases, private folders, small files, Slurm's commands."""

@@ -1,1 +1,1 @@
-"""cluster/job"""
+"""The process of the batch script: a state machine from the allocation to the last removed file."""

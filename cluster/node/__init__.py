@@ -1,1 +1,1 @@
-"""cluster/node"""
+"""One node's part of the job: starts Ray, its ports, credentials, heartbeats."""

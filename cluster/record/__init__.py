@@ -1,1 +1,1 @@
-"""cluster/record"""
+"""What a job writes about itself, and how far its study is."""

@@ -26,7 +26,7 @@ PURPOSE = {
 }
 """A line for each floor, highest floor first."""
 WIDTH, FLOOR_WIDTH, GAP, MARGIN = 900, 620, 34, 16
-TITLE_HEIGHT, ROW_HEIGHT = 40, 28
+TITLE_HEIGHT, ROW_HEIGHT, LEGEND_HEIGHT = 40, 28, 38
 CHARACTER = 7.3
 """Width of a character at the size that wings are written in."""
 
@@ -50,7 +50,7 @@ def wings(tree: Tree, floor: str) -> list[str]:
     """Folders that lie directly in a floor; of a floor without any, its files."""
     paths = [path.split("/")[1:] for path in tree.texts if path.startswith(f"{floor}/")]
     folders = {parts[0] for parts in paths if len(parts) > 1}
-    return sorted(folders) or sorted({parts[0][:-3] for parts in paths} - {"__init__"})
+    return sorted(folders) or sorted({parts[0] for parts in paths} - {"__init__.py"})
 
 
 def below(tree: Tree, floor: str) -> dict[str, list[str]]:
@@ -69,7 +69,7 @@ def draw(drawn: list[Floor]) -> str:
     for floor in drawn:
         tops[floor.name] = top
         top += _height(floor) + GAP
-    height = top - GAP + MARGIN
+    height = top - GAP + LEGEND_HEIGHT + MARGIN
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" font-family="sans-serif" role="img">',
         "<title>The four floors of BigBatch, their wings, and what each imports from the floors below</title>",
@@ -80,6 +80,7 @@ def draw(drawn: list[Floor]) -> str:
     for floor in drawn:
         parts += _floor(floor, tops[floor.name])
     parts += _arrows(drawn, tops)
+    parts += _legend(top - GAP + MARGIN)
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
@@ -113,10 +114,28 @@ def _floor(floor: Floor, top: int) -> list[str]:
         y = top + 34 + number * ROW_HEIGHT
         for name, x, width in row:
             parts += [
-                f'<rect x="{x:.0f}" y="{y}" width="{width:.0f}" height="22" rx="4" fill="#fff" stroke="#9fa8da"/>',
+                _box(x, y, width, is_file=name.endswith(".py")),
                 f'<text x="{x + width / 2:.0f}" y="{y + 15}" font-size="12" text-anchor="middle" fill="#223">'
                 f"{name}</text>",
             ]
+    return parts
+
+
+def _box(x: float, y: int, width: float, *, is_file: bool) -> str:
+    """The frame of a wing; a dashed one of a file."""
+    style = 'fill="none" stroke="#9fa8da" stroke-dasharray="3 3"' if is_file else 'rx="4" fill="#fff" stroke="#9fa8da"'
+    return f'<rect x="{x:.0f}" y="{y}" width="{width:.0f}" height="22" {style}/>'
+
+
+def _legend(y: int) -> list[str]:
+    """What the two kinds of frames mean."""
+    parts, x = [], MARGIN + 12
+    for meaning, is_file in (("a wing (a folder)", False), ("a file, in a floor without wings", True)):
+        parts += [
+            _box(x, y, 30, is_file=is_file),
+            f'<text x="{x + 38}" y="{y + 15}" font-size="12" fill="#445">{meaning}</text>',
+        ]
+        x += 180
     return parts
 
 

@@ -14,6 +14,7 @@ import torch
 
 from bigbatch.cluster.host.site import profiles
 from bigbatch.cluster.submission.batch_script import submit
+from bigbatch.search_spaces.workload import Workload
 from bigbatch.train_loop.optim import parameter_groups
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,6 +32,14 @@ def run(title: str) -> dict[str, Any]:
     names: dict[str, Any] = {}
     exec(compile(example(title), title, "exec"), names)
     return names
+
+
+@pytest.mark.parametrize("workers", range(1, 9))
+def test_the_space_suits_any_number_of_workers(workers: int) -> None:
+    workload = Workload("digits", 1437, num_classes=10, image_size=8, model="resnet18", epochs=6, workers=workers)
+    trial = SimpleNamespace(suggest_float=lambda name, low, high, log: (low * high) ** 0.5)
+    batch = run("my_space.py")["space"](trial, workload).batch.global_size
+    assert batch % workers == 0 and 256 - 8 * workers < batch <= 256
 
 
 def test_the_space_is_accepted_and_shows_its_two_ranges(tmp_path: Path) -> None:
@@ -54,7 +63,7 @@ def test_the_model_gives_logits_and_its_norms_have_no_weight_decay(size: int) ->
 def test_the_metric_counts_what_a_loop_over_the_images_counts() -> None:
     rows = [[0.1, 0.9, 0.5, 0.0], [4.0, 3.0, 2.0, 1.0], [1.0, 2.0, 3.0, 4.0]]
     labels = [2, 3, 3]
-    for k in (1, 2, 3):
+    for k in (1, 2, 3, 4, 5):  # five: more than there are classes
         expected = sum(y in sorted(range(4), key=row.__getitem__)[-k:] for row, y in zip(rows, labels, strict=True))
         counted = run("train_loop/loop/metrics.py")["correct_in_top"](torch.tensor(rows), torch.tensor(labels), k)
         assert int(counted) == expected

@@ -1,1 +1,1 @@
-"""train_loop/host"""
+"""Signals, ranks, disk space, the command line of a run."""

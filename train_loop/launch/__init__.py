@@ -1,1 +1,1 @@
-"""train_loop/launch"""
+"""A full run, with or without Ray Train; the range test; the loader report. Only this wing of the floor imports Ray."""

@@ -1,1 +1,1 @@
-"""train_loop/loop"""
+"""The training loop in plain PyTorch, checkpoints, the memory probe."""

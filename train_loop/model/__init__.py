@@ -1,1 +1,1 @@
-"""train_loop/model"""
+"""Networks, losses, precise BatchNorm, the average of the weights."""

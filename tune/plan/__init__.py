@@ -1,1 +1,1 @@
-"""tune/plan"""
+"""Reads the options, checks all that can be known before Ray starts, divides the machine among trials."""

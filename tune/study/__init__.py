@@ -1,1 +1,1 @@
-"""tune/study"""
+"""The study's folder: journal, tables, ledger, provenance, retries."""

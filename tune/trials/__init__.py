@@ -1,1 +1,1 @@
-"""tune/trials"""
+"""The bridge between Ray Tune and Optuna, samplers and pruners, one trial as a ``TorchTrainer``."""

@@ -1,1 +1,1 @@
-"""cluster/host/site"""
+"""Reads the profile of a site and its quota."""

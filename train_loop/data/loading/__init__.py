@@ -1,1 +1,1 @@
-"""train_loop/data/loading"""
+"""Loader processes, their shared memory, reading ahead, copies to the device."""

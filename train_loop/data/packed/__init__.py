@@ -1,1 +1,1 @@
-"""train_loop/data/packed"""
+"""Reads a packed set, and copies it to the nodes."""

@@ -1,1 +1,1 @@
-"""train_loop/data/packing"""
+"""``bigbatch pack`` and ``bigbatch fetch``: images of any source become a few Arrow files."""

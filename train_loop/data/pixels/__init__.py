@@ -1,1 +1,1 @@
-"""train_loop/data/pixels"""
+"""Decodes, crops, resizes and augments images."""

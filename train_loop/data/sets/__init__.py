@@ -1,1 +1,1 @@
-"""train_loop/data/sets"""
+"""The kinds of data: digits, image folders, a subset of them."""
