@@ -12,6 +12,8 @@ from pathlib import Path
 import pandas as pd
 import pyarrow.dataset as ds
 
+if len(sys.argv) != 2:
+    sys.exit("Write: python examples/read_study.py runs/STUDY")
 folder = Path(sys.argv[1])
 plan = json.loads((folder / "study.json").read_text())
 trials = pd.read_parquet(folder / "trials.parquet")

@@ -142,7 +142,7 @@ def _execute(path: Path, source: str) -> types.ModuleType:
     sys.modules[module.__name__] = module  # dataclasses and pickle look their module up
     try:
         with _folder_first(path.parent):
-            _answer_to_earlier_names()
+            _answer_to_earlier_names(path.parent)
             exec(compile(source, str(path), "exec"), module.__dict__)
     except (Exception, SystemExit) as error:
         del sys.modules[module.__name__]
@@ -154,14 +154,24 @@ def _execute(path: Path, source: str) -> types.ModuleType:
     return module
 
 
-def _answer_to_earlier_names() -> None:
+def _answer_to_earlier_names(folder: Path) -> None:
     """Let a space say ``from search_spaces.priors import …``, as spaces did before the package was ``bigbatch``.
 
-    The old names refer to the same modules. A user's own module of such a name stays if it is already imported.
+    The old names refer to the same modules. A user's own module of such a name stays: one that is already imported,
+    and one that lies in ``folder``, beside the space.
     """
+    own = {name for name in ("search_spaces", "train_loop") if _is_the_users(folder / name)}
     for name in list(sys.modules):
         if name.startswith(("bigbatch.search_spaces", "bigbatch.train_loop.config")) or name == "bigbatch.train_loop":
-            sys.modules.setdefault(name.partition(".")[2], sys.modules[name])
+            earlier = name.partition(".")[2]
+            if earlier.partition(".")[0] not in own:
+                sys.modules.setdefault(earlier, sys.modules[name])
+
+
+def _is_the_users(module: Path) -> bool:
+    """Whether a module of this path is there and is not ours: a space may lie in a clone's root."""
+    ours = Path(str(sys.modules[f"bigbatch.{module.name}"].__file__)).resolve().parent
+    return module.with_suffix(".py").exists() or (module.is_dir() and module.resolve() != ours)
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from bigbatch.train_loop.config import (
     TrainConfig,
     resolve_key,
 )
+from bigbatch.train_loop.config.earlier_keys import EARLIER_KEYS
 
 _SMALLEST = {
     "train_size": 2,
@@ -24,6 +25,20 @@ _SMALLEST = {
     "memory_bytes": 0,
     "max_micro_size": 0,
 }
+
+
+class FixedKeys(dict[str, Any]):
+    """Configuration keys and their values; a key's earlier name finds its value too."""
+
+    def __getitem__(self, key: str) -> Any:
+        return super().__getitem__(EARLIER_KEYS.get(key, key))
+
+    def __contains__(self, key: object) -> bool:
+        return super().__contains__(EARLIER_KEYS.get(key, key) if isinstance(key, str) else key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The value of ``key``, by its present or an earlier name; ``default`` if it is not fixed."""
+        return super().get(EARLIER_KEYS.get(key, key), default)
 
 
 @dataclass(frozen=True)
@@ -56,6 +71,7 @@ class Workload:
     """Dotted keys with the values that ``--set`` gives to every configuration. They override the space."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "fixed", FixedKeys(self.fixed))
         for name, smallest in _SMALLEST.items():
             value = getattr(self, name)
             if value < smallest:

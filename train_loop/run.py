@@ -13,8 +13,11 @@ if not __package__:
     root = Path(__file__).resolve().parents[1] / "cluster" / "host" / "root.py"
     runpy.run_path(str(root))["make_importable"](__file__)
 
-from bigbatch.cluster.host.streams import exit_code_after_output  # noqa: E402
-from bigbatch.train_loop.launch.command import main  # noqa: E402
+try:
+    from bigbatch.cluster.host.streams import exit_code_after_output
+    from bigbatch.train_loop.launch.command import main
+except KeyboardInterrupt:  # Ctrl-C while Python still reads its files
+    sys.exit(130)
 
 if __name__ == "__main__":
     sys.exit(exit_code_after_output(main()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
 import sys
 from pathlib import Path
 
@@ -269,3 +270,23 @@ def test_pinned_values_that_cannot_be_are_refused() -> None:
 def test_an_impossible_workload_is_refused() -> None:
     with pytest.raises(ConfigError, match="workload.train_size must be at least 2; got 0"):
         dataclasses.replace(WORKLOAD, train_size=0)
+
+
+def test_a_fixed_key_is_found_by_its_earlier_name_too() -> None:
+    workload = dataclasses.replace(WORKLOAD, fixed={"data.augment.enabled": False})
+    assert "data.augment" in workload.fixed
+    assert workload.fixed["data.augment"] is False
+    assert workload.fixed.get("data.augment.enabled") is False
+    assert workload.fixed.get("data.mixup_alpha", 7) == 7
+    assert list(workload.fixed) == ["data.augment.enabled"]
+
+
+@pytest.mark.parametrize("name", ["search_spaces", "train_loop"])
+def test_a_users_own_package_beside_a_space_is_the_users(name: str, tmp_path: Path) -> None:
+    """In a process of its own: names that were once imported stay."""
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "mine.py").write_text("HIGH = 0.5\n")
+    path = write(tmp_path, f"from {name}.mine import HIGH\n{GOOD}", "own.py")
+    code = f"from bigbatch.search_spaces import load_space; print(load_space({str(path)!r}).name)"
+    done = subprocess.run([sys.executable, "-c", code], cwd="/", capture_output=True, text=True)
+    assert done.stdout == "own\n", done.stderr

@@ -26,6 +26,8 @@ def check_same_study(identity: Mapping[str, object], stored: Mapping[str, object
         stored: the facts in study.json.
     """
     for key, value in identity.items():
+        if key == "classes_digest" and key not in stored:  # a study of an earlier version
+            continue
         before = stored.get(key)
         if key == "overrides" and isinstance(before, dict) and isinstance(value, Mapping):
             _check_overrides(before, value)
@@ -47,6 +49,8 @@ def _check_overrides(before: Mapping[str, object], now: Mapping[str, object]) ->
 def _difference(key: str, before: object, value: object) -> tuple[str, str]:
     if key == "space_fingerprint":
         return f"the space's file has changed; got {value!r}", "Restore it"
+    if key == "classes_digest":
+        return "the names of the data's classes have changed, or their order", "Restore the data"
     if key in OF_THE_DATA:
         return f"the data's {key} was {before!r}; got {value!r}", "Restore the data"
     name = OPTIONS.get(key, key)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -72,6 +73,7 @@ class SearchPlan:
             "train_size": self.data.train_size,
             "val_size": self.data.val_size,
             "num_classes": self.data.num_classes,
+            "classes_digest": hashlib.sha256(json.dumps(self.data.class_names).encode()).hexdigest()[:16],
         }
 
     def to_dict(self) -> dict[str, object]:

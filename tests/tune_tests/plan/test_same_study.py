@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.tune.plan.checked_plan import make_plan
@@ -47,3 +49,26 @@ def test_the_same_in_other_words_and_what_changes_no_result_is_taken(study, agai
     plan = make_plan(SearchOptions(study="s", resume=True, trials=9, **again))
     assert plan.overrides["lr_multiplier"] == 1 and plan.overrides["optimizer.weight_decay"] == 1e-4
     assert plan.overrides["data.subset"] == 0.5 and plan.trials == 9
+
+
+def test_renamed_classes_are_refused_and_a_study_of_an_earlier_version_has_no_names_to_compare(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for part in ("train", "val"):
+        for name in ("a", "b"):
+            (tmp_path / "images" / part / name).mkdir(parents=True)
+            for number in range(8):
+                Image.new("RGB", (8, 8)).save(tmp_path / "images" / part / name / f"{number}.png")
+    monkeypatch.chdir(tmp_path)
+    planned = SearchOptions(space="smoke", study="s", data="images", set=("image_size=32", "batch=4"))
+    plan = make_plan(planned)
+    StudyStore.create(plan.folder, plan.study, plan.to_dict(), None).close()
+    make_plan(SearchOptions(study="s", resume=True))
+    for part in ("train", "val"):
+        (tmp_path / "images" / part / "a").rename(tmp_path / "images" / part / "z")
+    with pytest.raises(ConfigError, match="the names of the data's classes have changed, or their order. Restore"):
+        make_plan(SearchOptions(study="s", resume=True))
+    description = json.loads((plan.folder / "study.json").read_text())
+    del description["classes_digest"]
+    (plan.folder / "study.json").write_text(json.dumps(description))
+    make_plan(SearchOptions(study="s", resume=True))
