@@ -92,9 +92,11 @@ def test_a_relative_path_loads_and_leaves_the_import_path_alone(
 def test_a_dataclass_in_the_file_works(tmp_path: Path) -> None:
     text = (
         "from __future__ import annotations\nfrom dataclasses import dataclass\n\n\n@dataclass\nclass R:\n"
-        "    low: float = 0.1\n\n\ndef space(trial, workload):\n    return workload.config({'peak_lr': R().low})\n"
+        "    low: float = 0.3\n\n\ndef space(trial, workload):\n    return workload.config({'peak_lr': R().low})\n"
     )
-    check_space(load_space(write(tmp_path, text)), WORKLOAD)
+    space = load_space(write(tmp_path, text))
+    check_space(space, WORKLOAD)
+    assert space(StandInTrial(None), WORKLOAD).optimizer.peak_lr == 0.3
 
 
 def test_the_fingerprint_follows_the_text(tmp_path: Path) -> None:

@@ -7,25 +7,21 @@ import re
 import shutil
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 from helpers.paths import ROOT
+from helpers.waiting import wait_until
 from virtual_cluster import VirtualCluster
 
 SCRIPT = ROOT / "cluster" / "ray_head_workers.slurm"
 
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
 
+LOOK_EVERY_S = 0.1
+"""Each look goes through the files and processes of all nodes."""
+
 START_S = 300
 """Only who waits in vain waits so long: Slurm may hold a requeued job back for two minutes."""
-
-
-def until(condition, timeout_s: float = 120) -> bool:
-    deadline = time.monotonic() + timeout_s
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    return bool(condition())
 
 
 class RayJob:
@@ -52,9 +48,12 @@ class RayJob:
         return json.loads((self.files / "job.json").read_text())
 
     def wait_log(self, pattern: str, timeout_s: float = START_S) -> re.Match:
-        until(lambda: re.search(pattern, self.log) or "→ ended" in self.log, timeout_s)
+        def missing() -> str:
+            return f"no {pattern!r} in\n{self.everything()}"
+
+        wait_until(lambda: re.search(pattern, self.log) or "→ ended" in self.log, missing, timeout_s, LOOK_EVERY_S)
         match = re.search(pattern, self.log)
-        assert match is not None, f"no {pattern!r} in\n{self.everything()}"
+        assert match is not None, missing()
         return match
 
     def wait_end(self, state: str, timeout_s: float = START_S) -> str:
@@ -65,20 +64,23 @@ class RayJob:
         nodes = sorted(self.files.glob("nodes/*.log")) if self.files.exists() else []
         return "\n".join([self.log, *(f"== {p.name}\n{p.read_text(errors='replace')[-2000:]}" for p in nodes)])
 
-    def leftovers(self, wait_s: float = 60) -> list:
-        """Processes, files and ports of the user on any node."""
+    def leftovers(self, *only: str) -> list:
+        """Processes, files and ports of the user on any node, or ``only`` on these: none.
+
+        Fails, with a list of them, where some are left after a minute.
+        """
 
         def found() -> list:
             left: list = []
             for node in self.cluster.nodes:
-                if self.cluster.is_on(node):
+                if self.cluster.is_on(node) and (not only or node in only):
                     left += [(node, line) for _, line in self.cluster.processes(node, self.user)]
                     left += [(node, path) for path in self.cluster.files(node)]
                     left += [(node, s) for s in self.cluster.listening(node) if 20000 <= s.port < 32000]
             return left
 
-        until(lambda: not found(), wait_s)
-        return found()
+        wait_until(lambda: not found(), lambda: f"left over: {found()}", 60, LOOK_EVERY_S)
+        return []
 
 
 def python(*texts: str) -> tuple[str, ...]:

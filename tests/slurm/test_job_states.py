@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from helpers import stand_in_ray
-from ray_job import ENDED, SCRIPT, START_S, RayJob, until
+from helpers.waiting import wait_until
+from ray_job import ENDED, SCRIPT, START_S, RayJob
 from virtual_cluster import VirtualCluster
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
@@ -213,7 +214,7 @@ def test_a_signal_long_before_the_margin_ends_the_job_when_it_comes_at_the_same_
     job = submit("--space", "smoke", "--study", "s")
     for start in (1, 2):
         job.wait_log(f"start {start};")
-        assert until(lambda n=start: job.log.count("→ driver") == n), job.everything()
+        wait_until(lambda n=start: job.log.count("→ driver") == n, job.everything, 120)
         cluster.run("ctl", "scancel", "--batch", "-s", "USR1", job.id, user="alice")
     log = job.wait_end("FAILED")
     assert log.count("s before the time limit, and trials need 120 s") == 3, "at each, and at the end"
@@ -280,7 +281,7 @@ def test_what_a_killed_step_left_on_a_node_is_removed_by_the_next(cluster, submi
     job.wait_log("RUNNING 1")
     job.wait_end("COMPLETED")
     assert "left behind by a killed job" in (job.files / "nodes" / "n1.log").read_text()
-    assert [found for found in job.leftovers() if found[0] == "n1"] == []
+    assert job.leftovers("n1") == []
 
 
 def test_a_head_without_a_gpu_in_a_heterogeneous_job(cluster, submit):
@@ -313,9 +314,9 @@ def test_lent_nodes_join_and_leave(cluster, submit):
     job = submit(*driver(WAIT))
     job.wait_log("RUNNING")
     lent = [lend(cluster, job) for _ in range(2)]
-    assert until(lambda: sorted(job.record["attached"]) == sorted(lent)), job.everything()
+    wait_until(lambda: sorted(job.record["attached"]) == sorted(lent), job.everything, 120)
     cluster.run("ctl", "scancel", lent[0], user="alice")
-    assert until(lambda: job.record["attached"] == lent[1:]), job.everything()
+    wait_until(lambda: job.record["attached"] == lent[1:], job.everything, 120)
     cluster.run("ctl", "scancel", job.id, user="alice")
     assert cluster.wait_state(lent[1], ENDED) == "COMPLETED", "the cluster has ended, and so has the loan"
     assert job.leftovers() == []
@@ -328,10 +329,10 @@ def test_lent_nodes_wait_for_the_next_start_and_join_it(cluster, submit, options
     job = submit(*options, *driver(f"time.sleep(25 if {again} else 600)"))
     job.wait_log("RUNNING")
     lent = lend(cluster, job)
-    assert until(lambda: job.record["attached"] == [lent]), job.everything()
+    wait_until(lambda: job.record["attached"] == [lent], job.everything, 120)
     cluster.run("ctl", "scancel", "--batch", "-s", "USR1", job.id, user="alice")
-    assert until(lambda: starts(job) == 2), job.everything()
-    assert until(lambda: len(re.findall(f"nodes are lent by {lent}", job.log)) == 2), job.everything()
+    wait_until(lambda: starts(job) == 2, job.everything, 120)
+    wait_until(lambda: len(re.findall(f"nodes are lent by {lent}", job.log)) == 2, job.everything, 120)
     assert cluster.wait_state(lent, ENDED) == "COMPLETED", "the job has ended, and so has the loan"
     words = (job.folder / f"bigbatch-{lent}.log").read_text()
     assert words.count("has joined") == 2 and "waiting for its next start" in words and "has ended: " in words
@@ -343,7 +344,7 @@ def test_lent_nodes_do_not_wait_for_a_job_that_left_the_queue(cluster, submit):
     job = submit(*driver(WAIT))
     job.wait_log("RUNNING")
     lent = lend(cluster, job)
-    assert until(lambda: job.record["attached"] == [lent]), job.everything()
+    wait_until(lambda: job.record["attached"] == [lent], job.everything, 120)
     cluster.run("ctl", "scancel", "--batch", "-s", "USR1", job.id, user="alice")
     job.wait_log("→ requeueing")
     cluster.wait_state(job.id, "PENDING")
@@ -357,11 +358,11 @@ def test_a_lent_node_that_hangs_is_given_up_though_the_allocation_that_lends_it_
     job = submit(*driver(WAIT), BIGBATCH_HUNG_S="8")
     job.wait_log("RUNNING", 30)
     lent = lend(cluster, job)
-    assert until(lambda: job.record["attached"] == [lent], 20), job.everything()
+    wait_until(lambda: job.record["attached"] == [lent], job.everything, 20)
     node = cluster.job(lent)["NodeList"]
     cluster.suspend(node)
     job.wait_log(f"node {node}, lent by job {lent}, hangs: no heartbeat", 40)
-    assert until(lambda: job.record["attached"] == [], 20), job.everything()
+    wait_until(lambda: job.record["attached"] == [], job.everything, 20)
     cluster.resume(node)
     cluster.run("ctl", "scancel", job.id, user="alice")
     assert cluster.wait_state(lent, ENDED, 40) == "COMPLETED"

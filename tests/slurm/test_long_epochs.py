@@ -10,7 +10,8 @@ import pytest
 import torch
 from PIL import Image
 
-from ray_job import RayJob, trials_of, until
+from helpers.waiting import wait_until
+from ray_job import RayJob, trials_of
 from virtual_cluster import VirtualCluster
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.exhaustive]
@@ -72,10 +73,12 @@ def test_an_epoch_that_is_longer_than_an_allocation_is_trained_in_the_next_ones(
         job.wait_log(f"start {start};")
         began, before = time.time(), saved
         # Its twenty-second checkpoints show that each trial trains again.
-        assert until(lambda t=began: len([1 for at, _ in checkpoints(job).values() if at > t]) == TRIALS, 600), job.log
+        wait_until(
+            lambda t=began: len([1 for at, _ in checkpoints(job).values() if at > t]) == TRIALS, lambda: job.log, 600
+        )
         signalled = time.time()
         cluster.run("ctl", "scancel", "--batch", "-s", "USR1", job.id, user="alice")
-        assert until(lambda n=start: job.log.count("→ requeueing (143)") == n), job.everything()
+        wait_until(lambda n=start: job.log.count("→ requeueing (143)") == n, job.everything, 120)
         saved = checkpoints(job)
         assert len(saved) == TRIALS and all(at > signalled for at, _ in saved.values()), "written when told to end"
         steps = {name: step for name, (_, step) in saved.items()}

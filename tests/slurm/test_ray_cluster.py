@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ray_job import ENDED, SCRIPT, WAIT, RayJob, python, trials_of, until
+from helpers.waiting import wait_until
+from ray_job import ENDED, SCRIPT, WAIT, RayJob, python, trials_of
 from virtual_cluster import VirtualCluster
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
@@ -256,7 +257,7 @@ def test_lent_nodes_join_and_leave(cluster, submit):
     env = {"BIGBATCH_PYTHON": sys.executable}
     lent = cluster.sbatch("alice", "-N1", "-c2", "--time=10", script, job.id, cwd=job.folder, env=env)
     job.wait_log("NODES 2")
-    assert until(lambda: job.record["attached"] == [lent])
+    wait_until(lambda: job.record["attached"] == [lent], job.everything, 120)
     cluster.run("ctl", "scancel", lent, user="alice")
     job.wait_end("COMPLETED")
     assert job.log.count("NODES 1") == 2
@@ -303,12 +304,13 @@ def test_a_search_that_cannot_be_is_refused_before_a_node_starts_ray(submit):
 def test_a_study_that_another_live_job_writes_is_refused(cluster, submit):
     job = submit("--study", "s", "--output", "out")
     folder = job.folder / "out" / "s"
-    assert until(lambda: (folder / ".lease").exists())
+    wait_until(lambda: (folder / ".lease").exists(), job.everything, 120)
     other = submit("--study", "s", "--output", str(job.folder / "out"))
     assert f"is held by job {job.id} of alice on " in refusal(other)
     cluster.run("ctl", "scancel", job.id, user="alice")
     job.wait_end("CANCELLED")
-    assert until(lambda: not (folder / ".lease").exists())  # the job's last act, after Slurm has named its state
+    # The job's last act, after Slurm has named its state.
+    wait_until(lambda: not (folder / ".lease").exists(), "the lease must be given back", 120)
 
 
 def test_outside_of_slurm_the_script_says_what_to_write(cluster):

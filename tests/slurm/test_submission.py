@@ -7,11 +7,11 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
+from helpers.waiting import wait_until
 from virtual_cluster import REPOSITORY, VirtualCluster
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
@@ -58,17 +58,12 @@ def submitted(cluster: VirtualCluster, root: Path, *arguments: object) -> str:
     return found[1]
 
 
-def until(condition, timeout_s: float = 120) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.2)
-
-
 def test_a_job_gets_what_was_asked_for_and_its_log_is_where_logs_looks(cluster: VirtualCluster, checkout: Path) -> None:
     job = submitted(cluster, checkout, "-N", 2, "--time", "10", "--name", "my search", "--space", "smoke")
     cluster.wait_state(job, "RUNNING")
-    until(lambda: "root" in bigbatch(cluster, checkout, "logs", job, check=False).stdout)
+    wait_until(
+        lambda: "root" in bigbatch(cluster, checkout, "logs", job, check=False).stdout, "the log must show it", 120
+    )
     fields = cluster.run("ctl", "scontrol", "-o", "show", "job", job).stdout
     # All GPUs and CPUs of the nodes: nothing was named, so Slurm was asked what they have.
     for expected in ("JobName=my search", "Partition=main", "NumNodes=2", "CPUs/Task=2", "TimeLimit=00:10:00",
@@ -76,7 +71,11 @@ def test_a_job_gets_what_was_asked_for_and_its_log_is_where_logs_looks(cluster: 
         assert expected in fields, fields
     log = bigbatch(cluster, checkout, "logs", job).stdout
     assert f"arguments: --space smoke\nroot {checkout} python {PYTHON}\n" in log
-    until(lambda: "GPUs 0,1" in bigbatch(cluster, checkout, "logs", job, "--node", "n2", check=False).stdout)
+    wait_until(
+        lambda: "GPUs 0,1" in bigbatch(cluster, checkout, "logs", job, "--node", "n2", check=False).stdout,
+        "the log must show it",
+        120,
+    )
     assert bigbatch(cluster, checkout, "logs", job, "--node", "n3", check=False).returncode == 2
 
 
@@ -91,9 +90,9 @@ def test_queue_follow_and_cancel(cluster: VirtualCluster, checkout: Path, tmp_pa
     follow = cluster.command("ctl", PYTHON, "-m", "bigbatch.cluster.cli", "logs", job, "-f", user="alice", cwd=checkout)
     shown = tmp_path / "shown"
     with shown.open("w") as output, subprocess.Popen(follow, stdout=output) as following:
-        until(lambda: "arguments: -- echo a b\n" in shown.read_text())
+        wait_until(lambda: "arguments: -- echo a b\n" in shown.read_text(), "the log must show it", 120)
         nodes = cluster.home("alice") / ".bigbatch" / "jobs" / job / "nodes"
-        until(lambda: any(path.stat().st_size for path in nodes.glob("*.log")))
+        wait_until(lambda: any(path.stat().st_size for path in nodes.glob("*.log")), "a node must write its log", 120)
         assert f"Cancelled: {job}" in bigbatch(cluster, checkout, "cancel", job).stdout
         assert following.wait(timeout=120) == 0
     assert re.search(r"^n\d \| node n\d GPUs \d$", shown.read_text(), flags=re.MULTILINE), shown.read_text()
@@ -103,7 +102,9 @@ def test_queue_follow_and_cancel(cluster: VirtualCluster, checkout: Path, tmp_pa
 def test_the_signal_before_the_end_reaches_the_job_itself(cluster: VirtualCluster, checkout: Path) -> None:
     job = submitted(cluster, checkout, "--space", "smoke")
     cluster.wait_state(job, "RUNNING")
-    until(lambda: "waiting" in bigbatch(cluster, checkout, "logs", job, check=False).stdout)  # the trap is set
+    wait_until(
+        lambda: "waiting" in bigbatch(cluster, checkout, "logs", job, check=False).stdout, "the trap must be set", 120
+    )
     cluster.run("ctl", "scancel", "--batch", "-s", "USR1", job, user="alice")
     cluster.wait_state(job, "COMPLETED")
     assert bigbatch(cluster, checkout, "logs", job).stdout.endswith("warned\n")

@@ -6,13 +6,13 @@ import os
 import subprocess
 import sys
 import textwrap
-import time
 import venv
 from pathlib import Path
 
 import psutil
 import pytest
 
+from helpers.waiting import wait_until
 from virtual_cluster import PLACE, PREFIX, CommandFailed, VirtualCluster
 from virtual_config import FREEZER
 
@@ -23,13 +23,6 @@ SLEEP = "#!/bin/bash\nexec sleep 300\n"
 
 def batch(text: str) -> str:
     return "#!/bin/bash\n" + textwrap.dedent(text)
-
-
-def until(condition, timeout_s: float = 120) -> bool:
-    deadline = time.monotonic() + timeout_s
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    return bool(condition())
 
 
 def leftovers(name: str) -> list[str]:
@@ -58,7 +51,11 @@ def test_jobs_on_one_node_see_their_own_gpus(cluster: VirtualCluster) -> None:
     assert (folder / both).read_text() == "0,1\n"
     hold = batch("echo $CUDA_VISIBLE_DEVICES > $SLURM_JOB_ID; sleep 300")
     jobs = [cluster.sbatch("alice", "-w", "n1", "-n1", "--gres=gpu:1", script=hold, cwd=folder) for _ in range(2)]
-    assert until(lambda: all((folder / job).exists() and (folder / job).read_text() for job in jobs))
+    wait_until(
+        lambda: all((folder / job).exists() and (folder / job).read_text() for job in jobs),
+        "both jobs must write their GPU",
+        120,
+    )
     assert {(folder / job).read_text() for job in jobs} == {"0\n", "1\n"}
 
 
@@ -75,7 +72,7 @@ def test_nodes_have_their_own_folders_processes_and_sockets(cluster: VirtualClus
     # Jobs of other tests may have left there what ordinary programs leave in /tmp.
     before = {node: cluster.files(node) for node in ("n1", "ctl")}
     cluster.sbatch("alice", "-w", "n2", script=batch(f'exec {sys.executable} -S -c "{serve}"'))
-    assert until(lambda: Path("/tmp/mine") in cluster.files("n2"))
+    wait_until(lambda: Path("/tmp/mine") in cluster.files("n2"), "the job must write its file", 120)
     assert [line for _, line in cluster.processes("n2", "alice") if "7777" in line]
     assert [(s.port, s.address) for s in cluster.listening("n2") if s.port == 7777] == [(7777, "0.0.0.0")]
     for other in ("n1", "ctl"):
@@ -94,7 +91,7 @@ def test_users_and_commands_are_ordinary(cluster: VirtualCluster) -> None:
         cluster.run("ctl", "ls", "/nowhere")
     with pytest.raises(subprocess.TimeoutExpired):
         cluster.run("ctl", "bash", "-c", "sleep 299; true", timeout_s=0.5)
-    assert until(lambda: cluster.processes("ctl") == [])
+    wait_until(lambda: cluster.processes("ctl") == [], "no process may be left on ctl", 120)
 
 
 def test_python_and_the_repository_are_reachable_wherever_they_lie(cluster: VirtualCluster) -> None:
@@ -133,11 +130,11 @@ def test_trees_in_closed_folders_are_reachable(slurm_machine: None, tmp_path: Pa
 def test_a_requeued_job_runs_again(cluster: VirtualCluster) -> None:
     folder = cluster.folder("alice")
     job = cluster.sbatch("alice", script=batch("echo run $SLURM_RESTART_COUNT >> out; exec sleep 300"), cwd=folder)
-    assert until((folder / "out").exists)
+    wait_until((folder / "out").exists, "the job must write its output", 120)
     cluster.run("ctl", "scontrol", "requeue", job, user="alice")
     cluster.wait_state(job, "PENDING")
     cluster.start_now(job)
-    assert until(lambda: (folder / "out").read_text() == "run\nrun 1\n")
+    wait_until(lambda: (folder / "out").read_text() == "run\nrun 1\n", "the job must run twice", 120)
 
 
 @pytest.mark.exhaustive  # of Slurm's own timing: fails now and then on a machine that has just been busy
@@ -149,7 +146,11 @@ def test_urgent_jobs_preempt_by_requeue_after_a_warning(cluster: VirtualCluster)
         while :; do sleep 0.2; done
     """)
     job = cluster.sbatch("alice", "-N3", "--exclusive", script=script, cwd=folder)
-    assert until(lambda: (folder / "out").exists() and (folder / "out").read_text() == 3 * "step start\n")
+    wait_until(
+        lambda: (folder / "out").exists() and (folder / "out").read_text() == 3 * "step start\n",
+        "the job must write its output",
+        120,
+    )
     urgent = cluster.sbatch("bob", "-N1", "-p", "urgent", script=SLEEP)
     cluster.wait_state(urgent, "RUNNING")
     assert cluster.state(job) == "PENDING"
@@ -178,14 +179,14 @@ def test_a_node_loses_power_and_comes_back(cluster: VirtualCluster) -> None:
     cluster.wait_state(back, "PENDING")
     assert cluster.state(stay) == "RUNNING"
     cluster.poweron("n2")
-    assert until(lambda: cluster.node_states()["n2"] == "idle")
+    wait_until(lambda: cluster.node_states()["n2"] == "idle", "n2 must come back", 120)
     assert [hardware_address(cluster, *card) for card in CARDS] == cards, "others would send to the old one for a while"
 
 
 def test_a_frozen_node_hangs_and_goes_on(cluster: VirtualCluster) -> None:
     count = cluster.folder("alice") / "count"
     cluster.sbatch("alice", "-w", "n2", script=batch(f"while :; do echo x >> {count}; sleep 0.1; done"))
-    assert until(count.exists)
+    wait_until(count.exists, "the job must count", 120)
     cluster.suspend("n2")
     size = count.stat().st_size
     with pytest.raises(subprocess.TimeoutExpired):
@@ -193,16 +194,16 @@ def test_a_frozen_node_hangs_and_goes_on(cluster: VirtualCluster) -> None:
     assert count.stat().st_size == size
     assert cluster.run("n1", "hostname").stdout == "n1\n"
     cluster.resume("n2")
-    assert until(lambda: count.stat().st_size > size)
+    wait_until(lambda: count.stat().st_size > size, "the job must go on", 120)
 
 
 def test_cancelling_leaves_no_process(cluster: VirtualCluster) -> None:
     if not cluster.tracks_all_processes:
         pytest.skip("Slurm loses processes that leave their session where control groups of version 1 are missing.")
     job = cluster.sbatch("alice", "-w", "n1", script=batch("setsid bash -c \"trap '' TERM; sleep 298\" & sleep 298"))
-    assert until(lambda: len(cluster.processes("n1", "alice")) >= 3)
+    wait_until(lambda: len(cluster.processes("n1", "alice")) >= 3, "all three processes must run", 120)
     cluster.run("ctl", "scancel", job, user="alice")
-    assert until(lambda: cluster.processes("n1") == [])
+    wait_until(lambda: cluster.processes("n1") == [], "no process may be left on n1", 120)
 
 
 def test_down_leaves_nothing(slurm_machine: None) -> None:
@@ -231,7 +232,7 @@ def test_the_cluster_ends_with_the_process_that_started_it(slurm_machine: None) 
         name = Path(starter.stdout.readline().strip()).name
         assert leftovers(name)
         starter.kill()
-    assert until(lambda: leftovers(name) == [])
+    wait_until(lambda: leftovers(name) == [], lambda: str(leftovers(name)), 120)
 
 
 def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
