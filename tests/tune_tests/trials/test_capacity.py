@@ -154,7 +154,7 @@ def test_a_search_goes_on_with_smaller_workers_when_a_node_is_lost_and_grows_whe
         search.wait_for(r"trial 1 epoch 2/20")
         print("remove", file=ray.stdin, flush=True)
         search.wait_for(
-            r"nodes have changed: a node with 1 CPU core and 2\.1 GB: 1 trial at a time, .* with 1 CPU each"
+            r"nodes have changed: a node with 1 CPU core and 2\.1 GB: 1 trial at a time, each with 1 worker of 1 CPU"
         )
         search.wait_for(r"trial 0 done")
         print("add", json.dumps(small), file=ray.stdin, flush=True)
