@@ -10,6 +10,7 @@ import re
 import sys
 import textwrap
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -208,13 +209,17 @@ def test_after_restarts_without_progress_the_job_gives_up(cluster, submit):
     assert job.record["reason"] in log
 
 
+def has_started_drivers(job: RayJob, times: int) -> bool:
+    return job.log.count("→ driver") == times
+
+
 @pytest.mark.exhaustive
 def test_a_signal_long_before_the_margin_ends_the_job_when_it_comes_at_the_same_time_again(cluster, submit):
     """As with --signal=B:USR1@590 --time=10: no start is of use, and --max-restarts 3 would allow two more."""
     job = submit("--space", "smoke", "--study", "s")
     for start in (1, 2):
         job.wait_log(f"start {start};")
-        wait_until(lambda n=start: job.log.count("→ driver") == n, job.everything, 120)
+        wait_until(partial(has_started_drivers, job, start), job.everything, 120)
         cluster.run("ctl", "scancel", "--batch", "-s", "USR1", job.id, user="alice")
     log = job.wait_end("FAILED")
     assert log.count("s before the time limit, and trials need 120 s") == 3, "at each, and at the end"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -51,6 +52,14 @@ def checkpoints(job: RayJob) -> dict[str, tuple[float, int]]:
     return found
 
 
+def all_trials_saved_since(job: RayJob, began: float) -> bool:
+    return sum(at > began for at, _ in checkpoints(job).values()) == TRIALS
+
+
+def has_requeued(job: RayJob, times: int) -> bool:
+    return job.log.count("→ requeueing (143)") == times
+
+
 def test_an_epoch_that_is_longer_than_an_allocation_is_trained_in_the_next_ones(cluster: VirtualCluster):
     """USR1 comes twice before any trial has ended its only epoch."""
     data = cluster.folder("alice", "long")
@@ -73,12 +82,10 @@ def test_an_epoch_that_is_longer_than_an_allocation_is_trained_in_the_next_ones(
         job.wait_log(f"start {start};")
         began, before = time.time(), saved
         # Its twenty-second checkpoints show that each trial trains again.
-        wait_until(
-            lambda t=began: len([1 for at, _ in checkpoints(job).values() if at > t]) == TRIALS, lambda: job.log, 600
-        )
+        wait_until(partial(all_trials_saved_since, job, began), job.everything, 600)
         signalled = time.time()
         cluster.run("ctl", "scancel", "--batch", "-s", "USR1", job.id, user="alice")
-        wait_until(lambda n=start: job.log.count("→ requeueing (143)") == n, job.everything, 120)
+        wait_until(partial(has_requeued, job, start), job.everything, 120)
         saved = checkpoints(job)
         assert len(saved) == TRIALS and all(at > signalled for at, _ in saved.values()), "written when told to end"
         steps = {name: step for name, (_, step) in saved.items()}
