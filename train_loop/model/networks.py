@@ -94,7 +94,9 @@ def build_on_meta_device(config: ModelConfig, info: DataInfo) -> nn.Module:
     try:
         with torch.device("meta"):
             return _network(config, info)
-    except NotImplementedError:  # torchvision's RegNets read values of tensors, which the meta device has none of
+    except NotImplementedError:
+        # PyTorch raises it if a network reads a tensor's value while it is built, as torchvision's RegNets do: the
+        # meta device has no values. Such a network is built on the CPU and moved.
         with torch.random.fork_rng(devices=[]):
             return _network(config, info).to("meta")
 
