@@ -28,7 +28,7 @@ def _search(args: dict[str, object]) -> int:
 
     plan = make_plan(SearchOptions(**args))  # type: ignore[arg-type]
     check_url(plan.storage)
-    from bigbatch.tune.search import run_search
+    from bigbatch.tune.search.driver import run_search
 
     return run_search(plan)
 

@@ -9,9 +9,9 @@ from bigbatch.search_spaces.registry import load_space
 from bigbatch.search_spaces.workload import Workload
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.launch.trial_task import TrialTask
+from bigbatch.tune.strategies.samplers import make_pruner, sampler_factory
 from bigbatch.tune.study.store import StudyStore
 from bigbatch.tune.trials.bridge import OptunaBridge
-from bigbatch.tune.trials.samplers import make_pruner, sampler_factory
 
 EPOCHS = 4
 

@@ -29,11 +29,11 @@ from bigbatch.train_loop.host.disk_full import NO_ROOM
 from bigbatch.train_loop.launch.ray_worker import FAILURE, RECORDS
 from bigbatch.train_loop.launch.trial_task import TrialTask
 from bigbatch.train_loop.progress import StepProgress
+from bigbatch.tune.strategies.judgement import SPARED_ATTR
+from bigbatch.tune.strategies.samplers import PerTrialSampler
 from bigbatch.tune.study import retry
 from bigbatch.tune.study.store import StudyStore
 from bigbatch.tune.study.tables import EPOCH_ATTR, epoch_of, epoch_records, epoch_s, report_missing, top1_of
-from bigbatch.tune.trials.judgement import SPARED_ATTR
-from bigbatch.tune.trials.samplers import PerTrialSampler
 from bigbatch.tune.trials.save_time import stop_wait_s
 from bigbatch.tune.watch.cluster_view import trial_resources_in_words
 from bigbatch.tune.watch.notes import Notes

@@ -12,8 +12,8 @@ from optuna.trial import TrialState
 from ray.tune.search import Searcher
 
 from bigbatch.train_loop.config import TrainConfig
+from bigbatch.tune.strategies.samplers import sampler_factory
 from bigbatch.tune.study.store import StudyStore
-from bigbatch.tune.trials.samplers import sampler_factory
 from helpers.bridges import EPOCHS, BrokenSpace, Recorder, make_bridge, number_of, record, reopen, run_out
 
 

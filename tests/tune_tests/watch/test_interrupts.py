@@ -164,7 +164,7 @@ def test_ctrl_c_while_the_findings_are_printed_does_not_undo_a_search_that_is_do
     from bigbatch.train_loop.config import TrainConfig
     from bigbatch.tune.plan.checked_plan import make_plan
     from bigbatch.tune.plan.options import SearchOptions
-    from bigbatch.tune.search import StopRequest, _end, _Ended
+    from bigbatch.tune.search.driver import StopRequest, _end, _Ended
     from bigbatch.tune.study.store import StudyStore
     from bigbatch.tune.watch.observer import TrialView
 

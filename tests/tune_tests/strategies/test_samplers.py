@@ -14,9 +14,9 @@ from scipy.stats import ks_2samp, kstest, qmc
 
 from bigbatch.search_spaces.check import check_space
 from bigbatch.search_spaces.registry import load_space
+from bigbatch.tune.strategies.qmc import SobolSampler, value_at
+from bigbatch.tune.strategies.samplers import PerTrialSampler, make_pruner, sampler_factory
 from bigbatch.tune.study.store import StudyStore
-from bigbatch.tune.trials.qmc import SobolSampler, value_at
-from bigbatch.tune.trials.samplers import PerTrialSampler, make_pruner, sampler_factory
 from helpers.bridges import EPOCHS, WORKLOAD, make_bridge, record, run_out
 
 NAMES = tuple(check_space(load_space("large_batch"), WORKLOAD))

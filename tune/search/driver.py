@@ -24,6 +24,7 @@ from bigbatch.train_loop.progress import progress_file
 from bigbatch.tune.plan.joined import cluster_machine, living_nodes, plan_for_cluster
 from bigbatch.tune.plan.machine import devices_held
 from bigbatch.tune.plan.search_plan import SearchPlan
+from bigbatch.tune.strategies.samplers import MODEL_BASED, make_pruner, quiet_optuna, sampler_factory
 from bigbatch.tune.study import retry
 from bigbatch.tune.study.patient_journal import LineLog
 from bigbatch.tune.study.provenance import provenance
@@ -31,7 +32,6 @@ from bigbatch.tune.study.storage_url import DatabaseLost
 from bigbatch.tune.study.store import StudyStore
 from bigbatch.tune.trials.allocation_deadline import END_OF_ALLOCATION, Deadline, end_of_allocation
 from bigbatch.tune.trials.capacity import Capacity
-from bigbatch.tune.trials.samplers import MODEL_BASED, make_pruner, quiet_optuna, sampler_factory
 from bigbatch.tune.watch import wandb_log
 from bigbatch.tune.watch.columns import columns_of
 from bigbatch.tune.watch.display import PlainLines, SearchProgress, make_display

@@ -19,8 +19,8 @@ from optuna.samplers import (
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
-from bigbatch.tune.trials.judgement import REDUCTION_FACTOR, JudgedTPESampler
-from bigbatch.tune.trials.qmc import SobolSampler
+from bigbatch.tune.strategies.judgement import REDUCTION_FACTOR, JudgedTPESampler
+from bigbatch.tune.strategies.qmc import SobolSampler
 
 MODEL_BASED = ("tpe", "gp", "cmaes")
 """Samplers that learn from trials. Only these begin with the initial points of a space."""

@@ -1,0 +1,179 @@
+"""What the bridge asks of a strategy: the next parameters, a look at each epoch, which paused trial to continue.
+
+A strategy has no memory of its own. Every answer is a function of the study and of the facts with which the strategy
+was made, so a search that was killed at any moment continues with the same decisions. Random numbers are seeded by the
+search's seed and the trial's number.
+
+A strategy has two parts, chosen by ``--strategy`` and ``--stopping``: a ``Proposer`` and a ``Stopping``.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from optuna.distributions import BaseDistribution
+from optuna.samplers import BaseSampler
+from optuna.study import Study
+from optuna.trial import FrozenTrial
+
+from bigbatch.tune.study.objective import Objective
+
+
+class Decision(enum.Enum):
+    """What happens to a trial after an epoch."""
+
+    GO_ON = "go on"
+    PAUSE = "pause"
+    """End its processes and keep its checkpoint. It may be continued later."""
+    STOP = "stop"
+    """End it for good."""
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """One parameter of a space."""
+
+    name: str
+    distribution: BaseDistribution
+    active_when: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
+    """Another parameter, and its values with which this one exists. Empty: it always exists."""
+
+    def is_active(self, params: Mapping[str, object]) -> bool:
+        """Whether the parameter exists beside the others of ``params``."""
+        return all(params.get(name) in values for name, values in self.active_when.items())
+
+
+@dataclass(frozen=True)
+class SearchFacts:
+    """What a strategy knows about its search besides the study."""
+
+    dimensions: tuple[Dimension, ...]
+    trials: int
+    """Configurations that the search tries at most."""
+    max_epochs: int
+    """Epochs of the longest run."""
+    slots: int = 1
+    """Trials that run at the same time."""
+    seed: int = 0
+    objective: Objective = Objective()
+    frontier: str | None = None
+    """The parameter whose values are compared separately, e.g. ``global_batch_size``. None: all trials compare."""
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all parameters."""
+        return [dimension.name for dimension in self.dimensions]
+
+    def dimension(self, name: str) -> Dimension:
+        """The parameter of that name. Raises KeyError if the space has none."""
+        return {dimension.name: dimension for dimension in self.dimensions}[name]
+
+    def peers(self, trials: Sequence[FrozenTrial], trial: FrozenTrial) -> list[FrozenTrial]:
+        """The trials that compare with ``trial``: those with its value of the frontier's parameter."""
+        if self.frontier is None:
+            return list(trials)
+        return [t for t in trials if t.params.get(self.frontier) == trial.params.get(self.frontier)]
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a strategy can and cannot do. The plan prints what it lacks in the search at hand."""
+
+    learns: bool = True
+    """Whether what it proposes depends on earlier trials."""
+    learns_from_stopped: bool = True
+    """Whether it learns from trials that did not run to their end."""
+    conditional: bool = True
+    """Whether it models parameters that exist only with some values of another. If not, it draws them at random."""
+    categorical: bool = True
+    """Whether it models choices. If not, it draws them at random."""
+    constraints: bool = False
+    objectives: int = 1
+    """How many objectives it can optimise at once."""
+
+
+class Proposer(Protocol):
+    """Proposes the parameters of new trials."""
+
+    name: str
+    capabilities: Capabilities
+
+    def sampler(self, number: int) -> BaseSampler:
+        """An Optuna sampler for trial ``number``. A fresh one each time."""
+
+
+class Stopping(Protocol):
+    """Judges running trials, and chooses which paused one goes on."""
+
+    name: str
+
+    def look(self, study: Study, trial: FrozenTrial, epoch: int) -> Decision:
+        """What happens to ``trial`` after ``epoch`` (1-based, not its last), whose value is already in the study.
+
+        The bridge calls this once after each epoch. The answer may depend on the study alone.
+        """
+
+    def to_continue(self, study: Study) -> FrozenTrial | None:
+        """The paused trial that the next free slot continues; None: the slot gets a new configuration.
+
+        The bridge calls this whenever a slot is free and no trial waits in the study.
+        """
+
+    def is_over(self, study: Study) -> bool:
+        """Whether enough has run, once all configurations were proposed: no paused trial has to go on."""
+
+
+class Strategy(Protocol):
+    """A ``Proposer`` and a ``Stopping`` that work together."""
+
+    name: str
+    capabilities: Capabilities
+
+    def sampler(self, number: int) -> BaseSampler:
+        """As ``Proposer.sampler``."""
+
+    def look(self, study: Study, trial: FrozenTrial, epoch: int) -> Decision:
+        """As ``Stopping.look``."""
+
+    def to_continue(self, study: Study) -> FrozenTrial | None:
+        """As ``Stopping.to_continue``."""
+
+    def is_over(self, study: Study) -> bool:
+        """As ``Stopping.is_over``."""
+
+
+@dataclass(frozen=True)
+class Combined:
+    """The strategy that ``--strategy`` and ``--stopping`` together name."""
+
+    proposer: Proposer
+    stopping: Stopping
+
+    @property
+    def name(self) -> str:
+        """E.g. ``curves with look``."""
+        return f"{self.proposer.name} with {self.stopping.name}"
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """The proposer's."""
+        return self.proposer.capabilities
+
+    def sampler(self, number: int) -> BaseSampler:
+        """As the proposer."""
+        return self.proposer.sampler(number)
+
+    def look(self, study: Study, trial: FrozenTrial, epoch: int) -> Decision:
+        """As the stopping."""
+        return self.stopping.look(study, trial, epoch)
+
+    def to_continue(self, study: Study) -> FrozenTrial | None:
+        """As the stopping."""
+        return self.stopping.to_continue(study)
+
+    def is_over(self, study: Study) -> bool:
+        """As the stopping."""
+        return self.stopping.is_over(study)

@@ -1,0 +1,63 @@
+"""What a trial of the study says about itself: its planned epochs and warmup, whether it is paused, what it continues.
+
+A pause is not the end of a configuration. The study keeps it as a PRUNED trial with ``PAUSED_ATTR``, so that samplers
+learn from it. Optuna does not change a trial that has ended; so a continuation is a new trial of the same parameters.
+It names the paused one in ``CONTINUES_ATTR``, takes over its checkpoint, and counts in its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from optuna.trial import FrozenTrial, TrialState
+
+from bigbatch.cluster.host import json_values
+
+PAUSED_ATTR = "paused_in_epoch"
+"""User attribute of a paused trial: the last epoch that it trained."""
+CONTINUES_ATTR = "continues"
+"""User attribute of a continuation: the number of the paused trial."""
+DIVERGED_ATTR = "diverged"
+"""User attribute of a trial whose loss or validation was not finite: True. Its hyperparameters are the reason. A trial
+that fails otherwise (a lost process, no memory, an unreadable image) does not have it, and says nothing about them."""
+DROPPED_ATTR = "checkpoint_dropped"
+"""User attribute of a paused trial whose checkpoint was removed to make room: it can only begin again."""
+
+
+def planned_epochs(trial: FrozenTrial) -> int | None:
+    """The epochs of the trial's whole run; None before its configuration is known."""
+    value = json_values.number_or_none(configuration(trial), "epochs")
+    return None if value is None else int(value)
+
+
+def warmup_epochs(trial: FrozenTrial) -> float:
+    """The epochs of warmup in the trial's configuration, 0 if it has none."""
+    schedule = configuration(trial).get("schedule")
+    return json_values.number(schedule, "warmup_epochs", 0.0) if isinstance(schedule, Mapping) else 0.0
+
+
+def configuration(trial: FrozenTrial) -> Mapping[str, object]:
+    """The trial's configuration as a plain dict; empty if it has none yet."""
+    found = trial.user_attrs.get("config")
+    return found if isinstance(found, Mapping) else {}
+
+
+def is_paused(trial: FrozenTrial) -> bool:
+    """Whether the trial was paused. It may have been continued since."""
+    return trial.state == TrialState.PRUNED and PAUSED_ATTR in trial.user_attrs
+
+
+def has_diverged(trial: FrozenTrial) -> bool:
+    """Whether the trial ended because its loss or its validation was not finite."""
+    return trial.state == TrialState.FAIL and bool(trial.user_attrs.get(DIVERGED_ATTR))
+
+
+def continued_trials(trials: Sequence[FrozenTrial]) -> dict[int, int]:
+    """Number of a paused trial → number of its continuation."""
+    return {int(t.user_attrs[CONTINUES_ATTR]): t.number for t in trials if CONTINUES_ATTR in t.user_attrs}
+
+
+def waiting_to_continue(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
+    """Paused trials that no other trial continues, in the order of their numbers."""
+    continued = continued_trials(trials)
+    return [t for t in trials if is_paused(t) and t.number not in continued]
