@@ -1,7 +1,7 @@
 """How TPE sees trials that the pruner wanted to stop but that were spared.
 
-A trial with few optimizer steps is not stopped during its warmup, whatever the pruner says (``STEPS_TO_JUDGE``). So
-even a bad trial may run to its end. TPE ranks trials first by their length, then by value: finished trials before
+A trial is not stopped during its warmup or its first steps, whatever the pruner says (``stopping.py``). So even a bad
+trial of few steps may run to its end. TPE ranks trials first by their length, then by value: finished trials before
 stopped ones, and later stopped before earlier stopped ones (``_split_trials`` of ``optuna.samplers._tpe.sampler``).
 That is right if a trial had to earn each epoch. A spared trial did not: with few other finished trials, one of 31 %
 ranked before stopped ones of 60 %.
@@ -13,13 +13,15 @@ it ends among the best third of the finished trials (the pruner's own rule, appl
 from __future__ import annotations
 
 import copy
-from collections.abc import Container, Sequence
-from typing import cast
+from collections.abc import Sequence
+from functools import partial
 
 from optuna.distributions import BaseDistribution
 from optuna.samplers import TPESampler
-from optuna.study import Study
+from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, TrialState
+
+from bigbatch.tune.strategies.study_view import view_of
 
 SPARED_ATTR = "spared_in_epoch"
 """User attribute: the first epoch in which the pruner wanted to stop the trial."""
@@ -27,17 +29,18 @@ REDUCTION_FACTOR = 3
 """ASHA's η: a third of the trials continues at each rung (Li et al. 2020, arXiv 1810.05934, use 3 or 4)."""
 
 
-def as_judged(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
+def as_judged(trials: Sequence[FrozenTrial], maximize: bool = True) -> list[FrozenTrial]:
     """The trials as TPE should see them. The given trials are not changed."""
-    ends = sorted((t.values[0] for t in trials if t.state == TrialState.COMPLETE), reverse=True)
+    sign = 1 if maximize else -1
+    ends = sorted((sign * t.values[0] for t in trials if t.state == TrialState.COMPLETE), reverse=True)
     bar = ends[max(1, len(ends) // REDUCTION_FACTOR) - 1] if ends else 0.0
-    return [_as_stopped(t) if _not_earned(t, bar) else t for t in trials]
+    return [_as_stopped(t) if _not_earned(t, bar, sign) else t for t in trials]
 
 
-def _not_earned(trial: FrozenTrial, bar: float) -> bool:
+def _not_earned(trial: FrozenTrial, bar: float, sign: int) -> bool:
     if SPARED_ATTR not in trial.user_attrs or not trial.intermediate_values:
         return False
-    return trial.state == TrialState.PRUNED or (trial.state == TrialState.COMPLETE and trial.values[0] < bar)
+    return trial.state == TrialState.PRUNED or (trial.state == TrialState.COMPLETE and sign * trial.values[0] < bar)
 
 
 def _as_stopped(trial: FrozenTrial) -> FrozenTrial:
@@ -47,22 +50,6 @@ def _as_stopped(trial: FrozenTrial) -> FrozenTrial:
     shown.values = None
     shown.intermediate_values = {int(trial.user_attrs[SPARED_ATTR]): last}
     return shown
-
-
-class _JudgedStudy:
-    """A study with judged trials; everything else is passed to the study."""
-
-    def __init__(self, study: Study) -> None:
-        self._study = study
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._study, name)
-
-    def _get_trials(
-        self, deepcopy: bool = True, states: Container[TrialState] | None = None, use_cache: bool = False
-    ) -> list[FrozenTrial]:
-        trials = as_judged(self._study._get_trials(deepcopy=deepcopy, use_cache=use_cache))
-        return [t for t in trials if states is None or t.state in states]
 
 
 class JudgedTPESampler(TPESampler):
@@ -86,4 +73,4 @@ class JudgedTPESampler(TPESampler):
 
 
 def _judged(study: Study) -> Study:
-    return cast(Study, _JudgedStudy(study))
+    return view_of(study, partial(as_judged, maximize=study.direction == StudyDirection.MAXIMIZE))

@@ -98,8 +98,13 @@ class Capabilities:
 class Proposer(Protocol):
     """Proposes the parameters of new trials."""
 
-    name: str
-    capabilities: Capabilities
+    @property
+    def name(self) -> str:
+        """As on the command line."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What it can and cannot do."""
 
     def sampler(self, number: int) -> BaseSampler:
         """An Optuna sampler for trial ``number``. A fresh one each time."""
@@ -108,7 +113,9 @@ class Proposer(Protocol):
 class Stopping(Protocol):
     """Judges running trials, and chooses which paused one goes on."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """As on the command line."""
 
     def look(self, study: Study, trial: FrozenTrial, epoch: int) -> Decision:
         """What happens to ``trial`` after ``epoch`` (1-based, not its last), whose value is already in the study.
@@ -129,8 +136,13 @@ class Stopping(Protocol):
 class Strategy(Protocol):
     """A ``Proposer`` and a ``Stopping`` that work together."""
 
-    name: str
-    capabilities: Capabilities
+    @property
+    def name(self) -> str:
+        """E.g. ``curves with look``."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What it can and cannot do."""
 
     def sampler(self, number: int) -> BaseSampler:
         """As ``Proposer.sampler``."""

@@ -21,6 +21,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from bigbatch.tune.strategies.judgement import REDUCTION_FACTOR, JudgedTPESampler
 from bigbatch.tune.strategies.qmc import SobolSampler
+from bigbatch.tune.strategies.study_view import view_of
 
 MODEL_BASED = ("tpe", "gp", "cmaes")
 """Samplers that learn from trials. Only these begin with the initial points of a space."""
@@ -118,6 +119,10 @@ class SeededHyperband(HyperbandPruner):
     def _get_bracket_id(self, study: Study, trial: FrozenTrial) -> int:
         named = SimpleNamespace(study_name=f"seed-{self._seed}")
         return super()._get_bracket_id(cast(Study, named), trial)
+
+    def _create_bracket_study(self, study: Study, bracket_id: int) -> Study:
+        """The study with the bracket's trials. Optuna's method would read the storage and so undo a view."""
+        return view_of(study, lambda trials: [t for t in trials if self._get_bracket_id(study, t) == bracket_id])
 
 
 def make_pruner(name: str, max_epochs: int, seed: int = 0) -> BasePruner:

@@ -1,0 +1,64 @@
+"""Strategies by the names of ``--strategy`` and ``--stopping``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from optuna.samplers import BaseSampler
+
+from bigbatch.tune.strategies.protocol import Capabilities, Combined, Proposer, SearchFacts, Stopping, Strategy
+from bigbatch.tune.strategies.samplers import sampler_factory
+from bigbatch.tune.strategies.stopping import PrunerStopping
+
+MANY = 8
+"""As many objectives as anybody would write."""
+CAPABILITIES = {
+    "tpe": Capabilities(constraints=True, objectives=MANY),
+    "gp": Capabilities(learns_from_stopped=False, conditional=False, constraints=True, objectives=MANY),
+    "cmaes": Capabilities(conditional=False, categorical=False),
+    "qmc": Capabilities(learns=False, objectives=MANY),
+    "random": Capabilities(learns=False, objectives=MANY),
+}
+"""Of the strategies that are Optuna's samplers, or samplers like them."""
+STRATEGIES = ("auto", *CAPABILITIES)
+STOPPINGS = ("auto", "asha", "hyperband", "median", "none")
+
+
+@dataclass(frozen=True)
+class SamplerProposer:
+    """Proposes by one of the samplers of samplers.py."""
+
+    name: str
+    capabilities: Capabilities
+    make: Callable[[int], BaseSampler]
+
+    def sampler(self, number: int) -> BaseSampler:
+        """A new sampler for trial ``number``."""
+        return self.make(number)
+
+
+def make_strategy(strategy: str, stopping: str, facts: SearchFacts) -> Strategy:
+    """The strategy of these names. Raises ValueError for an unknown one."""
+    if strategy not in STRATEGIES or stopping not in STOPPINGS:
+        raise ValueError(f"no such strategy: {strategy!r} with {stopping!r}")
+    strategy, stopping = resolved(strategy, stopping, facts)
+    return Combined(_proposer(strategy, facts), _stopping(stopping, facts))
+
+
+def resolved(strategy: str, stopping: str, facts: SearchFacts) -> tuple[str, str]:
+    """The names that ``auto`` stands for in this search."""
+    return "tpe" if strategy == "auto" else strategy, "asha" if stopping == "auto" else stopping
+
+
+def capabilities_of(strategy: str) -> Capabilities:
+    """What the strategy of that name can do. Raises KeyError for an unknown one, and for ``auto``."""
+    return CAPABILITIES[strategy]
+
+
+def _proposer(name: str, facts: SearchFacts) -> Proposer:
+    return SamplerProposer(name, CAPABILITIES[name], sampler_factory(name, facts.seed, facts.trials, facts.names))
+
+
+def _stopping(name: str, facts: SearchFacts) -> Stopping:
+    return PrunerStopping(name, facts)

@@ -1,0 +1,93 @@
+"""Early stopping by Optuna's pruners, among trials that compare.
+
+A pruner is asked after each epoch. It sees only the trial's peers (``SearchFacts.peers``), and it may stop the trial
+only after the trial's warmup and its first optimizer steps. During warmup the ranking shows which trial warms up
+faster, and the longest warmup is not the worst one.
+
+So trials with a long warmup come to their first rung later than others. All comparisons are still between values of
+equal epochs: a peer counts with its value in the epoch that is judged. If it was stopped before that epoch, it counts
+with the value that stopped it. Rungs that begin at the end of each trial's own warmup would compare unequal epochs, and
+a first rung behind the longest warmup of the space would come at a third of the run for all trials.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from optuna.pruners import BasePruner
+from optuna.study import Study
+from optuna.trial import FrozenTrial
+
+from bigbatch.cluster.host import json_values
+from bigbatch.tune.strategies.judgement import SPARED_ATTR
+from bigbatch.tune.strategies.protocol import Decision, SearchFacts
+from bigbatch.tune.strategies.samplers import make_pruner
+from bigbatch.tune.strategies.study_view import view_of
+from bigbatch.tune.study.tables import EPOCH_ATTR
+from bigbatch.tune.study.trial_facts import warmup_epochs
+
+STEPS_TO_JUDGE = 10
+"""No trial is stopped before this many optimizer steps. With batch 1,024 on digits a run has 12 steps. A quarter of
+its epochs is 3 steps of warmup, and the ranking there differs from the ranking at the end."""
+_RUNGS = [f"completed_rung_{k}" for k in range(20)]
+"""Names under which Optuna's successive halving keeps the value of each rung; more than any search has epochs for."""
+
+
+@dataclass(frozen=True)
+class PrunerStopping:
+    """Stops trials for good, by Optuna's pruner of that name: asha, hyperband, median or none."""
+
+    name: str
+    facts: SearchFacts
+    pruner: BasePruner = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "pruner", make_pruner(self.name, self.facts.max_epochs, self.facts.seed))
+
+    def look(self, study: Study, trial: FrozenTrial, epoch: int) -> Decision:
+        """STOP if the pruner says so and the trial may be judged yet.
+
+        A trial that may not be judged yet is only noted with ``SPARED_ATTR``, for TPE (see judgement.py).
+        """
+        judged = may_be_judged(trial, epoch)
+        if not judged and SPARED_ATTR in trial.user_attrs:
+            return Decision.GO_ON
+        view = view_of(study, partial(self._peers_at, trial, epoch), read_only=not judged)
+        if not self.pruner.prune(view, trial):
+            return Decision.GO_ON
+        if judged:
+            return Decision.STOP
+        study._storage.set_trial_user_attr(trial._trial_id, SPARED_ATTR, epoch)
+        return Decision.GO_ON
+
+    def to_continue(self, study: Study) -> FrozenTrial | None:
+        """None: what is stopped is stopped for good."""
+        return None
+
+    def is_over(self, study: Study) -> bool:
+        """True: nothing waits."""
+        return True
+
+    def _peers_at(self, trial: FrozenTrial, epoch: int, trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
+        """The other trials that compare with ``trial``, with their values in ``epoch`` as the values of the rungs."""
+        peers = self.facts.peers(trials, trial)
+        return [_with_rungs_at(t, epoch) for t in peers if t.number != trial.number]
+
+
+def may_be_judged(trial: FrozenTrial, epoch: int) -> bool:
+    """Whether the trial's warmup has ended by the end of ``epoch``, and ``STEPS_TO_JUDGE`` steps are done."""
+    record = trial.user_attrs.get(f"{EPOCH_ATTR}{epoch:05d}", {})
+    steps = json_values.whole_number(record, "optimizer_steps", STEPS_TO_JUDGE)
+    return steps >= STEPS_TO_JUDGE and epoch > warmup_epochs(trial)
+
+
+def _with_rungs_at(trial: FrozenTrial, epoch: int) -> FrozenTrial:
+    """The trial as if it had come to each rung in ``epoch``. If it did not get that far, as it is."""
+    if epoch not in trial.intermediate_values:
+        return trial
+    shown = copy.copy(trial)  # the study caches the original
+    shown.system_attrs = dict.fromkeys(_RUNGS, trial.intermediate_values[epoch])
+    return shown
