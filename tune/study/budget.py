@@ -1,0 +1,181 @@
+"""Say whether a budget of device hours or of time has room for another trial, and when it is spent.
+
+The budget counts what Slurm bills: the devices that the search holds × wall time, idle ones included. So the question
+before a trial starts is when the search would end with it, not what the trial costs by itself: until the last trial
+ends, all devices are billed. The trials that already run were asked about when they began. If they have become slower
+since, another trial beside them costs nothing more, as long as it ends in time itself. On a cluster that the search
+does not own only trials count; there the question is what they all still take together.
+
+A new trial is admitted if its whole run fits, a continuation if the rest of its run fits. So a trial that could never
+be finished does not take devices. If early stopping then ends trials sooner, the freed time is offered again. Times
+come from the study (``tune/study/pace.py``). Before anything was measured, trials are admitted: without them nothing
+would ever be known. What then proves too long is stopped with a checkpoint when the budget is spent.
+
+There is no clock and no Ray in here but what is passed in, so the simulator uses the same code.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from bigbatch.tune.study.pace import Pace, PaceKey
+
+BUDGET_SPENT = "the budget of GPU hours is spent"
+TIME_SPENT = "the time budget is spent"
+NO_ROOM_IN_BUDGET = "the rest of the budget of GPU hours is too short for another trial"
+NO_ROOM_IN_TIME = "the rest of the time budget is too short for another trial"
+ENDING_S = 8.0
+"""How long the end of a search takes beside its checkpoints, until it was measured: Ray's end, tables, findings."""
+MOST_FOR_ENDING = 0.1
+"""At most this part of a budget is kept for the end. It matters to budgets of minutes."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a search may use. None: no limit."""
+
+    device_s: float | None = None
+    """Device seconds of the whole study."""
+    time_s: float | None = None
+    """Seconds of this session, from the moment at which its ``Budget`` is made."""
+
+
+@dataclass
+class _Run:
+    """A trial that has begun."""
+
+    key: PaceKey
+    workers: int
+    epochs_left: int
+    since: float
+    """When it started, or its last epoch ended."""
+    starts: bool = True
+    """Whether no epoch has ended since it started."""
+
+
+class Budget:
+    """The budget of one search.
+
+    Args:
+        limits: without any limit, everything is admitted.
+        pace: the measured times. This object adds what it sees.
+        held_s: returns the device seconds that the study has used, over all sessions.
+        devices: returns the devices that are billed now. None: those of running trials.
+        clock: seconds.
+        ending_s: how long an end of the search has taken before; None: not measured.
+    """
+
+    def __init__(
+        self,
+        limits: Limits,
+        pace: Pace,
+        *,
+        held_s: Callable[[], float],
+        devices: Callable[[], float | None],
+        clock: Callable[[], float],
+        ending_s: float | None = None,
+    ) -> None:
+        self._limits, self.pace = limits, pace
+        self._held_s, self._devices, self._clock = held_s, devices, clock
+        self._ending_s = ENDING_S if ending_s is None else ending_s
+        self._checkpoint_s = 0.0
+        self._ends_at = math.inf if limits.time_s is None else clock() + limits.time_s
+        self._runs: dict[int, _Run] = {}
+        self.refused: str | None = None
+        """Why the last trial that was asked about was not admitted; None if it was."""
+
+    # What happens
+
+    def begins(self, number: int, key: PaceKey, epochs_left: int, workers: int) -> None:
+        """Note that a trial has begun, or begins only now because it had waited for devices."""
+        self._runs[number] = _Run(key, workers, epochs_left, self._clock())
+
+    def epoch_ended(self, number: int, seconds: float, checkpoint_s: float = 0.0) -> None:
+        """Note that a trial has finished an epoch.
+
+        Args:
+            seconds: what the epoch took.
+            checkpoint_s: the part of it in which checkpoints were written.
+        """
+        run = self._runs.get(number)
+        self._checkpoint_s = max(self._checkpoint_s, checkpoint_s)
+        if run is None:
+            return
+        self.pace.add_epoch(run.key, seconds)
+        now = self._clock()
+        if run.starts:
+            self.pace.add_start(now - run.since - seconds)
+        run.epochs_left, run.since, run.starts = max(0, run.epochs_left - 1), now, False
+
+    def ends(self, number: int) -> None:
+        """Note that a trial does not run any more."""
+        self._runs.pop(number, None)
+
+    # What is asked
+
+    def admits(self, key: PaceKey, epochs_left: int, workers: int) -> bool:
+        """Whether a trial may start now and train ``epochs_left`` epochs. If not, ``refused`` says why."""
+        self.refused = self.spent()
+        needed_s = self._needed_s(_Run(key, workers, epochs_left, self._clock()))
+        if self.refused is None and needed_s is not None:
+            self.refused = self._too_long(needed_s, workers)
+        return self.refused is None
+
+    def admits_any(self) -> bool:
+        """Whether even the shortest piece of work fits, one epoch of the fastest key. If not, no trial need be made."""
+        self.refused = self.spent()
+        if self.refused is None and self.pace.shortest_s is not None:
+            self.refused = self._too_long(self.pace.start_s + self.pace.shortest_s, 1)
+        return self.refused is None
+
+    def spent(self) -> str | None:
+        """Why the search must end now: what is left is what its end takes. None: it may go on."""
+        if self._clock() + self._time_to_end_s() >= self._ends_at:
+            return TIME_SPENT
+        billed = self._billed_now()
+        if self._limits.device_s is not None and self._held_s() + billed * self._to_end_s(billed) >= self.limit_s:
+            return BUDGET_SPENT
+        return None
+
+    @property
+    def limit_s(self) -> float:
+        """Device seconds of the whole budget, infinite without one."""
+        return math.inf if self._limits.device_s is None else self._limits.device_s
+
+    # Inside
+
+    def _too_long(self, needed_s: float, workers: int) -> str | None:
+        """Why a trial of ``needed_s`` seconds does not fit beside those that run; None if it does."""
+        if self._clock() + needed_s + self._time_to_end_s() > self._ends_at:
+            return NO_ROOM_IN_TIME
+        devices = self._devices()
+        if devices is None:
+            running_s = sum((self._needed_s(run) or 0.0) * run.workers for run in self._runs.values())
+            billed_s = running_s + needed_s * workers
+        else:
+            billed_s = devices * (needed_s + self._to_end_s(devices))
+        return NO_ROOM_IN_BUDGET if self._held_s() + billed_s > self.limit_s else None
+
+    def _needed_s(self, run: _Run) -> float | None:
+        """Seconds that a run still takes; None if nothing was measured."""
+        epoch_s = self.pace.epoch_s(run.key)
+        if epoch_s is None:
+            return None
+        whole_s = run.epochs_left * epoch_s + (self.pace.start_s if run.starts else 0.0)
+        return max(0.0, whole_s - (self._clock() - run.since))
+
+    def _to_end_s(self, devices: float) -> float:
+        """Seconds from the decision to end until ``devices`` devices are given back."""
+        return min(self._plain_end_s(), MOST_FOR_ENDING * self.limit_s / devices if devices else math.inf)
+
+    def _time_to_end_s(self) -> float:
+        return min(self._plain_end_s(), MOST_FOR_ENDING * (self._limits.time_s or math.inf))
+
+    def _plain_end_s(self) -> float:
+        return self._ending_s + (self._checkpoint_s if self._runs else 0.0)
+
+    def _billed_now(self) -> float:
+        devices = self._devices()
+        return sum(run.workers for run in self._runs.values()) if devices is None else devices

@@ -1,0 +1,77 @@
+"""Measured times of a study: how long an epoch takes, and how long a trial needs before its first one begins.
+
+Epochs are measured separately for each network, global batch size, image size and part of the data. Means are kept as
+sums, so a study of any length costs the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from optuna.trial import FrozenTrial
+
+from bigbatch.tune.study.tables import epoch_records, epoch_s
+from bigbatch.tune.study.trial_facts import configuration
+
+PaceKey = tuple[object, ...]
+"""Trials with the same key are taken to be equally fast."""
+_KEYS = (("model", "name"), ("batch", "global_size"), ("data", "image_size"), ("data", "subset"))
+
+
+def pace_key(config: object) -> PaceKey:
+    """The key of a configuration, given as ``TrainConfig.to_dict`` returns it."""
+    found = []
+    for section, key in _KEYS:
+        part = config.get(section) if isinstance(config, dict) else None
+        found.append(part.get(key) if isinstance(part, dict) else None)
+    return tuple(found)
+
+
+@dataclass
+class _Mean:
+    total: float = 0.0
+    count: int = 0
+
+    def add(self, value: float) -> None:
+        self.total += value
+        self.count += 1
+
+    @property
+    def value(self) -> float:
+        return self.total / self.count
+
+
+class Pace:
+    """Mean seconds of epochs by key, and of start-ups."""
+
+    def __init__(self, trials: Iterable[FrozenTrial] = ()) -> None:
+        self._epochs: dict[PaceKey, _Mean] = {}
+        self._starts = _Mean()
+        self.shortest_s: float | None = None
+        """The shortest epoch that was measured; None before the first."""
+        for trial in trials:
+            key = pace_key(configuration(trial))
+            for record in epoch_records(trial):
+                self.add_epoch(key, epoch_s(record))
+
+    def add_epoch(self, key: PaceKey, seconds: float) -> None:
+        """Take in the time of one epoch."""
+        if seconds > 0:
+            self._epochs.setdefault(key, _Mean()).add(seconds)
+            self.shortest_s = seconds if self.shortest_s is None else min(self.shortest_s, seconds)
+
+    def add_start(self, seconds: float) -> None:
+        """Take in the time from a trial's start to the beginning of its first epoch."""
+        self._starts.add(max(0.0, seconds))
+
+    @property
+    def start_s(self) -> float:
+        """Mean seconds of a start-up; 0 before one was measured."""
+        return self._starts.value if self._starts.count else 0.0
+
+    def epoch_s(self, key: PaceKey) -> float | None:
+        """Mean seconds of an epoch with this key. If none was measured: of the slowest key. None: nothing is known."""
+        if key in self._epochs:
+            return self._epochs[key].value
+        return max((mean.value for mean in self._epochs.values()), default=None)
