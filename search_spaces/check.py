@@ -26,6 +26,8 @@ class ParamRange:
     choices: tuple[object, ...] = ()
     conditions: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
     """The parameters that this one depends on, and the values with which it exists. Empty: it always exists."""
+    always: bool = True
+    """Whether every sampled trial had it."""
 
     def describe(self) -> str:
         """E.g. ``0.25 … 4 (log)``, ``lars, sgd``, ``1e-05 … 0.001 (log), with optimizer lars, sgd``."""
@@ -156,6 +158,7 @@ def _ranges(drawn: Sequence[_Sample]) -> dict[str, ParamRange]:
             met[0].step,
             met[0].choices,
             _conditions(name, names, drawn),
+            len(met) == len(drawn),
         )
     return ranges
 

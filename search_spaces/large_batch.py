@@ -35,6 +35,8 @@ from bigbatch.search_spaces.trial import Trial
 from bigbatch.search_spaces.workload import Workload
 from bigbatch.train_loop.config import TrainConfig
 
+FRONTIER = "global_batch_size"
+"""A search compares trials of one batch, and ends with the best configuration of each."""
 OPTIMIZERS = ("lars", "lamb", "sgd")
 
 PARAMETER_KEYS = {

@@ -17,6 +17,9 @@ from bigbatch.search_spaces.trial import Trial
 from bigbatch.search_spaces.workload import Workload
 from bigbatch.train_loop.config import TrainConfig
 
+FRONTIER = "global_batch_size"
+"""With ``--batch 256,1024`` a search compares the rates and warmups of each batch."""
+
 
 def space(trial: Trial, workload: Workload) -> TrainConfig:
     """Peak learning rate and warmup at one large batch, for LARS and SGD."""

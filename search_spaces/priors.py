@@ -39,8 +39,11 @@ def global_batch_sizes(workload: Workload) -> tuple[int, ...]:
     MLPerf's submissions. The range widens with N because an epoch then has more steps.
 
     A power of two that does not divide over the workers is lowered to the next number that does, in equal
-    micro-batches. Raises ConfigError if no batch gives each worker two images.
+    micro-batches. If ``--batch`` names batches, it is those instead. Raises ConfigError if no batch gives each worker
+    two images.
     """
+    if workload.batches:
+        return workload.batches
     size = workload.train_size
     highest = min(_power_of_two(32 * size**0.5), _power_of_two(size), LARGEST_BATCH)
     lowest = min(_power_of_two(8 * size**0.4), highest)

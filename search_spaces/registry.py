@@ -17,7 +17,7 @@ from typing import Any
 
 from bigbatch.search_spaces import large_batch, lr_warmup, priors, smoke
 from bigbatch.search_spaces.earlier import EARLIER, earlier_priors_texts
-from bigbatch.search_spaces.trial import Convert, PinnedTrial, StandInTrial
+from bigbatch.search_spaces.trial import BATCH_KEY, Convert, PinnedTrial, StandInTrial
 from bigbatch.search_spaces.workload import Workload
 from bigbatch.train_loop.config import ConfigError, TrainConfig, known_key
 
@@ -49,32 +49,46 @@ class Space:
     """See ``PinnedTrial``; from the file's ``PARAMETER_KEYS``."""
     initial: Callable[[Workload], list[dict[str, object]]] | None = None
     """The file's ``initial_points``. None: it has none."""
+    frontier: str | None = None
+    """The parameter whose values a search compares, one best configuration for each; from the file's ``FRONTIER``.
+    None: all trials compare."""
 
     def __call__(self, trial: Any, workload: Workload, pinned: Mapping[str, object] | None = None) -> TrainConfig:
-        if not pinned:
+        if not pinned and not workload.batches:
             return self.function(trial, workload)
+        pinned = pinned or {}
         fixed = _keys_of(pinned)
         parameters = {name: value for name, value in pinned.items() if known_key(name) is None}
         facts: dict[str, Any] = {name: fixed[key] for key, name in _WORKLOAD_FACTS.items() if key in fixed}
         workload = dataclasses.replace(workload, **facts, fixed=fixed)
-        config = self.function(PinnedTrial(trial, fixed, self.parameter_keys, parameters), workload)
+        trial = PinnedTrial(trial, fixed, self.parameter_keys, parameters, workload.batches)
+        config = self.function(trial, workload)
         return config.replace_keys(fixed) if isinstance(config, TrainConfig) else config
 
     def initial_points(self, workload: Workload, pinned: Mapping[str, object] | None = None) -> list[dict[str, object]]:
         """Parameters of the first trials, for ``study.enqueue_trial``. No point is contained in another.
 
-        A point leaves out the names that the space does not suggest for it, such as pinned ones.
+        A point leaves out the names that the space does not suggest for it, such as pinned ones. It also leaves out a
+        batch that ``--batch`` does not name.
         Raises ValueError for a value outside its parameter's range.
         """
         points: list[dict[str, object]] = []
         fixed = _keys_of(pinned or {})
         for point in self.initial(dataclasses.replace(workload, fixed=fixed)) if self.initial else []:
+            point = {name: value for name, value in point.items() if self._is_named(name, value, workload)}
             trial = StandInTrial(None, fixed=point)
             self(trial, workload, pinned)
             suggested = {name: value for name, value in trial.params.items() if name in point}
             if suggested and not any(suggested.items() <= other.items() for other in points):
                 points.append(suggested)
         return points
+
+    def key_of(self, name: str) -> str | None:
+        """The dotted key of the configuration that a parameter sets; None if it sets none by itself."""
+        return known_key(self.parameter_keys[name][0] if name in self.parameter_keys else name)
+
+    def _is_named(self, name: str, value: object, workload: Workload) -> bool:
+        return not workload.batches or self.key_of(name) != BATCH_KEY or value in workload.batches
 
 
 def _keys_of(pinned: Mapping[str, object]) -> dict[str, object]:
@@ -204,6 +218,7 @@ def _space(name: str, function: Callable[..., TrainConfig], module: types.Module
         defaults=_defaults(getattr(module, "DEFAULTS", {}), where),
         parameter_keys=dict(getattr(module, "PARAMETER_KEYS", {})),
         initial=getattr(module, "initial_points", None),
+        frontier=_frontier(getattr(module, "FRONTIER", None), where),
     )
 
 
@@ -215,6 +230,15 @@ def _defaults(values: object, where: str) -> dict[str, int]:
             f"'{where}'. Write e.g. DEFAULTS = {{'trials': 20}}."
         )
     return dict(values)
+
+
+def _frontier(name: object, where: str) -> str | None:
+    if name is None or (isinstance(name, str) and name.strip()):
+        return name
+    raise ConfigError(
+        f"FRONTIER of a space must be the name of one of its parameters; got {name!r} in '{where}'. "
+        "Write e.g. FRONTIER = 'global_batch_size', or leave it out."
+    )
 
 
 def _uses_priors(module: types.ModuleType) -> bool:

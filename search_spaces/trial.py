@@ -15,6 +15,8 @@ from typing import Any, Protocol, TypeVar
 
 from bigbatch.train_loop.config import known_key
 
+BATCH_KEY = "batch.global_size"
+"""The key of a configuration whose values ``--batch`` names."""
 _EDGE_PROBABILITY = 0.25
 """How often the stand-in draws an end of the range: spaces break there most often."""
 
@@ -172,7 +174,7 @@ class PinnedTrial(_Suggestions):
 
     ``pinned``: dotted configuration keys with their values. ``parameter_keys``: for each parameter that has another
     name than its key, the key and a function from the pinned key's value to the parameter's. ``parameters``: values
-    of parameters that ``--set`` fixes directly.
+    of parameters that ``--set`` fixes directly. ``batches``: if there are any, the only choices of the global batch.
     """
 
     def __init__(
@@ -181,11 +183,13 @@ class PinnedTrial(_Suggestions):
         pinned: Mapping[str, object],
         parameter_keys: Mapping[str, tuple[str, Convert]],
         parameters: Mapping[str, object] = MappingProxyType({}),
+        batches: Sequence[int] = (),
     ) -> None:
         self._trial = trial
         self._pinned = pinned
         self._keys = parameter_keys
         self._parameters = parameters
+        self._batches = batches
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._trial, name)
@@ -197,6 +201,8 @@ class PinnedTrial(_Suggestions):
             return convert(self._pinned[full])
         if name in self._parameters:
             return self._parameters[name]
+        if full == BATCH_KEY and self._batches:
+            return self._trial.suggest_categorical(name, list(self._batches))
         if distribution.kind == "categorical":
             return self._trial.suggest_categorical(name, list(distribution.choices))
         low, high, step, log = distribution.low, distribution.high, distribution.step, distribution.log

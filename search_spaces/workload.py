@@ -69,6 +69,8 @@ class Workload:
     """For each optimizer, the factor that a range test puts on the centre of its learning rate (``--prior-from``)."""
     fixed: Mapping[str, Any] = field(default_factory=dict)
     """Dotted keys with the values that ``--set`` gives to every configuration. They override the space."""
+    batches: tuple[int, ...] = ()
+    """The global batches that ``--batch`` names, smallest first. Empty: the space chooses them."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "fixed", FixedKeys(self.fixed))

@@ -33,6 +33,7 @@ def _add_what(p: argparse.ArgumentParser) -> None:
         metavar="PART",
         help="train on this part of each class, e.g. 10%%; validate on all",
     )
+    add("--batch", metavar="B[,B…]", help="search these global batches only, e.g. 8192 or 2k,8k,32k (k = 1024)")
     add("--model", metavar="NAME", help="a torchvision network (default: resnet50 with GPUs, resnet18 without)")
     add(
         "--trials",
@@ -41,6 +42,12 @@ def _add_what(p: argparse.ArgumentParser) -> None:
         help="how many trials to finish (default: the space's own number, else 16, or 12 on digits)",
     )
     add("--max-epochs", type=int, metavar="N", help="epochs of a trial that is not stopped early")
+    add(
+        "--tolerance",
+        type=float,
+        metavar="P",
+        help="the answer is the largest batch at most P points worse than the best (default 0.5)",
+    )
     add("--budget-gpu-hours", type=float, metavar="H", help="stop when the study has used H GPU hours")
     add("--time-budget", metavar="4h", help="stop after this time; --resume continues the study")
 

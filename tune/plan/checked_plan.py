@@ -18,7 +18,9 @@ from bigbatch.train_loop.data.catalogue import check_stage, look
 from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.train_loop.host.command_line import check_writable, with_subset
 from bigbatch.tune.plan import wandb_mode
+from bigbatch.tune.plan.batches import parse_batches, pinned_batch
 from bigbatch.tune.plan.fitting import SearchRequest, fit_search, fit_search_to_unknown_cluster
+from bigbatch.tune.plan.frontier_plan import checked_tolerance
 from bigbatch.tune.plan.machine import Share, local_machine, machine_to_be, share_out
 from bigbatch.tune.plan.options import SAMPLERS, SCHEDULERS, SearchOptions
 from bigbatch.tune.plan.same_study import check_same_study
@@ -151,6 +153,8 @@ class CheckedOptions(NamedTuple):
     workers: int
     seed: int
     overrides: dict[str, object]
+    batches: tuple[int, ...]
+    tolerance: float
     data: DataConfig
     budget_gpu_hours: float | None
     time_budget_s: float | None
@@ -165,6 +169,8 @@ def check_option_values(o: SearchOptions) -> CheckedOptions:
     refuse_keys_with_options(o.set)
     overrides = with_subset(read_fixed(o.set), o.subset)
     overrides |= {"data.on_bad_image": o.on_bad_image} if o.on_bad_image else {}
+    batches = parse_batches(o.batch)
+    overrides |= pinned_batch(batches, overrides)
     data_keys = {key: value for key, value in overrides.items() if key.startswith("data.")}
     if o.retry_failed and not o.resume:
         raise ConfigError(
@@ -183,6 +189,8 @@ def check_option_values(o: SearchOptions) -> CheckedOptions:
         workers=_at_least_one("--workers", o.workers or 1, o.workers),
         seed=seed,
         overrides=overrides,
+        batches=batches,
+        tolerance=checked_tolerance(o.tolerance),
         data=data_config({"data.name": o.data or "digits", **data_keys}),
         budget_gpu_hours=_positive("--budget-gpu-hours", o.budget_gpu_hours),
         time_budget_s=parse_duration(o.time_budget) if o.time_budget else None,
@@ -199,9 +207,8 @@ def _plan(o: SearchOptions, lr_factors: dict[str, float] | None = None) -> Searc
     machine = local_machine() if (o.address or "local") == "local" else machine_to_be()
     auto = (o.model or "auto") == "auto"
     share = share_out(machine, workers, trials) if machine.nodes else Share(1, workers, {"CPU": 1.0})
-    search = SearchRequest(
-        space, data, None if auto else str(o.model), max_epochs, workers, checked.overrides, o.prior_from
-    )
+    model = None if auto else str(o.model)
+    search = SearchRequest(space, data, model, max_epochs, workers, checked.overrides, o.prior_from, checked.batches)
     factors = lr_factors or {} if o.resume else None  # a requeued job repeats --prior-from
     fitted = fit_search(search, machine, factors) if machine.nodes else fit_search_to_unknown_cluster(search, factors)
     name = study_name(o.study, space, data)
@@ -210,7 +217,7 @@ def _plan(o: SearchOptions, lr_factors: dict[str, float] | None = None) -> Searc
         folder=check_folder(Path(o.output or DEFAULT_OUTPUT), name, o.resume),
         space=space,
         data=data,
-        model=fitted.model,
+        **vars(fitted),
         model_was_auto=auto,
         trials=trials,
         max_epochs=max_epochs,
@@ -219,7 +226,6 @@ def _plan(o: SearchOptions, lr_factors: dict[str, float] | None = None) -> Searc
         sampler=checked.sampler,
         scheduler=checked.scheduler,
         workers=workers,
-        overrides=fitted.overrides,
         storage=o.storage,
         resume=o.resume,
         seed=checked.seed,
@@ -227,9 +233,8 @@ def _plan(o: SearchOptions, lr_factors: dict[str, float] | None = None) -> Searc
         wandb=checked.wandb,
         machine=machine,
         share=share,
-        ranges=fitted.ranges,
-        workload=fitted.workload,
         options=o,
+        tolerance=checked.tolerance,
         scan=looked.scan,
     )
     check_study_fits(plan)

@@ -14,6 +14,8 @@ from bigbatch.search_spaces.workload import Workload
 from bigbatch.train_loop.config import BatchConfig, ConfigError, ModelConfig, TrainConfig
 from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.train_loop.model.networks import check_model
+from bigbatch.tune.plan.batches import check_batches, check_batches_are_searched
+from bigbatch.tune.plan.frontier_plan import FrontierPlan, frontier_plan
 from bigbatch.tune.plan.machine import Machine, Node
 from bigbatch.tune.plan.prior import read_priors
 
@@ -33,6 +35,8 @@ class SearchRequest:
     workers: int
     overrides: Mapping[str, Any]
     prior_from: Sequence[str] = ()
+    batches: tuple[int, ...] = ()
+    """Of ``--batch``. Empty: the space chooses them."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,7 @@ class FittedSearch:
     workload: Workload
     overrides: dict[str, Any]
     ranges: Mapping[str, ParamRange]
+    frontier: FrontierPlan | None = None
 
 
 def fit_search(search: SearchRequest, machine: Machine, lr_factors: Mapping[str, float] | None = None) -> FittedSearch:
@@ -53,6 +58,7 @@ def fit_search(search: SearchRequest, machine: Machine, lr_factors: Mapping[str,
     space, model = search.space, search.model or auto_model(machine)
     check_search_model(model, search.overrides, search.data, machine)
     workload = _workload(search, model, machine)
+    check_batches(search.batches, workload)
     overrides = check_parameters(space, workload, search.overrides)
     ranges = check_space(space, workload, pinned=overrides)
     if lr_factors is None:
@@ -60,7 +66,8 @@ def fit_search(search: SearchRequest, machine: Machine, lr_factors: Mapping[str,
     if lr_factors:
         workload = dataclasses.replace(workload, lr_factors=lr_factors)
         ranges = check_space(space, workload, pinned=overrides)
-    return FittedSearch(model, workload, overrides, ranges)
+    check_batches_are_searched(space, workload, ranges)
+    return FittedSearch(model, workload, overrides, ranges, frontier_plan(space, ranges, overrides))
 
 
 def fit_search_to_unknown_cluster(search: SearchRequest, lr_factors: Mapping[str, float] | None = None) -> FittedSearch:
@@ -90,6 +97,7 @@ def _workload(search: SearchRequest, model: str, machine: Machine) -> Workload:
         accelerator=machine.accelerator,
         memory_bytes=machine.device_memory_bytes,
         max_micro_size=search.overrides.get("batch.max_micro_size", BatchConfig().max_micro_size),
+        batches=search.batches if len(search.batches) > 1 else (),  # a single one is fixed, as by --set
     )
 
 

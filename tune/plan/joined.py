@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 from bigbatch.train_loop.config import ConfigError
+from bigbatch.tune.plan.batches import parse_batches
 from bigbatch.tune.plan.fitting import SearchRequest, fit_search
 from bigbatch.tune.plan.machine import Machine, Node, share_out
 from bigbatch.tune.plan.search_plan import SearchPlan
@@ -36,6 +37,7 @@ def _on_cluster(plan: SearchPlan, machine: Machine) -> SearchPlan:
         workers=plan.workers,
         overrides=plan.overrides,
         prior_from=plan.options.prior_from,
+        batches=parse_batches(plan.options.batch),
     )
     fitted = fit_search(search, machine, dict(plan.workload.lr_factors) if plan.resume else None)
     plan = dataclasses.replace(plan, machine=machine, share=share, **vars(fitted))

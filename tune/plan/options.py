@@ -20,7 +20,7 @@ SAMPLERS = ("tpe", "random", "qmc", "gp", "cmaes")
 SCHEDULERS = ("asha", "hyperband", "median", "none")
 RESUMED_OPTIONS = (
     "space", "data", "subset", "model", "trials", "max_epochs", "budget_gpu_hours", "sampler", "scheduler", "workers",
-    "set", "seed", "wandb", "on_bad_image", "stage",
+    "set", "batch", "tolerance", "seed", "wandb", "on_bad_image", "stage",
 )  # fmt: skip
 
 
@@ -31,9 +31,11 @@ class SearchOptions:
     space: str | None = None
     data: str | None = None
     subset: float | None = None
+    batch: str | None = None
     model: str | None = None
     trials: int | None = None
     max_epochs: int | None = None
+    tolerance: float | None = None
     budget_gpu_hours: float | None = None
     time_budget: str | None = None
     sampler: str | None = None

@@ -14,6 +14,7 @@ OPTIONS = {
     "max_epochs": "--max-epochs",
     "seed": "--seed",
     "lr_factors": "--prior-from",
+    "batches": "--batch",
 }
 OF_THE_DATA = ("image_size", "train_size", "val_size", "num_classes")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ from bigbatch.search_spaces.check import ParamRange
 from bigbatch.search_spaces.registry import Space
 from bigbatch.search_spaces.workload import Workload
 from bigbatch.train_loop.data.info import DataInfo
+from bigbatch.tune.plan.frontier_plan import DEFAULT_TOLERANCE, FrontierPlan
 from bigbatch.tune.plan.machine import Machine, Share
 from bigbatch.tune.plan.options import SearchOptions
 
@@ -49,6 +51,10 @@ class SearchPlan:
     ranges: Mapping[str, ParamRange]
     workload: Workload
     options: SearchOptions
+    frontier: FrontierPlan | None = None
+    """The values that the search compares, each with its own best configuration. None: all trials compare."""
+    tolerance: float = DEFAULT_TOLERANCE
+    """By how many hundredths of the objective the answer may be worse than the best."""
     scan: FolderScan | None = field(default=None, repr=False, compare=False)
     """The images of an image folder, listed once for all trials."""
 
@@ -69,6 +75,7 @@ class SearchPlan:
             "seed": self.seed,
             "overrides": json.loads(json.dumps(self.overrides)),  # as stored: JSON turns tuples into lists
             "lr_factors": dict(self.workload.lr_factors) or None,
+            "batches": list(self.workload.batches) or None,
             "image_size": self.data.image_size,
             "train_size": self.data.train_size,
             "val_size": self.data.val_size,
@@ -87,6 +94,8 @@ class SearchPlan:
             "sampler": self.sampler,
             "scheduler": self.scheduler,
             "workers": self.workers,
+            "frontier": dataclasses.asdict(self.frontier) if self.frontier else None,
+            "tolerance": self.tolerance,
             "wandb": self.wandb,
             "machine": self.machine.to_dict(),
             "concurrency": self.share.concurrency,

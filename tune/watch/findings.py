@@ -15,11 +15,11 @@ from bigbatch.cluster.host.root import ROOT
 from bigbatch.train_loop.host.disk_space import quota_lines
 from bigbatch.tune.plan.advice import sampler_weakness
 from bigbatch.tune.plan.search_plan import SearchPlan
+from bigbatch.tune.study.certainty import Comparison, compare_with_best
 from bigbatch.tune.study.ledger import DeviceSeconds
 from bigbatch.tune.study.patient_journal import JOB_VARIABLE
 from bigbatch.tune.study.provenance import redact
 from bigbatch.tune.study.storage_url import shared_file_warning
-from bigbatch.tune.watch.certainty import Comparison, compare_with_best
 from bigbatch.tune.watch.columns import columns_of
 from bigbatch.tune.watch.display import duration, percent
 from bigbatch.tune.watch.observer import TrialView

@@ -13,8 +13,8 @@ from bigbatch.search_spaces.trial import StandInTrial
 from bigbatch.train_loop.config import BatchConfig, OptimizerConfig, TrainConfig
 from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.options import SearchOptions
+from bigbatch.tune.study.certainty import compare_with_best
 from bigbatch.tune.study.ledger import DeviceSeconds
-from bigbatch.tune.watch.certainty import compare_with_best
 from bigbatch.tune.watch.columns import WIDTHS, Columns, columns_of
 from bigbatch.tune.watch.display import (
     LiveTable,

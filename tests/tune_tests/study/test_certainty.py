@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest, fisher_exact
 
-from bigbatch.tune.watch.certainty import clopper_pearson, compare_with_best, differ_clearly
+from bigbatch.tune.study.certainty import clopper_pearson, compare_with_best, differ_clearly
 
 
 def counts(rng: np.random.Generator, accuracy: float, trials: int, images: int, shared: bool) -> np.ndarray:
