@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from optuna.samplers import BaseSampler
 
+from bigbatch.tune.strategies.curves import CurvesProposer
 from bigbatch.tune.strategies.protocol import Capabilities, Combined, Proposer, SearchFacts, Stopping, Strategy
 from bigbatch.tune.strategies.samplers import sampler_factory
 from bigbatch.tune.strategies.stopping import PrunerStopping
@@ -14,13 +15,14 @@ from bigbatch.tune.strategies.stopping import PrunerStopping
 MANY = 8
 """As many objectives as anybody would write."""
 CAPABILITIES = {
+    "curves": CurvesProposer.capabilities,
     "tpe": Capabilities(constraints=True, objectives=MANY),
     "gp": Capabilities(learns_from_stopped=False, conditional=False, constraints=True, objectives=MANY),
     "cmaes": Capabilities(conditional=False, categorical=False),
     "qmc": Capabilities(learns=False, objectives=MANY),
     "random": Capabilities(learns=False, objectives=MANY),
 }
-"""Of the strategies that are Optuna's samplers, or samplers like them."""
+"""By the name of ``--strategy``."""
 STRATEGIES = ("auto", *CAPABILITIES)
 STOPPINGS = ("auto", "asha", "hyperband", "median", "none")
 
@@ -57,6 +59,8 @@ def capabilities_of(strategy: str) -> Capabilities:
 
 
 def _proposer(name: str, facts: SearchFacts) -> Proposer:
+    if name == "curves":
+        return CurvesProposer(facts)
     return SamplerProposer(name, CAPABILITIES[name], sampler_factory(name, facts.seed, facts.trials, facts.names))
 
 

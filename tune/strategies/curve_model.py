@@ -1,0 +1,242 @@
+"""A Gaussian process on learning curves: the value of a configuration at each fraction of its run.
+
+The covariance of two values, of configurations x and x′ at the fractions f and f′ of their runs, is
+
+    common(f, f′)                                 the course that all curves share
+  + k(x, x′) · [end + early · t(f, f′) · w]       what hyperparameters do to the end, and to the way there
+  + same · [offset + curve · t(f, f′) · w]        what a trial has of its own: its seed, its data order
+  + noise · (1.32 − f)                            at equal trial and fraction: the noise of one validation
+
+with w = (1.02 − f)(1.02 − f′), so that what is early fades towards the end; k the Matérn-5/2 kernel with a length for
+each coordinate (Rasmussen and Williams 2006, eq. 4.17 and 5.1); t = exp(−1.5|u − u′| − |f − f′|) and common =
+exp(−(u − u′)² / 0.72) with u = log2(f) / 5. The idea of such a sum is Swersky et al. 2014, arXiv 1406.3896
+(freeze-thaw); the kernel over fractions is another one, because values here are warped and curves may cross.
+
+The hyperparameters are the maximum of the posterior under log-normal priors. Nothing here depends on a study, on
+Optuna or on anything random: equal points give the equal model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg import cho_solve, cholesky, solve_triangular
+from scipy.optimize import minimize
+
+Array = NDArray[np.float64]
+Owners = NDArray[np.int64]
+
+MAX_POINTS = 200
+FIT_POINTS = 90
+"""The hyperparameters are found on this many of the points, the posterior of all is computed once."""
+FIT_EVALUATIONS = 20
+"""Evaluations of the posterior's density and gradient for one fit."""
+MARGIN = 0.05
+"""In ``Scale``: the part of the span that the best value is away from the pole of the logarithm."""
+_AMPLITUDES = np.log([1.0, 0.7, 0.4, 0.08, 0.1, 0.01])
+"""Priors' medians: common, end, early, offset, curve, noise."""
+_AMPLITUDE_SDS = np.array([0.5, 0.7, 0.7, 0.8, 0.8, 0.8])
+_LENGTH_SD = 0.8
+_JITTER = 1e-5
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Values, larger is better, as −log((best − value) / span + MARGIN): equal ratios of what is missing to the best
+    become equal distances."""
+
+    best: float
+    span: float
+
+    @classmethod
+    def of(cls, values: Array, worst: float) -> Scale:
+        """The scale of these values; ``worst`` is what a diverged run is worth."""
+        best = float(values.max())
+        return cls(best, max(best - worst, 1e-3))
+
+    def warp(self, value: Array | float) -> Array:
+        """Values on the model's scale."""
+        return -np.log(np.maximum(self.best - np.asarray(value, float), 0) / self.span + MARGIN)
+
+
+@dataclass(frozen=True)
+class CurvePoints:
+    """n values of learning curves."""
+
+    features: Array
+    """(n, d): the configuration in unit coordinates."""
+    fraction: Array
+    """(n,): of the run, above 0, at most 1."""
+    owner: Owners
+    """(n,): the trial, by a number that is not negative. Negative numbers belong to no trial."""
+
+    def __len__(self) -> int:
+        return len(self.owner)
+
+    def take(self, which: NDArray[np.int64]) -> CurvePoints:
+        """Some of the points."""
+        return CurvePoints(self.features[which], self.fraction[which], self.owner[which])
+
+
+def thinned(points: CurvePoints, warped: Array, at_most: int = MAX_POINTS) -> NDArray[np.int64]:
+    """Which points to keep: the last one of each trial first, of these the ends of runs, of these the best.
+
+    A quarter of the room goes to points spread evenly over the others, so that the model still knows what is bad.
+    """
+    if len(points) <= at_most:
+        return np.arange(len(points))
+    last = np.zeros(len(points))
+    latest: dict[int, int] = {}
+    for i in np.argsort(points.fraction, kind="stable"):
+        latest[int(points.owner[i])] = int(i)
+    last[list(latest.values())] = 1.0
+    order = np.argsort(-(1e6 * last + 1e3 * (points.fraction > 0.999) + warped), kind="stable")
+    first, rest = order[: at_most * 3 // 4], order[at_most * 3 // 4 :]
+    spread = rest[np.linspace(0, len(rest) - 1, at_most - len(first)).astype(int)]
+    return np.sort(np.concatenate([first, spread]))
+
+
+@dataclass(frozen=True)
+class CurveModel:
+    """The posterior given observed points. Made by ``fit``."""
+
+    theta: Array
+    """(d + 6,): logarithms of d lengths and of the six amplitudes."""
+    points: CurvePoints
+    mean: float
+    sd: float
+    """The observed values were standardised with these."""
+    factor: Array
+    """(n, n): the lower Cholesky factor of the covariance."""
+    whitened: Array
+    """(n,): factor⁻¹ · values."""
+
+    @classmethod
+    def fit(cls, points: CurvePoints, values: Array, evaluations: int = FIT_EVALUATIONS) -> Self:
+        """The model of these points, at most ``MAX_POINTS``, with warped values (n,)."""
+        mean, sd = float(values.mean()), max(float(values.std()), 1e-3)
+        y = (values - mean) / sd
+        theta = _fit_theta(points, y, evaluations)
+        factor = cholesky(_noisy(theta, points), lower=True, check_finite=False)
+        return cls(theta, points, mean, sd, factor, solve_triangular(factor, y, lower=True, check_finite=False))
+
+    def predict(self, at: CurvePoints) -> tuple[Array, Array]:
+        """Mean and standard deviation (m,) of the curves without noise, in standardised warped values."""
+        d = at.features.shape[1]
+        cross = covariance(self.theta, self.points, at)
+        solved = solve_triangular(self.factor, cross, lower=True, check_finite=False)
+        common, end, early, offset, curve, _ = np.exp(self.theta[d:])
+        fading, owned = (1.02 - at.fraction) ** 2, at.owner >= 0
+        before = common + end + early * fading + owned * (offset + curve * fading)
+        return solved.T @ self.whitened, np.sqrt(np.maximum(before - (solved**2).sum(0), 1e-8))
+
+    def standardised(self, warped: Array | float) -> Array:
+        """Warped values in the units of ``predict``."""
+        return (np.asarray(warped, float) - self.mean) / self.sd
+
+
+def covariance(theta: Array, one: CurvePoints, other: CurvePoints) -> Array:
+    """The covariance (n, m) of two sets of curve values, without noise."""
+    d = one.features.shape[1]
+    common, end, early, offset, curve, _ = np.exp(theta[d:])
+    parts = _Parts.of(one, other)
+    matern, _ = _matern(_squared(one.features, other.features, np.exp(-theta[:d])))
+    return common * parts.common + matern * (end + early * parts.fading) + parts.same * (offset + curve * parts.fading)
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """What of the covariance does not depend on the hyperparameters, each (n, m)."""
+
+    common: Array
+    fading: Array
+    same: Array
+
+    @classmethod
+    def of(cls, one: CurvePoints, other: CurvePoints) -> _Parts:
+        f, g = one.fraction[:, None], other.fraction[None]
+        apart = np.abs(np.log2(f) - np.log2(g)) / 5
+        fading = np.exp(-1.5 * apart - np.abs(f - g)) * (1.02 - f) * (1.02 - g)
+        same = (one.owner[:, None] == other.owner[None]) & (one.owner >= 0)[:, None]
+        return cls(np.exp(-((apart / 0.6) ** 2) / 2), fading, same.astype(float))
+
+
+def _squared(one: Array, other: Array, scale: Array) -> Array:
+    """Squared distances (n, m) of scaled coordinates."""
+    a, b = one * scale, other * scale
+    return np.maximum((a**2).sum(1)[:, None] + (b**2).sum(1)[None] - 2 * a @ b.T, 0)
+
+
+def _matern(squared: Array) -> tuple[Array, Array]:
+    """Matérn-5/2 of squared scaled distances, and −2 times its derivative by them."""
+    r = np.sqrt(5 * squared)
+    decay = np.exp(-r)
+    return (1 + r + r * r / 3) * decay, 5 / 3 * (1 + r) * decay
+
+
+def _noisy(theta: Array, points: CurvePoints) -> Array:
+    """The covariance (n, n) of observed values."""
+    matrix = covariance(theta, points, points)
+    matrix[np.diag_indices_from(matrix)] += np.exp(theta[-1]) * (1.32 - points.fraction) + _JITTER
+    return matrix
+
+
+def prior(d: int) -> tuple[Array, Array]:
+    """Median and standard deviation (d + 6,) of the hyperparameters' logarithms."""
+    lengths = np.full(d, np.log(0.5 * np.sqrt(d)))
+    return np.concatenate([lengths, _AMPLITUDES]), np.concatenate([np.full(d, _LENGTH_SD), _AMPLITUDE_SDS])
+
+
+def negative_log_posterior(
+    theta: Array, points: CurvePoints, y: Array, parts: _Parts | None = None
+) -> tuple[float, Array]:
+    """−log p(theta | y) up to a constant, and its gradient (Rasmussen and Williams 2006, eq. 5.8 and 5.9)."""
+    d = points.features.shape[1]
+    middle, sd = prior(d)
+    parts = parts or _Parts.of(points, points)
+    common, end, early, offset, curve, noise = np.exp(theta[d:])
+    scale = np.exp(-theta[:d])
+    matern, slope = _matern(_squared(points.features, points.features, scale))
+    effect = end + early * parts.fading
+    matrix = common * parts.common + matern * effect + parts.same * (offset + curve * parts.fading)
+    diagonal = noise * (1.32 - points.fraction)
+    matrix[np.diag_indices_from(matrix)] += diagonal + _JITTER
+    factor = cholesky(matrix, lower=True, check_finite=False)
+    inverse = cho_solve((factor, True), np.eye(len(y)), check_finite=False)
+    weights = inverse @ y
+    away = (theta - middle) / sd
+    value = 0.5 * y @ weights + np.log(np.diag(factor)).sum() + 0.5 * away @ away
+    inner = 0.5 * (inverse - np.outer(weights, weights))  # d value / d matrix
+    pull = inner * slope * effect
+    scaled = points.features * scale
+    lengths = 2 * (pull.sum(1) @ scaled**2 - np.einsum("id,id->d", scaled, pull @ scaled))
+    own = inner * parts.same
+    amplitudes = [
+        common * (inner * parts.common).sum(),
+        end * (inner * matern).sum(),
+        early * (inner * matern * parts.fading).sum(),
+        offset * own.sum(),
+        curve * (own * parts.fading).sum(),
+        np.diag(inner) @ diagonal,
+    ]
+    return float(value), np.concatenate([lengths, amplitudes]) + away / sd
+
+
+def _fit_theta(points: CurvePoints, y: Array, evaluations: int) -> Array:
+    middle, sd = prior(points.features.shape[1])
+    if len(points) > FIT_POINTS:
+        which = np.unique(np.linspace(0, len(points) - 1, FIT_POINTS).astype(int))
+        points, y = points.take(which), y[which]
+    found = minimize(
+        negative_log_posterior,
+        middle,
+        args=(points, y, _Parts.of(points, points)),
+        jac=True,
+        method="L-BFGS-B",
+        bounds=list(zip(middle - 3 * sd, middle + 3 * sd, strict=True)),
+        options={"maxfun": evaluations, "maxcor": 10},
+    )
+    return np.asarray(found.x)

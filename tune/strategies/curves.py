@@ -1,0 +1,136 @@
+"""``--strategy curves``: proposes what a Gaussian process on learning curves thinks will most probably be better.
+
+For each trial a threshold is drawn: the best value so far, plus a random improvement between 10^−2.5 and 10^−0.3
+standard deviations (as MFPI-random of ifBO, Rakotoarison et al. 2024, arXiv 2404.16795). Of 60 random configurations
+and 60 near the five best, the one is taken whose run most probably ends above it. So trials that start at the same
+time differ, some careful and some bold.
+
+The first trials are the points of a Sobol sequence.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from optuna.distributions import BaseDistribution
+from optuna.samplers import BaseSampler
+from optuna.study import Study
+from optuna.trial import FrozenTrial
+
+from bigbatch.tune.strategies.curve_data import CurveEncoder, Learned, curves_of
+from bigbatch.tune.strategies.curve_model import CurvePoints
+from bigbatch.tune.strategies.protocol import Capabilities, SearchFacts
+from bigbatch.tune.strategies.qmc import SobolSampler, value_at
+
+FRESH, NEAR, ELITE = 60, 60, 5
+"""Random candidates, candidates near the best trials, and how many are the best."""
+
+
+def startup_trials(facts: SearchFacts) -> int:
+    """How many trials are quasi-random: at least ten, one for each slot up to 16, but at most a third of a short
+    search, and four."""
+    return min(max(10, min(facts.slots, 16)), max(4, facts.trials // 3))
+
+
+class CurvesProposer:
+    """A new ``CurvesSampler`` for each trial. What they share is computed from the study and changes no proposal."""
+
+    name = "curves"
+    capabilities = Capabilities()
+
+    def __init__(self, facts: SearchFacts) -> None:
+        self._facts, self._encoder = facts, CurveEncoder(facts)
+
+    def sampler(self, number: int) -> BaseSampler:
+        """A sampler for trial ``number``."""
+        return CurvesSampler(self._facts, number, encoder=self._encoder)
+
+
+class CurvesSampler(BaseSampler):
+    """Proposes all parameters of trial ``number`` at once.
+
+    Args:
+        facts: its dimensions are the search space.
+        fixed: values of parameters that are not to be proposed. Values of an enqueued trial are taken from the trial.
+        encoder: where to keep coordinates for the next sampler.
+    """
+
+    def __init__(
+        self,
+        facts: SearchFacts,
+        number: int,
+        fixed: Mapping[str, object] | None = None,
+        encoder: CurveEncoder | None = None,
+    ) -> None:
+        self._facts, self._number, self._fixed = facts, number, dict(fixed or {})
+        self._encoder = encoder or CurveEncoder(facts)
+        self._space = self._encoder.space
+
+    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        """All parameters of the space, also those that exist only with some values of others."""
+        return {dimension.name: dimension.distribution for dimension in self._facts.dimensions}
+
+    def sample_relative(
+        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, object]:
+        """The proposal's parameters that are in ``search_space``."""
+        proposal = self.propose(study, trial, self._fixed)
+        return {name: value for name, value in proposal.items() if name in search_space}
+
+    def sample_independent(
+        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> object:
+        """A random value of a parameter that the facts do not name, or whose range differs from theirs."""
+        rng = np.random.default_rng([self._facts.seed, self._number, zlib.crc32(param_name.encode())])
+        return value_at(float(rng.random()), param_distribution)
+
+    def propose(self, study: Study, trial: FrozenTrial, fixed: Mapping[str, object]) -> dict[str, object]:
+        """A whole configuration with the ``fixed`` values, those of an enqueued trial, and those it already has."""
+        fixed = {**trial.system_attrs.get("fixed_params", {}), **trial.params, **fixed}
+        learned = None
+        if self._number >= startup_trials(self._facts):
+            learned = self._encoder.learn(curves_of(study.get_trials(deepcopy=False), self._facts))
+        if learned is None:
+            return self._quasi_random(study, trial, fixed)
+        rng = np.random.default_rng([self._facts.seed, self._number])
+        peers = self._peers(learned, fixed)
+        candidates = self._candidates(rng, learned, peers, fixed)
+        features = np.array([self._space.encode(params) for params in candidates])
+        at = CurvePoints(features, np.ones(len(features)), np.full(len(features), -1))
+        mean, sd = learned.model.predict(at)
+        best = max((learned.curves[i].best for i in peers), default=-np.inf)
+        bar = learned.standardised(best) if np.isfinite(best) else 0.0
+        threshold = bar + 10 ** rng.uniform(-2.5, -0.3)
+        return candidates[int(((threshold - mean) / sd).argmin())]
+
+    def _quasi_random(self, study: Study, trial: FrozenTrial, fixed: Mapping[str, object]) -> dict[str, object]:
+        sobol = SobolSampler(self._facts.names, self._facts.seed)
+        params: dict[str, object] = {}
+        for dimension in self._space.dimensions:
+            if dimension.is_active(params):
+                drawn = sobol.sample_independent(study, trial, dimension.name, dimension.distribution)
+                params[dimension.name] = fixed.get(dimension.name, drawn)
+        return params
+
+    def _peers(self, learned: Learned, fixed: Mapping[str, object]) -> list[int]:
+        """Places of the curves with which a trial of these values compares, without those that have diverged."""
+        name, found = self._facts.frontier, [i for i, c in enumerate(learned.curves) if c.gains and not c.diverged]
+        if name is None or name not in fixed:
+            return found
+        return [i for i in found if learned.curves[i].params.get(name) == fixed[name]]
+
+    def _candidates(
+        self, rng: np.random.Generator, learned: Learned, peers: Sequence[int], fixed: Mapping[str, object]
+    ) -> list[dict[str, object]]:
+        """Random configurations and neighbours of the best: of the peers, filled up with the best of the others."""
+        ends = learned.ends()
+        mine = set(peers)
+        whole = [i for i, c in enumerate(learned.curves) if c.gains and not c.diverged]
+        elite = sorted(whole, key=lambda i: (i not in mine, -ends[i]))[:ELITE]
+        found = [self._space.sample(rng, fixed) for _ in range(FRESH)]
+        if elite:
+            near = [learned.curves[elite[int(k)]] for k in rng.integers(len(elite), size=NEAR)]
+            found += [self._space.neighbour(rng, curve.params, fixed) for curve in near]
+        return found
