@@ -66,6 +66,14 @@ class SeenLease:
     age_s: float
 
 
+def seen_lease(folder: Path) -> SeenLease | None:
+    """Who holds ``folder``, without taking it. None if nobody does, or the file cannot be read."""
+    try:
+        return Lease(folder)._look()
+    except OSError:
+        return None
+
+
 class Lease:
     """The right to write a folder. Call ``renew`` more often than every STALE_S, and ``release`` at the end.
 

@@ -50,6 +50,18 @@ def _cluster(argv: Sequence[str]) -> int:
     return cluster_main(argv, tune_parser)
 
 
+def _studies(argv: Sequence[str]) -> int:
+    from bigbatch.tune.watch.studies_command import studies_main
+
+    return studies_main(argv)
+
+
+def _show(argv: Sequence[str]) -> int:
+    from bigbatch.tune.watch.show_command import show_main
+
+    return show_main(argv)
+
+
 def _version(argv: Sequence[str]) -> int:
     parser = OneLineParser(prog="bigbatch --version", allow_abbrev=False)
     parser.parse_args(argv)
@@ -77,6 +89,8 @@ COMMANDS: Commands = {
     "pack": (_pack, "pack images into a few files that load fast"),
     "fetch": (_fetch, "download a data set by name and pack it"),
     "cluster": (_cluster, "run searches on a Slurm cluster"),
+    "studies": (_studies, "list studies with state, best value and hours"),
+    "show": (_show, "print one study, running or not"),
     "--version": (_version, "print the version and, in a clone, the commit"),
 }
 

@@ -219,8 +219,8 @@ class Ledger:
 def read_ledger(folder: Path) -> DeviceSeconds:
     """The sum of all sessions. A damaged file counts nothing and is named on stderr."""
     total = DeviceSeconds()
-    for path in sorted(folder.glob("*.json")):
-        used = _read_session(path)
+    for path in ledger_files(folder):
+        used = read_session(path)
         if used is None:
             print(f"warning: {path} is damaged; its hours are not counted", file=sys.stderr, flush=True)
         else:
@@ -228,7 +228,13 @@ def read_ledger(folder: Path) -> DeviceSeconds:
     return total
 
 
-def _read_session(path: Path) -> DeviceSeconds | None:
+def ledger_files(folder: Path) -> list[Path]:
+    """The files of all sessions, in the order of their names."""
+    return sorted(folder.glob("*.json"))
+
+
+def read_session(path: Path) -> DeviceSeconds | None:
+    """What one file counts; None if it is damaged."""
     values = read_json(path)
     held_s, trials_s = json_values.number_or_none(values, "held_device_s"), values.get("trial_device_s")
     if held_s is None or not isinstance(trials_s, dict):

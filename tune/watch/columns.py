@@ -14,8 +14,9 @@ from bigbatch.search_spaces.check import ParamRange
 from bigbatch.search_spaces.registry import Space
 from bigbatch.search_spaces.trial import StandInTrial
 from bigbatch.search_spaces.workload import Workload
-from bigbatch.train_loop.config import TrainConfig, known_key
+from bigbatch.train_loop.config import known_key
 from bigbatch.tune.watch.observer import TrialView
+from bigbatch.tune.watch.setting_words import shown_settings
 
 SHOWN_KEYS = frozenset(
     "optimizer.name batch.global_size optimizer.peak_lr schedule.warmup_epochs optimizer.momentum optimizer.beta1 "
@@ -28,20 +29,6 @@ WIDTHS = {
 """Settings in the table, with their widths in characters."""
 NUMBER_WIDTH = 9
 SAMPLES = 64
-
-
-def shown_settings(config: TrainConfig | None) -> dict[str, str]:
-    """The most important settings of a configuration as short texts; empty without a configuration."""
-    if config is None:
-        return {}
-    o, s = config.optimizer, config.schedule
-    values = {"optimizer": o.name, "batch": str(config.batch.global_size), "lr": f"{o.peak_lr:.3g}"}
-    values["warmup"] = f"{s.warmup_epochs:.2g} ep"
-    if o.name in ("sgd", "lars"):
-        values["momentum"] = f"{o.momentum:.3g}"
-    else:
-        values["betas"] = f"{o.beta1:.3g}, {o.beta2:.4g}"
-    return values | {"wd": f"{o.weight_decay:.1e}", "smoothing": f"{config.label_smoothing:.2g}", "schedule": s.name}
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,8 @@ from bigbatch.train_loop.launch import command, lr_find
 from bigbatch.tune.cli import tune_main
 from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.options import SearchOptions
-from bigbatch.tune.watch.columns import WIDTHS, shown_settings
+from bigbatch.tune.watch.columns import WIDTHS
+from bigbatch.tune.watch.setting_words import shown_settings
 
 TRAIN_FILE = {"epochs": 2, "model": {"name": "resnet18"}, "batch": {"global_size": 64}}
 TUNE_LINES = {

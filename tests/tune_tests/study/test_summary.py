@@ -1,0 +1,279 @@
+"""A study's files, read without Optuna: the same trials as Optuna's, whatever was written and whoever runs."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import optuna
+import pytest
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.trial import TrialState
+
+from bigbatch.cluster.host import slurm_commands
+from bigbatch.cluster.host.lease import Lease
+from bigbatch.train_loop.config import ConfigError, TrainConfig
+from bigbatch.tune.study.journal_reader import read_journal
+from bigbatch.tune.study.ledger import Ledger
+from bigbatch.tune.study.store import StudyStore
+from bigbatch.tune.study.summary import find_study, list_studies, summarize
+from bigbatch.tune.watch.show_command import show_main
+from bigbatch.tune.watch.studies_command import studies_main
+
+EPOCHS = 3
+
+
+def add_trial(study: optuna.Study, rng: random.Random, epochs: int, state: TrialState | None) -> None:
+    trial = study.ask()
+    trial.suggest_float("rate", 1e-3, 1.0, log=True)
+    trial.suggest_int("batch", 16, 256, step=16)
+    if trial.suggest_categorical("optimizer", ["sgd", "lars", None]) == "sgd":
+        trial.suggest_float("momentum", 0, 0.99)
+    config = TrainConfig(epochs=EPOCHS).replace_keys({"optimizer.peak_lr": 0.1 + rng.random()})
+    trial.set_user_attr("config", config.to_dict())
+    for epoch in range(1, epochs + 1):
+        value = rng.random()
+        trial.set_user_attr(f"epoch/{epoch:05d}", {"epoch": epoch, "val_top1": value, "train_s": 1.0})
+        trial.report(value, epoch)
+    trial.set_user_attr("gpu_hours", 0.25)
+    if state is not None:
+        study.tell(trial, value if state == TrialState.COMPLETE else None, state=state)
+
+
+def make_study(folder: Path, count: int = 4, **description: object) -> StudyStore:
+    store = StudyStore.create(folder, folder.name, {"trials": 12, "max_epochs": EPOCHS, **description}, None)
+    store.study.sampler = optuna.samplers.RandomSampler(0)
+    rng = random.Random(0)
+    for number in range(count):
+        state = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL, None)[number % 4]
+        add_trial(store.study, rng, EPOCHS if number % 4 == 0 else 1 + number % 2, state)
+    return store
+
+
+def test_the_journal_says_the_same_as_optuna(tmp_path):
+    store = make_study(tmp_path / "s", 12)
+    store.study.enqueue_trial({"rate": 0.5}, user_attrs={"retries": 2})
+    store.study._storage.set_trial_state_values(store.study.trials[3]._trial_id, TrialState.WAITING)
+    store.study.add_trial(
+        optuna.create_trial(
+            state=TrialState.COMPLETE,
+            value=0.123,
+            params={"rate": 0.25, "batch": 32, "optimizer": "lars"},
+            distributions={
+                "rate": FloatDistribution(1e-3, 1.0, log=True),
+                "batch": IntDistribution(16, 256, step=16),
+                "optimizer": CategoricalDistribution(["sgd", "lars", None]),
+            },
+        )
+    )
+    found = read_journal(store.folder, "s")
+    theirs = store.study.trials
+    assert found is not None and len(found.trials) == len(theirs) == 14
+    for one, other in zip(found.trials, theirs, strict=True):
+        assert (one.number, one.state, one.params) == (other.number, other.state.name, other.params)
+        assert one.value == other.value
+        assert one.last_value == (other.intermediate_values or {0: None})[max(other.intermediate_values, default=0)]
+        assert one.epochs == max(other.intermediate_values, default=0)
+    assert found.best is not None and found.best.number == store.study.best_trial.number
+    brief = read_journal(store.folder, "s", details=False)
+    assert brief is not None and [t.state for t in brief.trials] == [t.state for t in found.trials]
+    assert brief.ended == found.ended == 10 - 1, "the failed trial 2 is tried again"
+    store.close()
+
+
+def test_of_a_study_to_minimise_the_best_is_the_smallest(tmp_path):
+    journal = optuna.storages.JournalStorage(
+        optuna.storages.journal.JournalFileBackend(str(tmp_path / "optuna.journal"))
+    )
+    study = optuna.create_study(storage=journal, study_name="s", direction="minimize")
+    for value in (0.3, 0.1, 0.2):
+        study.tell(study.ask(), value)
+    other = optuna.create_study(storage=journal, study_name="other", direction="maximize")
+    other.tell(other.ask(), 0.01)
+    found = read_journal(tmp_path, "s")
+    assert found is not None and found.best is not None and found.best.value == 0.1 and len(found.trials) == 3
+
+
+def test_a_half_line_and_a_damaged_one_end_the_reading(tmp_path):
+    store = make_study(tmp_path / "s", 4)
+    store.close()
+    journal = store.folder / "optuna.journal"
+    with journal.open("ab") as lines:
+        lines.write(b'{"op_code":6,"trial_id":3,"state":1')
+    assert [t.state for t in read_journal(store.folder, "s").trials] == ["COMPLETE", "PRUNED", "FAIL", "RUNNING"]
+    with journal.open("ab") as lines:
+        lines.write(b'\n{"op_code":4,"study_id":0,"state":0}\n')
+    assert len(read_journal(store.folder, "s").trials) == 4
+    assert read_journal(tmp_path, "s") is None
+
+
+def test_states_are_told_apart(tmp_path):
+    running = make_study(tmp_path / "running", sessions=[{"started_at": "2026-11-01T00:00:00"}])
+    for name, session, planned in (
+        ("killed", {}, 12),
+        ("interrupted", {"outcome": "interrupted"}, 12),
+        ("complete", {"outcome": "ended"}, 3),
+        ("budget", {"outcome": "ended"}, None),
+        ("crashed", {"outcome": "crashed"}, 12),
+    ):
+        store = make_study(tmp_path / name, sessions=[session])
+        store.describe({"trials": planned})
+        store.close()
+    nothing = StudyStore.create(tmp_path / "nothing", "nothing", {"trials": 4}, None)
+    nothing.close()
+    states = {one.name: (one.state, one.why) for one in list_studies(tmp_path)}
+    assert states.pop("running") == (
+        "running",
+        f"process {os.getpid()} of {getpass.getuser()} on {os.uname().nodename}",
+    )
+    assert states == {
+        "killed": ("interrupted", "killed"),
+        "interrupted": ("interrupted", ""),
+        "complete": ("done", ""),
+        "budget": ("done", ""),
+        "crashed": ("failed", "its driver failed"),
+        "nothing": ("interrupted", "it never began"),
+    }
+    running.close()
+    assert summarize(tmp_path / "running").state == "interrupted"
+
+
+def test_a_lease_of_another_machine_lives_while_it_is_renewed(tmp_path):
+    make_study(tmp_path / "s", sessions=[{}]).close()
+    Lease(tmp_path / "s", job_id="77").take()
+    lease = tmp_path / "s" / ".lease"
+    assert summarize(tmp_path / "s").state == "running" and "job 77" in summarize(tmp_path / "s").why
+    values = json.loads(lease.read_text())
+    lease.write_text(json.dumps({**values, "heartbeat": time.time() - 1000}))
+    os.utime(lease, (time.time() - 1000,) * 2)
+    assert summarize(tmp_path / "s").state == "interrupted"
+    lease.write_text("{")
+    os.utime(lease, (time.time() - 1000,) * 2)
+    assert summarize(tmp_path / "s").state == "interrupted"
+
+
+def test_a_study_whose_job_waits_in_the_queue_says_so(tmp_path, monkeypatch):
+    for name, job in (("a", "7"), ("b", "8"), ("c", "9")):
+        make_study(tmp_path / name, sessions=[{"slurm": {"job_id": job}}]).close()
+    asked = []
+
+    def squeue(*command: str, **_: object) -> str:
+        asked.append(command)
+        return "7 PD\n8 R\n70 PD\n"
+
+    monkeypatch.setattr(slurm_commands, "is_installed", lambda command: True)
+    monkeypatch.setattr(slurm_commands, "run", squeue)
+    assert {one.name: one.state for one in list_studies(tmp_path)} == {
+        "a": "in the queue", "b": "running", "c": "interrupted",
+    }  # fmt: skip
+    assert len(asked) == 1, "Slurm is asked once for all studies"
+
+    def silent(*command: str, **_: object) -> str:
+        raise slurm_commands.SlurmSilent("no answer")
+
+    monkeypatch.setattr(slurm_commands, "run", silent)
+    assert {one.state for one in list_studies(tmp_path)} == {"interrupted"}
+
+
+def test_odd_things_beside_studies_never_break_the_list(tmp_path, capsys):
+    make_study(tmp_path / "good").close()
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file.txt").write_text("no study")
+    for name, text in {
+        "broken": "{", "list": "[]", "later": '{"schema_version": 99}', "binary": "\udcff",
+        "odd": '{"schema_version": 1, "name": 3, "trials": "many", "sessions": 5, "machine": [], "overrides": 7}',
+    }.items():  # fmt: skip
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "study.json").write_bytes(text.encode(errors="surrogateescape"))
+    (tmp_path / "odd" / "trials.parquet").write_text("no table")
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    assert studies_main(["--output", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert sorted(line.split()[0] for line in lines[1:]) == sorted(["good", "broken", "list", "later", "binary", "odd"])
+    assert all("unreadable" in line for line in lines[1:] if line.split()[0] in ("broken", "list", "later", "binary"))
+    for name in ("broken", "list", "later", "binary"):
+        assert show_main([name, "--output", str(tmp_path)]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+    assert show_main(["odd", "--output", str(tmp_path)]) in (0, 2)
+    assert show_main(["empty", "--output", str(tmp_path)]) == 2
+    assert "It has" in capsys.readouterr().err
+
+
+def test_a_list_of_nothing_says_how_to_begin(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert studies_main([]) == 0 and "No study in runs. Begin one: bigbatch tune" in capsys.readouterr().out
+    assert studies_main(["--output", "elsewhere"]) == 2
+    assert "--output must be a folder of studies; got 'elsewhere'" in capsys.readouterr().err
+
+
+def test_a_study_is_found_by_its_name_its_folder_and_a_file_in_it(tmp_path, monkeypatch):
+    make_study(tmp_path / "runs" / "one").close()
+    monkeypatch.chdir(tmp_path)
+    for text in ("one", "runs/one", str(tmp_path / "runs" / "one"), "runs/one/best.json", "runs/one/study.json"):
+        (tmp_path / "runs" / "one" / "best.json").touch()
+        assert find_study(text, Path("runs")).resolve() == tmp_path / "runs" / "one"
+    with pytest.raises(ConfigError, match="none called 'two' in 'runs'. It has one"):
+        find_study("two", Path("runs"))
+
+
+def test_a_study_is_shown_while_it_runs_with_what_was_used(tmp_path, monkeypatch, capsys):
+    store = make_study(tmp_path / "runs" / "one", 24, trials=24, sessions=[{"started_at": "2026-11-01T10:00:00+00:00"}])
+    store.refresh(force=True)
+    ledger = Ledger(store.folder / "ledger", lambda: 0.0)
+    ledger.begin(0, 2, since_s=1800.0)
+    ledger.close()
+    monkeypatch.chdir(tmp_path)
+    assert show_main(["one"]) == 0
+    out = capsys.readouterr().out
+    assert "running (process" in out and "1.00 worker hours" in out and "4 more trials; --all prints them" in out
+    best = store.study.best_trial
+    assert f"Best: trial {best.number}, {100 * best.value:.1f} % after 3 epochs" in out
+    assert "bigbatch train --config runs/one/best.json --set epochs=30" in out and "--resume" not in out
+    store.close()
+    assert show_main(["one", "--all"]) == 0
+    out = capsys.readouterr().out
+    assert "bigbatch tune --resume --study one" in out and "more trials" not in out
+    rows = [line for line in out.splitlines() if " 0.25" in line]
+    assert len(rows) == 24
+
+
+def test_a_study_in_a_database_is_shown_from_its_tables(tmp_path, capsys):
+    url = f"sqlite:///{tmp_path / 'd.db'}"
+    store = StudyStore.create(tmp_path / "one", "one", {"trials": 8, "max_epochs": EPOCHS, "sessions": [{}]}, url)
+    rng = random.Random(1)
+    for state in (TrialState.COMPLETE, TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL):
+        add_trial(store.study, rng, EPOCHS if state == TrialState.COMPLETE else 1, state)
+    store.refresh(force=True)
+    store.close()
+    (tmp_path / "d.db").unlink()
+    found = summarize(tmp_path / "one")
+    assert found.ended == 4 and found.best == pytest.approx(store_best(rng_seed=1))
+    assert show_main([str(tmp_path / "one")]) == 0
+    out = capsys.readouterr().out
+    assert "4/8: 2 ran to their end, 1 stopped or paused, 1 failed" in out and "--storage URL" in out
+    assert studies_main(["--output", str(tmp_path)]) == 0
+
+
+def store_best(rng_seed: int) -> float:
+    """The largest last value of the first two trials of ``add_trial`` with this seed."""
+    rng = random.Random(rng_seed)
+    values = [[rng.random() for _ in range(EPOCHS + 1)][-1] for _ in range(2)]
+    return max(values)
+
+
+def test_neither_ray_nor_torch_nor_optuna_is_loaded(tmp_path):
+    make_study(tmp_path / "one").close()
+    code = (
+        "import sys; from bigbatch.command import main; "
+        f"assert main(['studies', '--output', {str(tmp_path)!r}]) == 0; "
+        f"assert main(['show', 'one', '--output', {str(tmp_path)!r}]) == 0; "
+        "assert not {'ray', 'torch', 'optuna'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,244 @@
+"""What the files of a study say about it, running or not: for ``bigbatch studies`` and ``bigbatch show``.
+
+This takes no lease, opens no database and loads neither Optuna nor Ray. A study with a journal is read from it. Of a
+study in a database the folder has the tables, which the driver rewrites while trials run, and ``progress.json``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bigbatch.cluster.host import json_values, slurm_commands
+from bigbatch.cluster.host.atomic_files import read_json
+from bigbatch.cluster.host.holder import is_alive
+from bigbatch.cluster.host.lease import seen_lease
+from bigbatch.cluster.host.waits import STALE_S
+from bigbatch.train_loop.config import ConfigError
+from bigbatch.tune.study.description import STUDY_FILE, Description, read_description
+from bigbatch.tune.study.journal_reader import (
+    ENDED_STATES,
+    JOURNAL_NAME,
+    StoredStudy,
+    StoredTrial,
+    read_journal,
+)
+from bigbatch.tune.study.ledger import ledger_files, read_session
+
+TRIALS_TABLE, EPOCHS_TABLE, PROGRESS_NAME = "trials.parquet", "epochs.parquet", "progress.json"
+QUEUE_ANSWER_S = 5.0
+"""How long Slurm is waited for. Without its answer a study counts as interrupted."""
+RUNNING, QUEUED, INTERRUPTED, DONE, FAILED, UNREADABLE = (
+    "running", "in the queue", "interrupted", "done", "failed", "unreadable",
+)  # fmt: skip
+
+
+@dataclass
+class StudySummary:
+    """One study's folder."""
+
+    folder: Path
+    state: str
+    """``running``, ``in the queue``, ``interrupted``, ``done``, ``failed`` or ``unreadable``."""
+    why: str = ""
+    """Who runs it, or why it cannot be read."""
+    description: Description = field(default_factory=dict)
+    """study.json."""
+    study: StoredStudy = field(default_factory=StoredStudy)
+    ended: int = 0
+    best: float | None = None
+    held_s: float = 0.0
+    """Device seconds."""
+    changed_at: float = 0.0
+    """Seconds since the epoch; 0: not known."""
+
+    @property
+    def name(self) -> str:
+        """The study's name, that of its folder if study.json does not say it."""
+        return json_values.text(self.description, "name") or self.folder.name
+
+    @property
+    def planned(self) -> int | None:
+        """The number of trials that were asked for; None: as many as the budget allows, or not known."""
+        return json_values.whole_number_or_none(self.description, "trials")
+
+    @property
+    def is_accuracy(self) -> bool:
+        """Whether the objective is an accuracy, 0 to 1."""
+        return "top" in json_values.text(self.description, "objective", "val_top1")
+
+    @property
+    def has_gpus(self) -> bool:
+        """Whether its devices are GPUs."""
+        return json_values.number(json_values.mapping(self.description, "machine"), "gpus") > 0
+
+
+def find_study(text: str, output: Path) -> Path:
+    """The folder of the study that ``text`` names, in ``output`` or as a path. Raises ConfigError if there is none."""
+    for folder in (output / text, Path(text), Path(text).parent):
+        if (folder / STUDY_FILE).is_file() and (folder.name == Path(text).name or Path(text).is_file()):
+            return folder
+    known = [path.parent.name for path in sorted(output.glob(f"*/{STUDY_FILE}"))]
+    listed = f" It has {', '.join(known[:5])}{' …' * (len(known) > 5)}." if known else ""
+    raise ConfigError(
+        f"a study is named by its folder; there is none called {text!r} in {str(output)!r}.{listed} "
+        "Write its path, or --output DIR."
+    )
+
+
+def list_studies(output: Path) -> list[StudySummary]:
+    """The studies in a folder, the one that changed last at the end. Other files and folders are left out.
+
+    Raises ConfigError if the folder cannot be read.
+    """
+    try:
+        folders = [path for path in sorted(output.iterdir()) if path.is_dir()]
+    except OSError as error:
+        raise ConfigError(
+            f"--output must be a folder of studies; got {str(output)!r} ({error.strerror}). Write --output DIR."
+        ) from None
+    found = [summarize(path, details=False) for path in folders if (path / STUDY_FILE).exists()]
+    ask_queue(found)
+    return sorted(found, key=lambda one: (one.changed_at, one.name))
+
+
+def summarize(folder: Path, *, details: bool = True) -> StudySummary:
+    """What the files in ``folder`` say. Never raises: a study that cannot be read says so in its state."""
+    summary = StudySummary(folder, UNREADABLE)
+    with contextlib.suppress(OSError):
+        names = (STUDY_FILE, JOURNAL_NAME, TRIALS_TABLE, PROGRESS_NAME)
+        summary.changed_at = max(path.stat().st_mtime for name in names if (path := folder / name).exists())
+    try:
+        summary.description = read_description(folder)
+        _read_trials(summary, details)
+        summary.held_s = sum(used.held_s for path in ledger_files(folder / "ledger") if (used := read_session(path)))
+        _judge(summary)
+    except Exception as error:  # files that someone has edited may hold anything
+        summary.state, summary.why = UNREADABLE, " ".join(str(error).split())
+    return summary
+
+
+def ask_queue(found: Iterable[StudySummary]) -> None:
+    """Ask Slurm once which interrupted studies wait in its queue. Without an answer nothing changes."""
+    jobs = {job: one for one in found if one.state == INTERRUPTED and (job := _job_of(one))}
+    if not jobs or not slurm_commands.is_installed("squeue"):
+        return
+    try:
+        text = slurm_commands.run("squeue", "--me", "--noheader", "--format=%i %t", timeout_s=QUEUE_ANSWER_S)
+    except slurm_commands.SlurmError:
+        return
+    for line in text.splitlines():
+        job, _, state = line.partition(" ")
+        if job in jobs:
+            jobs[job].state, jobs[job].why = (QUEUED if state.strip() == "PD" else RUNNING), f"job {job}"
+
+
+def _job_of(summary: StudySummary) -> str:
+    """The job of the last session, which may have been put back into the queue."""
+    sessions = json_values.objects(summary.description, "sessions")
+    return json_values.text(json_values.mapping(sessions[-1], "slurm"), "job_id") if sessions else ""
+
+
+def _read_trials(summary: StudySummary, details: bool) -> None:
+    stored = read_journal(summary.folder, summary.name, details=details)
+    if stored is not None:
+        summary.study, summary.ended = stored, stored.ended
+        summary.best = stored.best.value if stored.best else None
+        return
+    summary.study = _from_tables(summary.folder) if details else StoredStudy()
+    noted = read_json(summary.folder / PROGRESS_NAME)
+    if noted:
+        summary.ended = sum(json_values.whole_number(noted, key) for key in ("complete", "pruned", "failed"))
+        summary.best = json_values.number_or_none(noted, "best")
+    elif summary.study.trials:
+        summary.ended, best = summary.study.ended, summary.study.best
+        summary.best = best.value if best else None
+
+
+def _from_tables(folder: Path) -> StoredStudy:
+    """The trials as ``trials.parquet`` has them, without those that have not begun."""
+    if not (folder / TRIALS_TABLE).exists():
+        return StoredStudy()
+    import pyarrow.parquet as pq
+
+    return StoredStudy([_from_row(row) for row in pq.read_table(folder / TRIALS_TABLE).to_pylist()])
+
+
+def _from_row(row: Mapping[str, object]) -> StoredTrial:
+    value, last = json_values.number_or_none(row, "value"), json_values.number_or_none(row, "best_value")
+    names = ("gpu_hours", "ended_because", "attempts", "retries", "continues")
+    attrs = {name: row[name] for name in names if row.get(name) is not None}
+    config: dict[str, object] = {}
+    for column, found in row.items():
+        if column.startswith("config.") and found is not None:
+            *sections, key = column.split(".")[1:]
+            place = config
+            for section in sections:
+                place = place.setdefault(section, {})  # type: ignore[assignment]
+            place[key] = found
+    return StoredTrial(
+        number=json_values.whole_number(row, "trial"),
+        state=json_values.text(row, "state"),
+        value=value,
+        last_value=last if value is None else value,
+        epochs=json_values.whole_number(row, "epochs"),
+        params=json.loads(json_values.text(row, "parameters", "{}")),
+        attrs=attrs | ({"config": config} if config else {}),
+    )
+
+
+def _judge(summary: StudySummary) -> None:
+    """Fill in the study's state."""
+    holder = _runs_under(summary.folder)
+    sessions = json_values.objects(summary.description, "sessions")
+    outcome = json_values.text(sessions[-1], "outcome") if sessions else ""
+    if holder:
+        summary.state, summary.why = RUNNING, holder
+    elif summary.planned is not None and summary.ended >= summary.planned > 0:
+        summary.state = DONE if summary.best is not None else FAILED
+    elif outcome == "ended" and summary.ended and summary.best is None:
+        summary.state, summary.why = FAILED, "no trial ran to its end"
+    elif outcome == "ended" and summary.planned is None:
+        summary.state = DONE
+    elif outcome == "crashed":
+        summary.state, summary.why = FAILED, "its driver failed"
+    else:
+        summary.state, summary.why = INTERRUPTED, {"disk full": "its disk was full", "": "killed"}.get(outcome, "")
+        if not sessions:
+            summary.why = "it never began"
+
+
+def _runs_under(folder: Path) -> str:
+    """The living holder of the folder in words; empty if there is none."""
+    seen = seen_lease(folder)
+    if seen is None:
+        return ""
+    alive = is_alive(seen.holder)
+    if alive is None:  # on another machine: it gives a sign of life every few seconds
+        alive = seen.age_s <= STALE_S
+    return seen.holder.words() if alive else ""
+
+
+def since_words(seconds: float) -> str:
+    """How long ago something was: ``now``, ``5 min ago``, ``3 h ago``, ``2 days ago``."""
+    if seconds < 60:
+        return "now"
+    for unit, length, most in (("min", 60, 60), ("h", 3600, 48)):
+        if seconds < length * most:
+            return f"{seconds / length:.0f} {unit} ago"
+    return f"{seconds / 86400:.0f} days ago"
+
+
+def changed_words(summary: StudySummary, now: float | None = None) -> str:
+    """How long ago a study's files have changed."""
+    return since_words((time.time() if now is None else now) - summary.changed_at) if summary.changed_at else "–"
+
+
+def counted(states: Iterable[str]) -> dict[str, int]:
+    """How often each state occurs, in the order in which they are named."""
+    listed = list(states)
+    return {state: listed.count(state) for state in (*ENDED_STATES, "RUNNING", "WAITING") if state in listed}

@@ -1,0 +1,19 @@
+"""A configuration's most important settings as short texts, for tables and findings."""
+
+from __future__ import annotations
+
+from bigbatch.train_loop.config import TrainConfig
+
+
+def shown_settings(config: TrainConfig | None) -> dict[str, str]:
+    """The most important settings of a configuration as short texts; empty without a configuration."""
+    if config is None:
+        return {}
+    o, s = config.optimizer, config.schedule
+    values = {"optimizer": o.name, "batch": str(config.batch.global_size), "lr": f"{o.peak_lr:.3g}"}
+    values["warmup"] = f"{s.warmup_epochs:.2g} ep"
+    if o.name in ("sgd", "lars"):
+        values["momentum"] = f"{o.momentum:.3g}"
+    else:
+        values["betas"] = f"{o.beta1:.3g}, {o.beta2:.4g}"
+    return values | {"wd": f"{o.weight_decay:.1e}", "smoothing": f"{config.label_smoothing:.2g}", "schedule": s.name}

@@ -1,0 +1,251 @@
+"""``bigbatch show STUDY``: one study, running or not: its plan, trials, frontier, best trial, hours and next commands.
+
+Loads neither Optuna nor Ray and takes no lease, so it may be called at any time, also while the driver writes.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from bigbatch.cluster.host import json_values
+from bigbatch.cluster.host.atomic_files import read_json
+from bigbatch.cluster.host.command_line import OneLineParser
+from bigbatch.train_loop.config import ConfigError, TrainConfig
+from bigbatch.tune.study.journal_reader import StoredTrial
+from bigbatch.tune.study.summary import (
+    DONE,
+    RUNNING,
+    UNREADABLE,
+    StudySummary,
+    ask_queue,
+    changed_words,
+    counted,
+    find_study,
+    summarize,
+)
+from bigbatch.tune.watch.setting_words import shown_settings
+from bigbatch.tune.watch.studies_command import (
+    DEFAULT_OUTPUT,
+    aligned,
+    said_in_one_line,
+    trials_words,
+    value_words,
+)
+
+MOST_TRIALS = 20
+"""Without --all the table shows this many trials: the running ones, the best ones and the latest."""
+STATE_WORDS = {
+    "RUNNING": "running", "COMPLETE": "done", "PRUNED": "stopped", "FAIL": "failed", "WAITING": "waiting",
+}  # fmt: skip
+FRONTIER_FILE = "frontier.json"
+
+
+def show_main(argv: Sequence[str]) -> int:
+    """Print one study. Returns the exit code."""
+    parser = OneLineParser(prog="bigbatch show", description="Print one study, running or not.", allow_abbrev=False)
+    parser.add_argument("study", metavar="STUDY|PATH", help="a study's name in --output, or its folder")
+    parser.add_argument("--output", metavar="DIR", default=DEFAULT_OUTPUT, help="the folder of studies (default: runs)")
+    parser.add_argument("--all", action="store_true", help=f"print every trial, not only {MOST_TRIALS}")
+    args = parser.parse_args(argv)
+
+    def shown() -> None:
+        found = summarize(find_study(args.study, Path(args.output)))
+        if found.state == UNREADABLE:
+            raise ConfigError(f"the study must be readable; got {str(found.folder)!r}: {found.why}")
+        ask_queue([found])
+        print(study_text(found, None if args.all else MOST_TRIALS))
+
+    return said_in_one_line("bigbatch show", shown)
+
+
+def study_text(found: StudySummary, most: int | None = MOST_TRIALS, now: float | None = None) -> str:
+    """A study in full.
+
+    Args:
+        most: how many trials the table shows; None: all.
+        now: seconds since the epoch; None: the current time.
+    """
+    parts = [aligned([*_head(found, now), *_plan(found), *_spent(found)]), _trials(found, most)]
+    parts += [_frontier(found), _best(found), _commands(found)]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _head(found: StudySummary, now: float | None) -> list[tuple[str, str]]:
+    why = f" ({found.why})" if found.why else ""
+    return [
+        ("study", found.name),
+        ("state", f"{found.state}{why}, changed {changed_words(found, now)}"),
+        ("folder", str(found.folder)),
+    ]
+
+
+def _plan(found: StudySummary) -> list[tuple[str, str]]:
+    d = found.description
+    text, number = (lambda key: json_values.text(d, key, "–")), (lambda key: json_values.whole_number_or_none(d, key))
+    images = f" ({number('train_size'):,} training images, {number('image_size')} px)" if number("train_size") else ""
+    strategy = [f"{key} {d[key]}" for key in ("strategy", "sampler", "stopping", "scheduler") if d.get(key)]
+    limits = ["as many trials as the budget allows" if found.planned is None else _count(found.planned, "trial")]
+    limits += [f"{d['budget_gpu_hours']:g} GPU hours"] if d.get("budget_gpu_hours") else []
+    limits += [f"{d['time_budget_s'] / 3600:.3g} h of time"] if d.get("time_budget_s") else []
+    overrides = json_values.mapping(d, "overrides")
+    return [
+        ("space", text("space")),
+        ("data", text("data") + images),
+        ("model", text("model")),
+        ("limits", f"{', '.join(limits)}; at most {number('max_epochs')} epochs each"),
+        *([("strategy", ", ".join(strategy))] if strategy else []),
+        *([("set", ", ".join(f"{key}={value}" for key, value in overrides.items()))] if overrides else []),
+        (
+            "at a time",
+            f"{number('concurrency') or '?'} trials of {number('workers') or 1} worker(s), seed {d.get('seed')}",
+        ),
+    ]
+
+
+def _spent(found: StudySummary) -> list[tuple[str, str]]:
+    unit = "GPU hours" if found.has_gpus else "worker hours"
+    words = {"COMPLETE": "ran to their end", "PRUNED": "stopped or paused", "FAIL": "failed",
+             "RUNNING": "running", "WAITING": "waiting"}  # fmt: skip
+    states = counted(trial.state for trial in found.study.trials)
+    listed = ", ".join(f"{count} {words[state]}" for state, count in states.items())
+    sessions = json_values.objects(found.description, "sessions")
+    last = json_values.text(sessions[-1], "started_at") if sessions else ""
+    return [
+        ("ended", trials_words(found) + (f": {listed}" if listed else "")),
+        (
+            "used",
+            f"{found.held_s / 3600:.2f} {unit}, in {len(sessions)} session(s)"
+            + (f", the last since {last}" * bool(last)),
+        ),
+    ]
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
+# Trials
+
+
+def _trials(found: StudySummary, most: int | None) -> str:
+    trials = [t for t in found.study.trials if t.config or t.state not in ("WAITING",)]
+    shown = trials if most is None or len(trials) <= most else _chosen(found, trials, most)
+    if not shown:
+        return ""
+    settings = [_settings(found, trial) for trial in shown]
+    names = list(dict.fromkeys(name for one in settings for name in one))
+    varying = [name for name in names if len({one.get(name) for one in settings}) > 1]
+    best = found.study.best
+    head = ("", "TRIAL", "STATE", *(name.upper() for name in varying), "EPOCHS", "VALUE", "HOURS")
+    rows: list[tuple[str, ...]] = [head]
+    for trial, values in zip(shown, settings, strict=True):
+        hours = json_values.number_or_none(trial.attrs, "gpu_hours")
+        value = trial.value if trial.value is not None else trial.last_value
+        rows.append(
+            (
+                "*" if best is trial else "",
+                str(trial.number),
+                state_words(trial),
+                *(values.get(name, "") for name in varying),
+                _epochs(trial),
+                value_words(found, value),
+                "–" if hours is None else f"{hours:.2f}",
+            )
+        )
+    left = len(trials) - len(shown)
+    note = f"\n{left} more trials; --all prints them." if left else ""
+    return aligned(rows, right=(1, *range(len(head) - 3, len(head)))) + note
+
+
+def _chosen(found: StudySummary, trials: list[StoredTrial], most: int) -> list[StoredTrial]:
+    """The running trials, then the best half of the rest, then the latest."""
+    sign = 1.0 if found.study.maximize else -1.0
+    keep = {t.number for t in trials if t.state == "RUNNING"}
+    ranked = sorted((t for t in trials if t.value is not None), key=lambda t: (-sign * (t.value or 0.0), t.number))
+    keep |= {t.number for t in ranked[: max(1, (most - len(keep)) // 2)]}
+    for trial in reversed(trials):
+        if len(keep) >= most:
+            break
+        keep.add(trial.number)
+    return [trial for trial in trials if trial.number in keep]
+
+
+def state_words(trial: StoredTrial) -> str:
+    """The trial's state in a word or two."""
+    if trial.state == "PRUNED" and "paused_in_epoch" in trial.attrs:
+        return "paused"
+    return STATE_WORDS.get(trial.state, trial.state)
+
+
+def _settings(found: StudySummary, trial: StoredTrial) -> dict[str, str]:
+    """The trial's settings, and the parameters of a user's own space."""
+    try:
+        settings = shown_settings(TrainConfig.from_dict(trial.config)) if trial.config else {}
+    except ConfigError:  # of a later version
+        settings = {}
+    own = json_values.text(found.description, "space_source", "built-in") != "built-in"
+    for name, value in trial.params.items():
+        short = name.rpartition(".")[2]
+        if not settings or "." in name or own:
+            settings.setdefault(short, f"{value:.3g}" if isinstance(value, float) else str(value))
+    return settings
+
+
+def _epochs(trial: StoredTrial) -> str:
+    planned = json_values.whole_number_or_none(trial.config, "epochs")
+    return f"{trial.epochs}/{planned}" if planned else str(trial.epochs)
+
+
+# What came out
+
+
+def _frontier(found: StudySummary) -> str:
+    """The frontier, if the study has one: a row for each of its points, with the values that are plain."""
+    values = read_json(found.folder / FRONTIER_FILE)
+    points = next((json_values.objects(values, key) for key in values if json_values.objects(values, key)), [])
+    if not points:
+        return ""
+    names = [name for name in points[0] if not isinstance(points[0][name], (dict, list))]
+    rows = [names, *([_plain(point.get(name)) for name in names] for point in points)]
+    chosen = [f"{key}: {_plain(value)}" for key, value in values.items() if isinstance(value, (int, float, str))]
+    chosen = [line for line in chosen if not line.startswith("schema_version")]
+    return "\n".join(["Frontier:", aligned(rows, right=range(len(names))), *chosen])
+
+
+def _plain(value: object) -> str:
+    return "–" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _best(found: StudySummary) -> str:
+    best = found.study.best
+    if best is None:
+        return ""
+    lines = [f"Best: trial {best.number}, {value_words(found, best.value)} after {best.epochs} epochs"]
+    return "\n".join(lines + [f"  {name:10} {text}" for name, text in _settings(found, best).items()])
+
+
+def _commands(found: StudySummary) -> str:
+    lines = []
+    if found.state not in (RUNNING, DONE):
+        lines += ["Continue it:", f"  {resume_words(found)}"]
+    best_file = found.folder / "best.json"
+    if best_file.exists():
+        epochs = max(30, 2 * json_values.whole_number(found.description, "max_epochs"))
+        lines += [
+            "Train the best in full:",
+            f"  bigbatch train --config {shlex.quote(str(best_file))} --set epochs={epochs}",
+        ]
+    return "\n".join(lines)
+
+
+def resume_words(found: StudySummary) -> str:
+    """The command that continues a study."""
+    parts = ["bigbatch", "tune", "--resume", "--study", found.folder.name]
+    parent = found.folder.parent
+    if parent != Path(DEFAULT_OUTPUT):
+        parts += ["--output", str(parent)]
+    command = shlex.join(parts)
+    in_database = not (found.folder / "optuna.journal").exists()
+    return f"{command} --storage URL   (of its database)" if in_database else command

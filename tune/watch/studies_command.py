@@ -1,0 +1,90 @@
+"""``bigbatch studies``: one line for each study of a folder. Loads neither Optuna nor Ray, and takes no lease."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from bigbatch.cluster.host.command_line import DONE, WRONG_INPUT, OneLineParser
+from bigbatch.train_loop.config import ConfigError
+from bigbatch.tune.study.summary import UNREADABLE, StudySummary, changed_words, list_studies
+
+DEFAULT_OUTPUT = "runs"
+
+
+def studies_main(argv: Sequence[str]) -> int:
+    """Print the studies. Returns the exit code."""
+    parser = OneLineParser(prog="bigbatch studies", description="List the studies of a folder.", allow_abbrev=False)
+    parser.add_argument("--output", metavar="DIR", help="the folder of studies (default: runs)")
+    given = parser.parse_args(argv).output
+    output = Path(given or DEFAULT_OUTPUT)
+
+    def listed() -> None:
+        found = list_studies(output) if given or output.exists() else []
+        print(studies_text(found) if found else f"No study in {output}. Begin one: bigbatch tune")
+
+    return said_in_one_line("bigbatch studies", listed)
+
+
+def said_in_one_line(prog: str, run: Callable[[], None]) -> int:
+    """Run a command that only reads, and report a ConfigError in one line. Returns the exit code."""
+    try:
+        run()
+    except ConfigError as error:
+        print(f"{prog}: error: {error}", file=sys.stderr)
+        return WRONG_INPUT
+    return DONE
+
+
+def studies_text(found: Sequence[StudySummary], now: float | None = None) -> str:
+    """The studies as a table, the one that changed last at the end.
+
+    Args:
+        now: seconds since the epoch; None: the current time.
+    """
+    rows = [("STUDY", "STATE", "TRIALS", "BEST", "HOURS", "CHANGED", "")]
+    return aligned([*rows, *(_row(one, now) for one in found)], right=(2, 3, 4))
+
+
+def _row(one: StudySummary, now: float | None) -> tuple[str, ...]:
+    if one.state == UNREADABLE:
+        return (one.folder.name, one.state, "–", "–", "–", changed_words(one, now), one.why)
+    return (
+        one.folder.name,
+        one.state,
+        trials_words(one),
+        value_words(one, one.best),
+        f"{one.held_s / 3600:.2f}",
+        changed_words(one, now),
+        one.why,
+    )
+
+
+def trials_words(one: StudySummary) -> str:
+    """``7/16``, or ``7`` where the budget is the limit."""
+    return f"{one.ended}/{one.planned}" if one.planned is not None else str(one.ended)
+
+
+def value_words(one: StudySummary, value: float | None) -> str:
+    """A value of the study's objective: an accuracy in per cent."""
+    if value is None:
+        return "–"
+    return f"{100 * value:.1f} %" if one.is_accuracy else f"{value:.4g}"
+
+
+def aligned(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
+    """Rows of texts in columns.
+
+    Args:
+        right: the columns that are aligned to the right.
+    """
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = [
+        "  ".join(
+            text.rjust(width) if column in right else text.ljust(width)
+            for column, (text, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+    return "\n".join(lines)
