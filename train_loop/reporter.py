@@ -57,6 +57,17 @@ class EpochRecord:
     val_loss: float = field(metadata=_column("float64", "mean cross entropy without label smoothing", tracked=True))
     """Runs with other smoothing compare by it."""
     val_top1: float = field(metadata=_column("float64", "0 to 1, each validation image counted once", tracked=True))
+    holdout_loss: float | None = field(
+        default=None,
+        metadata=_column(
+            "float64",
+            "`val_loss` of the validation images that make no choice ([data.md](data.md#holdout)); null without them",
+            tracked=True,
+        ),
+    )
+    holdout_top1: float | None = field(
+        default=None, metadata=_column("float64", "`val_top1` of those images; null without them", tracked=True)
+    )
     learning_rate: float = field(metadata=_column("float64", "learning rate of the epoch's last step", tracked=True))
     optimizer_steps: int = field(metadata=_column("int64", "steps taken since the run began"))
     skipped_steps: int = field(
@@ -216,10 +227,11 @@ def epoch_line(record: EpochRecord) -> str:
     processes = f"{record.loader_processes} loader process{'es' if record.loader_processes > 1 else ''}"
     waiting = f"  {record.data_s:.1f} s waiting for {processes}" if record.loader_processes else ""
     noise = f"  noise scale {record.noise_scale:,.0f}" if record.noise_scale is not None else ""
+    held = f"  holdout top-1 {record.holdout_top1:6.2%}" if record.holdout_top1 is not None else ""
     return (
         f"epoch {record.epoch:{width}}/{record.epochs}"
         f"  train loss {record.train_loss:.4f} top-1 {record.train_top1:6.2%}"
-        f"  val loss {record.val_loss:.4f} top-1 {record.val_top1:6.2%}"
+        f"  val loss {record.val_loss:.4f} top-1 {record.val_top1:6.2%}{held}"
         f"  lr {record.learning_rate:.4g}  {record.images_per_s:,.0f} images/s"
         f"  {record.train_s:.1f} + {record.bn_s + record.val_s:.1f} s{waiting}{noise}{skipped}{bad}"
     )

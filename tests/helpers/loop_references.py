@@ -64,9 +64,11 @@ def full_batch_gradient(config: TrainConfig) -> tuple[list[torch.Tensor], list[t
     return parameters(model), [p.grad for p in model.parameters() if p.grad is not None]
 
 
-def val_reference(model: nn.Module) -> tuple[float, float]:
-    """Mean cross entropy without smoothing and top-1 over all validation images at once, in float64."""
+def val_reference(model: nn.Module, rows: list[int] | None = None) -> tuple[float, float]:
+    """Mean cross entropy without smoothing and top-1 over all validation images (or ``rows``) at once, in float64."""
     images, labels = TinySource().val
+    if rows is not None:
+        images, labels = images[rows], labels[rows]
     with torch.no_grad():
         logits = model.double().eval()(images.double())
     return smoothed_loss(logits, labels, 0.0).item(), (logits.argmax(1) == labels).double().mean().item()

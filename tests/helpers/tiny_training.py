@@ -48,11 +48,15 @@ CONFIG = TrainConfig(
 
 
 class TinySource(DataSource):
-    """Noise around one pattern a class; nothing divides evenly. ``poison``: a training image of NaN."""
+    """Noise around one pattern a class; nothing divides evenly.
 
-    def __init__(self, poison: int | None = None) -> None:
+    ``poison``: a training image of NaN. ``holdout``: validation images that make no choice.
+    """
+
+    def __init__(self, poison: int | None = None, holdout: int = 0) -> None:
         names = tuple("abcd")
-        super().__init__(DataInfo("tiny", None, TRAIN_SIZE, VAL_SIZE, CLASSES, SIDE, 3, names, "small"))
+        sizes = TRAIN_SIZE, VAL_SIZE - holdout
+        super().__init__(DataInfo("tiny", None, *sizes, CLASSES, SIDE, 3, names, "small", holdout_size=holdout))
         draws = torch.Generator().manual_seed(1)
         patterns = torch.randn(CLASSES, 3, SIDE, SIDE, generator=draws)
         labels = torch.arange(TRAIN_SIZE + VAL_SIZE) % CLASSES
@@ -67,6 +71,9 @@ class TinySource(DataSource):
 
     def read_val(self, batches: Sequence[Any]) -> Iterator[Batch]:
         return ((self.val[0][rows], self.val[1][rows]) for rows in batches)
+
+    def val_labels(self) -> Any:
+        return self.val[1].numpy()
 
 
 def bn_model() -> nn.Module:
@@ -200,6 +207,7 @@ def _case_loop(folder: Path, rank: int) -> dict[str, Any]:
         "equal": outcome("equal", CONFIG) | {"local": len(local)},
         "accumulated": outcome("accumulated", changed(CONFIG, global_size=32)) | {"local": len(local)},
         "running": outcome("running", changed(CONFIG, precise_bn="off")),
+        "holdout": outcome("holdout", CONFIG, source=TinySource(holdout=9)),
         "flipped": outcome("flipped", changed(CONFIG, test_flip=True)),
         "small_last": outcome("small_last", changed(CONFIG, drop_last=False)),
         "sync_bn": outcome("sync_bn", changed(CONFIG, sync_bn=True)),

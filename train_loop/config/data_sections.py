@@ -131,6 +131,9 @@ class DataConfig:
     """From this epoch on it is ``image_size``; in between on a line, in multiples of 32."""
     subset: float = 1.0
     """Part of the training images to use, of each class alike; validation stays whole."""
+    holdout: float = 0.0
+    """Part of the validation images, of each class alike, that makes no choice: ``holdout_top1`` is measured on it, and
+    ``val_top1`` on the others. The same images with any seed. 0 = none."""
     drop_last: bool = True
     """Leave out, in each epoch, the images that fill no global batch. False: they make a smaller last step, at the
     large one's rate."""
@@ -149,6 +152,7 @@ class DataConfig:
         )
         require_one_of("data.on_bad_image", self.on_bad_image, ON_BAD_IMAGE)
         require(0 < self.subset <= 1, "data.subset must be above 0 and at most 1", self.subset, "Write e.g. 0.1.")
+        require(0 <= self.holdout < 1, "data.holdout must be at least 0 and below 1", self.holdout, "Write e.g. 0.5.")
         self._check_sizes()
         if self.loader.name == "torchvision":
             self._check_plain()

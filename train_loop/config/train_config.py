@@ -47,7 +47,7 @@ RUNTIME_KEYS = (
 """How fast a run is, not what it computes: it may resume with others. ``on_bad_image`` is one of them,
 because a run that stopped at a bad image has not used it."""
 
-PARTS = ("data.subset",)
+PARTS = ("data.subset", "data.holdout")
 """Keys that take ``10%`` too."""
 
 LOSSES = ("cross_entropy", "bce")

@@ -56,7 +56,7 @@ def look(config: DataConfig, *, open_some: bool = False, scan: FolderScan | None
 
     looked = _look_at_whole(config, open_some, scan)
     info = looked.info
-    info = dataclasses.replace(info, other_sizes=other_sizes(config, info.image_size))
+    info = dataclasses.replace(info, other_sizes=other_sizes(config, info.image_size)).with_holdout(config.holdout)
     if config.subset == 1:
         return Looked(info, looked.scan)
     from bigbatch.train_loop.data.sets.subset import subset_size

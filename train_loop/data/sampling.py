@@ -18,6 +18,7 @@ Indices = npt.NDArray[np.int64]
 ORDER = 0
 AUGMENTATION = 1
 MIXING = 2
+HOLDOUT_SEED = 27
 
 
 def generator(seed: int, epoch: int, stream: int) -> np.random.Generator:
@@ -98,6 +99,25 @@ def val_batches(size: int, batch_size: int, rank: int, workers: int) -> list[Ind
         raise ValueError(f"rank must be below {workers} and batch_size at least 1; got {rank}, {batch_size}")
     share = np.arange(rank, size, workers, dtype=np.int64)
     return [share[start : start + batch_size] for start in range(0, len(share), batch_size)]
+
+
+def holdout_rows(labels: Indices, count: int) -> tuple[Indices, Indices]:
+    """The validation images that choose among configurations and those, ``count`` of them, that report; each rising.
+
+    The best of many configurations is chosen by its value, so a part of that value is luck with these images. Images
+    that took no part in the choice do not have this luck (Cawley and Talbot 2010, §5).
+
+    Stratified: each class gives its share to within one image. The rows depend on ``labels`` and ``count`` alone, so
+    they are the same in all trials, with any seed, and on all ranks.
+
+    Args:
+        labels: of all validation images, ``[N]``.
+        count: at least 1, at most N.
+    """
+    by_class = np.lexsort((np.random.default_rng(HOLDOUT_SEED).permutation(len(labels)), labels))
+    picked = (np.arange(count) * len(labels) + len(labels) // 2) // count
+    reports = np.sort(by_class[picked])
+    return np.setdiff1d(np.arange(len(labels), dtype=np.int64), reports), reports
 
 
 def bn_batches(

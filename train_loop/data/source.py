@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 from abc import ABC, abstractmethod
@@ -84,6 +85,10 @@ class DataSource(ABC):
     def read_val(self, batches: Sequence[sampling.Indices]) -> Iterator[Batch]:
         """Validation images by their indices."""
 
+    def val_labels(self) -> sampling.Indices:
+        """The classes of all validation images, int64 ``[N]``. ``data.holdout`` needs them."""
+        raise NotImplementedError(f"{type(self).__name__} cannot divide its validation images: it has no val_labels()")
+
     def finish(self, images: torch.Tensor) -> torch.Tensor:
         """A batch's images, on the device by now, as the model takes them: float32 ``[N, 3, H, W]``, normalised.
 
@@ -157,8 +162,22 @@ class DataSource(ABC):
             yield list(step)
 
     def val_batches(self, batch_size: int, rank: int, workers: int) -> Iterator[Batch]:
-        """This rank's share of the validation set; over all ranks each image comes exactly once."""
-        return self.read_val(sampling.val_batches(self.info.val_size, batch_size, rank, workers))
+        """This rank's share of the validation images that choose; over all ranks each image comes exactly once."""
+        batches = sampling.val_batches(self.info.val_size, batch_size, rank, workers)
+        return self.read_val(batches if self._val_parts is None else [self._val_parts[0][batch] for batch in batches])
+
+    def holdout_batches(self, batch_size: int, rank: int, workers: int) -> Iterator[Batch]:
+        """The same of the validation images that report: none without ``data.holdout``."""
+        batches = sampling.val_batches(self.info.holdout_size, batch_size, rank, workers)
+        return self.read_val([] if self._val_parts is None else [self._val_parts[1][batch] for batch in batches])
+
+    @functools.cached_property
+    def _val_parts(self) -> tuple[sampling.Indices, sampling.Indices] | None:
+        """The validation images that choose and those that report, by their indices; None if all choose."""
+        reports = self.info.holdout_size
+        if not reports:
+            return None
+        return sampling.holdout_rows(self.val_labels(), reports)
 
     def bn_batches(
         self, seed: int, epoch: int, micro_size: int, count_images: int, rank: int, workers: int

@@ -12,7 +12,7 @@ import hashlib
 import itertools
 import logging
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -251,17 +251,26 @@ def _prepare_batch_norm(run: Run) -> None:
 
 @torch.inference_mode()
 def _validate(run: Run) -> torch.Tensor:
-    """This rank's sums over its share of the validation set; together the ranks see each image once."""
-    sums = MetricSums(run.world.device)
+    """This rank's sums over its share of the validation images, then of the holdout: float64 ``[6]``.
+
+    Together the ranks see each image once.
+    """
     run.model.eval()
     # There is no backward pass, so twice the micro-batch fits.
-    batches = run.source.val_batches(2 * run.split.micro_size, run.world.rank, run.world.workers)
+    share = 2 * run.split.micro_size, run.world.rank, run.world.workers
+    sums = [_measure(run, batches) for batches in (run.source.val_batches(*share), run.source.holdout_batches(*share))]
+    run.model.train()
+    return torch.cat(sums)
+
+
+def _measure(run: Run, batches: Iterable[Batch]) -> torch.Tensor:
+    """Sums over the images of ``batches``, see ``MetricSums``."""
+    sums = MetricSums(run.world.device)
     for images, labels in _on_device(run, batches):
         logits = _logits(run, images)
         if run.config.data.test_flip:
             logits = (logits + _logits(run, images.flip(3))) / 2
         sums.add(F.cross_entropy(logits, labels), logits, labels)
-    run.model.train()
     return sums.values
 
 
@@ -276,14 +285,8 @@ def _end_epoch(run: Run, val_sums: torch.Tensor, bad_images: int) -> EpochRecord
     progress, config = run.progress, run.config
     bad = val_sums.new_tensor([bad_images])
     sums = run.world.sum(torch.cat((run.sums.values, val_sums, bad, run.norms.sums))).tolist()
-    train_loss, train_correct, train_images, val_loss, val_correct, val_images, bad_of_all, *norms = sums
-    if not val_images:
-        raise ImageError("no validation image can be read. Repair the data set.")
-    if not math.isfinite(val_loss):
-        raise NonFiniteLossError(
-            f"validation loss is {val_loss / val_images} after epoch {progress.epoch + 1}, "
-            f"whose last learning rate was {progress.learning_rate:.6g}"
-        )
+    (train_loss, train_correct, train_images), (bad_of_all, *norms) = sums[:3], sums[9:]
+    validation = _validation_values(run, sums[3:9])
     due_here = float(run.checkpoints.due(within_epoch=False))
     *slowest, processes, due = run.world.max([*run.clock.seconds.values(), float(run.source.processes), due_here])
     times = dict(zip(run.clock.seconds, slowest, strict=True))
@@ -293,8 +296,6 @@ def _end_epoch(run: Run, val_sums: torch.Tensor, bad_images: int) -> EpochRecord
         epochs=config.epochs,
         train_loss=train_loss / train_images,
         train_top1=train_correct / train_images,
-        val_loss=val_loss / val_images,
-        val_top1=val_correct / val_images,
         learning_rate=progress.learning_rate,
         optimizer_steps=progress.optimizer_steps,
         skipped_steps=progress.skipped_steps,
@@ -304,6 +305,7 @@ def _end_epoch(run: Run, val_sums: torch.Tensor, bad_images: int) -> EpochRecord
         bad_images=int(bad_of_all),
         loader_processes=int(processes),
         resumed_from_epoch=run.resumed_from_epoch,
+        **validation,
         **times,
     )
     progress.step = 0
@@ -314,6 +316,22 @@ def _end_epoch(run: Run, val_sums: torch.Tensor, bad_images: int) -> EpochRecord
     if due or progress.epoch == config.epochs:
         _write_checkpoint(run)
     return record
+
+
+def _validation_values(run: Run, sums: Sequence[float]) -> dict[str, float]:
+    """The fields of the record that ``_validate`` has measured, from its sums over all ranks."""
+    values: dict[str, float] = {}
+    parts = [("val", sums[:3])] + ([("holdout", sums[3:])] if run.source.info.holdout_size else [])
+    for name, (loss, correct, images) in parts:
+        if not images:
+            raise ImageError("no validation image can be read. Repair the data set.")
+        if not math.isfinite(loss):
+            raise NonFiniteLossError(
+                f"validation loss is {loss / images} after epoch {run.progress.epoch + 1}, "
+                f"whose last learning rate was {run.progress.learning_rate:.6g}"
+            )
+        values |= {f"{name}_loss": loss / images, f"{name}_top1": correct / images}
+    return values
 
 
 def _write_checkpoint(run: Run) -> None:

@@ -13,6 +13,7 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
 from bigbatch.train_loop.data import sampling
+from bigbatch.train_loop.data.sampling import holdout_rows
 from bigbatch.train_loop.loop import assembly
 from bigbatch.train_loop.loop.train import NonFiniteLossError, TrainingStopped
 from bigbatch.train_loop.reporter import ListReporter, epoch_line
@@ -146,6 +147,28 @@ def test_validation_counts_each_image_once(monkeypatch: pytest.MonkeyPatch, micr
     assert record.val_loss == pytest.approx(loss, rel=1e-5)
     assert record.val_top1 == pytest.approx(top1, abs=1e-12)
     assert record.val_top1 * VAL_SIZE == pytest.approx(round(record.val_top1 * VAL_SIZE), abs=1e-9)
+
+
+def test_a_holdout_is_measured_beside_validation_and_changes_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch.setattr)
+    plain = run(CONFIG)
+    assert [(record.holdout_loss, record.holdout_top1) for record in plain] == [(None, None)] * 3
+    built = install(monkeypatch.setattr, source=TinySource(holdout=9))
+    records = run(CONFIG)
+    labels = TinySource().val[1].numpy()
+    chooses, reports = (rows.tolist() for rows in holdout_rows(labels, 9))
+    last, model = records[-1], built.model
+    for rows, loss, top1 in (
+        (chooses, last.val_loss, last.val_top1),
+        (reports, last.holdout_loss, last.holdout_top1),
+    ):
+        expected_loss, expected_top1 = val_reference(model, rows)
+        assert loss == pytest.approx(expected_loss, rel=1e-5) and top1 == pytest.approx(expected_top1, abs=1e-12)
+    for before, now in zip(plain, records, strict=True):
+        assert now.train_loss == before.train_loss and now.holdout_top1 is not None  # the same run
+        both = ((VAL_SIZE - 9) * now.val_top1 + 9 * now.holdout_top1) / VAL_SIZE
+        assert both == pytest.approx(before.val_top1, abs=1e-12)
+    assert f"holdout top-1 {last.holdout_top1:6.2%}" in epoch_line(last) and "holdout" not in epoch_line(plain[-1])
 
 
 def test_train_loss_is_the_mean_over_the_epochs_images(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from bigbatch.train_loop import distributed
+from bigbatch.train_loop.data.sampling import holdout_rows
 from bigbatch.train_loop.distributed import RankMeetings, World
 from bigbatch.train_loop.reporter import EpochRecord
 from helpers.loop_references import (
@@ -74,6 +75,22 @@ def test_validation_over_two_ranks_counts_each_image_once(
     loss, top1 = val_reference(built.model)
     assert outcomes[0][name]["records"][-1]["val_loss"] == pytest.approx(loss, rel=1e-5)
     assert outcomes[0][name]["records"][-1]["val_top1"] == pytest.approx(top1, abs=1e-12)
+
+
+def test_two_ranks_measure_each_image_of_the_holdout_once(
+    pair: tuple[Path, list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, outcomes = pair
+    built = install(monkeypatch.setattr)
+    run(changed(CONFIG, epochs=1))
+    built.model.load_state_dict(torch.load(folder / "holdout" / "latest.pt", weights_only=True)["model"])
+    rows = holdout_rows(TinySource().val[1].numpy(), 9)
+    for rank in outcomes:
+        record = rank["holdout"]["records"][-1]
+        for name, part in zip(("val", "holdout"), rows, strict=True):
+            loss, top1 = val_reference(built.model, part.tolist())
+            assert record[f"{name}_loss"] == pytest.approx(loss, rel=1e-5)
+            assert record[f"{name}_top1"] == pytest.approx(top1, abs=1e-12)
 
 
 def test_nan_on_one_rank_ends_all_ranks_with_the_same_reason(pair: tuple[Path, list[dict[str, Any]]]) -> None:

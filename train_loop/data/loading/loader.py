@@ -231,6 +231,10 @@ class LoadedSource(DataSource):
         """
         return self._read(ReadPurpose(True, None), batches, self._config.val_image_size or self.info.image_size)
 
+    def val_labels(self) -> sampling.Indices:
+        """The classes of all validation images, int64 ``[N]``."""
+        return self._fill.val.labels(np.arange(self.info.val_size + self.info.holdout_size))
+
     def finish(self, images: torch.Tensor) -> torch.Tensor:
         """Bytes ``[N, H, W, 3]`` on any device, as normalised float32 ``[N, 3, H, W]``, channels last in memory."""
         mean, std = self._statistics(images.device)
@@ -265,7 +269,7 @@ class LoadedSource(DataSource):
         if not batches:
             return
         read = self._read_in_ring if self._workers else self._read_here
-        part = self.info.val_size if job.validation else self.info.train_size
+        part = self.info.val_size + self.info.holdout_size if job.validation else self.info.train_size
         images = self._fill.val if job.validation else self._fill.train
         coming = read(job, batches, size)
         for indices in batches:

@@ -52,6 +52,10 @@ class DigitsSource(DataSource):
                 images = random_affine(images, table[torch.from_numpy(indices)], AUGMENTATION)
             yield _normalise(images), self._train[1][rows]
 
+    def val_labels(self) -> sampling.Indices:
+        """The classes of all validation images, int64 ``[360]``."""
+        return self._val[1].numpy()
+
     def read_val(self, batches: Sequence[sampling.Indices]) -> Iterator[Batch]:
         """Validation batches on the CPU: normalised floats ``[N, 3, size, size]``, and labels, int64 ``[N]``."""
         for indices in batches:

@@ -38,6 +38,7 @@ class TorchvisionSource(DataSource):
     def __init__(self, config: DataConfig, info: DataInfo, train: Listing, val: Listing) -> None:
         super().__init__(info)
         self._config, self._workers = config, loader_workers(config)
+        self._val_labels = val.labels
         size, val_size = info.image_size, config.val_image_size or info.image_size
         random = [transforms.RandomResizedCrop(size), transforms.RandomHorizontalFlip()]
         central = _central(size)
@@ -61,6 +62,10 @@ class TorchvisionSource(DataSource):
         Raises ImageError.
         """
         return self._read(True, batches, Epoch(0, 0))
+
+    def val_labels(self) -> sampling.Indices:
+        """The classes of all validation images, int64 ``[N]``."""
+        return self._val_labels
 
     @property
     def processes(self) -> int:
