@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from bigbatch.search_spaces.log_normal import LogNormal
 from bigbatch.search_spaces.registry import Space
 from bigbatch.search_spaces.trial import Distribution, StandInTrial
 from bigbatch.search_spaces.workload import Workload
@@ -28,6 +30,8 @@ class ParamRange:
     """The parameters that this one depends on, and the values with which it exists. Empty: it always exists."""
     always: bool = True
     """Whether every sampled trial had it."""
+    prior: LogNormal | None = None
+    """What is believed about it before the first trial. None: all values of the range, or of its log, are alike."""
 
     def describe(self) -> str:
         """E.g. ``0.25 … 4 (log)``, ``lars, sgd``, ``1e-05 … 0.001 (log), with optimizer lars, sgd``."""
@@ -37,6 +41,10 @@ class ParamRange:
             text = f"{self.low:.4g} … {self.high:.4g}" + (" (log)" if self.log else "")
         if self.step is not None and (self.kind, self.step) != ("int", 1):
             text += f" by {self.step:g}"
+        if self.prior is not None:
+            text += (
+                f", mostly {self.prior.centre / self.prior.factor:.4g} … {self.prior.centre * self.prior.factor:.4g}"
+            )
         for name, values in self.conditions.items():
             text += f", with {name} {', '.join(str(value) for value in values)}"
         return text
@@ -79,7 +87,8 @@ def check_space(
     trials += [StandInTrial(rng, number=len(trials) + number) for number in range(samples)]
     drawn = [_draw(space, trial, workload, workers, pinned) for trial in trials]
     _check_one_kind_per_name(space, drawn)
-    return _ranges(drawn) | _derived_rates(drawn)
+    ranges = _ranges(drawn)
+    return ranges | _with_priors(space, workload, ranges) | _derived_rates(drawn)
 
 
 def _draw(
@@ -161,6 +170,20 @@ def _ranges(drawn: Sequence[_Sample]) -> dict[str, ParamRange]:
             len(met) == len(drawn),
         )
     return ranges
+
+
+def _with_priors(space: Space, workload: Workload, ranges: Mapping[str, ParamRange]) -> dict[str, ParamRange]:
+    """The ranges that have a soft prior. A prior of a parameter that ``--set`` fixes is not used."""
+    found = {}
+    for name, prior in space.soft_priors(workload).items():
+        if name not in ranges:
+            continue
+        if ranges[name].kind != "float" or not ranges[name].log:
+            raise _refusal(
+                space, f"has a log-normal prior of {name!r}, which is no float with log=True", "Leave the prior out"
+            )
+        found[name] = dataclasses.replace(ranges[name], prior=prior)
+    return found
 
 
 def _conditions(name: str, names: Sequence[str], drawn: Sequence[_Sample]) -> dict[str, tuple[object, ...]]:

@@ -23,7 +23,8 @@ EARLIER: dict[str, tuple[str, ...]] = {
         "a50132bf06cc60436bb2ca24e43d43bd19541dca7f0fcd740b01783926fc1a1c",
     ),
 }
-"""Keys are names of spaces. These fingerprints are of the commits 6dde4d6 and 62a0ada."""
+"""Keys are names of spaces. These fingerprints are of the commits 6dde4d6 and 62a0ada. Their studies go on with the
+ranges of then: study.json has no ``lr_spread``, which means 4."""
 PRIORS = ("priors_6dde4d6.txt", "priors_62a0ada.txt")
 
 

@@ -5,8 +5,10 @@ Parameters (each has one range in a study; some exist only with some optimizers)
   optimizer                lars, lamb, sgd. AdamW has no trust ratio and no published large-batch
                            ResNet result; ``--set optimizer=adamw`` still searches it.
   global_batch_size        powers of two that depend on the size of the training set; see priors.py.
-  lr_multiplier            1/4 to 4, log. It multiplies a centre that depends on optimizer and batch;
-                           see priors.py. All published settings there lie within a factor of 2.
+  lr_multiplier            1/16 to 16, log, mostly 1/4 to 4 (``soft_priors``). It multiplies a centre that
+                           depends on optimizer and batch; see priors.py. All published settings lie
+                           within a factor of 2 of it, but only those of ResNet-50: networks without
+                           BatchNorm want a tenth. After a range test: 1/4 to 4, mostly 1/2 to 2.
   warmup_epochs            5 % to 35 % of the epochs (AlgoPerf, MLPerf).
   schedule                 cosine (RSB) or poly with power 2 (MLPerf).
   label_smoothing          0 to 0.2 (MLPerf and LAMB 0.1; AlgoPerf 0.1 and 0.2; Goyal 0).
@@ -23,6 +25,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from bigbatch.search_spaces.log_normal import LogNormal
 from bigbatch.search_spaces.priors import (
     global_batch_sizes,
     momentum_window,
@@ -60,7 +63,7 @@ def space(trial: Trial, workload: Workload) -> TrainConfig:
         "schedule.name": trial.suggest_categorical("schedule", ["cosine", "poly"]),
         "label_smoothing": trial.suggest_float("label_smoothing", 0.0, 0.2),
     }
-    multiplier = trial.suggest_float("lr_multiplier", 0.25, 4.0, log=True)
+    multiplier = trial.suggest_float("lr_multiplier", 1 / workload.lr_spread, workload.lr_spread, log=True)
     if optimizer in ("sgd", "lars"):
         momentum = 1 - trial.suggest_float("one_minus_momentum", 0.03, 0.3, log=True)
         changes |= {
@@ -79,6 +82,11 @@ def space(trial: Trial, workload: Workload) -> TrainConfig:
             "optimizer.clip_grad_norm": 1.0,  # You et al. 2020, arXiv 1904.00962
         }
     return workload.config(changes)
+
+
+def soft_priors(workload: Workload) -> dict[str, LogNormal]:
+    """The rate's multiplier is believed to be near 1; the ends of its range are two standard deviations away."""
+    return {"lr_multiplier": LogNormal(1.0, workload.lr_spread**0.5)}
 
 
 def initial_points(workload: Workload) -> list[dict[str, Any]]:

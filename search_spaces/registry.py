@@ -17,6 +17,7 @@ from typing import Any
 
 from bigbatch.search_spaces import large_batch, lr_warmup, priors, smoke
 from bigbatch.search_spaces.earlier import EARLIER, earlier_priors_texts
+from bigbatch.search_spaces.log_normal import LogNormal
 from bigbatch.search_spaces.trial import BATCH_KEY, Convert, PinnedTrial, StandInTrial
 from bigbatch.search_spaces.workload import Workload
 from bigbatch.train_loop.config import ConfigError, TrainConfig, known_key
@@ -52,6 +53,8 @@ class Space:
     frontier: str | None = None
     """The parameter whose values a search compares, one best configuration for each; from the file's ``FRONTIER``.
     None: all trials compare."""
+    beliefs: Callable[[Workload], Mapping[str, LogNormal]] | None = None
+    """The file's ``soft_priors``. None: it has none, and every value of a range is as likely as any other."""
 
     def __call__(self, trial: Any, workload: Workload, pinned: Mapping[str, object] | None = None) -> TrainConfig:
         if not pinned and not workload.batches:
@@ -89,6 +92,16 @@ class Space:
 
     def _is_named(self, name: str, value: object, workload: Workload) -> bool:
         return not workload.batches or self.key_of(name) != BATCH_KEY or value in workload.batches
+
+    def soft_priors(self, workload: Workload) -> dict[str, LogNormal]:
+        """What is believed about parameters before the first trial. Raises ConfigError for something else."""
+        found = self.beliefs(workload) if self.beliefs else {}
+        if not isinstance(found, Mapping) or not all(isinstance(prior, LogNormal) for prior in found.values()):
+            raise ConfigError(
+                f"soft_priors of a space returns LogNormal priors by parameter; got {found!r} from {self.name!r}. "
+                "Write e.g. {'lr': LogNormal(centre=0.1, factor=4)}."
+            )
+        return dict(found)
 
 
 def _keys_of(pinned: Mapping[str, object]) -> dict[str, object]:
@@ -219,6 +232,7 @@ def _space(name: str, function: Callable[..., TrainConfig], module: types.Module
         parameter_keys=dict(getattr(module, "PARAMETER_KEYS", {})),
         initial=getattr(module, "initial_points", None),
         frontier=_frontier(getattr(module, "FRONTIER", None), where),
+        beliefs=getattr(module, "soft_priors", None),
     )
 
 

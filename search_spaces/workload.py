@@ -67,6 +67,9 @@ class Workload:
     measures it on its GPU."""
     lr_factors: Mapping[str, float] = field(default_factory=dict)
     """For each optimizer, the factor that a range test puts on the centre of its learning rate (``--prior-from``)."""
+    lr_spread: float = 16.0
+    """Rates are searched from 1/lr_spread to lr_spread times the centre: 16, and 4 where range tests found the centres.
+    Studies of earlier versions have 4."""
     fixed: Mapping[str, Any] = field(default_factory=dict)
     """Dotted keys with the values that ``--set`` gives to every configuration. They override the space."""
     batches: tuple[int, ...] = ()

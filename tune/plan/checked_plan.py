@@ -23,6 +23,7 @@ from bigbatch.tune.plan.fitting import SearchRequest, fit_search, fit_search_to_
 from bigbatch.tune.plan.frontier_plan import checked_tolerance
 from bigbatch.tune.plan.machine import Share, local_machine, machine_to_be, share_out
 from bigbatch.tune.plan.options import SAMPLERS, SCHEDULERS, SearchOptions
+from bigbatch.tune.plan.prior import RatePrior
 from bigbatch.tune.plan.same_study import check_same_study
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.plan.study_space import check_study_fits
@@ -121,7 +122,7 @@ def make_plan(options: SearchOptions) -> SearchPlan:
         stored = read_description(Path(options.output or DEFAULT_OUTPUT).absolute() / options.study)
         # The study keeps the network that auto chose: another machine must not change it.
         options = options.over({"model": stored.get("model"), **_kept_options(stored)})
-    plan = _plan(options, stored.get("lr_factors"))
+    plan = _plan(options, RatePrior.of_study(stored) if stored else None)  # a requeued job repeats --prior-from
     if stored:
         if stored.get("space_fingerprint") in plan.space.earlier_fingerprints:
             stored = {**stored, "space_fingerprint": plan.space.fingerprint}
@@ -197,8 +198,8 @@ def check_option_values(o: SearchOptions) -> CheckedOptions:
     )
 
 
-def _plan(o: SearchOptions, lr_factors: dict[str, float] | None = None) -> SearchPlan:
-    """``lr_factors``: the factors stored in the resumed study."""
+def _plan(o: SearchOptions, rates: RatePrior | None = None) -> SearchPlan:
+    """``rates``: the prior of the resumed study."""
     space, checked = load_space(o.space or DEFAULT_SPACE), check_option_values(o)
     looked = look(checked.data, open_some=True)
     data, workers = looked.info, checked.workers
@@ -209,8 +210,7 @@ def _plan(o: SearchOptions, lr_factors: dict[str, float] | None = None) -> Searc
     share = share_out(machine, workers, trials) if machine.nodes else Share(1, workers, {"CPU": 1.0})
     model = None if auto else str(o.model)
     search = SearchRequest(space, data, model, max_epochs, workers, checked.overrides, o.prior_from, checked.batches)
-    factors = lr_factors or {} if o.resume else None  # a requeued job repeats --prior-from
-    fitted = fit_search(search, machine, factors) if machine.nodes else fit_search_to_unknown_cluster(search, factors)
+    fitted = fit_search(search, machine, rates) if machine.nodes else fit_search_to_unknown_cluster(search, rates)
     name = study_name(o.study, space, data)
     plan = SearchPlan(
         study=name,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +16,7 @@ from bigbatch.train_loop.model.networks import check_model
 from bigbatch.tune.plan.batches import check_batches, check_batches_are_searched
 from bigbatch.tune.plan.frontier_plan import FrontierPlan, frontier_plan
 from bigbatch.tune.plan.machine import Machine, Node
-from bigbatch.tune.plan.prior import read_priors
+from bigbatch.tune.plan.prior import RatePrior, rate_prior, read_priors
 
 SOME_GPU = Machine((Node(1, 1),))
 """Stands for a cluster with GPUs while nothing else is known about it."""
@@ -50,10 +49,10 @@ class FittedSearch:
     frontier: FrontierPlan | None = None
 
 
-def fit_search(search: SearchRequest, machine: Machine, lr_factors: Mapping[str, float] | None = None) -> FittedSearch:
+def fit_search(search: SearchRequest, machine: Machine, rates: RatePrior | None = None) -> FittedSearch:
     """Check the search for ``machine``. Raises ConfigError.
 
-    ``lr_factors``: the factors of a resumed study. None: read them from the files of ``prior_from``.
+    ``rates``: the prior of a resumed study. None: it follows from the files of ``prior_from``.
     """
     space, model = search.space, search.model or auto_model(machine)
     check_search_model(model, search.overrides, search.data, machine)
@@ -61,25 +60,25 @@ def fit_search(search: SearchRequest, machine: Machine, lr_factors: Mapping[str,
     check_batches(search.batches, workload)
     overrides = check_parameters(space, workload, search.overrides)
     ranges = check_space(space, workload, pinned=overrides)
-    if lr_factors is None:
-        lr_factors = read_priors(search.prior_from, space, workload, overrides)
-    if lr_factors:
-        workload = dataclasses.replace(workload, lr_factors=lr_factors)
+    if rates is None:
+        rates = rate_prior(read_priors(search.prior_from, space, workload, overrides), ranges)
+    if rates.apply(workload) != workload:
+        workload = rates.apply(workload)
         ranges = check_space(space, workload, pinned=overrides)
     check_batches_are_searched(space, workload, ranges)
     return FittedSearch(model, workload, overrides, ranges, frontier_plan(space, ranges, overrides))
 
 
-def fit_search_to_unknown_cluster(search: SearchRequest, lr_factors: Mapping[str, float] | None = None) -> FittedSearch:
+def fit_search_to_unknown_cluster(search: SearchRequest, rates: RatePrior | None = None) -> FittedSearch:
     """Check a search for a cluster that is not joined yet: it must suit a cluster without GPUs, or one with GPUs.
 
     If it suits neither, raises the ConfigError of the cluster without GPUs.
     """
     try:
-        return fit_search(search, Machine(), lr_factors)
+        return fit_search(search, Machine(), rates)
     except ConfigError as error:
         try:
-            return fit_search(search, SOME_GPU, lr_factors)
+            return fit_search(search, SOME_GPU, rates)
         except ConfigError:
             raise error from None
 

@@ -9,6 +9,7 @@ from bigbatch.train_loop.config import ConfigError
 from bigbatch.tune.plan.batches import parse_batches
 from bigbatch.tune.plan.fitting import SearchRequest, fit_search
 from bigbatch.tune.plan.machine import Machine, Node, share_out
+from bigbatch.tune.plan.prior import RatePrior
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.plan.study_space import check_study_fits
 
@@ -39,7 +40,8 @@ def _on_cluster(plan: SearchPlan, machine: Machine) -> SearchPlan:
         prior_from=plan.options.prior_from,
         batches=parse_batches(plan.options.batch),
     )
-    fitted = fit_search(search, machine, dict(plan.workload.lr_factors) if plan.resume else None)
+    rates = RatePrior(plan.workload.lr_factors, plan.workload.lr_spread)
+    fitted = fit_search(search, machine, rates if plan.resume else None)
     plan = dataclasses.replace(plan, machine=machine, share=share, **vars(fitted))
     check_study_fits(plan)  # the number of concurrent trials is known only now
     return plan

@@ -1,4 +1,4 @@
-"""``--prior-from``: centre the search's learning rates on the result of ``bigbatch lr-find``."""
+"""Around which learning rates a study searches, and how widely. ``--prior-from``: around those of ``bigbatch lr-find``."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ import math
 import os
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from bigbatch.cluster.host import json_values
+from bigbatch.search_spaces.check import ParamRange
 from bigbatch.search_spaces.priors import lr_factor
 from bigbatch.search_spaces.registry import Space
 from bigbatch.search_spaces.trial import StandInTrial
@@ -19,6 +22,42 @@ from bigbatch.train_loop.config import ConfigError, TrainConfig
 SCHEMA_VERSION = 1
 TRIALS_TO_SEE = 64
 """Number of draws from a space in which an optimizer's rate must change with the prior."""
+WIDE, NARROW = 16.0, 4.0
+"""How far from the centre rates are searched (``Workload.lr_spread``): before range tests, and after them."""
+
+
+@dataclass(frozen=True)
+class RatePrior:
+    """Where a study searches learning rates. study.json keeps it."""
+
+    factors: Mapping[str, float]
+    """For each tested optimizer, the factor from the rule's centre to the range test's suggestion."""
+    spread: float
+    """See ``Workload.lr_spread``."""
+
+    @classmethod
+    def of_study(cls, stored: Mapping[str, object]) -> RatePrior:
+        """The prior in study.json. Studies of earlier versions have no spread there; theirs was narrow."""
+        factors = stored.get("lr_factors")
+        return cls(factors if isinstance(factors, dict) else {}, json_values.number(stored, "lr_spread", NARROW))
+
+    def apply(self, workload: Workload) -> Workload:
+        """The workload with this prior."""
+        return dataclasses.replace(workload, lr_factors=self.factors, lr_spread=self.spread)
+
+
+def rate_prior(factors: Mapping[str, float], ranges: Mapping[str, ParamRange]) -> RatePrior:
+    """The prior after range tests. It is narrow if each optimizer that the search may choose was tested.
+
+    A parameter has one range in a study. So one optimizer without a test keeps the range wide for all.
+    """
+    searched = optimizers_of(ranges)
+    return RatePrior(factors, NARROW if searched and set(searched) <= set(factors) else WIDE)
+
+
+def optimizers_of(ranges: Mapping[str, ParamRange]) -> list[str]:
+    """The optimizers whose rate a space derives from other parameters, as ``check_space`` met them."""
+    return [str(found.conditions["optimizer"][0]) for found in ranges.values() if found.kind == "derived"]
 
 
 def read_priors(

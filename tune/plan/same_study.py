@@ -16,6 +16,7 @@ OPTIONS = {
     "lr_factors": "--prior-from",
     "batches": "--batch",
 }
+ADDED_LATER = ("classes_digest", "lr_spread")
 OF_THE_DATA = ("image_size", "train_size", "val_size", "num_classes")
 
 
@@ -27,7 +28,7 @@ def check_same_study(identity: Mapping[str, object], stored: Mapping[str, object
         stored: the facts in study.json.
     """
     for key, value in identity.items():
-        if key == "classes_digest" and key not in stored:  # a study of an earlier version
+        if key in ADDED_LATER and key not in stored:  # a study of an earlier version
             continue
         before = stored.get(key)
         if key == "overrides" and isinstance(before, dict) and isinstance(value, Mapping):

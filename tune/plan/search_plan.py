@@ -76,6 +76,7 @@ class SearchPlan:
             "overrides": json.loads(json.dumps(self.overrides)),  # as stored: JSON turns tuples into lists
             "lr_factors": dict(self.workload.lr_factors) or None,
             "batches": list(self.workload.batches) or None,
+            "lr_spread": self.workload.lr_spread,
             "image_size": self.data.image_size,
             "train_size": self.data.train_size,
             "val_size": self.data.val_size,

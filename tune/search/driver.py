@@ -246,7 +246,8 @@ def _make_bridge(
     from bigbatch.tune.trials.bridge import OptunaBridge
 
     plan, capacity = ended.plan, ended.capacity
-    searched = [name for name, found in plan.ranges.items() if found.kind != "derived"]
+    searched = {name: found.prior for name, found in plan.ranges.items() if found.kind != "derived"}
+    priors = {name: prior for name, prior in searched.items() if prior is not None}
 
     def make_task(number: int, config: TrainConfig) -> TrialTask:
         return TrialTask(
@@ -276,7 +277,7 @@ def _make_bridge(
         seed=plan.seed,
         trials=plan.trials,
         room=capacity.room,
-        make_sampler=sampler_factory(plan.sampler, plan.seed, plan.trials, searched),
+        make_sampler=sampler_factory(plan.sampler, plan.seed, plan.trials, searched, priors),
         workers=plan.share.workers,
         make_task=make_task,
         observers=observers,

@@ -15,9 +15,10 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 from optuna.distributions import BaseDistribution
-from optuna.samplers import TPESampler
+from optuna.samplers import BaseSampler, TPESampler
 from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
@@ -53,7 +54,16 @@ def _as_stopped(trial: FrozenTrial) -> FrozenTrial:
 
 
 class JudgedTPESampler(TPESampler):
-    """Optuna's TPE on the judged trials. Its state depends only on the study."""
+    """Optuna's TPE on the judged trials. Its state depends only on the study.
+
+    Args:
+        startup: draws the first trials. Optuna's TPE would draw them uniformly at random.
+        options: those of ``TPESampler``.
+    """
+
+    def __init__(self, startup: BaseSampler, **options: Any) -> None:
+        super().__init__(**options)
+        self._random_sampler = startup  # type: ignore[assignment]  # TPE calls only methods of BaseSampler
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         """As Optuna's method, on the judged trials."""

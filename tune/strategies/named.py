@@ -61,7 +61,8 @@ def capabilities_of(strategy: str) -> Capabilities:
 def _proposer(name: str, facts: SearchFacts) -> Proposer:
     if name == "curves":
         return CurvesProposer(facts)
-    return SamplerProposer(name, CAPABILITIES[name], sampler_factory(name, facts.seed, facts.trials, facts.names))
+    make = sampler_factory(name, facts.seed, facts.trials, facts.names, facts.priors)
+    return SamplerProposer(name, CAPABILITIES[name], make)
 
 
 def _stopping(name: str, facts: SearchFacts) -> Stopping:

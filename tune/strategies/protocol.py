@@ -19,6 +19,7 @@ from optuna.samplers import BaseSampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial
 
+from bigbatch.search_spaces.log_normal import LogNormal
 from bigbatch.tune.study.objective import Objective
 
 
@@ -40,6 +41,9 @@ class Dimension:
     distribution: BaseDistribution
     active_when: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
     """Another parameter, and its values with which this one exists. Empty: it always exists."""
+    prior: LogNormal | None = None
+    """What is believed about it before the first trial. None: every value of the range, or of its log, is as likely as
+    any other."""
 
     def is_active(self, params: Mapping[str, object]) -> bool:
         """Whether the parameter exists beside the others of ``params``."""
@@ -70,6 +74,11 @@ class SearchFacts:
     def dimension(self, name: str) -> Dimension:
         """The parameter of that name. Raises KeyError if the space has none."""
         return {dimension.name: dimension for dimension in self.dimensions}[name]
+
+    @property
+    def priors(self) -> dict[str, LogNormal]:
+        """The soft priors of the parameters that have one."""
+        return {dimension.name: dimension.prior for dimension in self.dimensions if dimension.prior is not None}
 
     def peers(self, trials: Sequence[FrozenTrial], trial: FrozenTrial) -> list[FrozenTrial]:
         """The trials that compare with ``trial``: those with its value of the frontier's parameter."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import warnings
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 from optuna.distributions import (
@@ -21,6 +21,8 @@ from optuna.distributions import (
 from optuna.samplers import BaseSampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial
+
+from bigbatch.search_spaces.log_normal import LogNormal
 
 
 class SobolSampler(BaseSampler):
@@ -36,11 +38,13 @@ class SobolSampler(BaseSampler):
     Args:
         names: all parameters of the space. Another parameter is drawn at random, seeded by trial and name.
         seed: seed of the scrambling.
+        priors: soft priors by parameter. A coordinate of the sequence is a quantile of the prior.
     """
 
-    def __init__(self, names: Iterable[str], seed: int) -> None:
+    def __init__(self, names: Iterable[str], seed: int, priors: Mapping[str, LogNormal] | None = None) -> None:
         self._dimension = {name: i for i, name in enumerate(sorted(set(names)))}
         self._seed = seed
+        self._priors = dict(priors or {})
         self._number = -1
         self._point: np.ndarray = np.empty(0)
 
@@ -57,7 +61,8 @@ class SobolSampler(BaseSampler):
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> object:
         """The parameter's value at this trial's point."""
-        return value_at(self._coordinate(trial.number, param_name), param_distribution)
+        part = self._coordinate(trial.number, param_name)
+        return value_at(part, param_distribution, self._priors.get(param_name))
 
     def _coordinate(self, number: int, name: str) -> float:
         if name not in self._dimension:
@@ -77,8 +82,10 @@ class SobolSampler(BaseSampler):
             return np.asarray(engine.random(1)[0])
 
 
-def value_at(part: float, distribution: BaseDistribution) -> object:
-    """The value of a distribution at quantile ``part``, from 0 to below 1."""
+def value_at(part: float, distribution: BaseDistribution, prior: LogNormal | None = None) -> object:
+    """The value at quantile ``part``, from 0 to below 1: of ``prior`` within the range, or of the distribution."""
+    if prior is not None and isinstance(distribution, FloatDistribution):
+        return prior.value(part, distribution.low, distribution.high)
     if isinstance(distribution, CategoricalDistribution):
         return distribution.choices[int(part * len(distribution.choices))]
     assert isinstance(distribution, (FloatDistribution, IntDistribution))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import cast
 
@@ -19,8 +19,9 @@ from optuna.samplers import (
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
+from bigbatch.search_spaces.log_normal import LogNormal
 from bigbatch.tune.strategies.judgement import REDUCTION_FACTOR, JudgedTPESampler
-from bigbatch.tune.strategies.qmc import SobolSampler
+from bigbatch.tune.strategies.qmc import SobolSampler, value_at
 from bigbatch.tune.strategies.study_view import view_of
 
 MODEL_BASED = ("tpe", "gp", "cmaes")
@@ -65,37 +66,67 @@ class PerTrialSampler(BaseSampler):
         self._of(trial).after_trial(study, trial, state, values)
 
 
-def sampler_factory(name: str, seed: int, trials: int, parameters: Iterable[str] = ()) -> Callable[[int], BaseSampler]:
+class PriorSampler(RandomSampler):
+    """Draws each parameter at random: from its soft prior if it has one, else as Optuna's random sampler."""
+
+    def __init__(self, seed: int, priors: Mapping[str, LogNormal]) -> None:
+        super().__init__(seed=seed)
+        self._priors = priors
+
+    def sample_independent(
+        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> object:
+        """A random value of one parameter."""
+        if param_name not in self._priors:
+            return super().sample_independent(study, trial, param_name, param_distribution)
+        return value_at(float(self._rng.rng.random()), param_distribution, self._priors[param_name])
+
+
+def sampler_factory(
+    name: str,
+    seed: int,
+    trials: int,
+    parameters: Iterable[str] = (),
+    priors: Mapping[str, LogNormal] | None = None,
+) -> Callable[[int], BaseSampler]:
     """A function from a trial's number to its sampler.
 
     Each trial gets a new sampler with its own seed. The study is the only memory, so a resumed study samples the same
     points as an uninterrupted one. Quasi-Monte-Carlo has one seed; the trial's number is its place in the sequence.
+    The samplers that learn begin with such a sequence: it covers the space better than random points.
 
     Args:
         parameters: names of all parameters of the space, for Quasi-Monte-Carlo.
+        priors: soft priors of parameters, for everything that is drawn before, or without, a model of the trials.
     """
-    startup = max(4, min(10, trials // 3))
+    startup, names, priors = max(4, min(10, trials // 3)), tuple(parameters), priors or {}
 
     def make(number: int) -> BaseSampler:
         own = (seed * 1_000_003 + number * 7919) % 2**31
         sampler: BaseSampler
+        design = SobolSampler(names, seed, priors)
         if name == "tpe":
             # group: in a conditional space, each optimizer's parameters are modelled together.
             sampler = JudgedTPESampler(
-                seed=own, n_startup_trials=startup, multivariate=True, group=True, constant_liar=True
+                design, seed=own, n_startup_trials=startup, multivariate=True, group=True, constant_liar=True
             )
         elif name == "random":
-            sampler = RandomSampler(seed=own)
+            sampler = PriorSampler(own, priors)
         elif name == "qmc":
-            sampler = SobolSampler(parameters, seed)
+            sampler = design
         elif name == "gp":
-            sampler = GPSampler(seed=own, n_startup_trials=startup, deterministic_objective=False)  # see COMPLETE_ONLY
+            sampler = GPSampler(
+                seed=own,
+                n_startup_trials=startup,
+                deterministic_objective=False,  # see COMPLETE_ONLY
+                independent_sampler=design,
+            )
         elif name == "cmaes":
             sampler = CmaEsSampler(
                 seed=own,
                 n_startup_trials=startup,
                 warn_independent_sampling=False,
-                independent_sampler=RandomSampler(own),
+                independent_sampler=design,
                 consider_pruned_trials=True,  # with early stopping few others are left
             )
         else:

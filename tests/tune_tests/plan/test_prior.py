@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from bigbatch.search_spaces.registry import BUILT_IN
 from bigbatch.search_spaces.trial import StandInTrial
 from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.train_loop.launch.lr_find import _write, range_test
@@ -59,7 +60,8 @@ def test_lars_keeps_the_size_of_its_step_whatever_the_tests_trust_coefficient(
 def test_the_range_is_around_it_and_one_file_an_optimizer_is_taken(tmp_path: Path) -> None:
     sgd, suggestion = range_test_file(tmp_path / "a", **{"optimizer.name": "sgd"})
     lamb, _ = range_test_file(tmp_path / "b", **{"optimizer.name": "lamb"})
-    plan = plan_of(tmp_path, sgd, lamb, set=("global_size=256", "momentum=0.9"))
+    lars, _ = range_test_file(tmp_path / "c", **{"optimizer.name": "lars"})
+    plan = plan_of(tmp_path, sgd, lamb, lars, set=("global_size=256", "momentum=0.9"))
     shown = plan.ranges["peak_lr[sgd]"]  # observed: of 64 draws with extra weight on the ends
     assert (shown.low, shown.high) == (pytest.approx(suggestion / 4), pytest.approx(suggestion * 4))
 
@@ -148,3 +150,24 @@ def test_what_is_no_range_test_is_refused(tmp_path: Path) -> None:
     own.write_text(OWN_SPACE)
     with pytest.raises(ConfigError, match="--space own"):
         plan_of(tmp_path, file, space=str(own))
+
+
+def test_one_optimizer_without_a_test_keeps_the_range_wide(tmp_path: Path) -> None:
+    sgd, _ = range_test_file(tmp_path / "a", **{"optimizer.name": "sgd"})
+    ends = [
+        (r.low, r.high)
+        for r in (plan_of(tmp_path, sgd, set=o).ranges["lr_multiplier"] for o in ((), ("optimizer=sgd",)))
+    ]
+    assert ends == [(1 / 16, 16.0), (1 / 4, 4.0)]
+
+
+def test_a_study_of_an_earlier_version_goes_on_with_its_narrow_range(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path)
+    earlier = {key: value for key, value in plan.to_dict().items() if key != "lr_spread"}
+    fingerprints = BUILT_IN["large_batch"].earlier_fingerprints
+    for number, fingerprint in enumerate(fingerprints):
+        folder = tmp_path / "runs" / f"old{number}"
+        StudyStore.create(folder, folder.name, {**earlier, "space_fingerprint": fingerprint}, None).close()
+        resumed = make_plan(SearchOptions(resume=True, study=folder.name, output=str(tmp_path / "runs")))
+        assert (resumed.ranges["lr_multiplier"].low, resumed.ranges["lr_multiplier"].high) == (1 / 4, 4.0)
+    assert fingerprints

@@ -13,6 +13,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from scipy.stats import ks_2samp, kstest, qmc
 
 from bigbatch.search_spaces.check import check_space
+from bigbatch.search_spaces.log_normal import LogNormal
 from bigbatch.search_spaces.registry import load_space
 from bigbatch.tune.strategies.qmc import SobolSampler, value_at
 from bigbatch.tune.strategies.samplers import PerTrialSampler, make_pruner, sampler_factory
@@ -178,3 +179,36 @@ def test_hyperbands_brackets_follow_the_seed_and_not_the_studys_name(tmp_path):
     one = brackets(tmp_path, "one", 0)
     assert True in one and False in one[1:], "both brackets are in use"
     assert brackets(tmp_path, "another-name", 0) == one != brackets(tmp_path, "third", 1)
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "gp", "cmaes", "qmc"])
+def test_first_trials_are_spread_over_the_quantiles_of_the_prior(sampler):
+    """Four points of a Sobol sequence have one in each quarter of every dimension, which random ones seldom have."""
+    prior, low, high = LogNormal(1.0, 4.0), 1 / 16, 16.0
+    for seed in range(5):
+        study = optuna.create_study(direction="maximize")
+        factory = sampler_factory(sampler, seed, 12, ("lr", "x"), {"lr": prior})
+        study.sampler = PerTrialSampler(factory)
+        quarters = {"lr": set(), "x": set()}
+        for number in range(4):
+            trial = study.ask()
+            quarters["lr"].add(int(4 * prior.part(trial.suggest_float("lr", low, high, log=True), low, high)))
+            quarters["x"].add(int(4 * trial.suggest_float("x", 0, 1)))
+            study.tell(trial, number / 10)
+        assert quarters == {"lr": {0, 1, 2, 3}, "x": {0, 1, 2, 3}}, seed
+
+
+@pytest.mark.parametrize("sampler", ["random", "qmc"])
+def test_designs_draw_from_the_prior(sampler):
+    prior, low, high = LogNormal(1.0, 4.0), 1 / 16, 16.0
+    make, distribution = (
+        sampler_factory(sampler, 3, 400, ("lr",), {"lr": prior}),
+        FloatDistribution(low, high, log=True),
+    )
+    study = optuna.create_study()
+    parts = []
+    for number in range(400):
+        frozen = optuna.trial.create_trial(value=0.0)
+        frozen.number = number
+        parts.append(prior.part(make(number).sample_independent(study, frozen, "lr", distribution), low, high))
+    assert kstest(parts, "uniform").pvalue > 0.01

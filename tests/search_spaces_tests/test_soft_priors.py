@@ -1,0 +1,111 @@
+"""Soft priors of spaces: quantiles of a log-normal, ranges of the built-in spaces, refusals."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.stats import lognorm
+
+from bigbatch.search_spaces import BUILT_IN, Workload, check_space, load_space
+from bigbatch.search_spaces.log_normal import LogNormal
+from bigbatch.train_loop.config import ConfigError
+
+WORKLOAD = Workload("digits", train_size=1437, num_classes=10, image_size=32, model="resnet18", epochs=12)
+OWN = """
+from bigbatch.search_spaces.log_normal import LogNormal
+
+
+def space(trial, workload):
+    return workload.config({"peak_lr": trial.suggest_float("lr", 1e-4, 10.0, log=True)})
+
+
+def soft_priors(workload):
+    return PRIORS
+"""
+
+
+def own_space(folder: Path, priors: str) -> str:
+    path = folder / "own.py"
+    path.write_text(OWN.replace("PRIORS", priors))
+    return str(path)
+
+
+@pytest.mark.parametrize(("centre", "factor", "low", "high"), [(1.0, 4.0, 1 / 16, 16.0), (0.3, 2.0, 0.2, 50.0)])
+def test_quantiles_are_those_of_scipys_log_normal_cut_off_at_the_range(
+    centre: float, factor: float, low: float, high: float
+) -> None:
+    ours, theirs = LogNormal(centre, factor), lognorm(s=math.log(factor), scale=centre)
+    first, last = theirs.cdf(low), theirs.cdf(high)
+    for part in np.linspace(0.001, 0.999, 41):
+        value = ours.value(float(part), low, high)
+        assert value == pytest.approx(theirs.ppf(first + part * (last - first)), rel=1e-9)
+        assert ours.part(value, low, high) == pytest.approx(part, abs=1e-9)
+    assert (ours.value(0.0, low, high), ours.value(1.0, low, high)) == (pytest.approx(low), pytest.approx(high))
+    assert low <= ours.value(0.0, low, high) and ours.value(1.0, low, high) <= high
+
+
+def test_a_centre_far_outside_of_the_range_still_gives_values_of_the_range() -> None:
+    far = LogNormal(1e12, 1.5)
+    assert 1.0 <= far.value(0.5, 1.0, 2.0) <= 2.0
+    assert far.part(1.5, 1.0, 2.0) == 0.5 == LogNormal().part(3.0, 3.0, 3.0)
+
+
+@pytest.mark.parametrize(("centre", "factor"), [(0.0, 4.0), (-1.0, 4.0), (1.0, 1.0), (math.inf, 4.0), (1.0, math.nan)])
+def test_a_prior_that_cannot_be_is_refused(centre: float, factor: float) -> None:
+    with pytest.raises(ConfigError, match="a centre above 0 and a factor above 1"):
+        LogNormal(centre, factor)
+
+
+def test_rates_are_searched_widely_and_narrowly_after_range_tests() -> None:
+    wide = check_space(BUILT_IN["large_batch"], WORKLOAD)["lr_multiplier"]
+    assert (wide.low, wide.high) == (1 / 16, 16.0)
+    assert wide.describe() == "0.0625 … 16 (log), mostly 0.25 … 4"
+    tested = dataclasses.replace(WORKLOAD, lr_spread=4.0)
+    narrow = check_space(BUILT_IN["large_batch"], tested)["lr_multiplier"]
+    assert narrow.describe() == "0.25 … 4 (log), mostly 0.5 … 2"
+    assert check_space(BUILT_IN["lr_warmup"], tested)["lr_multiplier"].describe().startswith("0.125 … 8 (log)")
+
+
+def test_the_published_rates_of_imagenet_are_where_most_trials_are_drawn() -> None:
+    """MLPerf's LARS at 4,096 and 32,768, Goyal's SGD at 8,192, LAMB's own at 32,768: rate over the rule's centre."""
+    imagenet = Workload("imagenet", 1_281_167, 1000, 224, "resnet50", epochs=90)
+    prior = BUILT_IN["large_batch"].soft_priors(imagenet)["lr_multiplier"]
+    from bigbatch.search_spaces.priors import peak_lr_centre
+
+    for optimizer, batch, rate in (
+        ("lars", 4096, 10.0),
+        ("lars", 32768, 21.2),
+        ("sgd", 8192, 3.2),
+        ("lamb", 32768, 0.04),
+    ):
+        ratio = rate / peak_lr_centre(optimizer, batch, 3000)
+        assert 0.15 < prior.part(ratio, 1 / 16, 16.0) < 0.85, (optimizer, batch)
+
+
+def test_an_own_space_declares_a_prior_and_the_plan_shows_it(tmp_path: Path) -> None:
+    found = check_space(load_space(own_space(tmp_path, "{'lr': LogNormal(0.1, 3)}")), WORKLOAD)["lr"]
+    assert found.prior == LogNormal(0.1, 3)
+    assert found.describe() == "0.0001 … 10 (log), mostly 0.03333 … 0.3"
+
+
+@pytest.mark.parametrize("priors", ["{'lr': 0.1}", "[LogNormal()]", "None"])
+def test_what_is_no_prior_is_refused_in_one_line(tmp_path: Path, priors: str) -> None:
+    with pytest.raises(ConfigError, match="returns LogNormal priors by parameter") as caught:
+        check_space(load_space(own_space(tmp_path, priors)), WORKLOAD)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_prior_of_a_parameter_that_is_not_logarithmic_is_refused(tmp_path: Path) -> None:
+    path = own_space(tmp_path, "{'lr': LogNormal()}")
+    Path(path).write_text(Path(path).read_text().replace(", log=True", ""))
+    with pytest.raises(ConfigError, match="'lr', which is no float with log=True"):
+        check_space(load_space(path), WORKLOAD)
+
+
+def test_a_prior_of_a_fixed_parameter_is_not_used() -> None:
+    ranges = check_space(BUILT_IN["large_batch"], WORKLOAD, pinned={"optimizer.peak_lr": 1.0})
+    assert "lr_multiplier" not in ranges
