@@ -1,4 +1,4 @@
-"""Around which learning rates a study searches, and how widely. ``--prior-from``: around those of ``bigbatch lr-find``."""
+"""The learning rates around which a study searches, and how widely. ``--prior-from`` takes them from range tests."""
 
 from __future__ import annotations
 
