@@ -247,7 +247,6 @@ def _make_bridge(
 
     plan, capacity = ended.plan, ended.capacity
     searched = {name: found.prior for name, found in plan.ranges.items() if found.kind != "derived"}
-    priors = {name: prior for name, prior in searched.items() if prior is not None}
 
     def make_task(number: int, config: TrainConfig) -> TrialTask:
         return TrialTask(
@@ -277,7 +276,7 @@ def _make_bridge(
         seed=plan.seed,
         trials=plan.trials,
         room=capacity.room,
-        make_sampler=sampler_factory(plan.sampler, plan.seed, plan.trials, searched, priors),
+        make_sampler=sampler_factory(plan.sampler, plan.seed, plan.trials, searched, searched),
         workers=plan.share.workers,
         make_task=make_task,
         observers=observers,

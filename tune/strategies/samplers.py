@@ -87,7 +87,7 @@ def sampler_factory(
     seed: int,
     trials: int,
     parameters: Iterable[str] = (),
-    priors: Mapping[str, LogNormal] | None = None,
+    priors: Mapping[str, LogNormal | None] | None = None,
 ) -> Callable[[int], BaseSampler]:
     """A function from a trial's number to its sampler.
 
@@ -99,41 +99,43 @@ def sampler_factory(
         parameters: names of all parameters of the space, for Quasi-Monte-Carlo.
         priors: soft priors of parameters, for everything that is drawn before, or without, a model of the trials.
     """
-    startup, names, priors = max(4, min(10, trials // 3)), tuple(parameters), priors or {}
+    startup, names = max(4, min(10, trials // 3)), tuple(parameters)
+    known = {parameter: prior for parameter, prior in (priors or {}).items() if prior is not None}
 
     def make(number: int) -> BaseSampler:
         own = (seed * 1_000_003 + number * 7919) % 2**31
-        sampler: BaseSampler
-        design = SobolSampler(names, seed, priors)
-        if name == "tpe":
-            # group: in a conditional space, each optimizer's parameters are modelled together.
-            sampler = JudgedTPESampler(
-                design, seed=own, n_startup_trials=startup, multivariate=True, group=True, constant_liar=True
-            )
-        elif name == "random":
-            sampler = PriorSampler(own, priors)
-        elif name == "qmc":
-            sampler = design
-        elif name == "gp":
-            sampler = GPSampler(
-                seed=own,
-                n_startup_trials=startup,
-                deterministic_objective=False,  # see COMPLETE_ONLY
-                independent_sampler=design,
-            )
-        elif name == "cmaes":
-            sampler = CmaEsSampler(
-                seed=own,
-                n_startup_trials=startup,
-                warn_independent_sampling=False,
-                independent_sampler=design,
-                consider_pruned_trials=True,  # with early stopping few others are left
-            )
-        else:
-            raise ValueError(f"no such sampler: {name!r}")
-        return sampler
+        if name == "random":
+            return PriorSampler(own, known)
+        return _sampler(name, own, startup, SobolSampler(names, seed, known))
 
     return make
+
+
+def _sampler(name: str, seed: int, startup: int, design: SobolSampler) -> BaseSampler:
+    """A sampler that begins with ``startup`` points of ``design``; Quasi-Monte-Carlo is the design itself."""
+    if name == "qmc":
+        return design
+    if name == "tpe":
+        # group: in a conditional space, each optimizer's parameters are modelled together.
+        return JudgedTPESampler(
+            design, seed=seed, n_startup_trials=startup, multivariate=True, group=True, constant_liar=True
+        )
+    if name == "gp":
+        return GPSampler(
+            seed=seed,
+            n_startup_trials=startup,
+            deterministic_objective=False,  # see COMPLETE_ONLY
+            independent_sampler=design,
+        )
+    if name == "cmaes":
+        return CmaEsSampler(
+            seed=seed,
+            n_startup_trials=startup,
+            warn_independent_sampling=False,
+            independent_sampler=design,
+            consider_pruned_trials=True,  # with early stopping few others are left
+        )
+    raise ValueError(f"no such sampler: {name!r}")
 
 
 class SeededHyperband(HyperbandPruner):
