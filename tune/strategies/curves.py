@@ -106,7 +106,7 @@ class CurvesSampler(BaseSampler):
         return candidates[int(((threshold - mean) / sd).argmin())]
 
     def _quasi_random(self, study: Study, trial: FrozenTrial, fixed: Mapping[str, object]) -> dict[str, object]:
-        sobol = SobolSampler(self._facts.names, self._facts.seed)
+        sobol = SobolSampler(self._facts.names, self._facts.seed, self._facts.priors)
         params: dict[str, object] = {}
         for dimension in self._space.dimensions:
             if dimension.is_active(params):

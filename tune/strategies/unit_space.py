@@ -44,8 +44,8 @@ class UnitSpace:
         return np.array(parts)
 
     def sample(self, rng: np.random.Generator, fixed: Params) -> dict[str, object]:
-        """A uniformly random configuration, with the ``fixed`` values where they exist."""
-        return self._build(fixed, lambda d: value_at(float(rng.random()), d.distribution))
+        """A random configuration, from the soft priors where there are any, with the ``fixed`` values where they exist."""
+        return self._build(fixed, lambda d: value_at(float(rng.random()), d.distribution, d.prior))
 
     def neighbour(self, rng: np.random.Generator, of: Params, fixed: Params) -> dict[str, object]:
         """A configuration like ``of``: half of its parameters are drawn anew, the others are moved a little."""
@@ -54,7 +54,7 @@ class UnitSpace:
             d = dimension.distribution
             part, move, afresh = float(rng.random()), float(rng.normal(0, NEAR_SD)), rng.random() < SHARE_AFRESH
             if afresh or dimension.name not in of:
-                return value_at(part, d)
+                return value_at(part, d, dimension.prior)
             if not isinstance(d, CategoricalDistribution):
                 return value_at(min(max(position(of[dimension.name], d) + move, 0.0), np.nextafter(1.0, 0.0)), d)
             if not _is_numeric(d):
