@@ -44,7 +44,7 @@ class UnitSpace:
         return np.array(parts)
 
     def sample(self, rng: np.random.Generator, fixed: Params) -> dict[str, object]:
-        """A random configuration, from the soft priors where there are any, with the ``fixed`` values where they exist."""
+        """A random configuration, from soft priors if there are any, with the ``fixed`` values where they exist."""
         return self._build(fixed, lambda d: value_at(float(rng.random()), d.distribution, d.prior))
 
     def neighbour(self, rng: np.random.Generator, of: Params, fixed: Params) -> dict[str, object]:
