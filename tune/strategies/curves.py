@@ -38,7 +38,7 @@ class CurvesProposer:
     """A new ``CurvesSampler`` for each trial. What they share is computed from the study and changes no proposal."""
 
     name = "curves"
-    capabilities = Capabilities()
+    capabilities = Capabilities(frontier=True)
 
     def __init__(self, facts: SearchFacts) -> None:
         self._facts, self._encoder = facts, CurveEncoder(facts)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from optuna.samplers import BaseSampler
 
 from bigbatch.tune.strategies.curves import CurvesProposer
+from bigbatch.tune.strategies.frontier_sampler import FrontierProposer
 from bigbatch.tune.strategies.protocol import Capabilities, Combined, Proposer, SearchFacts, Stopping, Strategy
 from bigbatch.tune.strategies.samplers import sampler_factory
 from bigbatch.tune.strategies.stopping import PrunerStopping
@@ -45,7 +46,10 @@ def make_strategy(strategy: str, stopping: str, facts: SearchFacts) -> Strategy:
     if strategy not in STRATEGIES or stopping not in STOPPINGS:
         raise ValueError(f"no such strategy: {strategy!r} with {stopping!r}")
     strategy, stopping = resolved(strategy, stopping, facts)
-    return Combined(_proposer(strategy, facts), _stopping(stopping, facts))
+    proposer = _proposer(strategy, facts)
+    if facts.frontier is not None:
+        proposer = FrontierProposer(proposer, facts)
+    return Combined(proposer, _stopping(stopping, facts))
 
 
 def resolved(strategy: str, stopping: str, facts: SearchFacts) -> tuple[str, str]:

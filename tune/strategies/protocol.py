@@ -65,6 +65,9 @@ class SearchFacts:
     objective: Objective = Objective()
     frontier: str | None = None
     """The parameter whose values are compared separately, e.g. ``global_batch_size``. None: all trials compare."""
+    tolerance: float = 0.005
+    """The answer is the largest of these values that is at most this much worse than the best, in the objective's
+    unit."""
 
     @property
     def names(self) -> list[str]:
@@ -102,6 +105,9 @@ class Capabilities:
     constraints: bool = False
     objectives: int = 1
     """How many objectives it can optimise at once."""
+    frontier: bool = False
+    """Whether it compares values of the frontier's parameter by itself. If not, it is shown each trial's rank among the
+    trials of its own value."""
 
 
 class Proposer(Protocol):

@@ -1,0 +1,148 @@
+"""Wrap a strategy's sampler so that the trials are spent over the frontier's values by shares.py.
+
+The frontier's value of a new trial is chosen first. The sampler then proposes the other parameters, as if that value
+had been enqueued with the trial.
+
+Most samplers cannot compare an accuracy at batch 1,024 with one at 128: they would learn that the small batch is good.
+So they see each trial without the frontier's parameter, and its rank among the trials of its own value (as a normal
+score) in place of its value. They learn what the values share: which optimizer, which multiple of the prior's rate. A
+sampler that knows the frontier (``Capabilities.frontier``) sees the study as it is.
+"""
+
+from __future__ import annotations
+
+import copy
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Any
+
+from optuna.distributions import BaseDistribution
+from optuna.samplers import BaseSampler
+from optuna.study import Study
+from optuna.trial import FrozenTrial, TrialState
+
+from bigbatch.tune.strategies.protocol import Capabilities, Proposer, SearchFacts
+from bigbatch.tune.strategies.shares import next_value, own_value
+from bigbatch.tune.strategies.study_view import view_of
+
+_NORMAL = NormalDist()
+
+
+@dataclass(frozen=True)
+class FrontierProposer:
+    """Proposes as ``inner`` does, at the frontier's value whose turn it is."""
+
+    inner: Proposer
+    facts: SearchFacts
+
+    @property
+    def name(self) -> str:
+        """That of the inner one."""
+        return self.inner.name
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Those of the inner one."""
+        return self.inner.capabilities
+
+    def sampler(self, number: int) -> BaseSampler:
+        """A new sampler for trial ``number``."""
+        return FrontierSampler(self.facts, self.inner.sampler(number), self.inner.capabilities.frontier)
+
+
+class FrontierSampler(BaseSampler):
+    """Samples one trial. ``sees_all``: whether ``inner`` sees the study as it is."""
+
+    def __init__(self, facts: SearchFacts, inner: BaseSampler, sees_all: bool) -> None:
+        self._facts, self._inner, self._sees_all = facts, inner, sees_all
+        self._value: object = None
+        self._ranked: list[FrozenTrial] | None = None
+
+    def before_trial(self, study: Study, trial: FrozenTrial) -> None:
+        """As the inner sampler."""
+        self._inner.before_trial(study, trial)
+
+    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        """As the inner sampler, for what it sees."""
+        return self._inner.infer_relative_search_space(self._seen(study), self._pinned(study, trial))
+
+    def sample_relative(
+        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, object]:
+        return self._inner.sample_relative(self._seen(study), self._pinned(study, trial), search_space)
+
+    def sample_independent(
+        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> object:
+        """The chosen value of the frontier's parameter; any other parameter as the inner sampler."""
+        pinned = self._pinned(study, trial)
+        if param_name == self._facts.frontier:
+            return self._value
+        return self._inner.sample_independent(self._seen(study), pinned, param_name, param_distribution)
+
+    def after_trial(self, study: Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None) -> None:
+        """As the inner sampler."""
+        self._inner.after_trial(study, trial, state, values)
+
+    def _pinned(self, study: Study, trial: FrozenTrial) -> FrozenTrial:
+        """The trial as if it had been enqueued with the frontier's value."""
+        if self._value is None:
+            chosen = own_value(self._facts, trial)
+            self._value = (
+                next_value(self._facts, study.get_trials(deepcopy=False), trial.number) if chosen is None else chosen
+            )
+        shown, attrs = copy.copy(trial), dict[str, Any](trial.system_attrs)
+        attrs["fixed_params"] = {**attrs.get("fixed_params", {}), self._facts.frontier: self._value}
+        shown.system_attrs = attrs
+        return shown
+
+    def _seen(self, study: Study) -> Study:
+        return study if self._sees_all else view_of(study, self._rank)
+
+    def _rank(self, trials: list[FrozenTrial]) -> list[FrozenTrial]:
+        if self._ranked is None or len(self._ranked) != len(trials):  # the same for the whole proposal
+            self._ranked = among_peers(self._facts, trials)
+        return self._ranked
+
+
+def among_peers(facts: SearchFacts, trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
+    """The trials without the frontier's parameter, each value replaced by its normal score among its peers.
+
+    A trial's last value is ranked among the values that its peers had in the same epoch. The best of a value thus
+    compares with the best of any other; a trial without peers is in the middle. The given trials are not changed.
+    """
+    at_step: dict[tuple[object, int | None, int], list[float]] = {}
+    for trial in trials:
+        value = trial.params.get(facts.frontier) if facts.frontier else None
+        for place, final in enumerate(trial.values or () if trial.state == TrialState.COMPLETE else ()):
+            at_step.setdefault((value, None, place), []).append(final)
+        for step, reported in trial.intermediate_values.items():
+            at_step.setdefault((value, step, 0), []).append(reported)
+    for met in at_step.values():
+        met.sort()
+    return [_as_ranked(facts, trial, at_step) for trial in trials]
+
+
+def _as_ranked(
+    facts: SearchFacts, trial: FrozenTrial, at_step: dict[tuple[object, int | None, int], list[float]]
+) -> FrozenTrial:
+    name = facts.frontier or ""
+    if name not in trial.params:
+        return trial
+    value, shown = trial.params[name], copy.copy(trial)
+    shown.params = {other: one for other, one in trial.params.items() if other != name}
+    shown.distributions = {other: one for other, one in trial.distributions.items() if other != name}
+    if trial.intermediate_values:
+        last = max(trial.intermediate_values)
+        shown.intermediate_values = {last: _score(trial.intermediate_values[last], at_step[value, last, 0])}
+    if trial.state == TrialState.COMPLETE and trial.values:
+        shown.values = [_score(final, at_step[value, None, place]) for place, final in enumerate(trial.values)]
+    return shown
+
+
+def _score(value: float, sorted_values: Sequence[float]) -> float:
+    """The normal score of a value's rank: 0 in the middle, larger for larger values."""
+    middle = (bisect_left(sorted_values, value) + bisect_right(sorted_values, value)) / 2
+    return _NORMAL.inv_cdf(middle / len(sorted_values))
