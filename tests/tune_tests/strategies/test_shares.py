@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -77,12 +77,10 @@ def test_each_batch_is_tried_early_and_gets_half_of_an_equal_share(strategy, tri
     assert sum(counts.values()) == trials and min(counts.values()) >= trials / 4 / 2, counts
 
 
-def test_without_a_frontier_the_same_search_walks_to_the_smallest_batch():
-    walked, shared = (
-        Counter(batches(search("tpe", dataclasses.replace(FACTS, frontier=name, trials=40))))
-        for name in (None, "batch")
-    )
-    assert walked[128] >= 18 and shared[128] <= 12, (walked, shared)
+@pytest.mark.parametrize("strategy", ["random", "tpe"])
+def test_without_a_frontier_some_batch_gets_less(strategy):
+    counts = Counter(batches(search(strategy, dataclasses.replace(FACTS, frontier=None))))
+    assert min(counts.get(batch, 0) for batch in BATCHES) < 12 / 4 / 2, counts
 
 
 def begun(study: optuna.Study, batch: int, **attrs: object) -> optuna.trial.Trial:
@@ -98,7 +96,7 @@ def told(study: optuna.Study, batch: int, value: float | None, **attrs: object) 
     return study.trials[trial.number]
 
 
-def study_of(values: dict[int, tuple[float, ...]]) -> optuna.Study:
+def study_of(values: Mapping[int, tuple[float, ...]]) -> optuna.Study:
     study = new_study()
     for batch, ends in values.items():
         for value in ends:
