@@ -12,9 +12,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from bigbatch.cluster.host import slurm_values
+from bigbatch.cluster.host import slurm_commands, slurm_values
 
 CGROUP = Path("/sys/fs/cgroup")
+START_ANSWER_S = 10.0
+"""How long Slurm is waited for to say when the job began."""
 PLANNED_NODES = "BIGBATCH_PLANNED_NODES"
 """The check of a search, and only that, reads here which nodes its job will have: ``4x24c2g``, see ``planned``."""
 
@@ -51,6 +53,26 @@ def slurm_job(env: Mapping[str, str] | None = None) -> SlurmJob | None:
         account=env.get("SLURM_JOB_ACCOUNT"),
         restart_count=slurm_values.read_count(env.get("SLURM_RESTART_COUNT")) or 0,
     )
+
+
+def job_start(env: Mapping[str, str] | None = None) -> tuple[str, float] | None:
+    """The start of the job around this process: its name, ``ID.RESTART``, and when Slurm began to bill it.
+
+    The time is in seconds since the epoch. A job that was put back into the queue begins anew. None outside a job, and
+    where Slurm says nothing about it. Slurm 22.05 does not set the variable and is asked.
+    """
+    env = os.environ if env is None else env
+    job = slurm_job(env)
+    if job is None:
+        return None
+    began = slurm_values.seconds_since_epoch(env.get("SLURM_JOB_START_TIME"))
+    if began is None:
+        try:
+            fields = slurm_commands.job_fields(job.job_id, timeout_s=START_ANSWER_S)
+        except slurm_commands.SlurmError:
+            return None
+        began = slurm_values.seconds_since_epoch(fields.get("StartTime"))
+    return None if began is None else (f"{job.job_id}.{job.restart_count}", began)
 
 
 def usable_cpus(env: Mapping[str, str] | None = None, cgroup: Path = CGROUP) -> int:

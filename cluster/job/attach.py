@@ -14,7 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bigbatch.cluster.host import slurm_commands
+from bigbatch.cluster.host.allocation import job_start
 from bigbatch.cluster.host.waits import LENT_LEAVE_S
+from bigbatch.cluster.job import billing
 from bigbatch.cluster.job.allocated_nodes import Allocation, NoAllocation, await_allocation
 from bigbatch.cluster.job.checks import WRONG_INPUT, BadInput
 from bigbatch.cluster.job.driver import drain_in_ray
@@ -41,6 +43,7 @@ class Attachment:
         self._main_id = main_id
         self._started = time.monotonic()
         self._signals: list[int] = []
+        self._lent = billing.LentTime([], self._started)
 
     def run(self) -> int:
         """Stay until the end. Returns 0 if the job has ended or this allocation has left it, 1 if no node could
@@ -52,6 +55,8 @@ class Attachment:
         except (NoAllocation, slurm_commands.SlurmError) as error:
             raise BadInput(str(error)) from None
         stays: list[bool] = []
+        start = job_start()
+        self._lent = billing.LentTime([node.name for node in allocation.nodes], start[1] if start else time.time())
         found = self._wait_for_cluster()
         while found is not None:
             main, run_id = found
@@ -67,10 +72,21 @@ class Attachment:
             try:
                 stays.append(self._stay(allocation, nodes, main, folder))
             finally:
+                self._lent.left(node.name for node in allocation.nodes)
                 nodes.stop(keep_logs=False)
                 nodes.forget()
+                self._write_lent(allocation, main)
             found = self._wait_for_next_start(run_id)
+        if last := self._record():
+            self._write_lent(allocation, last)
         return 0 if any(stays) or not stays else 1
+
+    def _write_lent(self, allocation: Allocation, main: job_record.JobRecord) -> None:
+        """Tell the study what the nodes have cost while they were not in its cluster."""
+        if main.study_folder:
+            study, count = Path(main.study_folder), len(allocation.nodes)
+            devices = billing.devices_of_nodes(study, count, allocation.gpus, len(main.nodes))
+            self._lent.write(study, f"{allocation.job_id}.{allocation.restart_count}", devices)
 
     def _run_id(self) -> str:
         """The start of the job whose orders its nodes follow; empty after they are told to end."""
@@ -152,8 +168,11 @@ class Attachment:
                 status = nodes.status(name)
                 if name not in said and status is not None and status.state == "ready":
                     said.add(name)
+                    self._lent.joined(name)
+                    self._write_lent(allocation, main)
                     self._say(f"{name} has joined")
             for name, reason in nodes.look().items():
+                self._lent.left([name])
                 self._say(f"{name} has left: {reason}")
             if time.monotonic() >= next_look:
                 next_look = time.monotonic() + LOOK_S

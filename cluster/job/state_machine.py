@@ -22,7 +22,7 @@ from pathlib import Path
 from bigbatch.cluster.host import private_folder, slurm_commands
 from bigbatch.cluster.host.lease import Lease
 from bigbatch.cluster.host.waits import CANCELLED_NODES_S, NODES_END_S
-from bigbatch.cluster.job import checks, drain, early_signal, options, restart, useful_start
+from bigbatch.cluster.job import billing, checks, drain, early_signal, options, restart, useful_start
 from bigbatch.cluster.job.allocated_nodes import Allocation, NoAllocation, await_allocation
 from bigbatch.cluster.job.checks import WRONG_INPUT, BadInput
 from bigbatch.cluster.job.driver import Driver, GcsWatch, driver_environment
@@ -70,6 +70,7 @@ class Job:
         self._check: checks.ArgumentCheck | None = None
         self._gcs_watch: GcsWatch | None = None
         self._lease: Lease | None = None
+        self._bill: billing.JobBill
         self._study: Path | None = None
         self._decision = Decision(Action.END, 1, "the job itself failed")
         self._allocation: Allocation
@@ -119,6 +120,7 @@ class Job:
         self._folder = job_record.job_folder(allocation.job_id)
         checks.write_first_record(self._record)
         self._lease = checks.take_lease(self._study, allocation.job_id) if self._study else None
+        self._bill = billing.JobBill(self._study, allocation.gpus)
         self._job_start = useful_start.JobStart(self._study, allocation.end_time, self._options.margin_s)
         names = ",".join(node.name for node in allocation.nodes)
         left = f", {allocation.end_time - time.time():.0f} s left" if allocation.end_time else ""
@@ -220,7 +222,7 @@ class Job:
         self._save()
         self._job_start.driver_begins()
         try:
-            env = driver_environment(self._env, self._folder, self._tmp)
+            env = driver_environment(self._env, self._folder, self._tmp) | self._bill.environment()
             self._driver = Driver(command, self._cwd, env | self._left.environment(self._early))
         except OSError as error:
             raise BadInput(f"the command must be a program; got {command[0]!r} ({error.strerror}).") from None
@@ -248,6 +250,7 @@ class Job:
             self._job_watch.cause is Cause.DRIVER_ENDED and code != 0
         )
         self._stop_nodes(keep_logs=failed)
+        self._bill.note_end()  # a requeue ends this process
         self._job_watch.explain(self._left.patience_s())
         self._decision = self._decide(code)
         self._record.reason = self._decision.reason
@@ -364,6 +367,8 @@ class Job:
         if hasattr(self, "_nodes") and self._nodes.living():
             self._stop_nodes(keep_logs=False)
         self._clean_up.close()
+        if hasattr(self, "_bill"):
+            self._bill.note_end()
         if self._lease:
             self._lease.release()
         if hasattr(self, "_record"):

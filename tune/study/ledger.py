@@ -4,6 +4,11 @@ A device is a GPU; without GPUs, one of the concurrent workers. The folder ``led
 of a driver, ``0001.json`` …. The thread that renews the study's lease rewrites it every WRITE_S, so a kill loses at
 most that much. Every sum is a sum over these files: a later session never counts again what an earlier one has
 counted.
+
+In a Slurm job the bill begins and ends with the job. The first session of a job's start counts the devices from there
+on; a later one from the end of the one before. A job of BigBatch itself writes what it held after its driver, and one
+that lends nodes what they cost while they were not in the cluster (``job-*.json`` and ``lent-*.json``, see
+``cluster/job/billing.py``).
 """
 
 from __future__ import annotations
@@ -19,7 +24,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from bigbatch.cluster.host import json_values
-from bigbatch.cluster.host.allocation import slurm_job
+from bigbatch.cluster.host.allocation import job_start, slurm_job
 from bigbatch.cluster.host.atomic_files import read_json, write_json
 
 SCHEMA_VERSION = 1
@@ -53,20 +58,59 @@ class DeviceSeconds:
         )
 
 
+@dataclass(frozen=True)
+class OpenBill:
+    """The part of a job's bill that no session has counted yet."""
+
+    job: str
+    """Its name and the number of its restart, ``ID.RESTART``."""
+    since: float
+    """When that part begins, in seconds since the epoch."""
+    wall: Callable[[], float] = time.time
+
+
+def open_bill(folder: Path, env: Mapping[str, str] | None = None) -> OpenBill | None:
+    """The bill of the job around this process; None outside a job, and where Slurm does not say when it began.
+
+    It begins with the job, or when a session in this start of the job has last written. That may be a session of this
+    study or of another one beside it.
+
+    Args:
+        folder: the study's ledger.
+    """
+    found = job_start(env)
+    if found is None:
+        return None
+    job, since = found
+    for path in folder.parent.parent.glob(f"*/{folder.name}/*.json"):
+        with contextlib.suppress(OSError):
+            if path.stat().st_mtime < since:
+                continue
+        values = read_json(path)
+        if values.get("slurm_job") == job:
+            since = max(since, _seconds(json_values.text(values, "written_at")))
+    return OpenBill(job, since)
+
+
 class Ledger:
     """The ledger of one study. One driver at a time adds a session. Call ``beat`` often and ``close`` at the end.
 
     Args:
         folder: made with the first entry.
         clock: seconds that go on while the machine is awake.
+        bill: the part of the job's bill that no session has counted yet. None: nothing was billed before.
     """
 
-    def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        self._folder, self._clock = folder, clock
+    def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic, bill: OpenBill | None = None) -> None:
+        self._folder, self._clock, self._bill = folder, clock, bill
         self._lock, self._writing = threading.Lock(), threading.Lock()
         self._past: DeviceSeconds | None = None
         """The past of a study that had no ledger, until it is written."""
         self._before = read_ledger(folder)
+        self._others_read = _others(folder)
+        self._ending_since: float | None = None
+        self.last_ending_s = _last_ending_s(folder)
+        """How long the end of the latest session took that ended in order; None if none did."""
         self._session = DeviceSeconds()
         self._running: dict[int, float] = {}
         self._devices: float | None = None
@@ -111,6 +155,13 @@ class Ledger:
         with self._lock:
             first = self._begin_session()
             self._devices = devices
+            if devices:
+                self._facts["devices_held"] = devices
+                if self._bill is not None:
+                    before_s = max(0.0, self._bill.wall() - self._bill.since)
+                    self._facts["billed_before_s"] = round(before_s, 3)
+                    self._session.held_s += devices * before_s
+                    self._bill = None
         self._write_first(first)
 
     def begin(self, trial: int, devices: int, since_s: float = 0.0) -> None:
@@ -129,6 +180,15 @@ class Ledger:
             self._advance()
             self._running.pop(trial, None)
 
+    def ending(self) -> None:
+        """Note that the search ends from now on. ``close`` records how long that took."""
+        self._ending_since = self._ending_since or self._clock()
+
+    @property
+    def billed_before_s(self) -> float:
+        """Seconds of the job that this session has counted for the time before it."""
+        return json_values.number(self._facts, "billed_before_s")
+
     # The folder
 
     def beat(self) -> None:
@@ -141,6 +201,7 @@ class Ledger:
                 return
             self._next_write = self._clock() + WRITE_S
         try:
+            self._read_others()
             self._write_session()
             self._failing_since = None
         except OSError as error:
@@ -156,6 +217,8 @@ class Ledger:
             self._advance()
             self._running, self._devices = {}, 0.0
             self._facts["ended_at"] = _now()
+            if self._ending_since is not None:
+                self._facts["ending_s"] = round(self._clock() - self._ending_since, 3)
         with contextlib.suppress(OSError):
             self._write_session()
         with self._lock:
@@ -179,7 +242,16 @@ class Ledger:
         numbers = [int(path.stem) for path in self._folder.glob("*.json") if path.stem.isdecimal()]
         self._path = self._folder / f"{max(numbers, default=0) + 1:04d}.json"
         self._facts = {"host": os.uname().nodename, "pid": os.getpid(), "started_at": _now()}
+        if self._bill is not None:
+            self._facts["slurm_job"] = self._bill.job
         return True
+
+    def _read_others(self) -> None:
+        """Add what lent nodes have cost since the folder was read: their job writes that itself."""
+        others = _others(self._folder)
+        with self._lock:
+            self._before.held_s += max(0.0, others - self._others_read)
+            self._others_read = max(others, self._others_read)
 
     def _write_first(self, first: bool) -> None:
         if first:
@@ -231,6 +303,25 @@ def read_ledger(folder: Path) -> DeviceSeconds:
 def ledger_files(folder: Path) -> list[Path]:
     """The files of all sessions, in the order of their names."""
     return sorted(folder.glob("*.json"))
+
+
+def _others(folder: Path) -> float:
+    """Device seconds in the files that are not a driver's. A damaged one counts nothing; it was named before."""
+    used = [read_session(path) for pattern in ("lent-*.json", "job-*.json") for path in folder.glob(pattern)]
+    return sum(one.held_s for one in used if one is not None)
+
+
+def _last_ending_s(folder: Path) -> float | None:
+    sessions = [path for path in ledger_files(folder) if path.stem.isdecimal()]
+    found = (json_values.number_or_none(read_json(path), "ending_s") for path in reversed(sessions))
+    return next((seconds for seconds in found if seconds is not None), None)
+
+
+def _seconds(written_at: str) -> float:
+    try:
+        return datetime.fromisoformat(written_at).timestamp()
+    except ValueError:
+        return 0.0
 
 
 def read_session(path: Path) -> DeviceSeconds | None:

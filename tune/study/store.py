@@ -27,7 +27,7 @@ from bigbatch.train_loop.config.earlier_keys import migrated
 from bigbatch.train_loop.host.folder_hold import FolderHold, hold_folder
 from bigbatch.tune.study import tables
 from bigbatch.tune.study.description import SCHEMA_VERSION, STUDY_FILE, Description, read_description
-from bigbatch.tune.study.ledger import Ledger
+from bigbatch.tune.study.ledger import Ledger, open_bill
 from bigbatch.tune.study.patient_journal import Disk, PatientJournal
 from bigbatch.tune.study.provenance import redact
 from bigbatch.tune.study.retry import may_need_checkpoint
@@ -183,7 +183,8 @@ class StudyStore:
 
     def _take(self) -> None:
         self._hold = hold_folder(self.folder, "a study's folder", "write --study OTHER")
-        self.ledger = Ledger(self.folder / "ledger")
+        ledger = self.folder / "ledger"
+        self.ledger = Ledger(ledger, bill=open_bill(ledger))
         self._hold.also(self.ledger.beat)
 
     def _storage(self) -> optuna.storages.BaseStorage:

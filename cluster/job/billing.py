@@ -1,0 +1,118 @@
+"""Note what a job costs a study while no driver counts it: after its driver, and in lent nodes outside of the cluster.
+
+The driver counts from the job's start (``tune/study/ledger.py``). After it, the nodes end and the job is put back into
+the queue; if it was killed, nothing counted its last seconds. A job that lends nodes is billed while they wait for the
+cluster. Both write a file of their own into the study's ``ledger/``, and the study has used the sum of all files there.
+
+Standard library only. A study without a ledger gets none, and a file that cannot be written is left out: what a search
+may still use is no reason to fail.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterable
+from datetime import datetime
+from pathlib import Path
+
+from bigbatch.cluster.host import json_values
+from bigbatch.cluster.host.allocation import job_start
+from bigbatch.cluster.host.atomic_files import read_json, write_json
+
+LEDGER = "ledger"
+SCHEMA_VERSION = 1
+
+
+class JobBill:
+    """The bill of the job around this process, at this start of it.
+
+    Args:
+        study: the folder of the study that the job searches; None: it runs another program.
+        gpus: of the whole job; 0: as many devices as the driver counts.
+    """
+
+    def __init__(self, study: Path | None, gpus: int) -> None:
+        self._study, self._gpus = study, gpus
+        self._start = job_start()
+
+    def environment(self) -> dict[str, str]:
+        """Tells the driver when the job began, also where Slurm sets no variable or the driver cannot ask it."""
+        return {"SLURM_JOB_START_TIME": f"{self._start[1]:.0f}"} if self._start else {}
+
+    def note_end(self) -> None:
+        """Write what the job has held since its driver has last counted. May be called again later."""
+        if self._start is None or self._study is None or not (self._study / LEDGER).is_dir():
+            return
+        job, began = self._start
+        sessions = _sessions(self._study)
+        ours = [values for values in sessions if json_values.text(values, "slurm_job") == job]
+        since = max([began, *(_written(values) for values in ours)])
+        devices = _devices(ours) or self._gpus or _devices(sessions)
+        _write(self._study / LEDGER / f"job-{job}.json", job, devices * max(0.0, time.time() - since))
+
+
+def devices_of_nodes(study: Path, nodes: int, gpus: int, nodes_of_job: int) -> float:
+    """The devices of lent nodes. Without GPUs: as many a node as the study's own job has.
+
+    Args:
+        nodes, gpus: of the job that lends them.
+        nodes_of_job: of the job that borrows them.
+    """
+    return gpus or nodes * _devices(_sessions(study)) / max(1, nodes_of_job)
+
+
+class LentTime:
+    """Counts the time for which a job that lends nodes is billed while they are not in the cluster.
+
+    Args:
+        nodes: their names.
+        began: when Slurm began to bill them, in seconds since the epoch.
+    """
+
+    def __init__(self, nodes: Iterable[str], began: float) -> None:
+        self._outside = dict.fromkeys(nodes, began)
+        self._nodes = len(self._outside)
+        self._counted_s = 0.0
+
+    def joined(self, node: str) -> None:
+        """Note that a node is in the cluster from now on; the driver counts it."""
+        began = self._outside.pop(node, None)
+        if began is not None:
+            self._counted_s += max(0.0, time.time() - began)
+
+    def left(self, nodes: Iterable[str]) -> None:
+        """Note that these nodes are not in the cluster any more."""
+        for node in nodes:
+            self._outside.setdefault(node, time.time())
+
+    def write(self, study: Path | None, job: str, devices: float) -> None:
+        """Write what was counted so far. ``devices``: of all nodes together."""
+        if study is not None and (study / LEDGER).is_dir() and self._nodes:
+            outside_s = sum(max(0.0, time.time() - began) for began in self._outside.values())
+            _write(study / LEDGER / f"lent-{job}.json", job, devices / self._nodes * (self._counted_s + outside_s))
+
+
+def _sessions(study: Path) -> list[dict[str, object]]:
+    """The files of drivers, the latest last."""
+    return [read_json(path) for path in sorted((study / LEDGER).glob("*.json")) if path.stem.isdecimal()]
+
+
+def _devices(sessions: list[dict[str, object]]) -> float:
+    found = [json_values.number(values, "devices_held") for values in sessions]
+    return next((devices for devices in reversed(found) if devices), 0.0)
+
+
+def _written(values: dict[str, object]) -> float:
+    try:
+        return datetime.fromisoformat(json_values.text(values, "written_at")).timestamp()
+    except ValueError:
+        return 0.0
+
+
+def _write(path: Path, job: str, held_device_s: float) -> None:
+    now = time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime())
+    values = {"schema_version": SCHEMA_VERSION, "slurm_job": job, "written_at": now,
+              "held_device_s": round(held_device_s, 3), "trial_device_s": {}}  # fmt: skip
+    with contextlib.suppress(OSError):  # a full disk must not end a job
+        write_json(path, values)

@@ -1,0 +1,160 @@
+"""What a job costs a study beside its driver: the files that the study's ledger then sums up."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from bigbatch.cluster.job.billing import JobBill, LentTime, devices_of_nodes
+from bigbatch.tune.study import ledger as ledgers
+from bigbatch.tune.study.ledger import Ledger, OpenBill, open_bill, read_ledger
+
+BEGAN = 1_790_000_000.0
+
+
+class Now:
+    """The wall clock of the job, of its driver and of the job that lends nodes."""
+
+    def __init__(self) -> None:
+        self.now = BEGAN
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def now(monkeypatch) -> Now:
+    clock = Now()
+    words = lambda: time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime(clock.now))  # noqa: E731
+    gmtime = time.gmtime
+    monkeypatch.setattr("bigbatch.cluster.job.billing.time.time", clock)
+    monkeypatch.setattr("bigbatch.cluster.job.billing.time.gmtime", lambda *given: gmtime(*(given or (clock.now,))))
+    monkeypatch.setattr(ledgers, "_now", words)
+    return clock
+
+
+@pytest.fixture
+def study(tmp_path) -> Path:
+    (tmp_path / "runs" / "s").mkdir(parents=True)
+    return tmp_path / "runs" / "s"
+
+
+def in_job(monkeypatch, job: str, restart: int, began: float) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", job)
+    monkeypatch.setenv("SLURM_RESTART_COUNT", str(restart))
+    monkeypatch.setenv("SLURM_JOB_START_TIME", f"{began:.0f}")
+
+
+def driver(study: Path, now: Now, devices: float, seconds: float, *, orderly: bool = True) -> None:
+    """A driver of this job that holds its devices for so long."""
+    folder = study / "ledger"
+    bill = open_bill(folder)
+    ledger = Ledger(folder, now, OpenBill(bill.job, bill.since, now) if bill else None)
+    ledger.hold(0)  # it joins the job's cluster first
+    now.now += 5
+    ledger.hold(devices)
+    now.now += seconds - 5
+    if orderly:
+        ledger.close()
+    else:
+        now.now += 10  # the next beat is due
+        ledger.beat()
+
+
+def test_the_bill_begins_and_ends_with_the_job_once(study, now, monkeypatch):
+    """8 GPUs: 90 s until the driver begins, 1,000 s of it, 30 s after it; requeued, again 60, 500 and 20 s."""
+    total = 0.0
+    for restart, (before, during, after) in enumerate([(90, 1000, 30), (60, 500, 20)]):
+        in_job(monkeypatch, "7", restart, now.now)
+        job = JobBill(study, 8)
+        now.now += before
+        driver(study, now, 8, during)
+        now.now += after
+        job.note_end()
+        total += 8 * (before + during + after)
+        now.now += 9999  # in the queue
+    assert read_ledger(study / "ledger").held_s == pytest.approx(total)
+
+
+def test_a_killed_driver_and_the_next_one_of_the_same_start_leave_no_gap(study, now, monkeypatch):
+    in_job(monkeypatch, "7", 0, BEGAN)
+    now.now += 100
+    driver(study, now, 4, 200, orderly=False)  # killed; last written at 310 s
+    now.now += 40
+    driver(study, now, 4, 300)
+    JobBill(study, 4).note_end()
+    assert read_ledger(study / "ledger").held_s == pytest.approx(4 * 650)
+
+
+def test_a_second_study_in_the_same_allocation_is_billed_from_the_end_of_the_first(study, now, monkeypatch):
+    in_job(monkeypatch, "7", 0, BEGAN)
+    now.now += 50
+    driver(study, now, 2, 100)
+    other = study.parent / "other"
+    other.mkdir()
+    now.now += 30
+    driver(other, now, 2, 100)
+    assert read_ledger(study / "ledger").held_s == pytest.approx(2 * 150)
+    assert read_ledger(other / "ledger").held_s == pytest.approx(2 * 130)
+
+
+def test_a_job_that_never_had_a_driver_is_billed_by_its_gpus(study, now, monkeypatch):
+    (study / "ledger").mkdir()
+    in_job(monkeypatch, "7", 3, BEGAN)
+    job = JobBill(study, 8)
+    now.now += 45  # its head did not start
+    job.note_end()
+    now.now += 5
+    job.note_end()
+    assert read_ledger(study / "ledger").held_s == pytest.approx(8 * 50)
+    assert [path.name for path in (study / "ledger").iterdir()] == ["job-7.3.json"]
+
+
+def test_without_a_job_a_study_or_a_ledger_nothing_is_written(study, now, monkeypatch):
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    JobBill(study, 8).note_end()
+    assert JobBill(study, 8).environment() == {} and open_bill(study / "ledger") is None
+    in_job(monkeypatch, "7", 0, BEGAN)
+    JobBill(study, 8).note_end()
+    JobBill(None, 8).note_end()
+    assert not (study / "ledger").exists()
+    assert JobBill(study, 8).environment() == {"SLURM_JOB_START_TIME": f"{BEGAN:.0f}"}
+
+
+def test_lent_nodes_cost_from_their_jobs_start_and_the_running_driver_hears_of_it(study, now, monkeypatch):
+    """2 nodes of 4 GPUs: one joins after 60 s, one after 80 s; both leave, and wait 100 s for nothing."""
+    in_job(monkeypatch, "7", 0, BEGAN)
+    bill = open_bill(study / "ledger")
+    ledger = Ledger(study / "ledger", now, OpenBill(bill.job, bill.since, now))
+    ledger.hold(8)
+    lent = LentTime(["a", "b"], now.now)
+    now.now += 60
+    lent.joined("a")
+    now.now += 20
+    lent.joined("b")
+    lent.write(study, "9.0", devices_of_nodes(study, 2, 8, 1))
+    assert ledger.held_s == pytest.approx(8 * 80)
+    ledger.beat()
+    assert ledger.held_s == pytest.approx(8 * 80 + 4 * (60 + 80))
+    now.now += 1000
+    lent.left(["a", "b"])
+    now.now += 100
+    lent.write(study, "9.0", devices_of_nodes(study, 2, 8, 1))
+    ledger.beat()
+    ledger.beat()
+    assert ledger.held_s == pytest.approx(8 * 1180 + 4 * (60 + 80) + 8 * 100)
+    ledger.close()
+    assert read_ledger(study / "ledger").held_s == pytest.approx(ledger.held_s)
+
+
+def test_without_gpus_a_lent_node_counts_as_a_node_of_the_job(study, now):
+    ledger = Ledger(study / "ledger", now)
+    ledger.hold(6)  # workers on 3 nodes
+    ledger.close()
+    assert devices_of_nodes(study, 2, 0, 3) == 4
+    assert devices_of_nodes(study, 2, 16, 3) == 16
+    written = json.loads((study / "ledger" / "0001.json").read_text())
+    assert written["devices_held"] == 6 and written["devices"] == 0
