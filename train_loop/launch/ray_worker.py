@@ -43,7 +43,7 @@ class RayReporter:
     """Hands epoch records to Ray Train. Every rank calls ``report``: in Ray it is a barrier.
 
     Args:
-        stop_file: once it exists, the run stops after the current step, with a checkpoint.
+        stop_files: once one of them exists, the run stops after the current step, with a checkpoint.
         records_file: gets a JSON line a record, for a driver that Ray's reports do not reach.
         progress: rank 0's file for the progress within an epoch.
     """
@@ -51,11 +51,11 @@ class RayReporter:
     def __init__(
         self,
         log: logging.Logger,
-        stop_file: Path,
+        stop_files: Sequence[Path],
         records_file: Path | None = None,
         progress: ProgressFile | None = None,
     ) -> None:
-        self._log, self._stop_file, self._records_file = log, stop_file, records_file
+        self._log, self._stop_files, self._records_file = log, stop_files, records_file
         self._progress = progress
         self._preemption_noticed = False
 
@@ -94,8 +94,8 @@ class RayReporter:
         return first
 
     def stop_requested(self) -> bool:
-        """Whether the stop file exists."""
-        return self._stop_file.exists()
+        """Whether a stop file exists."""
+        return any(file.exists() for file in self._stop_files)
 
     def _send(self, records: Sequence[EpochRecord]) -> None:
         import ray.train
@@ -157,11 +157,12 @@ def train_worker(handed: dict[str, object]) -> WorkersEnd:
 
 def _make_reporter(task: TrialTask, rank: int, log: logging.Logger) -> RayReporter:
     """The reporter of this rank. Rank 0's also writes the files that others read during an epoch."""
+    stop_files = (task.stop_file, task.pause_file)
     if rank != 0:
-        return RayReporter(log, task.stop_file)
+        return RayReporter(log, stop_files)
     progress = ProgressFile(progress_file(task.log_file))
     progress.begin()
-    return RayReporter(log, task.stop_file, task.records_file, progress)
+    return RayReporter(log, stop_files, task.records_file, progress)
 
 
 def _train(task: TrialTask, reporter: RayReporter, device: torch.device, *, leads: bool) -> None:

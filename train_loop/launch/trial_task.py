@@ -62,6 +62,11 @@ class TrialTask:
         return self.log_file.with_suffix(".failure")
 
     @property
+    def pause_file(self) -> Path:
+        """When this file exists, this run alone stops after its current step, with a checkpoint."""
+        return self.log_file.with_suffix(".pause")
+
+    @property
     def images_file(self) -> Path:
         """Where the driver leaves what an image folder holds, so that no trial lists it again."""
         return self.ray_storage / IMAGES_FILE

@@ -8,7 +8,7 @@ UNCONDITIONAL_ONLY = ("gp", "cmaes")
 """Samplers that draw conditional parameters at random, such as the momentum of one optimizer."""
 
 
-def sampler_weakness(name: str, scheduler: str, conditional: bool, categorical: bool) -> str | None:
+def sampler_weakness(name: str, stopping: str, conditional: bool, categorical: bool) -> str | None:
     """A sentence about what the chosen sampler cannot do in this search; None if it has no weakness here.
 
     Args:
@@ -16,9 +16,9 @@ def sampler_weakness(name: str, scheduler: str, conditional: bool, categorical: 
         categorical: some parameters are choices.
     """
     weaknesses = []
-    if name in COMPLETE_ONLY and scheduler != "none":
+    if name in COMPLETE_ONLY and stopping != "none":
         weaknesses.append(
-            "learns only from trials that run to their end, and early stopping leaves few (--scheduler none)"
+            "learns only from trials that run to their end, and early stopping leaves few (--stopping none)"
         )
     if name == "cmaes" and categorical:
         weaknesses.append("draws choices at random")

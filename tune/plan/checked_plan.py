@@ -22,7 +22,7 @@ from bigbatch.tune.plan.batches import parse_batches, pinned_batch
 from bigbatch.tune.plan.fitting import SearchRequest, fit_search, fit_search_to_unknown_cluster
 from bigbatch.tune.plan.frontier_plan import checked_tolerance
 from bigbatch.tune.plan.machine import Share, local_machine, machine_to_be, share_out
-from bigbatch.tune.plan.options import SAMPLERS, SCHEDULERS, SearchOptions
+from bigbatch.tune.plan.options import EARLIER_NAMES, STOPPINGS, STRATEGIES, SearchOptions
 from bigbatch.tune.plan.prior import RatePrior
 from bigbatch.tune.plan.same_study import check_same_study
 from bigbatch.tune.plan.search_plan import SearchPlan
@@ -39,8 +39,8 @@ KEYS_WITH_OPTIONS = {
     "data.on_bad_image": "--on-bad-image",
 }  # fmt: skip
 OPTION_EXPLANATIONS = {
-    "--sampler": ", the Bayesian one (tree-structured Parzen estimator); gp is one with Gaussian processes",
-    "--scheduler": ", successive halving",
+    "--strategy": ", the Bayesian one (tree-structured Parzen estimator); gp is one with Gaussian processes",
+    "--stopping": ", successive halving",
 }
 """Explains the first value of an option to a reader who does not know its name."""
 DEFAULT_SPACE = "large_batch"
@@ -137,6 +137,7 @@ def _kept_options(stored: Mapping[str, object]) -> dict[str, object]:
         options = {"options": options}
     # isinstance cannot check tuple[str, ...]. Nothing is an instance of (): these options are never kept.
     kinds = {**get_type_hints(SearchOptions), "set": list, "prior_from": (), "options": ()}
+    kinds |= {earlier: kinds[name] for earlier, name in EARLIER_NAMES.items()}
     wrong = [key for key, value in options.items() if key in kinds and not isinstance(value, kinds[key])]
     if wrong:
         raise ConfigError(
@@ -148,8 +149,8 @@ def _kept_options(stored: Mapping[str, object]) -> dict[str, object]:
 class CheckedOptions(NamedTuple):
     """The meaning of options that can be read without space, data or machine."""
 
-    sampler: str
-    scheduler: str
+    strategy: str
+    stopping: str
     wandb: str
     workers: int
     seed: int
@@ -184,8 +185,8 @@ def check_option_values(o: SearchOptions) -> CheckedOptions:
     _at_least_one("--trials", 1, o.trials)
     _at_least_one("--max-epochs", 1, o.max_epochs)
     return CheckedOptions(
-        sampler=checked_choice("--sampler", o.sampler or "tpe", SAMPLERS),
-        scheduler=checked_choice("--scheduler", o.scheduler or "asha", SCHEDULERS),
+        strategy=checked_choice("--strategy", o.strategy or "tpe", STRATEGIES),
+        stopping=checked_choice("--stopping", o.stopping or "asha", STOPPINGS),
         wandb=wandb,
         workers=_at_least_one("--workers", o.workers or 1, o.workers),
         seed=seed,
@@ -223,8 +224,8 @@ def _plan(o: SearchOptions, rates: RatePrior | None = None) -> SearchPlan:
         max_epochs=max_epochs,
         budget_gpu_hours=checked.budget_gpu_hours,
         time_budget_s=checked.time_budget_s,
-        sampler=checked.sampler,
-        scheduler=checked.scheduler,
+        strategy=checked.strategy,
+        stopping=checked.stopping,
         workers=workers,
         storage=o.storage,
         resume=o.resume,

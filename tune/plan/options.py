@@ -16,10 +16,12 @@ from bigbatch.search_spaces.registry import BUILT_IN
 from bigbatch.train_loop.config import ConfigError, known_key
 from bigbatch.train_loop.data.names import NAMES
 
-SAMPLERS = ("tpe", "random", "qmc", "gp", "cmaes")
-SCHEDULERS = ("asha", "hyperband", "median", "none")
+STRATEGIES = ("tpe", "random", "qmc", "gp", "cmaes")
+STOPPINGS = ("asha", "hyperband", "median", "none")
+EARLIER_NAMES = {"sampler": "strategy", "scheduler": "stopping"}
+"""Options under their names in studies of earlier versions. The command line takes both."""
 RESUMED_OPTIONS = (
-    "space", "data", "subset", "model", "trials", "max_epochs", "budget_gpu_hours", "sampler", "scheduler", "workers",
+    "space", "data", "subset", "model", "trials", "max_epochs", "budget_gpu_hours", "strategy", "stopping", "workers",
     "set", "batch", "tolerance", "seed", "wandb", "on_bad_image", "stage",
 )  # fmt: skip
 
@@ -38,8 +40,8 @@ class SearchOptions:
     tolerance: float | None = None
     budget_gpu_hours: float | None = None
     time_budget: str | None = None
-    sampler: str | None = None
-    scheduler: str | None = None
+    strategy: str | None = None
+    stopping: str | None = None
     workers: int | None = None
     set: tuple[str, ...] = ()
     on_bad_image: str | None = None
@@ -77,9 +79,9 @@ class SearchOptions:
 
     def over(self, earlier: Mapping[str, object]) -> SearchOptions:
         """These options, completed from ``earlier`` ones. The keys of ``--set`` are completed one by one."""
-        known = {
-            k: v for k, v in earlier.items() if k in RESUMED_OPTIONS and v != ""
-        }  # earlier versions stored an empty text as "not given"
+        earlier = {EARLIER_NAMES.get(k, k): v for k, v in earlier.items()}
+        # Earlier versions stored an empty text as "not given".
+        known = {k: v for k, v in earlier.items() if k in RESUMED_OPTIONS and v != ""}
         gaps: dict[str, Any] = {k: v for k, v in known.items() if k != "set" and getattr(self, k) is None}
         set_here = read_fixed(self.set)
         names = {text: text.partition("=")[0].strip() for text in json_values.texts(earlier, "set")}

@@ -36,8 +36,8 @@ class SearchPlan:
     max_epochs: int
     budget_gpu_hours: float | None
     time_budget_s: float | None
-    sampler: str
-    scheduler: str
+    strategy: str
+    stopping: str
     workers: int
     overrides: dict[str, Any]
     """``--set``: dotted keys of every configuration, and fixed parameters of the space. Neither is searched."""
@@ -92,8 +92,8 @@ class SearchPlan:
             "trials": self.trials,
             "budget_gpu_hours": self.budget_gpu_hours,
             "time_budget_s": self.time_budget_s,
-            "sampler": self.sampler,
-            "scheduler": self.scheduler,
+            "strategy": self.strategy,
+            "stopping": self.stopping,
             "workers": self.workers,
             "frontier": dataclasses.asdict(self.frontier) if self.frontier else None,
             "tolerance": self.tolerance,

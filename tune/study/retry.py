@@ -14,6 +14,8 @@ from typing import Protocol
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
+from bigbatch.tune.study.trial_facts import continued_trials, is_paused
+
 RETRIES_ATTR = "retries"
 """User attribute of a retry: the number of the failed trial."""
 DIVERGED = ("NonFiniteLossError", "was not finite")
@@ -34,9 +36,17 @@ def retried_trials(trials: Sequence[FrozenTrial]) -> dict[int, int]:
     return {int(t.user_attrs[RETRIES_ATTR]): t.number for t in trials if RETRIES_ATTR in t.user_attrs}
 
 
+def replaced_trials(trials: Sequence[FrozenTrial]) -> dict[int, int]:
+    """Number of a failed or paused trial → number of the trial that stands for it now."""
+    return {**retried_trials(trials), **continued_trials(trials)}
+
+
 def count_ended(trials: Sequence[FrozenTrial]) -> int:
-    """The number of trials that have ended, as ``--trials`` counts: without failed trials that have a retry."""
-    again = retried_trials(trials)
+    """The number of trials that have ended, as ``--trials`` counts.
+
+    Failed trials that have a retry do not count, nor do paused trials that were continued.
+    """
+    again = replaced_trials(trials)
     return sum(t.state.is_finished() and t.number not in again for t in trials)
 
 
@@ -56,14 +66,19 @@ def retry_failed(store: StudyWithCheckpoints) -> dict[int, int]:
 
 
 def adopt_checkpoints(store: StudyWithCheckpoints) -> None:
-    """Hand the checkpoints of failed trials to their retries, also if a kill interrupted that before."""
-    for failed, number in retried_trials(store.study.get_trials(deepcopy=False)).items():
-        old, new = store.checkpoint_folder(failed), store.checkpoint_folder(number)
+    """Hand the checkpoints of failed and paused trials to the trials that stand for them now.
+
+    This also completes what a kill interrupted.
+    """
+    for earlier, number in replaced_trials(store.study.get_trials(deepcopy=False)).items():
+        old, new = store.checkpoint_folder(earlier), store.checkpoint_folder(number)
         if old.exists() and not new.exists():
             old.rename(new)
 
 
 def may_need_checkpoint(trial: FrozenTrial) -> bool:
-    """Whether a retry of an ended trial would continue from its checkpoint."""
+    """Whether a retry or a continuation of an ended trial would begin from its checkpoint."""
+    if is_paused(trial):
+        return True
     because = str(trial.user_attrs.get("ended_because"))
     return trial.state == TrialState.FAIL and not any(word in because for word in DIVERGED)

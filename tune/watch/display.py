@@ -40,6 +40,11 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"
 
 
+def state_word(trial: TrialView) -> str:
+    """The trial's state in one word."""
+    return "paused" if trial.paused else STATE_WORDS[trial.state]
+
+
 def percent(value: float | None) -> str:
     """``0.869`` → ``86.9 %``; None → ``–``."""
     return "–" if value is None else f"{100 * value:.1f} %"
@@ -59,6 +64,8 @@ class SearchProgress:
     def put(self, trial: TrialView) -> None:
         """Take in the trial's current state."""
         self.trials[trial.number] = trial
+        if trial.continues in self.trials:
+            self.trials[trial.continues].continued_by = trial.number
         if trial.state != "RUNNING":
             self._ended_at[trial.number] = time.time()
 
@@ -69,7 +76,7 @@ class SearchProgress:
     @property
     def ended(self) -> int:
         """The number of trials that have ended."""
-        return sum(t.state in ("COMPLETE", "PRUNED", "FAIL") for t in self.trials.values())
+        return sum(t.state in ("COMPLETE", "PRUNED", "FAIL") and not t.is_replaced for t in self.trials.values())
 
     @property
     def best(self) -> TrialView | None:
@@ -154,7 +161,7 @@ def trial_table(progress: SearchProgress, width: int = 200) -> Table:
         values["momentum"] = values.pop("betas", values.get("momentum", ""))  # one column for both
         table.add_row(
             str(trial.number),
-            Text(trial.phase if trial.state == "RUNNING" else STATE_WORDS[trial.state], STATE_STYLES[trial.state]),
+            Text(trial.phase if trial.state == "RUNNING" else state_word(trial), STATE_STYLES[trial.state]),
             *(values.get(name, "") for name in columns),
             epochs_done(trial),
             percent(trial.value),
@@ -253,6 +260,7 @@ class PlainLines:
         self._within_epochs[trial.number] = ProgressLines()
         word = f"resumed after epoch {trial.epoch}" if trial.resumed else "started"
         word += f" (trial {trial.retries} again)" if trial.retries is not None and not trial.resumed else ""
+        word += f" (continues trial {trial.continues})" if trial.continues is not None and not trial.resumed else ""
         self.say(f"trial {trial.number} {word}: {self._progress.columns.line(trial)}")
 
     def epoch_ended(self, trial: TrialView, record: dict[str, object]) -> None:
@@ -269,7 +277,7 @@ class PlainLines:
         self._progress.put(trial)
         self._within_epochs.pop(trial.number, None)
         self.say(
-            f"trial {trial.number} {STATE_WORDS[trial.state]} at {percent(trial.value)}: {trial.ended_because} "
+            f"trial {trial.number} {state_word(trial)} at {percent(trial.value)}: {trial.ended_because} "
             f"[{summary_line(self._progress).plain}]"
         )
 

@@ -59,7 +59,7 @@ def _plan_lines(plan: SearchPlan) -> list[tuple[str, str]]:
     factors = plan.workload.lr_factors.items()
     lines += [("", f"{f'prior[{name}]':24} × {factor:.3g}, by its range test") for name, factor in factors]
     images = f"{d.train_size:,} training and {d.val_size:,} validation images"
-    stops = f"sampler {plan.sampler}, scheduler {plan.scheduler}"
+    stops = f"strategy {plan.strategy}, stopping {plan.stopping}"
     return [
         *lines,
         ("data", f"{d.name}: {images}, {d.num_classes} classes, {d.image_size} px"),
@@ -93,10 +93,10 @@ def _resumed(plan: SearchPlan) -> str:
 
 
 def _notes(plan: SearchPlan) -> list[tuple[str, str]]:
-    """Warnings about the chosen sampler and storage."""
+    """Warnings about the chosen strategy and storage."""
     searched = [r for r in plan.ranges.values() if r.kind != "derived"]
     conditional, categorical = any(r.conditions for r in searched), any(r.kind == "categorical" for r in searched)
-    text = sampler_weakness(plan.sampler, plan.scheduler, conditional, categorical)
+    text = sampler_weakness(plan.strategy, plan.stopping, conditional, categorical)
     said = [text, shared_file_warning(plan.storage)]
     return [("note", text) for text in said if text]
 
@@ -136,11 +136,13 @@ def print_findings(
 ) -> None:
     """Print the best configuration, how certain it is, and the next command."""
     done = sorted((t for t in trials if t.state == "COMPLETE"), key=lambda t: (-(t.value or 0), t.number))
-    once = [t for t in trials if t.retried_by is None]
-    stopped, failed, waiting = (_count(once, state) for state in ("PRUNED", "FAIL", "WAITING"))
+    once = [t for t in trials if not t.is_replaced]
+    pruned, failed, waiting = (_count(once, state) for state in ("PRUNED", "FAIL", "WAITING"))
+    paused = sum(t.paused for t in once)
     unit = "GPU hours" if plan.machine.gpus else "worker hours (no GPU)"
     console.print(
-        f"\n{len(done)} of {len(once)} trials ran to their end, {stopped} stopped early, {failed} failed"
+        f"\n{len(done)} of {len(once)} trials ran to their end, {pruned - paused} stopped early, {failed} failed"
+        f"{f', {paused} paused' if paused else ''}"
         f"{f', {waiting} interrupted' if waiting else ''}; "
         f"{duration(elapsed_s)} elapsed, {used.words(unit)}."
     )

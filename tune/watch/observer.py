@@ -34,12 +34,23 @@ class TrialView:
     """The number of the failed trial that this trial repeats."""
     retried_by: int | None = None
     """The number of the trial that repeats this failed one. This trial is then no longer counted."""
+    continues: int | None = None
+    """The number of the paused trial that this trial continues."""
+    continued_by: int | None = None
+    """The number of the trial that continues this paused one. This trial is then no longer counted."""
+    paused: bool = False
+    """Whether the strategy has paused it; its state is then PRUNED."""
     phase: Phase = "running"
     """The phase of a trial in state RUNNING: ``waiting`` for resources, ``starting`` its workers, or ``running``."""
     asks: str = ""
     """The total needs of its workers, e.g. ``4 CPUs``."""
     steps: StepProgress | None = None
     """Its position within an epoch, as its worker last reported."""
+
+    @property
+    def is_replaced(self) -> bool:
+        """Whether another trial repeats or continues this one, and counts in its place."""
+        return self.retried_by is not None or self.continued_by is not None
 
     @property
     def epochs(self) -> int:

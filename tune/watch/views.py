@@ -10,6 +10,7 @@ from optuna.trial import FrozenTrial
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.tune.study.retry import RETRIES_ATTR, retried_trials
 from bigbatch.tune.study.tables import epoch_records
+from bigbatch.tune.study.trial_facts import CONTINUES_ATTR, continued_trials, is_paused
 from bigbatch.tune.watch.observer import TrialView
 
 FINISHED = ("COMPLETE", "PRUNED", "FAIL")
@@ -17,12 +18,12 @@ FINISHED = ("COMPLETE", "PRUNED", "FAIL")
 
 def trial_views(trials: Sequence[FrozenTrial]) -> list[TrialView]:
     """The trials that have begun, or failed before they began."""
-    again = retried_trials(trials)
+    again, continued = retried_trials(trials), continued_trials(trials)
     begun = [t for t in trials if "config" in t.user_attrs or t.state.is_finished()]
-    return [trial_view(t, again.get(t.number)) for t in begun]
+    return [trial_view(t, again.get(t.number), continued.get(t.number)) for t in begun]
 
 
-def trial_view(trial: FrozenTrial, retried_by: int | None = None) -> TrialView:
+def trial_view(trial: FrozenTrial, retried_by: int | None = None, continued_by: int | None = None) -> TrialView:
     """The view of one trial of the study."""
     config = trial.user_attrs.get("config")
     ended = trial.datetime_complete or trial.datetime_start
@@ -38,9 +39,12 @@ def trial_view(trial: FrozenTrial, retried_by: int | None = None) -> TrialView:
         resumed=trial.user_attrs.get("attempts", 1) > 1,
         retries=trial.user_attrs.get(RETRIES_ATTR),
         retried_by=retried_by,
+        continues=trial.user_attrs.get(CONTINUES_ATTR),
+        continued_by=continued_by,
+        paused=is_paused(trial),
     )
 
 
 def ended_trials(found: Sequence[TrialView]) -> list[TrialView]:
     """The trials that have ended, as ``--trials`` counts them."""
-    return [view for view in found if view.state in FINISHED and view.retried_by is None]
+    return [view for view in found if view.state in FINISHED and not view.is_replaced]

@@ -1,0 +1,49 @@
+"""The last lines of a search, and its exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+from functools import partial
+
+from rich.console import Console
+
+from bigbatch.tune.search.running import BUDGET_SPENT, SearchRun, is_complete
+from bigbatch.tune.study.store import StudyStore
+from bigbatch.tune.trials.allocation_deadline import END_OF_ALLOCATION
+from bigbatch.tune.watch.findings import print_disk_full, quoted_path, resume_command
+from bigbatch.tune.watch.interrupts import StopRequest
+from bigbatch.tune.watch.observer import TrialView
+
+DONE, FAILED = 0, 1
+TRY_AGAIN = os.EX_TEMPFAIL
+"""Exit code 75: the allocation ended; resume the study in another one."""
+
+
+def end_search(run: SearchRun, trials: list[TrialView], stop: StopRequest, console: Console, store: StudyStore) -> int:
+    """Print the last lines. Returns the exit code."""
+    plan, wandb = run.plan, run.wandb
+    if store.disk.full:
+        print_disk_full(plan, store.disk.full)
+        return 128 + stop.signal if stop.signal is not None else FAILED
+    fatal = run.bridge.fatal if run.bridge is not None else None
+    say = partial(console.print, markup=False, soft_wrap=True)
+    if wandb is not None and wandb.sync_command():
+        say(f"\nSend the W&B runs from a machine with a network:\n  {wandb.sync_command()}")
+    if fatal:
+        print(f"error: {fatal}. See {quoted_path(plan.folder / 'logs')}.", file=sys.stderr)
+    refused = run.deadline.refused or (run.capacity is not None and run.capacity.lost())
+    unfinished = not is_complete(plan, store)
+    cut_short, stopped = refused and unfinished, stop.is_set() and unfinished
+    if stopped or cut_short:
+        command = resume_command(plan, store.ledger.held_s / 3600 if stop.reason == BUDGET_SPENT else None)
+        why = "" if fatal else f"Stopped: {stop.reason or END_OF_ALLOCATION}. "
+        say(f"\n{why}Everything is saved; continue with:\n  {command}")
+    if stop.signal is not None and unfinished:  # else the signal came while the findings were printed
+        return 128 + stop.signal
+    if cut_short and not fatal:
+        return TRY_AGAIN
+    complete = any(t.state == "COMPLETE" for t in trials)
+    if not complete:
+        print(f"error: no trial ran to its end. The logs: {quoted_path(plan.folder / 'logs')}", file=sys.stderr)
+    return DONE if complete and not fatal else FAILED

@@ -1,0 +1,187 @@
+"""The parts of a running search: bridge, recorders, watch, and what ends it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bigbatch.tune.strategies.named import make_strategy
+
+from bigbatch.train_loop.config import TrainConfig
+from bigbatch.train_loop.host.signals import say_from_handler
+from bigbatch.train_loop.launch.ray_session import RayConnection
+from bigbatch.train_loop.launch.trial_task import TrialTask
+from bigbatch.train_loop.progress import progress_file
+from bigbatch.tune.plan.search_plan import SearchPlan
+from bigbatch.tune.strategies.dimensions import dimensions_of
+from bigbatch.tune.strategies.protocol import SearchFacts, Strategy
+from bigbatch.tune.study.objective import Objective, accuracy
+from bigbatch.tune.study.retry import count_ended
+from bigbatch.tune.study.store import StudyStore
+from bigbatch.tune.trials.allocation_deadline import Deadline, end_of_allocation
+from bigbatch.tune.trials.configurations import SpaceConfigurations
+from bigbatch.tune.watch import wandb_log
+from bigbatch.tune.watch.findings import resume_command
+from bigbatch.tune.watch.interrupts import StopRequest
+from bigbatch.tune.watch.observer import Observer, TrialView
+from bigbatch.tune.watch.progress_file import ProgressFileWriter
+from bigbatch.tune.watch.views import trial_views
+from bigbatch.tune.watch.watch_thread import SearchWatch, end_process_unless_done, make_watch
+
+if TYPE_CHECKING:  # it imports Ray
+    from bigbatch.tune.trials.bridge import OptunaBridge
+
+BUDGET_SPENT = "the budget of GPU hours is spent"
+CHECKPOINT_EVERY_S = 20.0
+"""A killed search loses at most this many seconds of training, or one step if steps take longer."""
+
+
+@dataclass
+class SearchRun:
+    """The facts that the last lines of a search need."""
+
+    """The facts that the last lines of a search need."""
+
+    plan: SearchPlan
+    """The plan that was carried out."""
+    in_order: bool = False
+    """Whether the driver's thread has left the search and will print the last lines itself."""
+    bridge: Any = None
+    wandb: Any = None
+    capacity: Any = None
+    deadline: Deadline = field(default_factory=lambda: Deadline(None, lambda: None))
+
+
+def strategy_of(plan: SearchPlan) -> Strategy:
+    """The strategy of a plan."""
+    facts = SearchFacts(
+        dimensions=dimensions_of(plan.ranges),
+        trials=plan.trials,
+        max_epochs=plan.max_epochs,
+        slots=plan.share.concurrency,
+        seed=plan.seed,
+        objective=objective_of(plan),
+    )
+    return make_strategy(plan.strategy, plan.stopping, facts)
+
+
+def objective_of(plan: SearchPlan) -> Objective:
+    """The objective of a plan."""
+    return accuracy(plan.data.num_classes)
+
+
+def is_complete(plan: SearchPlan, store: StudyStore) -> bool:
+    """Whether the study has all its trials, and its strategy wants to continue none of them."""
+    ended = count_ended(store.study.get_trials(deepcopy=False))
+    return ended >= plan.trials and strategy_of(plan).is_over(store.study)
+
+
+def views_of(store: StudyStore) -> list[TrialView]:
+    """The trials of the study."""
+    return trial_views(store.study.get_trials(deepcopy=False))
+
+
+def recorders(run: SearchRun, store: StudyStore, stack: ExitStack) -> list[Observer]:
+    """The observers that record the search elsewhere: in Weights & Biases, or beside a study that is in a database."""
+    plan = run.plan
+    observers: list[Observer] = []
+    if plan.wandb != "disabled":
+        run.wandb = wandb_log.WandbObserver(plan.wandb, plan.study, plan.folder / "wandb")
+        stack.callback(run.wandb.close)
+        observers.append(run.wandb)
+    if plan.storage is not None:
+        observers.append(ProgressFileWriter(plan.folder, views_of(store)))
+    return observers
+
+
+def watch_over(
+    run: SearchRun, store: StudyStore, connection: RayConnection, tellers: list[Any], stop: StopRequest
+) -> SearchWatch:
+    """The watch over ``run.bridge``. If the search can never continue, it ends the search, or else the process."""
+
+    def last_resort() -> None:
+        if not run.in_order:
+            run.bridge.release()
+            say_from_handler(f"\nerror: {run.bridge.fatal}. Continue with:\n  {resume_command(run.plan)}\n")
+
+    def give_up(reason: str) -> None:
+        run.bridge.fatal = reason
+        stop.set(reason)
+        if watch.lost:
+            end_process_unless_done(last_resort)
+
+    watch = make_watch(
+        run.bridge,
+        lambda number: progress_file(store.trial_log(number)),
+        tellers,
+        give_up,
+        own_ray=connection.local,
+        address=connection.address,
+    )
+    return watch
+
+
+def make_bridge(
+    run: SearchRun, store: StudyStore, ray_storage: Path, observers: list[Observer], stop: StopRequest
+) -> OptunaBridge:
+    from bigbatch.tune.trials.bridge import OptunaBridge
+
+    plan, capacity = run.plan, run.capacity
+
+    def make_task(number: int, config: TrainConfig) -> TrialTask:
+        return TrialTask(
+            name=f"trial-{number:04d}",
+            config=config,
+            workers=plan.share.workers,
+            worker_resources=capacity.bundle(number),
+            restarts=plan.restarts,
+            ray_storage=ray_storage,
+            checkpoint_dir=store.checkpoint_folder(number),
+            checkpoint_every_s=CHECKPOINT_EVERY_S,
+            log_file=store.trial_log(number),
+            stop_file=store.stop_file,
+            stage_folder=plan.options.stage,
+        )
+
+    def lost() -> bool:
+        if reason := capacity.lost():
+            stop.set(reason)
+        return reason is not None
+
+    bridge = OptunaBridge(
+        store,
+        strategy_of(plan),
+        SpaceConfigurations(plan.space, plan.workload, plan.overrides, plan.seed, plan.share.workers),
+        objective=objective_of(plan),
+        trials=plan.trials,
+        workers=plan.share.workers,
+        observers=observers,
+        room=capacity.room,
+        make_task=make_task,
+        ending=stop.is_set,
+        may_start=lambda: not stop.is_set() and run.deadline.allows_a_trial() and not lost(),
+    )
+    run.deadline = Deadline(end_of_allocation(), bridge.first_result_s)
+    return bridge
+
+
+def over_function(run: SearchRun, store: StudyStore, stop: StopRequest) -> Callable[[], bool]:
+    """A function that Tune calls often. It says whether the search should end now."""
+    plan, ledger = run.plan, store.ledger
+    ends_at = time.monotonic() + plan.time_budget_s if plan.time_budget_s else None
+
+    def over() -> bool:
+        if ends_at is not None and time.monotonic() >= ends_at:
+            stop.set("the time budget is spent")
+        ledger.hold(run.capacity.devices(plan.machine))
+        if ledger.has_spent(plan.budget_gpu_hours):
+            stop.set(BUDGET_SPENT)
+        if store.disk.full:
+            stop.set(store.disk.full)
+        return stop.is_set()
+
+    return over

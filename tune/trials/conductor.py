@@ -1,0 +1,421 @@
+"""Ask the study for the next trial, take in its epochs, and tell the study how it ended. No Ray here.
+
+The study is the only memory. A trial is told as soon as its end is known: COMPLETE after its last epoch, PRUNED with
+all its values if the strategy stops or pauses it, FAIL with the reason. An interrupted trial goes back to WAITING with
+its parameters, and the next driver continues it from its last checkpoint.
+
+Ray Tune drives it through ``bigbatch.tune.trials.bridge``; ``bigbatch.tune.simulate`` drives it in simulated time.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import optuna
+from optuna.trial import TrialState
+
+from bigbatch.cluster.host import json_values
+from bigbatch.train_loop.config import TrainConfig
+from bigbatch.train_loop.host.disk_full import NO_ROOM
+from bigbatch.train_loop.progress import StepProgress
+from bigbatch.tune.strategies.protocol import Decision, Strategy
+from bigbatch.tune.strategies.samplers import PerTrialSampler
+from bigbatch.tune.study import retry
+from bigbatch.tune.study.ledger import Ledger
+from bigbatch.tune.study.objective import Objective
+from bigbatch.tune.study.patient_journal import Disk
+from bigbatch.tune.study.tables import EPOCH_ATTR, epoch_of, epoch_records, epoch_s, report_missing
+from bigbatch.tune.study.trial_facts import CONTINUES_ATTR, DIVERGED_ATTR, PAUSED_ATTR
+from bigbatch.tune.trials.configurations import Configurations
+from bigbatch.tune.trials.save_time import stop_wait_s
+from bigbatch.tune.watch.observer import Observer, TrialView, tell
+
+MAX_BAD_SAMPLES = 20
+"""The search ends after this many invalid configurations in a row."""
+MAX_EQUAL_FAILURES = 4
+"""The search ends if the first trials, this many, all fail for the same reason."""
+
+
+class StudyKeeper(Protocol):
+    """What a conductor needs of a ``StudyStore``. The simulator has one in memory."""
+
+    study: optuna.Study
+    ledger: Ledger
+    disk: Disk
+
+    def recover(self) -> None:
+        """Repair trials that a killed driver left RUNNING."""
+
+    def refresh(self) -> None:
+        """Rewrite the files made from the study, if it is time for that."""
+
+    def drop_checkpoints(self) -> None:
+        """Remove checkpoints that nobody needs."""
+
+    def checkpoint_folder(self, number: int) -> Path:
+        """Of the trial with that number, whether it exists or not."""
+
+
+@dataclass
+class LiveTrial:
+    """A trial that has begun and has not ended."""
+
+    trial: optuna.trial.Trial
+    view: TrialView
+    config: TrainConfig
+    started: float
+    """By the conductor's clock."""
+    waiting_for_first: bool = True
+    """Whether no epoch has ended since the trial was started."""
+    pausing: bool = False
+    """Whether the strategy has paused it. Its processes still write their checkpoint."""
+
+
+class Over(Exception):
+    """No more trials are needed, or none may start."""
+
+
+class Conductor:
+    """Hands out trials of ``store.study`` and tells the study how they ended.
+
+    Args:
+        store: the study. Only this object writes to it.
+        strategy: proposes parameters, looks at each epoch, chooses what to continue.
+        configurations: makes a trial's configuration from its parameters.
+        objective: the metric that the study optimises.
+        trials: how many configurations to try (COMPLETE, PRUNED or FAIL).
+        workers: of each trial.
+        observers: receive each event.
+        may_start: called before each trial; False ends the search (a budget is spent).
+        ending: whether the search was asked to end. A trial that fails from then on may have failed because of that.
+        clock: seconds.
+    """
+
+    def __init__(
+        self,
+        store: StudyKeeper,
+        strategy: Strategy,
+        configurations: Configurations,
+        *,
+        objective: Objective,
+        trials: int,
+        workers: int,
+        observers: list[Observer],
+        may_start: Callable[[], bool] = lambda: True,
+        ending: Callable[[], bool] = lambda: False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store, self._study = store, store.study
+        self._strategy, self._configurations, self._objective = strategy, configurations, objective
+        self._trials, self._observers = trials, observers
+        self._may_start, self._ending, self._clock = may_start, ending, clock
+        self._live: dict[str, LiveTrial] = {}
+        self._finished = 0
+        self._failure, self._equal_failures = "", 0
+        self._first_result_s: float | None = None
+        self._warned = False
+        self.workers = workers
+        self.stopping = False
+        """Set before the search ends early. Trials that end from then on count as interrupted."""
+        self.fatal: str | None = None
+        """Why the search cannot continue at all; None if it can."""
+
+    # Before the search
+
+    def recover(self) -> None:
+        """Repair the trials that earlier drivers left; see ``StudyStore.recover``."""
+        self._store.recover()
+        retry.adopt_checkpoints(self._store)
+        self._finished = retry.count_ended(self._study.get_trials(deepcopy=False))
+
+    # The next trial
+
+    def next_trial(self, trial_id: str, has_room: Callable[[], bool] = lambda: True) -> LiveTrial | None:
+        """Begin the next trial under the name ``trial_id``. None if there is none now, but may be one later.
+
+        Raises Over if no trial is needed any more, or none may start.
+
+        Args:
+            has_room: whether another trial fits beside those that are live.
+        """
+        if self.stopping or self.fatal or not self._may_need_another() or not self._may_start():
+            raise Over
+        if not has_room():
+            return None
+        for _ in range(MAX_BAD_SAMPLES):
+            if not self._one_is_due():
+                return None
+            trial, config, error = self._ask()
+            if config is not None:
+                return self._start(trial_id, trial, config)
+        self.fatal = (
+            f"the space {self._configurations.name!r} gave {MAX_BAD_SAMPLES} invalid configurations in a row; "
+            f"the last: {error}"
+        )
+        raise Over
+
+    def _may_need_another(self) -> bool:
+        """Whether the search may need another trial, now or when the live ones have ended."""
+        return self._finished + len(self._live) < self._trials or not self._strategy.is_over(self._study)
+
+    def _one_is_due(self) -> bool:
+        """Whether a trial should start now. Enqueues the continuation if the strategy wants one.
+
+        Raises Over if the search needs no other trial.
+        """
+        if self._study.get_trials(deepcopy=False, states=(TrialState.WAITING,)) or self._continue_paused():
+            return True
+        if self._finished + len(self._live) < self._trials:
+            return True
+        if not self._live or self._strategy.is_over(self._study):
+            raise Over
+        return False
+
+    def _continue_paused(self) -> bool:
+        """Enqueue the continuation of the paused trial that the strategy chooses. Returns whether it chose one."""
+        paused = self._strategy.to_continue(self._study)
+        if paused is None:
+            return False
+        self._study.enqueue_trial(paused.params, user_attrs={CONTINUES_ATTR: paused.number})
+        retry.adopt_checkpoints(self._store)
+        self._finished -= 1  # the continuation counts in the place of the paused trial
+        return True
+
+    def _ask(self) -> tuple[optuna.trial.Trial, TrainConfig | None, str]:
+        """The next trial, its configuration and "". If the configuration is invalid: the failed trial, None, why."""
+        self._study.sampler = PerTrialSampler(self._strategy.sampler)
+        trial = self._study.ask()
+        try:
+            config = self._configuration(trial)
+        except (Exception, SystemExit) as error:  # a user's space may raise anything
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            self._refuse(trial, f"the space gave no valid configuration: {reason}")
+            return trial, None, reason
+        trial.set_user_attr("config", config.to_dict())
+        return trial, config, ""
+
+    def _configuration(self, trial: optuna.trial.Trial) -> TrainConfig:
+        attrs = trial.user_attrs
+        if "config" in attrs:  # interrupted earlier
+            return self._configurations.again(attrs["config"])
+        config = self._configurations.new(trial)
+        if CONTINUES_ATTR not in attrs:
+            return config
+        # The space was asked so that the study has the parameters. What is trained is what was paused.
+        trials = self._study.get_trials(deepcopy=False)
+        return self._configurations.again(trials[int(attrs[CONTINUES_ATTR])].user_attrs["config"])
+
+    def _refuse(self, trial: optuna.trial.Trial, because: str) -> None:
+        """Tell a trial as failed that could not begin."""
+        trial.set_user_attr("ended_because", because)
+        self._study.tell(trial, state=TrialState.FAIL)
+        self._finished += 1
+        view = TrialView(trial.number, dict(trial.params), None, state="FAIL", ended_because=because)
+        self._notify("trial_ended", view)
+
+    def _start(self, trial_id: str, trial: optuna.trial.Trial, config: TrainConfig) -> LiveTrial:
+        frozen = self._study._storage.get_trial(trial._trial_id)
+        attrs, records = frozen.user_attrs, epoch_records(frozen)
+        report_missing(trial, frozen)
+        attempts = attrs.get("attempts", 0) + 1
+        trial.set_user_attr("attempts", attempts)
+        trial.set_user_attr("ray_trial_id", trial_id)
+        view = TrialView(trial.number, dict(trial.params), config, records=records, resumed=attempts > 1)
+        view.retries, view.continues = attrs.get(retry.RETRIES_ATTR), attrs.get(CONTINUES_ATTR)
+        live = self._live[trial_id] = LiveTrial(trial, view, config, self._clock())
+        self._store.ledger.begin(trial.number, self.workers)
+        return live
+
+    # Results
+
+    def take_in(self, trial_id: str, record: dict[str, object]) -> Decision:
+        """Take in an epoch of a trial. Returns what happens to the trial.
+
+        An epoch that the study already has is ignored, so a resumed trial may report its past again. After STOP the
+        trial has been told. After PAUSE it is told by ``ended``, once its processes have written their checkpoint.
+        """
+        live = self._live.get(trial_id)
+        if live is None:
+            return Decision.STOP
+        epoch, value = epoch_of(record), self._objective.value(record)
+        if epoch <= live.view.epoch:
+            return Decision.GO_ON
+        if not math.isfinite(value) or not math.isfinite(json_values.number(record, "val_loss", math.nan)):
+            self.fail(trial_id, f"validation was not finite in epoch {epoch}", diverged=True)
+            return Decision.STOP
+        self.runs(live.view.number)
+        if live.waiting_for_first:
+            live.waiting_for_first = False
+            self._first_result_s = max(self._first_result_s or 0.0, self._clock() - live.started)
+        live.trial.set_user_attr(f"{EPOCH_ATTR}{epoch:05d}", record)
+        live.trial.report(value, epoch)
+        live.view.records.append(record)
+        self._notify("epoch_ended", live.view, record)
+        if epoch >= live.view.epochs:
+            self._tell(trial_id, TrialState.COMPLETE, "ran to its end", value)
+            return Decision.STOP
+        return self._look(trial_id, live, epoch)
+
+    def _look(self, trial_id: str, live: LiveTrial, epoch: int) -> Decision:
+        """Ask the strategy, which may write to the study, and carry out its answer."""
+        if live.pausing:
+            return Decision.PAUSE
+        decision = self._strategy.look(self._study, self._study._storage.get_trial(live.trial._trial_id), epoch)
+        if decision == Decision.STOP:
+            self._tell(trial_id, TrialState.PRUNED, f"stopped by the scheduler after epoch {epoch}")
+        elif decision == Decision.PAUSE:
+            live.pausing = True
+        return decision
+
+    def ended(self, trial_id: str) -> None:
+        """The trial's processes have ended by themselves. A trial that was already told is no longer live."""
+        live = self._live.get(trial_id)
+        if live is None:
+            return
+        if live.pausing:
+            epoch = live.view.epoch
+            live.trial.set_user_attr(PAUSED_ATTR, epoch)
+            live.view.paused = True
+            self._tell(trial_id, TrialState.PRUNED, f"paused after epoch {epoch}")
+        elif self.stopping or self._ending():
+            self.put_back(trial_id)
+        else:
+            self.fail(trial_id, "ended without its last epoch")
+
+    def fail(self, trial_id: str, because: str, *, diverged: bool = False) -> None:
+        """Tell a failure. While the search is ending, put the trial back instead: it may have failed because its
+        processes and connections were ending.
+
+        Args:
+            diverged: its loss or validation was not finite, so its hyperparameters are the reason.
+        """
+        live = self._live.get(trial_id)
+        if live is None:
+            return
+        if NO_ROOM in because or self._store.disk.full:
+            self.put_back(trial_id, f"stopped because the disk is full; --resume continues it ({because})")
+            self._store.disk.trial_met(because)
+        elif self.stopping or self._ending():
+            self.put_back(trial_id, f"failed while the search was stopping; --resume continues it ({because})")
+        else:
+            if diverged:
+                live.trial.set_user_attr(DIVERGED_ATTR, True)
+            self._tell(trial_id, TrialState.FAIL, because)
+
+    def put_back(self, trial_id: str, because: str = "interrupted; --resume continues it") -> None:
+        """Let a trial wait in the study. The next driver continues it from its last checkpoint."""
+        live = self._live.pop(trial_id, None)
+        if live is None:
+            return
+        self._note_cost(live)
+        self._study._storage.set_trial_state_values(live.trial._trial_id, TrialState.WAITING)
+        self._end(live, TrialState.WAITING, because)
+
+    def release(self) -> None:
+        """Put back the trials that are still live: the search ended early."""
+        for trial_id in list(self._live):
+            self.put_back(trial_id)
+
+    def _tell(self, trial_id: str, state: TrialState, because: str, value: float | None = None) -> None:
+        live = self._live.pop(trial_id)
+        self._note_cost(live)
+        live.trial.set_user_attr("ended_because", because)
+        self._study.tell(live.trial, values=value, state=state)
+        self._finished += 1
+        self._end(live, state, because)
+        self._note_equal_failures(state, because)
+        self._refresh()
+
+    def _note_equal_failures(self, state: TrialState, because: str) -> None:
+        """End the search if all trials fail for the same reason, e.g. an unreadable image: more would not help."""
+        same = state == TrialState.FAIL and because == self._failure
+        self._equal_failures = self._equal_failures + 1 if same else int(state == TrialState.FAIL)
+        self._failure = because if state == TrialState.FAIL else ""
+        if self._equal_failures == self._finished == MAX_EQUAL_FAILURES:
+            self.fatal = f"the first {self._equal_failures} trials all failed for the same reason: {because}"
+
+    def _refresh(self) -> None:
+        """Rewrite the tables. A full disk does not end the search, because the tables can be made again."""
+        try:
+            self._store.drop_checkpoints()  # first: it makes room
+            self._store.refresh()
+        except OSError as error:
+            if not self._warned:
+                print(f"warning: the study's tables are not up to date: {error}", file=sys.stderr, flush=True)
+            self._warned = True
+
+    def _note_cost(self, live: LiveTrial) -> None:
+        number = live.trial.number
+        self._store.ledger.end(number)
+        live.trial.set_user_attr("gpu_hours", self._store.ledger.trial_s(number) / 3600)
+
+    def _end(self, live: LiveTrial, state: TrialState, because: str) -> None:
+        live.view.state, live.view.ended_because = state.name, because
+        self._notify("trial_ended", live.view)
+
+    # On the way to the first result
+
+    def waits(self, number: int, at: float) -> None:
+        """Note that a trial had no resources at the time ``at`` (by the clock). Its time and cost begin later."""
+        for live in self._live.values():
+            if live.view.number == number and live.view.phase != "running":
+                self._store.ledger.end(number)
+                live.started, live.view.started_at = max(live.started, at), time.time()
+                news, live.view.phase = live.view.phase != "waiting", "waiting"
+                if news:
+                    self._notify("trial_waiting", live.view)
+
+    def runs(self, number: int, steps: StepProgress | None = None) -> None:
+        """Note that a trial's worker runs, and its position ``steps``."""
+        for live in self._live.values():
+            if live.view.number == number:
+                news, live.view.phase = live.view.phase != "running", "running"
+                live.view.steps = steps or live.view.steps
+                self._store.ledger.begin(number, self.workers, self._clock() - live.started)
+                if news:
+                    self._notify("trial_started", live.view)
+                if steps is not None:
+                    self._notify("steps_done", live.view)
+
+    def first_result_s(self) -> float | None:
+        """The longest measured time in seconds from a trial's start to its first finished epoch.
+
+        If this driver has measured none yet, the longest epoch of the study; None if the study has none.
+        """
+        if self._first_result_s is None:
+            trials = self._study.get_trials(deepcopy=False)
+            return max((epoch_s(record) for t in trials for record in epoch_records(t)), default=None)
+        return self._first_result_s
+
+    def stop_wait_s(self) -> float:
+        """How long the running trials may take to stop by themselves."""
+        trials = self._study.get_trials(deepcopy=False)
+        return stop_wait_s([item.view.records for item in self._live.values()], map(epoch_records, trials))
+
+    @property
+    def live(self) -> int:
+        """The number of trials that have begun and not ended."""
+        return len(self._live)
+
+    @property
+    def at_work(self) -> int:
+        """The number of trials that have their resources."""
+        return sum(live.view.phase != "waiting" for live in self._live.values())
+
+    @property
+    def finished(self) -> int:
+        """The number of trials that have ended, as ``--trials`` counts them."""
+        return self._finished
+
+    def say(self, text: str) -> None:
+        """Show a line that belongs to no trial."""
+        self._notify("search_said", text)
+
+    def _notify(self, event: str, *arguments: object) -> None:
+        tell(self._observers, event, *arguments)

@@ -1,0 +1,60 @@
+"""Turn the parameters of an Optuna trial into the configuration that is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import optuna
+
+from bigbatch.search_spaces.registry import Space
+from bigbatch.search_spaces.workload import Workload
+from bigbatch.train_loop.config import RUNTIME_KEYS, TrainConfig
+
+
+class Configurations(Protocol):
+    """Makes configurations. ``name`` stands in messages."""
+
+    @property
+    def name(self) -> str:
+        """E.g. the space's name."""
+
+    def new(self, trial: optuna.trial.Trial) -> TrainConfig:
+        """The configuration of a trial that has none yet. May raise anything: a user's space is called."""
+
+    def again(self, stored: Mapping[str, object]) -> TrainConfig:
+        """The configuration of a trial that has begun, from its stored form."""
+
+
+@dataclass(frozen=True)
+class SpaceConfigurations:
+    """The configurations of a space.
+
+    The seed is the same in all trials: initial weights and data order do not change, so that only the configuration
+    makes a difference.
+    """
+
+    space: Space
+    workload: Workload
+    overrides: Mapping[str, object]
+    """``--set`` keys, which the space does not search."""
+    seed: int
+    workers: int
+    """Of each trial."""
+
+    @property
+    def name(self) -> str:
+        """The space's name."""
+        return self.space.name
+
+    def new(self, trial: optuna.trial.Trial) -> TrainConfig:
+        """Sample the space. Raises ConfigError if the batch does not divide over the workers."""
+        config = self.space(trial, self.workload, self.overrides).replace_keys({"seed": self.seed})
+        config.batch.split(self.workers)
+        return config
+
+    def again(self, stored: Mapping[str, object]) -> TrainConfig:
+        """The stored configuration; ``--resume`` may have changed runtime keys."""
+        runtime = {key: value for key, value in self.overrides.items() if key in RUNTIME_KEYS}
+        return TrainConfig.from_dict(dict(stored)).replace_keys(runtime)
