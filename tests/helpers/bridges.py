@@ -5,13 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from bigbatch.search_spaces.check import check_space
 from bigbatch.search_spaces.registry import load_space
 from bigbatch.search_spaces.workload import Workload
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.launch.trial_task import TrialTask
-from bigbatch.tune.strategies.samplers import make_pruner, sampler_factory
+from bigbatch.tune.strategies.dimensions import dimensions_of
+from bigbatch.tune.strategies.named import make_strategy
+from bigbatch.tune.strategies.protocol import SearchFacts
+from bigbatch.tune.study.objective import Objective
 from bigbatch.tune.study.store import StudyStore
 from bigbatch.tune.trials.bridge import OptunaBridge
+from bigbatch.tune.trials.configurations import SpaceConfigurations
 
 EPOCHS = 4
 
@@ -62,21 +67,30 @@ def number_of(task: Any) -> int:
 
 
 def make_bridge(
-    store: StudyStore, *, trials=6, concurrency=2, pruner="none", observers=(), overrides=None, **more
+    store: StudyStore,
+    *,
+    trials=6,
+    concurrency=2,
+    strategy="tpe",
+    pruner="none",
+    seed=3,
+    observers=(),
+    overrides=None,
+    space=None,
+    **more,
 ) -> OptunaBridge:
-    store.study.pruner = make_pruner(pruner, EPOCHS)
+    large_batch = load_space("large_batch")
+    facts = SearchFacts(dimensions_of(check_space(large_batch, WORKLOAD)), trials, EPOCHS, concurrency, seed)
     return OptunaBridge(
         store,
-        load_space("large_batch"),
-        WORKLOAD,
-        overrides=overrides or {},
-        seed=3,
+        make_strategy(strategy, pruner, facts),
+        SpaceConfigurations(space or large_batch, WORKLOAD, overrides or {}, 3, 1),
+        objective=Objective(),
         trials=trials,
-        room=lambda live: len(live) < concurrency,
-        make_sampler=sampler_factory("tpe", 3, trials),
         workers=1,
-        make_task=task_of,
         observers=list(observers),
+        room=lambda live: len(live) < concurrency,
+        make_task=task_of,
         **more,
     )
 
@@ -93,6 +107,11 @@ def run_out(bridge: OptunaBridge, ray_id: str, values: list[float]) -> bool:
         if bridge.observe(ray_id, {"records": [record(epoch, value)]}) and epoch < EPOCHS:
             return True
     return False
+
+
+def set_space(bridge: OptunaBridge, space: Any) -> None:
+    """Let the bridge sample ``space`` from now on."""
+    bridge._configurations = SpaceConfigurations(space, WORKLOAD, {}, 3, 1)
 
 
 class BrokenSpace:

@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bigbatch.tune.strategies.named import make_strategy
-
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.host.signals import say_from_handler
 from bigbatch.train_loop.launch.ray_session import RayConnection
@@ -18,6 +16,7 @@ from bigbatch.train_loop.launch.trial_task import TrialTask
 from bigbatch.train_loop.progress import progress_file
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.strategies.dimensions import dimensions_of
+from bigbatch.tune.strategies.named import make_strategy
 from bigbatch.tune.strategies.protocol import SearchFacts, Strategy
 from bigbatch.tune.study.objective import Objective, accuracy
 from bigbatch.tune.study.retry import count_ended

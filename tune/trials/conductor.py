@@ -247,7 +247,8 @@ class Conductor:
         if epoch <= live.view.epoch:
             return Decision.GO_ON
         if not math.isfinite(value) or not math.isfinite(json_values.number(record, "val_loss", math.nan)):
-            self.fail(trial_id, f"validation was not finite in epoch {epoch}", diverged=True)
+            live.trial.set_user_attr(DIVERGED_ATTR, True)
+            self._tell(trial_id, TrialState.FAIL, f"validation was not finite in epoch {epoch}")
             return Decision.STOP
         self.runs(live.view.number)
         if live.waiting_for_first:

@@ -70,10 +70,10 @@ def test_auto_takes_the_large_network_only_where_there_is_an_accelerator(tmp_pat
 
 
 def test_a_resumed_plan_keeps_what_was_said_and_takes_what_is_said_now(tmp_path):
-    first = SearchOptions(space="smoke", trials=5, set=("peak_lr=0.1",), scheduler="none", workers=1)
+    first = SearchOptions(space="smoke", trials=5, set=("peak_lr=0.1",), stopping="none", workers=1)
     later = SearchOptions(study="s", trials=9, resume=True)
     merged = later.over(first.kept())
-    assert (merged.space, merged.trials, merged.set, merged.scheduler) == ("smoke", 9, ("peak_lr=0.1",), "none")
+    assert (merged.space, merged.trials, merged.set, merged.stopping) == ("smoke", 9, ("peak_lr=0.1",), "none")
     assert "storage" not in SearchOptions(storage="postgresql://me:secret@host/db").kept()
 
 

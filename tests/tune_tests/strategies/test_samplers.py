@@ -16,7 +16,7 @@ from bigbatch.search_spaces.check import check_space
 from bigbatch.search_spaces.log_normal import LogNormal
 from bigbatch.search_spaces.registry import load_space
 from bigbatch.tune.strategies.qmc import SobolSampler, value_at
-from bigbatch.tune.strategies.samplers import PerTrialSampler, make_pruner, sampler_factory
+from bigbatch.tune.strategies.samplers import PerTrialSampler, sampler_factory
 from bigbatch.tune.study.store import StudyStore
 from helpers.bridges import EPOCHS, WORKLOAD, make_bridge, record, run_out
 
@@ -26,14 +26,13 @@ NAMES = tuple(check_space(load_space("large_batch"), WORKLOAD))
 def sampled(folder: Path, sampler: str, trials: int, interrupt_after: int | None = None) -> list[dict]:
     """Parameters of a whole search, with a new driver after some trials."""
     store = StudyStore.create(folder, "s", {}, None)
-    bridge = make_bridge(store, trials=trials, concurrency=1)
+    bridge = make_bridge(store, trials=trials, concurrency=1, strategy=sampler, seed=0)
     for i in range(trials):
         if i == interrupt_after:
             store.close()
             store = StudyStore.open(folder, None)
-            bridge = make_bridge(store, trials=trials, concurrency=1)
+            bridge = make_bridge(store, trials=trials, concurrency=1, strategy=sampler, seed=0)
             bridge.recover()
-        bridge._make_sampler = sampler_factory(sampler, 0, trials, NAMES)
         bridge.suggest(f"r{i}")
         run_out(bridge, f"r{i}", [0.1 * (i % 3)] * EPOCHS)
     params = [t.params for t in store.study.trials]
@@ -165,8 +164,7 @@ def test_a_trial_spared_once_and_stopped_later_is_ranked_where_it_was_spared(tmp
 def brackets(tmp_path: Path, name: str, seed: int) -> list[bool]:
     """Which of equal trials Hyperband stops after the first epoch: those of its first bracket that are not its best."""
     store = StudyStore.create(tmp_path / name, name, {}, None)
-    bridge = make_bridge(store, trials=40, concurrency=1)
-    store.study.pruner = make_pruner("hyperband", EPOCHS, seed)
+    bridge = make_bridge(store, trials=40, concurrency=1, pruner="hyperband", seed=seed)
     stopped = []
     for n in range(24):
         bridge.suggest(f"r{n}")

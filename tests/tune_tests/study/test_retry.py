@@ -16,7 +16,7 @@ from bigbatch.cluster.job import options
 from bigbatch.tune.study import retry
 from bigbatch.tune.study.store import StudyStore
 from bigbatch.tune.watch.views import ended_trials, trial_views
-from helpers.bridges import BrokenSpace, make_bridge, number_of, record, reopen, run_out
+from helpers.bridges import BrokenSpace, make_bridge, number_of, record, reopen, run_out, set_space
 from helpers.commands import run
 from helpers.searches import TINY, Search, load
 
@@ -70,7 +70,8 @@ def fail_some(store: StudyStore, monkeypatch: pytest.MonkeyPatch) -> list[dict]:
     ):
         if name == "bad":
             with monkeypatch.context() as patch:
-                patch.setattr(bridge, "_space", BrokenSpace(KeyError("x")))
+                patch.setattr(bridge, "_configurations", bridge._configurations)
+                set_space(bridge, BrokenSpace(KeyError("x")))
                 bridge._ask()
             continue
         tasks.append(bridge.suggest(name))

@@ -12,9 +12,8 @@ from optuna.trial import TrialState
 from ray.tune.search import Searcher
 
 from bigbatch.train_loop.config import TrainConfig
-from bigbatch.tune.strategies.samplers import sampler_factory
 from bigbatch.tune.study.store import StudyStore
-from helpers.bridges import EPOCHS, BrokenSpace, Recorder, make_bridge, number_of, record, reopen, run_out
+from helpers.bridges import EPOCHS, BrokenSpace, Recorder, make_bridge, number_of, record, reopen, run_out, set_space
 
 
 def test_a_trial_that_runs_to_its_end_is_complete_with_all_it_reported(store):
@@ -160,7 +159,7 @@ def test_a_resumed_search_samples_what_an_uninterrupted_one_would(tmp_path):
 def test_a_space_that_only_gives_nonsense_ends_the_search_with_the_last_reason(store, monkeypatch, outcome, reason):
     watcher = Recorder()
     bridge = make_bridge(store, trials=100, observers=[watcher])
-    monkeypatch.setattr(bridge, "_space", BrokenSpace(outcome))
+    set_space(bridge, BrokenSpace(outcome))
     assert bridge.suggest("a") == Searcher.FINISHED
     assert "20 invalid" in bridge.fatal and reason in bridge.fatal
     assert [t.state for t in store.study.trials] == [TrialState.FAIL] * 20
@@ -169,11 +168,11 @@ def test_a_space_that_only_gives_nonsense_ends_the_search_with_the_last_reason(s
 
 def test_configurations_that_were_refused_count_as_trials_and_as_no_more(store, monkeypatch):
     bridge = make_bridge(store, trials=5)
-    monkeypatch.setattr(bridge, "_space", BrokenSpace(KeyError("x"), good_after=4))
+    set_space(bridge, BrokenSpace(KeyError("x"), good_after=4))
     assert isinstance(bridge.suggest("a"), dict)
     assert bridge.suggest("b") == Searcher.FINISHED
     assert [t.state for t in store.study.trials] == [TrialState.FAIL] * 4 + [TrialState.RUNNING]
-    monkeypatch.setattr(bridge, "_space", BrokenSpace(KeyError("x")))
+    set_space(bridge, BrokenSpace(KeyError("x")))
     bridge._trials = 7
     assert bridge.suggest("b") == Searcher.FINISHED
     assert len(store.study.trials) == 7
@@ -217,8 +216,7 @@ def test_attempts_that_are_killed_before_their_first_epoch_are_counted(store, mo
 def test_every_sampler_gives_other_parameters_each_time_and_the_same_for_the_same_seed(tmp_path, sampler):
     def sample(folder: Path, seed: int) -> list[dict]:
         store = StudyStore.create(folder, "s", {}, None)
-        bridge = make_bridge(store, trials=12, concurrency=1)
-        bridge._make_sampler = sampler_factory(sampler, seed, 12, ("optimizer", "lr_multiplier"))
+        bridge = make_bridge(store, trials=12, concurrency=1, strategy=sampler, seed=seed)
         for i in range(12):
             bridge.suggest(f"r{i}")
             run_out(bridge, f"r{i}", [0.1 * (i % 3)] * EPOCHS)
@@ -288,8 +286,7 @@ def test_cmaes_learns_from_stopped_trials_too(tmp_path):
 
     def sample(folder: Path, sampler: str) -> list[dict]:
         store = StudyStore.create(folder, "s", {}, None)
-        bridge = make_bridge(store, trials=24, concurrency=1, pruner="asha")
-        bridge._make_sampler = sampler_factory(sampler, 3, 24)
+        bridge = make_bridge(store, trials=24, concurrency=1, pruner="asha", strategy=sampler)
         for i in range(24):
             bridge.suggest(f"r{i}")
             run_out(bridge, f"r{i}", [1 / (i + 1)] * EPOCHS)

@@ -30,9 +30,9 @@ def test_the_cost_of_a_trial_is_its_wall_time_times_its_workers_over_all_attempt
 
 def test_a_trial_that_waits_for_room_costs_nothing_until_its_workers_start(store, monkeypatch):
     now = [1000.0]
-    monkeypatch.setattr("bigbatch.tune.trials.bridge.time.monotonic", lambda: now[0])
     monkeypatch.setattr(store.ledger, "_clock", lambda: now[0])
     bridge = make_bridge(store)
+    bridge._clock = lambda: now[0]
     bridge.suggest("a")
     for _ in range(20):
         bridge.waits(0, now[0])
@@ -47,8 +47,8 @@ def test_a_trial_that_waits_for_room_costs_nothing_until_its_workers_start(store
 
 def test_the_time_to_a_first_result_is_the_longest_that_was_met(store, monkeypatch):
     now = [1000.0]
-    monkeypatch.setattr("bigbatch.tune.trials.bridge.time.monotonic", lambda: now[0])
     bridge = make_bridge(store, trials=9)
+    bridge._clock = lambda: now[0]
     assert bridge.first_result_s() is None
     for ray_id, seconds in (("a", 40.0), ("b", 25.0)):
         bridge.suggest(ray_id)

@@ -159,18 +159,24 @@ def test_ctrl_c_where_there_is_no_table_is_acknowledged_by_a_line(tmp_path, when
 
 @pytest.mark.parametrize(("planned", "code"), [(1, 0), (2, 130)])
 def test_ctrl_c_while_the_findings_are_printed_does_not_undo_a_search_that_is_done(tmp_path, capsys, planned, code):
+    import optuna
     from rich.console import Console
 
     from bigbatch.train_loop.config import TrainConfig
     from bigbatch.tune.plan.checked_plan import make_plan
     from bigbatch.tune.plan.options import SearchOptions
-    from bigbatch.tune.search.driver import StopRequest, _end, _Ended
+    from bigbatch.tune.search.ending import end_search
+    from bigbatch.tune.search.running import SearchRun
     from bigbatch.tune.study.store import StudyStore
+    from bigbatch.tune.watch.interrupts import StopRequest
     from bigbatch.tune.watch.observer import TrialView
 
     plan, stop = make_plan(SearchOptions(space="smoke", trials=planned, output=str(tmp_path))), StopRequest()
     store = StudyStore.create(plan.folder, plan.study, plan.to_dict(), None)
     stop.set("interrupted", signal.SIGINT)
-    assert _end(_Ended(plan), [TrialView(0, {}, TrainConfig(), state="COMPLETE")], stop, Console(), store) == code
+    store.study.add_trial(optuna.trial.create_trial(value=0.5))
+    assert (
+        end_search(SearchRun(plan), [TrialView(0, {}, TrainConfig(), state="COMPLETE")], stop, Console(), store) == code
+    )
     store.close()
     assert ("--resume" in capsys.readouterr().out) == (code == 130)
