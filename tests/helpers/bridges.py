@@ -25,6 +25,10 @@ WORKLOAD = Workload(
 )
 
 
+SHORT_WARMUP = {"schedule.warmup_epochs": 0.5}
+"""Over before the first epoch ends, so that every epoch may be judged."""
+
+
 class Recorder:
     """An observer that keeps what it is told."""
 

@@ -64,6 +64,7 @@ def strategy_of(plan: SearchPlan) -> Strategy:
         slots=plan.share.concurrency,
         seed=plan.seed,
         objective=objective_of(plan),
+        frontier=plan.frontier.searched if plan.frontier else None,
     )
     return make_strategy(plan.strategy, plan.stopping, facts)
 

@@ -18,7 +18,7 @@ from bigbatch.search_spaces.registry import load_space
 from bigbatch.tune.strategies.qmc import SobolSampler, value_at
 from bigbatch.tune.strategies.samplers import PerTrialSampler, sampler_factory
 from bigbatch.tune.study.store import StudyStore
-from helpers.bridges import EPOCHS, WORKLOAD, make_bridge, record, run_out
+from helpers.bridges import EPOCHS, SHORT_WARMUP, WORKLOAD, make_bridge, record, run_out
 
 NAMES = tuple(check_space(load_space("large_batch"), WORKLOAD))
 
@@ -136,7 +136,7 @@ def end_one(bridge, name: str, values: list[float], steps_an_epoch: int) -> None
 def test_a_spared_trial_enters_tpes_good_half_by_its_value_and_not_by_its_length(tmp_path, monkeypatch, end):
     """Eleven trials: TPE takes two for good ones. One ended at 85 %, the next best were stopped at 60 % and below."""
     store = StudyStore.create(tmp_path / "s", "s", {}, None)
-    bridge = make_bridge(store, trials=40, concurrency=1, pruner="asha")
+    bridge = make_bridge(store, trials=40, concurrency=1, pruner="asha", overrides=SHORT_WARMUP)
     end_one(bridge, "best", [0.7, 0.8, 0.84, 0.85], 100)
     end_one(bridge, "spared", [0.1, 0.15, 0.2, end], 1)  # four steps in all
     for n in range(9):
@@ -145,14 +145,14 @@ def test_a_spared_trial_enters_tpes_good_half_by_its_value_and_not_by_its_length
     assert [t.state.name for t in trials] == ["COMPLETE"] * 2 + ["PRUNED"] * 9
     assert good_half(monkeypatch, bridge) == ({0, 2} if end == 0.31 else {0, 1})
     store.close()
-    again = make_bridge(StudyStore.open(store.folder, None), trials=40)
+    again = make_bridge(StudyStore.open(store.folder, None), trials=40, overrides=SHORT_WARMUP)
     assert good_half(monkeypatch, again) == ({0, 2} if end == 0.31 else {0, 1}), "the same after a resume"
     assert [t.state for t in again._study.trials[:11]] == [t.state for t in trials], "the study itself says what was"
 
 
 def test_a_trial_spared_once_and_stopped_later_is_ranked_where_it_was_spared(tmp_path, monkeypatch):
     store = StudyStore.create(tmp_path / "s", "s", {}, None)
-    bridge = make_bridge(store, trials=40, concurrency=1, pruner="asha")
+    bridge = make_bridge(store, trials=40, concurrency=1, pruner="asha", overrides=SHORT_WARMUP)
     end_one(bridge, "best", [0.7, 0.8, 0.84, 0.85], 100)
     end_one(bridge, "spared", [0.1, 0.15, 0.2, 0.3], 4)  # twelve steps at the second rung: stopped there
     for n in range(9):
@@ -164,7 +164,7 @@ def test_a_trial_spared_once_and_stopped_later_is_ranked_where_it_was_spared(tmp
 def brackets(tmp_path: Path, name: str, seed: int) -> list[bool]:
     """Which of equal trials Hyperband stops after the first epoch: those of its first bracket that are not its best."""
     store = StudyStore.create(tmp_path / name, name, {}, None)
-    bridge = make_bridge(store, trials=40, concurrency=1, pruner="hyperband", seed=seed)
+    bridge = make_bridge(store, trials=40, concurrency=1, pruner="hyperband", seed=seed, overrides=SHORT_WARMUP)
     stopped = []
     for n in range(24):
         bridge.suggest(f"r{n}")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from optuna.trial import TrialState
 
-from helpers.bridges import EPOCHS, make_bridge, record, run_out
+from helpers.bridges import EPOCHS, SHORT_WARMUP, make_bridge, record, run_out
 
 
 def test_a_stopped_trial_is_pruned_with_its_intermediate_values_not_complete(store):
-    bridge = make_bridge(store, pruner="asha", trials=8)
+    bridge = make_bridge(store, pruner="asha", trials=8, overrides=SHORT_WARMUP)
     for i, level in enumerate((0.9, 0.8, 0.7)):
         bridge.suggest(f"ray-{i}")
         stopped = run_out(bridge, f"ray-{i}", [level] * EPOCHS)
@@ -23,7 +23,7 @@ def test_a_stopped_trial_is_pruned_with_its_intermediate_values_not_complete(sto
 
 
 def test_median_stops_what_is_below_the_median_of_earlier_trials(store):
-    bridge = make_bridge(store, pruner="median", trials=20, concurrency=1)
+    bridge = make_bridge(store, pruner="median", trials=20, concurrency=1, overrides=SHORT_WARMUP)
     for i in range(8):
         bridge.suggest(f"r{i}")
         assert not run_out(bridge, f"r{i}", [0.5] * EPOCHS)
@@ -34,7 +34,7 @@ def test_median_stops_what_is_below_the_median_of_earlier_trials(store):
 
 
 def test_a_run_of_few_steps_is_not_judged_in_its_warmup(store):
-    bridge = make_bridge(store, pruner="median", trials=20, concurrency=2)
+    bridge = make_bridge(store, pruner="median", trials=20, concurrency=2, overrides=SHORT_WARMUP)
     for n in range(4):
         bridge.suggest(f"t{n}")
         assert not run_out(bridge, f"t{n}", [0.5] * EPOCHS)
@@ -47,7 +47,7 @@ def test_a_run_of_few_steps_is_not_judged_in_its_warmup(store):
 
 @pytest.mark.parametrize("pruner", ["asha", "hyperband"])
 def test_batches_of_few_and_of_many_steps_are_compared_at_equal_epochs(store, pruner):
-    bridge = make_bridge(store, pruner=pruner, trials=20, concurrency=2)
+    bridge = make_bridge(store, pruner=pruner, trials=20, concurrency=2, overrides=SHORT_WARMUP)
     for n, (steps_an_epoch, better) in enumerate([(5, 0.0)] * 4 + [(100, 0.05)] * 6):
         bridge.suggest(f"t{n}")
         for epoch in range(1, EPOCHS + 1):
