@@ -13,7 +13,9 @@ from bigbatch.tune.strategies.protocol import Dimension
 def dimensions_of(ranges: Mapping[str, ParamRange]) -> tuple[Dimension, ...]:
     """A dimension for each searched parameter, in the order of ``ranges``. Derived rates are no parameters."""
     searched = [found for found in ranges.values() if found.kind != "derived"]
-    return tuple(Dimension(found.name, _distribution(found), dict(found.conditions)) for found in searched)
+    return tuple(
+        Dimension(found.name, _distribution(found), dict(found.conditions), prior=found.prior) for found in searched
+    )
 
 
 def _distribution(found: ParamRange) -> BaseDistribution:
