@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bigbatch.train_loop.config import BatchConfig, DataConfig, ModelConfig, OptimizerConfig, TrainConfig
+from bigbatch.train_loop.config import BatchConfig, ModelConfig, OptimizerConfig, TrainConfig
 from helpers.full_device import small_device
 from helpers.paths import TRAIN
 from helpers.processes import clean_environment
