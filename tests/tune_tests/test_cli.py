@@ -253,7 +253,15 @@ def test_the_console_command_equals_the_script(tmp_path):
 
 def test_the_plan_says_what_will_happen_before_it_does(tmp_path):
     done = run("--space", "large_batch", "--dry-run", "--trials", "5", "--max-epochs", "7", cwd=tmp_path)
-    for word in ("lars, lamb, sgd", "128, 256, 512, 1024", "1,437", "360", "5 of at most 7", "35 epochs", "results"):
+    for word in (
+        "lars, lamb, sgd",
+        "128, 256, 512, 1024",
+        "1,437",
+        "180 validation images choose, 180 others report",
+        "5 of at most 7",
+        "35 epochs",
+        "results",
+    ):
         assert word in done.stdout, word
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from bigbatch.cluster.host.command_line import OneLineParser
 from bigbatch.cluster.host.option_values import parse_fraction
+from bigbatch.tune.plan.holdout import parse_holdout
 
 
 def tune_parser(prog: str) -> argparse.ArgumentParser:
@@ -34,6 +35,12 @@ def _add_what(p: argparse.ArgumentParser) -> None:
         help="train on this part of each class, e.g. 10%%; validate on all",
     )
     add("--batch", metavar="B[,B…]", help="search these global batches only, e.g. 8192 or 2k,8k,32k (k = 1024)")
+    add(
+        "--holdout",
+        type=parse_holdout,
+        metavar="PART|none",
+        help="the part of the validation images that reports and does not choose (default: half, if there are 200)",
+    )
     add("--model", metavar="NAME", help="a torchvision network (default: resnet50 with GPUs, resnet18 without)")
     add(
         "--trials",

@@ -21,6 +21,7 @@ from bigbatch.tune.plan import wandb_mode
 from bigbatch.tune.plan.batches import parse_batches, pinned_batch
 from bigbatch.tune.plan.fitting import SearchRequest, fit_search, fit_search_to_unknown_cluster
 from bigbatch.tune.plan.frontier_plan import checked_tolerance
+from bigbatch.tune.plan.holdout import divide_validation, stored_holdout
 from bigbatch.tune.plan.machine import Share, local_machine, machine_to_be, share_out
 from bigbatch.tune.plan.options import EARLIER_NAMES, STOPPINGS, STRATEGIES, SearchOptions
 from bigbatch.tune.plan.prior import RatePrior
@@ -36,7 +37,7 @@ DEFAULT_EPOCHS = {"digits": 12}
 DEFAULT_EPOCHS_OTHER = 18
 KEYS_WITH_OPTIONS = {
     "epochs": "--max-epochs", "seed": "--seed", "model.name": "--model", "data.name": "--data",
-    "data.on_bad_image": "--on-bad-image",
+    "data.on_bad_image": "--on-bad-image", "data.holdout": "--holdout",
 }  # fmt: skip
 OPTION_EXPLANATIONS = {
     "--strategy": ", the Bayesian one (tree-structured Parzen estimator); gp is one with Gaussian processes",
@@ -121,7 +122,8 @@ def make_plan(options: SearchOptions) -> SearchPlan:
             raise ConfigError("--resume needs the study's name; got none. Write --study NAME (a folder of --output).")
         stored = read_description(Path(options.output or DEFAULT_OUTPUT).absolute() / options.study)
         # The study keeps the network that auto chose: another machine must not change it.
-        options = options.over({"model": stored.get("model"), **_kept_options(stored)})
+        known = {"model": stored.get("model"), "holdout": stored_holdout(stored)}
+        options = options.over({**known, **_kept_options(stored)})
     plan = _plan(options, RatePrior.of_study(stored) if stored else None)  # a requeued job repeats --prior-from
     if stored:
         if stored.get("space_fingerprint") in plan.space.earlier_fingerprints:
@@ -171,6 +173,7 @@ def check_option_values(o: SearchOptions) -> CheckedOptions:
     refuse_keys_with_options(o.set)
     overrides = with_subset(read_fixed(o.set), o.subset)
     overrides |= {"data.on_bad_image": o.on_bad_image} if o.on_bad_image else {}
+    overrides |= {"data.holdout": o.holdout} if o.holdout else {}
     batches = parse_batches(o.batch)
     overrides |= pinned_batch(batches, overrides)
     data_keys = {key: value for key, value in overrides.items() if key.startswith("data.")}
@@ -203,14 +206,14 @@ def _plan(o: SearchOptions, rates: RatePrior | None = None) -> SearchPlan:
     """``rates``: the prior of the resumed study."""
     space, checked = load_space(o.space or DEFAULT_SPACE), check_option_values(o)
     looked = look(checked.data, open_some=True)
-    data, workers = looked.info, checked.workers
+    (data, overrides), workers = divide_validation(looked.info, checked.overrides, o.holdout), checked.workers
     check_stage(o.stage, data, here=(o.address or "local") == "local")
     trials, max_epochs = _trials_and_epochs(o, space, data)
     machine = local_machine() if (o.address or "local") == "local" else machine_to_be()
     auto = (o.model or "auto") == "auto"
     share = share_out(machine, workers, trials) if machine.nodes else Share(1, workers, {"CPU": 1.0})
     model = None if auto else str(o.model)
-    search = SearchRequest(space, data, model, max_epochs, workers, checked.overrides, o.prior_from, checked.batches)
+    search = SearchRequest(space, data, model, max_epochs, workers, overrides, o.prior_from, checked.batches)
     fitted = fit_search(search, machine, rates) if machine.nodes else fit_search_to_unknown_cluster(search, rates)
     name = study_name(o.study, space, data)
     plan = SearchPlan(

@@ -21,8 +21,8 @@ STOPPINGS = ("asha", "hyperband", "median", "none")
 EARLIER_NAMES = {"sampler": "strategy", "scheduler": "stopping"}
 """Options under their names in studies of earlier versions. The command line takes both."""
 RESUMED_OPTIONS = (
-    "space", "data", "subset", "model", "trials", "max_epochs", "budget_gpu_hours", "strategy", "stopping", "workers",
-    "set", "batch", "tolerance", "seed", "wandb", "on_bad_image", "stage",
+    "space", "data", "subset", "holdout", "model", "trials", "max_epochs", "budget_gpu_hours", "strategy", "stopping",
+    "workers", "set", "batch", "tolerance", "seed", "wandb", "on_bad_image", "stage",
 )  # fmt: skip
 
 
@@ -33,6 +33,8 @@ class SearchOptions:
     space: str | None = None
     data: str | None = None
     subset: float | None = None
+    holdout: float | None = None
+    """0: none."""
     batch: str | None = None
     model: str | None = None
     trials: int | None = None

@@ -17,7 +17,8 @@ OPTIONS = {
     "batches": "--batch",
 }
 ADDED_LATER = ("classes_digest", "lr_spread")
-OF_THE_DATA = ("image_size", "train_size", "val_size", "num_classes")
+OF_THE_DATA = ("image_size", "train_size", "val_size", "holdout_size", "num_classes")
+OWN_OPTIONS = {"data.subset": "--subset", "data.holdout": "--holdout"}
 
 
 def check_same_study(identity: Mapping[str, object], stored: Mapping[str, object]) -> None:
@@ -30,7 +31,7 @@ def check_same_study(identity: Mapping[str, object], stored: Mapping[str, object
     for key, value in identity.items():
         if key in ADDED_LATER and key not in stored:  # a study of an earlier version
             continue
-        before = stored.get(key)
+        before = stored.get(key, 0 if key == "holdout_size" else None)
         if key == "overrides" and isinstance(before, dict) and isinstance(value, Mapping):
             _check_overrides(before, value)
         elif before != value:
@@ -42,7 +43,7 @@ def _check_overrides(before: Mapping[str, object], now: Mapping[str, object]) ->
     for name in {**before, **now}:
         if name in RUNTIME_KEYS or before.get(name) == now.get(name):
             continue
-        option = "--subset" if name == "data.subset" else f"--set {name}"
+        option = OWN_OPTIONS.get(name, f"--set {name}")
         if name not in before:
             raise _refusal(f"{option} was not given; got {now[name]!r}", f"Leave {option} out")
         raise _refusal(f"{option} was {before[name]!r}; got {now.get(name)!r}", f"Leave {option} out (it is kept)")

@@ -80,6 +80,7 @@ class SearchPlan:
             "image_size": self.data.image_size,
             "train_size": self.data.train_size,
             "val_size": self.data.val_size,
+            "holdout_size": self.data.holdout_size,
             "num_classes": self.data.num_classes,
             "classes_digest": hashlib.sha256(json.dumps(self.data.class_names).encode()).hexdigest()[:16],
         }

@@ -14,6 +14,7 @@ from rich.console import Console
 from bigbatch.cluster.host.root import ROOT
 from bigbatch.train_loop.host.disk_space import quota_lines
 from bigbatch.tune.plan.advice import sampler_weakness
+from bigbatch.tune.plan.holdout import images_in_words
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.study.certainty import Comparison, compare_with_best
 from bigbatch.tune.study.ledger import DeviceSeconds
@@ -53,16 +54,15 @@ def _plan_lines(plan: SearchPlan) -> list[tuple[str, str]]:
         ("space", f"{plan.space.name}: {plan.space.doc}"),
     ]
     lines += [("", f"{name:24} {interval.describe()}") for name, interval in plan.ranges.items()]
-    lines += [("", f"{key:24} {value} (set)") for key, value in plan.overrides.items()]
+    lines += [("", f"{key:24} {value} (set)") for key, value in plan.overrides.items() if key != "data.holdout"]
     fixed = columns_of(plan.space, plan.workload, plan.overrides, plan.ranges).fixed.items()
     lines += [("fixed", ", ".join(f"{name} {text}" for name, text in fixed if text))] if fixed else []
     factors = plan.workload.lr_factors.items()
     lines += [("", f"{f'prior[{name}]':24} × {factor:.3g}, by its range test") for name, factor in factors]
-    images = f"{d.train_size:,} training and {d.val_size:,} validation images"
     stops = f"strategy {plan.strategy}, stopping {plan.stopping}"
     return [
         *lines,
-        ("data", f"{d.name}: {images}, {d.num_classes} classes, {d.image_size} px"),
+        ("data", f"{d.name}: {images_in_words(d)}, {d.num_classes} classes, {d.image_size} px"),
         ("model", plan.model + _why_model(plan)),
         *_stem(plan),
         ("trials", f"{plan.trials} of at most {plan.max_epochs} epochs, {stops}"),

@@ -94,7 +94,7 @@ def test_several_batches_need_a_space_that_searches_the_batch(tmp_path):
     fixed = own_space(tmp_path, "", "return workload.config({'lr': trial.suggest_float('lr', 0.1, 1.0), 'batch': 64})")
     with pytest.raises(ConfigError, match=r"searches the batch; got space 'own'.*--batch 64"):
         plan_of(tmp_path, space=fixed, batch="64,128")
-    assert plan_of(tmp_path, space=fixed, batch="128").overrides == {"batch.global_size": 128}
+    assert plan_of(tmp_path, space=fixed, batch="128").overrides == {"batch.global_size": 128, "data.holdout": 0.5}
     whole = own_space(tmp_path, "", "return workload.config({'batch': trial.suggest_int('batch', 64, 256, step=64)})")
     assert plan_of(tmp_path, space=whole, batch="64,96").ranges["batch"].choices == (64, 96)
 

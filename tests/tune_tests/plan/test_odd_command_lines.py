@@ -56,6 +56,11 @@ TUNE_LINES = {
     "--subset 110%": "data.subset must be above 0 and at most 1; got 1.1",
     "--subset 0%": "data.subset",
     "--subset nan": "data.subset",
+    "--holdout half": "--holdout must be a part of the validation images, or none; got 'half'. Write e.g. 50%.",
+    "--holdout 100%": "data.holdout must be at least 0 and below 1; got 1",
+    "--holdout -1": "data.holdout must be at least 0 and below 1",
+    "--holdout 1%": "data.holdout must leave an image of each class in both parts",
+    "--set holdout=0.5": "data.holdout has its own option; got --set data.holdout=0.5. Write --holdout 0.5.",
     "--set subset=200%": "data.subset",
     # names
     "--sampler bayes": "Write --sampler tpe, the Bayesian one",
@@ -204,9 +209,9 @@ def test_an_odd_line_is_refused_in_one_line_that_names_what_was_typed(
     [
         ("--trials 1e1", "10 of at most 3 epochs"),
         ("--max-epochs 2.0", "of at most 2 epochs"),
-        ("--subset 10%", "144 training and 360 validation images"),
-        ("--subset 0.1", "144 training and 360 validation images"),
-        ("--set subset=10%", "144 training and 360 validation images"),
+        ("--subset 10%", "144 training images; 180 validation images choose"),
+        ("--subset 0.1", "144 training images; 180 validation images choose"),
+        ("--set subset=10%", "144 training images; 180 validation images choose"),
         ("--set batch=1e2", "batch.global_size        100 (set)"),
         ("--set lr=.5", "optimizer.peak_lr        0.5 (set)"),
         ("--set lr_multiplier=1", "lr_multiplier            1.0 (set)"),
@@ -304,7 +309,7 @@ def test_a_parameter_of_ones_own_space_is_fixed_also_over_a_resume(tmp_path: Pat
     )
     options = SearchOptions(space="mine.py", set=("depth=2e0", "kind=b", "wd=1e-3"))
     plan = make_plan(options)
-    assert plan.overrides == {"optimizer.weight_decay": 1e-3, "depth": 2, "kind": "b"}
+    assert plan.overrides == {"optimizer.weight_decay": 1e-3, "depth": 2, "kind": "b", "data.holdout": 0.5}
     assert list(plan.ranges) == ["lr"]
     config = plan.space(StandInTrial(random.Random(0)), plan.workload, plan.overrides)
     assert (config.schedule.warmup_epochs, config.batch.global_size) == (2, 64)
