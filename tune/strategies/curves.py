@@ -40,8 +40,8 @@ class CurvesProposer:
     name = "curves"
     capabilities = Capabilities(frontier=True)
 
-    def __init__(self, facts: SearchFacts) -> None:
-        self._facts, self._encoder = facts, CurveEncoder(facts)
+    def __init__(self, facts: SearchFacts, encoder: CurveEncoder | None = None) -> None:
+        self._facts, self._encoder = facts, encoder or CurveEncoder(facts)
 
     def sampler(self, number: int) -> BaseSampler:
         """A sampler for trial ``number``."""

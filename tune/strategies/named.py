@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 from optuna.samplers import BaseSampler
 
+from bigbatch.tune.strategies.curve_data import CurveEncoder
 from bigbatch.tune.strategies.curves import CurvesProposer
+from bigbatch.tune.strategies.early_look import EarlyLook
 from bigbatch.tune.strategies.frontier_sampler import FrontierProposer
 from bigbatch.tune.strategies.protocol import Capabilities, Combined, Proposer, SearchFacts, Stopping, Strategy
 from bigbatch.tune.strategies.samplers import sampler_factory
@@ -25,7 +27,7 @@ CAPABILITIES = {
 }
 """By the name of ``--strategy``."""
 STRATEGIES = ("auto", *CAPABILITIES)
-STOPPINGS = ("auto", "asha", "hyperband", "median", "none")
+STOPPINGS = ("auto", "look", "asha", "hyperband", "median", "none")
 
 
 @dataclass(frozen=True)
@@ -46,10 +48,11 @@ def make_strategy(strategy: str, stopping: str, facts: SearchFacts) -> Strategy:
     if strategy not in STRATEGIES or stopping not in STOPPINGS:
         raise ValueError(f"no such strategy: {strategy!r} with {stopping!r}")
     strategy, stopping = resolved(strategy, stopping, facts)
-    proposer = _proposer(strategy, facts)
+    encoder = CurveEncoder(facts)  # curves and look learn from the same curves
+    proposer = _proposer(strategy, facts, encoder)
     if facts.frontier is not None:
         proposer = FrontierProposer(proposer, facts)
-    return Combined(proposer, _stopping(stopping, facts))
+    return Combined(proposer, _stopping(stopping, facts, encoder))
 
 
 def resolved(strategy: str, stopping: str, facts: SearchFacts) -> tuple[str, str]:
@@ -62,12 +65,14 @@ def capabilities_of(strategy: str) -> Capabilities:
     return CAPABILITIES[strategy]
 
 
-def _proposer(name: str, facts: SearchFacts) -> Proposer:
+def _proposer(name: str, facts: SearchFacts, encoder: CurveEncoder) -> Proposer:
     if name == "curves":
-        return CurvesProposer(facts)
+        return CurvesProposer(facts, encoder)
     make = sampler_factory(name, facts.seed, facts.trials, facts.names, facts.priors)
     return SamplerProposer(name, CAPABILITIES[name], make)
 
 
-def _stopping(name: str, facts: SearchFacts) -> Stopping:
+def _stopping(name: str, facts: SearchFacts, encoder: CurveEncoder) -> Stopping:
+    if name == "look":
+        return EarlyLook(facts, encoder)
     return PrunerStopping(name, facts)

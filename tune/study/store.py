@@ -29,9 +29,11 @@ from bigbatch.tune.study import tables
 from bigbatch.tune.study.description import SCHEMA_VERSION, STUDY_FILE, Description, read_description
 from bigbatch.tune.study.ledger import Ledger, open_bill
 from bigbatch.tune.study.patient_journal import Disk, PatientJournal
+from bigbatch.tune.study.paused_checkpoints import ChooseDropped, drop_paused
 from bigbatch.tune.study.provenance import redact
 from bigbatch.tune.study.retry import may_need_checkpoint
 from bigbatch.tune.study.storage_url import DatabaseLost, check_database_file
+from bigbatch.tune.study.trial_facts import is_paused
 
 JOURNAL_FILE = "optuna.journal"
 REFRESH_SHARE = 0.05
@@ -53,6 +55,8 @@ class StudyStore:
         """The device hours that the study has used. Exists from the moment the folder is held."""
         self._next_refresh = 0.0
         self.disk = Disk(folder)
+        self.choose_dropped: ChooseDropped | None = None
+        """Which checkpoints of paused trials go if they need too much room; None: all stay."""
         self.study: optuna.Study
 
     # Paths
@@ -206,7 +210,7 @@ class StudyStore:
         self._next_refresh = time.monotonic() + (time.monotonic() - started) / REFRESH_SHARE
 
     def drop_checkpoints(self) -> None:
-        """Remove checkpoints of ended trials, except the best one's and those from which a retry would continue.
+        """Remove checkpoints of ended trials, except the best one's and those from which another trial may go on.
 
         This looks only at the few folders that exist.
         """
@@ -216,8 +220,12 @@ class StudyStore:
             number = folder.name.removeprefix("trial-")
             if not number.isdigit() or int(number) >= len(trials) or not trials[int(number)].state.is_finished():
                 continue
+            if is_paused(trials[int(number)]):  # these have a budget
+                continue
             if (best is None or int(number) != best.number) and not may_need_checkpoint(trials[int(number)]):
                 shutil.rmtree(folder, ignore_errors=True)
+        if self.choose_dropped is not None:
+            drop_paused(self, trials, self.choose_dropped)
 
     def add_session(self, session: dict[str, object], **changes: object) -> None:
         """Append the facts of this driver's run to study.json, and change other keys."""

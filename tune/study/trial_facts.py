@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
 from bigbatch.cluster.host import json_values
@@ -20,8 +21,9 @@ CONTINUES_ATTR = "continues"
 DIVERGED_ATTR = "diverged"
 """User attribute of a trial whose loss or validation was not finite: True. Its hyperparameters are the reason. A trial
 that fails otherwise (a lost process, no memory, an unreadable image) does not have it, and says nothing about them."""
-DROPPED_ATTR = "checkpoint_dropped"
-"""User attribute of a paused trial whose checkpoint was removed to make room: it can only begin again."""
+DROPPED_ATTR = "checkpoint_dropped/"
+"""Prefix of a study's user attributes, with the number of a paused trial whose checkpoint was removed for room. Such
+a trial cannot be continued. It is the study's attribute, because Optuna does not change a trial that has ended."""
 
 
 def planned_epochs(trial: FrozenTrial) -> int | None:
@@ -61,3 +63,8 @@ def waiting_to_continue(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
     """Paused trials that no other trial continues, in the order of their numbers."""
     continued = continued_trials(trials)
     return [t for t in trials if is_paused(t) and t.number not in continued]
+
+
+def dropped_checkpoints(study: Study) -> set[int]:
+    """Numbers of paused trials whose checkpoint was removed to make room."""
+    return {int(key.removeprefix(DROPPED_ATTR)) for key in study.user_attrs if key.startswith(DROPPED_ATTR)}

@@ -1,0 +1,200 @@
+"""One early look: when trials pause, which go on, when it is over, and which checkpoints make room."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import optuna
+import pytest
+from optuna.distributions import CategoricalDistribution, FloatDistribution
+from optuna.trial import TrialState
+
+from bigbatch.train_loop.host.disk_space import SpaceLeft
+from bigbatch.tune.strategies.early_look import checkpoints_to_drop, predicted_ends
+from bigbatch.tune.strategies.named import make_strategy
+from bigbatch.tune.strategies.protocol import Decision, Dimension, SearchFacts, Strategy
+from bigbatch.tune.study import paused_checkpoints
+from bigbatch.tune.study.objective import Objective
+from bigbatch.tune.study.retry import RETRIES_ATTR
+from bigbatch.tune.study.store import StudyStore
+from bigbatch.tune.study.trial_facts import CONTINUES_ATTR, DROPPED_ATTR, PAUSED_ATTR
+from helpers.lone_studies import begin, frozen, go, new_study
+
+EPOCHS = 20
+X = FloatDistribution(0.0, 1.0)
+BATCH = CategoricalDistribution((256, 1024, 4096))
+
+
+def facts_of(trials: int = 12, frontier: str | None = None) -> SearchFacts:
+    dimensions = (Dimension("x", X), Dimension("batch", BATCH))
+    return SearchFacts(dimensions, trials, EPOCHS, objective=Objective("v", worst=0.1), frontier=frontier)
+
+
+@pytest.mark.parametrize(
+    ("epochs", "warmup", "paused_in"), [(20, 0, 2), (20, 5, 6), (90, 8.2, 13), (5, 0, 1), (12, 1.2, 2), (3, 2.9, None)]
+)
+def test_a_trial_pauses_after_a_tenth_but_not_before_its_warmup_and_a_twentieth(epochs, warmup, paused_in):
+    study, strategy = new_study(), make_strategy("random", "look", facts_of())
+    trial = begin(study, {}, epochs=epochs, warmup=warmup)
+    decision = go(study, strategy, trial, [0.5] * (epochs - 1))
+    assert (decision, frozen(study, trial).last_step) == (
+        (Decision.GO_ON, epochs - 1) if paused_in is None else (Decision.PAUSE, paused_in)
+    )
+
+
+def test_a_continuation_is_not_looked_at_again_nor_its_retry_but_a_retry_of_a_first_attempt_is():
+    study, strategy = new_study(), make_strategy("random", "look", facts_of())
+    first = begin(study, {}, epochs=EPOCHS)
+    go(study, strategy, first, [0.5] * 19)
+    study.tell(first, state=TrialState.PRUNED)
+    for attrs, last in (({CONTINUES_ATTR: 0}, Decision.GO_ON), ({RETRIES_ATTR: 1}, Decision.GO_ON)):
+        study.enqueue_trial({}, user_attrs=attrs)
+        assert go(study, strategy, begin(study, {}, epochs=EPOCHS), [0.5] * 19) == last
+    lost = begin(study, {}, epochs=EPOCHS)
+    study.enqueue_trial({}, user_attrs={RETRIES_ATTR: lost.number})
+    assert go(study, strategy, begin(study, {}, epochs=EPOCHS), [0.5] * 19) == Decision.PAUSE
+
+
+def a_trial(study: optuna.Study, strategy: Strategy, x: float, batch: int = 256, end: float | None = None) -> int:
+    """Run a trial as far as the strategy lets it; its value rises to ``end``, half of the way in the first epoch."""
+    study.enqueue_trial({"x": x, "batch": batch})
+    return run_next(study, strategy, end)
+
+
+def run_next(study: optuna.Study, strategy: Strategy, end: float | None = None) -> int:
+    trial = study.ask()
+    x, batch = trial._suggest("x", X), trial._suggest("batch", BATCH)
+    end = 0.9 - 0.5 * abs(x - 0.3) - batch / 20000 if end is None else end
+    trial.set_user_attr("config", {"epochs": EPOCHS, "batch": batch})
+    decision = go(study, strategy, trial, [0.1 + (end - 0.1) * e / (e + 1) for e in range(1, EPOCHS)])
+    if decision == Decision.PAUSE:
+        trial.set_user_attr(PAUSED_ATTR, frozen(study, trial).last_step)
+        study.tell(trial, state=TrialState.PRUNED)
+    else:
+        study.tell(trial, end)
+    return trial.number
+
+
+def one_slot(study: optuna.Study, strategy: Strategy, number: int, batches: tuple[int, ...] = (256,)) -> str:
+    """What a free slot does: the paused trial that it continues, or ``new``; ``over`` if nothing is left."""
+    paused = strategy.to_continue(study)
+    if paused is None:
+        if number >= 12:
+            return "over"
+        a_trial(study, strategy, (0.37 * number) % 1, batches[number % len(batches)])
+        return "new"
+    study.enqueue_trial(paused.params, user_attrs={CONTINUES_ATTR: paused.number})
+    run_next(study, strategy)
+    return str(paused.number)
+
+
+def whole_search(strategy: Strategy, batches: tuple[int, ...] = (256,)) -> tuple[optuna.Study, list[str]]:
+    study, slots = new_study(), list[str]()
+    while not slots or slots[-1] != "over":
+        slots.append(one_slot(study, strategy, slots.count("new"), batches))
+        assert len(slots) < 40
+    return study, slots
+
+
+def test_every_fourth_slot_continues_the_best_and_a_third_runs_to_the_end():
+    strategy = make_strategy("random", "look", facts_of())
+    study, slots = whole_search(strategy)
+    new = [i for i, slot in enumerate(slots) if slot == "new"]
+    assert len(new) == 12
+    continued = [i for i, slot in enumerate(slots) if slot not in ("new", "over")]
+    assert [i for i in continued if i < max(new)] == [11], "the twelfth slot: not before there is something to compare"
+    done = [t for t in study.trials if t.state == TrialState.COMPLETE]
+    assert len(done) == 4 and strategy.is_over(study)
+    by_end = sorted((abs((0.37 * n) % 1 - 0.3), n) for n in range(12))
+    of_best = {round((0.37 * n) % 1, 6) for _, n in by_end[:5]}
+    assert {round(t.params["x"], 6) for t in done} <= of_best
+
+
+def test_every_value_of_the_frontier_has_a_trial_that_ran_to_its_end():
+    strategy = make_strategy("random", "look", facts_of(frontier="batch"))
+    study, _ = whole_search(strategy, (256, 256, 256, 256, 1024, 4096))
+    done = [t.params["batch"] for t in study.trials if t.state == TrialState.COMPLETE]
+    assert set(done) == {256, 1024, 4096} and len(done) == 4
+
+
+def test_it_is_not_over_while_a_trial_runs_that_may_yet_pause():
+    strategy, study = make_strategy("random", "look", facts_of(trials=1)), new_study()
+    trial = begin(study, {}, epochs=EPOCHS)
+    assert not strategy.is_over(study) and strategy.to_continue(study) is None
+    go(study, strategy, trial, [0.5] * 19)
+    trial.set_user_attr(PAUSED_ATTR, 2)
+    study.tell(trial, state=TrialState.PRUNED)
+    assert not strategy.is_over(study)
+    paused = strategy.to_continue(study)
+    assert paused is not None and paused.number == 0
+    study.enqueue_trial({}, user_attrs={CONTINUES_ATTR: 0})
+    on = begin(study, {}, epochs=EPOCHS)
+    assert strategy.to_continue(study) is None and not strategy.is_over(study), "one is on its way"
+    study.tell(on, state=TrialState.FAIL)
+    assert strategy.is_over(study), "nothing is left that could be continued"
+
+
+def test_predictions_compare_trials_that_were_looked_at_in_different_epochs():
+    """A slow starter with a long warmup has the lower value now, at a later epoch; but those like it won."""
+    study, strategy = new_study(), make_strategy("random", "none", facts_of())
+
+    def curve(x: float, epochs: int) -> None:
+        study.enqueue_trial({"x": x, "batch": 256})
+        trial = study.ask()
+        trial._suggest("x", X), trial._suggest("batch", BATCH)
+        trial.set_user_attr("config", {"epochs": EPOCHS})
+        values = [0.1 + x * 0.04 * e if x > 0.5 else 0.5 + 0.005 * e for e in range(1, epochs + 1)]
+        go(study, strategy, trial, values)
+        study.tell(
+            trial, values[-1] if epochs == EPOCHS else None, state=None if epochs == EPOCHS else TrialState.PRUNED
+        )
+
+    for x in (0.1, 0.2, 0.9, 0.95):
+        curve(x, EPOCHS)
+    curve(0.15, 2)
+    curve(0.93, 6)
+    ends = predicted_ends(study.trials, facts_of())
+    assert study.trials[5].intermediate_values[6] < study.trials[4].intermediate_values[2]
+    assert ends[5] > ends[4]
+
+
+def test_checkpoints_go_worst_predicted_first_until_the_others_fit():
+    study, strategy = new_study(), make_strategy("random", "look", facts_of())
+    for x in (0.3, 0.9, 0.4, 0.7, 0.31):
+        a_trial(study, strategy, x)
+    sizes = dict.fromkeys(range(5), 100)
+    assert checkpoints_to_drop(study.trials, facts_of(), sizes, 500) == []
+    assert checkpoints_to_drop(study.trials, facts_of(), sizes, 320) == [1, 3]
+    assert set(checkpoints_to_drop(study.trials, facts_of(), sizes, 0)) == set(range(5))
+
+
+def paused_store(store: StudyStore, sizes: Mapping[float, int]) -> Strategy:
+    strategy = make_strategy("random", "look", facts_of())
+    for x, size in sizes.items():
+        number = a_trial(store.study, strategy, x)
+        folder = store.checkpoint_folder(number)
+        folder.mkdir(parents=True)
+        (folder / "last.pt").write_bytes(bytes(size))
+    return strategy
+
+
+def test_the_store_removes_them_and_the_study_knows_before(tmp_path, monkeypatch):
+    store = StudyStore.create(tmp_path / "study", "s", {}, None)
+    strategy = paused_store(store, {0.3: 50_000, 0.9: 50_000, 0.4: 50_000, 0.7: 50_000})
+    chosen: list[int] = []
+
+    def choose(trials, sizes, budget_bytes):
+        chosen.append(budget_bytes)
+        return checkpoints_to_drop(trials, facts_of(), sizes, budget_bytes)
+
+    store.choose_dropped = choose
+    monkeypatch.setattr(paused_checkpoints, "space_left", lambda folder: SpaceLeft(10_000, None, "test", "test"))
+    store.drop_checkpoints()
+    assert chosen[0] == pytest.approx(105_000, rel=0.1)
+    left = [n for n in range(4) if store.checkpoint_folder(n).exists()]
+    assert left == [0, 2] and {f"{DROPPED_ATTR}1", f"{DROPPED_ATTR}3"} == set(store.study.user_attrs)
+    for _ in range(12):
+        a_trial(store.study, strategy, 0.99, end=0.11)
+    continued = [strategy.to_continue(store.study)]
+    assert continued[0] is not None and continued[0].number in (0, 2)
+    store.close()
