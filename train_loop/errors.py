@@ -31,26 +31,4 @@ class ImageError(RuntimeError):
 
 
 class LoaderError(RuntimeError):
-    """A loader process ended or failed. The message names it.
-
-    ``killed``: whether a signal killed it. The usual reason is that the node's memory was full.
-    """
-
-    def __init__(self, message: str, *, killed: bool = False) -> None:
-        super().__init__(message)
-        self.killed = killed
-
-
-class DeviceMemoryError(RuntimeError):
-    """A training step did not fit into a device's memory. The message says what was tried.
-
-    ``healed``: whether a smaller micro-batch is noted beside the checkpoints, so that the next start may fit.
-    """
-
-    def __init__(self, message: str, *, healed: bool = False) -> None:
-        super().__init__(message)
-        self.healed = healed
-
-
-class NodeMemoryError(RuntimeError):
-    """The memory of a node was full. The message says what would help."""
+    """A loader process ended or failed. The message names it."""

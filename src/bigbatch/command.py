@@ -43,6 +43,12 @@ def _fetch(argv: Sequence[str]) -> int:
     return main(argv)
 
 
+def _simulate(argv: Sequence[str]) -> int:
+    from bigbatch.tune.simulate.command import main
+
+    return main(argv)
+
+
 def _cluster(argv: Sequence[str]) -> int:
     from bigbatch.cluster.cli import cluster_main
     from bigbatch.tune.plan.arguments import tune_parser
@@ -88,6 +94,7 @@ COMMANDS: Commands = {
     "lr-find": (_lr_find, "find a learning rate by a range test"),
     "pack": (_pack, "pack images into a few files that load fast"),
     "fetch": (_fetch, "download a data set by name and pack it"),
+    "simulate": (_simulate, "compare search strategies on recorded learning curves"),
     "cluster": (_cluster, "run searches on a Slurm cluster"),
     "studies": (_studies, "list studies with state, best value and hours"),
     "show": (_show, "print one study, running or not"),

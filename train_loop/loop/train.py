@@ -24,16 +24,10 @@ from bigbatch.train_loop.data.pixels import mixing
 from bigbatch.train_loop.data.sets.scan import FolderScan
 from bigbatch.train_loop.data.source import Batch, Step
 from bigbatch.train_loop.distributed import pick_device
-from bigbatch.train_loop.errors import DeviceMemoryError, ImageError, NonFiniteLossError, TrainingStopped
+from bigbatch.train_loop.errors import ImageError, NonFiniteLossError, TrainingStopped
 from bigbatch.train_loop.host.disk_full import DiskFull
 from bigbatch.train_loop.loop.assembly import Run, set_up
 from bigbatch.train_loop.loop.checkpoint import CheckpointFolder, describe_data
-from bigbatch.train_loop.loop.healing import (
-    Healing,
-    device_memory_named,
-    free_device_memory,
-    is_device_memory_full,
-)
 from bigbatch.train_loop.loop.metrics import MetricSums
 from bigbatch.train_loop.model import precise_bn
 from bigbatch.train_loop.optim.schedules import learning_rate
@@ -89,39 +83,17 @@ def train(
             exist, SyncBatchNorm on CPUs, or a checkpoint of another configuration.
         NonFiniteLossError: on all ranks, when the loss of any becomes NaN or infinite.
         CheckpointError: no checkpoint in the folder can be read, or the ranks see different ones.
-        DeviceMemoryError: a step does not fit into the device's memory. One worker first tries smaller micro-batches,
-            down to one image (``healing``). Of several workers the one that failed raises; if ``healed`` is true,
-            start all of them again.
-        NodeMemoryError: as DeviceMemoryError, on CPUs.
         TrainingStopped: see ``Reporter``.
     """
-    device = device or pick_device()
-    checkpoints, healing = CheckpointFolder(checkpoint_dir, checkpoint_every_s), Healing(checkpoint_dir)
-    while True:
-        with device_memory_named(device):
-            run = set_up(config, reporter, checkpoints, device, stage_folder, scan, healing.halvings)
-        try:
-            return _train_to_the_end(run)
-        except Exception as error:
-            if not is_device_memory_full(error, device):
-                raise
-            position = (run.progress.epoch, run.progress.step)
-            failed = healing.meet(error, run.split, position, run.world.rank)
-            if run.world.workers > 1 or not isinstance(failed, DeviceMemoryError) or not failed.healed:
-                raise failed from error
-        finally:
-            run.source.close()
-        del run
-        free_device_memory()
-
-
-def _train_to_the_end(run: Run) -> TrainResult:
-    """Train the epochs that are left, and report each."""
-    reporter = run.reporter
-    if run.resumed_from_epoch is not None and hasattr(reporter, "resumed"):
-        reporter.resumed(_history(run))
-    while run.progress.epoch < run.config.epochs:
-        reporter.report(_epoch(run))
+    checkpoints = CheckpointFolder(checkpoint_dir, checkpoint_every_s)
+    run = set_up(config, reporter, checkpoints, device or pick_device(), stage_folder, scan)
+    try:
+        if run.resumed_from_epoch is not None and hasattr(reporter, "resumed"):
+            reporter.resumed(_history(run))
+        while run.progress.epoch < config.epochs:
+            reporter.report(_epoch(run))
+    finally:
+        run.source.close()
     history = _history(run)
     best = max(history, key=lambda r: (r.val_top1, -r.epoch))
     return TrainResult(history[-1], best.val_top1, best.epoch, history)
@@ -389,7 +361,6 @@ def _save(run: Run) -> None:
                 "scaler": run.scaler.state_dict(),
                 "progress": dataclasses.asdict(run.progress),
                 "steps_per_epoch": run.steps_per_epoch,
-                "micro_size": run.split.micro_size,
                 **({"average": run.average.tensors} if run.average else {}),
             }
         )

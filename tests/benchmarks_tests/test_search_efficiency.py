@@ -1,0 +1,98 @@
+"""benchmarks/search_efficiency.py: a tiny run, its continuation, its figures, and Ray's rungs against Ray's own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bigbatch.tune.simulate import CurveTable, synthetic_table
+from helpers.paths import ROOT
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The script as a module."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import search_efficiency as module
+
+    return module
+
+
+@pytest.fixture
+def arms(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import search_arms as module
+
+    return module
+
+
+def run(bench: Any, folder: Path, *options: str) -> dict[str, Any]:
+    small = ["--raw", str(folder / "raw.jsonl"), "--families", "projected", "--rows", "40", "--budget", "12"]
+    assert bench.main([*small, "--slots", "4", "--output", str(folder / "out.json"), *options]) == 0
+    found: dict[str, Any] = json.loads((folder / "out.json").read_text())
+    return found
+
+
+def test_every_arm_runs_and_what_is_done_is_not_run_again(bench: Any, tmp_path: Path) -> None:
+    first = run(bench, tmp_path, "--seeds", "1")
+    raw = (tmp_path / "raw.jsonl").read_text()
+    assert {row["arm"] for row in first["rows"]} == set(bench.FIXED) and len(raw.splitlines()) == len(bench.FIXED)
+    with (tmp_path / "raw.jsonl").open("a") as file:
+        file.write('{"group": "proj')  # a kill in the middle of a line
+        file.write("\n")
+    second = run(bench, tmp_path, "--seeds", "2", "--arms", "random", "bound_best_first", "qmc+none")
+    assert (tmp_path / "raw.jsonl").read_text().startswith(raw), "appended"
+    rows = {row["arm"]: row for row in second["rows"]}
+    assert {arm: row["searches"] for arm, row in rows.items()} == {"random": 2, "bound_best_first": 2, "qmc+none": 2}
+    assert rows["bound_best_first"]["regret_16"][0] == 0.0 and second["provenance"]["packages"]["optuna"]
+
+
+def test_figures_of_a_group_by_hand(bench: Any) -> None:
+    def line(arm: str, seed: int, hit: float | None, regret: float) -> dict[str, Any]:
+        figures = {"hit": hit, "regret": dict.fromkeys(("16", "24", "40"), regret), "decision_ms": 1.0}
+        return {"group": "g", "arm": arm, "slots": 8, "seed": seed, "budget": 60.0, **figures}
+
+    lines = [line("random", s, hit, 2.0) for s, hit in enumerate((40.0, None, 50.0))]
+    lines += [line("ours", s, hit, 1.0) for s, hit in enumerate((20.0, 25.0, 30.0))]
+    rows = {row["arm"]: row for row in bench.summary(lines)}
+    assert rows["random"]["hit"][0] == 50.0 and rows["random"]["missed"] == 1
+    value, low, high = rows["ours"]["times_random"]
+    assert (value, low, high) == (2.0, pytest.approx(5 / 3, abs=0.01), pytest.approx(90 / 25, abs=0.5))
+    assert "times_random" not in rows["random"] and "times_stock" not in rows["ours"]
+    (mean,) = [row for row in bench.overall(list(rows.values())) if row["arm"] == "ours"]
+    assert mean["times_random"] == 2.0
+
+
+def test_stocks_rungs_are_those_of_rays_scheduler(arms: Any) -> None:
+    """Against ``_Bracket`` of the installed Ray."""
+    from types import SimpleNamespace
+
+    from ray.tune.schedulers.async_hyperband import _Bracket
+
+    table: CurveTable = synthetic_table("projected", 0, rows=40)
+    ours = arms.Stock(table, seed=0)
+    rays = _Bracket(1, table.max_epochs, arms.RAYS_FACTOR, 0)
+    rng, stopped = np.random.default_rng(0), set()
+    for epoch in range(1, table.max_epochs):
+        for number in range(30):
+            if number not in stopped:
+                value = float(rng.random())
+                trial: Any = SimpleNamespace(trial_id=number)
+                stops = rays.on_result(trial, epoch, value) == "STOP"
+                assert ours._stops(number, epoch, value) is stops
+                stopped |= {number} if stops else set()
+    assert 5 < len(stopped) < 30
+
+
+def test_bounds_know_the_end(arms: Any) -> None:
+    table = synthetic_table("projected", 1, rows=60)
+    best = arms.run("bound_best_first", table, 4, 0, 1e9, lambda epoch: epoch.finished)
+    assert best.epochs[-1].value in [table.curves[row].values[-1] for row in table.order[:4]]
+    losers = arms.run("bound_losers_stopped", table, 4, 0, 1e9, lambda epoch: False)
+    assert [e.value for e in losers.epochs if e.finished] == [table.best], "one row is the best hundredth of sixty"
+    stock = arms.run("stock", table, 4, 0, 1e9, lambda epoch: False)
+    assert len({e.trial for e in stock.epochs}) == 60

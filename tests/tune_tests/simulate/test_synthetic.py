@@ -1,0 +1,52 @@
+"""Invented landscapes: they are what their description says, and the same in every process."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy.stats import spearmanr
+
+from bigbatch.train_loop.config import ConfigError
+from bigbatch.tune.simulate import RecordedCurve, synthetic_table
+from bigbatch.tune.simulate.pool import RowPool
+
+
+def rate(params: RecordedCurve) -> float:
+    return float(str(params.params.get("peak_lr", params.params.get("lr_multiplier"))))
+
+
+@pytest.mark.parametrize("family", ["wide", "projected", "steps"])
+def test_a_family_has_divergence_noise_and_curves_that_cross(family: str) -> None:
+    tables = [synthetic_table(family, seed) for seed in range(6)]
+    assert len({table.best for table in tables}) == 6
+    assert tables[2].curves == synthetic_table(family, 2).curves
+    crossed = 0
+    for table in tables:
+        RowPool(table)  # every row lies in the declared space, with the parameters that its choices ask for
+        ends = [c for c in table.curves if not c.diverged]
+        assert all(table.worst * 0.9 <= v <= 1 for c in table.curves for v in c.values)
+        better = sorted(ends, key=lambda c: c.values[-1])[len(ends) // 2 :]
+        early = [c.values[max(0, round(0.1 * c.epochs) - 1)] for c in better]
+        crossed += spearmanr(early, [c.final for c in better]).statistic < 0.8
+    assert crossed >= 3, "among the better half, early values say little about the end"
+    diverged = [(rate(c), c.diverged) for table in tables for c in table.curves]
+    rates = {flag: np.median([r for r, d in diverged if d is flag]) for flag in (True, False)}
+    assert rates[True] > 2 * rates[False], "high rates diverge"
+
+
+def test_runs_of_steps_diverge_late_too_and_jump_where_the_rate_drops() -> None:
+    table = synthetic_table("steps", 0)
+    lives = [len(c.values) / c.epochs for c in table.curves if c.diverged]
+    assert max(lives) > 0.3, "not in the warmup alone"
+    jumps = []
+    for c in table.curves:
+        drop = max(1, round(float(str(c.params["drop_at"])) * c.epochs))
+        if not c.diverged and drop < c.epochs - 1:
+            steps = np.diff(c.values)
+            jumps.append(steps[drop - 1 : drop + 1].max() - np.median(steps))
+    assert np.mean(np.array(jumps) > 0.01) > 0.4
+
+
+def test_an_unknown_family_is_named() -> None:
+    with pytest.raises(ConfigError, match="one of wide, projected, steps; got 'other'"):
+        synthetic_table("other", 0)

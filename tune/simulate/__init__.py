@@ -1,0 +1,8 @@
+"""Replays of searches over recorded learning curves. Importing this loads neither Ray nor torch."""
+
+from bigbatch.tune.simulate.curves import CurveTable, RecordedCurve
+from bigbatch.tune.simulate.readers import read_curves
+from bigbatch.tune.simulate.replay import ReplayedEpoch, simulate
+from bigbatch.tune.simulate.synthetic import synthetic_table
+
+__all__ = ["RecordedCurve", "CurveTable", "ReplayedEpoch", "read_curves", "simulate", "synthetic_table"]

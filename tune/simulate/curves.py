@@ -1,0 +1,183 @@
+"""A table of recorded learning curves: the runs that a replay draws its trials from.
+
+A **row** is one run: its parameters, its value after each epoch, and when each epoch ended. A row ends early only if
+its run diverged. Runs that were stopped or that crashed are in no table: nobody knows how they would have ended.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from bigbatch.train_loop.config import ConfigError
+from bigbatch.tune.simulate.dimensions import infer_dimensions
+from bigbatch.tune.strategies.protocol import Dimension
+from bigbatch.tune.strategies.unit_space import UnitSpace
+from bigbatch.tune.study.objective import Objective
+
+TOP_SHARE = 0.01
+"""The share of the rows that count as found: the best one in a hundred, at least one."""
+
+
+@dataclass(frozen=True)
+class RecordedCurve:
+    """One recorded run. Raises ConfigError for a curve that cannot be replayed."""
+
+    params: Mapping[str, object]
+    """Name → value. A parameter that does not exist in this run is absent."""
+    values: tuple[float, ...]
+    """After each epoch, the first epoch first. A diverged run has those before it diverged."""
+    seconds: tuple[float, ...]
+    """When each epoch ended, since the run's begin. A diverged run may have one more: when it diverged."""
+    epochs: int
+    """The epochs that the run was to train."""
+    diverged: bool = False
+    warmup_epochs: float = 0.0
+
+    def __post_init__(self) -> None:
+        times, count = self.seconds, len(self.values)
+        if any(not math.isfinite(value) for value in self.values):
+            raise ConfigError("values of a curve must be finite; got one that is not. Mark the run as diverged.")
+        if len(times) != count and not (self.diverged and len(times) == count + 1):
+            raise ConfigError(
+                f"a curve needs the seconds of each value; got {len(times)} for {count}. Add those missing."
+            )
+        if any(not later > earlier for earlier, later in zip((0.0, *times), times, strict=False)):
+            raise ConfigError("seconds of a curve must grow; got some that do not. Give them since the run's begin.")
+        if self.diverged and count >= self.epochs:
+            raise ConfigError(f"a diverged curve must end before its {self.epochs} epochs; got {count} values. Cut it.")
+        if not self.diverged and count != self.epochs:
+            raise ConfigError(
+                f"a curve must have a value for each of its {self.epochs} epochs; got {count}. "
+                "Leave out runs that were stopped, or mark them as diverged."
+            )
+
+    @property
+    def final(self) -> float | None:
+        """The value after the last epoch; None if the run diverged."""
+        return None if self.diverged else self.values[-1]
+
+
+@dataclass(frozen=True)
+class CurveTable:
+    """Recorded runs of one task. Raises ConfigError if there is nothing to search in it.
+
+    Args:
+        declared: the space. None: inferred from the runs.
+    """
+
+    name: str
+    curves: tuple[RecordedCurve, ...]
+    declared: tuple[Dimension, ...] | None = None
+    objective: Objective = Objective()
+
+    def __post_init__(self) -> None:
+        if not any(not curve.diverged for curve in self.curves):
+            raise ConfigError(
+                f"a table of curves must have runs that reached their end; got {self.name!r} with none. "
+                "Give another file."
+            )
+        if not self.dimensions:
+            raise ConfigError(
+                f"a table of curves must have parameters that differ; got {self.name!r} with none. Give another file."
+            )
+
+    @cached_property
+    def dimensions(self) -> tuple[Dimension, ...]:
+        """The parameters of the space, with their ranges, each after those that decide whether it exists."""
+        return UnitSpace(self.declared or infer_dimensions([curve.params for curve in self.curves])).dimensions
+
+    def params(self, row: int) -> dict[str, object]:
+        """The row's values of the space's parameters, without what the space does not search."""
+        names = {dimension.name for dimension in self.dimensions}
+        return {name: value for name, value in self.curves[row].params.items() if name in names}
+
+    def without(self, names: Sequence[str]) -> CurveTable:
+        """The table without these parameters, e.g. those that follow from others."""
+        curves = tuple(
+            replace(curve, params={n: v for n, v in curve.params.items() if n not in names}) for curve in self.curves
+        )
+        declared = self.declared and tuple(d for d in self.declared if d.name not in names)
+        return replace(self, curves=curves, declared=declared)
+
+    def at_epoch_s(self, epoch_s: float) -> CurveTable:
+        """The table as if its mean epoch took ``epoch_s``: small recorded runs stand for large ones."""
+        factor = epoch_s / self.epoch_s
+        curves = tuple(replace(c, seconds=tuple(factor * s for s in c.seconds)) for c in self.curves)
+        return replace(self, curves=curves)
+
+    @property
+    def max_epochs(self) -> int:
+        """Of the longest run."""
+        return max(curve.epochs for curve in self.curves)
+
+    @cached_property
+    def run_s(self) -> float:
+        """Seconds of a mean run, diverged ones included: one full-run equivalent."""
+        return float(np.mean([curve.seconds[-1] for curve in self.curves if curve.seconds]))
+
+    @cached_property
+    def epoch_s(self) -> float:
+        """Seconds of a mean epoch."""
+        spans = [curve.seconds[len(curve.values) - 1] / len(curve.values) for curve in self.curves if curve.values]
+        return float(np.mean(spans))
+
+    @cached_property
+    def order(self) -> list[int]:
+        """The rows that reached their end, the best first."""
+        gain, curves = self.objective.gain, self.curves
+        return sorted(
+            (row for row in range(len(curves)) if not curves[row].diverged), key=lambda r: -gain(_end(curves[r]))
+        )
+
+    @property
+    def best(self) -> float:
+        """The best final value."""
+        return _end(self.curves[self.order[0]])
+
+    @cached_property
+    def top(self) -> frozenset[int]:
+        """The best hundredth of all rows."""
+        return frozenset(self.order[: max(1, round(TOP_SHARE * len(self.curves)))])
+
+    @cached_property
+    def worst(self) -> float:
+        """What a diverged run is worth: the worst first value of all runs, about chance level."""
+        first = [curve.values[0] for curve in self.curves if curve.values]
+        return min(first) if self.objective.direction == "maximize" else max(first)
+
+    def regret(self, value: float | None) -> float:
+        """How much worse than the best row ``value`` is; None: as the worst."""
+        return self.objective.gain(self.best) - self.objective.gain(self.worst if value is None else value)
+
+
+def _end(curve: RecordedCurve) -> float:
+    assert curve.final is not None
+    return curve.final
+
+
+@dataclass(frozen=True)
+class RecordedRuns:
+    """The runs of one file, as a part of a table."""
+
+    name: str
+    curves: tuple[RecordedCurve, ...]
+    declared: tuple[Dimension, ...] | None = None
+    objective: Objective = Objective()
+
+
+def pooled(parts: Sequence[RecordedRuns]) -> CurveTable:
+    """One table with the runs of all parts. Raises ConfigError if they state different spaces or directions."""
+    first = parts[0]
+    for other in parts[1:]:
+        if (other.objective.direction, other.declared) != (first.objective.direction, first.declared):
+            raise ConfigError(
+                f"files of one pool must agree in direction and declared dimensions; got {first.name!r} and "
+                f"{other.name!r}, which differ. Simulate them one by one."
+            )
+    curves = tuple(curve for part in parts for curve in part.curves)
+    return CurveTable("+".join(part.name for part in parts), curves, first.declared, first.objective)

@@ -1,0 +1,229 @@
+"""Reads tables of learning curves: our plain format as Parquet or JSON lines, and our own studies.
+
+**JSON lines**: a run a line, ``{"params": {"lr": 0.1, "optimizer": "sgd"}, "curve": [[61.0, 0.31], [120.5, 0.42]]}``.
+``curve`` has a pair for each epoch: seconds since the run's begin, and the value. More keys, each optional: ``epochs``
+(those the run was to train; the length of the curve), ``diverged`` (false; the last pair may have the value null: it
+says when), ``warmup_epochs`` (0). A first line ``{"dimensions": {…}}`` declares the space (dimensions.py).
+
+**Parquet**: an epoch a row, with the columns ``run``, ``epoch`` (1, 2, …), ``seconds``, ``value``, and a column
+``param.NAME`` for each parameter, null where it does not exist. Optional: ``epochs``, ``diverged``, ``warmup_epochs``.
+The metadata key ``bigbatch.dimensions`` of the schema declares the space, as JSON.
+
+**A study**: its folder, with ``trials.parquet`` and ``epochs.parquet``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby, pairwise
+from operator import itemgetter
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from bigbatch.cluster.host import json_values
+from bigbatch.train_loop.config import ConfigError
+from bigbatch.tune.simulate.curves import CurveTable, RecordedCurve, RecordedRuns, pooled
+from bigbatch.tune.simulate.dimensions import declared_dimensions
+from bigbatch.tune.simulate.importers import is_algoperf, is_pd1, read_algoperf, read_pd1
+from bigbatch.tune.strategies.protocol import Dimension
+from bigbatch.tune.study.objective import Direction, Objective
+from bigbatch.tune.study.retry import DIVERGED
+from bigbatch.tune.study.tables import EPOCH_PARTS
+
+PARAM = "param."
+DIMENSIONS = "dimensions"
+JSON_KEYS = ("params", "curve")
+COLUMNS = ("run", "epoch", "seconds", "value")
+STUDY_FILES = ("trials.parquet", "epochs.parquet")
+
+Rows = list[dict[str, object]]
+
+
+def read_curves(paths: Sequence[Path], direction: Direction = "maximize", task: str | None = None) -> CurveTable:
+    """The curves of all files and studies as one pool.
+
+    Args:
+        direction: of the values, where the format does not state it.
+        task: of files that hold several, e.g. PD1's ``study_group``. None: all, where they make one pool.
+
+    Raises ConfigError for a file that cannot be read, lacks a column, or has epochs that go back.
+    """
+    return pooled([_read(path, Objective("value", direction), task) for path in paths])
+
+
+def _read(path: Path, objective: Objective, task: str | None) -> RecordedRuns:
+    try:
+        if path.is_dir():
+            return _read_study(path, objective)
+        if path.suffix == ".parquet":
+            return _read_parquet(path, objective, task)
+        if path.suffix in (".jsonl", ".json", ".gz"):
+            return _read_json_lines(path, objective, task)
+    except ConfigError as error:
+        raise ConfigError(f"{path.name}: {error}") from None
+    except OSError as error:
+        raise ConfigError(f"--curves must name files that can be read; got {str(path)!r} ({error.strerror}).") from None
+    raise ConfigError(
+        f"--curves takes .parquet or .jsonl files and studies' folders; got {str(path)!r}. Give one of those."
+    )
+
+
+def _name(path: Path) -> str:
+    return path.name.split(".")[0]
+
+
+# Our plain format
+
+
+def _read_json_lines(path: Path, objective: Objective, task: str | None) -> RecordedRuns:
+    if is_pd1(path):
+        return read_pd1(path, task)
+    declared: tuple[Dimension, ...] | None = None
+    curves = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            run = json_values.json_object(line)
+        except ValueError:
+            raise ConfigError(f"each line must be a JSON object; got {line[:40]!r} in line {number}.") from None
+        dimensions = run.get(DIMENSIONS)
+        if isinstance(dimensions, dict):
+            declared = declared_dimensions(dimensions)
+            continue
+        with _where(f"line {number}"):
+            curves.append(_curve_of(run))
+    return RecordedRuns(_name(path), tuple(curves), declared, objective)
+
+
+def _curve_of(run: Mapping[str, object]) -> RecordedCurve:
+    params, curve = run.get("params"), run.get("curve")
+    if not isinstance(params, dict) or not isinstance(curve, list):
+        missing = [key for key in JSON_KEYS if key not in run] or list(JSON_KEYS)
+        raise ConfigError(
+            f"a run needs params (an object) and curve (a list); {' and '.join(missing)} is missing or of another "
+            "kind. See docs/simulate.md."
+        )
+    pairs = [pair for pair in curve if isinstance(pair, list) and len(pair) == 2]
+    if len(pairs) < len(curve):
+        raise ConfigError("a curve must be a list of [seconds, value]; got another shape. Write e.g. [[61.0, 0.31]].")
+    return _curve(params, [s for s, _ in pairs], [v for _, v in pairs], run)
+
+
+def _curve(
+    params: Mapping[str, object], seconds: Sequence[object], values: Sequence[object], facts: object
+) -> RecordedCurve:
+    """A run from its columns. A last value that is null or not finite marks when a diverged run ended."""
+    more = facts if isinstance(facts, Mapping) else {}
+    diverged = json_values.flag(more, "diverged")
+    good = [float(v) for v in values if isinstance(v, (int, float)) and math.isfinite(v)]
+    if len(good) < len(values) - diverged or (len(good) < len(values) and _is_value(values[-1])):
+        raise ConfigError("values of a curve must be numbers; got one that is not. Mark a diverged run as diverged.")
+    if not all(_is_value(second) for second in seconds):
+        raise ConfigError("seconds of a curve must be numbers; got one that is not.")
+    planned = json_values.whole_number(more, "epochs", len(good) + diverged)
+    times = tuple(float(second) for second in seconds)  # type: ignore[arg-type]
+    return RecordedCurve(dict(params), tuple(good), times, planned, diverged, json_values.number(more, "warmup_epochs"))
+
+
+def _is_value(value: object) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value)
+
+
+class _where:
+    """Adds the place to the message of a ConfigError."""
+
+    def __init__(self, place: str) -> None:
+        self._place = place
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, ConfigError):
+            raise ConfigError(f"{self._place}: {error}") from None
+
+
+def _read_parquet(path: Path, objective: Objective, task: str | None) -> RecordedRuns:
+    table = _parquet(path)
+    if is_algoperf(table.column_names):
+        return RecordedRuns(_name(path), read_algoperf(table.to_pylist(), task))
+    _check_columns(table.column_names, COLUMNS)
+    declared = (table.schema.metadata or {}).get(b"bigbatch.dimensions")
+    rows = table.to_pylist()
+    curves = []
+    for run, epochs in _by(rows, "run"):
+        _check_epochs(run, [row["epoch"] for row in epochs])
+        params = {key[len(PARAM) :]: v for key, v in epochs[0].items() if key.startswith(PARAM) and v is not None}
+        with _where(f"run {run}"):
+            curves.append(_curve(params, [r["seconds"] for r in epochs], [r["value"] for r in epochs], epochs[0]))
+    dimensions = declared_dimensions(json.loads(declared)) if declared else None
+    return RecordedRuns(_name(path), tuple(curves), dimensions, objective)
+
+
+def _parquet(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
+    try:
+        return pq.read_table(path, columns=columns)
+    except (pa.ArrowException, ValueError) as error:
+        reason = " ".join(str(error).split())[:120]
+        raise ConfigError(f"curves must be a readable Parquet file; got {path.name} ({reason}).") from None
+
+
+def _by(rows: Rows, key: str) -> Iterable[tuple[object, Rows]]:
+    """The rows of each run, in the order of the file. A run's rows need not lie side by side."""
+    together = sorted(rows, key=lambda row: str(row[key]))
+    return ((run, list(group)) for run, group in groupby(together, key=itemgetter(key)))
+
+
+def _check_columns(names: Sequence[str], needed: Sequence[str]) -> None:
+    missing = [name for name in needed if name not in names]
+    if missing:
+        raise ConfigError(
+            f"curves need the columns {', '.join(needed)}; got none named {', '.join(missing)}. "
+            "Rename or add them; see docs/simulate.md."
+        )
+
+
+def _check_epochs(run: object, epochs: Sequence[object]) -> None:
+    numbers = [epoch if isinstance(epoch, int) else 0 for epoch in epochs]
+    for before, after in pairwise([0, *numbers]):
+        if after != before + 1:
+            raise ConfigError(
+                f"epochs of a run must go 1, 2, 3, …; got {after} after {before} in run {run}. "
+                "Sort the rows, and fill or leave out runs with gaps."
+            )
+
+
+# Our own studies
+
+
+def _read_study(folder: Path, objective: Objective) -> RecordedRuns:
+    missing = [name for name in STUDY_FILES if not (folder / name).is_file()]
+    if missing:
+        raise ConfigError(f"a study's folder must hold {' and '.join(STUDY_FILES)}; got none named {missing[0]}.")
+    trials = _parquet(folder / STUDY_FILES[0]).to_pylist()
+    epochs = dict(_by(_parquet(folder / STUDY_FILES[1]).to_pylist(), "trial"))
+    curves = [curve for trial in trials if (curve := _trial_curve(trial, epochs.get(trial["trial"], [])))]
+    return RecordedRuns(folder.resolve().name, tuple(curves), None, Objective("val_top1", "maximize"))
+
+
+def _trial_curve(trial: Mapping[str, object], epochs: Rows) -> RecordedCurve | None:
+    """The trial's curve; None unless it reached its end or diverged."""
+    because = json_values.text(trial, "ended_because")
+    diverged = trial["state"] == "FAIL" and any(word in because for word in DIVERGED)
+    planned = json_values.whole_number(trial, "epochs_planned")
+    if not (trial["state"] == "COMPLETE" or (diverged and planned > len(epochs))):
+        return None
+    _check_epochs(trial["trial"], [row["epoch"] for row in epochs])
+    seconds, now_s = [], 0.0
+    for row in epochs:
+        now_s += sum(json_values.number(row, part) for part in EPOCH_PARTS)
+        seconds.append(now_s)
+    values = [row["val_top1"] for row in epochs]
+    warmup = json_values.number(trial, "config.schedule.warmup_epochs")
+    facts = {"epochs": planned, "diverged": diverged, "warmup_epochs": warmup}
+    return _curve(json.loads(json_values.text(trial, "parameters", "{}")), seconds, values, facts)

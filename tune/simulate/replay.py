@@ -1,0 +1,284 @@
+"""Replays a search over recorded curves: the search's own code, in simulated time, with the rows as trials.
+
+Strategy, conductor, study and ledger are those of ``bigbatch tune``. Simulated are the time, the machine (slots that
+train one trial each) and the training (a row of the table). A proposal becomes the nearest unused row (pool.py).
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+import optuna
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.samplers import BaseSampler
+from optuna.study import Study
+from optuna.trial import FrozenTrial, Trial
+
+from bigbatch.train_loop.config import TrainConfig
+from bigbatch.tune.simulate.curves import CurveTable
+from bigbatch.tune.simulate.events import ReplayDriver, SimulatedClock, StartedTrial, epoch_seconds, run_slots
+from bigbatch.tune.simulate.pool import RowPool, SnappingSampler
+from bigbatch.tune.simulate.readers import read_curves
+from bigbatch.tune.strategies.named import make_strategy
+from bigbatch.tune.strategies.protocol import Capabilities, Decision, Dimension, SearchFacts, Strategy
+from bigbatch.tune.strategies.samplers import quiet_optuna
+from bigbatch.tune.study.ledger import Ledger
+from bigbatch.tune.study.objective import Objective
+from bigbatch.tune.study.patient_journal import Disk
+from bigbatch.tune.study.tables import EPOCH_PARTS
+from bigbatch.tune.study.trial_facts import CONTINUES_ATTR
+from bigbatch.tune.trials.conductor import Conductor, Over
+
+RESUME_S = 10.0
+"""What continuing a paused trial costs, in seconds: its processes start, its checkpoint is read."""
+
+MakeStrategy = Callable[[SearchFacts], Strategy]
+
+
+@dataclass(frozen=True)
+class ReplayedEpoch:
+    """An epoch of a simulated search."""
+
+    hours: float
+    """Slot hours since the search began: slots × wall hours. With one GPU a slot, GPU hours."""
+    trial: int
+    parameters: Mapping[str, object]
+    value: float | None
+    """After this epoch. None: the trial diverged in it."""
+    finished: bool
+    """Whether the trial has reached its end with this epoch."""
+
+
+@dataclass(frozen=True)
+class Replay:
+    """A simulated search."""
+
+    epochs: list[ReplayedEpoch]
+    decision_s: list[float]
+    """What the driver needed for each decision, in real seconds: to start a trial, and to take in an epoch."""
+
+
+def simulate(
+    curves: CurveTable | Path | str | Sequence[Path | str],
+    space: Sequence[Dimension] | None = None,
+    strategy: str = "auto",
+    stopping: str = "auto",
+    slots: int = 8,
+    seed: int = 0,
+    budget_h: float = math.inf,
+    *,
+    trials: int | None = None,
+    resume_s: float = RESUME_S,
+) -> list[ReplayedEpoch]:
+    """A simulated search, epoch by epoch in the order of time.
+
+    Args:
+        curves: a table, or files and studies' folders that make one (readers.py).
+        space: the parameters, with their ranges. None: those that the table declares, or else inferred from its runs.
+        strategy: as ``--strategy`` of ``bigbatch tune``.
+        stopping: as ``--stopping``.
+        slots: trials that run at the same time.
+        budget_h: slot hours after which the search ends. Infinite: when every row was used.
+        trials: configurations that the search tries at most. None: all rows.
+        resume_s: what a continued trial waits, in seconds.
+
+    Raises ConfigError for curves that cannot be read or that lie outside ``space``, and ValueError for an unknown
+    strategy.
+    """
+    if not isinstance(curves, CurveTable):
+        curves = read_curves([Path(c) for c in ([curves] if isinstance(curves, (str, Path)) else curves)])
+    table = curves if space is None else replace(curves, declared=tuple(space))
+
+    def make(facts: SearchFacts) -> Strategy:
+        return make_strategy(strategy, stopping, facts)
+
+    return replay(table, make, slots, seed, budget_h, trials=trials, resume_s=resume_s).epochs
+
+
+def replay(
+    table: CurveTable,
+    make: MakeStrategy,
+    slots: int,
+    seed: int,
+    budget_h: float,
+    *,
+    trials: int | None = None,
+    resume_s: float = RESUME_S,
+    enough: Callable[[ReplayedEpoch], bool] = lambda epoch: False,
+) -> Replay:
+    """As ``simulate``, with the strategy that ``make`` returns. Ends early after an epoch that is ``enough``."""
+    quiet_optuna()
+    pool, clock = RowPool(table), SimulatedClock()
+    objective = replace(table.objective, worst=table.worst)
+    count = min(trials or pool.left, pool.left)
+    facts = SearchFacts(table.dimensions, count, table.max_epochs, slots, seed, objective)
+    with tempfile.TemporaryDirectory(prefix="bigbatch-simulate-") as folder:
+        keeper = MemoryKeeper(Path(folder), clock, objective)
+        keeper.ledger.hold(slots)
+        conductor = Conductor(
+            keeper,
+            _SnappedStrategy(make(facts), pool),
+            RowConfigurations(pool),
+            objective=objective,
+            trials=count,
+            workers=1,
+            observers=[],
+            may_start=lambda: not keeper.ledger.has_spent(budget_h),
+            clock=clock,
+        )
+        driver = _SearchDriver(conductor, pool, objective)
+        found = drive(driver, table, slots, budget_h, clock, resume_s, enough)
+    return Replay(found, driver.decision_s)
+
+
+def drive(
+    driver: ReplayDriver,
+    table: CurveTable,
+    slots: int,
+    budget_h: float,
+    clock: SimulatedClock,
+    resume_s: float = RESUME_S,
+    enough: Callable[[ReplayedEpoch], bool] = lambda epoch: False,
+) -> list[ReplayedEpoch]:
+    """What ``driver`` does with the slots, until ``budget_h`` slot hours are spent or an epoch is ``enough``."""
+    found = []
+    for end in run_slots(driver, table, slots, clock, budget_h * 3600 / slots, resume_s):
+        finished = end.value is not None and end.epoch == table.curves[end.row].epochs
+        hours = end.at_s * slots / 3600
+        found.append(ReplayedEpoch(hours, end.trial, table.params(end.row), end.value, finished))
+        if enough(found[-1]):
+            break
+    return found
+
+
+class MemoryKeeper:
+    """A study in memory, as a ``StudyStore`` for the conductor. The ledger's files lie in ``folder``."""
+
+    def __init__(self, folder: Path, clock: SimulatedClock, objective: Objective) -> None:
+        self.study = optuna.create_study(study_name="replay", direction=objective.direction)
+        self.ledger = Ledger(folder / "ledger", clock)
+        self.disk = Disk(folder)
+        self._folder = folder
+
+    def recover(self) -> None:
+        """Do nothing: no driver was killed."""
+
+    def refresh(self) -> None:
+        """Do nothing: there are no tables."""
+
+    def drop_checkpoints(self) -> None:
+        """Do nothing: there are none."""
+
+    def checkpoint_folder(self, number: int) -> Path:
+        """A folder that does not exist."""
+        return self._folder / "checkpoints" / f"trial-{number:04d}"
+
+
+class RowConfigurations:
+    """Gives a trial its row: the row's parameters to the study, its epochs and warmup to the configuration."""
+
+    name = "recorded curves"
+
+    def __init__(self, pool: RowPool) -> None:
+        self._pool = pool
+
+    def new(self, trial: Trial) -> TrainConfig:
+        """Ask the sampler, whose proposal becomes a row; a continuation has the paused trial's row."""
+        if CONTINUES_ATTR in trial.user_attrs:
+            self._pool.hand_on(int(trial.user_attrs[CONTINUES_ATTR]), trial.number)
+        params: dict[str, object] = {}
+        for dimension in self._pool.table.dimensions:
+            if dimension.is_active(params):
+                params[dimension.name] = _suggested(trial, dimension)
+        curve = self._pool.table.curves[self._pool.row(trial.number)]
+        return _configuration(curve.epochs, min(curve.warmup_epochs, curve.epochs))
+
+    def again(self, stored: Mapping[str, object]) -> TrainConfig:
+        """The stored configuration."""
+        return TrainConfig.from_dict(dict(stored))
+
+
+@cache
+def _configuration(epochs: int, warmup_epochs: float) -> TrainConfig:
+    return TrainConfig().replace_keys({"epochs": epochs, "schedule.warmup_epochs": warmup_epochs})
+
+
+def _suggested(trial: Trial, dimension: Dimension) -> object:
+    name, found = dimension.name, dimension.distribution
+    if isinstance(found, CategoricalDistribution):
+        return trial.suggest_categorical(name, found.choices)
+    if isinstance(found, IntDistribution):
+        return trial.suggest_int(name, found.low, found.high, step=found.step, log=found.log)
+    assert isinstance(found, FloatDistribution)
+    return trial.suggest_float(name, found.low, found.high, step=found.step, log=found.log)
+
+
+class _SnappedStrategy:
+    """A strategy whose proposals become rows."""
+
+    def __init__(self, inner: Strategy, pool: RowPool) -> None:
+        self._inner, self._pool = inner, pool
+        self.name = inner.name
+        self.capabilities: Capabilities = inner.capabilities
+
+    def sampler(self, number: int) -> BaseSampler:
+        return SnappingSampler(self._inner.sampler(number), self._pool)
+
+    def look(self, study: Study, trial: FrozenTrial, epoch: int) -> Decision:
+        return self._inner.look(study, trial, epoch)
+
+    def to_continue(self, study: Study) -> FrozenTrial | None:
+        return self._inner.to_continue(study)
+
+    def is_over(self, study: Study) -> bool:
+        return self._inner.is_over(study)
+
+
+class _SearchDriver:
+    """Lets a conductor decide what the slots do."""
+
+    def __init__(self, conductor: Conductor, pool: RowPool, objective: Objective) -> None:
+        self._conductor, self._pool, self._objective = conductor, pool, objective
+        self._names: dict[int, str] = {}
+        self._epochs: dict[int, int] = {}
+        self.decision_s: list[float] = []
+
+    def start(self) -> StartedTrial | None:
+        """The conductor's next trial."""
+        while True:
+            began = time.perf_counter()
+            try:
+                live = self._conductor.next_trial(str(len(self.decision_s)))
+            except Over:
+                return None
+            self.decision_s.append(time.perf_counter() - began)
+            if live is None:
+                return None
+            number, row = live.view.number, self._pool.row(live.view.number)
+            self._names[number] = str(len(self.decision_s) - 1)
+            epochs = 0 if live.view.continues is None else self._epochs.get(live.view.continues, 0)
+            if self._sends_its_past(number, row, epochs):
+                return StartedTrial(number, row, epochs)
+
+    def _sends_its_past(self, number: int, row: int, epochs: int) -> bool:
+        """A continued trial first reports its past again, as a resumed run does. Returns whether it then goes on."""
+        values = self._pool.table.curves[row].values
+        return not any(self.observe(number, epoch, values[epoch - 1]) for epoch in range(1, epochs + 1))
+
+    def observe(self, number: int, epoch: int, value: float | None) -> bool:
+        """The conductor takes in the epoch, and asks its strategy."""
+        name, began = self._names[number], time.perf_counter()
+        self._epochs[number] = epoch
+        record = {"epoch": epoch, self._objective.name: math.nan if value is None else value, "val_loss": 0.0}
+        seconds = epoch_seconds(self._pool.table, self._pool.row(number), epoch)
+        decision = self._conductor.take_in(name, {**record, EPOCH_PARTS[0]: seconds})
+        if decision == Decision.PAUSE:
+            self._conductor.ended(name)
+        self.decision_s.append(time.perf_counter() - began)
+        return decision != Decision.GO_ON
