@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -30,7 +31,12 @@ class Meeting:
     """
 
     def __init__(self) -> None:
-        self._store, self._rank, self._workers = next(dist.rendezvous("env://"))
+        store, self._rank, self._workers = next(dist.rendezvous("env://"))
+        # torchrun --max-restarts: the agent's store still holds what the workers before wrote, with their addresses.
+        # Agents of several nodes count restarts differently, but there torch makes a new store.
+        alone = os.environ.get("GROUP_WORLD_SIZE") == "1"
+        start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if alone else "0"
+        self._store: Any = dist.PrefixStore(f"bigbatch/start-{start}", store)
 
     def of_first(self, make: Callable[[], T]) -> T:
         """What ``make`` returns on rank 0, on all ranks, or the ConfigError that it raises there.

@@ -1,6 +1,8 @@
-"""Errors that end a run early. No torch here."""
+"""Errors that end a run early, and the kinds of failures. No torch here."""
 
 from __future__ import annotations
+
+from enum import StrEnum
 
 
 class NonFiniteLossError(RuntimeError):
@@ -31,4 +33,51 @@ class ImageError(RuntimeError):
 
 
 class LoaderError(RuntimeError):
-    """A loader process ended or failed. The message names it."""
+    """A loader process ended or failed. The message names it.
+
+    ``killed``: whether a signal killed it. The usual reason is that the node's memory was full.
+    """
+
+    def __init__(self, message: str, *, killed: bool = False) -> None:
+        super().__init__(message)
+        self.killed = killed
+
+
+class DeviceMemoryError(RuntimeError):
+    """A training step did not fit into a device's memory. The message says what was tried.
+
+    ``healed``: whether a smaller micro-batch is noted beside the checkpoints, so that the next start may fit.
+    """
+
+    def __init__(self, message: str, *, healed: bool = False) -> None:
+        super().__init__(message)
+        self.healed = healed
+
+
+class NodeMemoryError(RuntimeError):
+    """The memory of a node was full. The message says what would help."""
+
+
+class FailureKind(StrEnum):
+    """What ended a run that could not go on. It travels as data, so that nobody reads it out of a message.
+
+    Only a diverged run says something about its hyperparameters: samplers must not learn from the others.
+    """
+
+    DIVERGED = "diverged"
+    """A loss or a validation was not finite. The hyperparameters are the reason."""
+    DEVICE_MEMORY = "device memory"
+    """The device's memory is too small, also for micro-batches of one image."""
+    NODE_MEMORY = "node memory"
+    """The node's memory was full: an allocation failed, or Ray, Slurm or the kernel ended a process."""
+    CONFIGURATION = "configuration"
+    CHECKPOINT = "checkpoint"
+    IMAGES = "images"
+    DISK = "disk"
+    PROCESS = "process"
+    """A process died, or failed in a way that is none of the others."""
+
+
+def read_kind(value: object) -> FailureKind | None:
+    """The kind that a report or a study holds; None if it holds none, or one of a later version."""
+    return next((kind for kind in FailureKind if kind == value), None)

@@ -136,6 +136,8 @@ class Reporter(Protocol):
       and that a person should know. Without this method, rank 0 logs it.
     - ``resumed(history: Sequence[EpochRecord])``, once, before the first step of a resumed run,
       with the records of all finished epochs: some may not have arrived before the run was killed.
+    - ``healed(halvings: Sequence[Halving])``, once for each start, before the first step: how often the micro-batch was
+      halved because it did not fit into a device's memory (``loop/healing.py``). Without it, rank 0 logs the last one.
     - ``stop_requested() -> bool``, polled like ``checkpoint_requested``; True on any rank makes the
       run write a checkpoint and raise ``TrainingStopped`` on all of them.
     - ``steps_done(epoch, step, steps, images_per_step)``, as often as those are polled: ``step`` of the ``steps`` of
@@ -208,6 +210,10 @@ class PrintReporter:
     def resumed(self, history: Sequence[EpochRecord]) -> None:
         """Print how many epochs the checkpoint holds."""
         self._say(f"resumed after {len(history)} finished epochs")
+
+    def healed(self, halvings: Sequence[object]) -> None:
+        """Print the last halving of the micro-batch."""
+        self._say(f"{halvings[-1]}")
 
     def checkpoint_requested(self) -> bool:
         """Never: a full run writes checkpoints by time."""

@@ -29,8 +29,10 @@ from bigbatch.train_loop.data.catalogue import Looked, check_stage, look
 from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.train_loop.errors import (
     CheckpointError,
+    DeviceMemoryError,
     ImageError,
     LoaderError,
+    NodeMemoryError,
     NonFiniteLossError,
     RayStartError,
     TrainingStopped,
@@ -49,6 +51,7 @@ from bigbatch.train_loop.host.ranks import Launch, find_launch
 from bigbatch.train_loop.launch.checks import check_run_model
 from bigbatch.train_loop.launch.local_workers import check_workers_fit_machine
 from bigbatch.train_loop.loop import space_needed
+from bigbatch.train_loop.loop.healing import healed_config, read_halvings
 from bigbatch.train_loop.reporter import EpochRecord
 
 if TYPE_CHECKING:
@@ -280,9 +283,11 @@ def train_under_ray(task: RunPlan) -> Sequence[EpochRecord]:
 def write_result(task: RunPlan, history: Sequence[EpochRecord]) -> Path:
     """``result.json``: configuration, last record, best epoch, all records."""
     best = max(history, key=lambda r: (r.val_top1, -r.epoch))
+    halvings = read_halvings(task.checkpoint_dir)
     result = {
         "schema_version": RESULT_VERSION,
-        "config": task.config.to_dict(),
+        "config": healed_config(task.config, halvings).to_dict(),
+        "halvings": [one.to_dict() for one in halvings],
         "workers": task.workers,
         "record": history[-1].to_dict(),
         "best": {"epoch": best.epoch, "val_top1": best.val_top1},
@@ -374,7 +379,10 @@ def _main(argv: Sequence[str] | None) -> int:
             raise
         line = str(error) if isinstance(error, DiskFull) else describe_full_disk(number, task.output)
         return _say(f"{prog}: failed: {line}. Make room, then: {typed_command(prog, argv, launch)}", 1, True)
-    except (ImageError, LoaderError) as error:  # only this rank knows it, so this rank must print
+    except DeviceMemoryError as error:  # only this rank knows it, so this rank must print
+        again = f". To continue with the smaller micro-batch: {typed_command(prog, argv, launch)}" * error.healed
+        return _say(f"{prog}: failed: {error}{again}", 1, True)
+    except (ImageError, LoaderError, NodeMemoryError) as error:  # as well
         return _say(f"{prog}: failed: {error}", 1, True)
     finally:
         if hold is not None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from bigbatch.cluster.host.allocation import usable_cpus
@@ -12,19 +14,24 @@ from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.train_loop.data.sets.scan import FolderScan
 from bigbatch.train_loop.errors import (
     CheckpointError,
+    DeviceMemoryError,
+    FailureKind,
     ImageError,
     LoaderError,
+    NodeMemoryError,
     NonFiniteLossError,
     RayStartError,
     TrainingStopped,
 )
 from bigbatch.train_loop.host.disk_full import DiskFull
+from bigbatch.train_loop.host.node_memory import count_memory_kills
 from bigbatch.train_loop.host.signals import SAVING, StopSignals, say_from_handler
 from bigbatch.train_loop.launch.local_workers import local_gpu_count, worker_resources
 from bigbatch.train_loop.launch.ray_session import LocalRay
 from bigbatch.train_loop.launch.ray_worker import train_worker
 from bigbatch.train_loop.launch.record_lines import RecordPrinter, read_lines, records_of
 from bigbatch.train_loop.launch.trial_task import TrialTask, WorkersEnd, leave_images
+from bigbatch.train_loop.launch.worker_failures import failed_end, fit_until_it_fits, telling_error
 from bigbatch.train_loop.progress import progress_file
 from bigbatch.train_loop.reporter import EpochRecord
 
@@ -109,28 +116,13 @@ def _fit_on_own_ray(task: TrialTask, cpus: int, gpus: int, signals: StopSignals,
 
 def _fit_until_stopped(task: TrialTask, signals: StopSignals) -> WorkersEnd:
     """Run the trainer in a thread, so that signals reach us: Ray's handler would exit with code 0."""
-    from ray.train import FailureConfig, RunConfig, ScalingConfig
-    from ray.train.torch import TorchTrainer
-
     ends: list[WorkersEnd | Exception] = []
     task.failure_file.unlink(missing_ok=True)
-    resources = dict(task.worker_resources)
-    trainer = TorchTrainer(
-        train_worker,
-        train_loop_config=task.to_dict(),
-        scaling_config=ScalingConfig(
-            num_workers=task.workers, use_gpu="GPU" in resources, resources_per_worker=resources
-        ),
-        run_config=RunConfig(
-            name=task.name,
-            storage_path=str(task.ray_storage),
-            failure_config=FailureConfig(max_failures=task.restarts),
-        ),
-    )
+    kills = count_memory_kills()
 
     def run() -> None:
         try:
-            ends.append(trainer.fit().return_value or WorkersEnd())
+            ends.append(fit_until_it_fits(partial(_fit, task), task.checkpoint_dir, lambda: signals.first is not None))
         except Exception as error:
             ends.append(error)
 
@@ -146,20 +138,47 @@ def _fit_until_stopped(task: TrialTask, signals: StopSignals) -> WorkersEnd:
         printer.close()
     end = ends[0] if ends else WorkersEnd()
     if isinstance(end, Exception):
-        raise _cause(end)
+        raise _cause(end, kills)
     if signals.first is not None and thread.is_alive():  # it did not stop in time
         return WorkersEnd(stopped=True)
     return end
 
 
-def _cause(error: Exception) -> Exception:
+def _fit(task: TrialTask) -> WorkersEnd:
+    """Start the workers, and again after one of them has died. Returns what ``train_worker`` returned."""
+    from ray.train import FailureConfig, RunConfig, ScalingConfig
+    from ray.train.torch import TorchTrainer
+
+    resources = dict(task.worker_resources)
+    shutil.rmtree(task.ray_storage / task.name, ignore_errors=True)  # of a run whose micro-batch was too large
+    trainer = TorchTrainer(
+        train_worker,
+        train_loop_config=task.to_dict(),
+        scaling_config=ScalingConfig(
+            num_workers=task.workers, use_gpu="GPU" in resources, resources_per_worker=resources
+        ),
+        run_config=RunConfig(
+            name=task.name,
+            storage_path=str(task.ray_storage),
+            failure_config=FailureConfig(max_failures=task.restarts),
+        ),
+    )
+    return trainer.fit().return_value or WorkersEnd()
+
+
+def _cause(error: Exception, kills_before: int) -> Exception:
     """The error of ours that a worker met, from Ray's error. Other workers only lost the connection to that worker."""
-    failures = (getattr(error, "worker_failures", None) or {}).values()
-    return next((met for met in failures if isinstance(met, ImageError | LoaderError | DiskFull)), error)
+    _, cause = telling_error(error)
+    if isinstance(cause, ImageError | LoaderError | DiskFull | DeviceMemoryError | NodeMemoryError):
+        return cause
+    end = failed_end(error, kills_before)
+    return NodeMemoryError(end.failure) if end.kind == FailureKind.NODE_MEMORY else error
 
 
 def _as_error(text: str) -> Exception:
     name, _, message = text.partition(": ")
-    known: tuple[type[Exception], ...] = (NonFiniteLossError, CheckpointError, ConfigError, ImageError, DiskFull)
+    known: tuple[type[Exception], ...] = (
+        NonFiniteLossError, CheckpointError, ConfigError, ImageError, DiskFull, DeviceMemoryError, NodeMemoryError
+    )  # fmt: skip
     kinds = {kind.__name__: kind for kind in known}
     return kinds.get(name, RuntimeError)(message or text)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
@@ -11,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bigbatch.cluster.host.atomic_files import write_text
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.data.loading.cores import WORKER_CORES
 from bigbatch.train_loop.data.sets.scan import FolderScan
 from bigbatch.train_loop.errors import (
     CheckpointError,
+    DeviceMemoryError,
     ImageError,
     NonFiniteLossError,
     TrainingStopped,
@@ -27,16 +26,23 @@ from bigbatch.train_loop.launch.record_lines import (
     RESUMED,
 )
 from bigbatch.train_loop.launch.trial_task import TrialTask, WorkersEnd
+from bigbatch.train_loop.launch.worker_failures import kind_of
 from bigbatch.train_loop.progress import ProgressFile, progress_file
 from bigbatch.train_loop.reporter import EpochRecord
 
 if TYPE_CHECKING:
     import torch
 
+    from bigbatch.train_loop.loop.healing import Halving
+
 RECORDS = "records"
 """The metric with the epoch records of one report, oldest first (several after a resume)."""
 FAILURE = "failure"
 """The metric with the reason why a run cannot continue."""
+FAILURE_KIND = "failure_kind"
+"""The metric with the ``FailureKind`` of that reason."""
+HEALED = "healed"
+"""The metric with the halvings of the micro-batch (``loop/healing.py``), all since the run began."""
 
 
 class RayReporter:
@@ -83,6 +89,14 @@ class RayReporter:
             self._log.warning("%s", text)
         self._note({NOTES: list(texts)})
         ray.train.report({RECORDS: [], NOTES: list(texts)})
+
+    def healed(self, halvings: Sequence[Halving]) -> None:
+        """Send the halvings of the micro-batch, for the study; and the last one as a line for the user."""
+        import ray.train
+
+        self._log.warning("%s", halvings[-1])
+        self._note({NOTES: [str(one) for one in halvings]})
+        ray.train.report({RECORDS: [], HEALED: [one.to_dict() for one in halvings]})
 
     def checkpoint_requested(self) -> bool:
         """True once, when Ray announces that a node of this run will be removed."""
@@ -139,8 +153,8 @@ def train_worker(handed: dict[str, object]) -> WorkersEnd:
     if world.max([float(reporter.stop_requested())])[0]:
         log.info("stopped on request before the first step")
         return WorkersEnd(stopped=True)
-    if failure := next(filter(None, world.gather(_read_failure(task))), None):
-        return WorkersEnd(failure)
+    if failed := next(filter(None, world.gather(WorkersEnd.read(task.failure_file))), None):
+        return failed
     try:
         _train(task, reporter, device, leads=context.get_world_rank() == 0)
     except TrainingStopped as stop:
@@ -181,16 +195,14 @@ def _train(task: TrialTask, reporter: RayReporter, device: torch.device, *, lead
 
 def _end_of_all_ranks(error: Exception, task: TrialTask, workers: int) -> WorkersEnd | None:
     """The end that every rank returns because of ``error``; None if this rank must raise it."""
-    import torch
-
-    failure = f"{type(error).__name__}: {(str(error).splitlines() or ['no message'])[0]}"
+    end = WorkersEnd(f"{type(error).__name__}: {(str(error).splitlines() or ['no message'])[0]}", kind_of(error))
     if isinstance(error, NonFiniteLossError | ConfigError | CheckpointError):  # all ranks meet it
-        return WorkersEnd(failure)
-    if workers == 1 and isinstance(error, torch.OutOfMemoryError | ImageError | DiskFull):
-        return WorkersEnd(failure)
-    if isinstance(error, ImageError):  # the other ranks wait for this one, so Ray must end them; then all return it
-        with contextlib.suppress(OSError):
-            write_text(task.failure_file, failure)
+        return end
+    if workers == 1 and isinstance(error, DeviceMemoryError | ImageError | DiskFull):
+        return end
+    # The other ranks wait for this one, so Ray must end them; then all return it.
+    if isinstance(error, ImageError) or (isinstance(error, DeviceMemoryError) and not error.healed):
+        end.write(task.failure_file)
     return None
 
 
@@ -205,13 +217,6 @@ def _use_cores() -> None:
     threads = os.environ.get("OMP_NUM_THREADS")
     if threads and threads.isdigit():
         torch.set_num_threads(int(threads))
-
-
-def _read_failure(task: TrialTask) -> str:
-    try:
-        return task.failure_file.read_text()
-    except FileNotFoundError:
-        return ""
 
 
 def _trial_log(path: Path, rank: int) -> logging.Logger:

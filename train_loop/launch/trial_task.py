@@ -12,8 +12,11 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import NoReturn
 
+from bigbatch.cluster.host import json_values
+from bigbatch.cluster.host.atomic_files import write_json
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.data.sets.scan import FolderScan
+from bigbatch.train_loop.errors import FailureKind, read_kind
 
 IMAGES_FILE = "images.npz"
 
@@ -116,8 +119,24 @@ class WorkersEnd:
 
     failure: str | None = None
     """Why the run cannot continue."""
+    kind: FailureKind | None = None
+    """The kind of the failure."""
     stopped: bool = False
     """Whether it ended early on request, with a checkpoint."""
+
+    def write(self, file: Path) -> None:
+        """Leave the failure for the workers that Ray starts next. Without room they fail as these did."""
+        with contextlib.suppress(OSError):
+            write_json(file, {"failure": self.failure, "kind": self.kind})
+
+    @classmethod
+    def read(cls, file: Path) -> WorkersEnd | None:
+        """What ``write`` left; None if there is none."""
+        try:
+            values = json_values.json_object(file.read_text())
+        except (OSError, ValueError):
+            return None
+        return cls(json_values.text(values, "failure"), read_kind(values.get("kind")))
 
 
 class _Values:

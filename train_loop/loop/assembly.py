@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -28,6 +28,7 @@ from bigbatch.train_loop.errors import CheckpointError
 from bigbatch.train_loop.loop import memory_probe
 from bigbatch.train_loop.loop.checkpoint import CheckpointFolder, Content, RunState, check_same_run
 from bigbatch.train_loop.loop.chronometer import Chronometer
+from bigbatch.train_loop.loop.healing import Halving, healed_split, report_halvings
 from bigbatch.train_loop.loop.metrics import LossWatch, MetricSums
 from bigbatch.train_loop.loop.step import TrainStep, memory_layout
 from bigbatch.train_loop.model.networks import build_model
@@ -86,8 +87,11 @@ def set_up(
     device: torch.device,
     stage_folder: str | None = None,
     scan: FolderScan | None = None,
+    halvings: Sequence[Halving] = (),
 ) -> Run:
     """Set up data, model, optimizer and scaler, new or from the checkpoint.
+
+    ``halvings``: of the micro-batch, as this rank knows them; ranks that know fewer learn of the others.
 
     Raises:
         ConfigError: the configuration suits neither the data nor the device, or the checkpoint is of another run.
@@ -95,10 +99,12 @@ def set_up(
     """
     world = World.current(_made_ready(device))
     source = _open(config, stage_folder, world, reporter, scan)
-    split = _split(config, source, world)
+    halvings = max(world.gather(tuple(halvings)), key=len)  # a file system may show another node's file late
+    split = healed_split(_split(config, source, world), halvings)
     source.steps_per_epoch(split.global_size)  # raises ConfigError if there is none
     run = _fresh(config, reporter, checkpoints, world, source, split)
-    content = _load(checkpoints, config, source, world)
+    content = _load(checkpoints, config, source, world, healed=bool(halvings))
+    report_halvings(halvings, reporter, world.rank)
     if content:
         _check_steps(content.get("steps_per_epoch", run.steps_per_epoch), run.steps_per_epoch)
         _resume(run, content)
@@ -183,7 +189,8 @@ def _resume(run: Run, content: Mapping[str, Any]) -> None:
     run.clock.seconds |= progress.seconds
     if run.world.rank == 0:  # the other ranks add to what all had
         run.sums.restore(progress.sums)
-        run.norms.sums.copy_(torch.tensor(progress.gradient_norms, dtype=torch.float64))
+        if content.get("micro_size", run.split.micro_size) == run.split.micro_size:  # else they do not compare
+            run.norms.sums.copy_(torch.tensor(progress.gradient_norms, dtype=torch.float64))
         run.source.resume_bad(progress.bad_images)
 
 
@@ -260,14 +267,19 @@ def choose_precision(choice: str, device: torch.device) -> str:
     return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
 
 
-def _load(checkpoints: CheckpointFolder, config: TrainConfig, source: DataSource, world: World) -> Content | None:
-    """The checkpoint to resume from, the same on all ranks. If one rank finds an error, all raise it."""
+def _load(
+    checkpoints: CheckpointFolder, config: TrainConfig, source: DataSource, world: World, *, healed: bool
+) -> Content | None:
+    """The checkpoint to resume from, the same on all ranks. If one rank finds an error, all raise it.
+
+    ``healed``: whether the micro-batch may differ, because a larger one did not fit.
+    """
     content: Content | None = None
     error: Exception | None = None
     try:
         content = checkpoints.load()
         if content and checkpoints.folder:
-            check_same_run(content, config, source.info, checkpoints.folder)
+            check_same_run(content, config, source.info, checkpoints.folder, healed=healed)
     except (CheckpointError, ConfigError) as found:
         error = found
     position = (content["progress"]["epoch"], content["progress"]["step"]) if content else None

@@ -1,8 +1,8 @@
 """Checkpoints hold everything that a run needs to continue as if it had never stopped. They are written atomically.
 
 A checkpoint is a dict: ``format``, ``config`` (TrainConfig's dict), ``data`` (sizes of the data
-set), ``model``, ``optimizer``, ``scaler`` (state dicts), ``progress`` (``RunState``'s dict), and with
-``ema_decay`` ``average`` (``WeightAverage.tensors``).
+set), ``model``, ``optimizer``, ``scaler`` (state dicts), ``progress`` (``RunState``'s dict), ``micro_size`` (images of
+a micro-batch; not in older ones), and with ``ema_decay`` ``average`` (``WeightAverage.tensors``).
 
 It contains no generator state: the order of images, their augmentation and the seed of each micro-batch are
 functions of (seed, epoch, step), so the position is enough, for any number of ranks. The learning rate is a
@@ -28,6 +28,7 @@ from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.train_loop.errors import CheckpointError
 from bigbatch.train_loop.host.disk_full import NO_ROOM, DiskFull, describe_full_disk, full_errno
 from bigbatch.train_loop.loop import metrics
+from bigbatch.train_loop.loop.healing import same_but_micro_batch
 
 Content = dict[str, Any]
 """The content of a checkpoint, by name: plain values, and torch's state dicts."""
@@ -168,10 +169,13 @@ def describe_data(info: DataInfo) -> dict[str, Any]:
     return sizes | {"class_names": list(info.class_names)}
 
 
-def check_same_run(content: Content, config: TrainConfig, info: DataInfo, folder: Path) -> None:
+def check_same_run(
+    content: Content, config: TrainConfig, info: DataInfo, folder: Path, *, healed: bool = False
+) -> None:
     """Raise ConfigError if the checkpoint belongs to another configuration or other data.
 
-    A longer run is also another configuration: its schedule differs from the first step.
+    A longer run is also another configuration: its schedule differs from the first step. ``healed``: the micro-batch
+    may be another one.
     """
     if content["format"] != FORMAT:
         raise ConfigError(
@@ -180,6 +184,8 @@ def check_same_run(content: Content, config: TrainConfig, info: DataInfo, folder
         )
     # A checkpoint from before a key existed was trained with the key's default.
     stored = TrainConfig.from_dict(content["config"]).to_dict()
+    if healed:
+        stored["batch"] = same_but_micro_batch(config.batch, stored["batch"])
     changes = differing_keys(stored, config.to_dict())
     before, now = dict(content["data"]), describe_data(info)
     # Compare names one by one: the message shows only the first. Older checkpoints have no names.

@@ -28,7 +28,9 @@ from bigbatch.train_loop.errors import ImageError, NonFiniteLossError, TrainingS
 from bigbatch.train_loop.host.disk_full import DiskFull
 from bigbatch.train_loop.loop.assembly import Run, set_up
 from bigbatch.train_loop.loop.checkpoint import CheckpointFolder, describe_data
+from bigbatch.train_loop.loop.healing import Halving
 from bigbatch.train_loop.loop.metrics import MetricSums
+from bigbatch.train_loop.loop.until_it_fits import until_it_fits
 from bigbatch.train_loop.model import precise_bn
 from bigbatch.train_loop.optim.schedules import learning_rate
 from bigbatch.train_loop.reporter import EpochRecord, Reporter
@@ -83,17 +85,28 @@ def train(
             exist, SyncBatchNorm on CPUs, or a checkpoint of another configuration.
         NonFiniteLossError: on all ranks, when the loss of any becomes NaN or infinite.
         CheckpointError: no checkpoint in the folder can be read, or the ranks see different ones.
+        DeviceMemoryError: a step does not fit into the device's memory. One worker first tries smaller micro-batches,
+            down to one image (``healing``). Of several workers the one that failed raises; if ``healed`` is true,
+            start all of them again.
+        NodeMemoryError: as DeviceMemoryError, on CPUs.
         TrainingStopped: see ``Reporter``.
     """
+    device = device or pick_device()
     checkpoints = CheckpointFolder(checkpoint_dir, checkpoint_every_s)
-    run = set_up(config, reporter, checkpoints, device or pick_device(), stage_folder, scan)
-    try:
-        if run.resumed_from_epoch is not None and hasattr(reporter, "resumed"):
-            reporter.resumed(_history(run))
-        while run.progress.epoch < config.epochs:
-            reporter.report(_epoch(run))
-    finally:
-        run.source.close()
+
+    def begin(halvings: Sequence[Halving]) -> Run:
+        return set_up(config, reporter, checkpoints, device, stage_folder, scan, halvings)
+
+    return until_it_fits(begin, _train_to_the_end, checkpoint_dir, device)
+
+
+def _train_to_the_end(run: Run) -> TrainResult:
+    """Train the epochs that are left, and report each."""
+    reporter = run.reporter
+    if run.resumed_from_epoch is not None and hasattr(reporter, "resumed"):
+        reporter.resumed(_history(run))
+    while run.progress.epoch < run.config.epochs:
+        reporter.report(_epoch(run))
     history = _history(run)
     best = max(history, key=lambda r: (r.val_top1, -r.epoch))
     return TrainResult(history[-1], best.val_top1, best.epoch, history)
@@ -361,6 +374,7 @@ def _save(run: Run) -> None:
                 "scaler": run.scaler.state_dict(),
                 "progress": dataclasses.asdict(run.progress),
                 "steps_per_epoch": run.steps_per_epoch,
+                "micro_size": run.split.micro_size,
                 **({"average": run.average.tensors} if run.average else {}),
             }
         )

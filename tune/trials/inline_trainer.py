@@ -40,6 +40,11 @@ def request_stop() -> None:
     _stop_requested.set()
 
 
+def is_stop_requested() -> bool:
+    """Whether the trial in this process was asked to end."""
+    return _stop_requested.is_set()
+
+
 class _BorrowedPlacementGroup(DefaultPlacementGroupHandle):
     """The trial's placement group. Tune made it and removes it; the worker group only uses it."""
 

@@ -9,16 +9,17 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
+from functools import partial
 
 import ray.tune
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.tune import PlacementGroupFactory
 
 from bigbatch.cluster.host.waits import TRIAL_END_S
-from bigbatch.train_loop.errors import ImageError, LoaderError
-from bigbatch.train_loop.host.disk_full import DiskFull
-from bigbatch.train_loop.launch.ray_worker import FAILURE, RECORDS, train_worker
+from bigbatch.train_loop.host.node_memory import count_memory_kills
+from bigbatch.train_loop.launch.ray_worker import FAILURE, FAILURE_KIND, RECORDS, train_worker
 from bigbatch.train_loop.launch.trial_task import TrialTask, WorkersEnd
+from bigbatch.train_loop.launch.worker_failures import failed_end, fit_until_it_fits
 
 try:
     from bigbatch.tune.trials import inline_trainer
@@ -54,15 +55,21 @@ def run_trial(handed: dict[str, object]) -> None:
     Args:
         handed: a ``TrialTask``, as the plain dict that Ray Tune carries.
     """
+    kills = count_memory_kills()
     try:
-        failure = _train(TrialTask.from_dict(handed))
+        task = TrialTask.from_dict(handed)
+        end = fit_until_it_fits(partial(_fit, task), task.checkpoint_dir, _is_stopping)
     except Exception as error:
-        failure = _reason(error)
-    if failure:
-        ray.tune.report({RECORDS: [], FAILURE: failure})
+        end = failed_end(error, kills)
+    if end.failure:
+        ray.tune.report({RECORDS: [], FAILURE: end.failure, FAILURE_KIND: end.kind})
 
 
-def _train(task: TrialTask) -> str | None:
+def _is_stopping() -> bool:
+    return INLINE and inline_trainer.is_stop_requested()
+
+
+def _fit(task: TrialTask) -> WorkersEnd:
     scaling = ScalingConfig(
         num_workers=task.workers,
         use_gpu="GPU" in task.worker_resources,
@@ -84,7 +91,7 @@ def _train(task: TrialTask) -> str | None:
     task.failure_file.unlink(missing_ok=True)
     try:
         end: WorkersEnd | None = trainer.fit().return_value
-        return end.failure if end is not None else None
+        return end or WorkersEnd()
     finally:
         # Nobody reads these three files again, and a search of a thousand trials could exceed a quota of inodes.
         shutil.rmtree(task.ray_storage / task.name, ignore_errors=True)
@@ -103,22 +110,3 @@ def _resources(handed: dict[str, object]) -> PlacementGroupFactory:
     # An empty first bundle: the trial's own process takes no CPU from the workers.
     task = TrialTask.from_dict(handed)
     return PlacementGroupFactory([{}, *[dict(task.worker_resources)] * task.workers], strategy="PACK")
-
-
-def _reason(error: Exception) -> str:
-    """The cause of the error in one line. Ray wraps a worker's error in its own."""
-    failures = getattr(error, "worker_failures", None)
-    if failures:
-        # If one worker fails, the workers that wait for it fail too.
-        rank, cause = min(
-            failures.items(), key=lambda item: not isinstance(item[1], ImageError | LoaderError | DiskFull)
-        )
-        return f"worker {rank}: {_last_line(cause)}"
-    return _last_line(error)
-
-
-def _last_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    text = lines[-1] if lines else "no message"
-    name = type(error).__name__
-    return text if text.startswith(name) or ": " in text else f"{name}: {text}"

@@ -194,7 +194,7 @@ def test_checkpoint_holds_plain_values_and_tensors_only(monkeypatch: pytest.Monk
     install(monkeypatch.setattr)
     run(changed(CONFIG, precision="fp16"), folder=tmp_path)
     content = torch.load(tmp_path / "latest.pt", weights_only=True)
-    assert set(content) == {"format", "steps_per_epoch", *KEYS}
+    assert set(content) == {"format", "steps_per_epoch", "micro_size", *KEYS}
     assert content["scaler"]["scale"] > 0
     assert TrainConfig.from_dict(content["config"]) == changed(CONFIG, precision="fp16")
 

@@ -301,7 +301,8 @@ class Ring:
         self.close()
         return LoaderError(
             f"{process.name} (process {process.pid}) {how}. Too little memory is the usual reason: "
-            "give the job more, or write a smaller data.loader.workers."
+            "give the job more, or write a smaller data.loader.workers.",
+            killed=code == -signal.SIGKILL,
         )
 
     def _view(self, slot: int, images: int, size: int) -> torch.Tensor:

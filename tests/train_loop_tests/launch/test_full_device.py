@@ -1,0 +1,88 @@
+"""Full runs whose device is too small for the micro-batch, really started, under Ray Train and by torchrun."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bigbatch.train_loop.config import BatchConfig, ModelConfig, OptimizerConfig, TrainConfig
+from helpers.full_device import small_device
+from helpers.paths import TRAIN
+from helpers.processes import clean_environment
+
+CONFIG = TrainConfig(
+    epochs=3,
+    precise_bn="off",
+    model=ModelConfig(name="shufflenet_v2_x0_5"),
+    batch=BatchConfig(global_size=32),
+    optimizer=OptimizerConfig(peak_lr=0.01),
+)
+"""On two workers one micro-batch of 16 images a step."""
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+
+
+@pytest.fixture
+def best(tiny_images: Path, tmp_path: Path) -> Path:
+    path = tmp_path / "best.json"
+    path.write_text(CONFIG.replace_keys({"data.name": str(tiny_images), "data.image_size": 16}).to_json())
+    return path
+
+
+def train(best: Path, *launcher: str, env: dict[str, str], options: tuple[str, ...] = ()) -> tuple[int, str]:
+    """Exit code and output of a full run on two workers, with a checkpoint at the end of each epoch."""
+    command = [sys.executable, *launcher, str(TRAIN), "--config", str(best), "--output", "out", *options]
+    done = subprocess.run(
+        [*command, "--checkpoint-every-s", "0"], cwd=best.parent, env={**clean_environment(), **env},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=600,
+    )  # fmt: skip
+    return done.returncode, done.stdout
+
+
+def check_healed(best: Path, output: str) -> None:
+    """Rank 1 had to halve twice; every epoch was reported, and the result has the micro-batch that fitted."""
+    result = json.loads((best.parent / "out" / "result.json").read_text())
+    found = [(one["micro_size_before"], one["micro_size"], one["rank"]) for one in result["halvings"]]
+    assert found == [(16, 8, 1), (8, 4, 1)], output
+    batch = TrainConfig.from_dict(result["config"]).batch
+    assert (batch.global_size, batch.split(2).micro_size, batch.split(2).accumulation_steps) == (32, 4, 4)
+    assert [record["epoch"] for record in result["history"]] == [1, 2, 3]
+    assert [record["optimizer_steps"] for record in result["history"]] == [2, 4, 6]
+    assert "The micro-batch is now 4, with 4 accumulation steps" in output
+
+
+@pytest.mark.slow
+def test_under_ray_one_ranks_full_device_hangs_no_other_and_heals(best: Path) -> None:
+    code, output = train(best, env=small_device(best.parent / "site", 4, rank=1), options=("--workers", "2"))
+    assert code == 0, output
+    check_healed(best, output)
+
+
+@pytest.mark.slow
+def test_torchrun_heals_with_its_own_restarts(best: Path) -> None:
+    code, output = train(best, *TORCHRUN, "--max-restarts", "2", env=small_device(best.parent / "site", 4, rank=1))
+    assert code == 0, output
+    check_healed(best, output)
+
+
+@pytest.mark.slow
+def test_torchrun_without_restarts_says_how_to_continue(best: Path) -> None:
+    env = small_device(best.parent / "site", 4, rank=1)
+    for size in (8, 4):
+        code, output = train(best, *TORCHRUN, env=env)
+        assert code == 1 and f"The micro-batch is now {size}" in output, output
+        assert "To continue with the smaller micro-batch: torchrun --nproc-per-node 2" in output
+    code, output = train(best, *TORCHRUN, env=env)
+    assert code == 0, output
+    check_healed(best, output)
+
+
+@pytest.mark.slow
+def test_under_ray_what_does_not_fit_at_one_image_fails_on_all_ranks(best: Path) -> None:
+    options = ("--workers", "2", "--set", "global_size=4")
+    code, output = train(best, env=small_device(best.parent / "site", 0, rank=1), options=options)
+    assert code == 1 and "failed: the device's memory is too small for micro-batches of one image" in output, output
+    assert "Traceback" not in output

@@ -1,0 +1,129 @@
+"""Why workers failed: which of several errors is the cause, its kind, and when to start them again."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from ray.exceptions import ActorDiedError, OutOfMemoryError
+from ray.train import WorkerGroupError
+from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
+
+from bigbatch.train_loop.config import BatchConfig, ConfigError
+from bigbatch.train_loop.errors import (
+    CheckpointError,
+    DeviceMemoryError,
+    FailureKind,
+    ImageError,
+    LoaderError,
+    NodeMemoryError,
+    NonFiniteLossError,
+    read_kind,
+)
+from bigbatch.train_loop.host.disk_full import DiskFull
+from bigbatch.train_loop.launch import worker_failures
+from bigbatch.train_loop.launch.trial_task import WorkersEnd
+from bigbatch.train_loop.launch.worker_failures import failed_end, fit_until_it_fits, kind_of
+from bigbatch.train_loop.loop.healing import Healing
+
+LOST = RuntimeError("[gloo] Connection closed by peer")
+
+
+def group(**failures: Exception) -> WorkerGroupError:
+    """Ray's error, from rank to error: ``r0=…``."""
+    return WorkerGroupError("Training failed", {int(rank[1:]): error for rank, error in failures.items()})
+
+
+def died(cause: Exception) -> WorkerHealthCheckFailedError:
+    """As Ray reports a worker whose process is gone."""
+    return WorkerHealthCheckFailedError("A worker health check failed.", failure=cause)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (NonFiniteLossError("training loss is nan"), FailureKind.DIVERGED),
+        (DeviceMemoryError("full"), FailureKind.DEVICE_MEMORY),
+        (NodeMemoryError("full"), FailureKind.NODE_MEMORY),
+        (MemoryError(), FailureKind.NODE_MEMORY),
+        (LoaderError("killed by SIGKILL", killed=True), FailureKind.NODE_MEMORY),
+        (LoaderError("ended with exit code 1"), FailureKind.PROCESS),
+        (ConfigError("wrong"), FailureKind.CONFIGURATION),
+        (CheckpointError("damaged"), FailureKind.CHECKPOINT),
+        (ImageError("a.jpg"), FailureKind.IMAGES),
+        (DiskFull("no room"), FailureKind.DISK),
+        (RuntimeError("NonFiniteLossError: a user's own words, was not finite"), FailureKind.PROCESS),
+    ],
+)
+def test_an_errors_kind_is_that_of_its_class_after_a_way_between_processes_too(error, kind) -> None:
+    assert kind_of(error) == kind and kind_of(pickle.loads(pickle.dumps(error))) == kind
+    end = failed_end(group(r0=LOST, r1=error))
+    if kind != FailureKind.PROCESS and kind not in ("diverged", "configuration", "checkpoint"):  # those all ranks meet
+        assert end.kind == kind and (end.failure or "").startswith("worker 1: ")
+    assert read_kind(str(kind)) == kind and read_kind("of tomorrow") is None and read_kind(None) is None
+
+
+def test_rays_memory_monitor_is_named_with_what_helps() -> None:
+    end = failed_end(group(r0=LOST, r1=died(OutOfMemoryError("Task was killed due to the node running low on memory"))))
+    assert end.kind == FailureKind.NODE_MEMORY
+    assert end.failure is not None and "\n" not in end.failure
+    assert end.failure.startswith("worker 1: the node's memory was nearly used up, and Ray ended this process")
+    assert "--set data.loader.workers" in end.failure and "--mem" in end.failure
+
+
+def test_a_process_that_the_kernel_ended_for_memory_is_told_from_one_that_just_died(monkeypatch) -> None:
+    """By the control group's counter, before and after."""
+    error = group(r0=died(ActorDiedError()))
+    monkeypatch.setattr(worker_failures, "count_memory_kills", lambda: 3)
+    full, lost = failed_end(error, kills_before=2), failed_end(error, kills_before=3)
+    assert full.kind == FailureKind.NODE_MEMORY and "the kernel ended a process of this job" in (full.failure or "")
+    assert lost.kind == FailureKind.PROCESS and "memory" not in (lost.failure or "")
+    shown = failed_end(group(r0=MemoryError()), kills_before=3)
+    assert shown.kind == FailureKind.NODE_MEMORY and "the node's memory is full" in (shown.failure or "")
+
+
+class Fits:
+    """Workers of a run in ``folder`` that fail so often, and halve the micro-batch each time."""
+
+    def __init__(self, folder: Path, times: int) -> None:
+        self.folder, self.times, self.starts = folder, times, 0
+        self.split = BatchConfig(global_size=1024, micro_size=256).split(2)
+
+    def __call__(self) -> WorkersEnd:
+        self.starts += 1
+        if self.starts > self.times:
+            return WorkersEnd()
+        failed = Healing(self.folder).meet(torch.OutOfMemoryError("CUDA out of memory"), self.split, (0, 0), 1)
+        self.split = type(self.split)(2, self.split.accumulation_steps * 2, self.split.micro_size // 2)
+        raise group(r0=LOST, r1=failed)
+
+
+def test_workers_start_again_as_often_as_the_micro_batch_is_halved(tmp_path: Path) -> None:
+    fits = Fits(tmp_path, 8)
+    assert fit_until_it_fits(fits, tmp_path, lambda: False) == WorkersEnd()
+    assert fits.starts == 9 and fits.split.micro_size == 1
+
+
+def test_workers_do_not_start_again_for_other_reasons(tmp_path: Path) -> None:
+    stopped = Fits(tmp_path / "stopped", 8)
+    with pytest.raises(WorkerGroupError):
+        fit_until_it_fits(stopped, stopped.folder, lambda: True)
+    starts = []
+
+    def fails() -> WorkersEnd:
+        starts.append(1)
+        raise group(r0=died(ActorDiedError()), r1=DeviceMemoryError("also at one image"))
+
+    with pytest.raises(WorkerGroupError):
+        fit_until_it_fits(fails, tmp_path, lambda: False)
+    assert stopped.starts == 1 and len(starts) == 1
+
+
+def test_a_failure_that_is_left_for_the_next_workers_keeps_its_kind(tmp_path: Path) -> None:
+    file = tmp_path / "trial-0007.failure"
+    assert WorkersEnd.read(file) is None
+    end = WorkersEnd("DeviceMemoryError: too small", FailureKind.DEVICE_MEMORY)
+    end.write(file)
+    assert WorkersEnd.read(file) == end

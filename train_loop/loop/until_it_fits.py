@@ -1,0 +1,69 @@
+"""Train with smaller micro-batches until they fit into the device's memory: see ``healing``."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from bigbatch.train_loop.errors import DeviceMemoryError
+from bigbatch.train_loop.loop.assembly import Run
+from bigbatch.train_loop.loop.healing import Halving, Healing, is_device_memory_full
+
+T = TypeVar("T")
+
+
+def until_it_fits(
+    begin: Callable[[Sequence[Halving]], Run], go_on: Callable[[Run], T], folder: Path | None, device: torch.device
+) -> T:
+    """What ``go_on`` returns for the run that ``begin`` sets up; with smaller micro-batches until they fit.
+
+    Args:
+        begin: sets up a run after these halvings, from its checkpoint if it has one.
+        folder: of the checkpoints.
+
+    Raises:
+        DeviceMemoryError: nothing fits; or another worker must also start again (``healed``).
+        NodeMemoryError: nothing fits into the memory of CPUs.
+    """
+    healing = Healing(folder)
+    while True:
+        with _device_memory_named(device):
+            run = begin(healing.halvings)
+        try:
+            return go_on(run)
+        except Exception as error:
+            if not is_device_memory_full(error, device):
+                raise
+            failed = healing.meet(error, run.split, (run.progress.epoch, run.progress.step), run.world.rank)
+            if run.world.workers > 1 or not isinstance(failed, DeviceMemoryError) or not failed.healed:
+                raise failed from error
+        finally:
+            run.source.close()
+        del run
+        _free_device_memory()
+
+
+def _free_device_memory() -> None:
+    gc.collect()  # hooks and graphs of the run that failed refer to each other
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+@contextlib.contextmanager
+def _device_memory_named(device: torch.device) -> Iterator[None]:
+    """Within the block, before the first step, too little device memory is a DeviceMemoryError: it has nothing to do
+    with the micro-batch."""
+    try:
+        yield
+    except Exception as error:
+        if not is_device_memory_full(error, device):
+            raise
+        raise DeviceMemoryError(
+            "the device's memory is too small for the network and its optimizer, without any images "
+            f"({(str(error).splitlines() or [''])[0]})"
+        ) from error
