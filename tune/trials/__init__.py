@@ -1,1 +1,1 @@
-"""The bridge between Ray Tune and Optuna, samplers and pruners, one trial as a ``TorchTrainer``."""
+"""The conductor of the trials, the bridge to Ray Tune, one trial as a ``TorchTrainer``."""
