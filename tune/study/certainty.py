@@ -15,6 +15,8 @@ than too often. The effect of another seed is not included, because a study has 
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -75,3 +77,29 @@ def clopper_pearson(count: int, images: int, error_rate: float) -> tuple[float, 
     low = float(beta.ppf(error_rate / 2, count, images - count + 1)) if count else 0.0
     high = float(beta.ppf(1 - error_rate / 2, count + 1, images - count)) if count < images else 1.0
     return low, high
+
+
+def mean_over_seeds_interval(values: Sequence[float], images: int, error_rate: float) -> tuple[float, float]:
+    """An interval of the mean accuracy over all seeds and all images, from runs with several seeds on the same images.
+
+    Two sources of error add up. The images: Clopper-Pearson of the mean, as if all runs failed on the same images. They
+    mostly do, so the mean of several runs is hardly more certain than one run; what they do not share is counted again
+    below, which makes the interval a little too wide. The seeds: Student's t of the mean. Both are combined as the
+    method of variance estimates recovery does (Zou and Donner 2008), which keeps the limits within 0 and 1 where all
+    answers are right.
+
+    With one value the interval does not include the effect of the seed.
+
+    Args:
+        values: the accuracies (0 to 1) of runs that differ in their seeds alone, at least one.
+        images: number of images, the same ones for all runs.
+        error_rate: the interval is wrong in at most about this part of cases.
+    """
+    mean = statistics.fmean(values)
+    low, high = clopper_pearson(right_answers(mean, images), images, error_rate)
+    spread = 0.0
+    if len(values) > 1:
+        from scipy.stats import t  # slow to import
+
+        spread = float(t.ppf(1 - error_rate / 2, len(values) - 1)) * statistics.stdev(values) / math.sqrt(len(values))
+    return max(0.0, mean - math.hypot(mean - low, spread)), min(1.0, mean + math.hypot(high - mean, spread))

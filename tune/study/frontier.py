@@ -5,9 +5,10 @@ All of it is computed from the trials and from study.json, so it can be made aga
 
 *Intervals* hold at 95 % and allow for the choice: the best of k finished trials of a value has a Clopper-Pearson
 interval at a level of 5 % / k (see certainty.py). Where a trial was confirmed, i.e. trained again with other seeds, the
-mean of these fresh runs counts instead, and the interval also has the t-interval of the seeds. *How much worse* a value
-may be than another follows from both intervals by Newcombe's rule for a difference (1998, method 10). It takes the two
-as independent. They share their images, which makes the difference more certain than the rule says.
+mean of these fresh runs counts instead, the interval also has the t-interval of the seeds, and the answer is chosen
+among confirmed values alone. *How much worse* a value may be than another follows from both intervals by Newcombe's
+rule for a difference (1998, method 10). It takes the two as independent. They share their images, which makes the
+difference more certain than the rule says.
 """
 
 from __future__ import annotations
@@ -21,14 +22,12 @@ from optuna.trial import FrozenTrial, TrialState
 
 from bigbatch.cluster.host import json_values
 from bigbatch.train_loop.config.earlier_keys import migrated
-from bigbatch.tune.study.certainty import ERROR_RATE, clopper_pearson, right_answers
+from bigbatch.tune.study.certainty import ERROR_RATE, clopper_pearson, mean_over_seeds_interval, right_answers
 from bigbatch.tune.study.objective import Objective
 from bigbatch.tune.study.retry import retried_trials
 from bigbatch.tune.study.tables import epoch_records, epoch_s
-from bigbatch.tune.study.trial_facts import configuration, continued_trials, has_diverged, planned_epochs
+from bigbatch.tune.study.trial_facts import CONFIRMS_ATTR, configuration, continued_trials, has_diverged, planned_epochs
 
-CONFIRMS_ATTR = "confirms"
-"""User attribute of a trial that trains a configuration again with another seed: the number of the confirmed trial."""
 COUNTED_ANSWERS = ("val_top1",)
 """Objectives that are a part of right answers among the validation images: these have an interval."""
 POINT = 0.01
@@ -120,8 +119,7 @@ class Frontier:
     @property
     def reference(self) -> FrontierRow:
         """The row with the best objective."""
-        done = [row for row in self.rows if row.best is not None]
-        return min(done, key=lambda row: row.worse_by or 0.0)
+        return min(_comparable(self.rows), key=lambda row: row.worse_by or 0.0)
 
     @property
     def is_certain(self) -> bool | None:
@@ -171,39 +169,61 @@ def answer_index(gains: Sequence[float | None], tolerance: float) -> int:
 
 def frontier_of(trials: Sequence[FrozenTrial], facts: FrontierFacts) -> Frontier | None:
     """The frontier of these trials; None before the first one has finished."""
-    confirmed = _confirmed(trials)
+    confirmed = _confirmed(trials, facts)
     by_value: dict[object, list[FrozenTrial]] = {value: [] for value in facts.values}
     for trial in counted_trials(trials):
-        if trial.state != TrialState.WAITING and (value := _value_of(trial, facts)) in by_value:
+        if trial.state != TrialState.WAITING and (value := value_of_trial(trial, facts)) in by_value:
             by_value[value].append(trial)
     rows = [_row(value, by_value[value], confirmed, facts) for value in facts.values]
     gains = [facts.objective.gain(row.best.objective) if row.best else None for row in rows]
-    if all(gain is None for gain in gains):
+    comparable = _comparable(rows)
+    if not comparable:
         return None
-    top = max(gain for gain in gains if gain is not None)
+    candidates = [gain if row in comparable else None for row, gain in zip(rows, gains, strict=True)]
+    top = max(gain for gain in candidates if gain is not None)
     compared = [
         FrontierRow(
-            row.value, row.tried, row.finished, row.diverged, row.best, top - gain, _worse_at_most(i, rows, facts)
+            row.value,
+            row.tried,
+            row.finished,
+            row.diverged,
+            row.best,
+            max(0.0, top - gain),
+            _worse_at_most(i, rows, facts),
         )
         if gain is not None
         else row
         for i, (row, gain) in enumerate(zip(rows, gains, strict=True))
     ]
-    return Frontier(facts, tuple(compared), answer_index(gains, facts.tolerance * POINT))
+    return Frontier(facts, tuple(compared), answer_index(candidates, facts.tolerance * POINT))
 
 
-def _value_of(trial: FrozenTrial, facts: FrontierFacts) -> object:
-    """A parameter that is fixed for the whole study is no parameter of its trials."""
+def _comparable(rows: Sequence[FrontierRow]) -> list[FrontierRow]:
+    """The rows among which the answer is chosen: confirmed ones if there are any, else all with a finished trial.
+
+    The value for which a trial was chosen is too good by luck, so it is not compared with a confirmed one.
+    """
+    done = [row for row in rows if row.best is not None]
+    return [row for row in done if row.best is not None and row.best.seeds] or done
+
+
+def value_of_trial(trial: FrozenTrial, facts: FrontierFacts) -> object:
+    """The trial's value of the frontier. What is fixed for the whole study is no parameter of its trials."""
     return trial.params.get(facts.name, facts.values[0] if len(facts.values) == 1 else None)
 
 
-def _confirmed(trials: Sequence[FrozenTrial]) -> dict[int, list[float]]:
+def _confirmed(trials: Sequence[FrozenTrial], facts: FrontierFacts) -> dict[int, list[float]]:
     """Number of a confirmed trial → what the runs with other seeds came to."""
     found: dict[int, list[float]] = {}
     for trial in trials:
-        if CONFIRMS_ATTR in trial.user_attrs and trial.state == TrialState.COMPLETE and trial.values:
-            found.setdefault(int(trial.user_attrs[CONFIRMS_ATTR]), []).append(trial.values[0])
-    return found
+        if CONFIRMS_ATTR not in trial.user_attrs:
+            continue
+        runs = found.setdefault(int(trial.user_attrs[CONFIRMS_ATTR]), [])
+        if trial.state == TrialState.COMPLETE and trial.values:
+            runs.append(trial.values[0])
+        elif has_diverged(trial):
+            runs.append(facts.objective.worst)
+    return {number: runs for number, runs in found.items() if runs}
 
 
 def _row(
@@ -252,17 +272,9 @@ def _interval(
     if facts.objective.name not in COUNTED_ANSWERS or not facts.images:
         return None, None
     rate = ERROR_RATE / chosen_from
-    low, high = clopper_pearson(right_answers(value, facts.images), facts.images, rate)
-    spread = _half_t_interval(seeds, rate)
-    return max(0.0, value - math.hypot(value - low, spread)), min(1.0, value + math.hypot(high - value, spread))
-
-
-def _half_t_interval(seeds: Sequence[float], error_rate: float) -> float:
-    if len(seeds) < 2:
-        return 0.0
-    from scipy.stats import t  # slow to import
-
-    return float(t.ppf(1 - error_rate / 2, len(seeds) - 1)) * statistics.stdev(seeds) / math.sqrt(len(seeds))
+    if seeds:
+        return mean_over_seeds_interval(seeds, facts.images, rate)
+    return clopper_pearson(right_answers(value, facts.images), facts.images, rate)
 
 
 def _worse_at_most(place: int, rows: Sequence[FrontierRow], facts: FrontierFacts) -> float | None:

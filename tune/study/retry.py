@@ -14,7 +14,7 @@ from typing import Protocol
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
-from bigbatch.tune.study.trial_facts import continued_trials, is_paused
+from bigbatch.tune.study.trial_facts import CONFIRMS_ATTR, continued_trials, is_paused
 
 RETRIES_ATTR = "retries"
 """User attribute of a retry: the number of the failed trial."""
@@ -44,10 +44,10 @@ def replaced_trials(trials: Sequence[FrozenTrial]) -> dict[int, int]:
 def count_ended(trials: Sequence[FrozenTrial]) -> int:
     """The number of trials that have ended, as ``--trials`` counts.
 
-    Failed trials that have a retry do not count, nor do paused trials that were continued.
+    Failed trials that have a retry do not count, nor do paused trials that were continued, nor confirmations.
     """
     again = replaced_trials(trials)
-    return sum(t.state.is_finished() and t.number not in again for t in trials)
+    return sum(t.state.is_finished() and t.number not in again and CONFIRMS_ATTR not in t.user_attrs for t in trials)
 
 
 def trials_to_retry(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:

@@ -24,6 +24,8 @@ that fails otherwise (a lost process, no memory, an unreadable image) does not h
 DROPPED_ATTR = "checkpoint_dropped/"
 """Prefix of a study's user attributes, with the number of a paused trial whose checkpoint was removed for room. Such
 a trial cannot be continued. It is the study's attribute, because Optuna does not change a trial that has ended."""
+CONFIRMS_ATTR = "confirms"
+"""User attribute of a trial that trains a configuration again with another seed: the number of the confirmed trial."""
 
 
 def planned_epochs(trial: FrozenTrial) -> int | None:

@@ -1,0 +1,216 @@
+"""Which trials of a finished search are confirmed with fresh seeds, and how sure their means are."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from optuna.trial import FrozenTrial, TrialState, create_trial
+from scipy.stats import norm, t
+
+from bigbatch.train_loop.config import ConfigError, TrainConfig
+from bigbatch.tune.study.certainty import mean_over_seeds_interval
+from bigbatch.tune.study.confirm_rule import AFFORDABLE, NOTHING, ConfirmRule, confirm_rule
+from bigbatch.tune.study.confirmation import (
+    Confirmation,
+    ConfirmationFacts,
+    confirmed_trials,
+    missing_confirmations,
+    trials_to_confirm,
+)
+from bigbatch.tune.study.frontier import FrontierFacts, frontier_of
+from bigbatch.tune.study.objective import accuracy
+from bigbatch.tune.study.retry import count_ended
+
+BATCHES = FrontierFacts("global_batch_size", (128, 256, 512), tolerance=0.5, images=1000, workers=1)
+
+
+def trial(
+    number: int,
+    value: float | None,
+    batch: int = 128,
+    *,
+    state: TrialState = TrialState.COMPLETE,
+    epoch_s: float = 1.0,
+    holdout: float | None = None,
+    config: dict[str, object] | None = None,
+    **attrs: object,
+) -> FrozenTrial:
+    """A trial of a study, 10 epochs of ``epoch_s`` seconds long."""
+    record = {"val_top1": value, "train_s": epoch_s, "holdout_top1": holdout}
+    user_attrs = {f"epoch/{epoch:05d}": {"epoch": epoch, **record} for epoch in range(1, 11)}
+    made = create_trial(
+        state=state,
+        value=value if state == TrialState.COMPLETE else None,
+        user_attrs={**user_attrs, "config": {"epochs": 10, "number": number, **(config or {})}, **attrs},
+    )
+    made.number, made.params = number, {"global_batch_size": batch}
+    return made
+
+
+def facts(rule: ConfirmRule, frontier: FrontierFacts | None = BATCHES, seed: int = 0) -> ConfirmationFacts:
+    return ConfirmationFacts(rule, seed, frontier, accuracy(10))
+
+
+SEARCH = [
+    trial(0, 0.95, 128),
+    trial(1, 0.93, 256),
+    trial(2, 0.947, 256),
+    trial(3, 0.90, 512),
+    trial(4, None, 512, state=TrialState.PRUNED),
+    trial(5, 0.949, 128),
+]
+"""Best: trial 0. Answer: batch 256 by trial 2, which is 0.3 points worse."""
+
+
+def test_the_answer_comes_first_then_the_best_then_other_batches_then_second_places() -> None:
+    missing = missing_confirmations(SEARCH, facts(ConfirmRule(2, 2), seed=7))
+    by_trial = list(dict.fromkeys(one.trial for one in missing))
+    assert by_trial == [2, 0, 3, 1, 5]
+    assert missing[:2] == [Confirmation(2, 8), Confirmation(2, 9)]
+    assert all(one.seed in (8, 9) for one in missing) and len(missing) == 10
+
+
+def test_without_a_frontier_the_best_of_the_whole_search_are_confirmed() -> None:
+    missing = missing_confirmations(SEARCH, facts(ConfirmRule(3, 1), frontier=None))
+    assert missing == [Confirmation(0, 1), Confirmation(5, 1), Confirmation(2, 1)]
+
+
+def test_nothing_is_missing_without_a_rule_or_without_a_finished_trial() -> None:
+    assert missing_confirmations(SEARCH, facts(NOTHING)) == []
+    assert missing_confirmations([SEARCH[4]], facts(ConfirmRule(1, 3))) == []
+    assert missing_confirmations([], facts(AFFORDABLE)) == []
+
+
+def test_only_what_is_not_there_is_missing_and_confirmations_confirm_no_other() -> None:
+    """Whatever the state: a killed search has WAITING ones, which run by themselves."""
+    rule = facts(ConfirmRule(1, 3))
+    there = [
+        trial(6, 0.99, 256, confirms=2, confirmation_seed=1),
+        trial(7, None, 256, confirms=2, confirmation_seed=3, state=TrialState.WAITING),
+        trial(8, None, 128, confirms=0, confirmation_seed=2, state=TrialState.FAIL),
+    ]
+    missing = missing_confirmations([*SEARCH, *there], rule)
+    assert missing == [one for one in missing_confirmations(SEARCH, rule) if one not in {
+        Confirmation(2, 1), Confirmation(2, 3), Confirmation(0, 2)
+    }]  # fmt: skip
+    assert missing[0] == Confirmation(2, 2) and count_ended([*SEARCH, *there]) == count_ended(SEARCH) == 6
+
+
+def test_fresh_seeds_are_never_the_searchs_and_stay_in_range() -> None:
+    last = 2**31 - 1
+    seeds = [one.seed for one in missing_confirmations(SEARCH[:1], facts(ConfirmRule(1, 3), seed=last))]
+    assert seeds == [0, 1, 2]
+    for seed in seeds:
+        TrainConfig(seed=seed)
+
+
+def test_the_same_configuration_twice_is_confirmed_once() -> None:
+    same = [trial(n, 0.9 + n / 1000, config={"number": 0}) for n in range(3)]
+    assert [t.number for t in trials_to_confirm(same, facts(ConfirmRule(3, 1)))] == [2]
+
+
+def test_the_default_confirms_the_answer_and_the_best_where_that_costs_little() -> None:
+    assert [t.number for t in trials_to_confirm(SEARCH, facts(AFFORDABLE))] == [2, 0]  # 2 × 3 × 10 s of 300 s
+    dear = [trial(t.number, t.value, t.params["global_batch_size"], epoch_s=3600.0) for t in SEARCH[:4]]
+    assert trials_to_confirm(dear, facts(AFFORDABLE)) == []  # 30 hours each, a fifth of the search is 8
+    many = [*dear, *(trial(n, 0.5, epoch_s=3600.0) for n in range(4, 15))]
+    assert [t.number for t in trials_to_confirm(many, facts(AFFORDABLE))] == [2]  # a fifth of 150 hours
+
+
+def test_what_came_out_is_kept_by_seed_and_a_diverged_run_is_at_chance() -> None:
+    runs = [
+        trial(6, 0.94, 256, confirms=2, confirmation_seed=3, holdout=0.92),
+        trial(7, 0.93, 256, confirms=2, confirmation_seed=1, holdout=0.91),
+        trial(8, None, 256, confirms=2, confirmation_seed=2, state=TrialState.FAIL, diverged=True),
+        trial(9, None, 256, confirms=2, confirmation_seed=4, state=TrialState.FAIL),  # a lost node says nothing
+    ]
+    found = confirmed_trials([*SEARCH, *runs], accuracy(10))[2]
+    assert (found.chosen_at, found.seeds, found.values) == (0.947, (1, 2, 3), (0.93, 0.1, 0.94))
+    assert found.holdout == found.reported == (0.91, 0.1, 0.92)
+    assert found.mean == pytest.approx((0.93 + 0.1 + 0.94) / 3)
+    assert confirmed_trials(SEARCH, accuracy(10)) == {}
+
+
+def test_the_answer_is_chosen_among_confirmed_values() -> None:
+    """256 was chosen at 94.7 % and comes to 93 %; 128 to 94.8 %: more than half a point better, so it is the answer."""
+    before = frontier_of(SEARCH, BATCHES)
+    assert before is not None and before.answer_row.value == 256
+    runs = [trial(6 + i, value, 256, confirms=2, confirmation_seed=i) for i, value in enumerate((0.93, 0.929, 0.931))]
+    runs += [trial(9 + i, value, 128, confirms=0, confirmation_seed=i) for i, value in enumerate((0.948, 0.947, 0.949))]
+    found = frontier_of([*SEARCH, *runs], BATCHES)
+    assert found is not None and found.answer_row.value == 128 and found.reference.value == 128
+    assert found.answer_best.objective == pytest.approx(0.948) and found.answer_best.seeds == 3
+    alone = frontier_of([*SEARCH, *runs[:3]], BATCHES)
+    assert alone is not None and alone.answer_row.value == 256, "only confirmed values compare"
+    low, high = mean_over_seeds_interval((0.948, 0.947, 0.949), 1000, 0.05)
+    assert (found.answer_best.low, found.answer_best.high) == (pytest.approx(low), pytest.approx(high))
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        ("3x5", ConfirmRule(3, 5)),
+        ("1 × 3", ConfirmRule(1, 3)),
+        ("10X2", ConfirmRule(10, 2)),
+        ("none", NOTHING),
+        ("auto", AFFORDABLE),
+        (None, AFFORDABLE),
+    ],
+)
+def test_rules_are_read_as_people_write_them(text: str | None, rule: ConfirmRule) -> None:
+    assert confirm_rule(text, 12) == rule
+    assert text is None or confirm_rule(str(rule), 12) == rule
+
+
+@pytest.mark.parametrize("text", ["3", "x5", "0x3", "3x0", "-1x3", "3x5x7", "3x101", "yes"])
+def test_other_texts_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"--confirm takes BESTxSEEDS.*Write e\.g\. --confirm 3x5"):
+        confirm_rule(text, 12)
+
+
+def test_more_trials_than_the_search_has_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"got 3 of 2\. Write --confirm 2x5 or less"):
+        confirm_rule("3x5", 2)
+
+
+# How sure
+
+
+def test_the_interval_of_a_mean_by_hand() -> None:
+    """Many images: only the seeds are left, by Student's t. Equal seeds: only the images, here in a normal's range."""
+    values = (0.91, 0.93, 0.95)
+    low, high = mean_over_seeds_interval(values, 10**9, 0.05)
+    half = t.ppf(0.975, 2) * 0.02 / math.sqrt(3)
+    assert (low, high) == (pytest.approx(0.93 - half, abs=1e-4), pytest.approx(0.93 + half, abs=1e-4))
+    low, high = mean_over_seeds_interval((0.9, 0.9, 0.9), 100_000, 0.05)
+    half = norm.ppf(0.975) * math.sqrt(0.9 * 0.1 / 100_000)
+    assert (low, high) == (pytest.approx(0.9 - half, abs=2e-5), pytest.approx(0.9 + half, abs=2e-5))
+    assert mean_over_seeds_interval((1.0, 1.0, 1.0), 180, 0.05) == (pytest.approx(0.025 ** (1 / 180), abs=1e-9), 1.0)
+
+
+@pytest.mark.parametrize("seeds", [2, 5])
+@pytest.mark.parametrize("spread", [0.0, 0.1, 0.25])
+@pytest.mark.parametrize("shared", [0.0, 1.6])
+def test_the_interval_holds_the_truth_in_95_of_100_cases(seeds: int, spread: float, shared: float) -> None:
+    """Simulated runs (probit): the images differ in difficulty, the seeds in skill, by up to 3 points of accuracy."""
+    rng, studies, images = np.random.default_rng(5), 600, 300
+    # Sums of normals are normal: the accuracy with any seed on any image is Φ(level / √(1 + variances)).
+    truth = norm.cdf(1.5 / math.sqrt(1 + shared**2 + spread**2))
+    held = 0
+    for _ in range(studies):
+        skill = 1.5 + spread * rng.normal(size=(seeds, 1))
+        right = rng.random((seeds, images)) < norm.cdf(skill + shared * rng.normal(size=images))
+        low, high = mean_over_seeds_interval(right.mean(axis=1).tolist(), images, 0.05)
+        held += low <= truth <= high
+    assert held / studies >= 0.932  # two standard errors of 600 draws below 95 %
+
+
+def test_fresh_seeds_take_the_luck_out_of_the_best() -> None:
+    """20 equally good trials: the best one's value is too high, the mean of its fresh seeds is not."""
+    rng, studies, images, truth = np.random.default_rng(2), 2000, 400, 0.9
+    chosen = rng.binomial(images, truth, (studies, 20)).max(axis=1) / images
+    fresh = rng.binomial(images, truth, (studies, 3)).mean(axis=1) / images
+    assert chosen.mean() > truth + 0.02
+    assert fresh.mean() == pytest.approx(truth, abs=4 * math.sqrt(0.9 * 0.1 / images / 3 / studies))

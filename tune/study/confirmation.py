@@ -1,0 +1,208 @@
+"""Confirm the best trials of a finished search: train them again with seeds that the search did not use.
+
+The best of many trials is chosen for its value, so a part of that value is luck: with its images, its initial weights
+and its data order. Fresh seeds have not taken part in the choice. The mean over them has no such luck ("regression to
+the mean"), whatever the number of trials was. So a trial is called best by this mean.
+
+A confirmation is a trial of the study with the parameters of the confirmed trial, ``CONFIRMS_ATTR`` and ``SEED_ATTR``.
+It runs to its end, does not count as one of ``--trials``, and no strategy sees it. Which confirmations are missing is a
+function of the study: a search that was killed runs only those.
+
+Seeds: the search's seed + 1, + 2, … The trials of a search all have the search's seed. Each confirmed trial gets the
+same fresh seeds, so that they compare.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from optuna.trial import FrozenTrial, TrialState
+
+from bigbatch.cluster.host import json_values
+from bigbatch.tune.study.certainty import ERROR_RATE, mean_over_seeds_interval
+from bigbatch.tune.study.confirm_rule import ConfirmRule
+from bigbatch.tune.study.frontier import FrontierFacts, counted_trials, frontier_of, value_of_trial
+from bigbatch.tune.study.objective import Objective
+from bigbatch.tune.study.tables import epoch_records, epoch_s
+from bigbatch.tune.study.trial_facts import CONFIRMS_ATTR, configuration, has_diverged, planned_epochs
+
+SEED_ATTR = "confirmation_seed"
+"""User attribute of a confirmation: its seed."""
+AFFORDABLE_SHARE = 0.2
+"""The default rule may use this part of the time that the search has trained …"""
+AFFORDABLE_WORKER_S = 300.0
+"""… or this many worker seconds, if they are more: 2.5 minutes on two devices."""
+SEEDS = 2**31
+
+
+@dataclass(frozen=True)
+class Confirmation:
+    """One run that is still to be made."""
+
+    trial: int
+    """Number of the trial that it confirms."""
+    seed: int
+
+    def attrs(self) -> dict[str, object]:
+        """The user attributes of its trial."""
+        return {CONFIRMS_ATTR: self.trial, SEED_ATTR: self.seed}
+
+
+@dataclass(frozen=True)
+class ConfirmationFacts:
+    """What decides which trials are confirmed, besides the study."""
+
+    rule: ConfirmRule
+    seed: int
+    """Of the search."""
+    frontier: FrontierFacts | None = None
+    objective: Objective = Objective()
+    workers: int = 1
+    """Of each trial."""
+
+
+@dataclass(frozen=True)
+class Confirmed:
+    """What the fresh seeds of one trial came to. Values are those of the objective."""
+
+    trial: int
+    chosen_at: float
+    """The value for which the trial was chosen."""
+    seeds: tuple[int, ...]
+    values: tuple[float, ...]
+    """By seed. A run that diverged has the objective's worst value."""
+    holdout: tuple[float, ...]
+    """Top-1 on the validation images that made no choice, by seed; empty without them."""
+
+    @property
+    def mean(self) -> float:
+        """The mean over the seeds, by which trials are compared."""
+        return statistics.fmean(self.values)
+
+    @property
+    def reported(self) -> tuple[float, ...]:
+        """The values that report: on the holdout where there is one."""
+        return self.holdout or self.values
+
+    def interval(self, images: int, chosen_from: int = 1) -> tuple[float, float]:
+        """The 95 % interval of the mean of ``reported``, for the accuracy with any seed on any images.
+
+        Args:
+            images: on which ``reported`` was measured.
+            chosen_from: confirmed trials among which this one is the best. The interval allows for this choice.
+        """
+        return mean_over_seeds_interval(self.reported, images, ERROR_RATE / chosen_from)
+
+
+def search_trials(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
+    """All trials but the confirmations."""
+    return [t for t in trials if CONFIRMS_ATTR not in t.user_attrs]
+
+
+def missing_confirmations(trials: Sequence[FrozenTrial], facts: ConfirmationFacts) -> list[Confirmation]:
+    """The confirmations that the rule asks for and the study does not have yet, in the order in which they run.
+
+    The most important comes first: all seeds of the answer's best trial, then those of the best trial of all, then the
+    other values of the frontier; then the second-best trials of these values, and so on. A confirmation that has failed
+    is not missing: ``--retry-failed`` repeats it.
+    """
+    there = {
+        (t.user_attrs[CONFIRMS_ATTR], t.user_attrs.get(SEED_ATTR)) for t in trials if CONFIRMS_ATTR in t.user_attrs
+    }
+    wanted = [
+        Confirmation(trial.number, (facts.seed + 1 + i) % SEEDS)
+        for trial in trials_to_confirm(trials, facts)
+        for i in range(facts.rule.seeds)
+    ]
+    return [one for one in wanted if (one.trial, one.seed) not in there]
+
+
+def trials_to_confirm(trials: Sequence[FrozenTrial], facts: ConfirmationFacts) -> list[FrozenTrial]:
+    """The trials that the rule confirms, by importance."""
+    searched = search_trials(trials)
+    points = _points(searched, facts)
+    if facts.rule.affordable:
+        return _affordable([point[0] for point in points[:2]], searched, facts)
+    ranks = range(facts.rule.best)
+    return [point[rank] for rank in ranks for point in points if rank < len(point)]
+
+
+def confirmed_trials(trials: Sequence[FrozenTrial], objective: Objective) -> dict[int, Confirmed]:
+    """Number of a confirmed trial → what came out. Runs that have not ended, or failed otherwise, are left out."""
+    found: dict[int, list[tuple[int, float, float | None]]] = {}
+    for trial in trials:
+        if CONFIRMS_ATTR not in trial.user_attrs:
+            continue
+        holdout: float | None = None
+        if trial.state == TrialState.COMPLETE and trial.values:
+            value = trial.values[0]
+            records = epoch_records(trial)
+            holdout = json_values.number_or_none(records[-1], "holdout_top1") if records else None
+        elif has_diverged(trial):
+            value = objective.worst
+        else:
+            continue
+        seed = int(trial.user_attrs.get(SEED_ATTR, 0))
+        found.setdefault(int(trial.user_attrs[CONFIRMS_ATTR]), []).append((seed, value, holdout))
+    return {
+        number: _confirmed_from(number, sorted(runs, key=lambda run: run[0]), trials, objective)
+        for number, runs in found.items()
+    }
+
+
+def _confirmed_from(
+    number: int, runs: Sequence[tuple[int, float, float | None]], trials: Sequence[FrozenTrial], objective: Objective
+) -> Confirmed:
+    chosen = trials[number].values
+    held = [run[2] for run in runs]
+    on_holdout = any(value is not None for value in held) and objective.name == "val_top1"
+    return Confirmed(
+        trial=number,
+        chosen_at=chosen[0] if chosen else math.nan,
+        seeds=tuple(run[0] for run in runs),
+        values=tuple(run[1] for run in runs),
+        # A diverged run has no accuracy on the holdout: it is at chance there too.
+        holdout=tuple(objective.worst if value is None else value for value in held) if on_holdout else (),
+    )
+
+
+def _points(searched: Sequence[FrozenTrial], facts: ConfirmationFacts) -> list[list[FrozenTrial]]:
+    """For each value of the frontier its finished trials, the best first; the answer's value first, then the best's."""
+    done = [t for t in counted_trials(searched) if t.state == TrialState.COMPLETE and t.values]
+    groups: dict[object, list[FrozenTrial]] = {}
+    for trial in sorted(done, key=lambda t: (-facts.objective.gain(t.values[0]), t.number)):
+        group = groups.setdefault(value_of_trial(trial, facts.frontier) if facts.frontier else None, [])
+        if configuration(trial) not in map(configuration, group):  # the same configuration twice is one candidate
+            group.append(trial)
+    frontier = frontier_of(searched, facts.frontier) if facts.frontier else None
+    if frontier is None:
+        return list(groups.values())
+    first = [frontier.answer_row.value, frontier.reference.value]
+    order = dict.fromkeys([*first, *(row.value for row in frontier.rows)])
+    return [groups[value] for value in order if value in groups]
+
+
+def _affordable(
+    candidates: Sequence[FrozenTrial], searched: Sequence[FrozenTrial], facts: ConfirmationFacts
+) -> list[FrozenTrial]:
+    """The first of the candidates whose confirmations cost little, measured by the epochs of the search."""
+    used_s = facts.workers * sum(epoch_s(record) for t in searched for record in epoch_records(t))
+    left_s = max(AFFORDABLE_SHARE * used_s, AFFORDABLE_WORKER_S)
+    found = []
+    for trial in candidates:
+        left_s -= facts.rule.seeds * run_worker_s(trial, facts.workers)
+        if left_s < 0:
+            break
+        found.append(trial)
+    return found
+
+
+def run_worker_s(trial: FrozenTrial, workers: int) -> float:
+    """Worker seconds of a whole run of the trial's configuration, from its measured epochs."""
+    seconds = [epoch_s(record) for record in epoch_records(trial)]
+    if not seconds:
+        return 0.0
+    return (planned_epochs(trial) or len(seconds)) * statistics.median(seconds) * workers
