@@ -57,6 +57,7 @@ SHARED_NAMES = {
     "main": "each command's entry point",
     "space": "what every file with a search space defines",
     "initial_points": "what a file with a search space may define beside it",
+    "parameters_of": "what a file with a search space may define beside it",
     "soft_priors": "what a file with a search space may define beside it",
 }
 """Names that several files may give to a function, because the same caller calls each of them; and why."""

@@ -84,6 +84,32 @@ def space(trial: Trial, workload: Workload) -> TrainConfig:
     return workload.config(changes)
 
 
+def parameters_of(config: TrainConfig, workload: Workload) -> dict[str, Any] | None:
+    """The parameters that give ``config``, also outside of the ranges; None for an optimizer that the space has not.
+
+    What the space fixes is not compared, such as Nesterov momentum. LARS's step is rate × η, so that product is kept.
+    """
+    o, batch, rate = config.optimizer, config.batch.global_size, config.optimizer.peak_lr
+    if o.name not in (*OPTIMIZERS, "adamw"):
+        return None
+    momentum = o.momentum if o.name in ("sgd", "lars") else None
+    if o.name == "lars":
+        eta = workload.fixed.get("optimizer.trust_coefficient", trust_coefficient(total_steps(workload, batch)))
+        rate *= o.trust_coefficient / eta
+    return {
+        "optimizer": o.name,
+        "global_batch_size": batch,
+        "warmup_epochs": config.schedule.warmup_epochs,
+        "schedule": "cosine" if config.schedule.name == "cosine" else "poly",
+        "label_smoothing": config.label_smoothing,
+        "lr_multiplier": rate / searched_peak_lr(workload, o.name, batch, momentum),
+        "one_minus_momentum": 1 - o.momentum,
+        "weight_decay": o.weight_decay,
+        "one_minus_beta1": 1 - o.beta1,
+        "decoupled_weight_decay": o.weight_decay,
+    }
+
+
 def soft_priors(workload: Workload) -> dict[str, LogNormal]:
     """The rate's multiplier is believed to be near 1; the ends of its range are two standard deviations away."""
     return {"lr_multiplier": LogNormal(1.0, workload.lr_spread**0.5)}

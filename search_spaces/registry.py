@@ -53,6 +53,8 @@ class Space:
     frontier: str | None = None
     """The parameter whose values a search compares, one best configuration for each; from the file's ``FRONTIER``.
     None: all trials compare."""
+    inverse: Callable[[TrainConfig, Workload], dict[str, object] | None] | None = None
+    """The file's ``parameters_of``: the parameters that give a configuration. None: it has none."""
     beliefs: Callable[[Workload], Mapping[str, LogNormal]] | None = None
     """The file's ``soft_priors``. None: it has none, and every value of a range is as likely as any other."""
 
@@ -233,6 +235,7 @@ def _space(name: str, function: Callable[..., TrainConfig], module: types.Module
         initial=getattr(module, "initial_points", None),
         frontier=_frontier(getattr(module, "FRONTIER", None), where),
         beliefs=getattr(module, "soft_priors", None),
+        inverse=getattr(module, "parameters_of", None),
     )
 
 

@@ -72,6 +72,13 @@ def _add_how(p: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="copy a packed data set to this folder of each node and read the copy, e.g. '$TMPDIR'; none: no copy",
     )
+    add(
+        "--enqueue",
+        action="append",
+        default=[],
+        metavar="recipe:NAME|FILE|none",
+        help="try this configuration first, scaled to each batch (default: published recipes that fit the space)",
+    )
     add("--prior-from", action="append", default=[], metavar="FILE", help="search around the rate in this lr_find.json")
     add("--study", metavar="NAME", help="the study's folder in --output (default: named by space, data and time)")
     add("--output", metavar="DIR", help="the folder that holds the studies (default: runs)")
@@ -88,5 +95,5 @@ def parse_options(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -
     """The fields of ``bigbatch.tune.plan.options.SearchOptions``."""
     args = vars(parser.parse_args(argv))
     args["set"] = tuple(text for group in args["set"] for text in group)
-    args["prior_from"] = tuple(args["prior_from"])
+    args["prior_from"], args["enqueue"] = tuple(args["prior_from"]), tuple(args["enqueue"])
     return args

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 import secrets
@@ -19,6 +20,7 @@ from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.train_loop.host.command_line import check_writable, with_subset
 from bigbatch.tune.plan import wandb_mode
 from bigbatch.tune.plan.batches import parse_batches, pinned_batch
+from bigbatch.tune.plan.enqueued import first_trials, stored_trials
 from bigbatch.tune.plan.fitting import SearchRequest, fit_search, fit_search_to_unknown_cluster
 from bigbatch.tune.plan.frontier_plan import checked_tolerance
 from bigbatch.tune.plan.holdout import divide_validation, stored_holdout
@@ -124,7 +126,7 @@ def make_plan(options: SearchOptions) -> SearchPlan:
         # The study keeps the network that auto chose: another machine must not change it.
         known = {"model": stored.get("model"), "holdout": stored_holdout(stored)}
         options = options.over({**known, **_kept_options(stored)})
-    plan = _plan(options, RatePrior.of_study(stored) if stored else None)  # a requeued job repeats --prior-from
+    plan = _plan(options, stored)
     if stored:
         if stored.get("space_fingerprint") in plan.space.earlier_fingerprints:
             stored = {**stored, "space_fingerprint": plan.space.fingerprint}
@@ -138,7 +140,7 @@ def _kept_options(stored: Mapping[str, object]) -> dict[str, object]:
     if not isinstance(options, dict):
         options = {"options": options}
     # isinstance cannot check tuple[str, ...]. Nothing is an instance of (): these options are never kept.
-    kinds = {**get_type_hints(SearchOptions), "set": list, "prior_from": (), "options": ()}
+    kinds = {**get_type_hints(SearchOptions), "set": list, "prior_from": (), "enqueue": (), "options": ()}
     kinds |= {earlier: kinds[name] for earlier, name in EARLIER_NAMES.items()}
     wrong = [key for key, value in options.items() if key in kinds and not isinstance(value, kinds[key])]
     if wrong:
@@ -202,8 +204,8 @@ def check_option_values(o: SearchOptions) -> CheckedOptions:
     )
 
 
-def _plan(o: SearchOptions, rates: RatePrior | None = None) -> SearchPlan:
-    """``rates``: the prior of the resumed study."""
+def _plan(o: SearchOptions, stored: Description) -> SearchPlan:
+    """``stored``: the description of the resumed study; empty for a new one."""
     space, checked = load_space(o.space or DEFAULT_SPACE), check_option_values(o)
     looked = look(checked.data, open_some=True)
     (data, overrides), workers = divide_validation(looked.info, checked.overrides, o.holdout), checked.workers
@@ -214,6 +216,7 @@ def _plan(o: SearchOptions, rates: RatePrior | None = None) -> SearchPlan:
     share = share_out(machine, workers, trials) if machine.nodes else Share(1, workers, {"CPU": 1.0})
     model = None if auto else str(o.model)
     search = SearchRequest(space, data, model, max_epochs, workers, overrides, o.prior_from, checked.batches)
+    rates = RatePrior.of_study(stored) if stored else None  # a requeued job repeats --prior-from
     fitted = fit_search(search, machine, rates) if machine.nodes else fit_search_to_unknown_cluster(search, rates)
     name = study_name(o.study, space, data)
     plan = SearchPlan(
@@ -242,7 +245,7 @@ def _plan(o: SearchOptions, rates: RatePrior | None = None) -> SearchPlan:
         scan=looked.scan,
     )
     check_study_fits(plan)
-    return plan
+    return dataclasses.replace(plan, enqueued=stored_trials(stored) if stored else first_trials(plan))
 
 
 def _trials_and_epochs(o: SearchOptions, space: Space, data: DataInfo) -> tuple[int, int]:

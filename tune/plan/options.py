@@ -50,6 +50,8 @@ class SearchOptions:
     stage: str | None = None
     prior_from: tuple[str, ...] = ()
     """The study does not keep these paths; it keeps the factors from the files, in ``lr_factors``."""
+    enqueue: tuple[str, ...] = ()
+    """The study does not keep these either; it keeps the configurations, in ``enqueued``."""
     study: str | None = None
     output: str | None = None
     storage: str | None = None

@@ -20,6 +20,7 @@ from bigbatch.tune.plan.options import SearchOptions
 
 if TYPE_CHECKING:
     from bigbatch.train_loop.data.sets.scan import FolderScan
+    from bigbatch.tune.plan.enqueued import EnqueuedTrial
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,8 @@ class SearchPlan:
     """The values that the search compares, each with its own best configuration. None: all trials compare."""
     tolerance: float = DEFAULT_TOLERANCE
     """By how many hundredths of the objective the answer may be worse than the best."""
+    enqueued: tuple[EnqueuedTrial, ...] = ()
+    """The configurations that the search tries first."""
     scan: FolderScan | None = field(default=None, repr=False, compare=False)
     """The images of an image folder, listed once for all trials."""
 
@@ -101,5 +104,6 @@ class SearchPlan:
             "wandb": self.wandb,
             "machine": self.machine.to_dict(),
             "concurrency": self.share.concurrency,
+            "enqueued": [trial.to_dict() for trial in self.enqueued],
             "options": self.options.kept(),
         }

@@ -39,6 +39,7 @@ from bigbatch.tune.plan.checked_plan import (
     check_study_name,
     make_plan,
 )
+from bigbatch.tune.plan.enqueued import read_sources  # noqa: E402
 from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.plan.prior import read_range_test  # noqa: E402
 from bigbatch.tune.study.description import read_description  # noqa: E402
@@ -109,6 +110,7 @@ def check_by_parts(options: SearchOptions) -> list[str]:
     except ImportError:
         left.append(f"whether there is a network {options.model}")
     _check_places(options)
+    read_sources(options.enqueue)
     for path in options.prior_from:
         read_range_test(path)
     return left
@@ -160,7 +162,13 @@ def look_for_function(path: Path, function: str) -> None:
 def with_path_advice(message: str, options: SearchOptions) -> str:
     """``message``, and what to write if the paths differ on the compute nodes."""
     own = space_file(options.space or DEFAULT_SPACE)
-    places = [str(own[0]) if own else None, options.data, options.output or DEFAULT_OUTPUT, *options.prior_from]
+    places = [
+        str(own[0]) if own else None,
+        options.data,
+        options.output or DEFAULT_OUTPUT,
+        *options.prior_from,
+        *options.enqueue,
+    ]
     quoted = [f"{end}'" for place in places if place for end in (f"'{place}", f"/{place}", os.path.abspath(place))]
     quoted += [f"({os.path.abspath(own[0])})"] if own else []
     if message.startswith("--output") or any(text in message for text in quoted):

@@ -18,6 +18,7 @@ from bigbatch.tune.plan.joined import cluster_machine, living_nodes, plan_for_cl
 from bigbatch.tune.plan.machine import devices_held
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.search.ending import DONE, FAILED, end_search
+from bigbatch.tune.search.first_trials import enqueue_first_trials
 from bigbatch.tune.search.running import (
     BUDGET_SPENT,
     SearchRun,
@@ -25,7 +26,6 @@ from bigbatch.tune.search.running import (
     make_bridge,
     over_function,
     recorders,
-    strategy_of,
     views_of,
     watch_over,
 )
@@ -159,9 +159,7 @@ def _search(
     ray_storage = _ray_storage(plan, connection)
     bridge = run.bridge = make_bridge(run, store, ray_storage, observers, stop)
     bridge.recover()
-    if strategy_of(plan).capabilities.learns:  # the designs random and qmc stay as they are
-        for point in plan.space.initial_points(plan.workload, plan.overrides):
-            store.study.enqueue_trial(point, skip_if_exists=True)
+    enqueue_first_trials(plan, store.study)
     finished = {view.number: view for view in ended_trials(views_of(store))}
     if not is_complete(plan, store) and not stop.is_set():
         log = LineLog(store.log_folder / "driver.log")

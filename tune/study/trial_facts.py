@@ -21,6 +21,10 @@ CONTINUES_ATTR = "continues"
 DIVERGED_ATTR = "diverged"
 """User attribute of a trial whose loss or validation was not finite: True. Its hyperparameters are the reason. A trial
 that fails otherwise (a lost process, no memory, an unreadable image) does not have it, and says nothing about them."""
+ENQUEUED_ATTR = "enqueued"
+"""User attribute of a trial that ``--enqueue`` asked for, e.g. ``recipe:lamb-32k at batch 512``."""
+GIVEN_ATTR = "given_config"
+"""User attribute of such a trial: the whole configuration that it trains. Its parameters are the nearest ones."""
 DROPPED_ATTR = "checkpoint_dropped/"
 """Prefix of a study's user attributes, with the number of a paused trial whose checkpoint was removed for room. Such
 a trial cannot be continued. It is the study's attribute, because Optuna does not change a trial that has ended."""

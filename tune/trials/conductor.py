@@ -31,7 +31,7 @@ from bigbatch.tune.study.ledger import Ledger
 from bigbatch.tune.study.objective import Objective
 from bigbatch.tune.study.patient_journal import Disk
 from bigbatch.tune.study.tables import EPOCH_ATTR, epoch_of, epoch_records, epoch_s, report_missing
-from bigbatch.tune.study.trial_facts import CONTINUES_ATTR, DIVERGED_ATTR, PAUSED_ATTR
+from bigbatch.tune.study.trial_facts import CONTINUES_ATTR, DIVERGED_ATTR, GIVEN_ATTR, PAUSED_ATTR
 from bigbatch.tune.trials.configurations import Configurations
 from bigbatch.tune.trials.save_time import stop_wait_s
 from bigbatch.tune.watch.observer import Observer, TrialView, tell
@@ -205,11 +205,12 @@ class Conductor:
         if "config" in attrs:  # interrupted earlier
             return self._configurations.again(attrs["config"])
         config = self._configurations.new(trial)
-        if CONTINUES_ATTR not in attrs:
-            return config
-        # The space was asked so that the study has the parameters. What is trained is what was paused.
-        trials = self._study.get_trials(deepcopy=False)
-        return self._configurations.again(trials[int(attrs[CONTINUES_ATTR])].user_attrs["config"])
+        earlier = attrs.get(CONTINUES_ATTR, attrs.get(retry.RETRIES_ATTR))
+        # The space was asked so that the study has the parameters. What is trained is what was paused, failed or given.
+        if earlier is not None:
+            trials = self._study.get_trials(deepcopy=False)
+            return self._configurations.again(trials[int(earlier)].user_attrs["config"])
+        return self._configurations.again(attrs[GIVEN_ATTR]) if GIVEN_ATTR in attrs else config
 
     def _refuse(self, trial: optuna.trial.Trial, because: str) -> None:
         """Tell a trial as failed that could not begin."""

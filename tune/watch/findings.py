@@ -14,6 +14,7 @@ from rich.console import Console
 from bigbatch.cluster.host.root import ROOT
 from bigbatch.train_loop.host.disk_space import quota_lines
 from bigbatch.tune.plan.advice import sampler_weakness
+from bigbatch.tune.plan.enqueued import in_words
 from bigbatch.tune.plan.holdout import images_in_words
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.study.certainty import Comparison, compare_with_best
@@ -66,6 +67,7 @@ def _plan_lines(plan: SearchPlan) -> list[tuple[str, str]]:
         ("model", plan.model + _why_model(plan)),
         *_stem(plan),
         ("trials", f"{plan.trials} of at most {plan.max_epochs} epochs, {stops}"),
+        *([("first", in_words(plan.enqueued))] if plan.enqueued else []),
         *_notes(plan),
         ("resources", _resources(plan)),
         ("at most", _cost(plan)),

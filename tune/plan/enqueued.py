@@ -1,0 +1,233 @@
+"""``--enqueue``: configurations that a search tries first, so that what it finds is never worse than what is published.
+
+A trial trains exactly the configuration, scaled to the batch, also where no parameters of the space give it. The study
+notes the nearest parameters, from which samplers learn. See docs/decisions/028.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bigbatch.cluster.host import json_values
+from bigbatch.search_spaces.inverse import nearest_parameters
+from bigbatch.search_spaces.registry import Space
+from bigbatch.search_spaces.trial import BATCH_KEY
+from bigbatch.search_spaces.workload import Workload
+from bigbatch.train_loop.config import ConfigError, TrainConfig, known_key
+from bigbatch.train_loop.config.files import read_config
+from bigbatch.train_loop.config.recipes import recipe_names, recipe_path
+from bigbatch.tune.plan.scaled_recipe import scaled
+
+if TYPE_CHECKING:
+    from bigbatch.tune.plan.search_plan import SearchPlan
+
+DESIGNS = ("random", "qmc")
+"""Strategies that draw every trial by themselves, unless they are asked to try something else."""
+NONE, PREFIX = "none", "recipe:"
+PUBLISHED = {"lars": "nus-lars-32k", "lamb": "lamb-32k", "sgd": "goyal-sgd-8k"}
+"""For each optimizer the recipe that a search tries if the command line says nothing: the ones for the largest batches,
+with a published rule for other batches."""
+DEFAULT_SHARE, ASKED_SHARE = 3, 2
+"""Published recipes take at most a third of the trials, configurations that were asked for at most half."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A configuration to try, as it was read."""
+
+    name: str
+    """``recipe:NAME``, or a file's path as it was written."""
+    config: TrainConfig
+    steps: int | None = None
+    """Optimizer steps of its whole run; None: not known."""
+
+
+@dataclass(frozen=True)
+class EnqueuedTrial:
+    """A trial with a whole configuration. study.json keeps it, so that a resumed study needs no file."""
+
+    source: str
+    config: TrainConfig
+
+    @property
+    def label(self) -> str:
+        """E.g. ``recipe:nus-lars-32k at batch 1024``. A study has each label once."""
+        return f"{self.source} at batch {self.config.batch.global_size}"
+
+    def to_dict(self) -> dict[str, object]:
+        """As study.json keeps it."""
+        return {"source": self.source, "config": self.config.to_dict()}
+
+
+def stored_trials(stored: Mapping[str, object]) -> tuple[EnqueuedTrial, ...]:
+    """The trials in study.json. Studies of earlier versions have none."""
+    found = json_values.objects(stored, "enqueued")
+    return tuple(EnqueuedTrial(str(one["source"]), TrainConfig.from_dict(one["config"])) for one in found)  # type: ignore[arg-type]
+
+
+def read_sources(texts: Sequence[str]) -> list[Source]:
+    """The configurations that ``--enqueue`` names; empty for ``none``. Raises ConfigError."""
+    twice = sorted({text for text in texts if texts.count(text) > 1})
+    if twice or (NONE in texts and len(texts) > 1):
+        raise ConfigError(
+            f"--enqueue takes each configuration once, or none alone; got {' '.join(texts)}. "
+            f"Leave out {twice[0] if twice else NONE}."
+        )
+    return [_read(text) for text in texts if text != NONE]
+
+
+@dataclass(frozen=True)
+class SearchToFit:
+    """The search into which configurations must fit."""
+
+    space: Space
+    workload: Workload
+    overrides: Mapping[str, object]
+    trials: int
+    seed: int
+    batches: tuple[int, ...]
+    """The batches of the search, smallest first. Empty: not known, and each configuration keeps its own."""
+
+
+def _read(text: str) -> Source:
+    if not text.startswith(PREFIX):
+        if text in recipe_names():
+            raise ConfigError(f"--enqueue takes recipe:NAME or a file; got {text!r}. Write --enqueue recipe:{text}.")
+        return Source(text, _config_in(Path(text), text))
+    try:
+        path = recipe_path(text[len(PREFIX) :])
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("--recipe must be", "--enqueue recipe:NAME needs", 1)) from None
+    return _recipe(text, path)
+
+
+def _recipe(name: str, path: Path) -> Source:
+    cost = json_values.mapping(json_values.json_object(path.read_text()), "cost")
+    return Source(name, read_config(path), json_values.whole_number_or_none(cost, "optimizer_steps"))
+
+
+def _config_in(path: Path, text: str) -> TrainConfig:
+    if not path.is_file():
+        raise ConfigError(
+            f"--enqueue takes recipe:NAME, a configuration's file such as best.json, or none; got {text!r}, which is "
+            "no file. Check the path."
+        )
+    try:
+        return read_config(path)
+    except ConfigError as error:
+        raise ConfigError(f"--enqueue needs a file with a configuration; got {text!r}: {error}") from None
+
+
+def enqueued_trials(sources: Sequence[Source] | None, search: SearchToFit) -> tuple[EnqueuedTrial, ...]:
+    """The trials that a search begins with, in their order. ``sources``: None: published recipes that fit the search.
+
+    Raises ConfigError for a source that was asked for and does not fit: the space has no inverse, or cannot have its
+    optimizer or batch; ``--set`` fixes another value; there are too many for the number of trials.
+    """
+    if sources is None:
+        return _published(search)
+    if sources and search.space.inverse is None:
+        raise ConfigError(
+            f"--enqueue needs a space that says which parameters give a configuration; got space {search.space.name!r} "
+            "without parameters_of. Write that function, or leave --enqueue out."
+        )
+    room = max(1, search.trials // ASKED_SHARE)
+    if len(sources) > room:
+        raise ConfigError(
+            f"--enqueue may take at most half of the trials; got {len(sources)} configurations for {search.trials} "
+            f"trials. Write --trials {ASKED_SHARE * len(sources)} or more."
+        )
+    own = [(source, _nearest_batch(source, search)) for source in sources]
+    others = [pair for pair in _rotation(sources, search) if pair not in own]
+    return tuple(_fitted(source, batch, search) for source, batch in (own + others)[:room])
+
+
+def _published(search: SearchToFit) -> tuple[EnqueuedTrial, ...]:
+    """One recipe a batch and turn, the optimizers in rotation, as far as a third of the trials reaches."""
+    found: list[EnqueuedTrial] = []
+    if search.space.inverse is None or not search.batches:
+        return ()
+    sources = []
+    for name in PUBLISHED.values():
+        source = _recipe(PREFIX + name, recipe_path(name))
+        with contextlib.suppress(ConfigError):
+            _fitted(source, search.batches[-1], search)
+            sources.append(source)
+    turns = search.trials // DEFAULT_SHARE // len(search.batches)
+    pairs = _rotation(sources, search)[: max(turns, 1) * len(search.batches)][: search.trials // DEFAULT_SHARE]
+    for source, batch in pairs:
+        with contextlib.suppress(ConfigError):
+            found.append(_fitted(source, batch, search))
+    return tuple(found)
+
+
+def _rotation(sources: Sequence[Source], search: SearchToFit) -> list[tuple[Source, int]]:
+    """Each source at each batch. A turn goes from the largest batch to the smallest, with another source each time."""
+    return [
+        (sources[(turn + place) % len(sources)], batch)
+        for turn in range(len(sources))
+        for place, batch in enumerate(reversed(search.batches))
+    ]
+
+
+def _nearest_batch(source: Source, search: SearchToFit) -> int:
+    own = source.config.batch.global_size
+    return min(search.batches, key=lambda batch: abs(math.log(batch / own)), default=own)
+
+
+def _fitted(source: Source, batch: int, search: SearchToFit) -> EnqueuedTrial:
+    """The trial of a source at a batch. Raises ConfigError if the search cannot have it."""
+    workload, keys = search.workload, {n: v for n, v in search.overrides.items() if known_key(n) is not None}
+    keys.pop(BATCH_KEY, None)
+    if batch > workload.train_size:
+        raise ConfigError(
+            f"--enqueue needs a batch of at most the {workload.train_size} training images; got {source.name} with "
+            f"{batch}. Change its batch.global_size."
+        )
+    config = scaled(source.config, batch, workload, source.steps)
+    for name, value in search.overrides.items():
+        if known_key(name) is None or (name in keys and _parts(config.replace_keys({name: value})) != _parts(config)):
+            raise ConfigError(
+                f"--enqueue tries a configuration as it is; got {source.name} and --set {name}={value}. Leave out one "
+                "of them."
+            )
+    changed = config.replace_keys({**keys, "seed": search.seed})
+    changed.batch.split(workload.workers)
+    if nearest_parameters(search.space, changed, workload, search.overrides) is None:
+        raise ConfigError(
+            f"--enqueue needs an optimizer and a batch that the space can choose; got {source.name} with "
+            f"{changed.optimizer.name} at batch {batch}, and space {search.space.name!r}. Leave it out."
+        )
+    return EnqueuedTrial(source.name, changed)
+
+
+def _parts(config: TrainConfig) -> tuple[object, ...]:
+    return config.optimizer, config.schedule, config.loss, config.label_smoothing, config.ema_decay
+
+
+def first_trials(plan: SearchPlan) -> tuple[EnqueuedTrial, ...]:
+    """The trials with which a new search begins, by its options. Raises ConfigError as ``enqueued_trials``."""
+    frontier = plan.frontier if plan.frontier and plan.space.key_of(plan.frontier.name) == BATCH_KEY else None
+    batches = tuple(value for value in frontier.values if isinstance(value, int)) if frontier else ()
+    search = SearchToFit(plan.space, plan.workload, plan.overrides, plan.trials, plan.seed, batches)
+    if plan.options.enqueue:
+        return enqueued_trials(read_sources(plan.options.enqueue), search)
+    return () if plan.strategy in DESIGNS else enqueued_trials(None, search)
+
+
+def parameters_of_trial(trial: EnqueuedTrial, plan: SearchPlan) -> dict[str, object]:
+    """What the study notes as the trial's parameters: the nearest ones of the space."""
+    return nearest_parameters(plan.space, trial.config, plan.workload, plan.overrides) or {}
+
+
+def in_words(trials: Sequence[EnqueuedTrial]) -> str:
+    """E.g. ``recipe:lamb-32k at 512, recipe:nus-lars-32k at 1,024 and 128``."""
+    batches: dict[str, list[str]] = {}
+    for trial in trials:
+        batches.setdefault(trial.source, []).append(f"{trial.config.batch.global_size:,}")
+    return "; ".join(f"{source} at {', '.join(found)}" for source, found in batches.items())

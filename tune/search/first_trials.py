@@ -1,0 +1,26 @@
+"""The trials that wait in a new study before its strategy proposes any."""
+
+from __future__ import annotations
+
+import optuna
+
+from bigbatch.tune.plan.enqueued import parameters_of_trial
+from bigbatch.tune.plan.search_plan import SearchPlan
+from bigbatch.tune.search.running import strategy_of
+from bigbatch.tune.study.trial_facts import ENQUEUED_ATTR, GIVEN_ATTR
+
+
+def enqueue_first_trials(plan: SearchPlan, study: optuna.Study) -> None:
+    """Let the configurations of ``--enqueue`` wait in the study, and then the space's initial points.
+
+    What is in the study already is not repeated, so this also completes what a kill interrupted.
+    """
+    there = {trial.user_attrs.get(ENQUEUED_ATTR) for trial in study.get_trials(deepcopy=False)}
+    for trial in plan.enqueued:
+        if trial.label not in there:
+            config = trial.config.replace_keys({"model.name": plan.model})  # a joined cluster may have decided it
+            attrs = {ENQUEUED_ATTR: trial.label, GIVEN_ATTR: config.to_dict()}
+            study.enqueue_trial(parameters_of_trial(trial, plan), user_attrs=attrs)
+    if strategy_of(plan).capabilities.learns:  # the designs random and qmc stay as they are
+        for point in plan.space.initial_points(plan.workload, plan.overrides):
+            study.enqueue_trial(point, skip_if_exists=True)
