@@ -1,0 +1,89 @@
+"""From a configuration back to the parameters that gave it."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from bigbatch.search_spaces import BUILT_IN, Workload, load_space
+from bigbatch.search_spaces.inverse import nearest_parameters
+from bigbatch.search_spaces.priors import peak_lr_centre
+from bigbatch.search_spaces.trial import StandInTrial
+from bigbatch.train_loop.config import TrainConfig
+from bigbatch.train_loop.config.files import read_config
+from bigbatch.train_loop.config.recipes import recipe_path
+
+DIGITS = Workload("digits", train_size=1437, num_classes=10, image_size=32, model="resnet18", epochs=12)
+IMAGENET = Workload("imagenet", 1_281_167, 1000, 224, "resnet50", epochs=90)
+SPACE = BUILT_IN["large_batch"]
+
+
+@pytest.mark.parametrize("workload", [DIGITS, IMAGENET], ids=lambda w: w.data)
+@pytest.mark.parametrize(
+    "pinned", [{}, {"optimizer.name": "lars", "optimizer.trust_coefficient": 0.01}, {"momentum": 0.95}]
+)
+def test_the_parameters_of_a_sampled_configuration_are_found_again(
+    workload: Workload, pinned: dict[str, object]
+) -> None:
+    for seed in range(100):
+        trial = StandInTrial(random.Random(seed))
+        config = SPACE(trial, workload, pinned)
+        found = nearest_parameters(SPACE, config, workload, pinned)
+        assert found is not None and list(found) == list(trial.params)
+        for name, value in trial.params.items():
+            assert found[name] == (pytest.approx(value, rel=1e-9) if isinstance(value, float) else value), name
+
+
+def test_a_range_test_moves_the_parameters_and_not_the_rate() -> None:
+    tested = Workload(**{**vars(DIGITS), "lr_factors": {"sgd": 2.0}})
+    config = SPACE(StandInTrial(None, {"optimizer": "sgd", "global_batch_size": 256, "lr_multiplier": 1.0}), DIGITS)
+    found = nearest_parameters(SPACE, config, tested)
+    assert found is not None and found["lr_multiplier"] == pytest.approx(0.5)
+
+
+def test_mlperfs_lars_is_a_point_of_the_space() -> None:
+    recipe = read_config(recipe_path("mlperf-lars-32k"))
+    found = nearest_parameters(SPACE, recipe, IMAGENET)
+    assert found is not None
+    assert found["lr_multiplier"] == pytest.approx(21.2 / peak_lr_centre("lars", 32768, 2000, 0.94))
+    assert (found["optimizer"], found["global_batch_size"], found["schedule"]) == ("lars", 32768, "poly")
+    assert (found["one_minus_momentum"], found["weight_decay"]) == (pytest.approx(0.06), 2.5e-5)
+
+
+def test_what_lies_outside_becomes_the_end_of_the_range() -> None:
+    far = TrainConfig(epochs=12).replace_keys(
+        {"optimizer.name": "sgd", "peak_lr": 100.0, "momentum": 0.5, "weight_decay": 0.0, "global_size": 256}
+    )
+    found = nearest_parameters(SPACE, far, DIGITS)
+    assert found is not None
+    assert (found["lr_multiplier"], found["one_minus_momentum"], found["weight_decay"]) == (16.0, 0.3, 1e-5)
+    assert found["warmup_epochs"] == pytest.approx(0.6) and found["label_smoothing"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "pinned"),
+    [
+        ({"optimizer.name": "adamw"}, {}),
+        ({"optimizer.name": "sgd"}, {"optimizer.name": "lars"}),
+        ({"optimizer.name": "sgd", "global_size": 100}, {}),
+    ],
+)
+def test_another_optimizer_or_batch_has_no_parameters(changes: dict[str, object], pinned: dict[str, object]) -> None:
+    config = TrainConfig(epochs=12).replace_keys({"global_size": 256, **changes})
+    assert nearest_parameters(SPACE, config, DIGITS, pinned) is None
+
+
+def test_a_space_without_an_inverse_has_none(tmp_path: Path) -> None:
+    path = tmp_path / "own.py"
+    path.write_text(
+        "def space(trial, workload):\n    return workload.config({'lr': trial.suggest_float('lr', 0.1, 1)})\n"
+    )
+    own = load_space(str(path))
+    assert nearest_parameters(own, TrainConfig(epochs=12), DIGITS) is None
+    path.write_text(
+        path.read_text() + "\n\ndef parameters_of(config, workload):\n    return {'lr': config.optimizer.peak_lr}\n"
+    )
+    config = DIGITS.config({"lr": 0.25})
+    assert nearest_parameters(load_space(str(path)), config, DIGITS) == {"lr": 0.25}

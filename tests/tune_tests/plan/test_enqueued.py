@@ -1,0 +1,204 @@
+"""``--enqueue``: published settings and own files are tried first, exactly, at the batches of the search."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import runpy
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bigbatch.train_loop.config import ConfigError, TrainConfig
+from bigbatch.train_loop.config.files import read_config
+from bigbatch.train_loop.config.recipes import recipe_path
+from bigbatch.tune.plan.checked_plan import make_plan
+from bigbatch.tune.plan.enqueued import in_words, parameters_of_trial
+from bigbatch.tune.plan.options import SearchOptions
+from bigbatch.tune.plan.scaled_recipe import rate_factor
+from bigbatch.tune.plan.search_plan import SearchPlan
+from bigbatch.tune.search.first_trials import enqueue_first_trials
+from bigbatch.tune.study.store import StudyStore
+from helpers.bridges import make_bridge
+from helpers.paths import ROOT
+
+OWN_SPACE = """
+def space(trial, workload):
+    return workload.config({"optimizer": "sgd", "peak_lr": trial.suggest_float("lr", 0.1, 1.0)})
+"""
+
+
+def plan_of(folder: Path, **options: Any) -> SearchPlan:
+    return make_plan(SearchOptions(output=str(folder / "runs"), model="resnet18", **options))
+
+
+def refusal(folder: Path, **options: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        plan_of(folder, **options)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.fixture(scope="module")
+def batch_scaling() -> Iterator[dict[str, Any]]:
+    """The benchmark whose rows "published recipe" a search must reach."""
+    before = list(sys.path)
+    yield runpy.run_path(str(ROOT / "benchmarks" / "batch_scaling.py"))
+    sys.path[:] = before
+
+
+@pytest.mark.parametrize("batch", [16, 64, 256, 1024])
+def test_a_search_at_one_batch_tries_what_the_benchmark_calls_published(
+    tmp_path: Path, batch_scaling: dict[str, Any], batch: int
+) -> None:
+    settings = batch_scaling["parse"]([])
+    tried = {t.config.optimizer.name: t.config for t in plan_of(tmp_path, batch=str(batch), trials=16).enqueued}
+    for method in ("lars", "lamb"):
+        published = batch_scaling["configuration"](method, batch, settings)
+        ours, theirs = vars(tried[method].optimizer), vars(published.optimizer)
+        assert ours == {**theirs, "peak_lr": pytest.approx(theirs["peak_lr"])}
+        ours, theirs = vars(tried[method].schedule), vars(published.schedule)
+        assert ours == {**theirs, "warmup_epochs": pytest.approx(theirs["warmup_epochs"], rel=0.005)}
+        for name in ("epochs", "label_smoothing", "loss", "model", "data"):
+            assert getattr(tried[method], name) == getattr(published, name), name
+        assert tried[method].batch.global_size == batch
+    sgd = tried["sgd"].optimizer
+    assert sgd.peak_lr == pytest.approx(0.1 * batch / 256) and sgd.nesterov, "Goyal et al. 2017, equation 2"
+
+
+def test_a_short_search_tries_one_recipe_a_batch_and_leaves_two_thirds_of_its_trials(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path)
+    assert plan.trials == 12
+    assert [(t.source, t.config.batch.global_size) for t in plan.enqueued] == [
+        ("recipe:nus-lars-32k", 1024),
+        ("recipe:lamb-32k", 512),
+        ("recipe:goyal-sgd-8k", 256),
+        ("recipe:nus-lars-32k", 128),
+    ]
+    assert in_words(plan.enqueued).startswith("recipe:nus-lars-32k at 1,024, 128;")
+    assert {t.config.seed for t in plan_of(tmp_path, seed=7).enqueued} == {7}
+
+
+@pytest.mark.parametrize("trials", [2, 3, 4, 8, 23, 36, 100])
+def test_published_recipes_take_at_most_a_third_and_at_most_each_at_each_batch(tmp_path: Path, trials: int) -> None:
+    found = [t.label for t in plan_of(tmp_path, trials=trials).enqueued]
+    assert len(found) == len(set(found)) <= min(trials // 3, 12)
+    assert len(found) >= min(trials // 3, 4)
+    assert len(found) == 12 or trials < 36
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"enqueue": ("none",)},
+        {"sampler": "random"},
+        {"sampler": "qmc"},
+        {"space": "smoke"},
+        {"space": "lr_warmup"},
+        {"set": ("lr_multiplier=1",)},
+        {"set": ("peak_lr=1",)},
+        {"set": ("optimizer=adamw",)},
+    ],
+)
+def test_nothing_is_tried_first_where_no_recipe_fits_as_it_is(tmp_path: Path, options: dict[str, Any]) -> None:
+    assert plan_of(tmp_path, **options).enqueued == ()
+
+
+def test_what_set_fixes_leaves_the_recipes_that_have_it(tmp_path: Path) -> None:
+    names = {t.config.optimizer.name for t in plan_of(tmp_path, set=("optimizer=lars",)).enqueued}
+    assert names == {"lars"}
+    found = plan_of(tmp_path, set=("smoothing=0.1", "prefetch_factor=4")).enqueued
+    assert {t.config.optimizer.name for t in found} == {"lars", "lamb"}, "Goyal's has no label smoothing"
+    assert {t.config.data.loader.prefetch_factor for t in found} == {4}
+
+
+def test_a_file_is_tried_at_its_own_batch_as_it_is_and_scaled_at_the_others(tmp_path: Path) -> None:
+    own = TrainConfig(epochs=24).replace_keys(
+        {"optimizer.name": "lamb", "peak_lr": 0.02, "global_size": 512, "warmup": 6, "ema_decay": 0.9, "seed": 5}
+    )
+    file = tmp_path / "best.json"
+    file.write_text(own.to_json())
+    trials = plan_of(tmp_path, enqueue=(str(file),)).enqueued
+    assert [t.config.batch.global_size for t in trials] == [512, 1024, 256, 128]
+    assert trials[0].config.optimizer == own.optimizer
+    assert (trials[0].config.schedule.warmup_epochs, trials[0].config.epochs) == (3.0, 12), "a quarter of the run"
+    assert (trials[0].config.ema_decay, trials[0].config.seed) == (0.9, 0)
+    assert trials[1].config.optimizer.peak_lr == pytest.approx(0.02 * 2**0.5)
+
+
+def test_sgds_rate_follows_the_batch_linearly_and_beyond_8192_with_the_root() -> None:
+    assert rate_factor("sgd", 256, 8192) == pytest.approx(32)
+    assert rate_factor("sgd", 8192, 32768) == pytest.approx(2)
+    assert rate_factor("lars", 32768, 512) == pytest.approx(1 / 8)
+    assert rate_factor("lamb", 512, 512) == 1
+
+
+def test_steps_of_a_schedule_keep_their_share_of_the_run(tmp_path: Path) -> None:
+    trial = plan_of(tmp_path, batch="512", enqueue=("recipe:goyal-sgd-8k",), max_epochs=9).enqueued[0]
+    assert trial.config.schedule.step_epochs == (3.0, 6.0, 8.0)
+    assert trial.config.schedule.warmup_epochs == pytest.approx(0.5)
+
+
+def test_refusals_are_one_line(tmp_path: Path) -> None:
+    own = tmp_path / "own.py"
+    own.write_text(OWN_SPACE)
+    steps, text = tmp_path / "steps.json", tmp_path / "text.json"
+    steps.write_text(TrainConfig(epochs=90).replace_keys({"warmup_steps": 700, "global_size": 256}).to_json())
+    text.write_text("hello")
+    recipe = "recipe:lamb-32k"
+    assert "Did you mean 'lamb-32k'?" in refusal(tmp_path, enqueue=("recipe:lamb-32",))
+    assert "Write --enqueue recipe:lamb-32k." in refusal(tmp_path, enqueue=("lamb-32k",))
+    assert "which is no file" in refusal(tmp_path, enqueue=(str(tmp_path / "nothing.json"),))
+    assert "JSON" in refusal(tmp_path, enqueue=(str(text),))
+    assert "or none alone" in refusal(tmp_path, enqueue=("none", recipe))
+    assert f"Leave out {recipe}" in refusal(tmp_path, enqueue=(recipe, recipe))
+    assert "without parameters_of" in refusal(tmp_path, space=str(own), enqueue=(recipe,))
+    assert "--set optimizer.name=lars" in refusal(tmp_path, enqueue=(recipe,), set=("optimizer=lars",))
+    assert "--set lr_multiplier=1.0" in refusal(tmp_path, enqueue=(recipe,), set=("lr_multiplier=1",))
+    assert "Write --trials 4 or more" in refusal(tmp_path, enqueue=(recipe, "recipe:nus-lars-4k"), trials=3)
+    assert "schedule.warmup_epochs in the file" in refusal(tmp_path, enqueue=(str(steps),))
+    adamw = tmp_path / "adamw.json"
+    adamw.write_text(TrainConfig().replace_keys({"optimizer.name": "adamw", "global_size": 256}).to_json())
+    assert "adamw at batch 256, and space 'large_batch'" in refusal(tmp_path, enqueue=(str(adamw),))
+
+
+def test_a_batch_larger_than_the_training_set_is_refused(tmp_path: Path) -> None:
+    """Of a space that does not list its batches: a configuration then keeps its own."""
+    own, large = tmp_path / "own.py", tmp_path / "large.json"
+    own.write_text(
+        OWN_SPACE + "\n\ndef parameters_of(config, workload):\n    return {'lr': config.optimizer.peak_lr}\n"
+    )
+    large.write_text(TrainConfig().replace_keys({"optimizer.name": "sgd", "global_size": 2048}).to_json())
+    assert "at most the 1437 training images; got" in refusal(tmp_path, space=str(own), enqueue=(str(large),))
+
+
+def test_a_resumed_study_keeps_them_without_the_file_and_whatever_is_asked_for(tmp_path: Path) -> None:
+    file = tmp_path / "own.json"
+    file.write_text(json.dumps({"config": read_config(recipe_path("mlperf-lars-4k")).to_dict()}))
+    plan = plan_of(tmp_path, study="s", enqueue=(str(file),))
+    StudyStore.create(plan.folder, "s", plan.to_dict(), None).close()
+    file.unlink()
+    for again in ((), (str(file),), ("recipe:lamb-32k",)):
+        resumed = make_plan(SearchOptions(resume=True, study="s", output=str(tmp_path / "runs"), enqueue=again))
+        assert resumed.enqueued == plan.enqueued != ()
+
+
+def test_a_trial_trains_exactly_the_recipe_and_the_study_has_the_nearest_parameters(tmp_path: Path) -> None:
+    plan = dataclasses.replace(plan_of(tmp_path, max_epochs=4, seed=3), sampler="qmc")  # no initial points
+    store = StudyStore.create(tmp_path / "s", "s", {}, None)
+    bridge = make_bridge(store, trials=6, concurrency=6)
+    enqueue_first_trials(dataclasses.replace(plan, enqueued=plan.enqueued[:1]), store.study)  # killed after the first
+    for _ in range(2):
+        enqueue_first_trials(plan, store.study)
+    tasks = [bridge.suggest(f"r{i}") for i in range(5)]
+    trials = store.study.trials
+    assert len(trials) == 5 == len(plan.enqueued) + 1, "each once, then the sampler's own"
+    for asked, task, trial in zip(plan.enqueued, tasks, trials, strict=False):
+        assert isinstance(task, dict) and TrainConfig.from_dict(task["config"]) == asked.config
+        assert trial.user_attrs["enqueued"] == asked.label
+        assert trial.params == parameters_of_trial(asked, plan)
+    assert "enqueued" not in trials[4].user_attrs
+    store.close()
