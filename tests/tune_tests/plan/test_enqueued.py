@@ -62,7 +62,7 @@ def test_a_search_at_one_batch_tries_what_the_benchmark_calls_published(
         assert ours == {**theirs, "peak_lr": pytest.approx(theirs["peak_lr"])}
         ours, theirs = vars(tried[method].schedule), vars(published.schedule)
         assert ours == {**theirs, "warmup_epochs": pytest.approx(theirs["warmup_epochs"], rel=0.005)}
-        for name in ("epochs", "label_smoothing", "loss", "model", "data"):
+        for name in ("epochs", "label_smoothing", "loss", "model"):
             assert getattr(tried[method], name) == getattr(published, name), name
         assert tried[method].batch.global_size == batch
     sgd = tried["sgd"].optimizer
@@ -94,8 +94,8 @@ def test_published_recipes_take_at_most_a_third_and_at_most_each_at_each_batch(t
     "options",
     [
         {"enqueue": ("none",)},
-        {"sampler": "random"},
-        {"sampler": "qmc"},
+        {"strategy": "random"},
+        {"strategy": "qmc"},
         {"space": "smoke"},
         {"space": "lr_warmup"},
         {"set": ("lr_multiplier=1",)},
@@ -187,7 +187,7 @@ def test_a_resumed_study_keeps_them_without_the_file_and_whatever_is_asked_for(t
 
 
 def test_a_trial_trains_exactly_the_recipe_and_the_study_has_the_nearest_parameters(tmp_path: Path) -> None:
-    plan = dataclasses.replace(plan_of(tmp_path, max_epochs=4, seed=3), sampler="qmc")  # no initial points
+    plan = dataclasses.replace(plan_of(tmp_path, max_epochs=4, seed=3), strategy="qmc")  # no initial points
     store = StudyStore.create(tmp_path / "s", "s", {}, None)
     bridge = make_bridge(store, trials=6, concurrency=6)
     enqueue_first_trials(dataclasses.replace(plan, enqueued=plan.enqueued[:1]), store.study)  # killed after the first
