@@ -11,11 +11,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.trial import TrialState
 
-from bigbatch.train_loop.config import ConfigError
+from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.tune.simulate.curves import CurveTable, RecordedCurve
 from bigbatch.tune.simulate.dimensions import infer_dimensions
 from bigbatch.tune.simulate.readers import read_curves
+from bigbatch.tune.study.tables import EPOCH_PARTS, write_epochs, write_trials
+from helpers.lone_studies import begin, new_study
 
 
 def line(params: dict[str, object], values: list[float | None], **facts: object) -> str:
@@ -226,3 +229,39 @@ def test_pd1s_lines(tmp_path: Path) -> None:
 def test_a_table_without_whole_runs_is_refused() -> None:
     with pytest.raises(ConfigError, match="reached their end"):
         CurveTable("t", (RecordedCurve({"lr": 1.0}, (), (), 2, diverged=True),))
+
+
+def test_a_study_of_ours_gives_its_whole_and_its_diverged_runs(tmp_path: Path) -> None:
+    """Written as a search writes it; of the paused trial only its continuation is a run."""
+    study = new_study()
+    config = TrainConfig().replace_keys({"epochs": 3, "schedule.warmup_epochs": 1.0}).to_dict()
+    because = "validation was not finite in epoch 3"
+    told: list[tuple[int, TrialState, dict[str, object]]] = [
+        (3, TrialState.COMPLETE, {}),
+        (1, TrialState.PRUNED, {"paused_in_epoch": 1}),
+        (3, TrialState.COMPLETE, {"continues": 1}),
+        (2, TrialState.PRUNED, {"ended_because": "stopped by the scheduler after epoch 2"}),
+        (2, TrialState.FAIL, {"ended_because": because, "diverged": True}),
+        (2, TrialState.FAIL, {"ended_because": "a process of the trial died"}),
+    ]
+    for number, (epochs, state, attrs) in enumerate(told):
+        trial = begin(study, {"width": 10 + number}, epochs=3)
+        for name, value in {**attrs, "config": config}.items():
+            trial.set_user_attr(name, value)
+        for epoch in range(1, epochs + 1):
+            times = dict.fromkeys(EPOCH_PARTS, 2.0)
+            trial.set_user_attr(f"epoch/{epoch:05d}", {"epoch": epoch, "val_top1": 0.1 * epoch, **times})
+        study.tell(trial, 0.3 if state == TrialState.COMPLETE else None, state=state)
+    folder = tmp_path / "my study"
+    folder.mkdir()
+    write_trials(study.trials, folder / "trials.parquet")
+    write_epochs(study.trials, folder / "epochs.parquet")
+    table = read_curves([folder])
+    assert [(c.params["width"], c.final) for c in table.curves] == [
+        (10, pytest.approx(0.3)),
+        (12, pytest.approx(0.3)),
+        (14, None),
+    ]
+    assert table.curves[2].values == pytest.approx((0.1, 0.2)) and table.curves[2].epochs == 3
+    assert table.curves[0].seconds == pytest.approx([2.0 * len(EPOCH_PARTS) * e for e in (1, 2, 3)])
+    assert (table.name, table.curves[0].warmup_epochs) == ("my study", 1.0)
