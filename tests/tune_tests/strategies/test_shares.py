@@ -77,10 +77,10 @@ def test_each_batch_is_tried_early_and_gets_half_of_an_equal_share(strategy, tri
     assert sum(counts.values()) == trials and min(counts.values()) >= trials / 4 / 2, counts
 
 
-@pytest.mark.parametrize("strategy", ["random", "tpe"])
-def test_without_a_frontier_some_batch_gets_less(strategy):
-    counts = Counter(batches(search(strategy, dataclasses.replace(FACTS, frontier=None))))
-    assert min(counts.get(batch, 0) for batch in BATCHES) < 12 / 4 / 2, counts
+def test_without_a_frontier_some_batch_gets_less():
+    alone = dataclasses.replace(FACTS, frontier=None)
+    found = [Counter(batches(search("tpe", dataclasses.replace(alone, seed=seed)))) for seed in range(3)]
+    assert min(counts.get(batch, 0) for counts in found for batch in BATCHES) < 12 / 4 / 2, found
 
 
 def begun(study: optuna.Study, batch: int, **attrs: object) -> optuna.trial.Trial:
