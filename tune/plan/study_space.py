@@ -25,7 +25,7 @@ def check_study_fits(plan: SearchPlan) -> None:
         checkpoint,
         plan.trials,
         plan.max_epochs,
-        plan.share.concurrency,
+        plan.share.concurrency + (len(plan.frontier.values) - 1 if plan.frontier else 0),  # each value's best is kept
         joined=plan.address != "local",
         wandb=plan.wandb != "disabled",
     )

@@ -18,6 +18,7 @@ from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.strategies.dimensions import dimensions_of
 from bigbatch.tune.strategies.named import make_strategy
 from bigbatch.tune.strategies.protocol import SearchFacts, Strategy
+from bigbatch.tune.study.frontier import POINT
 from bigbatch.tune.study.objective import Objective, accuracy
 from bigbatch.tune.study.retry import count_ended
 from bigbatch.tune.study.store import StudyStore
@@ -65,6 +66,7 @@ def strategy_of(plan: SearchPlan) -> Strategy:
         seed=plan.seed,
         objective=objective_of(plan),
         frontier=plan.frontier.searched if plan.frontier else None,
+        tolerance=plan.tolerance * POINT,
     )
     return make_strategy(plan.strategy, plan.stopping, facts)
 

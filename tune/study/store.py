@@ -4,7 +4,8 @@ study.json       the plan, and for each session: commit, versions, host, Slurm j
 optuna.journal   Optuna's JournalStorage: parameters, states, intermediate values, epoch records
 trials.parquet   one row for each trial (tune/study/tables.py)
 epochs.parquet   one row for each epoch of each trial
-best.json        the best trial's TrainConfig
+best.json        the best trial's TrainConfig; with a frontier, the answer's (tune/study/frontier.py)
+frontier.json    for each value of the frontier its best trial; their TrainConfigs are in frontier/
 checkpoints/     one folder for each trial that may still need it, and the best one's
 ledger/          a file for each session: devices × time, held and spent on trials (tune/study/ledger.py)
 progress.json    with a database: how far the study is, for jobs (tune/watch/progress_file.py)
@@ -27,6 +28,8 @@ from bigbatch.train_loop.config.earlier_keys import migrated
 from bigbatch.train_loop.host.folder_hold import FolderHold, hold_folder
 from bigbatch.tune.study import tables
 from bigbatch.tune.study.description import SCHEMA_VERSION, STUDY_FILE, Description, read_description
+from bigbatch.tune.study.frontier import Frontier, frontier_facts, frontier_of
+from bigbatch.tune.study.frontier_file import write_frontier
 from bigbatch.tune.study.ledger import Ledger, open_bill
 from bigbatch.tune.study.patient_journal import Disk, PatientJournal
 from bigbatch.tune.study.paused_checkpoints import ChooseDropped, drop_paused
@@ -204,7 +207,10 @@ class StudyStore:
         trials = self.study.get_trials(deepcopy=False)
         tables.write_trials(trials, self.folder / "trials.parquet")
         tables.write_epochs(trials, self.folder / "epochs.parquet")
-        best = best_trial(trials)
+        frontier = self._frontier(trials)
+        if frontier is not None:
+            write_frontier(frontier, self.folder)
+        best = trials[frontier.answer_best.trial] if frontier else best_trial(trials)
         if best is not None:
             write_json(self.best_file, migrated(best.user_attrs["config"]), indent=2, durable=True)
         self._next_refresh = time.monotonic() + (time.monotonic() - started) / REFRESH_SHARE
@@ -212,20 +218,28 @@ class StudyStore:
     def drop_checkpoints(self) -> None:
         """Remove checkpoints of ended trials, except the best one's and those from which another trial may go on.
 
+        With a frontier, the best trial of each value keeps its checkpoint: any of them may become the answer.
         This looks only at the few folders that exist.
         """
         trials = self.study.get_trials(deepcopy=False)
-        best = best_trial(trials)
+        best, frontier = best_trial(trials), self._frontier(trials)
+        kept = {best.number} if best is not None else set()
+        kept = {row.best.trial for row in frontier.rows if row.best} if frontier else kept
         for folder in (self.folder / "checkpoints").glob("trial-*"):
             number = folder.name.removeprefix("trial-")
             if not number.isdigit() or int(number) >= len(trials) or not trials[int(number)].state.is_finished():
                 continue
             if is_paused(trials[int(number)]):  # these have a budget
                 continue
-            if (best is None or int(number) != best.number) and not may_need_checkpoint(trials[int(number)]):
+            if int(number) not in kept and not may_need_checkpoint(trials[int(number)]):
                 shutil.rmtree(folder, ignore_errors=True)
         if self.choose_dropped is not None:
             drop_paused(self, trials, self.choose_dropped)
+
+    def _frontier(self, trials: list[optuna.trial.FrozenTrial]) -> Frontier | None:
+        """The frontier that study.json declares; None if it declares none, or no trial has finished."""
+        facts = frontier_facts(read_description(self.folder))
+        return frontier_of(trials, facts) if facts else None
 
     def add_session(self, session: dict[str, object], **changes: object) -> None:
         """Append the facts of this driver's run to study.json, and change other keys."""

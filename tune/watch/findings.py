@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from bigbatch.cluster.host.atomic_files import read_json
 from bigbatch.cluster.host.root import ROOT
 from bigbatch.train_loop.host.disk_space import quota_lines
 from bigbatch.tune.plan.advice import sampler_weakness
@@ -18,12 +19,14 @@ from bigbatch.tune.plan.enqueued import in_words
 from bigbatch.tune.plan.holdout import images_in_words
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.study.certainty import Comparison, compare_with_best
+from bigbatch.tune.study.frontier_file import FRONTIER_FILE, FRONTIER_FOLDER
 from bigbatch.tune.study.ledger import DeviceSeconds
 from bigbatch.tune.study.patient_journal import JOB_VARIABLE
 from bigbatch.tune.study.provenance import redact
 from bigbatch.tune.study.storage_url import shared_file_warning
 from bigbatch.tune.watch.columns import columns_of
 from bigbatch.tune.watch.display import duration, percent
+from bigbatch.tune.watch.frontier_table import WIDTH, answer_in_words, frontier_lines, of_the_answer
 from bigbatch.tune.watch.observer import TrialView
 
 RUNNER_UPS = 4
@@ -66,6 +69,7 @@ def _plan_lines(plan: SearchPlan) -> list[tuple[str, str]]:
         ("data", f"{d.name}: {images_in_words(d)}, {d.num_classes} classes, {d.image_size} px"),
         ("model", plan.model + _why_model(plan)),
         *_stem(plan),
+        *_frontier(plan),
         ("trials", f"{plan.trials} of at most {plan.max_epochs} epochs, {stops}"),
         *([("first", in_words(plan.enqueued))] if plan.enqueued else []),
         *_notes(plan),
@@ -74,6 +78,29 @@ def _plan_lines(plan: SearchPlan) -> list[tuple[str, str]]:
         ("results", quoted_path(plan.folder)),
         *(("", line) for line in quota_lines()),
     ]
+
+
+def _frontier(plan: SearchPlan) -> list[tuple[str, str]]:
+    """What the search compares, and what its answer will be."""
+    if plan.frontier is None or plan.frontier.searched is None:
+        return []
+    text = f"the best for each {plan.frontier.name}; the answer is the largest within {plan.tolerance:g} points"
+    return [("frontier", f"{text} of the best")]
+
+
+def print_frontier(plan: SearchPlan, console: Console) -> Mapping[str, object]:
+    """Print the table of frontier.json and what follows from it. Returns its content; empty without a frontier."""
+    values = read_json(plan.folder / FRONTIER_FILE) if plan.frontier else {}
+    if values:
+        hours = "GPU h" if plan.machine.gpus else "worker h"
+        console.print()
+        for line, is_answer in frontier_lines(values, hours, console.width if console.is_terminal else WIDTH):
+            console.print(line, style="bold" if is_answer else "", markup=False, soft_wrap=True)
+        for text in answer_in_words(values, hours):
+            console.print(text, markup=False, soft_wrap=True)
+        each = quoted_path(plan.folder / FRONTIER_FOLDER)
+        console.print(f"Each row's configuration: {each}/VALUE.json", markup=False, soft_wrap=True)
+    return values
 
 
 def _stem(plan: SearchPlan) -> list[tuple[str, str]]:
@@ -153,6 +180,8 @@ def print_findings(
         console.print(f"  trial {trial.number} failed{again}: {trial.ended_because}", markup=False)
     if not done:
         return
+    frontier = print_frontier(plan, console)
+    done = of_the_answer(done, frontier, plan.frontier)
     best, columns = done[0], columns_of(plan.space, plan.workload, plan.overrides, plan.ranges)
     found = compare_with_best([t.value or 0.0 for t in done], plan.data.val_size)
     console.print(
