@@ -1,27 +1,43 @@
-"""Advice that the plan prints about the chosen sampler."""
+"""Advice that the plan prints about the chosen strategy."""
 
 from __future__ import annotations
 
-COMPLETE_ONLY = ("gp",)
-"""Samplers that learn only from trials that ran to their end. With early stopping there are few of these."""
-UNCONDITIONAL_ONLY = ("gp", "cmaes")
-"""Samplers that draw conditional parameters at random, such as the momentum of one optimizer."""
+from bigbatch.tune.strategies.names import CAPABILITIES
+
+TRIALS_A_SLOT = 4
+"""A search learns little with fewer trials for each place at which one runs."""
 
 
-def sampler_weakness(name: str, stopping: str, conditional: bool, categorical: bool) -> str | None:
-    """A sentence about what the chosen sampler cannot do in this search; None if it has no weakness here.
+def strategy_weakness(name: str, stopping: str, conditional: bool, categorical: bool) -> str | None:
+    """A sentence about what the chosen strategy cannot do in this search; None if it has no weakness here.
 
     Args:
         conditional: some parameters exist only with some values of another.
         categorical: some parameters are choices.
     """
-    weaknesses = []
-    if name in COMPLETE_ONLY and stopping != "none":
+    can, weaknesses = CAPABILITIES[name], []
+    if not can.learns_from_stopped and stopping != "none":
         weaknesses.append(
             "learns only from trials that run to their end, and early stopping leaves few (--stopping none)"
         )
-    if name == "cmaes" and categorical:
+    if categorical and not can.categorical:
         weaknesses.append("draws choices at random")
-    if name in UNCONDITIONAL_ONLY and conditional:
+    if conditional and not can.conditional:
         weaknesses.append("draws conditional parameters at random")
-    return f"{name} {'; '.join(weaknesses)}. tpe has none of these limits." if weaknesses else None
+    return f"{name} {'; '.join(weaknesses)}. curves and tpe have none of these limits." if weaknesses else None
+
+
+def nothing_to_learn_from(name: str, trials: int, slots: int, workers: int) -> str | None:
+    """A sentence for a search whose trials all start at the same time; None if later ones can learn from earlier ones.
+
+    Args:
+        slots: trials that run at the same time.
+        workers: of each trial.
+    """
+    if not CAPABILITIES[name].learns or not 1 < trials <= slots:
+        return None
+    fewer = workers * TRIALS_A_SLOT
+    return (
+        f"all {trials} trials start at the same time, so none learns from another. Write e.g. --trials "
+        f"{TRIALS_A_SLOT * slots}, or --workers {fewer} for larger trials, of which fewer run at a time."
+    )

@@ -25,11 +25,12 @@ from bigbatch.tune.plan.fitting import SearchRequest, fit_search, fit_search_to_
 from bigbatch.tune.plan.frontier_plan import checked_tolerance
 from bigbatch.tune.plan.holdout import divide_validation, stored_holdout
 from bigbatch.tune.plan.machine import Share, local_machine, machine_to_be, share_out
-from bigbatch.tune.plan.options import EARLIER_NAMES, STOPPINGS, STRATEGIES, SearchOptions
+from bigbatch.tune.plan.options import EARLIER_NAMES, SearchOptions
 from bigbatch.tune.plan.prior import RatePrior
 from bigbatch.tune.plan.same_study import check_same_study
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.plan.study_space import check_study_fits
+from bigbatch.tune.strategies.names import STOPPINGS, STRATEGIES, resolved
 from bigbatch.tune.study.description import Description, read_description
 
 DEFAULT_TRIALS = {"digits": 12}
@@ -42,8 +43,8 @@ KEYS_WITH_OPTIONS = {
     "data.on_bad_image": "--on-bad-image", "data.holdout": "--holdout",
 }  # fmt: skip
 OPTION_EXPLANATIONS = {
-    "--strategy": ", the Bayesian one (tree-structured Parzen estimator); gp is one with Gaussian processes",
-    "--stopping": ", successive halving",
+    "--strategy": ", or by name curves or tpe, the Bayesian ones (Gaussian process, tree-structured Parzen estimator)",
+    "--stopping": ", or by name look (one early look) or asha (successive halving)",
 }
 """Explains the first value of an option to a reader who does not know its name."""
 DEFAULT_SPACE = "large_batch"
@@ -190,8 +191,8 @@ def check_option_values(o: SearchOptions) -> CheckedOptions:
     _at_least_one("--trials", 1, o.trials)
     _at_least_one("--max-epochs", 1, o.max_epochs)
     return CheckedOptions(
-        strategy=checked_choice("--strategy", o.strategy or "tpe", STRATEGIES),
-        stopping=checked_choice("--stopping", o.stopping or "asha", STOPPINGS),
+        strategy=checked_choice("--strategy", o.strategy or "auto", STRATEGIES),
+        stopping=checked_choice("--stopping", o.stopping or "auto", STOPPINGS),
         wandb=wandb,
         workers=_at_least_one("--workers", o.workers or 1, o.workers),
         seed=seed,
@@ -211,6 +212,7 @@ def _plan(o: SearchOptions, stored: Description) -> SearchPlan:
     (data, overrides), workers = divide_validation(looked.info, checked.overrides, o.holdout), checked.workers
     check_stage(o.stage, data, here=(o.address or "local") == "local")
     trials, max_epochs = _trials_and_epochs(o, space, data)
+    strategy, stopping = resolved(checked.strategy, checked.stopping, trials, max_epochs)
     machine = local_machine() if (o.address or "local") == "local" else machine_to_be()
     auto = (o.model or "auto") == "auto"
     share = share_out(machine, workers, trials) if machine.nodes else Share(1, workers, {"CPU": 1.0})
@@ -230,8 +232,8 @@ def _plan(o: SearchOptions, stored: Description) -> SearchPlan:
         max_epochs=max_epochs,
         budget_gpu_hours=checked.budget_gpu_hours,
         time_budget_s=checked.time_budget_s,
-        strategy=checked.strategy,
-        stopping=checked.stopping,
+        strategy=strategy,
+        stopping=stopping,
         workers=workers,
         storage=o.storage,
         resume=o.resume,

@@ -16,8 +16,6 @@ from bigbatch.search_spaces.registry import BUILT_IN
 from bigbatch.train_loop.config import ConfigError, known_key
 from bigbatch.train_loop.data.names import NAMES
 
-STRATEGIES = ("tpe", "random", "qmc", "gp", "cmaes")
-STOPPINGS = ("asha", "hyperband", "median", "none")
 EARLIER_NAMES = {"sampler": "strategy", "scheduler": "stopping"}
 """Options under their names in studies of earlier versions. The command line takes both."""
 RESUMED_OPTIONS = (

@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _check(args: argparse.Namespace) -> None:
-    from bigbatch.tune.strategies.named import STOPPINGS, STRATEGIES
+    from bigbatch.tune.strategies.names import STOPPINGS, STRATEGIES
 
     for option, given, known in (("strategy", args.strategy, STRATEGIES), ("stopping", args.stopping, STOPPINGS)):
         for name in given:

@@ -21,7 +21,8 @@ from optuna.trial import FrozenTrial
 
 from bigbatch.tune.strategies.curve_data import CurveEncoder, Learned, curves_of
 from bigbatch.tune.strategies.curve_model import CurvePoints
-from bigbatch.tune.strategies.protocol import Capabilities, SearchFacts
+from bigbatch.tune.strategies.names import CAPABILITIES
+from bigbatch.tune.strategies.protocol import SearchFacts
 from bigbatch.tune.strategies.qmc import SobolSampler, value_at
 
 FRESH, NEAR, ELITE = 60, 60, 5
@@ -38,7 +39,7 @@ class CurvesProposer:
     """A new ``CurvesSampler`` for each trial. What they share is computed from the study and changes no proposal."""
 
     name = "curves"
-    capabilities = Capabilities(frontier=True)
+    capabilities = CAPABILITIES["curves"]
 
     def __init__(self, facts: SearchFacts, encoder: CurveEncoder | None = None) -> None:
         self._facts, self._encoder = facts, encoder or CurveEncoder(facts)

@@ -11,23 +11,10 @@ from bigbatch.tune.strategies.curve_data import CurveEncoder
 from bigbatch.tune.strategies.curves import CurvesProposer
 from bigbatch.tune.strategies.early_look import EarlyLook
 from bigbatch.tune.strategies.frontier_sampler import FrontierProposer
+from bigbatch.tune.strategies.names import CAPABILITIES, STOPPINGS, STRATEGIES, resolved
 from bigbatch.tune.strategies.protocol import Capabilities, Combined, Proposer, SearchFacts, Stopping, Strategy
 from bigbatch.tune.strategies.samplers import sampler_factory
 from bigbatch.tune.strategies.stopping import PrunerStopping
-
-MANY = 8
-"""As many objectives as anybody would write."""
-CAPABILITIES = {
-    "curves": CurvesProposer.capabilities,
-    "tpe": Capabilities(constraints=True, objectives=MANY),
-    "gp": Capabilities(learns_from_stopped=False, conditional=False, constraints=True, objectives=MANY),
-    "cmaes": Capabilities(conditional=False, categorical=False),
-    "qmc": Capabilities(learns=False, objectives=MANY),
-    "random": Capabilities(learns=False, objectives=MANY),
-}
-"""By the name of ``--strategy``."""
-STRATEGIES = ("auto", *CAPABILITIES)
-STOPPINGS = ("auto", "look", "asha", "hyperband", "median", "none")
 
 
 @dataclass(frozen=True)
@@ -47,22 +34,12 @@ def make_strategy(strategy: str, stopping: str, facts: SearchFacts) -> Strategy:
     """The strategy of these names. Raises ValueError for an unknown one."""
     if strategy not in STRATEGIES or stopping not in STOPPINGS:
         raise ValueError(f"no such strategy: {strategy!r} with {stopping!r}")
-    strategy, stopping = resolved(strategy, stopping, facts)
+    strategy, stopping = resolved(strategy, stopping, facts.trials, facts.max_epochs)
     encoder = CurveEncoder(facts)  # curves and look learn from the same curves
     proposer = _proposer(strategy, facts, encoder)
     if facts.frontier is not None:
         proposer = FrontierProposer(proposer, facts)
     return Combined(proposer, _stopping(stopping, facts, encoder))
-
-
-def resolved(strategy: str, stopping: str, facts: SearchFacts) -> tuple[str, str]:
-    """The names that ``auto`` stands for in this search."""
-    return "tpe" if strategy == "auto" else strategy, "asha" if stopping == "auto" else stopping
-
-
-def capabilities_of(strategy: str) -> Capabilities:
-    """What the strategy of that name can do. Raises KeyError for an unknown one, and for ``auto``."""
-    return CAPABILITIES[strategy]
 
 
 def _proposer(name: str, facts: SearchFacts, encoder: CurveEncoder) -> Proposer:

@@ -20,6 +20,7 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial
 
 from bigbatch.search_spaces.log_normal import LogNormal
+from bigbatch.tune.strategies.names import Capabilities
 from bigbatch.tune.study.objective import Objective
 
 
@@ -88,26 +89,6 @@ class SearchFacts:
         if self.frontier is None:
             return list(trials)
         return [t for t in trials if t.params.get(self.frontier) == trial.params.get(self.frontier)]
-
-
-@dataclass(frozen=True)
-class Capabilities:
-    """What a strategy can and cannot do. The plan prints what it lacks in the search at hand."""
-
-    learns: bool = True
-    """Whether what it proposes depends on earlier trials."""
-    learns_from_stopped: bool = True
-    """Whether it learns from trials that did not run to their end."""
-    conditional: bool = True
-    """Whether it models parameters that exist only with some values of another. If not, it draws them at random."""
-    categorical: bool = True
-    """Whether it models choices. If not, it draws them at random."""
-    constraints: bool = False
-    objectives: int = 1
-    """How many objectives it can optimise at once."""
-    frontier: bool = False
-    """Whether it compares values of the frontier's parameter by itself. If not, it is shown each trial's rank among the
-    trials of its own value."""
 
 
 class Proposer(Protocol):

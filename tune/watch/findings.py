@@ -14,7 +14,7 @@ from rich.console import Console
 from bigbatch.cluster.host.atomic_files import read_json
 from bigbatch.cluster.host.root import ROOT
 from bigbatch.train_loop.host.disk_space import quota_lines
-from bigbatch.tune.plan.advice import sampler_weakness
+from bigbatch.tune.plan.advice import nothing_to_learn_from, strategy_weakness
 from bigbatch.tune.plan.enqueued import in_words
 from bigbatch.tune.plan.holdout import images_in_words
 from bigbatch.tune.plan.search_plan import SearchPlan
@@ -125,8 +125,11 @@ def _notes(plan: SearchPlan) -> list[tuple[str, str]]:
     """Warnings about the chosen strategy and storage."""
     searched = [r for r in plan.ranges.values() if r.kind != "derived"]
     conditional, categorical = any(r.conditions for r in searched), any(r.kind == "categorical" for r in searched)
-    text = sampler_weakness(plan.strategy, plan.stopping, conditional, categorical)
-    said = [text, shared_file_warning(plan.storage)]
+    said = [
+        strategy_weakness(plan.strategy, plan.stopping, conditional, categorical),
+        nothing_to_learn_from(plan.strategy, plan.trials, plan.share.concurrency, plan.workers),
+        shared_file_warning(plan.storage),
+    ]
     return [("note", text) for text in said if text]
 
 

@@ -64,7 +64,7 @@ REFUSED = {
     "function missing": (("--space", "mine.py:space"), "'space'"),
     "data missing": (("--data", "/nosuch"), "/nosuch"),
     "no trials": (("--trials", "0"), "--trials must be at least 1; got 0"),
-    "sampler": (("--sampler", "bayes"), "--sampler must be one of tpe"),
+    "sampler": (("--sampler", "bayes"), "--strategy must be one of auto"),
     "study to resume": (("--resume", "--study", "first"), "--resume needs a study"),
     "range test": (("--model", "resnet18", "--prior-from", "none.json"), "'none.json' (No such file"),
     "value of a key": (("--set", "momentum=1.5"), "momentum"),

@@ -63,8 +63,8 @@ TUNE_LINES = {
     "--set holdout=0.5": "data.holdout has its own option; got --set data.holdout=0.5. Write --holdout 0.5.",
     "--set subset=200%": "data.subset",
     # names
-    "--sampler bayes": "Write --sampler tpe, the Bayesian one",
-    "--sampler bayesian": "Write --sampler tpe, the Bayesian one",
+    "--sampler bayes": "Write --strategy auto, or by name curves or tpe, the Bayesian ones",
+    "--sampler bayesian": "Write --strategy auto, or by name curves or tpe, the Bayesian ones",
     "--sampler TPE": "Did you mean 'tpe'?",
     "--sampler cmae": "Did you mean 'cmaes'?",
     "--scheduler pbt": "--scheduler must be one of",

@@ -15,7 +15,8 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from optuna.trial import TrialState
 
 from bigbatch.tune.strategies.frontier_sampler import among_peers
-from bigbatch.tune.strategies.named import CAPABILITIES, make_strategy
+from bigbatch.tune.strategies.named import make_strategy
+from bigbatch.tune.strategies.names import CAPABILITIES
 from bigbatch.tune.strategies.protocol import Dimension, SearchFacts
 from bigbatch.tune.strategies.samplers import PerTrialSampler, quiet_optuna
 from bigbatch.tune.strategies.shares import next_value

@@ -1,0 +1,49 @@
+"""What the plan says about the chosen strategy, and what ``auto`` stands for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from bigbatch.tune.plan.advice import nothing_to_learn_from, strategy_weakness
+from bigbatch.tune.strategies.named import make_strategy
+from bigbatch.tune.strategies.names import CAPABILITIES, STOPPINGS, STRATEGIES, resolved
+from bigbatch.tune.strategies.protocol import SearchFacts
+
+
+def test_every_name_makes_the_strategy_of_that_name_with_these_capabilities():
+    for strategy in STRATEGIES:
+        for stopping in STOPPINGS:
+            made = make_strategy(strategy, stopping, SearchFacts((), trials=20, max_epochs=20))
+            named = resolved(strategy, stopping, 20, 20)
+            assert made.name == " with ".join(named) and made.capabilities == CAPABILITIES[named[0]]
+
+
+def test_a_search_whose_trials_all_start_at_once_is_told_which_numbers_would_help():
+    text = nothing_to_learn_from("curves", trials=16, slots=16, workers=2)
+    assert text is not None and "--trials 64" in text and "--workers 8" in text
+    assert nothing_to_learn_from("curves", trials=17, slots=16, workers=2) is None
+    assert nothing_to_learn_from("random", trials=16, slots=16, workers=2) is None, "it never learns"
+    assert nothing_to_learn_from("tpe", trials=1, slots=1, workers=1) is None, "one trial is no search"
+
+
+@pytest.mark.parametrize("name", CAPABILITIES)
+def test_only_a_strategy_that_lacks_something_here_has_a_weakness(name):
+    assert strategy_weakness(name, "none", conditional=False, categorical=False) is None
+    hard = strategy_weakness(name, "look", conditional=True, categorical=True)
+    assert (hard is None) == (name in ("curves", "tpe", "qmc", "random"))
+    assert name != "gp" or (hard is not None and "--stopping none" in hard)
+
+
+def test_auto_looks_early_where_a_third_of_the_trials_is_enough_to_choose_from():
+    assert resolved("auto", "auto", 64, 90) == ("curves", "look")
+    assert resolved("auto", "auto", 12, 12) == ("curves", "asha")
+    assert resolved("auto", "auto", 64, 6) == ("curves", "asha")
+    assert resolved("tpe", "none", 64, 90) == ("tpe", "none")
+
+
+def test_names_are_known_without_optuna():
+    code = "import sys, bigbatch.tune.strategies.names, bigbatch.tune.plan.advice; assert 'optuna' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=240)

@@ -1,0 +1,55 @@
+"""The names of ``--strategy`` and ``--stopping``, what each strategy can do, and what ``auto`` stands for.
+
+No Optuna here: the plan of a search is printed without it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a strategy can and cannot do. The plan prints what it lacks in the search at hand."""
+
+    learns: bool = True
+    """Whether what it proposes depends on earlier trials."""
+    learns_from_stopped: bool = True
+    """Whether it learns from trials that did not run to their end."""
+    conditional: bool = True
+    """Whether it models parameters that exist only with some values of another. If not, it draws them at random."""
+    categorical: bool = True
+    """Whether it models choices. If not, it draws them at random."""
+    constraints: bool = False
+    objectives: int = 1
+    """How many objectives it can optimise at once."""
+    frontier: bool = False
+    """Whether it compares values of the frontier's parameter by itself. If not, it is shown each trial's rank among the
+    trials of its own value."""
+
+
+MANY = 8
+"""As many objectives as anybody would write."""
+CAPABILITIES = {
+    "curves": Capabilities(frontier=True),
+    "tpe": Capabilities(constraints=True, objectives=MANY),
+    "gp": Capabilities(learns_from_stopped=False, conditional=False, constraints=True, objectives=MANY),
+    "cmaes": Capabilities(conditional=False, categorical=False),
+    "qmc": Capabilities(learns=False, objectives=MANY),
+    "random": Capabilities(learns=False, objectives=MANY),
+}
+"""By the name of ``--strategy``."""
+STRATEGIES = ("auto", *CAPABILITIES)
+STOPPINGS = ("auto", "look", "asha", "hyperband", "median", "none")
+LOOK_FROM_TRIALS, LOOK_FROM_EPOCHS = 16, 10
+"""A third of the looked-at trials goes on: of fewer than 16 that is at most five, too few to know each batch. A tenth
+of a run is less than an epoch if the run has fewer than ten."""
+
+
+def resolved(strategy: str, stopping: str, trials: int, max_epochs: int) -> tuple[str, str]:
+    """The names that ``auto`` stands for in a search of this size. See docs/decisions/025."""
+    if strategy == "auto":
+        strategy = "curves"
+    if stopping == "auto":
+        stopping = "look" if trials >= LOOK_FROM_TRIALS and max_epochs >= LOOK_FROM_EPOCHS else "asha"
+    return strategy, stopping
