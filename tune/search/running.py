@@ -16,6 +16,7 @@ from bigbatch.train_loop.launch.trial_task import TrialTask
 from bigbatch.train_loop.progress import progress_file
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.strategies.dimensions import dimensions_of
+from bigbatch.tune.strategies.early_look import checkpoints_to_drop
 from bigbatch.tune.strategies.named import make_strategy
 from bigbatch.tune.strategies.protocol import SearchFacts, Strategy
 from bigbatch.tune.study.frontier import POINT
@@ -56,9 +57,9 @@ class SearchRun:
     deadline: Deadline = field(default_factory=lambda: Deadline(None, lambda: None))
 
 
-def strategy_of(plan: SearchPlan) -> Strategy:
-    """The strategy of a plan."""
-    facts = SearchFacts(
+def facts_of(plan: SearchPlan) -> SearchFacts:
+    """What a strategy knows about a plan."""
+    return SearchFacts(
         dimensions=dimensions_of(plan.ranges),
         trials=plan.trials,
         max_epochs=plan.max_epochs,
@@ -68,7 +69,11 @@ def strategy_of(plan: SearchPlan) -> Strategy:
         frontier=plan.frontier.searched if plan.frontier else None,
         tolerance=plan.tolerance * POINT,
     )
-    return make_strategy(plan.strategy, plan.stopping, facts)
+
+
+def strategy_of(plan: SearchPlan) -> Strategy:
+    """The strategy of a plan."""
+    return make_strategy(plan.strategy, plan.stopping, facts_of(plan))
 
 
 def objective_of(plan: SearchPlan) -> Objective:
@@ -132,7 +137,8 @@ def make_bridge(
 ) -> OptunaBridge:
     from bigbatch.tune.trials.bridge import OptunaBridge
 
-    plan, capacity = run.plan, run.capacity
+    plan, capacity, facts = run.plan, run.capacity, facts_of(run.plan)
+    store.choose_dropped = lambda trials, sizes, budget: checkpoints_to_drop(trials, facts, sizes, budget)
 
     def make_task(number: int, config: TrainConfig) -> TrialTask:
         return TrialTask(

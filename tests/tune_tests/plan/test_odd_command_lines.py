@@ -67,7 +67,7 @@ TUNE_LINES = {
     "--sampler bayesian": "Write --strategy auto, or by name curves or tpe, the Bayesian ones",
     "--sampler TPE": "Did you mean 'tpe'?",
     "--sampler cmae": "Did you mean 'cmaes'?",
-    "--scheduler pbt": "--scheduler must be one of",
+    "--scheduler pbt": "--stopping must be one of",
     "--scheduler Asha": "Did you mean 'asha'?",
     "--wandb yes": "--wandb must be one of",
     "--model resnet": "resnet",
