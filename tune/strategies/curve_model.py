@@ -39,9 +39,9 @@ MARGIN = 0.05
 _AMPLITUDES = np.log([1.0, 0.7, 0.4, 0.08, 0.1, 0.01])
 """Priors' medians: common, end, early, offset, curve, noise."""
 _AMPLITUDE_SDS = np.array([0.2, 0.28, 0.28, 0.32, 0.32, 0.32])
-_LENGTH_SD = 0.32
-"""The priors are narrow: in a search whose trials pause early nearly all values are early ones, and hyperparameters
-fitted freely to those mispredict the ends (docs/decisions/025)."""
+"""Narrow: in a search whose trials pause early nearly all values are early ones, and amplitudes fitted freely to those
+mispredict the ends (docs/decisions/025)."""
+_LENGTH_SD = 0.8
 _JITTER = 1e-5
 
 
