@@ -56,6 +56,18 @@ SMALL_RUN_S = 3600.0
 """Tables whose mean run took less are replayed with epochs of ``--epoch-seconds``."""
 
 
+NAMES = {
+    "random": "random",
+    "random_asha": "random, `--stopping asha`",
+    "stock": "Ray's `OptunaSearch` and `ASHAScheduler`",
+    "previous": "before: TPE, ASHA from a quarter",
+    "ours": "`--strategy auto`",
+    "bound_best_first": "bound: knows the table, best first",
+    "bound_losers_stopped": "bound: random, losers stopped at a tenth",
+}
+"""Arms on the page of results."""
+
+
 @dataclass(frozen=True)
 class Job:
     """One simulated search."""
@@ -256,6 +268,35 @@ def overall(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
+def markdown(rows: Sequence[Mapping[str, Any]], slots: int) -> str:
+    """Two tables for the page of results: hits, and regrets at CUTS, by arm and group."""
+    own = {(row["arm"], row["group"]): row for row in rows if row["slots"] == slots}
+    groups = list(dict.fromkeys(group for _, group in own))
+    arms = [arm for arm in FIXED if any((arm, group) in own for group in groups)]
+    head = "".join(f" {group} |" for group in groups) + "\n|---|" + "---|" * len(groups)
+    hit_lines = [f"| hit, {slots} slots |{head}"]
+    regret_lines = [f"| regret at {', '.join(map(str, CUTS))} equivalents, {slots} slots |{head}"]
+    for arm in arms:
+        cells = [own.get((arm, group)) for group in groups]
+        hit_lines.append(f"| {NAMES[arm]} | " + " | ".join(map(_hit_cell, cells)) + " |")
+        regret_lines.append(f"| {NAMES[arm]} | " + " | ".join(map(_regret_cell, cells)) + " |")
+    return "\n".join([*hit_lines, "", *regret_lines])
+
+
+def _hit_cell(row: Mapping[str, Any] | None) -> str:
+    """E.g. ``23 (15–31), × 2.6; 2 of 16 missed``: the median with its interval, and its ratio to random search."""
+    if row is None:
+        return "–"
+    median, low, high = row["hit"]
+    times = f", × {row['times_random'][0]:.1f}" if "times_random" in row else ""
+    missed = f"; {row['missed']} of {row['searches']} missed" if row["missed"] else ""
+    return f"{median:.0f} ({low:.0f}–{high:.0f}){times}{missed}"
+
+
+def _regret_cell(row: Mapping[str, Any] | None) -> str:
+    return "–" if row is None else " / ".join(f"{row[f'regret_{cut}'][0]:.2f}" for cut in CUTS)
+
+
 def print_rows(rows: Sequence[Mapping[str, Any]]) -> None:
     for group, slots in dict.fromkeys((row["group"], row["slots"]) for row in rows):
         print(f"\n{group}, {slots} slots")
@@ -307,7 +348,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     lines = run_missing(jobs, sources, args.raw, args.processes)
     rows = summary(lines)
     print_rows(rows)
-    result = {"provenance": facts, "budget": args.budget, "rows": rows, "overall": overall(rows), "raw": lines}
+    tables = {str(slots): markdown(rows, slots) for slots in args.slots}
+    print("", *tables.values(), sep="\n")
+    figures = {"rows": rows, "overall": overall(rows), "tables": tables}
+    result = {"provenance": facts, "budget": args.budget, **figures, "raw": lines}
     store(result, args.output)
     print(json.dumps({"overall": result["overall"]}))
     return 0

@@ -63,6 +63,15 @@ def test_figures_of_a_group_by_hand(bench: Any) -> None:
     value, low, high = rows["ours"]["times_random"]
     assert (value, low, high) == (2.0, pytest.approx(5 / 3, abs=0.01), pytest.approx(90 / 25, abs=0.5))
     assert "times_random" not in rows["random"] and "times_stock" not in rows["ours"]
+    text = bench.markdown(list(rows.values()), 8).splitlines()
+    assert (
+        text[2:4]
+        == [
+            "| random | 50 (40–90); 1 of 3 missed |",
+            "| `--strategy auto` | 25 (20–30), × 2.0 |",
+        ]
+        and text[-1] == "| `--strategy auto` | 1.00 / 1.00 / 1.00 |"
+    )
     (mean,) = [row for row in bench.overall(list(rows.values())) if row["arm"] == "ours"]
     assert mean["times_random"] == 2.0
 

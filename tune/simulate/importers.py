@@ -129,7 +129,10 @@ def read_pd1(path: Path, task: str | None) -> RecordedRuns:
 def _pd1_rows(path: Path) -> Iterator[dict[str, object]]:
     with _opened(path) as lines:
         for line in lines:
-            row = json.loads(line)
+            try:
+                row = json_values.json_object(line)
+            except ValueError:
+                raise ConfigError(f"each line must be a JSON object; got {line[:40]!r}.") from None
             missing = [name for name in PD1 if name not in row]
             if missing:
                 raise ConfigError(f"PD1's curves need the columns {', '.join(PD1)}; got no {', '.join(missing)}.")

@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import groupby, pairwise
-from operator import itemgetter
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 
 import pyarrow as pa
@@ -35,7 +36,7 @@ from bigbatch.tune.study.retry import DIVERGED
 from bigbatch.tune.study.tables import EPOCH_PARTS
 
 PARAM = "param."
-DIMENSIONS = "dimensions"
+DIMENSIONS, DIMENSIONS_KEY = "dimensions", b"bigbatch.dimensions"
 JSON_KEYS = ("params", "curve")
 COLUMNS = ("run", "epoch", "seconds", "value")
 STUDY_FILES = ("trials.parquet", "epochs.parquet")
@@ -65,8 +66,9 @@ def _read(path: Path, objective: Objective, task: str | None) -> RecordedRuns:
             return _read_json_lines(path, objective, task)
     except ConfigError as error:
         raise ConfigError(f"{path.name}: {error}") from None
-    except OSError as error:
-        raise ConfigError(f"--curves must name files that can be read; got {str(path)!r} ({error.strerror}).") from None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is damaged or no text"
+        raise ConfigError(f"--curves must name files that can be read; got {str(path)!r} ({reason}).") from None
     raise ConfigError(
         f"--curves takes .parquet or .jsonl files and studies' folders; got {str(path)!r}. Give one of those."
     )
@@ -95,7 +97,7 @@ def _read_json_lines(path: Path, objective: Objective, task: str | None) -> Reco
         if isinstance(dimensions, dict):
             declared = declared_dimensions(dimensions)
             continue
-        with _where(f"line {number}"):
+        with _in_place(f"line {number}"):
             curves.append(_curve_of(run))
     return RecordedRuns(_name(path), tuple(curves), declared, objective)
 
@@ -134,18 +136,13 @@ def _is_value(value: object) -> bool:
     return isinstance(value, (int, float)) and math.isfinite(value)
 
 
-class _where:
+@contextmanager
+def _in_place(place: str) -> Iterator[None]:
     """Adds the place to the message of a ConfigError."""
-
-    def __init__(self, place: str) -> None:
-        self._place = place
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, ConfigError):
-            raise ConfigError(f"{self._place}: {error}") from None
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{place}: {error}") from None
 
 
 def _read_parquet(path: Path, objective: Objective, task: str | None) -> RecordedRuns:
@@ -153,30 +150,39 @@ def _read_parquet(path: Path, objective: Objective, task: str | None) -> Recorde
     if is_algoperf(table.column_names):
         return RecordedRuns(_name(path), read_algoperf(table.to_pylist(), task))
     _check_columns(table.column_names, COLUMNS)
-    declared = (table.schema.metadata or {}).get(b"bigbatch.dimensions")
     rows = table.to_pylist()
     curves = []
     for run, epochs in _by(rows, "run"):
         _check_epochs(run, [row["epoch"] for row in epochs])
         params = {key[len(PARAM) :]: v for key, v in epochs[0].items() if key.startswith(PARAM) and v is not None}
-        with _where(f"run {run}"):
+        with _in_place(f"run {run}"):
             curves.append(_curve(params, [r["seconds"] for r in epochs], [r["value"] for r in epochs], epochs[0]))
-    dimensions = declared_dimensions(json.loads(declared)) if declared else None
-    return RecordedRuns(_name(path), tuple(curves), dimensions, objective)
+    return RecordedRuns(_name(path), tuple(curves), _declared_by(table.schema), objective)
+
+
+def _declared_by(schema: pa.Schema) -> tuple[Dimension, ...] | None:
+    text = (schema.metadata or {}).get(DIMENSIONS_KEY)
+    try:
+        declared = None if text is None else json_values.json_object(text)
+    except ValueError:
+        raise ConfigError("the schema's bigbatch.dimensions must be a JSON object; got other text.") from None
+    return None if declared is None else declared_dimensions(declared)
 
 
 def _parquet(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
     try:
         return pq.read_table(path, columns=columns)
-    except (pa.ArrowException, ValueError) as error:
+    except (pa.ArrowException, ValueError) as error:  # OSError is the caller's
         reason = " ".join(str(error).split())[:120]
         raise ConfigError(f"curves must be a readable Parquet file; got {path.name} ({reason}).") from None
 
 
 def _by(rows: Rows, key: str) -> Iterable[tuple[object, Rows]]:
     """The rows of each run, in the order of the file. A run's rows need not lie side by side."""
-    together = sorted(rows, key=lambda row: str(row[key]))
-    return ((run, list(group)) for run, group in groupby(together, key=itemgetter(key)))
+    runs: dict[object, Rows] = defaultdict(list)
+    for row in rows:
+        runs[row[key]].append(row)
+    return runs.items()
 
 
 def _check_columns(names: Sequence[str], needed: Sequence[str]) -> None:
