@@ -46,7 +46,7 @@ def _add_what(p: argparse.ArgumentParser) -> None:
         "--trials",
         type=int,
         metavar="N",
-        help="how many trials to finish (default: the space's own number, else 16, or 12 on digits)",
+        help="how many trials to finish (default: the space's own number, else 16, or 12 on digits; with a budget: no limit)",
     )
     add("--max-epochs", type=int, metavar="N", help="epochs of a trial that is not stopped early")
     add(
@@ -55,8 +55,8 @@ def _add_what(p: argparse.ArgumentParser) -> None:
         metavar="P",
         help="the answer is the largest batch at most P points worse than the best (default 0.5)",
     )
-    add("--budget-gpu-hours", type=float, metavar="H", help="stop when the study has used H GPU hours")
-    add("--time-budget", metavar="4h", help="stop after this time; --resume continues the study")
+    add("--budget-gpu-hours", type=float, metavar="H", help="run trials until the study's jobs have cost H GPU hours")
+    add("--time-budget", metavar="4h", help="run trials for this time; --resume continues the study")
 
 
 def _add_how(p: argparse.ArgumentParser) -> None:

@@ -244,6 +244,7 @@ def _plan(o: SearchOptions, stored: Description) -> SearchPlan:
         share=share,
         options=o,
         tolerance=checked.tolerance,
+        open_ended=o.trials is None and (checked.budget_gpu_hours or checked.time_budget_s) is not None,
         scan=looked.scan,
     )
     check_study_fits(plan)

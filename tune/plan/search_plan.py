@@ -58,6 +58,8 @@ class SearchPlan:
     """By how many hundredths of the objective the answer may be worse than the best."""
     enqueued: tuple[EnqueuedTrial, ...] = ()
     """The configurations that the search tries first."""
+    open_ended: bool = False
+    """Whether the budget is the only limit. ``trials`` is then what strategies, slots and disk are planned for."""
     scan: FolderScan | None = field(default=None, repr=False, compare=False)
     """The images of an image folder, listed once for all trials."""
 
@@ -65,6 +67,11 @@ class SearchPlan:
     def restarts(self) -> int:
         """How often a trial is started again after one of its processes dies. A cluster may lose nodes."""
         return 1 if self.address == "local" else 5
+
+    @property
+    def trial_limit(self) -> int | None:
+        """How many trials the search makes; None: as many as the budget allows."""
+        return None if self.open_ended else self.trials
 
     def identity(self) -> dict[str, object]:
         """The facts that define the study: a resumed search must have the same."""
@@ -93,7 +100,7 @@ class SearchPlan:
         return {
             **self.identity(),
             "space_source": self.space.source,
-            "trials": self.trials,
+            "trials": self.trial_limit,
             "budget_gpu_hours": self.budget_gpu_hours,
             "time_budget_s": self.time_budget_s,
             "strategy": self.strategy,

@@ -65,6 +65,19 @@ def continued_trials(trials: Sequence[FrozenTrial]) -> dict[int, int]:
     return {int(t.user_attrs[CONTINUES_ATTR]): t.number for t in trials if CONTINUES_ATTR in t.user_attrs}
 
 
+def epochs_before(trials: Sequence[FrozenTrial], attrs: Mapping[str, object]) -> int:
+    """The epochs that a continuation finds trained in the checkpoint that it takes over; 0 for another trial.
+
+    Args:
+        trials: all trials of the study.
+        attrs: the trial's user attributes.
+    """
+    number = json_values.whole_number_or_none(attrs, CONTINUES_ATTR)
+    if number is None or number >= len(trials) or trials[number].user_attrs.get(DROPPED_ATTR):
+        return 0
+    return json_values.whole_number(trials[number].user_attrs, PAUSED_ATTR)
+
+
 def waiting_to_continue(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
     """Paused trials that no other trial continues, in the order of their numbers."""
     continued = continued_trials(trials)

@@ -21,6 +21,7 @@ from bigbatch.tune.strategies.protocol import Decision, Strategy
 from bigbatch.tune.study.objective import Objective
 from bigbatch.tune.study.retry import DIVERGED
 from bigbatch.tune.study.store import StudyStore
+from bigbatch.tune.trials.admission import Admission
 from bigbatch.tune.trials.conductor import Conductor, LiveTrial, Over
 from bigbatch.tune.trials.configurations import Configurations
 from bigbatch.tune.watch.cluster_view import trial_resources_in_words
@@ -52,6 +53,7 @@ class OptunaBridge(Conductor, Searcher):
         make_task: Callable[[int, TrainConfig], TrialTask],
         may_start: Callable[[], bool] = lambda: True,
         ending: Callable[[], bool] = lambda: False,
+        admission: Admission | None = None,
     ) -> None:
         Searcher.__init__(self)
         Conductor.__init__(
@@ -65,6 +67,7 @@ class OptunaBridge(Conductor, Searcher):
             observers=observers,
             may_start=may_start,
             ending=ending,
+            admission=admission,
         )
         self._room, self._make_task = room, make_task
         self._notes = Notes()

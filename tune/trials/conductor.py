@@ -31,7 +31,8 @@ from bigbatch.tune.study.ledger import Ledger
 from bigbatch.tune.study.objective import Objective
 from bigbatch.tune.study.patient_journal import Disk
 from bigbatch.tune.study.tables import EPOCH_ATTR, epoch_of, epoch_records, epoch_s, report_missing
-from bigbatch.tune.study.trial_facts import CONTINUES_ATTR, DIVERGED_ATTR, GIVEN_ATTR, PAUSED_ATTR
+from bigbatch.tune.study.trial_facts import CONTINUES_ATTR, DIVERGED_ATTR, GIVEN_ATTR, PAUSED_ATTR, epochs_before
+from bigbatch.tune.trials.admission import Admission
 from bigbatch.tune.trials.configurations import Configurations
 from bigbatch.tune.trials.save_time import stop_wait_s
 from bigbatch.tune.watch.observer import Observer, TrialView, tell
@@ -94,6 +95,7 @@ class Conductor:
         observers: receive each event.
         may_start: called before each trial; False ends the search (a budget is spent).
         ending: whether the search was asked to end. A trial that fails from then on may have failed because of that.
+        admission: asked before each trial whether the budget has room for it.
         clock: seconds.
     """
 
@@ -109,12 +111,14 @@ class Conductor:
         observers: list[Observer],
         may_start: Callable[[], bool] = lambda: True,
         ending: Callable[[], bool] = lambda: False,
+        admission: Admission | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store, self._study = store, store.study
         self._strategy, self._configurations, self._objective = strategy, configurations, objective
         self._trials, self._observers = trials, observers
         self._may_start, self._ending, self._clock = may_start, ending, clock
+        self._admission = admission or Admission()
         self._live: dict[str, LiveTrial] = {}
         self._finished = 0
         self._failure, self._equal_failures = "", 0
@@ -146,30 +150,59 @@ class Conductor:
         """
         if self.stopping or self.fatal or not self._may_need_another() or not self._may_start():
             raise Over
+        if not self._admission.admits_any():
+            return self._await_room()
         if not has_room():
             return None
+        set_aside: list[optuna.trial.Trial] = []
+        try:
+            return self._next_that_fits(trial_id, set_aside)
+        finally:
+            for trial in set_aside:
+                self._study._storage.set_trial_state_values(trial._trial_id, TrialState.WAITING)
+
+    def _next_that_fits(self, trial_id: str, set_aside: list[optuna.trial.Trial]) -> LiveTrial | None:
+        """Begin the next trial for which the budget has room. Adds to ``set_aside`` those for which it has none."""
         for _ in range(MAX_BAD_SAMPLES):
+            if set_aside and not self._one_waits():  # a continuation is shorter than a new trial and may still fit
+                return self._await_room()
             if not self._one_is_due():
                 return None
             trial, config, error = self._ask()
-            if config is not None:
+            if config is None:
+                continue
+            if self._admission.admits(config, self._epochs_done(trial)):
                 return self._start(trial_id, trial, config)
+            set_aside.append(trial)
         self.fatal = (
             f"the space {self._configurations.name!r} gave {MAX_BAD_SAMPLES} invalid configurations in a row; "
             f"the last: {error}"
         )
         raise Over
 
+    def _await_room(self) -> LiveTrial | None:
+        """The budget has no room. There may be some when a running trial has ended. Raises Over if none runs."""
+        self._admission.close_until_a_trial_ends()
+        if not self._live:
+            raise Over
+        return None
+
+    def _epochs_done(self, trial: optuna.trial.Trial) -> int:
+        """The epochs that a trial which is about to begin finds trained."""
+        trials = self._study.get_trials(deepcopy=False)
+        return max(len(epoch_records(trials[trial.number])), epochs_before(trials, trial.user_attrs))
+
+    def _one_waits(self) -> bool:
+        """Whether a trial waits in the study. Enqueues the continuation if the strategy wants one."""
+        return bool(self._study.get_trials(deepcopy=False, states=(TrialState.WAITING,))) or self._continue_paused()
+
     def _may_need_another(self) -> bool:
         """Whether the search may need another trial, now or when the live ones have ended."""
         return self._finished + len(self._live) < self._trials or not self._strategy.is_over(self._study)
 
     def _one_is_due(self) -> bool:
-        """Whether a trial should start now. Enqueues the continuation if the strategy wants one.
-
-        Raises Over if the search needs no other trial.
-        """
-        if self._study.get_trials(deepcopy=False, states=(TrialState.WAITING,)) or self._continue_paused():
+        """Whether a trial should start now. Raises Over if the search needs no other trial."""
+        if self._one_waits():
             return True
         if self._finished + len(self._live) < self._trials:
             return True
@@ -197,7 +230,6 @@ class Conductor:
             reason = " ".join(f"{type(error).__name__}: {error}".split())
             self._refuse(trial, f"the space gave no valid configuration: {reason}")
             return trial, None, reason
-        trial.set_user_attr("config", config.to_dict())
         return trial, config, ""
 
     def _configuration(self, trial: optuna.trial.Trial) -> TrainConfig:
@@ -224,6 +256,7 @@ class Conductor:
         frozen = self._study._storage.get_trial(trial._trial_id)
         attrs, records = frozen.user_attrs, epoch_records(frozen)
         report_missing(trial, frozen)
+        trial.set_user_attr("config", config.to_dict())
         attempts = attrs.get("attempts", 0) + 1
         trial.set_user_attr("attempts", attempts)
         trial.set_user_attr("ray_trial_id", trial_id)
@@ -231,6 +264,7 @@ class Conductor:
         view.retries, view.continues = attrs.get(retry.RETRIES_ATTR), attrs.get(CONTINUES_ATTR)
         live = self._live[trial_id] = LiveTrial(trial, view, config, self._clock())
         self._store.ledger.begin(trial.number, self.workers)
+        self._admission.begins(trial.number, config, self._epochs_done(trial))
         return live
 
     # Results
@@ -258,6 +292,7 @@ class Conductor:
         live.trial.set_user_attr(f"{EPOCH_ATTR}{epoch:05d}", record)
         live.trial.report(value, epoch)
         live.view.records.append(record)
+        self._admission.epoch_ended(live.view.number, record)
         self._notify("epoch_ended", live.view, record)
         if epoch >= live.view.epochs:
             self._tell(trial_id, TrialState.COMPLETE, "ran to its end", value)
@@ -355,6 +390,7 @@ class Conductor:
     def _note_cost(self, live: LiveTrial) -> None:
         number = live.trial.number
         self._store.ledger.end(number)
+        self._admission.ends(number)
         live.trial.set_user_attr("gpu_hours", self._store.ledger.trial_s(number) / 3600)
 
     def _end(self, live: LiveTrial, state: TrialState, because: str) -> None:
@@ -369,6 +405,7 @@ class Conductor:
             if live.view.number == number and live.view.phase != "running":
                 self._store.ledger.end(number)
                 live.started, live.view.started_at = max(live.started, at), time.time()
+                self._admission.begins_later(number)
                 news, live.view.phase = live.view.phase != "waiting", "waiting"
                 if news:
                     self._notify("trial_waiting", live.view)

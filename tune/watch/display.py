@@ -6,7 +6,7 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol, TextIO
 
 from rich.console import Console, Group
@@ -54,8 +54,15 @@ class SearchProgress:
     """The state of the search; both displays show it."""
 
     def __init__(
-        self, planned: int, concurrency: int, finished: Mapping[int, TrialView], columns: Columns | None = None
+        self,
+        planned: int | None,
+        concurrency: int,
+        finished: Mapping[int, TrialView],
+        columns: Columns | None = None,
+        budget_s: Callable[[], float] = lambda: math.inf,
     ) -> None:
+        """``planned``: None: as many as the budget allows. ``budget_s``: returns how long the budget still lasts."""
+        self._budget_s = budget_s
         self.planned, self.concurrency, self.columns = planned, concurrency, columns or Columns()
         self.trials: dict[int, TrialView] = dict(finished)
         self.started = time.monotonic()
@@ -85,7 +92,13 @@ class SearchProgress:
         return max(done, key=lambda t: (t.value or 0.0, -t.number), default=None)
 
     def eta_s(self) -> float | None:
-        """Estimated seconds left, from the mean time of a trial; None before a trial has ended."""
+        """Estimated seconds left: of the budget where it is the only limit, else from the mean time of a trial.
+
+        None before a trial has ended.
+        """
+        budget_s = self._budget_s()
+        if self.planned is None:
+            return max(0.0, budget_s) if math.isfinite(budget_s) else None
         over = [t for t in self.trials.values() if t.state in ("COMPLETE", "PRUNED") and t.number in self._ended_at]
         timed = [self.elapsed_of(t) for t in over if self.elapsed_of(t) > 0]
         if not timed:
@@ -93,7 +106,7 @@ class SearchProgress:
         mean = sum(timed) / len(timed)
         running = [max(0.0, mean - self.elapsed_of(t)) for t in self.trials.values() if t.state == "RUNNING"]
         waiting = max(0, self.planned - self.ended - len(running))
-        return (sum(running) + waiting * mean) / max(1, self.concurrency)
+        return min(max(0.0, budget_s), (sum(running) + waiting * mean) / max(1, self.concurrency))
 
 
 class LiveTable:
@@ -195,7 +208,7 @@ def summary_line(progress: SearchProgress) -> Text:
     """Ended trials, best value, elapsed and remaining time in one line."""
     best, eta = progress.best, progress.eta_s()
     parts = [
-        f"{progress.ended} of {progress.planned} trials ended",
+        f"{progress.ended}{'' if progress.planned is None else f' of {progress.planned}'} trials ended",
         f"best {percent(best.value)} (trial {best.number})" if best else "best –",
         f"elapsed {duration(time.monotonic() - progress.started)}",
         f"about {duration(eta)} left" if eta is not None else "time left: unknown until a trial ends",

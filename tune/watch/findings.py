@@ -70,7 +70,7 @@ def _plan_lines(plan: SearchPlan) -> list[tuple[str, str]]:
         ("model", plan.model + _why_model(plan)),
         *_stem(plan),
         *_frontier(plan),
-        ("trials", f"{plan.trials} of at most {plan.max_epochs} epochs, {stops}"),
+        ("trials", f"{_how_many(plan)} of at most {plan.max_epochs} epochs, {stops}"),
         *([("first", in_words(plan.enqueued))] if plan.enqueued else []),
         *_notes(plan),
         ("resources", _resources(plan)),
@@ -153,9 +153,13 @@ def _resources(plan: SearchPlan) -> str:
     return f"{have}: {share.describe()}"
 
 
+def _how_many(plan: SearchPlan) -> str:
+    return "as many as the budget allows," if plan.open_ended else str(plan.trials)
+
+
 def _cost(plan: SearchPlan) -> str:
     epochs = plan.trials * plan.max_epochs
-    parts = [f"{epochs:,} epochs = {epochs * plan.data.train_size:,} training images"]
+    parts = [] if plan.open_ended else [f"{epochs:,} epochs = {epochs * plan.data.train_size:,} training images"]
     if plan.budget_gpu_hours is not None:
         parts.append(f"{plan.budget_gpu_hours:g} {'GPU' if plan.machine.gpus else 'worker'} hours")
     if plan.time_budget_s is not None:
