@@ -46,7 +46,8 @@ def _add_what(p: argparse.ArgumentParser) -> None:
         "--trials",
         type=int,
         metavar="N",
-        help="how many trials to finish (default: the space's own number, else 16, or 12 on digits; with a budget: no limit)",
+        help="how many trials to finish (default: the space's own number, else 16, or 12 on digits; with a budget: as "
+        "many as it allows)",
     )
     add("--max-epochs", type=int, metavar="N", help="epochs of a trial that is not stopped early")
     add(

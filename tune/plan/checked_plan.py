@@ -24,7 +24,7 @@ from bigbatch.tune.plan.enqueued import first_trials, stored_trials
 from bigbatch.tune.plan.fitting import SearchRequest, fit_search, fit_search_to_unknown_cluster
 from bigbatch.tune.plan.frontier_plan import checked_tolerance
 from bigbatch.tune.plan.holdout import divide_validation, stored_holdout
-from bigbatch.tune.plan.machine import Share, local_machine, machine_to_be, share_out
+from bigbatch.tune.plan.machine import Share, local_machine, machine_to_be, share_out, trials_for_slots
 from bigbatch.tune.plan.options import EARLIER_NAMES, SearchOptions
 from bigbatch.tune.plan.prior import RatePrior
 from bigbatch.tune.plan.same_study import check_same_study
@@ -215,7 +215,9 @@ def _plan(o: SearchOptions, stored: Description) -> SearchPlan:
     strategy, stopping = resolved(checked.strategy, checked.stopping, trials, max_epochs)
     machine = local_machine() if (o.address or "local") == "local" else machine_to_be()
     auto = (o.model or "auto") == "auto"
-    share = share_out(machine, workers, trials) if machine.nodes else Share(1, workers, {"CPU": 1.0})
+    open_ended = o.trials is None and (checked.budget_gpu_hours or checked.time_budget_s) is not None
+    at_once = trials_for_slots(machine, trials, open_ended)
+    share = share_out(machine, workers, at_once) if machine.nodes else Share(1, workers, {"CPU": 1.0})
     model = None if auto else str(o.model)
     search = SearchRequest(space, data, model, max_epochs, workers, overrides, o.prior_from, checked.batches)
     rates = RatePrior.of_study(stored) if stored else None  # a requeued job repeats --prior-from
@@ -244,7 +246,7 @@ def _plan(o: SearchOptions, stored: Description) -> SearchPlan:
         share=share,
         options=o,
         tolerance=checked.tolerance,
-        open_ended=o.trials is None and (checked.budget_gpu_hours or checked.time_budget_s) is not None,
+        open_ended=open_ended,
         scan=looked.scan,
     )
     check_study_fits(plan)

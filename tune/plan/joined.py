@@ -8,7 +8,7 @@ from typing import Any
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.tune.plan.batches import parse_batches
 from bigbatch.tune.plan.fitting import SearchRequest, fit_search
-from bigbatch.tune.plan.machine import Machine, Node, share_out
+from bigbatch.tune.plan.machine import Machine, Node, share_out, trials_for_slots
 from bigbatch.tune.plan.prior import RatePrior
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.plan.study_space import check_study_fits
@@ -29,7 +29,7 @@ def plan_for_cluster(plan: SearchPlan, machine: Machine) -> SearchPlan:
 
 
 def _on_cluster(plan: SearchPlan, machine: Machine) -> SearchPlan:
-    share = share_out(machine, plan.workers, plan.trials)
+    share = share_out(machine, plan.workers, trials_for_slots(machine, plan.trials, plan.open_ended))
     search = SearchRequest(
         space=plan.space,
         data=plan.data,

@@ -131,6 +131,11 @@ def workers_on_node(node: Node, bundle: dict[str, float]) -> int:
     return min((round(have[kind] * 1e4) // round(value * 1e4) for kind, value in bundle.items() if value), default=0)
 
 
+def trials_for_slots(machine: Machine, trials: int, open_ended: bool) -> int:
+    """The most trials that may run at once: all of them, or where a budget is the only limit, one on each GPU."""
+    return max(trials, machine.gpus) if open_ended else trials
+
+
 def share_out(machine: Machine, workers: int, trials: int) -> Share:
     """Divide the machine into concurrent trials and workers. Raises ConfigError if one trial does not fit.
 

@@ -17,10 +17,10 @@ from bigbatch.train_loop.launch.ray_session import JoinedRay, LocalRay, RayConne
 from bigbatch.tune.plan.joined import cluster_machine, living_nodes, plan_for_cluster
 from bigbatch.tune.plan.machine import devices_held
 from bigbatch.tune.plan.search_plan import SearchPlan
+from bigbatch.tune.search.budgeting import check_budget_lasts, make_budget
 from bigbatch.tune.search.ending import DONE, FAILED, end_search
 from bigbatch.tune.search.first_trials import enqueue_first_trials
 from bigbatch.tune.search.running import (
-    BUDGET_SPENT,
     SearchRun,
     is_complete,
     make_bridge,
@@ -31,6 +31,7 @@ from bigbatch.tune.search.running import (
 )
 from bigbatch.tune.strategies.samplers import quiet_optuna
 from bigbatch.tune.study import retry
+from bigbatch.tune.study.budget import BUDGET_SPENT
 from bigbatch.tune.study.patient_journal import LineLog
 from bigbatch.tune.study.provenance import provenance
 from bigbatch.tune.study.storage_url import DatabaseLost
@@ -153,9 +154,11 @@ def _search(
     _say_dashboard(connection, console)
     nodes = None if connection.local else living_nodes
     on_gpus = plan.machine.gpus > 0
-    run.capacity = Capacity(plan.share, plan.trials, on_gpus, nodes, lambda line: run.bridge.say(line))
+    at_once = sys.maxsize if plan.open_ended and on_gpus else plan.trials
+    run.capacity = Capacity(plan.share, at_once, on_gpus, nodes, lambda line: run.bridge.say(line))
     store.ledger.hold(run.capacity.devices(plan.machine))
     observers = recorders(run, store, stack)
+    run.budget = make_budget(plan, store, run.capacity)
     ray_storage = _ray_storage(plan, connection)
     bridge = run.bridge = make_bridge(run, store, ray_storage, observers, stop)
     bridge.recover()
@@ -164,8 +167,9 @@ def _search(
     if not is_complete(plan, store) and not stop.is_set():
         log = LineLog(store.log_folder / "driver.log")
         columns = columns_of(plan.space, plan.workload, plan.overrides, plan.ranges)
-        lines = PlainLines(SearchProgress(plan.trials, plan.share.concurrency, finished, columns), log)
-        with make_display(SearchProgress(plan.trials, plan.share.concurrency, finished, columns)) as display:
+        shown = (plan.trial_limit, plan.share.concurrency, finished, columns, run.budget.lasts_s)
+        lines = PlainLines(SearchProgress(*shown), log)
+        with make_display(SearchProgress(*shown)) as display:
             watch = watch_over(run, store, connection, [lines, display], stop)
             observers += [watch, lines, display]
             with interrupts.shown_by(display), watch.running():
@@ -179,11 +183,15 @@ def _fit(run: SearchRun, store: StudyStore, stop: StopRequest, watch: SearchWatc
 
     over = over_function(run, store, stop)
     run_tuner(run.plan, run.bridge, run.capacity, store, watch, over, ray_storage)
+    store.ledger.ending()
+    if run.budget is not None and run.budget.refused:
+        stop.set(run.budget.refused)
 
 
 def _open_store(plan: SearchPlan, console: Console) -> StudyStore:
     if plan.resume:
         store = StudyStore.open(plan.folder, plan.storage)
+        check_budget_lasts(plan, store)
         _check_waiting(plan, store)
         if plan.options.retry_failed:
             say_retries(retry.retry_failed(store), console)

@@ -8,7 +8,9 @@ from functools import partial
 
 from rich.console import Console
 
-from bigbatch.tune.search.running import BUDGET_SPENT, SearchRun, is_complete
+from bigbatch.tune.search.budgeting import what_more_would_bring
+from bigbatch.tune.search.running import SearchRun, is_complete, objective_of
+from bigbatch.tune.study.budget import BUDGET_SPENT, NO_ROOM_IN_BUDGET
 from bigbatch.tune.study.store import StudyStore
 from bigbatch.tune.trials.allocation_deadline import END_OF_ALLOCATION
 from bigbatch.tune.watch.findings import print_disk_full, quoted_path, resume_command
@@ -30,13 +32,16 @@ def end_search(run: SearchRun, trials: list[TrialView], stop: StopRequest, conso
     say = partial(console.print, markup=False, soft_wrap=True)
     if wandb is not None and wandb.sync_command():
         say(f"\nSend the W&B runs from a machine with a network:\n  {wandb.sync_command()}")
+    if more := what_more_would_bring(plan, store, objective_of(plan)):
+        say(f"\n{more}")
     if fatal:
         print(f"error: {fatal}. See {quoted_path(plan.folder / 'logs')}.", file=sys.stderr)
     refused = run.deadline.refused or (run.capacity is not None and run.capacity.lost())
     unfinished = not is_complete(plan, store)
     cut_short, stopped = refused and unfinished, stop.is_set() and unfinished
     if stopped or cut_short:
-        command = resume_command(plan, store.ledger.held_s / 3600 if stop.reason == BUDGET_SPENT else None)
+        is_spent = stop.reason in (BUDGET_SPENT, NO_ROOM_IN_BUDGET)
+        command = resume_command(plan, store.ledger.held_s / 3600 if is_spent else None)
         why = "" if fatal else f"Stopped: {stop.reason or END_OF_ALLOCATION}. "
         say(f"\n{why}Everything is saved; continue with:\n  {command}")
     if stop.signal is not None and unfinished:  # else the signal came while the findings were printed

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -19,10 +19,12 @@ from bigbatch.tune.strategies.dimensions import dimensions_of
 from bigbatch.tune.strategies.early_look import checkpoints_to_drop
 from bigbatch.tune.strategies.named import make_strategy
 from bigbatch.tune.strategies.protocol import SearchFacts, Strategy
+from bigbatch.tune.study.budget import Budget
 from bigbatch.tune.study.frontier import POINT
 from bigbatch.tune.study.objective import Objective, accuracy
 from bigbatch.tune.study.retry import count_ended
 from bigbatch.tune.study.store import StudyStore
+from bigbatch.tune.trials.admission import Admission
 from bigbatch.tune.trials.allocation_deadline import Deadline, end_of_allocation
 from bigbatch.tune.trials.configurations import SpaceConfigurations
 from bigbatch.tune.watch import wandb_log
@@ -36,7 +38,6 @@ from bigbatch.tune.watch.watch_thread import SearchWatch, end_process_unless_don
 if TYPE_CHECKING:  # it imports Ray
     from bigbatch.tune.trials.bridge import OptunaBridge
 
-BUDGET_SPENT = "the budget of GPU hours is spent"
 CHECKPOINT_EVERY_S = 20.0
 """A killed search loses at most this many seconds of training, or one step if steps take longer."""
 
@@ -54,6 +55,7 @@ class SearchRun:
     bridge: Any = None
     wandb: Any = None
     capacity: Any = None
+    budget: Budget | None = None
     deadline: Deadline = field(default_factory=lambda: Deadline(None, lambda: None))
 
 
@@ -84,7 +86,7 @@ def objective_of(plan: SearchPlan) -> Objective:
 def is_complete(plan: SearchPlan, store: StudyStore) -> bool:
     """Whether the study has all its trials, and its strategy wants to continue none of them."""
     ended = count_ended(store.study.get_trials(deepcopy=False))
-    return ended >= plan.trials and strategy_of(plan).is_over(store.study)
+    return not plan.open_ended and ended >= plan.trials and strategy_of(plan).is_over(store.study)
 
 
 def views_of(store: StudyStore) -> list[TrialView]:
@@ -165,12 +167,13 @@ def make_bridge(
         strategy_of(plan),
         SpaceConfigurations(plan.space, plan.workload, plan.overrides, plan.seed, plan.share.workers),
         objective=objective_of(plan),
-        trials=plan.trials,
+        trials=sys.maxsize if plan.trial_limit is None else plan.trial_limit,
         workers=plan.share.workers,
         observers=observers,
         room=capacity.room,
         make_task=make_task,
         ending=stop.is_set,
+        admission=Admission(run.budget, plan.share.workers),
         may_start=lambda: not stop.is_set() and run.deadline.allows_a_trial() and not lost(),
     )
     run.deadline = Deadline(end_of_allocation(), bridge.first_result_s)
@@ -180,16 +183,15 @@ def make_bridge(
 def over_function(run: SearchRun, store: StudyStore, stop: StopRequest) -> Callable[[], bool]:
     """A function that Tune calls often. It says whether the search should end now."""
     plan, ledger = run.plan, store.ledger
-    ends_at = time.monotonic() + plan.time_budget_s if plan.time_budget_s else None
 
     def over() -> bool:
-        if ends_at is not None and time.monotonic() >= ends_at:
-            stop.set("the time budget is spent")
         ledger.hold(run.capacity.devices(plan.machine))
-        if ledger.has_spent(plan.budget_gpu_hours):
-            stop.set(BUDGET_SPENT)
+        if run.budget is not None and (spent := run.budget.spent()):
+            stop.set(spent)
         if store.disk.full:
             stop.set(store.disk.full)
+        if stop.is_set():
+            ledger.ending()
         return stop.is_set()
 
     return over

@@ -139,6 +139,12 @@ class Budget:
             return BUDGET_SPENT
         return None
 
+    def lasts_s(self) -> float:
+        """Seconds for which the budget lasts if the devices stay as many as now; infinite without a limit."""
+        billed = self._billed_now()
+        of_devices = (self.limit_s - self._held_s()) / billed if billed else math.inf
+        return max(0.0, min(self._ends_at - self._clock(), of_devices))
+
     @property
     def limit_s(self) -> float:
         """Device seconds of the whole budget, infinite without one."""

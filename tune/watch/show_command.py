@@ -87,7 +87,7 @@ def _plan(found: StudySummary) -> list[tuple[str, str]]:
     images = f" ({number('train_size'):,} training images, {number('image_size')} px)" if number("train_size") else ""
     strategy = [f"{key} {d[key]}" for key in ("strategy", "sampler", "stopping", "scheduler") if d.get(key)]
     limits = ["as many trials as the budget allows" if found.planned is None else _count(found.planned, "trial")]
-    limits += [f"{d['budget_gpu_hours']:g} GPU hours"] if d.get("budget_gpu_hours") else []
+    limits += [f"{d['budget_gpu_hours']:g} {_unit(found)}"] if d.get("budget_gpu_hours") else []
     limits += [f"{d['time_budget_s'] / 3600:.3g} h of time"] if d.get("time_budget_s") else []
     overrides = json_values.mapping(d, "overrides")
     return [
@@ -97,29 +97,26 @@ def _plan(found: StudySummary) -> list[tuple[str, str]]:
         ("limits", f"{', '.join(limits)}; at most {number('max_epochs')} epochs each"),
         *([("strategy", ", ".join(strategy))] if strategy else []),
         *([("set", ", ".join(f"{key}={value}" for key, value in overrides.items()))] if overrides else []),
-        (
-            "at a time",
-            f"{number('concurrency') or '?'} trials of {number('workers') or 1} worker(s), seed {d.get('seed')}",
-        ),
+        ("at a time", f"{_count(number('concurrency') or 1, 'trial')} of {_count(number('workers') or 1, 'worker')}"),
     ]
 
 
 def _spent(found: StudySummary) -> list[tuple[str, str]]:
-    unit = "GPU hours" if found.has_gpus else "worker hours"
     words = {"COMPLETE": "ran to their end", "PRUNED": "stopped or paused", "FAIL": "failed",
              "RUNNING": "running", "WAITING": "waiting"}  # fmt: skip
-    states = counted(trial.state for trial in found.study.trials)
+    states = counted(trial.state for trial in found.study.trials if trial.config or trial.state != "WAITING")
     listed = ", ".join(f"{count} {words[state]}" for state, count in states.items())
     sessions = json_values.objects(found.description, "sessions")
     last = json_values.text(sessions[-1], "started_at") if sessions else ""
+    since = f", the last since {last.replace('T', ' ').replace('+00:00', ' UTC')}" if last else ""
     return [
         ("ended", trials_words(found) + (f": {listed}" if listed else "")),
-        (
-            "used",
-            f"{found.held_s / 3600:.2f} {unit}, in {len(sessions)} session(s)"
-            + (f", the last since {last}" * bool(last)),
-        ),
+        ("used", f"{found.held_s / 3600:.2f} {_unit(found)}, in {_count(len(sessions), 'session')}{since}"),
     ]
+
+
+def _unit(found: StudySummary) -> str:
+    return "GPU hours" if found.has_gpus else "worker hours"
 
 
 def _count(number: int, noun: str) -> str:
@@ -228,7 +225,10 @@ def _best(found: StudySummary) -> str:
 
 def _commands(found: StudySummary) -> str:
     lines = []
-    if found.state not in (RUNNING, DONE):
+    budget = json_values.number(found.description, "budget_gpu_hours")
+    if found.state == DONE and found.planned is None and budget:
+        lines += ["Continue it with twice the budget:", f"  {resume_words(found)} --budget-gpu-hours {2 * budget:g}"]
+    elif found.state not in (RUNNING, DONE):
         lines += ["Continue it:", f"  {resume_words(found)}"]
     best_file = found.folder / "best.json"
     if best_file.exists():
@@ -246,6 +246,6 @@ def resume_words(found: StudySummary) -> str:
     parent = found.folder.parent
     if parent != Path(DEFAULT_OUTPUT):
         parts += ["--output", str(parent)]
-    command = shlex.join(parts)
-    in_database = not (found.folder / "optuna.journal").exists()
-    return f"{command} --storage URL   (of its database)" if in_database else command
+    if not (found.folder / "optuna.journal").exists():
+        parts += ["--storage", "URL"]  # of its database; study.json does not keep it
+    return shlex.join(parts)

@@ -1,0 +1,115 @@
+"""A budget without ``--trials``: the budget is the only limit, in the plan, on the screen and in study.json."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+
+import pytest
+from rich.console import Console
+
+from bigbatch.train_loop.config import ConfigError, TrainConfig
+from bigbatch.tune.plan.checked_plan import make_plan
+from bigbatch.tune.plan.machine import Machine, Node, share_out, trials_for_slots
+from bigbatch.tune.plan.options import SearchOptions
+from bigbatch.tune.search.budgeting import check_budget_lasts, what_more_would_bring
+from bigbatch.tune.study.objective import accuracy
+from bigbatch.tune.study.store import StudyStore
+from bigbatch.tune.watch.display import SearchProgress, summary_line
+from bigbatch.tune.watch.findings import print_plan
+from bigbatch.tune.watch.observer import TrialView
+
+
+def plan_of(tmp_path, **options: object):
+    return make_plan(SearchOptions(**{"space": "smoke", "study": "s", "output": str(tmp_path), **options}))
+
+
+@pytest.mark.parametrize(
+    ("options", "limit"),
+    [
+        ({}, 12),
+        ({"budget_gpu_hours": 5.0}, None),
+        ({"time_budget": "4h"}, None),
+        ({"budget_gpu_hours": 5.0, "time_budget": "4h"}, None),
+        ({"budget_gpu_hours": 5.0, "trials": 7}, 7),
+        ({"trials": 7}, 7),
+    ],
+)
+def test_the_number_of_trials_is_a_limit_only_where_nothing_else_is(tmp_path, options, limit):
+    plan = plan_of(tmp_path, space="large_batch", **options)
+    assert plan.trial_limit == limit == plan.to_dict()["trials"]
+    out = io.StringIO()
+    print_plan(plan, Console(file=out, width=200))
+    assert ("as many as the budget allows" in out.getvalue()) == (limit is None)
+    assert ("epochs = " in out.getvalue()) == (limit is not None), "the highest cost is the budget"
+
+
+def test_a_resumed_study_keeps_its_budget_as_the_only_limit(tmp_path):
+    plan = plan_of(tmp_path, budget_gpu_hours=5.0)
+    StudyStore.create(plan.folder, plan.study, plan.to_dict(), None).close()
+    assert json.loads((plan.folder / "study.json").read_text())["trials"] is None
+    again = make_plan(SearchOptions(study="s", output=str(tmp_path), resume=True))
+    assert again.open_ended and again.budget_gpu_hours == 5.0
+    assert make_plan(SearchOptions(study="s", output=str(tmp_path), resume=True, trials=3)).trial_limit == 3
+
+
+def test_every_gpu_is_used_where_a_budget_is_the_limit():
+    machine = Machine((Node(256, 64),))
+    assert share_out(machine, 1, trials_for_slots(machine, 16, open_ended=True)).concurrency == 64
+    assert share_out(machine, 1, trials_for_slots(machine, 16, open_ended=False)).concurrency == 16
+
+
+def test_the_display_counts_without_a_total_and_shows_what_the_budget_leaves():
+    lasts = [math.inf]
+    progress = SearchProgress(None, 2, {}, budget_s=lambda: lasts[0])
+    assert summary_line(progress).plain.startswith("0 trials ended")
+    assert "time left: unknown" in summary_line(progress).plain
+    lasts[0] = 3700.0
+    assert "about 1:01:40 left" in summary_line(progress).plain
+    counted = SearchProgress(100, 1, {}, budget_s=lambda: 60.0)
+    ended = TrialView(0, {}, TrainConfig(epochs=1), state="COMPLETE", started_at=0.0)
+    counted.put(ended)
+    assert "1 of 100 trials ended" in summary_line(counted).plain
+    assert "about 1:00 left" in summary_line(counted).plain, "the budget ends before the trials do"
+
+
+def study_with_epochs(tmp_path, values: list[float], epoch_s: float = 36.0) -> tuple[object, StudyStore]:
+    plan = plan_of(tmp_path, budget_gpu_hours=0.5, workers=1)
+    store = StudyStore.create(plan.folder, plan.study, plan.to_dict(), None)
+    for value in values:
+        trial = store.study.ask()
+        trial.set_user_attr("config", TrainConfig(epochs=1).to_dict())
+        trial.set_user_attr("epoch/00001", {"epoch": 1, "val_top1": value, "train_s": epoch_s})
+        store.study.tell(trial, value)
+    return plan, store
+
+
+def test_a_budget_below_one_epoch_is_refused_in_one_line_and_nothing_is_lost(tmp_path):
+    _, store = study_with_epochs(tmp_path, [0.5])
+    store.close()
+    before = {path: path.read_bytes() for path in store.folder.rglob("*") if path.is_file()}
+
+    def resumed(**options: object):
+        plan = make_plan(SearchOptions(study="s", output=str(tmp_path), resume=True, **options))
+        store = StudyStore.open(plan.folder, None)
+        check_budget_lasts(plan, store)
+        store.close()
+
+    with pytest.raises(ConfigError, match=r"--budget-gpu-hours must last for an epoch; got 0.005, .*36 s of \d") as met:
+        resumed(budget_gpu_hours=0.005)
+    assert "\n" not in str(met.value) and "or more" in str(met.value)
+    with pytest.raises(ConfigError, match=r"--time-budget must last for an epoch; got 20 s.*Write e.g. --time-budget"):
+        resumed(time_budget="20s", budget_gpu_hours=1.0)
+    resumed(budget_gpu_hours=0.1)
+    assert before == {path: path.read_bytes() for path in store.folder.rglob("*") if path.is_file()}
+
+
+def test_a_search_with_a_budget_says_what_more_would_bring(tmp_path):
+    plan, store = study_with_epochs(tmp_path, [0.5 + 0.01 * i for i in range(16)])
+    store.ledger.begin(0, 1, since_s=0.4 * 3600)
+    text = what_more_would_bring(plan, store, accuracy(10))
+    assert text.startswith("0.5 more worker hours are about 20 more trials."), "as much again, below an hour"
+    store.close()
+    unlimited = plan_of(tmp_path / "other", trials=4)
+    assert what_more_would_bring(unlimited, store, accuracy(10)) == ""

@@ -1,0 +1,133 @@
+"""A conductor and a budget: what is begun, what waits, and that nothing is lost when there is no room."""
+
+from __future__ import annotations
+
+import pytest
+from optuna.trial import TrialState
+from ray.tune.search import Searcher
+
+from bigbatch.tune.strategies.protocol import Capabilities, Decision
+from bigbatch.tune.study.budget import NO_ROOM_IN_BUDGET, Budget, Limits
+from bigbatch.tune.study.pace import Pace
+from bigbatch.tune.study.store import StudyStore
+from bigbatch.tune.study.trial_facts import PAUSED_ATTR, waiting_to_continue
+from bigbatch.tune.trials.admission import Admission
+from bigbatch.tune.watch.views import trial_views
+from helpers.bridges import EPOCHS, make_bridge, number_of, record, reopen
+
+EPOCH_S = 10.0
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def store(tmp_path):
+    made = StudyStore.create(tmp_path / "s", "s", {}, None)
+    yield made
+    made.close()
+
+
+def budget_of(device_s: float, clock: Clock, begun: float = 1000.0, pace: Pace | None = None) -> Budget:
+    """One device is held from ``begun`` on."""
+    return Budget(
+        Limits(device_s=device_s), pace or Pace(), held_s=lambda: clock.now - begun, devices=lambda: 1, clock=clock,
+        ending_s=0.0,
+    )  # fmt: skip
+
+
+def trains(bridge, ray_id: str, clock: Clock, epochs: int, first: int = 1) -> None:
+    for epoch in range(first, first + epochs):
+        clock.now += EPOCH_S
+        bridge.observe(ray_id, {"records": [record(epoch, 0.5, train_s=EPOCH_S)]})
+
+
+def test_a_trial_that_could_not_end_in_time_waits_in_the_study_and_a_larger_budget_begins_it(store):
+    clock = Clock()
+    bridge = make_bridge(store, trials=9, admission=Admission(budget := budget_of(95.0, clock)))
+    assert number_of(bridge.suggest("a")) == 0
+    trains(bridge, "a", clock, EPOCHS)
+    assert number_of(bridge.suggest("b")) == 1, "40 s of 95 are used, and a run takes 40"
+    trains(bridge, "b", clock, 2)
+    assert bridge.suggest("c") is None, "60 are used, and one runs"
+    size = (store.folder / "optuna.journal").stat().st_size
+    for _ in range(50):
+        assert bridge.suggest("c") is None
+    assert (store.folder / "optuna.journal").stat().st_size == size, "asking again writes nothing"
+    trains(bridge, "b", clock, 2, first=3)
+    assert bridge.suggest("c") == Searcher.FINISHED and budget.refused == NO_ROOM_IN_BUDGET
+    trials = store.study.trials
+    assert [t.state for t in trials] == [TrialState.COMPLETE, TrialState.COMPLETE, TrialState.WAITING]
+    assert bridge.finished == 2 and [view.number for view in trial_views(trials)] == [0, 1], "it has not begun"
+    store = reopen(store)
+    again = make_bridge(store, trials=9, admission=Admission(budget_of(300.0, clock)))
+    again.recover()
+    assert number_of(again.suggest("d")) == 2
+    assert store.study.trials[2].params == trials[2].params and "config" in store.study.trials[2].user_attrs
+    store.close()
+
+
+def test_after_a_trial_has_ended_early_the_next_one_is_asked_about_again(store):
+    """On a cluster of others a running trial is a promise; when it fails, its hours are free."""
+    clock, pace = Clock(), Pace()
+    budget = Budget(Limits(device_s=100.0), pace, held_s=lambda: 0.0, devices=lambda: None, clock=clock, ending_s=0.0)
+    bridge = make_bridge(store, trials=9, concurrency=9, admission=Admission(budget))
+    bridge.suggest("a")
+    trains(bridge, "a", clock, 1)  # 30 s to go
+    assert bridge.suggest("b") is not None
+    assert bridge.suggest("c") is None, "30 + 40 are promised"
+    bridge.fail("b", "a process died")
+    assert bridge.suggest("c") is not None
+
+
+class PauseThenContinue:
+    """Pauses trial 0 after its first epoch and continues it whenever it is asked."""
+
+    name, capabilities = "test", Capabilities()
+
+    def __init__(self, proposer) -> None:
+        self.sampler = proposer.sampler
+
+    def look(self, study, trial, epoch):
+        return Decision.PAUSE if trial.number == 0 else Decision.GO_ON
+
+    def to_continue(self, study):
+        paused = waiting_to_continue(study.get_trials(deepcopy=False))
+        return paused[0] if paused and len(study.trials) > 2 else None
+
+    def is_over(self, study):
+        return True
+
+
+def test_a_continuation_is_begun_where_a_new_trial_does_not_fit(store):
+    clock = Clock()
+    bridge = make_bridge(store, trials=9, admission=Admission(budget_of(85.0, clock)))
+    bridge._strategy = PauseThenContinue(bridge._strategy)
+    bridge.suggest("a")
+    bridge._pause_files = {"a": store.folder / "pause"}
+    trains(bridge, "a", clock, 1)
+    bridge.on_trial_complete("a")
+    assert store.study.trials[0].user_attrs[PAUSED_ATTR] == 1
+    bridge.suggest("b")
+    trains(bridge, "b", clock, EPOCHS)  # 35 s are left: too few for 40, enough for the 30 of trial 0
+    assert number_of(bridge.suggest("c")) == 3
+    trials = store.study.trials
+    assert trials[3].user_attrs["continues"] == 0 and trials[3].params == trials[0].params
+    assert trials[2].state == TrialState.WAITING, "the new one waits"
+    bridge.observe("c", {"records": [record(1, 0.5, train_s=EPOCH_S)]})  # its past: it takes no time again
+    trains(bridge, "c", clock, 3, first=2)
+    assert store.study.trials[3].state == TrialState.COMPLETE
+    assert bridge.suggest("d") == Searcher.FINISHED
+
+
+def test_without_a_budget_nothing_is_asked():
+    admission = Admission()
+    admission.close_until_a_trial_ends()
+    assert admission.admits_any()
+    admission.ends(3)
+    admission.epoch_ended(3, record(1, 0.5))
