@@ -184,7 +184,7 @@ def test_budgets_end_a_search_that_can_be_resumed(tiny, tmp_path, budget, word):
     assert study.trials and {t.state for t in study.trials} == {TrialState.WAITING}
     if word == "GPU hours":
         used = read_ledger(tmp_path / "runs" / "s" / "ledger").held_s / 3600
-        assert 0.02 <= used <= 0.02 + 2 * 30 / 3600, "at most the stop itself is spent beyond it"
+        assert 0.9 * 0.02 <= used <= 0.02 + 2 * 30 / 3600, "a tenth is kept for the stop, which may take longer"
         again = Search("--resume", "--study", "s", cwd=tmp_path)
         assert again.end() == 1 and not any("Starting Ray" in line for line in again.lines), "nothing is left to spend"
         assert any("--budget-gpu-hours 0.04" in line for line in search.lines), "the printed command goes on"

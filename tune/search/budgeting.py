@@ -41,8 +41,7 @@ def _check_budget_lasts(plan: SearchPlan, store: StudyStore) -> None:
     shortest_s = Pace(store.study.get_trials(deepcopy=False)).shortest_s
     if shortest_s is None:
         return
-    known = plan.address == "local" and plan.machine.nodes
-    devices = max(devices_held(plan.machine, plan.share) if known else 0, plan.workers)
+    devices = _devices_at_least(plan)
     least_h = shortest_s * devices / 3600
     if plan.budget_gpu_hours is not None and plan.budget_gpu_hours < least_h:
         raise ConfigError(
@@ -56,6 +55,27 @@ def _check_budget_lasts(plan: SearchPlan, store: StudyStore) -> None:
             f"--time-budget must last for an epoch; got {plan.time_budget_s:g} s, and the shortest epoch of this study "
             f"took {shortest_s:.2g} s. Write e.g. --time-budget {max(1, round(10 * shortest_s))}s."
         )
+
+
+def refused_at_once(plan: SearchPlan, store: StudyStore) -> str | None:
+    """Why the rest of the budget is not worth starting Ray for; None if an epoch fits into it."""
+    if plan.budget_gpu_hours is None:
+        return None
+    budget = Budget(
+        Limits(plan.budget_gpu_hours * 3600),
+        Pace(store.study.get_trials(deepcopy=False)),
+        held_s=lambda: store.ledger.held_s,
+        devices=lambda: _devices_at_least(plan),
+        clock=time.monotonic,
+        ending_s=store.ledger.last_ending_s,
+    )
+    return None if budget.admits_any() else budget.refused
+
+
+def _devices_at_least(plan: SearchPlan) -> int:
+    """The devices that the search will hold, as far as they are known before its cluster is."""
+    known = plan.address == "local" and plan.machine.nodes
+    return max(devices_held(plan.machine, plan.share) if known else 0, plan.workers)
 
 
 def _more_than(hours: float) -> str:

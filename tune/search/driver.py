@@ -17,7 +17,7 @@ from bigbatch.train_loop.launch.ray_session import JoinedRay, LocalRay, RayConne
 from bigbatch.tune.plan.joined import cluster_machine, living_nodes, plan_for_cluster
 from bigbatch.tune.plan.machine import devices_held
 from bigbatch.tune.plan.search_plan import SearchPlan
-from bigbatch.tune.search.budgeting import check_budget_lasts, make_budget
+from bigbatch.tune.search.budgeting import check_budget_lasts, make_budget, refused_at_once
 from bigbatch.tune.search.ending import DONE, FAILED, end_search
 from bigbatch.tune.search.first_trials import enqueue_first_trials
 from bigbatch.tune.search.running import (
@@ -31,7 +31,6 @@ from bigbatch.tune.search.running import (
 )
 from bigbatch.tune.strategies.samplers import quiet_optuna
 from bigbatch.tune.study import retry
-from bigbatch.tune.study.budget import BUDGET_SPENT
 from bigbatch.tune.study.patient_journal import LineLog
 from bigbatch.tune.study.provenance import provenance
 from bigbatch.tune.study.storage_url import DatabaseLost
@@ -139,8 +138,8 @@ def _search(
 ) -> None:
     """The part of a search that needs Ray. Fills in ``run``."""
     plan = run.plan
-    if store.ledger.has_spent(plan.budget_gpu_hours):
-        stop.set(BUDGET_SPENT)
+    if reason := refused_at_once(plan, store):
+        stop.set(reason)
         store.recover()
         return
     store.ledger.hold(devices_held(plan.machine, plan.share) if plan.address == "local" else 0)

@@ -13,7 +13,8 @@ from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.machine import Machine, Node, share_out, trials_for_slots
 from bigbatch.tune.plan.options import SearchOptions
-from bigbatch.tune.search.budgeting import check_budget_lasts, what_more_would_bring
+from bigbatch.tune.search.budgeting import check_budget_lasts, refused_at_once, what_more_would_bring
+from bigbatch.tune.study.budget import BUDGET_SPENT, NO_ROOM_IN_BUDGET
 from bigbatch.tune.study.objective import accuracy
 from bigbatch.tune.study.store import StudyStore
 from bigbatch.tune.watch.display import SearchProgress, summary_line
@@ -103,6 +104,17 @@ def test_a_budget_below_one_epoch_is_refused_in_one_line_and_nothing_is_lost(tmp
         resumed(time_budget="20s", budget_gpu_hours=1.0)
     resumed(budget_gpu_hours=0.1)
     assert before == {path: path.read_bytes() for path in store.folder.rglob("*") if path.is_file()}
+
+
+def test_what_is_left_of_a_budget_is_not_worth_starting_ray_for_if_no_epoch_fits(tmp_path):
+    plan, store = study_with_epochs(tmp_path, [0.5], epoch_s=100.0)
+    devices = plan.share.concurrency * plan.share.workers
+    assert refused_at_once(plan, store) is None
+    store.ledger.begin(0, 1, since_s=0.5 * 3600 - 90.0 * devices)
+    assert refused_at_once(plan, store) == NO_ROOM_IN_BUDGET
+    store.ledger.begin(1, 1, since_s=100.0 * devices)
+    assert refused_at_once(plan, store) == BUDGET_SPENT
+    store.close()
 
 
 def test_a_search_with_a_budget_says_what_more_would_bring(tmp_path):
