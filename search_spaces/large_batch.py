@@ -116,20 +116,20 @@ def soft_priors(workload: Workload) -> dict[str, LogNormal]:
 
 
 def initial_points(workload: Workload) -> list[dict[str, Any]]:
-    """Each optimizer once, at the centre of its prior, with the pinned batch or a middle one."""
+    """Each optimizer at the centre of its prior: LARS at a middle batch, SGD at the smallest, LAMB at the largest.
+
+    With a pinned batch, all at that one.
+    """
     batches = global_batch_sizes(workload)
-    batch = workload.fixed.get("batch.global_size", batches[(len(batches) - 1) // 2])
-    window = momentum_window(total_steps(workload, batch))
-    shared = {
-        "global_batch_size": batch,
-        "warmup_epochs": round(0.2 * workload.epochs, 3),
-        "label_smoothing": 0.1,
-        "lr_multiplier": 1.0,
-    }
-    coupled = {"schedule": "poly", "one_minus_momentum": window, "weight_decay": 2e-4}
-    decoupled = {"schedule": "cosine", "one_minus_beta1": window, "decoupled_weight_decay": 0.02}
+    if "batch.global_size" in workload.fixed:
+        batches = (workload.fixed["batch.global_size"],)
+    middle, smallest, largest = batches[(len(batches) - 1) // 2], batches[0], batches[-1]
+    window = {batch: momentum_window(total_steps(workload, batch)) for batch in batches}
+    shared = {"warmup_epochs": round(0.2 * workload.epochs, 3), "label_smoothing": 0.1, "lr_multiplier": 1.0}
+    coupled = {**shared, "schedule": "poly", "weight_decay": 2e-4}
+    decoupled = {**shared, "schedule": "cosine", "decoupled_weight_decay": 0.02}
     return [
-        {"optimizer": "lars", **shared, **coupled},
-        {"optimizer": "sgd", **shared, **coupled},
-        {"optimizer": "lamb", **shared, **decoupled},
+        {"optimizer": "lars", "global_batch_size": middle, **coupled, "one_minus_momentum": window[middle]},
+        {"optimizer": "sgd", "global_batch_size": smallest, **coupled, "one_minus_momentum": window[smallest]},
+        {"optimizer": "lamb", "global_batch_size": largest, **decoupled, "one_minus_beta1": window[largest]},
     ]

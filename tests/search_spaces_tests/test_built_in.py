@@ -245,10 +245,12 @@ def test_initial_points_are_the_centre_of_each_optimizers_prior() -> None:
         for point in BUILT_IN["large_batch"].initial_points(DIGITS)
     ]
     assert [config.optimizer.name for config in configs] == ["lars", "sgd", "lamb"]
+    assert [config.batch.global_size for config in configs] == [256, 128, 1024]
     for config in configs:
-        steps = 12 * (1437 // 256)
-        assert config.batch.global_size == 256
-        assert config.optimizer.peak_lr == pytest.approx(peak_lr_centre(config.optimizer.name, 256, steps))
+        name, batch = config.optimizer.name, config.batch.global_size
+        momentum = config.optimizer.momentum if name in ("lars", "sgd") else 0.9
+        centre = peak_lr_centre(name, batch, 12 * (1437 // batch), momentum)
+        assert config.optimizer.peak_lr == pytest.approx(centre)
 
 
 def test_smoke_is_short() -> None:
