@@ -14,12 +14,18 @@ from typing import Protocol
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
-from bigbatch.tune.study.trial_facts import CONFIRMS_ATTR, continued_trials, is_paused
+from bigbatch.tune.study.trial_facts import (
+    CONFIRMS_ATTR,
+    FAILURE_ATTR,
+    continued_trials,
+    has_diverged,
+    is_paused,
+)
 
 RETRIES_ATTR = "retries"
 """User attribute of a retry: the number of the failed trial."""
 DIVERGED = ("NonFiniteLossError", "was not finite")
-"""Texts in ``ended_because`` of a diverged trial. From its last checkpoint it would only diverge again."""
+"""Texts in ``ended_because`` of a diverged trial, in studies of versions that did not note the kind of a failure."""
 
 
 class StudyWithCheckpoints(Protocol):
@@ -80,5 +86,7 @@ def may_need_checkpoint(trial: FrozenTrial) -> bool:
     """Whether a retry or a continuation of an ended trial would begin from its checkpoint."""
     if is_paused(trial):
         return True
+    if trial.state != TrialState.FAIL or has_diverged(trial):  # from there it would only diverge again
+        return False
     because = str(trial.user_attrs.get("ended_because"))
-    return trial.state == TrialState.FAIL and not any(word in because for word in DIVERGED)
+    return FAILURE_ATTR in trial.user_attrs or not any(word in because for word in DIVERGED)

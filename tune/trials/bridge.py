@@ -15,15 +15,16 @@ from ray.tune.search import Searcher
 
 from bigbatch.cluster.host import json_values
 from bigbatch.train_loop.config import TrainConfig
-from bigbatch.train_loop.launch.ray_worker import FAILURE, RECORDS
+from bigbatch.train_loop.errors import FailureKind, read_kind
+from bigbatch.train_loop.launch.ray_worker import FAILURE, FAILURE_KIND, HEALED, RECORDS
 from bigbatch.train_loop.launch.trial_task import TrialTask
 from bigbatch.tune.strategies.protocol import Decision, Strategy
 from bigbatch.tune.study.objective import Objective
-from bigbatch.tune.study.retry import DIVERGED
 from bigbatch.tune.study.store import StudyStore
 from bigbatch.tune.trials.admission import Admission
 from bigbatch.tune.trials.conductor import Conductor, LiveTrial, Over
 from bigbatch.tune.trials.configurations import Configurations
+from bigbatch.tune.trials.healed import note_halvings
 from bigbatch.tune.watch.cluster_view import trial_resources_in_words
 from bigbatch.tune.watch.notes import Notes
 from bigbatch.tune.watch.observer import Observer
@@ -99,6 +100,8 @@ class OptunaBridge(Conductor, Searcher):
         if live is None:
             return True
         self._notes.hear(live.view.number, result)
+        if line := note_halvings(live, json_values.objects(result, HEALED)):
+            self.say(line)
         for record in json_values.objects(result, RECORDS):
             decision = self.take_in(trial_id, record)
             if decision == Decision.STOP:
@@ -107,8 +110,7 @@ class OptunaBridge(Conductor, Searcher):
                 with contextlib.suppress(OSError):  # without the file, the trial runs on to its end
                     self._pause_files[trial_id].touch()
         if result.get(FAILURE):
-            because = str(result[FAILURE])
-            self.fail(trial_id, because, diverged=any(word in because for word in DIVERGED))
+            self.fail(trial_id, str(result[FAILURE]), read_kind(result.get(FAILURE_KIND)) or FailureKind.PROCESS)
             return True
         return False
 

@@ -22,6 +22,7 @@ from optuna.trial import TrialState
 
 from bigbatch.cluster.host import json_values
 from bigbatch.train_loop.config import TrainConfig
+from bigbatch.train_loop.errors import FailureKind
 from bigbatch.train_loop.host.disk_full import NO_ROOM
 from bigbatch.train_loop.progress import StepProgress
 from bigbatch.tune.strategies.protocol import Decision, Strategy
@@ -31,7 +32,14 @@ from bigbatch.tune.study.ledger import Ledger
 from bigbatch.tune.study.objective import Objective
 from bigbatch.tune.study.patient_journal import Disk
 from bigbatch.tune.study.tables import EPOCH_ATTR, epoch_of, epoch_records, epoch_s, report_missing
-from bigbatch.tune.study.trial_facts import CONTINUES_ATTR, DIVERGED_ATTR, GIVEN_ATTR, PAUSED_ATTR, epochs_before
+from bigbatch.tune.study.trial_facts import (
+    CONTINUES_ATTR,
+    DIVERGED_ATTR,
+    FAILURE_ATTR,
+    GIVEN_ATTR,
+    PAUSED_ATTR,
+    epochs_before,
+)
 from bigbatch.tune.trials.admission import Admission
 from bigbatch.tune.trials.configurations import Configurations
 from bigbatch.tune.trials.save_time import stop_wait_s
@@ -282,8 +290,7 @@ class Conductor:
         if epoch <= live.view.epoch:
             return Decision.GO_ON
         if not math.isfinite(value) or not math.isfinite(json_values.number(record, "val_loss", math.nan)):
-            live.trial.set_user_attr(DIVERGED_ATTR, True)
-            self._tell(trial_id, TrialState.FAIL, f"validation was not finite in epoch {epoch}")
+            self._tell_failure(trial_id, f"validation was not finite in epoch {epoch}", FailureKind.DIVERGED)
             return Decision.STOP
         self.runs(live.view.number)
         if live.waiting_for_first:
@@ -325,13 +332,9 @@ class Conductor:
         else:
             self.fail(trial_id, "ended without its last epoch")
 
-    def fail(self, trial_id: str, because: str, *, diverged: bool = False) -> None:
+    def fail(self, trial_id: str, because: str, kind: FailureKind = FailureKind.PROCESS) -> None:
         """Tell a failure. While the search is ending, put the trial back instead: it may have failed because its
-        processes and connections were ending.
-
-        Args:
-            diverged: its loss or validation was not finite, so its hyperparameters are the reason.
-        """
+        processes and connections were ending."""
         live = self._live.get(trial_id)
         if live is None:
             return
@@ -341,9 +344,14 @@ class Conductor:
         elif self.stopping or self._ending():
             self.put_back(trial_id, f"failed while the search was stopping; --resume continues it ({because})")
         else:
-            if diverged:
-                live.trial.set_user_attr(DIVERGED_ATTR, True)
-            self._tell(trial_id, TrialState.FAIL, because)
+            self._tell_failure(trial_id, because, kind)
+
+    def _tell_failure(self, trial_id: str, because: str, kind: FailureKind) -> None:
+        trial = self._live[trial_id].trial
+        trial.set_user_attr(FAILURE_ATTR, kind.value)
+        if kind == FailureKind.DIVERGED:
+            trial.set_user_attr(DIVERGED_ATTR, True)
+        self._tell(trial_id, TrialState.FAIL, because)
 
     def put_back(self, trial_id: str, because: str = "interrupted; --resume continues it") -> None:
         """Let a trial wait in the study. The next driver continues it from its last checkpoint."""

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import ray
 from ray.air.execution._internal.actor_manager import RayActorManager
 from ray.exceptions import OutOfMemoryError, RayActorError
 from ray.tune import Callback
@@ -18,12 +19,18 @@ from ray.tune.progress_reporter import TrialProgressCallback
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from ray.tune.stopper import Stopper
 
+from bigbatch.train_loop.errors import FailureKind
+from bigbatch.train_loop.host.node_memory import NODE_MEMORY_FIX
 from bigbatch.tune.trials.bridge import OptunaBridge
 from bigbatch.tune.trials.capacity import Capacity
 from bigbatch.tune.watch.display import duration
 from bigbatch.tune.watch.watch_thread import SearchWatch
 
 NODES_LOST = "its nodes are gone; it continues with workers that fit the remaining nodes"
+
+
+class MemoryKill(RayActorError):
+    """Ray ended a trial's process, because its node ran short of memory."""
 
 
 class PrunerScheduler(FIFOScheduler):
@@ -42,6 +49,17 @@ class PrunerScheduler(FIFOScheduler):
         """Pass the result to the bridge. Returns STOP or CONTINUE."""
         stop = self._bridge.observe(trial.trial_id, result)
         return TrialScheduler.STOP if stop else TrialScheduler.CONTINUE
+
+    def on_trial_error(self, tune_controller: TuneController, trial: Trial) -> None:
+        """Tell the bridge if Ray ended the trial's own process for lack of memory; Tune only says that it ended."""
+        error: object = None
+        if trial.pickled_error_file:
+            with contextlib.suppress(OSError), open(trial.pickled_error_file, "rb") as file:
+                error = ray.cloudpickle.load(file)
+        if isinstance(error, MemoryKill):
+            because = f"the node's memory was nearly used up, and Ray ended the trial's process. {NODE_MEMORY_FIX}"
+            self._bridge.fail(trial.trial_id, because, FailureKind.NODE_MEMORY)
+        super().on_trial_error(tune_controller, trial)
 
     def _give_up_outgrown(self, controller: TuneController) -> None:
         """Take from Tune the trials whose workers do not fit on the remaining nodes: they would wait for ever.
@@ -152,7 +170,7 @@ def memory_kills_fail_trials() -> Iterator[None]:
     @functools.wraps(before)
     def failed(self: RayActorManager, tracked_actor_task: object, exception: Exception) -> None:
         if isinstance(exception, OutOfMemoryError):
-            exception = RayActorError(error_msg=str(exception))
+            exception = MemoryKill(error_msg=str(exception))
         before(self, tracked_actor_task=tracked_actor_task, exception=exception)
 
     RayActorManager._actor_task_failed = failed

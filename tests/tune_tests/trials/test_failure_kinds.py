@@ -1,0 +1,101 @@
+"""A failed process never looks like bad hyperparameters: only a diverged trial says something about them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import ray
+from optuna.trial import TrialState
+
+from bigbatch.train_loop.config import TrainConfig
+from bigbatch.train_loop.errors import FailureKind
+from bigbatch.train_loop.loop.healing import Halving
+from bigbatch.tune.strategies.curve_data import curves_of
+from bigbatch.tune.strategies.protocol import SearchFacts
+from bigbatch.tune.study.retry import may_need_checkpoint
+from bigbatch.tune.study.trial_facts import DIVERGED_ATTR, FAILURE_ATTR, HEALED_ATTR, has_diverged
+from bigbatch.tune.trials.bridge import OptunaBridge
+from bigbatch.tune.trials.tune_hooks import MemoryKill, PrunerScheduler
+from helpers.bridges import EPOCHS, make_bridge, record, reopen
+
+FACTS = SearchFacts({}, 6, EPOCHS, 2, 3)
+
+
+@pytest.mark.parametrize("kind", [*FailureKind])
+def test_each_kind_of_failure_is_in_the_study_and_only_divergence_counts(store, kind) -> None:
+    """The words are those of another kind: nobody reads them."""
+    bridge = make_bridge(store)
+    bridge.suggest("a")
+    bridge.observe("a", {"records": [record(1, 0.9)]})
+    bridge.observe("a", {"records": [], "failure": "NonFiniteLossError: was not finite", "failure_kind": str(kind)})
+    trial = reopen(store).study.trials[0]
+    assert trial.state == TrialState.FAIL and trial.user_attrs[FAILURE_ATTR] == str(kind)
+    diverged = kind == FailureKind.DIVERGED
+    assert has_diverged(trial) == (DIVERGED_ATTR in trial.user_attrs) == diverged
+    assert len(curves_of([trial], FACTS)) == diverged, "the curve model learns from the others nothing at all"
+    assert may_need_checkpoint(trial) == (not diverged)
+
+
+def test_a_validation_that_is_not_finite_diverged_and_a_lost_process_did_not(store) -> None:
+    bridge = make_bridge(store)
+    for name in ("a", "b", "c"):
+        bridge.suggest(name)
+        if name == "a":
+            bridge.observe(name, {"records": [record(1, math.nan)]})
+        bridge.on_trial_complete(name, error=name == "b")
+    kinds = [trial.user_attrs[FAILURE_ATTR] for trial in store.study.trials]
+    assert kinds == ["diverged", "process", "process"]
+    assert [has_diverged(trial) for trial in store.study.trials] == [True, False, False]
+
+
+class FailedTrial:
+    """Tune's record of a trial whose process Ray ended."""
+
+    trial_id = "a"
+
+    def __init__(self, file: str | None) -> None:
+        self.pickled_error_file = file
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [(MemoryKill("low"), "node memory"), (ray.exceptions.ActorDiedError(), "process"), (None, "process")],
+)
+def test_a_trials_own_process_that_ray_ended_for_memory_is_named(store, tmp_path, error, kind) -> None:
+    bridge: OptunaBridge = make_bridge(store)
+    bridge.suggest("a")
+    scheduler, trial = PrunerScheduler(bridge, capacity=None), FailedTrial(None)  # type: ignore[arg-type]
+    if error is not None:
+        (tmp_path / "error.pkl").write_bytes(ray.cloudpickle.dumps(error))
+        trial = FailedTrial(str(tmp_path / "error.pkl"))
+    controller: Any = None
+    scheduler.on_trial_error(controller, trial)  # type: ignore[arg-type]
+    bridge.on_trial_complete("a", error=True)
+    attrs = store.study.trials[0].user_attrs
+    assert attrs[FAILURE_ATTR] == kind and not has_diverged(store.study.trials[0])
+    assert ("--set data.loader.workers" in attrs["ended_because"]) == (kind == "node memory")
+
+
+def test_a_healed_trial_keeps_its_number_and_its_configuration_has_what_fitted(store, capsys) -> None:
+    """Said once, though a trial reports its halvings at each start."""
+    said: list[str] = []
+
+    class Listener:
+        def search_said(self, text: str) -> None:
+            said.append(text)
+
+    bridge = make_bridge(store, observers=[Listener()])
+    bridge.suggest("a")
+    before = TrainConfig.from_dict(store.study.trials[0].user_attrs["config"]).batch
+    first = Halving(256, 128, 2, 1, 0, 0, "2026-11-22T17:00:00Z", "CUDA out of memory").to_dict()
+    second = Halving(128, 64, 4, 1, 5, 0, "2026-11-22T17:01:00Z", "CUDA out of memory").to_dict()
+    for reported in ([first], [first, second], [first, second]):
+        assert not bridge.observe("a", {"records": [], "healed": reported})
+    bridge.observe("a", {"records": [record(epoch, 0.5) for epoch in range(1, EPOCHS + 1)]})
+    (trial,) = reopen(store).study.trials
+    assert trial.state == TrialState.COMPLETE and trial.user_attrs[HEALED_ATTR] == [first, second]
+    batch = TrainConfig.from_dict(trial.user_attrs["config"]).batch
+    assert (batch.global_size, batch.max_micro_size) == (before.global_size, 64)
+    assert batch.split(1).micro_size <= 64 and len(said) == 2 and "The micro-batch is now 64" in said[1]
