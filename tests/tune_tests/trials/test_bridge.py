@@ -34,7 +34,10 @@ def test_a_trial_that_runs_to_its_end_is_complete_with_all_it_reported(store):
 @pytest.mark.parametrize(
     ("result", "reason"),
     [
-        ({"records": [], "failure": "NonFiniteLossError: loss is nan in epoch 1", "failure_kind": "diverged"}, "loss is nan"),
+        (
+            {"records": [], "failure": "NonFiniteLossError: loss is nan in epoch 1", "failure_kind": "diverged"},
+            "loss is nan",
+        ),
         ({"records": [record(1, math.nan)]}, "not finite"),
         ({"records": [record(1, 0.5, val_loss=math.inf)]}, "not finite"),
     ],
