@@ -13,6 +13,7 @@ from bigbatch.cluster.host import json_values
 from bigbatch.cluster.host.atomic_files import read_json
 from bigbatch.cluster.host.command_line import OneLineParser
 from bigbatch.train_loop.config import ConfigError, TrainConfig
+from bigbatch.tune.study.frontier_file import FRONTIER_FILE, FRONTIER_FOLDER
 from bigbatch.tune.study.journal_reader import StoredTrial
 from bigbatch.tune.study.summary import (
     DONE,
@@ -25,6 +26,7 @@ from bigbatch.tune.study.summary import (
     find_study,
     summarize,
 )
+from bigbatch.tune.watch.frontier_table import answer_in_words, frontier_lines
 from bigbatch.tune.watch.setting_words import shown_settings
 from bigbatch.tune.watch.studies_command import (
     DEFAULT_OUTPUT,
@@ -39,7 +41,6 @@ MOST_TRIALS = 20
 STATE_WORDS = {
     "RUNNING": "running", "COMPLETE": "done", "PRUNED": "stopped", "FAIL": "failed", "WAITING": "waiting",
 }  # fmt: skip
-FRONTIER_FILE = "frontier.json"
 
 
 def show_main(argv: Sequence[str]) -> int:
@@ -199,24 +200,22 @@ def _epochs(trial: StoredTrial) -> str:
 
 
 def _frontier(found: StudySummary) -> str:
-    """The frontier, if the study has one: a row for each of its points, with the values that are plain."""
+    """The frontier's table and what follows from it, as at the end of a search. Empty without one."""
     values = read_json(found.folder / FRONTIER_FILE)
-    points = next((json_values.objects(values, key) for key in values if json_values.objects(values, key)), [])
-    if not points:
+    if not values:
         return ""
-    names = [name for name in points[0] if not isinstance(points[0][name], (dict, list))]
-    rows = [names, *([_plain(point.get(name)) for name in names] for point in points)]
-    chosen = [f"{key}: {_plain(value)}" for key, value in values.items() if isinstance(value, (int, float, str))]
-    chosen = [line for line in chosen if not line.startswith("schema_version")]
-    return "\n".join(["Frontier:", aligned(rows, right=range(len(names))), *chosen])
-
-
-def _plain(value: object) -> str:
-    return "–" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+    hours = "GPU h" if found.has_gpus else "worker h"
+    try:
+        lines = [line for line, _ in frontier_lines(values, hours)] + answer_in_words(values, hours)
+    except (KeyError, StopIteration, TypeError, ValueError):
+        return f"{FRONTIER_FILE} cannot be read; the next --resume writes it again."
+    return "\n".join([*lines, f"Each row's configuration: {found.folder / FRONTIER_FOLDER}/VALUE.json"])
 
 
 def _best(found: StudySummary) -> str:
-    best = found.study.best
+    """The trial of best.json: the frontier's answer, else the one with the best value."""
+    answer = json_values.mapping(read_json(found.folder / FRONTIER_FILE), "answer").get("trial")
+    best = next((trial for trial in found.study.trials if trial.number == answer), found.study.best)
     if best is None:
         return ""
     lines = [f"Best: trial {best.number}, {value_words(found, best.value)} after {best.epochs} epochs"]

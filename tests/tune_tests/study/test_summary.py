@@ -243,6 +243,25 @@ def test_a_study_is_shown_while_it_runs_with_what_was_used(tmp_path, monkeypatch
     assert len(rows) == 24
 
 
+def test_the_frontier_is_shown_and_its_answer_is_the_best(tmp_path, capsys):
+    store = make_study(tmp_path / "one", 9)
+    store.close()
+    rows = [
+        {"value": 64, "tried": 5, "finished": 2, "trial": 0, "objective": 0.9, "optimizer_steps": 400, "epoch_s": 8.0},
+        {"value": 512, "tried": 4, "finished": 1, "trial": 4, "objective": 0.898, "optimizer_steps": 50},
+    ]
+    answer = {"value": 512, "trial": 4, "is_certain": False}
+    values = {"dimension": "global_batch_size", "objective": "val_top1", "tolerance": 0.5, "answer": answer}
+    (store.folder / "frontier.json").write_text(json.dumps({**values, "rows": rows}))
+    assert show_main([str(store.folder)]) == 0
+    out = capsys.readouterr().out
+    assert "The largest batch within 0.5 points of the best is 512: 89.8 % (trial 4)" in out and "Best: trial 4" in out
+    for broken in ('{"rows": 3}', '{"answer": {"trial": 99}, "rows": []}', "{"):
+        (store.folder / "frontier.json").write_text(broken)
+        assert show_main([str(store.folder)]) == 0
+        assert "Best: trial" in capsys.readouterr().out
+
+
 def test_a_study_in_a_database_is_shown_from_its_tables(tmp_path, capsys):
     url = f"sqlite:///{tmp_path / 'd.db'}"
     store = StudyStore.create(tmp_path / "one", "one", {"trials": 8, "max_epochs": EPOCHS, "sessions": [{}]}, url)
