@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 BUDGET_RUNS = 40
 """Default budget: as many mean runs."""
+FEW_RUNS = 60
 PLOT, RAW = "regret.svg", "epochs.parquet"
 
 
@@ -101,6 +102,8 @@ def _simulate(args: argparse.Namespace) -> None:
     diverged = sum(curve.diverged for curve in table.curves)
     print(f"{table.name}: {len(table.curves)} runs ({diverged} diverged), {len(table.dimensions)} parameters, ", end="")
     print(f"a mean run {table.run_s / 3600:.3g} h, best value {table.best:.4g}; budget {setting.budget_h:.3g} h")
+    if len(table.curves) < FEW_RUNS:
+        print(f"note: {len(table.curves)} runs are few: random search looks better than it is (docs/simulate.md)")
     arms = _arms(args)
     found: dict[Arm, list[Outcome]] = {arm: [] for arm in arms}
     raw: list[tuple[Arm, int, Replay]] = []
