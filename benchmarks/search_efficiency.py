@@ -1,7 +1,7 @@
 """How many full runs a search needs: strategies replayed over recorded and invented learning curves.
 
     python benchmarks/search_efficiency.py --raw RUNS.jsonl [--curves FILE …] [--families wide projected]
-        [--arms ours previous …] [--slots 8] [--seeds 16] [--processes 2] [--output FILE.json]
+        [--arms ours previous …] [--slots 8] [--seeds 16] [--processes 2] [--no-run] [--output FILE.json]
 
 The unit is one **equivalent**: the slot hours of a mean whole run of the table. A search's **hit** is how many
 equivalents are spent when the first row of the best hundredth has finished; a search that has none by the end of its
@@ -329,6 +329,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--epoch-seconds", type=float, default=300.0)
     add("--processes", type=int, default=1)
     add("--raw", type=Path, required=True, help="JSON lines; continued where it exists")
+    add("--no-run", action="store_true", help="summarise what the raw file has")
     add("--output", type=Path)
     return p.parse_args(argv)
 
@@ -345,7 +346,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         for arm in args.arms
     ]
     facts = provenance()
-    lines = run_missing(jobs, sources, args.raw, args.processes)
+    if args.no_run:
+        wanted = {job.key for job in jobs}
+        lines = [line for line in lines_of(args.raw) if key_of(line) in wanted and line["budget"] == args.budget]
+    else:
+        lines = run_missing(jobs, sources, args.raw, args.processes)
     rows = summary(lines)
     print_rows(rows)
     tables = {str(slots): markdown(rows, slots) for slots in args.slots}

@@ -46,6 +46,7 @@ def test_every_arm_runs_and_what_is_done_is_not_run_again(bench: Any, tmp_path: 
         file.write("\n")
     second = run(bench, tmp_path, "--seeds", "2", "--arms", "random", "bound_best_first", "qmc+none")
     assert (tmp_path / "raw.jsonl").read_text().startswith(raw), "appended"
+    assert run(bench, tmp_path, "--seeds", "9", "--arms", "random", "--no-run")["rows"][0]["searches"] == 2
     rows = {row["arm"]: row for row in second["rows"]}
     assert {arm: row["searches"] for arm, row in rows.items()} == {"random": 2, "bound_best_first": 2, "qmc+none": 2}
     assert rows["bound_best_first"]["regret_16"][0] == 0.0 and second["provenance"]["packages"]["optuna"]
