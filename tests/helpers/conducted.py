@@ -1,0 +1,199 @@
+"""Whole searches by the real conductor without Ray: invented curves, any strategy and storage, killed by the test."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.trial import FrozenTrial, TrialState
+
+from bigbatch.search_spaces.check import check_space
+from bigbatch.search_spaces.registry import load_space
+from bigbatch.tune.strategies.dimensions import dimensions_of
+from bigbatch.tune.strategies.named import make_strategy
+from bigbatch.tune.strategies.protocol import Decision, SearchFacts
+from bigbatch.tune.study.ledger import Ledger
+from bigbatch.tune.study.objective import Objective
+from bigbatch.tune.study.patient_journal import Disk
+from bigbatch.tune.study.store import StudyStore
+from bigbatch.tune.study.trial_facts import CONTINUES_ATTR, DIVERGED_ATTR, PAUSED_ATTR
+from bigbatch.tune.trials.conductor import Conductor, LiveTrial, Over
+from bigbatch.tune.trials.configurations import SpaceConfigurations
+from helpers.bridges import WORKLOAD
+
+EPOCHS, TRIALS, SLOTS = 12, 9, 2
+SPACE = load_space("large_batch")
+LONGER = replace(WORKLOAD, epochs=EPOCHS)
+DIMENSIONS = dimensions_of(check_space(SPACE, LONGER))
+WRITES = (
+    "create_new_trial",
+    "set_trial_param",
+    "set_trial_state_values",
+    "set_trial_intermediate_value",
+    "set_trial_user_attr",
+    "set_trial_system_attr",
+)
+"""What changes a study."""
+
+
+class Killed(Exception):
+    """The driver is gone in the middle of a write."""
+
+
+class MemoryStore(StudyStore):
+    """A study in memory, with the store's own repairs, and no files but the ledger's.
+
+    It copies the trials of an earlier study, as the next process finds them: Optuna's storage in memory does not find
+    trials that go back to WAITING.
+    """
+
+    def __init__(self, folder: Path, earlier: optuna.Study | None) -> None:
+        self.folder, self.disk, self.choose_dropped = folder, Disk(folder), None
+        self.study = optuna.create_study(direction="maximize")
+        for trial in earlier.get_trials(deepcopy=True) if earlier else ():
+            self.study._storage.create_new_trial(self.study._study_id, template_trial=trial)
+        self.ledger = Ledger(folder / "ledger")
+
+    def refresh(self, *, force: bool = False) -> None:
+        """Do nothing: there are no tables."""
+
+    def drop_checkpoints(self) -> None:
+        """Do nothing: there are none."""
+
+    def close(self) -> None:
+        self.ledger.close()
+
+
+@dataclass
+class Search:
+    """A search that is driven step by step: a step starts a trial in a free slot, or ends an epoch in a busy one."""
+
+    strategy: str
+    stopping: str
+    open_store: Callable[[], StudyStore]
+    seed: int = 3
+    store: StudyStore = field(init=False)
+    conductor: Conductor = field(init=False)
+    slots: dict[str, LiveTrial | None] = field(default_factory=lambda: dict.fromkeys("AB"))
+    steps: int = 0
+    over: bool = False
+
+    def __post_init__(self) -> None:
+        self.open()
+
+    def open(self) -> None:
+        """Begin, or go on as the next process does."""
+        self.store = self.open_store()
+        facts = SearchFacts(DIMENSIONS, TRIALS, EPOCHS, SLOTS, self.seed, Objective("val_top1", worst=0.1))
+        facts = replace(facts, frontier="global_batch_size")
+        self.conductor = Conductor(
+            self.store,
+            make_strategy(self.strategy, self.stopping, facts),
+            SpaceConfigurations(SPACE, LONGER, {}, 3, 1),
+            objective=facts.objective,
+            trials=TRIALS,
+            workers=1,
+            observers=[],
+        )
+        self.conductor.recover()
+
+    def kill(self) -> None:
+        """Forget all but the study, and give each slot its trial again."""
+        self.store.close()
+        self.open()
+        busy = {name: live.trial.number for name, live in self.slots.items() if live is not None}
+        self.slots = dict.fromkeys(self.slots)
+        self.over = False
+        for name in sorted(busy, key=lambda name: busy[name]):
+            self._fill(name)
+
+    def step(self) -> None:
+        """One step of the slot whose turn it is."""
+        name = "AB"[self.steps % SLOTS]
+        self.steps += 1
+        live = self.slots[name]
+        if live is None:
+            self._fill(name)
+            return
+        epoch = live.view.epoch + 1
+        decision = self.conductor.take_in(name, record_of(live.trial.params, epoch))
+        if decision != Decision.GO_ON:
+            self.conductor.ended(name)
+            self.slots[name] = None
+
+    def _fill(self, name: str) -> None:
+        try:
+            self.slots[name] = self.conductor.next_trial(name)
+        except Over:
+            self.over = True
+
+    def run(self, until: int | None = None) -> Search:
+        """Until it is over, or for so many steps."""
+        while not (self.over and not any(self.slots.values())) and (until is None or self.steps < until):
+            self.step()
+            assert self.steps < 2000, "it does not end"
+        return self
+
+    @property
+    def trials(self) -> list[FrozenTrial]:
+        return self.store.study.get_trials(deepcopy=False)
+
+
+def record_of(params: dict[str, Any], epoch: int) -> dict[str, object]:
+    """An epoch of an invented curve. The largest rates diverge in the third epoch."""
+    away = abs(math.log(params["lr_multiplier"])) + 0.1 * (params["optimizer"] == "lamb")
+    luck = zlib.crc32(repr(sorted(params.items())).encode()) % 1000 / 20_000
+    value = 0.95 - 0.1 * away - luck - 0.6 / epoch
+    if params["lr_multiplier"] > 5 and epoch >= 3:
+        value = math.nan
+    steps = epoch * max(1, LONGER.train_size // params["global_batch_size"])
+    return {"epoch": epoch, "epochs": EPOCHS, "val_top1": value, "val_loss": 1.0, "optimizer_steps": steps}
+
+
+def summary(trials: list[FrozenTrial]) -> list[tuple[object, ...]]:
+    """All that a search decided."""
+    attrs = (CONTINUES_ATTR, PAUSED_ATTR, DIVERGED_ATTR)
+    return [
+        (t.number, t.state.name, t.params, t.intermediate_values, [t.user_attrs.get(name) for name in attrs])
+        for t in trials
+    ]
+
+
+def check_whole(trials: list[FrozenTrial]) -> None:
+    """Nothing is lost and nothing doubled: every configuration has one end, every epoch is there once."""
+    continues = [t.user_attrs[CONTINUES_ATTR] for t in trials if CONTINUES_ATTR in t.user_attrs]
+    assert len(continues) == len(set(continues)) and len(trials) - len(continues) == TRIALS
+    for trial in trials:
+        assert trial.state.is_finished(), "nothing waits or runs for ever"
+        epochs = list(trial.intermediate_values)
+        assert epochs == list(range(1, len(epochs) + 1))
+        assert trial.state != TrialState.COMPLETE or len(epochs) == EPOCHS
+        for epoch, value in trial.intermediate_values.items():
+            assert value == record_of(trial.params, epoch)["val_top1"]
+    for number in continues:
+        assert PAUSED_ATTR in trials[number].user_attrs
+    values = {t.params["global_batch_size"] for t in trials if t.state == TrialState.COMPLETE}
+    assert values, "something ran to its end"
+
+
+def kill_at_write(storage: Any, number: int) -> None:
+    """Raise Killed instead of the write with that number, counted from 1, and of all later ones."""
+    count = 0
+
+    def guarded(write: Callable[..., Any]) -> Callable[..., Any]:
+        def inner(*args: Any, **more: Any) -> Any:
+            nonlocal count
+            count += 1
+            if count >= number:
+                raise Killed
+            return write(*args, **more)
+
+        return inner
+
+    for name in WRITES:
+        setattr(storage, name, guarded(getattr(storage, name)))
