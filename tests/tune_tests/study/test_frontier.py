@@ -6,6 +6,8 @@ import io
 import json
 import math
 import statistics
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -322,3 +324,19 @@ def test_the_findings_follow_the_answer(tmp_path):
     assert "trial 2 (clearly worse)" in text and "trial 0 (" not in text, "compared with its own batch alone"
     assert "VALUE.json" in text and max(map(len, text.splitlines()[3:8])) <= 100
     store.close()
+
+
+def test_show_prints_the_frontier_and_its_answer_without_optuna(tmp_path):
+    store = stored(tmp_path)
+    for batch, value in ((128, 1.0), (512, 0.998), (1024, 0.5)):
+        finish(store.study, batch, value)
+    store.refresh(force=True)
+    store.close()
+    code = (
+        "import sys; from bigbatch.tune.watch.show_command import show_main; "
+        f"show_main(['s', '--output', {str(tmp_path)!r}]); assert 'optuna' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "Best: trial 1, " in done.stdout and ">    512   99.8 %" in done.stdout
+    assert "The largest batch within 0.5 points of the best is 512" in done.stdout
