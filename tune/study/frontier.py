@@ -75,6 +75,8 @@ class BestOfValue:
     """Epochs × median epoch × workers. Without GPUs these are worker hours."""
     noise_scale: float | None
     """The critical batch, in images: median over the epochs in which it was measured."""
+    holdout: float | None
+    """Top-1 on the images that did not choose, after the last epoch of the trial itself; None without such images."""
     config: Mapping[str, object]
 
 
@@ -256,6 +258,7 @@ def _best(done: Sequence[FrozenTrial], confirmed: Mapping[int, list[float]], fac
         epoch_s=one_epoch_s,
         gpu_hours=None if one_epoch_s is None else epochs * one_epoch_s * facts.workers / 3600,
         noise_scale=_median(json_values.number_or_none(record, "noise_scale") for record in records),
+        holdout=json_values.number_or_none(records[-1], "holdout_top1") if records else None,
         config=migrated(configuration(best)),
     )
 

@@ -15,7 +15,7 @@ SCHEMA_VERSION = 1
 FRONTIER_FILE, FRONTIER_FOLDER = "frontier.json", "frontier"
 _OF_BEST = (
     "trial", "objective", "low", "high", "seeds", "epochs", "optimizer_steps", "images_per_s", "epoch_s", "gpu_hours",
-    "noise_scale", "config",
+    "noise_scale", "holdout", "config",
 )  # fmt: skip
 
 

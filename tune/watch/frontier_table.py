@@ -16,7 +16,7 @@ WIDTH = 100
 GAP = "  "
 WORDS = {"global_batch_size": "batch", "batch.global_size": "batch"}
 """Parameters that people know by another word."""
-OPTIONAL = ("images/s", "critical", "epoch", "diverged", "done")
+OPTIONAL = ("images/s", "critical", "epoch", "held out")
 """Columns that a narrow terminal leaves out, the first ones first."""
 Row = Mapping[str, object]
 
@@ -37,14 +37,14 @@ def frontier_lines(values: Mapping[str, object], hours: str, width: int = WIDTH)
     table[_title(values)] = [_objective(row.get("objective"), counted) for row in rows]
     if any(row.get("low") is not None for row in rows):
         table["95 % range"] = [_range(row) for row in rows]
+    if any(row.get("holdout") is not None for row in rows):
+        table["held out"] = [_objective(row.get("holdout"), True) for row in rows]
     table["steps"] = [_whole(row.get("optimizer_steps")) for row in rows]
     table["images/s"] = [_whole(row.get("images_per_s")) for row in rows]
     table["epoch"] = [_seconds(row.get("epoch_s")) for row in rows]
     table[hours] = [_short(row.get("gpu_hours")) for row in rows]
     table["critical"] = [_whole(row.get("noise_scale")) for row in rows]
-    table["tried"] = [_whole(row.get("tried")) for row in rows]
-    table["done"] = [_whole(row.get("finished")) for row in rows]
-    table["diverged"] = [_whole(row.get("diverged")) for row in rows]
+    table["tried/done/div"] = ["/".join(_whole(row.get(k)) for k in ("tried", "finished", "diverged")) for row in rows]
     left_out = list(OPTIONAL)
     while _width(table) > width and left_out:
         table.pop(left_out.pop(0), None)
