@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
+from bigbatch.search_spaces.constraints import Constrained
 from bigbatch.train_loop.config import known_key
 
 BATCH_KEY = "batch.global_size"
@@ -27,7 +28,7 @@ Convert = Callable[[Any], object]
 
 
 class Trial(Protocol):
-    """The methods that a space may call. ``optuna.Trial`` has them."""
+    """The methods that a space may call. ``optuna.Trial`` has them; a search adds its own ``set_constraint``."""
 
     def suggest_float(
         self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False
@@ -39,6 +40,11 @@ class Trial(Protocol):
 
     def suggest_categorical(self, name: str, choices: Sequence[T]) -> T:
         """One of ``choices``."""
+
+    def set_constraint(
+        self, name: str, value: float | None = None, *, at_most: float | None = None, at_least: float | None = None
+    ) -> None:
+        """Bound what the trial may cost; see ``bigbatch.search_spaces.constraints``."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +136,7 @@ class _Suggestions(abc.ABC):
         """The value of a parameter."""
 
 
-class StandInTrial(_Suggestions):
+class StandInTrial(_Suggestions, Constrained):
     """Answers like an Optuna trial under random sampling, and records each question.
 
     ``fixed``: parameters with given values. All others are random; with ``rng=None`` each is the middle of its range.
@@ -138,6 +144,7 @@ class StandInTrial(_Suggestions):
     """
 
     def __init__(self, rng: random.Random | None, fixed: Mapping[str, object] | None = None, number: int = 0) -> None:
+        super().__init__()
         self.number = number
         self.params: dict[str, object] = {}
         self.distributions: dict[str, Distribution] = {}

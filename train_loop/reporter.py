@@ -7,7 +7,7 @@ import logging
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TextIO
+from typing import Any, Literal, Protocol, TextIO
 
 from bigbatch.train_loop.progress import WRITE_EVERY_S, ProgressLines, ProgressPace
 
@@ -29,11 +29,20 @@ class Column:
     """Experiment trackers such as W&B get it."""
     epoch_part: bool = False
     """Seconds that belong to the epoch's duration."""
+    better: Literal["", "higher", "lower"] = ""
+    """Which values a search prefers; empty where that depends on what one wants, or the field is no metric."""
 
 
-def _column(arrow: str, meaning: str, *, tracked: bool = False, epoch_part: bool = False) -> dict[str, Column]:
+def _column(
+    arrow: str,
+    meaning: str,
+    *,
+    tracked: bool = False,
+    epoch_part: bool = False,
+    better: Literal["", "higher", "lower"] = "",
+) -> dict[str, Column]:
     """The metadata of a field."""
-    return {"column": Column(arrow, meaning, tracked, epoch_part)}
+    return {"column": Column(arrow, meaning, tracked, epoch_part, better)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,15 +57,27 @@ class EpochRecord:
     epochs: int = field(metadata=_column("int32", "epochs of the whole run"))
     train_loss: float = field(
         metadata=_column(
-            "float64", "mean loss over the epoch while the weights moved, with label smoothing", tracked=True
+            "float64",
+            "mean loss over the epoch while the weights moved, with label smoothing",
+            tracked=True,
+            better="lower",
         )
     )
     train_top1: float = field(
-        metadata=_column("float64", "0 to 1, on the augmented training images, while the weights moved", tracked=True)
+        metadata=_column(
+            "float64",
+            "0 to 1, on the augmented training images, while the weights moved",
+            tracked=True,
+            better="higher",
+        )
     )
-    val_loss: float = field(metadata=_column("float64", "mean cross entropy without label smoothing", tracked=True))
+    val_loss: float = field(
+        metadata=_column("float64", "mean cross entropy without label smoothing", tracked=True, better="lower")
+    )
     """Runs with other smoothing compare by it."""
-    val_top1: float = field(metadata=_column("float64", "0 to 1, each validation image counted once", tracked=True))
+    val_top1: float = field(
+        metadata=_column("float64", "0 to 1, each validation image counted once", tracked=True, better="higher")
+    )
     holdout_loss: float | None = field(
         default=None,
         metadata=_column(
@@ -69,9 +90,11 @@ class EpochRecord:
         default=None, metadata=_column("float64", "`val_top1` of those images; null without them", tracked=True)
     )
     learning_rate: float = field(metadata=_column("float64", "learning rate of the epoch's last step", tracked=True))
-    optimizer_steps: int = field(metadata=_column("int64", "steps taken since the run began"))
+    optimizer_steps: int = field(metadata=_column("int64", "steps taken since the run began", better="lower"))
     skipped_steps: int = field(
-        metadata=_column("int64", "steps left out by the gradient scaler since the run began (fp16)", tracked=True)
+        metadata=_column(
+            "int64", "steps left out by the gradient scaler since the run began (fp16)", tracked=True, better="lower"
+        )
     )
     bad_images: int = field(
         default=0,
@@ -84,16 +107,31 @@ class EpochRecord:
     )
     """With ``data.loader.workers=-1`` it depends on the epoch before."""
     images_per_s: float = field(
-        metadata=_column("float64", "training images over `train_s`, all workers together", tracked=True)
+        metadata=_column(
+            "float64", "training images over `train_s`, all workers together", tracked=True, better="higher"
+        )
     )
-    train_s: float = field(metadata=_column("float64", "`data_s + step_s`", epoch_part=True))
-    data_s: float = field(default=0.0, metadata=_column("float64", "waiting for images"))
-    step_s: float = field(default=0.0, metadata=_column("float64", "forward, backward, optimizer"))
-    bn_s: float = field(default=0.0, metadata=_column("float64", "precise BatchNorm statistics", epoch_part=True))
-    val_s: float = field(default=0.0, metadata=_column("float64", "validation", epoch_part=True))
+    train_s: float = field(metadata=_column("float64", "`data_s + step_s`", better="lower", epoch_part=True))
+    data_s: float = field(default=0.0, metadata=_column("float64", "waiting for images", better="lower"))
+    step_s: float = field(default=0.0, metadata=_column("float64", "forward, backward, optimizer", better="lower"))
+    bn_s: float = field(
+        default=0.0, metadata=_column("float64", "precise BatchNorm statistics", better="lower", epoch_part=True)
+    )
+    val_s: float = field(default=0.0, metadata=_column("float64", "validation", better="lower", epoch_part=True))
     checkpoint_s: float = field(
         default=0.0,
-        metadata=_column("float64", "writing checkpoints since the record before", epoch_part=True),
+        metadata=_column("float64", "writing checkpoints since the record before", epoch_part=True, better="lower"),
+    )
+    memory_bytes: int | None = field(
+        default=None,
+        metadata=_column(
+            "int64",
+            "peak memory since the run or its resumed part began, of the rank that needed most: on GPUs what torch's "
+            "allocator held in tensors, on CPUs the resident set of the rank's process without its loader processes; "
+            "null where it was not measured",
+            tracked=True,
+            better="lower",
+        ),
     )
     noise_scale: float | None = field(
         default=None,

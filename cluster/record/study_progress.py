@@ -28,6 +28,8 @@ FINISHED = (COMPLETE, PRUNED, FAIL)
 _WANTED = re.compile(
     rb'\{"op_code":\s*(?:%d|%d|%d|%d)\b' % (CREATE_STUDY, DELETE_STUDY, CREATE_TRIAL, SET_STATE_VALUES)
 )
+UNREACHED_H = 1e6
+"""From this value on, a trial has missed the search's target (``bigbatch.tune.study.target``)."""
 EPOCH_MARK = b'"epoch/'
 EPOCH_PARTS = ("train_s", "bn_s", "val_s", "checkpoint_s")
 """The fields of an epoch's record whose sum is its duration (``bigbatch.tune.study.tables.epoch_s``)."""
@@ -45,7 +47,7 @@ class StudyProgress:
     running: int = 0
     waiting: int = 0
     best: float | None = None
-    """Highest value of a complete trial."""
+    """Value of the best complete trial, in the study's first objective."""
 
     @property
     def finished(self) -> int:
@@ -73,8 +75,18 @@ def read_study_progress(folder: str | Path) -> StudyProgress | None:
         failed=states.count(FAIL),
         running=states.count(RUNNING),
         waiting=states.count(WAITING),
-        best=max(values, default=None),
+        best=_best(values, json_values.text(description, "objective")),
     )
+
+
+def _best(values: list[float], objective: str) -> float | None:
+    """The best of the values. ``objective``: as study.json has it; empty: an earlier version's, validation top-1.
+
+    The value of a search for a target (``val_top1=0.759``) is device hours; a trial that missed it has no hours.
+    """
+    if "=" in objective:
+        return min((value for value in values if value < UNREACHED_H), default=None)
+    return (min if objective.partition(",")[0].endswith(":min") else max)(values, default=None)
 
 
 def _of_database(folder: Path, name: str, planned: int | None) -> StudyProgress:

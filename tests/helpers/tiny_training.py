@@ -135,10 +135,9 @@ class StopsAt(ListReporter):
 
 
 def untimed(records: Sequence[EpochRecord]) -> list[dict[str, Any]]:
-    """Records without what is measured with a clock or says where the run was resumed."""
-    return [
-        {k: v for k, v in r.to_dict().items() if not k.endswith("_s") and k != "resumed_from_epoch"} for r in records
-    ]
+    """Records without what is measured with a clock, or of the process's memory, or says where the run was resumed."""
+    left_out = ("memory_bytes", "resumed_from_epoch")
+    return [{k: v for k, v in r.to_dict().items() if not k.endswith("_s") and k not in left_out} for r in records]
 
 
 def changed(config: TrainConfig, **keys: object) -> TrainConfig:

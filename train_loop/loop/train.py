@@ -30,6 +30,7 @@ from bigbatch.train_loop.loop.assembly import Run, set_up
 from bigbatch.train_loop.loop.checkpoint import CheckpointFolder, describe_data
 from bigbatch.train_loop.loop.healing import Halving
 from bigbatch.train_loop.loop.metrics import MetricSums
+from bigbatch.train_loop.loop.peak_memory import forget_peak, peak_bytes
 from bigbatch.train_loop.loop.until_it_fits import until_it_fits
 from bigbatch.train_loop.model import precise_bn
 from bigbatch.train_loop.optim.schedules import learning_rate
@@ -103,6 +104,7 @@ def train(
 def _train_to_the_end(run: Run) -> TrainResult:
     """Train the epochs that are left, and report each."""
     reporter = run.reporter
+    forget_peak(run.world.device)  # the probe for the micro-batch has filled the device
     if run.resumed_from_epoch is not None and hasattr(reporter, "resumed"):
         reporter.resumed(_history(run))
     while run.progress.epoch < run.config.epochs:
@@ -301,7 +303,8 @@ def _end_epoch(run: Run, val_sums: torch.Tensor, bad_images: int) -> EpochRecord
     (train_loss, train_correct, train_images), (bad_of_all, *norms) = sums[:3], sums[9:]
     validation = _validation_values(run, sums[3:9])
     due_here = float(run.checkpoints.due(within_epoch=False))
-    *slowest, processes, due = run.world.max([*run.clock.seconds.values(), float(run.source.processes), due_here])
+    most_here = (float(run.source.processes), float(peak_bytes(run.world.device)), due_here)
+    *slowest, processes, memory_bytes, due = run.world.max([*run.clock.seconds.values(), *most_here])
     times = dict(zip(run.clock.seconds, slowest, strict=True))
     progress.epoch += 1
     record = EpochRecord(
@@ -317,6 +320,7 @@ def _end_epoch(run: Run, val_sums: torch.Tensor, bad_images: int) -> EpochRecord
         noise_scale=run.norms.estimate(norms, run.split.micro_size, run.split.global_size),
         bad_images=int(bad_of_all),
         loader_processes=int(processes),
+        memory_bytes=int(memory_bytes) or None,
         resumed_from_epoch=run.resumed_from_epoch,
         **validation,
         **times,

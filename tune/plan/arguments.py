@@ -56,6 +56,9 @@ def _add_what(p: argparse.ArgumentParser) -> None:
         metavar="P",
         help="the answer is the largest batch at most P points worse than the best (default 0.5)",
     )
+    add("--objective", metavar="METRIC[:max|min]", help="what to optimise: any metric of an epoch (default: val_top1)")
+    add("--objectives", metavar="M:max,M:min,…", help="several, e.g. val_top1:max,gpu_hours:min; gives a Pareto front")
+    add("--target", metavar="METRIC=VALUE", help="reach this value in as few device hours as possible")
     add("--budget-gpu-hours", type=float, metavar="H", help="run trials until the study's jobs have cost H GPU hours")
     add("--time-budget", metavar="4h", help="run trials for this time; --resume continues the study")
 

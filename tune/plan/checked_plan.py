@@ -25,6 +25,13 @@ from bigbatch.tune.plan.fitting import SearchRequest, fit_search, fit_search_to_
 from bigbatch.tune.plan.frontier_plan import checked_tolerance
 from bigbatch.tune.plan.holdout import divide_validation, stored_holdout
 from bigbatch.tune.plan.machine import Share, local_machine, machine_to_be, share_out, trials_for_slots
+from bigbatch.tune.plan.objective_options import (
+    check_strategy_suits,
+    constraints_in_words,
+    one_of_objective_options,
+    read_objective_options,
+    with_studys_objective,
+)
 from bigbatch.tune.plan.options import EARLIER_NAMES, SearchOptions
 from bigbatch.tune.plan.prior import RatePrior
 from bigbatch.tune.plan.same_study import check_same_study
@@ -127,6 +134,7 @@ def make_plan(options: SearchOptions) -> SearchPlan:
         # The study keeps the network that auto chose: another machine must not change it.
         known = {"model": stored.get("model"), "holdout": stored_holdout(stored)}
         options = options.over({**known, **_kept_options(stored)})
+        options = with_studys_objective(options, stored)
     plan = _plan(options, stored)
     if stored:
         if stored.get("space_fingerprint") in plan.space.earlier_fingerprints:
@@ -188,6 +196,7 @@ def check_option_values(o: SearchOptions) -> CheckedOptions:
         raise ConfigError(
             "--prior-from on a cluster needs the name of the network; got --model auto. Write --model resnet50."
         )
+    one_of_objective_options(o)
     _at_least_one("--trials", 1, o.trials)
     _at_least_one("--max-epochs", 1, o.max_epochs)
     return CheckedOptions(
@@ -223,6 +232,8 @@ def _plan(o: SearchOptions, stored: Description) -> SearchPlan:
     rates = RatePrior.of_study(stored) if stored else None  # a requeued job repeats --prior-from
     fitted = fit_search(search, machine, rates) if machine.nodes else fit_search_to_unknown_cluster(search, rates)
     name = study_name(o.study, space, data)
+    objectives = read_objective_options(o, data.num_classes)
+    check_strategy_suits(objectives, checked.strategy, o.stopping)
     plan = SearchPlan(
         study=name,
         folder=check_folder(Path(o.output or DEFAULT_OUTPUT), name, o.resume),
@@ -235,7 +246,7 @@ def _plan(o: SearchOptions, stored: Description) -> SearchPlan:
         budget_gpu_hours=checked.budget_gpu_hours,
         time_budget_s=checked.time_budget_s,
         strategy=strategy,
-        stopping=stopping,
+        stopping="none" if objectives.several else stopping,
         workers=workers,
         storage=o.storage,
         resume=o.resume,
@@ -248,6 +259,8 @@ def _plan(o: SearchOptions, stored: Description) -> SearchPlan:
         tolerance=checked.tolerance,
         open_ended=open_ended,
         scan=looked.scan,
+        objectives=objectives,
+        constraints=constraints_in_words(space, fitted.workload, fitted.overrides),
     )
     check_study_fits(plan)
     return dataclasses.replace(plan, enqueued=stored_trials(stored) if stored else first_trials(plan))

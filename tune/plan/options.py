@@ -38,6 +38,10 @@ class SearchOptions:
     trials: int | None = None
     max_epochs: int | None = None
     tolerance: float | None = None
+    objective: str | None = None
+    objectives: str | None = None
+    target: str | None = None
+    """A resumed study knows its objective (``objective_options.with_studys_objective``)."""
     budget_gpu_hours: float | None = None
     time_budget: str | None = None
     strategy: str | None = None

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from bigbatch.train_loop.config import RUNTIME_KEYS, ConfigError
 from bigbatch.train_loop.config.earlier_keys import EARLIER_KEYS
+from bigbatch.tune.study.objectives import DEFAULT_OBJECTIVE
 
 OPTIONS = {
     "space": "--space",
@@ -20,6 +21,9 @@ ADDED_LATER = ("classes_digest", "lr_spread")
 OF_THE_DATA = ("image_size", "train_size", "val_size", "holdout_size", "num_classes")
 OWN_OPTIONS = {"data.subset": "--subset", "data.holdout": "--holdout"}
 
+DEFAULTS: Mapping[str, object] = {"objective": DEFAULT_OBJECTIVE, "holdout_size": 0}
+"""Facts of studies of earlier versions, which did not write them."""
+
 
 def check_same_study(identity: Mapping[str, object], stored: Mapping[str, object]) -> None:
     """Raise ConfigError if the plan and the stored study differ in something that defines the study.
@@ -31,7 +35,7 @@ def check_same_study(identity: Mapping[str, object], stored: Mapping[str, object
     for key, value in identity.items():
         if key in ADDED_LATER and key not in stored:  # a study of an earlier version
             continue
-        before = stored.get(key, 0 if key == "holdout_size" else None)
+        before = stored.get(key, DEFAULTS.get(key))
         if key == "overrides" and isinstance(before, dict) and isinstance(value, Mapping):
             _check_overrides(before, value)
         elif before != value:
@@ -56,6 +60,8 @@ def _difference(key: str, before: object, value: object) -> tuple[str, str]:
         return "the names of the data's classes have changed, or their order", "Restore the data"
     if key in OF_THE_DATA:
         return f"the data's {key} was {before!r}; got {value!r}", "Restore the data"
+    if key == "objective":
+        return f"the objective was {before}; got {value}", "Leave it out (it is kept)"
     name = OPTIONS.get(key, key)
     return f"{name} was {before!r}; got {value!r}", f"Leave {name} out (it is kept)"
 

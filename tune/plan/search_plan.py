@@ -17,6 +17,8 @@ from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.tune.plan.frontier_plan import DEFAULT_TOLERANCE, FrontierPlan
 from bigbatch.tune.plan.machine import Machine, Share
 from bigbatch.tune.plan.options import SearchOptions
+from bigbatch.tune.study.objectives import Objectives
+from bigbatch.tune.study.target import TimeToTarget
 
 if TYPE_CHECKING:
     from bigbatch.train_loop.data.sets.scan import FolderScan
@@ -60,8 +62,16 @@ class SearchPlan:
     """The configurations that the search tries first."""
     open_ended: bool = False
     """Whether the budget is the only limit. ``trials`` is then what strategies, slots and disk are planned for."""
+    objectives: Objectives = field(default_factory=Objectives)
+    constraints: tuple[str, ...] = ()
+    """The constraints of the space, in words."""
     scan: FolderScan | None = field(default=None, repr=False, compare=False)
     """The images of an image folder, listed once for all trials."""
+
+    def __post_init__(self) -> None:
+        if self.objectives.several or isinstance(self.objectives.first, TimeToTarget):
+            # Its answer is the largest value that costs at most a tolerance of one objective.
+            object.__setattr__(self, "frontier", None)
 
     @property
     def restarts(self) -> int:
@@ -83,6 +93,7 @@ class SearchPlan:
             "model": None if self.model_was_auto and not self.machine.nodes else self.model,
             "max_epochs": self.max_epochs,
             "seed": self.seed,
+            "objective": self.objectives.text,
             "overrides": json.loads(json.dumps(self.overrides)),  # as stored: JSON turns tuples into lists
             "lr_factors": dict(self.workload.lr_factors) or None,
             "batches": list(self.workload.batches) or None,

@@ -166,7 +166,8 @@ def _search(
     if not is_complete(plan, store) and not stop.is_set():
         log = LineLog(store.log_folder / "driver.log")
         columns = columns_of(plan.space, plan.workload, plan.overrides, plan.ranges)
-        shown = (plan.trial_limit, plan.share.concurrency, finished, columns, run.budget.lasts_s)
+        limits = (plan.trial_limit, plan.share.concurrency)
+        shown = (*limits, finished, columns, run.budget.lasts_s, plan.objectives)
         lines = PlainLines(SearchProgress(*shown), log)
         with make_display(SearchProgress(*shown)) as display:
             watch = watch_over(run, store, connection, [lines, display], stop)

@@ -9,7 +9,7 @@ from functools import partial
 from rich.console import Console
 
 from bigbatch.tune.search.budgeting import what_more_would_bring
-from bigbatch.tune.search.running import SearchRun, is_complete, objective_of
+from bigbatch.tune.search.running import SearchRun, is_complete
 from bigbatch.tune.study.budget import BUDGET_SPENT, NO_ROOM_IN_BUDGET
 from bigbatch.tune.study.store import StudyStore
 from bigbatch.tune.trials.allocation_deadline import END_OF_ALLOCATION
@@ -32,7 +32,7 @@ def end_search(run: SearchRun, trials: list[TrialView], stop: StopRequest, conso
     say = partial(console.print, markup=False, soft_wrap=True)
     if wandb is not None and wandb.sync_command():
         say(f"\nSend the W&B runs from a machine with a network:\n  {wandb.sync_command()}")
-    if more := what_more_would_bring(plan, store, objective_of(plan)):
+    if more := what_more_would_bring(plan, store, plan.objectives.first):
         say(f"\n{more}")
     if fatal:
         print(f"error: {fatal}. See {quoted_path(plan.folder / 'logs')}.", file=sys.stderr)

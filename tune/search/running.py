@@ -21,7 +21,6 @@ from bigbatch.tune.strategies.named import make_strategy
 from bigbatch.tune.strategies.protocol import SearchFacts, Strategy
 from bigbatch.tune.study.budget import Budget
 from bigbatch.tune.study.frontier import POINT
-from bigbatch.tune.study.objective import Objective, accuracy
 from bigbatch.tune.study.retry import count_ended
 from bigbatch.tune.study.store import StudyStore
 from bigbatch.tune.trials.admission import Admission
@@ -67,7 +66,7 @@ def facts_of(plan: SearchPlan) -> SearchFacts:
         max_epochs=plan.max_epochs,
         slots=plan.share.concurrency,
         seed=plan.seed,
-        objective=objective_of(plan),
+        objective=plan.objectives.first,
         frontier=plan.frontier.searched if plan.frontier else None,
         tolerance=plan.tolerance * POINT,
     )
@@ -78,11 +77,6 @@ def strategy_of(plan: SearchPlan) -> Strategy:
     return make_strategy(plan.strategy, plan.stopping, facts_of(plan))
 
 
-def objective_of(plan: SearchPlan) -> Objective:
-    """The objective of a plan."""
-    return accuracy(plan.data.num_classes)
-
-
 def is_complete(plan: SearchPlan, store: StudyStore) -> bool:
     """Whether the study has all its trials, and its strategy wants to continue none of them."""
     ended = count_ended(store.study.get_trials(deepcopy=False))
@@ -91,7 +85,7 @@ def is_complete(plan: SearchPlan, store: StudyStore) -> bool:
 
 def views_of(store: StudyStore) -> list[TrialView]:
     """The trials of the study."""
-    return trial_views(store.study.get_trials(deepcopy=False))
+    return trial_views(store.study.get_trials(deepcopy=False), store.objectives)
 
 
 def recorders(run: SearchRun, store: StudyStore, stack: ExitStack) -> list[Observer]:
@@ -166,7 +160,8 @@ def make_bridge(
         store,
         strategy_of(plan),
         SpaceConfigurations(plan.space, plan.workload, plan.overrides, plan.seed, plan.share.workers),
-        objective=objective_of(plan),
+        objective=plan.objectives.first,
+        also=plan.objectives.each[1:],
         trials=sys.maxsize if plan.trial_limit is None else plan.trial_limit,
         workers=plan.share.workers,
         observers=observers,

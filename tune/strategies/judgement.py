@@ -83,4 +83,4 @@ class JudgedTPESampler(TPESampler):
 
 
 def _judged(study: Study) -> Study:
-    return view_of(study, partial(as_judged, maximize=study.direction == StudyDirection.MAXIMIZE))
+    return view_of(study, partial(as_judged, maximize=study.directions[0] == StudyDirection.MAXIMIZE))

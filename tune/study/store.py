@@ -6,6 +6,7 @@ trials.parquet   one row for each trial (tune/study/tables.py)
 epochs.parquet   one row for each epoch of each trial
 best.json        the best trial's TrainConfig; with a frontier, the answer's (tune/study/frontier.py)
 frontier.json    for each value of the frontier its best trial; their TrainConfigs are in frontier/
+pareto.json      with several objectives: the trials that no other one beats (tune/study/front.py)
 checkpoints/     one folder for each trial that may still need it, and the best one's
 ledger/          a file for each session: devices × time, held and spent on trials (tune/study/ledger.py)
 progress.json    with a database: how far the study is, for jobs (tune/watch/progress_file.py)
@@ -26,17 +27,20 @@ from bigbatch.cluster.host.atomic_files import write_json
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.config.earlier_keys import migrated
 from bigbatch.train_loop.host.folder_hold import FolderHold, hold_folder
-from bigbatch.tune.study import tables
+from bigbatch.tune.study import feasible, tables
 from bigbatch.tune.study.description import SCHEMA_VERSION, STUDY_FILE, Description, read_description
+from bigbatch.tune.study.front import PARETO_FILE, write_front
 from bigbatch.tune.study.frontier import Frontier, frontier_facts, frontier_of
 from bigbatch.tune.study.frontier_file import write_frontier
 from bigbatch.tune.study.ledger import Ledger, open_bill
+from bigbatch.tune.study.objectives import Objectives, objectives_of
 from bigbatch.tune.study.patient_journal import Disk, PatientJournal
 from bigbatch.tune.study.paused_checkpoints import ChooseDropped, drop_paused
 from bigbatch.tune.study.provenance import redact
 from bigbatch.tune.study.retry import may_need_checkpoint
 from bigbatch.tune.study.storage_url import DatabaseLost, check_database_file
-from bigbatch.tune.study.trial_facts import is_paused
+from bigbatch.tune.study.trial_facts import WORKERS_ATTR, is_paused
+from bigbatch.tune.study.verdict import Verdict, verdict_on
 
 JOURNAL_FILE = "optuna.journal"
 REFRESH_SHARE = 0.05
@@ -53,6 +57,8 @@ class StudyStore:
     def __init__(self, folder: Path, storage_url: str | None = None) -> None:
         self.folder = folder
         self._storage_url = storage_url
+        self.objectives = Objectives()
+        """What the study optimises; study.json says it."""
         self._hold: FolderHold | None = None
         self.ledger: Ledger
         """The device hours that the study has used. Exists from the moment the folder is held."""
@@ -93,6 +99,7 @@ class StudyStore:
     def create(cls, folder: Path, name: str, description: Description, storage_url: str | None) -> StudyStore:
         """Make the folder and an empty study in it. Raises ConfigError if it already holds a study."""
         store = cls(folder, storage_url)
+        store.objectives = objectives_of(description)
         was_there = folder.exists()
         store._make_folder()
         store._take()
@@ -102,7 +109,7 @@ class StudyStore:
         # First the description: a study without one could be neither resumed nor made again.
         _write_description(folder, {"schema_version": SCHEMA_VERSION, "name": name, **description})
         try:
-            store.study = optuna.create_study(study_name=name, storage=store._storage(), direction="maximize")
+            store.study = store._empty_study(name, store._storage())
         except (optuna.exceptions.DuplicatedStudyError, ConfigError) as error:
             store.close()
             (folder / STUDY_FILE).unlink()
@@ -122,6 +129,7 @@ class StudyStore:
         if description.get("sessions"):
             check_database_file(storage_url)
         store = cls(folder, storage_url)
+        store.objectives = objectives_of(description)
         store._take()
         try:
             repair_journal(folder / JOURNAL_FILE)
@@ -143,7 +151,10 @@ class StudyStore:
                     "Write the --storage with which it began, or restore optuna.journal."
                 ) from None
             # The driver was killed before the study's first entry: nothing is lost.
-            self.study = optuna.create_study(study_name=name, storage=storage, direction="maximize")
+            self.study = self._empty_study(name, storage)
+
+    def _empty_study(self, name: str, storage: optuna.storages.BaseStorage) -> optuna.Study:
+        return optuna.create_study(study_name=name, storage=storage, directions=self.objectives.directions)
 
     def discard(self) -> None:
         """Remove a study that has no content yet."""
@@ -159,17 +170,32 @@ class StudyStore:
             self.study._storage.set_trial_user_attr(
                 trial._trial_id, "gpu_hours", self.ledger.trial_s(trial.number) / 3600
             )
-            if records and tables.epoch_of(records[-1]) >= trial.user_attrs["config"]["epochs"]:
-                self._complete_late(trial, records)
-            else:
+            verdict = self._verdict(trial, records)
+            if verdict is None:
                 self.study._storage.set_trial_state_values(trial._trial_id, optuna.trial.TrialState.WAITING)
+            else:
+                self._end_late(trial, records, verdict)
 
-    def _complete_late(self, trial: optuna.trial.FrozenTrial, records: list[dict[str, object]]) -> None:
-        """Complete a trial whose last epoch is in the study, but whose end is not."""
+    def _verdict(self, trial: optuna.trial.FrozenTrial, records: list[dict[str, object]]) -> Verdict | None:
+        if not records:
+            return None
+        return verdict_on(
+            records,
+            epochs=trial.user_attrs["config"]["epochs"],
+            objectives=self.objectives,
+            constraints=feasible.constraints_of(trial.user_attrs),
+            gpu_hours=self.ledger.trial_s(trial.number) / 3600,
+            workers=trial.user_attrs.get(WORKERS_ATTR, 1),
+        )
+
+    def _end_late(self, trial: optuna.trial.FrozenTrial, records: list[dict[str, object]], verdict: Verdict) -> None:
+        """End a trial whose last epoch is in the study, but whose end is not."""
         live = optuna.trial.Trial(self.study, trial._trial_id)
-        tables.report_missing(live, trial)
-        live.set_user_attr("ended_because", "ran to its end")
-        self.study.tell(live, values=tables.top1_of(records[-1]), state=optuna.trial.TrialState.COMPLETE)
+        tables.report_missing(live, trial, self.objectives)
+        live.set_user_attr("ended_because", verdict.because)
+        hours = self.ledger.trial_s(trial.number) / 3600
+        feasible.note_constraints(live, feasible.excesses(feasible.constraints_of(trial.user_attrs), records, hours))
+        self.study.tell(live, values=verdict.values, state=verdict.state)
 
     def close(self) -> None:
         """Close the ledger and give the folder back."""
@@ -205,12 +231,14 @@ class StudyStore:
         if not force and started < self._next_refresh:
             return
         trials = self.study.get_trials(deepcopy=False)
-        tables.write_trials(trials, self.folder / "trials.parquet")
+        tables.write_trials(trials, self.folder / "trials.parquet", self.objectives)
         tables.write_epochs(trials, self.folder / "epochs.parquet")
-        frontier = self._frontier(trials)
+        frontier, best = self._frontier(trials), self.objectives.best(trials)
         if frontier is not None:
             write_frontier(frontier, self.folder)
-        best = trials[frontier.answer_best.trial] if frontier else best_trial(trials)
+            best = trials[frontier.answer_best.trial]
+        if self.objectives.several:
+            write_front(self.objectives, trials, self.folder / PARETO_FILE)
         if best is not None:
             write_json(self.best_file, migrated(best.user_attrs["config"]), indent=2, durable=True)
         self._next_refresh = time.monotonic() + (time.monotonic() - started) / REFRESH_SHARE
@@ -222,7 +250,7 @@ class StudyStore:
         This looks only at the few folders that exist.
         """
         trials = self.study.get_trials(deepcopy=False)
-        best, frontier = best_trial(trials), self._frontier(trials)
+        best, frontier = self.objectives.best(trials), self._frontier(trials)
         kept = {best.number} if best is not None else set()
         kept = {row.best.trial for row in frontier.rows if row.best} if frontier else kept
         for folder in (self.folder / "checkpoints").glob("trial-*"):
@@ -238,7 +266,7 @@ class StudyStore:
 
     def _frontier(self, trials: list[optuna.trial.FrozenTrial]) -> Frontier | None:
         """The frontier that study.json declares; None if it declares none, or no trial has finished."""
-        facts = frontier_facts(read_description(self.folder))
+        facts = frontier_facts(read_description(self.folder), self.objectives.first)
         return frontier_of(trials, facts) if facts else None
 
     def add_session(self, session: dict[str, object], **changes: object) -> None:
@@ -280,12 +308,6 @@ def _used_before(study: optuna.Study, workers: int) -> dict[int, float]:
         epochs_s = sum(tables.epoch_s(record) for record in tables.epoch_records(trial)) * workers
         used[trial.number] = max(noted_s, epochs_s) if trial.state == optuna.trial.TrialState.RUNNING else noted_s
     return {number: seconds for number, seconds in used.items() if seconds}
-
-
-def best_trial(trials: list[optuna.trial.FrozenTrial]) -> optuna.trial.FrozenTrial | None:
-    """The completed trial with the highest value, the earliest one if several are equal. None if none is complete."""
-    done = [t for t in trials if t.state == optuna.trial.TrialState.COMPLETE and t.value is not None]
-    return max(done, key=lambda t: (t.value, -t.number), default=None)
 
 
 def open_storage(folder: Path, url: str | None, disk: Disk | None = None) -> optuna.storages.BaseStorage:

@@ -7,7 +7,6 @@ metadata changes with them.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -20,10 +19,16 @@ from bigbatch.cluster.host.atomic_files import replacing
 from bigbatch.train_loop import config
 from bigbatch.train_loop.config.earlier_keys import migrated
 from bigbatch.train_loop.reporter import EpochRecord
+from bigbatch.tune.study import metrics
+from bigbatch.tune.study.feasible import INFEASIBLE_ATTR
+from bigbatch.tune.study.metrics import EPOCH_PARTS as EPOCH_PARTS
+from bigbatch.tune.study.objectives import DEFAULT_OBJECTIVE, Objectives
 
 TRIALS_VERSION, EPOCHS_VERSION = "2", "1"
 EPOCH_ATTR = "epoch/"
 """Prefix of the user attributes with a trial's epoch records: ``epoch/00001`` …"""
+OBJECTIVE_KEY = b"bigbatch.objective"
+"""Of the metadata of trials.parquet: what ``value`` is, e.g. ``val_top1:max``."""
 
 _PLAIN: dict[object, pa.DataType] = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string()}
 
@@ -42,10 +47,12 @@ TRIALS = pa.schema(
         pa.field("state", pa.string(), nullable=False),
         pa.field("value", pa.float64()),
         pa.field("best_value", pa.float64()),
+        pa.field("values", pa.string()),
         pa.field("epochs", pa.int32(), nullable=False),
         pa.field("epochs_planned", pa.int32()),
         pa.field("gpu_hours", pa.float64()),
         pa.field("ended_because", pa.string()),
+        pa.field("infeasible", pa.bool_(), nullable=False),
         pa.field("started_at", pa.timestamp("ms", tz="UTC")),
         pa.field("ended_at", pa.timestamp("ms", tz="UTC")),
         pa.field("attempts", pa.int32()),
@@ -54,7 +61,7 @@ TRIALS = pa.schema(
         pa.field("parameters", pa.string(), nullable=False),
         *_config_fields(),
     ],
-    metadata={"bigbatch.schema_version": TRIALS_VERSION},
+    metadata={b"bigbatch.schema_version": TRIALS_VERSION, OBJECTIVE_KEY: DEFAULT_OBJECTIVE},
 )
 
 EPOCHS = pa.schema(
@@ -67,8 +74,6 @@ EPOCHS = pa.schema(
     ],
     metadata={"bigbatch.schema_version": EPOCHS_VERSION},
 )
-EPOCH_PARTS = tuple(name for name, column in EpochRecord.columns().items() if column.epoch_part)
-"""Of an epoch's record: together the seconds that it took."""
 
 
 def epoch_records(trial: FrozenTrial) -> list[dict[str, object]]:
@@ -76,27 +81,37 @@ def epoch_records(trial: FrozenTrial) -> list[dict[str, object]]:
     return [trial.user_attrs[key] for key in sorted(trial.user_attrs) if key.startswith(EPOCH_ATTR)]
 
 
-def report_missing(live: Trial, stored: FrozenTrial) -> None:
+def report_missing(live: Trial, stored: FrozenTrial, objectives: Objectives | None = None) -> None:
     """Report the values of epochs that have a record alone: the driver was killed between the two entries."""
     for record in epoch_records(stored):
         if epoch_of(record) not in stored.intermediate_values:
-            live.report(top1_of(record), epoch_of(record))
+            report(live, record, objectives or Objectives())
 
 
-def trial_row(trial: FrozenTrial) -> dict[str, object]:
+def report(live: Trial, record: Mapping[str, object], objectives: Objectives) -> None:
+    """Report what an epoch is worth. With several objectives Optuna takes no reports."""
+    if not objectives.several:
+        live.report(objectives.first.value(record), epoch_of(record))
+
+
+def trial_row(trial: FrozenTrial, objectives: Objectives) -> dict[str, object]:
     """The trial's row in trials.parquet."""
     records = epoch_records(trial)
+    values = trial.values if trial.state == TrialState.COMPLETE else None
+    shown = objectives.first.shown
     attrs = trial.user_attrs
     configuration = migrated(attrs.get("config", {}))
     return {
         "trial": trial.number,
         "state": trial.state.name,
-        "value": trial.value if trial.state == TrialState.COMPLETE else None,
-        "best_value": max(map(top1_of, records), default=None),
+        "value": values[0] if values else None,
+        "best_value": shown.best([shown.value(record) for record in records]),
+        "values": json.dumps(objectives.named(values)) if values else None,
         "epochs": len(records),
         "epochs_planned": configuration.get("epochs"),
         "gpu_hours": attrs.get("gpu_hours"),
         "ended_because": attrs.get("ended_because"),
+        "infeasible": bool(attrs.get(INFEASIBLE_ATTR)),
         "started_at": trial.datetime_start.astimezone() if trial.datetime_start else None,
         "ended_at": trial.datetime_complete.astimezone() if trial.datetime_complete else None,
         "attempts": attrs.get("attempts"),
@@ -107,10 +122,11 @@ def trial_row(trial: FrozenTrial) -> dict[str, object]:
     }
 
 
-def write_trials(trials: Iterable[FrozenTrial], path: Path) -> None:
-    """Write a row for each trial that has started."""
-    rows = [trial_row(t) for t in trials if t.state != TrialState.WAITING or t.user_attrs.get("config")]
-    _write(pa.Table.from_pylist(rows, schema=TRIALS), path)
+def write_trials(trials: Iterable[FrozenTrial], path: Path, objectives: Objectives) -> None:
+    """Write a row for each trial that has started. The schema's metadata name the objective."""
+    rows = [trial_row(t, objectives) for t in trials if t.state != TrialState.WAITING or t.user_attrs.get("config")]
+    schema = TRIALS.with_metadata({**TRIALS.metadata, OBJECTIVE_KEY: objectives.text})
+    _write(pa.Table.from_pylist(rows, schema=schema), path)
 
 
 def write_epochs(trials: Iterable[FrozenTrial], path: Path) -> None:
@@ -136,11 +152,11 @@ def epoch_of(record: Mapping[str, object]) -> int:
     return int(json_values.number(record, "epoch"))
 
 
-def top1_of(record: Mapping[str, object]) -> float:
-    """Validation top-1 of a record, 0 to 1; not a number where it has none."""
-    return json_values.number(record, "val_top1", math.nan)
-
-
 def epoch_s(record: Mapping[str, object]) -> float:
     """Seconds that an epoch took, with validation and checkpoints."""
-    return sum(json_values.number(record, part) for part in EPOCH_PARTS)
+    return metrics.of_record(metrics.EPOCH_S, record)
+
+
+def top1_of(record: Mapping[str, object]) -> float:
+    """Validation top-1 of a record, 0 to 1; not a number where it has none."""
+    return metrics.of_record("val_top1", record)

@@ -35,6 +35,9 @@ a trial cannot be continued. It is the study's attribute, because Optuna does no
 CONFIRMS_ATTR = "confirms"
 """User attribute of a trial that trains a configuration again with another seed: the number of the confirmed trial."""
 
+WORKERS_ATTR = "workers"
+"""User attribute: the workers of the trial's latest attempt."""
+
 
 def planned_epochs(trial: FrozenTrial) -> int | None:
     """The epochs of the trial's whole run; None before its configuration is known."""

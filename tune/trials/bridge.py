@@ -8,7 +8,7 @@ starts and ends the trials' processes. See docs/decisions/001 and 024.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ray.tune.search import Searcher
@@ -47,6 +47,7 @@ class OptunaBridge(Conductor, Searcher):
         configurations: Configurations,
         *,
         objective: Objective,
+        also: Sequence[Objective] = (),
         trials: int,
         workers: int,
         observers: list[Observer],
@@ -63,6 +64,7 @@ class OptunaBridge(Conductor, Searcher):
             strategy,
             configurations,
             objective=objective,
+            also=also,
             trials=trials,
             workers=workers,
             observers=observers,

@@ -12,15 +12,11 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
 import optuna
 from optuna.trial import TrialState
 
-from bigbatch.cluster.host import json_values
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.errors import FailureKind
 from bigbatch.train_loop.host.disk_full import NO_ROOM
@@ -28,20 +24,25 @@ from bigbatch.train_loop.progress import StepProgress
 from bigbatch.tune.strategies.protocol import Decision, Strategy
 from bigbatch.tune.strategies.samplers import PerTrialSampler
 from bigbatch.tune.study import retry
-from bigbatch.tune.study.ledger import Ledger
+from bigbatch.tune.study.feasible import constraints_of, excesses, note_constraints, why_infeasible
 from bigbatch.tune.study.objective import Objective
-from bigbatch.tune.study.patient_journal import Disk
-from bigbatch.tune.study.tables import EPOCH_ATTR, epoch_of, epoch_records, epoch_s, report_missing
+from bigbatch.tune.study.objectives import Objectives
+from bigbatch.tune.study.tables import EPOCH_ATTR, epoch_of, epoch_records, epoch_s, report, report_missing
 from bigbatch.tune.study.trial_facts import (
     CONTINUES_ATTR,
     DIVERGED_ATTR,
     FAILURE_ATTR,
     GIVEN_ATTR,
     PAUSED_ATTR,
+    WORKERS_ATTR,
     epochs_before,
 )
+from bigbatch.tune.study.verdict import Verdict, verdict_on
 from bigbatch.tune.trials.admission import Admission
 from bigbatch.tune.trials.configurations import Configurations
+from bigbatch.tune.trials.live_trial import LiveTrial as LiveTrial
+from bigbatch.tune.trials.live_trial import Over as Over
+from bigbatch.tune.trials.live_trial import StudyKeeper as StudyKeeper
 from bigbatch.tune.trials.save_time import stop_wait_s
 from bigbatch.tune.watch.observer import Observer, TrialView, tell
 
@@ -49,45 +50,6 @@ MAX_BAD_SAMPLES = 20
 """The search ends after this many invalid configurations in a row."""
 MAX_EQUAL_FAILURES = 4
 """The search ends if the first trials, this many, all fail for the same reason."""
-
-
-class StudyKeeper(Protocol):
-    """What a conductor needs of a ``StudyStore``. The simulator has one in memory."""
-
-    study: optuna.Study
-    ledger: Ledger
-    disk: Disk
-
-    def recover(self) -> None:
-        """Repair trials that a killed driver left RUNNING."""
-
-    def refresh(self) -> None:
-        """Rewrite the files made from the study, if it is time for that."""
-
-    def drop_checkpoints(self) -> None:
-        """Remove checkpoints that nobody needs."""
-
-    def checkpoint_folder(self, number: int) -> Path:
-        """Of the trial with that number, whether it exists or not."""
-
-
-@dataclass
-class LiveTrial:
-    """A trial that has begun and has not ended."""
-
-    trial: optuna.trial.Trial
-    view: TrialView
-    config: TrainConfig
-    started: float
-    """By the conductor's clock."""
-    waiting_for_first: bool = True
-    """Whether no epoch has ended since the trial was started."""
-    pausing: bool = False
-    """Whether the strategy has paused it. Its processes still write their checkpoint."""
-
-
-class Over(Exception):
-    """No more trials are needed, or none may start."""
 
 
 class Conductor:
@@ -98,6 +60,7 @@ class Conductor:
         strategy: proposes parameters, looks at each epoch, chooses what to continue.
         configurations: makes a trial's configuration from its parameters.
         objective: the metric that the study optimises.
+        also: its further objectives, for a Pareto front.
         trials: how many configurations to try (COMPLETE, PRUNED or FAIL).
         workers: of each trial.
         observers: receive each event.
@@ -114,6 +77,7 @@ class Conductor:
         configurations: Configurations,
         *,
         objective: Objective,
+        also: Sequence[Objective] = (),
         trials: int,
         workers: int,
         observers: list[Observer],
@@ -123,7 +87,8 @@ class Conductor:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store, self._study = store, store.study
-        self._strategy, self._configurations, self._objective = strategy, configurations, objective
+        self._strategy, self._configurations = strategy, configurations
+        self._objectives = Objectives((objective, *also))
         self._trials, self._observers = trials, observers
         self._may_start, self._ending, self._clock = may_start, ending, clock
         self._admission = admission or Admission()
@@ -238,6 +203,12 @@ class Conductor:
             reason = " ".join(f"{type(error).__name__}: {error}".split())
             self._refuse(trial, f"the space gave no valid configuration: {reason}")
             return trial, None, reason
+        constraints = constraints_of(trial.user_attrs)
+        if because := why_infeasible(constraints, [], math.nan):
+            trial.set_user_attr("config", config.to_dict())
+            note_constraints(trial, excesses(constraints, [], math.nan))
+            self._refuse(trial, because, config)
+            return trial, None, because
         return trial, config, ""
 
     def _configuration(self, trial: optuna.trial.Trial) -> TrainConfig:
@@ -252,25 +223,28 @@ class Conductor:
             return self._configurations.again(trials[int(earlier)].user_attrs["config"])
         return self._configurations.again(attrs[GIVEN_ATTR]) if GIVEN_ATTR in attrs else config
 
-    def _refuse(self, trial: optuna.trial.Trial, because: str) -> None:
-        """Tell a trial as failed that could not begin."""
+    def _refuse(self, trial: optuna.trial.Trial, because: str, config: TrainConfig | None = None) -> None:
+        """Tell a trial that cannot begin: as infeasible if it has a configuration, else as failed."""
+        state = TrialState.FAIL if config is None else TrialState.PRUNED
         trial.set_user_attr("ended_because", because)
-        self._study.tell(trial, state=TrialState.FAIL)
+        self._study.tell(trial, state=state)
         self._finished += 1
-        view = TrialView(trial.number, dict(trial.params), None, state="FAIL", ended_because=because)
+        view = TrialView(trial.number, dict(trial.params), config, state=state.name, ended_because=because)
         self._notify("trial_ended", view)
 
     def _start(self, trial_id: str, trial: optuna.trial.Trial, config: TrainConfig) -> LiveTrial:
         frozen = self._study._storage.get_trial(trial._trial_id)
         attrs, records = frozen.user_attrs, epoch_records(frozen)
-        report_missing(trial, frozen)
+        report_missing(trial, frozen, self._objectives)
         trial.set_user_attr("config", config.to_dict())
         attempts = attrs.get("attempts", 0) + 1
         trial.set_user_attr("attempts", attempts)
         trial.set_user_attr("ray_trial_id", trial_id)
+        trial.set_user_attr(WORKERS_ATTR, self.workers)
         view = TrialView(trial.number, dict(trial.params), config, records=records, resumed=attempts > 1)
+        view.objectives = self._objectives
         view.retries, view.continues = attrs.get(retry.RETRIES_ATTR), attrs.get(CONTINUES_ATTR)
-        live = self._live[trial_id] = LiveTrial(trial, view, config, self._clock())
+        live = self._live[trial_id] = LiveTrial(trial, view, config, self._clock(), constraints_of(attrs))
         self._store.ledger.begin(trial.number, self.workers)
         self._admission.begins(trial.number, config, self._epochs_done(trial))
         return live
@@ -286,10 +260,10 @@ class Conductor:
         live = self._live.get(trial_id)
         if live is None:
             return Decision.STOP
-        epoch, value = epoch_of(record), self._objective.value(record)
+        epoch = epoch_of(record)
         if epoch <= live.view.epoch:
             return Decision.GO_ON
-        if not math.isfinite(value) or not math.isfinite(json_values.number(record, "val_loss", math.nan)):
+        if not self._objectives.first.has_learnt(record):
             self._tell_failure(trial_id, f"validation was not finite in epoch {epoch}", FailureKind.DIVERGED)
             return Decision.STOP
         self.runs(live.view.number)
@@ -297,14 +271,25 @@ class Conductor:
             live.waiting_for_first = False
             self._first_result_s = max(self._first_result_s or 0.0, self._clock() - live.started)
         live.trial.set_user_attr(f"{EPOCH_ATTR}{epoch:05d}", record)
-        live.trial.report(value, epoch)
+        report(live.trial, record, self._objectives)
         live.view.records.append(record)
         self._admission.epoch_ended(live.view.number, record)
         self._notify("epoch_ended", live.view, record)
-        if epoch >= live.view.epochs:
-            self._tell(trial_id, TrialState.COMPLETE, "ran to its end", value)
+        if verdict := self._verdict(live):
+            self._tell(trial_id, verdict)
             return Decision.STOP
         return self._look(trial_id, live, epoch)
+
+    def _verdict(self, live: LiveTrial) -> Verdict | None:
+        """How the trial ends with the epoch that it has just reported; None if it goes on."""
+        return verdict_on(
+            live.view.records,
+            epochs=live.view.epochs,
+            objectives=self._objectives,
+            constraints=live.constraints,
+            gpu_hours=self._store.ledger.trial_s(live.view.number) / 3600,
+            workers=self.workers,
+        )
 
     def _look(self, trial_id: str, live: LiveTrial, epoch: int) -> Decision:
         """Ask the strategy, which may write to the study, and carry out its answer."""
@@ -312,7 +297,7 @@ class Conductor:
             return Decision.PAUSE
         decision = self._strategy.look(self._study, self._study._storage.get_trial(live.trial._trial_id), epoch)
         if decision == Decision.STOP:
-            self._tell(trial_id, TrialState.PRUNED, f"stopped by the scheduler after epoch {epoch}")
+            self._tell(trial_id, Verdict(TrialState.PRUNED, f"stopped by the scheduler after epoch {epoch}"))
         elif decision == Decision.PAUSE:
             live.pausing = True
         return decision
@@ -326,7 +311,7 @@ class Conductor:
             epoch = live.view.epoch
             live.trial.set_user_attr(PAUSED_ATTR, epoch)
             live.view.paused = True
-            self._tell(trial_id, TrialState.PRUNED, f"paused after epoch {epoch}")
+            self._tell(trial_id, Verdict(TrialState.PRUNED, f"paused after epoch {epoch}"))
         elif self.stopping or self._ending():
             self.put_back(trial_id)
         else:
@@ -351,7 +336,7 @@ class Conductor:
         trial.set_user_attr(FAILURE_ATTR, kind.value)
         if kind == FailureKind.DIVERGED:
             trial.set_user_attr(DIVERGED_ATTR, True)
-        self._tell(trial_id, TrialState.FAIL, because)
+        self._tell(trial_id, Verdict(TrialState.FAIL, because))
 
     def put_back(self, trial_id: str, because: str = "interrupted; --resume continues it") -> None:
         """Let a trial wait in the study. The next driver continues it from its last checkpoint."""
@@ -367,14 +352,16 @@ class Conductor:
         for trial_id in list(self._live):
             self.put_back(trial_id)
 
-    def _tell(self, trial_id: str, state: TrialState, because: str, value: float | None = None) -> None:
+    def _tell(self, trial_id: str, verdict: Verdict) -> None:
         live = self._live.pop(trial_id)
-        self._note_cost(live)
-        live.trial.set_user_attr("ended_because", because)
-        self._study.tell(live.trial, values=value, state=state)
+        hours = self._note_cost(live)
+        live.trial.set_user_attr("ended_because", verdict.because)
+        note_constraints(live.trial, excesses(live.constraints, live.view.records, hours))
+        self._study.tell(live.trial, values=verdict.values, state=verdict.state)
+        live.view.values = verdict.values or ()
         self._finished += 1
-        self._end(live, state, because)
-        self._note_equal_failures(state, because)
+        self._end(live, verdict.state, verdict.because)
+        self._note_equal_failures(verdict.state, verdict.because)
         self._refresh()
 
     def _note_equal_failures(self, state: TrialState, because: str) -> None:
@@ -395,11 +382,14 @@ class Conductor:
                 print(f"warning: the study's tables are not up to date: {error}", file=sys.stderr, flush=True)
             self._warned = True
 
-    def _note_cost(self, live: LiveTrial) -> None:
+    def _note_cost(self, live: LiveTrial) -> float:
+        """Note the trial's device hours in the study. Returns them."""
         number = live.trial.number
         self._store.ledger.end(number)
         self._admission.ends(number)
-        live.trial.set_user_attr("gpu_hours", self._store.ledger.trial_s(number) / 3600)
+        hours = self._store.ledger.trial_s(number) / 3600
+        live.trial.set_user_attr("gpu_hours", hours)
+        return hours
 
     def _end(self, live: LiveTrial, state: TrialState, because: str) -> None:
         live.view.state, live.view.ended_because = state.name, because

@@ -8,9 +8,11 @@ from typing import Protocol
 
 import optuna
 
+from bigbatch.search_spaces.constraints import SpaceTrial
 from bigbatch.search_spaces.registry import Space
 from bigbatch.search_spaces.workload import Workload
 from bigbatch.train_loop.config import RUNTIME_KEYS, TrainConfig
+from bigbatch.tune.study.feasible import CONSTRAINTS_ATTR
 
 
 class Configurations(Protocol):
@@ -49,9 +51,13 @@ class SpaceConfigurations:
         return self.space.name
 
     def new(self, trial: optuna.trial.Trial) -> TrainConfig:
-        """Sample the space. Raises ConfigError if the batch does not divide over the workers."""
-        config = self.space(trial, self.workload, self.overrides).replace_keys({"seed": self.seed})
+        """Sample the space; note its constraints. Raises ConfigError if the batch does not divide over the workers."""
+        asked = SpaceTrial(trial)
+        config = self.space(asked, self.workload, self.overrides).replace_keys({"seed": self.seed})
         config.batch.split(self.workers)
+        if asked.constraints:
+            bounds = {name: constraint.to_dict() for name, constraint in asked.constraints.items()}
+            trial.set_user_attr(CONSTRAINTS_ATTR, bounds)
         return config
 
     def again(self, stored: Mapping[str, object]) -> TrainConfig:

@@ -15,9 +15,9 @@ from rich.table import Table
 from rich.text import Text
 
 from bigbatch.train_loop.progress import ProgressLines
-from bigbatch.tune.study.tables import top1_of
+from bigbatch.tune.study.objectives import Objectives
 from bigbatch.tune.watch.columns import Columns
-from bigbatch.tune.watch.observer import TrialView
+from bigbatch.tune.watch.observer import TrialView, ranked
 
 MAX_ROWS = 16
 """The live table shows this many trials: the running ones, the best one and the latest."""
@@ -60,9 +60,11 @@ class SearchProgress:
         finished: Mapping[int, TrialView],
         columns: Columns | None = None,
         budget_s: Callable[[], float] = lambda: math.inf,
+        objectives: Objectives | None = None,
     ) -> None:
         """``planned``: None: as many as the budget allows. ``budget_s``: returns how long the budget still lasts."""
         self._budget_s = budget_s
+        self.shown = (objectives or Objectives()).first.shown
         self.planned, self.concurrency, self.columns = planned, concurrency, columns or Columns()
         self.trials: dict[int, TrialView] = dict(finished)
         self.started = time.monotonic()
@@ -87,9 +89,14 @@ class SearchProgress:
 
     @property
     def best(self) -> TrialView | None:
-        """The completed trial with the highest value; None if there is none."""
-        done = [t for t in self.trials.values() if t.state == "COMPLETE"]
-        return max(done, key=lambda t: (t.value or 0.0, -t.number), default=None)
+        """The best completed trial; None if there is none."""
+        return next(iter(ranked(self.trials.values())), None)
+
+    @property
+    def best_worth(self) -> str:
+        """What the best trial is worth, in words."""
+        best = self.best
+        return best.objectives.first.worth(best.ends[0]) if best else "–"
 
     def eta_s(self) -> float | None:
         """Estimated seconds left: of the budget where it is the only limit, else from the mean time of a trial.
@@ -159,14 +166,17 @@ class LiveTable:
 
 OTHER_COLUMNS_WIDTH = 48
 """Trial, state, epoch, top-1 and time, with their gaps."""
+TOP1_WIDTH = 7
+"""Characters of the column of top-1. Another metric may need more."""
 
 
 def trial_table(progress: SearchProgress, width: int = 200) -> Table:
     """The trials as a table of at most ``width`` characters. It leaves out columns and never cuts a number."""
-    columns = progress.columns.that_fit(width - OTHER_COLUMNS_WIDTH)
+    short = progress.shown.metric.short
+    columns = progress.columns.that_fit(width - OTHER_COLUMNS_WIDTH - max(0, len(short) - TOP1_WIDTH))
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("trial", "state", *columns, "epoch", "top-1", "time"):
-        right = name in ("trial", "batch", "lr", "warmup", "epoch", "top-1", "time")
+    for name in ("trial", "state", *columns, "epoch", short, "time"):
+        right = name in ("trial", "batch", "lr", "warmup", "epoch", short, "time")
         table.add_column(name, justify="right" if right else "left", no_wrap=True)
     best = progress.best
     for trial in _shown(progress):
@@ -177,7 +187,7 @@ def trial_table(progress: SearchProgress, width: int = 200) -> Table:
             Text(trial.phase if trial.state == "RUNNING" else state_word(trial), STATE_STYLES[trial.state]),
             *(values.get(name, "") for name in columns),
             epochs_done(trial),
-            percent(trial.value),
+            trial.worth,
             duration(progress.elapsed_of(trial)),
             style="bold" if best is not None and trial.number == best.number else "",
         )
@@ -209,7 +219,7 @@ def summary_line(progress: SearchProgress) -> Text:
     best, eta = progress.best, progress.eta_s()
     parts = [
         f"{progress.ended}{'' if progress.planned is None else f' of {progress.planned}'} trials ended",
-        f"best {percent(best.value)} (trial {best.number})" if best else "best –",
+        f"best {progress.best_worth} (trial {best.number})" if best else "best –",
         f"elapsed {duration(time.monotonic() - progress.started)}",
         f"about {duration(eta)} left" if eta is not None else "time left: unknown until a trial ends",
     ]
@@ -277,11 +287,13 @@ class PlainLines:
         self.say(f"trial {trial.number} {word}: {self._progress.columns.line(trial)}")
 
     def epoch_ended(self, trial: TrialView, record: dict[str, object]) -> None:
-        """Print the epoch's accuracy, loss and learning rate."""
+        """Print the epoch's value of the objective, its loss and its learning rate."""
         self._progress.put(trial)
         self._within_epochs[trial.number] = ProgressLines()
+        shown = self._progress.shown
         self.say(
-            f"trial {trial.number} epoch {record['epoch']}/{trial.epochs}: top-1 {percent(top1_of(record))}, "
+            f"trial {trial.number} epoch {record['epoch']}/{trial.epochs}: "
+            f"{shown.metric.short} {shown.worth(shown.value(record))}, "
             f"train loss {record['train_loss']:.3f}, lr {record['learning_rate']:.3g}"
         )
 
@@ -290,7 +302,7 @@ class PlainLines:
         self._progress.put(trial)
         self._within_epochs.pop(trial.number, None)
         self.say(
-            f"trial {trial.number} {state_word(trial)} at {percent(trial.value)}: {trial.ended_because} "
+            f"trial {trial.number} {state_word(trial)} at {trial.worth}: {trial.ended_because} "
             f"[{summary_line(self._progress).plain}]"
         )
 

@@ -24,10 +24,11 @@ from bigbatch.tune.study.ledger import DeviceSeconds
 from bigbatch.tune.study.patient_journal import JOB_VARIABLE
 from bigbatch.tune.study.provenance import redact
 from bigbatch.tune.study.storage_url import shared_file_warning
-from bigbatch.tune.watch.columns import columns_of
-from bigbatch.tune.watch.display import duration, percent
+from bigbatch.tune.watch.columns import Columns, columns_of
+from bigbatch.tune.watch.display import duration
 from bigbatch.tune.watch.frontier_table import WIDTH, answer_in_words, frontier_lines, of_the_answer
-from bigbatch.tune.watch.observer import TrialView
+from bigbatch.tune.watch.observer import TrialView, ranked
+from bigbatch.tune.watch.outcome import best_in_words, ends_in_words, no_interval, objective_lines, print_front
 
 RUNNER_UPS = 4
 STEMS = {
@@ -72,6 +73,7 @@ def _plan_lines(plan: SearchPlan) -> list[tuple[str, str]]:
         *_frontier(plan),
         ("trials", f"{_how_many(plan)} of at most {plan.max_epochs} epochs, {stops}"),
         *([("first", in_words(plan.enqueued))] if plan.enqueued else []),
+        *objective_lines(plan),
         *_notes(plan),
         ("resources", _resources(plan)),
         ("at most", _cost(plan)),
@@ -171,13 +173,14 @@ def print_findings(
     plan: SearchPlan, trials: list[TrialView], elapsed_s: float, used: DeviceSeconds, console: Console
 ) -> None:
     """Print the best configuration, how certain it is, and the next command."""
-    done = sorted((t for t in trials if t.state == "COMPLETE"), key=lambda t: (-(t.value or 0), t.number))
+    done = ranked(trials)
     once = [t for t in trials if not t.is_replaced]
     pruned, failed, waiting = (_count(once, state) for state in ("PRUNED", "FAIL", "WAITING"))
-    paused = sum(t.paused for t in once)
+    paused, infeasible = sum(t.paused for t in once), sum(t.is_infeasible for t in once)
     unit = "GPU hours" if plan.machine.gpus else "worker hours (no GPU)"
     console.print(
-        f"\n{len(done)} of {len(once)} trials ran to their end, {pruned - paused} stopped early, {failed} failed"
+        f"\n{len(done)} of {len(once)} trials ran to their end, {pruned - paused - infeasible} stopped early, "
+        f"{f'{infeasible} infeasible, ' if infeasible else ''}{failed} failed"
         f"{f', {paused} paused' if paused else ''}"
         f"{f', {waiting} interrupted' if waiting else ''}; "
         f"{duration(elapsed_s)} elapsed, {used.words(unit)}."
@@ -190,19 +193,27 @@ def print_findings(
     frontier = print_frontier(plan, console)
     done = of_the_answer(done, frontier, plan.frontier)
     best, columns = done[0], columns_of(plan.space, plan.workload, plan.overrides, plan.ranges)
-    found = compare_with_best([t.value or 0.0 for t in done], plan.data.val_size)
-    console.print(
-        f"\nBest: trial {best.number}, validation top-1 {percent(best.value)} after {best.epoch} epochs", style="bold"
-    )
+    console.print(f"\n{best_in_words(best)}", style="bold")
     for name, value in columns.of(best).items():
         console.print(f"  {name:10} {value}", markup=False)
-    console.print(f"\n{how_sure(done, found, plan.data.val_size)}", markup=False, soft_wrap=True)
-    for trial, worse in list(zip(done[1:], found.worse, strict=True))[:RUNNER_UPS]:
-        mark = "clearly worse" if worse else "cannot be told apart"
-        console.print(
-            f"  {percent(trial.value):>7}  trial {trial.number} ({mark}): {columns.line(trial)}", markup=False
-        )
+    if plan.objectives.several:
+        print_front(plan, done, columns, console)
+    else:
+        _print_runner_ups(plan, done, columns, console)
     console.print(f"\nTrain it in full:\n  {train_command(plan)}", markup=False, soft_wrap=True)
+
+
+def _print_runner_ups(plan: SearchPlan, done: list[TrialView], columns: Columns, console: Console) -> None:
+    """How sure the best trial is, and the next best ones."""
+    marks = ["" for _ in done[1:]]
+    if plan.objectives.first.has_interval:
+        found = compare_with_best([t.value or 0.0 for t in done], plan.data.val_size)
+        marks = [" (clearly worse)" if worse else " (cannot be told apart)" for worse in found.worse]
+        console.print(f"\n{how_sure(done, found, plan.data.val_size)}", markup=False, soft_wrap=True)
+    else:
+        console.print(f"\n{no_interval(plan.objectives.first, len(done))}", markup=False, soft_wrap=True)
+    for trial, mark in list(zip(done[1:], marks, strict=True))[:RUNNER_UPS]:
+        console.print(f"  {ends_in_words(trial):>7}  trial {trial.number}{mark}: {columns.line(trial)}", markup=False)
 
 
 def say_retries(retries: Mapping[int, int], console: Console) -> None:

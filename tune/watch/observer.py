@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.host.disk_full import full_errno
 from bigbatch.train_loop.progress import StepProgress
-from bigbatch.tune.study.tables import epoch_of, top1_of
+from bigbatch.tune.study.feasible import INFEASIBLE
+from bigbatch.tune.study.objectives import Objectives
+from bigbatch.tune.study.tables import epoch_of
 
 Phase = Literal["waiting", "starting", "running"]
 
@@ -44,6 +48,10 @@ class TrialView:
     """The phase of a trial in state RUNNING: ``waiting`` for resources, ``starting`` its workers, or ``running``."""
     asks: str = ""
     """The total needs of its workers, e.g. ``4 CPUs``."""
+    objectives: Objectives = field(default_factory=Objectives)
+    """What the search optimises."""
+    values: Sequence[float] = ()
+    """What the study was told at the trial's end, one value for each objective."""
     steps: StepProgress | None = None
     """Its position within an epoch, as its worker last reported."""
 
@@ -64,8 +72,33 @@ class TrialView:
 
     @property
     def value(self) -> float | None:
-        """Validation top-1 after the last epoch, 0 to 1."""
-        return top1_of(self.records[-1]) if self.records else None
+        """The metric that a person watches, after the last epoch: by default validation top-1, 0 to 1."""
+        return self.objectives.first.shown.value(self.records[-1]) if self.records else None
+
+    @property
+    def is_infeasible(self) -> bool:
+        """Whether it ended because it violates a constraint of its space."""
+        return self.state == "PRUNED" and (self.ended_because or "").startswith(INFEASIBLE)
+
+    @property
+    def worth(self) -> str:
+        """``value`` in words, e.g. ``86.9 %``."""
+        return self.objectives.first.shown.worth(self.value)
+
+    @property
+    def ends(self) -> Sequence[float]:
+        """What the finished trial is worth, one value for each objective."""
+        return self.values or self.objectives.finals(self.records)
+
+
+def ranked(trials: Iterable[TrialView]) -> list[TrialView]:
+    """The trials that ran to their end, best first: by the first objective, then the next one, then the number."""
+
+    def key(trial: TrialView) -> tuple[float, ...]:
+        gains = trial.objectives.gains(trial.ends)
+        return (*(-math.inf if math.isnan(gain) else gain for gain in gains), -trial.number)
+
+    return sorted((t for t in trials if t.state == "COMPLETE"), key=key, reverse=True)
 
 
 class Observer(Protocol):

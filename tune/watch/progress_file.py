@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bigbatch.cluster.host.atomic_files import write_json
 from bigbatch.tune.study.tables import epoch_s
-from bigbatch.tune.watch.observer import TrialView
+from bigbatch.tune.watch.observer import TrialView, ranked
 from bigbatch.tune.watch.views import FINISHED
 
 SCHEMA_VERSION = 1
@@ -50,7 +50,7 @@ class ProgressFileWriter:
         trials = self._trials.values()
         states = [trial.state for trial in trials]
         epochs = [record for trial in trials for record in trial.records]
-        values = [trial.value for trial in trials if trial.state == "COMPLETE" and trial.value is not None]
+        best = next(iter(ranked(trials)), None)
         write_json(
             self._path,
             {
@@ -62,6 +62,6 @@ class ProgressFileWriter:
                 "failed": states.count("FAIL"),
                 "running": states.count("RUNNING"),
                 "waiting": states.count("WAITING"),
-                "best": max(values, default=None),
+                "best": best.ends[0] if best else None,
             },
         )

@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from optuna.trial import FrozenTrial
+from optuna.trial import FrozenTrial, TrialState
 
 from bigbatch.train_loop.config import TrainConfig
+from bigbatch.tune.study.objectives import Objectives
 from bigbatch.tune.study.retry import RETRIES_ATTR, retried_trials
 from bigbatch.tune.study.tables import epoch_records
 from bigbatch.tune.study.trial_facts import CONTINUES_ATTR, continued_trials, is_paused
@@ -16,14 +17,19 @@ from bigbatch.tune.watch.observer import TrialView
 FINISHED = ("COMPLETE", "PRUNED", "FAIL")
 
 
-def trial_views(trials: Sequence[FrozenTrial]) -> list[TrialView]:
-    """The trials that have begun, or failed before they began."""
+def trial_views(trials: Sequence[FrozenTrial], objectives: Objectives | None = None) -> list[TrialView]:
+    """The trials that have begun, or failed before they began. ``objectives``: the study's; None: the default."""
     again, continued = retried_trials(trials), continued_trials(trials)
     begun = [t for t in trials if "config" in t.user_attrs or t.state.is_finished()]
-    return [trial_view(t, again.get(t.number), continued.get(t.number)) for t in begun]
+    return [trial_view(t, again.get(t.number), continued.get(t.number), objectives) for t in begun]
 
 
-def trial_view(trial: FrozenTrial, retried_by: int | None = None, continued_by: int | None = None) -> TrialView:
+def trial_view(
+    trial: FrozenTrial,
+    retried_by: int | None = None,
+    continued_by: int | None = None,
+    objectives: Objectives | None = None,
+) -> TrialView:
     """The view of one trial of the study."""
     config = trial.user_attrs.get("config")
     ended = trial.datetime_complete or trial.datetime_start
@@ -42,6 +48,8 @@ def trial_view(trial: FrozenTrial, retried_by: int | None = None, continued_by: 
         continues=trial.user_attrs.get(CONTINUES_ATTR),
         continued_by=continued_by,
         paused=is_paused(trial),
+        objectives=objectives or Objectives(),
+        values=tuple(trial.values or ()) if trial.state == TrialState.COMPLETE else (),
     )
 
 

@@ -63,6 +63,8 @@ class WandbObserver:
         if run is not None:
             run.summary["state"] = trial.state
             run.summary["ended_because"] = trial.ended_because
+            for objective, value in zip(trial.objectives.each, trial.values, strict=False):  # none unless it finished
+                run.summary[f"objective/{objective.text}"] = value
             run.finish(exit_code=0 if trial.state in ("COMPLETE", "PRUNED") else 1)
 
     def close(self) -> None:

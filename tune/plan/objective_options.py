@@ -1,0 +1,97 @@
+"""``--objective``, ``--objectives`` and ``--target``, and the constraints of a space: read and checked."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import random
+from collections.abc import Mapping
+
+from bigbatch.cluster.host import json_values
+from bigbatch.search_spaces.constraints import Constraint
+from bigbatch.search_spaces.registry import Space
+from bigbatch.search_spaces.trial import StandInTrial
+from bigbatch.search_spaces.workload import Workload
+from bigbatch.train_loop.config import ConfigError
+from bigbatch.tune.plan.options import SearchOptions
+from bigbatch.tune.study import metrics
+from bigbatch.tune.study.feasible import bounds_in_words
+from bigbatch.tune.study.objectives import DEFAULT_OBJECTIVE, Objectives, read_objectives
+from bigbatch.tune.study.target import TimeToTarget
+
+OPTIONS = ("objective", "objectives", "target")
+ONE_OBJECTIVE = ("cmaes", "curves")
+"""Strategies that optimise one objective alone."""
+MODELS_VALUES = ("gp", "curves")
+"""Strategies to which the size of a value matters, not only the order of values."""
+SAMPLES = 64
+
+
+def one_of_objective_options(o: SearchOptions) -> str | None:
+    """The name of the one option that is given; None if there is none. Raises ConfigError for two of them."""
+    given = [name for name in OPTIONS if getattr(o, name) is not None]
+    if len(given) > 1:
+        words = " and ".join(f"--{name}" for name in given)
+        raise ConfigError(f"a search has one of --objective, --objectives and --target; got {words}. Keep one of them.")
+    if o.objective is not None and "," in o.objective:
+        raise ConfigError(f"--objective names one metric; got {o.objective!r}. Write --objectives {o.objective}.")
+    for name in given:
+        text = getattr(o, name)
+        if ("=" in text) != (name == "target"):
+            fix = f"--target {text}" if "=" in text else "--target val_top1=0.759"
+            what = "METRIC=VALUE" if name == "target" else "METRIC or METRIC:max or METRIC:min"
+            raise ConfigError(f"--{name} takes {what}; got {text!r}. Write {fix}.")
+    return given[0] if given else None
+
+
+def with_studys_objective(o: SearchOptions, stored: Mapping[str, object]) -> SearchOptions:
+    """The options of a resumed search, with the objective of its study if they name none."""
+    text = json_values.text_or_none(stored, "objective")
+    if text is None or one_of_objective_options(o):
+        return o
+    return dataclasses.replace(o, target=text) if "=" in text else dataclasses.replace(o, objectives=text)
+
+
+def read_objective_options(o: SearchOptions, num_classes: int) -> Objectives:
+    """The search's objectives. Raises ConfigError for what is none."""
+    name = one_of_objective_options(o)
+    text = getattr(o, name) if name else DEFAULT_OBJECTIVE
+    return read_objectives(f"--{name or 'objective'}", text, num_classes)
+
+
+def check_strategy_suits(objectives: Objectives, strategy: str, stopping: str | None) -> None:
+    """Raise ConfigError if the strategy, or the stopping that was asked for, cannot work with these objectives."""
+    count = len(objectives.each)
+    if count > 1 and strategy in ONE_OBJECTIVE:
+        raise ConfigError(f"--strategy {strategy} optimises one objective; got {count}. Write --strategy tpe.")
+    if count > 1 and stopping not in (None, "auto", "none"):
+        raise ConfigError(
+            f"--stopping {stopping} compares trials by one objective; got {count}. Write --stopping none."
+        )
+    if isinstance(objectives.first, TimeToTarget) and strategy in MODELS_VALUES:
+        raise ConfigError(
+            f"--strategy {strategy} models values, and a missed target has none; got --target. Write --strategy tpe."
+        )
+
+
+def constraints_in_words(space: Space, workload: Workload, pinned: Mapping[str, object]) -> tuple[str, ...]:
+    """The constraints that samples of the space set. Raises ConfigError for a metric that does not exist."""
+    rng, found = random.Random(0), {}
+    for number in range(SAMPLES):
+        trial = StandInTrial(rng, number=number)
+        with contextlib.suppress(Exception, SystemExit):  # the space was checked; what it refuses, the search reports
+            space(trial, workload, pinned)
+            found.update({(name, bound.value is None): bound for name, bound in trial.constraints.items()})
+    return tuple(_in_words(space, constraint) for constraint in found.values())
+
+
+def _in_words(space: Space, constraint: Constraint) -> str:
+    if constraint.value is not None:
+        return f"{constraint.name} {bounds_in_words(constraint)}, known before a trial starts"
+    metric = metrics.metric_named(f"set_constraint of space {space.name!r}", constraint.name)
+    if not metric.name.endswith(metrics.COSTS):
+        raise ConfigError(
+            f"set_constraint of space {space.name!r} bounds what a trial costs; got {metric.name!r}, which training "
+            "improves. Write e.g. set_constraint('epoch_s', at_most=60), or use --objectives."
+        )
+    return f"{metric.title} {bounds_in_words(constraint, metric)}, measured after each epoch"

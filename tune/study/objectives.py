@@ -1,0 +1,116 @@
+"""All objectives of a search: usually one. With several there is a front instead of a best trial."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from bigbatch.cluster.host import json_values
+from bigbatch.train_loop.config import ConfigError
+from bigbatch.tune.study import metrics
+from bigbatch.tune.study.metrics import Record
+from bigbatch.tune.study.objective import Direction, Objective, read_objective
+from bigbatch.tune.study.target import read_target
+
+if TYPE_CHECKING:  # the plan imports this file, and answers before Optuna is loaded
+    from optuna.trial import FrozenTrial
+
+T = TypeVar("T")
+DEFAULT_OBJECTIVE = "val_top1:max"
+"""The objective of a study that does not say any: an earlier version wrote it."""
+
+
+@dataclass(frozen=True)
+class Objectives:
+    """What a search optimises. The order counts: of equal trials, and for ``best.json``, the first one decides."""
+
+    each: tuple[Objective, ...] = (Objective(),)
+
+    @property
+    def first(self) -> Objective:
+        """The objective that early stopping, displays and ``best.json`` follow."""
+        return self.each[0]
+
+    @property
+    def several(self) -> bool:
+        """Whether there is more than one."""
+        return len(self.each) > 1
+
+    @property
+    def text(self) -> str:
+        """As on the command line and in study.json: ``val_top1:max,gpu_hours:min``."""
+        return ",".join(objective.text for objective in self.each)
+
+    @property
+    def directions(self) -> list[Direction]:
+        """As Optuna wants them."""
+        return [objective.direction for objective in self.each]
+
+    def finals(self, records: Sequence[Record], gpu_hours: float = math.nan, workers: int = 1) -> list[float]:
+        """What a trial is worth that has ended as planned, one value for each objective; see ``Objective.final``."""
+        return [objective.final(records, gpu_hours, workers) for objective in self.each]
+
+    def best(self, trials: Sequence[FrozenTrial]) -> FrozenTrial | None:
+        """The completed trial that is best in the first objective. None if none is complete.
+
+        Of several equal ones it is the best in the next objective, then the earliest. So it is always on the front.
+        """
+        return max(_complete(trials), key=lambda t: (*self.gains(t.values), -t.number), default=None)
+
+    def front(self, trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
+        """The completed trials that no other one beats: as good in all objectives, better in one. Best first."""
+        done = sorted(_complete(trials), key=lambda t: (*self.gains(t.values), -t.number), reverse=True)
+        return front_of(self, done, lambda trial: trial.values)
+
+    def named(self, values: Sequence[float]) -> dict[str, float]:
+        """Name of an objective → its value."""
+        return {objective.name: value for objective, value in zip(self.each, values, strict=True)}
+
+    def gains(self, values: Sequence[float]) -> tuple[float, ...]:
+        """Values with the signs that make larger better."""
+        return tuple(objective.gain(value) for objective, value in zip(self.each, values, strict=True))
+
+
+def front_of(objectives: Objectives, items: Sequence[T], values_of: Callable[[T], Sequence[float]]) -> list[T]:
+    """Those of ``items``, in their order, that no other one beats: as good in all objectives and better in one."""
+    gains = [objectives.gains(values_of(item)) for item in items]
+    return [item for item, own in zip(items, gains, strict=True) if not any(_beats(other, own) for other in gains)]
+
+
+def _complete(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
+    return [t for t in trials if t.state.name == "COMPLETE" and t.values]
+
+
+def _beats(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
+    return one != other and all(a >= b for a, b in zip(one, other, strict=True))
+
+
+def objectives_of(description: Mapping[str, object]) -> Objectives:
+    """The objectives of a study, from its study.json."""
+    classes = json_values.whole_number(description, "num_classes", 1)
+    return read_objectives("study.json", json_values.text(description, "objective", DEFAULT_OBJECTIVE), classes)
+
+
+def read_objectives(option: str, text: str, num_classes: int) -> Objectives:
+    """``val_top1:max,gpu_hours:min``, or the target ``val_top1=0.759`` → the objectives.
+
+    Raises ConfigError for what ``read_objective`` and ``read_target`` refuse, a metric that is named twice, and device
+    hours as the only objective.
+    """
+    if "=" in text:
+        return Objectives((read_target(text, num_classes),))
+    each = tuple(read_objective(option, part, num_classes) for part in text.split(","))
+    names = [objective.name for objective in each]
+    for objective in each:
+        same = [other for other in each if other.name == objective.name]
+        if len(same) > 1:
+            both = " and ".join(other.text for other in same[:2])
+            raise ConfigError(f"{option} names each metric once, in one direction; got {both}. Keep one of them.")
+    if names == [metrics.GPU_HOURS]:
+        raise ConfigError(
+            f"{option} needs more than {metrics.GPU_HOURS}, or what learns nothing is the best; got {text}. "
+            "Write --target val_top1=0.759, or --objectives val_top1:max,gpu_hours:min."
+        )
+    return Objectives(each)

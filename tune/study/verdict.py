@@ -1,0 +1,57 @@
+"""How a trial ends, by what its epochs have shown: at its last epoch, at the target, or beyond a constraint."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from optuna.trial import TrialState
+
+from bigbatch.search_spaces.constraints import Constraint
+from bigbatch.tune.study import feasible, metrics
+from bigbatch.tune.study.metrics import Record
+from bigbatch.tune.study.objectives import Objectives
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The end of a trial."""
+
+    state: TrialState
+    because: str
+    values: Sequence[float] | None = None
+    """One for each objective, if it is COMPLETE."""
+
+
+def verdict_on(
+    records: Sequence[Record],
+    *,
+    epochs: int,
+    objectives: Objectives,
+    constraints: Sequence[Constraint] = (),
+    gpu_hours: float = math.nan,
+    workers: int = 1,
+) -> Verdict | None:
+    """The end of a trial after the last one of its records; None: it goes on.
+
+    A function of its arguments alone: a driver that finds a trial whose end was not told comes to the same verdict.
+
+    Args:
+        records: at least one, the first epoch first.
+        epochs: of the whole run.
+        gpu_hours: what the ledger says of the trial.
+    """
+    because = feasible.why_infeasible(constraints, records, gpu_hours)
+    if because is not None:
+        return Verdict(TrialState.PRUNED, because)
+    reached = objectives.first.is_reached(records[-1])
+    epoch = int(metrics.of_record("epoch", records[-1]))
+    if not reached and epoch < epochs:
+        return None
+    values = objectives.finals(records, gpu_hours, workers)
+    for objective, value in zip(objectives.each, values, strict=True):
+        if not math.isfinite(value):
+            return Verdict(TrialState.FAIL, f"{objective.name} was not measured")
+    said = f"reached {objectives.text} after epoch {epoch}" if reached else "ran to its end"
+    return Verdict(TrialState.COMPLETE, said, values)

@@ -1,0 +1,56 @@
+"""A trial between its begin and its end, and the study that a conductor keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import optuna
+
+from bigbatch.search_spaces.constraints import Constraint
+from bigbatch.train_loop.config import TrainConfig
+from bigbatch.tune.study.ledger import Ledger
+from bigbatch.tune.study.patient_journal import Disk
+from bigbatch.tune.watch.observer import TrialView
+
+
+class StudyKeeper(Protocol):
+    """What a conductor needs of a ``StudyStore``. The simulator has one in memory."""
+
+    study: optuna.Study
+    ledger: Ledger
+    disk: Disk
+
+    def recover(self) -> None:
+        """Repair trials that a killed driver left RUNNING."""
+
+    def refresh(self) -> None:
+        """Rewrite the files made from the study, if it is time for that."""
+
+    def drop_checkpoints(self) -> None:
+        """Remove checkpoints that nobody needs."""
+
+    def checkpoint_folder(self, number: int) -> Path:
+        """Of the trial with that number, whether it exists or not."""
+
+
+@dataclass
+class LiveTrial:
+    """A trial that has begun and has not ended."""
+
+    trial: optuna.trial.Trial
+    view: TrialView
+    config: TrainConfig
+    started: float
+    """By the conductor's clock."""
+    constraints: Sequence[Constraint] = ()
+    waiting_for_first: bool = True
+    """Whether no epoch has ended since the trial was started."""
+    pausing: bool = False
+    """Whether the strategy has paused it. Its processes still write their checkpoint."""
+
+
+class Over(Exception):
+    """No more trials are needed, or none may start."""

@@ -1,0 +1,70 @@
+"""What a search optimises, and what came out, in words: one metric, a time to a target, or a Pareto front."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+from bigbatch.tune.plan.search_plan import SearchPlan
+from bigbatch.tune.study.front import PARETO_FILE
+from bigbatch.tune.study.objective import Objective
+from bigbatch.tune.study.objectives import front_of
+from bigbatch.tune.study.target import UNREACHED_H, TimeToTarget
+from bigbatch.tune.watch.columns import Columns
+from bigbatch.tune.watch.observer import TrialView
+
+MAX_ROWS_OF_FRONT = 20
+
+
+def objective_lines(plan: SearchPlan) -> list[tuple[str, str]]:
+    """The plan's lines about objectives and constraints."""
+    lines = [("objective", f"{objective.text}: {objective.sentence}") for objective in plan.objectives.each]
+    if plan.objectives.several:
+        lines.append(("", "several objectives: no trial is stopped early, and best.json is the best in the first one"))
+    lines += [("constraint", text) for text in plan.constraints]
+    return lines
+
+
+def ends_in_words(trial: TrialView) -> str:
+    """What a finished trial is worth in the first objective."""
+    return trial.objectives.first.worth(trial.ends[0])
+
+
+def best_in_words(best: TrialView) -> str:
+    """The line that names the best trial."""
+    objective = best.objectives.first
+    if not isinstance(objective, TimeToTarget):
+        return f"Best: trial {best.number}, {objective.metric.title} {ends_in_words(best)} after {best.epoch} epochs"
+    if best.ends[0] >= UNREACHED_H:
+        return (
+            f"No trial reached a {objective.goal}. The nearest: trial {best.number}, "
+            f"{ends_in_words(best)} after {best.epoch} epochs"
+        )
+    return (
+        f"Best: trial {best.number} reached a {objective.goal} after {best.epoch} epochs, "
+        f"in {ends_in_words(best)} of its devices"
+    )
+
+
+def no_interval(objective: Objective, trials: int) -> str:
+    """Why nothing is said about the certainty of the best trial."""
+    others = " Runner-ups:" if trials > 1 else ""
+    return (
+        f"There is no interval for it: {objective.metric.title} is not a count of right answers. Other seeds give "
+        f"other values; all trials have the same seed.{others}"
+    )
+
+
+def print_front(plan: SearchPlan, done: list[TrialView], columns: Columns, console: Console) -> None:
+    """The trials that no other one beats, as a table. ``done``: sorted, the best in the first objective first."""
+    each = plan.objectives.each
+    front = front_of(plan.objectives, done, lambda trial: trial.ends)
+    console.print(
+        f"\n{len(front)} of {len(done)} finished trials are on the Pareto front: no other one is as good in all "
+        f"objectives and better in one. Intervals are not given. {PARETO_FILE} has them all:",
+        markup=False,
+        soft_wrap=True,
+    )
+    console.print("  " + "".join(f"{objective.text:>18}" for objective in each) + "  trial", markup=False)
+    for trial in front[:MAX_ROWS_OF_FRONT]:
+        values = "".join(f"{o.worth(value):>18}" for o, value in zip(each, trial.ends, strict=True))
+        console.print(f"  {values}  {trial.number}: {columns.line(trial)}", markup=False, soft_wrap=True)
