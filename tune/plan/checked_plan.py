@@ -224,8 +224,7 @@ def _plan(o: SearchOptions, stored: Description) -> SearchPlan:
     strategy, stopping = resolved(checked.strategy, checked.stopping, trials, max_epochs)
     machine = local_machine() if (o.address or "local") == "local" else machine_to_be()
     auto = (o.model or "auto") == "auto"
-    open_ended = o.trials is None and (checked.budget_gpu_hours or checked.time_budget_s) is not None
-    at_once = trials_for_slots(machine, trials, open_ended)
+    at_once = trials_for_slots(machine, trials, o.is_open_ended)
     share = share_out(machine, workers, at_once) if machine.nodes else Share(1, workers, {"CPU": 1.0})
     model = None if auto else str(o.model)
     search = SearchRequest(space, data, model, max_epochs, workers, overrides, o.prior_from, checked.batches)
@@ -257,7 +256,7 @@ def _plan(o: SearchOptions, stored: Description) -> SearchPlan:
         share=share,
         options=o,
         tolerance=checked.tolerance,
-        open_ended=open_ended,
+        open_ended=o.is_open_ended,
         scan=looked.scan,
         objectives=objectives,
         constraints=constraints_in_words(space, fitted.workload, fitted.overrides),

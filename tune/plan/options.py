@@ -70,6 +70,11 @@ class SearchOptions:
                 if isinstance(text, str) and not text.strip():
                     raise ConfigError(empty_value(f"--{name.replace('_', '-')}", text))
 
+    @property
+    def is_open_ended(self) -> bool:
+        """Whether a budget is the only limit: there is one, and no number of trials."""
+        return self.trials is None and (self.budget_gpu_hours is not None or self.time_budget is not None)
+
     def kept(self) -> dict[str, object]:
         """The options that a later --resume takes from the study. ``storage`` is not kept: it may hold a password."""
         values = {k: v for k, v in dataclasses.asdict(self).items() if k in RESUMED_OPTIONS and v not in (None, ())}
