@@ -44,7 +44,7 @@ def frontier_lines(values: Mapping[str, object], hours: str, width: int = WIDTH)
     table["epoch"] = [_seconds(row.get("epoch_s")) for row in rows]
     table[hours] = [_short(row.get("gpu_hours")) for row in rows]
     table["critical"] = [_whole(row.get("noise_scale")) for row in rows]
-    table["tried/done/div"] = ["/".join(_whole(row.get(k)) for k in ("tried", "finished", "diverged")) for row in rows]
+    table["done/tried"] = [_counts(row) for row in rows]
     left_out = list(OPTIONAL)
     while _width(table) > width and left_out:
         table.pop(left_out.pop(0), None)
@@ -93,15 +93,16 @@ def answer_in_words(values: Mapping[str, object], hours: str) -> list[str]:
     first = (
         f"The {'largest' if _is_number(own.get('value')) else 'last'} {word} within {points:g} points of the best is "
         f"{_whole(own.get('value'))}: {worth} (trial {own.get('trial')}); "
-        f"{'no other one is better' if own is best else f'the best is {best_worth}'}."
+        f"{'no other one is better' if not own.get('worse_by') else f'the best is {best_worth}'}."
     )
+    if own is rows[0]:
+        images = json_values.whole_number(values, "validation_images")
+        return [first, f"On {images:,} validation images no larger {word} comes that near, so nothing is saved."]
     return [text for text in (first, _saving(own, rows[0], word, hours), _certainty(values, own, word)) if text]
 
 
 def _saving(own: Row, smallest: Row, word: str, hours: str) -> str:
     """What a full run at the answer costs, against the smallest value."""
-    if own is smallest:
-        return f"No larger {word} comes that near, so nothing is saved against the smallest."
     parts = []
     for key, text, unit in (
         ("optimizer_steps", _whole, " optimizer steps"),
@@ -159,6 +160,12 @@ def _objective(value: object, counted: bool) -> str:
 def _range(row: Row) -> str:
     low, high = json_values.number_or_none(row, "low"), json_values.number_or_none(row, "high")
     return "–" if low is None or high is None else f"{100 * low:.1f}–{100 * high:.1f}"
+
+
+def _counts(row: Row) -> str:
+    """Trials that ran to their end, of those that were tried: ``3/5``, ``3/5, 1 div.`` if one diverged."""
+    diverged = json_values.whole_number(row, "diverged")
+    return f"{_whole(row.get('finished'))}/{_whole(row.get('tried'))}" + (f", {diverged} div." if diverged else "")
 
 
 def _whole(value: object) -> str:

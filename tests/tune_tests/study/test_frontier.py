@@ -151,6 +151,7 @@ def test_every_kind_of_end_is_counted_once():
     assert found is not None
     row = found.rows[-1]
     assert (row.tried, row.finished, row.diverged) == (4, 2, 1)
+    assert shown(study.trials)[0].endswith("2/4, 1 div.")
     assert [t.number for t in counted_trials(study.trials)] == [0, 1, 2, 4, 6]
 
 
@@ -299,7 +300,7 @@ def test_the_table_shows_the_images_that_did_not_choose():
     trial.set_user_attr(f"{EPOCH_ATTR}00001", record(1, 0.96, 256, holdout_top1=0.93))
     study.tell(trial, 0.96)
     table, _ = shown(study.trials)
-    assert "held out" in table and "93.0 %" in table and "1/1/0" in table
+    assert "held out" in table and "93.0 %" in table and "   1/1" in table
     assert "held out" not in shown(trials_of({128: [0.9]}))[0]
 
 
