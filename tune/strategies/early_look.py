@@ -64,8 +64,8 @@ class EarlyLook:
             due = slot % EVERY == 0 and slot > 2 * EVERY
             return self._next(trials, self._progress(study, trials)) if due else None
         progress = self._progress(study, trials)
-        if progress.too_few_values:
-            return self._best(trials, [t for t in progress.waiting if self._value(t) in progress.too_few_values])
+        if bare := progress.too_few_values:
+            return self._best(trials, [t for t in progress.waiting if self._value(t) in bare])
         return self._next(trials, progress) if progress.too_few else None
 
     def is_over(self, study: Study) -> bool:
