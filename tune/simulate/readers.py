@@ -32,8 +32,9 @@ from bigbatch.tune.simulate.dimensions import declared_dimensions
 from bigbatch.tune.simulate.importers import is_algoperf, is_pd1, read_algoperf, read_pd1
 from bigbatch.tune.strategies.protocol import Dimension
 from bigbatch.tune.study.objective import Direction, Objective
+from bigbatch.tune.study.objectives import DEFAULT_OBJECTIVE, read_objectives
 from bigbatch.tune.study.retry import DIVERGED
-from bigbatch.tune.study.tables import EPOCH_PARTS
+from bigbatch.tune.study.tables import EPOCH_PARTS, OBJECTIVE_KEY
 
 PARAM = "param."
 DIMENSIONS, DIMENSIONS_KEY = "dimensions", b"bigbatch.dimensions"
@@ -53,13 +54,13 @@ def read_curves(paths: Sequence[Path], direction: Direction = "maximize", task: 
 
     Raises ConfigError for a file that cannot be read, lacks a column, or has epochs that go back.
     """
-    return pooled([_read(path, Objective("value", direction), task) for path in paths])
+    return pooled([_read(path, Objective("val_top1", direction), task) for path in paths])
 
 
 def _read(path: Path, objective: Objective, task: str | None) -> RecordedRuns:
     try:
         if path.is_dir():
-            return _read_study(path, objective)
+            return _read_study(path)
         if path.suffix == ".parquet":
             return _read_parquet(path, objective, task)
         if path.suffix in (".jsonl", ".json", ".gz"):
@@ -207,29 +208,35 @@ def _check_epochs(run: object, epochs: Sequence[object]) -> None:
 # Our own studies
 
 
-def _read_study(folder: Path, objective: Objective) -> RecordedRuns:
+def _read_study(folder: Path) -> RecordedRuns:
     missing = [name for name in STUDY_FILES if not (folder / name).is_file()]
     if missing:
         raise ConfigError(f"a study's folder must hold {' and '.join(STUDY_FILES)}; got none named {missing[0]}.")
-    trials = _parquet(folder / STUDY_FILES[0]).to_pylist()
-    epochs = dict(_by(_parquet(folder / STUDY_FILES[1]).to_pylist(), "trial"))
-    curves = [curve for trial in trials if (curve := _trial_curve(trial, epochs.get(trial["trial"], [])))]
-    return RecordedRuns(folder.resolve().name, tuple(curves), None, Objective("val_top1", "maximize"))
+    trials, epochs = (_parquet(folder / name) for name in STUDY_FILES)
+    text = (trials.schema.metadata or {}).get(OBJECTIVE_KEY, DEFAULT_OBJECTIVE.encode()).decode()
+    objective = read_objectives("objective", text, 1).first.shown
+    if objective.name not in epochs.column_names:
+        raise ConfigError(f"curves need a metric of every epoch; got a study of {objective.name}. Give another study.")
+    by_trial = dict(_by(epochs.to_pylist(), "trial"))
+    curves = [_trial_curve(trial, by_trial.get(trial["trial"], []), objective.name) for trial in trials.to_pylist()]
+    plain = Objective(objective.name, objective.direction)
+    return RecordedRuns(folder.resolve().name, tuple(curve for curve in curves if curve is not None), None, plain)
 
 
-def _trial_curve(trial: Mapping[str, object], epochs: Rows) -> RecordedCurve | None:
+def _trial_curve(trial: Mapping[str, object], epochs: Rows, metric: str) -> RecordedCurve | None:
     """The trial's curve; None unless it reached its end or diverged."""
     because = json_values.text(trial, "ended_because")
     diverged = trial["state"] == "FAIL" and any(word in because for word in DIVERGED)
     planned = json_values.whole_number(trial, "epochs_planned")
-    if not (trial["state"] == "COMPLETE" or (diverged and planned > len(epochs))):
+    whole = trial["state"] == "COMPLETE" and planned == len(epochs)  # a search for a target ends trials sooner
+    if not whole and not (diverged and planned > len(epochs)):
         return None
     _check_epochs(trial["trial"], [row["epoch"] for row in epochs])
     seconds, now_s = [], 0.0
     for row in epochs:
         now_s += sum(json_values.number(row, part) for part in EPOCH_PARTS)
         seconds.append(now_s)
-    values = [row["val_top1"] for row in epochs]
     warmup = json_values.number(trial, "config.schedule.warmup_epochs")
     facts = {"epochs": planned, "diverged": diverged, "warmup_epochs": warmup}
-    return _curve(json.loads(json_values.text(trial, "parameters", "{}")), seconds, values, facts)
+    params = json.loads(json_values.text(trial, "parameters", "{}"))
+    return _curve(params, seconds, [row[metric] for row in epochs], facts)

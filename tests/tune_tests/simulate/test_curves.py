@@ -17,6 +17,8 @@ from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.tune.simulate.curves import CurveTable, RecordedCurve
 from bigbatch.tune.simulate.dimensions import infer_dimensions
 from bigbatch.tune.simulate.readers import read_curves
+from bigbatch.tune.study.objective import Objective
+from bigbatch.tune.study.objectives import Objectives
 from bigbatch.tune.study.tables import EPOCH_PARTS, write_epochs, write_trials
 from helpers.lone_studies import begin, new_study
 
@@ -250,11 +252,13 @@ def test_a_study_of_ours_gives_its_whole_and_its_diverged_runs(tmp_path: Path) -
             trial.set_user_attr(name, value)
         for epoch in range(1, epochs + 1):
             times = dict.fromkeys(EPOCH_PARTS, 2.0)
-            trial.set_user_attr(f"epoch/{epoch:05d}", {"epoch": epoch, "val_top1": 0.1 * epoch, **times})
+            trial.set_user_attr(
+                f"epoch/{epoch:05d}", {"epoch": epoch, "val_top1": 0.1 * epoch, "val_loss": 1 - 0.1 * epoch, **times}
+            )
         study.tell(trial, 0.3 if state == TrialState.COMPLETE else None, state=state)
     folder = tmp_path / "my study"
     folder.mkdir()
-    write_trials(study.trials, folder / "trials.parquet")
+    write_trials(study.trials, folder / "trials.parquet", Objectives())
     write_epochs(study.trials, folder / "epochs.parquet")
     table = read_curves([folder])
     assert [(c.params["width"], c.final) for c in table.curves] == [
@@ -265,3 +269,10 @@ def test_a_study_of_ours_gives_its_whole_and_its_diverged_runs(tmp_path: Path) -
     assert table.curves[2].values == pytest.approx((0.1, 0.2)) and table.curves[2].epochs == 3
     assert table.curves[0].seconds == pytest.approx([2.0 * len(EPOCH_PARTS) * e for e in (1, 2, 3)])
     assert (table.name, table.curves[0].warmup_epochs) == ("my study", 1.0)
+    loss = Objectives((Objective("val_loss", "minimize"),))
+    write_trials(study.trials, folder / "trials.parquet", loss)
+    by_loss = read_curves([folder])
+    assert by_loss.objective.direction == "minimize" and by_loss.best == pytest.approx(0.7)
+    write_trials(study.trials, folder / "trials.parquet", Objectives((Objective("epoch_s", "minimize"),)))
+    with pytest.raises(ConfigError, match="got a study of epoch_s"):
+        read_curves([folder])
