@@ -89,7 +89,7 @@ def make_bridge(
         store,
         make_strategy(strategy, pruner, facts),
         SpaceConfigurations(space or large_batch, WORKLOAD, overrides or {}, 3, 1),
-        objective=Objective(),
+        objective=more.pop("objective", Objective()),
         trials=trials,
         workers=1,
         observers=list(observers),

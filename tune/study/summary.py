@@ -69,7 +69,7 @@ class StudySummary:
     @property
     def is_accuracy(self) -> bool:
         """Whether the objective is an accuracy, 0 to 1."""
-        return "top" in json_values.text(self.description, "objective", "val_top1")
+        return "_top1:" in json_values.text(self.description, "objective", "val_top1:max").partition(",")[0]
 
     @property
     def has_gpus(self) -> bool:

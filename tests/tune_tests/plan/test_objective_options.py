@@ -1,0 +1,95 @@
+"""``--objective``, ``--objectives``, ``--target`` and the bounds of a space, before anything starts."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from bigbatch.train_loop.config import ConfigError
+from bigbatch.tune.plan.checked_plan import make_plan
+from bigbatch.tune.plan.objective_options import ONE_OBJECTIVE
+from bigbatch.tune.plan.options import SearchOptions
+from bigbatch.tune.strategies.named import CAPABILITIES
+from bigbatch.tune.study.store import StudyStore
+from helpers.paths import ROOT
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"objective": "val_top"}, "Did you mean 'val_top1'"),
+        ({"objective": "val_loss", "target": "val_top1=0.9"}, "got --objective and --target. Keep one of them."),
+        ({"objective": "val_loss,gpu_hours"}, "Write --objectives val_loss,gpu_hours."),
+        ({"objective": "val_top1=0.9"}, "Write --target val_top1=0.9."),
+        ({"target": "val_top1"}, "--target takes METRIC=VALUE"),
+        ({"target": "val_top5=0.9"}, "names a metric that each trial reports; got 'val_top5'"),
+        ({"objectives": "val_top1,gpu_hours", "stopping": "asha"}, "Write --stopping none."),
+        ({"objectives": "val_top1,gpu_hours", "strategy": "cmaes"}, "Write --strategy tpe."),
+        ({"target": "val_top1=0.9", "strategy": "gp"}, "Write --strategy tpe."),
+    ],
+)
+def test_bad_input_meets_one_line_that_names_the_fix(given, said):
+    with pytest.raises(ConfigError) as refused:
+        make_plan(SearchOptions(space="smoke", **given))
+    assert said in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_the_strategies_of_one_objective_are_those_that_say_so():
+    assert set(ONE_OBJECTIVE) == {name for name, can in CAPABILITIES.items() if can.objectives == 1}
+
+
+def test_a_resumed_study_keeps_its_objective_and_refuses_another():
+    plan = make_plan(SearchOptions(space="smoke", study="s", objective="val_loss"))
+    StudyStore.create(plan.folder, "s", plan.to_dict(), None).close()
+    assert make_plan(SearchOptions(study="s", resume=True)).objectives.text == "val_loss:min"
+    assert make_plan(SearchOptions(study="s", resume=True, objective="val_loss:min")).objectives.text == "val_loss:min"
+    with pytest.raises(ConfigError, match=r"the objective was val_loss:min; got val_top1=0\.9\. Leave it out"):
+        make_plan(SearchOptions(study="s", resume=True, target="val_top1=0.9"))
+
+
+def test_several_objectives_stop_no_trial_and_have_no_frontier():
+    plan = make_plan(SearchOptions(objectives="val_top1:max,gpu_hours:min"))
+    assert plan.stopping == "none" and plan.frontier is None
+    assert plan.to_dict()["objective"] == "val_top1:max,gpu_hours:min"
+
+
+def test_the_example_of_bounds_on_the_page_is_accepted_and_its_bounds_are_in_the_plan(folder):
+    page = (ROOT / "docs" / "search-spaces.md").read_text(encoding="utf-8").partition("## Constraints")[2]
+    code = re.search(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    assert code is not None
+    (folder / "bounded_space.py").write_text(code[1])
+    assert make_plan(SearchOptions(space="bounded_space.py")).constraints == (
+        "epoch time at most 60 s, measured after each epoch",
+        "peak memory at most 8.00 GiB, measured after each epoch",
+        "steps at least 4, known before a trial starts",
+    )
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        ("'epoch_z', at_most=60", "Did you mean 'epoch_s'"),
+        ("'val_top1', at_least=0.5", "bounds what a trial costs; got 'val_top1'"),
+        ("'epoch_s'", "has no bound; write at_most"),
+        ("'epoch_s', at_most=float('nan')", "needs a number as at_most"),
+        ("'epoch_s', at_most=1, at_least=2", "needs at_least <= at_most"),
+    ],
+)
+def test_a_bound_that_means_nothing_is_refused(folder, call, said):
+    (folder / "own.py").write_text(
+        "def space(trial, workload):\n"
+        "    lr = trial.suggest_float('peak_lr', 0.1, 1.0)\n"
+        f"    trial.set_constraint({call})\n"
+        "    return workload.config({'optimizer': 'sgd', 'global_size': 64, 'peak_lr': lr})\n"
+    )
+    with pytest.raises(ConfigError) as refused:
+        make_plan(SearchOptions(space="own.py"))
+    assert said in str(refused.value) and "\n" not in str(refused.value)

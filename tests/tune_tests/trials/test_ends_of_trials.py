@@ -1,0 +1,118 @@
+"""The ends of trials that a conductor tells: a target, several objectives, and bounds that a space sets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+from optuna.trial import TrialState
+
+from bigbatch.search_spaces.registry import load_space
+from bigbatch.tune.study.store import StudyStore
+from bigbatch.tune.watch.views import trial_views
+from helpers.bridges import EPOCHS, make_bridge, record
+
+
+class BoundedSpace:
+    """A space of one parameter that bounds the time and the memory of an epoch, and a value that it knows."""
+
+    name = "bounded"
+
+    def __init__(self, known: float = 0.0) -> None:
+        self.known = known
+
+    def __call__(self, trial, workload, pinned=None):
+        trial.suggest_float("x", 0, 1)
+        trial.set_constraint("epoch_s", at_most=60)
+        trial.set_constraint("memory_bytes", at_most=2**30)
+        trial.set_constraint("known", self.known, at_most=2.0)
+        return load_space("smoke")(trial, workload, pinned)
+
+
+def store_of(tmp_path: Path, objective: str) -> StudyStore:
+    return StudyStore.create(tmp_path / "s", "s", {"objective": objective, "num_classes": 10}, None)
+
+
+def bridge_of(store: StudyStore, **more: Any):
+    each = store.objectives.each
+    return make_bridge(store, objective=each[0], also=each[1:], **more)
+
+
+def report(bridge: Any, ray_id: str, epoch: int, value: float, **more: float) -> bool:
+    return bridge.observe(ray_id, {"records": [record(epoch, value, **more)]})
+
+
+def test_a_trial_that_reaches_the_target_is_complete_with_its_hours(tmp_path):
+    store = store_of(tmp_path, "val_top1=0.7")
+    bridge = bridge_of(store, trials=2, pruner="asha")
+    for ray_id in "ab":
+        bridge.suggest(ray_id)
+    assert not report(bridge, "a", 1, 0.6, train_s=1800.0)
+    assert report(bridge, "a", 2, 0.7, train_s=1800.0), "Ray is told to stop it"
+    for epoch in range(1, EPOCHS + 1):
+        report(bridge, "b", epoch, 0.35, train_s=1800.0)
+    reached, missed = store.study.trials
+    assert (reached.state, reached.value) == (TrialState.COMPLETE, 1.0)
+    assert reached.intermediate_values == pytest.approx({1: 0.1 / 0.7, 2: 0.0}) and missed.intermediate_values[1] == 0.5
+    assert store.study.direction == optuna.study.StudyDirection.MINIMIZE and store.study.best_trial.number == 0
+    shown = trial_views(store.study.trials, store.objectives)
+    assert [view.worth for view in shown] == ["70.0 %", "35.0 %"], "a person watches the metric"
+    store.close()
+
+
+def test_another_metric_is_reported_and_told(tmp_path):
+    store = store_of(tmp_path, "val_loss:min")
+    bridge = bridge_of(store)
+    bridge.suggest("a")
+    for epoch in range(1, EPOCHS + 1):
+        report(bridge, "a", epoch, 0.1 * epoch, val_loss=2.0 - 0.1 * epoch)
+    trial = store.study.trials[0]
+    assert trial.value == pytest.approx(1.6) and trial.intermediate_values == pytest.approx(
+        {1: 1.9, 2: 1.8, 3: 1.7, 4: 1.6}
+    )
+    store.close()
+
+
+@pytest.mark.parametrize("strategy", ["tpe", "random", "qmc"])
+def test_several_objectives_are_told_without_reports_and_the_strategy_goes_on(tmp_path, strategy):
+    store = store_of(tmp_path, "val_top1:max,epoch_s:min")
+    bridge = bridge_of(store, trials=14, concurrency=1, strategy=strategy)
+    for number in range(14):
+        bridge.suggest(str(number))
+        for epoch in range(1, EPOCHS + 1):
+            report(bridge, str(number), epoch, 0.1 + 0.01 * number, train_s=1.0 + number)
+    assert [t.values for t in store.study.trials] == [[pytest.approx(0.1 + 0.01 * n), 1.0 + n] for n in range(14)]
+    assert not any(t.intermediate_values for t in store.study.trials)
+    assert len(store.study.best_trials) == 14 == len(store.objectives.front(store.study.trials))
+    store.close()
+
+
+def test_a_violated_bound_ends_a_trial_and_the_sampler_sees_by_how_much(store):
+    bridge = make_bridge(store, space=BoundedSpace(), concurrency=3)
+    for ray_id in "abc":
+        bridge.suggest(ray_id)
+    assert report(bridge, "a", 1, 0.9, train_s=90.0, memory_bytes=2**29)
+    assert report(bridge, "b", 1, 0.8, train_s=30.0, memory_bytes=2**31)
+    assert not report(bridge, "c", 1, 0.5, train_s=30.0, memory_bytes=2**29)
+    for epoch in range(2, EPOCHS + 1):
+        report(bridge, "c", epoch, 0.5, train_s=30.0, memory_bytes=2**29)
+    slow, large, good = store.study.trials
+    assert slow.state == large.state == TrialState.PRUNED and good.state == TrialState.COMPLETE
+    assert slow.user_attrs["infeasible"] == {"epoch_s": 0.5} and large.user_attrs["infeasible"] == {"memory_bytes": 1.0}
+    assert "epoch time is 90 s, allowed is at most 60 s" in slow.user_attrs["ended_because"]
+    assert "peak memory is 2.00 GiB, allowed is at most 1.00 GiB" in large.user_attrs["ended_because"]
+    assert slow.constraints == {"epoch_s": 0.5, "memory_bytes": -0.5, "known": -1.0}, "as Optuna's samplers read it"
+    best = store.objectives.best(store.study.trials)
+    assert best is not None and best.number == good.number, "although it is the worst in accuracy"
+    assert [view.is_infeasible for view in trial_views(store.study.trials)] == [True, True, False]
+
+
+def test_what_the_space_knows_to_be_too_much_is_not_trained(store):
+    bridge = make_bridge(store, space=BoundedSpace(known=3.0), trials=2)
+    assert bridge.suggest("a") == "FINISHED" or bridge.fatal
+    first = store.study.trials[0]
+    assert first.state == TrialState.PRUNED and first.user_attrs["infeasible"] == {"known": 0.5}
+    assert first.user_attrs["ended_because"] == "infeasible: known is 3, allowed is at most 2"
+    assert first.constraints == {"known": 0.5} and not first.intermediate_values
