@@ -98,8 +98,8 @@ def forecast(values: Sequence[float], more: int, room: float = math.inf) -> Fore
 def draws_of(trials: Sequence[FrozenTrial], objective: Objective) -> list[float]:
     """The values of a study's configurations with the sign that makes larger better.
 
-    A stopped trial has its last value, a diverged one the objective's worst. A configuration that was continued counts
-    once. Trials that failed for another reason say nothing.
+    Of several objectives the first counts. A stopped trial has its last value, a diverged one the objective's worst. A
+    configuration that was continued counts once. Trials that failed for another reason say nothing.
     """
     names = (RETRIES_ATTR, CONTINUES_ATTR)
     replaced = {int(t.user_attrs[name]) for t in trials for name in names if name in t.user_attrs}
@@ -110,10 +110,9 @@ def draws_of(trials: Sequence[FrozenTrial], objective: Objective) -> list[float]
         if has_diverged(trial):
             found.append(objective.worst)
         elif trial.state in (TrialState.COMPLETE, TrialState.PRUNED):
-            last = trial.intermediate_values[max(trial.intermediate_values)] if trial.intermediate_values else None
-            value = trial.value if trial.value is not None else last
-            found += [] if value is None or not math.isfinite(value) else [value]
-    return [objective.gain(value) for value in found]
+            last = trial.intermediate_values[max(trial.intermediate_values)] if trial.intermediate_values else math.nan
+            found.append(trial.values[0] if trial.values else last)
+    return [objective.gain(value) for value in found if math.isfinite(value)]
 
 
 def more_hours(budget_hours: float | None) -> float:
@@ -135,7 +134,7 @@ def forecast_words(
     if used_hours <= 0 or not values:
         return ""
     more = round(len(values) * hours / used_hours)
-    is_accuracy = "top" in objective.name
+    is_accuracy = objective.has_interval
     found = forecast(values, more, 1 - max(values) if is_accuracy else math.inf)
     if found is None:
         few = f"{len(values)} ended trials" if len(values) < LEAST_DRAWS else "less than one trial"

@@ -89,6 +89,9 @@ def test_each_configuration_is_one_draw():
         study.tell(trial, state=state)
     study.ask()
     assert draws_of(study.trials, accuracy(10)) == [0.5, 0.6, 0.1, 0.35]
+    several = optuna.create_study(directions=["maximize", "minimize"])
+    several.tell(several.ask(), [0.7, 12.0])
+    assert draws_of(several.trials, accuracy(10)) == [0.7]
     assert draws_of(study.trials, Objective("val_loss", "minimize", 2.3))[0] == -0.5
 
 
