@@ -12,6 +12,7 @@ from bigbatch.tune.study.forecast import forecast_words, more_hours
 from bigbatch.tune.study.objective import Objective
 from bigbatch.tune.study.pace import Pace
 from bigbatch.tune.study.store import StudyStore
+from bigbatch.tune.study.target import TimeToTarget
 from bigbatch.tune.trials.capacity import Capacity
 
 
@@ -84,8 +85,11 @@ def _more_than(hours: float) -> str:
 
 
 def what_more_would_bring(plan: SearchPlan, store: StudyStore, objective: Objective) -> str:
-    """A sentence for the end of a search with a budget; empty without one."""
-    if plan.budget_gpu_hours is None and plan.time_budget_s is None:
+    """A sentence for the end of a search with a budget; empty without one, and for a time to a target.
+
+    A trial that missed its target has no time, so such values have no common scale.
+    """
+    if (plan.budget_gpu_hours is None and plan.time_budget_s is None) or isinstance(objective, TimeToTarget):
         return ""
     used_h = store.ledger.held_s / 3600
     hours = more_hours(used_h if plan.budget_gpu_hours is None else plan.budget_gpu_hours)
