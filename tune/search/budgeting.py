@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 from bigbatch.train_loop.config import ConfigError
@@ -91,6 +92,8 @@ def what_more_would_bring(plan: SearchPlan, store: StudyStore, objective: Object
     """
     if (plan.budget_gpu_hours is None and plan.time_budget_s is None) or isinstance(objective, TimeToTarget):
         return ""
+    if plan.objectives.several or isinstance(objective, TimeToTarget) or math.isnan(objective.worst):
+        return ""  # the forecast is made from the values of one metric, and one of a diverged trial
     used_h = store.ledger.held_s / 3600
     hours = more_hours(used_h if plan.budget_gpu_hours is None else plan.budget_gpu_hours)
     unit = "GPU hours" if plan.machine.gpus else "worker hours"
