@@ -307,10 +307,15 @@ def _task(args: argparse.Namespace) -> tuple[TrainConfig, FolderScan | None, Pat
     return config, looked.scan, output
 
 
+def write_range_test(file: Path, config: TrainConfig, finding: RangeTestResult) -> None:
+    """Write a range test as JSON, for ``--prior-from``."""
+    values = {"schema_version": 1, "config": config.to_dict(), **dataclasses.asdict(finding)}
+    write_json(file, values, indent=1)
+
+
 def _write(config: TrainConfig, finding: RangeTestResult, output: Path) -> None:
     output.mkdir(parents=True, exist_ok=True)
-    values = {"schema_version": 1, "config": config.to_dict(), **dataclasses.asdict(finding)}
-    write_json(output / "lr_find.json", values, indent=1)
+    write_range_test(output / "lr_find.json", config, finding)
     o = config.optimizer
     title = f"{o.name}, batch {config.batch.global_size}, {config.model.name} on {config.data.name}"
     write_text(output / "lr_find.svg", svg(finding, title))

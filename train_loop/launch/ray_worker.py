@@ -145,7 +145,7 @@ def train_worker(handed: dict[str, object]) -> WorkersEnd:
     context = ray.train.get_context()
     log = _trial_log(task.log_file, context.get_world_rank())
     reporter = _make_reporter(task, context.get_world_rank(), log)
-    _use_cores()
+    use_assigned_cores()
     device = ray.train.torch.get_device()
     # Check before loading data and model: a search that must end within seconds cannot wait for a trial that has only
     # begun. All ranks decide alike.
@@ -206,7 +206,7 @@ def _end_of_all_ranks(error: Exception, task: TrialTask, workers: int) -> Worker
     return None
 
 
-def _use_cores() -> None:
+def use_assigned_cores() -> None:
     """Let loader processes and threads use the cores that Ray has assigned, unless the user has set the threads."""
     import ray
     import torch

@@ -84,6 +84,7 @@ def _add_how(p: argparse.ArgumentParser) -> None:
         help="try this configuration first, scaled to each batch (default: published recipes that fit the space)",
     )
     add("--prior-from", action="append", default=[], metavar="FILE", help="search around the rate in this lr_find.json")
+    add("--find-lr", action="store_true", default=None, help="first make a range test of each optimizer's rate")
     add("--study", metavar="NAME", help="the study's folder in --output (default: named by space, data and time)")
     add("--output", metavar="DIR", help="the folder that holds the studies (default: runs)")
     add("--storage", metavar="URL", help="keep the study in this database, not in a journal file")

@@ -34,6 +34,7 @@ from bigbatch.tune.plan.objective_options import (
 )
 from bigbatch.tune.plan.options import EARLIER_NAMES, SearchOptions
 from bigbatch.tune.plan.prior import RatePrior
+from bigbatch.tune.plan.range_tests import wanted_tests
 from bigbatch.tune.plan.same_study import check_same_study
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.plan.study_space import check_study_fits
@@ -135,12 +136,22 @@ def make_plan(options: SearchOptions) -> SearchPlan:
         known = {"model": stored.get("model"), "holdout": stored_holdout(stored)}
         options = options.over({**known, **_kept_options(stored)})
         options = with_studys_objective(options, stored)
+        _refuse_late_tests(options, stored)
     plan = _plan(options, stored)
     if stored:
         if stored.get("space_fingerprint") in plan.space.earlier_fingerprints:
             stored = {**stored, "space_fingerprint": plan.space.fingerprint}
         check_same_study(plan.identity(), stored)
     return plan
+
+
+def _refuse_late_tests(options: SearchOptions, stored: Description) -> None:
+    """Raise ConfigError for ``--find-lr`` in a study that began without it: its trials are around another prior."""
+    if options.find_lr and not _kept_options(stored).get("find_lr"):
+        raise ConfigError(
+            "--find-lr is for the beginning of a study; got --resume of one that began without it. Leave it out, or "
+            "write --study OTHER."
+        )
 
 
 def _kept_options(stored: Mapping[str, object]) -> dict[str, object]:
@@ -262,6 +273,7 @@ def _plan(o: SearchOptions, stored: Description) -> SearchPlan:
         constraints=constraints_in_words(space, fitted.workload, fitted.overrides),
     )
     check_study_fits(plan)
+    wanted_tests(plan)  # refuses a space without rates to find
     return dataclasses.replace(plan, enqueued=stored_trials(stored) if stored else first_trials(plan))
 
 

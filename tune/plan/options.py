@@ -20,7 +20,7 @@ EARLIER_NAMES = {"sampler": "strategy", "scheduler": "stopping"}
 """Options under their names in studies of earlier versions. The command line takes both."""
 RESUMED_OPTIONS = (
     "space", "data", "subset", "holdout", "model", "trials", "max_epochs", "budget_gpu_hours", "strategy", "stopping",
-    "workers", "set", "batch", "tolerance", "seed", "wandb", "on_bad_image", "stage",
+    "workers", "set", "batch", "tolerance", "seed", "wandb", "on_bad_image", "stage", "find_lr",
 )  # fmt: skip
 
 
@@ -52,6 +52,7 @@ class SearchOptions:
     stage: str | None = None
     prior_from: tuple[str, ...] = ()
     """The study does not keep these paths; it keeps the factors from the files, in ``lr_factors``."""
+    find_lr: bool | None = None
     enqueue: tuple[str, ...] = ()
     """The study does not keep these either; it keeps the configurations, in ``enqueued``."""
     study: str | None = None

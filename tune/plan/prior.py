@@ -79,7 +79,7 @@ def read_priors(
                 f"--prior-from takes one range test for each optimizer; got two for {name}. Keep one of them."
             )
         factors[name] = lr_factor(dataclasses.replace(workload, fixed=pinned), tested, suggestion)
-        if not _moves(space, workload, name, pinned):
+        if not rate_moves(space, workload, name, pinned):
             raise ConfigError(
                 f"--prior-from needs a space that searches the tested optimizer's rate around the prior; got {name} "
                 f"and --space {space.name}. Leave out '{path}', or use searched_peak_lr in the space."
@@ -123,7 +123,8 @@ def _full(data: str) -> str:
     return os.path.abspath(data) if os.path.exists(data) else data
 
 
-def _moves(space: Space, workload: Workload, optimizer: str, pinned: Mapping[str, object]) -> bool:
+def rate_moves(space: Space, workload: Workload, optimizer: str, pinned: Mapping[str, object]) -> bool:
+    """Whether the space searches the optimizer's rate around the prior, so that a range test moves it."""
     moved = dataclasses.replace(workload, lr_factors={optimizer: 1.5})
     for seed in range(TRIALS_TO_SEE):
         before = space(StandInTrial(random.Random(seed)), workload, pinned)

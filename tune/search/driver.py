@@ -19,6 +19,7 @@ from bigbatch.tune.plan.machine import devices_held
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.search.budgeting import check_budget_lasts, make_budget, refused_at_once
 from bigbatch.tune.search.ending import DONE, FAILED, end_search
+from bigbatch.tune.search.find_rates import find_rates
 from bigbatch.tune.search.first_trials import enqueue_first_trials
 from bigbatch.tune.search.running import (
     SearchRun,
@@ -156,6 +157,9 @@ def _search(
     at_once = sys.maxsize if plan.open_ended and on_gpus else plan.trials
     run.capacity = Capacity(plan.share, at_once, on_gpus, nodes, lambda line: run.bridge.say(line))
     store.ledger.hold(run.capacity.devices(plan.machine))
+    if not find_rates(run, store, stop, console):
+        return
+    plan = run.plan
     observers = recorders(run, store, stack)
     run.budget = make_budget(plan, store, run.capacity)
     ray_storage = _ray_storage(plan, connection)

@@ -72,6 +72,7 @@ def _plan_lines(plan: SearchPlan) -> list[tuple[str, str]]:
         *_stem(plan),
         *_frontier(plan),
         ("trials", f"{_how_many(plan)} of at most {plan.max_epochs} epochs, {stops}"),
+        *([("find-lr", "a range test of each optimizer before the first trial")] if plan.options.find_lr else []),
         *([("first", in_words(plan.enqueued))] if plan.enqueued else []),
         *objective_lines(plan),
         *_notes(plan),
