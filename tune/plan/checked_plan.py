@@ -20,7 +20,8 @@ from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.train_loop.host.command_line import check_writable, with_subset
 from bigbatch.tune.plan import wandb_mode
 from bigbatch.tune.plan.batches import parse_batches, pinned_batch
-from bigbatch.tune.plan.enqueued import first_trials, stored_trials
+from bigbatch.tune.plan.enqueued import first_trials
+from bigbatch.tune.plan.enqueued_trial import stored_trials
 from bigbatch.tune.plan.fitting import SearchRequest, fit_search, fit_search_to_unknown_cluster
 from bigbatch.tune.plan.frontier_plan import checked_tolerance
 from bigbatch.tune.plan.holdout import divide_validation, stored_holdout
@@ -138,6 +139,9 @@ def make_plan(options: SearchOptions) -> SearchPlan:
         options = with_studys_objective(options, stored)
         _refuse_late_tests(options, stored)
     plan = _plan(options, stored)
+    check_study_fits(plan)
+    wanted_tests(plan)  # refuses a space without rates to find
+    plan = dataclasses.replace(plan, enqueued=stored_trials(stored) if stored else first_trials(plan))
     if stored:
         if stored.get("space_fingerprint") in plan.space.earlier_fingerprints:
             stored = {**stored, "space_fingerprint": plan.space.fingerprint}
@@ -244,7 +248,7 @@ def _plan(o: SearchOptions, stored: Description) -> SearchPlan:
     name = study_name(o.study, space, data)
     objectives = read_objective_options(o, data.num_classes)
     check_strategy_suits(objectives, checked.strategy, o.stopping)
-    plan = SearchPlan(
+    return SearchPlan(
         study=name,
         folder=check_folder(Path(o.output or DEFAULT_OUTPUT), name, o.resume),
         space=space,
@@ -272,9 +276,6 @@ def _plan(o: SearchOptions, stored: Description) -> SearchPlan:
         objectives=objectives,
         constraints=constraints_in_words(space, fitted.workload, fitted.overrides),
     )
-    check_study_fits(plan)
-    wanted_tests(plan)  # refuses a space without rates to find
-    return dataclasses.replace(plan, enqueued=stored_trials(stored) if stored else first_trials(plan))
 
 
 def _trials_and_epochs(o: SearchOptions, space: Space, data: DataInfo) -> tuple[int, int]:

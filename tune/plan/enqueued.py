@@ -11,7 +11,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from bigbatch.cluster.host import json_values
 from bigbatch.search_spaces.inverse import nearest_parameters
@@ -21,10 +20,9 @@ from bigbatch.search_spaces.workload import Workload
 from bigbatch.train_loop.config import ConfigError, TrainConfig, known_key
 from bigbatch.train_loop.config.files import read_config
 from bigbatch.train_loop.config.recipes import recipe_names, recipe_path
+from bigbatch.tune.plan.enqueued_trial import EnqueuedTrial
 from bigbatch.tune.plan.scaled_recipe import scaled
-
-if TYPE_CHECKING:
-    from bigbatch.tune.plan.search_plan import SearchPlan
+from bigbatch.tune.plan.search_plan import SearchPlan
 
 DESIGNS = ("random", "qmc")
 """Strategies that draw every trial by themselves, unless they are asked to try something else."""
@@ -45,29 +43,6 @@ class Source:
     config: TrainConfig
     steps: int | None = None
     """Optimizer steps of its whole run; None: not known."""
-
-
-@dataclass(frozen=True)
-class EnqueuedTrial:
-    """A trial with a whole configuration. study.json keeps it, so that a resumed study needs no file."""
-
-    source: str
-    config: TrainConfig
-
-    @property
-    def label(self) -> str:
-        """E.g. ``recipe:nus-lars-32k at batch 1024``. A study has each label once."""
-        return f"{self.source} at batch {self.config.batch.global_size}"
-
-    def to_dict(self) -> dict[str, object]:
-        """As study.json keeps it."""
-        return {"source": self.source, "config": self.config.to_dict()}
-
-
-def stored_trials(stored: Mapping[str, object]) -> tuple[EnqueuedTrial, ...]:
-    """The trials in study.json. Studies of earlier versions have none."""
-    found = json_values.objects(stored, "enqueued")
-    return tuple(EnqueuedTrial(str(one["source"]), TrainConfig.from_dict(one["config"])) for one in found)  # type: ignore[arg-type]
 
 
 def read_sources(texts: Sequence[str]) -> list[Source]:

@@ -22,7 +22,8 @@ def range_tests(
 ) -> dict[str, TrainConfig]:
     """For each optimizer of a search that has no range test yet, the configuration to test.
 
-    It is the space's initial point for that optimizer, or else the first one drawn. Raises ConfigError if the space
+    It is the space's initial point for that optimizer, at the smallest batch of its frontier, where a test is cheapest;
+    or else the first one drawn. Raises ConfigError if the space
     searches no optimizer's rate around the prior.
     """
     searched = [name for name in optimizers_of(ranges) if rate_moves(space, workload, name, overrides)]
@@ -32,7 +33,10 @@ def range_tests(
             f"--find-lr needs a space that searches learning rates around the prior; got --space {space.name}{fixed}. "
             "Leave it out, or use searched_peak_lr in the space."
         )
-    trials = [StandInTrial(None, point) for point in space.initial_points(workload, overrides)]
+    name = space.frontier
+    cheapest = {name: ranges[name].choices[0]} if name is not None and name in ranges and ranges[name].choices else {}
+    points = [{**point, **cheapest} for point in space.initial_points(workload, overrides)]
+    trials = [StandInTrial(None, point) for point in points]
     trials += [StandInTrial(random.Random(seed)) for seed in range(TRIALS_TO_SEE)]
     found: dict[str, TrainConfig] = {}
     for trial in trials:

@@ -22,7 +22,7 @@ from bigbatch.tune.study.target import TimeToTarget
 
 if TYPE_CHECKING:
     from bigbatch.train_loop.data.sets.scan import FolderScan
-    from bigbatch.tune.plan.enqueued import EnqueuedTrial
+    from bigbatch.tune.plan.enqueued_trial import EnqueuedTrial
 
 
 @dataclass(frozen=True)

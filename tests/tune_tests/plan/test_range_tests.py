@@ -32,8 +32,9 @@ def test_each_optimizer_is_tested_at_the_centre_of_its_prior(tmp_path: Path) -> 
     tests = wanted_tests(plan_of(tmp_path))
     assert set(tests) == {"lars", "lamb", "sgd"}
     for name, config in tests.items():
-        assert (config.optimizer.name, config.batch.global_size) == (name, 256)
-        assert config.optimizer.peak_lr == pytest.approx(peak_lr_centre(name, 256, 12 * (1437 // 256)))
+        assert (config.optimizer.name, config.batch.global_size) == (name, 128), "the smallest batch: the cheapest"
+        momentum = config.optimizer.momentum if name != "lamb" else 0.9
+        assert config.optimizer.peak_lr == pytest.approx(peak_lr_centre(name, 128, 12 * (1437 // 128), momentum))
 
 
 def test_the_pinned_optimizer_alone_is_tested_and_at_the_pinned_batch(tmp_path: Path) -> None:
@@ -59,6 +60,7 @@ def test_the_search_is_around_what_the_tests_suggest_and_narrower(tmp_path: Path
     for name in tests:
         for point in after.space.initial_points(after.workload):
             if point["optimizer"] == name:
+                point = {**point, "global_batch_size": 128, "one_minus_momentum": 0.1}
                 config = after.space(StandInTrial(None, point), after.workload)
                 assert config.optimizer.peak_lr == pytest.approx(FOUND.suggestion)
     assert after.identity()["lr_factors"] == after.workload.lr_factors != {}
