@@ -202,12 +202,15 @@ def _judge(summary: StudySummary) -> None:
         summary.state = DONE if summary.best is not None else FAILED
     elif outcome == "ended" and summary.ended and summary.best is None:
         summary.state, summary.why = FAILED, "no trial ran to its end"
-    elif outcome == "ended" and summary.planned is None:
+    elif outcome == "ended" and summary.planned is None and summary.best is not None:
         summary.state = DONE
     elif outcome == "crashed":
         summary.state, summary.why = FAILED, "its driver failed"
     else:
-        summary.state, summary.why = INTERRUPTED, {"disk full": "its disk was full", "": "killed"}.get(outcome, "")
+        summary.state, summary.why = (
+            INTERRUPTED,
+            {"disk full": "its disk was full", "": "killed", "ended": "no room or time was left"}.get(outcome, ""),
+        )
         if not sessions:
             summary.why = "it never began"
 
