@@ -1,0 +1,230 @@
+"""What a search's driver costs for each trial, while the study grows to thousands: time and bytes, in windows.
+
+    python benchmarks/driver_scale.py --trials 10000 --output benchmarks/results/driver_scale.json
+
+The conductor of ``bigbatch tune`` runs without Ray: trials of made-up accuracies end at once. Measured are all its
+calls: choosing a trial, taking in its epochs, looking, telling; with a journal also the tables and the checkpoints'
+folders. It is flat if the last window is as fast as the first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import random
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import optuna
+from store import store
+
+from bigbatch.train_loop.config import TrainConfig
+from bigbatch.train_loop.reporter import EpochRecord
+from bigbatch.tune.simulate.events import SimulatedClock
+from bigbatch.tune.simulate.replay import MemoryKeeper
+from bigbatch.tune.strategies.named import make_strategy
+from bigbatch.tune.strategies.protocol import Decision, Dimension, SearchFacts
+from bigbatch.tune.strategies.samplers import quiet_optuna
+from bigbatch.tune.study.objective import Objective
+from bigbatch.tune.study.provenance import provenance
+from bigbatch.tune.study.store import StudyStore
+from bigbatch.tune.trials.conductor import Conductor, LiveTrial, Over, StudyKeeper
+from bigbatch.tune.watch.views import trial_views
+
+TARGET_MS, TARGET_BYTES = 20.0, 100_000
+DIMENSIONS = (
+    Dimension("peak_lr", optuna.distributions.FloatDistribution(1e-3, 10.0, log=True)),
+    Dimension("weight_decay", optuna.distributions.FloatDistribution(1e-6, 1e-2, log=True)),
+    Dimension("momentum", optuna.distributions.FloatDistribution(0.8, 0.99)),
+    Dimension("optimizer", optuna.distributions.CategoricalDistribution(("sgd", "lars", "lamb"))),
+)
+
+
+class SampledConfigurations:
+    """Configurations of ``DIMENSIONS``, as a space makes them."""
+
+    name = "driver_scale"
+
+    def __init__(self, epochs: int) -> None:
+        self._epochs = epochs
+
+    def new(self, trial: optuna.trial.Trial) -> TrainConfig:
+        """Sample the trial's parameters."""
+        keys: dict[str, object] = {"epochs": self._epochs, "schedule.warmup_epochs": 0}
+        for dimension in DIMENSIONS:
+            key = "optimizer.name" if dimension.name == "optimizer" else f"optimizer.{dimension.name}"
+            keys[key] = trial._suggest(dimension.name, dimension.distribution)
+        return TrainConfig().replace_keys(keys)
+
+    def again(self, stored: Mapping[str, object]) -> TrainConfig:
+        """The stored configuration."""
+        return TrainConfig.from_dict(dict(stored))
+
+
+@dataclass
+class Window:
+    """The trials from one measurement to the next."""
+
+    trials: int
+    """Trials of the study at its end."""
+    ms_per_trial: float
+    """Wall time."""
+    cpu_ms_per_trial: float
+    """Of this process alone: nearly the same on an idle machine, and right on a busy one."""
+    bytes_per_trial: float
+    """Growth of the journal, or of this process's memory if the study is in memory."""
+
+
+def accuracy(params: Mapping[str, object], epoch: int, epochs: int, noise: random.Random) -> float:
+    """A power law to an end that falls with the distance from the best rate."""
+    distance = abs(math.log10(float(str(params["peak_lr"]))) + 0.5)
+    return max(0.1, 0.9 - 0.15 * distance - 0.4 * (epoch / epochs + 0.1) ** -0.5 * 0.3) + noise.gauss(0, 0.005)
+
+
+def record_of(value: float, epoch: int, epochs: int) -> dict[str, object]:
+    """A whole record, as long as a real one in the journal."""
+    record = EpochRecord(
+        epoch=epoch, epochs=epochs, train_loss=1.2345678901, train_top1=value, val_loss=1.1234567890, val_top1=value,
+        learning_rate=0.12345678901, optimizer_steps=epoch * 100, skipped_steps=0, images_per_s=1234.5678901234,
+        train_s=12.345678901, data_s=0.12345678901, step_s=12.222222, bn_s=0.333333333, val_s=1.111111111,
+        checkpoint_s=0.2222222, noise_scale=1234.567890123,
+    )  # fmt: skip
+    return dict(record.to_dict())
+
+
+class Search:
+    """A search whose trials train in no time."""
+
+    def __init__(self, keeper: StudyKeeper, case: tuple[str, str], trials: int, slots: int, epochs: int) -> None:
+        facts = SearchFacts(DIMENSIONS, trials, epochs, slots, seed=1)
+        self.conductor = Conductor(
+            keeper,
+            make_strategy(*case, facts),
+            SampledConfigurations(epochs),
+            objective=Objective(),
+            trials=trials,
+            workers=1,
+            observers=[],
+        )
+        self._slots, self._epochs, self._noise, self._started = slots, epochs, random.Random(1), 0
+        self._live: dict[str, LiveTrial] = {}
+        self._over = False
+
+    def go_on(self) -> bool:
+        """Fill the slots, then let each live trial finish an epoch. Returns whether the search goes on."""
+        while len(self._live) < self._slots:
+            name = f"t{self._started}"
+            try:
+                live = self.conductor.next_trial(name)
+            except Over:
+                self._over = True
+                break
+            if live is None:
+                break
+            self._live[name] = live
+            self._started += 1
+        for name, live in list(self._live.items()):
+            epoch = live.view.epoch + 1
+            value = accuracy(live.view.params, epoch, self._epochs, self._noise)
+            decision = self.conductor.take_in(name, record_of(value, epoch, self._epochs))
+            if decision == Decision.PAUSE:
+                self.conductor.ended(name)
+            if decision != Decision.GO_ON:
+                del self._live[name]
+        return bool(self._live) or not self._over
+
+
+def memory_bytes() -> int:
+    """Resident memory of this process."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def measure(
+    case: tuple[str, str], storage: str, trials: int, slots: int, epochs: int, windows: int, limit_s: float
+) -> tuple[list[Window], dict[str, float]]:
+    """The windows of one search, and how long its study takes to open (journal only)."""
+    with tempfile.TemporaryDirectory(prefix="bigbatch-scale-") as folder:
+        home = Path(folder) / "study"
+        journal = storage == "journal"
+        keeper = StudyStore.create(home, "study", {}, None) if journal else _in_memory(Path(folder))
+        search, found = Search(keeper, case, trials, slots, epochs), list[Window]()
+        began = time.perf_counter()
+        at, used, before = (began, time.process_time()), _used(home, journal), 0
+        while search.go_on() and time.perf_counter() - began < limit_s:
+            count = search.conductor.finished
+            if count >= before + trials // windows:
+                now, bytes_now = (time.perf_counter(), time.process_time()), _used(home, journal)
+                wall_ms, cpu_ms = (1e3 * (b - a) / (count - before) for a, b in zip(at, now, strict=True))
+                found.append(Window(count, wall_ms, cpu_ms, (bytes_now - used) / (count - before)))
+                at, used, before = now, bytes_now, count
+        opened = _open_again(keeper) if isinstance(keeper, StudyStore) else {}
+    return found, opened
+
+
+def _in_memory(folder: Path) -> StudyKeeper:
+    return MemoryKeeper(folder, SimulatedClock(), Objective())
+
+
+def _used(home: Path, journal: bool) -> int:
+    return (home / "optuna.journal").stat().st_size if journal else memory_bytes()
+
+
+def _open_again(keeper: StudyStore) -> dict[str, float]:
+    """Seconds to open the study, and to make the views of all its trials."""
+    keeper.close()
+    began = time.perf_counter()
+    again = StudyStore.open(keeper.folder, None)
+    opened = time.perf_counter()
+    views = trial_views(again.study.get_trials(deepcopy=False))
+    shown = time.perf_counter()
+    again.close()
+    return {"trials": len(views), "open_s": opened - began, "views_s": shown - opened}
+
+
+def main() -> None:
+    """Measure each strategy on each storage; print the windows and store them."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--trials", type=int, default=10_000)
+    parser.add_argument("--slots", type=int, default=8)
+    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--windows", type=int, default=10)
+    parser.add_argument("--limit-s", type=float, default=math.inf, help="end a case after this time")
+    parser.add_argument("--storage", nargs="+", default=["memory", "journal"], choices=["memory", "journal"])
+    cases = [f"{s}+{p}" for s in ("random", "tpe", "curves") for p in ("none", "asha", "look")]
+    parser.add_argument("--cases", nargs="+", metavar="STRATEGY+STOPPING", default=cases)
+    parser.add_argument("--output", type=Path)
+    o = parser.parse_args()
+    quiet_optuna()
+    rows = []
+    for storage in o.storage:
+        for text in o.cases:
+            strategy, _, stopping = text.partition("+")
+            windows, opened = measure((strategy, stopping), storage, o.trials, o.slots, o.epochs, o.windows, o.limit_s)
+            row = {"case": text, "storage": storage, "windows": [vars(one) for one in windows], "opened": opened}
+            rows.append(row)
+            print(f"{storage:8} {text:14} " + summary(windows), opened or "", flush=True)
+    result = {
+        "benchmark": "driver_scale",
+        "targets": {"ms_per_trial": TARGET_MS, "bytes_per_trial": TARGET_BYTES},
+        "trials": o.trials, "slots": o.slots, "epochs": o.epochs, "rows": rows,
+        "provenance": provenance(),
+    }  # fmt: skip
+    store(json.loads(json.dumps(result, default=str)), o.output)
+
+
+def summary(windows: list[Window]) -> str:
+    """The first and the last window in words."""
+    if not windows:
+        return "ended before its first window"
+    first, last = windows[0], windows[-1]
+    cost = f"{first.cpu_ms_per_trial:7.1f} → {last.cpu_ms_per_trial:7.1f} ms CPU ({last.ms_per_trial:.1f} ms wall)"
+    return f"{cost}, {last.bytes_per_trial / 1e3:7.1f} kB a trial (trials {first.trials} → {last.trials})"
+
+
+if __name__ == "__main__":
+    main()
