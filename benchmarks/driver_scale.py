@@ -33,6 +33,7 @@ from bigbatch.tune.strategies.samplers import quiet_optuna
 from bigbatch.tune.study.objective import Objective
 from bigbatch.tune.study.provenance import provenance
 from bigbatch.tune.study.store import StudyStore
+from bigbatch.tune.study.tables import EPOCH_ATTR
 from bigbatch.tune.trials.conductor import Conductor, LiveTrial, Over, StudyKeeper
 from bigbatch.tune.watch.views import trial_views
 
@@ -97,6 +98,27 @@ def record_of(value: float, epoch: int, epochs: int) -> dict[str, object]:
     return dict(record.to_dict())
 
 
+def fill(study: optuna.Study, trials: int, epochs: int) -> None:
+    """Add finished trials, as many sessions before this one would have left them."""
+    noise, made = random.Random(2), []
+    space = {dimension.name: dimension.distribution for dimension in DIMENSIONS}
+    config = TrainConfig().replace_keys({"epochs": epochs, "schedule.warmup_epochs": 0}).to_dict()
+    for _ in range(trials):
+        params = {
+            "peak_lr": 10 ** noise.uniform(-3, 1), "weight_decay": 10 ** noise.uniform(-6, -2),
+            "momentum": noise.uniform(0.8, 0.99), "optimizer": noise.choice(("sgd", "lars", "lamb")),
+        }  # fmt: skip
+        values = {e: accuracy(params, e, epochs, noise) for e in range(1, epochs + 1)}
+        records = {f"{EPOCH_ATTR}{e:05d}": record_of(value, e, epochs) for e, value in values.items()}
+        made.append(
+            optuna.trial.create_trial(
+                params=params, distributions=space, value=values[epochs], intermediate_values=values,
+                user_attrs={"config": config, **records},
+            )
+        )  # fmt: skip
+    study.add_trials(made)
+
+
 class Search:
     """A search whose trials train in no time."""
 
@@ -145,17 +167,28 @@ def memory_bytes() -> int:
 
 
 def measure(
-    case: tuple[str, str], storage: str, trials: int, slots: int, epochs: int, windows: int, limit_s: float
+    case: tuple[str, str],
+    storage: str,
+    trials: int,
+    slots: int,
+    epochs: int,
+    windows: int,
+    limit_s: float,
+    begin_at: int,
 ) -> tuple[list[Window], dict[str, float]]:
     """The windows of one search, and how long its study takes to open (journal only)."""
     with tempfile.TemporaryDirectory(prefix="bigbatch-scale-") as folder:
         home = Path(folder) / "study"
         journal = storage == "journal"
         keeper = StudyStore.create(home, "study", {}, None) if journal else _in_memory(Path(folder))
-        search, found = Search(keeper, case, trials, slots, epochs), list[Window]()
+        fill(keeper.study, begin_at, epochs)
+        search, found = Search(keeper, case, begin_at + trials, slots, epochs), list[Window]()
+        search.conductor.recover()
         began = time.perf_counter()
-        at, used, before = (began, time.process_time()), _used(home, journal), 0
-        while search.go_on() and time.perf_counter() - began < limit_s:
+        at, used, before = (began, time.process_time()), _used(home, journal), begin_at
+        goes_on = True
+        while goes_on and time.perf_counter() - began < limit_s:
+            goes_on = search.go_on()
             count = search.conductor.finished
             if count >= before + trials // windows:
                 now, bytes_now = (time.perf_counter(), time.process_time()), _used(home, journal)
@@ -190,6 +223,7 @@ def main() -> None:
     """Measure each strategy on each storage; print the windows and store them."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--trials", type=int, default=10_000)
+    parser.add_argument("--begin-at", type=int, default=0, help="trials that the study already has (memory only)")
     parser.add_argument("--slots", type=int, default=8)
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--windows", type=int, default=10)
@@ -204,7 +238,9 @@ def main() -> None:
     for storage in o.storage:
         for text in o.cases:
             strategy, _, stopping = text.partition("+")
-            windows, opened = measure((strategy, stopping), storage, o.trials, o.slots, o.epochs, o.windows, o.limit_s)
+            windows, opened = measure(
+                (strategy, stopping), storage, o.trials, o.slots, o.epochs, o.windows, o.limit_s, o.begin_at
+            )
             row = {"case": text, "storage": storage, "windows": [vars(one) for one in windows], "opened": opened}
             rows.append(row)
             print(f"{storage:8} {text:14} " + summary(windows), opened or "", flush=True)

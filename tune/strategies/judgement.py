@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 from optuna.distributions import BaseDistribution
@@ -22,7 +21,7 @@ from optuna.samplers import BaseSampler, TPESampler
 from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
-from bigbatch.tune.strategies.study_view import view_of
+from bigbatch.tune.strategies.study_view import best_and_recent, view_of
 
 SPARED_ATTR = "spared_in_epoch"
 """User attribute: the first epoch in which the pruner wanted to stop the trial."""
@@ -83,4 +82,6 @@ class JudgedTPESampler(TPESampler):
 
 
 def _judged(study: Study) -> Study:
-    return view_of(study, partial(as_judged, maximize=study.directions[0] == StudyDirection.MAXIMIZE))
+    """The study with the best and the most recent of its trials, judged."""
+    maximize = study.directions[0] == StudyDirection.MAXIMIZE
+    return view_of(study, lambda trials: as_judged(best_and_recent(trials, maximize=maximize), maximize))

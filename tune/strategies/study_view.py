@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Container, Sequence
 from typing import cast
 
@@ -10,6 +11,23 @@ from optuna.trial import FrozenTrial, TrialState
 
 Shown = Callable[[list[FrozenTrial]], Sequence[FrozenTrial]]
 """From a study's trials to the trials to show. It must not change the given ones: the study caches them."""
+
+
+MOST_TRIALS = 500
+"""A sampler or pruner sees at most this many trials, so that a decision costs the same in a study of 10,000."""
+
+
+def best_and_recent(trials: Sequence[FrozenTrial], *, maximize: bool, most: int = MOST_TRIALS) -> list[FrozenTrial]:
+    """All trials, if they are at most ``most``; else the more recent half of ``most``, the best finished ones before
+    them, and all that still run, in the order of their numbers."""
+    if len(trials) <= most:
+        return list(trials)
+    earlier, recent = trials[: -(most // 2)], trials[-(most // 2) :]
+    done = [t for t in earlier if t.state == TrialState.COMPLETE and t.values]
+    pick = heapq.nlargest if maximize else heapq.nsmallest
+    best = pick(most - len(recent), done, key=lambda t: t.values[0])
+    running = [t for t in earlier if t.state == TrialState.RUNNING]
+    return [*sorted((*best, *running), key=lambda t: t.number), *recent]
 
 
 class _ReadOnlyStorage:
