@@ -7,7 +7,7 @@ faster, and the longest warmup is not the worst one.
 So trials with a long warmup come to their first rung later than others. All comparisons are still between values of
 equal epochs: a peer counts with its value in the epoch that is judged. If it was stopped before that epoch, it counts
 with the value that stopped it. Rungs that begin at the end of each trial's own warmup would compare unequal epochs, and
-a first rung behind the longest warmup of the space would come at a third of the run for all trials. Only the most recent
+a first rung behind the longest warmup of the space would come at a third of the run for all trials. Only the latest
 ``MOST_TRIALS`` peers count, so that a look costs the same in a study of 10,000 trials.
 """
 

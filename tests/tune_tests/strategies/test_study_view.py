@@ -1,0 +1,35 @@
+"""What samplers see of a study of thousands."""
+
+from __future__ import annotations
+
+import optuna
+from optuna.trial import FrozenTrial, TrialState, create_trial
+
+from bigbatch.tune.strategies.study_view import MOST_TRIALS, best_and_recent
+
+
+def trials(count: int, running: int) -> list[FrozenTrial]:
+    """Finished trials whose value is 1/7 of their number modulo 7; number ``running`` still runs."""
+    study = optuna.create_study(direction="maximize")
+    for number in range(count):
+        if number == running:
+            study.add_trial(create_trial(state=TrialState.RUNNING, params={}, distributions={}))
+        else:
+            study.add_trial(create_trial(value=number % 7 / 7))
+    return study.get_trials(deepcopy=False)
+
+
+def test_a_small_study_is_seen_whole() -> None:
+    small = trials(MOST_TRIALS, running=3)
+    assert best_and_recent(small, maximize=True) == small
+
+
+def test_of_a_large_one_the_best_the_recent_and_the_running_ones_are_seen_in_order() -> None:
+    many = trials(4 * MOST_TRIALS, running=3)
+    for maximize, value in ((True, 6 / 7), (False, 0.0)):
+        seen = best_and_recent(many, maximize=maximize)
+        numbers = [trial.number for trial in seen]
+        assert numbers == sorted(set(numbers)) and len(seen) == MOST_TRIALS + 1
+        assert seen[-MOST_TRIALS // 2 :] == many[-MOST_TRIALS // 2 :]
+        earlier = seen[: -MOST_TRIALS // 2]
+        assert 3 in numbers and {t.value for t in earlier if t.state == TrialState.COMPLETE} == {value}
