@@ -28,8 +28,6 @@ from bigbatch.tune.study.retry import retried_trials
 from bigbatch.tune.study.tables import epoch_records, epoch_s
 from bigbatch.tune.study.trial_facts import CONFIRMS_ATTR, configuration, continued_trials, has_diverged, planned_epochs
 
-COUNTED_ANSWERS = ("val_top1",)
-"""Objectives that are a part of right answers among the validation images: these have an interval."""
 POINT = 0.01
 """A point of the tolerance, in the objective's unit."""
 _SLACK = 1e-9
@@ -272,7 +270,7 @@ def _interval(
     value: float, seeds: Sequence[float], chosen_from: int, facts: FrontierFacts
 ) -> tuple[float | None, float | None]:
     """Interval of a value that is the best of ``chosen_from``; see the top of this file."""
-    if facts.objective.name not in COUNTED_ANSWERS or not facts.images:
+    if not facts.objective.has_interval or not facts.images:
         return None, None
     rate = ERROR_RATE / chosen_from
     if seeds:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from bigbatch.cluster.host import json_values
+from bigbatch.tune.study.metrics import known_metrics
 
 if TYPE_CHECKING:
     from bigbatch.tune.plan.frontier_plan import FrontierPlan
@@ -31,14 +32,13 @@ def frontier_lines(values: Mapping[str, object], hours: str, width: int = WIDTH)
     """
     rows = json_values.objects(values, "rows")
     answer = json_values.mapping(values, "answer").get("value")
-    counted = _is_counted(values)
     table = {"": [">" if row.get("value") == answer else "" for row in rows]}
     table[_word(values)] = [_whole(row.get("value")) for row in rows]
-    table[_title(values)] = [_objective(row.get("objective"), counted) for row in rows]
+    table[_title(values)] = [_objective(row, values) for row in rows]
     if any(row.get("low") is not None for row in rows):
         table["95 % range"] = [_range(row) for row in rows]
     if any(row.get("holdout") is not None for row in rows):
-        table["held out"] = [_objective(row.get("holdout"), True) for row in rows]
+        table["held out"] = [_percent(row.get("holdout")) for row in rows]
     table["steps"] = [_whole(row.get("optimizer_steps")) for row in rows]
     table["images/s"] = [_whole(row.get("images_per_s")) for row in rows]
     table["epoch"] = [_seconds(row.get("epoch_s")) for row in rows]
@@ -85,13 +85,14 @@ def answer_in_words(values: Mapping[str, object], hours: str) -> list[str]:
     answer = json_values.mapping(values, "answer")
     own = next(row for row in rows if row.get("value") == answer.get("value"))
     best = min(rows, key=lambda row: json_values.number(row, "worse_by"))
-    word, counted, points = _word(values), _is_counted(values), json_values.number(values, "tolerance")
-    name, worth = f"{word} {_whole(own.get('value'))}", _objective(own.get("objective"), counted)
+    word = _word(values)
+    name, worth = f"{word} {_whole(own.get('value'))}", _objective(own, values)
     if len(rows) == 1:
         return [f"Only {name} has a finished trial: {worth} (trial {own.get('trial')})."]
-    best_worth = f"{_objective(best.get('objective'), counted)}, at {word} {_whole(best.get('value'))}"
+    best_worth = f"{_objective(best, values)}, at {word} {_whole(best.get('value'))}"
+    largest = f"{'largest' if _is_number(own.get('value')) else 'last'} {word}"
     first = (
-        f"The {'largest' if _is_number(own.get('value')) else 'last'} {word} within {points:g} points of the best is "
+        f"The {largest} within {_tolerance(values)} of the best is "
         f"{_whole(own.get('value'))}: {worth} (trial {own.get('trial')}); "
         f"{'no other one is better' if not own.get('worse_by') else f'the best is {best_worth}'}."
     )
@@ -121,7 +122,7 @@ def _change(ratio: float) -> str:
 
 
 def _certainty(values: Mapping[str, object], own: Row, word: str) -> str:
-    points, at_most = json_values.number(values, "tolerance"), json_values.number_or_none(own, "worse_at_most")
+    at_most = json_values.number_or_none(own, "worse_at_most")
     if at_most is None:
         return "How certain that is, is not known: no interval is computed for this objective."
     images = json_values.whole_number(values, "validation_images")
@@ -129,7 +130,7 @@ def _certainty(values: Mapping[str, object], own: Row, word: str) -> str:
         return f"At 95 % it is at most {100 * at_most:.1f} points worse than any other {word}."
     seeds = "" if json_values.whole_number(own, "seeds") else " Fresh seeds and more validation images make it surer."
     return (
-        f"That it is not more than {points:g} points worse is what was measured, but not certain: with {images:,} "
+        f"That it is not more than {_tolerance(values)} worse is what was measured, but not certain: with {images:,} "
         f"validation images it may be up to {100 * at_most:.1f} points worse than another {word} (95 %).{seeds}"
     )
 
@@ -140,21 +141,29 @@ def _word(values: Mapping[str, object]) -> str:
 
 
 def _title(values: Mapping[str, object]) -> str:
-    return "top-1" if _is_counted(values) else json_values.text(values, "objective")
+    name = json_values.text(values, "objective")
+    return known_metrics()[name].short if name in known_metrics() else name
 
 
-def _is_counted(values: Mapping[str, object]) -> bool:
-    return json_values.text(values, "objective") == "val_top1"
+def _tolerance(values: Mapping[str, object]) -> str:
+    """``0.5 points`` of an accuracy; of another metric what that is in its own unit, ``0.005``."""
+    points = json_values.number(values, "tolerance")
+    return f"{points:g} points" if json_values.text(values, "objective").endswith("_top1") else f"{points / 100:g}"
 
 
 def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _objective(value: object, counted: bool) -> str:
-    if not isinstance(value, (int, float)):
+def _objective(row: Row, values: Mapping[str, object]) -> str:
+    value, name = json_values.number_or_none(row, "objective"), json_values.text(values, "objective")
+    if value is None:
         return "–"
-    return f"{100 * value:.1f} %" if counted else f"{value:.4g}"
+    return known_metrics()[name].text(value) if name in known_metrics() else f"{value:.4g}"
+
+
+def _percent(value: object) -> str:
+    return f"{100 * value:.1f} %" if isinstance(value, (int, float)) else "–"
 
 
 def _range(row: Row) -> str:

@@ -215,6 +215,10 @@ def test_a_smaller_loss_is_better_and_has_no_interval():
     assert found is not None and found.answer_row.value == 512 and found.reference.value == 512
     assert found.answer_best.low is None and found.is_certain is None
     assert found.rows[3].worse_by == pytest.approx(0.0101)
+    table, words = shown(trials_of({128: [0.300], 256: [0.304]}), facts)
+    assert "val_loss" in table and "95 %" not in table
+    assert "The largest batch within 0.005 of the best is 256: 0.304 (trial 1); the best is 0.3, at batch 128" in words
+    assert "no interval is computed" in words
 
 
 def test_values_are_in_order():
