@@ -140,7 +140,8 @@ def _trials(found: StudySummary, most: int | None) -> str:
     rows: list[tuple[str, ...]] = [head]
     for trial, values in zip(shown, settings, strict=True):
         hours = json_values.number_or_none(trial.attrs, "gpu_hours")
-        value = trial.value if trial.value is not None else trial.last_value
+        last = trial.last_value if found.is_accuracy else None  # what is known of an unfinished trial is its top-1
+        value = last if trial.value is None else trial.value
         rows.append(
             (
                 "*" if best is trial else "",

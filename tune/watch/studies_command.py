@@ -8,6 +8,7 @@ from pathlib import Path
 
 from bigbatch.cluster.host.command_line import DONE, WRONG_INPUT, OneLineParser
 from bigbatch.train_loop.config import ConfigError
+from bigbatch.tune.study.objectives import objectives_of
 from bigbatch.tune.study.summary import UNREADABLE, StudySummary, changed_words, list_studies
 
 DEFAULT_OUTPUT = "runs"
@@ -67,10 +68,13 @@ def trials_words(one: StudySummary) -> str:
 
 
 def value_words(one: StudySummary, value: float | None) -> str:
-    """A value of the study's objective: an accuracy in per cent."""
+    """A value of the study's first objective, with its unit: an accuracy in per cent."""
     if value is None:
         return "–"
-    return f"{100 * value:.1f} %" if one.is_accuracy else f"{value:.4g}"
+    try:
+        return objectives_of(one.description).first.worth(value)
+    except ConfigError:  # a later version may know more metrics
+        return f"{value:.4g}"
 
 
 def aligned(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
