@@ -1,11 +1,17 @@
-"""Fixtures of whole searches."""
+"""Fixtures of whole searches, and of a database."""
 
 from __future__ import annotations
 
+import os
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from helpers.postgres import PASSWORD, Server, server_programs
 from helpers.searches import TINY
 
 
@@ -13,3 +19,47 @@ from helpers.searches import TINY
 def tiny(tiny_images: Path, tiny_space: Path) -> tuple[str, ...]:
     """Arguments of a search whose trials train in a moment."""
     return ("--space", str(tiny_space), "--data", str(tiny_images), *TINY)
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    """An empty database, with a password, on a server that lives as long as the test."""
+    programs = server_programs()
+    if programs is None:
+        pytest.skip("needs PostgreSQL's server: apt-get install postgresql")
+    if os.getuid() == 0 and subprocess.run(["id", "postgres"], capture_output=True).returncode:
+        pytest.skip("PostgreSQL refuses to run as root, and there is no user postgres")
+    as_user = ["runuser", "-u", "postgres", "--"] if os.getuid() == 0 else []
+    with tempfile.TemporaryDirectory(prefix="pg", dir="/tmp") as folder, socket.socket() as probe:
+        os.chmod(folder, 0o777)
+        password_file = Path(folder, "password")
+        password_file.write_text(PASSWORD)
+        password_file.chmod(0o644)
+        initdb = [
+            *as_user,
+            str(programs / "initdb"),
+            "-D",
+            f"{folder}/data",
+            "-U",
+            "bb",
+            "-A",
+            "scram-sha-256",
+            "--no-sync",
+        ]
+        initdb += ["--no-locale", "-E", "UTF8"]  # the machine's LANG may not be installed
+        subprocess.run([*initdb, f"--pwfile={password_file}"], check=True, capture_output=True, cwd="/")
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+        probe.close()
+        server = Server(folder, programs, as_user, port)
+        try:
+            server.start()
+            yield server
+        finally:
+            server.stop()
+
+
+@pytest.fixture
+def postgres(server: Server) -> str:
+    """The database's URL."""
+    return server.url

@@ -188,7 +188,7 @@ def _noisy(theta: Array, points: CurvePoints) -> Array:
 
 def prior(d: int) -> tuple[Array, Array]:
     """Median and standard deviation (d + 6,) of the hyperparameters' logarithms."""
-    lengths = np.full(d, np.log(0.5 * np.sqrt(d)))
+    lengths = np.full(d, np.log(0.5 * np.sqrt(max(d, 1))))
     return np.concatenate([lengths, _AMPLITUDES]), np.concatenate([np.full(d, _LENGTH_SD), _AMPLITUDE_SDS])
 
 

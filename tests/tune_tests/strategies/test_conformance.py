@@ -79,6 +79,21 @@ def test_a_search_in_a_journal_makes_the_same_decisions_after_kills(strategy, st
     same_after_kills(strategy, stopping, in_journal, tmp_path)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("strategy", "stopping"), [("curves", "look"), ("tpe", "asha")])
+def test_a_search_in_postgresql_makes_the_same_decisions_after_kills(strategy, stopping, postgres, tmp_path):
+    pytest.importorskip("psycopg", reason="needs the database's driver: pip install 'psycopg[binary]'")
+
+    def in_database(folder: Path) -> Callable[[], StudyStore]:
+        return lambda: (
+            StudyStore.open(folder, postgres)
+            if folder.exists()
+            else StudyStore.create(folder, folder.name, {}, postgres)
+        )
+
+    same_after_kills(strategy, stopping, in_database, tmp_path)
+
+
 def interrupted_in_writes(strategy: str, stopping: str, open_store: Callable[[], StudyStore], every: int) -> Search:
     """A search whose driver dies in the middle of a write, again and again, each time after some more writes."""
     search, writes = Search(strategy, stopping, open_store), every

@@ -2,16 +2,8 @@
 
 from __future__ import annotations
 
-import getpass
-import os
-import shutil
 import signal
-import socket
-import subprocess
-import tempfile
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 
 import optuna
 import pytest
@@ -21,96 +13,9 @@ from bigbatch.tune.study import database
 from bigbatch.tune.study.storage_url import DatabaseLost
 from bigbatch.tune.study.store import StudyStore
 from helpers.bridges import make_bridge, record, run_out
+from helpers.postgres import PASSWORD
 from helpers.searches import Search
 from helpers.waiting import wait_until
-
-PASSWORD = "s3cret-word"
-
-
-def server_programs() -> Path | None:
-    """The folder of initdb and postgres; Debian keeps them off PATH."""
-    found = [Path(p) for p in (shutil.which("initdb"),) if p]
-    found += sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
-    return found[-1].parent if found else None
-
-
-class Server:
-    """PostgreSQL with one database, which can be stopped and started."""
-
-    def __init__(self, folder: str, programs: Path, as_user: list[str], port: int) -> None:
-        self.data, self.port = f"{folder}/data", port
-        options = ["-D", self.data, "-h", "127.0.0.1", "-p", str(port), "-k", folder]
-        self._command = [*as_user, str(programs / "postgres"), *options]
-        self._process: subprocess.Popen | None = None
-        self.url = f"postgresql+psycopg://bb:{PASSWORD}@127.0.0.1:{port}/postgres"
-
-    def start(self) -> None:
-        self._process = subprocess.Popen(self._command, stderr=subprocess.DEVNULL, cwd="/")
-        wait_for_port(self.port, self._process)
-
-    def stop(self, signum: int = signal.SIGINT) -> None:
-        """SIGINT ends its connections, SIGQUIT ends it as a crash does."""
-        if self._process is not None and self._process.poll() is None:  # else it did not start, which was said
-            pid = Path(self.data, "postmaster.pid").read_text().split()[0]  # runuser does not pass signals on
-            os.kill(int(pid), signum)
-        if self._process is not None:
-            self._process.wait(120)
-
-
-@pytest.fixture
-def server() -> Iterator[Server]:
-    """An empty database, with a password, on a server that lives as long as the test."""
-    programs = server_programs()
-    if programs is None:
-        pytest.skip("needs PostgreSQL's server: apt-get install postgresql")
-    if os.getuid() == 0 and subprocess.run(["id", "postgres"], capture_output=True).returncode:
-        pytest.skip("PostgreSQL refuses to run as root, and there is no user postgres")
-    as_user = ["runuser", "-u", "postgres", "--"] if os.getuid() == 0 else []
-    with tempfile.TemporaryDirectory(prefix="pg", dir="/tmp") as folder, socket.socket() as probe:
-        os.chmod(folder, 0o777)
-        password_file = Path(folder, "password")
-        password_file.write_text(PASSWORD)
-        password_file.chmod(0o644)
-        initdb = [
-            *as_user,
-            str(programs / "initdb"),
-            "-D",
-            f"{folder}/data",
-            "-U",
-            "bb",
-            "-A",
-            "scram-sha-256",
-            "--no-sync",
-        ]
-        initdb += ["--no-locale", "-E", "UTF8"]  # the machine's LANG may not be installed
-        subprocess.run([*initdb, f"--pwfile={password_file}"], check=True, capture_output=True, cwd="/")
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-        probe.close()
-        server = Server(folder, programs, as_user, port)
-        try:
-            server.start()
-            yield server
-        finally:
-            server.stop()
-
-
-@pytest.fixture
-def postgres(server: Server) -> str:
-    """The database's URL."""
-    return server.url
-
-
-def wait_for_port(port: int, server: subprocess.Popen) -> None:
-    def answers() -> bool:
-        assert server.poll() is None, f"PostgreSQL of {getpass.getuser()} has ended"
-        try:
-            socket.create_connection(("127.0.0.1", port), timeout=1).close()
-        except OSError:
-            return False
-        return True
-
-    wait_until(answers, f"PostgreSQL of {getpass.getuser()} does not start")
 
 
 @pytest.mark.slow

@@ -1,0 +1,57 @@
+"""A real PostgreSQL server with one database, for tests that use one."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import shutil
+import signal
+import socket
+import subprocess
+from pathlib import Path
+
+from helpers.waiting import wait_until
+
+PASSWORD = "s3cret-word"
+
+
+def server_programs() -> Path | None:
+    """The folder of initdb and postgres; Debian keeps them off PATH."""
+    found = [Path(p) for p in (shutil.which("initdb"),) if p]
+    found += sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+    return found[-1].parent if found else None
+
+
+class Server:
+    """PostgreSQL with one database, which can be stopped and started."""
+
+    def __init__(self, folder: str, programs: Path, as_user: list[str], port: int) -> None:
+        self.data, self.port = f"{folder}/data", port
+        options = ["-D", self.data, "-h", "127.0.0.1", "-p", str(port), "-k", folder]
+        self._command = [*as_user, str(programs / "postgres"), *options]
+        self._process: subprocess.Popen | None = None
+        self.url = f"postgresql+psycopg://bb:{PASSWORD}@127.0.0.1:{port}/postgres"
+
+    def start(self) -> None:
+        self._process = subprocess.Popen(self._command, stderr=subprocess.DEVNULL, cwd="/")
+        wait_for_port(self.port, self._process)
+
+    def stop(self, signum: int = signal.SIGINT) -> None:
+        """SIGINT ends its connections, SIGQUIT ends it as a crash does."""
+        if self._process is not None and self._process.poll() is None:  # else it did not start, which was said
+            pid = Path(self.data, "postmaster.pid").read_text().split()[0]  # runuser does not pass signals on
+            os.kill(int(pid), signum)
+        if self._process is not None:
+            self._process.wait(120)
+
+
+def wait_for_port(port: int, server: subprocess.Popen) -> None:
+    def answers() -> bool:
+        assert server.poll() is None, f"PostgreSQL of {getpass.getuser()} has ended"
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+        except OSError:
+            return False
+        return True
+
+    wait_until(answers, f"PostgreSQL of {getpass.getuser()} does not start")
