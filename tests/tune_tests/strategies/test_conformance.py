@@ -14,6 +14,7 @@ from bigbatch.tune.strategies.names import CAPABILITIES, STOPPINGS
 from bigbatch.tune.study.store import StudyStore
 from bigbatch.tune.study.trial_facts import CONTINUES_ATTR
 from helpers.conducted import Killed, MemoryStore, Search, check_whole, kill_at_write, summary
+from helpers.waiting import wait_until
 
 NAMED = [name for name in STOPPINGS if name != "auto"]
 SOME = [(strategy, "look") for strategy in CAPABILITIES] + [("curves", stopping) for stopping in NAMED[1:]]
@@ -82,7 +83,16 @@ def test_a_search_in_a_journal_makes_the_same_decisions_after_kills(strategy, st
 @pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "stopping"), [("curves", "look"), ("tpe", "asha")])
 def test_a_search_in_postgresql_makes_the_same_decisions_after_kills(strategy, stopping, postgres, tmp_path):
-    pytest.importorskip("psycopg", reason="needs the database's driver: pip install 'psycopg[binary]'")
+    psycopg = pytest.importorskip("psycopg", reason="needs the database's driver: pip install 'psycopg[binary]'")
+
+    def answers() -> bool:
+        try:
+            psycopg.connect(postgres.replace("+psycopg", "")).close()
+        except psycopg.OperationalError:  # its port is open before it has started up
+            return False
+        return True
+
+    wait_until(answers, "PostgreSQL does not start up")
 
     def in_database(folder: Path) -> Callable[[], StudyStore]:
         return lambda: (
