@@ -62,26 +62,38 @@ class JudgedTPESampler(TPESampler):
 
     def __init__(self, startup: BaseSampler, **options: Any) -> None:
         super().__init__(**options)
+        self._seen: set[int] | None = None
         self._random_sampler = startup  # type: ignore[assignment]  # TPE calls only methods of BaseSampler
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         """As Optuna's method, on the judged trials."""
-        return super().infer_relative_search_space(_judged(study), trial)
+        return super().infer_relative_search_space(self._judged(study), trial)
 
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, object]:
         """As Optuna's method, on the judged trials."""
-        return super().sample_relative(_judged(study), trial, search_space)
+        return super().sample_relative(self._judged(study), trial, search_space)
 
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> object:
         """As Optuna's method, on the judged trials."""
-        return super().sample_independent(_judged(study), trial, param_name, param_distribution)
+        return super().sample_independent(self._judged(study), trial, param_name, param_distribution)
 
+    def before_trial(self, study: Study, trial: FrozenTrial) -> None:
+        """As Optuna's method. The trials to see are chosen anew."""
+        self._seen = None
+        super().before_trial(study, trial)
 
-def _judged(study: Study) -> Study:
-    """The study with the best and the most recent of its trials, judged."""
-    maximize = study.directions[0] == StudyDirection.MAXIMIZE
-    return view_of(study, lambda trials: as_judged(best_and_recent(trials, maximize=maximize), maximize))
+    def _judged(self, study: Study) -> Study:
+        """The study with the best and the most recent of its trials, judged. TPE asks several times for each trial."""
+        maximize = study.directions[0] == StudyDirection.MAXIMIZE
+
+        def shown(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
+            if self._seen is None:
+                self._seen = {t.number for t in best_and_recent(trials, maximize=maximize)}
+            seen = self._seen
+            return as_judged([t for t in trials if t.number in seen], maximize)
+
+        return view_of(study, shown)
