@@ -155,8 +155,3 @@ def epoch_of(record: Mapping[str, object]) -> int:
 def epoch_s(record: Mapping[str, object]) -> float:
     """Seconds that an epoch took, with validation and checkpoints."""
     return metrics.of_record(metrics.EPOCH_S, record)
-
-
-def top1_of(record: Mapping[str, object]) -> float:
-    """Validation top-1 of a record, 0 to 1; not a number where it has none."""
-    return metrics.of_record("val_top1", record)
