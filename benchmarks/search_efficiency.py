@@ -252,26 +252,27 @@ def _paired(others: Sequence[Mapping[str, Any]], own: Sequence[Mapping[str, Any]
     return [hits([line for line in lines if line["seed"] in seeds]) for lines in (others, own)]
 
 
-def overall(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """For each number of slots and arm, the geometric mean over the groups of the ratios to random and to stock."""
-    by: dict[tuple[int, str], list[Mapping[str, Any]]] = defaultdict(list)
-    for row in rows:
-        by[(row["slots"], row["arm"])].append(row)
+def overall(rows: Sequence[Mapping[str, Any]], aside: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """For each number of slots and arm, the geometric means over the groups of the ratios to random and to stock.
+
+    Groups ``aside`` have means of their own. A mean is over the groups that have the ratio.
+    """
     found = []
-    for (slots, arm), own in sorted(by.items()):
-        means = {
-            name: round(math.exp(np.mean([math.log(row[name][0]) for row in own])), 2)
-            for name in ("times_random", "times_stock")
-            if all(name in row for row in own)
-        }
-        found.append({"slots": slots, "arm": arm, "groups": len(own), **means})
+    for slots, arm, kept in sorted({(row["slots"], row["arm"], row["group"] in aside) for row in rows}):
+        own = [r for r in rows if (r["slots"], r["arm"], r["group"] in aside) == (slots, arm, kept)]
+        mean: dict[str, Any] = {"slots": slots, "arm": arm, "aside": kept, "groups": len(own)}
+        for name in ("times_random", "times_stock"):
+            logs = [math.log(row[name][0]) for row in own if name in row]
+            if logs:
+                mean[name] = round(math.exp(np.mean(logs)), 2)
+        found.append(mean)
     return found
 
 
-def markdown(rows: Sequence[Mapping[str, Any]], slots: int) -> str:
+def markdown(rows: Sequence[Mapping[str, Any]], slots: int, groups: Sequence[str]) -> str:
     """Two tables for the page of results: hits, and regrets at CUTS, by arm and group."""
     own = {(row["arm"], row["group"]): row for row in rows if row["slots"] == slots}
-    groups = list(dict.fromkeys(group for _, group in own))
+    groups = [group for group in groups if any(key[1] == group for key in own)]
     arms = [arm for arm in FIXED if any((arm, group) in own for group in groups)]
     head = "".join(f" {group} |" for group in groups) + "\n|---|" + "---|" * len(groups)
     hit_lines = [f"| hit, {slots} slots |{head}"]
@@ -320,6 +321,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add = p.add_argument
     add("--curves", nargs="*", type=Path, default=[], help="files or studies")
     add("--families", nargs="*", default=["wide", "projected"], help="invented tables")
+    add("--aside", nargs="*", default=["steps"], help="families and names of files on which nothing was chosen")
     add("--arms", nargs="+", default=list(FIXED), help="see search_arms.py; or STRATEGY+STOPPING")
     add("--slots", nargs="+", type=int, default=[8])
     add("--seeds", type=int, default=16)
@@ -353,9 +355,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         lines = run_missing(jobs, sources, args.raw, args.processes)
     rows = summary(lines)
     print_rows(rows)
-    tables = {str(slots): markdown(rows, slots) for slots in args.slots}
+    tables = {str(slots): markdown(rows, slots, groups) for slots in args.slots}
     print("", *tables.values(), sep="\n")
-    figures = {"rows": rows, "overall": overall(rows), "tables": tables}
+    figures = {"rows": rows, "overall": overall(rows, args.aside), "tables": tables}
     result = {"provenance": facts, "budget": args.budget, **figures, "raw": lines}
     store(result, args.output)
     print(json.dumps({"overall": result["overall"]}))

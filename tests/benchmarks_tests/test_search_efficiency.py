@@ -64,7 +64,7 @@ def test_figures_of_a_group_by_hand(bench: Any) -> None:
     value, low, high = rows["ours"]["times_random"]
     assert (value, low, high) == (2.0, pytest.approx(5 / 3, abs=0.01), pytest.approx(90 / 25, abs=0.5))
     assert "times_random" not in rows["random"] and "times_stock" not in rows["ours"]
-    text = bench.markdown(list(rows.values()), 8).splitlines()
+    text = bench.markdown(list(rows.values()), 8, ["other", "g"]).splitlines()
     assert (
         text[2:4]
         == [

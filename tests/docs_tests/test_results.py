@@ -34,6 +34,15 @@ def test_accuracy_over_the_batch() -> None:
     assert re.sub(r" \([-+][\d.]+\)", "", table) in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
+def test_how_many_runs_a_search_needs() -> None:
+    result = raw("search_efficiency_2cpu")
+    assert result["tables"]["8"] in PAGE
+    ours = {mean["aside"]: mean for mean in result["overall"] if (mean["slots"], mean["arm"]) == (8, "ours")}
+    text = " ".join(PAGE.split())
+    assert f"{ours[False]['times_random']} times random search and {ours[False]['times_stock']} times Ray's" in text
+    assert f"on the tables kept aside {ours[True]['times_random']} times random search" in text
+
+
 def test_the_main_command() -> None:
     (run,) = raw("default_run_2cpu")["runs"]
     optimizer, batch = run["best_config"]["optimizer"]["name"], run["best_config"]["batch"]["global_size"]
