@@ -63,13 +63,18 @@ class StoredStudy:
     def ended(self) -> int:
         """How many trials have ended, as ``--trials`` counts them."""
         replaced = {trial.replaces for trial in self.trials}
-        return sum(t.state in ENDED_STATES and t.number not in replaced for t in self.trials)
+        return sum(t.state in ENDED_STATES and t.number not in replaced for t in self.searched)
+
+    @property
+    def searched(self) -> list[StoredTrial]:
+        """The trials without those that train a configuration again to confirm it."""
+        return [trial for trial in self.trials if "confirms" not in trial.attrs]
 
     @property
     def best(self) -> StoredTrial | None:
         """The complete trial with the best value, the earliest of equal ones. None if none is complete."""
         sign = 1.0 if self.maximize else -1.0
-        done = [(sign * t.value, -t.number, t) for t in self.trials if t.state == "COMPLETE" and t.value is not None]
+        done = [(sign * t.value, -t.number, t) for t in self.searched if t.state == "COMPLETE" and t.value is not None]
         return max(done, key=lambda one: one[:2])[2] if done else None
 
 
