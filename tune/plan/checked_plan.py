@@ -27,10 +27,10 @@ from bigbatch.tune.plan.frontier_plan import checked_tolerance
 from bigbatch.tune.plan.holdout import divide_validation, stored_holdout
 from bigbatch.tune.plan.machine import Share, local_machine, machine_to_be, share_out, trials_for_slots
 from bigbatch.tune.plan.objective_options import (
-    check_strategy_suits,
     constraints_in_words,
     one_of_objective_options,
     read_objective_options,
+    suited,
     with_studys_objective,
 )
 from bigbatch.tune.plan.options import EARLIER_NAMES, SearchOptions
@@ -236,7 +236,9 @@ def _plan(o: SearchOptions, stored: Description) -> SearchPlan:
     (data, overrides), workers = divide_validation(looked.info, checked.overrides, o.holdout), checked.workers
     check_stage(o.stage, data, here=(o.address or "local") == "local")
     trials, max_epochs = _trials_and_epochs(o, space, data)
-    strategy, stopping = resolved(checked.strategy, checked.stopping, trials, max_epochs)
+    objectives = read_objective_options(o, data.num_classes)
+    chosen = suited(o, objectives, checked.strategy, checked.stopping)
+    strategy, stopping = resolved(*chosen, trials, max_epochs)
     machine = local_machine() if (o.address or "local") == "local" else machine_to_be()
     auto = (o.model or "auto") == "auto"
     at_once = trials_for_slots(machine, trials, o.is_open_ended)
@@ -246,8 +248,6 @@ def _plan(o: SearchOptions, stored: Description) -> SearchPlan:
     rates = RatePrior.of_study(stored) if stored else None  # a requeued job repeats --prior-from
     fitted = fit_search(search, machine, rates) if machine.nodes else fit_search_to_unknown_cluster(search, rates)
     name = study_name(o.study, space, data)
-    objectives = read_objective_options(o, data.num_classes)
-    check_strategy_suits(objectives, checked.strategy, o.stopping)
     return SearchPlan(
         study=name,
         folder=check_folder(Path(o.output or DEFAULT_OUTPUT), name, o.resume),
@@ -260,7 +260,7 @@ def _plan(o: SearchOptions, stored: Description) -> SearchPlan:
         budget_gpu_hours=checked.budget_gpu_hours,
         time_budget_s=checked.time_budget_s,
         strategy=strategy,
-        stopping="none" if objectives.several else stopping,
+        stopping=stopping,
         workers=workers,
         storage=o.storage,
         resume=o.resume,

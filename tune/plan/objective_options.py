@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import random
 from collections.abc import Mapping
 
@@ -57,6 +58,20 @@ def read_objective_options(o: SearchOptions, num_classes: int) -> Objectives:
     name = one_of_objective_options(o)
     text = getattr(o, name) if name else DEFAULT_OBJECTIVE
     return read_objectives(f"--{name or 'objective'}", text, num_classes)
+
+
+def suited(o: SearchOptions, objectives: Objectives, strategy: str, stopping: str) -> tuple[str, str]:
+    """The strategy and the stopping that suit these objectives, where ``auto`` leaves the choice; see ``resolved``.
+
+    Raises ConfigError if what was asked for cannot work with them.
+    """
+    check_strategy_suits(objectives, strategy, o.stopping)
+    is_target = isinstance(objectives.first, TimeToTarget)
+    if strategy == "auto" and (objectives.several or is_target or math.isnan(objectives.first.worst)):
+        strategy = "tpe"  # the curve model needs one objective whose values have a scale
+    if stopping == "auto" and is_target:
+        stopping = "asha"
+    return strategy, "none" if objectives.several else stopping
 
 
 def check_strategy_suits(objectives: Objectives, strategy: str, stopping: str | None) -> None:
