@@ -90,6 +90,12 @@ def _add_how(p: argparse.ArgumentParser) -> None:
     add("--storage", metavar="URL", help="keep the study in this database, not in a journal file")
     add("--resume", action="store_true", help="continue the study that --study names")
     add("--retry-failed", action="store_true", help="with --resume: repeat failed trials from their checkpoints")
+    add(
+        "--confirm",
+        metavar="KxS|auto|none",
+        help="train the K best of each batch again with S fresh seeds before one is called best "
+        "(auto: the answer and the best, 1x3, if that costs little)",
+    )
     add("--seed", type=int, metavar="S", help="seed of sampling, initial weights and data order (default 0)")
     add("--address", metavar="ADDR", help="local (default): start a private Ray; auto or HOST:PORT: join a running one")
     add("--wandb", metavar="MODE", help="disabled (default), offline, online")

@@ -9,7 +9,7 @@ import secrets
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple, get_type_hints
+from typing import TYPE_CHECKING, NamedTuple, get_type_hints
 
 from bigbatch.cluster.host.option_values import nearest_word
 from bigbatch.search_spaces.fixed_parameters import read_fixed
@@ -20,6 +20,7 @@ from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.train_loop.host.command_line import check_writable, with_subset
 from bigbatch.tune.plan import wandb_mode
 from bigbatch.tune.plan.batches import parse_batches, pinned_batch
+from bigbatch.tune.plan.confirm import checked_confirm
 from bigbatch.tune.plan.enqueued import first_trials
 from bigbatch.tune.plan.enqueued_trial import stored_trials
 from bigbatch.tune.plan.fitting import SearchRequest, fit_search, fit_search_to_unknown_cluster
@@ -41,6 +42,9 @@ from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.plan.study_space import check_study_fits
 from bigbatch.tune.strategies.names import STOPPINGS, STRATEGIES, resolved
 from bigbatch.tune.study.description import Description, read_description
+
+if TYPE_CHECKING:
+    from bigbatch.train_loop.data.sets.scan import FolderScan
 
 DEFAULT_TRIALS = {"digits": 12}
 """Default number of trials, by data set. On two cores, this many trials on digits end within six minutes."""
@@ -134,7 +138,11 @@ def make_plan(options: SearchOptions) -> SearchPlan:
             raise ConfigError("--resume needs the study's name; got none. Write --study NAME (a folder of --output).")
         stored = read_description(Path(options.output or DEFAULT_OUTPUT).absolute() / options.study)
         # The study keeps the network that auto chose: another machine must not change it.
-        known = {"model": stored.get("model"), "holdout": stored_holdout(stored)}
+        known = {
+            "model": stored.get("model"),
+            "holdout": stored_holdout(stored),
+            "confirm": stored.get("confirm", "none"),
+        }
         options = options.over({**known, **_kept_options(stored)})
         options = with_studys_objective(options, stored)
         _refuse_late_tests(options, stored)
@@ -232,18 +240,16 @@ def check_option_values(o: SearchOptions) -> CheckedOptions:
 def _plan(o: SearchOptions, stored: Description) -> SearchPlan:
     """``stored``: the description of the resumed study; empty for a new one."""
     space, checked = load_space(o.space or DEFAULT_SPACE), check_option_values(o)
-    looked = look(checked.data, open_some=True)
-    (data, overrides), workers = divide_validation(looked.info, checked.overrides, o.holdout), checked.workers
-    check_stage(o.stage, data, here=(o.address or "local") == "local")
+    scan, data, overrides = _data_of(o, checked)
+    workers = checked.workers
     trials, max_epochs = _trials_and_epochs(o, space, data)
     objectives = read_objective_options(o, data.num_classes)
     chosen = suited(o, objectives, checked.strategy, checked.stopping)
     strategy, stopping = resolved(*chosen, trials, max_epochs)
     machine = local_machine() if (o.address or "local") == "local" else machine_to_be()
-    auto = (o.model or "auto") == "auto"
     at_once = trials_for_slots(machine, trials, o.is_open_ended)
     share = share_out(machine, workers, at_once) if machine.nodes else Share(1, workers, {"CPU": 1.0})
-    model = None if auto else str(o.model)
+    model = None if (o.model or "auto") == "auto" else str(o.model)
     search = SearchRequest(space, data, model, max_epochs, workers, overrides, o.prior_from, checked.batches)
     rates = RatePrior.of_study(stored) if stored else None  # a requeued job repeats --prior-from
     fitted = fit_search(search, machine, rates) if machine.nodes else fit_search_to_unknown_cluster(search, rates)
@@ -254,7 +260,7 @@ def _plan(o: SearchOptions, stored: Description) -> SearchPlan:
         space=space,
         data=data,
         **vars(fitted),
-        model_was_auto=auto,
+        model_was_auto=model is None,
         trials=trials,
         max_epochs=max_epochs,
         budget_gpu_hours=checked.budget_gpu_hours,
@@ -272,10 +278,19 @@ def _plan(o: SearchOptions, stored: Description) -> SearchPlan:
         options=o,
         tolerance=checked.tolerance,
         open_ended=o.is_open_ended,
-        scan=looked.scan,
+        scan=scan,
         objectives=objectives,
         constraints=constraints_in_words(space, fitted.workload, fitted.overrides),
+        confirm=checked_confirm(o.confirm, trials, objectives),
     )
+
+
+def _data_of(o: SearchOptions, checked: CheckedOptions) -> tuple[FolderScan | None, DataInfo, dict[str, object]]:
+    """The images of a folder, the facts of the data with the holdout, and the overrides that name it."""
+    looked = look(checked.data, open_some=True)
+    data, overrides = divide_validation(looked.info, checked.overrides, o.holdout)
+    check_stage(o.stage, data, here=(o.address or "local") == "local")
+    return looked.scan, data, overrides
 
 
 def _trials_and_epochs(o: SearchOptions, space: Space, data: DataInfo) -> tuple[int, int]:

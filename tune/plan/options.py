@@ -20,7 +20,7 @@ EARLIER_NAMES = {"sampler": "strategy", "scheduler": "stopping"}
 """Options under their names in studies of earlier versions. The command line takes both."""
 RESUMED_OPTIONS = (
     "space", "data", "subset", "holdout", "model", "trials", "max_epochs", "budget_gpu_hours", "strategy", "stopping",
-    "workers", "set", "batch", "tolerance", "seed", "wandb", "on_bad_image", "stage", "find_lr",
+    "workers", "set", "batch", "tolerance", "confirm", "seed", "wandb", "on_bad_image", "stage", "find_lr",
 )  # fmt: skip
 
 
@@ -42,6 +42,7 @@ class SearchOptions:
     objectives: str | None = None
     target: str | None = None
     """A resumed study knows its objective (``objective_options.with_studys_objective``)."""
+    confirm: str | None = None
     budget_gpu_hours: float | None = None
     time_budget: str | None = None
     strategy: str | None = None

@@ -17,6 +17,7 @@ from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.tune.plan.frontier_plan import DEFAULT_TOLERANCE, FrontierPlan
 from bigbatch.tune.plan.machine import Machine, Share
 from bigbatch.tune.plan.options import SearchOptions
+from bigbatch.tune.study.confirm_rule import NOTHING, ConfirmRule
 from bigbatch.tune.study.objectives import Objectives
 from bigbatch.tune.study.target import TimeToTarget
 
@@ -57,6 +58,8 @@ class SearchPlan:
     frontier: FrontierPlan | None = None
     """The values that the search compares, each with its own best configuration. None: all trials compare."""
     tolerance: float = DEFAULT_TOLERANCE
+    confirm: ConfirmRule = NOTHING
+    """Which of the best trials are trained again with fresh seeds."""
     """By how many hundredths of the objective the answer may be worse than the best."""
     enqueued: tuple[EnqueuedTrial, ...] = ()
     """The configurations that the search tries first."""
@@ -119,6 +122,7 @@ class SearchPlan:
             "workers": self.workers,
             "frontier": dataclasses.asdict(self.frontier) if self.frontier else None,
             "tolerance": self.tolerance,
+            "confirm": str(self.confirm),
             "wandb": self.wandb,
             "machine": self.machine.to_dict(),
             "concurrency": self.share.concurrency,

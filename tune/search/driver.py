@@ -23,6 +23,7 @@ from bigbatch.tune.search.find_rates import find_rates
 from bigbatch.tune.search.first_trials import enqueue_first_trials
 from bigbatch.tune.search.running import (
     SearchRun,
+    confirmed_of,
     is_complete,
     make_bridge,
     over_function,
@@ -119,8 +120,12 @@ def _run_search(plan: SearchPlan, stop: StopRequest, console: Console) -> int:
             run.in_order = True
             store.write_last(outcome, time.monotonic() - started)
         trials = views_of(store)
-        print_findings(run.plan, trials, time.monotonic() - started, store.ledger.used(), console)
+        _say_findings(run.plan, store, time.monotonic() - started, console)
         return end_search(run, trials, stop, console, store)
+
+
+def _say_findings(plan: SearchPlan, store: StudyStore, elapsed_s: float, console: Console) -> None:
+    print_findings(plan, views_of(store), elapsed_s, store.ledger.used(), console, confirmed_of(plan, store))
 
 
 def _nothing_to_do(plan: SearchPlan, store: StudyStore, console: Console) -> int:
@@ -130,7 +135,7 @@ def _nothing_to_do(plan: SearchPlan, store: StudyStore, console: Console) -> int
     ended = retry.count_ended(store.study.get_trials(deepcopy=False))
     console.print(f"\nAll {ended} trials have ended; write e.g. --trials {2 * ended} for more.", markup=False)
     trials = views_of(store)
-    print_findings(plan, trials, 0.0, store.ledger.used(), console)
+    _say_findings(plan, store, 0.0, console)
     return DONE if any(t.state == "COMPLETE" for t in trials) else FAILED
 
 

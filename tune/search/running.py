@@ -19,13 +19,16 @@ from bigbatch.tune.strategies.dimensions import dimensions_of
 from bigbatch.tune.strategies.early_look import checkpoints_to_drop
 from bigbatch.tune.strategies.named import make_strategy
 from bigbatch.tune.strategies.protocol import SearchFacts, Strategy
+from bigbatch.tune.strategies.search_only import SearchOnly
 from bigbatch.tune.study.budget import Budget
-from bigbatch.tune.study.frontier import POINT
+from bigbatch.tune.study.confirmation import ConfirmationFacts, Confirmed, confirmed_trials, missing_confirmations
+from bigbatch.tune.study.frontier import POINT, frontier_facts
 from bigbatch.tune.study.retry import count_ended
 from bigbatch.tune.study.store import StudyStore
 from bigbatch.tune.trials.admission import Admission
 from bigbatch.tune.trials.allocation_deadline import Deadline, end_of_allocation
 from bigbatch.tune.trials.configurations import SpaceConfigurations
+from bigbatch.tune.trials.confirmation_queue import ConfirmationQueue, MissingConfirmations
 from bigbatch.tune.watch import wandb_log
 from bigbatch.tune.watch.findings import resume_command
 from bigbatch.tune.watch.interrupts import StopRequest
@@ -74,13 +77,29 @@ def facts_of(plan: SearchPlan) -> SearchFacts:
 
 def strategy_of(plan: SearchPlan) -> Strategy:
     """The strategy of a plan."""
-    return make_strategy(plan.strategy, plan.stopping, facts_of(plan))
+    return SearchOnly(make_strategy(plan.strategy, plan.stopping, facts_of(plan)))
+
+
+def missing_in(plan: SearchPlan) -> MissingConfirmations | None:
+    """Which confirmations a study of this plan lacks; None if none are asked for."""
+    if not plan.confirm.best:
+        return None
+    frontier = frontier_facts(plan.to_dict(), plan.objectives.first)
+    facts = ConfirmationFacts(plan.confirm, plan.seed, frontier, plan.objectives.first, plan.workers)
+    return lambda trials: missing_confirmations(trials, facts)
 
 
 def is_complete(plan: SearchPlan, store: StudyStore) -> bool:
-    """Whether the study has all its trials, and its strategy wants to continue none of them."""
+    """Whether the study has all its trials, its strategy continues none of them, and none is to be confirmed."""
     ended = count_ended(store.study.get_trials(deepcopy=False))
-    return not plan.open_ended and ended >= plan.trials and strategy_of(plan).is_over(store.study)
+    if plan.open_ended or ended < plan.trials or not strategy_of(plan).is_over(store.study):
+        return False
+    return not ConfirmationQueue(store.study, missing_in(plan)).left()
+
+
+def confirmed_of(plan: SearchPlan, store: StudyStore) -> dict[int, Confirmed]:
+    """What the fresh seeds of confirmed trials came to, by the number of the confirmed trial."""
+    return confirmed_trials(store.study.get_trials(deepcopy=False), plan.objectives.first)
 
 
 def views_of(store: StudyStore) -> list[TrialView]:
@@ -169,6 +188,7 @@ def make_bridge(
         make_task=make_task,
         ending=stop.is_set,
         admission=Admission(run.budget, plan.share.workers),
+        confirm=missing_in(plan),
         may_start=lambda: not stop.is_set() and run.deadline.allows_a_trial() and not lost(),
     )
     run.deadline = Deadline(end_of_allocation(), bridge.first_result_s)

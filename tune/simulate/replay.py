@@ -33,7 +33,8 @@ from bigbatch.tune.study.objective import Objective
 from bigbatch.tune.study.patient_journal import Disk
 from bigbatch.tune.study.tables import EPOCH_PARTS
 from bigbatch.tune.study.trial_facts import CONTINUES_ATTR
-from bigbatch.tune.trials.conductor import Conductor, Over
+from bigbatch.tune.trials.conductor import Conductor
+from bigbatch.tune.trials.live_trial import Over
 
 RESUME_S = 10.0
 """What continuing a paused trial costs, in seconds: its processes start, its checkpoint is read."""

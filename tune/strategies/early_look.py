@@ -80,7 +80,7 @@ class EarlyLook:
         return Progress.of(trials, self.facts, dropped_checkpoints(study), only_finished)
 
     def _value(self, trial: FrozenTrial) -> object:
-        return value_of(trial, self.facts)
+        return _frontier_value(trial, self.facts)
 
     def _next(self, trials: Sequence[FrozenTrial], progress: Progress) -> FrozenTrial | None:
         """The best paused trial of the frontier's value of which the smallest part has gone on."""
@@ -121,7 +121,7 @@ def configurations(trials: Sequence[FrozenTrial]) -> int:
     return sum(CONTINUES_ATTR not in t.user_attrs and RETRIES_ATTR not in t.user_attrs for t in trials)
 
 
-def value_of(trial: FrozenTrial, facts: SearchFacts) -> object:
+def _frontier_value(trial: FrozenTrial, facts: SearchFacts) -> object:
     """The trial's value of the frontier's parameter; None without a frontier."""
     return None if facts.frontier is None else trial.params.get(facts.frontier)
 
@@ -153,11 +153,11 @@ class Progress:
         waiting = waiting_to_continue(trials)
         progress = cls(facts, [t for t in waiting if t.number not in dropped])
         for t in waiting:
-            progress.seen[value_of(t, facts)] = progress.seen.get(value_of(t, facts), 0) + 1
+            progress.seen[_frontier_value(t, facts)] = progress.seen.get(_frontier_value(t, facts), 0) + 1
         for t in trials:
             runs_on = t.state == TrialState.RUNNING and CONTINUES_ATTR in t.user_attrs and not only_finished
             if t.state == TrialState.COMPLETE or runs_on:
-                value = value_of(t, facts)
+                value = _frontier_value(t, facts)
                 progress.seen[value] = progress.seen.get(value, 0) + 1
                 progress.gone_on[value] = progress.gone_on.get(value, 0) + 1
         return progress
@@ -176,7 +176,7 @@ class Progress:
         """Values of the frontier of which trials wait and none has gone on."""
         if self.facts.frontier is None:
             return set()
-        return {value_of(t, self.facts) for t in self.waiting} - self.gone_on.keys()
+        return {_frontier_value(t, self.facts) for t in self.waiting} - self.gone_on.keys()
 
 
 def predicted_ends(

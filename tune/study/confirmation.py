@@ -26,11 +26,12 @@ from bigbatch.tune.study.certainty import ERROR_RATE, mean_over_seeds_interval
 from bigbatch.tune.study.confirm_rule import ConfirmRule
 from bigbatch.tune.study.frontier import FrontierFacts, counted_trials, frontier_of, value_of_trial
 from bigbatch.tune.study.objective import Objective
+from bigbatch.tune.study.objectives import Objectives
 from bigbatch.tune.study.tables import epoch_records, epoch_s
-from bigbatch.tune.study.trial_facts import CONFIRMS_ATTR, configuration, has_diverged, planned_epochs
+from bigbatch.tune.study.trial_facts import CONFIRMS_ATTR, SEED_ATTR, configuration, has_diverged, planned_epochs
 
-SEED_ATTR = "confirmation_seed"
-"""User attribute of a confirmation: its seed."""
+LEAST_TRIALS = 6
+"""The default rule confirms nothing in smaller searches: three runs would be more than half of the search again."""
 AFFORDABLE_SHARE = 0.2
 """The default rule may use this part of the time that the search has trained …"""
 AFFORDABLE_WORKER_S = 300.0
@@ -189,6 +190,8 @@ def _affordable(
     candidates: Sequence[FrozenTrial], searched: Sequence[FrozenTrial], facts: ConfirmationFacts
 ) -> list[FrozenTrial]:
     """The first of the candidates whose confirmations cost little, measured by the epochs of the search."""
+    if len(counted_trials(searched)) < LEAST_TRIALS:
+        return []
     used_s = facts.workers * sum(epoch_s(record) for t in searched for record in epoch_records(t))
     left_s = max(AFFORDABLE_SHARE * used_s, AFFORDABLE_WORKER_S)
     found = []
@@ -206,3 +209,12 @@ def run_worker_s(trial: FrozenTrial, workers: int) -> float:
     if not seconds:
         return 0.0
     return (planned_epochs(trial) or len(seconds)) * statistics.median(seconds) * workers
+
+
+def best_confirmed(trials: Sequence[FrozenTrial], objectives: Objectives) -> FrozenTrial | None:
+    """The trial with the best mean over fresh seeds; if none was confirmed, the best one of the search, or None."""
+    found = confirmed_trials(trials, objectives.first)
+    if not found:
+        return objectives.best(search_trials(trials))
+    best = max(found.values(), key=lambda one: (objectives.first.gain(one.mean), -one.trial))
+    return trials[best.trial]

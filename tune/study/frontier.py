@@ -284,7 +284,7 @@ def _worse_at_most(place: int, rows: Sequence[FrontierRow], facts: FrontierFacts
     if own is None or own.low is None or own.high is None:
         return None
     bounds = [0.0]
-    for other in (row.best for i, row in enumerate(rows) if i != place):
+    for other in (row.best for row in _comparable(rows) if row is not rows[place]):
         if other is None or other.low is None or other.high is None:
             continue
         if facts.objective.direction == "maximize":

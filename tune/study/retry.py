@@ -17,6 +17,7 @@ from optuna.trial import FrozenTrial, TrialState
 from bigbatch.tune.study.trial_facts import (
     CONFIRMS_ATTR,
     FAILURE_ATTR,
+    SEED_ATTR,
     continued_trials,
     has_diverged,
     is_paused,
@@ -65,7 +66,8 @@ def trials_to_retry(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
 def retry_failed(store: StudyWithCheckpoints) -> dict[int, int]:
     """Enqueue a retry of each failed trial. Returns number of the failed trial → number of its waiting retry."""
     for trial in trials_to_retry(store.study.get_trials(deepcopy=False)):
-        store.study.enqueue_trial(trial.params, user_attrs={RETRIES_ATTR: trial.number})
+        kept = {key: value for key, value in trial.user_attrs.items() if key in (CONFIRMS_ATTR, SEED_ATTR)}
+        store.study.enqueue_trial(trial.params, user_attrs={RETRIES_ATTR: trial.number, **kept})
     adopt_checkpoints(store)
     trials = store.study.get_trials(deepcopy=False)
     return {failed: n for failed, n in retried_trials(trials).items() if trials[n].state == TrialState.WAITING}

@@ -28,6 +28,7 @@ from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.config.earlier_keys import migrated
 from bigbatch.train_loop.host.folder_hold import FolderHold, hold_folder
 from bigbatch.tune.study import feasible, tables
+from bigbatch.tune.study.confirmation import best_confirmed
 from bigbatch.tune.study.description import SCHEMA_VERSION, STUDY_FILE, Description, read_description
 from bigbatch.tune.study.front import PARETO_FILE, write_front
 from bigbatch.tune.study.frontier import Frontier, frontier_facts, frontier_of
@@ -233,7 +234,7 @@ class StudyStore:
         trials = self.study.get_trials(deepcopy=False)
         tables.write_trials(trials, self.folder / "trials.parquet", self.objectives)
         tables.write_epochs(trials, self.folder / "epochs.parquet")
-        frontier, best = self._frontier(trials), self.objectives.best(trials)
+        frontier, best = self._frontier(trials), best_confirmed(trials, self.objectives)
         if frontier is not None:
             write_frontier(frontier, self.folder)
             best = trials[frontier.answer_best.trial]
@@ -250,7 +251,7 @@ class StudyStore:
         This looks only at the few folders that exist.
         """
         trials = self.study.get_trials(deepcopy=False)
-        best, frontier = self.objectives.best(trials), self._frontier(trials)
+        best, frontier = best_confirmed(trials, self.objectives), self._frontier(trials)
         kept = {best.number} if best is not None else set()
         kept = {row.best.trial for row in frontier.rows if row.best} if frontier else kept
         for folder in (self.folder / "checkpoints").glob("trial-*"):

@@ -34,6 +34,8 @@ DROPPED_ATTR = "checkpoint_dropped/"
 a trial cannot be continued. It is the study's attribute, because Optuna does not change a trial that has ended."""
 CONFIRMS_ATTR = "confirms"
 """User attribute of a trial that trains a configuration again with another seed: the number of the confirmed trial."""
+SEED_ATTR = "confirmation_seed"
+"""User attribute of a confirmation: its seed."""
 
 WORKERS_ATTR = "workers"
 """User attribute: the workers of the trial's latest attempt."""

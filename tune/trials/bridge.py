@@ -22,9 +22,11 @@ from bigbatch.tune.strategies.protocol import Decision, Strategy
 from bigbatch.tune.study.objective import Objective
 from bigbatch.tune.study.store import StudyStore
 from bigbatch.tune.trials.admission import Admission
-from bigbatch.tune.trials.conductor import Conductor, LiveTrial, Over
+from bigbatch.tune.trials.conductor import Conductor
 from bigbatch.tune.trials.configurations import Configurations
+from bigbatch.tune.trials.confirmation_queue import MissingConfirmations
 from bigbatch.tune.trials.healed import note_halvings
+from bigbatch.tune.trials.live_trial import LiveTrial, Over
 from bigbatch.tune.watch.cluster_view import trial_resources_in_words
 from bigbatch.tune.watch.notes import Notes
 from bigbatch.tune.watch.observer import Observer
@@ -56,6 +58,7 @@ class OptunaBridge(Conductor, Searcher):
         may_start: Callable[[], bool] = lambda: True,
         ending: Callable[[], bool] = lambda: False,
         admission: Admission | None = None,
+        confirm: MissingConfirmations | None = None,
     ) -> None:
         Searcher.__init__(self)
         Conductor.__init__(
@@ -71,6 +74,7 @@ class OptunaBridge(Conductor, Searcher):
             may_start=may_start,
             ending=ending,
             admission=admission,
+            confirm=confirm,
         )
         self._room, self._make_task = room, make_task
         self._notes = Notes()

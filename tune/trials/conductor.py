@@ -29,17 +29,18 @@ from bigbatch.tune.study.objective import Objective
 from bigbatch.tune.study.objectives import Objectives
 from bigbatch.tune.study.tables import EPOCH_ATTR, epoch_of, epoch_records, epoch_s, report, report_missing
 from bigbatch.tune.study.trial_facts import (
+    CONFIRMS_ATTR,
     CONTINUES_ATTR,
     DIVERGED_ATTR,
     FAILURE_ATTR,
-    GIVEN_ATTR,
     PAUSED_ATTR,
     WORKERS_ATTR,
     epochs_before,
 )
 from bigbatch.tune.study.verdict import Verdict, verdict_on
 from bigbatch.tune.trials.admission import Admission
-from bigbatch.tune.trials.configurations import Configurations
+from bigbatch.tune.trials.configurations import Configurations, configuration_of
+from bigbatch.tune.trials.confirmation_queue import ConfirmationQueue, MissingConfirmations
 from bigbatch.tune.trials.live_trial import LiveTrial as LiveTrial
 from bigbatch.tune.trials.live_trial import Over as Over
 from bigbatch.tune.trials.live_trial import StudyKeeper as StudyKeeper
@@ -64,6 +65,7 @@ class Conductor:
         trials: how many configurations to try (COMPLETE, PRUNED or FAIL).
         workers: of each trial.
         observers: receive each event.
+        confirm: which confirmations are missing once the search is over. None: there are none.
         may_start: called before each trial; False ends the search (a budget is spent).
         ending: whether the search was asked to end. A trial that fails from then on may have failed because of that.
         admission: asked before each trial whether the budget has room for it.
@@ -81,6 +83,7 @@ class Conductor:
         trials: int,
         workers: int,
         observers: list[Observer],
+        confirm: MissingConfirmations | None = None,
         may_start: Callable[[], bool] = lambda: True,
         ending: Callable[[], bool] = lambda: False,
         admission: Admission | None = None,
@@ -90,6 +93,7 @@ class Conductor:
         self._strategy, self._configurations = strategy, configurations
         self._objectives = Objectives((objective, *also))
         self._trials, self._observers = trials, observers
+        self._confirmations = ConfirmationQueue(self._study, confirm)
         self._may_start, self._ending, self._clock = may_start, ending, clock
         self._admission = admission or Admission()
         self._live: dict[str, LiveTrial] = {}
@@ -137,7 +141,8 @@ class Conductor:
     def _next_that_fits(self, trial_id: str, set_aside: list[optuna.trial.Trial]) -> LiveTrial | None:
         """Begin the next trial for which the budget has room. Adds to ``set_aside`` those for which it has none."""
         for _ in range(MAX_BAD_SAMPLES):
-            if set_aside and not self._one_waits():  # a continuation is shorter than a new trial and may still fit
+            # A continuation is shorter than a new trial and may still fit. Confirmations are all whole runs.
+            if set_aside and (self._only_confirms or not self._one_waits()):
                 return self._await_room()
             if not self._one_is_due():
                 return None
@@ -171,15 +176,34 @@ class Conductor:
 
     def _may_need_another(self) -> bool:
         """Whether the search may need another trial, now or when the live ones have ended."""
-        return self._finished + len(self._live) < self._trials or not self._strategy.is_over(self._study)
+        if not self._all_searched:
+            return True
+        return self._confirmations.wanted and (self._searching > 0 or bool(self._confirmations.left()))
+
+    @property
+    def _searching(self) -> int:
+        """The number of live trials that are no confirmations."""
+        return sum(live.view.confirms is None for live in self._live.values())
+
+    @property
+    def _all_searched(self) -> bool:
+        """Whether the last trial of the search has begun. What then waits in the study is for a longer search."""
+        return self._finished + self._searching >= self._trials and self._strategy.is_over(self._study)
+
+    @property
+    def _only_confirms(self) -> bool:
+        """Whether the search itself is over."""
+        return not self._searching and self._all_searched
 
     def _one_is_due(self) -> bool:
         """Whether a trial should start now. Raises Over if the search needs no other trial."""
-        if self._one_waits():
+        if self._all_searched:
+            if not self._confirmations.wanted or not (self._searching or self._confirmations.left()):
+                raise Over
+            return not self._searching  # which trials are the best is known when all have ended
+        if self._one_waits() or self._finished + self._searching < self._trials:
             return True
-        if self._finished + len(self._live) < self._trials:
-            return True
-        if not self._live or self._strategy.is_over(self._study):
+        if not self._live or self._all_searched:
             raise Over
         return False
 
@@ -196,9 +220,9 @@ class Conductor:
     def _ask(self) -> tuple[optuna.trial.Trial, TrainConfig | None, str]:
         """The next trial, its configuration and "". If the configuration is invalid: the failed trial, None, why."""
         self._study.sampler = PerTrialSampler(self._strategy.sampler)
-        trial = self._study.ask()
+        trial = self._confirmations.begin_next() if self._only_confirms else self._study.ask()
         try:
-            config = self._configuration(trial)
+            config = configuration_of(trial, self._configurations)
         except (Exception, SystemExit) as error:  # a user's space may raise anything
             reason = " ".join(f"{type(error).__name__}: {error}".split())
             self._refuse(trial, f"the space gave no valid configuration: {reason}")
@@ -211,24 +235,12 @@ class Conductor:
             return trial, None, because
         return trial, config, ""
 
-    def _configuration(self, trial: optuna.trial.Trial) -> TrainConfig:
-        attrs = trial.user_attrs
-        if "config" in attrs:  # interrupted earlier
-            return self._configurations.again(attrs["config"])
-        config = self._configurations.new(trial)
-        earlier = attrs.get(CONTINUES_ATTR, attrs.get(retry.RETRIES_ATTR))
-        # The space was asked so that the study has the parameters. What is trained is what was paused, failed or given.
-        if earlier is not None:
-            trials = self._study.get_trials(deepcopy=False)
-            return self._configurations.again(trials[int(earlier)].user_attrs["config"])
-        return self._configurations.again(attrs[GIVEN_ATTR]) if GIVEN_ATTR in attrs else config
-
     def _refuse(self, trial: optuna.trial.Trial, because: str, config: TrainConfig | None = None) -> None:
         """Tell a trial that cannot begin: as infeasible if it has a configuration, else as failed."""
         state = TrialState.FAIL if config is None else TrialState.PRUNED
         trial.set_user_attr("ended_because", because)
         self._study.tell(trial, state=state)
-        self._finished += 1
+        self._finished += CONFIRMS_ATTR not in trial.user_attrs
         view = TrialView(trial.number, dict(trial.params), config, state=state.name, ended_because=because)
         self._notify("trial_ended", view)
 
@@ -244,6 +256,7 @@ class Conductor:
         view = TrialView(trial.number, dict(trial.params), config, records=records, resumed=attempts > 1)
         view.objectives = self._objectives
         view.retries, view.continues = attrs.get(retry.RETRIES_ATTR), attrs.get(CONTINUES_ATTR)
+        view.confirms = attrs.get(CONFIRMS_ATTR)
         live = self._live[trial_id] = LiveTrial(trial, view, config, self._clock(), constraints_of(attrs))
         self._store.ledger.begin(trial.number, self.workers)
         self._admission.begins(trial.number, config, self._epochs_done(trial))
@@ -295,6 +308,8 @@ class Conductor:
         """Ask the strategy, which may write to the study, and carry out its answer."""
         if live.pausing:
             return Decision.PAUSE
+        if live.view.confirms is not None:
+            return Decision.GO_ON
         decision = self._strategy.look(self._study, self._study._storage.get_trial(live.trial._trial_id), epoch)
         if decision == Decision.STOP:
             self._tell(trial_id, Verdict(TrialState.PRUNED, f"stopped by the scheduler after epoch {epoch}"))
@@ -359,7 +374,7 @@ class Conductor:
         note_constraints(live.trial, excesses(live.constraints, live.view.records, hours))
         self._study.tell(live.trial, values=verdict.values, state=verdict.state)
         live.view.values = verdict.values or ()
-        self._finished += 1
+        self._finished += live.view.confirms is None
         self._end(live, verdict.state, verdict.because)
         self._note_equal_failures(verdict.state, verdict.because)
         self._refresh()

@@ -13,6 +13,8 @@ from bigbatch.search_spaces.registry import Space
 from bigbatch.search_spaces.workload import Workload
 from bigbatch.train_loop.config import RUNTIME_KEYS, TrainConfig
 from bigbatch.tune.study.feasible import CONSTRAINTS_ATTR
+from bigbatch.tune.study.retry import RETRIES_ATTR
+from bigbatch.tune.study.trial_facts import CONFIRMS_ATTR, CONTINUES_ATTR, GIVEN_ATTR, SEED_ATTR
 
 
 class Configurations(Protocol):
@@ -64,3 +66,18 @@ class SpaceConfigurations:
         """The stored configuration; ``--resume`` may have changed runtime keys."""
         runtime = {key: value for key, value in self.overrides.items() if key in RUNTIME_KEYS}
         return TrainConfig.from_dict(dict(stored)).replace_keys(runtime)
+
+
+def configuration_of(trial: optuna.trial.Trial, configurations: Configurations) -> TrainConfig:
+    """The configuration of a trial that is to begin or to go on. May raise anything: a user's space is called."""
+    attrs = trial.user_attrs
+    if "config" in attrs:  # interrupted earlier
+        return configurations.again(attrs["config"])
+    config = configurations.new(trial)
+    earlier = attrs.get(CONTINUES_ATTR, attrs.get(RETRIES_ATTR, attrs.get(CONFIRMS_ATTR)))
+    # The space was asked so that the study has the parameters. What is trained is what was paused, failed, is confirmed
+    # or was given.
+    if earlier is not None:
+        config = configurations.again(trial.study.get_trials(deepcopy=False)[int(earlier)].user_attrs["config"])
+        return config.replace_keys({"seed": attrs[SEED_ATTR]}) if SEED_ATTR in attrs else config
+    return configurations.again(attrs[GIVEN_ATTR]) if GIVEN_ATTR in attrs else config

@@ -85,7 +85,8 @@ class SearchProgress:
     @property
     def ended(self) -> int:
         """The number of trials that have ended."""
-        return sum(t.state in ("COMPLETE", "PRUNED", "FAIL") and not t.is_replaced for t in self.trials.values())
+        over = ("COMPLETE", "PRUNED", "FAIL")
+        return sum(t.state in over and not t.is_replaced and t.confirms is None for t in self.trials.values())
 
     @property
     def best(self) -> TrialView | None:
@@ -284,6 +285,8 @@ class PlainLines:
         word = f"resumed after epoch {trial.epoch}" if trial.resumed else "started"
         word += f" (trial {trial.retries} again)" if trial.retries is not None and not trial.resumed else ""
         word += f" (continues trial {trial.continues})" if trial.continues is not None and not trial.resumed else ""
+        seed = f" with seed {trial.config.seed}" if trial.config is not None else ""
+        word += f" (confirms trial {trial.confirms}{seed})" if trial.confirms is not None else ""
         self.say(f"trial {trial.number} {word}: {self._progress.columns.line(trial)}")
 
     def epoch_ended(self, trial: TrialView, record: dict[str, object]) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from bigbatch.cluster.host import json_values
 from bigbatch.cluster.host.atomic_files import read_json
 from bigbatch.cluster.host.root import ROOT
 from bigbatch.train_loop.host.disk_space import quota_lines
@@ -19,13 +20,22 @@ from bigbatch.tune.plan.enqueued import in_words
 from bigbatch.tune.plan.holdout import images_in_words
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.study.certainty import Comparison, compare_with_best
+from bigbatch.tune.study.confirmation import Confirmed
 from bigbatch.tune.study.frontier_file import FRONTIER_FILE, FRONTIER_FOLDER
 from bigbatch.tune.study.ledger import DeviceSeconds
 from bigbatch.tune.study.patient_journal import JOB_VARIABLE
 from bigbatch.tune.study.provenance import redact
 from bigbatch.tune.study.storage_url import shared_file_warning
 from bigbatch.tune.watch.columns import Columns, columns_of
-from bigbatch.tune.watch.display import duration
+from bigbatch.tune.watch.confirmed_words import (
+    NOT_CONFIRMED,
+    by_confirmed,
+    confirmed_best,
+    confirmed_words,
+    holdout_words,
+    seeds_in_words,
+)
+from bigbatch.tune.watch.display import duration, percent
 from bigbatch.tune.watch.frontier_table import WIDTH, answer_in_words, frontier_lines, of_the_answer
 from bigbatch.tune.watch.observer import TrialView, ranked
 from bigbatch.tune.watch.outcome import best_in_words, ends_in_words, no_interval, objective_lines, print_front
@@ -171,16 +181,49 @@ def _cost(plan: SearchPlan) -> str:
 
 
 def print_findings(
-    plan: SearchPlan, trials: list[TrialView], elapsed_s: float, used: DeviceSeconds, console: Console
+    plan: SearchPlan,
+    trials: list[TrialView],
+    elapsed_s: float,
+    used: DeviceSeconds,
+    console: Console,
+    confirmed: Mapping[int, Confirmed] | None = None,
 ) -> None:
-    """Print the best configuration, how certain it is, and the next command."""
-    done = ranked(trials)
-    once = [t for t in trials if not t.is_replaced]
+    """Print the best configuration, how certain it is, and the next command.
+
+    Args:
+        confirmed: number of a confirmed trial → what its fresh seeds came to.
+    """
+    confirmed = confirmed or {}
+    done = by_confirmed(ranked(trials), confirmed, plan.objectives.first)
+    _print_counts(plan, trials, len(done), elapsed_s, used, console)
+    if not done:
+        return
+    frontier = print_frontier(plan, console)
+    done = of_the_answer(done, frontier, plan.frontier)
+    best, columns = done[0], columns_of(plan.space, plan.workload, plan.overrides, plan.ranges)
+    text = confirmed_best(confirmed[best.number], best.epoch) if best.number in confirmed else best_in_words(best)
+    console.print(f"\n{text}", style="bold")
+    for name, value in columns.of(best).items():
+        console.print(f"  {name:10} {value}", markup=False)
+    if plan.objectives.several:
+        print_front(plan, done, columns, console)
+    elif best.number in confirmed:
+        _print_confirmed(plan, done, confirmed, columns, console)
+    else:
+        _print_runner_ups(plan, done, columns, console)
+    console.print(f"\nTrain it in full:\n  {train_command(plan)}", markup=False, soft_wrap=True)
+
+
+def _print_counts(
+    plan: SearchPlan, trials: list[TrialView], done: int, elapsed_s: float, used: DeviceSeconds, console: Console
+) -> None:
+    """Print how many trials ended in which way, what was used, and why trials failed."""
+    once = [t for t in trials if not t.is_replaced and t.confirms is None]
     pruned, failed, waiting = (_count(once, state) for state in ("PRUNED", "FAIL", "WAITING"))
     paused, infeasible = sum(t.paused for t in once), sum(t.is_infeasible for t in once)
     unit = "GPU hours" if plan.machine.gpus else "worker hours (no GPU)"
     console.print(
-        f"\n{len(done)} of {len(once)} trials ran to their end, {pruned - paused - infeasible} stopped early, "
+        f"\n{done} of {len(once)} trials ran to their end, {pruned - paused - infeasible} stopped early, "
         f"{f'{infeasible} infeasible, ' if infeasible else ''}{failed} failed"
         f"{f', {paused} paused' if paused else ''}"
         f"{f', {waiting} interrupted' if waiting else ''}; "
@@ -189,19 +232,25 @@ def print_findings(
     for trial in (t for t in trials if t.state == "FAIL"):
         again = f" (tried again as trial {trial.retried_by})" if trial.retried_by is not None else ""
         console.print(f"  trial {trial.number} failed{again}: {trial.ended_because}", markup=False)
-    if not done:
-        return
-    frontier = print_frontier(plan, console)
-    done = of_the_answer(done, frontier, plan.frontier)
-    best, columns = done[0], columns_of(plan.space, plan.workload, plan.overrides, plan.ranges)
-    console.print(f"\n{best_in_words(best)}", style="bold")
-    for name, value in columns.of(best).items():
-        console.print(f"  {name:10} {value}", markup=False)
-    if plan.objectives.several:
-        print_front(plan, done, columns, console)
-    else:
-        _print_runner_ups(plan, done, columns, console)
-    console.print(f"\nTrain it in full:\n  {train_command(plan)}", markup=False, soft_wrap=True)
+
+
+def _print_confirmed(
+    plan: SearchPlan,
+    done: list[TrialView],
+    confirmed: Mapping[int, Confirmed],
+    columns: Columns,
+    console: Console,
+) -> None:
+    """What the fresh seeds say of the best trial, the first of ``done``, and of the next best ones."""
+    among = sum(trial.number in confirmed for trial in done)
+    sizes = plan.data.val_size, plan.data.holdout_size
+    sure = confirmed_words(confirmed[done[0].number], *sizes, len(done), among)
+    console.print(f"\n{sure}{' Runner-ups:' if done[1:] else ''}", markup=False, soft_wrap=True)
+    for trial in done[1 : 1 + RUNNER_UPS]:
+        found = confirmed.get(trial.number)
+        value, mark = (found.mean, seeds_in_words(found)) if found else (trial.value, "not confirmed")
+        line = f"  {percent(value):>7}  trial {trial.number} ({mark}): {columns.line(trial)}"
+        console.print(line, markup=False, soft_wrap=True)
 
 
 def _print_runner_ups(plan: SearchPlan, done: list[TrialView], columns: Columns, console: Console) -> None:
@@ -210,11 +259,15 @@ def _print_runner_ups(plan: SearchPlan, done: list[TrialView], columns: Columns,
     if plan.objectives.first.has_interval:
         found = compare_with_best([t.value or 0.0 for t in done], plan.data.val_size)
         marks = [" (clearly worse)" if worse else " (cannot be told apart)" for worse in found.worse]
-        console.print(f"\n{how_sure(done, found, plan.data.val_size)}", markup=False, soft_wrap=True)
+        held = json_values.number_or_none(done[0].records[-1], "holdout_top1") if done[0].records else None
+        first = f"{holdout_words(held, plan.data.holdout_size)} " if held is not None else ""
+        console.print(f"\n{first}{how_sure(done, found, plan.data.val_size)}", markup=False, soft_wrap=True)
     else:
         console.print(f"\n{no_interval(plan.objectives.first, len(done))}", markup=False, soft_wrap=True)
     for trial, mark in list(zip(done[1:], marks, strict=True))[:RUNNER_UPS]:
         console.print(f"  {ends_in_words(trial):>7}  trial {trial.number}{mark}: {columns.line(trial)}", markup=False)
+    if plan.objectives.first.has_interval and done[1:]:
+        console.print(NOT_CONFIRMED, markup=False, soft_wrap=True)
 
 
 def say_retries(retries: Mapping[int, int], console: Console) -> None:

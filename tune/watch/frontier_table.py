@@ -84,7 +84,8 @@ def answer_in_words(values: Mapping[str, object], hours: str) -> list[str]:
     rows = [row for row in json_values.objects(values, "rows") if row.get("trial") is not None]
     answer = json_values.mapping(values, "answer")
     own = next(row for row in rows if row.get("value") == answer.get("value"))
-    best = min(rows, key=lambda row: json_values.number(row, "worse_by"))
+    confirmed = [row for row in rows if json_values.whole_number(row, "seeds")]  # only these compare
+    best = min(confirmed or rows, key=lambda row: json_values.number(row, "worse_by"))
     word = _word(values)
     name, worth = f"{word} {_whole(own.get('value'))}", _objective(own, values)
     if len(rows) == 1:

@@ -42,6 +42,8 @@ class TrialView:
     """The number of the paused trial that this trial continues."""
     continued_by: int | None = None
     """The number of the trial that continues this paused one. This trial is then no longer counted."""
+    confirms: int | None = None
+    """The number of the trial whose configuration this trial repeats with another seed. It does not count."""
     paused: bool = False
     """Whether the strategy has paused it; its state is then PRUNED."""
     phase: Phase = "running"
@@ -98,7 +100,7 @@ def ranked(trials: Iterable[TrialView]) -> list[TrialView]:
         gains = trial.objectives.gains(trial.ends)
         return (*(-math.inf if math.isnan(gain) else gain for gain in gains), -trial.number)
 
-    return sorted((t for t in trials if t.state == "COMPLETE"), key=key, reverse=True)
+    return sorted((t for t in trials if t.state == "COMPLETE" and t.confirms is None), key=key, reverse=True)
 
 
 class Observer(Protocol):

@@ -11,7 +11,7 @@ from bigbatch.train_loop.config import TrainConfig
 from bigbatch.tune.study.objectives import Objectives
 from bigbatch.tune.study.retry import RETRIES_ATTR, retried_trials
 from bigbatch.tune.study.tables import epoch_records
-from bigbatch.tune.study.trial_facts import CONTINUES_ATTR, continued_trials, is_paused
+from bigbatch.tune.study.trial_facts import CONFIRMS_ATTR, CONTINUES_ATTR, continued_trials, is_paused
 from bigbatch.tune.watch.observer import TrialView
 
 FINISHED = ("COMPLETE", "PRUNED", "FAIL")
@@ -47,6 +47,7 @@ def trial_view(
         retried_by=retried_by,
         continues=trial.user_attrs.get(CONTINUES_ATTR),
         continued_by=continued_by,
+        confirms=trial.user_attrs.get(CONFIRMS_ATTR),
         paused=is_paused(trial),
         objectives=objectives or Objectives(),
         values=tuple(trial.values or ()) if trial.state == TrialState.COMPLETE else (),
@@ -55,4 +56,4 @@ def trial_view(
 
 def ended_trials(found: Sequence[TrialView]) -> list[TrialView]:
     """The trials that have ended, as ``--trials`` counts them."""
-    return [view for view in found if view.state in FINISHED and not view.is_replaced]
+    return [v for v in found if v.state in FINISHED and not v.is_replaced and v.confirms is None]

@@ -113,10 +113,11 @@ def test_the_same_configuration_twice_is_confirmed_once() -> None:
 
 def test_the_default_confirms_the_answer_and_the_best_where_that_costs_little() -> None:
     assert [t.number for t in trials_to_confirm(SEARCH, facts(AFFORDABLE))] == [2, 0]  # 2 × 3 × 10 s of 300 s
-    dear = [trial(t.number, t.value, t.params["global_batch_size"], epoch_s=3600.0) for t in SEARCH[:4]]
+    dear = [trial(t.number, t.value, t.params["global_batch_size"], state=t.state, epoch_s=3600.0) for t in SEARCH]
     assert trials_to_confirm(dear, facts(AFFORDABLE)) == []  # 30 hours each, a fifth of the search is 8
-    many = [*dear, *(trial(n, 0.5, epoch_s=3600.0) for n in range(4, 15))]
+    many = [*dear, *(trial(n, 0.5, epoch_s=3600.0) for n in range(6, 15))]
     assert [t.number for t in trials_to_confirm(many, facts(AFFORDABLE))] == [2]  # a fifth of 150 hours
+    assert trials_to_confirm(SEARCH[:5], facts(AFFORDABLE)) == [], "three runs beside five trials"
 
 
 def test_what_came_out_is_kept_by_seed_and_a_diverged_run_is_at_chance() -> None:

@@ -1,0 +1,167 @@
+"""Confirmations at the end of a search: which trials begin, with which configuration, also after a kill."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from optuna.trial import TrialState
+from ray.tune.search import Searcher
+
+from bigbatch.train_loop.config import TrainConfig
+from bigbatch.tune.strategies.named import make_strategy
+from bigbatch.tune.strategies.protocol import SearchFacts
+from bigbatch.tune.strategies.search_only import SearchOnly
+from bigbatch.tune.study.confirm_rule import ConfirmRule
+from bigbatch.tune.study.confirmation import ConfirmationFacts, best_confirmed, confirmed_trials, missing_confirmations
+from bigbatch.tune.study.objective import Objective
+from bigbatch.tune.study.objectives import Objectives
+from bigbatch.tune.study.retry import count_ended, retry_failed
+from bigbatch.tune.study.store import StudyStore
+from bigbatch.tune.trials.bridge import OptunaBridge
+from helpers.bridges import EPOCHS, make_bridge, number_of, record, reopen, run_out
+
+TRIALS = 3
+
+
+def rule(best: int, seeds: int) -> Any:
+    facts = ConfirmationFacts(ConfirmRule(best, seeds), seed=3)
+    return lambda trials: missing_confirmations(trials, facts)
+
+
+def bridge_of(store: StudyStore, best: int = 1, seeds: int = 2, **more: Any) -> OptunaBridge:
+    bridge = make_bridge(store, trials=TRIALS, confirm=rule(best, seeds), **more)
+    bridge.recover()
+    return bridge
+
+
+def search(bridge: OptunaBridge, values: tuple[float, ...] = (0.5, 0.9, 0.7)) -> None:
+    """Run the trials of the search to their ends."""
+    for number, value in enumerate(values):
+        task = bridge.suggest(f"search-{number}")
+        assert isinstance(task, dict) and number_of(task) == number and task["config"]["seed"] == 3
+        run_out(bridge, f"search-{number}", [value] * EPOCHS)
+
+
+def test_the_best_trial_is_trained_again_with_fresh_seeds(store: StudyStore) -> None:
+    bridge = bridge_of(store)
+    search(bridge)
+    tasks = [bridge.suggest("c0"), bridge.suggest("c1")]
+    assert bridge.suggest("c2") == Searcher.FINISHED
+    best = store.study.trials[1]
+    for task, seed in zip(tasks, (4, 5), strict=True):
+        assert isinstance(task, dict)
+        config, confirmed = (TrainConfig.from_dict(c) for c in (task["config"], best.user_attrs["config"]))
+        assert config == confirmed.replace_keys({"seed": seed}), "nothing but the seed differs"
+        assert store.study.trials[number_of(task)].params == best.params
+    run_out(bridge, "c0", [0.8] * EPOCHS)
+    run_out(bridge, "c1", [0.6] * EPOCHS)
+    assert bridge.suggest("c3") == Searcher.FINISHED
+    found = confirmed_trials(store.study.trials, Objective())
+    assert found[1].values == (0.8, 0.6) and found[1].chosen_at == 0.9
+    assert bridge.finished == count_ended(store.study.trials) == TRIALS
+
+
+def test_no_confirmation_begins_while_trials_of_the_search_run(store: StudyStore) -> None:
+    bridge = bridge_of(store)
+    for number in range(2):
+        assert isinstance(bridge.suggest(f"search-{number}"), dict)
+    run_out(bridge, "search-0", [0.5] * EPOCHS)
+    assert isinstance(bridge.suggest("search-2"), dict)
+    run_out(bridge, "search-1", [0.9] * EPOCHS)
+    assert bridge.suggest("too-early") is None, "trial 2 may still become the best one"
+    run_out(bridge, "search-2", [0.95] * EPOCHS)
+    task = bridge.suggest("c0")
+    assert isinstance(task, dict) and store.study.trials[number_of(task)].user_attrs["confirms"] == 2
+
+
+def test_without_a_rule_the_search_ends_as_before(store: StudyStore) -> None:
+    bridge = make_bridge(store, trials=TRIALS)
+    bridge.recover()
+    search(bridge)
+    assert bridge.suggest("c0") == Searcher.FINISHED and len(store.study.trials) == TRIALS
+
+
+def test_a_killed_search_makes_only_the_missing_confirmations(store: StudyStore) -> None:
+    """The driver dies with one confirmation ended and one in its second epoch."""
+    bridge = bridge_of(store, best=2, seeds=2)
+    search(bridge)
+    first, second = bridge.suggest("c0"), bridge.suggest("c1")
+    assert isinstance(first, dict) and isinstance(second, dict)
+    run_out(bridge, "c0", [0.8] * EPOCHS)
+    bridge.observe("c1", {"records": [record(1, 0.3)]})
+    again = reopen(store)
+    try:
+        bridge = bridge_of(again, best=2, seeds=2)
+        resumed = bridge.suggest("d0")
+        assert isinstance(resumed, dict) and number_of(resumed) == number_of(second)
+        assert resumed["config"] == second["config"]
+        others = [bridge.suggest("d1")]
+        run_out(bridge, "d0", [0.7] * EPOCHS)
+        others.append(bridge.suggest("d2"))
+        assert bridge.suggest("d3") == Searcher.FINISHED
+        pairs = [(t.user_attrs["confirms"], t.user_attrs["config"]["seed"]) for t in again.study.trials[TRIALS:]]
+        assert pairs == [(1, 4), (1, 5), (2, 4), (2, 5)] and all(isinstance(task, dict) for task in others)
+    finally:
+        again.close()
+
+
+def test_points_that_wait_for_a_longer_search_do_not_begin(store: StudyStore) -> None:
+    bridge = bridge_of(store)
+    search(bridge)
+    store.study.enqueue_trial({"optimizer": "sgd"})
+    task = bridge.suggest("c0")
+    assert isinstance(task, dict) and store.study.trials[number_of(task)].user_attrs["confirms"] == 1
+    assert store.study.trials[TRIALS].state == TrialState.WAITING
+
+
+def test_a_failed_confirmation_is_repeated_only_on_request_and_with_its_seed(store: StudyStore) -> None:
+    bridge = bridge_of(store, seeds=1)
+    search(bridge)
+    task = bridge.suggest("c0")
+    assert isinstance(task, dict)
+    bridge.on_trial_complete("c0", error=True)
+    assert bridge.suggest("c1") == Searcher.FINISHED and bridge.finished == TRIALS
+    retry_failed(store)
+    bridge = bridge_of(store, seeds=1)
+    repeated = bridge.suggest("c2")
+    assert isinstance(repeated, dict) and repeated["config"] == task["config"]
+    run_out(bridge, "c2", [0.8] * EPOCHS)
+    assert confirmed_trials(store.study.trials, Objective())[1].values == (0.8,)
+
+
+def test_the_best_trial_is_the_one_with_the_best_confirmed_mean(store: StudyStore) -> None:
+    bridge = bridge_of(store, best=2, seeds=1)
+    search(bridge)
+    for name, value in (("c0", 0.6), ("c1", 0.65)):
+        assert isinstance(bridge.suggest(name), dict)
+        run_out(bridge, name, [value] * EPOCHS)
+    best = best_confirmed(store.study.trials, Objectives())
+    assert best is not None and best.number == 2, "0.7 with a fresh seed 0.65; trial 1 had 0.9 and came to 0.6"
+
+
+def test_strategies_do_not_see_confirmations(store: StudyStore) -> None:
+    """A longer search proposes what it would have proposed without them."""
+    facts = SearchFacts((), TRIALS + 2, EPOCHS)
+
+    def proposals(confirmed: bool) -> list[dict[str, Any]]:
+        folder = store.folder.parent / f"confirmed-{confirmed}"
+        own = StudyStore.create(folder, folder.name, {}, None)
+        try:
+            bridge = bridge_of(own, best=1, seeds=2 if confirmed else 0)
+            search(bridge)
+            for name in ("c0", "c1") if confirmed else ():
+                assert isinstance(bridge.suggest(name), dict)
+                run_out(bridge, name, [0.99] * EPOCHS)
+            assert len(own.study.trials) == TRIALS + 2 * confirmed
+            sampled = []
+            strategy = SearchOnly(make_strategy("tpe", "asha", facts))
+            seen = strategy.sampler(40)
+            for trial in (own.study.trials[0],):
+                space = seen.infer_relative_search_space(own.study, trial)
+                sampled.append(seen.sample_relative(own.study, trial, space))
+            assert strategy.is_over(own.study)
+            return sampled
+        finally:
+            own.close()
+
+    assert proposals(True) == proposals(False)

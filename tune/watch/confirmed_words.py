@@ -1,0 +1,77 @@
+"""What the confirmation of a search's best trial found, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from bigbatch.tune.study.certainty import ERROR_RATE, clopper_pearson, right_answers
+from bigbatch.tune.study.confirmation import Confirmed
+from bigbatch.tune.study.objective import Objective
+from bigbatch.tune.watch.display import percent
+from bigbatch.tune.watch.observer import TrialView
+
+FEW = 5
+"""A sentence names at most this many values one by one."""
+
+
+def confirmed_words(found: Confirmed, images: int, held_out: int, searched: int, among: int) -> str:
+    """How the value changed with fresh seeds, and how certain it is now.
+
+    Args:
+        images: validation images that chose.
+        held_out: those that report; 0 for none.
+        searched: finished trials of the search, among which this one was chosen.
+        among: confirmed trials among which it is the best now.
+    """
+    said = [_change(found)]
+    low, high = found.interval(held_out if found.holdout else images, among if found.holdout else max(among, searched))
+    if found.holdout:
+        mean = sum(found.holdout) / len(found.holdout)
+        said.append(f"On the {held_out:,} validation images that took no part in the choice it has {percent(mean)}.")
+        free = "Neither the seeds nor these images chose it, so no allowance for the search is needed."
+    else:
+        free = f"The seeds are fresh; the {images:,} images also chose it, and the range allows for that."
+    whose = "with any seed" if len(found.seeds) > 1 else "with this seed"
+    best_of = f" It is the best of {among} confirmed trials, and the range allows for that." if among > 1 else ""
+    said.append(f"The 95 % range of its accuracy {whose} is {100 * low:.1f} to {100 * high:.1f} %. {free}{best_of}")
+    return " ".join(said)
+
+
+def _change(found: Confirmed) -> str:
+    count = len(found.seeds)
+    seeds = "one fresh seed" if count == 1 else f"{count} fresh seeds"
+    each = ", ".join(f"{100 * value:.1f}" for value in found.values) if 1 < count <= FEW else ""
+    text = f"{percent(found.chosen_at)} when it was chosen, {percent(found.mean)} with {seeds}"
+    text += f" ({each})." if each else "."
+    lost = 100 * (found.chosen_at - found.mean)
+    return f"{text} The {lost:.1f} points between them were luck." if lost >= 0.05 else text
+
+
+def holdout_words(value: float, images: int) -> str:
+    """The accuracy of a trial that was not confirmed, on the images that took no part in the choice."""
+    low, high = clopper_pearson(right_answers(value, images), images, ERROR_RATE)
+    return (
+        f"On the {images:,} validation images that took no part in the choice it has {percent(value)} "
+        f"({100 * low:.1f} to {100 * high:.1f} % at 95 %)."
+    )
+
+
+NOT_CONFIRMED = "It was not confirmed with fresh seeds; --resume with --confirm 1x3 does that."
+
+
+def by_confirmed(done: list[TrialView], confirmed: Mapping[int, Confirmed], objective: Objective) -> list[TrialView]:
+    """Finished trials, best first: those that were confirmed by their means, then the others as they are."""
+    first = [trial for trial in done if trial.number in confirmed]
+    first.sort(key=lambda trial: (-objective.gain(confirmed[trial.number].mean), trial.number))
+    return [*first, *(trial for trial in done if trial.number not in confirmed)]
+
+
+def confirmed_best(found: Confirmed, epochs: int) -> str:
+    """The line that names a confirmed best trial."""
+    mean = f"{percent(found.mean)}, mean over {seeds_in_words(found)}"
+    return f"Best: trial {found.trial}, validation top-1 {mean}, after {epochs} epochs"
+
+
+def seeds_in_words(found: Confirmed) -> str:
+    """``3 fresh seeds``."""
+    return f"{len(found.seeds)} fresh seed{'s' * (len(found.seeds) > 1)}"
