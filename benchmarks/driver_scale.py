@@ -28,7 +28,7 @@ from bigbatch.train_loop.reporter import EpochRecord
 from bigbatch.tune.simulate.events import SimulatedClock
 from bigbatch.tune.simulate.replay import MemoryKeeper
 from bigbatch.tune.strategies.named import make_strategy
-from bigbatch.tune.strategies.protocol import Decision, Dimension, SearchFacts
+from bigbatch.tune.strategies.protocol import Dimension, SearchFacts, TrialDecision
 from bigbatch.tune.strategies.samplers import quiet_optuna
 from bigbatch.tune.study.objective import Objective
 from bigbatch.tune.study.provenance import provenance
@@ -154,9 +154,9 @@ class Search:
             epoch = live.view.epoch + 1
             value = accuracy(live.view.params, epoch, self._epochs, self._noise)
             decision = self.conductor.take_in(name, record_of(value, epoch, self._epochs))
-            if decision == Decision.PAUSE:
+            if decision == TrialDecision.PAUSE:
                 self.conductor.ended(name)
-            if decision != Decision.GO_ON:
+            if decision != TrialDecision.GO_ON:
                 del self._live[name]
         return bool(self._live) or not self._over
 

@@ -16,7 +16,7 @@ from bigbatch.search_spaces.check import check_space
 from bigbatch.search_spaces.registry import load_space
 from bigbatch.tune.strategies.dimensions import dimensions_of
 from bigbatch.tune.strategies.named import make_strategy
-from bigbatch.tune.strategies.protocol import Decision, SearchFacts
+from bigbatch.tune.strategies.protocol import SearchFacts, TrialDecision
 from bigbatch.tune.study.ledger import Ledger
 from bigbatch.tune.study.objective import Objective
 from bigbatch.tune.study.patient_journal import Disk
@@ -122,7 +122,7 @@ class Search:
             return
         epoch = live.view.epoch + 1
         decision = self.conductor.take_in(name, record_of(live.trial.params, epoch))
-        if decision != Decision.GO_ON:
+        if decision != TrialDecision.GO_ON:
             self.conductor.ended(name)
             self.slots[name] = None
 

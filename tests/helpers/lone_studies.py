@@ -8,7 +8,7 @@ import optuna
 from optuna.distributions import IntDistribution
 from optuna.trial import FrozenTrial, Trial
 
-from bigbatch.tune.strategies.protocol import Decision, Stopping
+from bigbatch.tune.strategies.protocol import Stopping, TrialDecision
 from bigbatch.tune.study.objective import Direction
 from bigbatch.tune.study.tables import EPOCH_ATTR
 
@@ -36,14 +36,14 @@ def go(
     *,
     first: int = 1,
     steps_an_epoch: int | None = None,
-) -> Decision:
+) -> TrialDecision:
     """Report values, an epoch each, until the stopping says otherwise than go on. Returns its last word."""
-    decision = Decision.GO_ON
+    decision = TrialDecision.GO_ON
     for epoch, value in enumerate(values, first):
         record: Mapping[str, object] = {} if steps_an_epoch is None else {"optimizer_steps": steps_an_epoch * epoch}
         trial.set_user_attr(f"{EPOCH_ATTR}{epoch:05d}", record)
         trial.report(value, epoch)
         decision = stopping.look(study, frozen(study, trial), epoch)
-        if decision != Decision.GO_ON:
+        if decision != TrialDecision.GO_ON:
             break
     return decision

@@ -26,7 +26,7 @@ from bigbatch.tune.simulate.events import ReplayDriver, SimulatedClock, StartedT
 from bigbatch.tune.simulate.pool import RowPool, SnappingSampler
 from bigbatch.tune.simulate.readers import read_curves
 from bigbatch.tune.strategies.named import make_strategy
-from bigbatch.tune.strategies.protocol import Capabilities, Decision, Dimension, SearchFacts, Strategy
+from bigbatch.tune.strategies.protocol import Capabilities, Dimension, SearchFacts, Strategy, TrialDecision
 from bigbatch.tune.strategies.samplers import quiet_optuna
 from bigbatch.tune.study.ledger import Ledger
 from bigbatch.tune.study.objective import Objective
@@ -231,7 +231,7 @@ class _SnappedStrategy:
     def sampler(self, number: int) -> BaseSampler:
         return SnappingSampler(self._inner.sampler(number), self._pool)
 
-    def look(self, study: Study, trial: FrozenTrial, epoch: int) -> Decision:
+    def look(self, study: Study, trial: FrozenTrial, epoch: int) -> TrialDecision:
         return self._inner.look(study, trial, epoch)
 
     def to_continue(self, study: Study) -> FrozenTrial | None:
@@ -279,7 +279,7 @@ class _SearchDriver:
         record = {"epoch": epoch, self._objective.name: math.nan if value is None else value, "val_loss": 0.0}
         seconds = epoch_seconds(self._pool.table, self._pool.row(number), epoch)
         decision = self._conductor.take_in(name, {**record, EPOCH_PARTS[0]: seconds})
-        if decision == Decision.PAUSE:
+        if decision == TrialDecision.PAUSE:
             self._conductor.ended(name)
         self.decision_s.append(time.perf_counter() - began)
-        return decision != Decision.GO_ON
+        return decision != TrialDecision.GO_ON

@@ -22,7 +22,7 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
 from bigbatch.tune.strategies.curve_data import CurveEncoder, curves_of, first_numbers
-from bigbatch.tune.strategies.protocol import Decision, SearchFacts
+from bigbatch.tune.strategies.protocol import SearchFacts, TrialDecision
 from bigbatch.tune.study.retry import RETRIES_ATTR
 from bigbatch.tune.study.trial_facts import (
     CONTINUES_ATTR,
@@ -50,11 +50,11 @@ class EarlyLook:
     encoder: CurveEncoder = field(repr=False, compare=False)
     name: str = "look"
 
-    def look(self, study: Study, trial: FrozenTrial, epoch: int) -> Decision:
+    def look(self, study: Study, trial: FrozenTrial, epoch: int) -> TrialDecision:
         """PAUSE at the look; a trial that continues a paused one goes on."""
         if epoch < look_epoch(trial, self.facts.max_epochs) or epoch >= _epochs(trial, self.facts.max_epochs):
-            return Decision.GO_ON
-        return Decision.GO_ON if _continues(trial, study) else Decision.PAUSE
+            return TrialDecision.GO_ON
+        return TrialDecision.GO_ON if _continues(trial, study) else TrialDecision.PAUSE
 
     def to_continue(self, study: Study) -> FrozenTrial | None:
         """The best of the paused trials at every fourth slot, and as long as too few have run to their end."""

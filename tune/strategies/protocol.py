@@ -24,7 +24,7 @@ from bigbatch.tune.strategies.names import Capabilities
 from bigbatch.tune.study.objective import Objective
 
 
-class Decision(enum.Enum):
+class TrialDecision(enum.Enum):
     """What happens to a trial after an epoch."""
 
     GO_ON = "go on"
@@ -113,7 +113,7 @@ class Stopping(Protocol):
     def name(self) -> str:
         """As on the command line."""
 
-    def look(self, study: Study, trial: FrozenTrial, epoch: int) -> Decision:
+    def look(self, study: Study, trial: FrozenTrial, epoch: int) -> TrialDecision:
         """What happens to ``trial`` after ``epoch`` (1-based, not its last), whose value is already in the study.
 
         The bridge calls this once after each epoch. The answer may depend on the study alone.
@@ -143,7 +143,7 @@ class Strategy(Protocol):
     def sampler(self, number: int) -> BaseSampler:
         """As ``Proposer.sampler``."""
 
-    def look(self, study: Study, trial: FrozenTrial, epoch: int) -> Decision:
+    def look(self, study: Study, trial: FrozenTrial, epoch: int) -> TrialDecision:
         """As ``Stopping.look``."""
 
     def to_continue(self, study: Study) -> FrozenTrial | None:
@@ -174,7 +174,7 @@ class Combined:
         """As the proposer."""
         return self.proposer.sampler(number)
 
-    def look(self, study: Study, trial: FrozenTrial, epoch: int) -> Decision:
+    def look(self, study: Study, trial: FrozenTrial, epoch: int) -> TrialDecision:
         """As the stopping."""
         return self.stopping.look(study, trial, epoch)
 

@@ -10,7 +10,7 @@ from optuna.samplers import BaseSampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
-from bigbatch.tune.strategies.protocol import Capabilities, Decision, Strategy
+from bigbatch.tune.strategies.protocol import Capabilities, Strategy, TrialDecision
 from bigbatch.tune.strategies.study_view import view_of
 from bigbatch.tune.study.confirmation import search_trials
 from bigbatch.tune.study.trial_facts import CONFIRMS_ATTR
@@ -36,10 +36,10 @@ class SearchOnly:
         """A new sampler for trial ``number``."""
         return SearchOnlySampler(self.inner.sampler(number))
 
-    def look(self, study: Study, trial: FrozenTrial, epoch: int) -> Decision:
+    def look(self, study: Study, trial: FrozenTrial, epoch: int) -> TrialDecision:
         """As the inner one, for what it sees."""
         if CONFIRMS_ATTR in trial.user_attrs:
-            return Decision.GO_ON
+            return TrialDecision.GO_ON
         return self.inner.look(_seen(study), trial, epoch)
 
     def to_continue(self, study: Study) -> FrozenTrial | None:

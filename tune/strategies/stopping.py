@@ -23,7 +23,7 @@ from optuna.trial import FrozenTrial
 
 from bigbatch.cluster.host import json_values
 from bigbatch.tune.strategies.judgement import SPARED_ATTR
-from bigbatch.tune.strategies.protocol import Decision, SearchFacts
+from bigbatch.tune.strategies.protocol import SearchFacts, TrialDecision
 from bigbatch.tune.strategies.samplers import make_pruner
 from bigbatch.tune.strategies.study_view import MOST_TRIALS, view_of
 from bigbatch.tune.study.tables import EPOCH_ATTR
@@ -49,21 +49,21 @@ class PrunerStopping:
     def __post_init__(self) -> None:
         object.__setattr__(self, "pruner", make_pruner(self.name, self.facts.max_epochs, self.facts.seed))
 
-    def look(self, study: Study, trial: FrozenTrial, epoch: int) -> Decision:
+    def look(self, study: Study, trial: FrozenTrial, epoch: int) -> TrialDecision:
         """STOP if the pruner says so and the trial may be judged yet.
 
         A trial that may not be judged yet is only noted with ``SPARED_ATTR``, for TPE (see judgement.py).
         """
         judged = may_be_judged(trial, epoch)
         if not judged and SPARED_ATTR in trial.user_attrs:
-            return Decision.GO_ON
+            return TrialDecision.GO_ON
         view = view_of(study, partial(self._peers_at, trial, epoch), read_only=not judged)
         if not self.pruner.prune(view, trial):
-            return Decision.GO_ON
+            return TrialDecision.GO_ON
         if judged:
-            return Decision.STOP
+            return TrialDecision.STOP
         study._storage.set_trial_user_attr(trial._trial_id, SPARED_ATTR, epoch)
-        return Decision.GO_ON
+        return TrialDecision.GO_ON
 
     def to_continue(self, study: Study) -> FrozenTrial | None:
         """None: what is stopped is stopped for good."""

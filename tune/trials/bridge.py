@@ -18,7 +18,7 @@ from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.errors import FailureKind, read_kind
 from bigbatch.train_loop.launch.ray_worker import FAILURE, FAILURE_KIND, HEALED, RECORDS
 from bigbatch.train_loop.launch.trial_task import TrialTask
-from bigbatch.tune.strategies.protocol import Decision, Strategy
+from bigbatch.tune.strategies.protocol import Strategy, TrialDecision
 from bigbatch.tune.study.objective import Objective
 from bigbatch.tune.study.store import StudyStore
 from bigbatch.tune.trials.admission import Admission
@@ -110,9 +110,9 @@ class OptunaBridge(Conductor, Searcher):
             self.say(line)
         for record in json_values.objects(result, RECORDS):
             decision = self.take_in(trial_id, record)
-            if decision == Decision.STOP:
+            if decision == TrialDecision.STOP:
                 return True
-            if decision == Decision.PAUSE:
+            if decision == TrialDecision.PAUSE:
                 with contextlib.suppress(OSError):  # without the file, the trial runs on to its end
                     self._pause_files[trial_id].touch()
         if result.get(FAILURE):

@@ -20,14 +20,13 @@ from optuna.trial import TrialState
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.errors import FailureKind
 from bigbatch.train_loop.host.disk_full import NO_ROOM
-from bigbatch.train_loop.progress import StepProgress
-from bigbatch.tune.strategies.protocol import Decision, Strategy
+from bigbatch.tune.strategies.protocol import Strategy, TrialDecision
 from bigbatch.tune.strategies.samplers import PerTrialSampler
 from bigbatch.tune.study import retry
 from bigbatch.tune.study.feasible import constraints_of, excesses, note_constraints, why_infeasible
 from bigbatch.tune.study.objective import Objective
 from bigbatch.tune.study.objectives import Objectives
-from bigbatch.tune.study.tables import EPOCH_ATTR, epoch_of, epoch_records, epoch_s, report, report_missing
+from bigbatch.tune.study.tables import EPOCH_ATTR, epoch_of, epoch_records, report, report_missing
 from bigbatch.tune.study.trial_facts import (
     CONFIRMS_ATTR,
     CONTINUES_ATTR,
@@ -44,8 +43,8 @@ from bigbatch.tune.trials.confirmation_queue import ConfirmationQueue, MissingCo
 from bigbatch.tune.trials.live_trial import LiveTrial as LiveTrial
 from bigbatch.tune.trials.live_trial import Over as Over
 from bigbatch.tune.trials.live_trial import StudyKeeper as StudyKeeper
-from bigbatch.tune.trials.save_time import stop_wait_s
-from bigbatch.tune.watch.observer import Observer, TrialView, tell
+from bigbatch.tune.trials.live_trials import LiveTrials
+from bigbatch.tune.watch.observer import Observer, TrialView
 
 MAX_BAD_SAMPLES = 20
 """The search ends after this many invalid configurations in a row."""
@@ -53,7 +52,7 @@ MAX_EQUAL_FAILURES = 4
 """The search ends if the first trials, this many, all fail for the same reason."""
 
 
-class Conductor:
+class Conductor(LiveTrials):
     """Hands out trials of ``store.study`` and tells the study how they ended.
 
     Args:
@@ -89,19 +88,14 @@ class Conductor:
         admission: Admission | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._store, self._study = store, store.study
+        super().__init__(store, observers, workers=workers, admission=admission or Admission(), clock=clock)
         self._strategy, self._configurations = strategy, configurations
         self._objectives = Objectives((objective, *also))
-        self._trials, self._observers = trials, observers
+        self._trials = trials
         self._confirmations = ConfirmationQueue(self._study, confirm)
-        self._may_start, self._ending, self._clock = may_start, ending, clock
-        self._admission = admission or Admission()
-        self._live: dict[str, LiveTrial] = {}
-        self._finished = 0
+        self._may_start, self._ending = may_start, ending
         self._failure, self._equal_failures = "", 0
-        self._first_result_s: float | None = None
         self._warned = False
-        self.workers = workers
         self.stopping = False
         """Set before the search ends early. Trials that end from then on count as interrupted."""
         self.fatal: str | None = None
@@ -264,7 +258,7 @@ class Conductor:
 
     # Results
 
-    def take_in(self, trial_id: str, record: dict[str, object]) -> Decision:
+    def take_in(self, trial_id: str, record: dict[str, object]) -> TrialDecision:
         """Take in an epoch of a trial. Returns what happens to the trial.
 
         An epoch that the study already has is ignored, so a resumed trial may report its past again. After STOP the
@@ -272,13 +266,13 @@ class Conductor:
         """
         live = self._live.get(trial_id)
         if live is None:
-            return Decision.STOP
+            return TrialDecision.STOP
         epoch = epoch_of(record)
         if epoch <= live.view.epoch:
-            return Decision.GO_ON
+            return TrialDecision.GO_ON
         if not self._objectives.first.has_learnt(record):
             self._tell_failure(trial_id, f"validation was not finite in epoch {epoch}", FailureKind.DIVERGED)
-            return Decision.STOP
+            return TrialDecision.STOP
         self.runs(live.view.number)
         if live.waiting_for_first:
             live.waiting_for_first = False
@@ -290,7 +284,7 @@ class Conductor:
         self._notify("epoch_ended", live.view, record)
         if verdict := self._verdict(live):
             self._tell(trial_id, verdict)
-            return Decision.STOP
+            return TrialDecision.STOP
         return self._look(trial_id, live, epoch)
 
     def _verdict(self, live: LiveTrial) -> Verdict | None:
@@ -304,16 +298,16 @@ class Conductor:
             workers=self.workers,
         )
 
-    def _look(self, trial_id: str, live: LiveTrial, epoch: int) -> Decision:
+    def _look(self, trial_id: str, live: LiveTrial, epoch: int) -> TrialDecision:
         """Ask the strategy, which may write to the study, and carry out its answer."""
         if live.pausing:
-            return Decision.PAUSE
+            return TrialDecision.PAUSE
         if live.view.confirms is not None:
-            return Decision.GO_ON
+            return TrialDecision.GO_ON
         decision = self._strategy.look(self._study, self._study._storage.get_trial(live.trial._trial_id), epoch)
-        if decision == Decision.STOP:
+        if decision == TrialDecision.STOP:
             self._tell(trial_id, Verdict(TrialState.PRUNED, f"stopped by the scheduler after epoch {epoch}"))
-        elif decision == Decision.PAUSE:
+        elif decision == TrialDecision.PAUSE:
             live.pausing = True
         return decision
 
@@ -409,65 +403,3 @@ class Conductor:
     def _end(self, live: LiveTrial, state: TrialState, because: str) -> None:
         live.view.state, live.view.ended_because = state.name, because
         self._notify("trial_ended", live.view)
-
-    # On the way to the first result
-
-    def waits(self, number: int, at: float) -> None:
-        """Note that a trial had no resources at the time ``at`` (by the clock). Its time and cost begin later."""
-        for live in self._live.values():
-            if live.view.number == number and live.view.phase != "running":
-                self._store.ledger.end(number)
-                live.started, live.view.started_at = max(live.started, at), time.time()
-                self._admission.begins_later(number)
-                news, live.view.phase = live.view.phase != "waiting", "waiting"
-                if news:
-                    self._notify("trial_waiting", live.view)
-
-    def runs(self, number: int, steps: StepProgress | None = None) -> None:
-        """Note that a trial's worker runs, and its position ``steps``."""
-        for live in self._live.values():
-            if live.view.number == number:
-                news, live.view.phase = live.view.phase != "running", "running"
-                live.view.steps = steps or live.view.steps
-                self._store.ledger.begin(number, self.workers, self._clock() - live.started)
-                if news:
-                    self._notify("trial_started", live.view)
-                if steps is not None:
-                    self._notify("steps_done", live.view)
-
-    def first_result_s(self) -> float | None:
-        """The longest measured time in seconds from a trial's start to its first finished epoch.
-
-        If this driver has measured none yet, the longest epoch of the study; None if the study has none.
-        """
-        if self._first_result_s is None:
-            trials = self._study.get_trials(deepcopy=False)
-            return max((epoch_s(record) for t in trials for record in epoch_records(t)), default=None)
-        return self._first_result_s
-
-    def stop_wait_s(self) -> float:
-        """How long the running trials may take to stop by themselves."""
-        trials = self._study.get_trials(deepcopy=False)
-        return stop_wait_s([item.view.records for item in self._live.values()], map(epoch_records, trials))
-
-    @property
-    def live(self) -> int:
-        """The number of trials that have begun and not ended."""
-        return len(self._live)
-
-    @property
-    def at_work(self) -> int:
-        """The number of trials that have their resources."""
-        return sum(live.view.phase != "waiting" for live in self._live.values())
-
-    @property
-    def finished(self) -> int:
-        """The number of trials that have ended, as ``--trials`` counts them."""
-        return self._finished
-
-    def say(self, text: str) -> None:
-        """Show a line that belongs to no trial."""
-        self._notify("search_said", text)
-
-    def _notify(self, event: str, *arguments: object) -> None:
-        tell(self._observers, event, *arguments)

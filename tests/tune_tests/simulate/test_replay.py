@@ -23,7 +23,7 @@ from bigbatch.tune.simulate import CurveTable, RecordedCurve, simulate, syntheti
 from bigbatch.tune.simulate.events import EpochEnd, SimulatedClock, StartedTrial, run_slots
 from bigbatch.tune.simulate.pool import RowPool
 from bigbatch.tune.simulate.replay import replay
-from bigbatch.tune.strategies.protocol import Capabilities, Decision, Dimension, SearchFacts
+from bigbatch.tune.strategies.protocol import Capabilities, Dimension, SearchFacts, TrialDecision
 from bigbatch.tune.study.trial_facts import PAUSED_ATTR, waiting_to_continue
 
 
@@ -136,9 +136,9 @@ class PauseOnce:
     def sampler(self, number: int) -> BaseSampler:
         return RandomSampler(seed=number)
 
-    def look(self, study: Study, trial: FrozenTrial, epoch: int) -> Decision:
+    def look(self, study: Study, trial: FrozenTrial, epoch: int) -> TrialDecision:
         self.studies[:] = [study]
-        return Decision.PAUSE if epoch == 1 and "continues" not in trial.user_attrs else Decision.GO_ON
+        return TrialDecision.PAUSE if epoch == 1 and "continues" not in trial.user_attrs else TrialDecision.GO_ON
 
     def to_continue(self, study: Study) -> FrozenTrial | None:
         trials = study.get_trials(deepcopy=False)

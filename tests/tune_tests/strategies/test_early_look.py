@@ -12,7 +12,7 @@ from optuna.trial import TrialState
 from bigbatch.train_loop.host.disk_space import SpaceLeft
 from bigbatch.tune.strategies.early_look import checkpoints_to_drop, predicted_ends
 from bigbatch.tune.strategies.named import make_strategy
-from bigbatch.tune.strategies.protocol import Decision, Dimension, SearchFacts, Strategy
+from bigbatch.tune.strategies.protocol import Dimension, SearchFacts, Strategy, TrialDecision
 from bigbatch.tune.study import paused_checkpoints
 from bigbatch.tune.study.objective import Objective
 from bigbatch.tune.study.retry import RETRIES_ATTR
@@ -38,7 +38,7 @@ def test_a_trial_pauses_after_a_tenth_but_not_before_its_warmup_and_a_twentieth(
     trial = begin(study, {}, epochs=epochs, warmup=warmup)
     decision = go(study, strategy, trial, [0.5] * (epochs - 1))
     assert (decision, frozen(study, trial).last_step) == (
-        (Decision.GO_ON, epochs - 1) if paused_in is None else (Decision.PAUSE, paused_in)
+        (TrialDecision.GO_ON, epochs - 1) if paused_in is None else (TrialDecision.PAUSE, paused_in)
     )
 
 
@@ -47,12 +47,12 @@ def test_a_continuation_is_not_looked_at_again_nor_its_retry_but_a_retry_of_a_fi
     first = begin(study, {}, epochs=EPOCHS)
     go(study, strategy, first, [0.5] * 19)
     study.tell(first, state=TrialState.PRUNED)
-    for attrs, last in (({CONTINUES_ATTR: 0}, Decision.GO_ON), ({RETRIES_ATTR: 1}, Decision.GO_ON)):
+    for attrs, last in (({CONTINUES_ATTR: 0}, TrialDecision.GO_ON), ({RETRIES_ATTR: 1}, TrialDecision.GO_ON)):
         study.enqueue_trial({}, user_attrs=attrs)
         assert go(study, strategy, begin(study, {}, epochs=EPOCHS), [0.5] * 19) == last
     lost = begin(study, {}, epochs=EPOCHS)
     study.enqueue_trial({}, user_attrs={RETRIES_ATTR: lost.number})
-    assert go(study, strategy, begin(study, {}, epochs=EPOCHS), [0.5] * 19) == Decision.PAUSE
+    assert go(study, strategy, begin(study, {}, epochs=EPOCHS), [0.5] * 19) == TrialDecision.PAUSE
 
 
 def a_trial(study: optuna.Study, strategy: Strategy, x: float, batch: int = 256, end: float | None = None) -> int:
@@ -67,7 +67,7 @@ def run_next(study: optuna.Study, strategy: Strategy, end: float | None = None) 
     end = 0.9 - 0.5 * abs(x - 0.3) - batch / 20000 if end is None else end
     trial.set_user_attr("config", {"epochs": EPOCHS, "batch": batch})
     decision = go(study, strategy, trial, [0.1 + (end - 0.1) * e / (e + 1) for e in range(1, EPOCHS)])
-    if decision == Decision.PAUSE:
+    if decision == TrialDecision.PAUSE:
         trial.set_user_attr(PAUSED_ATTR, frozen(study, trial).last_step)
         study.tell(trial, state=TrialState.PRUNED)
     else:

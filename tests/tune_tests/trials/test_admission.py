@@ -6,7 +6,7 @@ import pytest
 from optuna.trial import TrialState
 from ray.tune.search import Searcher
 
-from bigbatch.tune.strategies.protocol import Capabilities, Decision
+from bigbatch.tune.strategies.protocol import Capabilities, TrialDecision
 from bigbatch.tune.study.budget import NO_ROOM_IN_BUDGET, Budget, Limits
 from bigbatch.tune.study.pace import Pace
 from bigbatch.tune.study.store import StudyStore
@@ -94,7 +94,7 @@ class PauseThenContinue:
         self.sampler = proposer.sampler
 
     def look(self, study, trial, epoch):
-        return Decision.PAUSE if trial.number == 0 else Decision.GO_ON
+        return TrialDecision.PAUSE if trial.number == 0 else TrialDecision.GO_ON
 
     def to_continue(self, study):
         paused = waiting_to_continue(study.get_trials(deepcopy=False))

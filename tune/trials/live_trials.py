@@ -1,0 +1,101 @@
+"""The trials that a conductor has begun: their phases, their costs, and the news of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from bigbatch.train_loop.progress import StepProgress
+from bigbatch.tune.study.tables import epoch_records, epoch_s
+from bigbatch.tune.trials.admission import Admission
+from bigbatch.tune.trials.live_trial import LiveTrial, StudyKeeper
+from bigbatch.tune.trials.save_time import stop_wait_s
+from bigbatch.tune.watch.observer import Observer, tell
+
+
+class LiveTrials:
+    """The part of a conductor that follows its running trials.
+
+    Args:
+        store: the study.
+        observers: receive each event.
+        workers: of each trial.
+        admission: hears when trials begin and wait.
+        clock: seconds.
+    """
+
+    def __init__(
+        self,
+        store: StudyKeeper,
+        observers: list[Observer],
+        *,
+        workers: int,
+        admission: Admission,
+        clock: Callable[[], float],
+    ) -> None:
+        self._store, self._study = store, store.study
+        self._observers, self._admission, self._clock = observers, admission, clock
+        self._live: dict[str, LiveTrial] = {}
+        self._finished = 0
+        self._first_result_s: float | None = None
+        self.workers = workers
+
+    def waits(self, number: int, at: float) -> None:
+        """Note that a trial had no resources at the time ``at`` (by the clock). Its time and cost begin later."""
+        for live in self._live.values():
+            if live.view.number == number and live.view.phase != "running":
+                self._store.ledger.end(number)
+                live.started, live.view.started_at = max(live.started, at), time.time()
+                self._admission.begins_later(number)
+                news, live.view.phase = live.view.phase != "waiting", "waiting"
+                if news:
+                    self._notify("trial_waiting", live.view)
+
+    def runs(self, number: int, steps: StepProgress | None = None) -> None:
+        """Note that a trial's worker runs, and its position ``steps``."""
+        for live in self._live.values():
+            if live.view.number == number:
+                news, live.view.phase = live.view.phase != "running", "running"
+                live.view.steps = steps or live.view.steps
+                self._store.ledger.begin(number, self.workers, self._clock() - live.started)
+                if news:
+                    self._notify("trial_started", live.view)
+                if steps is not None:
+                    self._notify("steps_done", live.view)
+
+    def first_result_s(self) -> float | None:
+        """The longest measured time in seconds from a trial's start to its first finished epoch.
+
+        If this driver has measured none yet, the longest epoch of the study; None if the study has none.
+        """
+        if self._first_result_s is None:
+            trials = self._study.get_trials(deepcopy=False)
+            return max((epoch_s(record) for t in trials for record in epoch_records(t)), default=None)
+        return self._first_result_s
+
+    def stop_wait_s(self) -> float:
+        """How long the running trials may take to stop by themselves."""
+        trials = self._study.get_trials(deepcopy=False)
+        return stop_wait_s([item.view.records for item in self._live.values()], map(epoch_records, trials))
+
+    @property
+    def live(self) -> int:
+        """The number of trials that have begun and not ended."""
+        return len(self._live)
+
+    @property
+    def at_work(self) -> int:
+        """The number of trials that have their resources."""
+        return sum(live.view.phase != "waiting" for live in self._live.values())
+
+    @property
+    def finished(self) -> int:
+        """The number of trials that have ended, as ``--trials`` counts them."""
+        return self._finished
+
+    def say(self, text: str) -> None:
+        """Show a line that belongs to no trial."""
+        self._notify("search_said", text)
+
+    def _notify(self, event: str, *arguments: object) -> None:
+        tell(self._observers, event, *arguments)
