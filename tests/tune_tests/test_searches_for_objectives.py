@@ -31,7 +31,8 @@ def test_two_objectives_end_with_their_front(tiny, tmp_path: Path) -> None:
     for row in front:
         trial = study.trials[row["trial"]]
         assert row["values"] == {"val_loss": trial.values[0], "gpu_hours": trial.values[1]}
-        assert trial.values[1] == pytest.approx(trial.user_attrs["gpu_hours"])
+        # The value is taken a moment before the trial's devices are given back: within a second of one device.
+        assert trial.values[1] == pytest.approx(trial.user_attrs["gpu_hours"], abs=1 / 3600)
     lowest = min(study.trials, key=lambda t: t.values[0])
     assert json.loads((folder / "best.json").read_text()) == lowest.user_attrs["config"]
     assert "Pareto front" in text and f"Best: trial {lowest.number}, validation loss" in text
