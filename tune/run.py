@@ -10,7 +10,7 @@ if not __package__:
 
 try:
     from bigbatch.cluster.host.streams import exit_code_after_output
-    from bigbatch.tune.cli import tune_main
+    from bigbatch.tune.search.command import tune_main
 except KeyboardInterrupt:  # Ctrl-C while Python still reads its files
     sys.exit(130)
 

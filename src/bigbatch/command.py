@@ -14,7 +14,7 @@ from bigbatch.cluster.host.streams import exit_code_after_output, reader_may_lea
 
 
 def _tune(argv: Sequence[str]) -> int:
-    from bigbatch.tune.cli import tune_main
+    from bigbatch.tune.search.command import tune_main
 
     return tune_main(argv, prog="bigbatch tune")
 

@@ -274,7 +274,7 @@ def test_importing_spaces_and_cluster_loads_neither_torch_nor_ray():
 
 def test_wrong_input_is_refused_without_loading_torch_or_ray(tmp_path):
     code = (
-        "import sys\nfrom bigbatch.tune.cli import tune_main\n"
+        "import sys\nfrom bigbatch.tune.search.command import tune_main\n"
         "code = tune_main(['--space', 'smoke', '--set', 'peek_lr=1'])\n"
         "print(code, 'torch' in sys.modules, 'ray' in sys.modules)"
     )

@@ -19,7 +19,8 @@ from helpers.searches import load
 @pytest.mark.parametrize("workers", [1, 2])
 def test_trials_heal_in_the_same_trial_at_the_same_global_batch(run_command, tmp_path: Path, tiny, workers) -> None:
     """On the last rank more than 4 images are too many. Two workers: all start again, in the same trial."""
-    arguments = (*tiny, "--trials", 2, "--max-epochs", 2, "--study", "s", "--workers", workers, "--strategy", "random")
+    arguments = (*tiny, "--trials", 2, "--max-epochs", 2, "--study", "s", "--workers", workers)
+    arguments += ("--strategy", "random", "--stopping", "none")
     env = small_device(tmp_path / "site", 4, rank=workers - 1)
     done = run_command(TUNE, *arguments, timeout_s=500, **env)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -241,16 +241,15 @@ def _plan(o: SearchOptions, stored: Description) -> SearchPlan:
     """``stored``: the description of the resumed study; empty for a new one."""
     space, checked = load_space(o.space or DEFAULT_SPACE), check_option_values(o)
     scan, data, overrides = _data_of(o, checked)
-    workers = checked.workers
     trials, max_epochs = _trials_and_epochs(o, space, data)
     objectives = read_objective_options(o, data.num_classes)
     chosen = suited(o, objectives, checked.strategy, checked.stopping)
     strategy, stopping = resolved(*chosen, trials, max_epochs)
     machine = local_machine() if (o.address or "local") == "local" else machine_to_be()
     at_once = trials_for_slots(machine, trials, o.is_open_ended)
-    share = share_out(machine, workers, at_once) if machine.nodes else Share(1, workers, {"CPU": 1.0})
+    share = share_out(machine, checked.workers, at_once) if machine.nodes else Share(1, checked.workers, {"CPU": 1.0})
     model = None if (o.model or "auto") == "auto" else str(o.model)
-    search = SearchRequest(space, data, model, max_epochs, workers, overrides, o.prior_from, checked.batches)
+    search = SearchRequest(space, data, model, max_epochs, checked.workers, overrides, o.prior_from, checked.batches)
     rates = RatePrior.of_study(stored) if stored else None  # a requeued job repeats --prior-from
     fitted = fit_search(search, machine, rates) if machine.nodes else fit_search_to_unknown_cluster(search, rates)
     name = study_name(o.study, space, data)
@@ -267,7 +266,7 @@ def _plan(o: SearchOptions, stored: Description) -> SearchPlan:
         time_budget_s=checked.time_budget_s,
         strategy=strategy,
         stopping=stopping,
-        workers=workers,
+        workers=checked.workers,
         storage=o.storage,
         resume=o.resume,
         seed=checked.seed,

@@ -8,13 +8,13 @@ import time
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.tune.plan.machine import devices_held
 from bigbatch.tune.plan.search_plan import SearchPlan
+from bigbatch.tune.search.capacity import Capacity
 from bigbatch.tune.study.budget import Budget, Limits
 from bigbatch.tune.study.forecast import forecast_words, more_hours
 from bigbatch.tune.study.objective import Objective
 from bigbatch.tune.study.pace import Pace
 from bigbatch.tune.study.store import StudyStore
 from bigbatch.tune.study.target import TimeToTarget
-from bigbatch.tune.trials.capacity import Capacity
 
 
 def make_budget(plan: SearchPlan, store: StudyStore, capacity: Capacity) -> Budget:

@@ -18,6 +18,7 @@ from bigbatch.tune.plan.joined import cluster_machine, living_nodes, plan_for_cl
 from bigbatch.tune.plan.machine import devices_held
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.search.budgeting import check_budget_lasts, make_budget, refused_at_once
+from bigbatch.tune.search.capacity import Capacity
 from bigbatch.tune.search.ending import DONE, FAILED, end_search
 from bigbatch.tune.search.find_rates import find_rates
 from bigbatch.tune.search.first_trials import enqueue_first_trials
@@ -38,7 +39,6 @@ from bigbatch.tune.study.provenance import provenance
 from bigbatch.tune.study.storage_url import DatabaseLost
 from bigbatch.tune.study.store import StudyStore
 from bigbatch.tune.trials.allocation_deadline import end_of_allocation
-from bigbatch.tune.trials.capacity import Capacity
 from bigbatch.tune.watch.columns import columns_of
 from bigbatch.tune.watch.display import PlainLines, SearchProgress, make_display
 from bigbatch.tune.watch.findings import (
@@ -188,7 +188,7 @@ def _search(
 def _fit(run: SearchRun, store: StudyStore, stop: StopRequest, watch: SearchWatch, ray_storage: Path) -> None:
     """Let Ray Tune run until enough trials have ended or something stops the search."""
     # Only now that Ray runs: this loads Ray's core, which reads the token's place once, when it is loaded.
-    from bigbatch.tune.trials.tuner import run_tuner
+    from bigbatch.tune.search.tuner import run_tuner
 
     over = over_function(run, store, stop)
     run_tuner(run.plan, run.bridge, run.capacity, store, watch, over, ray_storage)

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -155,21 +156,6 @@ def make_bridge(
     plan, capacity, facts = run.plan, run.capacity, facts_of(run.plan)
     store.choose_dropped = lambda trials, sizes, budget: checkpoints_to_drop(trials, facts, sizes, budget)
 
-    def make_task(number: int, config: TrainConfig) -> TrialTask:
-        return TrialTask(
-            name=f"trial-{number:04d}",
-            config=config,
-            workers=plan.share.workers,
-            worker_resources=capacity.bundle(number),
-            restarts=plan.restarts,
-            ray_storage=ray_storage,
-            checkpoint_dir=store.checkpoint_folder(number),
-            checkpoint_every_s=CHECKPOINT_EVERY_S,
-            log_file=store.trial_log(number),
-            stop_file=store.stop_file,
-            stage_folder=plan.options.stage,
-        )
-
     def lost() -> bool:
         if reason := capacity.lost():
             stop.set(reason)
@@ -185,7 +171,7 @@ def make_bridge(
         workers=plan.share.workers,
         observers=observers,
         room=capacity.room,
-        make_task=make_task,
+        make_task=partial(_task, run, store, ray_storage),
         ending=stop.is_set,
         admission=Admission(run.budget, plan.share.workers),
         confirm=missing_in(plan),
@@ -193,6 +179,24 @@ def make_bridge(
     )
     run.deadline = Deadline(end_of_allocation(), bridge.first_result_s)
     return bridge
+
+
+def _task(run: SearchRun, store: StudyStore, ray_storage: Path, number: int, config: TrainConfig) -> TrialTask:
+    """What the processes of trial ``number`` are handed."""
+    plan = run.plan
+    return TrialTask(
+        name=f"trial-{number:04d}",
+        config=config,
+        workers=plan.share.workers,
+        worker_resources=run.capacity.bundle(number),
+        restarts=plan.restarts,
+        ray_storage=ray_storage,
+        checkpoint_dir=store.checkpoint_folder(number),
+        checkpoint_every_s=CHECKPOINT_EVERY_S,
+        log_file=store.trial_log(number),
+        stop_file=store.stop_file,
+        stage_folder=plan.options.stage,
+    )
 
 
 def over_function(run: SearchRun, store: StudyStore, stop: StopRequest) -> Callable[[], bool]:

@@ -43,13 +43,11 @@ from bigbatch.tune.trials.confirmation_queue import ConfirmationQueue, MissingCo
 from bigbatch.tune.trials.live_trial import LiveTrial as LiveTrial
 from bigbatch.tune.trials.live_trial import Over as Over
 from bigbatch.tune.trials.live_trial import StudyKeeper as StudyKeeper
-from bigbatch.tune.trials.live_trials import LiveTrials
+from bigbatch.tune.trials.live_trials import EqualFailures, LiveTrials
 from bigbatch.tune.watch.observer import Observer, TrialView
 
 MAX_BAD_SAMPLES = 20
 """The search ends after this many invalid configurations in a row."""
-MAX_EQUAL_FAILURES = 4
-"""The search ends if the first trials, this many, all fail for the same reason."""
 
 
 class Conductor(LiveTrials):
@@ -94,7 +92,7 @@ class Conductor(LiveTrials):
         self._trials = trials
         self._confirmations = ConfirmationQueue(self._study, confirm)
         self._may_start, self._ending = may_start, ending
-        self._failure, self._equal_failures = "", 0
+        self._failures = EqualFailures()
         self._warned = False
         self.stopping = False
         """Set before the search ends early. Trials that end from then on count as interrupted."""
@@ -370,16 +368,8 @@ class Conductor(LiveTrials):
         live.view.values = verdict.values or ()
         self._finished += live.view.confirms is None
         self._end(live, verdict.state, verdict.because)
-        self._note_equal_failures(verdict.state, verdict.because)
+        self.fatal = self.fatal or self._failures.after(verdict.state, verdict.because, self._finished)
         self._refresh()
-
-    def _note_equal_failures(self, state: TrialState, because: str) -> None:
-        """End the search if all trials fail for the same reason, e.g. an unreadable image: more would not help."""
-        same = state == TrialState.FAIL and because == self._failure
-        self._equal_failures = self._equal_failures + 1 if same else int(state == TrialState.FAIL)
-        self._failure = because if state == TrialState.FAIL else ""
-        if self._equal_failures == self._finished == MAX_EQUAL_FAILURES:
-            self.fatal = f"the first {self._equal_failures} trials all failed for the same reason: {because}"
 
     def _refresh(self) -> None:
         """Rewrite the tables. A full disk does not end the search, because the tables can be made again."""

@@ -5,12 +5,37 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from optuna.trial import TrialState
+
 from bigbatch.train_loop.progress import StepProgress
 from bigbatch.tune.study.tables import epoch_records, epoch_s
 from bigbatch.tune.trials.admission import Admission
 from bigbatch.tune.trials.live_trial import LiveTrial, StudyKeeper
 from bigbatch.tune.trials.save_time import stop_wait_s
 from bigbatch.tune.watch.observer import Observer, tell
+
+MAX_EQUAL_FAILURES = 4
+"""The search ends if the first trials, this many, all fail for the same reason."""
+
+
+class EqualFailures:
+    """Notices that all trials fail for the same reason, e.g. an unreadable image: more trials would not help."""
+
+    def __init__(self) -> None:
+        self._reason, self._count = "", 0
+
+    def after(self, state: TrialState, because: str, ended: int) -> str | None:
+        """Why the search should end after a trial that ended in this way; None if it should go on.
+
+        Args:
+            ended: how many trials have ended, with this one.
+        """
+        failed = state == TrialState.FAIL
+        self._count = self._count + 1 if failed and because == self._reason else int(failed)
+        self._reason = because if failed else ""
+        if self._count == ended == MAX_EQUAL_FAILURES:
+            return f"the first {self._count} trials all failed for the same reason: {because}"
+        return None
 
 
 class LiveTrials:

@@ -6,8 +6,9 @@ import contextlib
 import functools
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Protocol
 
 import ray
 from ray.air.execution._internal.actor_manager import RayActorManager
@@ -22,7 +23,6 @@ from ray.tune.stopper import Stopper
 from bigbatch.train_loop.errors import FailureKind
 from bigbatch.train_loop.host.node_memory import NODE_MEMORY_FIX
 from bigbatch.tune.trials.bridge import OptunaBridge
-from bigbatch.tune.trials.capacity import Capacity
 from bigbatch.tune.watch.display import duration
 from bigbatch.tune.watch.watch_thread import SearchWatch
 
@@ -33,10 +33,17 @@ class MemoryKill(RayActorError):
     """Ray ended a trial's process, because its node ran short of memory."""
 
 
+class HoldsTrials(Protocol):
+    """What the scheduler asks about the nodes: the search's ``Capacity``."""
+
+    def holds(self, bundle: Mapping[str, float]) -> bool:
+        """Whether a trial whose workers get ``bundle`` fits on the idle cluster."""
+
+
 class PrunerScheduler(FIFOScheduler):
     """Stops a trial when the bridge says so; the bridge asks Optuna's pruner."""
 
-    def __init__(self, bridge: OptunaBridge, capacity: Capacity) -> None:
+    def __init__(self, bridge: OptunaBridge, capacity: HoldsTrials) -> None:
         super().__init__()
         self._bridge, self._capacity = bridge, capacity
 

@@ -25,9 +25,9 @@ from bigbatch.train_loop.config import (
 )
 from bigbatch.train_loop.config.words import SPACE_PARAMETERS
 from bigbatch.train_loop.launch import command, lr_find
-from bigbatch.tune.cli import tune_main
 from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.options import SearchOptions
+from bigbatch.tune.search.command import tune_main
 from bigbatch.tune.watch.columns import WIDTHS
 from bigbatch.tune.watch.setting_words import shown_settings
 

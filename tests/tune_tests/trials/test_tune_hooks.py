@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from bigbatch.tune.plan.machine import Node, Share
-from bigbatch.tune.trials.capacity import Capacity
+from bigbatch.tune.search.capacity import Capacity
 from bigbatch.tune.trials.tune_hooks import NODES_LOST, PrunerScheduler
 
 

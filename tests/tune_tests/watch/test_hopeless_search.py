@@ -19,8 +19,8 @@ from helpers.processes import clean_environment, wait_gone
 
 PATCHED = """
 import sys; sys.path.insert(0, {root!r})
-from bigbatch.tune import cli
-from bigbatch.tune.trials import capacity
+from bigbatch.tune.search import command as cli
+from bigbatch.tune.search import capacity
 from bigbatch.tune.watch import watch_thread as watch, watchdog
 watch.ASK_S, watch.OWN_GRACE_S, watch.HEAD_GONE_S, watchdog.UNANSWERED_LINE_S = 1.0, 8.0, 12.0, 8.0
 bundle = capacity.Capacity.bundle

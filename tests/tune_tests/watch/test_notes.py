@@ -19,7 +19,7 @@ from bigbatch.train_loop.launch.record_lines import NOTES, RecordPrinter, read_l
 from bigbatch.train_loop.loop.assembly import set_up
 from bigbatch.train_loop.loop.checkpoint import CheckpointFolder
 from bigbatch.train_loop.reporter import ListReporter, report_notes
-from bigbatch.tune.cli import tune_main
+from bigbatch.tune.search.command import tune_main
 from bigbatch.tune.watch.notes import Notes
 
 

@@ -14,8 +14,8 @@ from optuna.trial import TrialState
 
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.tune.plan.machine import Machine, Node, Share, share_out
-from bigbatch.tune.trials import capacity
-from bigbatch.tune.trials.capacity import Capacity, fit_together
+from bigbatch.tune.search import capacity
+from bigbatch.tune.search.capacity import Capacity, fit_together
 from helpers.paths import ROOT
 from helpers.processes import clean_environment
 from helpers.searches import TINY, Search, load

@@ -10,10 +10,10 @@ import ray.tune
 
 from bigbatch.train_loop.launch.trial_task import leave_images
 from bigbatch.tune.plan.search_plan import SearchPlan
+from bigbatch.tune.search.capacity import Capacity
 from bigbatch.tune.study.store import StudyStore
 from bigbatch.tune.trials import trial_run
 from bigbatch.tune.trials.bridge import OptunaBridge
-from bigbatch.tune.trials.capacity import Capacity
 from bigbatch.tune.trials.tune_hooks import (
     PrunerScheduler,
     RemoveEmptyTrialFolders,
