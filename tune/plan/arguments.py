@@ -83,6 +83,14 @@ def _add_how(p: argparse.ArgumentParser) -> None:
         metavar="recipe:NAME|FILE|none",
         help="try this configuration first, scaled to each batch (default: published recipes that fit the space)",
     )
+    add(
+        "--warm-start",
+        action="append",
+        nargs="+",
+        default=[],
+        metavar="DIR",
+        help="first try what was best in these studies, e.g. runs/first; also of another batch, subset or network",
+    )
     add("--prior-from", action="append", default=[], metavar="FILE", help="search around the rate in this lr_find.json")
     add("--find-lr", action="store_true", default=None, help="first make a range test of each optimizer's rate")
     add("--study", metavar="NAME", help="the study's folder in --output (default: named by space, data and time)")
@@ -106,5 +114,6 @@ def parse_options(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -
     """The fields of ``bigbatch.tune.plan.options.SearchOptions``."""
     args = vars(parser.parse_args(argv))
     args["set"] = tuple(text for group in args["set"] for text in group)
+    args["warm_start"] = tuple(path for group in args["warm_start"] for path in group)
     args["prior_from"], args["enqueue"] = tuple(args["prior_from"]), tuple(args["enqueue"])
     return args

@@ -40,6 +40,7 @@ from bigbatch.tune.plan.range_tests import wanted_tests
 from bigbatch.tune.plan.same_study import check_same_study
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.plan.study_space import check_study_fits
+from bigbatch.tune.plan.warm_start import knowledge_of
 from bigbatch.tune.strategies.names import STOPPINGS, STRATEGIES, resolved
 from bigbatch.tune.study.description import Description, read_description
 
@@ -150,6 +151,7 @@ def make_plan(options: SearchOptions) -> SearchPlan:
     check_study_fits(plan)
     wanted_tests(plan)  # refuses a space without rates to find
     plan = dataclasses.replace(plan, enqueued=stored_trials(stored) if stored else first_trials(plan))
+    plan = dataclasses.replace(plan, warm_start=knowledge_of(plan, stored))
     if stored:
         if stored.get("space_fingerprint") in plan.space.earlier_fingerprints:
             stored = {**stored, "space_fingerprint": plan.space.fingerprint}
@@ -172,7 +174,14 @@ def _kept_options(stored: Mapping[str, object]) -> dict[str, object]:
     if not isinstance(options, dict):
         options = {"options": options}
     # isinstance cannot check tuple[str, ...]. Nothing is an instance of (): these options are never kept.
-    kinds = {**get_type_hints(SearchOptions), "set": list, "prior_from": (), "enqueue": (), "options": ()}
+    kinds = {
+        **get_type_hints(SearchOptions),
+        "set": list,
+        "prior_from": (),
+        "enqueue": (),
+        "warm_start": (),
+        "options": (),
+    }
     kinds |= {earlier: kinds[name] for earlier, name in EARLIER_NAMES.items()}
     wrong = [key for key, value in options.items() if key in kinds and not isinstance(value, kinds[key])]
     if wrong:

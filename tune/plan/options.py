@@ -56,6 +56,8 @@ class SearchOptions:
     find_lr: bool | None = None
     enqueue: tuple[str, ...] = ()
     """The study does not keep these either; it keeps the configurations, in ``enqueued``."""
+    warm_start: tuple[str, ...] = ()
+    """Nor these; it keeps what they say, in ``warm_start``."""
     study: str | None = None
     output: str | None = None
     storage: str | None = None

@@ -18,6 +18,7 @@ from bigbatch.tune.plan.frontier_plan import DEFAULT_TOLERANCE, FrontierPlan
 from bigbatch.tune.plan.machine import Machine, Share
 from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.study.confirm_rule import NOTHING, ConfirmRule
+from bigbatch.tune.study.knowledge import WARM_START, KnownStudy
 from bigbatch.tune.study.objectives import Objectives
 from bigbatch.tune.study.target import TimeToTarget
 
@@ -63,6 +64,8 @@ class SearchPlan:
     """By how many hundredths of the objective the answer may be worse than the best."""
     enqueued: tuple[EnqueuedTrial, ...] = ()
     """The configurations that the search tries first."""
+    warm_start: tuple[KnownStudy, ...] = ()
+    """What other studies say."""
     open_ended: bool = False
     """Whether the budget is the only limit. ``trials`` is then what strategies, slots and disk are planned for."""
     objectives: Objectives = field(default_factory=Objectives)
@@ -127,5 +130,6 @@ class SearchPlan:
             "machine": self.machine.to_dict(),
             "concurrency": self.share.concurrency,
             "enqueued": [trial.to_dict() for trial in self.enqueued],
+            WARM_START: [study.to_dict() for study in self.warm_start],
             "options": self.options.kept(),
         }

@@ -42,6 +42,7 @@ from bigbatch.tune.plan.checked_plan import (
 from bigbatch.tune.plan.enqueued import read_sources  # noqa: E402
 from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.plan.prior import read_range_test  # noqa: E402
+from bigbatch.tune.plan.warm_start import described_study  # noqa: E402
 from bigbatch.tune.study.description import read_description  # noqa: E402
 
 NEEDED = ("ray", "optuna", "torch", "torchvision", "numpy", "pyarrow")
@@ -111,6 +112,8 @@ def check_by_parts(options: SearchOptions) -> list[str]:
         left.append(f"whether there is a network {options.model}")
     _check_places(options)
     read_sources(options.enqueue)
+    for path in options.warm_start:
+        described_study(path)
     for path in options.prior_from:
         read_range_test(path)
     return left
@@ -168,6 +171,7 @@ def with_path_advice(message: str, options: SearchOptions) -> str:
         options.output or DEFAULT_OUTPUT,
         *options.prior_from,
         *options.enqueue,
+        *options.warm_start,
     ]
     quoted = [f"{end}'" for place in places if place for end in (f"'{place}", f"/{place}", os.path.abspath(place))]
     quoted += [f"({os.path.abspath(own[0])})"] if own else []

@@ -19,6 +19,7 @@ from bigbatch.tune.plan.advice import nothing_to_learn_from, strategy_weakness
 from bigbatch.tune.plan.enqueued import in_words
 from bigbatch.tune.plan.holdout import images_in_words
 from bigbatch.tune.plan.search_plan import SearchPlan
+from bigbatch.tune.plan.warm_start import known_in_words
 from bigbatch.tune.study.certainty import Comparison, compare_with_best
 from bigbatch.tune.study.confirmation import Confirmed
 from bigbatch.tune.study.frontier_file import FRONTIER_FILE, FRONTIER_FOLDER
@@ -84,6 +85,7 @@ def _plan_lines(plan: SearchPlan) -> list[tuple[str, str]]:
         ("trials", f"{_how_many(plan)} of at most {plan.max_epochs} epochs, {stops}"),
         *([("find-lr", "a range test of each optimizer before the first trial")] if plan.options.find_lr else []),
         *([("first", in_words(plan.enqueued))] if plan.enqueued else []),
+        *(("warm start", known_in_words(study)) for study in plan.warm_start),
         *objective_lines(plan),
         *_notes(plan),
         ("resources", _resources(plan)),

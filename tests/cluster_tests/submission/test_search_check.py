@@ -67,11 +67,12 @@ REFUSED = {
     "sampler": (("--sampler", "bayes"), "--strategy must be one of auto"),
     "study to resume": (("--resume", "--study", "first"), "--resume needs a study"),
     "range test": (("--model", "resnet18", "--prior-from", "none.json"), "'none.json' (No such file"),
+    "study to learn from": (("--warm-start", "runs/nothing"), "'runs/nothing', which holds no study.json"),
     "value of a key": (("--set", "momentum=1.5"), "momentum"),
     "network": (("--model", "resnet51"), "resnet50"),
 }
 """Search options and what is said of them, wherever they are checked."""
-WITH_A_WAY_ON = ("space file missing", "data missing", "range test")
+WITH_A_WAY_ON = ("space file missing", "data missing", "range test", "study to learn from")
 
 
 @pytest.mark.parametrize("name", ["space file missing", "data missing", "no trials"])

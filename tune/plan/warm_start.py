@@ -1,0 +1,277 @@
+"""``--warm-start``: read trials of other studies as knowledge of this search. Their folders stay as they are.
+
+A study fits if it has this search's parameters and objective. Batch, subset, image size, network and epochs may differ:
+what that changes, the model of the curves finds out. See docs/decisions/033.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from bigbatch.cluster.host import json_values
+from bigbatch.search_spaces.check import ParamRange
+from bigbatch.train_loop.config import ConfigError
+from bigbatch.tune.plan.search_plan import SearchPlan
+from bigbatch.tune.study.description import STUDY_FILE, Description, read_description
+from bigbatch.tune.study.journal_reader import StoredTrial
+from bigbatch.tune.study.knowledge import WARM_START, KnownStudy, KnownTrial, stored_knowledge
+from bigbatch.tune.study.objective import Objective
+from bigbatch.tune.study.objectives import DEFAULT_OBJECTIVE
+from bigbatch.tune.study.summary import EPOCHS_TABLE, UNREADABLE, summarize
+
+MOST_TRIALS = 200
+"""Of a larger study, the better half of these is kept, and as many spread over the others."""
+SHARES = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2)
+"""Of a curve, the values at these parts of the run are kept, and the last one."""
+
+
+def knowledge_of(plan: SearchPlan, stored: Mapping[str, object]) -> tuple[KnownStudy, ...]:
+    """What a new search reads by its options, and what a resumed one has in its study.json.
+
+    Raises ConfigError as ``read_knowledge``, and for a study that began without knowledge.
+    """
+    if stored and plan.options.warm_start and not stored.get(WARM_START):
+        raise ConfigError(
+            "--warm-start is for the beginning of a study; got --resume of one that began without it. Leave it out, or "
+            "write --study OTHER."
+        )
+    return stored_knowledge(stored) if stored else read_knowledge(plan)
+
+
+def read_knowledge(plan: SearchPlan) -> tuple[KnownStudy, ...]:
+    """The studies that ``--warm-start`` names. Raises ConfigError for one that is none, is empty or does not fit."""
+    paths = plan.options.warm_start
+    twice = [path for path in paths if paths.count(path) > 1]
+    if twice:
+        raise ConfigError(f"--warm-start takes each study once; got {twice[0]!r} twice. Leave one out.")
+    if paths and (plan.objectives.several or "=" in plan.objectives.text):
+        raise ConfigError(
+            f"--warm-start needs a search for one metric; got {plan.objectives.text}. Leave out --warm-start."
+        )
+    return tuple(_read(path, plan) for path in paths)
+
+
+def described_study(path: str) -> Description:
+    """study.json of the folder that ``--warm-start`` names. Raises ConfigError if it is no study."""
+    if not (Path(path) / STUDY_FILE).is_file():
+        raise ConfigError(
+            f"--warm-start takes folders of studies, such as runs/first; got {path!r}, which holds no {STUDY_FILE}. "
+            "Check the path."
+        )
+    return read_description(Path(path))
+
+
+def _read(path: str, plan: SearchPlan) -> KnownStudy:
+    description = described_study(path)
+    before = json_values.text(description, "objective", DEFAULT_OBJECTIVE)
+    if before != plan.objectives.text:
+        raise ConfigError(
+            f"--warm-start needs a study with this search's objective, {plan.objectives.text}; got {path!r} with "
+            f"{before}. Write --objective {before}, or leave it out."
+        )
+    summary = summarize(Path(path))
+    if summary.state == UNREADABLE:
+        raise ConfigError(f"--warm-start must be able to read the study; got {path!r} ({summary.why}). Restore it.")
+    told = [trial for trial in summary.study.trials if trial.state in ("COMPLETE", "PRUNED") or _diverged(trial)]
+    told = [trial for trial in told if "confirms" not in trial.attrs and trial.params]
+    if not told:
+        raise ConfigError(
+            f"--warm-start needs a study with trials that have ended; got {path!r} without. Leave it out."
+        )
+    space = _SpaceToFit(plan, json_values.mapping(description, "overrides"))
+    space.check(path, told)
+    curves = _curves(Path(path), plan.objectives.first)
+    found = _merged(told, space, curves)
+    if not found:
+        raise ConfigError(
+            f"--warm-start needs trials within this search's ranges; got {path!r} with {len(told)}, all outside. "
+            "Leave it out."
+        )
+    return KnownStudy(path, _fewer(found, plan.objectives.first))
+
+
+def _diverged(trial: StoredTrial) -> bool:
+    return trial.state == "FAIL" and bool(trial.attrs.get("diverged"))
+
+
+class _SpaceToFit:
+    """This search's parameters, and what the other study had fixed."""
+
+    def __init__(self, plan: SearchPlan, fixed_there: Mapping[str, object]) -> None:
+        self.ranges = {name: found for name, found in plan.ranges.items() if found.kind != "derived"}
+        self.frontier = plan.frontier.name if plan.frontier else None
+        self._plan = plan
+        names = {*self.ranges, *([self.frontier] if self.frontier else [])}
+        self._there = {name: value for name in names if (value := self._fixed(fixed_there, name)) is not None}
+
+    def _fixed(self, overrides: Mapping[str, object], name: str) -> object:
+        key = self._plan.space.key_of(name)
+        return overrides.get(name, overrides.get(key) if key else None)
+
+    def check(self, path: str, trials: Sequence[StoredTrial]) -> None:
+        """Raise ConfigError if the trials have other parameters than this search."""
+        met = {name for trial in trials for name in trial.params}
+        here = {name for name in met if name in self.ranges or self._fixed(self._plan.overrides, name) is not None}
+        unknown = sorted(met - here - {self.frontier})
+        needed = {name for name, found in self.ranges.items() if found.always and name != self.frontier}
+        missing = sorted(needed - met - set(self._there))
+        if unknown or missing:
+            what = f"{unknown[0]!r}, which this one has not" if unknown else f"no {missing[0]!r}"
+            raise ConfigError(
+                f"--warm-start needs a study of this space's parameters; got {path!r} with {what}. Leave it out, or "
+                "write its --space."
+            )
+
+    def group(self, trial: StoredTrial) -> object:
+        """The trial's value of the frontier's parameter."""
+        name = self.frontier or ""
+        return trial.params.get(name, self._there.get(name))
+
+    def adapted(self, trial: StoredTrial) -> dict[str, object] | None:
+        """The trial's parameters in this search; None if one is outside of its range.
+
+        The frontier's value becomes the nearest one of this search.
+        """
+        params = {name: value for name, value in {**self._there, **trial.params}.items() if name in self.ranges}
+        for name, value in params.items():
+            found = self.ranges[name]
+            if name == self.frontier:
+                near = _nearest(value, self._plan.frontier.values if self._plan.frontier else ())
+                if near is None:
+                    return None
+                params[name] = near
+            elif not _is_inside(value, found):
+                return None
+        pinned = {name: self._fixed(self._plan.overrides, name) for name in trial.params}
+        chosen = {name: value for name, value in pinned.items() if name != self.frontier and value is not None}
+        return params if all(trial.params[name] == value for name, value in chosen.items()) else None
+
+
+def _nearest(value: object, values: Iterable[object]) -> object | None:
+    """The value itself, or of positive numbers the one with the nearest logarithm."""
+    listed = list(values)
+    if value in listed:
+        return value
+    numbers = [one for one in listed if isinstance(one, (int, float)) and one > 0]
+    if not isinstance(value, (int, float)) or value <= 0:
+        return None
+    return min(numbers, key=lambda one: abs(math.log(one / value)), default=None)
+
+
+def _is_inside(value: object, found: ParamRange) -> bool:
+    if found.kind == "categorical":
+        return value in found.choices
+    return isinstance(value, (int, float)) and found.low <= value <= found.high
+
+
+def _curves(folder: Path, objective: Objective) -> dict[int, dict[int, float]]:
+    """Trial → epoch → value, from the study's table. Without one, only the ends of trials are known."""
+    if not (folder / EPOCHS_TABLE).exists():
+        return {}
+    import pyarrow.parquet as pq
+
+    found: dict[int, dict[int, float]] = {}
+    for row in pq.read_table(folder / EPOCHS_TABLE).to_pylist():
+        value = objective.value(row)
+        if math.isfinite(value):
+            found.setdefault(int(row["trial"]), {})[int(row["epoch"])] = value
+    return found
+
+
+def _merged(
+    trials: Sequence[StoredTrial], space: _SpaceToFit, curves: Mapping[int, Mapping[int, float]]
+) -> list[KnownTrial]:
+    """One for each configuration: of a trial, its continuation and its retries together."""
+    first: dict[int, int] = {}
+    found: dict[int, KnownTrial] = {}
+    for trial in trials:
+        number = trial.number if trial.replaces is None else first.get(trial.replaces, trial.replaces)
+        first[trial.number] = number
+        params = space.adapted(trial)
+        epochs = json_values.whole_number(trial.config, "epochs") or trial.epochs
+        if params is None or epochs < 1:
+            continue
+        values = {**(found[number].values if number in found else {}), **curves.get(trial.number, {})}
+        if trial.value is not None and math.isfinite(trial.value) and trial.epochs > 0:
+            values.setdefault(trial.epochs, trial.value)
+        if values or _diverged(trial):
+            kept = _few_values(values, epochs)
+            found[number] = KnownTrial(number, params, kept, epochs, _diverged(trial), space.group(trial))
+    return list(found.values())
+
+
+def _few_values(values: Mapping[int, float], epochs: int) -> dict[int, float]:
+    wanted = {max(1, math.ceil(share * epochs - 1e-9)) for share in SHARES} | ({max(values)} if values else set())
+    return {epoch: value for epoch, value in sorted(values.items()) if epoch in wanted}
+
+
+def _fewer(trials: list[KnownTrial], objective: Objective) -> tuple[KnownTrial, ...]:
+    """At most ``MOST_TRIALS``: the best, and some spread evenly over the others."""
+    if len(trials) <= MOST_TRIALS:
+        return tuple(trials)
+    order = sorted(trials, key=lambda trial: worth_of(trial, objective), reverse=True)
+    best, rest = order[: MOST_TRIALS // 2], order[MOST_TRIALS // 2 :]
+    spread = [rest[i * len(rest) // (MOST_TRIALS - len(best))] for i in range(MOST_TRIALS - len(best))]
+    return tuple(sorted((*best, *spread), key=lambda trial: trial.number))
+
+
+def worth_of(trial: KnownTrial, objective: Objective) -> tuple[bool, float]:
+    """For sorting: finished trials by their last value, before all others by theirs. Larger is better."""
+    last = objective.gain(trial.values[max(trial.values)]) if trial.values else -math.inf
+    return trial.finished, last if not trial.diverged else -math.inf
+
+
+def best_known(plan: SearchPlan) -> list[tuple[str, dict[str, object]]]:
+    """Labels and parameters of the configurations to try first: of each batch the best, at each batch of this search.
+
+    They are a quarter of the trials at most, but one. The studies take turns, from the largest batch to the smallest.
+    """
+    room, name = max(1, plan.trials // 4), plan.frontier.searched if plan.frontier else None
+    values: tuple[object, ...] = plan.frontier.values[::-1] if plan.frontier and name else (None,)
+    found: list[tuple[str, dict[str, object]]] = []
+    for place in range(room):
+        for value in values:
+            for study in plan.warm_start:
+                ranked = _ranked(study, value, plan.objectives.first)
+                if place < len(ranked):
+                    params = {**ranked[place].params, **({name: value} if name else {})}
+                    at = f" at {value}" if name else ""
+                    found.append((f"{study.name} trial {ranked[place].number}{at}", params))
+    unlike: list[tuple[str, dict[str, object]]] = []
+    for label, params in found:
+        if all(params != other for _, other in unlike):
+            unlike.append((label, params))
+    return unlike[:room]
+
+
+def _ranked(study: KnownStudy, value: object, objective: Objective) -> list[KnownTrial]:
+    """The finished trials of the group that is nearest to ``value``, the best first.
+
+    Without a value to compare, the groups take turns.
+    """
+    groups = {
+        group: sorted(done, key=lambda t: (worth_of(t, objective), -t.number), reverse=True)
+        for group, trials in study.groups().items()
+        if (done := [trial for trial in trials if trial.finished])
+    }
+    near = _nearest(value, groups) if value is not None else None
+    if near is not None:
+        return groups[near]
+    longest = max(map(len, groups.values()), default=0)
+    return [group[i] for i in range(longest) for group in groups.values() if i < len(group)]
+
+
+def known_in_words(study: KnownStudy) -> str:
+    """E.g. ``runs/first-try: 12 trials, 9 of them finished, at 512 and 1,024``."""
+    done = sum(trial.finished for trial in study.trials)
+    groups = [group for group in study.groups() if group is not None]
+    words = [f"{group:,}" if isinstance(group, int) else str(group) for group in sorted(groups, key=_in_order)]
+    at = f", at {', '.join(words)}" if words else ""
+    return f"{study.name}: {len(study.trials)} trials, {done} of them finished{at}"
+
+
+def _in_order(group: object) -> tuple[bool, float, str]:
+    is_number = isinstance(group, (int, float))
+    return not is_number, float(group) if isinstance(group, (int, float)) else 0.0, str(group)
