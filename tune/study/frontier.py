@@ -284,7 +284,9 @@ def _worse_at_most(place: int, rows: Sequence[FrontierRow], facts: FrontierFacts
     if own is None or own.low is None or own.high is None:
         return None
     bounds = [0.0]
-    for other in (row.best for row in _comparable(rows) if row is not rows[place]):
+    confirmed = [row for row in _comparable(rows) if row is not rows[place]]
+    # The only confirmed value compares with what is known of the others, which were chosen for their luck.
+    for other in (row.best for row in confirmed or rows if row is not rows[place]):
         if other is None or other.low is None or other.high is None:
             continue
         if facts.objective.direction == "maximize":
