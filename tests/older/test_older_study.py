@@ -107,8 +107,9 @@ def test_a_resume_takes_over_its_plan(copy_of: Callable[[str], Path], tiny_netwo
     assert "/" not in json.dumps([value for key, value in stored.items() if key != "sessions"]), "no path is kept"
     plan = make_plan(SearchOptions(study="interrupted", output=str(folder.parent), resume=True))
     assert plan.folder == folder
-    for key in ("trials", "max_epochs", "seed", "model", "scheduler", "sampler"):
+    for key in ("trials", "max_epochs", "seed", "model"):
         assert getattr(plan, key) == stored[key], key
+    assert (plan.strategy, plan.stopping) == (stored["sampler"], stored["scheduler"]), "under their earlier names"
 
 
 def test_a_space_in_other_words_is_the_same(

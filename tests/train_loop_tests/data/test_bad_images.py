@@ -154,13 +154,14 @@ def test_of_rays_error_the_workers_own_is_taken(kind: type[Exception]) -> None:
     from ray.train.v2.api.exceptions import WorkerGroupError
 
     from bigbatch.train_loop.launch.full_run import _cause
-    from bigbatch.tune.trials.trial_run import _reason
+    from bigbatch.train_loop.launch.worker_failures import failed_end
 
     met, lost = kind("cannot read a.png: it is no image"), RuntimeError("Connection closed by peer")
     error = WorkerGroupError("of a test", {0: lost, 1: met})
-    assert _cause(error) is met and _reason(error) == "worker 1: cannot read a.png: it is no image"
+    assert _cause(error, 0) is met and failed_end(error).failure == "worker 1: cannot read a.png: it is no image"
     other = WorkerGroupError("of a test", {0: lost})
-    assert _cause(other) is other and _reason(other).startswith("worker 0: ")
+    end = failed_end(other)
+    assert _cause(other, 0) is other and str(end.failure).startswith("worker 0: ")
 
 
 def test_bad_images_are_named_in_the_log_of_the_trial_that_met_them(tmp_path: Path) -> None:

@@ -112,10 +112,10 @@ def test_a_part_outside_0_to_1_is_refused(part: float) -> None:
 
 def test_a_source_without_labels_says_so() -> None:
     class Unlabelled(DataSource):
-        def read_train(self, batches, epoch):  # type: ignore[no-untyped-def]
+        def read_train(self, batches, epoch):
             return iter(())
 
-        def read_val(self, batches):  # type: ignore[no-untyped-def]
+        def read_val(self, batches):
             return iter([(torch.zeros(1), torch.zeros(1))])
 
     source = Unlabelled(describe_data_set(DataConfig(holdout=0.5)))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import math
+from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -13,6 +15,7 @@ from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.machine import Machine, Node, share_out, trials_for_slots
 from bigbatch.tune.plan.options import SearchOptions
+from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.search.budgeting import check_budget_lasts, refused_at_once, what_more_would_bring
 from bigbatch.tune.study.budget import BUDGET_SPENT, NO_ROOM_IN_BUDGET
 from bigbatch.tune.study.objective import accuracy
@@ -22,7 +25,7 @@ from bigbatch.tune.watch.findings import print_plan
 from bigbatch.tune.watch.observer import TrialView
 
 
-def plan_of(tmp_path, **options: object):
+def plan_of(tmp_path: Path, **options: Any) -> SearchPlan:
     return make_plan(SearchOptions(**{"space": "smoke", "study": "s", "output": str(tmp_path), **options}))
 
 
@@ -75,7 +78,7 @@ def test_the_display_counts_without_a_total_and_shows_what_the_budget_leaves():
     assert "about 1:00 left" in summary_line(counted).plain, "the budget ends before the trials do"
 
 
-def study_with_epochs(tmp_path, values: list[float], epoch_s: float = 36.0) -> tuple[object, StudyStore]:
+def study_with_epochs(tmp_path: Path, values: list[float], epoch_s: float = 36.0) -> tuple[SearchPlan, StudyStore]:
     plan = plan_of(tmp_path, budget_gpu_hours=0.5, workers=1)
     store = StudyStore.create(plan.folder, plan.study, plan.to_dict(), None)
     for value in values:
@@ -91,7 +94,7 @@ def test_a_budget_below_one_epoch_is_refused_in_one_line_and_nothing_is_lost(tmp
     store.close()
     before = {path: path.read_bytes() for path in store.folder.rglob("*") if path.is_file()}
 
-    def resumed(**options: object):
+    def resumed(**options: Any) -> None:
         plan = make_plan(SearchOptions(study="s", output=str(tmp_path), resume=True, **options))
         store = StudyStore.open(plan.folder, None)
         check_budget_lasts(plan, store)

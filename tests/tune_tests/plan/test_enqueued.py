@@ -193,7 +193,7 @@ def test_a_trial_trains_exactly_the_recipe_and_the_study_has_the_nearest_paramet
     enqueue_first_trials(dataclasses.replace(plan, enqueued=plan.enqueued[:1]), store.study)  # killed after the first
     for _ in range(2):
         enqueue_first_trials(plan, store.study)
-    tasks = [bridge.suggest(f"r{i}") for i in range(5)]
+    tasks: list[Any] = [bridge.suggest(f"r{i}") for i in range(5)]
     trials = store.study.trials
     assert len(trials) == 5 == len(plan.enqueued) + 1, "each once, then the sampler's own"
     for asked, task, trial in zip(plan.enqueued, tasks, trials, strict=False):

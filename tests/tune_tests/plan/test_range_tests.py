@@ -24,7 +24,7 @@ NEVER = dataclasses.replace(FOUND, exploded_at=None)
 
 
 def plan_of(folder: Path, **options: Any) -> SearchPlan:
-    values = {"output": str(folder / "runs"), "study": "s", "model": "resnet18", "find_lr": True}
+    values: dict[str, Any] = {"output": str(folder / "runs"), "study": "s", "model": "resnet18", "find_lr": True}
     return make_plan(SearchOptions(**values | options))
 
 

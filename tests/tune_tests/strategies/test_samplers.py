@@ -187,7 +187,7 @@ def test_first_trials_are_spread_over_the_quantiles_of_the_prior(sampler):
         study = optuna.create_study(direction="maximize")
         factory = sampler_factory(sampler, seed, 12, ("lr", "x"), {"lr": prior})
         study.sampler = PerTrialSampler(factory)
-        quarters = {"lr": set(), "x": set()}
+        quarters: dict[str, set[int]] = {"lr": set(), "x": set()}
         for number in range(4):
             trial = study.ask()
             quarters["lr"].add(int(4 * prior.part(trial.suggest_float("lr", low, high, log=True), low, high)))

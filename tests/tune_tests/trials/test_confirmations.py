@@ -37,7 +37,7 @@ def bridge_of(store: StudyStore, best: int = 1, seeds: int = 2, **more: Any) -> 
 def search(bridge: OptunaBridge, values: tuple[float, ...] = (0.5, 0.9, 0.7)) -> None:
     """Run the trials of the search to their ends."""
     for number, value in enumerate(values):
-        task = bridge.suggest(f"search-{number}")
+        task: Any = bridge.suggest(f"search-{number}")
         assert isinstance(task, dict) and number_of(task) == number and task["config"]["seed"] == 3
         run_out(bridge, f"search-{number}", [value] * EPOCHS)
 
@@ -45,7 +45,7 @@ def search(bridge: OptunaBridge, values: tuple[float, ...] = (0.5, 0.9, 0.7)) ->
 def test_the_best_trial_is_trained_again_with_fresh_seeds(store: StudyStore) -> None:
     bridge = bridge_of(store)
     search(bridge)
-    tasks = [bridge.suggest("c0"), bridge.suggest("c1")]
+    tasks: list[Any] = [bridge.suggest("c0"), bridge.suggest("c1")]
     assert bridge.suggest("c2") == Searcher.FINISHED
     best = store.study.trials[1]
     for task, seed in zip(tasks, (4, 5), strict=True):

@@ -20,7 +20,7 @@ from bigbatch.tune.trials.bridge import OptunaBridge
 from bigbatch.tune.trials.tune_hooks import MemoryKill, PrunerScheduler
 from helpers.bridges import EPOCHS, make_bridge, record, reopen
 
-FACTS = SearchFacts({}, 6, EPOCHS, 2, 3)
+FACTS = SearchFacts((), 6, EPOCHS, 2, 3)
 
 
 @pytest.mark.parametrize("kind", [*FailureKind])
@@ -66,7 +66,7 @@ class FailedTrial:
 def test_a_trials_own_process_that_ray_ended_for_memory_is_named(store, tmp_path, error, kind) -> None:
     bridge: OptunaBridge = make_bridge(store)
     bridge.suggest("a")
-    scheduler, trial = PrunerScheduler(bridge, capacity=None), FailedTrial(None)  # type: ignore[arg-type]
+    scheduler, trial = PrunerScheduler(bridge, capacity=None), FailedTrial(None)
     if error is not None:
         (tmp_path / "error.pkl").write_bytes(ray.cloudpickle.dumps(error))
         trial = FailedTrial(str(tmp_path / "error.pkl"))
