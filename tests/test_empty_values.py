@@ -16,7 +16,7 @@ from bigbatch.tune.plan.arguments import tune_parser
 from bigbatch.tune.plan.options import SearchOptions
 
 TEXT_OPTIONS = (
-    "space", "data", "model", "sampler", "scheduler", "stage", "study", "output", "storage", "address", "wandb",
+    "space", "data", "model", "strategy", "stopping", "stage", "study", "output", "storage", "address", "wandb",
     "time_budget", "on_bad_image",
 )  # fmt: skip
 EMPTY = ("", "  ", "\t")

@@ -162,6 +162,10 @@ def test_the_same_command_finds_the_run_that_the_earlier_version_began(
         make_run_plan(["--config", "best.json", *other], "run.py", None)
 
 
+NEW_COLUMNS = ("values", "infeasible")
+"""Of trials.parquet, besides those of configurations."""
+
+
 def test_tables_of_old_trials_have_the_columns_of_today(copy_of: Callable[[str], Path]) -> None:
     """An old trial and a new one of a study stand in one column."""
     folder = copy_of("runs") / "finished"
@@ -177,7 +181,8 @@ def test_tables_of_old_trials_have_the_columns_of_today(copy_of: Callable[[str],
         if column.startswith("config."):
             key = column.removeprefix("config.")
             assert after[f"config.{names.get(key, key)}"].to_pylist() == before[column].to_pylist()
-    assert len(after.column_names) == len(before.column_names) + len(LATER)
+    assert set(before.column_names) - set(after.column_names) <= {f"config.{name}" for name in names}
+    assert len(after.column_names) == len(before.column_names) + len(LATER) + len(NEW_COLUMNS)
     for key, value in LATER.items():
         assert set(after[f"config.{key}"].to_pylist()) <= {None, value}
     best = json.loads((folder / "best.json").read_text())

@@ -141,6 +141,8 @@ def make_plan(options: SearchOptions) -> SearchPlan:
         # The study keeps the network that auto chose: another machine must not change it.
         known = {
             "model": stored.get("model"),
+            "strategy": stored.get("strategy", stored.get("sampler")),
+            "stopping": stored.get("stopping", stored.get("scheduler")),
             "holdout": stored_holdout(stored),
             "confirm": stored.get("confirm", "none"),
         }

@@ -46,4 +46,4 @@ def test_auto_looks_early_where_a_third_of_the_trials_is_enough_to_choose_from()
 
 def test_names_are_known_without_optuna():
     code = "import sys, bigbatch.tune.strategies.names, bigbatch.tune.plan.advice; assert 'optuna' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=240)
+    assert subprocess.run([sys.executable, "-c", code], timeout=240).returncode == 0

@@ -124,6 +124,7 @@ def interrupted_in_writes(strategy: str, stopping: str, open_store: Callable[[],
 def test_a_driver_that_dies_in_the_middle_of_writes_loses_and_doubles_nothing(stopping, every, tmp_path):
     search = interrupted_in_writes("curves", stopping, in_memory(tmp_path / "s"), every)
     check_whole(search.trials)
+    assert all(t.state.is_finished() for t in search.trials)
     search.store.close()
 
 
