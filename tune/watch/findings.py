@@ -288,7 +288,7 @@ def how_sure(done: list[TrialView], found: Comparison, images: int) -> str:
     )
     others = list(zip(done[1:], found.worse, strict=True))
     if not others:
-        return text + "No other trial ran to its end: run more trials before you trust this one."
+        return text + "No other trial that compares with it ran to its end: run more trials before you trust this one."
     near = [trial.number for trial, worse in others if not worse]
     return text + f"{_compared(near, len(others))} Runner-ups:"
 
