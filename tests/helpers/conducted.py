@@ -19,6 +19,7 @@ from bigbatch.tune.strategies.named import make_strategy
 from bigbatch.tune.strategies.protocol import SearchFacts, TrialDecision
 from bigbatch.tune.study.ledger import Ledger
 from bigbatch.tune.study.objective import Objective
+from bigbatch.tune.study.objectives import Objectives
 from bigbatch.tune.study.patient_journal import Disk
 from bigbatch.tune.study.store import StudyStore
 from bigbatch.tune.study.trial_facts import CONTINUES_ATTR, DIVERGED_ATTR, PAUSED_ATTR
@@ -58,6 +59,7 @@ class MemoryStore(StudyStore):
         for trial in earlier.get_trials(deepcopy=True) if earlier else ():
             self.study._storage.create_new_trial(self.study._study_id, template_trial=trial)
         self.ledger = Ledger(folder / "ledger")
+        self.objectives = Objectives()
 
     def refresh(self, *, force: bool = False) -> None:
         """Do nothing: there are no tables."""

@@ -27,6 +27,13 @@ def strategy_weakness(name: str, stopping: str, conditional: bool, categorical: 
     return f"{name} {'; '.join(weaknesses)}. curves and tpe have none of these limits." if weaknesses else None
 
 
+def only_tries_the_best(name: str, *, warm_start: bool) -> str | None:
+    """A sentence for a warm start whose strategy does not learn from other studies; None for ``curves``."""
+    if not warm_start or name == "curves":
+        return None
+    return f"{name} tries the best of the other studies first, and learns nothing else from them; curves does."
+
+
 def nothing_to_learn_from(name: str, trials: int, slots: int, workers: int) -> str | None:
     """A sentence for a search whose trials all start at the same time; None if later ones can learn from earlier ones.
 

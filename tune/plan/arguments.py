@@ -89,7 +89,7 @@ def _add_how(p: argparse.ArgumentParser) -> None:
         nargs="+",
         default=[],
         metavar="DIR",
-        help="first try what was best in these studies, e.g. runs/first; also of another batch, subset or network",
+        help="learn from the trials of these studies, e.g. runs/first; also of another batch, subset or network",
     )
     add("--prior-from", action="append", default=[], metavar="FILE", help="search around the rate in this lr_find.json")
     add("--find-lr", action="store_true", default=None, help="first make a range test of each optimizer's rate")

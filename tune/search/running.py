@@ -73,6 +73,7 @@ def facts_of(plan: SearchPlan) -> SearchFacts:
         objective=plan.objectives.first,
         frontier=plan.frontier.searched if plan.frontier else None,
         tolerance=plan.tolerance * POINT,
+        knowledge=plan.warm_start,
     )
 
 

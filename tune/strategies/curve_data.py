@@ -10,7 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 from optuna.trial import FrozenTrial, TrialState
 
-from bigbatch.tune.strategies.curve_model import CurveModel, CurvePoints, Scale, thinned
+from bigbatch.tune.strategies.curve_model import MAX_POINTS, CurveModel, CurvePoints, Scale, thinned
+from bigbatch.tune.strategies.known_curves import KnownCurves, known_curves
+from bigbatch.tune.strategies.known_prediction import known_prediction, rank_correlation
 from bigbatch.tune.strategies.protocol import SearchFacts
 from bigbatch.tune.strategies.unit_space import UnitSpace
 from bigbatch.tune.study import retry
@@ -72,6 +74,8 @@ class CurveEncoder:
 
     def __init__(self, facts: SearchFacts) -> None:
         self.space, self.facts = UnitSpace(facts.dimensions), facts
+        self._known: dict[tuple[int, ...], KnownCurves | None] = {}
+        self._predicted: dict[tuple[int, int], float] = {}
         self._features: dict[int, NDArray[np.float64]] = {}
         self._marks: dict[int, list[int]] = {}
 
@@ -81,10 +85,11 @@ class CurveEncoder:
             self._features[curve.number] = self.space.encode(curve.params)
         return self._features[curve.number]
 
-    def learn(self, curves: Sequence[Curve]) -> Learned | None:
-        """The model of these curves; None if there are too few."""
+    def learn(self, curves: Sequence[Curve], *, alone: bool = False) -> Learned | None:
+        """The model of these curves and, unless ``alone``, of what other studies say; None if there are too few."""
         whole = [c for c in curves if c.gains]
-        if len(whole) < FEWEST_CURVES:
+        known = None if alone else self._trusted(curves)
+        if len(whole) < FEWEST_CURVES and known is None:
             return None
         worst = self._worst(whole)
         owner, fraction, gains, row = [], list[float](), list[float](), list[int]()
@@ -94,16 +99,44 @@ class CurveEncoder:
                 fraction.append(min(1.0, epoch / curve.epochs))
                 gains.append(gain)
                 row.append(i)
-        features = np.array([self.features(c) for c in curves])
-        points = CurvePoints(features[row], np.array(fraction), np.array(owner))
-        scale = Scale.of(np.array(gains), worst)
+        features = np.array([self.features(c) for c in curves]).reshape(len(curves), self.space.width)
+        points = CurvePoints(features[np.array(row, int)], np.array(fraction), np.array(owner, int))
+        scale = Scale.of(np.array(gains or [worst]), worst)
         warped = scale.warp(np.array(gains))
-        kept = thinned(points, warped)
-        return Learned(CurveModel.fit(points.take(kept), warped[kept]), scale, tuple(curves), features)
+        kept = thinned(points, warped, MAX_POINTS - (len(known.points) if known else 0))
+        points, warped = points.take(kept), warped[kept]
+        if known is not None:
+            points, warped = known.beside(points, warped)
+        best = known.best if known else ()
+        return Learned(CurveModel.fit(points, warped), scale, tuple(curves), features, best)
+
+    def _trusted(self, curves: Sequence[Curve]) -> KnownCurves | None:
+        """The other studies, without those that rank this one's curves no better than by chance; None if none is left.
+
+        The model alone would unlearn them too, but only after more trials.
+        """
+        kept = tuple(i for i in range(len(self.facts.knowledge)) if self._agrees(i, curves))
+        if kept not in self._known:
+            studies = [self.facts.knowledge[i] for i in kept]
+            self._known[kept] = known_curves(self.facts, self.space, studies)
+        return self._known[kept]
+
+    def _agrees(self, place: int, curves: Sequence[Curve]) -> bool:
+        """Whether the rank correlation of a study's prediction with these curves is positive, or not known yet."""
+        new = [c for c in curves if (place, c.number) not in self._predicted]
+        if new:
+            predicted = known_prediction(self.facts.knowledge[place], self.facts, [c.params for c in new])
+            self._predicted.update({(place, c.number): float(p) for c, p in zip(new, predicted, strict=True)})
+        ends = [-math.inf if c.diverged else c.gains[max(c.gains)] for c in curves]
+        # Curves of the same length compare; one that has diverged compares with those that have ended.
+        groups = [(c.params.get(self.facts.frontier or ""), c.epochs if c.diverged else max(c.gains)) for c in curves]
+        found = rank_correlation([self._predicted[place, c.number] for c in curves], ends, groups)
+        return found is None or found > 0
 
     def _worst(self, curves: Sequence[Curve]) -> float:
         """What a diverged run is worth, on the model's side of the worst value that was seen."""
-        worst, seen = self.facts.objective.gain(self.facts.objective.worst), min(min(c.gains.values()) for c in curves)
+        worst = self.facts.objective.gain(self.facts.objective.worst)
+        seen = min((min(c.gains.values()) for c in curves), default=0.0)
         return worst if math.isfinite(worst) else seen
 
     def _points(self, curve: Curve, worst: float) -> list[tuple[int, float]]:
@@ -127,6 +160,8 @@ class Learned:
     curves: tuple[Curve, ...]
     features: NDArray[np.float64]
     """(curves, d)."""
+    known_best: tuple[Mapping[str, object], ...] = ()
+    """The best configurations of other studies, as far as these are believed."""
 
     def ends(self) -> NDArray[np.float64]:
         """The predicted value of each curve at the end of its run, in standardised warped values."""

@@ -3,7 +3,7 @@
 The covariance of two values, of configurations x and x′ at the fractions f and f′ of their runs, is
 
     common(f, f′)                                 the course that all curves share
-  + k(x, x′) · [end + early · t(f, f′) · w]       what hyperparameters do to the end, and to the way there
+  + ρ · k(x, x′) · [end + early · t(f, f′) · w]   what hyperparameters do to the end, and to the way there
   + same · [offset + curve · t(f, f′) · w]        what a trial has of its own: its seed, its data order
   + noise · (1.32 − f)                            at equal trial and fraction: the noise of one validation
 
@@ -11,6 +11,11 @@ with w = (1.02 − f)(1.02 − f′), so that what is early fades towards the en
 each coordinate (Rasmussen and Williams 2006, eq. 4.17 and 5.1); t = exp(−1.5|u − u′| − |f − f′|) and common =
 exp(−(u − u′)² / 0.72) with u = log2(f) / 5. The idea of such a sum is Swersky et al. 2014, arXiv 1406.3896
 (freeze-thaw); the kernel over fractions is another one, because values here are warped and curves may cross.
+
+A value may belong to another study, a task of its own. Then ρ is the correlation of the two tasks: 1 within one, ρ_j
+between this study (0) and task j, ρ_i ρ_j between tasks i and j, as if each were ρ_j times this study's landscape and
+else a landscape of its own (a multi-task Gaussian process, Bonilla et al. 2007). Each task has a common course of its
+own, and its values are standardised by themselves. A study that misleads gets a small ρ.
 
 The hyperparameters are the maximum of the posterior under log-normal priors. Nothing here depends on a study, on
 Optuna or on anything random: equal points give the equal model.
@@ -42,6 +47,10 @@ _AMPLITUDE_SDS = np.array([0.5, 0.7, 0.7, 0.8, 0.8, 0.8])
 """Narrower ones were worse by replay at 8 slots: with 0.4 times these, 15 of 24 searches on invented tables found a
 good configuration later and 4 earlier (docs/decisions/026)."""
 _LENGTH_SD = 0.8
+_TASK_SD = 1.5
+"""The prior of ρ: its logit has the mean 0, so that ρ = 0.5, and this standard deviation."""
+_TRIALS_BEFORE = 4
+"""The spread of a study's values counts as if this many were known to have the spread of the other studies."""
 _JITTER = 1e-5
 
 
@@ -74,13 +83,26 @@ class CurvePoints:
     """(n,): of the run, above 0, at most 1."""
     owner: Owners
     """(n,): the trial, by a number that is not negative. Negative numbers belong to no trial."""
+    task: Owners | None = None
+    """(n,): 0 for this study, 1 and more for what other studies say. None: all belong to this study."""
 
     def __len__(self) -> int:
         return len(self.owner)
 
     def take(self, which: NDArray[np.int64]) -> CurvePoints:
         """Some of the points."""
-        return CurvePoints(self.features[which], self.fraction[which], self.owner[which])
+        task = None if self.task is None else self.task[which]
+        return CurvePoints(self.features[which], self.fraction[which], self.owner[which], task)
+
+    @property
+    def tasks(self) -> Owners:
+        """(n,): ``task``, with zeros for None."""
+        return np.zeros(len(self), int) if self.task is None else self.task
+
+    @property
+    def other_tasks(self) -> int:
+        """How many tasks there are besides this study."""
+        return 0 if self.task is None else int(self.task.max(initial=0))
 
 
 def thinned(points: CurvePoints, warped: Array, at_most: int = MAX_POINTS) -> NDArray[np.int64]:
@@ -106,11 +128,11 @@ class CurveModel:
     """The posterior given observed points. Made by ``fit``."""
 
     theta: Array
-    """(d + 6,): logarithms of d lengths and of the six amplitudes."""
+    """(d + 6 + others,): logarithms of d lengths and of the six amplitudes, and the logit of each other task's ρ."""
     points: CurvePoints
     mean: float
     sd: float
-    """The observed values were standardised with these."""
+    """The observed values of this study were standardised with these."""
     factor: Array
     """(n, n): the lower Cholesky factor of the covariance."""
     whitened: Array
@@ -119,8 +141,7 @@ class CurveModel:
     @classmethod
     def fit(cls, points: CurvePoints, values: Array, evaluations: int = FIT_EVALUATIONS) -> Self:
         """The model of these points, at most ``MAX_POINTS``, with warped values (n,)."""
-        mean, sd = float(values.mean()), max(float(values.std()), 1e-3)
-        y = (values - mean) / sd
+        y, mean, sd = _standardised(points, values)
         theta = _fit_theta(points, y, evaluations)
         factor = cholesky(_noisy(theta, points), lower=True, check_finite=False)
         return cls(theta, points, mean, sd, factor, solve_triangular(factor, y, lower=True, check_finite=False))
@@ -130,7 +151,7 @@ class CurveModel:
         d = at.features.shape[1]
         cross = covariance(self.theta, self.points, at)
         solved = solve_triangular(self.factor, cross, lower=True, check_finite=False)
-        common, end, early, offset, curve, _ = np.exp(self.theta[d:])
+        common, end, early, offset, curve, _ = np.exp(self.theta[d : d + 6])
         fading, owned = (1.02 - at.fraction) ** 2, at.owner >= 0
         before = common + end + early * fading + owned * (offset + curve * fading)
         return solved.T @ self.whitened, np.sqrt(np.maximum(before - (solved**2).sum(0), 1e-8))
@@ -140,13 +161,42 @@ class CurveModel:
         return (np.asarray(warped, float) - self.mean) / self.sd
 
 
+def _standardised(points: CurvePoints, values: Array) -> tuple[Array, float, float]:
+    """The values (n,), standardised in each task, and mean and standard deviation of this study's.
+
+    While this study has few values, its standard deviation is drawn to that of the others.
+    """
+    tasks, y = points.tasks, np.empty(len(values))
+    own = tasks == 0
+    before = [(float(values[tasks == task].mean()), float(values[tasks == task].std())) for task in set(tasks[~own])]
+    for task in range(1, points.other_tasks + 1):
+        met = values[tasks == task]
+        if len(met):
+            y[tasks == task] = (met - met.mean()) / max(float(met.std()), 1e-3)
+    n, mean = int(own.sum()), float(values[own].mean()) if own.any() else float(np.mean([m for m, _ in before]))
+    variance = float(values[own].var()) if own.any() else 0.0
+    if before:
+        usual = float(np.mean([sd for _, sd in before])) ** 2
+        variance = (n * variance + _TRIALS_BEFORE * usual) / (n + _TRIALS_BEFORE)
+    sd = max(variance**0.5, 1e-3)
+    y[own] = (values[own] - mean) / sd
+    return y, mean, sd
+
+
 def covariance(theta: Array, one: CurvePoints, other: CurvePoints) -> Array:
     """The covariance (n, m) of two sets of curve values, without noise."""
     d = one.features.shape[1]
-    common, end, early, offset, curve, _ = np.exp(theta[d:])
+    common, end, early, offset, curve, _ = np.exp(theta[d : d + 6])
     parts = _Parts.of(one, other)
     matern, _ = _matern(_squared(one.features, other.features, np.exp(-theta[:d])))
+    matern = matern * related(theta[d + 6 :], one.tasks, other.tasks)
     return common * parts.common + matern * (end + early * parts.fading) + parts.same * (offset + curve * parts.fading)
+
+
+def related(logits: Array, one: Owners, other: Owners) -> Array:
+    """The correlations (n, m) of the tasks of two sets of points: 1 within a task, else the product of their ρ."""
+    rho = np.concatenate([[1.0], 1 / (1 + np.exp(-logits))])
+    return np.where(one[:, None] == other[None], 1.0, rho[one][:, None] * rho[other][None])
 
 
 @dataclass(frozen=True)
@@ -163,7 +213,8 @@ class _Parts:
         apart = np.abs(np.log2(f) - np.log2(g)) / 5
         fading = np.exp(-1.5 * apart - np.abs(f - g)) * (1.02 - f) * (1.02 - g)
         same = (one.owner[:, None] == other.owner[None]) & (one.owner >= 0)[:, None]
-        return cls(np.exp(-((apart / 0.6) ** 2) / 2), fading, same.astype(float))
+        same_task = one.tasks[:, None] == other.tasks[None]
+        return cls(np.exp(-((apart / 0.6) ** 2) / 2) * same_task, fading, same.astype(float))
 
 
 def _squared(one: Array, other: Array, scale: Array) -> Array:
@@ -182,14 +233,17 @@ def _matern(squared: Array) -> tuple[Array, Array]:
 def _noisy(theta: Array, points: CurvePoints) -> Array:
     """The covariance (n, n) of observed values."""
     matrix = covariance(theta, points, points)
-    matrix[np.diag_indices_from(matrix)] += np.exp(theta[-1]) * (1.32 - points.fraction) + _JITTER
+    matrix[np.diag_indices_from(matrix)] += (
+        np.exp(theta[points.features.shape[1] + 5]) * (1.32 - points.fraction) + _JITTER
+    )
     return matrix
 
 
-def prior(d: int) -> tuple[Array, Array]:
-    """Median and standard deviation (d + 6,) of the hyperparameters' logarithms."""
+def prior(d: int, others: int = 0) -> tuple[Array, Array]:
+    """Median and standard deviation (d + 6 + others,) of the hyperparameters' logarithms, and of the logits of ρ."""
     lengths = np.full(d, np.log(0.5 * np.sqrt(max(d, 1))))
-    return np.concatenate([lengths, _AMPLITUDES]), np.concatenate([np.full(d, _LENGTH_SD), _AMPLITUDE_SDS])
+    middle = np.concatenate([lengths, _AMPLITUDES, np.zeros(others)])
+    return middle, np.concatenate([np.full(d, _LENGTH_SD), _AMPLITUDE_SDS, np.full(others, _TASK_SD)])
 
 
 def negative_log_posterior(
@@ -197,11 +251,13 @@ def negative_log_posterior(
 ) -> tuple[float, Array]:
     """−log p(theta | y) up to a constant, and its gradient (Rasmussen and Williams 2006, eq. 5.8 and 5.9)."""
     d = points.features.shape[1]
-    middle, sd = prior(d)
+    middle, sd = prior(d, len(theta) - d - 6)
     parts = parts or _Parts.of(points, points)
-    common, end, early, offset, curve, noise = np.exp(theta[d:])
+    common, end, early, offset, curve, noise = np.exp(theta[d : d + 6])
     scale = np.exp(-theta[:d])
     matern, slope = _matern(_squared(points.features, points.features, scale))
+    tasks = related(theta[d + 6 :], points.tasks, points.tasks)
+    matern, slope = matern * tasks, slope * tasks
     effect = end + early * parts.fading
     matrix = common * parts.common + matern * effect + parts.same * (offset + curve * parts.fading)
     diagonal = noise * (1.32 - points.fraction)
@@ -224,11 +280,19 @@ def negative_log_posterior(
         curve * (own * parts.fading).sum(),
         np.diag(inner) @ diagonal,
     ]
-    return float(value), np.concatenate([lengths, amplitudes]) + away / sd
+    rhos = _task_gradient(inner * matern * effect, theta[d + 6 :], points.tasks)
+    return float(value), np.concatenate([lengths, amplitudes, rhos]) + away / sd
+
+
+def _task_gradient(pull: Array, logits: Array, tasks: Owners) -> Array:
+    """The derivative by each logit; ``pull`` (n, n) is that by the logarithm of each pair's covariance."""
+    between = np.where(tasks[:, None] == tasks[None], 0.0, pull)
+    rho = 1 / (1 + np.exp(-logits))
+    return np.array([2 * (1 - rho[k]) * between[tasks == k + 1].sum() for k in range(len(logits))])
 
 
 def _fit_theta(points: CurvePoints, y: Array, evaluations: int) -> Array:
-    middle, sd = prior(points.features.shape[1])
+    middle, sd = prior(points.features.shape[1], points.other_tasks)
     if len(points) > FIT_POINTS:
         which = np.unique(np.linspace(0, len(points) - 1, FIT_POINTS).astype(int))
         points, y = points.take(which), y[which]

@@ -5,7 +5,9 @@ standard deviations (as MFPI-random of ifBO, Rakotoarison et al. 2024, arXiv 240
 and 60 near the five best, the one is taken whose run most probably ends above it. So trials that start at the same
 time differ, some careful and some bold.
 
-The first trials are the points of a Sobol sequence.
+The first trials are the points of a Sobol sequence. If other studies say something (``--warm-start``), every second
+of the first trials is proposed already, and candidates lie near the best configurations of those studies, too. After
+them every third proposal disregards the other studies, so that one that misleads cannot lead the whole search astray.
 """
 
 from __future__ import annotations
@@ -27,6 +29,8 @@ from bigbatch.tune.strategies.qmc import SobolSampler, value_at
 
 FRESH, NEAR, ELITE = 60, 60, 5
 """Random candidates, candidates near the best trials, and how many are the best."""
+ALONE_EVERY = 3
+"""Every so many trials, what other studies say is disregarded."""
 
 
 def startup_trials(facts: SearchFacts) -> int:
@@ -91,8 +95,10 @@ class CurvesSampler(BaseSampler):
         """A whole configuration with the ``fixed`` values, those of an enqueued trial, and those it already has."""
         fixed = {**trial.system_attrs.get("fixed_params", {}), **trial.params, **fixed}
         learned = None
-        if self._number >= startup_trials(self._facts):
-            learned = self._encoder.learn(curves_of(study.get_trials(deepcopy=False), self._facts))
+        has_begun = bool(self._facts.knowledge) and self._number % 2 == 0
+        if has_begun or self._number >= startup_trials(self._facts):
+            alone = self._number >= startup_trials(self._facts) and self._number % ALONE_EVERY == 0
+            learned = self._encoder.learn(curves_of(study.get_trials(deepcopy=False), self._facts), alone=alone)
         if learned is None:
             return self._quasi_random(study, trial, fixed)
         rng = np.random.default_rng([self._facts.seed, self._number])
@@ -131,7 +137,9 @@ class CurvesSampler(BaseSampler):
         whole = [i for i, c in enumerate(learned.curves) if c.gains and not c.diverged]
         elite = sorted(whole, key=lambda i: (i not in mine, -ends[i]))[:ELITE]
         found = [self._space.sample(rng, fixed) for _ in range(FRESH)]
-        if elite:
-            near = [learned.curves[elite[int(k)]] for k in rng.integers(len(elite), size=NEAR)]
-            found += [self._space.neighbour(rng, curve.params, fixed) for curve in near]
+        parents = [learned.curves[i].params for i in elite]
+        parents += learned.known_best
+        if parents:
+            near = [parents[int(k)] for k in rng.integers(len(parents), size=NEAR)]
+            found += [self._space.neighbour(rng, params, fixed) for params in near]
         return found

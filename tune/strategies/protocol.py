@@ -21,6 +21,7 @@ from optuna.trial import FrozenTrial
 
 from bigbatch.search_spaces.log_normal import LogNormal
 from bigbatch.tune.strategies.names import Capabilities
+from bigbatch.tune.study.knowledge import KnownStudy
 from bigbatch.tune.study.objective import Objective
 
 
@@ -69,6 +70,9 @@ class SearchFacts:
     tolerance: float = 0.005
     """The answer is the largest of these values that is at most this much worse than the best, in the objective's
     unit."""
+
+    knowledge: tuple[KnownStudy, ...] = ()
+    """What other studies say."""
 
     @property
     def names(self) -> list[str]:

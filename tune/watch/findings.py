@@ -15,7 +15,7 @@ from bigbatch.cluster.host import json_values
 from bigbatch.cluster.host.atomic_files import read_json
 from bigbatch.cluster.host.root import ROOT
 from bigbatch.train_loop.host.disk_space import quota_lines
-from bigbatch.tune.plan.advice import nothing_to_learn_from, strategy_weakness
+from bigbatch.tune.plan.advice import nothing_to_learn_from, only_tries_the_best, strategy_weakness
 from bigbatch.tune.plan.enqueued import in_words
 from bigbatch.tune.plan.holdout import images_in_words
 from bigbatch.tune.plan.search_plan import SearchPlan
@@ -143,6 +143,7 @@ def _notes(plan: SearchPlan) -> list[tuple[str, str]]:
     said = [
         strategy_weakness(plan.strategy, plan.stopping, conditional, categorical),
         nothing_to_learn_from(plan.strategy, plan.trials, plan.share.concurrency, plan.workers),
+        only_tries_the_best(plan.strategy, warm_start=bool(plan.warm_start)),
         shared_file_warning(plan.storage),
     ]
     return [("note", text) for text in said if text]

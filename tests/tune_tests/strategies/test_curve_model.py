@@ -119,3 +119,61 @@ def test_at_most_so_many_points_are_kept_the_ends_first_and_some_of_the_bad():
     best = ends[np.argsort(-warped[ends])][:150]
     assert set(best) <= set(kept) and warped[kept].min() < 0.1
     assert list(thinned(some_points(40, 2), warped[:40])) == list(range(40))
+
+
+def some_tasks(n: int, d: int) -> CurvePoints:
+    """Points of this study and of two others."""
+    points = some_points(n, d)
+    return CurvePoints(points.features, points.fraction, points.owner, np.arange(n) // 4 % 3)
+
+
+def test_with_other_studies_too_density_and_gradient_are_those_of_the_normal_distribution():
+    points, d = some_tasks(48, 3), 3
+    rng = np.random.default_rng(6)
+    middle, sd = prior(d, 2)
+    y, theta = rng.normal(size=48), middle + 0.4 * rng.normal(size=d + 8)
+
+    def reference(theta):
+        rho = [1.0, *(1 / (1 + np.exp(-theta[d + 6 :])))]
+        each = [*zip(points.features, points.fraction, points.owner, points.tasks, strict=True)]
+        K = np.diag(np.exp(theta[d + 5]) * (1.32 - points.fraction) + 1e-5)
+        for i, (*a, s) in enumerate(each):
+            for j, (*b, t) in enumerate(each):
+                alone = theta[: d + 6].copy()
+                alone[d] = -np.inf if s != t else alone[d]  # no common course
+                K[i, j] += one_covariance(alone, *a, *b) * (1.0 if s == t else rho[s] * rho[t])
+        away = (theta - middle) / sd
+        return -multivariate_normal(np.zeros(48), K).logpdf(y) - 24 * np.log(2 * np.pi) + away @ away / 2
+
+    value, gradient = negative_log_posterior(theta, points, y)
+    assert value == pytest.approx(reference(theta), abs=1e-7)
+    which = [0, d + 1, d + 6, d + 7]
+    steps = (np.eye(d + 8) * 1e-5)[which]
+    differences = [(reference(theta + step) - reference(theta - step)) / 2e-5 for step in steps]
+    assert gradient[which] == pytest.approx(np.array(differences), abs=1e-4)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_study_that_agrees_is_believed_and_one_that_contradicts_is_unlearnt(sign):
+    rng = np.random.default_rng(7)
+    x = np.concatenate([rng.random((12, 1)), rng.random((40, 1))])
+    hill = -((x[:, 0] - 0.3) ** 2) + 0.01 * rng.normal(size=52)
+    task = np.repeat([0, 1], [12, 40])
+    values = np.where(task == 0, hill, 5 + 2 * sign * hill)  # another level, another spread
+    points = CurvePoints(x, np.ones(52), np.arange(52), task)
+    model = CurveModel.fit(points, values)
+    rho = 1 / (1 + np.exp(-model.theta[-1]))
+    assert rho > 0.7 if sign > 0 else rho < 0.3
+    at = np.linspace(0, 1, 21)[:, None]
+    mean, _ = model.predict(CurvePoints(at, np.ones(21), np.full(21, -1)))
+    assert abs(at[mean.argmax(), 0] - 0.3) < 0.15
+    own = values[task == 0]
+    assert model.mean == pytest.approx(own.mean()) and model.sd > own.std(), "drawn to the other study's spread"
+
+
+def test_without_a_value_of_its_own_a_study_is_predicted_by_another():
+    x = np.linspace(0, 1, 30)[:, None]
+    points = CurvePoints(x, np.ones(30), np.arange(30), np.ones(30, int))
+    model = CurveModel.fit(points, -((x[:, 0] - 0.3) ** 2))
+    mean, _ = model.predict(CurvePoints(x, np.ones(30), np.full(30, -1)))
+    assert abs(x[mean.argmax(), 0] - 0.3) < 0.1

@@ -1,0 +1,102 @@
+"""What a warm start is worth, by replay: regret after 4, 8, 12 and 16 finished trials, without and with knowledge.
+
+    python benchmarks/warm_start.py [--seeds 25] [--output benchmarks/results/warm_start.json]
+
+A search over the two largest batches of a synthetic table knows 40 rows of its two smallest ones, with noise of 0.003:
+as they are (``related``), or with reversed values (``reversed``). Strategy ``curves``, no early stopping, two slots. In
+this measurement nothing is enqueued: only the model learns from the other study.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from bigbatch.tune.simulate.curves import CurveTable
+from bigbatch.tune.simulate.known_rows import known_rows, rows_of
+from bigbatch.tune.simulate.replay import replay
+from bigbatch.tune.simulate.synthetic import synthetic_table
+from bigbatch.tune.strategies.named import make_strategy
+from bigbatch.tune.strategies.protocol import SearchFacts, Strategy
+from bigbatch.tune.study.knowledge import KnownStudy
+
+BATCH, ROWS, KNOWN, NOISE, SLOTS, TRIALS = "global_batch_size", 300, 40, 0.003, 2, 16
+AFTER = (4, 8, 12, 16)
+ARMS = ("none", "related", "reversed")
+
+
+def setting(family: str, seed: int) -> tuple[CurveTable, dict[str, tuple[KnownStudy, ...]]]:
+    """A table of the two largest batches, and for each arm what is known from the two smallest ones."""
+    whole = synthetic_table(family, seed, ROWS)
+    batches = sorted({int(str(whole.params(row)[BATCH])) for row in range(ROWS)})
+    small = rows_of(whole, BATCH, batches[:2])[:KNOWN]
+    large = [whole.curves[row] for row in rows_of(whole, BATCH, batches[-2:])]
+    known = {
+        "none": (),
+        "related": (known_rows(whole, small, NOISE),),
+        "reversed": (known_rows(whole, small, NOISE, reversed_values=True),),
+    }
+    return replace(whole, curves=tuple(large), declared=whole.dimensions), known
+
+
+def regrets(table: CurveTable, known: tuple[KnownStudy, ...], seed: int) -> list[float]:
+    """The regret after each number of ``AFTER`` finished trials; after none, that of the worst row."""
+
+    def make(facts: SearchFacts) -> Strategy:
+        return make_strategy("curves", "none", replace(facts, knowledge=known))
+
+    found = replay(table, make, SLOTS, seed, math.inf, trials=TRIALS)
+    best, after, gain = table.worst, list[float](), table.objective.gain
+    for epoch in found.epochs:
+        if epoch.finished and epoch.value is not None:
+            best = max(best, epoch.value, key=gain)
+            after.append(table.regret(best))
+    after = after or [table.regret(best)]
+    return [after[min(n, len(after)) - 1] for n in AFTER]
+
+
+def measure(family: str, seeds: Sequence[int]) -> dict[str, list[list[float]]]:
+    """Arm → for each seed its regrets."""
+    found: dict[str, list[list[float]]] = {arm: [] for arm in ARMS}
+    for seed in seeds:
+        table, known = setting(family, seed)
+        for arm in ARMS:
+            found[arm].append(regrets(table, known[arm], seed))
+    return found
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The options."""
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--seeds", type=int, default=25, help="tables of each family (default 25)")
+    p.add_argument("--families", nargs="+", default=["wide", "projected", "steps"])
+    p.add_argument("--output", type=Path, help="also write the JSON there")
+    return p.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure and print."""
+    o = parse(argv)
+    result: dict[str, object] = {"benchmark": "warm_start", "after": AFTER, "seeds": o.seeds}
+    for family in o.families:
+        found = measure(family, range(100, 100 + o.seeds))
+        result[family] = {arm: np.round(each, 5).tolist() for arm, each in found.items()}
+        for arm in ARMS:
+            mean, median = np.mean(found[arm], 0), np.median(found[arm], 0)
+            words = "  ".join(f"{100 * m:5.2f} ({100 * d:4.2f})" for m, d in zip(mean, median, strict=True))
+            print(f"{family:10} {arm:9} {words}  points after {AFTER} finished trials: mean (median)")
+    print(json.dumps(result))
+    if o.output:
+        o.output.write_text(json.dumps(result) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

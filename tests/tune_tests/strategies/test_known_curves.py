@@ -1,0 +1,115 @@
+"""``--strategy curves`` with what other studies say: worth it if they agree, cheap if not, and the same after kills."""
+
+from __future__ import annotations
+
+import itertools
+import runpy
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optuna
+import pytest
+from optuna.distributions import FloatDistribution
+
+from bigbatch.tune.strategies.curve_model import MAX_POINTS
+from bigbatch.tune.strategies.curves import CurvesProposer
+from bigbatch.tune.strategies.known_curves import KNOWN_POINTS, known_curves
+from bigbatch.tune.strategies.named import make_strategy
+from bigbatch.tune.strategies.protocol import Dimension, SearchFacts
+from bigbatch.tune.strategies.unit_space import UnitSpace
+from bigbatch.tune.study.knowledge import KnownStudy, KnownTrial
+from helpers import conducted
+from helpers.conducted import MemoryStore, Search, summary
+from helpers.paths import ROOT
+
+RATE = Dimension("lr", FloatDistribution(0.001, 1.0, log=True))
+
+
+def hill(trials: int, at: float = 0.1, group: object = None, level: float = 0.9) -> list[KnownTrial]:
+    """Curves of eight epochs whose ends are highest at this rate."""
+    rates = np.geomspace(0.001, 1.0, trials).tolist()
+    ends = [level - 0.1 * np.log10(rate / at) ** 2 for rate in rates]
+    return [
+        KnownTrial(i, {"lr": rate}, {2: end - 0.2, 8: end}, 8, group=group)
+        for i, (rate, end) in enumerate(zip(rates, ends, strict=True))
+    ]
+
+
+@pytest.fixture(scope="module")
+def replayed() -> dict[str, dict[str, np.ndarray]]:
+    """Family → arm → regrets (seeds, 4) of four searches each, by the benchmark."""
+    before = list(sys.path)
+    benchmark: dict[str, Any] = runpy.run_path(str(ROOT / "benchmarks" / "warm_start.py"))
+    sys.path[:] = before
+    found = {family: benchmark["measure"](family, range(100, 104)) for family in ("wide", "projected")}
+    return {family: {arm: np.array(each) for arm, each in arms.items()} for family, arms in found.items()}
+
+
+def test_a_related_study_lowers_the_regret_at_few_trials_and_a_misleading_one_costs_little(replayed):
+    none, related, reversed_ = (
+        np.concatenate([arms[arm] for arms in replayed.values()]).mean(0) for arm in ("none", "related", "reversed")
+    )
+    assert related[0] < 0.75 * none[0] and related[1] < 0.8 * none[1], "after 4 and after 8 finished trials"
+    assert reversed_[1] < none[1] + 0.005 and reversed_[3] < none[3] + 0.005, "after 8 and after 16"
+
+
+def test_the_first_proposal_is_near_the_best_of_the_other_study():
+    facts = SearchFacts((RATE,), trials=20, max_epochs=8, knowledge=(KnownStudy("old", tuple(hill(12, at=0.03))),))
+    study = optuna.create_study(direction="maximize")
+    for _ in range(3):
+        trial = study.ask()
+        sampler = CurvesProposer(facts).sampler(trial.number)
+        proposed = sampler.sample_relative(study, study.trials[-1], {"lr": RATE.distribution})
+        if trial.number % 2 == 0:
+            assert 0.01 < float(str(proposed["lr"])) < 0.1, "every second of the first trials uses the knowledge"
+
+
+def test_each_batch_of_another_study_is_a_task_and_all_together_have_limited_room():
+    groups = [*hill(60, group=64), *hill(60, group=256, level=0.4)]
+    facts = SearchFacts((RATE,), trials=20, max_epochs=8, knowledge=(KnownStudy("a", tuple(groups)),))
+    known = known_curves(facts, UnitSpace(facts.dimensions), facts.knowledge)
+    assert known is not None and len(known.points) == KNOWN_POINTS < MAX_POINTS
+    assert set(known.points.tasks.tolist()) == {1, 2}
+    assert [0.05 < float(str(params["lr"])) < 0.2 for params in known.best] == [True] * 4
+    assert known_curves(facts, UnitSpace((RATE,)), ()) is None
+
+
+@dataclass
+class _Knowing:
+    """``make_strategy`` with knowledge."""
+
+    knowledge: tuple[KnownStudy, ...]
+
+    def __call__(self, strategy: str, stopping: str, facts: SearchFacts) -> object:
+        return make_strategy(strategy, stopping, replace(facts, knowledge=self.knowledge))
+
+
+def test_a_search_with_knowledge_makes_the_same_decisions_after_kills(tmp_path: Path, monkeypatch):
+    studies: dict[str, list[optuna.Study]] = {}
+
+    def opened(name: str) -> MemoryStore:
+        (tmp_path / name).mkdir(exist_ok=True)
+        earlier = studies.setdefault(name, [])
+        store = MemoryStore(tmp_path / name, earlier[-1] if earlier else None)
+        earlier.append(store.study)
+        return store
+
+    first = Search("curves", "look", lambda: opened("first")).run()
+    known = tuple(
+        KnownTrial(t.number, t.params, dict(t.intermediate_values), 8, group=t.params["global_batch_size"])
+        for t in first.trials
+        if t.intermediate_values
+    )
+    monkeypatch.setattr(conducted, "make_strategy", _Knowing((KnownStudy("first", known),)))
+    whole = Search("curves", "look", lambda: opened("whole")).run()
+    killed = Search("curves", "look", lambda: opened("killed"))
+    for stop in itertools.count(7, 11):
+        killed.run(until=stop)
+        if stop >= whole.steps:
+            break
+        killed.kill()
+    killed.run()
+    assert summary(killed.trials) == summary(whole.trials) != summary(first.trials)
