@@ -23,6 +23,7 @@ from bigbatch.tune.study.summary import EPOCHS_TABLE, UNREADABLE, summarize
 
 MOST_TRIALS = 200
 """Of a larger study, the better half of these is kept, and as many spread over the others."""
+WARMUP_KEY = "schedule.warmup_epochs"
 SHARES = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2)
 """Of a curve, the values at these parts of the run are kept, and the last one."""
 
@@ -142,7 +143,11 @@ class _SpaceToFit:
                 if near is None:
                     return None
                 params[name] = near
-            elif not _is_inside(value, found):
+                continue
+            if self._plan.space.key_of(name) == WARMUP_KEY and isinstance(value, (int, float)):
+                # A warmup is a part of the run, and its range follows the epochs.
+                params[name] = _on_edge(value * self._plan.max_epochs / _epochs_of(trial), found)
+            if not _is_inside(params[name], found):
                 return None
         pinned = {name: self._fixed(self._plan.overrides, name) for name in trial.params}
         chosen = {name: value for name, value in pinned.items() if name != self.frontier and value is not None}
@@ -158,6 +163,16 @@ def _nearest(value: object, values: Iterable[object]) -> object | None:
     if not isinstance(value, (int, float)) or value <= 0:
         return None
     return min(numbers, key=lambda one: abs(math.log(one / value)), default=None)
+
+
+def _epochs_of(trial: StoredTrial) -> int:
+    """The epochs of the trial's whole run, at least 1."""
+    return max(1, json_values.whole_number(trial.config, "epochs") or trial.epochs)
+
+
+def _on_edge(value: float, found: ParamRange) -> float:
+    """The value, or the end of the range from which only rounding separates it."""
+    return next((end for end in (found.low, found.high) if math.isclose(value, end, rel_tol=1e-9)), value)
 
 
 def _is_inside(value: object, found: ParamRange) -> bool:
@@ -190,8 +205,8 @@ def _merged(
         number = trial.number if trial.replaces is None else first.get(trial.replaces, trial.replaces)
         first[trial.number] = number
         params = space.adapted(trial)
-        epochs = json_values.whole_number(trial.config, "epochs") or trial.epochs
-        if params is None or epochs < 1:
+        epochs = _epochs_of(trial)
+        if params is None:
             continue
         values = {**(found[number].values if number in found else {}), **curves.get(trial.number, {})}
         if trial.value is not None and math.isfinite(trial.value) and trial.epochs > 0:

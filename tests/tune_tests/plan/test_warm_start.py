@@ -172,3 +172,26 @@ def test_of_a_large_study_the_best_are_kept_and_some_others(tmp_path, space):
     numbers = [t.number for t in known.trials]
     assert len(numbers) == MOST_TRIALS and set(range(200, 300)) <= set(numbers)
     assert len([n for n in numbers if n < 100]) == 50
+
+
+def test_a_warmup_keeps_its_share_of_a_longer_run(tmp_path):
+    file = tmp_path / "warm.py"
+    file.write_text(
+        "def space(trial, workload):\n"
+        "    low, high = 0.05 * workload.epochs, 0.35 * workload.epochs\n"
+        '    return workload.config({"warmup_epochs": trial.suggest_float("warmup_epochs", low, high)})\n'
+    )
+    before = FloatDistribution(0.05 * 8, 0.35 * 8)
+    trials = [
+        create_trial(
+            value=0.5,
+            params={"warmup_epochs": warmup},
+            distributions={"warmup_epochs": before},
+            user_attrs={"config": {"epochs": 8}, "epoch/00008": {"epoch": 8, "val_top1": 0.5, "val_loss": 1.0}},
+        )
+        for warmup in (before.low, 2.0, before.high)
+    ]
+    path = old_study(tmp_path, str(file), trials, max_epochs=8)
+    (known,) = plan_of(tmp_path, space=str(file), max_epochs=30, warm_start=(path,)).warm_start
+    assert [t.params["warmup_epochs"] for t in known.trials] == pytest.approx([1.5, 7.5, 10.5])
+    assert max(t.params["warmup_epochs"] for t in known.trials) <= 0.35 * 30  # type: ignore[type-var]
