@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from bigbatch.cluster.host.command_line import OneLineParser
 from bigbatch.cluster.host.option_values import parse_fraction
@@ -76,6 +76,29 @@ def _add_how(p: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="copy a packed data set to this folder of each node and read the copy, e.g. '$TMPDIR'; none: no copy",
     )
+    _add_first_trials(add)
+    add("--prior-from", action="append", default=[], metavar="FILE", help="search around the rate in this lr_find.json")
+    add("--find-lr", action="store_true", default=None, help="first make a range test of each optimizer's rate")
+    add("--study", metavar="NAME", help="the study's folder in --output (default: named by space, data and time)")
+    add("--output", metavar="DIR", help="the folder that holds the studies (default: runs)")
+    add("--storage", metavar="URL", help="keep the study in this database, not in a journal file")
+    add("--join", action="store_true", help="with --storage: work on a study on which other drivers work too")
+    add("--resume", action="store_true", help="continue the study that --study names")
+    add("--retry-failed", action="store_true", help="with --resume: repeat failed trials from their checkpoints")
+    add(
+        "--confirm",
+        metavar="KxS|auto|none",
+        help="train the K best of each batch again with S fresh seeds before one is called best "
+        "(auto: the answer and the best, 1x3, if that costs little)",
+    )
+    add("--seed", type=int, metavar="S", help="seed of sampling, initial weights and data order (default 0)")
+    add("--address", metavar="ADDR", help="local (default): start a private Ray; auto or HOST:PORT: join a running one")
+    add("--wandb", metavar="MODE", help="disabled (default), offline, online")
+    add("--dry-run", action="store_true", help="print the plan and stop")
+
+
+def _add_first_trials(add: Callable[..., object]) -> None:
+    """The options that name what is tried first."""
     add(
         "--enqueue",
         action="append",
@@ -91,23 +114,6 @@ def _add_how(p: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="learn from the trials of these studies, e.g. runs/first; also of another batch, subset or network",
     )
-    add("--prior-from", action="append", default=[], metavar="FILE", help="search around the rate in this lr_find.json")
-    add("--find-lr", action="store_true", default=None, help="first make a range test of each optimizer's rate")
-    add("--study", metavar="NAME", help="the study's folder in --output (default: named by space, data and time)")
-    add("--output", metavar="DIR", help="the folder that holds the studies (default: runs)")
-    add("--storage", metavar="URL", help="keep the study in this database, not in a journal file")
-    add("--resume", action="store_true", help="continue the study that --study names")
-    add("--retry-failed", action="store_true", help="with --resume: repeat failed trials from their checkpoints")
-    add(
-        "--confirm",
-        metavar="KxS|auto|none",
-        help="train the K best of each batch again with S fresh seeds before one is called best "
-        "(auto: the answer and the best, 1x3, if that costs little)",
-    )
-    add("--seed", type=int, metavar="S", help="seed of sampling, initial weights and data order (default 0)")
-    add("--address", metavar="ADDR", help="local (default): start a private Ray; auto or HOST:PORT: join a running one")
-    add("--wandb", metavar="MODE", help="disabled (default), offline, online")
-    add("--dry-run", action="store_true", help="print the plan and stop")
 
 
 def parse_options(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> dict[str, object]:

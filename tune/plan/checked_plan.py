@@ -26,6 +26,7 @@ from bigbatch.tune.plan.enqueued_trial import stored_trials
 from bigbatch.tune.plan.fitting import SearchRequest, fit_search, fit_search_to_unknown_cluster
 from bigbatch.tune.plan.frontier_plan import checked_tolerance
 from bigbatch.tune.plan.holdout import divide_validation, stored_holdout
+from bigbatch.tune.plan.join import check_join
 from bigbatch.tune.plan.machine import Share, local_machine, machine_to_be, share_out, trials_for_slots
 from bigbatch.tune.plan.objective_options import (
     constraints_in_words,
@@ -230,6 +231,7 @@ def check_option_values(o: SearchOptions) -> CheckedOptions:
         raise ConfigError(
             "--prior-from on a cluster needs the name of the network; got --model auto. Write --model resnet50."
         )
+    check_join(o)
     one_of_objective_options(o)
     _at_least_one("--trials", 1, o.trials)
     _at_least_one("--max-epochs", 1, o.max_epochs)

@@ -61,6 +61,7 @@ class SearchOptions:
     study: str | None = None
     output: str | None = None
     storage: str | None = None
+    join: bool = False
     resume: bool = False
     retry_failed: bool = False
     seed: int | None = None

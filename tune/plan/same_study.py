@@ -1,4 +1,7 @@
-"""``--resume`` continues a study as it was planned. It refuses differences and names them as command line options."""
+"""``--resume`` continues a study as it was planned, and ``--join`` works on it so.
+
+Both refuse differences and name them as command line options.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ OPTIONS = {
     "seed": "--seed",
     "lr_factors": "--prior-from",
     "batches": "--batch",
+    "workers": "--workers",
 }
 ADDED_LATER = ("classes_digest", "lr_spread")
 OF_THE_DATA = ("image_size", "train_size", "val_size", "holdout_size", "num_classes")
@@ -39,7 +43,30 @@ def check_same_study(identity: Mapping[str, object], stored: Mapping[str, object
         if key == "overrides" and isinstance(before, dict) and isinstance(value, Mapping):
             _check_overrides(before, value)
         elif before != value:
-            raise _refusal(*_difference(key, before, value))
+            raise NotSameStudy(*_difference(key, before, value))
+
+
+def check_joins(identity: Mapping[str, object], stored: Mapping[str, object]) -> None:
+    """Raise ConfigError if the plan of a driver that joins a study differs from the study's.
+
+    Args:
+        identity: the facts of its plan.
+        stored: the facts in the database.
+    """
+    try:
+        check_same_study(identity, stored)
+    except NotSameStudy as error:
+        raise ConfigError(
+            f"--join works on a study as its first driver planned it: {error.what}. Write the same, or --study OTHER."
+        ) from None
+
+
+class NotSameStudy(ConfigError):
+    """The plan differs from the study's."""
+
+    def __init__(self, what: str, fix: str) -> None:
+        super().__init__(f"--resume continues a study as it was planned: {what}. {fix}, or write --study OTHER.")
+        self.what = what
 
 
 def _check_overrides(before: Mapping[str, object], now: Mapping[str, object]) -> None:
@@ -49,8 +76,8 @@ def _check_overrides(before: Mapping[str, object], now: Mapping[str, object]) ->
             continue
         option = OWN_OPTIONS.get(name, f"--set {name}")
         if name not in before:
-            raise _refusal(f"{option} was not given; got {now[name]!r}", f"Leave {option} out")
-        raise _refusal(f"{option} was {before[name]!r}; got {now.get(name)!r}", f"Leave {option} out (it is kept)")
+            raise NotSameStudy(f"{option} was not given; got {now[name]!r}", f"Leave {option} out")
+        raise NotSameStudy(f"{option} was {before[name]!r}; got {now.get(name)!r}", f"Leave {option} out (it is kept)")
 
 
 def _difference(key: str, before: object, value: object) -> tuple[str, str]:
@@ -64,7 +91,3 @@ def _difference(key: str, before: object, value: object) -> tuple[str, str]:
         return f"the objective was {before}; got {value}", "Leave it out (it is kept)"
     name = OPTIONS.get(key, key)
     return f"{name} was {before!r}; got {value!r}", f"Leave {name} out (it is kept)"
-
-
-def _refusal(what: str, fix: str) -> ConfigError:
-    return ConfigError(f"--resume continues a study as it was planned: {what}. {fix}, or write --study OTHER.")

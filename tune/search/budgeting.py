@@ -20,11 +20,17 @@ from bigbatch.tune.study.target import TimeToTarget
 def make_budget(plan: SearchPlan, store: StudyStore, capacity: Capacity) -> Budget:
     """The budget of a search whose cluster is known. The time budget begins now."""
     hours = plan.budget_gpu_hours
+
+    def devices() -> float | None:
+        """Those of the study's other drivers are billed to the same budget."""
+        here = capacity.devices(plan.machine)
+        return None if here is None else here + store.ledger.devices_elsewhere
+
     return Budget(
         Limits(None if hours is None else hours * 3600, plan.time_budget_s),
         Pace(store.study.get_trials(deepcopy=False)),
         held_s=lambda: store.ledger.held_s,
-        devices=lambda: capacity.devices(plan.machine),
+        devices=devices,
         clock=time.monotonic,
         ending_s=store.ledger.last_ending_s,
     )

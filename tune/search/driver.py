@@ -22,6 +22,7 @@ from bigbatch.tune.search.capacity import Capacity
 from bigbatch.tune.search.ending import DONE, FAILED, end_search
 from bigbatch.tune.search.find_rates import find_rates
 from bigbatch.tune.search.first_trials import enqueue_first_trials
+from bigbatch.tune.search.joining import agreement, check_same_model
 from bigbatch.tune.search.known_findings import known_findings
 from bigbatch.tune.search.running import (
     SearchRun,
@@ -134,7 +135,8 @@ def _say_findings(plan: SearchPlan, store: StudyStore, elapsed_s: float, console
 
 def _nothing_to_do(plan: SearchPlan, store: StudyStore, console: Console) -> int:
     """A resumed study with all its trials: print the findings again and do not start Ray."""
-    store.recover()
+    with store.in_turn():
+        store.recover()
     store.refresh(force=True)
     ended = retry.count_ended(store.study.get_trials(deepcopy=False))
     console.print(f"\nAll {ended} trials have ended; write e.g. --trials {2 * ended} for more.", markup=False)
@@ -150,16 +152,15 @@ def _search(
     plan = run.plan
     if reason := refused_at_once(plan, store):
         stop.set(reason)
-        store.recover()
+        with store.in_turn():
+            store.recover()
         return
     store.ledger.hold(devices_held(plan.machine, plan.share) if plan.address == "local" else 0)
     console.print("Starting Ray …" if plan.address == "local" else f"Joining Ray at {plan.address} …", style="dim")
     connection = stack.enter_context(_session(plan, store))
     interrupts.take_again()  # starting Ray has replaced the handler for SIGTERM
     if not connection.local:
-        plan = run.plan = plan_for_cluster(plan, cluster_machine())
-        print_machine(plan, console)
-        store.describe(plan.to_dict())
+        plan = run.plan = _fitted_to_cluster(plan, store, console)
     _say_dashboard(connection, console)
     nodes = None if connection.local else living_nodes
     on_gpus = plan.machine.gpus > 0
@@ -174,7 +175,8 @@ def _search(
     ray_storage = _ray_storage(plan, connection)
     bridge = run.bridge = make_bridge(run, store, ray_storage, observers, stop)
     bridge.recover()
-    enqueue_first_trials(plan, store.study)
+    with store.in_turn():
+        enqueue_first_trials(plan, store.study)
     finished = {view.number: view for view in ended_trials(views_of(store))}
     if not is_complete(plan, store) and not stop.is_set():
         log = LineLog(store.log_folder / "driver.log")
@@ -187,6 +189,17 @@ def _search(
             observers += [watch, lines, display]
             with interrupts.shown_by(display), watch.running():
                 _fit(run, store, stop, watch, ray_storage)
+
+
+def _fitted_to_cluster(plan: SearchPlan, store: StudyStore, console: Console) -> SearchPlan:
+    """The plan for the cluster that was joined. Raises ConfigError if it does not fit there or to the other drivers."""
+    plan = plan_for_cluster(plan, cluster_machine())
+    print_machine(plan, console)
+    store.describe(plan.to_dict())
+    if store.drivers is not None and not plan.resume:
+        with store.in_turn():
+            check_same_model(plan, store.study)
+    return plan
 
 
 def _fit(run: SearchRun, store: StudyStore, stop: StopRequest, watch: SearchWatch, ray_storage: Path) -> None:
@@ -203,13 +216,16 @@ def _fit(run: SearchRun, store: StudyStore, stop: StopRequest, watch: SearchWatc
 
 def _open_store(plan: SearchPlan, console: Console) -> StudyStore:
     if plan.resume:
-        store = StudyStore.open(plan.folder, plan.storage)
+        store = StudyStore.open(plan.folder, plan.storage, agreement(plan))
         check_budget_lasts(plan, store)
         _check_waiting(plan, store)
         if plan.options.retry_failed:
-            say_retries(retry.retry_failed(store), console)
+            with store.in_turn():
+                retried = retry.retry_failed(store)
+            say_retries(retried, console)
         return store
-    return StudyStore.create(plan.folder, plan.study, plan.to_dict(), plan.storage)
+    join = plan.options.join
+    return StudyStore.create(plan.folder, plan.study, plan.to_dict(), plan.storage, agreement(plan), join=join)
 
 
 def _check_waiting(plan: SearchPlan, store: StudyStore) -> None:

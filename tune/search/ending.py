@@ -9,6 +9,7 @@ from functools import partial
 from rich.console import Console
 
 from bigbatch.tune.search.budgeting import what_more_would_bring
+from bigbatch.tune.search.joining import others_at_work
 from bigbatch.tune.search.running import SearchRun, is_complete
 from bigbatch.tune.study.budget import BUDGET_SPENT, NO_ROOM_IN_BUDGET
 from bigbatch.tune.study.store import StudyStore
@@ -48,6 +49,9 @@ def end_search(run: SearchRun, trials: list[TrialView], stop: StopRequest, conso
         return 128 + stop.signal
     if cut_short and not fatal:
         return TRY_AGAIN
+    if unfinished and not fatal and (others := others_at_work(store)):
+        say(f"\nThe last trials of the study run in its other drivers: {others}.")
+        return DONE
     complete = any(t.state == "COMPLETE" for t in trials)
     if not complete:
         print(f"error: no trial ran to its end. The logs: {quoted_path(plan.folder / 'logs')}", file=sys.stderr)

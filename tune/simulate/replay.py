@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import optuna
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
@@ -35,6 +36,9 @@ from bigbatch.tune.study.tables import EPOCH_PARTS
 from bigbatch.tune.study.trial_facts import CONTINUES_ATTR
 from bigbatch.tune.trials.conductor import Conductor
 from bigbatch.tune.trials.live_trial import Over
+
+if TYPE_CHECKING:
+    from bigbatch.tune.study.drivers import Drivers
 
 RESUME_S = 10.0
 """What continuing a paused trial costs, in seconds: its processes start, its checkpoint is read."""
@@ -165,6 +169,7 @@ class MemoryKeeper:
         self.study = optuna.create_study(study_name="replay", direction=objective.direction)
         self.ledger = Ledger(folder / "ledger", clock)
         self.disk = Disk(folder)
+        self.drivers: Drivers | None = None
         self._folder = folder
 
     def recover(self) -> None:

@@ -1,15 +1,18 @@
 """Keep a study in a database that may be unreachable for a while: it restarts, fails over, or the network breaks.
 
 Optuna gives up when a call fails. Here a failed call is repeated for some minutes. No call takes effect twice: its
-first attempt may have succeeded while only the answer was lost. The driver is the study's only writer, so if a
-second attempt finds the work done, the first attempt did it.
+first attempt may have succeeded while only the answer was lost. A driver begins trials only in its turn
+(``tune/study/study_lock.py``), so if a second attempt finds the work done, the first attempt did it. Its turn may have
+ended with the connection; then two drivers can mean the same trial, and its owner attribute decides between them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from optuna.exceptions import StorageInternalError, UpdateFinishedTrialError
@@ -44,8 +47,19 @@ class PatientStorage(RDBStorage):
 
     def __init__(self, url: str) -> None:
         self._newest: int | None = None
+        self._again = False
         self._lost = False
+        self._hasty = threading.local()
         super().__init__(url, engine_kwargs={"pool_pre_ping": True})
+
+    @contextlib.contextmanager
+    def hasty(self) -> Iterator[None]:
+        """Within it, calls of this thread do not wait for a database that is away; they fail, and nobody is told."""
+        self._hasty.on = True
+        try:
+            yield
+        finally:
+            self._hasty.on = False
 
     def set_trial_state_values(self, trial_id: int, state: TrialState, values: Sequence[float] | None = None) -> bool:
         """As Optuna's method, also when an earlier attempt has already set the state."""
@@ -70,13 +84,16 @@ class PatientStorage(RDBStorage):
             trials = RDBStorage._get_trials(self, study_id, None, set(), -1 if self._newest is None else self._newest)
             return max((t._trial_id for t in trials), default=-1 if self._newest is None else self._newest)
 
-        self._newest = self._repeat(newest)
+        self._newest, self._again = self._repeat(newest), False
         return self._repeat(lambda: RDBStorage._create_new_trial(self, study_id, template_trial))
 
     def _get_prepared_new_trial(
         self, study_id: int, template_trial: FrozenTrial | None, session: Session
     ) -> models.TrialModel:
         """Optuna's insertion. If an earlier attempt has already inserted the trial, returns that one."""
+        again, self._again = self._again, True
+        if not again:
+            return super()._get_prepared_new_trial(study_id, template_trial, session)
         made = session.query(models.TrialModel).filter(
             models.TrialModel.study_id == study_id, models.TrialModel.trial_id > self._newest
         )
@@ -84,6 +101,8 @@ class PatientStorage(RDBStorage):
 
     def _repeat(self, call: Callable[[], T]) -> T:
         """The call's result. Raises DatabaseLost if there is none within ``PATIENCE_S``."""
+        if getattr(self._hasty, "on", False):
+            return call()
         began, pause_s, warned = time.monotonic(), FIRST_PAUSE_S, False
         while True:
             try:

@@ -112,6 +112,7 @@ class Ledger:
         self.last_ending_s = _last_ending_s(folder)
         """How long the end of the latest session took that ended in order; None if none did."""
         self._session = DeviceSeconds()
+        self._elsewhere, self._devices_elsewhere = DeviceSeconds(), 0.0
         self._running: dict[int, float] = {}
         self._devices: float | None = None
         self._at = 0.0
@@ -129,20 +130,47 @@ class Ledger:
             total = DeviceSeconds()
             total.add(self._before)
             total.add(self._session)
+            total.add(self._elsewhere)
             return total
+
+    def used_here(self) -> DeviceSeconds:
+        """The sum of all sessions in this folder, without what the study's other drivers have used."""
+        with self._lock:
+            self._advance()
+            total = DeviceSeconds()
+            total.add(self._before)
+            total.add(self._session)
+            return total
+
+    def note_others(self, used: DeviceSeconds, devices: float) -> None:
+        """Take what the study's other drivers have used so far, and the devices that they hold now."""
+        with self._lock:
+            self._elsewhere, self._devices_elsewhere = used, devices
+
+    @property
+    def devices_now(self) -> float:
+        """The devices that this driver holds now."""
+        with self._lock:
+            return self._held_now()
+
+    @property
+    def devices_elsewhere(self) -> float:
+        """The devices that the study's other drivers hold now."""
+        return self._devices_elsewhere
 
     @property
     def held_s(self) -> float:
         """Device seconds that all drivers have held."""
         with self._lock:
             self._advance()
-            return self._before.held_s + self._session.held_s
+            return self._before.held_s + self._session.held_s + self._elsewhere.held_s
 
     def trial_s(self, number: int) -> float:
         """Device seconds that the trial has used in all its attempts."""
         with self._lock:
             self._advance()
-            return self._before.trials_s.get(number, 0.0) + self._session.trials_s.get(number, 0.0)
+            parts = (self._before, self._session, self._elsewhere)
+            return sum(part.trials_s.get(number, 0.0) for part in parts)
 
     def has_spent(self, budget_hours: float | None) -> bool:
         """Whether the study has held devices for ``budget_hours``; None: there is no limit."""

@@ -162,3 +162,22 @@ class LineLog:
 
     def flush(self) -> None:
         """Do nothing: each complete line is already written."""
+
+
+def repair_journal(path: Path) -> None:
+    """Remove the remains of a killed writer: an incomplete last line, and its lock.
+
+    Optuna cannot read a journal in which something follows an incomplete line. No other writer exists, because this
+    process holds the study's lease.
+    """
+    for lock in path.parent.glob(f"{path.name}.lock*"):
+        lock.unlink(missing_ok=True)
+    if not path.exists():
+        return
+    data = path.read_bytes()
+    keep = data.rfind(b"\n") + 1
+    if keep < len(data):
+        with path.open("r+b") as journal:
+            journal.truncate(keep)
+            journal.flush()
+            os.fsync(journal.fileno())

@@ -16,14 +16,16 @@ logs/            driver.log, ray.log, trial-NNNN.log
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import optuna
 
+from bigbatch.cluster.host import json_values
 from bigbatch.cluster.host.atomic_files import write_json
+from bigbatch.cluster.host.pulse import Pulse
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.config.earlier_keys import migrated
 from bigbatch.train_loop.host.folder_hold import FolderHold, hold_folder
@@ -35,13 +37,18 @@ from bigbatch.tune.study.frontier import Frontier, frontier_facts, frontier_of
 from bigbatch.tune.study.frontier_file import write_frontier
 from bigbatch.tune.study.ledger import Ledger, open_bill
 from bigbatch.tune.study.objectives import Objectives, objectives_of
-from bigbatch.tune.study.patient_journal import Disk, PatientJournal
+from bigbatch.tune.study.patient_journal import Disk, PatientJournal, repair_journal
 from bigbatch.tune.study.paused_checkpoints import ChooseDropped, drop_paused
 from bigbatch.tune.study.provenance import redact
 from bigbatch.tune.study.retry import may_need_checkpoint
 from bigbatch.tune.study.storage_url import DatabaseLost, check_database_file
+from bigbatch.tune.study.tables import used_before
 from bigbatch.tune.study.trial_facts import WORKERS_ATTR, is_paused
+from bigbatch.tune.study.turns import Agree, agree_at_once, deciding
 from bigbatch.tune.study.verdict import Verdict, verdict_on
+
+if TYPE_CHECKING:  # it imports SQLAlchemy, which the journal does not need
+    from bigbatch.tune.study.drivers import Drivers
 
 JOURNAL_FILE = "optuna.journal"
 REFRESH_SHARE = 0.05
@@ -61,6 +68,7 @@ class StudyStore:
         self.objectives = Objectives()
         """What the study optimises; study.json says it."""
         self._hold: FolderHold | None = None
+        self._pulse: Pulse | None = None
         self.ledger: Ledger
         """The device hours that the study has used. Exists from the moment the folder is held."""
         self._next_refresh = 0.0
@@ -68,6 +76,9 @@ class StudyStore:
         self.choose_dropped: ChooseDropped | None = None
         """Which checkpoints of paused trials go if they need too much room; None: all stay."""
         self.study: optuna.Study
+
+    drivers: Drivers | None = None
+    """The drivers of a study in a database; None without one."""
 
     # Paths
 
@@ -97,8 +108,22 @@ class StudyStore:
     # Life
 
     @classmethod
-    def create(cls, folder: Path, name: str, description: Description, storage_url: str | None) -> StudyStore:
-        """Make the folder and an empty study in it. Raises ConfigError if it already holds a study."""
+    def create(
+        cls,
+        folder: Path,
+        name: str,
+        description: Description,
+        storage_url: str | None,
+        agree: Agree = agree_at_once,
+        *,
+        join: bool = False,
+    ) -> StudyStore:
+        """Make the folder and an empty study in it. Raises ConfigError if it already holds a study.
+
+        Args:
+            agree: called on a study in a database, while no other driver decides; it may refuse with ConfigError.
+            join: whether the database may hold the study already.
+        """
         store = cls(folder, storage_url)
         store.objectives = objectives_of(description)
         was_there = folder.exists()
@@ -110,7 +135,7 @@ class StudyStore:
         # First the description: a study without one could be neither resumed nor made again.
         _write_description(folder, {"schema_version": SCHEMA_VERSION, "name": name, **description})
         try:
-            store.study = store._empty_study(name, store._storage())
+            store._begin_study(name, agree, join)
         except (optuna.exceptions.DuplicatedStudyError, ConfigError) as error:
             store.close()
             (folder / STUDY_FILE).unlink()
@@ -119,12 +144,14 @@ class StudyStore:
             if isinstance(error, ConfigError):
                 raise
             raise ConfigError(
-                f"--storage must not hold a study of this name yet; got {name!r}. Write --study OTHER or --resume."
+                f"--storage must not hold a study of this name yet; got {name!r}. Write --study OTHER, --resume in its "
+                "own folder, or --join to work on it with another driver."
             ) from None
+        store._meet_drivers({})
         return store
 
     @classmethod
-    def open(cls, folder: Path, storage_url: str | None) -> StudyStore:
+    def open(cls, folder: Path, storage_url: str | None, agree: Agree = agree_at_once) -> StudyStore:
         """Open the study in ``folder``. Works after the driver was killed at any moment."""
         description = read_description(folder)
         if description.get("sessions"):
@@ -134,17 +161,42 @@ class StudyStore:
         store._take()
         try:
             repair_journal(folder / JOURNAL_FILE)
-            store._load(description)
-            store.ledger.carry_over(_used_before(store.study, description.get("workers", 1)))
+            store._load(description, agree)
+            store._meet_drivers(description)
+            if store.drivers is None or not store.drivers.with_others:
+                store.ledger.carry_over(used_before(store.study, description.get("workers", 1)))
         except BaseException:
             store.close()
             raise
         return store
 
-    def _load(self, description: Description) -> None:
+    def _begin_study(self, name: str, agree: Agree, join: bool) -> None:
+        """Make the study, or with ``join`` find that of another driver."""
+        storage = self._storage()
+        with deciding(storage, name, join=join):
+            self.study = self._empty_study(name, storage, join=join)
+            if self._storage_url is not None:
+                agree(self.study)
+
+    def _meet_drivers(self, description: Description) -> None:
+        """Give signs of life to the other drivers of a study in a database."""
+        if self._storage_url is None:
+            return
+        from bigbatch.tune.study.drivers import begin_driver
+
+        key = json_values.text_or_none(description, "driver")
+        self.drivers = begin_driver(self.study, self.folder, key, self.ledger)
+        if key is None:
+            self.describe({"driver": self.drivers.key})
+        self._pulse = Pulse(self.drivers.beat)  # not the lease's: the database may be away for long
+
+    def _load(self, description: Description, agree: Agree) -> None:
         name, storage = description["name"], self._storage()
         try:
             self.study = optuna.load_study(study_name=name, storage=storage)
+            if self._storage_url is not None:
+                with deciding(storage, name):
+                    agree(self.study)
         except KeyError:
             if description.get("sessions"):
                 raise ConfigError(
@@ -154,19 +206,32 @@ class StudyStore:
             # The driver was killed before the study's first entry: nothing is lost.
             self.study = self._empty_study(name, storage)
 
-    def _empty_study(self, name: str, storage: optuna.storages.BaseStorage) -> optuna.Study:
-        return optuna.create_study(study_name=name, storage=storage, directions=self.objectives.directions)
+    def _empty_study(self, name: str, storage: optuna.storages.BaseStorage, *, join: bool = False) -> optuna.Study:
+        return optuna.create_study(
+            study_name=name, storage=storage, directions=self.objectives.directions, load_if_exists=join
+        )
 
     def discard(self) -> None:
-        """Remove a study that has no content yet."""
-        if not self.study.get_trials(deepcopy=False):
+        """Remove a study that has no content yet. That of other drivers stays."""
+        if self.drivers is not None and self.drivers.with_others:
+            self.close()
+            shutil.rmtree(self.folder, ignore_errors=True)
+        elif not self.study.get_trials(deepcopy=False):
+            if self._pulse is not None:
+                self._pulse.close()
+            self.drivers = None  # its entry goes with the study
             optuna.delete_study(study_name=self.study.study_name, storage=self.study._storage)
             self.close()
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def recover(self) -> None:
-        """Repair trials that a killed driver left RUNNING: complete those with all epochs, put back the others."""
+        """Repair trials that a killed driver left RUNNING: complete those with all epochs, put back the others.
+
+        The trials of this process, and those of another driver that may live, stay as they are.
+        """
         for trial in self.study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.RUNNING,)):
+            if self.drivers is not None and not self.drivers.is_left(trial):
+                continue
             records = tables.epoch_records(trial)
             self.study._storage.set_trial_user_attr(
                 trial._trial_id, "gpu_hours", self.ledger.trial_s(trial.number) / 3600
@@ -198,10 +263,17 @@ class StudyStore:
         feasible.note_constraints(live, feasible.excesses(feasible.constraints_of(trial.user_attrs), records, hours))
         self.study.tell(live, values=verdict.values, state=verdict.state)
 
+    def in_turn(self) -> contextlib.AbstractContextManager[None]:
+        """The time in which no other driver of the study decides. Raises ConfigError if another one hangs."""
+        return deciding(self.study._storage, self.study.study_name)
+
     def close(self) -> None:
         """Close the ledger and give the folder back."""
         if self._hold is not None:
             self.ledger.close()
+            if self.drivers is not None and self._pulse is not None:
+                self._pulse.close()
+                self.drivers.close()
             self._hold.close()
             self._hold = None
 
@@ -298,19 +370,6 @@ class StudyStore:
             self.end_session(outcome="disk full" if self.disk.full else outcome, elapsed_s=round(elapsed_s, 1))
 
 
-def _used_before(study: optuna.Study, workers: int) -> dict[int, float]:
-    """Device seconds of each trial of a study without a ledger, as far as they are known.
-
-    Such a study noted them at the end of each attempt. For a killed attempt only its epochs are known.
-    """
-    used = {}
-    for trial in study.get_trials(deepcopy=False):
-        noted_s = 3600 * trial.user_attrs.get("gpu_hours", 0.0)
-        epochs_s = sum(tables.epoch_s(record) for record in tables.epoch_records(trial)) * workers
-        used[trial.number] = max(noted_s, epochs_s) if trial.state == optuna.trial.TrialState.RUNNING else noted_s
-    return {number: seconds for number, seconds in used.items() if seconds}
-
-
 def open_storage(folder: Path, url: str | None, disk: Disk | None = None) -> optuna.storages.BaseStorage:
     """The study's journal, or the database at ``url``. Raises ConfigError if it cannot be opened."""
     if url is None:
@@ -325,25 +384,6 @@ def open_storage(folder: Path, url: str | None, disk: Disk | None = None) -> opt
             f"--storage must be the URL of a database that can be opened; got {redact(url)!r}: {redact(reason)}. "
             "Write e.g. postgresql+psycopg://user@host/db, or leave it out for the journal file."
         ) from None
-
-
-def repair_journal(path: Path) -> None:
-    """Remove the remains of a killed writer: an incomplete last line, and its lock.
-
-    Optuna cannot read a journal in which something follows an incomplete line. No other writer exists, because this
-    process holds the study's lease.
-    """
-    for lock in path.parent.glob(f"{path.name}.lock*"):
-        lock.unlink(missing_ok=True)
-    if not path.exists():
-        return
-    data = path.read_bytes()
-    keep = data.rfind(b"\n") + 1
-    if keep < len(data):
-        with path.open("r+b") as journal:
-            journal.truncate(keep)
-            journal.flush()
-            os.fsync(journal.fileno())
 
 
 def _write_description(folder: Path, description: Description) -> None:

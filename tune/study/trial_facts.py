@@ -37,6 +37,8 @@ CONFIRMS_ATTR = "confirms"
 SEED_ATTR = "confirmation_seed"
 """User attribute of a confirmation: its seed."""
 
+OWNER_ATTR = "driver"
+"""User attribute of a trial in a database: ``KEY.RUN`` of the driver that runs it, or ran it last."""
 WORKERS_ATTR = "workers"
 """User attribute: the workers of the trial's latest attempt."""
 

@@ -103,8 +103,10 @@ class Conductor(LiveTrials):
 
     def recover(self) -> None:
         """Repair the trials that earlier drivers left; see ``StudyStore.recover``."""
-        self._store.recover()
-        retry.adopt_checkpoints(self._store)
+        with self._shared.turn() as may:
+            if may:  # else another driver decides for long, and the first turn of this one repairs them
+                self._store.recover()
+                retry.adopt_checkpoints(self._store)
         self._finished = retry.count_ended(self._study.get_trials(deepcopy=False))
 
     # The next trial
@@ -123,6 +125,11 @@ class Conductor(LiveTrials):
             return self._await_room()
         if not has_room():
             return None
+        with self._shared.turn() as may:
+            return self._decide(trial_id) if may else None
+
+    def _decide(self, trial_id: str) -> LiveTrial | None:
+        """Begin the next trial, while no other driver decides."""
         set_aside: list[optuna.trial.Trial] = []
         try:
             return self._next_that_fits(trial_id, set_aside)
@@ -168,19 +175,19 @@ class Conductor(LiveTrials):
 
     def _may_need_another(self) -> bool:
         """Whether the search may need another trial, now or when the live ones have ended."""
-        if not self._all_searched:
+        if not self._all_searched or self._shared.must_stay(len(self._live)):
             return True
         return self._confirmations.wanted and (self._searching > 0 or bool(self._confirmations.left()))
 
     @property
     def _searching(self) -> int:
-        """The number of live trials that are no confirmations."""
-        return sum(live.view.confirms is None for live in self._live.values())
+        """The number of live trials that are no confirmations, in all drivers."""
+        return sum(live.view.confirms is None for live in self._live.values()) + self._shared.elsewhere()
 
     @property
     def _all_searched(self) -> bool:
         """Whether the last trial of the search has begun. What then waits in the study is for a longer search."""
-        return self._finished + self._searching >= self._trials and self._strategy.is_over(self._study)
+        return self.finished + self._searching >= self._trials and self._strategy.is_over(self._study)
 
     @property
     def _only_confirms(self) -> bool:
@@ -190,12 +197,16 @@ class Conductor(LiveTrials):
     def _one_is_due(self) -> bool:
         """Whether a trial should start now. Raises Over if the search needs no other trial."""
         if self._all_searched:
+            if self._shared.must_stay(len(self._live)):
+                return False
+            if not self._live and self._searching:  # the other drivers end the search, and confirm
+                raise Over
             if not self._confirmations.wanted or not (self._searching or self._confirmations.left()):
                 raise Over
             return not self._searching  # which trials are the best is known when all have ended
-        if self._one_waits() or self._finished + self._searching < self._trials:
+        if self._one_waits() or self.finished + self._searching < self._trials:
             return True
-        if not self._live or self._all_searched:
+        if not (self._live or self._searching) or self._all_searched:
             raise Over
         return False
 
@@ -213,6 +224,7 @@ class Conductor(LiveTrials):
         """The next trial, its configuration and "". If the configuration is invalid: the failed trial, None, why."""
         self._study.sampler = PerTrialSampler(self._strategy.sampler)
         trial = self._confirmations.begin_next() if self._only_confirms else self._study.ask()
+        self._shared.begins(trial)
         try:
             config = configuration_of(trial, self._configurations)
         except (Exception, SystemExit) as error:  # a user's space may raise anything
@@ -262,7 +274,7 @@ class Conductor(LiveTrials):
         An epoch that the study already has is ignored, so a resumed trial may report its past again. After STOP the
         trial has been told. After PAUSE it is told by ``ended``, once its processes have written their checkpoint.
         """
-        live = self._live.get(trial_id)
+        live = self._held(trial_id)
         if live is None:
             return TrialDecision.STOP
         epoch = epoch_of(record)
@@ -311,7 +323,7 @@ class Conductor(LiveTrials):
 
     def ended(self, trial_id: str) -> None:
         """The trial's processes have ended by themselves. A trial that was already told is no longer live."""
-        live = self._live.get(trial_id)
+        live = self._held(trial_id)
         if live is None:
             return
         if live.pausing:
@@ -327,7 +339,7 @@ class Conductor(LiveTrials):
     def fail(self, trial_id: str, because: str, kind: FailureKind = FailureKind.PROCESS) -> None:
         """Tell a failure. While the search is ending, put the trial back instead: it may have failed because its
         processes and connections were ending."""
-        live = self._live.get(trial_id)
+        live = self._held(trial_id)
         if live is None:
             return
         if NO_ROOM in because or self._store.disk.full:
@@ -347,9 +359,10 @@ class Conductor(LiveTrials):
 
     def put_back(self, trial_id: str, because: str = "interrupted; --resume continues it") -> None:
         """Let a trial wait in the study. The next driver continues it from its last checkpoint."""
-        live = self._live.pop(trial_id, None)
+        live = self._held(trial_id)
         if live is None:
             return
+        del self._live[trial_id]
         self._note_cost(live)
         self._study._storage.set_trial_state_values(live.trial._trial_id, TrialState.WAITING)
         self._end(live, TrialState.WAITING, because)
@@ -380,16 +393,3 @@ class Conductor(LiveTrials):
             if not self._warned:
                 print(f"warning: the study's tables are not up to date: {error}", file=sys.stderr, flush=True)
             self._warned = True
-
-    def _note_cost(self, live: LiveTrial) -> float:
-        """Note the trial's device hours in the study. Returns them."""
-        number = live.trial.number
-        self._store.ledger.end(number)
-        self._admission.ends(number)
-        hours = self._store.ledger.trial_s(number) / 3600
-        live.trial.set_user_attr("gpu_hours", hours)
-        return hours
-
-    def _end(self, live: LiveTrial, state: TrialState, because: str) -> None:
-        live.view.state, live.view.ended_because = state.name, because
-        self._notify("trial_ended", live.view)

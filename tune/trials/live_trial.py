@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import optuna
 
@@ -15,6 +15,9 @@ from bigbatch.tune.study.ledger import Ledger
 from bigbatch.tune.study.patient_journal import Disk
 from bigbatch.tune.watch.observer import TrialView
 
+if TYPE_CHECKING:  # it imports SQLAlchemy, which the journal does not need
+    from bigbatch.tune.study.drivers import Drivers
+
 
 class StudyKeeper(Protocol):
     """What a conductor needs of a ``StudyStore``. The simulator has one in memory."""
@@ -22,6 +25,8 @@ class StudyKeeper(Protocol):
     study: optuna.Study
     ledger: Ledger
     disk: Disk
+    drivers: Drivers | None
+    """The drivers of a study in a database; None without one."""
 
     def recover(self) -> None:
         """Repair trials that a killed driver left RUNNING."""

@@ -12,6 +12,7 @@ from bigbatch.tune.study.tables import epoch_records, epoch_s
 from bigbatch.tune.trials.admission import Admission
 from bigbatch.tune.trials.live_trial import LiveTrial, StudyKeeper
 from bigbatch.tune.trials.save_time import stop_wait_s
+from bigbatch.tune.trials.shared_study import TAKEN_OVER, SharedStudy
 from bigbatch.tune.watch.observer import Observer, tell
 
 MAX_EQUAL_FAILURES = 4
@@ -59,6 +60,7 @@ class LiveTrials:
         clock: Callable[[], float],
     ) -> None:
         self._store, self._study = store, store.study
+        self._shared = SharedStudy(store)
         self._observers, self._admission, self._clock = observers, admission, clock
         self._live: dict[str, LiveTrial] = {}
         self._finished = 0
@@ -116,7 +118,31 @@ class LiveTrials:
     @property
     def finished(self) -> int:
         """The number of trials that have ended, as ``--trials`` counts them."""
-        return self._finished
+        return self._shared.ended(self._finished)
+
+    def _held(self, trial_id: str) -> LiveTrial | None:
+        """The live trial of that name. None if there is none, or another driver has taken it over."""
+        live = self._live.get(trial_id)
+        if live is None or self._shared.holds(live.trial):
+            return live
+        del self._live[trial_id]
+        self._store.ledger.end(live.trial.number)
+        self._admission.ends(live.trial.number)
+        self._end(live, TrialState.WAITING, TAKEN_OVER)
+        return None
+
+    def _note_cost(self, live: LiveTrial) -> float:
+        """Note the trial's device hours in the study. Returns them."""
+        number = live.trial.number
+        self._store.ledger.end(number)
+        self._admission.ends(number)
+        hours = self._store.ledger.trial_s(number) / 3600
+        live.trial.set_user_attr("gpu_hours", hours)
+        return hours
+
+    def _end(self, live: LiveTrial, state: TrialState, because: str) -> None:
+        live.view.state, live.view.ended_because = state.name, because
+        self._notify("trial_ended", live.view)
 
     def say(self, text: str) -> None:
         """Show a line that belongs to no trial."""

@@ -1,0 +1,85 @@
+"""``--join``: several drivers on one study in a database. Each must carry out the same plan.
+
+The database keeps what defines the study, because a driver does not see the folder of another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import optuna
+
+from bigbatch.cluster.host import json_values
+from bigbatch.train_loop.config import ConfigError
+from bigbatch.tune.plan.same_study import check_joins
+from bigbatch.tune.plan.search_plan import SearchPlan
+from bigbatch.tune.study.store import StudyStore
+
+PLAN_ATTR = "plan"
+"""The study's user attribute with ``shared_identity`` of its first driver."""
+FOUND = "found by --find-lr"
+
+
+def shared_identity(plan: SearchPlan) -> dict[str, object]:
+    """The facts in which all drivers of a study agree: also the workers, since any of them may continue a trial."""
+    facts = {**plan.identity(), "workers": plan.workers}
+    return {**facts, "lr_factors": FOUND} if plan.options.find_lr else facts
+
+
+def agreement(plan: SearchPlan) -> Callable[[optuna.Study], None]:
+    """A function that a new driver calls on the study in the database, while no other driver decides.
+
+    It raises ConfigError if the plan is not the study's, and writes the plan into a study that has none.
+    """
+
+    def agree(study: optuna.Study) -> None:
+        stored = study.user_attrs.get(PLAN_ATTR)
+        if plan.resume:
+            _resume(plan, study, stored if isinstance(stored, dict) else {})
+        elif isinstance(stored, dict):
+            check_same_model(plan, study)
+        elif study.get_trials(deepcopy=False):
+            raise ConfigError(
+                f"--join needs a study of this version; got {plan.study!r}, which an earlier one began. "
+                "Continue it once with --resume, or write --study OTHER."
+            )
+        else:
+            study.set_user_attr(PLAN_ATTR, shared_identity(plan))
+
+    return agree
+
+
+def others_at_work(store: StudyStore) -> str:
+    """Where the study's other drivers run its trials, in words; empty if none does."""
+    if store.drivers is None or not store.drivers.runs_elsewhere(store.study.get_trials(deepcopy=False)):
+        return ""
+    return "; ".join(entry.words for entry in store.drivers.living())
+
+
+def _resume(plan: SearchPlan, study: optuna.Study, stored: dict[str, object]) -> None:
+    from bigbatch.tune.study.drivers import may_live  # SQLAlchemy, which a study in a journal does not load
+
+    workers = json_values.whole_number(stored, "workers", plan.workers)
+    own = str(plan.folder)
+    others = [entry for entry in may_live(study.user_attrs) if entry.folder != own]
+    if workers != plan.workers and others:
+        raise ConfigError(
+            f"--workers must be that of the study's other drivers; got {plan.workers}, and {others[0].words} works "
+            f"with {workers}. Write --workers {workers}, or wait until it has ended."
+        )
+    if not stored or workers != plan.workers:
+        study.set_user_attr(PLAN_ATTR, {**shared_identity(plan), **stored, "workers": plan.workers})
+
+
+def check_same_model(plan: SearchPlan, study: optuna.Study) -> None:
+    """Compare the plan with the study's. On a cluster the network is known only once the cluster is joined.
+
+    Raises ConfigError.
+    """
+    stored, identity = dict(study.user_attrs[PLAN_ATTR]), shared_identity(plan)
+    if stored.get("model") is None and identity["model"] is not None:
+        stored["model"] = identity["model"]
+        study.set_user_attr(PLAN_ATTR, stored)
+    if identity["model"] is None:
+        del identity["model"]
+    check_joins(identity, stored)
