@@ -45,11 +45,12 @@ def _column(
     return {"column": Column(arrow, meaning, tracked, epoch_part, better)}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class EpochRecord:
     """One finished epoch, over all ranks. Times are wall time in seconds, of the slowest rank.
 
-    This is the only list of an epoch's fields: the schema of ``epochs.parquet``, what trackers get and the table in
+    Construct it with keywords. Fields without a default come first: login nodes with Python 3.9 read this class too.
+    It is the only list of an epoch's fields: the schema of ``epochs.parquet``, what trackers get and the table in
     the documentation are made from it.
     """
 
@@ -78,6 +79,19 @@ class EpochRecord:
     val_top1: float = field(
         metadata=_column("float64", "0 to 1, each validation image counted once", tracked=True, better="higher")
     )
+    learning_rate: float = field(metadata=_column("float64", "learning rate of the epoch's last step", tracked=True))
+    optimizer_steps: int = field(metadata=_column("int64", "steps taken since the run began", better="lower"))
+    skipped_steps: int = field(
+        metadata=_column(
+            "int64", "steps left out by the gradient scaler since the run began (fp16)", tracked=True, better="lower"
+        )
+    )
+    images_per_s: float = field(
+        metadata=_column(
+            "float64", "training images over `train_s`, all workers together", tracked=True, better="higher"
+        )
+    )
+    train_s: float = field(metadata=_column("float64", "`data_s + step_s`", better="lower", epoch_part=True))
     holdout_loss: float | None = field(
         default=None,
         metadata=_column(
@@ -89,13 +103,6 @@ class EpochRecord:
     holdout_top1: float | None = field(
         default=None, metadata=_column("float64", "`val_top1` of those images; null without them", tracked=True)
     )
-    learning_rate: float = field(metadata=_column("float64", "learning rate of the epoch's last step", tracked=True))
-    optimizer_steps: int = field(metadata=_column("int64", "steps taken since the run began", better="lower"))
-    skipped_steps: int = field(
-        metadata=_column(
-            "int64", "steps left out by the gradient scaler since the run began (fp16)", tracked=True, better="lower"
-        )
-    )
     bad_images: int = field(
         default=0,
         metadata=_column(
@@ -106,12 +113,6 @@ class EpochRecord:
         default=0, metadata=_column("int64", "processes that decoded images for a rank, the most of all ranks")
     )
     """With ``data.loader.workers=-1`` it depends on the epoch before."""
-    images_per_s: float = field(
-        metadata=_column(
-            "float64", "training images over `train_s`, all workers together", tracked=True, better="higher"
-        )
-    )
-    train_s: float = field(metadata=_column("float64", "`data_s + step_s`", better="lower", epoch_part=True))
     data_s: float = field(default=0.0, metadata=_column("float64", "waiting for images", better="lower"))
     step_s: float = field(default=0.0, metadata=_column("float64", "forward, backward, optimizer", better="lower"))
     bn_s: float = field(

@@ -178,7 +178,8 @@ def test_who_was_away_takes_nobody_for_dead(url, tmp_path, clock):
     clock(15, a, b)
     clock(300)  # a laptop that slept, a database that was away
     second.recover()
-    assert second.suggest("2") and b.study.trials[0].state == TrialState.RUNNING
+    task = second.suggest("2")
+    assert isinstance(task, dict) and number_of(task) == 1 and b.study.trials[0].state == TrialState.RUNNING
     a.close()
     b.close()
 
