@@ -142,11 +142,12 @@ def make_plan(options: SearchOptions) -> SearchPlan:
         # The study keeps the network that auto chose: another machine must not change it.
         known = {
             "model": stored.get("model"),
-            "strategy": stored.get("strategy", stored.get("sampler")),
-            "stopping": stored.get("stopping", stored.get("scheduler")),
             "holdout": stored_holdout(stored),
             "confirm": stored.get("confirm", "none"),
         }
+        if not one_of_objective_options(options):  # another objective is refused later, in its own words
+            known["strategy"] = stored.get("strategy", stored.get("sampler"))
+            known["stopping"] = stored.get("stopping", stored.get("scheduler"))
         options = options.over({**known, **_kept_options(stored)})
         options = with_studys_objective(options, stored)
         _refuse_late_tests(options, stored)
