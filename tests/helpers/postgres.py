@@ -6,7 +6,6 @@ import getpass
 import os
 import shutil
 import signal
-import socket
 import subprocess
 from pathlib import Path
 
@@ -34,7 +33,7 @@ class Server:
 
     def start(self) -> None:
         self._process = subprocess.Popen(self._command, stderr=subprocess.DEVNULL, cwd="/")
-        wait_for_port(self.port, self._process)
+        wait_until_it_answers(self.url, self._process)
 
     def stop(self, signum: int = signal.SIGINT) -> None:
         """SIGINT ends its connections, SIGQUIT ends it as a crash does."""
@@ -45,13 +44,16 @@ class Server:
             self._process.wait(120)
 
 
-def wait_for_port(port: int, server: subprocess.Popen) -> None:
+def wait_until_it_answers(url: str, server: subprocess.Popen) -> None:
+    """An open port is not enough: after a crash the server first recovers, and refuses connections meanwhile."""
+    import psycopg
+
     def answers() -> bool:
         assert server.poll() is None, f"PostgreSQL of {getpass.getuser()} has ended"
         try:
-            socket.create_connection(("127.0.0.1", port), timeout=1).close()
-        except OSError:
-            return False
+            psycopg.connect(url.replace("+psycopg", ""), connect_timeout=5).close()
+        except psycopg.OperationalError as error:
+            return not any(text in str(error) for text in ("refused", "starting up", "recovery", "timeout"))
         return True
 
     wait_until(answers, f"PostgreSQL of {getpass.getuser()} does not start")
