@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from bigbatch.train_loop.config import BatchSplit
+from bigbatch.train_loop.config import BatchSplit, ConfigError
 from bigbatch.train_loop.data import sampling
 from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.train_loop.data.pixels.auto_augment import AugmentPolicy
@@ -86,8 +86,15 @@ class DataSource(ABC):
         """Validation images by their indices."""
 
     def val_labels(self) -> sampling.Indices:
-        """The classes of all validation images, int64 ``[N]``. ``data.holdout`` needs them."""
-        raise NotImplementedError(f"{type(self).__name__} cannot divide its validation images: it has no val_labels()")
+        """The classes of all validation images, int64 ``[N]``. ``data.holdout`` alone needs them.
+
+        Raises ConfigError here, because a data set of a user's own need not know its labels before it reads.
+        """
+        raise ConfigError(
+            "data.holdout needs the labels of the validation images; "
+            f"got a {type(self).__name__} without val_labels(). Write --set data.holdout=0 "
+            "(in a search --holdout none), or give the class that method."
+        )
 
     def finish(self, images: torch.Tensor) -> torch.Tensor:
         """A batch's images, on the device by now, as the model takes them: float32 ``[N, 3, H, W]``, normalised.

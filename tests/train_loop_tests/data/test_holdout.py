@@ -119,5 +119,7 @@ def test_a_source_without_labels_says_so() -> None:
             return iter([(torch.zeros(1), torch.zeros(1))])
 
     source = Unlabelled(describe_data_set(DataConfig(holdout=0.5)))
-    with pytest.raises(NotImplementedError, match="Unlabelled cannot divide its validation images"):
+    with pytest.raises(
+        ConfigError, match=r"data\.holdout needs .*; got a Unlabelled without val_labels\(\)\. Write --set"
+    ):
         source.val_batches(10, 0, 1)
