@@ -88,7 +88,7 @@ def test_a_subset_on_the_command_lines(tmp_path: Path, monkeypatch: pytest.Monke
     assert task.config.data.subset == 0.2
     assert task.config == make_run_plan(["--config", str(config), "--set", "data.subset=0.2"], "run.py", None).config
     plan = make_plan(SearchOptions(space="smoke", subset=0.2))
-    assert plan.data.train_size == round(0.2 * 1437) and plan.overrides == {"data.subset": 0.2}
+    assert plan.data.train_size == round(0.2 * 1437) and plan.overrides == {"data.subset": 0.2, "data.holdout": 0.5}
     assert make_plan(SearchOptions(space="smoke").over(plan.options.kept())).overrides == plan.overrides
     for refused in (["--subset", "0"], ["--subset", "0.2", "--set", "data.subset=0.1"], ["--subset", "nan"]):
         with pytest.raises(ConfigError, match="subset"):
