@@ -10,12 +10,13 @@ Methods (``--methods``), all with the same network, data, epochs and precise Bat
   sgd_linear  the same with the rate in proportion to the batch (Goyal et al. 2017); both with warmup
   lars        recipe nus-lars-32k, its rate by its own square-root rule
   lamb        recipe lamb-32k, its rate by the square-root rule of its paper (You et al. 2020)
-  found       what ``python tune/run.py --space large_batch --set global_size=B`` finds for the batch
+  found       what one search, ``python tune/run.py --space large_batch --batch B,B,…``, finds for each batch
 
-The smallest batch is the base. Warmups keep their share of the run. A search uses one seed of its own for
-all its trials (``--search-seed``), and its best configuration is trained anew with each of ``--seeds``. It
-chooses by the same validation images that the table counts, as any search here does: with fresh seeds
-the luck of one training run is gone, that of the choice of images is not.
+The smallest batch is the base. Warmups keep their share of the run. The search is one for all batches, with twelve
+trials a batch (``--trials``). It uses seeds of its own: ``--search-seed`` for its trials, the next ones to confirm.
+The configuration that it finds at a batch is trained anew with each of ``--seeds``.
+
+The table counts ``holdout_top1``: the half of the validation images (``--holdout``) by which no search chose anything.
 
 Resumable: each finished training is a line in ``FOLDER/trainings.jsonl``, and one whose configuration
 is there is not repeated (sgd_fixed and sgd_linear share the base batch's). ``--parts`` does a part:
@@ -49,6 +50,8 @@ from store import store  # noqa: E402
 from bigbatch.train_loop.config import TrainConfig  # noqa: E402
 from bigbatch.train_loop.config.files import read_config  # noqa: E402
 from bigbatch.train_loop.config.recipes import recipe_path  # noqa: E402
+from bigbatch.tune.study.confirm_rule import MOST_SEEDS  # noqa: E402
+from bigbatch.tune.study.frontier_file import FRONTIER_FILE, config_file  # noqa: E402
 from bigbatch.tune.study.provenance import git_state, provenance  # noqa: E402
 
 METHODS = {
@@ -70,6 +73,9 @@ def base_config(o: argparse.Namespace) -> TrainConfig:
             "model.name": o.model,
             "data.name": o.data,
             "data.loader.workers": o.loader_workers,
+            "data.holdout": o.holdout,
+            "data.subset": o.subset,
+            "model.stem": o.stem,
             "batch.global_size": o.batches[0],
             "peak_lr": o.base_lr,
             "weight_decay": 5e-4,
@@ -88,7 +94,7 @@ def configuration(method: str, batch: int, o: argparse.Namespace) -> TrainConfig
     if method == "sgd_linear":
         return base.replace_keys({"global_size": batch, "peak_lr": o.base_lr * batch / o.batches[0]})
     if method == "found":
-        found = TrainConfig.from_json((search_folder(batch, o) / "best.json").read_text())
+        found = TrainConfig.from_json((search_folder(o) / config_file(batch)).read_text())
         return dataclasses.replace(found, data=base.data)  # a path may be another one here
     recipe = read_config(recipe_path(RECIPES[method]))
     optimizer = dataclasses.replace(
@@ -103,16 +109,17 @@ def configuration(method: str, batch: int, o: argparse.Namespace) -> TrainConfig
     )
 
 
-# Searches
+# The search
 
 
-def search_folder(batch: int, o: argparse.Namespace) -> Path:
-    return Path(o.folder, f"search-{o.data.strip('/').replace('/', '-')}-{batch}-seed{o.search_seed}").absolute()
+def search_folder(o: argparse.Namespace) -> Path:
+    batches = "-".join(map(str, o.batches))
+    return Path(o.folder, f"search-{Path(o.data).name}-{batches}-seed{o.search_seed}").absolute()
 
 
-def search(batch: int, o: argparse.Namespace) -> None:
-    """The search for one batch, at its default budget unless --trials says otherwise; resumes, or does nothing."""
-    folder = search_folder(batch, o)
+def search(o: argparse.Namespace) -> None:
+    """One search over all batches; resumes, or does nothing."""
+    folder = search_folder(o)
     if (folder / "finished.json").exists():
         return
     command = [sys.executable, str(ROOT / "tune" / "run.py"), "--study", folder.name, "--output", str(folder.parent)]
@@ -120,9 +127,10 @@ def search(batch: int, o: argparse.Namespace) -> None:
         command += ["--resume"]
     else:
         command += ["--space", "large_batch", "--data", o.data, "--model", o.model, "--max-epochs", str(o.epochs)]
-        command += ["--seed", str(o.search_seed), "--set", f"global_size={batch}"]
-        command += [f"loader_workers={o.loader_workers}"] * bool(o.loader_workers)
-        command += ["--trials", str(o.trials)] * bool(o.trials)
+        command += ["--batch", ",".join(map(str, o.batches)), "--trials", str(o.trials or 12 * len(o.batches))]
+        command += ["--seed", str(o.search_seed), "--holdout", str(o.holdout)]
+        command += ["--set", f"model.stem={o.stem}", f"data.loader.workers={o.loader_workers}"]
+        command += ["--subset", str(o.subset)] * (o.subset < 1)
     started = time.monotonic()
     subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": str(o.threads)})
     facts = {"wall_s": time.monotonic() - started, "command": [Path(w).name for w in command], "git": git_state(ROOT)}
@@ -158,6 +166,7 @@ def training(config: TrainConfig) -> dict[str, Any]:
         "key": training_key(config),
         "batch": config.batch.global_size,
         "seed": config.seed,
+        "holdout_top1": last.holdout_top1 if last else None,
         "val_top1": last.val_top1 if last else None,
         "val_loss": last.val_loss if last else None,
         "train_loss": last.train_loss if last else None,
@@ -210,7 +219,7 @@ def train_all(o: argparse.Namespace) -> None:
             row = future.result() | {"git": git}
             print(json.dumps(row), file=file, flush=True)
             optimizer = row["config"]["optimizer"]
-            result = row["failed"] or f"{row['val_top1']:.2%}"
+            result = row["failed"] or f"{row['holdout_top1']:.2%}"
             print(
                 f"batch {row['batch']:>5} seed {row['seed']} {optimizer['name']:>4} lr {optimizer['peak_lr']:<8.4g} "
                 f"{result}  {row['wall_s']:.0f} s",
@@ -232,8 +241,8 @@ def gather(o: argparse.Namespace) -> dict[str, dict[int, list[dict[str, Any]]]]:
 
 
 def summary(rows: list[dict[str, Any]], chance: float) -> dict[str, float]:
-    """Of the top-1 in percent."""
-    values = [100 * (chance if row["val_top1"] is None else row["val_top1"]) for row in rows]
+    """Of the holdout's top-1 in percent."""
+    values = [100 * (chance if row["holdout_top1"] is None else row["holdout_top1"]) for row in rows]
     return {
         "mean": mean(values),
         "sd": stdev(values) if len(values) > 1 else 0.0,
@@ -245,10 +254,10 @@ def summary(rows: list[dict[str, Any]], chance: float) -> dict[str, float]:
 
 
 def markdown(cells: dict[str, dict[int, dict[str, float]]], o: argparse.Namespace) -> str:
-    """Validation top-1 in percent, mean ± standard deviation over seeds; in brackets what is lost."""
+    """Top-1 on the holdout in percent, mean ± standard deviation over seeds; in brackets what is lost."""
     best = max((row[o.batches[0]]["mean"] for row in cells.values() if o.batches[0] in row), default=None)
     head = " | ".join(f"batch {batch:,}" for batch in o.batches)
-    lines = [f"| validation top-1, % | {head} |", "|---" * (len(o.batches) + 1) + "|"]
+    lines = [f"| holdout top-1, % | {head} |", "|---" * (len(o.batches) + 1) + "|"]
     for method, row in cells.items():
         words = []
         for batch in o.batches:
@@ -275,12 +284,10 @@ def report(o: argparse.Namespace) -> None:
     print(table)
     if not o.output:
         return
-    searches = {}
-    for batch in o.batches:
-        folder = search_folder(batch, o)
-        if "found" in rows and (folder / "finished.json").exists():
-            best = json.loads((folder / "best.json").read_text())
-            searches[batch] = {**json.loads((folder / "finished.json").read_text()), "best": best}
+    found, folder = {}, search_folder(o)
+    if "found" in rows and (folder / "finished.json").exists():
+        frontier = json.loads((folder / FRONTIER_FILE).read_text())
+        found = {**json.loads((folder / "finished.json").read_text()), "frontier": frontier}
     result = {
         "benchmark": "batch_scaling",
         "settings": {k: v for k, v in vars(o).items() if k not in ("folder", "output", "parts")},
@@ -288,7 +295,7 @@ def report(o: argparse.Namespace) -> None:
         "provenance": provenance(),
         "table": table,
         "cells": cells,
-        "searches": searches,
+        "search": found,
         "trainings": rows,
     }
     store(result, o.output)
@@ -305,11 +312,14 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("--model", default="resnet18")
     add("--epochs", type=int, default=12)
     add("--batches", type=int, nargs="+", default=[16, 64, 256, 1024], help="the first is the base")
-    add("--only-batches", type=int, nargs="+", help="search and train these alone")
+    add("--only-batches", type=int, nargs="+", help="train these alone")
     add("--base-lr", type=float, default=0.01, help="of SGD at the base batch")
     add("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
-    add("--search-seed", type=int, default=0)
-    add("--trials", type=int, help="of a search (default: the command's)")
+    add("--search-seed", type=int, default=100, help="of the search's trials; those after it confirm")
+    add("--trials", type=int, help="of the search (default: twelve a batch)")
+    add("--holdout", type=float, default=0.5, help="part of the validation images that the table counts")
+    add("--subset", type=float, default=1.0, help="part of the training images")
+    add("--stem", default="auto", help="of the network, e.g. small_pool")
     add("--methods", nargs="+", default=list(METHODS), choices=METHODS)
     add("--parts", nargs="+", default=["search", "train", "report"], choices=["search", "train", "report"])
     add("--jobs", type=int, default=2, help="trainings side by side")
@@ -318,8 +328,11 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("--folder", type=Path, default=Path("runs", "batch_scaling"), help="where finished trainings and searches are")
     add("--output", type=Path)
     o = p.parse_args(argv)
-    if o.search_seed in o.seeds:
-        p.error(f"a search must not see the seeds that judge it; got {o.search_seed} as both. Choose other --seeds.")
+    if seen := set(o.seeds) & set(range(o.search_seed, o.search_seed + 1 + MOST_SEEDS)):
+        p.error(
+            f"a search must not see the seeds that judge it; it uses {o.search_seed} and the {MOST_SEEDS} after it, "
+            f"and --seeds has {min(seen)}. Choose other --seeds, or another --search-seed."
+        )
     if sorted(o.batches) != o.batches:
         p.error(f"--batches must rise; got {o.batches}")
     return o
@@ -328,8 +341,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 def main() -> None:
     o = parse()
     if "search" in o.parts and "found" in o.methods:
-        for batch in sorted(o.only_batches or o.batches, reverse=True):
-            search(batch, o)
+        search(o)
     if "train" in o.parts:
         train_all(o)
     if "report" in o.parts:

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,9 @@ def one_run(seed: int, more: list[str]) -> dict[str, Any]:
         if done.returncode:
             raise SystemExit(f"the search failed with {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
         study = Path(folder, "bench")
-        trials = pq.read_table(study / "trials.parquet").to_pylist()
+        every = pq.read_table(study / "trials.parquet").to_pylist()
+        continued = {t["continues"] for t in every}
+        trials = [t for t in every if t["confirms"] is None and t["trial"] not in continued]
         epochs = pq.read_table(study / "epochs.parquet").to_pylist()
         best = max((t for t in trials if t["state"] == "COMPLETE"), key=lambda t: t["value"])
         parts = {name: sum(e[name] for e in epochs) for name in ("data_s", "step_s", "bn_s", "val_s", "checkpoint_s")}
@@ -46,6 +49,9 @@ def one_run(seed: int, more: list[str]) -> dict[str, Any]:
             "best_val_top1": best["value"],
             "best_config": json.loads((study / "best.json").read_text()),
             "trials": len(trials),
+            "confirmations": sum(t["confirms"] is not None for t in every),
+            "trials_by_batch": dict(Counter(t["config.batch.global_size"] for t in trials)),
+            "frontier": json.loads((study / "frontier.json").read_text()),
             "complete": sum(t["state"] == "COMPLETE" for t in trials),
             "stopped_early": sum(t["state"] == "PRUNED" for t in trials),
             "epochs": len(epochs),

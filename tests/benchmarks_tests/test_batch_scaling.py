@@ -32,7 +32,7 @@ def bench() -> ModuleType:
 def row(bench: ModuleType, config: TrainConfig, top1: float | None) -> dict[str, Any]:
     failed = None if top1 is not None else "loss is nan"
     values = {"key": bench.training_key(config), "batch": config.batch.global_size, "seed": config.seed}
-    return values | {"val_top1": top1, "failed": failed, "config": config.to_dict()}
+    return values | {"holdout_top1": top1, "failed": failed, "config": config.to_dict()}
 
 
 def test_the_rates_follow_each_methods_rule(bench: ModuleType) -> None:
@@ -52,10 +52,14 @@ def test_found_is_the_searchs_best_on_the_data_asked_for(bench: ModuleType, tmp_
     o = bench.parse(["--folder", str(tmp_path), "--methods", "found", "--seeds", "7"])
     assert list(bench.wanted(o)) == []
     best = TrainConfig().replace_keys({"optimizer": "lars", "peak_lr": 3.0, "global_size": 256})
-    bench.search_folder(256, o).mkdir(parents=True)
-    (bench.search_folder(256, o) / "best.json").write_text(best.to_json())  # as tune/study/store.py writes it
+    (bench.search_folder(o) / "frontier").mkdir(parents=True)
+    (bench.search_folder(o) / "frontier" / "256.json").write_text(best.to_json())  # tune/study/frontier_file.py
     ((method, batch, config),) = bench.wanted(o)
-    assert (method, batch, config) == ("found", 256, best.replace_keys({"seed": 7, "data.loader.workers": 0}))
+    assert (method, batch, config) == (
+        "found",
+        256,
+        best.replace_keys({"seed": 7, "data.loader.workers": 0, "data.holdout": 0.5}),
+    )
 
 
 def test_what_is_finished_is_not_trained_again_and_a_cut_line_is(bench: ModuleType, tmp_path: Path) -> None:
@@ -84,7 +88,7 @@ def test_the_table_says_mean_spread_loss_and_chance(bench: ModuleType, tmp_path:
 
 @pytest.mark.parametrize(
     ("argv", "message"),
-    [(["--seeds", "0", "1"], "must not see the seeds"), (["--batches", "64", "16"], "must rise")],
+    [(["--seeds", "1", "103"], "must not see the seeds"), (["--batches", "64", "16"], "must rise")],
 )
 def test_wrong_input_is_refused(
     bench: ModuleType, argv: list[str], message: str, capsys: pytest.CaptureFixture[str]

@@ -24,6 +24,7 @@ from bigbatch.tune.study import metrics
 from bigbatch.tune.study.feasible import INFEASIBLE_ATTR
 from bigbatch.tune.study.metrics import EPOCH_PARTS as EPOCH_PARTS
 from bigbatch.tune.study.objectives import DEFAULT_OBJECTIVE, Objectives
+from bigbatch.tune.study.trial_facts import CONFIRMS_ATTR, CONTINUES_ATTR, DIVERGED_ATTR, FAILURE_ATTR, PAUSED_ATTR
 
 TRIALS_VERSION, EPOCHS_VERSION = "2", "1"
 EPOCH_ATTR = "epoch/"
@@ -42,6 +43,15 @@ def _config_fields() -> list[pa.Field]:
     ]
 
 
+_FACTS = {
+    PAUSED_ATTR: pa.int32(),
+    CONTINUES_ATTR: pa.int64(),
+    CONFIRMS_ATTR: pa.int64(),
+    DIVERGED_ATTR: pa.bool_(),
+    FAILURE_ATTR: pa.string(),
+}
+"""Columns of trials.parquet that repeat a user attribute of the trial."""
+
 TRIALS = pa.schema(
     [
         pa.field("trial", pa.int64(), nullable=False),
@@ -58,6 +68,7 @@ TRIALS = pa.schema(
         pa.field("ended_at", pa.timestamp("ms", tz="UTC")),
         pa.field("attempts", pa.int32()),
         pa.field("retries", pa.int32()),
+        *(pa.field(name, kind) for name, kind in _FACTS.items()),
         pa.field("ray_trial_id", pa.string()),
         pa.field("parameters", pa.string(), nullable=False),
         *_config_fields(),
@@ -117,6 +128,7 @@ def trial_row(trial: FrozenTrial, objectives: Objectives) -> dict[str, object]:
         "ended_at": trial.datetime_complete.astimezone() if trial.datetime_complete else None,
         "attempts": attrs.get("attempts"),
         "retries": attrs.get("retries"),
+        **{name: attrs.get(name) for name in _FACTS},
         "ray_trial_id": attrs.get("ray_trial_id"),
         "parameters": json.dumps(trial.params, sort_keys=True),
         **{f"config.{key}": _at(configuration, key) for key in [*config.config_keys()]},

@@ -75,3 +75,17 @@ def test_the_documented_columns_are_the_fields() -> None:
         kind = tables.EPOCHS.field(name)
         expected.append(f"| `{name}` | {column.arrow}{'' if kind.nullable else ', not null'} | {column.meaning} |")
     assert rows == expected, "\n".join(["write:", *expected])
+
+
+def test_the_documented_columns_of_trials_are_the_schemas() -> None:
+    text = (ROOT / "docs" / "study-folder.md").read_text(encoding="utf-8")
+    section = text.partition("## trials.parquet")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `([\w.*]+)` \| ([^|]+) \|", section, flags=re.MULTILINE)
+    kinds = {"int64": "int64", "int32": "int32", "float64": "double", "string": "string", "bool": "bool"}
+    documented = {name: kind for name, kind in rows if not name.startswith("config.")}
+    schema = {field.name: field for field in tables.TRIALS if not field.name.startswith("config.")}
+    assert set(documented) == set(schema)
+    for name, words in documented.items():
+        kind, more = words.removesuffix(", not null"), words.endswith(", not null")
+        assert str(schema[name].type).replace("tz=", "") == kinds.get(kind, kind), name
+        assert more is not schema[name].nullable, name
