@@ -23,6 +23,7 @@ from bigbatch.tune.plan.batches import parse_batches, pinned_batch
 from bigbatch.tune.plan.confirm import checked_confirm
 from bigbatch.tune.plan.enqueued import first_trials
 from bigbatch.tune.plan.enqueued_trial import stored_trials
+from bigbatch.tune.plan.fidelity_plan import fidelity_plan, refuse_other_searches
 from bigbatch.tune.plan.fitting import SearchRequest, fit_search, fit_search_to_unknown_cluster
 from bigbatch.tune.plan.frontier_plan import checked_tolerance
 from bigbatch.tune.plan.holdout import divide_validation, stored_holdout
@@ -41,6 +42,7 @@ from bigbatch.tune.plan.range_tests import wanted_tests
 from bigbatch.tune.plan.same_study import check_same_study
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.plan.study_space import check_study_fits
+from bigbatch.tune.plan.transfer_plan import parse_target, refuse_without_trials, transfer_plan
 from bigbatch.tune.plan.warm_start import knowledge_of
 from bigbatch.tune.strategies.names import STOPPINGS, STRATEGIES, resolved
 from bigbatch.tune.study.description import Description, read_description
@@ -151,7 +153,7 @@ def make_plan(options: SearchOptions) -> SearchPlan:
         options = options.over({**known, **_kept_options(stored)})
         options = with_studys_objective(options, stored)
         _refuse_late_tests(options, stored)
-    plan = _plan(options, stored)
+    plan = _in_parts(_plan(options, stored))
     check_study_fits(plan)
     wanted_tests(plan)  # refuses a space without rates to find
     plan = dataclasses.replace(plan, enqueued=stored_trials(stored) if stored else first_trials(plan))
@@ -222,7 +224,10 @@ def check_option_values(o: SearchOptions) -> CheckedOptions:
     overrides |= {"data.on_bad_image": o.on_bad_image} if o.on_bad_image else {}
     overrides |= {"data.holdout": o.holdout} if o.holdout else {}
     batches = parse_batches(o.batch)
-    overrides |= pinned_batch(batches, overrides)
+    if parse_target(o.transfer_to) is None:
+        overrides |= pinned_batch(batches, overrides)
+    refuse_without_trials(o)
+    refuse_other_searches(o)
     data_keys = {key: value for key, value in overrides.items() if key.startswith("data.")}
     if o.retry_failed and not o.resume:
         raise ConfigError(
@@ -258,12 +263,12 @@ def _plan(o: SearchOptions, stored: Description) -> SearchPlan:
     trials, max_epochs = _trials_and_epochs(o, space, data)
     objectives = read_objective_options(o, data.num_classes)
     chosen = suited(o, objectives, checked.strategy, checked.stopping)
-    strategy, stopping = resolved(*chosen, trials, max_epochs)
     machine = local_machine() if (o.address or "local") == "local" else machine_to_be()
     at_once = trials_for_slots(machine, trials, o.is_open_ended)
     share = share_out(machine, checked.workers, at_once) if machine.nodes else Share(1, checked.workers, {"CPU": 1.0})
     model = None if (o.model or "auto") == "auto" else str(o.model)
-    search = SearchRequest(space, data, model, max_epochs, checked.workers, overrides, o.prior_from, checked.batches)
+    target, workers = parse_target(o.transfer_to), checked.workers
+    search = SearchRequest(space, data, model, max_epochs, workers, overrides, o.prior_from, checked.batches, target)
     rates = RatePrior.of_study(stored) if stored else None  # a requeued job repeats --prior-from
     fitted = fit_search(search, machine, rates) if machine.nodes else fit_search_to_unknown_cluster(search, rates)
     name = study_name(o.study, space, data)
@@ -278,8 +283,8 @@ def _plan(o: SearchOptions, stored: Description) -> SearchPlan:
         max_epochs=max_epochs,
         budget_gpu_hours=checked.budget_gpu_hours,
         time_budget_s=checked.time_budget_s,
-        strategy=strategy,
-        stopping=stopping,
+        strategy=chosen[0],
+        stopping=chosen[1],
         workers=checked.workers,
         storage=o.storage,
         resume=o.resume,
@@ -296,6 +301,17 @@ def _plan(o: SearchOptions, stored: Description) -> SearchPlan:
         constraints=constraints_in_words(space, fitted.workload, fitted.overrides),
         confirm=checked_confirm(o.confirm, trials, objectives),
     )
+
+
+def _in_parts(plan: SearchPlan) -> SearchPlan:
+    """The plan of a search of two parts, if options ask for one, with the names that ``auto`` stands for in the first.
+
+    Raises ConfigError as ``transfer_plan`` and ``fidelity_plan``.
+    """
+    transfer = transfer_plan(parse_target(plan.options.transfer_to), plan.frontier, plan.trials, plan.objectives)
+    plan = dataclasses.replace(plan, transfer=transfer, fidelity=fidelity_plan(plan))
+    strategy, stopping = resolved(plan.strategy, plan.stopping, plan.first_trials, plan.first_epochs)
+    return dataclasses.replace(plan, strategy=strategy, stopping=stopping)
 
 
 def _data_of(o: SearchOptions, checked: CheckedOptions) -> tuple[FolderScan | None, DataInfo, dict[str, object]]:

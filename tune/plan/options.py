@@ -20,7 +20,8 @@ EARLIER_NAMES = {"sampler": "strategy", "scheduler": "stopping"}
 """Options under their names in studies of earlier versions. The command line takes both."""
 RESUMED_OPTIONS = (
     "space", "data", "subset", "holdout", "model", "trials", "max_epochs", "budget_gpu_hours", "strategy", "stopping",
-    "workers", "set", "batch", "tolerance", "confirm", "seed", "wandb", "on_bad_image", "stage", "find_lr",
+    "workers", "set", "batch", "transfer_to", "fidelity", "tolerance", "confirm", "seed", "wandb", "on_bad_image",
+    "stage", "find_lr",
 )  # fmt: skip
 
 
@@ -34,6 +35,8 @@ class SearchOptions:
     holdout: float | None = None
     """0: none."""
     batch: str | None = None
+    transfer_to: str | None = None
+    fidelity: str | None = None
     model: str | None = None
     trials: int | None = None
     max_epochs: int | None = None

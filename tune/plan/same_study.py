@@ -19,6 +19,8 @@ OPTIONS = {
     "seed": "--seed",
     "lr_factors": "--prior-from",
     "batches": "--batch",
+    "transfer_to": "--transfer-to",
+    "fidelity": "--fidelity",
     "workers": "--workers",
 }
 ADDED_LATER = ("classes_digest", "lr_spread")

@@ -77,7 +77,8 @@ def _read(path: str, plan: SearchPlan) -> KnownStudy:
     if summary.state == UNREADABLE:
         raise ConfigError(f"--warm-start must be able to read the study; got {path!r} ({summary.why}). Restore it.")
     told = [trial for trial in summary.study.trials if trial.state in ("COMPLETE", "PRUNED") or _diverged(trial)]
-    told = [trial for trial in told if "confirms" not in trial.attrs and trial.params]
+    # Cheap runs of --fidelity are left out: their values are those of another search.
+    told = [t for t in told if "confirms" not in t.attrs and "fidelity" not in t.attrs and t.params]
     if not told:
         raise ConfigError(
             f"--warm-start needs a study with trials that have ended; got {path!r} without. Leave it out."
@@ -246,8 +247,8 @@ def best_known(plan: SearchPlan) -> list[tuple[str, dict[str, object]]]:
 
     They are a quarter of the trials at most, but one. The studies take turns, from the largest batch to the smallest.
     """
-    room, name = max(1, plan.trials // 4), plan.frontier.searched if plan.frontier else None
-    values: tuple[object, ...] = plan.frontier.values[::-1] if plan.frontier and name else (None,)
+    room, name = max(1, plan.first_trials // 4), plan.frontier.searched if plan.frontier else None
+    values: tuple[object, ...] = plan.strategy_values[::-1] if name else (None,)
     found: list[tuple[str, dict[str, object]]] = []
     for place in range(room):
         for value in values:

@@ -22,6 +22,7 @@ from bigbatch.tune.search.capacity import Capacity
 from bigbatch.tune.search.ending import DONE, FAILED, end_search
 from bigbatch.tune.search.find_rates import find_rates
 from bigbatch.tune.search.first_trials import enqueue_first_trials
+from bigbatch.tune.search.follow_up_findings import follow_up_findings
 from bigbatch.tune.search.joining import agreement, check_same_model
 from bigbatch.tune.search.known_findings import known_findings
 from bigbatch.tune.search.running import (
@@ -129,7 +130,9 @@ def _run_search(plan: SearchPlan, stop: StopRequest, console: Console) -> int:
 
 def _say_findings(plan: SearchPlan, store: StudyStore, elapsed_s: float, console: Console) -> None:
     print_findings(plan, views_of(store), elapsed_s, store.ledger.used(), console, confirmed_of(plan, store))
-    for line in known_findings(plan.warm_start, facts_of(plan), store.study.get_trials(deepcopy=False)):
+    trials = store.study.get_trials(deepcopy=False)
+    known = known_findings(plan.warm_start, facts_of(plan), trials)
+    for line in (*known, *follow_up_findings(trials, plan.objectives.first)):
         console.print(line, markup=False, soft_wrap=True)
 
 

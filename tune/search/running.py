@@ -18,9 +18,12 @@ from bigbatch.train_loop.progress import progress_file
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.strategies.dimensions import dimensions_of
 from bigbatch.tune.strategies.early_look import checkpoints_to_drop
+from bigbatch.tune.strategies.finalists import Finalists
+from bigbatch.tune.strategies.follow_up import FollowUp
 from bigbatch.tune.strategies.named import make_strategy
 from bigbatch.tune.strategies.protocol import SearchFacts, Strategy
 from bigbatch.tune.strategies.search_only import SearchOnly
+from bigbatch.tune.strategies.transfer import Transfer, TransferFacts
 from bigbatch.tune.study.budget import Budget
 from bigbatch.tune.study.confirmation import ConfirmationFacts, Confirmed, confirmed_trials, missing_confirmations
 from bigbatch.tune.study.frontier import POINT, frontier_facts
@@ -66,15 +69,44 @@ def facts_of(plan: SearchPlan) -> SearchFacts:
     """What a strategy knows about a plan."""
     return SearchFacts(
         dimensions=dimensions_of(plan.ranges),
-        trials=plan.trials,
-        max_epochs=plan.max_epochs,
+        trials=plan.first_trials,
+        max_epochs=plan.first_epochs,
         slots=plan.share.concurrency,
         seed=plan.seed,
         objective=plan.objectives.first,
         frontier=plan.frontier.searched if plan.frontier else None,
+        kept_for_later=plan.transfer.target if plan.transfer else None,
         tolerance=plan.tolerance * POINT,
         knowledge=plan.warm_start,
     )
+
+
+def follow_up_of(plan: SearchPlan) -> FollowUp | None:
+    """What decides the second part of a search; None if it has none."""
+    if plan.fidelity is not None:
+        searched = plan.frontier.searched if plan.frontier else None
+        return Finalists(plan.fidelity.runs, plan.objectives.first, searched, plan.fidelity.first)
+    if plan.transfer is None or plan.frontier is None:
+        return None
+    facts = TransferFacts(
+        name=plan.frontier.name,
+        target=plan.transfer.target,
+        first=plan.transfer.first,
+        trials=plan.transfer.trials,
+        space=plan.space,
+        workload=plan.workload,
+        fixed=plan.overrides,
+        dimensions=dimensions_of(plan.ranges),
+        objective=plan.objectives.first,
+        seed=plan.seed,
+    )
+    return Transfer(facts)
+
+
+def configurations_of(plan: SearchPlan) -> SpaceConfigurations:
+    """What makes the configurations of a plan's trials."""
+    fidelity = plan.fidelity.runs if plan.fidelity else None
+    return SpaceConfigurations(plan.space, plan.workload, plan.overrides, plan.seed, plan.share.workers, fidelity)
 
 
 def strategy_of(plan: SearchPlan) -> Strategy:
@@ -165,7 +197,7 @@ def make_bridge(
     bridge = OptunaBridge(
         store,
         strategy_of(plan),
-        SpaceConfigurations(plan.space, plan.workload, plan.overrides, plan.seed, plan.share.workers),
+        configurations_of(plan),
         objective=plan.objectives.first,
         also=plan.objectives.each[1:],
         trials=sys.maxsize if plan.trial_limit is None else plan.trial_limit,
@@ -176,6 +208,7 @@ def make_bridge(
         ending=stop.is_set,
         admission=Admission(run.budget, plan.share.workers),
         confirm=missing_in(plan),
+        follow_up=follow_up_of(plan),
         may_start=lambda: not stop.is_set() and run.deadline.allows_a_trial() and not lost(),
     )
     run.deadline = Deadline(end_of_allocation(), bridge.first_result_s)

@@ -1,4 +1,7 @@
-"""Hide confirmations from a strategy: a configuration that is trained again must not look like several good ones."""
+"""Hide from a strategy what it does not decide: confirmations, and the trials of a search's second part.
+
+A configuration that is trained again must not look like several good ones. Cheap runs are shown as finished trials.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,13 @@ from optuna.trial import FrozenTrial, TrialState
 
 from bigbatch.tune.strategies.protocol import Capabilities, Strategy, TrialDecision
 from bigbatch.tune.strategies.study_view import view_of
-from bigbatch.tune.study.confirmation import search_trials
-from bigbatch.tune.study.trial_facts import CONFIRMS_ATTR
+from bigbatch.tune.study.cheap_runs import as_finished
+from bigbatch.tune.study.trial_facts import CHEAP_ATTR, CONFIRMS_ATTR, FOLLOWS_ATTR
 
 
 @dataclass(frozen=True)
 class SearchOnly:
-    """A strategy that sees the trials of the search alone. Confirmations are never stopped."""
+    """A strategy that sees its own trials alone. The others are never stopped."""
 
     inner: Strategy
 
@@ -38,7 +41,7 @@ class SearchOnly:
 
     def look(self, study: Study, trial: FrozenTrial, epoch: int) -> TrialDecision:
         """As the inner one, for what it sees."""
-        if CONFIRMS_ATTR in trial.user_attrs:
+        if _is_hidden(trial):
             return TrialDecision.GO_ON
         return self.inner.look(_seen(study), trial, epoch)
 
@@ -52,7 +55,7 @@ class SearchOnly:
 
 
 class SearchOnlySampler(BaseSampler):
-    """A sampler that sees the trials of the search alone."""
+    """A sampler that sees the strategy's own trials alone."""
 
     def __init__(self, inner: BaseSampler) -> None:
         self._inner = inner
@@ -82,8 +85,16 @@ class SearchOnlySampler(BaseSampler):
         self._inner.after_trial(_seen(study), trial, state, values)
 
 
+def _is_hidden(trial: FrozenTrial) -> bool:
+    return CONFIRMS_ATTR in trial.user_attrs or FOLLOWS_ATTR in trial.user_attrs
+
+
+def _shown(trials: list[FrozenTrial]) -> list[FrozenTrial]:
+    return [as_finished(trial) for trial in trials if not _is_hidden(trial)]
+
+
 def _seen(study: Study) -> Study:
-    """The study without confirmations; the study itself where it has none."""
-    if any(CONFIRMS_ATTR in t.user_attrs for t in study.get_trials(deepcopy=False)):
-        return view_of(study, search_trials)
+    """The study with the strategy's trials; the study itself where it has no others."""
+    if any(_is_hidden(t) or CHEAP_ATTR in t.user_attrs for t in study.get_trials(deepcopy=False)):
+        return view_of(study, _shown)
     return study

@@ -45,12 +45,16 @@ class _Tried:
 
 
 def frontier_values(facts: SearchFacts) -> tuple[object, ...]:
-    """All values of the frontier's parameter, in order. Raises ValueError without a frontier, or for a float."""
+    """The values of the frontier's parameter among which to choose, in order.
+
+    Raises ValueError without a frontier, or for a float.
+    """
     distribution = facts.dimension(facts.frontier).distribution if facts.frontier else None
     if isinstance(distribution, CategoricalDistribution):
-        return ordered_values(distribution.choices)
+        return ordered_values([value for value in distribution.choices if value != facts.kept_for_later])
     if isinstance(distribution, IntDistribution):
-        return tuple(range(distribution.low, distribution.high + 1, distribution.step))
+        numbers = range(distribution.low, distribution.high + 1, distribution.step)
+        return tuple(number for number in numbers if number != facts.kept_for_later)
     raise ValueError(f"no choice and no whole number: {facts.frontier!r}")
 
 

@@ -12,7 +12,7 @@ from bigbatch.train_loop.config import ConfigError
 from bigbatch.tune.study import metrics
 from bigbatch.tune.study.metrics import Record
 from bigbatch.tune.study.objective import Direction, Objective, read_objective
-from bigbatch.tune.study.target import read_target
+from bigbatch.tune.study.target import TimeToTarget, read_target
 
 if TYPE_CHECKING:  # the plan imports this file, and answers before Optuna is loaded
     from optuna.trial import FrozenTrial
@@ -37,6 +37,11 @@ class Objectives:
     def several(self) -> bool:
         """Whether there is more than one."""
         return len(self.each) > 1
+
+    @property
+    def one_metric(self) -> bool:
+        """Whether it is the value of one metric at the end of a run, and no time to a target."""
+        return not self.several and not isinstance(self.first, TimeToTarget)
 
     @property
     def text(self) -> str:

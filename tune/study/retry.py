@@ -17,6 +17,7 @@ from optuna.trial import FrozenTrial, TrialState
 from bigbatch.tune.study.trial_facts import (
     CONFIRMS_ATTR,
     FAILURE_ATTR,
+    FOLLOWS_ATTR,
     SEED_ATTR,
     continued_trials,
     has_diverged,
@@ -66,7 +67,9 @@ def trials_to_retry(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
 def retry_failed(store: StudyWithCheckpoints) -> dict[int, int]:
     """Enqueue a retry of each failed trial. Returns number of the failed trial → number of its waiting retry."""
     for trial in trials_to_retry(store.study.get_trials(deepcopy=False)):
-        kept = {key: value for key, value in trial.user_attrs.items() if key in (CONFIRMS_ATTR, SEED_ATTR)}
+        kept = {
+            key: value for key, value in trial.user_attrs.items() if key in (CONFIRMS_ATTR, SEED_ATTR, FOLLOWS_ATTR)
+        }
         store.study.enqueue_trial(trial.params, user_attrs={RETRIES_ATTR: trial.number, **kept})
     adopt_checkpoints(store)
     trials = store.study.get_trials(deepcopy=False)

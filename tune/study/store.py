@@ -43,7 +43,7 @@ from bigbatch.tune.study.provenance import redact
 from bigbatch.tune.study.retry import may_need_checkpoint
 from bigbatch.tune.study.storage_url import DatabaseLost, check_database_file
 from bigbatch.tune.study.tables import used_before
-from bigbatch.tune.study.trial_facts import WORKERS_ATTR, is_paused
+from bigbatch.tune.study.trial_facts import CHEAP_ATTR, WORKERS_ATTR, is_paused
 from bigbatch.tune.study.turns import Agree, agree_at_once, deciding
 from bigbatch.tune.study.verdict import Verdict, verdict_on
 
@@ -252,6 +252,7 @@ class StudyStore:
             constraints=feasible.constraints_of(trial.user_attrs),
             gpu_hours=self.ledger.trial_s(trial.number) / 3600,
             workers=trial.user_attrs.get(WORKERS_ATTR, 1),
+            cheap=CHEAP_ATTR in trial.user_attrs,
         )
 
     def _end_late(self, trial: optuna.trial.FrozenTrial, records: list[dict[str, object]], verdict: Verdict) -> None:

@@ -36,7 +36,12 @@ CONFIRMS_ATTR = "confirms"
 """User attribute of a trial that trains a configuration again with another seed: the number of the confirmed trial."""
 SEED_ATTR = "confirmation_seed"
 """User attribute of a confirmation: its seed."""
+FOLLOWS_ATTR = "follows"
+"""User attribute of a trial of a search's second part, e.g. at the batch of ``--transfer-to``: what the first part said
+when this trial was decided."""
 
+CHEAP_ATTR = "fidelity"
+"""User attribute of a cheap run of ``--fidelity``, e.g. ``epochs=4``. It ends as PRUNED."""
 OWNER_ATTR = "driver"
 """User attribute of a trial in a database: ``KEY.RUN`` of the driver that runs it, or ran it last."""
 WORKERS_ATTR = "workers"

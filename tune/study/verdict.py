@@ -13,6 +13,9 @@ from bigbatch.tune.study import feasible, metrics
 from bigbatch.tune.study.metrics import Record
 from bigbatch.tune.study.objectives import Objectives
 
+CHEAP_RUN = "ran to the end of its cheap run"
+"""Why a cheap run has ended. It is PRUNED, so that it is never the best."""
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -32,6 +35,7 @@ def verdict_on(
     constraints: Sequence[Constraint] = (),
     gpu_hours: float = math.nan,
     workers: int = 1,
+    cheap: bool = False,
 ) -> Verdict | None:
     """The end of a trial after the last one of its records; None: it goes on.
 
@@ -41,6 +45,7 @@ def verdict_on(
         records: at least one, the first epoch first.
         epochs: of the whole run.
         gpu_hours: what the ledger says of the trial.
+        cheap: whether it is a cheap run of ``--fidelity``.
     """
     because = feasible.why_infeasible(constraints, records, gpu_hours)
     if because is not None:
@@ -53,5 +58,7 @@ def verdict_on(
     for objective, value in zip(objectives.each, values, strict=True):
         if not math.isfinite(value):
             return Verdict(TrialState.FAIL, f"{objective.name} was not measured")
+    if cheap:
+        return Verdict(TrialState.PRUNED, CHEAP_RUN)
     said = f"reached {objectives.text} after epoch {epoch}" if reached else "ran to its end"
     return Verdict(TrialState.COMPLETE, said, values)

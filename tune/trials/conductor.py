@@ -20,6 +20,7 @@ from optuna.trial import TrialState
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.errors import FailureKind
 from bigbatch.train_loop.host.disk_full import NO_ROOM
+from bigbatch.tune.strategies.follow_up import FollowUp
 from bigbatch.tune.strategies.protocol import Strategy, TrialDecision
 from bigbatch.tune.strategies.samplers import PerTrialSampler
 from bigbatch.tune.study import retry
@@ -28,18 +29,19 @@ from bigbatch.tune.study.objective import Objective
 from bigbatch.tune.study.objectives import Objectives
 from bigbatch.tune.study.tables import EPOCH_ATTR, epoch_of, epoch_records, report, report_missing
 from bigbatch.tune.study.trial_facts import (
+    CHEAP_ATTR,
     CONFIRMS_ATTR,
     CONTINUES_ATTR,
     DIVERGED_ATTR,
     FAILURE_ATTR,
     PAUSED_ATTR,
     WORKERS_ATTR,
-    epochs_before,
 )
 from bigbatch.tune.study.verdict import Verdict, verdict_on
 from bigbatch.tune.trials.admission import Admission
 from bigbatch.tune.trials.configurations import Configurations, configuration_of
 from bigbatch.tune.trials.confirmation_queue import ConfirmationQueue, MissingConfirmations
+from bigbatch.tune.trials.follow_up_queue import FollowUpQueue
 from bigbatch.tune.trials.live_trial import LiveTrial as LiveTrial
 from bigbatch.tune.trials.live_trial import Over as Over
 from bigbatch.tune.trials.live_trial import StudyKeeper as StudyKeeper
@@ -63,6 +65,7 @@ class Conductor(LiveTrials):
         workers: of each trial.
         observers: receive each event.
         confirm: which confirmations are missing once the search is over. None: there are none.
+        follow_up: decides the trials of the search's second part. None: it has one part.
         may_start: called before each trial; False ends the search (a budget is spent).
         ending: whether the search was asked to end. A trial that fails from then on may have failed because of that.
         admission: asked before each trial whether the budget has room for it.
@@ -81,6 +84,7 @@ class Conductor(LiveTrials):
         workers: int,
         observers: list[Observer],
         confirm: MissingConfirmations | None = None,
+        follow_up: FollowUp | None = None,
         may_start: Callable[[], bool] = lambda: True,
         ending: Callable[[], bool] = lambda: False,
         admission: Admission | None = None,
@@ -88,12 +92,11 @@ class Conductor(LiveTrials):
     ) -> None:
         super().__init__(store, observers, workers=workers, admission=admission or Admission(), clock=clock)
         self._strategy, self._configurations = strategy, configurations
-        self._objectives = Objectives((objective, *also))
-        self._trials = trials
+        self._objectives, self._trials = Objectives((objective, *also)), trials
+        self._follow_ups = FollowUpQueue(self._study, follow_up)
         self._confirmations = ConfirmationQueue(self._study, confirm)
         self._may_start, self._ending = may_start, ending
-        self._failures = EqualFailures()
-        self._warned = False
+        self._failures, self._warned = EqualFailures(), False
         self.stopping = False
         """Set before the search ends early. Trials that end from then on count as interrupted."""
         self.fatal: str | None = None
@@ -164,11 +167,6 @@ class Conductor(LiveTrials):
             raise Over
         return None
 
-    def _epochs_done(self, trial: optuna.trial.Trial) -> int:
-        """The epochs that a trial which is about to begin finds trained."""
-        trials = self._study.get_trials(deepcopy=False)
-        return max(len(epoch_records(trials[trial.number])), epochs_before(trials, trial.user_attrs))
-
     def _one_waits(self) -> bool:
         """Whether a trial waits in the study. Enqueues the continuation if the strategy wants one."""
         return bool(self._study.get_trials(deepcopy=False, states=(TrialState.WAITING,))) or self._continue_paused()
@@ -204,8 +202,10 @@ class Conductor(LiveTrials):
             if not self._confirmations.wanted or not (self._searching or self._confirmations.left()):
                 raise Over
             return not self._searching  # which trials are the best is known when all have ended
-        if self._one_waits() or self.finished + self._searching < self._trials:
+        if self._one_waits():
             return True
+        if self.finished + self._searching < self._trials:
+            return self._follow_ups.may_begin_another()
         if not (self._live or self._searching) or self._all_searched:
             raise Over
         return False
@@ -260,7 +260,7 @@ class Conductor(LiveTrials):
         view = TrialView(trial.number, dict(trial.params), config, records=records, resumed=attempts > 1)
         view.objectives = self._objectives
         view.retries, view.continues = attrs.get(retry.RETRIES_ATTR), attrs.get(CONTINUES_ATTR)
-        view.confirms = attrs.get(CONFIRMS_ATTR)
+        view.confirms, view.cheap = attrs.get(CONFIRMS_ATTR), CHEAP_ATTR in attrs
         live = self._live[trial_id] = LiveTrial(trial, view, config, self._clock(), constraints_of(attrs))
         self._store.ledger.begin(trial.number, self.workers)
         self._admission.begins(trial.number, config, self._epochs_done(trial))
@@ -306,6 +306,7 @@ class Conductor(LiveTrials):
             constraints=live.constraints,
             gpu_hours=self._store.ledger.trial_s(live.view.number) / 3600,
             workers=self.workers,
+            cheap=live.view.cheap,
         )
 
     def _look(self, trial_id: str, live: LiveTrial, epoch: int) -> TrialDecision:

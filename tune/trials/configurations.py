@@ -12,9 +12,11 @@ from bigbatch.search_spaces.constraints import SpaceTrial
 from bigbatch.search_spaces.registry import Space
 from bigbatch.search_spaces.workload import Workload
 from bigbatch.train_loop.config import RUNTIME_KEYS, TrainConfig
+from bigbatch.tune.study.cheap_runs import is_to_be_cheap
 from bigbatch.tune.study.feasible import CONSTRAINTS_ATTR
+from bigbatch.tune.study.fidelity import Fidelity
 from bigbatch.tune.study.retry import RETRIES_ATTR
-from bigbatch.tune.study.trial_facts import CONFIRMS_ATTR, CONTINUES_ATTR, GIVEN_ATTR, SEED_ATTR
+from bigbatch.tune.study.trial_facts import CHEAP_ATTR, CONFIRMS_ATTR, CONTINUES_ATTR, GIVEN_ATTR, SEED_ATTR
 
 
 class Configurations(Protocol):
@@ -46,6 +48,8 @@ class SpaceConfigurations:
     seed: int
     workers: int
     """Of each trial."""
+    fidelity: Fidelity | None = None
+    """Of the cheap runs; None: all runs are full."""
 
     @property
     def name(self) -> str:
@@ -56,6 +60,11 @@ class SpaceConfigurations:
         """Sample the space; note its constraints. Raises ConfigError if the batch does not divide over the workers."""
         asked = SpaceTrial(trial)
         config = self.space(asked, self.workload, self.overrides).replace_keys({"seed": self.seed})
+        if GIVEN_ATTR in trial.user_attrs:  # the study has the nearest parameters; what is trained was given
+            config = self.again(trial.user_attrs[GIVEN_ATTR])
+        if self.fidelity is not None and is_to_be_cheap(trial.user_attrs):
+            trial.set_user_attr(CHEAP_ATTR, self.fidelity.text)
+            config = self.fidelity.cheaper(config)
         config.batch.split(self.workers)
         if asked.constraints:
             bounds = {name: constraint.to_dict() for name, constraint in asked.constraints.items()}
@@ -75,9 +84,9 @@ def configuration_of(trial: optuna.trial.Trial, configurations: Configurations) 
         return configurations.again(attrs["config"])
     config = configurations.new(trial)
     earlier = attrs.get(CONTINUES_ATTR, attrs.get(RETRIES_ATTR, attrs.get(CONFIRMS_ATTR)))
-    # The space was asked so that the study has the parameters. What is trained is what was paused, failed, is confirmed
-    # or was given.
+    # The space was asked so that the study has the parameters. What is trained is what was paused, failed or is
+    # confirmed.
     if earlier is not None:
         config = configurations.again(trial.study.get_trials(deepcopy=False)[int(earlier)].user_attrs["config"])
         return config.replace_keys({"seed": attrs[SEED_ATTR]}) if SEED_ATTR in attrs else config
-    return configurations.again(attrs[GIVEN_ATTR]) if GIVEN_ATTR in attrs else config
+    return config

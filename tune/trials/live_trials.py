@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+import optuna
 from optuna.trial import TrialState
 
 from bigbatch.train_loop.progress import StepProgress
 from bigbatch.tune.study.tables import epoch_records, epoch_s
+from bigbatch.tune.study.trial_facts import epochs_before
 from bigbatch.tune.trials.admission import Admission
 from bigbatch.tune.trials.live_trial import LiveTrial, StudyKeeper
 from bigbatch.tune.trials.save_time import stop_wait_s
@@ -104,6 +106,11 @@ class LiveTrials:
         """How long the running trials may take to stop by themselves."""
         trials = self._study.get_trials(deepcopy=False)
         return stop_wait_s([item.view.records for item in self._live.values()], map(epoch_records, trials))
+
+    def _epochs_done(self, trial: optuna.trial.Trial) -> int:
+        """The epochs that a trial which is about to begin finds trained."""
+        trials = self._study.get_trials(deepcopy=False)
+        return max(len(epoch_records(trials[trial.number])), epochs_before(trials, trial.user_attrs))
 
     @property
     def live(self) -> int:

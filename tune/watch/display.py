@@ -42,7 +42,9 @@ def duration(seconds: float) -> str:
 
 def state_word(trial: TrialView) -> str:
     """The trial's state in one word."""
-    return "paused" if trial.paused else STATE_WORDS[trial.state]
+    if trial.paused or trial.ran_cheaply:
+        return "paused" if trial.paused else "cheap run"
+    return STATE_WORDS[trial.state]
 
 
 def percent(value: float | None) -> str:

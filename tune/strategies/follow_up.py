@@ -1,0 +1,61 @@
+"""The second part of a search: trials that are decided when all trials of the first part have ended.
+
+The strategy proposes the trials of the first part, and sees no others. The trials of the second part have
+``FOLLOWS_ATTR`` and run to their ends. Each is a function of the study, so a killed search goes on with the same ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from optuna.trial import FrozenTrial
+
+from bigbatch.tune.study.retry import RETRIES_ATTR
+from bigbatch.tune.study.trial_facts import CONFIRMS_ATTR, CONTINUES_ATTR, FOLLOWS_ATTR
+
+
+@dataclass(frozen=True)
+class NextTrial:
+    """A trial of the second part that is still to begin."""
+
+    params: Mapping[str, object]
+    says: Mapping[str, object]
+    """The value of ``FOLLOWS_ATTR``, for JSON: what the first part said."""
+    attrs: Mapping[str, object] = field(default_factory=dict)
+    """Further user attributes."""
+
+
+class FollowUp(Protocol):
+    """Decides the second part."""
+
+    @property
+    def first(self) -> int:
+        """Configurations of the first part."""
+
+    def next_trial(self, trials: Sequence[FrozenTrial]) -> NextTrial | None:
+        """The next trial of the second part. None: the first part says too little yet, and gets another trial.
+
+        Args:
+            trials: all of the study. Those of the first part have ended.
+        """
+
+
+def first_part(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
+    """The trials of the first part, without confirmations."""
+    return [t for t in trials if FOLLOWS_ATTR not in t.user_attrs and CONFIRMS_ATTR not in t.user_attrs]
+
+
+def second_part(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
+    """The trials of the second part, without confirmations and repeated ones: one for each that was decided."""
+    return [t for t in trials if FOLLOWS_ATTR in t.user_attrs and not _goes_on(t)]
+
+
+def count_configurations(trials: Sequence[FrozenTrial]) -> int:
+    """How many configurations these trials try: what continues or repeats another trial does not count."""
+    return sum(not _goes_on(t) for t in trials)
+
+
+def _goes_on(trial: FrozenTrial) -> bool:
+    return any(name in trial.user_attrs for name in (CONFIRMS_ATTR, CONTINUES_ATTR, RETRIES_ATTR))
