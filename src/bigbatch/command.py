@@ -68,6 +68,18 @@ def _show(argv: Sequence[str]) -> int:
     return show_main(argv)
 
 
+def _export(argv: Sequence[str]) -> int:
+    from bigbatch.tune.export.command import main
+
+    return main(argv)
+
+
+def _race(argv: Sequence[str]) -> int:
+    from bigbatch.tune.watch.race_command import race_main
+
+    return race_main(argv)
+
+
 def _version(argv: Sequence[str]) -> int:
     parser = OneLineParser(prog="bigbatch --version", allow_abbrev=False)
     parser.parse_args(argv)
@@ -98,6 +110,8 @@ COMMANDS: Commands = {
     "cluster": (_cluster, "run searches on a Slurm cluster"),
     "studies": (_studies, "list studies with state, best value and hours"),
     "show": (_show, "print one study, running or not"),
+    "race": (_race, "rank trials and full runs under a cap of GPU hours or time"),
+    "export": (_export, "copy a study for other tools: CSV, optuna-dashboard, TensorBoard, MLflow"),
     "--version": (_version, "print the version and, in a clone, the commit"),
 }
 

@@ -68,14 +68,14 @@ DEFAULT_SPACE = "large_batch"
 DEFAULT_OUTPUT = "runs"
 
 
-def parse_duration(text: str) -> float:
+def parse_duration(text: str, option: str = "--time-budget") -> float:
     """``90``, ``90s``, ``30m``, ``4h``, ``1h30m`` → seconds. Raises ConfigError otherwise."""
     duration = text.strip() + ("s" if re.fullmatch(r"\d+(\.\d+)?", text.strip()) else "")
     match = re.fullmatch(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?", duration)
     hours, minutes, rest = (float(part or 0) for part in match.groups()) if match else (0.0, 0.0, 0.0)
     total = 3600 * hours + 60 * minutes + rest
     if total <= 0:
-        raise ConfigError(f"--time-budget is a duration above 0; got {text!r}. Write e.g. 4h, 30m or 90s.")
+        raise ConfigError(f"{option} is a duration above 0; got {text!r}. Write e.g. 4h, 30m or 90s.")
     return total
 
 

@@ -135,17 +135,26 @@ def trial_row(trial: FrozenTrial, objectives: Objectives) -> dict[str, object]:
     }
 
 
-def write_trials(trials: Iterable[FrozenTrial], path: Path, objectives: Objectives) -> None:
-    """Write a row for each trial that has started. The schema's metadata name the objective."""
+def trials_table(trials: Iterable[FrozenTrial], objectives: Objectives) -> pa.Table:
+    """A row for each trial that has started. The schema's metadata name the objective."""
     rows = [trial_row(t, objectives) for t in trials if t.state != TrialState.WAITING or t.user_attrs.get("config")]
     schema = TRIALS.with_metadata({**TRIALS.metadata, OBJECTIVE_KEY: objectives.text})
-    _write(pa.Table.from_pylist(rows, schema=schema), path)
+    return pa.Table.from_pylist(rows, schema=schema)
+
+
+def epochs_table(trials: Iterable[FrozenTrial]) -> pa.Table:
+    """A row for each epoch of each trial."""
+    return pa.Table.from_pylist([{"trial": t.number, **r} for t in trials for r in epoch_records(t)], schema=EPOCHS)
+
+
+def write_trials(trials: Iterable[FrozenTrial], path: Path, objectives: Objectives) -> None:
+    """Write ``trials_table``."""
+    _write(trials_table(trials, objectives), path)
 
 
 def write_epochs(trials: Iterable[FrozenTrial], path: Path) -> None:
-    """Write a row for each epoch of each trial."""
-    rows = [{"trial": t.number, **record} for t in trials for record in epoch_records(t)]
-    _write(pa.Table.from_pylist(rows, schema=EPOCHS), path)
+    """Write ``epochs_table``."""
+    _write(epochs_table(trials), path)
 
 
 def _write(table: pa.Table, path: Path) -> None:

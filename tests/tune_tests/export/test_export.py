@@ -1,0 +1,214 @@
+"""``bigbatch export``: what another tool's own reader finds is what Optuna finds in the study."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import random
+import sys
+from pathlib import Path
+
+import optuna
+import pytest
+from optuna.trial import FrozenTrial, TrialState
+
+from bigbatch.tune.export.command import main
+from bigbatch.tune.study.store import StudyStore
+from helpers.recorded_studies import EPOCHS, add_recorded_trial, recorded_study
+from helpers.searches import load
+
+
+def exported(folder: Path, *options: object) -> None:
+    assert main([str(folder), *map(str, options)]) == 0
+
+
+def refused(capsys: pytest.CaptureFixture[str], folder: Path, *options: object) -> str:
+    """The one line of an export that is refused."""
+    assert main([str(folder), *map(str, options)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("bigbatch export: error: ") and error.count("\n") == 1
+    return error
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as lines:
+        return list(csv.DictReader(lines))
+
+
+def half_line(folder: Path) -> None:
+    """What the journal ends with while its driver writes."""
+    with (folder / "optuna.journal").open("ab") as lines:
+        lines.write(b'{"op_code":6,"trial_id":3,"state":1')
+
+
+def test_csv_has_each_trial_and_epoch_of_a_running_study(tmp_path):
+    store = recorded_study(tmp_path / "s", 8)  # its driver lives and holds the lease
+    half_line(store.folder)
+    before = (store.folder / "optuna.journal").read_bytes()
+    exported(store.folder, "--csv", tmp_path / "out" / "deep")
+    assert (store.folder / "optuna.journal").read_bytes() == before
+    trials, epochs = rows_of(tmp_path / "out/deep/trials.csv"), rows_of(tmp_path / "out/deep/epochs.csv")
+    theirs = store.study.trials
+    assert [(int(row["trial"]), row["state"]) for row in trials] == [(t.number, t.state.name) for t in theirs]
+    for row, trial in zip(trials, theirs, strict=True):
+        assert json.loads(row["parameters"]) == trial.params
+        assert row["value"] == "" if trial.state != TrialState.COMPLETE else float(row["value"]) == trial.value
+        assert float(row["config.optimizer.peak_lr"]) == trial.user_attrs["config"]["optimizer"]["peak_lr"]
+        assert row["ended_because"] == trial.user_attrs.get("ended_because", "")
+    curves = {(int(row["trial"]), int(row["epoch"])): float(row["val_top1"]) for row in epochs}
+    assert curves == {(t.number, e): value for t in theirs for e, value in t.intermediate_values.items()}
+    store.close()
+
+
+def same(one: FrozenTrial, other: FrozenTrial) -> bool:
+    names = "number state params distributions values intermediate_values user_attrs datetime_start datetime_complete"
+    return all(getattr(one, name) == getattr(other, name) for name in names.split())
+
+
+def test_optuna_opens_the_sqlite_copy_and_finds_the_same_trials(tmp_path):
+    store = recorded_study(tmp_path / "s", 8)
+    store.study.enqueue_trial({"rate": 0.5})
+    half_line(store.folder)
+    recorded_study(tmp_path / "other", 1).close()
+    file = tmp_path / "out" / "copy.db"
+    exported(tmp_path / "other", "--sqlite", file)
+    for _ in range(2):  # the second export replaces the first, and keeps the other study
+        exported(store.folder, "--sqlite", file)
+        copy = optuna.load_study(study_name="s", storage=f"sqlite:///{file}")
+        assert len(copy.trials) == 9 and copy.directions == store.study.directions
+        assert all(same(one, other) for one, other in zip(copy.trials, store.study.trials, strict=True))
+    assert sorted(optuna.get_all_study_names(f"sqlite:///{file}")) == ["other", "s"]
+    store.close()
+    assert list(file.parent.iterdir()) == [file]
+
+
+def test_a_copy_never_replaces_what_is_no_copy(tmp_path, capsys):
+    recorded_study(tmp_path / "s", 1).close()
+    searched = tmp_path / "searched.db"
+    optuna.create_study(study_name="s", storage=f"sqlite:///{searched}").optimize(lambda _: 1.0, n_trials=2)
+    (tmp_path / "text.db").write_text("these are my notes\n" * 100)
+    before = [path.read_bytes() for path in (searched, tmp_path / "text.db")]
+    assert "was searched there" in refused(capsys, tmp_path / "s", "--sqlite", searched)
+    assert "Write another file" in refused(capsys, tmp_path / "s", "--sqlite", tmp_path / "text.db")
+    assert [path.read_bytes() for path in (searched, tmp_path / "text.db")] == before
+
+
+def test_a_study_in_a_database(tmp_path, capsys):
+    url = f"sqlite:///{tmp_path / 'd.db'}"
+    store = recorded_study(tmp_path / "s", 4, storage=url)
+    store.refresh(force=True)
+    store.close()
+    exported(tmp_path / "s", "--csv", tmp_path)  # from its tables
+    assert len(rows_of(tmp_path / "trials.csv")) == 4
+    assert "Write --storage URL" in refused(capsys, tmp_path / "s", "--sqlite", tmp_path / "copy.db")
+    assert "own database" in refused(capsys, tmp_path / "s", "--sqlite", tmp_path / "d.db", "--storage", url)
+    other = f"sqlite:///{tmp_path / 'missing.db'}"
+    assert "no database" in refused(capsys, tmp_path / "s", "--csv", tmp_path, "--storage", other)
+    assert not (tmp_path / "missing.db").exists()
+    exported(tmp_path / "s", "--sqlite", tmp_path / "copy.db", "--storage", url)
+    theirs = optuna.load_study(study_name="s", storage=url).trials
+    copies = optuna.load_study(study_name="s", storage=f"sqlite:///{tmp_path / 'copy.db'}").trials
+    assert all(same(one, other) for one, other in zip(copies, theirs, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ((), "Write one or more of --csv"),
+        (("--csv", "{tmp}/file"), "--csv must be a place that can be written"),
+        (("--sqlite", "{tmp}/file/copy.db"), "--sqlite must be a place that can be written"),
+        (("--tensorboard", "{tmp}/file"), "--tensorboard must be a place"),
+        (("--mlflow", "{tmp}/file/mlflow.db"), "--mlflow "),
+        (("--csv", ""), "must not be empty"),
+    ],
+)
+def test_wrong_input_meets_one_line(tmp_path, capsys, options, words):
+    recorded_study(tmp_path / "s", 1).close()
+    (tmp_path / "file").write_text("a file is no folder")
+    try:
+        error = refused(capsys, tmp_path / "s", *(text.format(tmp=tmp_path) for text in options))
+    except SystemExit:  # the parser's own
+        error = capsys.readouterr().err
+    assert words in error
+
+
+def test_studies_without_trials_and_damaged_ones(tmp_path, capsys):
+    StudyStore.create(tmp_path / "empty", "empty", {}, None).close()
+    assert "a trial that has begun" in refused(capsys, tmp_path / "empty", "--csv", tmp_path / "o")
+    recorded_study(tmp_path / "torn", 2).close()
+    journal = tmp_path / "torn" / "optuna.journal"
+    lines = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(b"".join([*lines[:4], b'{"op_code":\n', *lines[4:]]))
+    assert "must be readable" in refused(capsys, tmp_path / "torn", "--csv", tmp_path / "o")
+    assert "there is none called" in refused(capsys, tmp_path / "nowhere", "--csv", tmp_path / "o")
+    assert not (tmp_path / "o").exists()
+
+
+def test_the_dashboard_shows_the_copy(tmp_path):
+    dashboard = pytest.importorskip("optuna_dashboard")
+    recorded_study(tmp_path / "s", 4).close()
+    exported(tmp_path / "s", "--sqlite", tmp_path / "copy.db")
+    app = dashboard.wsgi(optuna.storages.RDBStorage(f"sqlite:///{tmp_path / 'copy.db'}"))
+
+    def get(path: str) -> dict:
+        answers: list[str] = []
+        environ = {
+            "REQUEST_METHOD": "GET", "PATH_INFO": path, "SERVER_NAME": "h", "SERVER_PORT": "80",
+            "wsgi.input": io.BytesIO(), "wsgi.errors": sys.stderr, "wsgi.url_scheme": "http",
+        }  # fmt: skip
+        body = b"".join(app(environ, lambda status, _headers, *_: answers.append(status)))
+        assert answers[0].startswith("200")
+        return json.loads(body)
+
+    (study,) = get("/api/studies")["study_summaries"]
+    shown = get(f"/api/studies/{study['study_id']}")["trials"]
+    assert [(t["number"], t["state"]) for t in shown] == [(0, "Complete"), (1, "Pruned"), (2, "Fail"), (3, "Running")]
+    assert [point["step"] for point in shown[0]["intermediate_values"]] == list(range(1, EPOCHS + 1))
+
+
+def test_mlflow_finds_a_run_for_each_trial_and_a_second_export_adds_only_what_is_new(tmp_path, capsys):
+    pytest.importorskip("mlflow")
+    from mlflow.tracking import MlflowClient
+
+    store = recorded_study(tmp_path / "s", 4)
+    target = tmp_path / "mlflow.db"
+    for expected in (4, 0):
+        exported(store.folder, "--mlflow", target)
+        assert f"wrote {expected} new runs" in capsys.readouterr().out
+    add_recorded_trial(store.study, random.Random(9), TrialState.COMPLETE)
+    running = optuna.trial.Trial(store.study, store.study.trials[3]._trial_id)
+    running.set_user_attr("ended_because", "it grew")
+    exported(store.folder, "--mlflow", target)
+    assert "wrote 2 new runs" in capsys.readouterr().out
+    client = MlflowClient(tracking_uri=f"sqlite:///{target}")
+    runs = client.search_runs([client.get_experiment_by_name("s").experiment_id])
+    by_number = {int(run.data.tags["bigbatch.trial"]): run for run in runs}
+    assert len(runs) == 5 and by_number[3].data.tags["ended_because"] == "it grew"
+    for trial in store.study.trials:
+        run = by_number[trial.number]
+        history = client.get_metric_history(run.info.run_id, "val_top1")
+        assert {point.step: point.value for point in history} == trial.intermediate_values
+        assert all(run.data.params[name] == str(value) for name, value in trial.params.items() if value is not None)
+        status = {"COMPLETE": "FINISHED", "PRUNED": "KILLED", "FAIL": "FAILED", "RUNNING": "RUNNING"}
+        assert run.info.status == status[trial.state.name]
+        assert run.info.start_time == pytest.approx(trial.datetime_start.timestamp() * 1000, abs=2)
+        assert run.data.metrics.get("objective.val_top1", math.nan) == pytest.approx(
+            trial.value or math.nan, nan_ok=True
+        ) or (trial.state != TrialState.COMPLETE)
+    store.close()
+
+
+def test_without_mlflow_one_line_says_what_to_install(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    monkeypatch.setitem(sys.modules, "mlflow.exceptions", None)
+    recorded_study(tmp_path / "s", 1).close()
+    error = refused(capsys, tmp_path / "s", "--mlflow", tmp_path / "m.db")
+    assert "pip install 'bigbatch[mlflow]'" in error
+
+
+def test_the_copy_of_the_helper_is_a_whole_study(tmp_path):
+    """``load`` opens the folder as any user of Optuna does; the exports above are compared with that."""
+    recorded_study(tmp_path / "s", 4).close()
+    assert [t.state.name for t in load(tmp_path / "s").trials] == ["COMPLETE", "PRUNED", "FAIL", "RUNNING"]

@@ -1,0 +1,97 @@
+"""``bigbatch export STUDY``: copies a study for other tools. Takes no lease, also while the search runs."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from bigbatch.cluster.host.command_line import DONE, WRONG_INPUT, OneLineParser
+from bigbatch.train_loop.config import ConfigError
+from bigbatch.tune.study.study_tables import StudyTables, opened_study, read_tables
+from bigbatch.tune.study.summary import find_study
+
+
+def export_parser() -> argparse.ArgumentParser:
+    """The options of ``bigbatch export``."""
+    p = OneLineParser(
+        prog="bigbatch export",
+        description="Copy a study for other tools. Repeat the command to bring a copy up to date.",
+        allow_abbrev=False,
+    )
+    add = p.add_argument
+    add("study", metavar="STUDY|PATH", help="a study's name in --output, or its folder")
+    add("--csv", metavar="DIR", help="write trials.csv and epochs.csv there")
+    add("--sqlite", metavar="FILE", help="copy the study into an SQLite file, for optuna-dashboard")
+    add("--tensorboard", metavar="DIR", help="write event files there, with a row for HParams for each trial")
+    add("--mlflow", metavar="FILE|URI", help="write a run for each trial to MLflow's database FILE, or to a server")
+    add("--output", metavar="DIR", default="runs", help="the folder of studies (default: runs)")
+    add("--storage", metavar="URL", help="the study's database, if it is in one")
+    return p
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Export. Returns the exit code: 0, or 2 for wrong input."""
+    args = export_parser().parse_args(argv)
+    try:
+        _export(args)
+    except ConfigError as error:
+        print(f"bigbatch export: error: {error}", file=sys.stderr)
+        return WRONG_INPUT
+    return DONE
+
+
+def _export(args: argparse.Namespace) -> None:
+    asked = [(name, target) for name in FORMATS if (target := getattr(args, name))]
+    if not asked:
+        options = ", ".join(f"--{name}" for name in FORMATS)
+        raise ConfigError(f"an export needs a format; got none. Write one or more of {options}.")
+    folder = find_study(args.study, Path(args.output))
+    tables = read_tables(folder, args.storage)
+    for name, target in asked:
+        try:
+            print(FORMATS[name](target, args.storage, folder, tables), flush=True)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise ConfigError(
+                f"--{name} must be a place that can be written; got {target!r} ({reason}). Write another."
+            ) from None
+
+
+def _csv(target: str, _storage: str | None, _folder: Path, tables: StudyTables) -> str:
+    from bigbatch.tune.export.csv_files import write_csv_files
+
+    return "\n".join(f"wrote {path}" for path in write_csv_files(tables, Path(target)))
+
+
+def _sqlite(target: str, storage: str | None, folder: Path, _tables: StudyTables) -> str:
+    from bigbatch.tune.export.optuna_database import write_optuna_database
+
+    with opened_study(folder, storage) as study:
+        write_optuna_database(study, str(folder.absolute()), Path(target), storage)
+    return f"wrote {target}; look at it: optuna-dashboard sqlite:///{target}"
+
+
+def _tensorboard(target: str, _storage: str | None, _folder: Path, tables: StudyTables) -> str:
+    from bigbatch.tune.export.event_files import write_event_files
+
+    count = write_event_files(tables, Path(target))
+    return f"wrote {count} trials to {target}; look at them: tensorboard --logdir {target}"
+
+
+def _mlflow(target: str, _storage: str | None, _folder: Path, tables: StudyTables) -> str:
+    from bigbatch.tune.export.mlflow_runs import write_mlflow_runs
+
+    count = write_mlflow_runs(tables, target)
+    uri = target if "://" in target else f"sqlite:///{target}"
+    return f"wrote {count} new runs to {target}; look at them: mlflow ui --backend-store-uri {uri}"
+
+
+FORMATS: dict[str, Callable[[str, str | None, Path, StudyTables], str]] = {
+    "csv": _csv,
+    "sqlite": _sqlite,
+    "tensorboard": _tensorboard,
+    "mlflow": _mlflow,
+}
+"""Name of an option → writes that format. Returns what was written, and how to look at it."""

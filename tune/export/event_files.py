@@ -1,0 +1,100 @@
+"""``bigbatch export --tensorboard DIR``: an event file for each trial, with its curves and its row for HParams.
+
+The files are made as records of their own and not by a writer with threads: a second export of the same trial then
+replaces its file, where a writer would add one, and TensorBoard would draw each curve twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bigbatch.cluster.host.atomic_files import write_bytes
+from bigbatch.tune.export.trial_rows import Setting, TrialRow, trial_rows
+from bigbatch.tune.study.study_tables import StudyTables
+
+if TYPE_CHECKING:
+    from tensorboardX.proto.event_pb2 import Event
+    from tensorboardX.proto.summary_pb2 import Summary
+
+EVENT_FILE = "events.out.tfevents.0.bigbatch"
+"""TensorBoard reads each file whose name contains ``tfevents``."""
+HPARAMS = "hparams"
+START_TAG, END_TAG = "_hparams_/session_start_info", "_hparams_/session_end_info"
+"""Tags of TensorBoard's HParams plugin (tensorboard/plugins/hparams/metadata.py)."""
+STATUS = {"COMPLETE": "STATUS_SUCCESS", "PRUNED": "STATUS_SUCCESS", "FAIL": "STATUS_FAILURE"}
+
+
+def write_event_files(tables: StudyTables, folder: Path) -> int:
+    """Write ``folder/<study>/trial-NNNN/`` for each trial that has begun. Returns their number. Raises OSError.
+
+    A scalar for each number of an epoch, at step = epoch, and ``objective/NAME`` for what a complete trial is worth.
+    """
+    rows = trial_rows(tables)
+    for trial in rows:
+        path = folder / tables.name / trial.name / EVENT_FILE
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_bytes(path, b"".join(_framed(event.SerializeToString()) for event in _events(trial)))
+    return len(rows)
+
+
+def _events(trial: TrialRow) -> Iterator[Event]:
+    from tensorboardX.proto.event_pb2 import Event
+
+    time = trial.started or 0.0
+    yield Event(wall_time=time, file_version="brain.Event:2")
+    yield Event(wall_time=time, summary=_session_start(trial))
+    for point in trial.points:
+        time = point.time
+        yield Event(wall_time=time, step=point.epoch, summary=_scalars(point.numbers))
+    if trial.values:
+        named = {f"objective/{name}": value for name, value in trial.values.items()}
+        yield Event(wall_time=time, step=trial.points[-1].epoch if trial.points else 0, summary=_scalars(named))
+    if trial.state in STATUS:
+        yield Event(wall_time=trial.ended or time, summary=_session_end(trial))
+
+
+def _scalars(numbers: Mapping[str, float]) -> Summary:
+    from tensorboardX.proto.summary_pb2 import Summary
+
+    return Summary(value=[Summary.Value(tag=name, simple_value=value) for name, value in numbers.items()])
+
+
+def _session_start(trial: TrialRow) -> Summary:
+    from tensorboardX.proto.plugin_hparams_pb2 import HParamsPluginData, SessionStartInfo
+
+    start = SessionStartInfo(group_name=trial.name, start_time_secs=trial.started or 0.0)
+    settings: dict[str, Setting] = {**trial.settings, "state": trial.state}
+    for name, value in settings.items():
+        if isinstance(value, bool):
+            start.hparams[name].bool_value = value
+        elif isinstance(value, str):
+            start.hparams[name].string_value = value
+        else:
+            start.hparams[name].number_value = value
+    return _for_hparams(START_TAG, HParamsPluginData(version=0, session_start_info=start))
+
+
+def _session_end(trial: TrialRow) -> Summary:
+    from tensorboardX.proto.api_pb2 import Status
+    from tensorboardX.proto.plugin_hparams_pb2 import HParamsPluginData, SessionEndInfo
+
+    end = SessionEndInfo(status=Status.Value(STATUS[trial.state]), end_time_secs=trial.ended or 0.0)
+    return _for_hparams(END_TAG, HParamsPluginData(version=0, session_end_info=end))
+
+
+def _for_hparams(tag: str, content: object) -> Summary:
+    from tensorboardX.proto.summary_pb2 import Summary, SummaryMetadata
+
+    plugin = SummaryMetadata.PluginData(plugin_name=HPARAMS, content=content.SerializeToString())  # type: ignore[attr-defined]
+    return Summary(value=[Summary.Value(tag=tag, metadata=SummaryMetadata(plugin_data=plugin))])
+
+
+def _framed(content: bytes) -> bytes:
+    """A record of TFRecord: length, its checksum, content, its checksum."""
+    from tensorboardX.record_writer import masked_crc32c
+
+    length = len(content).to_bytes(8, "little")
+    sums = [masked_crc32c(part).to_bytes(4, "little") for part in (length, content)]
+    return length + sums[0] + content + sums[1]

@@ -1,0 +1,137 @@
+"""``bigbatch export --mlflow FILE``: an experiment for the study and a run for each trial.
+
+FILE is an SQLite file, as MLflow itself makes by default: its older store, a folder of files, is closed since MLflow
+3.13 (github.com/mlflow/mlflow/issues/18534). The address of a tracking server may stand in its place.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from bigbatch.train_loop.config import ConfigError
+from bigbatch.tune.export.trial_rows import TrialRow, trial_rows
+from bigbatch.tune.study.study_tables import StudyTables
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run
+    from mlflow.tracking import MlflowClient
+
+TRIAL_TAG, DIGEST_TAG = "bigbatch.trial", "bigbatch.digest"
+"""Tags of a run: the trial's number; and what was written of it, set last, so that a half-written run lacks it."""
+AT_A_TIME, TEXT_LENGTH = 100, 6000
+"""MLflow's limits: parameters of a request, and characters of one."""
+METRICS_AT_A_TIME = 1000
+STATUS_OF_RUN = {"COMPLETE": "FINISHED", "PRUNED": "KILLED", "FAIL": "FAILED"}
+
+T = TypeVar("T")
+
+
+def write_mlflow_runs(tables: StudyTables, target: str) -> int:
+    """Write the study's trials as runs. Returns how many were written; those that are there already are left alone.
+
+    Args:
+        target: an SQLite file, or the URI of a tracking server (``http://HOST:PORT``).
+
+    Raises ConfigError if MLflow is not installed or ``target`` cannot be used.
+    """
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    try:
+        from mlflow.exceptions import MlflowException
+        from mlflow.tracking import MlflowClient
+        from sqlalchemy.exc import SQLAlchemyError
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"--mlflow needs the package mlflow-skinny; {error.name!r} is not installed. "
+            "Run: pip install 'bigbatch[mlflow]'"
+        ) from None
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    logging.getLogger("mlflow").setLevel(logging.WARNING)
+    try:
+        if "://" not in target:
+            Path(target).parent.mkdir(parents=True, exist_ok=True)
+        client = MlflowClient(tracking_uri=target if "://" in target else f"sqlite:///{Path(target).absolute()}")
+        return _write_all(client, tables, target)
+    except (MlflowException, SQLAlchemyError, OSError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ConfigError(
+            f"--mlflow takes a file for MLflow's database or the address of its server; got {target!r} ({reason}). "
+            "Write e.g. --mlflow mlflow.db"
+        ) from None
+
+
+def _write_all(client: MlflowClient, tables: StudyTables, target: str) -> int:
+    found = client.get_experiment_by_name(tables.name)
+    where = None if "://" in target else f"{Path(target).absolute()}.artifacts"
+    experiment = (
+        client.create_experiment(tables.name, artifact_location=where) if found is None else found.experiment_id
+    )
+    earlier = _earlier_runs(client, experiment)
+    written = 0
+    for trial in trial_rows(tables):
+        digest = hashlib.sha256(json.dumps(_content(trial), sort_keys=True).encode()).hexdigest()
+        kept = [run for run in earlier.get(str(trial.number), []) if run.data.tags.get(DIGEST_TAG) == digest]
+        for run in earlier.get(str(trial.number), []):
+            if run not in kept[:1]:
+                client.delete_run(run.info.run_id)
+        if not kept:
+            _write_run(client, experiment, trial, digest)
+            written += 1
+    return written
+
+
+def _content(trial: TrialRow) -> list[object]:
+    points = [[point.epoch, sorted(point.numbers.items())] for point in trial.points]
+    return [trial.state, dict(trial.settings), dict(trial.facts), dict(trial.values), points]
+
+
+def _earlier_runs(client: MlflowClient, experiment: str) -> dict[str, list[Run]]:
+    """Trial → its runs, of earlier exports."""
+    found: dict[str, list[Run]] = {}
+    token = None
+    while True:
+        page = client.search_runs([experiment], page_token=token)
+        for run in page:
+            if TRIAL_TAG in run.data.tags:
+                found.setdefault(run.data.tags[TRIAL_TAG], []).append(run)
+        token = page.token
+        if not token:
+            return found
+
+
+def _write_run(client: MlflowClient, experiment: str, trial: TrialRow, digest: str) -> None:
+    from mlflow.entities import Metric, Param
+
+    started = int(1000 * (trial.started or 0.0))
+    tags = {TRIAL_TAG: str(trial.number), "bigbatch.state": trial.state, **_texts(trial.facts)}
+    run = client.create_run(experiment, start_time=started, tags=tags, run_name=trial.name).info.run_id
+    for some in _portions([Param(name, text) for name, text in _texts(trial.settings).items()], AT_A_TIME):
+        client.log_batch(run, params=some)
+    metrics = [
+        Metric(name, value, int(1000 * point.time), point.epoch)
+        for point in trial.points
+        for name, value in point.numbers.items()
+    ]
+    last, end = trial.points[-1].epoch if trial.points else 0, int(1000 * (trial.ended or 0.0)) or started
+    metrics += [Metric(f"objective.{name}", value, end, last) for name, value in trial.values.items()]
+    for some_metrics in _portions(metrics, METRICS_AT_A_TIME):
+        client.log_batch(run, metrics=some_metrics)
+    if trial.state in STATUS_OF_RUN:
+        client.set_terminated(run, STATUS_OF_RUN[trial.state], end_time=end)
+    client.set_tag(run, DIGEST_TAG, digest)
+
+
+def _texts(values: Mapping[str, object]) -> dict[str, str]:
+    return {name: str(value)[:TEXT_LENGTH] for name, value in values.items()}
+
+
+def _portions(items: Sequence[T], size: int) -> Iterator[list[T]]:
+    rest = iter(items)
+    while portion := list(islice(rest, size)):
+        yield portion

@@ -1,0 +1,83 @@
+"""``bigbatch export --sqlite FILE``: the study in an SQLite file, for optuna-dashboard and its VS Code extension.
+
+A search keeps its study in a journal, because SQLite may damage its file on a shared file system
+(docs/dependencies.md). The copy is made with Optuna's own functions and nobody searches with it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bigbatch.cluster.host.atomic_files import replacing
+from bigbatch.train_loop.config import ConfigError
+from bigbatch.tune.study.storage_url import sqlite_file
+
+if TYPE_CHECKING:
+    from optuna.study import Study
+
+EXPORTED_ATTR = "bigbatch.exported_from"
+"""User attribute of the copied study: the folder that it was copied from. Only such a study is replaced."""
+
+
+def write_optuna_database(study: Study, source: str, path: Path, storage: str | None) -> None:
+    """Copy the study into the SQLite file ``path``, beside other studies that it holds. An older copy is replaced.
+
+    Trials keep their numbers, states, values, intermediate values and attributes. A reader of ``path`` finds the old
+    file or the new one.
+
+    Args:
+        source: the study's folder, as the copy shall name it.
+        storage: URL of the study's own database, if it is in one.
+
+    Raises:
+        ConfigError: ``path`` is the study's own database, no Optuna database, or holds a study of that name that was
+            searched there.
+        OSError: ``path`` cannot be written.
+    """
+    own = sqlite_file(storage)
+    if own is not None and path.exists() and own.exists() and os.path.samefile(own, path):
+        raise ConfigError(f"--sqlite writes a copy; {str(path)!r} is the study's own database. Write another file.")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="bigbatch-export-") as folder:
+        made = Path(folder) / "copy.db"
+        if path.exists():
+            shutil.copyfile(path, made)
+        _copy_into(study, source, made, path)
+        with replacing(path) as file, made.open("rb") as content:
+            shutil.copyfileobj(content, file)
+
+
+def _copy_into(study: Study, source: str, made: Path, path: Path) -> None:
+    import optuna
+    from optuna.storages import RDBStorage
+    from sqlalchemy.exc import SQLAlchemyError
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)  # else a line says that a study was made
+    try:
+        storage = RDBStorage(f"sqlite:///{made}")
+    except (SQLAlchemyError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ConfigError(
+            f"--sqlite takes a new file or an Optuna database; got {str(path)!r} ({reason}). Write another file."
+        ) from None
+    try:
+        if study.study_name in optuna.get_all_study_names(storage):
+            earlier = optuna.load_study(study_name=study.study_name, storage=storage)
+            if EXPORTED_ATTR not in earlier.user_attrs:
+                raise ConfigError(
+                    f"--sqlite replaces only a copy; {str(path)!r} has a study {study.study_name!r} that was searched "
+                    "there. Write another file."
+                )
+            optuna.delete_study(study_name=study.study_name, storage=storage)
+        copied = optuna.create_study(storage=storage, study_name=study.study_name, directions=study.directions)
+        for key, value in study.user_attrs.items():
+            copied.set_user_attr(key, value)
+        copied.set_user_attr(EXPORTED_ATTR, source)
+        copied.add_trials(study.get_trials(deepcopy=False))
+    finally:
+        storage.remove_session()
+        storage.engine.dispose()

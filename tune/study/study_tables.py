@@ -1,0 +1,157 @@
+"""The two tables of a study as they are now, and the study itself, for what only reads. Writes and locks nothing there.
+
+A study with a journal is read from a copy of the journal, so that the export is one moment of a search that goes on. Of
+a study in a database the folder has the tables, which may be some seconds old while trials run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bigbatch.cluster.host import json_values
+from bigbatch.train_loop.config import ConfigError
+from bigbatch.tune.study.description import Description, read_description
+from bigbatch.tune.study.journal_reader import JOURNAL_NAME
+from bigbatch.tune.study.objectives import Objectives, objectives_of
+from bigbatch.tune.study.storage_url import check_database_file, check_url
+from bigbatch.tune.study.summary import EPOCHS_TABLE, TRIALS_TABLE
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from optuna.study import Study
+
+
+@dataclass(frozen=True)
+class StudyTables:
+    """A study as its tables say it; docs/study-folder.md explains the columns."""
+
+    name: str
+    objectives: Objectives
+    trials: pa.Table
+    epochs: pa.Table
+
+    def epochs_of_trials(self) -> dict[int, list[dict[str, Any]]]:
+        """Number of a trial → its rows of ``epochs``, the first epoch first."""
+        found: dict[int, list[dict[str, Any]]] = {}
+        for row in self.epochs.to_pylist():
+            found.setdefault(row["trial"], []).append(row)
+        return {number: sorted(rows, key=lambda row: row["epoch"]) for number, rows in found.items()}
+
+
+def name_of_study(folder: Path, description: Mapping[str, object]) -> str:
+    """The study's name; that of its folder where study.json lacks it."""
+    return json_values.text(description, "name") or folder.name
+
+
+def read_tables(folder: Path, storage: str | None) -> StudyTables:
+    """The tables of the study in ``folder``, as they are now.
+
+    Args:
+        storage: URL of the study's database. None: its journal, or its tables as they were last written.
+
+    Raises ConfigError if there is no study, no trial yet, or a damaged file.
+    """
+    description = read_description(folder)
+    objectives = objectives_of(description)
+    name = name_of_study(folder, description)
+    if storage is not None or (folder / JOURNAL_NAME).exists():
+        from bigbatch.tune.study.tables import epochs_table, trials_table
+
+        with opened_study(folder, storage) as study:
+            trials = study.get_trials(deepcopy=False)
+            found = StudyTables(name, objectives, trials_table(trials, objectives), epochs_table(trials))
+    else:
+        found = _stored_tables(folder, name, objectives)
+    if not found.trials.num_rows:
+        raise ConfigError(f"an export needs a trial that has begun; got none in {str(folder)!r}. Try again later.")
+    return found
+
+
+def _stored_tables(folder: Path, name: str, objectives: Objectives) -> StudyTables:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        return StudyTables(name, objectives, pq.read_table(folder / TRIALS_TABLE), pq.read_table(folder / EPOCHS_TABLE))
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"an export needs {JOURNAL_NAME}, or the tables of a study in a database; {Path(error.filename).name} is "
+            f"not in {str(folder)!r}. Write --storage URL, or try again once a trial has ended."
+        ) from None
+    except (OSError, pa.ArrowInvalid) as error:
+        raise ConfigError(
+            f"the tables must be readable; got {str(folder)!r} ({' '.join(str(error).split())}). "
+            "bigbatch tune --resume writes them again."
+        ) from None
+
+
+@contextlib.contextmanager
+def opened_study(folder: Path, storage: str | None) -> Iterator[Study]:
+    """The study as Optuna opens it: of its database, or of a copy of its journal.
+
+    Raises ConfigError if it cannot be opened.
+    """
+    description: Description = read_description(folder)
+    name = name_of_study(folder, description)
+    if storage is not None:
+        yield _from_database(name, storage)
+        return
+    if not (folder / JOURNAL_NAME).exists():
+        raise ConfigError(
+            f"the study must have a journal or a database; {JOURNAL_NAME} is not in {str(folder)!r}. "
+            "Write --storage URL, with which the study began."
+        )
+    with tempfile.TemporaryDirectory(prefix="bigbatch-export-") as copies:
+        yield _from_journal(name, folder / JOURNAL_NAME, Path(copies) / JOURNAL_NAME)
+
+
+def _from_journal(name: str, journal: Path, copy: Path) -> Study:
+    import optuna
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend
+
+    try:
+        shutil.copyfile(journal, copy)
+        with copy.open("rb+") as lines:  # the driver may write its last line just now
+            lines.truncate(_complete_lines_bytes(lines.read()))
+        return optuna.load_study(study_name=name, storage=JournalStorage(JournalFileBackend(str(copy))))
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"the journal must be readable; got {str(journal)!r} ({' '.join(str(error).split())}). "
+            "bigbatch tune --resume repairs its end."
+        ) from None
+    except KeyError:
+        raise ConfigError(
+            f"an export needs a study that has begun; {str(journal)!r} has none called {name!r} yet. Try again later."
+        ) from None
+
+
+def _complete_lines_bytes(content: bytes) -> int:
+    return content.rfind(b"\n") + 1
+
+
+def _from_database(name: str, storage: str) -> Study:
+    check_url(storage)
+    check_database_file(storage)
+    import optuna
+    from optuna.exceptions import StorageInternalError
+    from sqlalchemy.exc import SQLAlchemyError
+
+    from bigbatch.tune.study.provenance import redact
+
+    try:
+        return optuna.load_study(study_name=name, storage=storage)
+    except KeyError:
+        raise ConfigError(
+            f"--storage must be the study's database; {redact(storage)!r} has no study called {name!r}. "
+            "Write the --storage with which the study began."
+        ) from None
+    except (SQLAlchemyError, StorageInternalError, RuntimeError) as error:
+        reason = redact(" ".join(str(error).split()))
+        raise ConfigError(f"--storage must be a database that answers; got {redact(storage)!r} ({reason}).") from None
