@@ -4,12 +4,16 @@
 
 The conductor of ``bigbatch tune`` runs without Ray: trials of made-up accuracies end at once. Measured are all its
 calls: choosing a trial, taking in its epochs, looking, telling; with a journal also the tables and the checkpoints'
-folders. It is flat if the last window is as fast as the first.
+folders. It is flat if the last window is as fast as the first. A trial of this measurement is a configuration: a paused
+one and its continuation are one. ``auto`` is what ``bigbatch tune`` does by default. ``--frontier`` searches over four
+batches too, as the default space does. ``--profile FILE`` writes where the time goes (cProfile).
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import cProfile
 import json
 import math
 import os
@@ -30,6 +34,7 @@ from bigbatch.tune.simulate.replay import MemoryKeeper
 from bigbatch.tune.strategies.named import make_strategy
 from bigbatch.tune.strategies.protocol import Dimension, SearchFacts, TrialDecision
 from bigbatch.tune.strategies.samplers import quiet_optuna
+from bigbatch.tune.strategies.search_only import SearchOnly
 from bigbatch.tune.study.objective import Objective
 from bigbatch.tune.study.provenance import provenance
 from bigbatch.tune.study.store import StudyStore
@@ -46,19 +51,24 @@ DIMENSIONS = (
 )
 
 
+BATCHES = optuna.distributions.CategoricalDistribution((256, 1024, 4096, 16384))
+BATCH = Dimension("global_batch_size", BATCHES)
+
+
 class SampledConfigurations:
-    """Configurations of ``DIMENSIONS``, as a space makes them."""
+    """Configurations of some dimensions, as a space makes them."""
 
     name = "driver_scale"
 
-    def __init__(self, epochs: int) -> None:
-        self._epochs = epochs
+    def __init__(self, epochs: int, dimensions: tuple[Dimension, ...]) -> None:
+        self._epochs, self._dimensions = epochs, dimensions
 
     def new(self, trial: optuna.trial.Trial) -> TrainConfig:
         """Sample the trial's parameters."""
         keys: dict[str, object] = {"epochs": self._epochs, "schedule.warmup_epochs": 0}
-        for dimension in DIMENSIONS:
+        for dimension in self._dimensions:
             key = "optimizer.name" if dimension.name == "optimizer" else f"optimizer.{dimension.name}"
+            key = BATCH.name if dimension is BATCH else key
             keys[key] = trial._suggest(dimension.name, dimension.distribution)
         return TrainConfig().replace_keys(keys)
 
@@ -98,15 +108,16 @@ def record_of(value: float, epoch: int, epochs: int) -> dict[str, object]:
     return dict(record.to_dict())
 
 
-def fill(study: optuna.Study, trials: int, epochs: int) -> None:
+def fill(study: optuna.Study, trials: int, epochs: int, frontier: bool) -> None:
     """Add finished trials, as many sessions before this one would have left them."""
     noise, made = random.Random(2), []
-    space = {dimension.name: dimension.distribution for dimension in DIMENSIONS}
+    space = {dimension.name: dimension.distribution for dimension in (*DIMENSIONS, *([BATCH] if frontier else []))}
     config = TrainConfig().replace_keys({"epochs": epochs, "schedule.warmup_epochs": 0}).to_dict()
     for _ in range(trials):
         params = {
             "peak_lr": 10 ** noise.uniform(-3, 1), "weight_decay": 10 ** noise.uniform(-6, -2),
             "momentum": noise.uniform(0.8, 0.99), "optimizer": noise.choice(("sgd", "lars", "lamb")),
+            **({BATCH.name: noise.choice(BATCHES.choices)} if frontier else {}),
         }  # fmt: skip
         values = {e: accuracy(params, e, epochs, noise) for e in range(1, epochs + 1)}
         records = {f"{EPOCH_ATTR}{e:05d}": record_of(value, e, epochs) for e, value in values.items()}
@@ -122,12 +133,15 @@ def fill(study: optuna.Study, trials: int, epochs: int) -> None:
 class Search:
     """A search whose trials train in no time."""
 
-    def __init__(self, keeper: StudyKeeper, case: tuple[str, str], trials: int, slots: int, epochs: int) -> None:
-        facts = SearchFacts(DIMENSIONS, trials, epochs, slots, seed=1)
+    def __init__(
+        self, keeper: StudyKeeper, case: tuple[str, str], trials: int, slots: int, epochs: int, frontier: bool
+    ) -> None:
+        dimensions = (*DIMENSIONS, BATCH) if frontier else DIMENSIONS
+        facts = SearchFacts(dimensions, trials, epochs, slots, seed=1, frontier=BATCH.name if frontier else None)
         self.conductor = Conductor(
             keeper,
-            make_strategy(*case, facts),
-            SampledConfigurations(epochs),
+            SearchOnly(make_strategy(*case, facts)),
+            SampledConfigurations(epochs, dimensions),
             objective=Objective(),
             trials=trials,
             workers=1,
@@ -175,14 +189,15 @@ def measure(
     windows: int,
     limit_s: float,
     begin_at: int,
+    frontier: bool = False,
 ) -> tuple[list[Window], dict[str, float]]:
     """The windows of one search, and how long its study takes to open (journal only)."""
     with tempfile.TemporaryDirectory(prefix="bigbatch-scale-") as folder:
         home = Path(folder) / "study"
         journal = storage == "journal"
         keeper = StudyStore.create(home, "study", {}, None) if journal else _in_memory(Path(folder))
-        fill(keeper.study, begin_at, epochs)
-        search, found = Search(keeper, case, begin_at + trials, slots, epochs), list[Window]()
+        fill(keeper.study, begin_at, epochs, frontier)
+        search, found = Search(keeper, case, begin_at + trials, slots, epochs, frontier), list[Window]()
         search.conductor.recover()
         began = time.perf_counter()
         at, used, before = (began, time.process_time()), _used(home, journal), begin_at
@@ -225,31 +240,45 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=10_000)
     parser.add_argument("--begin-at", type=int, default=0, help="trials that the study already has (memory only)")
     parser.add_argument("--slots", type=int, default=8)
-    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--windows", type=int, default=10)
     parser.add_argument("--limit-s", type=float, default=math.inf, help="end a case after this time")
     parser.add_argument("--storage", nargs="+", default=["memory", "journal"], choices=["memory", "journal"])
-    cases = [f"{s}+{p}" for s in ("random", "tpe", "curves") for p in ("none", "asha", "look")]
+    cases = ["auto+auto", "tpe+asha", "random+asha", "qmc+asha"]
     parser.add_argument("--cases", nargs="+", metavar="STRATEGY+STOPPING", default=cases)
+    parser.add_argument("--frontier", action="store_true", help="also search over four batches, as a frontier")
+    parser.add_argument("--profile", type=Path, help="of all cases together, for pstats")
     parser.add_argument("--output", type=Path)
     o = parser.parse_args()
     quiet_optuna()
     rows = []
+    profile = cProfile.Profile() if o.profile else contextlib.nullcontext()
     for storage in o.storage:
         for text in o.cases:
             strategy, _, stopping = text.partition("+")
-            windows, opened = measure(
-                (strategy, stopping), storage, o.trials, o.slots, o.epochs, o.windows, o.limit_s, o.begin_at
-            )
+            with profile:
+                windows, opened = measure(
+                    (strategy, stopping),
+                    storage,
+                    o.trials,
+                    o.slots,
+                    o.epochs,
+                    o.windows,
+                    o.limit_s,
+                    o.begin_at,
+                    o.frontier,
+                )
             row = {"case": text, "storage": storage, "windows": [vars(one) for one in windows], "opened": opened}
             rows.append(row)
             print(f"{storage:8} {text:14} " + summary(windows), opened or "", flush=True)
     result = {
         "benchmark": "driver_scale",
         "targets": {"ms_per_trial": TARGET_MS, "bytes_per_trial": TARGET_BYTES},
-        "trials": o.trials, "slots": o.slots, "epochs": o.epochs, "rows": rows,
+        "trials": o.trials, "slots": o.slots, "epochs": o.epochs, "frontier": o.frontier, "rows": rows,
         "provenance": provenance(),
     }  # fmt: skip
+    if isinstance(profile, cProfile.Profile):
+        profile.dump_stats(o.profile)
     store(json.loads(json.dumps(result, default=str)), o.output)
 
 

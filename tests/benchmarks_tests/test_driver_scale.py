@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import math
+import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from optuna.trial import FrozenTrial
 
+from bigbatch.tune.study.quick_journal import QuickJournal
+from bigbatch.tune.study.store import StudyStore
 from helpers.paths import ROOT
 
 
@@ -23,3 +31,69 @@ def test_each_window_counts_its_trials_with_time_and_bytes(run_command, tmp_path
     if storage == "journal":
         assert all(window["bytes_per_trial"] > 1000 for window in row["windows"])
         assert row["opened"]["trials"] == row["windows"][-1]["trials"]
+
+
+@pytest.fixture
+def benchmark(monkeypatch) -> Any:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    return importlib.import_module("driver_scale")
+
+
+def looks_at_trials(monkeypatch, run: Callable[[], object]) -> int:
+    """How often ``run`` reads what a trial of a study holds."""
+    count = 0
+
+    def counted(plain: property) -> property:
+        def read(trial: FrozenTrial) -> object:
+            nonlocal count
+            count += 1
+            assert plain.fget is not None
+            return plain.fget(trial)
+
+        return property(read, plain.fset)
+
+    with monkeypatch.context() as patched:
+        for name in ("params", "user_attrs", "system_attrs", "number", "distributions"):
+            patched.setattr(FrozenTrial, name, counted(vars(FrozenTrial)[name]))
+        run()
+    return count
+
+
+def work_of(benchmark: Any, monkeypatch, keeper: Any, case: tuple[str, str], trials: int, frontier: bool) -> int:
+    """What some more trials cost in a study that has ``trials``."""
+    benchmark.fill(keeper.study, trials, 10, frontier)
+    search = benchmark.Search(keeper, case, 100_000, slots=4, epochs=10, frontier=frontier)
+    search.conductor.recover()
+    for _ in range(12):
+        search.go_on()
+    return looks_at_trials(monkeypatch, lambda: [search.go_on() for _ in range(20)])
+
+
+@pytest.mark.parametrize(
+    ("strategy", "stopping", "frontier"),
+    [("auto", "auto", False), ("auto", "auto", True), ("tpe", "asha", False), ("random", "look", True)]
+    + [pytest.param(*case, marks=pytest.mark.slow) for case in (("tpe", "asha", True), ("qmc", "asha", False))],
+)
+def test_a_trial_costs_as_much_in_a_study_of_thousands(benchmark, monkeypatch, tmp_path, strategy, stopping, frontier):
+    """Counted, not timed: in both studies the model takes as many trials as it ever does."""
+    small, large = (
+        work_of(benchmark, monkeypatch, benchmark._in_memory(tmp_path), (strategy, stopping), trials, frontier)
+        for trials in (800, 2400)
+    )
+    assert 0 < large < 1.15 * small
+
+
+def test_a_journal_and_the_folder_of_checkpoints_cost_as_much_in_a_study_of_thousands(benchmark, monkeypatch, tmp_path):
+    monkeypatch.setattr(os, "fsync", lambda file: None)
+    found = []
+    for trials in (300, 1200):
+        store = StudyStore.create(tmp_path / str(trials), "s", {}, None)
+        store._next_refresh = math.inf  # the tables are rewritten from time to time, see REFRESH_SHARE
+        store.choose_dropped = lambda trials, sizes, budget_bytes: []
+        looks = work_of(benchmark, monkeypatch, store, ("random", "look"), trials, True)
+        storage = store.study._storage
+        assert isinstance(storage, QuickJournal)
+        found.append((looks, storage.visited - trials))
+        store.close()
+    (small, few), (large, many) = found
+    assert 0 < large < 1.15 * small and 0 < many < 1.15 * few

@@ -3,92 +3,95 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from optuna.trial import FrozenTrial, TrialState
+from optuna.study import Study
+from optuna.trial import FrozenTrial
 
+from bigbatch.tune.strategies.curve_history import MOST_CURVES, Curve, CurveHistory
+from bigbatch.tune.strategies.curve_history import curves_of as curves_of
 from bigbatch.tune.strategies.curve_model import MAX_POINTS, CurveModel, CurvePoints, Scale, thinned
 from bigbatch.tune.strategies.known_curves import KnownCurves, known_curves
 from bigbatch.tune.strategies.known_prediction import known_prediction, rank_correlation
 from bigbatch.tune.strategies.protocol import SearchFacts
 from bigbatch.tune.strategies.unit_space import UnitSpace
-from bigbatch.tune.study import retry
-from bigbatch.tune.study.trial_facts import CONTINUES_ATTR, has_diverged, planned_epochs
 
+Array = NDArray[np.float64]
+KnownKey = tuple[int, ...] | None
+"""The places of the other studies that are believed; None where all are disregarded."""
 MARKS = np.array([1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0])
 """The model takes a curve's values at these fractions of the run, and its last one."""
 FEWEST_CURVES = 3
 """The model needs this many curves."""
+FIT_AGAIN = 50
+"""Of a study with more curves than the model takes, the hyperparameters are those of the first trials, up to a multiple
+of this many and as far as all have ended. These do not change any more, so a resumed search finds the same."""
 
 
-@dataclass
-class Curve:
-    """What is known of one configuration: of a trial, its continuation and its retries together."""
+class _SettledCurves(CurveHistory):
+    """The curves of the first trials, as far as all have ended, and the hyperparameters that were found on them."""
 
-    number: int
-    """Of its first trial."""
-    params: Mapping[str, object]
-    gains: dict[int, float]
-    """Epoch → value, with the sign that makes larger better."""
-    epochs: int
-    """Of its whole run."""
-    diverged: bool = False
-
-    @property
-    def best(self) -> float:
-        """The best value so far; −inf without one."""
-        return max(self.gains.values(), default=-math.inf)
-
-
-def first_numbers(trials: Sequence[FrozenTrial]) -> dict[int, int]:
-    """Number of each trial → number of the trial that it continues or retries, in the end; else its own."""
-    first: dict[int, int] = {}
-    for trial in trials:
-        earlier = trial.user_attrs.get(CONTINUES_ATTR, trial.user_attrs.get(retry.RETRIES_ATTR))
-        first[trial.number] = trial.number if earlier is None else first.get(int(earlier), int(earlier))
-    return first
-
-
-def curves_of(trials: Sequence[FrozenTrial], facts: SearchFacts) -> list[Curve]:
-    """The curves of configurations that have a value or have diverged. A trial that failed otherwise says nothing."""
-    first, found = first_numbers(trials), dict[int, Curve]()
-    for trial in trials:
-        diverged = has_diverged(trial)
-        if trial.state == TrialState.FAIL and not diverged:
-            continue
-        if not diverged and not trial.intermediate_values:
-            continue
-        number = first[trial.number]
-        curve = found.setdefault(number, Curve(number, trial.params, {}, planned_epochs(trial) or facts.max_epochs))
-        curve.diverged |= diverged
-        gain = facts.objective.gain
-        curve.gains.update((e, gain(v)) for e, v in trial.intermediate_values.items() if math.isfinite(v))
-    return [curve for curve in found.values() if curve.gains or curve.diverged]
+    def _forget(self) -> None:
+        super()._forget()
+        self.theta: dict[tuple[int, KnownKey], Array | None] = {}
+        """By the number of trials and by the other studies that were believed."""
 
 
 class CurveEncoder:
-    """The model's view of curves. It keeps coordinates of configurations, which changes no answer."""
+    """The model's view of a study's curves. What it keeps could be made again from the study, and changes no answer."""
 
     def __init__(self, facts: SearchFacts) -> None:
         self.space, self.facts = UnitSpace(facts.dimensions), facts
+        self.history = CurveHistory(facts)
+        self._settled = _SettledCurves(facts)
         self._known: dict[tuple[int, ...], KnownCurves | None] = {}
         self._predicted: dict[tuple[int, int], float] = {}
-        self._features: dict[int, NDArray[np.float64]] = {}
+        self._features: dict[int, Array] = {}
         self._marks: dict[int, list[int]] = {}
 
-    def features(self, curve: Curve) -> NDArray[np.float64]:
+    def features(self, curve: Curve) -> Array:
         """The coordinates of a curve's configuration."""
         if curve.number not in self._features:
             self._features[curve.number] = self.space.encode(curve.params)
         return self._features[curve.number]
 
-    def learn(self, curves: Sequence[Curve], *, alone: bool = False) -> Learned | None:
-        """The model of these curves and, unless ``alone``, of what other studies say; None if there are too few."""
-        whole = [c for c in curves if c.gains]
-        known = None if alone else self._trusted(curves)
+    def learn(self, study: Study, *, alone: bool = False, also: Collection[int] = ()) -> Learned | None:
+        """The model of a study's curves and, unless ``alone``, of what other studies say; None if there are too few.
+
+        Args:
+            also: numbers of curves that the model needs, although it takes only a part of those of a large study.
+        """
+        self.history.update(study)
+        curves = self.history.shown(also)
+        key = None if alone else self._trusted(curves)
+        theta = self._settled_theta(study, key) if len(self.history) > MOST_CURVES else None
+        return self._learned(curves, key, also if len(curves) < len(self.history) else (), theta)
+
+    def learn_all(self, trials: Sequence[FrozenTrial]) -> Learned | None:
+        """The model of these trials' curves, with the end of every one of them."""
+        self.history.take_in(trials)
+        curves = self.history.curves()
+        return self._learned(curves, self._trusted(curves))
+
+    def _settled_theta(self, study: Study, key: KnownKey) -> Array | None:
+        """Hyperparameters that ``FIT_AGAIN`` trials share. None before enough trials have ended."""
+        settled = self.history.settled // FIT_AGAIN * FIT_AGAIN
+        if settled < MOST_CURVES:
+            return None
+        self._settled.update(study, until=settled)
+        if (settled, key) not in self._settled.theta:
+            learned = self._learned(self._settled.shown(), key)
+            self._settled.theta[settled, key] = None if learned is None else learned.model.theta
+        return self._settled.theta[settled, key]
+
+    def _learned(
+        self, curves: Sequence[Curve], key: KnownKey, first: Collection[int] = (), theta: Array | None = None
+    ) -> Learned | None:
+        """The model of these curves and of the other studies that ``key`` names."""
+        whole, known = [c for c in curves if c.gains], self._known[key] if key is not None else None
         if len(whole) < FEWEST_CURVES and known is None:
             return None
         worst = self._worst(whole)
@@ -103,15 +106,15 @@ class CurveEncoder:
         points = CurvePoints(features[np.array(row, int)], np.array(fraction), np.array(owner, int))
         scale = Scale.of(np.array(gains or [worst]), worst)
         warped = scale.warp(np.array(gains))
-        kept = thinned(points, warped, MAX_POINTS - (len(known.points) if known else 0))
+        kept = thinned(points, warped, MAX_POINTS - (len(known.points) if known else 0), first)
         points, warped = points.take(kept), warped[kept]
         if known is not None:
             points, warped = known.beside(points, warped)
         best = known.best if known else ()
-        return Learned(CurveModel.fit(points, warped), scale, tuple(curves), features, best)
+        return Learned(CurveModel.fit(points, warped, theta=theta), scale, tuple(curves), features, best)
 
-    def _trusted(self, curves: Sequence[Curve]) -> KnownCurves | None:
-        """The other studies, without those that rank this one's curves no better than by chance; None if none is left.
+    def _trusted(self, curves: Sequence[Curve]) -> tuple[int, ...]:
+        """The places of the other studies, without those that rank this one's curves no better than by chance.
 
         The model alone would unlearn them too, but only after more trials.
         """
@@ -119,7 +122,7 @@ class CurveEncoder:
         if kept not in self._known:
             studies = [self.facts.knowledge[i] for i in kept]
             self._known[kept] = known_curves(self.facts, self.space, studies)
-        return self._known[kept]
+        return kept
 
     def _agrees(self, place: int, curves: Sequence[Curve]) -> bool:
         """Whether the rank correlation of a study's prediction with these curves is positive, or not known yet."""
@@ -158,12 +161,12 @@ class Learned:
     model: CurveModel
     scale: Scale
     curves: tuple[Curve, ...]
-    features: NDArray[np.float64]
+    features: Array
     """(curves, d)."""
     known_best: tuple[Mapping[str, object], ...] = ()
     """The best configurations of other studies, as far as these are believed."""
 
-    def ends(self) -> NDArray[np.float64]:
+    def ends(self) -> Array:
         """The predicted value of each curve at the end of its run, in standardised warped values."""
         numbers = np.array([c.number for c in self.curves])
         return self.model.predict(CurvePoints(self.features, np.ones(len(numbers)), numbers))[0]

@@ -23,6 +23,7 @@ Optuna or on anything random: equal points give the equal model.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Self
 
@@ -105,10 +106,15 @@ class CurvePoints:
         return 0 if self.task is None else int(self.task.max(initial=0))
 
 
-def thinned(points: CurvePoints, warped: Array, at_most: int = MAX_POINTS) -> NDArray[np.int64]:
+def thinned(
+    points: CurvePoints, warped: Array, at_most: int = MAX_POINTS, first_owners: Collection[int] = ()
+) -> NDArray[np.int64]:
     """Which points to keep: the last one of each trial first, of these the ends of runs, of these the best.
 
     A quarter of the room goes to points spread evenly over the others, so that the model still knows what is bad.
+
+    Args:
+        first_owners: trials whose last points come before all others.
     """
     if len(points) <= at_most:
         return np.arange(len(points))
@@ -117,7 +123,8 @@ def thinned(points: CurvePoints, warped: Array, at_most: int = MAX_POINTS) -> ND
     for i in np.argsort(points.fraction, kind="stable"):
         latest[int(points.owner[i])] = int(i)
     last[list(latest.values())] = 1.0
-    order = np.argsort(-(1e6 * last + 1e3 * (points.fraction > 0.999) + warped), kind="stable")
+    wanted = last * np.isin(points.owner, list(first_owners)) if first_owners else 0.0
+    order = np.argsort(-(1e7 * wanted + 1e6 * last + 1e3 * (points.fraction > 0.999) + warped), kind="stable")
     first, rest = order[: at_most * 3 // 4], order[at_most * 3 // 4 :]
     spread = rest[np.linspace(0, len(rest) - 1, at_most - len(first)).astype(int)]
     return np.sort(np.concatenate([first, spread]))
@@ -139,10 +146,16 @@ class CurveModel:
     """(n,): factor⁻¹ · values."""
 
     @classmethod
-    def fit(cls, points: CurvePoints, values: Array, evaluations: int = FIT_EVALUATIONS) -> Self:
-        """The model of these points, at most ``MAX_POINTS``, with warped values (n,)."""
+    def fit(
+        cls, points: CurvePoints, values: Array, evaluations: int = FIT_EVALUATIONS, theta: Array | None = None
+    ) -> Self:
+        """The model of these points, at most ``MAX_POINTS``, with warped values (n,).
+
+        Args:
+            theta: hyperparameters that are known already.
+        """
         y, mean, sd = _standardised(points, values)
-        theta = _fit_theta(points, y, evaluations)
+        theta = _fit_theta(points, y, evaluations) if theta is None else theta
         factor = cholesky(_noisy(theta, points), lower=True, check_finite=False)
         return cls(theta, points, mean, sd, factor, solve_triangular(factor, y, lower=True, check_finite=False))
 

@@ -21,7 +21,7 @@ from optuna.samplers import BaseSampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial
 
-from bigbatch.tune.strategies.curve_data import CurveEncoder, Learned, curves_of
+from bigbatch.tune.strategies.curve_data import CurveEncoder, Learned
 from bigbatch.tune.strategies.curve_model import CurvePoints
 from bigbatch.tune.strategies.names import CAPABILITIES
 from bigbatch.tune.strategies.protocol import SearchFacts
@@ -98,7 +98,7 @@ class CurvesSampler(BaseSampler):
         has_begun = bool(self._facts.knowledge) and self._number % 2 == 0
         if has_begun or self._number >= startup_trials(self._facts):
             alone = self._number >= startup_trials(self._facts) and self._number % ALONE_EVERY == 0
-            learned = self._encoder.learn(curves_of(study.get_trials(deepcopy=False), self._facts), alone=alone)
+            learned = self._encoder.learn(study, alone=alone)
         if learned is None:
             return self._quasi_random(study, trial, fixed)
         rng = np.random.default_rng([self._facts.seed, self._number])

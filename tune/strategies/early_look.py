@@ -9,28 +9,24 @@ With a frontier the slots for continuing are divided like the trials: the value 
 has gone on. At the end at least one trial of each value has run to its end.
 
 All predictions are those of the curve model (curve_model.py), whatever strategy proposes: values of different epochs
-do not compare, and it knows how curves go on.
+do not compare, and it knows how curves go on. In a study of thousands it predicts the most promising ones alone.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from optuna.study import Study
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import FrozenTrial
 
-from bigbatch.tune.strategies.curve_data import CurveEncoder, curves_of, first_numbers
+from bigbatch.tune.strategies.curve_data import CurveEncoder, Learned
+from bigbatch.tune.strategies.curve_history import MOST_CURVES
+from bigbatch.tune.strategies.look_index import LookIndex
 from bigbatch.tune.strategies.protocol import SearchFacts, TrialDecision
 from bigbatch.tune.study.retry import RETRIES_ATTR
-from bigbatch.tune.study.trial_facts import (
-    CONTINUES_ATTR,
-    dropped_checkpoints,
-    planned_epochs,
-    waiting_to_continue,
-    warmup_epochs,
-)
+from bigbatch.tune.study.trial_facts import CONTINUES_ATTR, planned_epochs, warmup_epochs
 
 LOOK_AFTER = 0.1
 """Of the run."""
@@ -40,6 +36,9 @@ EVERY = 4
 """Each slot of this number continues a paused trial."""
 FINISHED_SHARE = 1 / 3
 """Of all configurations, the part that runs to its end."""
+MOST_LOOKED_AT = 50
+"""In a study with more curves than the model takes, so many waiting trials are predicted: those whose values are the
+best among the trials that were paused in the same epoch."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +48,11 @@ class EarlyLook:
     facts: SearchFacts
     encoder: CurveEncoder = field(repr=False, compare=False)
     name: str = "look"
+    index: LookIndex = field(init=False, repr=False, compare=False)
+    """What is asked of the study at each event."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "index", LookIndex(self.facts))
 
     def look(self, study: Study, trial: FrozenTrial, epoch: int) -> TrialDecision:
         """PAUSE at the look; a trial that continues a paused one goes on."""
@@ -58,43 +62,50 @@ class EarlyLook:
 
     def to_continue(self, study: Study) -> FrozenTrial | None:
         """The best of the paused trials at every fourth slot, and as long as too few have run to their end."""
-        trials = study.get_trials(deepcopy=False)
-        if configurations(trials) < self.facts.trials:
+        trials = self.index.update(study)
+        if self.index.configurations < self.facts.trials:
             slot = len(trials) + 1
             due = slot % EVERY == 0 and slot > 2 * EVERY
-            return self._next(trials, self._progress(study, trials)) if due else None
-        progress = self._progress(study, trials)
-        if bare := progress.too_few_values:
-            return self._best(trials, [t for t in progress.waiting if self._value(t) in bare])
-        return self._next(trials, progress) if progress.too_few else None
+            return self._next(study, trials) if due else None
+        if bare := self._bare_values():
+            return self._best(study, trials, bare)
+        return self._next(study, trials) if self._too_few() else None
 
     def is_over(self, study: Study) -> bool:
         """Whether enough trials have run to their end, or none is left that could."""
-        trials = study.get_trials(deepcopy=False)
-        progress = self._progress(study, trials, only_finished=True)
-        if not progress.too_few and not progress.too_few_values:
+        self.index.update(study)
+        if not self._too_few(only_done=True) and not self._bare_values(only_done=True):
             return True
-        return not progress.waiting and not any(t.state == TrialState.RUNNING for t in trials)
+        return not self.index.waiting_values() and not self.index.runs
 
-    def _progress(self, study: Study, trials: Sequence[FrozenTrial], only_finished: bool = False) -> Progress:
-        return Progress.of(trials, self.facts, dropped_checkpoints(study), only_finished)
+    def _too_few(self, *, only_done: bool = False) -> bool:
+        """Whether fewer trials have gone on than should run to their end."""
+        return self.index.all_gone_on(only_done=only_done) < max(1, math.ceil(self.facts.trials * FINISHED_SHARE))
 
-    def _value(self, trial: FrozenTrial) -> object:
-        return _frontier_value(trial, self.facts)
+    def _bare_values(self, *, only_done: bool = False) -> list[object]:
+        """Values of the frontier of which trials wait and none has gone on."""
+        if self.facts.frontier is None:
+            return []
+        return [v for v in self.index.waiting_values() if not self.index.gone_on(v, only_done=only_done)]
 
-    def _next(self, trials: Sequence[FrozenTrial], progress: Progress) -> FrozenTrial | None:
+    def _next(self, study: Study, trials: Sequence[FrozenTrial]) -> FrozenTrial | None:
         """The best paused trial of the frontier's value of which the smallest part has gone on."""
-        values = {self._value(t) for t in progress.waiting}
+        values = self.index.waiting_values()
         if not values:
             return None
-        value = min(values, key=lambda v: (progress.share(v), str(v)))
-        return self._best(trials, [t for t in progress.waiting if self._value(t) == value])
+        return self._best(study, trials, [min(values, key=lambda v: (self.index.share(v), str(v)))])
 
-    def _best(self, trials: Sequence[FrozenTrial], waiting: Sequence[FrozenTrial]) -> FrozenTrial | None:
+    def _best(self, study: Study, trials: Sequence[FrozenTrial], values: Sequence[object]) -> FrozenTrial | None:
+        """The paused trial of these values whose end is predicted to be the best; of equal ones, the earliest."""
+        history = self.encoder.history
+        history.update(study)
+        most = MOST_LOOKED_AT if len(history) > MOST_CURVES else None
+        waiting = [trials[place] for value in values for place in self.index.waiting(value, most)]
         if len(waiting) < 2:
             return waiting[0] if waiting else None
-        ends = predicted_ends(trials, self.facts, self.encoder)
-        return max(waiting, key=lambda t: (ends.get(t.number, -math.inf), -t.number))
+        also = [history.first_number(t.number) for t in waiting]
+        ends = _ends(self.encoder.learn(study, also=also), self.encoder)
+        return max(waiting, key=lambda t: (ends.get(history.first_number(t.number), -math.inf), -t.number))
 
 
 def look_epoch(trial: FrozenTrial, max_epochs: int) -> int:
@@ -116,83 +127,21 @@ def _continues(trial: FrozenTrial, study: Study) -> bool:
     return True
 
 
-def configurations(trials: Sequence[FrozenTrial]) -> int:
-    """How many configurations were tried: trials that neither continue nor repeat another one."""
-    return sum(CONTINUES_ATTR not in t.user_attrs and RETRIES_ATTR not in t.user_attrs for t in trials)
-
-
-def _frontier_value(trial: FrozenTrial, facts: SearchFacts) -> object:
-    """The trial's value of the frontier's parameter; None without a frontier."""
-    return None if facts.frontier is None else trial.params.get(facts.frontier)
-
-
-@dataclass
-class Progress:
-    """How many trials of each frontier value were looked at, and how many have gone on."""
-
-    facts: SearchFacts
-    waiting: list[FrozenTrial]
-    """Paused trials that can be continued from their checkpoint."""
-    seen: dict[object, int] = field(default_factory=dict)
-    gone_on: dict[object, int] = field(default_factory=dict)
-
-    @classmethod
-    def of(
-        cls,
-        trials: Sequence[FrozenTrial],
-        facts: SearchFacts,
-        dropped: Container[int] = (),
-        only_finished: bool = False,
-    ) -> Progress:
-        """The progress of a study.
-
-        Args:
-            dropped: numbers of paused trials that have no checkpoint any more.
-            only_finished: trials that still run on do not count as gone on.
-        """
-        waiting = waiting_to_continue(trials)
-        progress = cls(facts, [t for t in waiting if t.number not in dropped])
-        for t in waiting:
-            progress.seen[_frontier_value(t, facts)] = progress.seen.get(_frontier_value(t, facts), 0) + 1
-        for t in trials:
-            runs_on = t.state == TrialState.RUNNING and CONTINUES_ATTR in t.user_attrs and not only_finished
-            if t.state == TrialState.COMPLETE or runs_on:
-                value = _frontier_value(t, facts)
-                progress.seen[value] = progress.seen.get(value, 0) + 1
-                progress.gone_on[value] = progress.gone_on.get(value, 0) + 1
-        return progress
-
-    def share(self, value: object) -> float:
-        """Of the trials of a frontier value that were looked at, the part that has gone on."""
-        return self.gone_on.get(value, 0) / max(1, self.seen.get(value, 0))
-
-    @property
-    def too_few(self) -> bool:
-        """Whether fewer trials have gone on than should run to their end."""
-        return sum(self.gone_on.values()) < max(1, math.ceil(self.facts.trials * FINISHED_SHARE))
-
-    @property
-    def too_few_values(self) -> set[object]:
-        """Values of the frontier of which trials wait and none has gone on."""
-        if self.facts.frontier is None:
-            return set()
-        return {_frontier_value(t, self.facts) for t in self.waiting} - self.gone_on.keys()
-
-
-def predicted_ends(
-    trials: Sequence[FrozenTrial], facts: SearchFacts, encoder: CurveEncoder | None = None
-) -> dict[int, float]:
+def predicted_ends(trials: Sequence[FrozenTrial], facts: SearchFacts) -> dict[int, float]:
     """Number of each trial with values → its predicted value at the end of its run, larger is better.
 
     With too few trials for a model, the last value instead.
     """
-    curves = curves_of(trials, facts)
-    learned = (encoder or CurveEncoder(facts)).learn(curves)
+    encoder = CurveEncoder(facts)
+    ends, first_of = _ends(encoder.learn_all(trials), encoder), encoder.history.first_number
+    return {t.number: ends[first_of(t.number)] for t in trials if first_of(t.number) in ends}
+
+
+def _ends(learned: Learned | None, encoder: CurveEncoder) -> dict[int, float]:
+    """Number of each curve of the model → its predicted value at the end. Without a model, the last value."""
     if learned is None:
-        by_first = {c.number: c.gains[max(c.gains)] for c in curves if c.gains}
-    else:
-        by_first = {c.number: float(end) for c, end in zip(learned.curves, learned.ends(), strict=True)}
-    return {number: by_first[first] for number, first in first_numbers(trials).items() if first in by_first}
+        return {c.number: c.gains[max(c.gains)] for c in encoder.history.curves() if c.gains}
+    return {c.number: float(end) for c, end in zip(learned.curves, learned.ends(), strict=True)}
 
 
 def checkpoints_to_drop(

@@ -14,7 +14,8 @@ from __future__ import annotations
 import copy
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from statistics import NormalDist
 from typing import Any
 
@@ -23,9 +24,10 @@ from optuna.samplers import BaseSampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
+from bigbatch.tune.strategies.passing_sampler import Asked, PassingSampler
 from bigbatch.tune.strategies.protocol import Capabilities, Proposer, SearchFacts
-from bigbatch.tune.strategies.shares import next_value, own_value
-from bigbatch.tune.strategies.study_view import view_of
+from bigbatch.tune.strategies.shares import Shares, own_value
+from bigbatch.tune.strategies.study_view import BestAndRecent, view_of
 
 _NORMAL = NormalDist()
 
@@ -36,6 +38,14 @@ class FrontierProposer:
 
     inner: Proposer
     facts: SearchFacts
+    _shares: Shares = field(init=False, repr=False, compare=False)
+    _history: BestAndRecent | None = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        maximize, sees_all = self.facts.objective.direction == "maximize", self.inner.capabilities.frontier
+        history = None if sees_all else BestAndRecent(maximize=maximize, frontier=self.facts.frontier)
+        object.__setattr__(self, "_shares", Shares(self.facts))
+        object.__setattr__(self, "_history", history)
 
     @property
     def name(self) -> str:
@@ -49,61 +59,61 @@ class FrontierProposer:
 
     def sampler(self, number: int) -> BaseSampler:
         """A new sampler for trial ``number``."""
-        return FrontierSampler(self.facts, self.inner.sampler(number), self.inner.capabilities.frontier)
+        return FrontierSampler(self.facts, self.inner.sampler(number), self._shares, self._history)
 
 
-class FrontierSampler(BaseSampler):
-    """Samples one trial. ``sees_all``: whether ``inner`` sees the study as it is."""
+class FrontierSampler(PassingSampler):
+    """Samples one trial.
 
-    def __init__(self, facts: SearchFacts, inner: BaseSampler, sees_all: bool) -> None:
-        self._facts, self._inner, self._sees_all = facts, inner, sees_all
+    Args:
+        shares: chooses the frontier's value; the samplers of one search share it.
+        history: chooses the trials that ``inner`` sees. None: it sees the study as it is.
+    """
+
+    def __init__(
+        self, facts: SearchFacts, inner: BaseSampler, shares: Shares, history: BestAndRecent | None = None
+    ) -> None:
+        self._facts, self._inner, self._shares, self._history = facts, inner, shares, history
         self._value: object = None
         self._ranked: list[FrozenTrial] | None = None
+        self._ranked_of = -1
+
+    def asked(self, study: Study, trial: FrozenTrial) -> Asked:
+        """The inner sampler, with what it sees, and the trial as if it had been enqueued with the frontier's value."""
+        return Asked(self._inner, self._seen(study), self._pinned(study, trial))
 
     def before_trial(self, study: Study, trial: FrozenTrial) -> None:
-        """As the inner sampler."""
+        """As the inner sampler. Nothing is chosen yet."""
         self._inner.before_trial(study, trial)
-
-    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        """As the inner sampler, for what it sees."""
-        return self._inner.infer_relative_search_space(self._seen(study), self._pinned(study, trial))
-
-    def sample_relative(
-        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
-    ) -> dict[str, object]:
-        return self._inner.sample_relative(self._seen(study), self._pinned(study, trial), search_space)
 
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> object:
         """The chosen value of the frontier's parameter; any other parameter as the inner sampler."""
-        pinned = self._pinned(study, trial)
-        if param_name == self._facts.frontier:
-            return self._value
-        return self._inner.sample_independent(self._seen(study), pinned, param_name, param_distribution)
+        if param_name != self._facts.frontier:
+            return super().sample_independent(study, trial, param_name, param_distribution)
+        self._pinned(study, trial)
+        return self._value
 
     def after_trial(self, study: Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None) -> None:
-        """As the inner sampler."""
+        """As the inner sampler. Nothing is chosen any more."""
         self._inner.after_trial(study, trial, state, values)
 
     def _pinned(self, study: Study, trial: FrozenTrial) -> FrozenTrial:
-        """The trial as if it had been enqueued with the frontier's value."""
         if self._value is None:
             chosen = own_value(self._facts, trial)
-            self._value = (
-                next_value(self._facts, study.get_trials(deepcopy=False), trial.number) if chosen is None else chosen
-            )
+            self._value = self._shares.next_value(study, trial.number) if chosen is None else chosen
         shown, attrs = copy.copy(trial), dict[str, Any](trial.system_attrs)
         attrs["fixed_params"] = {**attrs.get("fixed_params", {}), self._facts.frontier: self._value}
         shown.system_attrs = attrs
         return shown
 
     def _seen(self, study: Study) -> Study:
-        return study if self._sees_all else view_of(study, self._rank)
+        return study if self._history is None else view_of(study, partial(self._rank, self._history))
 
-    def _rank(self, trials: list[FrozenTrial]) -> list[FrozenTrial]:
-        if self._ranked is None or len(self._ranked) != len(trials):  # the same for the whole proposal
-            self._ranked = among_peers(self._facts, trials)
+    def _rank(self, history: BestAndRecent, trials: list[FrozenTrial]) -> list[FrozenTrial]:
+        if self._ranked is None or self._ranked_of != len(trials):  # the same for the whole proposal
+            self._ranked, self._ranked_of = among_peers(self._facts, history.among(trials)), len(trials)
         return self._ranked
 
 

@@ -15,6 +15,7 @@ from bigbatch.tune.strategies.names import CAPABILITIES, STOPPINGS, STRATEGIES, 
 from bigbatch.tune.strategies.protocol import Capabilities, Combined, Proposer, SearchFacts, Stopping, Strategy
 from bigbatch.tune.strategies.samplers import sampler_factory
 from bigbatch.tune.strategies.stopping import PrunerStopping
+from bigbatch.tune.strategies.study_view import BestAndRecent
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,9 @@ def make_strategy(strategy: str, stopping: str, facts: SearchFacts) -> Strategy:
 def _proposer(name: str, facts: SearchFacts, encoder: CurveEncoder) -> Proposer:
     if name == "curves":
         return CurvesProposer(facts, encoder)
-    make = sampler_factory(name, facts.seed, facts.trials, facts.names, facts.priors)
+    # With a frontier, FrontierProposer chooses the trials to see.
+    history = BestAndRecent(maximize=facts.objective.direction == "maximize") if facts.frontier is None else None
+    make = sampler_factory(name, facts.seed, facts.trials, facts.names, facts.priors, history=history)
     return SamplerProposer(name, CAPABILITIES[name], make)
 
 

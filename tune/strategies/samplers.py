@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from types import SimpleNamespace
 from typing import cast
 
@@ -17,18 +17,19 @@ from optuna.samplers import (
     RandomSampler,
 )
 from optuna.study import Study
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import FrozenTrial
 
 from bigbatch.search_spaces.log_normal import LogNormal
 from bigbatch.tune.strategies.judgement import REDUCTION_FACTOR, JudgedTPESampler
+from bigbatch.tune.strategies.passing_sampler import Asked, PassingSampler
 from bigbatch.tune.strategies.qmc import SobolSampler, value_at
-from bigbatch.tune.strategies.study_view import view_of
+from bigbatch.tune.strategies.study_view import BestAndRecent, view_of
 
 MODEL_BASED = ("tpe", "gp", "cmaes")
 """Samplers that learn from trials. Only these begin with the initial points of a space."""
 
 
-class PerTrialSampler(BaseSampler):
+class PerTrialSampler(PassingSampler):
     """Passes each trial to a sampler made for its number, whichever trial ``study.ask()`` returns.
 
     A waiting trial (an initial point, or an interrupted one) keeps its number, which is below the number of trials.
@@ -38,32 +39,11 @@ class PerTrialSampler(BaseSampler):
         self._make = make
         self._made: tuple[int, BaseSampler] | None = None
 
-    def _of(self, trial: FrozenTrial) -> BaseSampler:
+    def asked(self, study: Study, trial: FrozenTrial) -> Asked:
+        """The trial's own sampler."""
         if self._made is None or self._made[0] != trial.number:
             self._made = (trial.number, self._make(trial.number))
-        return self._made[1]
-
-    def before_trial(self, study: Study, trial: FrozenTrial) -> None:
-        """As the trial's own sampler."""
-        self._of(trial).before_trial(study, trial)
-
-    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        """As the trial's own sampler."""
-        return self._of(trial).infer_relative_search_space(study, trial)
-
-    def sample_relative(
-        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
-    ) -> dict[str, object]:
-        return self._of(trial).sample_relative(study, trial, search_space)
-
-    def sample_independent(
-        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
-    ) -> object:
-        return self._of(trial).sample_independent(study, trial, param_name, param_distribution)
-
-    def after_trial(self, study: Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None) -> None:
-        """As the trial's own sampler."""
-        self._of(trial).after_trial(study, trial, state, values)
+        return Asked(self._made[1], study, trial)
 
 
 class PriorSampler(RandomSampler):
@@ -88,6 +68,8 @@ def sampler_factory(
     trials: int,
     parameters: Iterable[str] = (),
     priors: Mapping[str, LogNormal | None] | None = None,
+    *,
+    history: BestAndRecent | None = None,
 ) -> Callable[[int], BaseSampler]:
     """A function from a trial's number to its sampler.
 
@@ -98,6 +80,7 @@ def sampler_factory(
     Args:
         parameters: names of all parameters of the space, for Quasi-Monte-Carlo.
         priors: soft priors of parameters, for everything that is drawn before, or without, a model of the trials.
+        history: chooses the trials of a large study from which TPE learns; None: it learns from all that it is shown.
     """
     startup, names = max(4, min(10, trials // 3)), tuple(parameters)
     known = {parameter: prior for parameter, prior in (priors or {}).items() if prior is not None}
@@ -106,19 +89,19 @@ def sampler_factory(
         own = (seed * 1_000_003 + number * 7919) % 2**31
         if name == "random":
             return PriorSampler(own, known)
-        return _sampler(name, own, startup, SobolSampler(names, seed, known))
+        return _sampler(name, own, startup, SobolSampler(names, seed, known), history)
 
     return make
 
 
-def _sampler(name: str, seed: int, startup: int, design: SobolSampler) -> BaseSampler:
+def _sampler(name: str, seed: int, startup: int, design: SobolSampler, history: BestAndRecent | None) -> BaseSampler:
     """A sampler that begins with ``startup`` points of ``design``; Quasi-Monte-Carlo is the design itself."""
     if name == "qmc":
         return design
     if name == "tpe":
         # group: in a conditional space, each optimizer's parameters are modelled together.
         return JudgedTPESampler(
-            design, seed=seed, n_startup_trials=startup, multivariate=True, group=True, constant_liar=True
+            design, history, seed=seed, n_startup_trials=startup, multivariate=True, group=True, constant_liar=True
         )
     if name == "gp":
         return GPSampler(

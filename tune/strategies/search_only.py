@@ -5,18 +5,53 @@ A configuration that is trained again must not look like several good ones. Chea
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
-from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler
 from optuna.study import Study
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import FrozenTrial
 
+from bigbatch.tune.strategies.passing_sampler import Asked, PassingSampler
 from bigbatch.tune.strategies.protocol import Capabilities, Strategy, TrialDecision
 from bigbatch.tune.strategies.study_view import view_of
-from bigbatch.tune.study.cheap_runs import as_finished
-from bigbatch.tune.study.trial_facts import CHEAP_ATTR, CONFIRMS_ATTR, FOLLOWS_ATTR
+from bigbatch.tune.study.cheap_runs import as_finished, ran_cheaply
+from bigbatch.tune.study.study_index import StudyIndex
+from bigbatch.tune.study.trial_facts import CONFIRMS_ATTR, FOLLOWS_ATTR
+
+
+class OwnTrials(StudyIndex):
+    """Shows a strategy its own trials of a study; the study itself where it has no others."""
+
+    def seen(self, study: Study) -> Study:
+        """What a strategy sees of ``study``."""
+        self.update(study)
+        return view_of(study, self._shown) if self._hidden or self._cheap else study
+
+    def _shown(self, trials: list[FrozenTrial]) -> list[FrozenTrial]:
+        """Of the trials for which ``seen`` was asked, or later ones."""
+        self.take_in(trials)
+        found = list(trials)
+        for place, finished in self._cheap.items():
+            found[place] = finished
+        for place in reversed(self._hidden):
+            del found[place]
+        return found
+
+    def _forget(self) -> None:
+        self._hidden: list[int] = []
+        self._cheap: dict[int, FrozenTrial] = {}
+
+    def _take(self, place: int, trials: Sequence[FrozenTrial]) -> None:
+        if _is_hidden(trials[place]):
+            if place not in self._hidden:
+                self._hidden.append(place)
+        elif ran_cheaply(trials[place]):
+            self._cheap[place] = as_finished(trials[place])
+
+
+def _is_hidden(trial: FrozenTrial) -> bool:
+    return CONFIRMS_ATTR in trial.user_attrs or FOLLOWS_ATTR in trial.user_attrs
 
 
 @dataclass(frozen=True)
@@ -24,6 +59,7 @@ class SearchOnly:
     """A strategy that sees its own trials alone. The others are never stopped."""
 
     inner: Strategy
+    _own: OwnTrials = field(default_factory=OwnTrials, init=False, repr=False, compare=False)
 
     @property
     def name(self) -> str:
@@ -37,64 +73,29 @@ class SearchOnly:
 
     def sampler(self, number: int) -> BaseSampler:
         """A new sampler for trial ``number``."""
-        return SearchOnlySampler(self.inner.sampler(number))
+        return SearchOnlySampler(self.inner.sampler(number), self._own.seen)
 
     def look(self, study: Study, trial: FrozenTrial, epoch: int) -> TrialDecision:
         """As the inner one, for what it sees."""
         if _is_hidden(trial):
             return TrialDecision.GO_ON
-        return self.inner.look(_seen(study), trial, epoch)
+        return self.inner.look(self._own.seen(study), trial, epoch)
 
     def to_continue(self, study: Study) -> FrozenTrial | None:
         """As the inner one, for what it sees."""
-        return self.inner.to_continue(_seen(study))
+        return self.inner.to_continue(self._own.seen(study))
 
     def is_over(self, study: Study) -> bool:
         """As the inner one, for what it sees."""
-        return self.inner.is_over(_seen(study))
+        return self.inner.is_over(self._own.seen(study))
 
 
-class SearchOnlySampler(BaseSampler):
+class SearchOnlySampler(PassingSampler):
     """A sampler that sees the strategy's own trials alone."""
 
-    def __init__(self, inner: BaseSampler) -> None:
-        self._inner = inner
+    def __init__(self, inner: BaseSampler, seen: Callable[[Study], Study]) -> None:
+        self._inner, self._seen = inner, seen
 
-    def before_trial(self, study: Study, trial: FrozenTrial) -> None:
-        """As the inner sampler."""
-        self._inner.before_trial(_seen(study), trial)
-
-    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        """As the inner sampler."""
-        return self._inner.infer_relative_search_space(_seen(study), trial)
-
-    def sample_relative(
-        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
-    ) -> dict[str, object]:
-        """As the inner sampler."""
-        return self._inner.sample_relative(_seen(study), trial, search_space)
-
-    def sample_independent(
-        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
-    ) -> object:
-        """As the inner sampler."""
-        return self._inner.sample_independent(_seen(study), trial, param_name, param_distribution)
-
-    def after_trial(self, study: Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None) -> None:
-        """As the inner sampler."""
-        self._inner.after_trial(_seen(study), trial, state, values)
-
-
-def _is_hidden(trial: FrozenTrial) -> bool:
-    return CONFIRMS_ATTR in trial.user_attrs or FOLLOWS_ATTR in trial.user_attrs
-
-
-def _shown(trials: list[FrozenTrial]) -> list[FrozenTrial]:
-    return [as_finished(trial) for trial in trials if not _is_hidden(trial)]
-
-
-def _seen(study: Study) -> Study:
-    """The study with the strategy's trials; the study itself where it has no others."""
-    if any(_is_hidden(t) or CHEAP_ATTR in t.user_attrs for t in study.get_trials(deepcopy=False)):
-        return view_of(study, _shown)
-    return study
+    def asked(self, study: Study, trial: FrozenTrial) -> Asked:
+        """The inner sampler, with what it sees."""
+        return Asked(self._inner, self._seen(study), trial)

@@ -21,27 +21,30 @@ from __future__ import annotations
 
 import math
 import statistics
+from bisect import insort
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from optuna.distributions import CategoricalDistribution, IntDistribution
+from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
 from bigbatch.tune.strategies.protocol import SearchFacts
-from bigbatch.tune.study.frontier import answer_index, counted_trials, ordered_values
+from bigbatch.tune.study.frontier import answer_index, ordered_values
+from bigbatch.tune.study.retry import RETRIES_ATTR
+from bigbatch.tune.study.study_index import StudyIndex
+from bigbatch.tune.study.trial_facts import CONFIRMS_ATTR, CONTINUES_ATTR
 
 
-@dataclass(frozen=True)
-class _Tried:
+class _Tried(NamedTuple):
     """The trials of one value."""
 
-    count: int
-    gains: tuple[float, ...]
-    """Of the finished ones, larger is better; the best first."""
-
-    @property
-    def best(self) -> float | None:
-        return self.gains[0] if self.gains else None
+    trials: int
+    best: float | None = None
+    """Gain of the best finished one, larger is better."""
+    distance: float | None = None
+    """From the middle finished one to the best; None where fewer than two have finished."""
 
 
 def frontier_values(facts: SearchFacts) -> tuple[object, ...]:
@@ -58,27 +61,74 @@ def frontier_values(facts: SearchFacts) -> tuple[object, ...]:
     raise ValueError(f"no choice and no whole number: {facts.frontier!r}")
 
 
+class Shares(StudyIndex):
+    """Chooses the frontier's value of each new trial, by what was tried of each."""
+
+    def __init__(self, facts: SearchFacts) -> None:
+        self._facts, self._values = facts, frontier_values(facts)
+        super().__init__()
+
+    def next_value(self, study: Study, number: int) -> object:
+        """The frontier's value for the new trial ``number``."""
+        self.update(study)
+        return self._next_value(number)
+
+    def _next_value(self, number: int) -> object:
+        values, places = self._values, range(len(self._values))
+        least = math.ceil(self._facts.trials / len(values) / 2)
+        tried = [self._tried(value, number) for value in values]
+        # Of equal ones the largest comes first, then the smallest, with which all others are compared.
+        fewest = min(places, key=lambda i: (tried[i].trials, i < len(values) - 1, i > 0, -i))
+        if tried[fewest].trials < least:
+            return values[fewest]
+        worth = _worth(self._facts, tried)
+        return values[max(places, key=lambda i: (worth[i], i))]
+
+    def _tried(self, value: object, without: int) -> _Tried:
+        """The trials of a value, but for one that runs."""
+        gains = self._gains.get(value, [])
+        count = self._count[value] - (self._counted.get(without, _NONE) == value)
+        if len(gains) < 2:
+            return _Tried(count, gains[0] if gains else None)
+        half = len(gains) // 2
+        middle = gains[half] if len(gains) % 2 else (gains[half - 1] + gains[half]) / 2
+        return _Tried(count, gains[-1], gains[-1] - middle)
+
+    def _forget(self) -> None:
+        self._counted: dict[int, object] = {}
+        self._count: Counter[object] = Counter()
+        self._gains: dict[object, list[float]] = {}
+        self._replaced: set[int] = set()
+
+    def _take(self, place: int, trials: Sequence[FrozenTrial]) -> None:
+        trial, attrs = trials[place], trials[place].user_attrs
+        for name in (RETRIES_ATTR, CONTINUES_ATTR):
+            if name in attrs:
+                self._replaced.add(int(attrs[name]))
+                self._uncount(int(attrs[name]))
+        self._uncount(trial.number)
+        if trial.number in self._replaced or CONFIRMS_ATTR in attrs:
+            return
+        value = own_value(self._facts, trial)
+        self._counted[trial.number] = value
+        self._count[value] += 1
+        if trial.state == TrialState.COMPLETE and trial.values:
+            insort(self._gains.setdefault(value, []), self._facts.objective.gain(trial.values[0]))
+
+    def _uncount(self, number: int) -> None:
+        """Count no trial that is repeated or continued: none of them is complete."""
+        if number in self._counted:
+            self._count[self._counted.pop(number)] -= 1
+
+
+_NONE = object()
+
+
 def next_value(facts: SearchFacts, trials: Sequence[FrozenTrial], number: int) -> object:
     """The frontier's value for the new trial ``number``, given all ``trials`` of the study."""
-    values = frontier_values(facts)
-    tried = _tried(facts, values, [t for t in trials if t.number != number])
-    least = math.ceil(facts.trials / len(values) / 2)
-    places = range(len(values))
-    # Of equal ones the largest comes first, then the smallest, with which all others are compared.
-    fewest = min(places, key=lambda i: (tried[i].count, i < len(values) - 1, i > 0, -i))
-    if tried[fewest].count < least:
-        return values[fewest]
-    worth = _worth(facts, tried)
-    return values[max(places, key=lambda i: (worth[i], i))]
-
-
-def _tried(facts: SearchFacts, values: Sequence[object], trials: Sequence[FrozenTrial]) -> list[_Tried]:
-    found: dict[object, list[FrozenTrial]] = {value: [] for value in values}
-    for trial in counted_trials(trials):
-        value = own_value(facts, trial)
-        if value in found:
-            found[value].append(trial)
-    return [_Tried(len(found[value]), _gains(facts, found[value])) for value in values]
+    shares = Shares(facts)
+    shares.take_in(trials)
+    return shares._next_value(number)
 
 
 def own_value(facts: SearchFacts, trial: FrozenTrial) -> object:
@@ -88,17 +138,12 @@ def own_value(facts: SearchFacts, trial: FrozenTrial) -> object:
     return trial.params.get(facts.frontier, enqueued) if facts.frontier else None
 
 
-def _gains(facts: SearchFacts, trials: Sequence[FrozenTrial]) -> tuple[float, ...]:
-    done = [facts.objective.gain(t.values[0]) for t in trials if t.state == TrialState.COMPLETE and t.values]
-    return tuple(sorted(done, reverse=True))
-
-
 def _worth(facts: SearchFacts, tried: Sequence[_Tried]) -> list[float]:
     """For each value, the chance that one more trial there changes the answer, times how much that counts."""
     bests = [one.best for one in tried]
     known = [best for best in bests if best is not None]
     if not known:
-        return [1 / (one.count + 1) for one in tried]
+        return [1 / (one.trials + 1) for one in tried]
     answer = answer_index(bests, facts.tolerance)
     line = max(known) - facts.tolerance  # the answer and all above it are at least this good
     threat = (bests[answer] or 0.0) + facts.tolerance  # with a trial better than this, the answer falls behind
@@ -108,11 +153,11 @@ def _worth(facts: SearchFacts, tried: Sequence[_Tried]) -> list[float]:
         bar = line if place > answer else threat
         distance = 0.0 if best is None or place == answer else max(0.0, bar - best)
         weight = place - answer if place > answer else 0.5
-        worth.append(weight * math.exp(-distance / scale) / (one.count + 1))
+        worth.append(weight * math.exp(-distance / scale) / (one.trials + 1))
     return worth
 
 
 def _usual_distance(tried: Sequence[_Tried]) -> float:
     """From the middle finished trial of a value to its best: the median over the values; 0 where none has two."""
-    distances = [one.gains[0] - statistics.median(one.gains) for one in tried if len(one.gains) > 1]
+    distances = [one.distance for one in tried if one.distance is not None]
     return statistics.median(distances) if distances else 0.0

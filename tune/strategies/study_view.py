@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import heapq
+from bisect import insort
 from collections.abc import Callable, Container, Sequence
+from itertools import islice
 from typing import cast
 
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
+
+from bigbatch.tune.study.study_index import StudyIndex
 
 Shown = Callable[[list[FrozenTrial]], Sequence[FrozenTrial]]
 """From a study's trials to the trials to show. It must not change the given ones: the study caches them."""
@@ -17,17 +20,47 @@ MOST_TRIALS = 500
 """A sampler or pruner sees at most this many trials, so that a decision costs the same in a study of 10,000."""
 
 
+class BestAndRecent(StudyIndex):
+    """Of a study of thousands, the trials from which a sampler learns.
+
+    Args:
+        maximize: whether a larger value is better.
+        frontier: the parameter whose values are compared separately, see ``SearchFacts``.
+    """
+
+    def __init__(self, *, maximize: bool, frontier: str | None = None) -> None:
+        self._sign, self._frontier = -1 if maximize else 1, frontier or ""
+        super().__init__()
+
+    def among(self, trials: Sequence[FrozenTrial], most: int = MOST_TRIALS) -> list[FrozenTrial]:
+        """All of ``trials``, if they are at most ``most``; else the more recent half of ``most``, the best finished
+        ones before them, and all that still run, in the order of their numbers.
+
+        Call it with the same study's trials, as they become more.
+        """
+        if len(trials) <= most:
+            return list(trials)
+        self.take_in(trials)
+        cut = len(trials) - most // 2
+        chosen = {place for place in self._open if place < cut and trials[place].state == TrialState.RUNNING}
+        room = (most - most // 2) // max(1, len(self._finished))
+        for finished in self._finished.values():
+            chosen.update(islice((place for _, place in finished if place < cut), room))
+        return [*(trials[place] for place in sorted(chosen)), *trials[cut:]]
+
+    def _forget(self) -> None:
+        self._finished: dict[object, list[tuple[float, int]]] = {}
+
+    def _take(self, place: int, trials: Sequence[FrozenTrial]) -> None:
+        trial = trials[place]
+        if trial.state == TrialState.COMPLETE and trial.values:
+            of_value = self._finished.setdefault(trial.params.get(self._frontier), [])
+            insort(of_value, (self._sign * trial.values[0], place))
+
+
 def best_and_recent(trials: Sequence[FrozenTrial], *, maximize: bool, most: int = MOST_TRIALS) -> list[FrozenTrial]:
-    """All trials, if they are at most ``most``; else the more recent half of ``most``, the best finished ones before
-    them, and all that still run, in the order of their numbers."""
-    if len(trials) <= most:
-        return list(trials)
-    earlier, recent = trials[: -(most // 2)], trials[-(most // 2) :]
-    done = [t for t in earlier if t.state == TrialState.COMPLETE and t.values]
-    pick = heapq.nlargest if maximize else heapq.nsmallest
-    best = pick(most - len(recent), done, key=lambda t: t.values[0])
-    running = [t for t in earlier if t.state == TrialState.RUNNING]
-    return [*sorted((*best, *running), key=lambda t: t.number), *recent]
+    """What ``BestAndRecent`` chooses among ``trials``."""
+    return BestAndRecent(maximize=maximize).among(trials, most)
 
 
 class _ReadOnlyStorage:

@@ -14,8 +14,10 @@ from typing import Protocol
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
+from bigbatch.tune.study.study_index import StudyIndex
 from bigbatch.tune.study.trial_facts import (
     CONFIRMS_ATTR,
+    CONTINUES_ATTR,
     FAILURE_ATTR,
     FOLLOWS_ATTR,
     SEED_ATTR,
@@ -82,9 +84,36 @@ def adopt_checkpoints(store: StudyWithCheckpoints) -> None:
     This also completes what a kill interrupted.
     """
     for earlier, number in replaced_trials(store.study.get_trials(deepcopy=False)).items():
-        old, new = store.checkpoint_folder(earlier), store.checkpoint_folder(number)
-        if old.exists() and not new.exists():
-            old.rename(new)
+        hand_over(store, earlier, number)
+
+
+def hand_over(store: StudyWithCheckpoints, earlier: int, number: int) -> None:
+    """Hand the checkpoint of a trial to the one that stands for it now."""
+    old, new = store.checkpoint_folder(earlier), store.checkpoint_folder(number)
+    if old.exists() and not new.exists():
+        old.rename(new)
+
+
+class EndedCount(StudyIndex):
+    """``count_ended`` of a study that grows."""
+
+    def of(self, study: optuna.Study) -> int:
+        """The number of trials that have ended, as ``--trials`` counts."""
+        self.update(study)
+        return len(self._counted)
+
+    def _forget(self) -> None:
+        self._counted: set[int] = set()
+        self._replaced: set[int] = set()
+
+    def _take(self, place: int, trials: Sequence[FrozenTrial]) -> None:
+        trial = trials[place]
+        for name in (RETRIES_ATTR, CONTINUES_ATTR):
+            if name in trial.user_attrs:
+                self._replaced.add(int(trial.user_attrs[name]))
+                self._counted.discard(int(trial.user_attrs[name]))
+        if trial.state.is_finished() and trial.number not in self._replaced and CONFIRMS_ATTR not in trial.user_attrs:
+            self._counted.add(trial.number)
 
 
 def may_need_checkpoint(trial: FrozenTrial) -> bool:

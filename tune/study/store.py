@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import time
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,17 +34,18 @@ from bigbatch.tune.study import feasible, tables
 from bigbatch.tune.study.confirmation import best_confirmed
 from bigbatch.tune.study.description import SCHEMA_VERSION, STUDY_FILE, Description, read_description
 from bigbatch.tune.study.front import PARETO_FILE, write_front
-from bigbatch.tune.study.frontier import Frontier, frontier_facts, frontier_of
+from bigbatch.tune.study.frontier import Frontier, FrontierFacts, frontier_facts, frontier_of
 from bigbatch.tune.study.frontier_file import write_frontier
+from bigbatch.tune.study.kept_checkpoints import EndedCheckpoints
 from bigbatch.tune.study.ledger import Ledger, open_bill
 from bigbatch.tune.study.objectives import Objectives, objectives_of
 from bigbatch.tune.study.patient_journal import Disk, PatientJournal, repair_journal
-from bigbatch.tune.study.paused_checkpoints import ChooseDropped, drop_paused
+from bigbatch.tune.study.paused_checkpoints import ChooseDropped, PausedCheckpoints
 from bigbatch.tune.study.provenance import redact
-from bigbatch.tune.study.retry import may_need_checkpoint
+from bigbatch.tune.study.quick_journal import QuickJournal
 from bigbatch.tune.study.storage_url import DatabaseLost, check_database_file
 from bigbatch.tune.study.tables import used_before
-from bigbatch.tune.study.trial_facts import CHEAP_ATTR, WORKERS_ATTR, is_paused
+from bigbatch.tune.study.trial_facts import CHEAP_ATTR, WORKERS_ATTR
 from bigbatch.tune.study.turns import Agree, agree_at_once, deciding
 from bigbatch.tune.study.verdict import Verdict, verdict_on
 
@@ -318,29 +320,26 @@ class StudyStore:
         self._next_refresh = time.monotonic() + (time.monotonic() - started) / REFRESH_SHARE
 
     def drop_checkpoints(self) -> None:
-        """Remove checkpoints of ended trials, except the best one's and those from which another trial may go on.
-
-        With a frontier, the best trial of each value keeps its checkpoint: any of them may become the answer.
-        This looks only at the few folders that exist.
-        """
-        trials = self.study.get_trials(deepcopy=False)
-        best, frontier = best_confirmed(trials, self.objectives), self._frontier(trials)
-        kept = {best.number} if best is not None else set()
-        kept = {row.best.trial for row in frontier.rows if row.best} if frontier else kept
-        for folder in (self.folder / "checkpoints").glob("trial-*"):
-            number = folder.name.removeprefix("trial-")
-            if not number.isdigit() or int(number) >= len(trials) or not trials[int(number)].state.is_finished():
-                continue
-            if is_paused(trials[int(number)]):  # these have a budget
-                continue
-            if int(number) not in kept and not may_need_checkpoint(trials[int(number)]):
-                shutil.rmtree(folder, ignore_errors=True)
+        """Remove checkpoints of ended trials, except the best ones' and those from which another trial may go on."""
+        self._ended_checkpoints.drop()
         if self.choose_dropped is not None:
-            drop_paused(self, trials, self.choose_dropped)
+            self._paused_checkpoints.drop(self.choose_dropped)
+
+    @cached_property
+    def _ended_checkpoints(self) -> EndedCheckpoints:
+        return EndedCheckpoints(self, self._frontier_facts)
+
+    @cached_property
+    def _paused_checkpoints(self) -> PausedCheckpoints:
+        return PausedCheckpoints(self)
+
+    def _frontier_facts(self) -> FrontierFacts | None:
+        """The frontier that study.json declares; None if it declares none."""
+        return frontier_facts(read_description(self.folder), self.objectives.first)
 
     def _frontier(self, trials: list[optuna.trial.FrozenTrial]) -> Frontier | None:
-        """The frontier that study.json declares; None if it declares none, or no trial has finished."""
-        facts = frontier_facts(read_description(self.folder), self.objectives.first)
+        """The frontier of these trials; None if study.json declares none, or no trial has finished."""
+        facts = self._frontier_facts()
         return frontier_of(trials, facts) if facts else None
 
     def add_session(self, session: dict[str, object], **changes: object) -> None:
@@ -374,7 +373,7 @@ class StudyStore:
 def open_storage(folder: Path, url: str | None, disk: Disk | None = None) -> optuna.storages.BaseStorage:
     """The study's journal, or the database at ``url``. Raises ConfigError if it cannot be opened."""
     if url is None:
-        return optuna.storages.JournalStorage(PatientJournal(folder / JOURNAL_FILE, disk or Disk(folder)))
+        return QuickJournal(PatientJournal(folder / JOURNAL_FILE, disk or Disk(folder)))
     try:
         from bigbatch.tune.study.database import PatientStorage  # SQLAlchemy; the journal needs none
 

@@ -216,7 +216,7 @@ class Conductor(LiveTrials):
         if paused is None:
             return False
         self._study.enqueue_trial(paused.params, user_attrs={CONTINUES_ATTR: paused.number})
-        retry.adopt_checkpoints(self._store)
+        retry.hand_over(self._store, paused.number, self._study.get_trials(deepcopy=False)[-1].number)
         self._finished -= 1  # the continuation counts in the place of the paused trial
         return True
 

@@ -23,6 +23,7 @@ class SharedStudy:
 
     def __init__(self, store: StudyKeeper) -> None:
         self._store, self._study, self._drivers = store, store.study, store.drivers
+        self._ended = retry.EndedCount()
 
     @property
     def with_others(self) -> bool:
@@ -64,7 +65,7 @@ class SharedStudy:
 
     def ended(self, counted: int) -> int:
         """How many trials have ended, as ``--trials`` counts. ``counted``: those that this driver has counted."""
-        return retry.count_ended(self._study.get_trials(deepcopy=False)) if self.with_others else counted
+        return self._ended.of(self._study) if self.with_others else counted
 
     def elsewhere(self) -> int:
         """How many trials of the search other drivers run."""

@@ -1,0 +1,151 @@
+"""The learning curves of a study: one for each configuration, and of a study of thousands those that say the most."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from optuna.trial import FrozenTrial, TrialState
+
+from bigbatch.tune.strategies.protocol import SearchFacts
+from bigbatch.tune.study import retry
+from bigbatch.tune.study.study_index import StudyIndex
+from bigbatch.tune.study.trial_facts import CONTINUES_ATTR, has_diverged, planned_epochs
+
+MOST_CURVES = 300
+"""Of a study with more curves, the model learns from this many, so that a decision costs the same among 10,000."""
+
+
+@dataclass
+class Curve:
+    """What is known of one configuration: of a trial, its continuation and its retries together."""
+
+    number: int
+    """Of its first trial."""
+    params: Mapping[str, object]
+    gains: dict[int, float]
+    """Epoch → value, with the sign that makes larger better."""
+    epochs: int
+    """Of its whole run."""
+    diverged: bool = False
+
+    @property
+    def best(self) -> float:
+        """The best value so far; −inf without one."""
+        return max(self.gains.values(), default=-math.inf)
+
+    @property
+    def finished(self) -> bool:
+        """Whether its last value is that of its whole run."""
+        return not self.diverged and bool(self.gains) and max(self.gains) >= self.epochs
+
+
+class CurveHistory(StudyIndex):
+    """The curves of configurations that have a value or have diverged. A trial that failed otherwise says nothing."""
+
+    def __init__(self, facts: SearchFacts) -> None:
+        self._facts = facts
+        super().__init__()
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def first_number(self, number: int) -> int:
+        """The number of the trial that trial ``number`` continues or retries, in the end; else its own."""
+        return self._first.get(number, number)
+
+    def curves(self) -> list[Curve]:
+        """All curves, in the order in which they began."""
+        return [self._curves[first] for _, first in self._order]
+
+    def shown(self, also: Collection[int] = (), most: int = MOST_CURVES) -> list[Curve]:
+        """All curves, if there are at most ``most``. Else half of them are the most recent ones, a quarter the best
+        finished ones before these, divided among the values of the frontier, and the others are spread over the rest.
+
+        Args:
+            also: curves that are needed too, by their numbers.
+        """
+        if len(self._order) <= most:
+            return self.curves()
+        cut = len(self._order) - most // 2
+        since = self._order[cut]
+        chosen = set(self._order[cut:])
+        best = most // 4 // max(1, len(self._finished))
+        for finished in self._finished.values():
+            found = 0
+            for _, place, first in finished:
+                if found == best:
+                    break
+                if (place, first) < since:
+                    chosen.add((place, first))
+                    found += 1
+        room = most - len(chosen)
+        chosen.update(self._order[i * cut // room] for i in range(room))
+        chosen.update(self._where[first] for first in also if first in self._where)
+        return [self._curves[first] for _, first in sorted(chosen)]
+
+    def _forget(self) -> None:
+        self._first: dict[int, int] = {}
+        self._members: dict[int, list[int]] = {}
+        self._curves: dict[int, Curve] = {}
+        self._where: dict[int, tuple[int, int]] = {}
+        self._order: list[tuple[int, int]] = []
+        """Place of a curve's first trial that says something, and the curve's number."""
+        self._finished: dict[object, list[tuple[float, int, int]]] = {}
+        """By the frontier's value: minus the last gain, and the entry of ``_order``."""
+
+    def _take(self, place: int, trials: Sequence[FrozenTrial]) -> None:
+        trial = trials[place]
+        earlier = trial.user_attrs.get(CONTINUES_ATTR, trial.user_attrs.get(retry.RETRIES_ATTR))
+        first = trial.number if earlier is None else self._first.get(int(earlier), int(earlier))
+        self._first[trial.number] = first
+        members = self._members.setdefault(first, [])
+        if not members or members[-1] < place:
+            members.append(place)
+        telling = [p for p in members if _says_something(trials[p])]
+        self._remove(first)
+        if telling:
+            self._add(telling[0], _curve_of(first, [trials[p] for p in telling], self._facts))
+
+    def _remove(self, first: int) -> None:
+        if first not in self._where:
+            return
+        where, curve = self._where.pop(first), self._curves.pop(first)
+        del self._order[bisect_left(self._order, where)]
+        if curve.finished:
+            group = self._group(curve)
+            del group[bisect_left(group, (-curve.gains[max(curve.gains)], *where))]
+
+    def _add(self, place: int, curve: Curve) -> None:
+        if not curve.gains and not curve.diverged:
+            return
+        where = (place, curve.number)
+        self._curves[curve.number], self._where[curve.number] = curve, where
+        insort(self._order, where)
+        if curve.finished:
+            insort(self._group(curve), (-curve.gains[max(curve.gains)], *where))
+
+    def _group(self, curve: Curve) -> list[tuple[float, int, int]]:
+        return self._finished.setdefault(curve.params.get(self._facts.frontier or ""), [])
+
+
+def curves_of(trials: Sequence[FrozenTrial], facts: SearchFacts) -> list[Curve]:
+    """The curves of these trials, see ``CurveHistory``."""
+    history = CurveHistory(facts)
+    history.take_in(trials)
+    return history.curves()
+
+
+def _says_something(trial: FrozenTrial) -> bool:
+    return has_diverged(trial) or (trial.state != TrialState.FAIL and bool(trial.intermediate_values))
+
+
+def _curve_of(number: int, members: Sequence[FrozenTrial], facts: SearchFacts) -> Curve:
+    curve = Curve(number, members[0].params, {}, planned_epochs(members[0]) or facts.max_epochs)
+    for trial in members:
+        curve.diverged |= has_diverged(trial)
+        values = trial.intermediate_values.items()
+        curve.gains.update((epoch, facts.objective.gain(value)) for epoch, value in values if math.isfinite(value))
+    return curve

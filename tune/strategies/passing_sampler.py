@@ -1,0 +1,56 @@
+"""A sampler that lets another one sample: perhaps one for each trial, or one that is shown another study."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from optuna.distributions import BaseDistribution
+from optuna.samplers import BaseSampler
+from optuna.study import Study
+from optuna.trial import FrozenTrial, TrialState
+
+
+class Asked(NamedTuple):
+    """Which sampler is asked, and with what."""
+
+    sampler: BaseSampler
+    study: Study
+    trial: FrozenTrial
+
+
+class PassingSampler(BaseSampler):
+    """Passes every question on. A subclass says to whom, and may answer some of them itself."""
+
+    def asked(self, study: Study, trial: FrozenTrial) -> Asked:
+        """Who answers the questions about ``trial``."""
+        raise NotImplementedError
+
+    def before_trial(self, study: Study, trial: FrozenTrial) -> None:
+        """As the other sampler."""
+        asked = self.asked(study, trial)
+        asked.sampler.before_trial(asked.study, asked.trial)
+
+    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        """As the other sampler."""
+        asked = self.asked(study, trial)
+        return asked.sampler.infer_relative_search_space(asked.study, asked.trial)
+
+    def sample_relative(
+        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, object]:
+        """As the other sampler."""
+        asked = self.asked(study, trial)
+        return asked.sampler.sample_relative(asked.study, asked.trial, search_space)
+
+    def sample_independent(
+        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> object:
+        """As the other sampler."""
+        asked = self.asked(study, trial)
+        return asked.sampler.sample_independent(asked.study, asked.trial, param_name, param_distribution)
+
+    def after_trial(self, study: Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None) -> None:
+        """As the other sampler."""
+        asked = self.asked(study, trial)
+        asked.sampler.after_trial(asked.study, asked.trial, state, values)

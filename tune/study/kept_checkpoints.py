@@ -1,0 +1,90 @@
+"""Which checkpoints of ended trials stay: the best trial's, and those from which another trial may go on."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from optuna.trial import FrozenTrial, TrialState
+
+from bigbatch.tune.study.confirmation import best_confirmed
+from bigbatch.tune.study.frontier import FrontierFacts, frontier_of, value_of_trial
+from bigbatch.tune.study.objectives import Objectives
+from bigbatch.tune.study.paused_checkpoints import CheckpointKeeper
+from bigbatch.tune.study.retry import may_need_checkpoint
+from bigbatch.tune.study.study_index import StudyIndex
+from bigbatch.tune.study.trial_facts import CONFIRMS_ATTR
+
+
+class StudyWithBest(CheckpointKeeper, Protocol):
+    """What this file needs of a ``StudyStore``."""
+
+    objectives: Objectives
+
+
+class EndedCheckpoints(StudyIndex):
+    """The checkpoints of ended trials. With a frontier the best trial of each value keeps its checkpoint: any of them
+    may become the answer.
+
+    Args:
+        facts: the frontier that study.json declares. Its parameter is the same in the whole study.
+    """
+
+    def __init__(self, store: StudyWithBest, facts: Callable[[], FrontierFacts | None]) -> None:
+        self._store, self._read_facts = store, facts
+        self._facts: FrontierFacts | None = None
+        super().__init__()
+
+    def drop(self) -> None:
+        """Remove those that nobody needs. Looks only at the folders that may exist."""
+        is_first = self._seen == 0
+        self._facts = self._read_facts()
+        trials = self.update(self._store.study)
+        if is_first:
+            self._perhaps_there &= self._listed()
+        kept = self._kept(trials) if self._perhaps_there else set()
+        for number in sorted(self._perhaps_there - kept):
+            folder = self._store.checkpoint_folder(number)
+            shutil.rmtree(folder, ignore_errors=True)
+            if not folder.exists():
+                self._perhaps_there.discard(number)
+
+    def _listed(self) -> set[int]:
+        """The numbers of the trials that have a folder."""
+        names = (path.name.removeprefix("trial-") for path in (self._store.folder / "checkpoints").glob("trial-*"))
+        return {int(name) for name in names if name.isdigit()}
+
+    def _kept(self, trials: Sequence[FrozenTrial]) -> set[int]:
+        """Numbers of the best trials. Without confirmations only the best of each value are compared."""
+        among = trials if self._has_confirmations else [trials[place] for place in sorted(set(self._best.values()))]
+        frontier = frontier_of(among, self._facts) if self._facts else None
+        if frontier is not None:
+            return {row.best.trial for row in frontier.rows if row.best}
+        objectives = self._store.objectives
+        best = best_confirmed(trials, objectives) if self._has_confirmations else objectives.best(among)
+        return set() if best is None else {best.number}
+
+    def _forget(self) -> None:
+        self._perhaps_there: set[int] = set()
+        self._best: dict[tuple[str, object], int] = {}
+        self._gains: dict[tuple[str, object], tuple[float, ...]] = {}
+        self._has_confirmations = False
+
+    def _take(self, place: int, trials: Sequence[FrozenTrial]) -> None:
+        trial = trials[place]
+        self._has_confirmations |= CONFIRMS_ATTR in trial.user_attrs
+        if not trial.state.is_finished():
+            return
+        if not may_need_checkpoint(trial):  # paused ones have a budget
+            self._perhaps_there.add(trial.number)
+        if trial.state == TrialState.COMPLETE and trial.values:
+            gains = self._store.objectives.gains(trial.values)
+            self._compare(("all", None), gains, place)
+            if self._facts is not None:
+                self._compare(("of a value", value_of_trial(trial, self._facts)), gains[:1], place)
+
+    def _compare(self, group: tuple[str, object], gains: tuple[float, ...], place: int) -> None:
+        """Note the trial if it is the best of its group: of equal ones, the earliest."""
+        if group not in self._best or (*gains, -place) > (*self._gains[group], -self._best[group]):
+            self._best[group], self._gains[group] = place, gains
