@@ -137,7 +137,9 @@ class Search:
         self, keeper: StudyKeeper, case: tuple[str, str], trials: int, slots: int, epochs: int, frontier: bool
     ) -> None:
         dimensions = (*DIMENSIONS, BATCH) if frontier else DIMENSIONS
-        facts = SearchFacts(dimensions, trials, epochs, slots, seed=1, frontier=BATCH.name if frontier else None)
+        facts = self.facts = SearchFacts(
+            dimensions, trials, epochs, slots, seed=1, frontier=BATCH.name if frontier else None
+        )
         self.conductor = Conductor(
             keeper,
             SearchOnly(make_strategy(*case, facts)),

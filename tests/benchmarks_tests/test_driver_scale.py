@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from optuna.trial import FrozenTrial
+from optuna.trial import FrozenTrial, TrialState, create_trial
 
+from bigbatch.tune.strategies.named import make_strategy
 from bigbatch.tune.study.quick_journal import QuickJournal
 from bigbatch.tune.study.store import StudyStore
 from helpers.paths import ROOT
@@ -97,3 +98,29 @@ def test_a_journal_and_the_folder_of_checkpoints_cost_as_much_in_a_study_of_thou
         store.close()
     (small, few), (large, many) = found
     assert 0 < large < 1.15 * small and 0 < many < 1.15 * few
+
+
+@pytest.mark.parametrize("frontier", [False, True])
+def test_in_a_large_study_a_strategy_that_has_seen_it_grow_decides_as_a_new_one(benchmark, tmp_path, frontier):
+    keeper = benchmark._in_memory(tmp_path)
+    benchmark.fill(keeper.study, 320, 10, frontier)
+    search = benchmark.Search(keeper, ("auto", "auto"), 100_000, slots=3, epochs=10, frontier=frontier)
+    search.conductor.recover()
+    strategy, facts = search.conductor._strategy, search.facts
+    continued = []
+    for _ in range(15):
+        for _ in range(6):
+            search.go_on()
+        number = len(keeper.study.get_trials(deepcopy=False))
+        asked = create_trial(state=TrialState.RUNNING, params={}, distributions={})
+        asked.number = number
+        found = []
+        for one in (strategy, make_strategy("auto", "auto", facts)):
+            sampler = one.sampler(number)
+            space = sampler.infer_relative_search_space(keeper.study, asked)
+            paused = one.to_continue(keeper.study)
+            found.append((sampler.sample_relative(keeper.study, asked, space), paused and paused.number))
+        assert found[0] == found[1]
+        continued.append(found[0][1])
+    assert any(number is not None for number in continued)
+    assert search.conductor.finished > 350, "the hyperparameters were fitted again"
