@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TextIO
 
@@ -134,6 +134,33 @@ class EpochRecord:
             better="lower",
         ),
     )
+    gpu_energy_j: float | None = field(
+        default=None,
+        metadata=_column(
+            "float64",
+            "energy of the workers' GPUs since the record before, or since training began "
+            "([profiling.md](profiling.md#energy)); null where it was not measured",
+            tracked=True,
+        ),
+    )
+    cpu_energy_j: float | None = field(
+        default=None,
+        metadata=_column(
+            "float64",
+            "the same of the processors of the workers' machines, with everybody else's work on them; null where it "
+            "was not measured",
+            tracked=True,
+        ),
+    )
+    gpu_utilization: float | None = field(
+        default=None,
+        metadata=_column(
+            "float64",
+            "0 to 1: the part of that time in which the GPU computed anything, of the worker whose GPU computed least; "
+            "null where it was not measured",
+            tracked=True,
+        ),
+    )
     noise_scale: float | None = field(
         default=None,
         metadata=_column(
@@ -231,15 +258,20 @@ class ListReporter:
 
 
 class PrintReporter:
-    """Prints a line for each epoch, on rank 0 only."""
+    """Prints a line for each epoch, on rank 0 only, and hands the record to ``also``."""
 
-    def __init__(self, rank: int = 0, file: TextIO | None = None) -> None:
+    def __init__(
+        self, rank: int = 0, file: TextIO | None = None, also: Callable[[EpochRecord], None] | None = None
+    ) -> None:
         self._file = (file or sys.stdout) if rank == 0 else None
+        self._also = also if rank == 0 else None
         self._pace, self._lines = ProgressPace(WRITE_EVERY_S), ProgressLines()
 
     def report(self, record: EpochRecord) -> None:
         """Print a line for the epoch."""
         self._say(epoch_line(record))
+        if self._also is not None:
+            self._also(record)
 
     def steps_done(self, epoch: int, step: int, steps: int, images_per_step: int) -> None:
         """Print a line every minute within longer epochs."""

@@ -7,7 +7,6 @@ or, in a Slurm job, ``srun python train_loop/run.py --config best.json``. Repeat
 
 from __future__ import annotations
 
-import gc
 import hashlib
 import shlex
 import signal
@@ -15,7 +14,6 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,6 +48,7 @@ from bigbatch.train_loop.host.folder_hold import FolderHold, hold_folder
 from bigbatch.train_loop.host.ranks import Launch, find_launch
 from bigbatch.train_loop.launch.checks import check_run_model
 from bigbatch.train_loop.launch.local_workers import check_workers_fit_machine
+from bigbatch.train_loop.launch.profile_options import ProfileOptions, add_profile_options, read_profile_options
 from bigbatch.train_loop.loop import space_needed
 from bigbatch.train_loop.loop.healing import healed_config, read_halvings
 from bigbatch.train_loop.reporter import EpochRecord
@@ -78,6 +77,8 @@ class RunPlan:
     """The images of an image folder. With ``launch``, rank 0 alone has them."""
     meeting: Meeting | None = None
     """With ``launch``: where the ranks have met."""
+    profile: ProfileOptions | None = None
+    """None: train."""
 
     @property
     def checkpoint_dir(self) -> Path:
@@ -116,6 +117,7 @@ def train_parser(prog: str) -> OneLineParser:
         help="copy a packed data set to this folder of each node and read the copy, e.g. '$TMPDIR'; none: no copy",
     )
     add("--loader-report", action="store_true", help="measure what limits the images per second, print it and stop")
+    add_profile_options(p)
     add("--checkpoint-every-s", type=float, default=60.0, metavar="S", help="seconds between checkpoints (default 60)")
     return p
 
@@ -141,17 +143,19 @@ def make_run_plan(argv: Sequence[str] | None, prog: str, launch: Launch | None) 
     check_run_model(config, info)
     if args.loader_report and workers > 1:
         raise ConfigError(f"--loader-report measures one worker; got {workers}. Leave --workers, torchrun or srun out.")
+    profile = read_profile_options(args, workers, launch)
+    measures = args.loader_report or profile is not None
     if launch is None:
         check_workers_fit_machine(workers)
     if not args.checkpoint_every_s >= 0:
         raise ConfigError(f"--checkpoint-every-s must be at least 0; got {args.checkpoint_every_s}. Write 60.")
     digest = hashlib.sha256(config.outcome_json().encode()).hexdigest()[:8]
     output = Path(args.output) if args.output else Path("runs", "train", f"{source.stem}-{digest}")
-    output = output.absolute() if args.loader_report else check_output(output.absolute(), config)
-    if not args.loader_report and (launch is None or launch.rank == 0):  # call the quota command only once
+    output = output.absolute() if measures else check_output(output.absolute(), config)
+    if not measures and (launch is None or launch.rank == 0):  # call the quota command only once
         check_output_room(output, config, info)
     return RunPlan(
-        config, workers, output, args.checkpoint_every_s, launch, args.stage, args.loader_report, scan, meeting
+        config, workers, output, args.checkpoint_every_s, launch, args.stage, args.loader_report, scan, meeting, profile
     )
 
 
@@ -216,54 +220,29 @@ def check_output_room(output: Path, config: TrainConfig, info: DataInfo) -> None
 
 def train_without_ray(task: RunPlan, launch: Launch) -> Sequence[EpochRecord]:
     """Train this rank's part of the run. Raises the errors of ``train``."""
-    import torch
-    import torch.distributed as dist
-
-    from bigbatch.train_loop.data.catalogue import stage_ahead
-    from bigbatch.train_loop.distributed import Meeting
     from bigbatch.train_loop.host.signals import STOP_SIGNALS
+    from bigbatch.train_loop.launch.joined_ranks import joined_ranks
     from bigbatch.train_loop.launch.stop_on_signal import StopOnSignal
+    from bigbatch.train_loop.launch.trace_file import trace_writer
     from bigbatch.train_loop.loop.train import train
 
-    gpus = torch.cuda.device_count()
-    device = torch.device("cuda", gpu_of(launch, gpus)) if gpus else torch.device("cpu")
-    if gpus:
-        torch.cuda.set_device(device)
-    if task.workers > 1:
-        launch.announce()
-        staged = partial(stage_ahead, task.config.data, task.stage_folder) if task.stage_folder else None
-        (task.meeting or Meeting()).join("nccl" if gpus else "gloo", staged)
-    reporter = StopOnSignal(launch.rank, STOP_SIGNALS if launch.by == "srun" else (signal.SIGINT,))
-    try:
-        result = train(
-            task.config,
-            reporter=reporter,
-            checkpoint_dir=task.checkpoint_dir,
-            checkpoint_every_s=task.checkpoint_every_s,
-            device=device,
-            stage_folder=task.stage_folder,
-            scan=task.scan,
-        )
-    except TrainingStopped as stop:
-        stop.signum = reporter.signum
-        raise
-    finally:
-        if dist.is_initialized():
-            gc.collect()  # DDP's cycles keep gloo's threads, which would abort the interpreter's exit
-            dist.destroy_process_group()
+    with joined_ranks(launch, task.config.data, task.stage_folder, task.meeting) as device:
+        signals = STOP_SIGNALS if launch.by == "srun" else (signal.SIGINT,)
+        reporter = StopOnSignal(launch.rank, signals, trace_writer(task.output, task.workers))
+        try:
+            result = train(
+                task.config,
+                reporter=reporter,
+                checkpoint_dir=task.checkpoint_dir,
+                checkpoint_every_s=task.checkpoint_every_s,
+                device=device,
+                stage_folder=task.stage_folder,
+                scan=task.scan,
+            )
+        except TrainingStopped as stop:
+            stop.signum = reporter.signum
+            raise
     return result.history
-
-
-def gpu_of(launch: Launch, gpus: int) -> int:
-    """The index of this process's GPU among those that it sees. Raises ConfigError if there are too few."""
-    if launch.by == "srun" and gpus == 1:  # --gpus-per-task: each task sees only its own GPU
-        return 0
-    if launch.on_node > gpus:
-        fix = f"--nproc-per-node {gpus}" if launch.by == "torchrun" else f"--ntasks-per-node={gpus}"
-        raise ConfigError(
-            f"each worker needs its own GPU; got {launch.on_node} workers on a node with {gpus}. Write {fix}."
-        )
-    return launch.local_rank
 
 
 def train_under_ray(task: RunPlan) -> Sequence[EpochRecord]:
@@ -297,6 +276,19 @@ def write_result(task: RunPlan, history: Sequence[EpochRecord]) -> Path:
     write_json(path, result, indent=2)
     print(f"best validation top-1 {best.val_top1:.2%} after epoch {best.epoch}; all of it in {path}", flush=True)
     return path
+
+
+def measures_only(task: RunPlan) -> bool:
+    """Measure, if that was asked for in place of training. Returns whether it was."""
+    if task.loader_report:
+        from bigbatch.train_loop.launch.loader_report import print_report
+
+        print_report(task.config, task.stage_folder, task.scan)
+    elif task.profile is not None:
+        from bigbatch.train_loop.launch.profile import print_profile
+
+        print_profile(task.config, task.profile, task.output, task.launch, task.stage_folder, task.scan, task.meeting)
+    return task.loader_report or task.profile is not None
 
 
 def make_output(task: RunPlan) -> FolderHold:
@@ -353,10 +345,7 @@ def _main(argv: Sequence[str] | None) -> int:
         # With torchrun, the first failing rank of a node should print; the tasks of srun share one terminal.
         speaks = launch is None or (launch.local_rank if launch.by == "torchrun" else launch.rank) == 0
         task = make_run_plan(argv, prog, launch)
-        if task.loader_report:
-            from bigbatch.train_loop.launch.loader_report import print_report
-
-            print_report(task.config, task.stage_folder, task.scan)
+        if measures_only(task):
             return 0
         if leads:
             hold = make_output(task)

@@ -30,6 +30,7 @@ from bigbatch.train_loop.launch.local_workers import local_gpu_count, worker_res
 from bigbatch.train_loop.launch.ray_session import LocalRay
 from bigbatch.train_loop.launch.ray_worker import train_worker
 from bigbatch.train_loop.launch.record_lines import RecordPrinter, read_lines, records_of
+from bigbatch.train_loop.launch.trace_file import trace_writer
 from bigbatch.train_loop.launch.trial_task import TrialTask, WorkersEnd, leave_images
 from bigbatch.train_loop.launch.worker_failures import failed_end, fit_until_it_fits, telling_error
 from bigbatch.train_loop.progress import progress_file
@@ -127,7 +128,8 @@ def _fit_until_stopped(task: TrialTask, signals: StopSignals) -> WorkersEnd:
             ends.append(error)
 
     thread = threading.Thread(target=run, daemon=True, name="trainer")
-    printer = RecordPrinter(task.log_file.with_name(RECORDS_FILE), progress_file(task.log_file))
+    also = trace_writer(task.log_file.parent, task.workers)
+    printer = RecordPrinter(task.log_file.with_name(RECORDS_FILE), progress_file(task.log_file), also)
     thread.start()
     try:
         while thread.is_alive() and signals.waited_s() < RUN_SAVE_S:

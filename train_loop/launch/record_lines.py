@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from bigbatch.cluster.host import json_values
@@ -19,12 +20,15 @@ NOTES = "notes"
 
 
 class RecordPrinter:
-    """Prints new records of the workers, each epoch once, and the steps within long epochs."""
+    """Prints new records of the workers, each epoch once, and the steps within long epochs.
 
-    def __init__(self, path: Path, progress: Path) -> None:
+    ``also`` gets each record.
+    """
+
+    def __init__(self, path: Path, progress: Path, also: Callable[[EpochRecord], None] | None = None) -> None:
         self._path, self._progress = path, progress
         self._printed, self._told = 0, 0
-        self._reporter = PrintReporter()
+        self._reporter = PrintReporter(also=also)
         self._lines = ProgressLines()
         with contextlib.suppress(OSError):
             progress.write_text("")  # workers write only to an existing file

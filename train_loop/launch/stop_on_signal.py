@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from bigbatch.cluster.host.waits import SAME_SIGNAL_S
 from bigbatch.train_loop.host.signals import SAVING, StopSignals, say_from_handler
-from bigbatch.train_loop.reporter import PrintReporter
+from bigbatch.train_loop.reporter import EpochRecord, PrintReporter
 
 
 class StopOnSignal(PrintReporter):
@@ -17,10 +17,16 @@ class StopOnSignal(PrintReporter):
         rank: rank of this process; only rank 0 prints.
         signals: the signals that stop the run. If a rank fails, torchrun ends the others with SIGTERM; under torchrun
             SIGTERM is therefore no stop request.
+        also: gets each record on rank 0.
     """
 
-    def __init__(self, rank: int, signals: Sequence[int] = (signal.SIGINT,)) -> None:
-        super().__init__(rank)
+    def __init__(
+        self,
+        rank: int,
+        signals: Sequence[int] = (signal.SIGINT,),
+        also: Callable[[EpochRecord], None] | None = None,
+    ) -> None:
+        super().__init__(rank, also=also)
         self._rank = rank
         self._signals = StopSignals(self._asked, signals, also_ignored=True, same_signal_s=SAME_SIGNAL_S)
         self._signals.take()

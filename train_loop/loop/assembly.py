@@ -25,12 +25,14 @@ from bigbatch.train_loop.data.sets.scan import FolderScan
 from bigbatch.train_loop.data.source import DataSource
 from bigbatch.train_loop.distributed import RankMeetings, World
 from bigbatch.train_loop.errors import CheckpointError
+from bigbatch.train_loop.host.device_use import UseMeter
 from bigbatch.train_loop.loop import memory_probe
 from bigbatch.train_loop.loop.checkpoint import CheckpointFolder, Content, RunState, check_same_run
 from bigbatch.train_loop.loop.chronometer import Chronometer
 from bigbatch.train_loop.loop.healing import Halving, healed_split, report_halvings
 from bigbatch.train_loop.loop.metrics import LossWatch, MetricSums
 from bigbatch.train_loop.loop.step import TrainStep, memory_layout
+from bigbatch.train_loop.loop.worker_use import open_use_meter
 from bigbatch.train_loop.model.networks import build_model
 from bigbatch.train_loop.model.weight_average import WeightAverage
 from bigbatch.train_loop.optim import build_optimizer
@@ -58,6 +60,7 @@ class Run:
     watch: LossWatch
     clock: Chronometer
     heartbeat: RankMeetings
+    use: UseMeter
 
     @property
     def model(self) -> nn.Module:
@@ -153,6 +156,7 @@ def _fresh(
         watch=LossWatch(device),
         clock=Chronometer(device),
         heartbeat=RankMeetings(world),
+        use=open_use_meter(world),
     )
 
 
@@ -189,6 +193,7 @@ def _resume(run: Run, content: Mapping[str, Any]) -> None:
     run.clock.seconds |= progress.seconds
     if run.world.rank == 0:  # the other ranks add to what all had
         run.sums.restore(progress.sums)
+        run.use.resume(*progress.energy_j)
         if content.get("micro_size", run.split.micro_size) == run.split.micro_size:  # else they do not compare
             run.norms.sums.copy_(torch.tensor(progress.gradient_norms, dtype=torch.float64))
         run.source.resume_bad(progress.bad_images)

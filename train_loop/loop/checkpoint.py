@@ -58,6 +58,8 @@ class RunState:
     """Bad images of the unfinished epoch on all ranks."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Times of the unfinished epoch: see ``chronometer.PARTS``."""
+    energy_j: list[float] = field(default_factory=lambda: [0.0, 0.0])
+    """Energy of the unfinished epoch: of the GPUs, of the processors. Not a number where it was not measured."""
     history: list[dict[str, float | None]] = field(default_factory=list)
     """Records of the finished epochs, as dicts."""
 

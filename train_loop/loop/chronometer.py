@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TypeVar
 
 import torch
@@ -12,6 +12,7 @@ import torch
 PARTS = ("data_s", "step_s", "bn_s", "val_s", "checkpoint_s")
 
 T = TypeVar("T")
+_NOTHING: AbstractContextManager[None] = nullcontext()
 
 
 class Chronometer:
@@ -52,6 +53,10 @@ class Chronometer:
                     return
             yield item
             del item  # it may hold memory that the next one needs
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        """A block of a step that only a profile times (``step_timer.StepTimer``). Here it does nothing."""
+        return _NOTHING
 
     def reset(self) -> None:
         """Set all parts back to 0 s."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +20,12 @@ from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.model.losses import training_loss
 from bigbatch.train_loop.model.weight_average import WeightAverage
 from bigbatch.train_loop.optim import set_learning_rate
+
+_NOTHING: AbstractContextManager[None] = contextlib.nullcontext()
+
+
+def _untimed(_: str) -> AbstractContextManager[None]:
+    return _NOTHING
 
 
 @dataclass(frozen=True)
@@ -38,6 +45,8 @@ class TrainStep:
     average: WeightAverage | None
     precision: str
     """``off``, ``bf16`` or ``fp16``."""
+    phase: Callable[[str], AbstractContextManager[None]] = _untimed
+    """Times a named block: ``Chronometer.phase``."""
 
     def prepare(self, images: torch.Tensor) -> torch.Tensor:
         """The input of the model, from a batch's images on the device."""
@@ -64,10 +73,12 @@ class TrainStep:
         Returns the micro-batch's mean loss ``[]``, float32, and its logits ``[N, K]`` in the run's precision, detached.
         """
         with contextlib.nullcontext() if last else self._gradients_stay_local():
-            with self.autocast():
-                logits = self.parallel(images)
-            loss = training_loss(logits.float(), targets, self.config.loss, self.config.label_smoothing)
-            self.scaler.scale(loss / count).backward()
+            with self.phase("forward"):
+                with self.autocast():
+                    logits = self.parallel(images)
+                loss = training_loss(logits.float(), targets, self.config.loss, self.config.label_smoothing)
+            with self.phase("backward"):
+                self.scaler.scale(loss / count).backward()
         return loss.detach(), logits.detach()
 
     def update(self, rate: float, number: int) -> bool:
@@ -80,6 +91,10 @@ class TrainStep:
         Returns whether the step was taken: False if fp16's gradients overflowed. They are the same on all ranks, so all
         ranks agree.
         """
+        with self.phase("optimizer"):
+            return self._update(rate, number)
+
+    def _update(self, rate: float, number: int) -> bool:
         set_learning_rate(self.optimizer, rate)
         clip = self.config.optimizer.clip_grad_norm
         if clip > 0 or self.scaler.is_enabled():

@@ -1,38 +1,35 @@
 """The training loop, in plain PyTorch. Ray, torchrun and tests call the same ``train``.
 
 Read from the top: ``train`` (epochs), ``_train_epoch`` (steps), ``_optimizer_step`` (one global
-batch), then what ranks decide together, validation, records and checkpoints.
+batch), then what ranks decide together, records and checkpoints. ``validation`` has the rest of an epoch.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
-import itertools
 import logging
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.data.pixels import mixing
 from bigbatch.train_loop.data.sets.scan import FolderScan
 from bigbatch.train_loop.data.source import Batch, Step
 from bigbatch.train_loop.distributed import pick_device
-from bigbatch.train_loop.errors import ImageError, NonFiniteLossError, TrainingStopped
+from bigbatch.train_loop.errors import NonFiniteLossError, TrainingStopped
 from bigbatch.train_loop.host.disk_full import DiskFull
 from bigbatch.train_loop.loop.assembly import Run, set_up
 from bigbatch.train_loop.loop.checkpoint import CheckpointFolder, describe_data
+from bigbatch.train_loop.loop.device_batches import on_device, seed_batch
 from bigbatch.train_loop.loop.healing import Halving
-from bigbatch.train_loop.loop.metrics import MetricSums
 from bigbatch.train_loop.loop.peak_memory import forget_peak, peak_bytes
 from bigbatch.train_loop.loop.until_it_fits import until_it_fits
-from bigbatch.train_loop.model import precise_bn
+from bigbatch.train_loop.loop.validation import prepare_batch_norm, validate, validation_values
 from bigbatch.train_loop.optim.schedules import learning_rate
 from bigbatch.train_loop.reporter import EpochRecord, Reporter
 
@@ -107,8 +104,9 @@ def _train_to_the_end(run: Run) -> TrainResult:
     forget_peak(run.world.device)  # the probe for the micro-batch has filled the device
     if run.resumed_from_epoch is not None and hasattr(reporter, "resumed"):
         reporter.resumed(_history(run))
-    while run.progress.epoch < run.config.epochs:
-        reporter.report(_epoch(run))
+    with run.use:
+        while run.progress.epoch < run.config.epochs:
+            reporter.report(_epoch(run))
     history = _history(run)
     best = max(history, key=lambda r: (r.val_top1, -r.epoch))
     return TrainResult(history[-1], best.val_top1, best.epoch, history)
@@ -119,10 +117,10 @@ def _epoch(run: Run) -> EpochRecord:
     bad_images = run.source.take_bad()
     with run.average.in_place() if run.average else contextlib.nullcontext():
         with run.clock.part("bn_s", synchronize=True):
-            _prepare_batch_norm(run)
+            prepare_batch_norm(run)
         run.source.take_bad()  # training's once more
         with run.clock.part("val_s", synchronize=True):
-            val_sums = _validate(run)
+            val_sums = validate(run)
     return _end_epoch(run, val_sums, bad_images + run.source.take_bad())
 
 
@@ -165,11 +163,11 @@ def take_step(run: Run, step: Step | list[Batch], rate: float) -> None:
     """
     progress, count = run.progress, len(step)
     progress.learning_rate = rate
-    batches = _on_device(run, run.clock.waiting(step, "data_s"))
+    batches = on_device(run, run.clock.waiting(step, "data_s"))
     for number in range(count):
         images, labels = next(batches)
         images, targets = _mixed(run, number, images, labels)
-        _seed_batch(run, progress.step, number)
+        seed_batch(run, progress.step, number)
         loss, logits = run.step.gradients(images, targets, count, last=number + 1 == count)
         if number == 0:
             run.norms.first_micro_batch(run.model.parameters())
@@ -203,25 +201,6 @@ def _mixed(run: Run, number: int, images: torch.Tensor, labels: torch.Tensor) ->
     return mixing.mix(images, labels, run.source.info.num_classes, run.config.data, position)
 
 
-def _seed_batch(run: Run, part: int | str, number: int) -> None:
-    """Seed dropout and similar layers from the position alone: resuming or the number of ranks changes nothing.
-
-    Args:
-        part: part of the epoch: a step, or another use of training images.
-        number: number of this rank's batch in it.
-    """
-    position = (run.config.seed, run.progress.epoch, part, number * run.world.workers + run.world.rank)
-    torch.manual_seed(int.from_bytes(hashlib.blake2b(repr(position).encode(), digest_size=8).digest(), "little"))
-
-
-def _on_device(run: Run, batches: Iterable[Batch]) -> Iterator[Batch]:
-    """The model's input images, and labels."""
-    for batch in batches:
-        images, labels = run.upload(batch)
-        del batch  # its slot in the loader is free after the copy
-        yield run.step.prepare(images), labels
-
-
 def _meet(run: Run, last_of_epoch: bool) -> None:
     """Exchange what all ranks must know or do at the same step: a bad loss, a checkpoint, a stop."""
     with run.clock.part("step_s"):
@@ -241,70 +220,18 @@ def _meet(run: Run, last_of_epoch: bool) -> None:
         raise TrainingStopped(f"stopped on request in epoch {run.progress.epoch + 1} after step {run.progress.step}")
 
 
-def _prepare_batch_norm(run: Run) -> None:
-    """Prepare BatchNorm's statistics for validation: recompute them, or share rank 0's running averages."""
-    config = run.config
-    if not precise_bn.is_precise_bn_on(config.precise_bn, run.steps_per_epoch):
-        run.world.share_buffers(run.model)
-        return
-    count, whole = config.precise_bn_images, run.split.micro_size * run.world.workers
-    if config.model.sync_bn:  # its forward is a collective: as many batches on each rank
-        count = max(min(count, run.source.info.train_size) // whole, 1) * whole
-    batches = run.source.bn_batches(
-        config.seed, run.progress.epoch, run.split.micro_size, count, run.world.rank, run.world.workers
-    )
-
-    numbers = itertools.count()
-
-    def forward(images: torch.Tensor) -> None:
-        _seed_batch(run, "batch norm", next(numbers))  # a layer may have dropout before it
-        with run.step.autocast():
-            run.model(images)
-
-    precise_bn.recompute_statistics(run.model, (images for images, _ in _on_device(run, batches)), run.world, forward)
-
-
-@torch.inference_mode()
-def _validate(run: Run) -> torch.Tensor:
-    """This rank's sums over its share of the validation images, then of the holdout: float64 ``[6]``.
-
-    Together the ranks see each image once.
-    """
-    run.model.eval()
-    # There is no backward pass, so twice the micro-batch fits.
-    share = 2 * run.split.micro_size, run.world.rank, run.world.workers
-    sums = [_measure(run, batches) for batches in (run.source.val_batches(*share), run.source.holdout_batches(*share))]
-    run.model.train()
-    return torch.cat(sums)
-
-
-def _measure(run: Run, batches: Iterable[Batch]) -> torch.Tensor:
-    """Sums over the images of ``batches``, see ``MetricSums``."""
-    sums = MetricSums(run.world.device)
-    for images, labels in _on_device(run, batches):
-        logits = _logits(run, images)
-        if run.config.data.test_flip:
-            logits = (logits + _logits(run, images.flip(3))) / 2
-        sums.add(F.cross_entropy(logits, labels), logits, labels)
-    return sums.values
-
-
-def _logits(run: Run, images: torch.Tensor) -> torch.Tensor:
-    """Logits, float32 ``[N, num_classes]``, computed without DDP."""
-    with run.step.autocast():
-        return run.model(images).float()
-
-
 def _end_epoch(run: Run, val_sums: torch.Tensor, bad_images: int) -> EpochRecord:
     """Make the epoch's record; add it to the history and, if one is due, write a checkpoint."""
     progress, config = run.progress, run.config
-    bad = val_sums.new_tensor([bad_images])
-    sums = run.world.sum(torch.cat((run.sums.values, val_sums, bad, run.norms.sums))).tolist()
-    (train_loss, train_correct, train_images), (bad_of_all, *norms) = sums[:3], sums[9:]
-    validation = _validation_values(run, sums[3:9])
+    use = run.use.take()
+    rest = val_sums.new_tensor([bad_images, use.gpu_energy_j, use.cpu_energy_j])
+    sums = run.world.sum(torch.cat((run.sums.values, val_sums, rest, run.norms.sums))).tolist()
+    (train_loss, train_correct, train_images), (bad_of_all, gpu_j, cpu_j, *norms) = sums[:3], sums[9:]
+    validation = validation_values(run, sums[3:9])
     due_here = float(run.checkpoints.due(within_epoch=False))
-    most_here = (float(run.source.processes), float(peak_bytes(run.world.device)), due_here)
-    *slowest, processes, memory_bytes, due = run.world.max([*run.clock.seconds.values(), *most_here])
+    idle = 2.0 if math.isnan(use.gpu_utilization) else 1.0 - use.gpu_utilization  # 2: not measured
+    most_here = (float(run.source.processes), float(peak_bytes(run.world.device)), idle, due_here)
+    *slowest, processes, memory_bytes, idlest, due = run.world.max([*run.clock.seconds.values(), *most_here])
     times = dict(zip(run.clock.seconds, slowest, strict=True))
     progress.epoch += 1
     record = EpochRecord(
@@ -321,6 +248,9 @@ def _end_epoch(run: Run, val_sums: torch.Tensor, bad_images: int) -> EpochRecord
         bad_images=int(bad_of_all),
         loader_processes=int(processes),
         memory_bytes=int(memory_bytes) or None,
+        gpu_energy_j=_measured(gpu_j),
+        cpu_energy_j=_measured(cpu_j),
+        gpu_utilization=None if idlest > 1 else 1.0 - idlest,
         resumed_from_epoch=run.resumed_from_epoch,
         **validation,
         **times,
@@ -335,20 +265,8 @@ def _end_epoch(run: Run, val_sums: torch.Tensor, bad_images: int) -> EpochRecord
     return record
 
 
-def _validation_values(run: Run, sums: Sequence[float]) -> dict[str, float]:
-    """The fields of the record that ``_validate`` has measured, from its sums over all ranks."""
-    values: dict[str, float] = {}
-    parts = [("val", sums[:3])] + ([("holdout", sums[3:])] if run.source.info.holdout_size else [])
-    for name, (loss, correct, images) in parts:
-        if not images:
-            raise ImageError("no validation image can be read. Repair the data set.")
-        if not math.isfinite(loss):
-            raise NonFiniteLossError(
-                f"validation loss is {loss / images} after epoch {run.progress.epoch + 1}, "
-                f"whose last learning rate was {run.progress.learning_rate:.6g}"
-            )
-        values |= {f"{name}_loss": loss / images, f"{name}_top1": correct / images}
-    return values
+def _measured(value: float) -> float | None:
+    return None if math.isnan(value) else value
 
 
 def _write_checkpoint(run: Run) -> None:
@@ -358,6 +276,8 @@ def _write_checkpoint(run: Run) -> None:
         run.progress.gradient_norms = run.world.sum(run.norms.sums.clone()).tolist()
         run.progress.bad_images = int(run.world.sum(run.sums.values.new_tensor([run.source.bad_images])).item())
         run.progress.seconds = dict(run.clock.seconds)
+        use = run.use.used()
+        run.progress.energy_j = run.world.sum(run.norms.sums.new_tensor([use.gpu_energy_j, use.cpu_energy_j])).tolist()
         if run.world.rank == 0:
             _save(run)
         run.checkpoints.restart_clock()

@@ -20,7 +20,7 @@ from bigbatch.train_loop.reporter import EpochRecord
 Record = Mapping[str, object]
 POSITIONS = ("epoch", "epochs", "resumed_from_epoch", "learning_rate")
 """Fields of a record that say where it is in the run."""
-NOT_ALWAYS = ("noise_scale", "holdout_loss", "holdout_top1")
+NOT_ALWAYS = ("noise_scale", "holdout_loss", "holdout_top1", "gpu_energy_j", "cpu_energy_j", "gpu_utilization")
 """Fields that a run need not measure, or that make no choice: a trial could end without a value."""
 EPOCH_PARTS = tuple(name for name, column in EpochRecord.columns().items() if column.epoch_part)
 """Fields of a record: together the seconds that the epoch took."""

@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from bigbatch.train_loop.distributed import World
-from bigbatch.train_loop.loop.train import TrainingStopped, _seed_batch, train
+from bigbatch.train_loop.loop.device_batches import seed_batch
+from bigbatch.train_loop.loop.train import TrainingStopped, train
 from bigbatch.train_loop.model import precise_bn
 from bigbatch.train_loop.reporter import ListReporter
 from helpers.tiny_training import CLASSES, CONFIG, StopsAt, changed, install, untimed
@@ -192,6 +193,6 @@ def test_the_pass_draws_alike_on_any_number_of_workers(monkeypatch: pytest.Monke
             config=CONFIG, progress=SimpleNamespace(epoch=3), world=SimpleNamespace(rank=rank, workers=workers)
         )
         for number in range(4 // workers):
-            _seed_batch(run, "batch norm", number)
+            seed_batch(run, "batch norm", number)
     assert seen[10] == [seed for pair in zip(seen[20], seen[21], strict=True) for seed in pair]
     assert len(set(seen[10])) == 4

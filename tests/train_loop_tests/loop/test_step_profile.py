@@ -1,0 +1,219 @@
+"""What a profile measures, against a clock that only the parts of a step move, and against the real one."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from bigbatch.train_loop.config import TrainConfig
+from bigbatch.train_loop.data.source import Batch, Step
+from bigbatch.train_loop.loop import step_profile, step_timer
+from bigbatch.train_loop.loop.assembly import Run, set_up
+from bigbatch.train_loop.loop.checkpoint import CheckpointFolder
+from bigbatch.train_loop.loop.chronometer import Chronometer
+from bigbatch.train_loop.loop.step_profile import measure_steps, trace_steps
+from bigbatch.train_loop.loop.step_timer import OTHER, PHASES, StepTimer
+from bigbatch.train_loop.reporter import ListReporter
+from helpers.tiny_training import CLASSES, CONFIG, SIDE, TRAIN_SIZE, VAL_SIZE, TinySource, changed, install
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+READ_S, FORWARD_S, BACKWARD_S, OPTIMIZER_S, SUM_S = 0.5, 0.25, 0.125, 0.0625, 4.0
+"""Powers of two: their sums are exact."""
+
+
+class Clock:
+    """Seconds that pass when a part of a step says so."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+class SlowSource(TinySource):
+    """Each batch takes READ_S."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self._clock = clock
+
+    def _slowly(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        for batch in batches:
+            self._clock.now += READ_S
+            yield batch
+
+    def read_train(self, batches: Sequence[Any], epoch: object) -> Iterator[Batch]:
+        return self._slowly(super().read_train(batches, epoch))
+
+    def read_val(self, batches: Sequence[Any]) -> Iterator[Batch]:
+        return self._slowly(super().read_val(batches))
+
+
+class SlowModel(nn.Module):
+    """A linear model whose passes take FORWARD_S and BACKWARD_S."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3 * SIDE * SIDE, CLASSES)
+        self._clock = clock
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        self._clock.now += FORWARD_S
+        logits: torch.Tensor = self.linear(images.flatten(1))
+        if logits.requires_grad:
+            logits.register_hook(self._backward)
+        return logits
+
+    def _backward(self, _: torch.Tensor) -> None:
+        self._clock.now += BACKWARD_S
+
+
+def tiny_run(config: TrainConfig = CONFIG, device: str = "cpu") -> Run:
+    return set_up(config, ListReporter(), CheckpointFolder(None, 0.0), torch.device(device))
+
+
+@pytest.fixture
+def slow_run(monkeypatch: pytest.MonkeyPatch) -> tuple[Run, Clock]:
+    """Two micro-batches a step; each part of it takes a known time."""
+    clock = Clock()
+    install(monkeypatch.setattr, build=partial(SlowModel, clock), source=SlowSource(clock))
+    monkeypatch.setattr(step_timer, "time", SimpleNamespace(perf_counter=clock.perf_counter))
+    run = tiny_run(changed(CONFIG, precise_bn="off"))
+
+    def optimizer_takes_time(*_: object) -> None:
+        clock.now += OPTIMIZER_S
+
+    run.optimizer.register_step_pre_hook(optimizer_takes_time)
+    return run, clock
+
+
+def test_each_phase_gets_the_time_that_it_took(slow_run: tuple[Run, Clock]) -> None:
+    run, _ = slow_run
+    profile = measure_steps(run, 7)
+    expected = {"data": 2 * READ_S, "transfer": 0, "forward": 2 * FORWARD_S, "backward": 2 * BACKWARD_S}
+    expected |= {"optimizer": OPTIMIZER_S, OTHER: 0}
+    assert {name: spread.median_s for name, spread in profile.phases.items()} == expected
+    assert all(spread.sd_s == 0 and spread.min_s == spread.mean_s for spread in profile.phases.values())
+    assert profile.step.median_s == sum(expected.values())
+    assert profile.validation.median_s == READ_S + FORWARD_S
+    assert profile.communication is None and profile.communication_share == 0
+    assert profile.share("data") == 1.0 / sum(expected.values())
+
+
+def test_estimates_are_those_of_a_run(slow_run: tuple[Run, Clock]) -> None:
+    """70 images make 4 steps of 16; 23 validation images make 2 batches of at most 16."""
+    profile = measure_steps(slow_run[0], 3)
+    step_s, batch_s = 2 * (READ_S + FORWARD_S + BACKWARD_S) + OPTIMIZER_S, READ_S + FORWARD_S
+    assert (TRAIN_SIZE, VAL_SIZE) == (70, 23)
+    assert profile.images_per_s == 16 / step_s
+    assert profile.train_s == 4 * step_s and profile.val_s == 2 * batch_s
+    assert profile.run_s == 3 * (4 * step_s + 2 * batch_s)
+    assert profile.device_hours == profile.run_s / 3600
+
+
+def test_communication_is_what_sums_over_workers_add(
+    slow_run: tuple[Run, Clock], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A real DDP of one process, whose sums take SUM_S."""
+    import dataclasses
+
+    run, clock = slow_run
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
+    try:
+        parallel = DistributedDataParallel(run.model)
+
+        def slow_sum(_: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+            clock.now += SUM_S
+            future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+            future.set_result(bucket.buffer())
+            return future
+
+        slow_sum.__annotations__.clear()
+        parallel.register_comm_hook(None, slow_sum)
+        run.step = dataclasses.replace(run.step, parallel=parallel)
+        profile = measure_steps(run, 5)
+    finally:
+        dist.destroy_process_group()
+    assert profile.communication is not None
+    assert (profile.communication.min_s, profile.communication.median_s, profile.communication.sd_s) == (
+        SUM_S,
+        SUM_S,
+        0,
+    )
+    assert profile.phases["backward"].median_s == SUM_S + 2 * BACKWARD_S, "communication is a part of it"
+    assert profile.communication_share == SUM_S / profile.step.mean_s
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_parts_of_real_steps_add_up_to_their_wall_time(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch.setattr)
+    run = tiny_run(device=device)
+    real, walls = step_profile.take_step, []
+
+    def wait() -> float:
+        if device == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+    def timed(run: Run, step: Step, rate: float) -> None:
+        began = wait()
+        real(run, step, rate)
+        walls.append(wait() - began)
+
+    monkeypatch.setattr(step_profile, "take_step", timed)
+    began = wait()
+    profile = measure_steps(run, 20)
+    took = wait() - began
+    parts = [profile.phases[name].mean_s for name in (*PHASES, OTHER)]
+    assert min(spread.min_s for spread in profile.phases.values()) >= 0
+    assert sum(parts) == pytest.approx(profile.step.mean_s, rel=1e-9)
+    assert 20 * profile.step.mean_s <= took
+    # The wall of take_step is a step but for the wait for its first image, and lies within it.
+    within = sum(walls[-20:]) / 20
+    assert within <= profile.step.mean_s
+    assert profile.phases["forward"].mean_s + profile.phases["backward"].mean_s < within
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_profile_leaves_the_weights_as_they_were(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    built = install(monkeypatch.setattr)
+    run = tiny_run(changed(CONFIG, optimizer__name="lars"), device)
+    before = [parameter.clone() for parameter in built.model.parameters()]
+    profile = measure_steps(run, 3)
+    assert all(torch.equal(a, b) for a, b in zip(before, built.model.parameters(), strict=True))
+    assert profile.memory_bytes > 0 and (profile.device_memory_bytes is None) == (device == "cpu")
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_trace_names_each_phase_of_each_step(device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two micro-batches a step: their phases come twice, and data also for the step itself."""
+    install(monkeypatch.setattr)
+    trace_steps(tiny_run(device=device), 4, str(tmp_path / "trace"))
+    (path,) = (tmp_path / "trace").glob("rank0.*.pt.trace.json")
+    events = [event for event in json.loads(path.read_text())["traceEvents"] if event.get("cat") == "user_annotation"]
+    counts = {name: sum(event["name"] == name for event in events) for name in (*PHASES, "step")}
+    assert counts == {"data": 12, "transfer": 8, "forward": 8, "backward": 8, "optimizer": 4, "step": 4}
+    steps = [event for event in events if event["name"] == "step"]
+    inside = [event for event in events if event["name"] in PHASES]
+    assert all(any(s["ts"] <= e["ts"] and e["ts"] + e["dur"] <= s["ts"] + s["dur"] for s in steps) for e in inside)
+
+
+def test_training_itself_times_no_phase() -> None:
+    clock = Chronometer(torch.device("cpu"))
+    assert clock.phase("forward") is clock.phase("backward"), "nothing is made for a phase"
+    timer = StepTimer(torch.device("cpu"))
+    with timer.step(), timer.phase("forward"):
+        pass
+    assert timer.take()[0]["step"] >= 0 and timer.take() == []

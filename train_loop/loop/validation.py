@@ -1,0 +1,87 @@
+"""Validation: BatchNorm's statistics before it, the sums over its images, and what of them is recorded."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+
+import torch
+import torch.nn.functional as F
+
+from bigbatch.train_loop.data.source import Batch
+from bigbatch.train_loop.errors import ImageError, NonFiniteLossError
+from bigbatch.train_loop.loop.assembly import Run
+from bigbatch.train_loop.loop.device_batches import on_device, seed_batch
+from bigbatch.train_loop.loop.metrics import MetricSums
+from bigbatch.train_loop.model import precise_bn
+
+
+def prepare_batch_norm(run: Run) -> None:
+    """Prepare BatchNorm's statistics for validation: recompute them, or share rank 0's running averages."""
+    config = run.config
+    if not precise_bn.is_precise_bn_on(config.precise_bn, run.steps_per_epoch):
+        run.world.share_buffers(run.model)
+        return
+    count, whole = config.precise_bn_images, run.split.micro_size * run.world.workers
+    if config.model.sync_bn:  # its forward is a collective: as many batches on each rank
+        count = max(min(count, run.source.info.train_size) // whole, 1) * whole
+    batches = run.source.bn_batches(
+        config.seed, run.progress.epoch, run.split.micro_size, count, run.world.rank, run.world.workers
+    )
+
+    numbers = itertools.count()
+
+    def forward(images: torch.Tensor) -> None:
+        seed_batch(run, "batch norm", next(numbers))  # a layer may have dropout before it
+        with run.step.autocast():
+            run.model(images)
+
+    precise_bn.recompute_statistics(run.model, (images for images, _ in on_device(run, batches)), run.world, forward)
+
+
+@torch.inference_mode()
+def validate(run: Run) -> torch.Tensor:
+    """This rank's sums over its share of the validation images, then of the holdout: float64 ``[6]``.
+
+    Together the ranks see each image once.
+    """
+    run.model.eval()
+    # There is no backward pass, so twice the micro-batch fits.
+    share = 2 * run.split.micro_size, run.world.rank, run.world.workers
+    sums = [measure(run, batches) for batches in (run.source.val_batches(*share), run.source.holdout_batches(*share))]
+    run.model.train()
+    return torch.cat(sums)
+
+
+def measure(run: Run, batches: Iterable[Batch]) -> torch.Tensor:
+    """Sums over the images of ``batches``, see ``MetricSums``."""
+    sums = MetricSums(run.world.device)
+    for images, labels in on_device(run, batches):
+        logits = _logits(run, images)
+        if run.config.data.test_flip:
+            logits = (logits + _logits(run, images.flip(3))) / 2
+        sums.add(F.cross_entropy(logits, labels), logits, labels)
+    return sums.values
+
+
+def _logits(run: Run, images: torch.Tensor) -> torch.Tensor:
+    """Logits, float32 ``[N, num_classes]``, computed without DDP."""
+    with run.step.autocast():
+        return run.model(images).float()
+
+
+def validation_values(run: Run, sums: Sequence[float]) -> dict[str, float]:
+    """The fields of the record that ``validate`` has measured, from its sums over all ranks."""
+    values: dict[str, float] = {}
+    parts = [("val", sums[:3])] + ([("holdout", sums[3:])] if run.source.info.holdout_size else [])
+    for name, (loss, correct, images) in parts:
+        if not images:
+            raise ImageError("no validation image can be read. Repair the data set.")
+        if not math.isfinite(loss):
+            raise NonFiniteLossError(
+                f"validation loss is {loss / images} after epoch {run.progress.epoch + 1}, "
+                f"whose last learning rate was {run.progress.learning_rate:.6g}"
+            )
+        values |= {f"{name}_loss": loss / images, f"{name}_top1": correct / images}
+    return values

@@ -1,0 +1,22 @@
+"""The meter of what a rank uses: its GPU, and on one rank of each machine the processors."""
+
+from __future__ import annotations
+
+import platform
+
+import torch
+
+from bigbatch.train_loop.distributed import World
+from bigbatch.train_loop.host.device_use import UseMeter
+from bigbatch.train_loop.host.gpu_counters import open_gpu_counters
+from bigbatch.train_loop.host.processor_energy import open_processor_energy
+
+
+def open_use_meter(world: World) -> UseMeter:
+    """The meter of this rank, not yet entered. All ranks call it: they agree who counts each machine's processors."""
+    node = platform.node()
+    counts = world.gather(node).index(node) == world.rank
+    cuda = world.device.type == "cuda"
+    gpu = open_gpu_counters(str(torch.cuda.get_device_properties(world.device).uuid)) if cuda else None
+    processors = open_processor_energy() if counts else None
+    return UseMeter(gpu, processors, counts_processors=counts, where=f"worker {world.rank} on {node}")
