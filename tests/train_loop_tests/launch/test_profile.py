@@ -136,7 +136,7 @@ def test_a_profile_is_printed_and_kept(tmp_path: Path, capsys: pytest.CaptureFix
 def test_two_ranks_under_torchrun_measure_their_communication(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(TRAIN), *WORDS,
-         "model.name=resnet18", "data.image_size=32", "data.subset=0.2", "--output", "out", "--profile-steps", "4"],
+         "model.name=resnet18", "data.subset=0.2", "--output", "out", "--profile-steps", "4"],
         cwd=tmp_path,
         env={**clean_environment(), "OMP_NUM_THREADS": "1"},
         capture_output=True,
