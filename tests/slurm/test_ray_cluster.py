@@ -138,7 +138,7 @@ def search(cluster: VirtualCluster, submit, tiny_images: Path, tiny_space: Path)
         # A slow machine needs more than ten minutes, of which the last two start nothing more.
         keywords["sbatch"] = ("--time=30", *keywords.get("sbatch", ()))
         more = ("--set", "image_size=16", "--seed", "1", "--trials", str(trials), "--max-epochs", "2")
-        return submit(*job_options, *tiny, *more, "--scheduler", "none", *arguments, **keywords)
+        return submit(*job_options, *tiny, *more, "--scheduler", "none", "--confirm", "none", *arguments, **keywords)
 
     return start
 
