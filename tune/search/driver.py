@@ -13,6 +13,7 @@ from rich.console import Console
 
 from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.train_loop.errors import RayStartError
+from bigbatch.train_loop.host.processor_energy import open_processor_energy
 from bigbatch.train_loop.launch.ray_session import JoinedRay, LocalRay, RayConnection, check_reachable
 from bigbatch.tune.plan.joined import cluster_machine, living_nodes, plan_for_cluster
 from bigbatch.tune.plan.machine import devices_held
@@ -158,6 +159,7 @@ def _search(
         with store.in_turn():
             store.recover()
         return
+    store.ledger.watch_processors(open_processor_energy() if plan.address == "local" else None)
     store.ledger.hold(devices_held(plan.machine, plan.share) if plan.address == "local" else 0)
     console.print("Starting Ray …" if plan.address == "local" else f"Joining Ray at {plan.address} …", style="dim")
     connection = stack.enter_context(_session(plan, store))

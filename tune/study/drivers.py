@@ -25,6 +25,7 @@ from sqlalchemy.exc import DBAPIError
 
 from bigbatch.cluster.host import json_values
 from bigbatch.tune.study.database import PatientStorage
+from bigbatch.tune.study.energy import StudyEnergy
 from bigbatch.tune.study.ledger import DeviceSeconds, Ledger
 from bigbatch.tune.study.retry import RETRIES_ATTR
 from bigbatch.tune.study.study_lock import StudyLock
@@ -61,6 +62,7 @@ class DriverEntry:
         """As the study keeps it."""
         trials = {str(number): round(seconds, 3) for number, seconds in self.used.trials_s.items()}
         figures = {"held_device_s": round(self.used.held_s, 3), "trial_device_s": trials}
+        figures["energy"] = self.used.energy.to_dict()
         return {**{k: v for k, v in vars(self).items() if k not in ("key", "used")}, **figures}
 
 
@@ -71,6 +73,7 @@ def entries(attrs: Mapping[str, Any]) -> list[DriverEntry]:
         if name.startswith(ENTRY_ATTR) and isinstance(values, dict):
             trials = values.get("trial_device_s")
             used = {int(n): float(s) for n, s in trials.items()} if isinstance(trials, dict) else {}
+            energy = StudyEnergy.from_dict(values.get("energy"))
             found.append(
                 DriverEntry(
                     key=name.removeprefix(ENTRY_ATTR),
@@ -81,7 +84,7 @@ def entries(attrs: Mapping[str, Any]) -> list[DriverEntry]:
                     devices=json_values.number(values, "devices"),
                     ended=values.get("ended") is True,
                     written_at=json_values.number(values, "written_at"),
-                    used=DeviceSeconds(json_values.number(values, "held_device_s"), used),
+                    used=DeviceSeconds(json_values.number(values, "held_device_s"), used, energy),
                 )
             )
     return found

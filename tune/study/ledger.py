@@ -26,6 +26,8 @@ from pathlib import Path
 from bigbatch.cluster.host import json_values
 from bigbatch.cluster.host.allocation import job_start, slurm_job
 from bigbatch.cluster.host.atomic_files import read_json, write_json
+from bigbatch.train_loop.host.processor_energy import ProcessorEnergy
+from bigbatch.tune.study.energy import ProcessorsMeter, StudyEnergy
 
 SCHEMA_VERSION = 1
 WRITE_S = 10.0
@@ -43,12 +45,14 @@ class DeviceSeconds:
     """Held by drivers, from Ray's start to its end."""
     trials_s: dict[int, float] = field(default_factory=dict)
     """Used by each trial, in all its attempts."""
+    energy: StudyEnergy = field(default_factory=StudyEnergy)
 
     def add(self, other: DeviceSeconds) -> None:
         """Add the seconds of ``other`` to these."""
         self.held_s += other.held_s
         for number, seconds in other.trials_s.items():
             self.trials_s[number] = self.trials_s.get(number, 0.0) + seconds
+        self.energy.add(other.energy)
 
     def words(self, unit: str) -> str:
         """E.g. ``12.30 GPU hours held by the study, 11.02 of them spent on trials``."""
@@ -120,6 +124,7 @@ class Ledger:
         self._next_write = 0.0
         self._failing_since: float | None = None
         self._facts: dict[str, object] = {}
+        self._processors = ProcessorsMeter(None)
 
     # What was used
 
@@ -202,6 +207,15 @@ class Ledger:
                 self._session.held_s += devices * since_s if self._devices is None else 0.0
         self._write_first(first)
 
+    def watch_processors(self, processors: ProcessorEnergy | None) -> None:
+        """Count the energy of this machine's processors in the session that begins next. None: it is not measured."""
+        self._processors = ProcessorsMeter(processors)
+
+    def epoch_ended(self, trial: int, record: Mapping[str, object]) -> None:
+        """Count the energy of an epoch that a trial has reported."""
+        with self._lock:
+            self._session.energy.epoch_ended(trial, record)
+
     def end(self, trial: int) -> None:
         """Note that the trial uses no device from now on."""
         with self._lock:
@@ -270,6 +284,7 @@ class Ledger:
         numbers = [int(path.stem) for path in self._folder.glob("*.json") if path.stem.isdecimal()]
         self._path = self._folder / f"{max(numbers, default=0) + 1:04d}.json"
         self._facts = {"host": os.uname().nodename, "pid": os.getpid(), "started_at": _now()}
+        self._processors.begin()
         if self._bill is not None:
             self._facts["slurm_job"] = self._bill.job
         return True
@@ -292,7 +307,8 @@ class Ledger:
             with self._lock:
                 self._advance()
                 path, facts = self._path, {**self._facts, "devices": self._held_now()}
-                now = DeviceSeconds(self._session.held_s, dict(self._session.trials_s))
+                now = DeviceSeconds()
+                now.add(self._session)
             if path is not None:
                 self._write_past()
                 _write(path, now, **facts)
@@ -311,6 +327,7 @@ class Ledger:
         self._session.held_s += self._held_now() * elapsed_s
         for number, devices in self._running.items():
             self._session.trials_s[number] = self._session.trials_s.get(number, 0.0) + devices * elapsed_s
+        self._session.energy.processors_j = self._processors.used_j()
 
     def _held_now(self) -> float:
         return sum(self._running.values()) if self._devices is None else self._devices
@@ -359,7 +376,9 @@ def read_session(path: Path) -> DeviceSeconds | None:
     if held_s is None or not isinstance(trials_s, dict):
         return None
     try:
-        return DeviceSeconds(float(held_s), {int(number): float(seconds) for number, seconds in trials_s.items()})
+        energy = StudyEnergy.from_dict(values.get("energy")) if path.stem.isdecimal() else StudyEnergy()
+        used_s = {int(number): float(seconds) for number, seconds in trials_s.items()}
+        return DeviceSeconds(float(held_s), used_s, energy)
     except (TypeError, ValueError):
         return None
 
@@ -367,7 +386,7 @@ def read_session(path: Path) -> DeviceSeconds | None:
 def _write(path: Path, used: DeviceSeconds, **facts: object) -> None:
     path.parent.mkdir(exist_ok=True)
     trials = {str(number): round(seconds, 3) for number, seconds in used.trials_s.items()}
-    figures = {"held_device_s": round(used.held_s, 3), "trial_device_s": trials}
+    figures = {"held_device_s": round(used.held_s, 3), "trial_device_s": trials, "energy": used.energy.to_dict()}
     write_json(path, {"schema_version": SCHEMA_VERSION, **facts, "written_at": _now(), **figures})
 
 

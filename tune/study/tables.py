@@ -21,6 +21,7 @@ from bigbatch.train_loop import config
 from bigbatch.train_loop.config.earlier_keys import migrated
 from bigbatch.train_loop.reporter import EpochRecord
 from bigbatch.tune.study import metrics
+from bigbatch.tune.study.energy import GPU, PROCESSORS, energy_of
 from bigbatch.tune.study.feasible import INFEASIBLE_ATTR
 from bigbatch.tune.study.metrics import EPOCH_PARTS as EPOCH_PARTS
 from bigbatch.tune.study.objectives import DEFAULT_OBJECTIVE, Objectives
@@ -62,6 +63,8 @@ TRIALS = pa.schema(
         pa.field("epochs", pa.int32(), nullable=False),
         pa.field("epochs_planned", pa.int32()),
         pa.field("gpu_hours", pa.float64()),
+        pa.field(GPU, pa.float64()),
+        pa.field(PROCESSORS, pa.float64()),
         pa.field("ended_because", pa.string()),
         pa.field("infeasible", pa.bool_(), nullable=False),
         pa.field("started_at", pa.timestamp("ms", tz="UTC")),
@@ -122,6 +125,7 @@ def trial_row(trial: FrozenTrial, objectives: Objectives) -> dict[str, object]:
         "epochs": len(records),
         "epochs_planned": configuration.get("epochs"),
         "gpu_hours": attrs.get("gpu_hours"),
+        **{name: energy_of(name, records) for name in (GPU, PROCESSORS)},
         "ended_because": attrs.get("ended_because"),
         "infeasible": bool(attrs.get(INFEASIBLE_ATTR)),
         "started_at": trial.datetime_start.astimezone() if trial.datetime_start else None,

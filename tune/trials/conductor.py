@@ -291,6 +291,7 @@ class Conductor(LiveTrials):
         report(live.trial, record, self._objectives)
         live.view.records.append(record)
         self._admission.epoch_ended(live.view.number, record)
+        self._store.ledger.epoch_ended(live.view.number, record)
         self._notify("epoch_ended", live.view, record)
         if verdict := self._verdict(live):
             self._tell(trial_id, verdict)

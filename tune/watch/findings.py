@@ -237,7 +237,7 @@ def _print_counts(
         f"{f'{infeasible} infeasible, ' if infeasible else ''}{failed} failed"
         f"{f', {paused} paused' if paused else ''}"
         f"{f', {waiting} interrupted' if waiting else ''}; "
-        f"{duration(elapsed_s)} elapsed, {used.words(unit)}."
+        f"{duration(elapsed_s)} elapsed, {used.words(unit)}; {used.energy.words()}."
     )
     for trial in (t for t in trials if t.state == "FAIL"):
         again = f" (tried again as trial {trial.retried_by})" if trial.retried_by is not None else ""
