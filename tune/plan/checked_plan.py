@@ -42,7 +42,7 @@ from bigbatch.tune.plan.range_tests import wanted_tests
 from bigbatch.tune.plan.same_study import check_same_study
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.plan.study_space import check_study_fits
-from bigbatch.tune.plan.transfer_plan import parse_target, refuse_without_trials, transfer_plan
+from bigbatch.tune.plan.transfer_plan import parse_target, transfer_plan
 from bigbatch.tune.plan.warm_start import knowledge_of
 from bigbatch.tune.strategies.names import STOPPINGS, STRATEGIES, resolved
 from bigbatch.tune.study.description import Description, read_description
@@ -226,7 +226,6 @@ def check_option_values(o: SearchOptions) -> CheckedOptions:
     batches = parse_batches(o.batch)
     if parse_target(o.transfer_to) is None:
         overrides |= pinned_batch(batches, overrides)
-    refuse_without_trials(o)
     refuse_other_searches(o)
     data_keys = {key: value for key, value in overrides.items() if key.startswith("data.")}
     if o.retry_failed and not o.resume:
@@ -308,7 +307,8 @@ def _in_parts(plan: SearchPlan) -> SearchPlan:
 
     Raises ConfigError as ``transfer_plan`` and ``fidelity_plan``.
     """
-    transfer = transfer_plan(parse_target(plan.options.transfer_to), plan.frontier, plan.trials, plan.objectives)
+    target = parse_target(plan.options.transfer_to)
+    transfer = transfer_plan(target, plan.frontier, plan.trials, plan.objectives, plan.open_ended)
     plan = dataclasses.replace(plan, transfer=transfer, fidelity=fidelity_plan(plan))
     strategy, stopping = resolved(plan.strategy, plan.stopping, plan.first_trials, plan.first_epochs)
     return dataclasses.replace(plan, strategy=strategy, stopping=stopping)

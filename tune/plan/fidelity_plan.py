@@ -50,8 +50,6 @@ def refuse_other_searches(o: SearchOptions) -> None:
         return
     if o.transfer_to is not None:
         _refuse("and --transfer-to each divide the trials", "both", "Leave out one of them")
-    if o.is_open_ended:
-        _refuse("divides a number of trials into cheap and full ones", "a budget alone", "Write --trials N beside it")
 
 
 def fidelity_plan(plan: SearchPlan) -> FidelityPlan | None:
@@ -83,11 +81,11 @@ def fidelity_plan(plan: SearchPlan) -> FidelityPlan | None:
         _check_network(cheap, plan)
     points = len(plan.frontier.values) if plan.frontier else 1
     full_runs = max(FEWEST_FULL, points, plan.trials // FULL_SHARE)
-    if plan.trials - full_runs <= full_runs:
+    if plan.trials - full_runs <= full_runs and not plan.open_ended:
         _refuse(f"needs more cheap runs than full ones, and {full_runs} full ones or more here",
                 f"--trials {plan.trials}", f"Write --trials {2 * full_runs + 1}")  # fmt: skip
     runs = Fidelity(kind, cheap, full, images, plan.data.train_size, frozenset(plan.overrides))
-    return FidelityPlan(runs, plan.trials - full_runs, full_runs)
+    return FidelityPlan(runs, max(1, plan.trials - full_runs), full_runs)
 
 
 def _epochs(value: float | None, full: int) -> tuple[float, float]:

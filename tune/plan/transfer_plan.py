@@ -15,7 +15,6 @@ from bigbatch.search_spaces.workload import Workload
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.tune.plan.batches import parse_batches
 from bigbatch.tune.plan.frontier_plan import FrontierPlan, frontier_plan
-from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.study.objectives import Objectives
 
 FEWEST, SHARE = 3, 4
@@ -36,9 +35,13 @@ class TransferPlan:
     trials: int
     """Trials at the target."""
 
-    def describe(self) -> str:
-        """For the plan that is printed."""
+    def describe(self, open_ended: bool) -> str:
+        """For the plan that is printed. ``open_ended``: a budget is the only limit."""
         tuned = ", ".join(f"{batch:,}" for batch in self.batches)
+        if open_ended:
+            return (
+                f"three quarters of the budget at {tuned}; the rest at {self.target:,}, around the rule fitted to them"
+            )
         return (
             f"{self.first} trials at {tuned}; then {self.trials} whole runs at {self.target:,}, around the rule that "
             "is fitted to them"
@@ -57,15 +60,6 @@ def parse_target(text: str | None) -> int | None:
             "(k = 1024)."
         ) from None
     return target
-
-
-def refuse_without_trials(o: SearchOptions) -> None:
-    """Raise ConfigError for a budget without a number of trials."""
-    if o.transfer_to is not None and o.is_open_ended:
-        raise ConfigError(
-            "--transfer-to divides a number of trials between the batches and the target; got a budget alone. Write "
-            "--trials N beside the budget."
-        )
 
 
 def with_target(
@@ -103,9 +97,13 @@ def with_target(
 
 
 def transfer_plan(
-    target: int | None, frontier: FrontierPlan | None, trials: int, objectives: Objectives
+    target: int | None, frontier: FrontierPlan | None, trials: int, objectives: Objectives, open_ended: bool
 ) -> TransferPlan | None:
-    """How the trials are divided; None without a target. Raises ConfigError for too few, or another objective."""
+    """How the trials are divided; None without a target. Raises ConfigError for too few, or another objective.
+
+    Args:
+        open_ended: a budget is the only limit, and ``trials`` a guess.
+    """
     if target is None:
         return None
     if not objectives.one_metric or frontier is None:
@@ -113,11 +111,11 @@ def transfer_plan(
     tuned = tuple(value for value in frontier.values if isinstance(value, int) and value < target)
     at_target = max(FEWEST, trials // SHARE)
     least = max(FEWEST_BEFORE, len(tuned))
-    if trials - at_target < least:
+    if trials - at_target < least and not open_ended:
         enough = next(n for n in range(trials, 10 * (least + FEWEST)) if n - max(FEWEST, n // SHARE) >= least)
         _refuse(f"needs {least} trials or more at the smaller batches and {FEWEST} at the target", f"--trials {trials}",
                 f"Write --trials {enough}")  # fmt: skip
-    return TransferPlan(target, tuned, trials - at_target, at_target)
+    return TransferPlan(target, tuned, max(least, trials - at_target), at_target)
 
 
 def _refuse(rule: str, met: str, fix: str) -> NoReturn:

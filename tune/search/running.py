@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -19,7 +20,7 @@ from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.strategies.dimensions import dimensions_of
 from bigbatch.tune.strategies.early_look import checkpoints_to_drop
 from bigbatch.tune.strategies.finalists import Finalists
-from bigbatch.tune.strategies.follow_up import FollowUp
+from bigbatch.tune.strategies.follow_up import FollowUp, FollowUpInBudget
 from bigbatch.tune.strategies.named import make_strategy
 from bigbatch.tune.strategies.protocol import SearchFacts, Strategy
 from bigbatch.tune.strategies.search_only import SearchOnly
@@ -85,14 +86,15 @@ def follow_up_of(plan: SearchPlan) -> FollowUp | None:
     """What decides the second part of a search; None if it has none."""
     if plan.fidelity is not None:
         searched = plan.frontier.searched if plan.frontier else None
-        return Finalists(plan.fidelity.runs, plan.objectives.first, searched, plan.fidelity.first)
+        first = math.inf if plan.open_ended else plan.fidelity.first
+        return Finalists(plan.fidelity.runs, plan.objectives.first, searched, first)
     if plan.transfer is None or plan.frontier is None:
         return None
     facts = TransferFacts(
         name=plan.frontier.name,
         target=plan.transfer.target,
-        first=plan.transfer.first,
-        trials=plan.transfer.trials,
+        first=math.inf if plan.open_ended else plan.transfer.first,
+        trials=math.inf if plan.open_ended else plan.transfer.trials,
         space=plan.space,
         workload=plan.workload,
         fixed=plan.overrides,
@@ -101,6 +103,11 @@ def follow_up_of(plan: SearchPlan) -> FollowUp | None:
         seed=plan.seed,
     )
     return Transfer(facts)
+
+
+def within_budget(follow_up: FollowUp | None, budget: Budget | None) -> FollowUp | None:
+    """The second part of a search, which also begins when the first one has used its share of the budget."""
+    return follow_up if follow_up is None or budget is None else FollowUpInBudget(follow_up, budget.used_share)
 
 
 def configurations_of(plan: SearchPlan) -> SpaceConfigurations:
@@ -208,7 +215,7 @@ def make_bridge(
         ending=stop.is_set,
         admission=Admission(run.budget, plan.share.workers),
         confirm=missing_in(plan),
-        follow_up=follow_up_of(plan),
+        follow_up=within_budget(follow_up_of(plan), run.budget),
         may_start=lambda: not stop.is_set() and run.deadline.allows_a_trial() and not lost(),
     )
     run.deadline = Deadline(end_of_allocation(), bridge.first_result_s)

@@ -37,8 +37,17 @@ class Finalists:
     objective: Objective
     frontier: str | None
     """The parameter whose values are compared separately; None: all cheap runs compare."""
-    first: int
-    """Configurations of the first part."""
+    first: float
+    """Configurations of the first part; infinite if only a budget limits them."""
+
+    @property
+    def first_share(self) -> float:
+        """Half: each full run costs as much as some cheap ones."""
+        return 0.5
+
+    def is_due(self, configurations: int) -> bool:
+        """Whether enough cheap runs were tried."""
+        return configurations >= self.first
 
     def next_trial(self, trials: Sequence[FrozenTrial]) -> NextTrial | None:
         """The next finalist. None: each cheap run that has finished is one already."""

@@ -6,7 +6,7 @@ The strategy proposes the trials of the first part, and sees no others. The tria
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -31,8 +31,11 @@ class FollowUp(Protocol):
     """Decides the second part."""
 
     @property
-    def first(self) -> int:
-        """Configurations of the first part."""
+    def first_share(self) -> float:
+        """The part of a budget that the first part may use."""
+
+    def is_due(self, configurations: int) -> bool:
+        """Whether the first part has enough configurations, so that it is over when all of them have ended."""
 
     def next_trial(self, trials: Sequence[FrozenTrial]) -> NextTrial | None:
         """The next trial of the second part. None: the first part says too little yet, and gets another trial.
@@ -40,6 +43,28 @@ class FollowUp(Protocol):
         Args:
             trials: all of the study. Those of the first part have ended.
         """
+
+
+@dataclass(frozen=True)
+class FollowUpInBudget:
+    """A second part that also begins when the first part has used its share of the budget."""
+
+    inner: FollowUp
+    used: Callable[[], float]
+    """Returns the part of the budget that is used, 0 to 1; 0 without one."""
+
+    @property
+    def first_share(self) -> float:
+        """The inner one's."""
+        return self.inner.first_share
+
+    def is_due(self, configurations: int) -> bool:
+        """As the inner one, or because of the budget."""
+        return self.inner.is_due(configurations) or self.used() >= self.first_share
+
+    def next_trial(self, trials: Sequence[FrozenTrial]) -> NextTrial | None:
+        """As the inner one."""
+        return self.inner.next_trial(trials)
 
 
 def first_part(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:

@@ -58,9 +58,9 @@ class TransferFacts:
     name: str
     """The parameter of the batch."""
     target: int
-    first: int
-    """Configurations at the smaller batches."""
-    trials: int
+    first: float
+    """Configurations at the smaller batches; infinite if only a budget limits them."""
+    trials: float
     """Trials at the target."""
     space: Space
     workload: Workload
@@ -107,9 +107,13 @@ class Transfer:
         self.facts = facts
 
     @property
-    def first(self) -> int:
-        """Configurations of the first part."""
-        return self.facts.first
+    def first_share(self) -> float:
+        """Three quarters, as of the trials: all runs are whole ones."""
+        return 0.75
+
+    def is_due(self, configurations: int) -> bool:
+        """Whether enough configurations were tried at the smaller batches."""
+        return configurations >= self.facts.first
 
     def next_trial(self, trials: Sequence[FrozenTrial]) -> NextTrial | None:
         """The next trial at the target. None: no trial at a smaller batch has finished."""

@@ -145,6 +145,12 @@ class Budget:
         of_devices = (self.limit_s - self._held_s()) / billed if billed else math.inf
         return max(0.0, min(self._ends_at - self._clock(), of_devices))
 
+    def used_share(self) -> float:
+        """The part that is used, 0 to 1: of the device seconds or of the session's time, whichever is more."""
+        left_s = self._ends_at - self._clock()
+        of_time = 0.0 if self._limits.time_s is None else 1 - left_s / self._limits.time_s
+        return min(1.0, max(0.0, of_time, self._held_s() / self.limit_s))
+
     @property
     def limit_s(self) -> float:
         """Device seconds of the whole budget, infinite without one."""

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 
 from optuna.trial import FrozenTrial, TrialState
 
+from bigbatch.tune.study.fidelity import CHEAP_RUN
 from bigbatch.tune.study.trial_facts import CONFIRMS_ATTR, FOLLOWS_ATTR
-from bigbatch.tune.study.verdict import CHEAP_RUN
 
 
 def is_to_be_cheap(attrs: Mapping[str, object]) -> bool:

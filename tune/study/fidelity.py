@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from bigbatch.search_spaces.priors import short_run_factor
 from bigbatch.train_loop.config import ScheduleConfig, TrainConfig
 
+CHEAP_RUN = "ran to the end of its cheap run"
+"""Why a cheap run has ended. It is PRUNED, so that it is never the best."""
+
 
 @dataclass(frozen=True)
 class Fidelity:
@@ -83,9 +86,11 @@ class FidelityPlan:
         parts = ((self.first * cheap, self.runs.cheap_images), (self.trials * epochs, self.runs.full_images))
         return sum(part for part, _ in parts), sum(part * images for part, images in parts)
 
-    def describe(self) -> str:
-        """For the plan that is printed."""
+    def describe(self, open_ended: bool) -> str:
+        """For the plan that is printed. ``open_ended``: a budget is the only limit."""
         cheap, full = (_IN_WORDS[self.runs.kind](value) for value in (self.runs.cheap, self.runs.full))
+        if open_ended:
+            return f"half of the budget for cheap runs, {cheap}; the rest for the best of them in full, {full}"
         return f"{self.first} cheap runs, {cheap}; then the best {self.trials} in full, {full}"
 
 

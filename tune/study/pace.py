@@ -71,7 +71,21 @@ class Pace:
         return self._starts.value if self._starts.count else 0.0
 
     def epoch_s(self, key: PaceKey) -> float | None:
-        """Mean seconds of an epoch with this key. If none was measured: of the slowest key. None: nothing is known."""
+        """Mean seconds of an epoch with this key. None: nothing is known.
+
+        If none was measured: of the slowest key, and longer by what it has more images and pixels than that one. So a
+        full run after cheap ones is not taken to be cheap.
+        """
         if key in self._epochs:
             return self._epochs[key].value
-        return max((mean.value for mean in self._epochs.values()), default=None)
+        return max((mean.value * _times(other, key) for other, mean in self._epochs.items()), default=None)
+
+
+def _times(measured: PaceKey, asked: PaceKey) -> float:
+    """How many times more images and pixels an epoch of one key has than that of the other; at least 1."""
+    found = 1.0
+    for place, power in ((2, 2), (3, 1)):
+        one, other = measured[place], asked[place]
+        if isinstance(one, (int, float)) and isinstance(other, (int, float)) and one > 0:
+            found *= max(1.0, (other / one) ** power)
+    return found

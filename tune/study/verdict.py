@@ -10,11 +10,9 @@ from optuna.trial import TrialState
 
 from bigbatch.search_spaces.constraints import Constraint
 from bigbatch.tune.study import feasible, metrics
+from bigbatch.tune.study.fidelity import CHEAP_RUN
 from bigbatch.tune.study.metrics import Record
 from bigbatch.tune.study.objectives import Objectives
-
-CHEAP_RUN = "ran to the end of its cheap run"
-"""Why a cheap run has ended. It is PRUNED, so that it is never the best."""
 
 
 @dataclass(frozen=True)

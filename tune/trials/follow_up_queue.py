@@ -24,7 +24,7 @@ class FollowUpQueue:
             return True
         trials = self._study.get_trials(deepcopy=False)
         first = first_part(trials)
-        if count_configurations(first) < self._follow_up.first:
+        if not self._follow_up.is_due(count_configurations(first)):
             return True
         if any(trial.state == TrialState.RUNNING for trial in first):
             return False

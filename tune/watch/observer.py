@@ -13,9 +13,9 @@ from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.host.disk_full import full_errno
 from bigbatch.train_loop.progress import StepProgress
 from bigbatch.tune.study.feasible import INFEASIBLE
+from bigbatch.tune.study.fidelity import CHEAP_RUN
 from bigbatch.tune.study.objectives import Objectives
 from bigbatch.tune.study.tables import epoch_of
-from bigbatch.tune.study.verdict import CHEAP_RUN
 
 Phase = Literal["waiting", "starting", "running"]
 

@@ -13,6 +13,7 @@ from bigbatch.cluster.host import json_values
 from bigbatch.cluster.host.atomic_files import read_json
 from bigbatch.cluster.host.command_line import OneLineParser
 from bigbatch.train_loop.config import ConfigError, TrainConfig
+from bigbatch.tune.study.fidelity import CHEAP_RUN
 from bigbatch.tune.study.frontier_file import FRONTIER_FILE, FRONTIER_FOLDER
 from bigbatch.tune.study.journal_reader import StoredTrial
 from bigbatch.tune.study.summary import (
@@ -103,7 +104,8 @@ def _plan(found: StudySummary) -> list[tuple[str, str]]:
 
 
 def _spent(found: StudySummary) -> list[tuple[str, str]]:
-    words = {"COMPLETE": "ran to their end", "PRUNED": "stopped or paused", "FAIL": "failed",
+    pruned = "stopped, paused or cheap" if found.description.get("fidelity") else "stopped or paused"
+    words = {"COMPLETE": "ran to their end", "PRUNED": pruned, "FAIL": "failed",
              "RUNNING": "running", "WAITING": "waiting"}  # fmt: skip
     states = counted(trial.state for trial in found.study.trials if trial.config or trial.state != "WAITING")
     listed = ", ".join(f"{count} {words[state]}" for state, count in states.items())
@@ -175,6 +177,8 @@ def state_words(trial: StoredTrial) -> str:
     """The trial's state in a word or two."""
     if trial.state == "PRUNED" and "paused_in_epoch" in trial.attrs:
         return "paused"
+    if trial.state == "PRUNED" and trial.attrs.get("ended_because") == CHEAP_RUN:
+        return "cheap run"
     return STATE_WORDS.get(trial.state, trial.state)
 
 

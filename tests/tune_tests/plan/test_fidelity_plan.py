@@ -89,7 +89,6 @@ def test_a_resumed_study_keeps_its_fidelity(tmp_path: Path) -> None:
         ({"fidelity": "image_size=4"}, "8 pixels a side or more, and fewer than 32; got image_size=4"),
         ({"fidelity": "image_size=32"}, "got image_size=32"),
         ({"fidelity": "epochs", "trials": 8}, "4 full ones or more here; got --trials 8. Write --trials 9"),
-        ({"fidelity": "epochs", "time_budget": "1h"}, "a budget alone. Write --trials N"),
         ({"fidelity": "epochs", "transfer_to": "1k"}, "--transfer-to"),
         ({"fidelity": "epochs", "target": "val_top1=0.9"}, "a search for one metric; got val_top1=0.9"),
         ({"fidelity": "epochs", "objective": "images_per_s"}, "cost less anyhow"),

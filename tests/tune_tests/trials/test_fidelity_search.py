@@ -17,7 +17,8 @@ from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.search.follow_up_findings import follow_up_findings
-from bigbatch.tune.strategies.follow_up import first_part, second_part
+from bigbatch.tune.search.running import configurations_of, follow_up_of, strategy_of
+from bigbatch.tune.strategies.follow_up import FollowUp, FollowUpInBudget, first_part, second_part
 from bigbatch.tune.strategies.protocol import Strategy
 from bigbatch.tune.strategies.search_only import SearchOnly
 from bigbatch.tune.study.cheap_runs import ran_cheaply
@@ -25,6 +26,7 @@ from bigbatch.tune.study.confirmation import confirmed_trials
 from bigbatch.tune.study.frontier import frontier_facts, frontier_of
 from bigbatch.tune.study.retry import count_ended
 from bigbatch.tune.study.trial_facts import CHEAP_ATTR, CONFIRMS_ATTR, ENQUEUED_ATTR, FOLLOWS_ATTR
+from bigbatch.tune.trials.conductor import Conductor
 from bigbatch.tune.watch.views import trial_views
 from helpers.conducted import summary
 from helpers.planned import PlannedSearch, config_of
@@ -195,3 +197,32 @@ def test_a_cheap_run_is_counted_by_itself(tmp_path: Path) -> None:
     search = search_of(plan, tmp_path).run()
     views = trial_views(search.trials, plan.objectives)
     assert sum(view.ran_cheaply for view in views) == 12 and sum(view.state == "COMPLETE" for view in views) == 3
+
+
+def test_half_of_a_budget_is_for_full_runs(tmp_path: Path) -> None:
+    """Without a number of trials, the finalists follow as soon as the first half is used, and go on to its end."""
+    plan = plan_of(tmp_path, trials=None, budget_gpu_hours=1.0)
+    assert plan.open_ended
+    search = search_of(plan, tmp_path)
+    epochs = 100
+
+    def used() -> float:
+        return sum(len(t.intermediate_values) for t in search.trials) / epochs
+
+    search.conductor = Conductor(
+        search.store,
+        strategy_of(plan),
+        configurations_of(plan),
+        objective=plan.objectives.first,
+        follow_up=FollowUpInBudget(cast(FollowUp, follow_up_of(plan)), used),
+        trials=10_000,
+        workers=1,
+        observers=[],
+        may_start=lambda: used() < 1,
+    )
+    search.run()
+    kinds = [FOLLOWS_ATTR in t.user_attrs for t in search.trials]
+    assert kinds == sorted(kinds), "cheap runs first"
+    cheap = [t for t in search.trials if ran_cheaply(t)]
+    assert epochs / 2 <= CHEAP * len(cheap) <= epochs / 2 + 2 * CHEAP, "two slots, which end what they have begun"
+    assert kinds.count(True) >= 4
