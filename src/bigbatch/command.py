@@ -80,6 +80,12 @@ def _race(argv: Sequence[str]) -> int:
     return race_main(argv)
 
 
+def _report(argv: Sequence[str]) -> int:
+    from bigbatch.tune.report.command import report_main
+
+    return report_main(argv)
+
+
 def _version(argv: Sequence[str]) -> int:
     parser = OneLineParser(prog="bigbatch --version", allow_abbrev=False)
     parser.parse_args(argv)
@@ -112,6 +118,7 @@ COMMANDS: Commands = {
     "show": (_show, "print one study, running or not"),
     "race": (_race, "rank trials and full runs under a cap of GPU hours or time"),
     "export": (_export, "copy a study for other tools: CSV, optuna-dashboard, TensorBoard, MLflow"),
+    "report": (_report, "write an HTML report of one study or several"),
     "--version": (_version, "print the version and, in a clone, the commit"),
 }
 

@@ -124,9 +124,9 @@ def _run_search(plan: SearchPlan, stop: StopRequest, console: Console) -> int:
         finally:
             run.in_order = True
             store.write_last(outcome, time.monotonic() - started)
-        trials = views_of(store)
         _say_findings(run.plan, store, time.monotonic() - started, console)
-        return end_search(run, trials, stop, console, store)
+        _say_report(store, stop, console)
+        return end_search(run, views_of(store), stop, console, store)
 
 
 def _say_findings(plan: SearchPlan, store: StudyStore, elapsed_s: float, console: Console) -> None:
@@ -135,6 +135,16 @@ def _say_findings(plan: SearchPlan, store: StudyStore, elapsed_s: float, console
     known = known_findings(plan.warm_start, facts_of(plan), trials)
     for line in (*known, *follow_up_findings(trials, plan.objectives.first)):
         console.print(line, markup=False, soft_wrap=True)
+
+
+def _say_report(store: StudyStore, stop: StopRequest, console: Console) -> None:
+    """Write the report, but for a search that a signal ends or whose disk is full: `bigbatch report` does it later."""
+    if stop.signal is not None or store.disk.full:
+        return
+    from bigbatch.tune.report.writing import report_at_end  # needed only now
+
+    text = report_at_end(store.folder, store.study.get_trials(deepcopy=False))
+    console.print(f"\n{text}", markup=False, soft_wrap=True)
 
 
 def _nothing_to_do(plan: SearchPlan, store: StudyStore, console: Console) -> int:

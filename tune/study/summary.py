@@ -149,7 +149,7 @@ def _read_trials(summary: StudySummary, details: bool) -> None:
         summary.study, summary.ended = stored, stored.ended
         summary.best = stored.best.value if stored.best else None
         return
-    summary.study = _from_tables(summary.folder) if details else StoredStudy()
+    summary.study = trials_of_table(summary.folder) if details else StoredStudy()
     noted = read_json(summary.folder / PROGRESS_NAME)
     if noted:
         summary.ended = sum(json_values.whole_number(noted, key) for key in ("complete", "pruned", "failed"))
@@ -159,7 +159,7 @@ def _read_trials(summary: StudySummary, details: bool) -> None:
         summary.best = best.value if best else None
 
 
-def _from_tables(folder: Path) -> StoredStudy:
+def trials_of_table(folder: Path) -> StoredStudy:
     """The trials as ``trials.parquet`` has them, without those that have not begun."""
     if not (folder / TRIALS_TABLE).exists():
         return StoredStudy()
@@ -170,7 +170,7 @@ def _from_tables(folder: Path) -> StoredStudy:
 
 def _from_row(row: Mapping[str, object]) -> StoredTrial:
     value, last = json_values.number_or_none(row, "value"), json_values.number_or_none(row, "best_value")
-    names = ("gpu_hours", "ended_because", "attempts", "retries", "continues")
+    names = ("gpu_hours", "ended_because", "attempts", "retries", "continues", "paused_in_epoch", "diverged")
     attrs = {name: row[name] for name in names if row.get(name) is not None}
     config: dict[str, object] = {}
     for column, found in row.items():

@@ -1,0 +1,189 @@
+"""The figures of a report: what they compute, and that plotly takes each of them."""
+
+from __future__ import annotations
+
+import math
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+from optuna.distributions import CategoricalDistribution, FloatDistribution
+from optuna.trial import FrozenTrial, TrialState
+
+from bigbatch.tune.report.cost_figures import OUTSIDE, hours_by_outcome, slot_use
+from bigbatch.tune.report.figure import MOST_POINTS, fewer_trials, plain
+from bigbatch.tune.report.pictures import report_figures, study_figures
+from bigbatch.tune.report.rate_figures import fitted_law
+from bigbatch.tune.report.recorded_study import RecordedStudy, open_recorded
+from bigbatch.tune.report.space_figures import parameter_importance
+from bigbatch.tune.report.theme import BLUE, GREY, ORANGE, PURPLE, RED, TEAL, plotly_text
+from bigbatch.tune.report.trial_points import StudyPoints
+from bigbatch.tune.study.summary import StudySummary
+from helpers.invented_studies import invented_study
+
+EXPECTED = set(
+    "frontier frontier-costs history-over-trials history-over-hours learning-curves parameter-importance slot-timeline "
+    "parallel-coordinates warmup-by-batch noise-by-batch device-hours rate-by-batch-lars rate-by-batch-lamb "
+    "rate-by-batch-sgd".split()
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return invented_study(tmp_path_factory.mktemp("runs") / "kept", 90)
+
+
+def trial_of(
+    number: int, value: float | None, config: dict[str, Any], params: dict[str, Any] | None = None, **more: Any
+) -> FrozenTrial:
+    began = datetime(2026, 11, 1) + timedelta(seconds=more.pop("start", 0.0))
+    kinds = {name: CategoricalDistribution(["a", "b"]) if isinstance(v, str) else FloatDistribution(0, 1)
+             for name, v in (params or {}).items()}  # fmt: skip
+    return FrozenTrial(
+        number=number, trial_id=number, state=TrialState.FAIL if value is None else TrialState.COMPLETE, value=value,
+        datetime_start=began, datetime_complete=began + timedelta(seconds=more.pop("length", 1.0)),
+        params=params or {}, distributions=kinds, user_attrs={"config": config, **more}, system_attrs={},
+        intermediate_values={},
+    )  # fmt: skip
+
+
+def points_of(trials: list[FrozenTrial], **about: object) -> StudyPoints:
+    return StudyPoints(RecordedStudy(StudySummary(Path("s"), "done", description=dict(about)), tuple(trials)))
+
+
+def test_plotly_takes_every_figure_of_a_whole_study(folder: Path) -> None:
+    pytest.importorskip("plotly")
+    made = study_figures(folder)
+    assert set(made) == EXPECTED
+    for name, figure in made.items():
+        assert any(len(trace.x or ()) for trace in figure.data), name
+
+
+def test_a_notebook_gets_a_dark_one_too(folder: Path) -> None:
+    pytest.importorskip("plotly")
+    made = [study_figures(folder, dark=dark)["frontier"] for dark in (False, True)]
+    assert made[0].layout.template.layout.font.color != made[1].layout.template.layout.font.color
+
+
+def test_the_fitted_law_is_found_again() -> None:
+    """Rates that follow 0.03 · B^0.7 exactly, at several momenta and trust coefficients."""
+    trials = []
+    for i, batch in enumerate((128, 256, 512, 1024)):
+        momentum, trust = 0.9 - 0.05 * i, 0.001 * (1 + i)
+        rate = 0.03 * batch**0.7 * (1 - momentum) / 0.1 / (trust / 0.001)
+        optimizer = {"name": "lars", "peak_lr": rate, "momentum": momentum, "trust_coefficient": trust}
+        trials.append(trial_of(i, 0.9, {"epochs": 2, "optimizer": optimizer, "batch": {"global_size": batch}}))
+        worse = {**optimizer, "peak_lr": 30 * rate}
+        trials += [
+            trial_of(0, 0.5, {"epochs": 2, "optimizer": worse, "batch": {"global_size": batch}}) for _ in range(2)
+        ]
+    law = fitted_law(points_of(trials), "lars")
+    assert law is not None and law.batches == 4
+    assert law.exponent == pytest.approx(0.7, abs=1e-9) and law.factor == pytest.approx(0.03, rel=1e-9)
+    assert law.error == pytest.approx(0.0, abs=1e-6)
+    assert fitted_law(points_of(trials), "sgd") is None
+
+
+def test_the_standard_error_of_the_exponent_is_that_of_a_regression() -> None:
+    from scipy.stats import linregress
+
+    batches, rates = (128, 256, 512, 1024, 2048), (0.1, 0.13, 0.31, 0.39, 0.7)
+    trials = [
+        trial_of(i, 0.9, {"optimizer": {"name": "lamb", "peak_lr": r}, "batch": {"global_size": b}})
+        for i, (b, r) in enumerate(zip(batches, rates, strict=True))
+    ]
+    law, theirs = (
+        fitted_law(points_of(trials), "lamb"),
+        linregress([math.log(b) for b in batches], [math.log(r) for r in rates]),
+    )
+    assert law is not None and law.error == pytest.approx(theirs.stderr) and law.exponent == pytest.approx(theirs.slope)
+
+
+def test_the_parameter_that_decides_is_the_most_important_one() -> None:
+    import random
+
+    rng = random.Random(0)
+    params = [{"decides": rng.random(), "idle": rng.random(), "choice": rng.choice("ab")} for _ in range(80)]
+    trials = [trial_of(i, 1 - abs(p["decides"] - 0.5), {"optimizer": {"name": "sgd"}}, p) for i, p in enumerate(params)]
+    figure = parameter_importance(points_of(trials))
+    shares = dict(zip(figure.data[0]["y"], figure.data[0]["x"], strict=True))  # type: ignore[call-overload]
+    assert shares["decides"] > 70 and sum(shares.values()) == pytest.approx(100)
+    assert not parameter_importance(points_of(trials[:5])).is_drawn
+
+
+def test_slots_are_laid_out_without_overlap_and_long_breaks_are_cut() -> None:
+    starts = [(0, 100), (0, 60), (60, 40), (100_000, 100), (100_000, 50)]
+    use = slot_use(points_of([trial_of(i, 0.5, {}, start=s, length=n) for i, (s, n) in enumerate(starts)]))
+    assert use is not None and use.slots == 2
+    by_slot: dict[int, list[tuple[float, float]]] = {}
+    for slot, start, end, _ in use.bars:
+        by_slot.setdefault(slot, []).append((start, end))
+    for bars in by_slot.values():
+        ordered = sorted(bars)
+        assert all(one[1] <= other[0] for one, other in zip(ordered, ordered[1:], strict=False))
+    assert use.gaps == ((100.0, 99_900.0),) and use.span_s == 200.0
+    assert use.busy_share == pytest.approx((100 + 60 + 40 + 100 + 50) / (2 * 200))
+
+
+def test_the_hours_add_up_to_what_the_ledger_holds(folder: Path) -> None:
+    study = open_recorded(folder)
+    found = hours_by_outcome(StudyPoints(study))
+    assert sum(found.values()) == pytest.approx(study.summary.held_s / 3600)
+    assert found[OUTSIDE] == pytest.approx(0.15 / 1.15 * study.summary.held_s / 3600, rel=1e-6)
+    assert {"finished", "stopped early", "paused", "diverged", "failed"} <= set(found)
+
+
+def test_a_figure_of_many_trials_keeps_the_best(folder: Path) -> None:
+    points = StudyPoints(open_recorded(folder))
+    few = fewer_trials(points.searched, points.best_first, 20)
+    assert len(few) == 20 and {p.number for p in points.best_first[:5]} <= {p.number for p in few}
+    assert [p.number for p in few] == sorted(p.number for p in few)
+    assert fewer_trials(points.searched, points.best_first) == list(points.searched) and MOST_POINTS > 90
+
+
+def test_a_study_that_minimises(tmp_path: Path) -> None:
+    """Its best is the smallest, and its values are no percentages."""
+    study = optuna.create_study(direction="minimize")
+    for i in range(12):
+        trial = study.ask()
+        trial.suggest_float("rate", 0.1, 1.0)
+        trial.set_user_attr(
+            "config", {"epochs": 1, "optimizer": {"name": "sgd", "peak_lr": 0.1}, "batch": {"global_size": 64}}
+        )
+        trial.set_user_attr("epoch/00001", {"epoch": 1, "val_loss": 2.0 - i / 10})
+        study.tell(trial, 2.0 - i / 10)
+    from bigbatch.tune.study.objectives import read_objectives
+
+    points = StudyPoints(
+        RecordedStudy(StudySummary(tmp_path, "done"), tuple(study.trials), read_objectives("x", "val_loss:min", 10))
+    )
+    assert points.best_first[0].number == 11 and points.shown(0.9) == 0.9 and points.value_title == "validation loss"
+    assert {f.name for f in report_figures(points.study)} >= {
+        "history-over-trials",
+        "learning-curves",
+        "rate-by-batch-sgd",
+    }
+
+
+def test_json_for_a_page_has_no_number_that_json_lacks() -> None:
+    assert plain({"a": [math.nan, math.inf, 1 / 3, True, None, "x"], 2: (1,)}) == {
+        "a": [None, None, 0.333333, True, None, "x"],
+        "2": [1],
+    }
+    assert plotly_text("<a href='x'>&") == "&lt;a href='x'&gt;&amp;"
+
+
+@pytest.mark.parametrize("ground", ["#ffffff", "#1b1f24"])
+def test_the_colours_stand_out_from_both_pages(ground: str) -> None:
+    """Against WCAG's contrast ratio, whose formula is written out here; 3 is its bound for graphics."""
+
+    def luminance(colour: str) -> float:
+        parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    for colour in (BLUE, ORANGE, TEAL, RED, PURPLE, GREY):
+        low, high = sorted((luminance(colour), luminance(ground)))
+        assert (high + 0.05) / (low + 0.05) >= 2.8, colour

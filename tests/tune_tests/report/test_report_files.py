@@ -1,0 +1,266 @@
+"""``bigbatch report``: whatever a study's folder holds, there is a report that says so, and never a traceback."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+import tarfile
+from pathlib import Path
+
+import optuna
+import pytest
+from optuna.trial import TrialState
+
+from bigbatch.command import main
+from bigbatch.tune.report import figure_book, page, writing
+from bigbatch.tune.report.recorded_study import open_recorded
+from bigbatch.tune.study.store import StudyStore
+from helpers.paths import ROOT
+from helpers.invented_studies import Lines, description, hostile_study, invented_study, write_journal
+
+OLDER = ROOT / "tests" / "older" / "data" / "6dde4d6" / "runs.tar.xz"
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A study of forty trials that ended in every way. Not to be changed."""
+    return invented_study(tmp_path_factory.mktemp("runs") / "kept", 40)
+
+
+@pytest.fixture
+def study(kept: Path, tmp_path: Path) -> Path:
+    """A copy that a test may damage."""
+    return Path(shutil.copytree(kept, tmp_path / "runs" / "kept"))
+
+
+def report_of(folder: Path, capsys: pytest.CaptureFixture[str], *more: str) -> str:
+    """The page, as the command writes it; nothing of the study may change."""
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != "report.html"}
+    assert main(["report", str(folder), *more]) == 0, capsys.readouterr().err
+    assert {path: path.read_bytes() for path in before} == before, "a report changes nothing"
+    assert capsys.readouterr().out.endswith(f"Report: {folder / 'report.html'}\n")
+    return (folder / "report.html").read_text(encoding="utf-8")
+
+
+def words_of(text: str) -> str:
+    """What a reader sees, without scripts, styles and tags."""
+    text = re.sub(r"<(script|style)\b.*?</\1>", " ", text, flags=re.DOTALL)
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", text))
+
+
+def test_the_answer_comes_first_and_is_that_of_frontier_json(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = StudyStore.open(study, None)
+    store.refresh(force=True)
+    store.close()
+    found = json.loads((study / "frontier.json").read_text())
+    row = next(row for row in found["rows"] if row["value"] == found["answer"]["value"])
+    text = report_of(study, capsys)
+    seen = words_of(text)
+    assert f"The largest batch within 0.5 points of the best is {row['value']:,}" in seen
+    assert f"{100 * row['objective']:.1f} %" in seen and f"(trial {row['trial']})" in seen
+    assert f"95 %: {100 * row['low']:.1f} to {100 * row['high']:.1f} %" in seen
+    order = [text.index(f'id="{name}"') for name, _ in page.PARTS]
+    assert order == sorted(order)
+    config = re.search(r'<pre id="config">(.*?)</pre>', text, re.DOTALL)
+    assert config and json.loads(config[1].replace("&quot;", '"')) == row["config"]
+    assert f"--config {study}/frontier/{row['value']}.json" in seen
+    assert "bigbatch tune --study kept" in seen, "the command that repeats it"
+    assert "energy not measured" in seen
+
+
+def test_the_page_is_one_small_file_that_may_load_nothing(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = report_of(study, capsys)
+    assert len(text.encode()) < 5e6
+    assert "default-src 'none'" in text and "'unsafe-eval'" not in text and "script-src 'unsafe-inline'" not in text
+    assert not re.search(r"(src|href)=\"(?!#|data:,)", text), "no address but places in the page"
+
+
+def test_a_study_that_has_not_begun(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "new"
+    folder.mkdir()
+    (folder / "study.json").write_text(json.dumps(description("new", 8, sessions=[])))
+    seen = words_of(report_of(folder, capsys))
+    assert "There is no answer yet. No trial has begun." in seen and "No trial has reported an epoch yet." in seen
+    (folder / "optuna.journal").write_bytes(b"")
+    assert "No trial has begun." in words_of(report_of(folder, capsys))
+
+
+def test_a_study_whose_trials_never_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, lines = tmp_path / "silent", Lines()
+    folder.mkdir()
+    (folder / "study.json").write_text(json.dumps(description("silent", 8)))
+    found = optuna.create_study(
+        study_name="silent", storage=optuna.storages.JournalStorage(lines), direction="maximize"
+    )
+    for state in (TrialState.FAIL, TrialState.PRUNED, None):
+        trial = found.ask()
+        trial.suggest_float("rate", 0.1, 1.0)
+        if state is not None:
+            found.tell(trial, state=state)
+    write_journal(folder, lines)
+    seen = words_of(report_of(folder, capsys))
+    assert "3 trials have begun, none has finished." in seen and "could not be drawn" not in seen
+    assert "1 failed otherwise" in seen
+
+
+def test_a_running_study_with_a_half_line(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = StudyStore.open(study, None)  # this process is its driver
+    try:
+        trial = store.study.ask()
+        trial.suggest_float("lr_multiplier", 1 / 16, 16, log=True)
+        with (study / "optuna.journal").open("ab") as lines:
+            lines.write(b'{"op_code":6,"trial_id":40,"sta')
+        assert main(["report", str(study)]) == 0
+    finally:
+        store.close()
+    captured = capsys.readouterr()
+    seen = words_of((study / "report.html").read_text(encoding="utf-8"))
+    assert "The search is running" in seen and "The largest batch within" in seen and captured.err == ""
+
+
+def test_a_damaged_journal_shows_what_comes_before(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    journal = study / "optuna.journal"
+    lines = journal.read_bytes().splitlines(keepends=True)
+    at = next(i for i, line in enumerate(lines) if line.count(b'"op_code":6') and b'"trial_id":18,' in line) + 1
+    journal.write_bytes(b"".join([*lines[:at], b"\x00\xff garbage\n", *lines[at:]]))
+    assert main(["report", str(study)]) == 0
+    seen = words_of((study / "report.html").read_text(encoding="utf-8"))
+    assert f"The journal is damaged at line {at + 1}; what comes before is shown." in seen
+    assert f"damaged at line {at + 1}" in capsys.readouterr().err
+    assert len(open_recorded(study).trials) == 19
+
+
+@pytest.mark.parametrize("damage", [None, b'{"op_code": 0, "study_name": 7}\n', b'{"op_code": 99}\n'])
+def test_without_a_journal_the_tables_say_the_same(study: Path, damage: bytes | None) -> None:
+    store = StudyStore.open(study, None)
+    store.refresh(force=True)
+    store.close()
+    whole = open_recorded(study)
+    (study / "optuna.journal").unlink()
+    if damage is not None:
+        (study / "optuna.journal").write_bytes(damage)
+    found = open_recorded(study)
+    assert [(t.number, t.state, t.value, t.params) for t in found.trials] == [
+        (t.number, t.state, t.value, t.params) for t in whole.trials
+    ]
+    assert found.frontier is not None and whole.frontier is not None
+    assert [row.best and row.best.objective for row in found.frontier.rows] == [
+        row.best and row.best.objective for row in whole.frontier.rows
+    ]
+    assert bool(found.problems) == (damage is not None)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("{", "must be readable JSON"),
+        ("[]", "study schema 1"),
+        ('{"schema_version": 7}', "reads study schema 1; got 7"),
+    ],
+)
+def test_a_description_that_cannot_be_read(
+    study: Path, capsys: pytest.CaptureFixture[str], text: str, reason: str
+) -> None:
+    (study / "study.json").write_text(text)
+    seen = words_of(report_of(study, capsys))
+    assert "The study cannot be read" in seen and reason in seen and "Nothing more is known" in seen
+
+
+def test_a_description_with_values_of_other_kinds(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    about = json.loads((study / "study.json").read_text())
+    for key in ("machine", "sessions", "workers", "concurrency", "tolerance", "max_epochs", "overrides", "train_size"):
+        (study / "study.json").write_text(json.dumps({**about, key: "<other>"}))
+        assert main(["report", str(study)]) == 0, key
+        text = (study / "report.html").read_text(encoding="utf-8")
+        assert "could not be drawn" not in words_of(text) and "<other>" not in text, key
+    assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["finished", "interrupted"])
+def test_a_study_of_an_older_commit(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    with tarfile.open(OLDER) as opened:
+        opened.extractall(tmp_path, filter="fully_trusted")
+    seen = words_of(report_of(tmp_path / "runs" / name, capsys))
+    assert "The answer" in seen and "could not be drawn" not in seen and "cannot be" not in seen
+    assert "finished trials" in seen
+
+
+def test_html_in_a_study_is_text_in_its_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = report_of(hostile_study(tmp_path / "hostile"), capsys)
+    assert "&lt;script&gt;alert(1)" in text and "could not be drawn" not in words_of(text)
+    for piece in ("<script>alert", "<img", "<a href='javascript", 'href="javascript'):
+        assert piece not in text
+    assert len(re.findall("<script", text)) == 3 or figure_book.plotly_script() is None, "plotly, figures, page.js"
+
+
+def test_without_plotly_there_is_a_report_with_tables(
+    study: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page, "plotly_script", lambda: None)
+    text = report_of(study, capsys)
+    seen = words_of(text)
+    assert "This report has no figures, because plotly is not installed" in seen and "pip install plotly" in seen
+    assert "“Learning curves”" in seen and "“The frontier: how good each batch gets”" in seen
+    assert "data-figure=" not in text and len(text) < 300_000 and "The largest batch within" in seen
+
+
+def test_several_studies_side_by_side(kept: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = invented_study(tmp_path / "other", 16, seed=5)
+    target = tmp_path / "both.html"
+    assert main(["report", str(kept), str(other), "-o", str(target)]) == 0
+    text = target.read_text(encoding="utf-8")
+    assert "2 studies side by side" in words_of(text) and not (other / "report.html").exists()
+    ids = re.findall(r'\bid="([^"]+)"', text)
+    assert len(ids) == len(set(ids)) and {"s1-answer", "s2-answer", "compared"} <= set(ids)
+    (other / "study.json").write_text("{")
+    assert main(["report", str(kept), str(other), "-o", str(target)]) == 0
+    assert "unreadable" in words_of(target.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (["nosuch"], "none called 'nosuch'"),
+        (["kept", "kept"], "each study once"),
+        (["kept", "-o", "."], "takes a file"),
+        (["kept", "-o", "no/such/x.html"], "a folder that exists"),
+        (["kept", "-o", "/proc/x.html"], "can be written"),
+        ([], "STUDY|PATH"),
+    ],
+)
+def test_wrong_input_is_one_line(kept: Path, capsys: pytest.CaptureFixture[str], more: list[str], words: str) -> None:
+    try:
+        code = main(["report", "--output", str(kept.parent), *more])
+    except SystemExit as end:
+        code = int(str(end.code))
+    said = capsys.readouterr()
+    assert code == 2 and said.out == "" and said.err.count("\n") == 1 and words in said.err, said.err
+
+
+def test_a_report_that_fails_at_a_searchs_end_is_one_line(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trials = open_recorded(study).trials
+    assert writing.report_at_end(study, trials) == f"Report: {study / 'report.html'}"
+    seen = words_of((study / "report.html").read_text(encoding="utf-8"))
+    assert "done" in seen and "The search is running" not in seen
+
+    def fail(_: object) -> str:
+        raise RuntimeError("a\nbug")
+
+    monkeypatch.setattr(writing, "report_page", fail)
+    line = writing.report_at_end(study, trials)
+    assert line == f"The report was not written (RuntimeError: a bug). Try again: bigbatch report {study}"
+
+
+@pytest.mark.slow
+def test_ten_thousand_trials(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = report_of(invented_study(tmp_path / "large", 10_000), capsys)
+    seen = words_of(text)
+    assert len(text.encode()) < 5e6 and "could not be drawn" not in seen
+    assert "of 10,000 trials: the best ones, and of the others evenly many." in seen
+
+
+def test_the_command_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0 and "report" in capsys.readouterr().out
+    assert "bigbatch.tune.report.writing" in sys.modules

@@ -1,0 +1,314 @@
+"""Figures of the answer: the frontier of batches, its costs, and how the search came to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bigbatch.tune.report.figure import (
+    ReportFigure,
+    fewer_trials,
+    hover,
+    most_of,
+    thinned_words,
+    ticks_of_batches,
+)
+from bigbatch.tune.report.theme import (
+    BLUE,
+    DASHES,
+    GREY,
+    ORANGE,
+    OUTCOMES,
+    SERIES,
+    SYMBOLS,
+    TEAL,
+    Values,
+    layout,
+    plotly_text,
+)
+from bigbatch.tune.report.trial_points import FINISHED, StudyPoints, TrialPoint
+from bigbatch.tune.study.frontier import POINT, FrontierRow
+from bigbatch.tune.study.objective import Objective
+
+NO_FINISHED = "No trial has finished yet, so there is nothing to compare."
+
+
+def _done_rows(points: StudyPoints) -> list[FrontierRow]:
+    frontier = points.study.frontier
+    return [row for row in frontier.rows if row.best] if frontier else []
+
+
+def _is_numeric(rows: Sequence[FrontierRow]) -> bool:
+    return all(isinstance(row.value, (int, float)) and not isinstance(row.value, bool) for row in rows)
+
+
+def _place(row: FrontierRow) -> object:
+    """Where the value is on the axis: a number, or a category as text."""
+    return row.value if _is_numeric([row]) else plotly_text(row.value)
+
+
+def _axis(points: StudyPoints, rows: Sequence[FrontierRow]) -> Values:
+    frontier = points.study.frontier
+    if rows and _is_numeric(rows) and all(float(str(row.value)) > 0 for row in rows) and frontier:
+        values = [row.value for row in frontier.rows if isinstance(row.value, (int, float))]
+        axis = ticks_of_batches([int(v) for v in values])
+        return axis if "batch" in frontier.facts.name else {**axis, "title": {"text": plotly_text(frontier.facts.name)}}
+    return {"type": "category", "title": {"text": plotly_text(frontier.facts.name) if frontier else ""}}
+
+
+def frontier(points: StudyPoints) -> ReportFigure:
+    """The best objective of each value with its interval, above all finished trials."""
+    name, title = "frontier", "The frontier: how good each batch gets"
+    found, rows = points.study.frontier, _done_rows(points)
+    if found is None or not rows:
+        return ReportFigure(name, title, missing=NO_FINISHED)
+    facts, best = found.facts, [row.best for row in rows if row.best]
+    shown = [points.shown(one.objective) or 0.0 for one in best]
+    data: list[Values] = [_all_finished(points)] if _is_numeric(rows) else []
+    bars: Values = {}
+    if all(one.low is not None and one.high is not None for one in best):
+        up = [(points.shown(one.high) or 0.0) - value for one, value in zip(best, shown, strict=True)]
+        down = [value - (points.shown(one.low) or 0.0) for one, value in zip(best, shown, strict=True)]
+        bars = {"type": "data", "symmetric": False, "array": up, "arrayminus": down, "thickness": 1.6, "width": 6}
+    x = [_place(row) for row in rows]
+    data.append(_best_of_each(x, shown, bars, [_about(row, facts.objective) for row in rows]))
+    reference = points.shown(
+        facts.objective.gain(facts.objective.gain(_top(found.reference)) - facts.tolerance * POINT)
+    )
+    data.append(
+        {
+            "type": "scatter", "mode": "lines", "name": f"best − {facts.tolerance:g} points", "x": [x[0], x[-1]],
+            "y": [reference, reference], "line": {"color": GREY, "dash": "dash", "width": 1.5}, "hoverinfo": "skip",
+        }
+    )  # fmt: skip
+    answer = found.answer_row
+    data.append(
+        {
+            "type": "scatter", "mode": "markers", "name": "the answer", "x": [_place(answer)],
+            "y": [points.shown(found.answer_best.objective)], "hoverinfo": "skip",
+            "marker": {"symbol": "circle-open", "size": 20, "color": ORANGE, "line": {"width": 3}},
+        }
+    )  # fmt: skip
+    within, left_out = most_of(points, [points.shown(p.value) for p in points.finished])
+    shown_range = _with_bars(within, shown, best, points)
+    left = f" {left_out} far worse trials lie outside of the plot." if left_out else ""
+    caption = (
+        "Blue: the best finished trial of each batch. Its bar is the 95 % interval, which allows for the choice of the "
+        "best of several trials. Grey dots: all finished trials. A batch above the dashed line is within the tolerance "
+        f"of the best one; the largest such batch is the answer (ring).{left}"
+    )
+    axes = layout(xaxis=_axis(points, rows), yaxis={"title": {"text": points.value_title}, "range": shown_range})
+    return ReportFigure(name, title, caption, data, axes)
+
+
+def _about(row: FrontierRow, objective: Objective) -> str:
+    assert row.best is not None
+    return f"<b>{plotly_text(row.value)}</b>: {objective.worth(row.best.objective)} (trial {row.best.trial})"
+
+
+def _best_of_each(x: Sequence[object], y: Sequence[float], bars: Values, texts: Sequence[str]) -> Values:
+    return {
+        "type": "scatter", "mode": "lines+markers", "name": "best of each", "x": x, "y": y, "error_y": bars,
+        "line": {"color": BLUE, "width": 2}, "marker": {"color": BLUE, "size": 9}, "text": texts,
+        "hovertemplate": "%{text}<extra></extra>",
+    }  # fmt: skip
+
+
+def _top(row: FrontierRow) -> float:
+    assert row.best is not None
+    return row.best.objective
+
+
+def _with_bars(
+    within: tuple[float, float] | None, shown: Sequence[float], best: Sequence[object], points: StudyPoints
+) -> tuple[float, float] | None:
+    ends = [points.shown(getattr(one, side)) for one in best for side in ("low", "high")]
+    known = [*shown, *(end for end in ends if end is not None), *(within or ())]
+    room = 0.03 * (max(known) - min(known) or 1.0)
+    return min(known) - room, max(known) + room
+
+
+def _all_finished(points: StudyPoints) -> Values:
+    dots = [p for p in fewer_trials(points.finished, points.best_first) if p.batch]
+    return {
+        "type": "scatter", "mode": "markers", "name": "finished trials", "x": [p.batch for p in dots],
+        "y": [points.shown(p.value) for p in dots], "text": [hover(points, p) for p in dots],
+        "hovertemplate": "%{text}<extra></extra>", "marker": {"color": GREY, "size": 6, "opacity": 0.55},
+    }  # fmt: skip
+
+
+def frontier_costs(points: StudyPoints) -> ReportFigure:
+    """What a full run at each value costs, as a part of the smallest one's cost."""
+    name, title = "frontier-costs", "What a run at each batch costs"
+    rows = _done_rows(points)
+    if len(rows) < 2:
+        return ReportFigure(name, title, missing="It needs finished trials at two batches or more.")
+    data: list[Values] = []
+    kinds = (("optimizer_steps", "optimizer steps"), ("epoch_s", "epoch time"), ("gpu_hours", points.study.hours))
+    for i, (key, words) in enumerate(kinds):
+        costs = [getattr(row.best, key) for row in rows]
+        first = next((cost for cost in costs if cost), None)
+        if first is None:
+            continue
+        parts = [cost / first if cost else None for cost in costs]
+        data.append(
+            {
+                "type": "scatter", "mode": "lines+markers", "name": words, "y": parts,
+                "x": [_place(row) for row in rows],
+                "line": {"color": (BLUE, ORANGE, TEAL)[i], "dash": DASHES[i], "width": 2},
+                "marker": {"symbol": SYMBOLS[i], "size": 8, "color": (BLUE, ORANGE, TEAL)[i]},
+                "customdata": costs, "hovertemplate": f"{words}: %{{customdata:.4g}} (× %{{y:.2f}})<extra></extra>",
+            }
+        )  # fmt: skip
+    if not data:
+        return ReportFigure(name, title, missing="No epoch's time was recorded.")
+    caption = (
+        "Each line is a cost of the best configuration's whole run, as a part of what it costs at the smallest batch. "
+        "A larger batch takes fewer steps; how much time that saves depends on how well the devices are used."
+    )
+    axes = layout(xaxis=_axis(points, rows), yaxis={"title": {"text": "× the smallest batch"}, "rangemode": "tozero"})
+    return ReportFigure(name, title, caption, data, axes)
+
+
+# How the search came to it
+
+
+def _best_so_far(points: StudyPoints, trials: Sequence[TrialPoint]) -> list[float | None]:
+    objective, best, found = points.study.objectives.first, None, list[float | None]()
+    for one in trials:
+        if one.value is not None and (best is None or objective.is_better(one.value, best)):
+            best = one.value
+        found.append(points.shown(best))
+    return found
+
+
+def history_over_trials(points: StudyPoints) -> ReportFigure:
+    """Each trial's final or last value, and the best so far."""
+    name, title = "history-over-trials", "Over the trials"
+    chosen = fewer_trials([p for p in points.searched if p.end or p.value is not None], points.best_first)
+    if not chosen:
+        return ReportFigure(name, title, missing="No trial has reported an epoch yet.")
+    data: list[Values] = []
+    same = points.study.objectives.first.shown is points.study.objectives.first
+    for outcome, (colour, symbol) in OUTCOMES.items():
+        group = [p for p in chosen if p.outcome == outcome and (p.value is not None or (same and p.end))]
+        if group:
+            data.append(
+                {
+                    "type": "scatter", "mode": "markers", "name": outcome, "x": [p.number for p in group],
+                    "y": [points.shown(p.value if p.value is not None else (p.end or (0, 0.0))[1]) for p in group],
+                    "text": [hover(points, p) for p in group], "hovertemplate": "%{text}<extra></extra>",
+                    "marker": {"color": colour, "symbol": symbol, "size": 8, "line": {"width": 1.5, "color": colour}},
+                }
+            )  # fmt: skip
+    ordered = sorted(points.finished, key=lambda p: p.number)
+    data.append(_line([p.number for p in ordered], _best_so_far(points, ordered)))
+    within, left = most_of(points, [v for trace in data for v in _numbers(trace["y"])])
+    far = f" {left} far worse trials lie outside of the plot." if left else ""
+    caption = (
+        "Each mark is a trial: its final value, or the last one before it was stopped. The line is the best finished "
+        f"trial so far. A line that is flat for long says that more trials of this kind bring little.{far}"
+        f"{thinned_words(len(chosen), len(points.searched))}"
+    )
+    axes = layout(xaxis={"title": {"text": "trial"}}, yaxis={"title": {"text": points.value_title}, "range": within})
+    return ReportFigure(name, title, caption, data, axes)
+
+
+def _numbers(values: object) -> list[float]:
+    return [v for v in values if isinstance(v, (int, float))] if isinstance(values, list) else []
+
+
+def _line(x: Sequence[float], y: Sequence[float | None]) -> Values:
+    return {
+        "type": "scatter", "mode": "lines+markers" if len(x) < 3 else "lines", "name": "best so far", "x": list(x),
+        "y": list(y),
+        "line": {"color": ORANGE, "shape": "hv", "width": 2.5}, "hovertemplate": "%{y:.4g}<extra></extra>",
+    }  # fmt: skip
+
+
+def ended_in_order(points: StudyPoints) -> list[tuple[float, TrialPoint]]:
+    """The trials that have ended, in that order, each with the device hours of all trials until then."""
+    ended = sorted((p for p in points.all if p.ended and p.hours is not None), key=lambda p: (str(p.ended), p.number))
+    found, hours = [], 0.0
+    for one in ended:
+        hours += one.hours or 0.0
+        found.append((hours, one))
+    return found
+
+
+def history_over_hours(points: StudyPoints) -> ReportFigure:
+    """The best so far over the device hours that trials have used."""
+    name, title = "history-over-hours", f"Over {points.study.hours}"
+    ended = [(hours, p) for hours, p in ended_in_order(points) if p.confirms is None]
+    done = [(hours, p) for hours, p in ended if p.outcome == FINISHED and p.value is not None]
+    if not done:
+        return ReportFigure(name, title, missing="No trial has finished with its hours noted.")
+    best = _best_so_far(points, [p for _, p in done])
+    dots: Values = {
+        "type": "scatter", "mode": "markers", "name": "finished", "x": [hours for hours, _ in done],
+        "y": [points.shown(p.value) for _, p in done], "text": [hover(points, p) for _, p in done],
+        "hovertemplate": "%{text}<extra></extra>", "marker": {"color": BLUE, "size": 7, "opacity": 0.8},
+    }  # fmt: skip
+    line = _line([*(hours for hours, _ in done), ended[-1][0]], [*best, best[-1]])
+    within, _ = most_of(points, [points.shown(p.value) for _, p in done])
+    caption = (
+        f"The same, over the {points.study.hours} of all trials until then: what each further hour has brought. "
+        "Stopped trials cost little, so this line and the one over trials differ."
+    )
+    axes = layout(
+        xaxis={"title": {"text": f"{points.study.hours} of trials"}, "rangemode": "tozero"},
+        yaxis={"title": {"text": points.value_title}, "range": within},
+    )
+    return ReportFigure(name, title, caption, [dots, line], axes)
+
+
+# Several studies
+
+
+def compared_frontiers(studies: Sequence[StudyPoints]) -> ReportFigure:
+    """The frontiers of several studies in one plot."""
+    name, title = "compared-frontiers", "The frontiers side by side"
+    data: list[Values] = []
+    batches: set[int] = set()
+    for i, points in enumerate(studies):
+        rows = [row for row in _done_rows(points) if isinstance(row.value, int)]
+        if rows:
+            batches |= {row.value for row in rows if isinstance(row.value, int)}
+            colour, symbol, dash = SERIES[i % 6], SYMBOLS[i % 6], DASHES[i % 6]
+            data.append(
+                {
+                    "type": "scatter", "mode": "lines+markers", "name": plotly_text(points.study.name),
+                    "x": [row.value for row in rows], "y": [points.shown(_top(row)) for row in rows],
+                    "line": {"color": colour, "dash": dash, "width": 2},
+                    "marker": {"color": colour, "symbol": symbol, "size": 9},
+                }
+            )  # fmt: skip
+    if not data:
+        return ReportFigure(name, title, missing=NO_FINISHED)
+    caption = "The best finished trial of each batch, one line for each study. Compare studies of the same data only."
+    axes = layout(xaxis=ticks_of_batches(sorted(batches)), yaxis={"title": {"text": studies[0].value_title}})
+    return ReportFigure(name, title, caption, data, axes)
+
+
+def compared_histories(studies: Sequence[StudyPoints]) -> ReportFigure:
+    """The best so far over device hours, one line for each study."""
+    name, title = "compared-histories", "What each device hour brought"
+    data: list[Values] = []
+    for i, points in enumerate(studies):
+        done = [(hours, p) for hours, p in ended_in_order(points) if p.value is not None and p.confirms is None]
+        if done:
+            line = _line([hours for hours, _ in done], _best_so_far(points, [p for _, p in done]))
+            colour = SERIES[i % 6]
+            data.append(
+                {
+                    **line, "name": plotly_text(points.study.name),
+                    "line": {"color": colour, "shape": "hv", "width": 2.5, "dash": DASHES[i % 6]},
+                }
+            )  # fmt: skip
+    if not data:
+        return ReportFigure(name, title, missing=NO_FINISHED)
+    caption = "The best finished trial so far, over the device hours of the trials. The line that rises first won."
+    axes = layout(
+        xaxis={"title": {"text": "device hours of trials"}, "rangemode": "tozero"},
+        yaxis={"title": {"text": studies[0].value_title}},
+    )
+    return ReportFigure(name, title, caption, data, axes)

@@ -1,0 +1,255 @@
+"""The first part of a report: what came out, and the configuration to copy."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+
+from bigbatch.cluster.host import json_values
+from bigbatch.tune.report.answer_figures import frontier, frontier_costs
+from bigbatch.tune.report.figure import guarded
+from bigbatch.tune.report.figure_book import FigureBook, side_by_side
+from bigbatch.tune.report.markup import Markup, TableColumn, card, copy_block, joined, table, tag
+from bigbatch.tune.report.theme import number_text
+from bigbatch.tune.report.trial_points import StudyPoints, TrialPoint
+from bigbatch.tune.study.frontier import BestOfValue, Frontier, FrontierRow
+from bigbatch.tune.study.frontier_file import config_file
+
+LONGER = 2
+"""A full run is suggested with this many times the epochs of the search, and at least ``LEAST_EPOCHS``."""
+LEAST_EPOCHS = 30
+
+
+def answer_section(points: StudyPoints, book: FigureBook, prefix: str) -> Markup:
+    """The answer, its figures, the frontier's table, and the configuration."""
+    found = points.study.frontier
+    best = points.best_first[0] if points.best_first else None
+    if found is not None:
+        lead, tiles, row = (
+            _frontier_lead(found),
+            _tiles(points, found.answer_best, found.answer_row.value),
+            found.answer_row,
+        )
+        config, path = found.answer_best.config, f"{points.study.summary.folder}/{config_file(row.value)}"
+    elif best is not None:
+        lead, tiles = _best_lead(points, best), _best_tiles(points, best)
+        config, path = best.config, f"{points.study.summary.folder}/best.json"
+    else:
+        return _nothing_yet(points, prefix)
+    parts = [card(*lead, tag("div", *tiles, class_="tiles"), class_="card answer")]
+    if found is not None:
+        figures = (book.place(guarded(make, points), prefix) for make in (frontier, frontier_costs))
+        parts += [
+            side_by_side(*figures),
+            card(tag("h3", "Each batch’s best"), _frontier_table(points, found), _reading(points)),
+        ]
+    parts += [_front(points), _configuration(points, config, path, prefix)]
+    return tag("section", tag("h2", "The answer"), *parts, id=f"{prefix}answer")
+
+
+def _nothing_yet(points: StudyPoints, prefix: str) -> Markup:
+    begun = len(points.searched)
+    words = (
+        f"{begun} trial{'s have' if begun != 1 else ' has'} begun, none has finished."
+        if begun
+        else "No trial has begun."
+    )
+    text = tag("p", f"There is no answer yet. {words}", class_="lead")
+    return tag("section", tag("h2", "The answer"), card(text, class_="card answer"), id=f"{prefix}answer")
+
+
+def worth_words(points: StudyPoints, value: float | None) -> str:
+    """A value of the first objective with its unit."""
+    return points.study.objectives.first.worth(value)
+
+
+def _interval(points: StudyPoints, best: BestOfValue) -> str:
+    if best.low is None or best.high is None:
+        return ""
+    return f"{points.shown(best.low):.1f} to {points.shown(best.high):.1f} %" if points.is_percent else ""
+
+
+def _frontier_lead(found: Frontier) -> list[Markup]:
+    row, best, facts = found.answer_row, found.answer_best, found.facts
+    word = "batch" if "batch" in facts.name else facts.name
+    worth = facts.objective.worth(best.objective)
+    several = len([one for one in found.rows if one.best]) > 1
+    value = f"{row.value:,}" if isinstance(row.value, int) else str(row.value)
+    if not several:
+        return [tag("p", f"Only {word} {value} has a finished trial: {worth}.", class_="lead")]
+    tolerance = (
+        f"{facts.tolerance:g} points" if facts.objective.name.endswith("_top1") else f"{facts.tolerance / 100:g}"
+    )
+    lead = tag(
+        "p",
+        f"The largest {word} within {tolerance} of the best is ",
+        tag("strong", value),
+        f", with {worth} (trial {best.trial}",
+        f", mean of {best.seeds} fresh seeds)." if best.seeds else ").",
+        class_="lead",
+    )
+    return [lead, tag("p", _certainty(found, word), class_="soft")]
+
+
+def _certainty(found: Frontier, word: str) -> str:
+    """How the answer stands to the best value, and whether the intervals allow the claim."""
+    top, at_most, images = found.reference, found.answer_row.worse_at_most, found.facts.images
+    if top is found.answer_row:
+        far = (
+            ""
+            if not at_most or at_most < 0.0005
+            else f" At 95 % it is at most {100 * at_most:.1f} points worse than any."
+        )
+        return f"No other {word} was better.{far}"
+    value = f"{top.value:,}" if isinstance(top.value, int) else str(top.value)
+    beaten = (
+        f"The best of all is {found.facts.objective.worth(top.best.objective)}, at {word} {value}. " if top.best else ""
+    )
+    return beaten + _how_certain(at_most, images, found.is_certain, word)
+
+
+def _how_certain(at_most: float | None, images: int, is_certain: bool | None, word: str) -> str:
+    if at_most is None:
+        return "How certain that is, is not known: no interval is computed for this objective."
+    if is_certain:
+        return f"At 95 % it is at most {100 * at_most:.1f} points worse than any other {word}."
+    return (
+        f"That is what was measured, but it is not certain: with {images:,} validation images it may be up to "
+        f"{100 * at_most:.1f} points worse than another {word} (95 %)."
+    )
+
+
+def _tile(value: object, words: object) -> Markup:
+    return tag("div", tag("b", value), tag("span", words), class_="tile")
+
+
+def _tiles(points: StudyPoints, best: BestOfValue, value: object) -> list[Markup]:
+    interval = _interval(points, best)
+    metric = points.study.objectives.first.metric.title
+    return [
+        _tile(f"{value:,}" if isinstance(value, int) else value, "global batch"),
+        _tile(worth_words(points, best.objective), f"{metric}{f', 95 %: {interval}' if interval else ''}"),
+        _tile(number_text(best.optimizer_steps), f"optimizer steps in {best.epochs} epochs"),
+        _tile(number_text(best.images_per_s), "images/s"),
+        _tile(seconds_words(best.epoch_s), "for an epoch, with validation"),
+        _tile(number_text(best.gpu_hours), f"{points.study.hours} for the run"),
+    ]
+
+
+def seconds_words(seconds: float | None) -> str:
+    """``0.8 s``, ``12 s``, ``3.4 min``, ``2.1 h``."""
+    if seconds is None:
+        return "–"
+    if seconds < 90:
+        return f"{seconds:.2g} s"
+    return f"{seconds / 60:.3g} min" if seconds < 5400 else f"{seconds / 3600:.3g} h"
+
+
+def _best_lead(points: StudyPoints, best: TrialPoint) -> list[Markup]:
+    worth = worth_words(points, best.value)
+    lead = tag("p", "The best trial is ", tag("strong", str(best.number)), f", with {worth}.", class_="lead")
+    return [
+        lead,
+        tag("p", f"It is the best of {len(points.finished)} finished trials, so a part of it is luck.", class_="soft"),
+    ]
+
+
+def _best_tiles(points: StudyPoints, best: TrialPoint) -> list[Markup]:
+    return [
+        _tile(worth_words(points, best.value), points.study.objectives.first.metric.title),
+        _tile(f"{best.batch:,}" if best.batch else "–", "global batch"),
+        _tile(best.optimizer or "–", "optimizer"),
+        _tile(number_text(best.rate), "peak learning rate"),
+        _tile(best.last_epoch, "epochs"),
+        _tile(number_text(best.hours), f"{points.study.hours} of the trial"),
+    ]
+
+
+# The table
+
+
+def _frontier_table(points: StudyPoints, found: Frontier) -> Markup:
+    word = "batch" if "batch" in found.facts.name else found.facts.name
+    held = any(row.best and row.best.holdout is not None for row in found.rows)
+    titles = [word, points.study.objectives.first.metric.short, "95 % interval", *["held out"] * held, "steps",
+              "images/s", "epoch", points.study.hours, "noise scale", "finished / tried", "trial"]  # fmt: skip
+    rows = [_cells(points, row, held) for row in found.rows]
+    return table([TableColumn(t, is_number=True) for t in titles], rows, found.answer, stacked=True)
+
+
+def _cells(points: StudyPoints, row: FrontierRow, held: bool) -> list[object]:
+    best = row.best
+    value = f"{row.value:,}" if isinstance(row.value, int) else row.value
+    counts = f"{row.finished} / {row.tried}" + (f", {row.diverged} diverged" if row.diverged else "")
+    if best is None:
+        return [value, *["–"] * (8 if held else 7), counts, "–"]
+    holdout = [f"{100 * best.holdout:.1f} %" if best.holdout is not None else "–"] if held else []
+    return [
+        value, worth_words(points, best.objective) + (f" ({best.seeds} seeds)" if best.seeds else ""),
+        _interval(points, best) or "–", *holdout, number_text(best.optimizer_steps), number_text(best.images_per_s),
+        seconds_words(best.epoch_s), number_text(best.gpu_hours), number_text(best.noise_scale), counts, best.trial,
+    ]  # fmt: skip
+
+
+def _reading(points: StudyPoints) -> Markup:
+    return tag(
+        "p",
+        f"Steps, epoch time and {points.study.hours} are those of the best configuration’s whole run on the devices of "
+        "one trial. The interval allows for the choice of the best trial. The marked row is the answer.",
+        class_="soft small",
+    )
+
+
+def _front(points: StudyPoints) -> Markup:
+    """With several objectives: the trials that no other one beats."""
+    objectives = points.study.objectives
+    if not objectives.several:
+        return Markup("")
+    front = objectives.front([t for t in points.study.trials if t.number in {p.number for p in points.finished}])
+    columns = [TableColumn("trial"), *(TableColumn(one.metric.title, is_number=True) for one in objectives.each)]
+    rows: Sequence[Sequence[object]] = [
+        [t.number, *(one.worth(value) for one, value in zip(objectives.each, t.values, strict=True))]
+        for t in front[:40]
+    ]
+    return card(tag("h3", "The Pareto front: no other trial is better in every objective"), table(columns, rows))
+
+
+def _configuration(points: StudyPoints, config: Mapping[str, object], path: str, prefix: str) -> Markup:
+    if not config:
+        return Markup("")
+    most = json_values.whole_number(points.study.description, "max_epochs")
+    command = f"bigbatch train --config {shlex.quote(path)} --set epochs={max(LEAST_EPOCHS, LONGER * most)}"
+    text = json.dumps(dict(config), indent=2, default=str)
+    return card(
+        tag("h3", "The configuration to copy"),
+        tag("p", "Train it in full, for more epochs than the search gave it:", class_="soft small"),
+        copy_block(command, f"{prefix}train", "Copy the command"),
+        tag(
+            "details",
+            tag("summary", "The whole configuration (JSON)"),
+            copy_block(text, f"{prefix}config", "Copy the JSON"),
+        ),
+    )
+
+
+def best_trials(points: StudyPoints, most: int = 10) -> Markup:
+    """A table of the best finished trials."""
+    shown = points.best_first[:most]
+    if not shown:
+        return Markup("")
+    metric = points.study.objectives.first.metric
+    titles = (("trial", True), (metric.short, True), ("batch", True), ("optimizer", False),
+              ("peak lr", True), ("warmup", True), ("epochs", True), (points.study.hours, True))  # fmt: skip
+    rows = [
+        [
+            p.number, worth_words(points, p.value), f"{p.batch:,}" if p.batch else "–", p.optimizer or "–",
+            number_text(p.rate), f"{100 * p.warmup_share:.0f} %" if p.warmup_share is not None else "–",
+            p.last_epoch, number_text(p.hours),
+        ]
+        for p in shown
+    ]  # fmt: skip
+    title = (
+        f"The best {len(shown)} of {len(points.finished)} finished trials" if len(shown) > 1 else "The finished trial"
+    )
+    return card(joined((tag("h3", title), table([TableColumn(t, is_number=n) for t, n in titles], rows, stacked=True))))

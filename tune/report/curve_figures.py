@@ -1,0 +1,73 @@
+"""Learning curves: how the trials trained, and where the search stopped them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bigbatch.tune.report.figure import ReportFigure, fewer_trials, hover, most_of, thinned_words
+from bigbatch.tune.report.theme import OUTCOMES, Values, layout
+from bigbatch.tune.report.trial_points import CONTINUED, FINISHED, StudyPoints, TrialPoint
+
+MOST_CURVES = 300
+
+
+def learning_curves(points: StudyPoints) -> ReportFigure:
+    """The watched metric of each trial over its epochs, with a mark where it ended."""
+    name, title = "learning-curves", "Learning curves"
+    having = [p for p in points.searched if p.curve]
+    if not having:
+        return ReportFigure(name, title, missing="No trial has reported an epoch yet.")
+    chosen = fewer_trials(having, points.best_first, MOST_CURVES)
+    metric = points.study.objectives.first.shown
+    factor = 100.0 if metric.name.endswith("_top1") else 1.0
+    data: list[Values] = []
+    for outcome in reversed(OUTCOMES):  # the finished ones last, above the others
+        group = [p for p in chosen if p.outcome == outcome]
+        if group:
+            data += [_lines(group, outcome, factor), _ends(points, group, outcome, factor)]
+    values = [factor * value for p in chosen for _, value in p.curve]
+    within, left = most_of(points, values)
+    far = f" {left} values lie outside of the plot." if left else ""
+    caption = (
+        "Each line is a trial. The mark at its end says how it ended; point at it for the reason. A paused trial that "
+        "was continued goes on in its continuation, which begins with the same epochs. Press a name in the legend to "
+        f"hide or show these trials.{far}{thinned_words(len(chosen), len(having))}"
+    )
+    unit = " (%)" if factor == 100 else ""
+    axes = layout(
+        height=460,
+        xaxis={"title": {"text": "epoch"}, **({"dtick": 1} if max(p.last_epoch for p in chosen) <= 16 else {})},
+        yaxis={"title": {"text": f"{metric.metric.title}{unit}"}, "range": within},
+    )
+    return ReportFigure(name, title, caption, data, axes)
+
+
+def _lines(group: Sequence[TrialPoint], outcome: str, factor: float) -> Values:
+    """The curves of one kind as one line with gaps: hundreds of separate ones would be slow."""
+    x: list[float | None] = []
+    y: list[float | None] = []
+    for one in group:
+        x += [*(epoch for epoch, _ in one.curve), None]
+        y += [*(factor * value for _, value in one.curve), None]
+    strong = outcome == FINISHED
+    return {
+        "type": "scatter", "mode": "lines", "x": x, "y": y, "legendgroup": outcome, "showlegend": False,
+        "line": {"color": OUTCOMES[outcome][0], "width": 1.4 if strong else 1.1}, "hoverinfo": "skip",
+        "opacity": _opacity(len(group)) * (1.0 if strong else 0.8),
+    }  # fmt: skip
+
+
+def _opacity(count: int) -> float:
+    return max(0.25, min(0.9, 12 / count))
+
+
+def _ends(points: StudyPoints, group: Sequence[TrialPoint], outcome: str, factor: float) -> Values:
+    colour, symbol = OUTCOMES[outcome]
+    ends = [(p, p.end) for p in group if p.end]
+    return {
+        "type": "scatter", "mode": "markers", "name": f"{outcome} ({len(group)})", "legendgroup": outcome,
+        "x": [end[0] for _, end in ends], "y": [factor * end[1] for _, end in ends],
+        "text": [hover(points, p) for p, _ in ends], "hovertemplate": "%{text}<extra></extra>",
+        "marker": {"color": colour, "symbol": symbol, "size": 5 if outcome in (FINISHED, CONTINUED) else 9,
+                   "line": {"width": 1.5, "color": colour}},
+    }  # fmt: skip

@@ -1,0 +1,154 @@
+"""A figure of a report: plotly's JSON without plotly, which only the page and pictures need."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from bigbatch.tune.report.theme import Values, plotly_text
+from bigbatch.tune.report.trial_points import StudyPoints, TrialPoint
+
+T = TypeVar("T")
+MOST_POINTS = 2000
+"""A figure shows at most this many trials: the best quarter of them, and of the others evenly many."""
+
+
+@dataclass(frozen=True)
+class ReportFigure:
+    """One figure, or the reason why there is none."""
+
+    name: str
+    """Of its file with ``--figures``: lower case, with hyphens."""
+    title: str
+    caption: str = ""
+    """How to read it."""
+    data: Sequence[Values] = ()
+    """Plotly's traces; empty where the figure has nothing to show."""
+    layout: Values = field(default_factory=dict)
+    missing: str = ""
+    """Why there is no figure."""
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether it shows something."""
+        return bool(self.data)
+
+
+FigureMaker = Callable[[StudyPoints], ReportFigure]
+
+
+def guarded(make: FigureMaker, points: StudyPoints, name: str = "") -> ReportFigure:
+    """The figure; one that says why it is missing if it cannot be made, so that a report never fails for a figure."""
+    name = name or make.__name__.replace("_", "-")
+    try:
+        return make(points)
+    except Exception as error:  # a study may hold anything
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"[:200]
+        return ReportFigure(name, name.replace("-", " ").capitalize(), missing=f"It could not be drawn ({reason}).")
+
+
+def fewer_trials(
+    points: Sequence[TrialPoint], best_first: Sequence[TrialPoint], most: int = MOST_POINTS
+) -> list[TrialPoint]:
+    """At most ``most`` of the trials, in their order: the best quarter of ``most``, and of the rest evenly many."""
+    if len(points) <= most:
+        return list(points)
+    kept = {p.number for p in best_first[: most // 4]}
+    rest = [p.number for p in points if p.number not in kept]
+    step = len(rest) / max(1, most - len(kept))
+    kept |= {rest[int(i * step)] for i in range(most - len(kept)) if int(i * step) < len(rest)}
+    return [p for p in points if p.number in kept]
+
+
+def thinned_words(shown: int, of: int) -> str:
+    """A sentence about trials that a figure leaves out; empty where it shows all."""
+    return f" It shows {shown:,} of {of:,} trials: the best ones, and of the others evenly many." if shown < of else ""
+
+
+def hover(points: StudyPoints, one: TrialPoint) -> str:
+    """What a figure says of a trial under the pointer."""
+    value = points.study.objectives.first.worth(one.value) if one.value is not None else one.outcome
+    lines = [f"<b>trial {one.number}</b>: {plotly_text(value)}"]
+    facts = [f"batch {one.batch:,}" if one.batch else "", plotly_text(one.optimizer)]
+    facts += [f"lr {one.rate:.3g}" if one.rate else "", f"{one.last_epoch} of {one.planned or '?'} epochs"]
+    lines.append(", ".join(fact for fact in facts if fact))
+    if one.outcome != "finished" and one.why:
+        lines.append(plotly_text(_broken(one.why)).replace("\n", "<br>"))
+    return "<br>".join(lines)
+
+
+def _broken(text: str, width: int = 60, most: int = 4) -> str:
+    """A long text in a few lines."""
+    lines = [""]
+    for word in text[: width * most].split():
+        if lines[-1] and len(lines[-1]) + len(word) >= width:
+            lines.append("")
+        lines[-1] = f"{lines[-1]} {word}".strip()[: 2 * width]
+    return "\n".join(lines[:most])
+
+
+def ranges_of(values: Iterable[float | None], pad: float = 0.06) -> tuple[float, float] | None:
+    """The range of an axis that shows these values; None of none."""
+    known = [v for v in values if v is not None and math.isfinite(v)]
+    if not known:
+        return None
+    low, high = min(known), max(known)
+    room = (high - low) * pad or abs(high) * pad or 1.0
+    return low - room, high + room
+
+
+def most_of(points: StudyPoints, values: Sequence[float | None]) -> tuple[tuple[float, float] | None, int]:
+    """The range of an axis that shows all but outliers on the bad side, and how many of the values it leaves out.
+
+    An outlier is more than three interquartile ranges worse than the worst quarter.
+    """
+    known = sorted(v for v in values if v is not None and math.isfinite(v))
+    if len(known) < 8:
+        return ranges_of(known), 0
+    low, high = known[len(known) // 4], known[(3 * len(known)) // 4]
+    spread = 3 * (high - low)
+    up = points.study.objectives.first.direction == "maximize"
+    kept = [v for v in known if (v >= low - spread if up else v <= high + spread)]
+    return ranges_of(kept), len(known) - len(kept)
+
+
+def ticks_of_batches(batches: Sequence[int]) -> Values:
+    """A logarithmic axis of global batches, with a tick at each power of two that was searched."""
+    ticks = sorted(set(batches))
+    while len(ticks) > 9:
+        ticks = ticks[::-2][::-1]
+    room = 0.16
+    ends = [math.log10(min(batches)) - room, math.log10(max(batches)) + room] if batches else None
+    return {
+        "type": "log", "title": {"text": "global batch (images)"}, "tickmode": "array", "tickvals": ticks,
+        "ticktext": [f"{b:,}" for b in ticks], "range": ends,
+    }  # fmt: skip
+
+
+def log_axis(title: str, values: Iterable[float | None]) -> Values:
+    """A logarithmic axis with ticks at 1, 2 and 5 of each power of ten, or at powers of ten alone if these are many."""
+    known = [v for v in values if v is not None and v > 0]
+    low, high = math.log10(min(known, default=1)), math.log10(max(known, default=10))
+    steps = (1, 2, 5) if high - low < 2.5 else (1,)
+    ticks = [step * 10.0**power for power in range(math.floor(low) - 1, math.ceil(high) + 2) for step in steps]
+    shown = [f"{tick:,.0f}" if tick >= 10 else f"{tick:g}" for tick in ticks]
+    room = 0.08 * max(high - low, 0.6)
+    return {
+        "type": "log", "title": {"text": title}, "tickmode": "array", "tickvals": ticks, "ticktext": shown,
+        "range": [low - room, high + room],
+    }  # fmt: skip
+
+
+def plain(value: object) -> object:
+    """A value as JSON for a page: floats in six digits, no NaN or infinity, which JSON does not have."""
+    if isinstance(value, bool) or value is None or isinstance(value, (int, str)):
+        return value
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, Iterable):
+        return [plain(item) for item in value]
+    return plain(float(value))  # type: ignore[arg-type]  # numpy's numbers

@@ -1,0 +1,92 @@
+"""Small pieces of HTML. Every text of a study is escaped here, so that none of it can be code."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+
+class Markup(str):
+    """HTML that this package wrote. Any other text is escaped before it comes into a page."""
+
+    __slots__ = ()
+
+
+def escaped(value: object) -> Markup:
+    """A text as HTML shows it; ``Markup`` stays as it is. Characters that UTF-8 cannot hold become ``?``."""
+    if isinstance(value, Markup):
+        return value
+    return Markup(html.escape(str(value).encode("utf-8", "replace").decode(), quote=True))
+
+
+def tag(name: str, *content: object, **attributes: object) -> Markup:
+    """An element. ``class_`` stands for ``class``, other ``_`` for ``-``; an attribute that is None is left out."""
+    given = {key.rstrip("_").replace("_", "-"): value for key, value in attributes.items() if value is not None}
+    words = "".join(f' {key}="{escaped(value)}"' for key, value in given.items())
+    return Markup(f"<{name}{words}>{joined(content)}</{name}>")
+
+
+def joined(parts: Iterable[object], between: str = "") -> Markup:
+    """Pieces one after the other, each escaped unless it is ``Markup``."""
+    return Markup(between.join(escaped(part) for part in parts))
+
+
+@dataclass(frozen=True)
+class TableColumn:
+    """A column of a table."""
+
+    title: str
+    is_number: bool = False
+    is_wide: bool = False
+    """It holds sentences."""
+
+
+def table(
+    columns: Sequence[TableColumn],
+    rows: Sequence[Sequence[object]],
+    chosen: int | None = None,
+    *,
+    stacked: bool = False,
+) -> Markup:
+    """A table that scrolls in itself where it is too wide.
+
+    Args:
+        chosen: the row that stands out.
+        stacked: whether each row is a block of its own on a phone.
+    """
+    kinds = ["n" if c.is_number else "wide" if c.is_wide else None for c in columns]
+    head = joined(tag("th", c.title, scope="col", class_=kind) for c, kind in zip(columns, kinds, strict=True))
+    lines = [
+        tag(
+            "tr",
+            joined(
+                tag("td", cell, class_=kind, data_label=c.title)
+                for c, kind, cell in zip(columns, kinds, row, strict=True)
+            ),
+            class_="chosen" if place == chosen else None,
+        )
+        for place, row in enumerate(rows)
+    ]
+    inner = tag("table", tag("thead", tag("tr", head)), tag("tbody", *lines), class_="stacked" if stacked else None)
+    return tag("div", inner, class_="scroll")
+
+
+def definition_list(pairs: Iterable[tuple[str, object]]) -> Markup:
+    """Names and values. Pairs with an empty value are left out."""
+    return tag("dl", *(joined((tag("dt", name), tag("dd", value))) for name, value in pairs if str(value)))
+
+
+def card(*content: object, class_: str = "card") -> Markup:
+    """A piece of the page with a frame around it."""
+    return tag("div", *content, class_=class_)
+
+
+def copy_block(text: str, name: str, label: str) -> Markup:
+    """A text with a button that copies it.
+
+    Args:
+        name: its id in the page.
+        label: on the button.
+    """
+    return joined((tag("pre", text, id=name), tag("p", tag("button", label, type="button", data_copies=name))))

@@ -1,0 +1,212 @@
+"""The report as one HTML page: it opens from a file, needs no network, and runs no code but its own."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import json
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib import resources
+
+from bigbatch.cluster.host import json_values
+from bigbatch.tune.report.answer_figures import compared_frontiers, compared_histories
+from bigbatch.tune.report.answer_section import answer_section
+from bigbatch.tune.report.figure_book import INSTALL, FigureBook, plotly_script, side_by_side
+from bigbatch.tune.report.markup import Markup, TableColumn, card, joined, table, tag
+from bigbatch.tune.report.recorded_study import RecordedStudy
+from bigbatch.tune.report.sections import (
+    asked_section,
+    cost_section,
+    course_section,
+    environment_section,
+    failures_section,
+    section,
+    space_section,
+)
+from bigbatch.tune.report.theme import number_text
+from bigbatch.tune.report.trial_points import StudyPoints
+from bigbatch.tune.study.provenance import package_version
+from bigbatch.tune.study.summary import UNREADABLE
+
+PARTS = (
+    ("answer", "Answer"), ("asked", "What was asked"), ("course", "How it went"), ("space", "What mattered"),
+    ("rates", "Rates by batch"), ("cost", "Cost"), ("failures", "Failures"), ("environment", "Where it ran"),
+)  # fmt: skip
+
+
+def report_page(studies: Sequence[RecordedStudy]) -> str:
+    """The page of one study, or of several side by side."""
+    script = plotly_script()
+    book = FigureBook(can_draw=script is not None)
+    readable = [study for study in studies if study.summary.state != UNREADABLE or study.trials]
+    shown = {id(study): StudyPoints(study) for study in readable}
+    several = len(studies) > 1
+    body = [_comparison(list(shown.values()), studies, book)] if several else []
+    for place, study in enumerate(studies):
+        prefix = f"s{place + 1}-" if several else ""
+        points = shown.get(id(study))
+        body.append(_study(points, book, prefix) if points else _unreadable(study, prefix))
+    title = f"{', '.join(study.name for study in studies[:4])} – BigBatch report"
+    missing = _missing_figures(book)
+    return _document(title, joined((missing, *body, _footer())), book, script.read_bytes() if script else b"")
+
+
+def _study(points: StudyPoints, book: FigureBook, prefix: str) -> Markup:
+    study = points.study
+    parts = [
+        _head(study, prefix, PARTS),
+        answer_section(points, book, prefix),
+        asked_section(points, prefix),
+        course_section(points, book, prefix),
+        space_section(points, book, prefix),
+        cost_section(points, book, prefix),
+        failures_section(points, prefix),
+        environment_section(points, prefix),
+    ]
+    return tag("div", *parts, class_="study", id=f"{prefix}study")
+
+
+def _head(study: RecordedStudy, prefix: str, parts: Sequence[tuple[str, str]]) -> Markup:
+    d, why = study.description, study.summary.why
+    state = f"{study.summary.state}{f' ({why})' if why else ''}"
+    about = [json_values.text(d, "space"), json_values.text(d, "data"), json_values.text(d, "model")]
+    line = " · ".join([state, *(word for word in about if word)])
+    notices = [card(*(tag("p", text) for text in study.problems), class_="notice")] if study.problems else []
+    if study.summary.state == "running":
+        notices.append(
+            card(
+                tag("p", "The search is running: this is how far it was when the report was written."), class_="notice"
+            )
+        )
+    links = tag(
+        "nav", *(tag("a", title, href=f"#{prefix}{name}") for name, title in parts), aria_label="Parts of the report"
+    )
+    return joined(
+        (
+            tag("p", "BigBatch report", class_="over"),
+            tag("h1", study.name),
+            tag("p", line, class_="soft"),
+            *notices,
+            links if parts else "",
+        )
+    )
+
+
+def _unreadable(study: RecordedStudy, prefix: str) -> Markup:
+    text = "Nothing more is known of this study. Its files were not changed."
+    return tag("div", _head(study, prefix, ()), card(tag("p", text)), class_="study", id=f"{prefix}study")
+
+
+def _comparison(points: Sequence[StudyPoints], studies: Sequence[RecordedStudy], book: FigureBook) -> Markup:
+    """Several studies side by side, before each of them."""
+    titles = [TableColumn("study"), TableColumn("state"), *(TableColumn(t, is_number=True) for t in
+              ("finished / begun", "best", "the answer", "its value", "hours held"))]  # fmt: skip
+    by_study = {id(one.study): one for one in points}
+    rows = [_compared(place, study, by_study.get(id(study))) for place, study in enumerate(studies)]
+    figures = [book.place(make(points)) for make in (compared_frontiers, compared_histories)] if points else []
+    objectives = {one.study.objectives.text for one in points}
+    data = {json_values.text(one.study.description, "data") for one in points}
+    differ = [word for word, found in (("objectives", objectives), ("data sets", data)) if len(found) > 1]
+    warning = (
+        [
+            card(
+                tag("p", f"These studies have different {' and '.join(differ)}: their values do not compare."),
+                class_="notice",
+            )
+        ]
+        if differ
+        else []
+    )
+    head = joined(
+        (tag("p", "BigBatch report", class_="over"), tag("h1", f"{len(studies)} studies side by side"), *warning)
+    )
+    return joined(
+        (head, section("Side by side", "compared", card(table(titles, rows, stacked=True)), side_by_side(*figures)))
+    )
+
+
+def _compared(place: int, study: RecordedStudy, points: StudyPoints | None) -> list[object]:
+    link = tag("a", study.name, href=f"#s{place + 1}-study")
+    if points is None:
+        return [link, study.summary.state, *["–"] * 5]
+    first, found = study.objectives.first, study.frontier
+    best = first.worth(points.best_first[0].value) if points.best_first else "–"
+    value = found.answer_row.value if found else "–"
+    return [
+        link, study.summary.state, f"{len(points.finished)} / {len(points.searched)}", best,
+        f"{value:,}" if isinstance(value, int) else value,
+        first.worth(found.answer_best.objective) if found else "–", number_text(study.summary.held_s / 3600),
+    ]  # fmt: skip
+
+
+def _missing_figures(book: FigureBook) -> Markup:
+    if not book.left_out:
+        return Markup("")
+    names = ", ".join(f"“{title}”" for title in dict.fromkeys(book.left_out))
+    return card(
+        tag(
+            "p",
+            f"This report has no figures, because plotly is not installed where it was written. Missing are {names}.",
+        ),
+        tag("p", "Install it, and write the report again: ", tag("code", f"{INSTALL} && bigbatch report STUDY")),
+        class_="notice",
+    )
+
+
+def _footer() -> Markup:
+    now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    version = package_version("bigbatch") or ""
+    return tag(
+        "footer",
+        f"Written by BigBatch {version} on {now} from the study’s files. The page needs no network and loads nothing. "
+        "Point at a figure for details, drag to enlarge a part, press twice to return.",
+    )
+
+
+# The file
+
+
+def _packed(content: bytes) -> str:
+    return base64.b64encode(gzip.compress(content, 6, mtime=0)).decode()
+
+
+def _hash(content: bytes) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(content).digest()).decode()}'"
+
+
+def _asset(name: str) -> str:
+    return resources.files("bigbatch.tune.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def _document(title: str, body: Markup, book: FigureBook, plotly: bytes) -> str:
+    """The whole file. The policy lets no script run but the two of this page, and lets nothing be loaded."""
+    script, style = _asset("page.js"), _asset("page.css")
+    drawn = not book.is_empty
+    plotly = plotly.replace(b"\r\n", b"\n")  # as a browser reads it, so that the hash fits
+    hashes = [_hash(script.encode()), *([_hash(plotly)] if drawn else [])]
+    policy = (
+        f"default-src 'none'; script-src {' '.join(hashes)}; style-src 'unsafe-inline'; img-src data: blob:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    data = ""
+    if drawn:
+        content = json.dumps(book.content(), separators=(",", ":"), allow_nan=False).encode("utf-8", "replace")
+        parts = (("plotly", _packed(plotly)), ("figures", _packed(content)))
+        data = "".join(f'<script type="text/plain" id="{name}">{text}</script>\n' for name, text in parts)
+    head = joined(
+        (
+            Markup('<meta charset="utf-8">\n'),
+            Markup(f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'),
+            Markup('<meta name="viewport" content="width=device-width, initial-scale=1">\n'),
+            Markup('<meta name="color-scheme" content="light dark">\n'),
+            Markup('<link rel="icon" href="data:,">\n'),
+            tag("title", title),
+            Markup(f"\n<style>\n{style}</style>\n"),
+        )
+    )
+    return (
+        f'<!doctype html>\n<html lang="en">\n<head>\n{head}</head>\n<body>\n<main>\n{body}\n</main>\n'
+        f"{data}<script>{script}</script>\n</body>\n</html>\n"
+    )

@@ -1,0 +1,204 @@
+"""The learning rates that did well at each batch, against the published laws, one figure for each optimizer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from bigbatch.cluster.host import json_values
+from bigbatch.search_spaces.priors import peak_lr_centre, short_run_factor
+from bigbatch.tune.report.figure import ReportFigure, fewer_trials, guarded, log_axis, thinned_words, ticks_of_batches
+from bigbatch.tune.report.space_figures import colour_axis, coloured, diverged_marks
+from bigbatch.tune.report.theme import BLUE, GREY, PURPLE, TEAL, Values, layout, plotly_text
+from bigbatch.tune.report.trial_points import DIVERGENT, StudyPoints
+
+NAME = "rate-by-batch"
+BEST_SHARE, MOST_OF_BATCH = 0.25, 5
+"""The law is fitted to the best quarter of the finished trials of each batch, at most five."""
+LEAST_BATCHES = 3
+"""Any power meets two points."""
+LINE_POINTS = 24
+
+Law = tuple[str, Callable[[float], float]]
+"""A name for the legend, and the rate at a global batch."""
+PUBLISHED: dict[str, tuple[Law, ...]] = {
+    "lars": (("MLPerf LARS: 0.44 · B^0.39", lambda b: 0.44 * b**0.39),),
+    "sgd": (
+        ("Goyal et al. 2017: 0.1 · B/256", lambda b: 0.1 * b / 256),
+        ("square root from Goyal at 256", lambda b: 0.1 * math.sqrt(b / 256)),
+    ),
+    "lamb": (("square root from RSB: 5e-3 · √(B/2048)", lambda b: 5e-3 * math.sqrt(b / 2048)),),
+    "adamw": (("square root from DeiT: 1e-3 · √(B/1024)", lambda b: 1e-3 * math.sqrt(b / 1024)),),
+}
+"""At momentum 0.9 and for LARS with a trust coefficient of 0.001; sources: ``search_spaces/priors.py``."""
+NADO = (32768, 7.05)
+"""Nado et al. 2021, arXiv 2102.06356: Nesterov SGD."""
+
+
+@dataclass(frozen=True)
+class FittedLaw:
+    """rate = factor · batch^exponent, by least squares in logarithms."""
+
+    factor: float
+    exponent: float
+    error: float
+    """Standard error of the exponent."""
+    batches: int
+
+    def rate(self, batch: float) -> float:
+        """The law's rate."""
+        return float(self.factor * batch**self.exponent)
+
+
+def fitted_law(points: StudyPoints, optimizer: str) -> FittedLaw | None:
+    """The scaling law of the best trials' rates; None with finished trials at fewer than three batches.
+
+    The rate of a batch is the geometric mean over the best quarter of its finished trials, at most five.
+    """
+    by_batch: dict[int, list[float]] = {}
+    for one in points.best_first:
+        if one.optimizer == optimizer and one.batch and one.comparable_rate:
+            by_batch.setdefault(one.batch, []).append(math.log(one.comparable_rate))
+    if len(by_batch) < LEAST_BATCHES:
+        return None
+    x, y = [], []
+    for batch, rates in by_batch.items():
+        best = rates[: min(MOST_OF_BATCH, max(1, round(BEST_SHARE * len(rates))))]
+        x.append(math.log(batch))
+        y.append(sum(best) / len(best))
+    return _least_squares(x, y)
+
+
+def _least_squares(x: Sequence[float], y: Sequence[float]) -> FittedLaw:
+    n = len(x)
+    mx, my = sum(x) / n, sum(y) / n
+    sxx = sum((a - mx) ** 2 for a in x)
+    slope = sum((a - mx) * (b - my) for a, b in zip(x, y, strict=True)) / sxx
+    rest = sum((b - my - slope * (a - mx)) ** 2 for a, b in zip(x, y, strict=True))
+    error = math.sqrt(rest / (n - 2) / sxx)
+    return FittedLaw(math.exp(my - slope * mx), slope, error, n)
+
+
+def rate_figures(points: StudyPoints) -> list[ReportFigure]:
+    """A map of rate and batch for each optimizer that was tried."""
+    found = [
+        guarded(partial(_rate_by_batch, optimizer=optimizer), points, f"{NAME}-{_file_part(optimizer)}")
+        for optimizer in points.optimizers
+    ]
+    missing = ReportFigure(NAME, "Learning rate and batch", missing="No trial has a learning rate.")
+    return found or [missing]
+
+
+def _rate_by_batch(points: StudyPoints, optimizer: str) -> ReportFigure:
+    name, title = f"{NAME}-{_file_part(optimizer)}", f"Learning rate and batch: {optimizer.upper()[:40]}"
+    having = [p for p in points.searched if p.optimizer == optimizer and p.batch and p.comparable_rate]
+    chosen = fewer_trials(having, points.best_first)
+    done = [p for p in chosen if p.value is not None]
+    diverged = [p for p in chosen if p.outcome == DIVERGENT]
+    if not done:
+        return ReportFigure(name, title, missing="No trial of this optimizer has finished.")
+    short = [p for p in chosen if p.value is None and p.outcome != DIVERGENT]
+    data: list[Values] = []
+    if short:
+        data.append(
+            {
+                "type": "scatter", "mode": "markers", "name": "not finished", "x": [p.batch for p in short],
+                "y": [p.comparable_rate for p in short], "hoverinfo": "skip",
+                "marker": {"color": GREY, "symbol": "circle-open", "size": 7},
+            }
+        )  # fmt: skip
+    data.append(coloured(points, done, [p.comparable_rate for p in done]))
+    if diverged:
+        data.append(diverged_marks(points, diverged, [p.comparable_rate for p in diverged]))
+    batches = [p.batch for p in having if p.batch]
+    law = fitted_law(points, optimizer)
+    data += _lines(points, optimizer, batches, law)
+    caption = f"{_reading(optimizer)} {_law_in_words(law)}{thinned_words(len(chosen), len(having))}"
+    axes = layout(
+        height=460,
+        xaxis=ticks_of_batches(batches),
+        yaxis=log_axis("comparable peak learning rate", [p.comparable_rate for p in having]),
+        coloraxis=colour_axis(points),
+    )
+    return ReportFigure(name, title, caption, data, axes)
+
+
+def _file_part(name: str) -> str:
+    return "".join(c if c.isalnum() and c.isascii() else "-" for c in name.lower())[:40] or "other"
+
+
+def _lines(points: StudyPoints, optimizer: str, batches: Sequence[int], law: FittedLaw | None) -> list[Values]:
+    low, high = min(batches) / 1.2, max(batches) * 1.2
+    grid = [low * (high / low) ** (i / (LINE_POINTS - 1)) for i in range(LINE_POINTS)]
+    found: list[Values] = []
+    if law is not None:
+        label = f"this study: {law.factor:.2g} · B^{law.exponent:.2f}"
+        found.append(_line(label, grid, [law.rate(b) for b in grid], BLUE, "solid"))
+    colours, dashes = (TEAL, PURPLE), ("dash", "dashdot")
+    for i, (label, rule) in enumerate(PUBLISHED.get(optimizer, ())):
+        found.append(_line(label, grid, [rule(b) for b in grid], colours[i % 2], dashes[i % 2]))
+    centre = _prior(points, optimizer)
+    searched = sorted(set(batches))  # between them an epoch's steps, and so the centre, go in jumps
+    if centre is not None and not _are_alike(centre, PUBLISHED[optimizer][0][1], searched):
+        found.append(_line("centre of the space's prior", searched, [centre(b) for b in searched], GREY, "dot"))
+    if optimizer == "sgd" and high > NADO[0] / 2:
+        found.append(
+            {
+                "type": "scatter", "mode": "markers", "name": "Nado et al. 2021", "x": [NADO[0]], "y": [NADO[1]],
+                "marker": {"symbol": "star", "size": 14, "color": PURPLE}, "hovertemplate": "%{y}<extra>Nado</extra>",
+            }
+        )  # fmt: skip
+    return found
+
+
+def _line(label: str, x: Sequence[float], y: Sequence[float], colour: str, dash: str) -> Values:
+    return {
+        "type": "scatter", "mode": "lines", "name": plotly_text(label), "x": list(x), "y": list(y),
+        "line": {"color": colour, "dash": dash, "width": 2}, "hovertemplate": "%{y:.3g}<extra></extra>",
+    }  # fmt: skip
+
+
+def _prior(points: StudyPoints, optimizer: str) -> Callable[[float], float] | None:
+    """The centre around which a built-in space searches; None if that is not known."""
+    d = points.study.description
+    size, epochs = json_values.whole_number(d, "train_size"), json_values.whole_number(d, "max_epochs")
+    if optimizer not in PUBLISHED or not size or not epochs or d.get("space_source", "built-in") != "built-in":
+        return None
+    factor = json_values.number(json_values.mapping(d, "lr_factors"), optimizer, 1.0)
+
+    def centre(batch: float) -> float:
+        steps = epochs * max(1, size // max(1, int(batch)))
+        longer = short_run_factor("lars", steps) if optimizer == "lars" else 1.0
+        return peak_lr_centre(optimizer, int(batch), steps) * longer * factor
+
+    return centre
+
+
+def _are_alike(one: Callable[[float], float], other: Callable[[float], float], grid: Sequence[float]) -> bool:
+    return all(abs(math.log(one(b) / other(b))) < 0.02 for b in grid)
+
+
+def _reading(optimizer: str) -> str:
+    also = {
+        "lars": ", and to a trust coefficient of 0.001",
+    }.get(optimizer, "")
+    scaled = (
+        f" Rates are converted to momentum 0.9{also}, so that they compare with the published ones."
+        if optimizer in ("sgd", "lars")
+        else ""
+    )
+    return (
+        "Filled marks are finished trials: the darker (on a dark page: the brighter) the better. Red crosses diverged. "
+        f"The blue line is fitted to the best quarter of each batch.{scaled}"
+    )
+
+
+def _law_in_words(law: FittedLaw | None) -> str:
+    if law is None:
+        return "A law takes finished trials at three batches."
+    return (
+        f"The exponent is {law.exponent:.2f} ± {law.error:.2f} (standard error, {law.batches} batches); "
+        "0.5 is the square-root rule, 1 the linear one."
+    )

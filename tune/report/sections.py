@@ -1,0 +1,247 @@
+"""The other parts of a report: what was asked, how it went, what mattered, what it cost, what failed, where it ran."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+
+from bigbatch.cluster.host import json_values
+from bigbatch.tune.report.answer_figures import history_over_hours, history_over_trials
+from bigbatch.tune.report.answer_section import best_trials, seconds_words
+from bigbatch.tune.report.cost_figures import SlotUse, device_hours, hours_by_outcome, slot_timeline, slot_use
+from bigbatch.tune.report.curve_figures import learning_curves
+from bigbatch.tune.report.figure import guarded
+from bigbatch.tune.report.figure_book import FigureBook, side_by_side
+from bigbatch.tune.report.markup import Markup, TableColumn, card, copy_block, definition_list, joined, table, tag
+from bigbatch.tune.report.rate_figures import rate_figures
+from bigbatch.tune.report.space_figures import (
+    noise_by_batch,
+    parallel_coordinates,
+    parameter_importance,
+    warmup_by_batch,
+)
+from bigbatch.tune.report.theme import number_text
+from bigbatch.tune.report.trial_points import (
+    BROKEN,
+    DIVERGENT,
+    INFEASIBLE,
+    PAUSED,
+    STOPPED,
+    StudyPoints,
+    TrialPoint,
+)
+from bigbatch.tune.study.provenance import redact
+
+MOST_ROWS = 60
+"""A table of failed or stopped trials has at most so many rows."""
+NOT_MEASURED = "not measured"
+
+
+def section(title: str, name: str, *content: object) -> Markup:
+    """A part of the page with its heading."""
+    return tag("section", tag("h2", title), *content, id=name)
+
+
+def asked_section(points: StudyPoints, prefix: str) -> Markup:
+    """What was asked, and the command that repeats it."""
+    d = points.study.description
+    sessions = json_values.objects(d, "sessions")
+    command = command_of(sessions[0]) if sessions else ""
+    parts: list[object] = [definition_list(_plan(points))]
+    if command:
+        parts += [
+            tag("h3", "The command that repeats it", style="margin-top:18px"),
+            copy_block(command, f"{prefix}repeat", "Copy the command"),
+        ]
+    return section("What was asked", f"{prefix}asked", card(*parts))
+
+
+def _plan(points: StudyPoints) -> list[tuple[str, object]]:
+    d = points.study.description
+    images, pixels = json_values.whole_number(d, "train_size"), json_values.whole_number(d, "image_size")
+    sizes = (
+        f" ({images:,} training and {json_values.whole_number(d, 'val_size'):,} validation images, {pixels} px)"
+        if images
+        else ""
+    )
+    limits = [
+        f"{points.study.summary.planned} trials"
+        if points.study.summary.planned
+        else "as many trials as the budget allows"
+    ]
+    budget, time_s = json_values.number(d, "budget_gpu_hours"), json_values.number(d, "time_budget_s")
+    limits += [f"{budget:g} {points.study.hours}"] if budget else []
+    limits += [f"{seconds_words(time_s)} of time"] if time_s else []
+    strategy = [f"{key} {d[key]}" for key in ("strategy", "sampler", "stopping", "scheduler") if d.get(key)]
+    fixed = [f"{key}={value}" for key, value in json_values.mapping(d, "overrides").items()]
+    frontier = points.study.frontier
+    values = [f"{v:,}" if isinstance(v, int) else str(v) for v in frontier.facts.values] if frontier else []
+    return [
+        ("objective", points.study.objectives.first.sentence),
+        ("space", json_values.text(d, "space")),
+        ("data", json_values.text(d, "data") + sizes),
+        ("network", json_values.text(d, "model")),
+        ("batches", ", ".join(values)),
+        ("limits", f"{', '.join(limits)}; at most {json_values.whole_number(d, 'max_epochs')} epochs each"),
+        ("strategy", ", ".join(strategy)),
+        ("fixed", ", ".join(fixed)),
+        ("seed", d.get("seed", "")),
+        ("at a time", f"{_count(d.get('concurrency') or 1, 'trial')}, {_count(d.get('workers') or 1, 'worker')} each"),
+    ]
+
+
+def _count(number: object, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
+def command_of(session: Mapping[str, object]) -> str:
+    """The command line of a session as one would type it; empty if it is not known."""
+    words = [redact(word) for word in json_values.texts(session, "command")]
+    if not words:
+        return ""
+    name = os.path.basename(words[0])
+    begin = ["bigbatch"] if name in ("bigbatch", "__main__.py") else ["python", words[0]]
+    return shlex.join([*begin, *words[1:]])
+
+
+def course_section(points: StudyPoints, book: FigureBook, prefix: str) -> Markup:
+    """How the search went."""
+    histories = (book.place(guarded(make, points), prefix) for make in (history_over_trials, history_over_hours))
+    curves = book.place(guarded(learning_curves, points), prefix)
+    return section(
+        "How the search came to it",
+        f"{prefix}course",
+        side_by_side(*histories),
+        curves,
+        _stopped(points),
+        best_trials(points),
+    )
+
+
+def _stopped(points: StudyPoints) -> Markup:
+    """Where and why trials ended before their last epoch."""
+    ended = [p for p in points.searched if p.outcome in (STOPPED, PAUSED, INFEASIBLE)]
+    if not ended:
+        return Markup("")
+    rows = [[p.number, p.outcome, f"{p.last_epoch} of {p.planned or '?'}", p.why or "–"] for p in ended[:MOST_ROWS]]
+    titles = [
+        TableColumn("trial", True),
+        TableColumn("how"),
+        TableColumn("epoch", True),
+        TableColumn("why", is_wide=True),
+    ]
+    more = [tag("p", _left_out(len(ended)), class_="soft small")] if len(ended) > MOST_ROWS else []
+    summary = tag("summary", f"Where and why {len(ended)} trials were stopped or paused")
+    return card(tag("details", summary, table(titles, rows), *more), class_="card long")
+
+
+def _left_out(count: int) -> str:
+    return f"The first {MOST_ROWS} of {count:,} are shown; trials.parquet has all of them."
+
+
+def space_section(points: StudyPoints, book: FigureBook, prefix: str) -> Markup:
+    """Which parameters mattered, and which values did well."""
+    rates = [book.place(figure, prefix) for figure in rate_figures(points)]
+    pairs = [side_by_side(*rates[i : i + 2]) for i in range(0, len(rates), 2)]
+    others = [book.place(guarded(make, points), prefix) for make in (warmup_by_batch, noise_by_batch)]
+    return joined(
+        (
+            section(
+                "What mattered", f"{prefix}space",
+                *(book.place(guarded(make, points), prefix) for make in (parameter_importance, parallel_coordinates)),
+            ),
+            section(
+                "Learning rate, warmup and noise by batch", f"{prefix}rates", *pairs,
+                side_by_side(*others),
+            ),
+        )
+    )  # fmt: skip
+
+
+def cost_section(points: StudyPoints, book: FigureBook, prefix: str) -> Markup:
+    """What the search used."""
+    held = points.study.summary.held_s / 3600
+    by_outcome, use = hours_by_outcome(points), _use(points)
+    trials = sum(p.hours or 0.0 for p in points.all)
+    sessions = json_values.objects(points.study.description, "sessions")
+    elapsed = sum(json_values.number(one, "elapsed_s") for one in sessions)
+    pairs = [
+        (f"{points.study.hours} held", number_text(held) if held else NOT_MEASURED),
+        (f"{points.study.hours} of trials", number_text(trials) if trials else NOT_MEASURED),
+        ("of trials that finished", f"{100 * by_outcome.get('finished', 0.0) / trials:.0f} %" if trials else ""),
+        ("places busy", f"{100 * use.busy_share:.0f} % of the time" if use is not None and use.span_s > 0 else ""),
+        (
+            "wall time",
+            f"{seconds_words(elapsed)} in {len(sessions)} session{'s' * (len(sessions) != 1)}" if elapsed else "",
+        ),
+        ("energy", NOT_MEASURED),
+    ]
+    figures = (book.place(guarded(make, points), prefix) for make in (device_hours, slot_timeline))
+    return section("What it cost", f"{prefix}cost", card(definition_list(pairs)), *figures)
+
+
+def _use(points: StudyPoints) -> SlotUse | None:
+    try:
+        return slot_use(points)
+    except Exception:  # the figure says why
+        return None
+
+
+def failures_section(points: StudyPoints, prefix: str) -> Markup:
+    """What failed, and why."""
+    failed = [p for p in points.all if p.outcome in (BROKEN, DIVERGENT)]
+    if not failed:
+        return section("Failures", f"{prefix}failures", card(tag("p", "No trial failed or diverged.")))
+    titles = [TableColumn("trial", True), TableColumn("how"), TableColumn("batch", True), TableColumn("optimizer"),
+              TableColumn("peak lr", True), TableColumn("epochs", True), TableColumn("why", is_wide=True)]  # fmt: skip
+    rows = [_failed_row(p) for p in failed[:MOST_ROWS]]
+    diverged = sum(p.outcome == DIVERGENT for p in failed)
+    words = (
+        f"{diverged} of {len(points.searched)} trials diverged: their loss or validation was not finite, so the "
+        f"hyperparameters are the reason. {len(failed) - diverged} failed otherwise, which says nothing about them."
+    )
+    more = [tag("p", _left_out(len(failed)), class_="soft small")] if len(failed) > MOST_ROWS else []
+    return section(
+        "Failures", f"{prefix}failures", card(tag("p", words), table(titles, rows), *more, class_="card long")
+    )
+
+
+def _failed_row(p: TrialPoint) -> Sequence[object]:
+    return [
+        p.number, p.outcome, f"{p.batch:,}" if p.batch else "–", p.optimizer or "–", number_text(p.rate),
+        f"{p.last_epoch} of {p.planned or '?'}", p.why or "–",
+    ]  # fmt: skip
+
+
+def environment_section(points: StudyPoints, prefix: str) -> Markup:
+    """Where the search ran, with which versions."""
+    sessions = json_values.objects(points.study.description, "sessions")
+    if not sessions:
+        return section("Where it ran", f"{prefix}environment", card(tag("p", "No session was recorded.")))
+    cards = [_session(i + 1, one) for i, one in enumerate(sessions[-10:])]
+    machine = json_values.mapping(points.study.description, "machine")
+    gpus, cpus = (json_values.number(machine, key) for key in ("gpus", "cpus"))
+    where = f"{gpus:g} GPUs, {cpus:g} CPU cores" if machine else ""
+    return section(
+        "Where it ran", f"{prefix}environment", card(definition_list([("devices", where)])) if where else "", *cards
+    )
+
+
+def _session(number: int, session: Mapping[str, object]) -> Markup:
+    git, job = json_values.mapping(session, "git"), json_values.mapping(session, "slurm")
+    packages = json_values.mapping(session, "packages")
+    commit = json_values.text(git, "commit")[:12] + (" with changes" if git.get("dirty") else "")
+    elapsed = json_values.number_or_none(session, "elapsed_s")
+    versions = [f"{name} {version}" for name, version in packages.items() if version]
+    pairs = [
+        ("began", json_values.text(session, "started_at").replace("T", " ").replace("+00:00", " UTC")),
+        ("ended", f"{json_values.text(session, 'outcome') or 'no end was written: killed, or still running'}"
+         + (f" after {seconds_words(elapsed)}" if elapsed is not None else "")),
+        ("command", tag("code", command_of(session))),
+        ("host", f"{json_values.text(session, 'host')}, {json_values.text(session, 'platform')}".strip(", ")),
+        ("Slurm job", ", ".join(f"{key} {value}" for key, value in job.items() if value not in (None, ""))),
+        ("commit", commit),
+        ("versions", ", ".join([f"Python {json_values.text(session, 'python')}", *versions])),
+    ]  # fmt: skip
+    return card(tag("h3", f"Session {number}"), definition_list(pairs))

@@ -1,0 +1,352 @@
+"""Figures of the space: which parameters mattered, and which values did well."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution
+from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
+from optuna.trial import FrozenTrial
+
+from bigbatch.tune.report.figure import ReportFigure, fewer_trials, hover, log_axis, thinned_words, ticks_of_batches
+from bigbatch.tune.report.recorded_study import quiet_warnings
+from bigbatch.tune.report.theme import (
+    BLUE,
+    DASHES,
+    GREY,
+    ORANGE,
+    RED,
+    SERIES,
+    SYMBOLS,
+    Values,
+    layout,
+    number_text,
+    plotly_text,
+)
+from bigbatch.tune.report.trial_points import DIVERGENT, StudyPoints, TrialPoint
+
+LEAST_TRIALS = 8
+"""PED-ANOVA compares the best tenth of the finished trials with all of them; with fewer it says nothing."""
+MOST_AXES = 14
+MOST_LINES = 500
+SURE_TRIALS = 50
+"""With so many trials the best tenth has five, which Optuna recommends at least."""
+ALL = "all optimizers"
+
+
+def parameter_importance(points: StudyPoints) -> ReportFigure:
+    """Which parameters decided whether a trial was among the best, for each optimizer."""
+    name, title = "parameter-importance", "Which parameters mattered"
+    groups = {ALL: points.finished} if len(points.optimizers) != 1 else {}
+    groups |= {o: tuple(p for p in points.finished if p.optimizer == o) for o in points.optimizers}
+    found = {g: _importances(points, trials) for g, trials in groups.items() if len(trials) >= LEAST_TRIALS}
+    found = {g: values for g, values in found.items() if values}
+    if not found:
+        most = max((len(trials) for trials in groups.values()), default=0)
+        reason = f"It needs {LEAST_TRIALS} finished trials that differ; there are {most}."
+        return ReportFigure(name, title, missing=reason)
+    order = sorted(
+        {n for values in found.values() for n in values}, key=lambda n: max(v.get(n, 0) for v in found.values())
+    )
+    data: list[Values] = []
+    for i, (group, values) in enumerate(found.items()):
+        count = len(groups[group])
+        data.append(
+            {
+                "type": "bar", "orientation": "h", "name": f"{plotly_text(group)} ({count} trials)",
+                "y": [plotly_text(n) for n in order if n in values],
+                "x": [100 * values[n] for n in order if n in values],
+                "marker": {"color": SERIES[i % 6], "pattern": {"shape": ("", "/", "x", ".", "-", "+")[i % 6]}},
+                "hovertemplate": "%{y}: %{x:.0f} %<extra></extra>",
+            }
+        )  # fmt: skip
+    few = min(len(groups[group]) for group in found) < SURE_TRIALS
+    doubt = f" With fewer than {SURE_TRIALS} trials the order of near ones is mostly chance." if few else ""
+    caption = (
+        "How much each parameter decided whether a trial was among the best tenth (PED-ANOVA, Watanabe et al. 2023, "
+        "arXiv 2304.10255, by Optuna). The bars of one colour sum to 100 %. A short bar means that the values that "
+        f"were tried did not matter, not that none would.{doubt}"
+    )
+    axes = layout(
+        height=max(260, 90 + 18 * len(order) * max(1, len(found))),
+        barmode="group",
+        xaxis={"title": {"text": "share of the importance (%)"}, "rangemode": "tozero"},
+        yaxis={"title": {"text": ""}, "ticklabelposition": "outside"},
+        legend={"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "traceorder": "normal"},
+    )
+    return ReportFigure(name, title, caption, data, axes)
+
+
+def _importances(points: StudyPoints, trials: Sequence[TrialPoint]) -> dict[str, float]:
+    """Share of each parameter; empty where the values say nothing."""
+    with quiet_warnings():
+        direction = points.study.objectives.first.direction
+        study = optuna.create_study(direction=direction, sampler=optuna.samplers.RandomSampler(seed=0))
+        by_number = {trial.number: trial for trial in points.study.trials}
+        study.add_trials([_plain_trial(by_number[p.number], p.value or 0.0) for p in trials])
+        found = get_param_importances(study, evaluator=PedAnovaImportanceEvaluator(), normalize=False)
+    total = sum(found.values())
+    return {name: value / total for name, value in found.items()} if total > 0 else {}
+
+
+def _plain_trial(trial: FrozenTrial, value: float) -> FrozenTrial:
+    return optuna.trial.create_trial(params=trial.params, distributions=trial.distributions, value=value)
+
+
+# Parallel coordinates
+
+
+def parallel_coordinates(points: StudyPoints) -> ReportFigure:
+    """Every trial as a line through its parameters; the axes lie one below the other, which suits a phone too."""
+    name, title = "parallel-coordinates", "Trials across all parameters"
+    ranges = _distributions(points)
+    done = fewer_trials(points.finished, points.best_first, MOST_LINES)
+    if len(done) < 2 or not ranges:
+        return ReportFigure(name, title, missing="It needs two finished trials with parameters.")
+    names = sorted(ranges, key=lambda n: -sum(n in p.params for p in points.finished))[:MOST_AXES]
+    rank = {p.number: i / len(points.best_first) for i, p in enumerate(points.best_first)}
+    bands = (
+        ("the other finished trials", GREY, 0.35, 1.0),
+        ("best quarter", BLUE, 0.75, 1.3),
+        ("best tenth", ORANGE, 1.0, 2.4),
+    )
+    data: list[Values] = []
+    for label, colour, opacity, width in bands:
+        group = [p for p in done if _band(rank[p.number], len(points.best_first)) == label]
+        if group:
+            x, y, text = _zigzag(points, group, names, ranges)
+            data.append(
+                {
+                    "type": "scatter", "mode": "lines+markers", "name": f"{label} ({len(group)})", "x": x, "y": y,
+                    "text": text, "hovertemplate": "%{text}<extra></extra>", "opacity": opacity,
+                    "line": {"color": colour, "width": width}, "marker": {"size": 4, "color": colour},
+                }
+            )  # fmt: skip
+    caption = (
+        "Each line is a finished trial, from its first parameter at the top to its value at the bottom. On each axis "
+        "the smallest value is left and the largest right; a line skips parameters that its optimizer does not have. "
+        "Where the orange lines meet in a narrow place, that parameter has a clear optimum."
+        f"{thinned_words(len(done), len(points.finished))}"
+    )
+    rows = [*names, points.value_title]
+    axes = layout(
+        height=90 + 52 * len(rows),
+        xaxis={"range": [-0.04, 1.04], "visible": False, "fixedrange": True},
+        yaxis={
+            "tickvals": list(range(len(rows))), "ticktext": [plotly_text(row) for row in rows], "fixedrange": True,
+            "range": [len(rows) - 0.35, -0.5], "title": {"text": ""}, "showline": False,
+        },
+        annotations=_axis_ends(points, names, ranges),
+        margin={"l": 60, "r": 16, "t": 8, "b": 30},
+    )  # fmt: skip
+    return ReportFigure(name, title, caption, data, axes)
+
+
+def _band(rank: float, count: int) -> str:
+    if rank < max(0.1, 0.5 / count):
+        return "best tenth"
+    return "best quarter" if rank < 0.25 else "the other finished trials"
+
+
+def _distributions(points: StudyPoints) -> dict[str, BaseDistribution]:
+    """Of each parameter that varies among the finished trials."""
+    found: dict[str, BaseDistribution] = {}
+    finished = {p.number for p in points.finished}
+    values: dict[str, set[str]] = {}
+    for trial in points.study.trials:
+        if trial.number in finished:
+            found |= trial.distributions
+            for key, value in trial.params.items():
+                values.setdefault(key, set()).add(repr(value))
+    return {key: found[key] for key in values if len(values[key]) > 1 and key in found}
+
+
+def _place(value: object, kind: BaseDistribution) -> float | None:
+    """From 0 to 1 on its axis."""
+    if isinstance(kind, CategoricalDistribution):
+        choices = list(kind.choices)
+        return choices.index(value) / max(1, len(choices) - 1) if value in choices else None
+    low, high, log = float(getattr(kind, "low", 0)), float(getattr(kind, "high", 1)), getattr(kind, "log", False)
+    if not isinstance(value, (int, float)) or high <= low or (log and (value <= 0 or low <= 0)):
+        return None
+    if log:
+        low, high, value = math.log(low), math.log(high), math.log(value)
+    return min(1.0, max(0.0, (value - low) / (high - low)))
+
+
+def _value_range(points: StudyPoints) -> tuple[float, float]:
+    values = [points.shown(p.value) or 0.0 for p in points.finished]
+    return min(values), max(values)
+
+
+def _zigzag(
+    points: StudyPoints, group: Sequence[TrialPoint], names: Sequence[str], ranges: dict[str, BaseDistribution]
+) -> tuple[list[float | None], list[float | None], list[str]]:
+    low, high = _value_range(points)
+    x: list[float | None] = []
+    y: list[float | None] = []
+    texts: list[str] = []
+    for one in group:
+        spread = ((one.number * 0.618) % 1 - 0.5) * 0.02  # equal categories stay apart
+        about = hover(points, one)
+        for row, name in enumerate(names):
+            place = _place(one.params.get(name), ranges[name]) if name in one.params else None
+            if place is not None:
+                x.append(place + (spread if isinstance(ranges[name], CategoricalDistribution) else 0.0))
+                y.append(row)
+                texts.append(f"{plotly_text(name)} = {plotly_text(_short(one.params[name]))}<br>{about}")
+        x += [((points.shown(one.value) or 0.0) - low) / (high - low or 1.0), None]
+        y += [len(names), None]
+        texts += [about, ""]
+    return x, y, texts
+
+
+def _short(value: object) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)[:24]
+
+
+def _axis_ends(points: StudyPoints, names: Sequence[str], ranges: dict[str, BaseDistribution]) -> list[Values]:
+    """The smallest and the largest value, or all categories, written above each axis."""
+    found: list[Values] = []
+    for row, name in enumerate(names):
+        kind = ranges[name]
+        if isinstance(kind, CategoricalDistribution):
+            choices = list(kind.choices)
+            many = len(choices) > 5
+            marks = [(i / max(1, len(choices) - 1), _short(c)) for i, c in enumerate(choices)]
+            marks = [marks[0], marks[-1]] if many else marks
+        else:
+            marks = [(0.0, _short(getattr(kind, "low", 0))), (1.0, _short(getattr(kind, "high", 1)))]
+        found += [_mark(place, row, text) for place, text in marks]
+    low, high = _value_range(points)
+    return [*found, _mark(0.0, len(names), number_text(low)), _mark(1.0, len(names), number_text(high))]
+
+
+def _mark(place: float, row: int, text: str) -> Values:
+    return {
+        "x": place, "y": row, "text": plotly_text(text), "showarrow": False, "yshift": 11, "font": {"size": 11},
+        "xanchor": "left" if place < 0.05 else "right" if place > 0.95 else "center", "opacity": 0.75,
+    }  # fmt: skip
+
+
+# Batch against another quantity
+
+
+def warmup_by_batch(points: StudyPoints) -> ReportFigure:
+    """The share of warmup of each trial over its batch."""
+    name, title = "warmup-by-batch", "Warmup and batch"
+    having = [p for p in points.searched if p.batch and p.warmup_share is not None and p.value is not None]
+    if len(having) < 2:
+        return ReportFigure(name, title, missing="It needs two finished trials with a warmup in epochs.")
+    chosen = fewer_trials(having, points.best_first)
+    caption = (
+        "Each mark is a finished trial: how much of its run was warmup, over its batch. The darker (on a dark page: "
+        "the brighter) the better; the best trial of each batch has a ring. Large batches usually want a longer warmup."
+    )
+    shares = [100 * (p.warmup_share or 0.0) for p in chosen]
+    data = [
+        coloured(points, chosen, shares),
+        _rings(points, having, lambda p: 100 * (p.warmup_share or 0.0)),
+    ]
+    axes = layout(
+        xaxis=ticks_of_batches([p.batch for p in having if p.batch]),
+        yaxis={"title": {"text": "warmup (% of the run)"}, "rangemode": "tozero"},
+        coloraxis=colour_axis(points),
+        showlegend=False,
+    )
+    return ReportFigure(name, title, caption, data, axes)
+
+
+def noise_by_batch(points: StudyPoints) -> ReportFigure:
+    """The gradient noise scale of each trial over its batch."""
+    name, title = "noise-by-batch", "Gradient noise scale and batch"
+    having = [p for p in points.searched if p.batch and p.noise_scale and p.noise_scale > 0]
+    if not having:
+        return ReportFigure(name, title, missing="No trial measured the gradient noise scale.")
+    data: list[Values] = []
+    for i, optimizer in enumerate(points.optimizers):
+        group = [p for p in fewer_trials(having, points.best_first) if p.optimizer == optimizer]
+        if group:
+            data.append(
+                {
+                    "type": "scatter", "mode": "markers", "name": plotly_text(optimizer), "x": [p.batch for p in group],
+                    "y": [p.noise_scale for p in group], "text": [hover(points, p) for p in group],
+                    "hovertemplate": "noise scale %{y:,.0f} images<br>%{text}<extra></extra>",
+                    "marker": {"color": SERIES[i % 6], "symbol": SYMBOLS[i % 6], "size": 9, "opacity": 0.85},
+                }
+            )  # fmt: skip
+    ends = [min(p.batch or 1 for p in having), max(p.batch or 1 for p in having)]
+    data.append(
+        {
+            "type": "scatter", "mode": "lines", "name": "noise scale = batch", "x": ends, "y": ends,
+            "line": {"color": GREY, "dash": "dash", "width": 1.5}, "hoverinfo": "skip",
+        }
+    )  # fmt: skip
+    caption = (
+        "The gradient noise scale (McCandlish et al. 2018, arXiv 1812.06162) is the batch at which half of a gradient "
+        "is noise: the median over the epochs of each trial. Above the dashed line a larger batch still saves steps. "
+        "Below it a larger batch saves few steps and costs more images."
+    )
+    axes = layout(
+        xaxis=ticks_of_batches([p.batch for p in having if p.batch]),
+        yaxis=log_axis("noise scale (images)", [*(p.noise_scale for p in having), *ends]),
+    )
+    return ReportFigure(name, title, caption, data, axes)
+
+
+def coloured(points: StudyPoints, group: Sequence[TrialPoint], y: Sequence[float | None]) -> Values:
+    """Marks over the batch whose colour is the objective."""
+    return {
+        "type": "scatter", "mode": "markers", "name": "finished", "x": [p.batch for p in group], "y": list(y),
+        "showlegend": False,
+        "text": [hover(points, p) for p in group], "hovertemplate": "%{y:.3g}<br>%{text}<extra></extra>",
+        "marker": {
+            "color": [points.shown(p.value) for p in group], "coloraxis": "coloraxis", "size": 10,
+            "line": {"color": GREY, "width": 1},
+        },
+    }  # fmt: skip
+
+
+def diverged_marks(points: StudyPoints, group: Sequence[TrialPoint], y: Sequence[float | None]) -> Values:
+    """Marks of the trials that diverged."""
+    return {
+        "type": "scatter", "mode": "markers", "name": DIVERGENT, "x": [p.batch for p in group], "y": list(y),
+        "text": [hover(points, p) for p in group], "hovertemplate": "%{y:.3g}<br>%{text}<extra></extra>",
+        "marker": {"color": RED, "symbol": "x", "size": 8},
+    }  # fmt: skip
+
+
+def _rings(points: StudyPoints, having: Sequence[TrialPoint], of: object) -> Values:
+    best: dict[int, TrialPoint] = {}
+    places = {p.number: i for i, p in enumerate(points.best_first)}
+    for one in sorted(having, key=lambda p: places[p.number]):
+        best.setdefault(one.batch or 0, one)
+    return {
+        "type": "scatter", "mode": "markers", "x": list(best), "y": [of(p) for p in best.values()],  # type: ignore[operator]
+        "marker": {"symbol": "circle-open", "size": 18, "color": ORANGE, "line": {"width": 2.5}}, "hoverinfo": "skip",
+        "name": "best of its batch",
+    }  # fmt: skip
+
+
+def colour_axis(points: StudyPoints) -> Values:
+    """From the worst quarter to the best trial: the colours tell good trials apart, the bad ones look alike."""
+    values = sorted(points.shown(p.value) or 0.0 for p in points.best_first)
+    if points.study.objectives.first.direction == "maximize":
+        low, high = values[len(values) // 4], values[-1]
+    else:
+        low, high = values[0], values[(3 * len(values)) // 4]
+    reverse = points.study.objectives.first.direction == "minimize"
+    short = "top-1 (%)" if points.is_percent else plotly_text(points.study.objectives.first.metric.short)
+    return {
+        "cmin": low,
+        "cmax": high if high > low else low + 1.0,
+        "reversescale": reverse,
+        "colorbar": {"title": {"text": short}},
+    }
+
+
+def dash_of(place: int) -> str:
+    """The dash of the place-th line."""
+    return DASHES[place % len(DASHES)]

@@ -1,0 +1,35 @@
+"""Write a report, by command and at a search's end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from optuna.trial import FrozenTrial
+
+from bigbatch.cluster.host.atomic_files import write_bytes
+from bigbatch.tune.report.page import report_page
+from bigbatch.tune.report.recorded_study import RecordedStudy, recorded_at_end
+
+REPORT_FILE = "report.html"
+
+
+def write_report(studies: Sequence[RecordedStudy], path: Path) -> None:
+    """Write the page of these studies. Raises OSError; the file is then as it was."""
+    write_bytes(path, report_page(studies).encode("utf-8", "replace"))
+
+
+def report_at_end(folder: Path, trials: Sequence[FrozenTrial]) -> str:
+    """Write the report of a search that ends, and say where it is, in a line. A report that fails is a line too.
+
+    Args:
+        folder: the study's.
+        trials: all of them.
+    """
+    path = folder / REPORT_FILE
+    try:
+        write_report([recorded_at_end(folder, trials)], path)
+    except Exception as error:  # the search is over and saved: nothing may spoil its end
+        reason = " ".join(str(error).split())[:200]
+        return f"The report was not written ({type(error).__name__}: {reason}). Try again: bigbatch report {folder}"
+    return f"Report: {path}"
