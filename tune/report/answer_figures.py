@@ -76,7 +76,7 @@ def frontier(points: StudyPoints) -> ReportFigure:
     )
     data.append(
         {
-            "type": "scatter", "mode": "lines", "name": f"best − {facts.tolerance:g} points", "x": [x[0], x[-1]],
+            "type": "scatter", "mode": "lines", "name": f"{facts.tolerance:g} points from the best", "x": [x[0], x[-1]],
             "y": [reference, reference], "line": {"color": GREY, "dash": "dash", "width": 1.5}, "hoverinfo": "skip",
         }
     )  # fmt: skip
