@@ -17,8 +17,8 @@ from bigbatch.command import main
 from bigbatch.tune.report import figure_book, page, writing
 from bigbatch.tune.report.recorded_study import open_recorded
 from bigbatch.tune.study.store import StudyStore
-from helpers.paths import ROOT
 from helpers.invented_studies import Lines, description, hostile_study, invented_study, write_journal
+from helpers.paths import ROOT
 
 OLDER = ROOT / "tests" / "older" / "data" / "6dde4d6" / "runs.tar.xz"
 
