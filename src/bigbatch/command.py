@@ -68,6 +68,12 @@ def _show(argv: Sequence[str]) -> int:
     return show_main(argv)
 
 
+def _wandb_sync(argv: Sequence[str]) -> int:
+    from bigbatch.tune.watch.wandb_sync_command import wandb_sync_main
+
+    return wandb_sync_main(argv)
+
+
 def _export(argv: Sequence[str]) -> int:
     from bigbatch.tune.export.command import main
 
@@ -117,6 +123,7 @@ COMMANDS: Commands = {
     "studies": (_studies, "list studies with state, best value and hours"),
     "show": (_show, "print one study, running or not"),
     "race": (_race, "rank trials and full runs under a cap of GPU hours or time"),
+    "wandb-sync": (_wandb_sync, "send offline W&B runs, also while the search runs"),
     "export": (_export, "copy a study for other tools: CSV, optuna-dashboard, TensorBoard, MLflow"),
     "report": (_report, "write an HTML report of one study or several"),
     "--version": (_version, "print the version and, in a clone, the commit"),

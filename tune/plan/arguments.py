@@ -99,7 +99,7 @@ def _add_how(p: argparse.ArgumentParser) -> None:
     )
     add("--seed", type=int, metavar="S", help="seed of sampling, initial weights and data order (default 0)")
     add("--address", metavar="ADDR", help="local (default): start a private Ray; auto or HOST:PORT: join a running one")
-    add("--wandb", metavar="MODE", help="disabled (default), offline, online")
+    add("--wandb", metavar="MODE", help="disabled (default), offline, online, or auto: online if its server answers")
     add("--dry-run", action="store_true", help="print the plan and stop")
 
 

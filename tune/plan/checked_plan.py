@@ -289,7 +289,7 @@ def _plan(o: SearchOptions, stored: Description) -> SearchPlan:
         resume=o.resume,
         seed=checked.seed,
         address=o.address or "local",
-        wandb=checked.wandb,
+        wandb=wandb_mode.reachable_mode(checked.wandb),
         machine=machine,
         share=share,
         options=o,

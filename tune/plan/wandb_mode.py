@@ -1,27 +1,84 @@
-"""Check the value of ``--wandb``."""
+"""Check the value of ``--wandb``, and whether W&B's server can be reached."""
 
 from __future__ import annotations
 
 import os
+import sys
+import threading
+import urllib.error
+import urllib.request
 
+from bigbatch.cluster.host.allocation import PLANNED_NODES
 from bigbatch.train_loop.config import ConfigError
 
-MODES = ("disabled", "offline", "online")
+MODES = ("disabled", "offline", "online", "auto")
+ANSWER_S = 10.0
+"""How long the server is waited for, name lookup included."""
 
 
 def check_wandb_key(mode: str) -> None:
     """Raise ConfigError if ``online`` has no key: the login would wait for input."""
-    if mode != "online" or os.environ.get("WANDB_API_KEY"):
-        return
+    if mode == "online" and not _has_key():
+        raise ConfigError(
+            f"--wandb online needs a key for {_host()}; none is set. "
+            "Run `wandb login` or set WANDB_API_KEY, or write --wandb offline and send the runs later."
+        )
+
+
+def reachable_mode(mode: str) -> str:
+    """``auto`` → ``online`` or ``offline``, with a line that says why; any other mode as it is.
+
+    Raises ConfigError if ``online`` cannot reach the server: each trial would wait for it. A machine that only checks a
+    search for a job elsewhere says nothing about that job's network.
+    """
+    if mode not in ("online", "auto") or os.environ.get(PLANNED_NODES):
+        return mode
+    reason = None if mode == "online" or _has_key() else "no key is set"
+    reason = reason or _unreachable()
+    if mode == "online" and reason:
+        raise ConfigError(
+            f"--wandb online needs {_host()}, which cannot be reached from here: {reason}. "
+            "Write --wandb auto, or offline and send the runs with bigbatch wandb-sync."
+        )
+    if mode == "auto" and reason:
+        print(f"note: --wandb auto works offline, because of {_host()}: {reason}", file=sys.stderr, flush=True)
+        return "offline"
+    return "online"
+
+
+def _base_url() -> str:
+    return os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai").rstrip("/")
+
+
+def _host() -> str:
+    return _base_url().split("//")[-1].split("/")[0]
+
+
+def _has_key() -> bool:
+    if os.environ.get("WANDB_API_KEY"):
+        return True
     import netrc
 
     try:
-        known = netrc.netrc().hosts
+        return _host() in netrc.netrc().hosts
     except (OSError, netrc.NetrcParseError):
-        known = {}
-    host = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai").split("//")[-1].split("/")[0]
-    if host not in known:
-        raise ConfigError(
-            f"--wandb online needs a key for {host}; none is set. "
-            "Run `wandb login` or set WANDB_API_KEY, or write --wandb offline and send the runs later."
-        )
+        return False
+
+
+def _unreachable() -> str | None:
+    """Why the server does not answer; None if it does, whatever it answers. Goes through a proxy where one is set."""
+    found: list[str | None] = []
+    asking = threading.Thread(target=lambda: found.append(_ask()), daemon=True)  # a name lookup has no time limit
+    asking.start()
+    asking.join(ANSWER_S)
+    return found[0] if found else f"no answer within {ANSWER_S:.0f} s"
+
+
+def _ask() -> str | None:
+    try:
+        urllib.request.urlopen(urllib.request.Request(_base_url(), method="HEAD"), timeout=ANSWER_S).close()
+    except urllib.error.HTTPError:
+        return None
+    except (OSError, ValueError) as error:
+        return " ".join(str(getattr(error, "reason", error)).split()) or type(error).__name__
+    return None

@@ -32,7 +32,8 @@ def end_search(run: SearchRun, trials: list[TrialView], stop: StopRequest, conso
     fatal = run.bridge.fatal if run.bridge is not None else None
     say = partial(console.print, markup=False, soft_wrap=True)
     if wandb is not None and wandb.sync_command():
-        say(f"\nSend the W&B runs from a machine with a network:\n  {wandb.sync_command()}")
+        ours, theirs = f"bigbatch wandb-sync {quoted_path(plan.folder)}", wandb.sync_command()
+        say(f"\nSend the W&B runs from a machine with a network:\n  {ours}\nor with W&B's own command:\n  {theirs}")
     if more := what_more_would_bring(plan, store, plan.objectives.first):
         say(f"\n{more}")
     if fatal:

@@ -15,7 +15,7 @@ COLORS = ("#2f74c0", "#c0392b", "#2e8b57", "#8e5bb5", "#c98a1b", "#0b8f96", "#b0
 WIDTH, HEIGHT, LEFT, TOP, RIGHT_EDGE, BOTTOM = 860, 380, 64, 16, 16, 44
 STYLE = """
 :root { color-scheme: light dark; --line: #8884; }
-body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 60rem; padding: 0 1rem; }
+body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; padding: 0 1rem; }
 h1 { font-size: 1.4rem; margin: 0 0 .2rem; } p { margin: .2rem 0 1rem; }
 .wide { overflow-x: auto; } table { border-collapse: collapse; white-space: nowrap; }
 th, td { padding: .25rem .6rem; text-align: left; border-bottom: 1px solid var(--line); }
@@ -86,7 +86,8 @@ def _chart(places: Sequence[RacePlace], objective: Objective, cap: RaceCap) -> s
             f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT_EDGE}" y1="{y(value):.1f}" y2="{y(value):.1f}"/>'
         )
         parts.append(f'<text x="{LEFT - 8}" y="{y(value) + 4:.1f}" text-anchor="end">{objective.worth(value)}</text>')
-        parts.append(f'<text x="{x(hours):.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{hours:.3g}</text>')
+        anchor = "end" if step == 4 else "middle"
+        parts.append(f'<text x="{x(hours):.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="{anchor}">{hours:.3g}</text>')
     axis = "hours" if over_time else "device hours"
     parts.append(f'<text x="{(LEFT + WIDTH) / 2}" y="{HEIGHT - 6}" text-anchor="middle">{axis}</text>')
     if limit:

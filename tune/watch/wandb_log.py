@@ -10,9 +10,12 @@ import os
 import shlex
 from pathlib import Path
 
+from bigbatch.cluster.host.allocation import slurm_job
 from bigbatch.train_loop.reporter import EpochRecord
 from bigbatch.tune.watch.observer import TrialView
 
+FLUSH_S = 1.0
+"""wandb writes an offline file at least this often. By its own 15 s a killed search would lose more."""
 METRICS = tuple(name for name, column in EpochRecord.columns().items() if column.tracked)
 
 
@@ -26,6 +29,8 @@ class WandbObserver:
 
         self._wandb, self._mode, self._study, self._project = wandb, mode, study, project
         self._folder = folder
+        job = slurm_job()
+        self._job = {} if job is None else {"slurm_job_id": job.job_id, "slurm_restart_count": job.restart_count}
         self._runs: dict[int, wandb.Run] = {}
         folder.mkdir(parents=True, exist_ok=True)
 
@@ -43,19 +48,25 @@ class WandbObserver:
             config={
                 "trial": trial.number,
                 "parameters": trial.params,
+                **self._job,
                 **(trial.config.to_dict() if trial.config else {}),
             },
             reinit="create_new",
             settings=self._wandb.Settings(
-                silent=True, console="off", x_disable_stats=True, disable_git=True, disable_code=True
+                silent=True, console="off", x_disable_stats=True, disable_git=True, disable_code=True,
+                x_transaction_log_flush_interval=FLUSH_S,
             ),
-        )
+        )  # fmt: skip
+        if self._mode == "offline":  # a trial that goes on has a new file, which takes the place of the earlier one
+            for record in trial.records:
+                self.epoch_ended(trial, record)
 
     def epoch_ended(self, trial: TrialView, record: dict[str, object]) -> None:
         """Log the epoch's metrics."""
         run = self._runs.get(trial.number)
         if run is not None:
-            run.log({"epoch": record["epoch"], **{k: record[k] for k in METRICS if k in record}}, step=record["epoch"])
+            values = {"epoch": record["epoch"], **{k: record[k] for k in METRICS if k in record}}
+            run.log(values, step=record["epoch"], commit=True)  # else it is written when the next epoch ends
 
     def trial_ended(self, trial: TrialView) -> None:
         """Close the trial's run."""

@@ -1,0 +1,154 @@
+"""Upload offline W&B runs in parallel, each until the server has all of it.
+
+The upload itself is ``wandb sync``, a process for some runs at a time. It sends a run from its first line on, and the
+server puts each line where it was, so a repeated upload changes nothing. Which runs have arrived is asked from the
+server and noted in ``synced.json``; wandb's own mark is taken back where a run has not arrived. A run that still
+trains is sent by ``wandb beta sync --live``, which is ended once the run has arrived: ``wandb sync`` would end the run
+on the server, as failed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bigbatch.cluster.host import json_values
+from bigbatch.cluster.host.atomic_files import read_json, write_json
+from bigbatch.tune.watch.wandb_files import OfflineRun, OfflineRuns
+from bigbatch.tune.watch.wandb_server_lines import lines_on_server
+
+SYNCED_FILE = "synced.json"
+UPLOAD_S = 900.0
+"""An upload that takes longer is ended and tried again."""
+ARRIVE_S, ASK_EVERY_S = 30.0, 1.0
+"""How long the server may take to count what it was sent."""
+RETRIES = {
+    f"WANDB_X_{part}_RETRY_{limit}": value
+    for part in ("GRAPHQL", "FILE_STREAM", "FILE_TRANSFER")
+    for limit, value in (("MAX", "4"), ("WAIT_MIN_SECONDS", "1"), ("WAIT_MAX_SECONDS", "5"))
+}
+"""wandb tries for hours if the network is cut. Here it gives up soon, and the next round begins again."""
+
+
+@dataclass
+class UploadRound:
+    """What became of the runs that had something new."""
+
+    uploaded: list[OfflineRun] = field(default_factory=list)
+    missing: list[OfflineRun] = field(default_factory=list)
+    """The server does not have all of them."""
+
+
+class WandbUploads:
+    """The uploads of one study. ``stop`` may be set by another thread or a signal handler."""
+
+    def __init__(self, study_folder: Path, jobs: int, say: Callable[[str], None] = print) -> None:
+        self._folder = study_folder / "wandb"
+        self._runs, self._jobs, self._say = OfflineRuns(self._folder), jobs, say
+        self._log = study_folder / "logs" / "wandb-sync.log"
+        self.stop = threading.Event()
+
+    def pending(self) -> list[OfflineRun]:
+        """The runs of which the server has not everything that the files have."""
+        noted = read_json(self._folder / SYNCED_FILE)
+        return [
+            run
+            for run in self._runs.latest()
+            if json_values.whole_number(json_values.mapping(noted, run.key), "bytes") != run.size_bytes
+        ]
+
+    def upload(self, *, is_running: bool) -> UploadRound:
+        """Upload what is pending.
+
+        Args:
+            is_running: whether the search goes on. Else a run without an end was killed, and W&B shows it as failed.
+        """
+        pending = self.pending()
+        done = UploadRound()
+        for live in (False, True):
+            some = [run for run in pending if live == (is_running and not run.has_ended)]
+            for first in range(0, len(some), self._jobs):
+                if self.stop.is_set():
+                    break
+                self._upload(some[first : first + self._jobs], live, done)
+        return done
+
+    def _upload(self, runs: Sequence[OfflineRun], live: bool, done: UploadRound) -> None:
+        errors = self._send(runs, live)
+        left = self._wait_until_there([run for run in runs if not _names(errors, run)])
+        for run in runs:
+            if run in left or _names(errors, run):
+                done.missing.append(run)
+                with contextlib.suppress(OSError):  # else a later `wandb sync` would pass over it
+                    run.path.with_suffix(".wandb.synced").unlink()
+            else:
+                done.uploaded.append(run)
+                self._note(run)
+
+    def _send(self, runs: Sequence[OfflineRun], live: bool) -> list[str]:
+        """Run ``wandb sync`` to its end; with ``live`` until the runs have arrived. Returns the errors that it said."""
+        command = ["beta", "sync", "--live", "--no-skip-synced"] if live else ["sync", "--include-synced"]
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        environment = {name: value for name, value in os.environ.items() if name not in ("WANDB_MODE", "WANDB_RUN_ID")}
+        with self._log.open("ab") as log:
+            before = log.tell()
+            process = subprocess.Popen(
+                [sys.executable, "-m", "wandb", *command, "-n", str(len(runs)), *(str(run.path) for run in runs)],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+                cwd=self._folder.parent, env={**environment, **RETRIES},
+            )  # fmt: skip
+        deadline = time.monotonic() + UPLOAD_S
+        left = list(runs)
+        try:
+            while process.poll() is None and time.monotonic() < deadline and left and not self.stop.is_set():
+                self.stop.wait(ASK_EVERY_S if live else 0.2)
+                left = [run for run in left if not _has_arrived(run)] if live else left
+            ended = process.poll()
+        finally:
+            _end(process)
+        with self._log.open("rb") as log:
+            log.seek(before)
+            said = log.read().decode(errors="replace").splitlines()
+        errors = [line for line in said if " ERROR " in line]
+        return errors if live or ended == 0 else [*errors, f"wandb sync ended with {ended}"]
+
+    def _wait_until_there(self, runs: Sequence[OfflineRun]) -> list[OfflineRun]:
+        """The runs that have not arrived in time."""
+        deadline = time.monotonic() + ARRIVE_S
+        left = [run for run in runs if not _has_arrived(run)]
+        while left and time.monotonic() < deadline and not self.stop.wait(ASK_EVERY_S):
+            if all(lines_on_server(run.project, run.entity, run.run_id) is None for run in left[:1]):
+                break  # it does not answer; the next round asks again
+            left = [run for run in left if not _has_arrived(run)]
+        return left
+
+    def _note(self, run: OfflineRun) -> None:
+        noted = read_json(self._folder / SYNCED_FILE)
+        noted[run.key] = {"run": run.run_id, "bytes": run.size_bytes, "lines": run.lines, "ended": run.has_ended}
+        write_json(self._folder / SYNCED_FILE, noted, indent=1)
+
+
+def _names(errors: Sequence[str], run: OfflineRun) -> bool:
+    """Whether an error is about this run, or about no run in particular."""
+    return any(f"/{run.run_id}]" in line or not re.search(r"\[[^\]]+/[^\]]+\]", line) for line in errors)
+
+
+def _has_arrived(run: OfflineRun) -> bool:
+    lines = lines_on_server(run.project, run.entity, run.run_id)
+    return lines is not None and lines >= run.lines
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End the process and what it has started; a finished one too, whose children may live."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
