@@ -88,6 +88,7 @@ def _append(profile: StepProfile, config: TrainConfig, path: Path) -> Path:
             "val_s": profile.val_s,
             "run_s": profile.run_s,
             "device_hours": profile.device_hours,
+            "gpu_energy_j": profile.gpu_energy_j,
         },
     }
     try:

@@ -70,6 +70,18 @@ def _estimates(p: StepProfile) -> Iterator[str]:
     )
     of = f" of {p.device_memory_bytes / 2**30:.0f} GiB" if p.device_memory_bytes else ""
     yield f"memory      {p.memory_bytes / 2**30:.2f} GiB{of} at most, of the worker that needed most"
+    yield f"energy      {_energy(p)}"
+
+
+def _energy(p: StepProfile) -> str:
+    """What the devices draw, and what that makes of the whole run."""
+    parts = []
+    if p.gpu_power_w is not None and p.gpu_energy_j is not None:
+        busy = f", computing {100 * p.gpu_utilization:.0f} % of the time" if p.gpu_utilization is not None else ""
+        parts.append(f"GPUs {p.gpu_power_w:,.0f} W{busy}: {p.gpu_energy_j / 3.6e6:.3g} kWh for the whole run")
+    if p.cpu_power_w is not None:
+        parts.append(f"processors {p.cpu_power_w:,.0f} W, whoever used them")
+    return "; ".join(parts) or "not measured"
 
 
 def bound_lines(profile: StepProfile, config: TrainConfig, cores: int) -> list[str]:

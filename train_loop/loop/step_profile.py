@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import statistics
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ import torch.profiler
 from torch.nn.parallel import DistributedDataParallel
 
 from bigbatch.train_loop.data.source import Step
+from bigbatch.train_loop.host.device_use import DeviceUse
 from bigbatch.train_loop.loop.assembly import Run
 from bigbatch.train_loop.loop.peak_memory import forget_peak, peak_bytes
 from bigbatch.train_loop.loop.step_timer import OTHER, PHASES, STEP, StepTimer
@@ -77,6 +79,12 @@ class StepProfile:
     """See ``peak_memory.peak_bytes``; the most of all workers."""
     device_memory_bytes: int | None
     """Of the whole device; None on CPUs."""
+    gpu_power_w: float | None = None
+    """All workers' GPUs together, the mean over the measured steps. None: not measured."""
+    cpu_power_w: float | None = None
+    """The processors of the workers' machines, whoever used them. None: not measured."""
+    gpu_utilization: float | None = None
+    """0 to 1; of the worker whose GPU computed least. None: not measured."""
 
     @property
     def images_per_s(self) -> float:
@@ -112,6 +120,11 @@ class StepProfile:
         """Estimate: the whole run times its workers, in hours."""
         return self.workers * self.run_s / 3600
 
+    @property
+    def gpu_energy_j(self) -> float | None:
+        """Estimate: the GPUs in the whole run, at the power of its steps."""
+        return None if self.gpu_power_w is None else self.gpu_power_w * self.run_s
+
 
 def measure_steps(run: Run, steps: int) -> StepProfile:
     """Measure ``steps`` training steps, and validation. All ranks call it, and get the same profile."""
@@ -121,7 +134,11 @@ def measure_steps(run: Run, steps: int) -> StepProfile:
         _timed_step(run, timer, batches)
     timer.take()
     forget_peak(device)
-    times, local = _steps_and_local_steps(run, timer, batches, steps)
+    with run.use:
+        run.use.take()
+        began = timer.clock.wait()
+        times, local = _steps_and_local_steps(run, timer, batches, steps)
+        use, took_s = run.use.take(), timer.clock.wait() - began
     batches.close()
     batch_s, count = _validation(run, timer, steps)
     bn_s = _batch_norm_s(run, timer)
@@ -149,6 +166,7 @@ def measure_steps(run: Run, steps: int) -> StepProfile:
         epochs=run.config.epochs,
         memory_bytes=int(world.max([float(peak_bytes(device))])[0]),
         device_memory_bytes=properties.total_memory if properties else None,
+        **_power(run, use, took_s),
     )
 
 
@@ -243,6 +261,19 @@ def _batch_norm_s(run: Run, timer: StepTimer) -> float:
     began = timer.clock.wait()
     prepare_batch_norm(run)
     return timer.clock.wait() - began
+
+
+def _power(run: Run, use: DeviceUse, took_s: float) -> dict[str, float | None]:
+    """The fields of the profile that say what the devices drew and how busy they were."""
+    joules = torch.tensor([use.gpu_energy_j, use.cpu_energy_j], dtype=torch.float64, device=run.world.device)
+    gpu_w, cpu_w = (run.world.sum(joules) / took_s).tolist()
+    idle = 2.0 if math.isnan(use.gpu_utilization) else 1.0 - use.gpu_utilization  # 2: not measured
+    idlest = run.world.max([idle])[0]
+    return {
+        "gpu_power_w": None if math.isnan(gpu_w) else gpu_w,
+        "cpu_power_w": None if math.isnan(cpu_w) else cpu_w,
+        "gpu_utilization": None if idlest > 1 else 1.0 - idlest,
+    }
 
 
 def _as_list(spread: Spread) -> list[float]:

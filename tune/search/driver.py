@@ -53,6 +53,7 @@ from bigbatch.tune.watch.findings import (
     resume_command,
     say_retries,
 )
+from bigbatch.tune.watch.idle_gpus import IdleGpus
 from bigbatch.tune.watch.interrupts import Interrupts, StopRequest
 from bigbatch.tune.watch.views import ended_trials
 from bigbatch.tune.watch.watch_thread import ClusterLost, SearchWatch
@@ -201,7 +202,7 @@ def _search(
         lines = PlainLines(SearchProgress(*shown), log)
         with make_display(SearchProgress(*shown)) as display:
             watch = watch_over(run, store, connection, [lines, display], stop)
-            observers += [watch, lines, display]
+            observers += [watch, lines, display, IdleGpus(bridge.say)]
             with interrupts.shown_by(display), watch.running():
                 _fit(run, store, stop, watch, ray_storage)
 

@@ -18,6 +18,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.data.source import Batch, Step
+from bigbatch.train_loop.host.device_use import UseMeter
+from bigbatch.train_loop.host.gpu_counters import GpuCounters
 from bigbatch.train_loop.loop import step_profile, step_timer
 from bigbatch.train_loop.loop.assembly import Run, set_up
 from bigbatch.train_loop.loop.checkpoint import CheckpointFolder
@@ -121,6 +123,33 @@ def test_estimates_are_those_of_a_run(slow_run: tuple[Run, Clock]) -> None:
     assert profile.train_s == 4 * step_s and profile.val_s == 2 * batch_s
     assert profile.run_s == 3 * (4 * step_s + 2 * batch_s)
     assert profile.device_hours == profile.run_s / 3600
+
+
+class MeteredGpu:
+    """NVML of a GPU that draws 200 W by the clock and computes half of the time. A GPU costs money."""
+
+    NVMLError = RuntimeError
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, _: object) -> float:
+        return 200_000 * self._clock.now
+
+    def nvmlDeviceGetPowerUsage(self, _: object) -> int:
+        return 200_000
+
+    def nvmlDeviceGetUtilizationRates(self, _: object) -> SimpleNamespace:
+        return SimpleNamespace(gpu=50)
+
+
+def test_power_is_that_of_the_measured_steps(slow_run: tuple[Run, Clock]) -> None:
+    run, clock = slow_run
+    run.use = UseMeter(GpuCounters(MeteredGpu(clock), None))
+    profile = measure_steps(run, 3)
+    assert (profile.gpu_power_w, profile.gpu_utilization) == (200.0, 0.5)
+    assert profile.gpu_energy_j == 200.0 * profile.run_s
+    assert profile.cpu_power_w is None, "its counters are not there"
 
 
 def test_communication_is_what_sums_over_workers_add(
