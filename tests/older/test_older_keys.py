@@ -162,7 +162,16 @@ def test_the_same_command_finds_the_run_that_the_earlier_version_began(
         make_run_plan(["--config", "best.json", *other], "run.py", None)
 
 
-NEW_COLUMNS = ("values", "infeasible", "paused_in_epoch", "continues", "confirms", "diverged", "failure_kind")
+NEW_COLUMNS = (
+    "values",
+    "infeasible",
+    "paused_in_epoch",
+    "continues",
+    "confirms",
+    "fidelity",
+    "diverged",
+    "failure_kind",
+)
 """Of trials.parquet, besides those of configurations."""
 
 

@@ -73,10 +73,11 @@ def _came_to(trial: FrozenTrial, objective: Objective) -> str:
 
 def _predicted(trial: FrozenTrial, objective: Objective) -> str:
     said = _said(trial)
+    step = "rate × trust coefficient" if said["optimizer"] == "lars" else "rate"
     return (
-        f"At {said['target']:,}, {said['runs']} finished trials of {said['optimizer']} predicted peak_lr "
-        f"{said['peak_lr']:.3g} (÷ or × {said['factor']:.2g}, growing as the batch to the power of "
-        f"{said['exponent']:.2f}) and {objective.metric.title} {objective.worth(said['objective'])}. What "
+        f"At {said['target']:,}, {said['runs']} finished trial{'s' * (said['runs'] != 1)} of {said['optimizer']} "
+        f"predicted peak_lr {said['peak_lr']:.3g} (÷ or × {said['factor']:.2g}; {step} grows as the batch to the power "
+        f"of {said['exponent']:.2f}) and {objective.metric.title} {objective.worth(said['objective'])}. What "
         f"came out (trial {trial.number}): {_came_to(trial, objective)}."
     )
 

@@ -94,7 +94,6 @@ def follow_up_of(plan: SearchPlan) -> FollowUp | None:
         name=plan.frontier.name,
         target=plan.transfer.target,
         first=math.inf if plan.open_ended else plan.transfer.first,
-        trials=math.inf if plan.open_ended else plan.transfer.trials,
         space=plan.space,
         workload=plan.workload,
         fixed=plan.overrides,

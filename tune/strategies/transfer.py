@@ -47,8 +47,8 @@ NARROWEST, WIDEST = math.log(1.25), math.log(2.0)
 """The log-normal around a rate is as wide as the line is uncertain, within these."""
 PLACE_SD = 0.08
 """How far another parameter moves, in parts of its range."""
-TWO_FROM = 4
-"""From so many trials at the target on, a second optimizer's prediction is one of them."""
+MOST_PREDICTED = 2
+"""Optimizers whose prediction is tried: which one is best may change with the batch."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,6 @@ class TransferFacts:
     target: int
     first: float
     """Configurations at the smaller batches; infinite if only a budget limits them."""
-    trials: float
-    """Trials at the target."""
     space: Space
     workload: Workload
     fixed: Mapping[str, object]
@@ -122,7 +120,7 @@ class Transfer:
             return None
         there = second_part(trials)
         begun = len(there)
-        if begun < min(len(predictions), 2 if self.facts.trials >= TWO_FROM else 1):
+        if begun < min(len(predictions), MOST_PREDICTED):
             return self._trial(predictions[begun], predictions[begun].params, "prediction")
         chosen, around = self._centre(there, predictions)
         params = self._near(around, chosen.rate_sd, begun)

@@ -25,7 +25,14 @@ from bigbatch.tune.study.energy import GPU, PROCESSORS, energy_of
 from bigbatch.tune.study.feasible import INFEASIBLE_ATTR
 from bigbatch.tune.study.metrics import EPOCH_PARTS as EPOCH_PARTS
 from bigbatch.tune.study.objectives import DEFAULT_OBJECTIVE, Objectives
-from bigbatch.tune.study.trial_facts import CONFIRMS_ATTR, CONTINUES_ATTR, DIVERGED_ATTR, FAILURE_ATTR, PAUSED_ATTR
+from bigbatch.tune.study.trial_facts import (
+    CHEAP_ATTR,
+    CONFIRMS_ATTR,
+    CONTINUES_ATTR,
+    DIVERGED_ATTR,
+    FAILURE_ATTR,
+    PAUSED_ATTR,
+)
 
 TRIALS_VERSION, EPOCHS_VERSION = "2", "1"
 EPOCH_ATTR = "epoch/"
@@ -48,6 +55,7 @@ _FACTS = {
     PAUSED_ATTR: pa.int32(),
     CONTINUES_ATTR: pa.int64(),
     CONFIRMS_ATTR: pa.int64(),
+    CHEAP_ATTR: pa.string(),
     DIVERGED_ATTR: pa.bool_(),
     FAILURE_ATTR: pa.string(),
 }
