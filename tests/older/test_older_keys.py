@@ -164,6 +164,8 @@ def test_the_same_command_finds_the_run_that_the_earlier_version_began(
 
 NEW_COLUMNS = (
     "values",
+    "gpu_energy_j",
+    "cpu_energy_j",
     "infeasible",
     "paused_in_epoch",
     "continues",
