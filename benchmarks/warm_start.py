@@ -1,9 +1,9 @@
 """What a warm start is worth, by replay: regret after 4, 8, 12 and 16 finished trials, without and with knowledge.
 
-    python benchmarks/warm_start.py [--seeds 25] [--output benchmarks/results/warm_start.json]
+    python benchmarks/warm_start.py [--seeds 25] [--strategy curves] [--output benchmarks/results/warm_start.json]
 
 A search over the two largest batches of a synthetic table knows 40 rows of its two smallest ones, with noise of 0.003:
-as they are (``related``), or with reversed values (``reversed``). Strategy ``curves``, no early stopping, two slots. In
+as they are (``related``), or with reversed values (``reversed``). No early stopping, two slots. In
 this measurement nothing is enqueued: only the model learns from the other study.
 """
 
@@ -46,11 +46,11 @@ def setting(family: str, seed: int) -> tuple[CurveTable, dict[str, tuple[KnownSt
     return replace(whole, curves=tuple(large), declared=whole.dimensions), known
 
 
-def regrets(table: CurveTable, known: tuple[KnownStudy, ...], seed: int) -> list[float]:
+def regrets(table: CurveTable, known: tuple[KnownStudy, ...], seed: int, strategy: str) -> list[float]:
     """The regret after each number of ``AFTER`` finished trials; after none, that of the worst row."""
 
     def make(facts: SearchFacts) -> Strategy:
-        return make_strategy("curves", "none", replace(facts, knowledge=known))
+        return make_strategy(strategy, "none", replace(facts, knowledge=known))
 
     found = replay(table, make, SLOTS, seed, math.inf, trials=TRIALS)
     best, after, gain = table.worst, list[float](), table.objective.gain
@@ -62,13 +62,13 @@ def regrets(table: CurveTable, known: tuple[KnownStudy, ...], seed: int) -> list
     return [after[min(n, len(after)) - 1] for n in AFTER]
 
 
-def measure(family: str, seeds: Sequence[int]) -> dict[str, list[list[float]]]:
+def measure(family: str, seeds: Sequence[int], strategy: str = "curves") -> dict[str, list[list[float]]]:
     """Arm → for each seed its regrets."""
     found: dict[str, list[list[float]]] = {arm: [] for arm in ARMS}
     for seed in seeds:
         table, known = setting(family, seed)
         for arm in ARMS:
-            found[arm].append(regrets(table, known[arm], seed))
+            found[arm].append(regrets(table, known[arm], seed, strategy))
     return found
 
 
@@ -77,6 +77,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--seeds", type=int, default=25, help="tables of each family (default 25)")
     p.add_argument("--families", nargs="+", default=["wide", "projected", "steps"])
+    p.add_argument("--strategy", default="curves")
     p.add_argument("--output", type=Path, help="also write the JSON there")
     return p.parse_args(argv)
 
@@ -84,9 +85,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print."""
     o = parse(argv)
-    result: dict[str, object] = {"benchmark": "warm_start", "after": AFTER, "seeds": o.seeds}
+    result: dict[str, object] = {"benchmark": "warm_start", "after": AFTER, "strategy": o.strategy, "seeds": o.seeds}
     for family in o.families:
-        found = measure(family, range(100, 100 + o.seeds))
+        found = measure(family, range(100, 100 + o.seeds), o.strategy)
         result[family] = {arm: np.round(each, 5).tolist() for arm, each in found.items()}
         for arm in ARMS:
             mean, median = np.mean(found[arm], 0), np.median(found[arm], 0)

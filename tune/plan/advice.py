@@ -28,10 +28,13 @@ def strategy_weakness(name: str, stopping: str, conditional: bool, categorical: 
 
 
 def only_tries_the_best(name: str, *, warm_start: bool) -> str | None:
-    """A sentence for a warm start whose strategy does not learn from other studies; None for ``curves``."""
-    if not warm_start or name == "curves":
+    """A sentence for a warm start whose strategy does not learn from other studies; None for one that does."""
+    if not warm_start or CAPABILITIES[name].knows_others:
         return None
-    return f"{name} tries the best of the other studies first, and learns nothing else from them; curves does."
+    return (
+        f"{name} tries the best of the other studies first, and learns nothing else from them; curves, tpe, gp and "
+        "cmaes do."
+    )
 
 
 def nothing_to_learn_from(name: str, trials: int, slots: int, workers: int) -> str | None:

@@ -26,9 +26,19 @@ MARKS = np.array([1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0])
 """The model takes a curve's values at these fractions of the run, and its last one."""
 FEWEST_CURVES = 3
 """The model needs this many curves."""
+GOOD_SHARE, NOTHING, MISLED_BY = 0.15, 0.1, 1
+"""A study has misled if of the runs that it predicted to be good (their expected rank share is above the first figure)
+at least so many, and most of them, have learnt nothing: they diverged, or ended within a tenth of the way from chance
+to the best value."""
 FIT_AGAIN = 50
 """Of a study with more curves than the model takes, the hyperparameters are those of the first trials, up to a multiple
 of this many and as far as all have ended. These do not change any more, so a resumed search finds the same."""
+
+
+def startup_trials(facts: SearchFacts) -> int:
+    """How many trials are quasi-random: at least ten, one for each slot up to 16, but at most a third of a short
+    search, and four."""
+    return min(max(10, min(facts.slots, 16)), max(4, facts.trials // 3))
 
 
 class _SettledCurves(CurveHistory):
@@ -113,6 +123,11 @@ class CurveEncoder:
         best = known.best if known else ()
         return Learned(CurveModel.fit(points, warped, theta=theta), scale, tuple(curves), features, best)
 
+    def trusted(self, study: Study) -> tuple[int, ...]:
+        """The places of the other studies that this one does not refute."""
+        self.history.update(study)
+        return self._trusted(self.history.shown())
+
     def _trusted(self, curves: Sequence[Curve]) -> tuple[int, ...]:
         """The places of the other studies, without those that rank this one's curves no better than by chance.
 
@@ -125,16 +140,37 @@ class CurveEncoder:
         return kept
 
     def _agrees(self, place: int, curves: Sequence[Curve]) -> bool:
-        """Whether the rank correlation of a study's prediction with these curves is positive, or not known yet."""
+        """Whether a study may be believed: it has not misled, and the rank correlation of its prediction with these
+        curves is positive, or not known yet."""
         new = [c for c in curves if (place, c.number) not in self._predicted]
         if new:
             predicted = known_prediction(self.facts.knowledge[place], self.facts, [c.params for c in new])
             self._predicted.update({(place, c.number): float(p) for c, p in zip(new, predicted, strict=True)})
+        if self._has_misled(place, curves):
+            return False
         ends = [-math.inf if c.diverged else c.gains[max(c.gains)] for c in curves]
         # Curves of the same length compare; one that has diverged compares with those that have ended.
         groups = [(c.params.get(self.facts.frontier or ""), c.epochs if c.diverged else max(c.gains)) for c in curves]
         found = rank_correlation([self._predicted[place, c.number] for c in curves], ends, groups)
         return found is None or found > 0
+
+    def _has_misled(self, place: int, curves: Sequence[Curve]) -> bool:
+        """Whether most of the runs that a study predicted to be good have learnt nothing. Ranks do not say that: such
+        runs are all alike."""
+        asked = startup_trials(self.facts)
+        promised = [
+            c
+            for c in curves
+            if (c.diverged or max(c.gains) >= c.epochs / 2)
+            and (self._predicted[place, c.number] > GOOD_SHARE or (c.number < asked and c.number % 2 == 0))
+        ]
+        best = max((c.best for c in curves), default=-math.inf)
+        known = (value for trial in self.facts.knowledge[place].trials for value in trial.values.values())
+        best = max([best, *map(self.facts.objective.gain, known)])
+        worst = self.facts.objective.gain(self.facts.objective.worst)
+        bar = worst + NOTHING * (best - worst) if math.isfinite(worst) else -math.inf
+        empty = sum(c.diverged or c.gains[max(c.gains)] <= bar for c in promised)
+        return empty >= MISLED_BY and 2 * empty > len(promised)
 
     def _worst(self, curves: Sequence[Curve]) -> float:
         """What a diverged run is worth, on the model's side of the worst value that was seen."""

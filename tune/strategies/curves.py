@@ -21,7 +21,7 @@ from optuna.samplers import BaseSampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial
 
-from bigbatch.tune.strategies.curve_data import CurveEncoder, Learned
+from bigbatch.tune.strategies.curve_data import CurveEncoder, Learned, startup_trials
 from bigbatch.tune.strategies.curve_model import CurvePoints
 from bigbatch.tune.strategies.names import CAPABILITIES
 from bigbatch.tune.strategies.protocol import SearchFacts
@@ -31,12 +31,6 @@ FRESH, NEAR, ELITE = 60, 60, 5
 """Random candidates, candidates near the best trials, and how many are the best."""
 ALONE_EVERY = 3
 """Every so many trials, what other studies say is disregarded."""
-
-
-def startup_trials(facts: SearchFacts) -> int:
-    """How many trials are quasi-random: at least ten, one for each slot up to 16, but at most a third of a short
-    search, and four."""
-    return min(max(10, min(facts.slots, 16)), max(4, facts.trials // 3))
 
 
 class CurvesProposer:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from optuna.samplers import BaseSampler
+from optuna.trial import FrozenTrial
 
 from bigbatch.tune.strategies.curve_data import CurveEncoder
 from bigbatch.tune.strategies.curves import CurvesProposer
 from bigbatch.tune.strategies.early_look import EarlyLook
 from bigbatch.tune.strategies.frontier_sampler import FrontierProposer
+from bigbatch.tune.strategies.known_trials import KnowingProposer
 from bigbatch.tune.strategies.names import CAPABILITIES, STOPPINGS, STRATEGIES, resolved
 from bigbatch.tune.strategies.protocol import Capabilities, Combined, Proposer, SearchFacts, Stopping, Strategy
 from bigbatch.tune.strategies.samplers import sampler_factory
@@ -48,8 +50,17 @@ def _proposer(name: str, facts: SearchFacts, encoder: CurveEncoder) -> Proposer:
         return CurvesProposer(facts, encoder)
     # With a frontier, FrontierProposer chooses the trials to see.
     history = BestAndRecent(maximize=facts.objective.direction == "maximize") if facts.frontier is None else None
-    make = sampler_factory(name, facts.seed, facts.trials, facts.names, facts.priors, history=history)
-    return SamplerProposer(name, CAPABILITIES[name], make)
+
+    def make(number: int, source_trials: Sequence[FrozenTrial] | None = None) -> BaseSampler:
+        factory = sampler_factory(
+            name, facts.seed, facts.trials, facts.names, facts.priors, history=history, source_trials=source_trials
+        )
+        return factory(number)
+
+    proposer: Proposer = SamplerProposer(name, CAPABILITIES[name], make)
+    if facts.knowledge and CAPABILITIES[name].knows_others:
+        return KnowingProposer(proposer, facts, begins_with=make if name == "cmaes" else None)
+    return proposer
 
 
 def _stopping(name: str, facts: SearchFacts, encoder: CurveEncoder) -> Stopping:

@@ -20,6 +20,8 @@ class Capabilities:
     """Whether it models parameters that exist only with some values of another. If not, it draws them at random."""
     categorical: bool = True
     """Whether it models choices. If not, it draws them at random."""
+    knows_others: bool = True
+    """Whether it learns from other studies (``--warm-start``). If not, it only tries their best configurations."""
     constraints: bool = False
     objectives: int = 1
     """How many objectives it can optimise at once."""
@@ -35,8 +37,8 @@ CAPABILITIES = {
     "tpe": Capabilities(constraints=True, objectives=MANY),
     "gp": Capabilities(learns_from_stopped=False, conditional=False, constraints=True, objectives=MANY),
     "cmaes": Capabilities(conditional=False, categorical=False),
-    "qmc": Capabilities(learns=False, objectives=MANY),
-    "random": Capabilities(learns=False, objectives=MANY),
+    "qmc": Capabilities(learns=False, knows_others=False, objectives=MANY),
+    "random": Capabilities(learns=False, knows_others=False, objectives=MANY),
 }
 """By the name of ``--strategy``."""
 STRATEGIES = ("auto", *CAPABILITIES)

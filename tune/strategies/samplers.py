@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import cast
 
@@ -70,6 +70,7 @@ def sampler_factory(
     priors: Mapping[str, LogNormal | None] | None = None,
     *,
     history: BestAndRecent | None = None,
+    source_trials: Sequence[FrozenTrial] | None = None,
 ) -> Callable[[int], BaseSampler]:
     """A function from a trial's number to its sampler.
 
@@ -81,6 +82,7 @@ def sampler_factory(
         parameters: names of all parameters of the space, for Quasi-Monte-Carlo.
         priors: soft priors of parameters, for everything that is drawn before, or without, a model of the trials.
         history: chooses the trials of a large study from which TPE learns; None: it learns from all that it is shown.
+        source_trials: with which CMA-ES begins, at least ten with the parameters that it will sample.
     """
     startup, names = max(4, min(10, trials // 3)), tuple(parameters)
     known = {parameter: prior for parameter, prior in (priors or {}).items() if prior is not None}
@@ -89,7 +91,10 @@ def sampler_factory(
         own = (seed * 1_000_003 + number * 7919) % 2**31
         if name == "random":
             return PriorSampler(own, known)
-        return _sampler(name, own, startup, SobolSampler(names, seed, known), history)
+        design = SobolSampler(names, seed, known)
+        if name == "cmaes":
+            return _cmaes(own, startup, design, source_trials)
+        return _sampler(name, own, startup, design, history)
 
     return make
 
@@ -110,15 +115,18 @@ def _sampler(name: str, seed: int, startup: int, design: SobolSampler, history: 
             deterministic_objective=False,  # see COMPLETE_ONLY
             independent_sampler=design,
         )
-    if name == "cmaes":
-        return CmaEsSampler(
-            seed=seed,
-            n_startup_trials=startup,
-            warn_independent_sampling=False,
-            independent_sampler=design,
-            consider_pruned_trials=True,  # with early stopping few others are left
-        )
     raise ValueError(f"no such sampler: {name!r}")
+
+
+def _cmaes(seed: int, startup: int, design: SobolSampler, source_trials: Sequence[FrozenTrial] | None) -> CmaEsSampler:
+    return CmaEsSampler(
+        seed=seed,
+        n_startup_trials=startup,
+        warn_independent_sampling=False,
+        independent_sampler=design,
+        consider_pruned_trials=True,  # with early stopping few others are left
+        source_trials=None if source_trials is None else list(source_trials),
+    )
 
 
 class SeededHyperband(HyperbandPruner):

@@ -106,3 +106,10 @@ class _StudyView:
 def view_of(study: Study, shown: Shown, *, read_only: bool = False) -> Study:
     """``study`` with the trials that ``shown`` makes of its trials. A ``read_only`` one keeps no notes of a pruner."""
     return cast(Study, _StudyView(study, shown, read_only))
+
+
+def whole_study(study: Study) -> Study:
+    """The study of which this is a view, or a view of a view."""
+    while isinstance(study, _StudyView):
+        study = study._inner
+    return study

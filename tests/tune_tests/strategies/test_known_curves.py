@@ -14,6 +14,7 @@ import optuna
 import pytest
 from optuna.distributions import FloatDistribution
 
+from bigbatch.tune.strategies.curve_data import CurveEncoder
 from bigbatch.tune.strategies.curve_model import MAX_POINTS
 from bigbatch.tune.strategies.curves import CurvesProposer
 from bigbatch.tune.strategies.known_curves import KNOWN_POINTS, known_curves
@@ -21,6 +22,7 @@ from bigbatch.tune.strategies.named import make_strategy
 from bigbatch.tune.strategies.protocol import Dimension, SearchFacts
 from bigbatch.tune.strategies.unit_space import UnitSpace
 from bigbatch.tune.study.knowledge import KnownStudy, KnownTrial
+from bigbatch.tune.study.objective import Objective
 from helpers import conducted
 from helpers.conducted import MemoryStore, Search, summary
 from helpers.paths import ROOT
@@ -75,6 +77,24 @@ def test_each_batch_of_another_study_is_a_task_and_all_together_have_limited_roo
     assert set(known.points.tasks.tolist()) == {1, 2}
     assert [0.05 < float(str(params["lr"])) < 0.2 for params in known.best] == [True] * 4
     assert known_curves(facts, UnitSpace((RATE,)), ()) is None
+
+
+def test_a_study_whose_best_learn_nothing_here_is_left_out_at_once_and_believed_again_if_others_learn():
+    """Ranks cannot say it: all that learn nothing are alike."""
+    objective = Objective("v", worst=0.1)
+    known = KnownStudy("old", tuple(hill(12, at=0.1)))
+    facts = SearchFacts((RATE,), trials=20, max_epochs=8, objective=objective, knowledge=(known,))
+    study, encoder = optuna.create_study(direction="maximize"), CurveEncoder(facts)
+    believed = []
+    for rate, end in ((0.1, 0.101), (0.12, 0.102), (0.08, 0.86), (0.09, 0.85)):
+        study.enqueue_trial({"lr": rate})
+        trial = study.ask({"lr": RATE.distribution})
+        trial.report(0.1, 1)
+        believed.append(encoder.trusted(study))
+        trial.report(end, 8)
+        study.tell(trial, end)
+        believed.append(encoder.trusted(study))
+    assert believed == [(0,), (), (), (), (), (), (), (0,)]
 
 
 @dataclass

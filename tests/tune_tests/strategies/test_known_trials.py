@@ -1,0 +1,167 @@
+"""Optuna's samplers with what other studies say: nearer to what is good there, and no trace of it in the study."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import optuna
+import pytest
+from optuna.distributions import CategoricalDistribution, FloatDistribution
+from optuna.trial import FrozenTrial
+
+from bigbatch.tune.plan.advice import only_tries_the_best
+from bigbatch.tune.strategies.known_trials import MOST_KNOWN, KnownTrials
+from bigbatch.tune.strategies.named import make_strategy
+from bigbatch.tune.strategies.names import CAPABILITIES
+from bigbatch.tune.strategies.protocol import Dimension, SearchFacts
+from bigbatch.tune.strategies.samplers import PerTrialSampler, quiet_optuna
+from bigbatch.tune.study.knowledge import KnownStudy, KnownTrial
+from bigbatch.tune.study.objective import Objective
+from helpers import conducted
+from helpers.conducted import MemoryStore, Search, summary
+
+RATE, DECAY = FloatDistribution(0.001, 1.0, log=True), FloatDistribution(1e-6, 1e-2, log=True)
+BATCH = CategoricalDistribution((256, 1024))
+KNOWING = sorted(name for name, can in CAPABILITIES.items() if can.knows_others and name != "curves")
+EPOCHS = 8
+
+
+def away(lr: float, wd: float) -> float:
+    """Decades from the best place."""
+    return math.hypot(math.log10(lr / 0.2), math.log10(wd / 5e-6))
+
+
+def value(lr: float, wd: float) -> float:
+    return 0.9 - 0.1 * away(lr, wd)
+
+
+def old_study(sign: float = 1.0, trials: int = 40) -> KnownStudy:
+    """Two batches whose levels do not compare, with the same best place, or with the same worst one."""
+    drawn = np.random.default_rng(0).random((trials, 2))
+    places = [(0.001 * 1000**u, 1e-6 * 1e4**v) for u, v in drawn.tolist()]
+    return KnownStudy(
+        "old",
+        tuple(
+            KnownTrial(i, {"lr": lr, "wd": wd}, {EPOCHS: sign * value(lr, wd) - i % 2}, EPOCHS, group=64 * (1 + i % 2))
+            for i, (lr, wd) in enumerate(places)
+        ),
+    )
+
+
+def facts_of(*known: KnownStudy, frontier: bool = False) -> SearchFacts:
+    dimensions = (Dimension("lr", RATE), Dimension("wd", DECAY), *([Dimension("batch", BATCH)] if frontier else []))
+    objective, name = Objective("v", worst=0.1), "batch" if frontier else None
+    return SearchFacts(dimensions, 12, EPOCHS, objective=objective, knowledge=known, frontier=name)
+
+
+def search(strategy: str, facts: SearchFacts, trials: int) -> optuna.Study:
+    quiet_optuna()
+    study = optuna.create_study(direction="maximize")
+    for _ in range(trials):
+        study.sampler = PerTrialSampler(make_strategy(strategy, "none", facts).sampler)
+        trial = study.ask()
+        trial.set_user_attr("config", {"epochs": EPOCHS})
+        if facts.frontier:
+            trial._suggest("batch", BATCH)
+        end = value(trial._suggest("lr", RATE), trial._suggest("wd", DECAY))
+        trial.report(end, EPOCHS)
+        study.tell(trial, end)
+    return study
+
+
+def best_so_far(strategy: str, *known: KnownStudy, frontier: bool) -> float:
+    """The distance of the best trial so far: the mean over the trials of two searches."""
+    found: list[float] = []
+    for seed in range(2):
+        study = search(strategy, replace(facts_of(*known, frontier=frontier), seed=seed), 9)
+        found += itertools.accumulate((away(t.params["lr"], t.params["wd"]) for t in study.trials), min)
+    return float(np.mean(found))
+
+
+@pytest.mark.parametrize("strategy", KNOWING)
+@pytest.mark.parametrize("frontier", [False, True])
+def test_what_is_known_leads_to_what_is_good(strategy, frontier):
+    assert KNOWING == ["cmaes", "gp", "tpe"]
+    without = best_so_far(strategy, frontier=frontier)
+    assert best_so_far(strategy, old_study(), frontier=frontier) < 0.8 * without
+
+
+@pytest.mark.parametrize("strategy", KNOWING)
+def test_old_trials_are_no_trials_of_the_study(strategy):
+    study = search(strategy, facts_of(old_study()), 8)
+    assert [t.number for t in study.trials] == list(range(8))
+    old = {trial.params["lr"] for trial in old_study().trials}
+    assert not old & {t.params["lr"] for t in study.trials} and not study.user_attrs
+
+
+def test_a_study_that_is_refuted_tells_nothing_and_old_trials_give_way_to_results():
+    study = search("random", facts_of(), 10)
+    told = KnownTrials(facts_of(old_study())).told(study)
+    assert len(told) == 40 and not KnownTrials(facts_of(old_study(-1.0))).told(study)
+    best = max(told, key=lambda trial: trial.values[0])
+    assert away(best.params["lr"], best.params["wd"]) < 0.7
+    assert sorted(round(t.values[0], 6) for t in told[:4])[0] < 0 < told[0].values[0], "both the best and the worst"
+
+    seen: list[list[int]] = []
+
+    class Watching(optuna.samplers.RandomSampler):
+        def sample_relative(self, study: optuna.Study, trial: FrozenTrial, search_space: object) -> dict[str, object]:
+            seen.append([t.number for t in study.get_trials()])
+            return {}
+
+    from bigbatch.tune.strategies.known_trials import KnowingProposer
+    from bigbatch.tune.strategies.named import SamplerProposer
+
+    inner = SamplerProposer("tpe", CAPABILITIES["tpe"], lambda number: Watching(seed=0))
+    proposer = KnowingProposer(inner, facts_of(old_study()))
+    for number in range(0, 4):
+        proposer.sampler(number).sample_relative(study, study.trials[-1], {})
+    old = [[n for n in numbers if n < 0] for numbers in seen]
+    assert [len(numbers) for numbers in old] == [MOST_KNOWN - 10, 0, MOST_KNOWN - 10, 0], "every second one sees none"
+    assert old[0] == list(range(-len(old[0]), 0)) and seen[0][len(old[0]) :] == list(range(10))
+
+
+@pytest.mark.parametrize("strategy", KNOWING)
+def test_a_search_with_knowledge_makes_the_same_decisions_after_kills(strategy, tmp_path: Path, monkeypatch):
+    studies: dict[str, list[optuna.Study]] = {}
+
+    def opened(name: str) -> MemoryStore:
+        (tmp_path / name).mkdir(exist_ok=True)
+        earlier = studies.setdefault(name, [])
+        store = MemoryStore(tmp_path / name, earlier[-1] if earlier else None)
+        earlier.append(store.study)
+        return store
+
+    first = Search("random", "none", lambda: opened("first")).run()
+    known = [
+        KnownTrial(i, {**t.params, "lr_multiplier": t.params["lr_multiplier"] * 0.99**k}, dict(t.intermediate_values),
+                   conducted.EPOCHS, group=t.params["global_batch_size"])
+        for k in range(3) for i, t in enumerate(first.trials) if len(t.intermediate_values) == conducted.EPOCHS
+    ]  # fmt: skip
+    plain = conducted.make_strategy
+    knowledge = (KnownStudy("first", tuple(known)),)
+    monkeypatch.setattr(
+        conducted, "make_strategy", lambda name, stop, facts: plain(name, stop, replace(facts, knowledge=knowledge))
+    )
+    whole = Search(strategy, "none", lambda: opened("whole")).run()
+    killed = Search(strategy, "none", lambda: opened("killed"))
+    for stop in itertools.count(7, 11):
+        killed.run(until=stop)
+        if stop >= whole.steps:
+            break
+        killed.kill()
+    killed.run()
+    assert summary(killed.trials) == summary(whole.trials)
+
+
+def test_the_plan_says_which_strategy_learns_nothing_from_other_studies():
+    for name in CAPABILITIES:
+        words = only_tries_the_best(name, warm_start=True)
+        assert (words is None) == (name not in ("qmc", "random")) and only_tries_the_best(
+            name, warm_start=False
+        ) is None
+        assert words is None or words.startswith(f"{name} tries the best")
