@@ -95,7 +95,7 @@ def _frontier_lead(found: Frontier) -> list[Markup]:
 def _certainty(found: Frontier, word: str) -> str:
     """How the answer stands to the best value, and whether the intervals allow the claim."""
     top, at_most, images = found.reference, found.answer_row.worse_at_most, found.facts.images
-    if top is found.answer_row:
+    if top is found.answer_row or not found.answer_row.worse_by:
         far = (
             ""
             if not at_most or at_most < 0.0005

@@ -9,7 +9,7 @@ from datetime import datetime
 from bigbatch.cluster.host import json_values
 from bigbatch.tune.report.figure import ReportFigure, hover
 from bigbatch.tune.report.theme import GREY, LEGEND_BELOW, ORANGE, OUTCOMES, TEAL, Values, layout
-from bigbatch.tune.report.trial_points import FINISHED, StudyPoints, TrialPoint
+from bigbatch.tune.report.trial_points import CONTINUED, FINISHED, StudyPoints, TrialPoint
 
 CONFIRMING, OUTSIDE = "confirmations", "outside of trials"
 MOST_BARS = 3000
@@ -55,7 +55,7 @@ def device_hours(points: StudyPoints) -> ReportFigure:
         )  # fmt: skip
     caption = (
         "The hours of the trials by how they ended, and those in which devices were held for no trial: Ray's start, "
-        "trials that began or ended, range tests, and idle devices. Energy was not measured."
+        "trials that began or ended, range tests, and idle devices."
     )
     axes = layout(
         height=230,
@@ -154,7 +154,10 @@ def slot_timeline(points: StudyPoints) -> ReportFigure:
                     "x": [(end - start) / unit_s for _, start, end, _ in group],
                     "text": [hover(points, one) for *_, one in group], "textposition": "none",
                     "hovertemplate": "%{text}<extra></extra>",
-                    "marker": {"color": colour, "line": {"width": 1, "color": "rgba(127,127,127,0.6)"}},
+                    "marker": {
+                        "color": colour, "line": {"width": 1, "color": "rgba(127,127,127,0.6)"},
+                        "pattern": {**HATCHED, "shape": "/" if outcome == CONTINUED else ""},
+                    },
                 }
             )  # fmt: skip
     cuts: list[Values] = [

@@ -69,6 +69,7 @@ class FigureBook:
 
 
 def side_by_side(*parts: Markup) -> Markup:
-    """Two figures beside each other where the page is wide enough."""
-    shown = [part for part in parts if part]
-    return tag("div", *shown, class_="pair") if len(shown) > 1 else joined(shown)
+    """Two figures beside each other where the page is wide enough, and below them why others are missing."""
+    drawn = [part for part in parts if part.startswith("<figure")]
+    beside = tag("div", *drawn, class_="pair") if len(drawn) > 1 else joined(drawn)
+    return joined((beside, *(part for part in parts if part and part not in drawn)))

@@ -9,7 +9,15 @@ from functools import partial
 
 from bigbatch.cluster.host import json_values
 from bigbatch.search_spaces.priors import peak_lr_centre, short_run_factor
-from bigbatch.tune.report.figure import ReportFigure, fewer_trials, guarded, log_axis, thinned_words, ticks_of_batches
+from bigbatch.tune.report.figure import (
+    ReportFigure,
+    fewer_trials,
+    guarded,
+    hover,
+    log_axis,
+    thinned_words,
+    ticks_of_batches,
+)
 from bigbatch.tune.report.space_figures import colour_axis, coloured, diverged_marks
 from bigbatch.tune.report.theme import BLUE, GREY, PURPLE, TEAL, Values, layout, plotly_text
 from bigbatch.tune.report.trial_points import DIVERGENT, StudyPoints
@@ -105,7 +113,8 @@ def _rate_by_batch(points: StudyPoints, optimizer: str) -> ReportFigure:
         data.append(
             {
                 "type": "scatter", "mode": "markers", "name": "not finished", "x": [p.batch for p in short],
-                "y": [p.comparable_rate for p in short], "hoverinfo": "skip",
+                "y": [p.comparable_rate for p in short], "text": [hover(points, p) for p in short],
+                "hovertemplate": "%{text}<extra></extra>",
                 "marker": {"color": GREY, "symbol": "circle-open", "size": 7},
             }
         )  # fmt: skip
@@ -181,24 +190,18 @@ def _are_alike(one: Callable[[float], float], other: Callable[[float], float], g
 
 
 def _reading(optimizer: str) -> str:
-    also = {
-        "lars": ", and to a trust coefficient of 0.001",
-    }.get(optimizer, "")
-    scaled = (
-        f" Rates are converted to momentum 0.9{also}, so that they compare with the published ones."
-        if optimizer in ("sgd", "lars")
-        else ""
-    )
+    also = ", and to a trust coefficient of 0.001" if optimizer == "lars" else ""
+    words = f" Rates are converted to momentum 0.9{also}, so that they compare with the published ones."
     return (
-        "Filled marks are finished trials: the darker (on a dark page: the brighter) the better. Red crosses diverged. "
-        f"The blue line is fitted to the best quarter of each batch.{scaled}"
+        "Filled marks are finished trials: the darker (on a dark page: the brighter) the better. Rings did not finish, "
+        f"crosses diverged.{words if optimizer in ('sgd', 'lars') else ''}"
     )
 
 
 def _law_in_words(law: FittedLaw | None) -> str:
     if law is None:
-        return "A law takes finished trials at three batches."
+        return "A law of this study takes finished trials at three batches."
     return (
-        f"The exponent is {law.exponent:.2f} ± {law.error:.2f} (standard error, {law.batches} batches); "
-        "0.5 is the square-root rule, 1 the linear one."
+        f"The blue line is fitted to the best quarter of each batch. Its exponent is {law.exponent:.2f} ± {law.error:.2f} "
+        f"(standard error, {law.batches} batches); 0.5 is the square-root rule, 1 the linear one."
     )

@@ -31,6 +31,7 @@ from bigbatch.tune.report.trial_points import (
     StudyPoints,
     TrialPoint,
 )
+from bigbatch.tune.study.ledger import read_ledger
 from bigbatch.tune.study.provenance import redact
 
 MOST_ROWS = 60
@@ -143,7 +144,9 @@ def _left_out(count: int) -> str:
 def space_section(points: StudyPoints, book: FigureBook, prefix: str) -> Markup:
     """Which parameters mattered, and which values did well."""
     rates = [book.place(figure, prefix) for figure in rate_figures(points)]
-    pairs = [side_by_side(*rates[i : i + 2]) for i in range(0, len(rates), 2)]
+    drawn = [part for part in rates if part.startswith("<figure")]
+    pairs = [side_by_side(*drawn[i : i + 2]) for i in range(0, len(drawn), 2)]
+    pairs += [part for part in rates if part not in drawn]
     others = [book.place(guarded(make, points), prefix) for make in (warmup_by_batch, noise_by_batch)]
     return joined(
         (
@@ -175,7 +178,7 @@ def cost_section(points: StudyPoints, book: FigureBook, prefix: str) -> Markup:
             "wall time",
             f"{seconds_words(elapsed)} in {len(sessions)} session{'s' * (len(sessions) != 1)}" if elapsed else "",
         ),
-        ("energy", NOT_MEASURED),
+        ("energy", read_ledger(points.study.summary.folder / "ledger").energy.words().removeprefix("energy: ")),
     ]
     figures = (book.place(guarded(make, points), prefix) for make in (device_hours, slot_timeline))
     return section("What it cost", f"{prefix}cost", card(definition_list(pairs)), *figures)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution
@@ -39,13 +39,15 @@ ALL = "all optimizers"
 def parameter_importance(points: StudyPoints) -> ReportFigure:
     """Which parameters decided whether a trial was among the best, for each optimizer."""
     name, title = "parameter-importance", "Which parameters mattered"
-    groups = {ALL: points.finished} if len(points.optimizers) != 1 else {}
-    groups |= {o: tuple(p for p in points.finished if p.optimizer == o) for o in points.optimizers}
-    found = {g: _importances(points, trials) for g, trials in groups.items() if len(trials) >= LEAST_TRIALS}
+    compared, which = points.compared(LEAST_TRIALS)
+    among = [p for p in points.searched if p.number in compared]
+    groups = {ALL: among} if len(points.optimizers) != 1 else {}
+    groups |= {o: [p for p in among if p.optimizer == o] for o in points.optimizers}
+    found = {g: _importances(points, trials, compared) for g, trials in groups.items() if len(trials) >= LEAST_TRIALS}
     found = {g: values for g, values in found.items() if values}
     if not found:
         most = max((len(trials) for trials in groups.values()), default=0)
-        reason = f"It needs {LEAST_TRIALS} finished trials that differ; there are {most}."
+        reason = f"It needs {LEAST_TRIALS} trials that differ in their values; there are {most}."
         return ReportFigure(name, title, missing=reason)
     order = sorted(
         {n for values in found.values() for n in values}, key=lambda n: max(v.get(n, 0) for v in found.values())
@@ -67,7 +69,7 @@ def parameter_importance(points: StudyPoints) -> ReportFigure:
     caption = (
         "How much each parameter decided whether a trial was among the best tenth (PED-ANOVA, Watanabe et al. 2023, "
         "arXiv 2304.10255, by Optuna). The bars of one colour sum to 100 %. A short bar means that the values that "
-        f"were tried did not matter, not that none would.{doubt}"
+        f"were tried did not matter, not that none would.{doubt}{which and f' {which}'}"
     )
     axes = layout(
         height=max(260, 90 + 18 * len(order) * max(1, len(found))),
@@ -79,13 +81,13 @@ def parameter_importance(points: StudyPoints) -> ReportFigure:
     return ReportFigure(name, title, caption, data, axes)
 
 
-def _importances(points: StudyPoints, trials: Sequence[TrialPoint]) -> dict[str, float]:
+def _importances(points: StudyPoints, trials: Sequence[TrialPoint], values: Mapping[int, float]) -> dict[str, float]:
     """Share of each parameter; empty where the values say nothing."""
     with quiet_warnings():
         direction = points.study.objectives.first.direction
         study = optuna.create_study(direction=direction, sampler=optuna.samplers.RandomSampler(seed=0))
         by_number = {trial.number: trial for trial in points.study.trials}
-        study.add_trials([_plain_trial(by_number[p.number], p.value or 0.0) for p in trials])
+        study.add_trials([_plain_trial(by_number[p.number], values[p.number]) for p in trials])
         found = get_param_importances(study, evaluator=PedAnovaImportanceEvaluator(), normalize=False)
     total = sum(found.values())
     return {name: value / total for name, value in found.items()} if total > 0 else {}
@@ -101,22 +103,26 @@ def _plain_trial(trial: FrozenTrial, value: float) -> FrozenTrial:
 def parallel_coordinates(points: StudyPoints) -> ReportFigure:
     """Every trial as a line through its parameters; the axes lie one below the other, which suits a phone too."""
     name, title = "parallel-coordinates", "Trials across all parameters"
-    ranges = _distributions(points)
-    done = fewer_trials(points.finished, points.best_first, MOST_LINES)
-    if len(done) < 2 or not ranges:
-        return ReportFigure(name, title, missing="It needs two finished trials with parameters.")
-    names = sorted(ranges, key=lambda n: -sum(n in p.params for p in points.finished))[:MOST_AXES]
-    rank = {p.number: i / len(points.best_first) for i, p in enumerate(points.best_first)}
+    values, which = points.compared(LEAST_TRIALS)
+    ranges = _distributions(points, values)
+    if len(values) < 2 or not ranges:
+        return ReportFigure(name, title, missing="It needs two trials with values and parameters.")
+    gain = points.study.objectives.first.gain
+    among = [p for p in points.searched if p.number in values]
+    order = sorted(among, key=lambda p: (-gain(values[p.number]), p.number))
+    done = fewer_trials(among, order, MOST_LINES)
+    names = sorted(ranges, key=lambda n: -sum(n in p.params for p in among))[:MOST_AXES]
+    rank = {p.number: i / len(order) for i, p in enumerate(order)}
     bands = (
-        ("the other finished trials", GREY, 0.35, 1.0),
+        ("the others", GREY, 0.35, 1.0),
         ("best quarter", BLUE, 0.75, 1.3),
         ("best tenth", ORANGE, 1.0, 2.4),
     )
     data: list[Values] = []
     for label, colour, opacity, width in bands:
-        group = [p for p in done if _band(rank[p.number], len(points.best_first)) == label]
+        group = [p for p in done if _band(rank[p.number], len(order)) == label]
         if group:
-            x, y, text = _zigzag(points, group, names, ranges)
+            x, y, text = _zigzag(points, group, names, ranges, values)
             data.append(
                 {
                     "type": "scatter", "mode": "lines+markers", "name": f"{label} ({len(group)})", "x": x, "y": y,
@@ -125,10 +131,10 @@ def parallel_coordinates(points: StudyPoints) -> ReportFigure:
                 }
             )  # fmt: skip
     caption = (
-        "Each line is a finished trial, from its first parameter at the top to its value at the bottom. On each axis "
+        "Each line is a trial, from its first parameter at the top to its value at the bottom. On each axis "
         "the smallest value is left and the largest right; a line skips parameters that its optimizer does not have. "
         "Where the orange lines meet in a narrow place, that parameter has a clear optimum."
-        f"{thinned_words(len(done), len(points.finished))}"
+        f"{thinned_words(len(done), len(among))}{which and f' {which}'}"
     )
     rows = [*names, points.value_title]
     axes = layout(
@@ -138,7 +144,7 @@ def parallel_coordinates(points: StudyPoints) -> ReportFigure:
             "tickvals": list(range(len(rows))), "ticktext": [plotly_text(row) for row in rows], "fixedrange": True,
             "range": [len(rows) - 0.35, -0.5], "title": {"text": ""}, "showline": False,
         },
-        annotations=_axis_ends(points, names, ranges),
+        annotations=_axis_ends(points, names, ranges, values),
         margin={"l": 60, "r": 16, "t": 8, "b": 30},
     )  # fmt: skip
     return ReportFigure(name, title, caption, data, axes)
@@ -147,20 +153,19 @@ def parallel_coordinates(points: StudyPoints) -> ReportFigure:
 def _band(rank: float, count: int) -> str:
     if rank < max(0.1, 0.5 / count):
         return "best tenth"
-    return "best quarter" if rank < 0.25 else "the other finished trials"
+    return "best quarter" if rank < 0.25 else "the others"
 
 
-def _distributions(points: StudyPoints) -> dict[str, BaseDistribution]:
-    """Of each parameter that varies among the finished trials."""
+def _distributions(points: StudyPoints, among: Mapping[int, float]) -> dict[str, BaseDistribution]:
+    """Of each parameter that varies among the trials with these numbers."""
     found: dict[str, BaseDistribution] = {}
-    finished = {p.number for p in points.finished}
-    values: dict[str, set[str]] = {}
+    met: dict[str, set[str]] = {}
     for trial in points.study.trials:
-        if trial.number in finished:
+        if trial.number in among:
             found |= trial.distributions
             for key, value in trial.params.items():
-                values.setdefault(key, set()).add(repr(value))
-    return {key: found[key] for key in values if len(values[key]) > 1 and key in found}
+                met.setdefault(key, set()).add(repr(value))
+    return {key: found[key] for key in met if len(met[key]) > 1 and key in found}
 
 
 def _place(value: object, kind: BaseDistribution) -> float | None:
@@ -176,15 +181,19 @@ def _place(value: object, kind: BaseDistribution) -> float | None:
     return min(1.0, max(0.0, (value - low) / (high - low)))
 
 
-def _value_range(points: StudyPoints) -> tuple[float, float]:
-    values = [points.shown(p.value) or 0.0 for p in points.finished]
-    return min(values), max(values)
+def _value_range(points: StudyPoints, values: Mapping[int, float]) -> tuple[float, float]:
+    shown = [points.shown(value) or 0.0 for value in values.values()]
+    return min(shown), max(shown)
 
 
 def _zigzag(
-    points: StudyPoints, group: Sequence[TrialPoint], names: Sequence[str], ranges: dict[str, BaseDistribution]
+    points: StudyPoints,
+    group: Sequence[TrialPoint],
+    names: Sequence[str],
+    ranges: Mapping[str, BaseDistribution],
+    values: Mapping[int, float],
 ) -> tuple[list[float | None], list[float | None], list[str]]:
-    low, high = _value_range(points)
+    low, high = _value_range(points, values)
     x: list[float | None] = []
     y: list[float | None] = []
     texts: list[str] = []
@@ -197,7 +206,7 @@ def _zigzag(
                 x.append(place + (spread if isinstance(ranges[name], CategoricalDistribution) else 0.0))
                 y.append(row)
                 texts.append(f"{plotly_text(name)} = {plotly_text(_short(one.params[name]))}<br>{about}")
-        x += [((points.shown(one.value) or 0.0) - low) / (high - low or 1.0), None]
+        x += [((points.shown(values[one.number]) or 0.0) - low) / (high - low or 1.0), None]
         y += [len(names), None]
         texts += [about, ""]
     return x, y, texts
@@ -207,7 +216,9 @@ def _short(value: object) -> str:
     return f"{value:.3g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)[:24]
 
 
-def _axis_ends(points: StudyPoints, names: Sequence[str], ranges: dict[str, BaseDistribution]) -> list[Values]:
+def _axis_ends(
+    points: StudyPoints, names: Sequence[str], ranges: Mapping[str, BaseDistribution], values: Mapping[int, float]
+) -> list[Values]:
     """The smallest and the largest value, or all categories, written above each axis."""
     found: list[Values] = []
     for row, name in enumerate(names):
@@ -220,7 +231,7 @@ def _axis_ends(points: StudyPoints, names: Sequence[str], ranges: dict[str, Base
         else:
             marks = [(0.0, _short(getattr(kind, "low", 0))), (1.0, _short(getattr(kind, "high", 1)))]
         found += [_mark(place, row, text) for place, text in marks]
-    low, high = _value_range(points)
+    low, high = _value_range(points, values)
     return [*found, _mark(0.0, len(names), number_text(low)), _mark(1.0, len(names), number_text(high))]
 
 
@@ -277,7 +288,7 @@ def noise_by_batch(points: StudyPoints) -> ReportFigure:
                     "marker": {"color": SERIES[i % 6], "symbol": SYMBOLS[i % 6], "size": 9, "opacity": 0.85},
                 }
             )  # fmt: skip
-    ends = [min(p.batch or 1 for p in having), max(p.batch or 1 for p in having)]
+    ends = [points.batches[0], points.batches[-1]]
     data.append(
         {
             "type": "scatter", "mode": "lines", "name": "noise scale = batch", "x": ends, "y": ends,
@@ -290,7 +301,7 @@ def noise_by_batch(points: StudyPoints) -> ReportFigure:
         "Below it a larger batch saves few steps and costs more images."
     )
     axes = layout(
-        xaxis=ticks_of_batches([p.batch for p in having if p.batch]),
+        xaxis=ticks_of_batches(points.batches),
         yaxis=log_axis("noise scale (images)", [*(p.noise_scale for p in having), *ends]),
     )
     return ReportFigure(name, title, caption, data, axes)
@@ -333,16 +344,16 @@ def _rings(points: StudyPoints, having: Sequence[TrialPoint], of: object) -> Val
 def colour_axis(points: StudyPoints) -> Values:
     """From the worst quarter to the best trial: the colours tell good trials apart, the bad ones look alike."""
     values = sorted(points.shown(p.value) or 0.0 for p in points.best_first)
-    if points.study.objectives.first.direction == "maximize":
-        low, high = values[len(values) // 4], values[-1]
-    else:
-        low, high = values[0], values[(3 * len(values)) // 4]
-    reverse = points.study.objectives.first.direction == "minimize"
+    quarter = len(values) // 4
+    up = points.study.objectives.first.direction == "maximize"
+    low, high = (values[quarter], values[-1]) if up else (values[0], values[-1 - quarter])
+    if low == high:
+        low, high = values[0], values[-1]
     short = "top-1 (%)" if points.is_percent else plotly_text(points.study.objectives.first.metric.short)
     return {
         "cmin": low,
-        "cmax": high if high > low else low + 1.0,
-        "reversescale": reverse,
+        "cmax": high if high > low else low + 0.1,
+        "reversescale": not up,
         "colorbar": {"title": {"text": short}},
     }
 
