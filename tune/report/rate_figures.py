@@ -202,6 +202,6 @@ def _law_in_words(law: FittedLaw | None) -> str:
     if law is None:
         return "A law of this study takes finished trials at three batches."
     return (
-        f"The blue line is fitted to the best quarter of each batch. Its exponent is {law.exponent:.2f} ± {law.error:.2f} "
-        f"(standard error, {law.batches} batches); 0.5 is the square-root rule, 1 the linear one."
+        "The blue line is fitted to the best quarter of each batch. Its exponent is "
+        f"{law.exponent:.2f} ± {law.error:.2f} (standard error, {law.batches} batches); 0.5 is the square-root rule, 1 the linear one."
     )
