@@ -201,7 +201,8 @@ def _reading(optimizer: str) -> str:
 def _law_in_words(law: FittedLaw | None) -> str:
     if law is None:
         return "A law of this study takes finished trials at three batches."
+    exponent = f"{law.exponent:.2f} ± {law.error:.2f} (standard error, {law.batches} batches)"
     return (
-        "The blue line is fitted to the best quarter of each batch. Its exponent is "
-        f"{law.exponent:.2f} ± {law.error:.2f} (standard error, {law.batches} batches); 0.5 is the square-root rule, 1 the linear one."
+        f"The blue line is fitted to the best quarter of each batch; its exponent is {exponent}. "
+        "0.5 is the square-root rule, 1 the linear one."
     )
