@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from bigbatch.search_spaces.priors import short_run_factor
 from bigbatch.train_loop.config import ScheduleConfig, TrainConfig
 
+SIZE = "image_size"
 CHEAP_RUN = "ran to the end of its cheap run"
 """Why a cheap run has ended. It is PRUNED, so that it is never the best."""
 
@@ -37,7 +38,7 @@ class Fidelity:
         With fewer epochs, warmup and steps of the schedule keep their share of the run. With fewer steps in all, LARS
         and LAMB take longer ones, as the space's prior says (``short_run_factor``), unless ``--set`` fixes them.
         """
-        if self.kind == "image_size":
+        if self.kind == SIZE:
             share = self.cheap / self.full
             sizes = {"data.image_size": int(self.cheap)}
             if config.data.val_image_size:
@@ -85,6 +86,12 @@ class FidelityPlan:
         cheap = int(self.runs.cheap) if self.runs.kind == "epochs" else epochs
         parts = ((self.first * cheap, self.runs.cheap_images), (self.trials * epochs, self.runs.full_images))
         return sum(part for part, _ in parts), sum(part * images for part, images in parts)
+
+    def cost_in_words(self, epochs: int) -> str:
+        """What all runs cost at most. ``epochs``: of a full run."""
+        whole, images = self.cost(epochs)
+        smaller = f" ({self.first * epochs:,} epochs at {self.runs.cheap:g} px)" if self.runs.kind == SIZE else ""
+        return f"{whole:,} epochs = {images:,} training images{smaller}"
 
     def describe(self, open_ended: bool) -> str:
         """For the plan that is printed. ``open_ended``: a budget is the only limit."""

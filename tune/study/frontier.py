@@ -26,7 +26,14 @@ from bigbatch.tune.study.certainty import ERROR_RATE, clopper_pearson, mean_over
 from bigbatch.tune.study.objective import Objective
 from bigbatch.tune.study.retry import retried_trials
 from bigbatch.tune.study.tables import epoch_records, epoch_s
-from bigbatch.tune.study.trial_facts import CONFIRMS_ATTR, configuration, continued_trials, has_diverged, planned_epochs
+from bigbatch.tune.study.trial_facts import (
+    CONFIRMS_ATTR,
+    configuration,
+    continued_trials,
+    has_diverged,
+    planned_epochs,
+    promoted_trials,
+)
 
 POINT = 0.01
 """A point of the tolerance, in the objective's unit."""
@@ -153,8 +160,9 @@ def ordered_values(values: Sequence[object]) -> tuple[object, ...]:
 
 
 def counted_trials(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
-    """One trial for each configuration: without those that were repeated or continued, and without confirmations."""
-    replaced = {**retried_trials(trials), **continued_trials(trials)}
+    """One trial for each configuration: without those that were repeated, continued or trained in full after a cheap
+    run, and without confirmations."""
+    replaced = {*retried_trials(trials), *continued_trials(trials), *promoted_trials(trials)}
     return [t for t in trials if t.number not in replaced and CONFIRMS_ATTR not in t.user_attrs]
 
 

@@ -81,6 +81,13 @@ def continued_trials(trials: Sequence[FrozenTrial]) -> dict[int, int]:
     return {int(t.user_attrs[CONTINUES_ATTR]): t.number for t in trials if CONTINUES_ATTR in t.user_attrs}
 
 
+def promoted_trials(trials: Sequence[FrozenTrial]) -> set[int]:
+    """Numbers of the cheap runs of ``--fidelity`` whose configurations are trained in full."""
+    said = (trial.user_attrs.get(FOLLOWS_ATTR) for trial in trials)
+    numbers = (json_values.whole_number_or_none(one, "of") for one in said if isinstance(one, Mapping))
+    return {number for number in numbers if number is not None}
+
+
 def epochs_before(trials: Sequence[FrozenTrial], attrs: Mapping[str, object]) -> int:
     """The epochs that a continuation finds trained in the checkpoint that it takes over; 0 for another trial.
 

@@ -177,10 +177,10 @@ def _how_many(plan: SearchPlan) -> str:
 
 def _cost(plan: SearchPlan) -> str:
     epochs = plan.trials * plan.max_epochs
-    images = epochs * plan.data.train_size
+    words = f"{epochs:,} epochs = {epochs * plan.data.train_size:,} training images"
     if plan.fidelity:
-        epochs, images = plan.fidelity.cost(plan.max_epochs)
-    parts = [] if plan.open_ended else [f"{epochs:,} epochs = {images:,} training images"]
+        words = plan.fidelity.cost_in_words(plan.max_epochs)
+    parts = [] if plan.open_ended else [words]
     if plan.budget_gpu_hours is not None:
         parts.append(f"{plan.budget_gpu_hours:g} {'GPU' if plan.machine.gpus else 'worker'} hours")
     if plan.time_budget_s is not None:

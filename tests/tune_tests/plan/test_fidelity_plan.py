@@ -63,6 +63,13 @@ def test_the_plan_prints_both_fidelities_and_what_they_cost(tmp_path: Path) -> N
     assert f"{epochs} epochs = {epochs * 1437:,} training images" in text
 
 
+def test_the_cost_says_how_much_of_it_is_small_images(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, fidelity="image_size", trials=16)
+    assert plan.fidelity is not None
+    words = plan.fidelity.cost_in_words(12)
+    assert words == f"{16 * 12} epochs = {16 * 12 * 1437:,} training images (144 epochs at 16 px)"
+
+
 def test_a_resumed_study_keeps_its_fidelity(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, study="cheap", fidelity="epochs=5", trials=16)
     StudyStore.create(plan.folder, plan.study, plan.to_dict(), None).close()

@@ -128,6 +128,7 @@ def test_only_full_runs_are_best_in_the_frontier_or_confirmed(tmp_path: Path) ->
     assert facts is not None
     frontier = frontier_of(search.trials, facts)
     assert frontier is not None and {row.best.trial for row in frontier.rows if row.best} == full
+    assert sum(row.tried for row in frontier.rows) == 12, "a finalist and its cheap run are one configuration"
     confirmed = confirmed_trials(search.trials, plan.objectives.first)
     assert confirmed.keys() == full
     assert {config_of(t).epochs for t in search.trials if CONFIRMS_ATTR in t.user_attrs} == {EPOCHS}
