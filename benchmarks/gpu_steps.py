@@ -67,6 +67,7 @@ def steps(s: Settings) -> list[Step]:
         _optimizer_step(s),
         _train_throughput(s, compiled=False),
         _memory_probe(s),
+        _profile_cost(s),
         _train_throughput(s, compiled=True),
         _input_pipeline(s),
         _batch_scaling(s),
@@ -118,6 +119,17 @@ def _memory_probe(s: Settings) -> Step:
     sizes = ("--models", "resnet18", "--precisions", "off", "--limit", 4, "--image-size", 32) if s.tiny else ()
     command = _python("memory_probe.py", "--device", s.device, *sizes, "--output", result)
     return Step("memory_probe", 4, 2, command, result)
+
+
+def _profile_cost(s: Settings) -> Step:
+    """Where the time of a ResNet-50 step goes, and what measuring it costs."""
+    result = _result(s, "profile_cost")
+    sizes: tuple[object, ...] = ("--size", 224, "--batch", 256, "--steps", 10, "--rounds", 7, "--generate", 1024)
+    sizes += ("--loader-workers", max(1, s.cores - 2))
+    if s.tiny:
+        sizes = ("--size", 32, "--batch", 4, "--steps", 1, "--rounds", 2, "--generate", 8, "--model", "resnet18")
+    command = _python("profile_cost.py", "--device", s.device, "--precision", "bf16", *sizes, "--output", result)
+    return Step("profile_cost", 4, 2, command, result)
 
 
 def _input_pipeline(s: Settings) -> Step:

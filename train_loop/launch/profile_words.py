@@ -19,6 +19,7 @@ NAMES = {
 }
 NOTED = {"data": 0.05, "transfer": 0.05, "communication": 0.1, "optimizer": 0.1, OTHER: 0.15}
 """From this part of a step on, a line says so. What remains is the network's own computing."""
+LOADER_REPORT = " --loader-report measures the loader alone."
 SPARE_MEMORY = 0.5
 """A device whose memory is filled less than this has room for a larger micro-batch."""
 
@@ -99,7 +100,7 @@ def bound_lines(profile: StepProfile, config: TrainConfig, cores: int) -> list[s
 
 def _line(name: str, share: float, p: StepProfile, config: TrainConfig, cores: int) -> str:
     if name == "data":
-        return f"bound   {_part(share)} of each step waits for data{_help(_more_data(p, config, cores))}"
+        return f"bound   {_part(share)} of each step waits for data{_help(_more_data(p, config, cores))}{LOADER_REPORT}"
     if name == "transfer":
         return f"bound   {_part(share)} of each step copies and normalises images{_help(_faster_copies(p, config))}"
     larger = f"a larger global batch, now {p.global_size} (--set batch.global_size=…)"
@@ -126,7 +127,7 @@ def _more_data(p: StepProfile, config: TrainConfig, cores: int) -> list[str]:
         helps.append("pack the images (bigbatch pack)")
     elif "/" in name:
         helps.append("pack smaller images (bigbatch pack --profile fast)")
-    return [*helps, "--loader-report measures the loader alone"]
+    return helps
 
 
 def _faster_copies(p: StepProfile, config: TrainConfig) -> list[str]:

@@ -1,0 +1,137 @@
+"""What ``--profile-steps`` costs a step, and whether its phases are the step: with and without it in turn.
+
+    python benchmarks/profile_cost.py [--model resnet50] [--size 64] [--batch 16] [--rounds 7] [--output FILE.json]
+    python benchmarks/profile_cost.py --size 224 --batch 256 --precision bf16 --steps 20 --loader-workers 12  # on a GPU
+
+Both arms take the same steps of the same run on images that are generated, in one process; they take their turn in each
+round, in another order each time, and ratios are taken within a round.
+
+  plain    the loop's step, whose phases do nothing
+  timed    the same with a profile's timer: on a GPU two events for each phase
+
+``phases`` is then a whole profile, with the loader. ``accounted`` is the time that the timed arm's steps say that they
+took, over the wall time of the arm, until the device has done them: 1 if nothing is missing or counted twice.
+Prints a table and, last, a JSON line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import random
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "src"), str(Path(__file__).resolve().parent)]
+
+from optimizer_step import spread  # noqa: E402
+from train_throughput import configuration, image_folder  # noqa: E402
+
+
+def measure(o: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    from bigbatch.train_loop.launch.profile_words import profile_lines
+    from bigbatch.train_loop.loop.assembly import set_up
+    from bigbatch.train_loop.loop.checkpoint import CheckpointFolder
+    from bigbatch.train_loop.loop.chronometer import Chronometer
+    from bigbatch.train_loop.loop.step_profile import measure_steps
+    from bigbatch.train_loop.loop.step_timer import StepTimer
+    from bigbatch.train_loop.loop.train import take_step
+    from bigbatch.train_loop.reporter import ListReporter
+
+    config = configuration(o, folder)
+    run = set_up(config, ListReporter(), CheckpointFolder(None, 0.0), torch.device(o.device))
+    batch = next(iter(run.source.train_batches(0, 0, run.split, 0)))
+    run.source.close()
+    clocks = {"plain": Chronometer(run.world.device), "timed": StepTimer(run.world.device)}
+    raw: dict[str, list[float]] = {name: [] for name in clocks}
+    accounted: list[float] = []
+
+    def turn(name: str) -> None:
+        run.clock = clock = clocks[name]
+        run.step = dataclasses.replace(run.step, phase=clock.phase)
+        began = wait(o.device)
+        for _ in range(o.steps):
+            if isinstance(clock, StepTimer):
+                with clock.step():
+                    take_step(run, batch, 0.0)
+            else:
+                take_step(run, batch, 0.0)
+        took = wait(o.device) - began
+        raw[name].append(o.steps * o.batch / took)
+        if isinstance(clock, StepTimer):
+            accounted.append(sum(times["step"] for times in clock.take()) / took)
+
+    for name in clocks:
+        turn(name)  # caches, state, compiling
+    for values in (*raw.values(), accounted):
+        values.clear()
+    order, shuffle = list(clocks), random.Random(0)
+    for _ in range(o.rounds):
+        shuffle.shuffle(order)
+        for name in order:
+            turn(name)
+    try:
+        profile = measure_steps(run, o.steps * o.rounds)
+    finally:
+        run.source.close()
+    print("\n".join(profile_lines(profile, config, len(os.sched_getaffinity(0)))))
+    return {
+        "images_per_s": {name: spread(values) for name, values in raw.items()},
+        "timed / plain": spread([a / b for a, b in zip(raw["timed"], raw["plain"], strict=True)]),
+        "accounted": spread(accounted),
+        "phases": dataclasses.asdict(profile),
+        "raw_images_per_s": raw,
+    }
+
+
+def wait(device: str) -> float:
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def main() -> None:
+    from store import store
+
+    from bigbatch.tune.study.provenance import provenance
+
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add, switch = parser.add_argument, argparse.BooleanOptionalAction
+    add("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
+    add("--model", default="resnet50")
+    add("--size", type=int, default=64, help="pixels a side")
+    add("--batch", type=int, default=16)
+    add("--precision", choices=("off", "bf16"), default="off")
+    add("--channels-last", action=switch, default=True)
+    add("--compile", action=switch, default=False)
+    add("--loader-workers", type=int, default=1)
+    add("--images", help="an image folder (default: generated)")
+    add("--generate", type=int, default=64, help="images to generate for each part")
+    add("--steps", type=int, default=5, help="in each turn")
+    add("--rounds", type=int, default=7)
+    add("--output", type=Path)
+    o = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        result = measure(o, image_folder(o, Path(folder)))
+    for name in ("timed / plain", "accounted"):
+        s = result[name]
+        print(f"{name:16}{s['median']:8.3f}   quartiles {s['q1']:.3f} {s['q3']:.3f}")
+    settings = {name: value for name, value in vars(o).items() if name != "output"}
+    machine = torch.cuda.get_device_name() if o.device == "cuda" else f"{os.cpu_count()} CPUs"
+    store(
+        {"benchmark": "profile_cost", "settings": settings, "provenance": provenance(), "machine": machine, **result},
+        o.output,
+    )
+    print(json.dumps({name: result[name]["median"] for name in ("timed / plain", "accounted")}))
+
+
+if __name__ == "__main__":
+    main()
