@@ -49,7 +49,12 @@ class RowPool:
         return int(self._free.sum())
 
     def take(self, number: int, proposed: Mapping[str, object]) -> int:
-        """The row for trial ``number``: the unused one that is nearest to what was proposed. No row may be left."""
+        """The row for trial ``number``: the unused one that is nearest to what was proposed. One must be left.
+
+        A trial that had to wait for room in the budget keeps the row that it was given first.
+        """
+        if number in self._row_of:
+            return self._row_of[number]
         rows = np.flatnonzero(self._free)
         distances = ((self._positions[rows] - self._space.encode(proposed)) ** 2).sum(axis=1)
         row = int(rows[distances.argmin()])

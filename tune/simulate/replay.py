@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING
 import optuna
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.samplers import BaseSampler
+from optuna.storages import InMemoryStorage
 from optuna.study import Study
-from optuna.trial import FrozenTrial, Trial
+from optuna.trial import FrozenTrial, Trial, TrialState
 
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.tune.simulate.curves import CurveTable
@@ -29,11 +30,14 @@ from bigbatch.tune.simulate.readers import read_curves
 from bigbatch.tune.strategies.named import make_strategy
 from bigbatch.tune.strategies.protocol import Capabilities, Dimension, SearchFacts, Strategy, TrialDecision
 from bigbatch.tune.strategies.samplers import quiet_optuna
+from bigbatch.tune.study.budget import Budget, Limits
 from bigbatch.tune.study.ledger import Ledger
 from bigbatch.tune.study.objective import Objective
+from bigbatch.tune.study.pace import Pace
 from bigbatch.tune.study.patient_journal import Disk
 from bigbatch.tune.study.tables import EPOCH_PARTS
 from bigbatch.tune.study.trial_facts import CONTINUES_ATTR
+from bigbatch.tune.trials.admission import Admission
 from bigbatch.tune.trials.conductor import Conductor
 from bigbatch.tune.trials.live_trial import Over
 
@@ -42,6 +46,9 @@ if TYPE_CHECKING:
 
 RESUME_S = 10.0
 """What continuing a paused trial costs, in seconds: its processes start, its checkpoint is read."""
+
+BATCH_NAMES = ("global_batch_size", "batch.global_size", "batch_size")
+"""Columns of tables that mean the global batch."""
 
 MakeStrategy = Callable[[SearchFacts], Strategy]
 
@@ -89,7 +96,8 @@ def simulate(
         strategy: as ``--strategy`` of ``bigbatch tune``.
         stopping: as ``--stopping``.
         slots: trials that run at the same time.
-        budget_h: slot hours after which the search ends. Infinite: when every row was used.
+        budget_h: slot hours after which the search ends; a trial begins only if it fits, as with
+            ``--budget-gpu-hours``. Infinite: when every row was used.
         trials: configurations that the search tries at most. None: all rows.
         resume_s: what a continued trial waits, in seconds.
 
@@ -134,12 +142,19 @@ def replay(
             trials=count,
             workers=1,
             observers=[],
-            may_start=lambda: not keeper.ledger.has_spent(budget_h),
+            admission=Admission(_budget(keeper.ledger, slots, budget_h, clock)),
             clock=clock,
         )
         driver = _SearchDriver(conductor, pool, objective)
         found = drive(driver, table, slots, budget_h, clock, resume_s, enough)
     return Replay(found, driver.decision_s)
+
+
+def _budget(ledger: Ledger, slots: int, budget_h: float, clock: SimulatedClock) -> Budget:
+    """The budget of a search that holds ``slots`` devices. Nothing has to be written at its end, so that takes no
+    time."""
+    limits = Limits(budget_h * 3600 if math.isfinite(budget_h) else None)
+    return Budget(limits, Pace(), held_s=lambda: ledger.held_s, devices=lambda: slots, clock=clock, ending_s=0.0)
 
 
 def drive(
@@ -162,11 +177,23 @@ def drive(
     return found
 
 
+class _WaitingFound(InMemoryStorage):
+    """Optuna's storage in memory, which also finds trials that wait again: the budget had no room for them."""
+
+    def set_trial_state_values(self, trial_id: int, state: TrialState, values: Sequence[float] | None = None) -> bool:
+        """As Optuna's."""
+        done = super().set_trial_state_values(trial_id, state, values)
+        if state == TrialState.WAITING:
+            study_id, number = self._trial_id_to_study_id_and_number[trial_id]
+            self._prev_waiting_trial_number[study_id] = min(number, self._prev_waiting_trial_number[study_id])
+        return done
+
+
 class MemoryKeeper:
     """A study in memory, as a ``StudyStore`` for the conductor. The ledger's files lie in ``folder``."""
 
     def __init__(self, folder: Path, clock: SimulatedClock, objective: Objective) -> None:
-        self.study = optuna.create_study(study_name="replay", direction=objective.direction)
+        self.study = optuna.create_study(storage=_WaitingFound(), study_name="replay", direction=objective.direction)
         self.ledger = Ledger(folder / "ledger", clock)
         self.disk = Disk(folder)
         self.drivers: Drivers | None = None
@@ -203,7 +230,7 @@ class RowConfigurations:
             if dimension.is_active(params):
                 params[dimension.name] = _suggested(trial, dimension)
         curve = self._pool.table.curves[self._pool.row(trial.number)]
-        return _configuration(curve.epochs, min(curve.warmup_epochs, curve.epochs))
+        return _configuration(curve.epochs, min(curve.warmup_epochs, curve.epochs), _batch(curve.params))
 
     def again(self, stored: Mapping[str, object]) -> TrainConfig:
         """The stored configuration."""
@@ -211,8 +238,15 @@ class RowConfigurations:
 
 
 @cache
-def _configuration(epochs: int, warmup_epochs: float) -> TrainConfig:
-    return TrainConfig().replace_keys({"epochs": epochs, "schedule.warmup_epochs": warmup_epochs})
+def _configuration(epochs: int, warmup_epochs: float, batch: int | None) -> TrainConfig:
+    keys = {"epochs": epochs, "schedule.warmup_epochs": warmup_epochs}
+    return TrainConfig().replace_keys(keys if batch is None else {**keys, "batch.global_size": batch})
+
+
+def _batch(params: Mapping[str, object]) -> int | None:
+    """The row's global batch, for which a budget measures epochs separately; None if the row does not say it."""
+    found = (params.get(name) for name in BATCH_NAMES)
+    return next((value for value in found if type(value) is int and value >= 2), None)
 
 
 def _suggested(trial: Trial, dimension: Dimension) -> object:

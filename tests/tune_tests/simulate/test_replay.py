@@ -223,3 +223,32 @@ def test_importing_it_loads_neither_ray_nor_torch() -> None:
     code = "import sys, bigbatch.tune.simulate as s; print([n for n in ('ray', 'torch', 'wandb') if n in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.stdout.strip(), done.stderr) == ("[]", "")
+
+
+def test_a_replay_begins_no_run_that_its_budget_cannot_pay_as_a_search_does() -> None:
+    """Runs of 30 s on 2 slots and 200 slot seconds: three each fit, a fourth would need 240."""
+    rows = [curve(0.1 * i, [0.1, 0.2, 0.3], kind="ab"[i % 2]) for i in range(1, 13)]
+    table = CurveTable("equal runs", tuple(rows))
+    for seed in range(3):
+        found = simulate(table, None, "random", "none", 2, seed, 200 / 3600)
+        assert sorted(Counter(e.trial for e in found).values()) == [3] * 6 and sum(e.finished for e in found) == 6
+    assert len(simulate(table, None, "random", "none", 2, 0, 180 / 3600)) == 18, "what ends with the budget is inside"
+    assert len(simulate(table, None, "random", "none", 2, 0, 179 / 3600)) == 12
+
+
+def test_a_replay_measures_epochs_for_each_batch_and_keeps_the_row_that_has_to_wait() -> None:
+    """Runs of batch 512 take 30 s, those of 64 take 300 s. Of 700 s at most two long ones fit."""
+    rows = [
+        RecordedCurve({"global_batch_size": batch, "lr": 0.01 * i}, (0.1, 0.2, 0.3), tuple(s * e for e in (1, 2, 3)), 3)
+        for i in range(1, 9)
+        for batch, s in ((64, 100.0), (512, 10.0))
+    ]
+    for seed in range(6):
+        found = simulate(CurveTable("two batches", tuple(rows)), None, "random", "none", 1, seed, 700 / 3600)
+        begun = {e.trial: e.parameters["global_batch_size"] for e in found}
+        assert all(count == 3 for count in Counter(e.trial for e in found).values()), "none is cut off"
+        spent_s = sum({64: 300, 512: 30}[int(str(batch))] for batch in begun.values())
+        assert found[-1].hours * 3600 == pytest.approx(spent_s) and spent_s <= 700
+    pool = RowPool(CurveTable("two batches", tuple(rows)))
+    row = pool.take(3, rows[0].params)
+    assert (pool.take(3, rows[5].params), pool.left) == (row, len(rows) - 1), "a trial that has to wait is asked again"
