@@ -225,8 +225,7 @@ def _read_study(folder: Path) -> RecordedRuns:
 
 def _trial_curve(trial: Mapping[str, object], epochs: Rows, metric: str) -> RecordedCurve | None:
     """The trial's curve; None unless it reached its end or diverged."""
-    because = json_values.text(trial, "ended_because")
-    diverged = trial["state"] == "FAIL" and any(word in because for word in DIVERGED)
+    diverged = _has_diverged(trial)
     planned = json_values.whole_number(trial, "epochs_planned")
     whole = trial["state"] == "COMPLETE" and planned == len(epochs)  # a search for a target ends trials sooner
     if not whole and not (diverged and planned > len(epochs)):
@@ -240,3 +239,12 @@ def _trial_curve(trial: Mapping[str, object], epochs: Rows, metric: str) -> Reco
     facts = {"epochs": planned, "diverged": diverged, "warmup_epochs": warmup}
     params = json.loads(json_values.text(trial, "parameters", "{}"))
     return _curve(params, seconds, [row[metric] for row in epochs], facts)
+
+
+def _has_diverged(trial: Mapping[str, object]) -> bool:
+    """Whether the trial's hyperparameters ended it, as its row says. Earlier versions only wrote it into a text."""
+    if trial["state"] != "FAIL" or json_values.flag(trial, "diverged"):
+        return trial["state"] == "FAIL"
+    if json_values.text_or_none(trial, "failure_kind") is not None:
+        return False
+    return any(word in json_values.text(trial, "ended_because") for word in DIVERGED)
