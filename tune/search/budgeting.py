@@ -49,13 +49,13 @@ def _check_budget_lasts(plan: SearchPlan, store: StudyStore) -> None:
     shortest_s = Pace(store.study.get_trials(deepcopy=False)).shortest_s
     if shortest_s is None:
         return
-    devices = _devices_at_least(plan)
+    devices = devices_at_least(plan)
     least_h = shortest_s * devices / 3600
     if plan.budget_gpu_hours is not None and plan.budget_gpu_hours < least_h:
         raise ConfigError(
             f"--budget-gpu-hours must last for an epoch; got {plan.budget_gpu_hours:g}, and the shortest epoch of this "
             f"study took {shortest_s:.2g} s of {devices} device{'s' * (devices != 1)} = {least_h:.2g} hours. "
-            f"Write {_more_than(store.ledger.held_s / 3600 + 10 * least_h)} or more: the study has used "
+            f"Write {more_than(store.ledger.held_s / 3600 + 10 * least_h)} or more: the study has used "
             f"{store.ledger.held_s / 3600:.3g}."
         )
     if plan.time_budget_s is not None and plan.time_budget_s < shortest_s:
@@ -73,20 +73,20 @@ def refused_at_once(plan: SearchPlan, store: StudyStore) -> str | None:
         Limits(plan.budget_gpu_hours * 3600),
         Pace(store.study.get_trials(deepcopy=False)),
         held_s=lambda: store.ledger.held_s,
-        devices=lambda: _devices_at_least(plan),
+        devices=lambda: devices_at_least(plan),
         clock=time.monotonic,
         ending_s=store.ledger.last_ending_s,
     )
     return None if budget.admits_any() else budget.refused
 
 
-def _devices_at_least(plan: SearchPlan) -> int:
+def devices_at_least(plan: SearchPlan) -> int:
     """The devices that the search will hold, as far as they are known before its cluster is."""
     known = plan.address == "local" and plan.machine.nodes
     return max(devices_held(plan.machine, plan.share) if known else 0, plan.workers)
 
 
-def _more_than(hours: float) -> str:
+def more_than(hours: float) -> str:
     """``hours`` in two digits, rounded up."""
     return f"{float(f'{1.06 * hours:.1e}'):g}"
 

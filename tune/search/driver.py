@@ -7,7 +7,6 @@ import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -20,6 +19,7 @@ from bigbatch.tune.plan.machine import devices_held
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.search.budgeting import check_budget_lasts, make_budget, refused_at_once
 from bigbatch.tune.search.capacity import Capacity
+from bigbatch.tune.search.confirm_budget import check_confirm_fits, cost_in_words
 from bigbatch.tune.search.ending import DONE, FAILED, end_search
 from bigbatch.tune.search.find_rates import find_rates
 from bigbatch.tune.search.first_trials import enqueue_first_trials
@@ -55,11 +55,10 @@ from bigbatch.tune.watch.findings import (
 )
 from bigbatch.tune.watch.idle_gpus import IdleGpus
 from bigbatch.tune.watch.interrupts import Interrupts, StopRequest
+from bigbatch.tune.watch.observer import TrialView
+from bigbatch.tune.watch.outcome import why_nothing
 from bigbatch.tune.watch.views import ended_trials
 from bigbatch.tune.watch.watch_thread import ClusterLost, SearchWatch
-
-if TYPE_CHECKING:  # it imports Ray
-    pass
 
 
 def run_search(plan: SearchPlan) -> int:
@@ -87,8 +86,6 @@ def _run_search(plan: SearchPlan, stop: StopRequest, console: Console) -> int:
     """Open the study, search, and print the findings. Returns the exit code."""
     started = time.monotonic()
     with ExitStack() as stack:
-        if plan.address != "local":
-            check_reachable(plan.address)
         store = _open_store(plan, console)
         stack.callback(store.close)
         interrupts = stack.enter_context(Interrupts(stop))
@@ -125,13 +122,16 @@ def _run_search(plan: SearchPlan, stop: StopRequest, console: Console) -> int:
         finally:
             run.in_order = True
             store.write_last(outcome, time.monotonic() - started)
-        _say_findings(run.plan, store, time.monotonic() - started, console)
+        trials = views_of(store)
+        _say_findings(run.plan, store, trials, time.monotonic() - started, console)
         _say_report(store, stop, console)
-        return end_search(run, views_of(store), stop, console, store)
+        return end_search(run, trials, stop, console, store)
 
 
-def _say_findings(plan: SearchPlan, store: StudyStore, elapsed_s: float, console: Console) -> None:
-    print_findings(plan, views_of(store), elapsed_s, store.ledger.used(), console, confirmed_of(plan, store))
+def _say_findings(
+    plan: SearchPlan, store: StudyStore, views: list[TrialView], elapsed_s: float, console: Console
+) -> None:
+    print_findings(plan, views, elapsed_s, store.ledger.used(), console, confirmed_of(plan, store))
     trials = store.study.get_trials(deepcopy=False)
     known = known_findings(plan.warm_start, facts_of(plan), trials)
     for line in (*known, *follow_up_findings(trials, plan.objectives.first)):
@@ -156,8 +156,12 @@ def _nothing_to_do(plan: SearchPlan, store: StudyStore, console: Console) -> int
     ended = retry.count_ended(store.study.get_trials(deepcopy=False))
     console.print(f"\nAll {ended} trials have ended; write e.g. --trials {2 * ended} for more.", markup=False)
     trials = views_of(store)
-    _say_findings(plan, store, 0.0, console)
-    return DONE if any(t.state == "COMPLETE" for t in trials) else FAILED
+    _say_findings(plan, store, trials, 0.0, console)
+    if any(t.state == "COMPLETE" for t in trials):
+        return DONE
+    if why := why_nothing(plan, trials):
+        print(f"error: {why}", file=sys.stderr)
+    return FAILED
 
 
 def _search(
@@ -226,14 +230,19 @@ def _fit(run: SearchRun, store: StudyStore, stop: StopRequest, watch: SearchWatc
     over = over_function(run, store, stop)
     run_tuner(run.plan, run.bridge, run.capacity, store, watch, over, ray_storage)
     store.ledger.ending()
-    if run.budget is not None and run.budget.refused:
-        stop.set(run.budget.refused)
+    if run.budget is not None and (reason := run.budget.refused or run.bridge.closed_by):
+        stop.set(reason)
 
 
 def _open_store(plan: SearchPlan, console: Console) -> StudyStore:
+    if plan.address != "local":
+        check_reachable(plan.address)
     if plan.resume:
         store = StudyStore.open(plan.folder, plan.storage, agreement(plan))
         check_budget_lasts(plan, store)
+        check_confirm_fits(plan, store)
+        if cost := cost_in_words(plan, store):
+            console.print(cost, markup=False, soft_wrap=True)
         _check_waiting(plan, store)
         if plan.options.retry_failed:
             with store.in_turn():

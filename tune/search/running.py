@@ -17,6 +17,7 @@ from bigbatch.train_loop.launch.ray_session import RayConnection
 from bigbatch.train_loop.launch.trial_task import TrialTask
 from bigbatch.train_loop.progress import progress_file
 from bigbatch.tune.plan.search_plan import SearchPlan
+from bigbatch.tune.search.confirm_budget import ConfirmBudgetNote, confirmation_facts, reserve_of
 from bigbatch.tune.strategies.dimensions import dimensions_of
 from bigbatch.tune.strategies.early_look import checkpoints_to_drop
 from bigbatch.tune.strategies.finalists import Finalists
@@ -26,8 +27,8 @@ from bigbatch.tune.strategies.protocol import SearchFacts, Strategy
 from bigbatch.tune.strategies.search_only import SearchOnly
 from bigbatch.tune.strategies.transfer import Transfer, TransferFacts
 from bigbatch.tune.study.budget import Budget
-from bigbatch.tune.study.confirmation import ConfirmationFacts, Confirmed, confirmed_trials, missing_confirmations
-from bigbatch.tune.study.frontier import POINT, frontier_facts
+from bigbatch.tune.study.confirmation import Confirmed, confirmed_trials, missing_confirmations
+from bigbatch.tune.study.frontier import POINT
 from bigbatch.tune.study.retry import count_ended
 from bigbatch.tune.study.store import StudyStore
 from bigbatch.tune.trials.admission import Admission
@@ -51,8 +52,6 @@ CHECKPOINT_EVERY_S = 20.0
 
 @dataclass
 class SearchRun:
-    """The facts that the last lines of a search need."""
-
     """The facts that the last lines of a search need."""
 
     plan: SearchPlan
@@ -122,10 +121,9 @@ def strategy_of(plan: SearchPlan) -> Strategy:
 
 def missing_in(plan: SearchPlan) -> MissingConfirmations | None:
     """Which confirmations a study of this plan lacks; None if none are asked for."""
-    if not plan.confirm.best:
+    facts = confirmation_facts(plan)
+    if facts is None:
         return None
-    frontier = frontier_facts(plan.to_dict(), plan.objectives.first)
-    facts = ConfirmationFacts(plan.confirm, plan.seed, frontier, plan.objectives.first, plan.workers)
     return lambda trials: missing_confirmations(trials, facts)
 
 
@@ -150,7 +148,7 @@ def views_of(store: StudyStore) -> list[TrialView]:
 def recorders(run: SearchRun, store: StudyStore, stack: ExitStack) -> list[Observer]:
     """The observers that record the search elsewhere: in Weights & Biases, or beside a study that is in a database."""
     plan = run.plan
-    observers: list[Observer] = []
+    observers: list[Observer] = [ConfirmBudgetNote(plan, lambda text: run.bridge.say(text))]
     if plan.wandb != "disabled":
         run.wandb = wandb_log.WandbObserver(plan.wandb, plan.study, plan.folder / "wandb")
         stack.callback(run.wandb.close)
@@ -212,7 +210,7 @@ def make_bridge(
         room=capacity.room,
         make_task=partial(_task, run, store, ray_storage),
         ending=stop.is_set,
-        admission=Admission(run.budget, plan.share.workers),
+        admission=Admission(run.budget, plan.share.workers, reserve_of(plan)),
         confirm=missing_in(plan),
         follow_up=within_budget(follow_up_of(plan), run.budget),
         may_start=lambda: not stop.is_set() and run.deadline.allows_a_trial() and not lost(),

@@ -25,9 +25,9 @@ from bigbatch.cluster.host import json_values
 from bigbatch.tune.strategies.judgement import SPARED_ATTR
 from bigbatch.tune.strategies.protocol import SearchFacts, TrialDecision
 from bigbatch.tune.strategies.samplers import make_pruner
-from bigbatch.tune.strategies.study_view import MOST_TRIALS, view_of
+from bigbatch.tune.strategies.study_view import MOST_TRIALS, Notes, view_of
 from bigbatch.tune.study.tables import EPOCH_ATTR
-from bigbatch.tune.study.trial_facts import warmup_epochs
+from bigbatch.tune.study.trial_facts import STOPPED_ATTR, warmup_epochs
 
 STEPS_TO_JUDGE = 10
 """No trial is stopped before this many optimizer steps. With batch 1,024 on digits a run has 12 steps. A quarter of
@@ -52,16 +52,22 @@ class PrunerStopping:
     def look(self, study: Study, trial: FrozenTrial, epoch: int) -> TrialDecision:
         """STOP if the pruner says so and the trial may be judged yet.
 
-        A trial that may not be judged yet is only noted with ``SPARED_ATTR``, for TPE (see judgement.py).
+        A trial that may not be judged yet is only noted with ``SPARED_ATTR``, for TPE (see judgement.py). What the
+        pruner notes is written after STOPPED_ATTR: a pruner that finds its own note of this epoch lets the trial go on.
         """
+        if trial.user_attrs.get(STOPPED_ATTR) == epoch:  # a driver was killed before it told that
+            return TrialDecision.STOP
         judged = may_be_judged(trial, epoch)
         if not judged and SPARED_ATTR in trial.user_attrs:
             return TrialDecision.GO_ON
-        view = view_of(study, partial(self._peers_at, trial, epoch), read_only=not judged)
-        if not self.pruner.prune(view, trial):
-            return TrialDecision.GO_ON
-        if judged:
-            return TrialDecision.STOP
+        notes: Notes = []
+        stops = self.pruner.prune(view_of(study, partial(self._peers_at, trial, epoch), notes=notes), trial)
+        if judged and stops:
+            study._storage.set_trial_user_attr(trial._trial_id, STOPPED_ATTR, epoch)
+        for note in notes if judged else ():
+            study._storage.set_trial_system_attr(*note)  # type: ignore[arg-type]
+        if judged or not stops:
+            return TrialDecision.STOP if stops else TrialDecision.GO_ON
         study._storage.set_trial_user_attr(trial._trial_id, SPARED_ATTR, epoch)
         return TrialDecision.GO_ON
 

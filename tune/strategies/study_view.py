@@ -63,26 +63,31 @@ def best_and_recent(trials: Sequence[FrozenTrial], *, maximize: bool, most: int 
     return BestAndRecent(maximize=maximize).among(trials, most)
 
 
-class _ReadOnlyStorage:
-    """A storage that forgets what a pruner notes about a trial; everything else is passed to the storage."""
+Notes = list[tuple[int, str, object]]
+"""What a pruner wants to note: id of a trial, name of a system attribute, its value."""
 
-    def __init__(self, storage: object) -> None:
-        self._inner = storage
+
+class _NotingStorage:
+    """A storage that takes down what a pruner notes about a trial; everything else is passed to the storage."""
+
+    def __init__(self, storage: object, notes: Notes) -> None:
+        self._inner, self._notes = storage, notes
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._inner, name)
 
     def set_trial_system_attr(self, trial_id: int, key: str, value: object) -> None:
-        """Do nothing."""
+        """Take it down."""
+        self._notes.append((trial_id, key, value))
 
 
 class _StudyView:
     """A study with other trials; everything else is passed to the study."""
 
-    def __init__(self, study: Study, shown: Shown, read_only: bool) -> None:
+    def __init__(self, study: Study, shown: Shown, notes: Notes | None) -> None:
         self._inner, self._shown = study, shown
-        if read_only:
-            self._storage = _ReadOnlyStorage(study._storage)
+        if notes is not None:
+            self._storage = _NotingStorage(study._storage, notes)
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._inner, name)
@@ -103,9 +108,13 @@ class _StudyView:
         return [t for t in trials if states is None or t.state in states]
 
 
-def view_of(study: Study, shown: Shown, *, read_only: bool = False) -> Study:
-    """``study`` with the trials that ``shown`` makes of its trials. A ``read_only`` one keeps no notes of a pruner."""
-    return cast(Study, _StudyView(study, shown, read_only))
+def view_of(study: Study, shown: Shown, *, notes: Notes | None = None) -> Study:
+    """``study`` with the trials that ``shown`` makes of its trials.
+
+    Args:
+        notes: what a pruner notes about a trial is added here, instead of being written.
+    """
+    return cast(Study, _StudyView(study, shown, notes))
 
 
 def whole_study(study: Study) -> Study:

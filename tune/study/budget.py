@@ -11,16 +11,21 @@ be finished does not take devices. If early stopping then ends trials sooner, th
 come from the study (``tune/study/pace.py``). Before anything was measured, trials are admitted: without them nothing
 would ever be known. What then proves too long is stopped with a checkpoint when the budget is spent.
 
+Beside a trial of the search there must be room for the confirmations that follow it (``KeptBack``): they begin when all
+trials of the search have ended, and run beside each other then.
+
 There is no clock and no Ray in here but what is passed in, so the simulator uses the same code.
 """
 
 from __future__ import annotations
 
+import heapq
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-from bigbatch.tune.study.pace import Pace, PaceKey
+from bigbatch.tune.study.pace import Pace, PaceKey, PaceRun
 
 BUDGET_SPENT = "the budget of GPU hours is spent"
 TIME_SPENT = "the time budget is spent"
@@ -30,6 +35,10 @@ ENDING_S = 8.0
 """How long the end of a search takes beside its checkpoints, until it was measured: Ray's end, tables, findings."""
 MOST_FOR_ENDING = 0.1
 """At most this part of a budget is kept for the end. It matters to budgets of minutes."""
+KEPT_MARGIN = 1.05
+"""What is kept back is this multiple of the mean times: of runs beside each other, the slowest one counts."""
+MOST_KEPT = 0.5
+"""Runs that exceed the whole budget keep this part of it back."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +49,21 @@ class Limits:
     """Device seconds of the whole study."""
     time_s: float | None = None
     """Seconds of this session, from the moment at which its ``Budget`` is made."""
+
+
+class KeptBack(Protocol):
+    """The runs that are to follow a search, once a trial that asks has ended too."""
+
+    @property
+    def most(self) -> int:
+        """How many runs these are at most."""
+
+    @property
+    def most_epochs(self) -> int:
+        """The epochs of each run, at most."""
+
+    def runs(self) -> Sequence[PaceRun]:
+        """The runs, in their order. It is only asked if the most would not fit."""
 
 
 @dataclass
@@ -83,6 +107,7 @@ class Budget:
         self._checkpoint_s = 0.0
         self._ends_at = math.inf if limits.time_s is None else clock() + limits.time_s
         self._runs: dict[int, _Run] = {}
+        self._most_at_once = 1
         self.refused: str | None = None
         """Why the last trial that was asked about was not admitted; None if it was."""
 
@@ -91,6 +116,7 @@ class Budget:
     def begins(self, number: int, key: PaceKey, epochs_left: int, workers: int) -> None:
         """Note that a trial has begun, or begins only now because it had waited for devices."""
         self._runs[number] = _Run(key, workers, epochs_left, self._clock())
+        self._most_at_once = max(self._most_at_once, len(self._runs))
 
     def epoch_ended(self, number: int, seconds: float, checkpoint_s: float = 0.0) -> None:
         """Note that a trial has finished an epoch.
@@ -115,13 +141,24 @@ class Budget:
 
     # What is asked
 
-    def admits(self, key: PaceKey, epochs_left: int, workers: int) -> bool:
-        """Whether a trial may start now and train ``epochs_left`` epochs. If not, ``refused`` says why."""
+    def admits(self, key: PaceKey, epochs_left: int, workers: int, kept: KeptBack | None = None) -> bool:
+        """Whether a trial may start now and train ``epochs_left`` epochs. If not, ``refused`` says why.
+
+        Args:
+            kept: runs for which there must still be room when the trial has ended.
+        """
         self.refused = self.spent()
         needed_s = self._needed_s(_Run(key, workers, epochs_left, self._clock()))
         if self.refused is None and needed_s is not None:
             self.refused = self._too_long(needed_s, workers)
+            if self.refused is None and kept is not None:
+                self.refused = self._eats(kept, needed_s, workers, KEPT_MARGIN)
         return self.refused is None
+
+    def eats(self, kept: KeptBack, key: PaceKey, workers: int) -> bool:
+        """Whether one more epoch of a running trial would take what is kept back for other runs."""
+        reason = self._eats(kept, self.pace.epoch_s(key) or 0.0, workers, 1.0)
+        return reason is not None and bool(kept.runs())
 
     def admits_any(self) -> bool:
         """Whether even the shortest piece of work fits, one epoch of the fastest key. If not, no trial need be made."""
@@ -158,17 +195,40 @@ class Budget:
 
     # Inside
 
-    def _too_long(self, needed_s: float, workers: int) -> str | None:
-        """Why a trial of ``needed_s`` seconds does not fit beside those that run; None if it does."""
-        if self._clock() + needed_s + self._time_to_end_s() > self._ends_at:
-            return NO_ROOM_IN_TIME
+    def _too_long(
+        self, needed_s: float, workers: int, kept: Sequence[float] = (), most_kept: float = MOST_KEPT
+    ) -> str | None:
+        """Why a trial of ``needed_s`` seconds does not fit beside those that run; None if it does.
+
+        Args:
+            kept: seconds of each run that is to follow.
+            most_kept: the part of a limit that these keep if they exceed it: without a search they are nothing.
+        """
         devices = self._devices()
+        slots = self._most_at_once if devices is None else max(1, int(devices // workers))
+        after_s = together_s(kept, slots)
+        time_s = math.inf if self._limits.time_s is None else self._limits.time_s
+        kept_s = after_s if after_s <= time_s else most_kept * time_s
+        if self._clock() + needed_s + kept_s + self._time_to_end_s() > self._ends_at:
+            return NO_ROOM_IN_TIME
         if devices is None:
             running_s = sum((self._needed_s(run) or 0.0) * run.workers for run in self._runs.values())
-            billed_s = running_s + needed_s * workers
+            billed_s, after_s = running_s + needed_s * workers, sum(kept) * workers
         else:
-            billed_s = devices * (needed_s + self._to_end_s(devices))
-        return NO_ROOM_IN_BUDGET if self._held_s() + billed_s > self.limit_s else None
+            billed_s, after_s = devices * (needed_s + self._to_end_s(devices)), devices * after_s
+        kept_s = after_s if after_s <= self.limit_s else most_kept * self.limit_s
+        return NO_ROOM_IN_BUDGET if self._held_s() + billed_s + kept_s > self.limit_s else None
+
+    def _eats(self, kept: KeptBack, needed_s: float, workers: int, margin: float) -> str | None:
+        """Why there is no room for the kept runs after ``needed_s`` more seconds; None if there is.
+
+        Args:
+            margin: the kept runs count this many times their seconds.
+        """
+        slowest_s = self.pace.start_s + kept.most_epochs * self.pace.slowest_s
+        if self._too_long(needed_s, workers, [margin * slowest_s] * kept.most, 1.0) is None:
+            return None
+        return self._too_long(needed_s, workers, [margin * self.pace.run_s(run) for run in kept.runs()])
 
     def _needed_s(self, run: _Run) -> float | None:
         """Seconds that a run still takes; None if nothing was measured."""
@@ -191,3 +251,11 @@ class Budget:
     def _billed_now(self) -> float:
         devices = self._devices()
         return sum(run.workers for run in self._runs.values()) if devices is None else devices
+
+
+def together_s(runs_s: Sequence[float], slots: int) -> float:
+    """Seconds until all runs have ended, if each begins as soon as one of ``slots`` places is free, in their order."""
+    free_at = [0.0] * min(slots, len(runs_s))
+    for run_s in runs_s:
+        heapq.heapreplace(free_at, free_at[0] + run_s)
+    return max(free_at, default=0.0)

@@ -35,7 +35,7 @@ LEAST_TRIALS = 6
 AFFORDABLE_SHARE = 0.2
 """The default rule may use this part of the time that the search has trained …"""
 AFFORDABLE_WORKER_S = 300.0
-"""… or this many worker seconds, if they are more: 2.5 minutes on two devices."""
+"""… or this many worker seconds, if they are more: 2.5 minutes on two devices. With a budget: of the budget alone."""
 SEEDS = 2**31
 
 
@@ -63,6 +63,8 @@ class ConfirmationFacts:
     objective: Objective = Objective()
     workers: int = 1
     """Of each trial."""
+    most_worker_s: float | None = None
+    """What the default rule may use where a budget says it. None: AFFORDABLE_SHARE of what was trained, or more."""
 
 
 @dataclass(frozen=True)
@@ -113,12 +115,13 @@ def missing_confirmations(trials: Sequence[FrozenTrial], facts: ConfirmationFact
     there = {
         (t.user_attrs[CONFIRMS_ATTR], t.user_attrs.get(SEED_ATTR)) for t in trials if CONFIRMS_ATTR in t.user_attrs
     }
-    wanted = [
-        Confirmation(trial.number, (facts.seed + 1 + i) % SEEDS)
-        for trial in trials_to_confirm(trials, facts)
-        for i in range(facts.rule.seeds)
-    ]
+    wanted = [Confirmation(t.number, seed) for t in trials_to_confirm(trials, facts) for seed in seeds_of(facts)]
     return [one for one in wanted if (one.trial, one.seed) not in there]
+
+
+def seeds_of(facts: ConfirmationFacts) -> list[int]:
+    """The fresh seeds of each confirmed trial."""
+    return [(facts.seed + 1 + i) % SEEDS for i in range(facts.rule.seeds)]
 
 
 def trials_to_confirm(trials: Sequence[FrozenTrial], facts: ConfirmationFacts) -> list[FrozenTrial]:
@@ -170,14 +173,21 @@ def _confirmed_from(
     )
 
 
-def _points(searched: Sequence[FrozenTrial], facts: ConfirmationFacts) -> list[list[FrozenTrial]]:
-    """For each value of the frontier its finished trials, the best first; the answer's value first, then the best's."""
+def best_of_each_value(trials: Sequence[FrozenTrial], facts: ConfirmationFacts) -> dict[object, list[FrozenTrial]]:
+    """Value of the frontier → its finished trials, the best first. Without a frontier there is only the value None."""
+    searched = search_trials(trials)
     done = [t for t in counted_trials(searched) if t.state == TrialState.COMPLETE and t.values]
     groups: dict[object, list[FrozenTrial]] = {}
     for trial in sorted(done, key=lambda t: (-facts.objective.gain(t.values[0]), t.number)):
         group = groups.setdefault(value_of_trial(trial, facts.frontier) if facts.frontier else None, [])
         if configuration(trial) not in map(configuration, group):  # the same configuration twice is one candidate
             group.append(trial)
+    return groups
+
+
+def _points(searched: Sequence[FrozenTrial], facts: ConfirmationFacts) -> list[list[FrozenTrial]]:
+    """For each value of the frontier its finished trials, the best first; the answer's value first, then the best's."""
+    groups = best_of_each_value(searched, facts)
     frontier = frontier_of(searched, facts.frontier) if facts.frontier else None
     if frontier is None:
         return list(groups.values())
@@ -192,8 +202,10 @@ def _affordable(
     """The first of the candidates whose confirmations cost little, measured by the epochs of the search."""
     if len(counted_trials(searched)) < LEAST_TRIALS:
         return []
-    used_s = facts.workers * sum(epoch_s(record) for t in searched for record in epoch_records(t))
-    left_s = max(AFFORDABLE_SHARE * used_s, AFFORDABLE_WORKER_S)
+    left_s = facts.most_worker_s
+    if left_s is None:
+        used_s = facts.workers * sum(epoch_s(record) for t in searched for record in epoch_records(t))
+        left_s = max(AFFORDABLE_SHARE * used_s, AFFORDABLE_WORKER_S)
     found = []
     for trial in candidates:
         left_s -= facts.rule.seeds * run_worker_s(trial, facts.workers)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-
-from optuna.trial import FrozenTrial
+from typing import TYPE_CHECKING
 
 from bigbatch.cluster.host.atomic_files import write_json
 from bigbatch.train_loop.config.earlier_keys import migrated
 from bigbatch.tune.study.objectives import Objectives
+
+if TYPE_CHECKING:  # who only reads the file needs no Optuna
+    from optuna.trial import FrozenTrial
 
 SCHEMA_VERSION = 1
 PARETO_FILE = "pareto.json"

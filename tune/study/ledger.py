@@ -307,6 +307,7 @@ class Ledger:
             with self._lock:
                 self._advance()
                 path, facts = self._path, {**self._facts, "devices": self._held_now()}
+                facts |= {"elsewhere_device_s": round(self._elsewhere.held_s, 3)} if self._elsewhere.held_s else {}
                 now = DeviceSeconds()
                 now.add(self._session)
             if path is not None:

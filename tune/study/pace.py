@@ -16,6 +16,8 @@ from bigbatch.tune.study.trial_facts import configuration
 
 PaceKey = tuple[object, ...]
 """Trials with the same key are taken to be equally fast."""
+PaceRun = tuple[PaceKey, int]
+"""A run that is to be made: its key, and its epochs."""
 _KEYS = (("model", "name"), ("batch", "global_size"), ("data", "image_size"), ("data", "subset"))
 
 
@@ -69,6 +71,16 @@ class Pace:
     def start_s(self) -> float:
         """Mean seconds of a start-up; 0 before one was measured."""
         return self._starts.value if self._starts.count else 0.0
+
+    def run_s(self, run: PaceRun) -> float:
+        """Seconds of a whole run with its start-up; 0 if nothing was measured."""
+        epoch_s = self.epoch_s(run[0])
+        return 0.0 if epoch_s is None else self.start_s + run[1] * epoch_s
+
+    @property
+    def slowest_s(self) -> float:
+        """Mean seconds of an epoch with the slowest key; 0 if nothing was measured."""
+        return max((mean.value for mean in self._epochs.values()), default=0.0)
 
     def epoch_s(self, key: PaceKey) -> float | None:
         """Mean seconds of an epoch with this key. None: nothing is known.

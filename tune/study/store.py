@@ -47,7 +47,7 @@ from bigbatch.tune.study.storage_url import DatabaseLost, check_database_file
 from bigbatch.tune.study.tables import used_before
 from bigbatch.tune.study.trial_facts import CHEAP_ATTR, WORKERS_ATTR
 from bigbatch.tune.study.turns import Agree, agree_at_once, deciding
-from bigbatch.tune.study.verdict import Verdict, verdict_on
+from bigbatch.tune.study.verdict import Verdict, decided, verdict_on
 
 if TYPE_CHECKING:  # it imports SQLAlchemy, which the journal does not need
     from bigbatch.tune.study.drivers import Drivers
@@ -247,7 +247,7 @@ class StudyStore:
     def _verdict(self, trial: optuna.trial.FrozenTrial, records: list[dict[str, object]]) -> Verdict | None:
         if not records:
             return None
-        return verdict_on(
+        found = verdict_on(
             records,
             epochs=trial.user_attrs["config"]["epochs"],
             objectives=self.objectives,
@@ -256,6 +256,7 @@ class StudyStore:
             workers=trial.user_attrs.get(WORKERS_ATTR, 1),
             cheap=CHEAP_ATTR in trial.user_attrs,
         )
+        return found or decided(trial.user_attrs, tables.epoch_of(records[-1]))
 
     def _end_late(self, trial: optuna.trial.FrozenTrial, records: list[dict[str, object]], verdict: Verdict) -> None:
         """End a trial whose last epoch is in the study, but whose end is not."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -52,7 +52,9 @@ class StudySummary:
     ended: int = 0
     best: float | None = None
     held_s: float = 0.0
-    """Device seconds."""
+    """Device seconds, of all drivers of the study."""
+    elsewhere_s: float = 0.0
+    """Those of drivers in other folders, when the last driver here gave a sign of life."""
     changed_at: float = 0.0
     """Seconds since the epoch; 0: not known."""
 
@@ -115,11 +117,23 @@ def summarize(folder: Path, *, details: bool = True) -> StudySummary:
     try:
         summary.description = read_description(folder)
         _read_trials(summary, details)
-        summary.held_s = sum(used.held_s for path in ledger_files(folder / "ledger") if (used := read_session(path)))
+        files = ledger_files(folder / "ledger")
+        summary.elsewhere_s = _elsewhere_s(files)
+        summary.held_s = summary.elsewhere_s + sum(used.held_s for path in files if (used := read_session(path)))
         _judge(summary)
     except Exception as error:  # files that someone has edited may hold anything
         summary.state, summary.why = UNREADABLE, " ".join(str(error).split())
     return summary
+
+
+def _elsewhere_s(files: Sequence[Path]) -> float:
+    """Device seconds of the study's other drivers, as the latest session that knew of any has written them.
+
+    Args:
+        files: of a ledger, in the order of their names.
+    """
+    found = (json_values.number(read_json(path), "elsewhere_device_s") for path in reversed(files))
+    return next((seconds for seconds in found if seconds), 0.0)
 
 
 def ask_queue(found: Iterable[StudySummary]) -> None:
@@ -170,7 +184,10 @@ def trials_of_table(folder: Path) -> StoredStudy:
 
 def _from_row(row: Mapping[str, object]) -> StoredTrial:
     value, last = json_values.number_or_none(row, "value"), json_values.number_or_none(row, "best_value")
-    names = ("gpu_hours", "ended_because", "attempts", "retries", "continues", "paused_in_epoch", "diverged")
+    names = (
+        "gpu_hours", "ended_because", "attempts", "retries", "continues", "paused_in_epoch", "diverged", "confirms",
+        "infeasible",
+    )  # fmt: skip
     attrs = {name: row[name] for name in names if row.get(name) is not None}
     config: dict[str, object] = {}
     for column, found in row.items():

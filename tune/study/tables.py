@@ -111,6 +111,14 @@ def report_missing(live: Trial, stored: FrozenTrial, objectives: Objectives | No
             report(live, record, objectives or Objectives())
 
 
+def with_record(trial: FrozenTrial, record: Mapping[str, object]) -> FrozenTrial:
+    """The trial as if the study had the record of an epoch already. The study may cache the given one."""
+    shown = FrozenTrial.__new__(FrozenTrial)
+    shown.__dict__.update(trial.__dict__)
+    shown.user_attrs = {**trial.user_attrs, f"{EPOCH_ATTR}{epoch_of(record):05d}": dict(record)}
+    return shown
+
+
 def report(live: Trial, record: Mapping[str, object], objectives: Objectives) -> None:
     """Report what an epoch is worth. With several objectives Optuna takes no reports."""
     if not objectives.several:

@@ -16,6 +16,9 @@ from bigbatch.cluster.host import json_values
 
 PAUSED_ATTR = "paused_in_epoch"
 """User attribute of a paused trial: the last epoch that it trained."""
+STOPPED_ATTR = "stopped_in_epoch"
+"""User attribute of a trial that its strategy has stopped for good: the epoch. It is written before the trial is told,
+so that a driver that is killed in between does not forget the decision."""
 CONTINUES_ATTR = "continues"
 """User attribute of a continuation: the number of the paused trial."""
 DIVERGED_ATTR = "diverged"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from optuna.trial import TrialState
@@ -13,6 +13,7 @@ from bigbatch.tune.study import feasible, metrics
 from bigbatch.tune.study.fidelity import CHEAP_RUN
 from bigbatch.tune.study.metrics import Record
 from bigbatch.tune.study.objectives import Objectives
+from bigbatch.tune.study.trial_facts import PAUSED_ATTR, STOPPED_ATTR
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,28 @@ class Verdict:
     because: str
     values: Sequence[float] | None = None
     """One for each objective, if it is COMPLETE."""
+
+
+def stopped(epoch: int) -> Verdict:
+    """The end of a trial that its strategy stops after ``epoch``."""
+    return Verdict(TrialState.PRUNED, f"stopped by the scheduler after epoch {epoch}")
+
+
+def paused(epoch: int) -> Verdict:
+    """The end of a trial that its strategy has paused; another trial may continue it."""
+    return Verdict(TrialState.PRUNED, f"paused after epoch {epoch}")
+
+
+def decided(attrs: Mapping[str, object], epoch: int) -> Verdict | None:
+    """The end that a strategy had decided when the driver was killed before it told the study; None: it had not.
+
+    Args:
+        attrs: the trial's user attributes.
+        epoch: of its last record. Without the record of that epoch the trial reports it again, and is looked at again.
+    """
+    if attrs.get(STOPPED_ATTR) == epoch:
+        return stopped(epoch)
+    return paused(epoch) if attrs.get(PAUSED_ATTR) == epoch else None
 
 
 def verdict_on(

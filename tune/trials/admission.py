@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import optuna
+
 from bigbatch.cluster.host import json_values
 from bigbatch.train_loop.config import TrainConfig
-from bigbatch.tune.study.budget import Budget
+from bigbatch.tune.study.budget import Budget, KeptBack
+from bigbatch.tune.study.confirm_reserve import ConfirmationReserve
 from bigbatch.tune.study.pace import pace_key
 from bigbatch.tune.study.tables import epoch_of, epoch_s
+from bigbatch.tune.study.trial_facts import CONFIRMS_ATTR
 
 
 class Admission:
@@ -17,10 +21,14 @@ class Admission:
     Args:
         budget: None: there is no limit.
         workers: of each trial.
+        reserve: what is kept back of the budget for confirmations. None: nothing.
     """
 
-    def __init__(self, budget: Budget | None = None, workers: int = 1) -> None:
+    def __init__(
+        self, budget: Budget | None = None, workers: int = 1, reserve: ConfirmationReserve | None = None
+    ) -> None:
         self._budget, self._workers = budget, workers
+        self._reserve = reserve if budget is not None else None
         self._begun: dict[int, tuple[TrainConfig, int]] = {}
         self._closed = False
 
@@ -32,10 +40,29 @@ class Admission:
         """Admit none until then: asking again and again would write to the study each time."""
         self._closed = self._budget is not None
 
-    def admits(self, config: TrainConfig, epochs_done: int) -> bool:
-        """Whether a trial may start now that has trained so many of its epochs."""
+    @property
+    def refused(self) -> str | None:
+        """Why the last trial was not admitted; None if it was."""
+        return None if self._budget is None else self._budget.refused
+
+    def kept(self, study: optuna.Study, trial: optuna.trial.Trial, config: TrainConfig) -> KeptBack | None:
+        """What has to fit in after a trial that asks; None for a confirmation, and without a reserve."""
+        if self._reserve is None or CONFIRMS_ATTR in trial.user_attrs:
+            return None
+        return self._reserve.beside(study.get_trials(deepcopy=False), trial.number, config.to_dict())
+
+    def admits(self, config: TrainConfig, epochs_done: int, kept: KeptBack | None = None) -> bool:
+        """Whether a trial may start now that has trained so many of its epochs, with room for what is kept back."""
         left = max(1, config.epochs - epochs_done)
-        return self._budget is None or self._budget.admits(pace_key(config.to_dict()), left, self._workers)
+        return self._budget is None or self._budget.admits(pace_key(config.to_dict()), left, self._workers, kept)
+
+    def must_give_way(self, study: optuna.Study, config: TrainConfig) -> bool:
+        """Whether a trial of the search must end now: its next epoch would take what confirmations need that the user
+        has asked for."""
+        if self._budget is None or self._reserve is None or self._reserve.facts.rule.affordable:
+            return False
+        kept = self._reserve.of_finished(study.get_trials(deepcopy=False))
+        return self._budget.eats(kept, pace_key(config.to_dict()), self._workers)
 
     def begins(self, number: int, config: TrainConfig, epochs_done: int) -> None:
         """Note that a trial begins now."""

@@ -10,7 +10,6 @@ Ray Tune drives it through ``bigbatch.tune.trials.bridge``; ``bigbatch.tune.simu
 from __future__ import annotations
 
 import math
-import sys
 import time
 from collections.abc import Callable, Sequence
 
@@ -27,7 +26,7 @@ from bigbatch.tune.study import retry
 from bigbatch.tune.study.feasible import constraints_of, excesses, note_constraints, why_infeasible
 from bigbatch.tune.study.objective import Objective
 from bigbatch.tune.study.objectives import Objectives
-from bigbatch.tune.study.tables import EPOCH_ATTR, epoch_of, epoch_records, report, report_missing
+from bigbatch.tune.study.tables import epoch_of, epoch_records, report, report_missing, with_record
 from bigbatch.tune.study.trial_facts import (
     CHEAP_ATTR,
     CONFIRMS_ATTR,
@@ -35,12 +34,13 @@ from bigbatch.tune.study.trial_facts import (
     DIVERGED_ATTR,
     FAILURE_ATTR,
     PAUSED_ATTR,
+    STOPPED_ATTR,
     WORKERS_ATTR,
 )
-from bigbatch.tune.study.verdict import Verdict, verdict_on
+from bigbatch.tune.study.verdict import Verdict, paused, stopped, verdict_on
 from bigbatch.tune.trials.admission import Admission
 from bigbatch.tune.trials.configurations import Configurations, configuration_of
-from bigbatch.tune.trials.confirmation_queue import ConfirmationQueue, MissingConfirmations
+from bigbatch.tune.trials.confirmation_queue import ConfirmationQueue, MissingConfirmations, closed_in_words
 from bigbatch.tune.trials.follow_up_queue import FollowUpQueue
 from bigbatch.tune.trials.live_trial import LiveTrial as LiveTrial
 from bigbatch.tune.trials.live_trial import Over as Over
@@ -96,11 +96,13 @@ class Conductor(LiveTrials):
         self._follow_ups = FollowUpQueue(self._study, follow_up)
         self._confirmations = ConfirmationQueue(self._study, confirm)
         self._may_start, self._ending = may_start, ending
-        self._failures, self._warned = EqualFailures(), False
+        self._failures = EqualFailures()
         self.stopping = False
         """Set before the search ends early. Trials that end from then on count as interrupted."""
         self.fatal: str | None = None
         """Why the search cannot continue at all; None if it can."""
+        self.closed_by: str | None = None
+        """Why the search has ended before its last trial: what is left of a budget is for confirmations."""
 
     # Before the search
 
@@ -133,25 +135,29 @@ class Conductor(LiveTrials):
 
     def _decide(self, trial_id: str) -> LiveTrial | None:
         """Begin the next trial, while no other driver decides."""
-        set_aside: list[optuna.trial.Trial] = []
-        try:
-            return self._next_that_fits(trial_id, set_aside)
-        finally:
-            for trial in set_aside:
-                self._study._storage.set_trial_state_values(trial._trial_id, TrialState.WAITING)
+        while True:
+            closed, set_aside = self.closed_by, list[optuna.trial.Trial]()
+            try:
+                found = self._next_that_fits(trial_id, set_aside)
+            finally:
+                for trial in set_aside:
+                    self._study._storage.set_trial_state_values(trial._trial_id, TrialState.WAITING)
+            if closed == self.closed_by:
+                return found
 
     def _next_that_fits(self, trial_id: str, set_aside: list[optuna.trial.Trial]) -> LiveTrial | None:
         """Begin the next trial for which the budget has room. Adds to ``set_aside`` those for which it has none."""
         for _ in range(MAX_BAD_SAMPLES):
             # A continuation is shorter than a new trial and may still fit. Confirmations are all whole runs.
             if set_aside and (self._only_confirms or not self._one_waits()):
-                return self._await_room()
+                return None if self._close_search() else self._await_room()
             if not self._one_is_due():
                 return None
             trial, config, error = self._ask()
             if config is None:
                 continue
-            if self._admission.admits(config, self._epochs_done(trial)):
+            kept = self._admission.kept(self._study, trial, config)
+            if self._admission.admits(config, self._epochs_done(trial), kept):
                 return self._start(trial_id, trial, config)
             set_aside.append(trial)
         self.fatal = (
@@ -167,6 +173,14 @@ class Conductor(LiveTrials):
             raise Over
         return None
 
+    def _close_search(self) -> bool:
+        """End the search if the budget has no room for its next trial, and what is left is for confirmations."""
+        if self._searching or self.closed_by is not None or not (left := len(self._confirmations.left())):
+            return False
+        self.closed_by = self._admission.refused
+        self.say(closed_in_words(left))
+        return True
+
     def _one_waits(self) -> bool:
         """Whether a trial waits in the study. Enqueues the continuation if the strategy wants one."""
         return bool(self._study.get_trials(deepcopy=False, states=(TrialState.WAITING,))) or self._continue_paused()
@@ -178,13 +192,10 @@ class Conductor(LiveTrials):
         return self._confirmations.wanted and (self._searching > 0 or bool(self._confirmations.left()))
 
     @property
-    def _searching(self) -> int:
-        """The number of live trials that are no confirmations, in all drivers."""
-        return sum(live.view.confirms is None for live in self._live.values()) + self._shared.elsewhere()
-
-    @property
     def _all_searched(self) -> bool:
         """Whether the last trial of the search has begun. What then waits in the study is for a longer search."""
+        if self.closed_by is not None:
+            return True
         return self.finished + self._searching >= self._trials and self._strategy.is_over(self._study)
 
     @property
@@ -262,6 +273,7 @@ class Conductor(LiveTrials):
         view.retries, view.continues = attrs.get(retry.RETRIES_ATTR), attrs.get(CONTINUES_ATTR)
         view.confirms, view.cheap = attrs.get(CONFIRMS_ATTR), CHEAP_ATTR in attrs
         live = self._live[trial_id] = LiveTrial(trial, view, config, self._clock(), constraints_of(attrs))
+        live.reported = max(frozen.intermediate_values, default=0)
         self._store.ledger.begin(trial.number, self.workers)
         self._admission.begins(trial.number, config, self._epochs_done(trial))
         return live
@@ -287,16 +299,20 @@ class Conductor(LiveTrials):
         if live.waiting_for_first:
             live.waiting_for_first = False
             self._first_result_s = max(self._first_result_s or 0.0, self._clock() - live.started)
-        live.trial.set_user_attr(f"{EPOCH_ATTR}{epoch:05d}", record)
-        report(live.trial, record, self._objectives)
+        if epoch > live.reported:  # else an earlier driver was killed between this and the record
+            report(live.trial, record, self._objectives)
         live.view.records.append(record)
+        live.unrecorded.append(record)
         self._admission.epoch_ended(live.view.number, record)
         self._store.ledger.epoch_ended(live.view.number, record)
         self._notify("epoch_ended", live.view, record)
         if verdict := self._verdict(live):
             self._tell(trial_id, verdict)
             return TrialDecision.STOP
-        return self._look(trial_id, live, epoch)
+        decision = self._look(trial_id, live, record)
+        if decision == TrialDecision.GO_ON:
+            live.record_epochs()
+        return decision
 
     def _verdict(self, live: LiveTrial) -> Verdict | None:
         """How the trial ends with the epoch that it has just reported; None if it goes on."""
@@ -310,15 +326,24 @@ class Conductor(LiveTrials):
             cheap=live.view.cheap,
         )
 
-    def _look(self, trial_id: str, live: LiveTrial, epoch: int) -> TrialDecision:
-        """Ask the strategy, which may write to the study, and carry out its answer."""
-        if live.pausing:
+    def _look(self, trial_id: str, live: LiveTrial, record: dict[str, object]) -> TrialDecision:
+        """Ask the strategy, which may write to the study, and carry out its answer.
+
+        The study gets the epoch's record only then: after a kill the epoch is reported again, and looked at again.
+        """
+        if live.pausing or live.gives_way:
             return TrialDecision.PAUSE
         if live.view.confirms is not None:
             return TrialDecision.GO_ON
-        decision = self._strategy.look(self._study, self._study._storage.get_trial(live.trial._trial_id), epoch)
+        if self._admission.must_give_way(self._study, live.config):
+            live.gives_way = True
+            return TrialDecision.PAUSE
+        epoch = epoch_of(record)
+        trial = with_record(self._study._storage.get_trial(live.trial._trial_id), record)
+        decision = self._strategy.look(self._study, trial, epoch)
         if decision == TrialDecision.STOP:
-            self._tell(trial_id, Verdict(TrialState.PRUNED, f"stopped by the scheduler after epoch {epoch}"))
+            live.trial.set_user_attr(STOPPED_ATTR, epoch)
+            self._tell(trial_id, stopped(epoch))
         elif decision == TrialDecision.PAUSE:
             live.pausing = True
         return decision
@@ -332,7 +357,9 @@ class Conductor(LiveTrials):
             epoch = live.view.epoch
             live.trial.set_user_attr(PAUSED_ATTR, epoch)
             live.view.paused = True
-            self._tell(trial_id, Verdict(TrialState.PRUNED, f"paused after epoch {epoch}"))
+            self._tell(trial_id, paused(epoch))
+        elif live.gives_way:
+            self.put_back(trial_id, "gave way to the confirmations; --resume with a larger budget continues it")
         elif self.stopping or self._ending():
             self.put_back(trial_id)
         else:
@@ -359,23 +386,9 @@ class Conductor(LiveTrials):
             trial.set_user_attr(DIVERGED_ATTR, True)
         self._tell(trial_id, Verdict(TrialState.FAIL, because))
 
-    def put_back(self, trial_id: str, because: str = "interrupted; --resume continues it") -> None:
-        """Let a trial wait in the study. The next driver continues it from its last checkpoint."""
-        live = self._held(trial_id)
-        if live is None:
-            return
-        del self._live[trial_id]
-        self._note_cost(live)
-        self._study._storage.set_trial_state_values(live.trial._trial_id, TrialState.WAITING)
-        self._end(live, TrialState.WAITING, because)
-
-    def release(self) -> None:
-        """Put back the trials that are still live: the search ended early."""
-        for trial_id in list(self._live):
-            self.put_back(trial_id)
-
     def _tell(self, trial_id: str, verdict: Verdict) -> None:
         live = self._live.pop(trial_id)
+        live.record_epochs()
         hours = self._note_cost(live)
         live.trial.set_user_attr("ended_because", verdict.because)
         note_constraints(live.trial, excesses(live.constraints, live.view.records, hours))
@@ -385,13 +398,3 @@ class Conductor(LiveTrials):
         self._end(live, verdict.state, verdict.because)
         self.fatal = self.fatal or self._failures.after(verdict.state, verdict.because, self._finished)
         self._refresh()
-
-    def _refresh(self) -> None:
-        """Rewrite the tables. A full disk does not end the search, because the tables can be made again."""
-        try:
-            self._store.drop_checkpoints()  # first: it makes room
-            self._store.refresh()
-        except OSError as error:
-            if not self._warned:
-                print(f"warning: the study's tables are not up to date: {error}", file=sys.stderr, flush=True)
-            self._warned = True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -13,6 +13,7 @@ from bigbatch.search_spaces.constraints import Constraint
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.tune.study.ledger import Ledger
 from bigbatch.tune.study.patient_journal import Disk
+from bigbatch.tune.study.tables import EPOCH_ATTR, epoch_of
 from bigbatch.tune.watch.observer import TrialView
 
 if TYPE_CHECKING:  # it imports SQLAlchemy, which the journal does not need
@@ -55,6 +56,18 @@ class LiveTrial:
     """Whether no epoch has ended since the trial was started."""
     pausing: bool = False
     """Whether the strategy has paused it. Its processes still write their checkpoint."""
+    gives_way: bool = False
+    """Whether it ends the same way because the rest of a budget is for confirmations. It then waits in the study."""
+    reported: int = 0
+    """The last epoch whose value the study has."""
+    unrecorded: list[dict[str, object]] = field(default_factory=list)
+    """Records that the study does not have yet: what their look has led to is not done."""
+
+    def record_epochs(self) -> None:
+        """Write the records that the study does not have yet."""
+        for record in self.unrecorded:
+            self.trial.set_user_attr(f"{EPOCH_ATTR}{epoch_of(record):05d}", record)
+        self.unrecorded = []
 
 
 class Over(Exception):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 
@@ -67,6 +68,7 @@ class LiveTrials:
         self._live: dict[str, LiveTrial] = {}
         self._finished = 0
         self._first_result_s: float | None = None
+        self._warned = False
         self.workers = workers
 
     def waits(self, number: int, at: float) -> None:
@@ -150,6 +152,36 @@ class LiveTrials:
     def _end(self, live: LiveTrial, state: TrialState, because: str) -> None:
         live.view.state, live.view.ended_because = state.name, because
         self._notify("trial_ended", live.view)
+
+    def put_back(self, trial_id: str, because: str = "interrupted; --resume continues it") -> None:
+        """Let a trial wait in the study. The next driver continues it from its last checkpoint."""
+        live = self._held(trial_id)
+        if live is None:
+            return
+        del self._live[trial_id]
+        self._note_cost(live)
+        self._study._storage.set_trial_state_values(live.trial._trial_id, TrialState.WAITING)
+        self._end(live, TrialState.WAITING, because)
+
+    def release(self) -> None:
+        """Put back the trials that are still live: the search ended early."""
+        for trial_id in list(self._live):
+            self.put_back(trial_id)
+
+    @property
+    def _searching(self) -> int:
+        """The number of live trials that are no confirmations, in all drivers."""
+        return sum(live.view.confirms is None for live in self._live.values()) + self._shared.elsewhere()
+
+    def _refresh(self) -> None:
+        """Rewrite the tables. A full disk does not end the search, because the tables can be made again."""
+        try:
+            self._store.drop_checkpoints()  # first: it makes room
+            self._store.refresh()
+        except OSError as error:
+            if not self._warned:
+                print(f"warning: the study's tables are not up to date: {error}", file=sys.stderr, flush=True)
+            self._warned = True
 
     def say(self, text: str) -> None:
         """Show a line that belongs to no trial."""

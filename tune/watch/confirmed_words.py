@@ -4,14 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.study.certainty import ERROR_RATE, clopper_pearson, right_answers
-from bigbatch.tune.study.confirmation import Confirmed
+from bigbatch.tune.study.confirmation import LEAST_TRIALS, Confirmed
 from bigbatch.tune.study.objective import Objective
 from bigbatch.tune.watch.display import percent
+from bigbatch.tune.watch.frontier_table import name_in_words
 from bigbatch.tune.watch.observer import TrialView
 
 FEW = 5
 """A sentence names at most this many values one by one."""
+
+
+def confirm_lines(plan: SearchPlan) -> list[tuple[str, str]]:
+    """The plan's line about confirmations; none if nothing will be confirmed."""
+    rule, frontier = plan.confirm, plan.frontier
+    small = not plan.open_ended and plan.trials < LEAST_TRIALS
+    if not rule.best or (rule.affordable and small):
+        return []
+    values = len(frontier.values) if frontier else 1
+    seeds = f"with {rule.seeds} fresh seed{'s' * (rule.seeds != 1)}"
+    has_budget = plan.budget_gpu_hours is not None or plan.time_budget_s is not None
+    if rule.affordable:
+        which = "the answer and the best trial" if values > 1 else "the best trial"
+        whole = "budget" if has_budget else "search's time"
+        runs = min(2, values) * rule.seeds
+        return [("confirm", f"{which} {seeds} (at most {runs} runs), as far as a fifth of the {whole} allows")]
+    best = "the best trial" if rule.best == 1 else f"the {rule.best} best trials"
+    which = f"{best} of each {name_in_words(frontier.name)}" if frontier and values > 1 else best
+    kept = "; the budget keeps room for them" if has_budget else ""
+    runs = rule.best * values * rule.seeds
+    return [("confirm", f"{which} {seeds} ({f'at most {runs}' if values > 1 else runs} run{'s' * (runs != 1)}){kept}")]
 
 
 def confirmed_words(found: Confirmed, images: int, held_out: int, searched: int, among: int) -> str:

@@ -31,6 +31,7 @@ from bigbatch.tune.watch.columns import Columns, columns_of
 from bigbatch.tune.watch.confirmed_words import (
     NOT_CONFIRMED,
     by_confirmed,
+    confirm_lines,
     confirmed_best,
     confirmed_words,
     holdout_words,
@@ -89,6 +90,7 @@ def _plan_lines(plan: SearchPlan) -> list[tuple[str, str]]:
         *([("first", in_words(plan.enqueued))] if plan.enqueued else []),
         *(("warm start", known_in_words(study)) for study in plan.warm_start),
         *objective_lines(plan),
+        *confirm_lines(plan),
         *_notes(plan),
         ("resources", _resources(plan)),
         ("at most", _cost(plan)),

@@ -137,7 +137,11 @@ def _certainty(values: Mapping[str, object], own: Row, word: str) -> str:
 
 
 def _word(values: Mapping[str, object]) -> str:
-    name = json_values.text(values, "dimension")
+    return name_in_words(json_values.text(values, "dimension"))
+
+
+def name_in_words(name: str) -> str:
+    """The frontier's parameter as people call it: ``batch``."""
     return WORDS.get(name, name.rpartition(".")[2])
 
 

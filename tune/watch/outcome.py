@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import Console
 
 from bigbatch.tune.plan.search_plan import SearchPlan
@@ -10,6 +12,7 @@ from bigbatch.tune.study.objective import Objective
 from bigbatch.tune.study.objectives import front_of
 from bigbatch.tune.study.target import UNREACHED_H, TimeToTarget
 from bigbatch.tune.watch.columns import Columns
+from bigbatch.tune.watch.no_result import UnfinishedTrial, no_result_in_words
 from bigbatch.tune.watch.observer import TrialView
 
 MAX_ROWS_OF_FRONT = 20
@@ -52,6 +55,15 @@ def no_interval(objective: Objective, trials: int) -> str:
         f"There is no interval for it: {objective.metric.title} is not a count of right answers. Other seeds give "
         f"other values; all trials have the same seed.{others}"
     )
+
+
+def why_nothing(plan: SearchPlan, trials: Sequence[TrialView]) -> str:
+    """Why no trial of the search is the best, or its front is empty; empty if there is nothing to say but that."""
+    once = [t for t in trials if not t.is_replaced and t.confirms is None]
+    unfinished = [UnfinishedTrial(t.state, t.is_infeasible, t.ended_because or "") for t in once]
+    if not plan.objectives.several and not any(trial.infeasible for trial in unfinished):
+        return ""
+    return no_result_in_words(unfinished, several=plan.objectives.several)
 
 
 def print_front(plan: SearchPlan, done: list[TrialView], columns: Columns, console: Console) -> None:

@@ -14,6 +14,7 @@ from bigbatch.cluster.host.atomic_files import read_json
 from bigbatch.cluster.host.command_line import OneLineParser
 from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.tune.study.fidelity import CHEAP_RUN
+from bigbatch.tune.study.front import PARETO_FILE
 from bigbatch.tune.study.frontier_file import FRONTIER_FILE, FRONTIER_FOLDER
 from bigbatch.tune.study.journal_reader import StoredTrial
 from bigbatch.tune.study.summary import (
@@ -28,6 +29,7 @@ from bigbatch.tune.study.summary import (
     summarize,
 )
 from bigbatch.tune.watch.frontier_table import answer_in_words, frontier_lines
+from bigbatch.tune.watch.no_result import UnfinishedTrial, no_result_in_words
 from bigbatch.tune.watch.setting_words import shown_settings
 from bigbatch.tune.watch.studies_command import (
     DEFAULT_OUTPUT,
@@ -70,7 +72,7 @@ def study_text(found: StudySummary, most: int | None = MOST_TRIALS, now: float |
         now: seconds since the epoch; None: the current time.
     """
     parts = [aligned([*_head(found, now), *_plan(found), *_spent(found)]), _trials(found, most)]
-    parts += [_frontier(found), _best(found), _commands(found)]
+    parts += [_frontier(found), _front(found), _best(found), _commands(found)]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -112,10 +114,17 @@ def _spent(found: StudySummary) -> list[tuple[str, str]]:
     sessions = json_values.objects(found.description, "sessions")
     last = json_values.text(sessions[-1], "started_at") if sessions else ""
     since = f", the last since {last.replace('T', ' ').replace('+00:00', ' UTC')}" if last else ""
+    times = _count(len(sessions), "session")
     return [
         ("ended", trials_words(found) + (f": {listed}" if listed else "")),
-        ("used", f"{found.held_s / 3600:.2f} {_unit(found)}, in {_count(len(sessions), 'session')}{since}"),
+        ("used", f"{found.held_s / 3600:.2f} {_unit(found)}{_elsewhere(found)}, in {times}{since}"),
     ]
+
+
+def _elsewhere(found: StudySummary) -> str:
+    """What the study's other drivers have used, as far as this folder's driver has heard of it."""
+    hours = found.elsewhere_s / 3600
+    return f" by all drivers of the study, {hours:.2f} of them by those of other folders" if hours else ""
 
 
 def _unit(found: StudySummary) -> str:
@@ -215,6 +224,26 @@ def _frontier(found: StudySummary) -> str:
     except (KeyError, StopIteration, TypeError, ValueError):
         return f"{FRONTIER_FILE} cannot be read; the next --resume writes it again."
     return "\n".join([*lines, f"Each row's configuration: {found.folder / FRONTIER_FOLDER}/VALUE.json"])
+
+
+def _front(found: StudySummary) -> str:
+    """The trials on the Pareto front of several objectives, or why there are none; also where nothing is feasible."""
+    several = "," in json_values.text(found.description, "objective")
+    front = json_values.objects(read_json(found.folder / PARETO_FILE), "front") if several else []
+    if front:
+        numbers = ", ".join(str(json_values.whole_number(trial, "trial")) for trial in front)
+        return f"On the Pareto front: trial {numbers} ({found.folder / PARETO_FILE})"
+    begun = [t for t in found.study.trials if t.config and "confirms" not in t.attrs]
+    replaced = {t.replaces for t in begun}
+    unfinished = [
+        UnfinishedTrial(t.state, bool(t.attrs.get("infeasible")), json_values.text(t.attrs, "ended_because"))
+        for t in begun
+        if t.number not in replaced
+    ]
+    if any(t.state == "COMPLETE" for t in unfinished) or not any(several or t.infeasible for t in unfinished):
+        return ""
+    why = no_result_in_words(unfinished, several=several)
+    return f"{why[0].upper()}{why[1:]}"
 
 
 def _best(found: StudySummary) -> str:

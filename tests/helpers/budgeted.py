@@ -1,0 +1,175 @@
+"""Whole searches with a budget, by the real conductor, ledger and budget, in simulated time: no Ray, no training."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from optuna.distributions import CategoricalDistribution, FloatDistribution
+from optuna.trial import FrozenTrial, Trial
+
+from bigbatch.train_loop.config import TrainConfig
+from bigbatch.tune.strategies.named import make_strategy
+from bigbatch.tune.strategies.protocol import Dimension, SearchFacts, TrialDecision
+from bigbatch.tune.strategies.search_only import SearchOnly
+from bigbatch.tune.study.budget import Budget, Limits
+from bigbatch.tune.study.confirm_reserve import ConfirmationReserve
+from bigbatch.tune.study.confirmation import ConfirmationFacts, missing_confirmations
+from bigbatch.tune.study.ledger import Ledger
+from bigbatch.tune.study.objective import accuracy
+from bigbatch.tune.study.pace import Pace
+from bigbatch.tune.study.store import StudyStore
+from bigbatch.tune.trials.admission import Admission
+from bigbatch.tune.trials.conductor import Conductor, LiveTrial, Over
+
+EPOCHS = 5
+BATCHES = (32, 128)
+BATCH = "global_batch_size"
+SPACE = (
+    Dimension(BATCH, CategoricalDistribution(BATCHES)),
+    Dimension("x", FloatDistribution(0.0, 1.0)),
+)
+
+
+class Clock:
+    """Seconds that only the test moves."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class ByHand:
+    """Configurations of two batches, of which nothing is trained."""
+
+    name = "by hand"
+
+    def new(self, trial: Trial) -> TrainConfig:
+        batch = trial.suggest_categorical(BATCH, BATCHES)
+        rate = 0.1 + trial.suggest_float("x", 0.0, 1.0)
+        keys = {"epochs": EPOCHS, "batch.global_size": batch, "optimizer.peak_lr": rate, "schedule.warmup_epochs": 0.0}
+        return TrainConfig().replace_keys(keys)
+
+    def again(self, stored: Mapping[str, object]) -> TrainConfig:
+        return TrainConfig.from_dict(dict(stored))
+
+
+@dataclass
+class BudgetedSearch:
+    """A search on equal slots of one device each. ``seconds`` is what an epoch of that batch really takes."""
+
+    folder: Path
+    limits: Limits
+    facts: ConfirmationFacts | None
+    slots: int = 2
+    owned: bool = True
+    seconds: Callable[[int], float] = lambda batch: 10.0
+    start_s: float = 5.0
+    end_s: float = 8.0
+    trials: int = 10**6
+    stopping: str = "none"
+    clock: Clock = field(default_factory=Clock)
+    said: list[str] = field(default_factory=list)
+    was_spent: bool = False
+    busy: dict[str, LiveTrial] = field(default_factory=dict)
+
+    def open(self) -> None:
+        exists = self.folder.exists()
+        made = StudyStore.open(self.folder, None) if exists else StudyStore.create(self.folder, "s", {}, None)
+        self.store = made
+        self.store.ledger.close()
+        self.store.ledger = ledger = Ledger(self.folder / "ledger", self.clock)
+        ledger.hold(self.slots if self.owned else None)
+        budget = Budget(
+            self.limits,
+            Pace(made.study.get_trials(deepcopy=False)),
+            held_s=lambda: ledger.held_s,
+            devices=lambda: self.slots if self.owned else None,
+            clock=self.clock,
+        )
+        self.budget, facts = budget, self.facts
+        reserve = None if facts is None else ConfirmationReserve(facts, EPOCHS)
+        search_facts = SearchFacts(SPACE, 20, EPOCHS, self.slots, 3, accuracy(10), BATCH)
+        self.conductor = Conductor(
+            made,
+            SearchOnly(make_strategy("random", self.stopping, search_facts)),
+            ByHand(),
+            objective=accuracy(10),
+            trials=self.trials,
+            workers=1,
+            observers=[self],  # type: ignore[list-item]
+            confirm=None if facts is None else lambda trials: missing_confirmations(trials, facts),
+            admission=Admission(budget, 1, reserve),
+            clock=self.clock,
+        )
+        self.conductor.recover()
+
+    def search_said(self, text: str) -> None:
+        """As an observer."""
+        self.said.append(text)
+
+    def run(self, until: Callable[[list[FrozenTrial]], bool] = lambda trials: False) -> BudgetedSearch:
+        """Until nothing is begun any more, the budget is spent, or the driver is killed: ``until`` is true."""
+        self.open()
+        ends: list[tuple[float, int, str]] = []
+        count = 0
+        while not self.was_spent:
+            while len(self.busy) < self.slots:
+                count += 1
+                try:
+                    live = self.conductor.next_trial(f"t{count}")
+                except Over:
+                    break
+                if live is None:
+                    break
+                self.busy[f"t{count}"] = live
+                heapq.heappush(ends, (self.clock.now + self.start_s + self._epoch_s(live), count, f"t{count}"))
+            if not ends or until(self.all):
+                break
+            at, order, name = heapq.heappop(ends)
+            self._wait(at)
+            if not self.was_spent and self._goes_on(name):
+                heapq.heappush(ends, (at + self._epoch_s(self.busy[name]), order, name))
+        if not until(self.all):
+            self.conductor.release()
+            self.clock.now += self.end_s
+        self.busy = {}
+        self.store.ledger.close()
+        self.store.close()
+        return self
+
+    def _wait(self, at: float) -> None:
+        """Tune asks about the budget several times a second."""
+        while self.clock.now < at and not self.was_spent:
+            self.clock.now = min(at, self.clock.now + 1.0)
+            self.was_spent = self.budget.spent() is not None
+
+    def _epoch_s(self, live: LiveTrial) -> float:
+        self._next_s = getattr(self, "_next_s", {})
+        self._next_s[live.view.number] = self.seconds(live.config.batch.global_size)
+        return self._next_s[live.view.number]
+
+    def _goes_on(self, name: str) -> bool:
+        live = self.busy[name]
+        epoch = live.view.epoch + 1
+        value = 0.5 + 0.3 * live.trial.params["x"] + 0.01 * epoch
+        seconds = self._next_s[live.view.number]
+        record = {"epoch": epoch, "val_top1": value, "val_loss": 1.0, "train_s": seconds}
+        decision = self.conductor.take_in(name, record)
+        if decision == TrialDecision.PAUSE:
+            self.conductor.ended(name)
+        if decision != TrialDecision.GO_ON:
+            del self.busy[name]
+        return decision == TrialDecision.GO_ON
+
+    @property
+    def all(self) -> list[FrozenTrial]:
+        return self.store.study.get_trials(deepcopy=False)
+
+    @property
+    def held_s(self) -> float:
+        return self.store.ledger.held_s

@@ -1,0 +1,171 @@
+"""Confirmations are paid out of the budget: in simulated time, with the real conductor, ledger and budget."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from optuna.trial import FrozenTrial, TrialState
+
+from bigbatch.tune.study.budget import KEPT_MARGIN, NO_ROOM_IN_BUDGET, Limits, together_s
+from bigbatch.tune.study.confirm_rule import AFFORDABLE, ConfirmRule
+from bigbatch.tune.study.confirmation import ConfirmationFacts
+from bigbatch.tune.study.frontier import FrontierFacts
+from bigbatch.tune.study.objective import accuracy
+from helpers.budgeted import BATCH, BATCHES, EPOCHS, BudgetedSearch
+
+FRONTIER = FrontierFacts(BATCH, BATCHES, tolerance=0.5, images=1000, workers=1, objective=accuracy(10))
+
+
+def facts(best: int = 1, seeds: int = 3, most_worker_s: float | None = None) -> ConfirmationFacts:
+    rule = AFFORDABLE if best == 0 else ConfirmRule(best, seeds)
+    return ConfirmationFacts(rule, 3, FRONTIER, accuracy(10), 1, most_worker_s)
+
+
+def split(trials: list[FrozenTrial]) -> tuple[list[FrozenTrial], dict[int, list[FrozenTrial]]]:
+    """The trials of the search, and of each confirmed one its confirmations."""
+    confirmed = defaultdict(list)
+    for trial in trials:
+        if "confirms" in trial.user_attrs:
+            confirmed[trial.user_attrs["confirms"]].append(trial)
+    return [t for t in trials if "confirms" not in t.user_attrs], confirmed
+
+
+def best_by_batch(searched: list[FrozenTrial], count: int) -> list[int]:
+    """Written anew from the rule: of each batch the finished trials with the best values."""
+    found = []
+    for batch in BATCHES:
+        done = [t for t in searched if t.state == TrialState.COMPLETE and t.params[BATCH] == batch]
+        found += [t.number for t in sorted(done, key=lambda t: -t.values[0])[:count]]
+    return sorted(found)
+
+
+def search(tmp_path: Path, hours: float, confirm: ConfirmationFacts | None, **more: Any) -> BudgetedSearch:
+    return BudgetedSearch(tmp_path / "s", Limits(device_s=hours * 3600), confirm, **more)
+
+
+@pytest.mark.parametrize("owned", [True, False])
+@pytest.mark.parametrize(("slots", "best", "seeds"), [(1, 1, 3), (2, 2, 2), (4, 1, 3)])
+def test_the_search_ends_early_enough_and_all_that_was_asked_for_is_confirmed(tmp_path, slots, best, seeds, owned):
+    """Runs of 55 s and 85 s. Without ``--trials`` only the budget ends the search."""
+    times = {32: 16.0, 128: 10.0}
+    found = search(tmp_path, slots * 0.5, facts(best, seeds), slots=slots, owned=owned, seconds=times.__getitem__)
+    found.run()
+    searched, confirmed = split(found.all)
+    assert sorted(confirmed) == best_by_batch(searched, best) and len(confirmed) == 2 * best
+    for runs in confirmed.values():
+        assert [t.state for t in runs] == [TrialState.COMPLETE] * seeds
+        assert [t.user_attrs["config"]["seed"] for t in runs] == list(range(4, 4 + seeds))
+    first = min(t.number for runs in confirmed.values() for t in runs)
+    assert all(t.number < first for t in searched), "nothing is searched once it is confirmed"
+    assert found.conductor.closed_by == NO_ROOM_IN_BUDGET and not found.was_spent
+    assert found.said == [
+        f"The rest of the budget is for {2 * best * seeds} confirmations: the search itself has ended."
+    ]
+    budget_s = slots * 0.5 * 3600
+    assert found.held_s <= budget_s
+    all_kept_s = KEPT_MARGIN * 2 * best * seeds * 85
+    assert budget_s - found.held_s < slots * (85 + 10 + 8) + 0.05 * all_kept_s + 0.4 * all_kept_s / 2
+    assert sum(t.state == TrialState.COMPLETE for t in searched) > 2 * best * seeds, (
+        "most of the budget is for the search"
+    )
+
+
+@pytest.mark.parametrize("slots", [1, 3])
+@pytest.mark.parametrize("seed", range(3))
+def test_with_noisy_epochs_no_more_than_two_percent_over_is_billed_and_nearly_all_is_confirmed(tmp_path, slots, seed):
+    rng, times = random.Random(seed), {32: 16.0, 128: 10.0}
+    found = search(
+        tmp_path, 1.5, facts(1, 3), slots=slots, seconds=lambda batch: times[batch] * rng.lognormvariate(0, 0.2)
+    ).run()
+    searched, confirmed = split(found.all)
+    done = sum(t.state == TrialState.COMPLETE for runs in confirmed.values() for t in runs)
+    assert found.held_s <= 1.02 * 1.5 * 3600
+    assert 6 - slots <= done <= 6 and sorted(confirmed) == best_by_batch(searched, 1)
+
+
+def test_without_a_rule_the_whole_budget_is_for_the_search(tmp_path):
+    found = search(tmp_path, 0.5, None).run()
+    searched, confirmed = split(found.all)
+    kept = search(tmp_path / "kept", 0.5, facts(1, 3)).run()
+    assert not confirmed and found.conductor.closed_by is None and found.said == []
+    more = sum(t.state == TrialState.COMPLETE for t in searched)
+    assert more - sum(t.state == TrialState.COMPLETE for t in split(kept.all)[0]) == 6, "what six confirmations cost"
+
+
+def test_a_time_budget_keeps_time_back(tmp_path):
+    found = BudgetedSearch(tmp_path / "s", Limits(time_s=1800.0), facts(1, 3), slots=2).run()
+    searched, confirmed = split(found.all)
+    assert sorted(confirmed) == best_by_batch(searched, 1) and all(len(runs) == 3 for runs in confirmed.values())
+    assert 0.9 * 1800 < found.clock.now - 1000 <= 1800
+
+
+def test_a_driver_that_is_killed_while_it_confirms_confirms_the_rest(tmp_path):
+    whole = search(tmp_path / "whole", 0.5, facts(1, 3)).run()
+
+    def in_the_middle(trials: list[FrozenTrial]) -> bool:
+        ended = [t for t in trials if "confirms" in t.user_attrs and t.state.is_finished()]
+        return len(ended) == 2
+
+    killed = search(tmp_path / "killed", 0.5, facts(1, 3)).run(until=in_the_middle)
+    begun = len(killed.all)
+    again = search(tmp_path / "killed", 0.5, facts(1, 3), clock=killed.clock).run()
+    names = ("state", "params", "values")
+    assert [[getattr(t, n) for n in names] for t in again.all] == [[getattr(t, n) for n in names] for t in whole.all]
+    assert begun < len(again.all) and again.held_s <= 1800
+
+
+def test_a_larger_budget_searches_on_and_confirms_what_is_best_then(tmp_path):
+    first = search(tmp_path, 0.3, facts(1, 1)).run()
+    count, before = len(first.all), split(first.all)[1]
+    more = search(tmp_path, 0.9, facts(1, 1), clock=first.clock).run()
+    searched, confirmed = split(more.all)
+    assert sum(t.number >= count and t.state == TrialState.COMPLETE for t in searched) > 10
+    assert set(best_by_batch(searched, 1)) | set(before) == set(confirmed) and more.held_s <= 0.9 * 3600
+    assert all(len(runs) == 1 for runs in confirmed.values()), "none is confirmed with a seed twice"
+
+
+def test_a_trial_that_would_take_the_confirmations_time_gives_way_with_its_checkpoint(tmp_path):
+    """Two begin while nothing is known. The one of batch 32 needs 300 s an epoch; 700 s are there for each slot."""
+    found = search(tmp_path, 1400 / 3600, facts(1, 3), seconds={32: 300.0, 128: 10.0}.__getitem__).run()
+    searched, confirmed = split(found.all)
+    slow = [t for t in searched if t.params[BATCH] == 32 and t.intermediate_values]
+    assert slow and all(t.state == TrialState.WAITING for t in slow), "a larger budget continues them"
+    (fast,) = confirmed
+    assert found.all[fast].params[BATCH] == 128 and len(confirmed[fast]) == 3
+    assert all(t.state == TrialState.COMPLETE for t in confirmed[fast]) and found.held_s <= 1400
+
+
+@pytest.mark.parametrize(("hours", "most", "confirmed_trials"), [(1.2, 330, 2), (0.6, 170, 1), (0.3, 100, 0)])
+def test_the_default_confirms_what_its_part_of_the_budget_allows(tmp_path, hours, most, confirmed_trials):
+    """Runs of 55 s, 50 of them measured: three seeds take 150 s."""
+    found = search(tmp_path, hours, facts(0, most_worker_s=float(most))).run()
+    searched, confirmed = split(found.all)
+    assert len(confirmed) == confirmed_trials and all(len(runs) == 3 for runs in confirmed.values())
+    assert set(confirmed) <= set(best_by_batch(searched, 1))
+    assert 0.85 * hours * 3600 < found.held_s <= hours * 3600
+    assert (found.conductor.closed_by is not None) == (confirmed_trials > 0)
+
+
+def test_confirmations_larger_than_the_budget_leave_half_of_it_to_the_search(tmp_path):
+    found = search(tmp_path, 0.5, facts(1, 60)).run()
+    searched, confirmed = split(found.all)
+    done = [t for runs in confirmed.values() for t in runs if t.state == TrialState.COMPLETE]
+    assert sum(t.state == TrialState.COMPLETE for t in searched) >= 12 and len(done) >= 12
+    assert 0.9 * 1800 < found.held_s <= 1800
+
+
+def test_runs_beside_each_other_take_as_long_as_when_they_are_played_second_by_second():
+    rng = random.Random(4)
+    for _ in range(50):
+        runs, slots = [rng.randint(1, 30) for _ in range(rng.randint(1, 12))], rng.randint(1, 5)
+        waiting, left, second = list(runs), list[int](), 0
+        while waiting or left:
+            while waiting and len(left) < slots:
+                left.append(waiting.pop(0))
+            second, left = second + 1, [one - 1 for one in left if one > 1]
+        assert together_s(runs, slots) == second
+    assert together_s([], 3) == 0 and EPOCHS == 5
