@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from bigbatch.tune.search.first_trials import enqueue_first_trials
 from bigbatch.tune.search.running import configurations_of, follow_up_of, missing_in, strategy_of
 from bigbatch.tune.strategies.protocol import TrialDecision
 from bigbatch.tune.trials.conductor import Conductor, LiveTrial, Over
-from helpers.conducted import MemoryStore
+from helpers.conducted import Killed, MemoryStore, kill_at_write
 
 Curve = Callable[[TrainConfig, int], float]
 """From a configuration and an epoch to its validation top-1."""
@@ -99,6 +99,16 @@ class PlannedSearch:
             self.step()
             assert self.steps < 2000, "it does not end"
         return self
+
+    def run_with_kills_at_writes(self, numbers: Iterable[int]) -> PlannedSearch:
+        """To its end; each driver is killed at its write of that number, in the middle of whatever it decides."""
+        for number in numbers:
+            kill_at_write(self.store.study._storage, number)
+            try:
+                return self.run()
+            except Killed:
+                self.kill()
+        return self.run()
 
     @property
     def trials(self) -> list[FrozenTrial]:

@@ -113,6 +113,21 @@ def test_a_killed_search_goes_on_with_the_same_decisions(tmp_path: Path, strateg
         assert [t.user_attrs.get(name) for t in killed.trials] == [t.user_attrs.get(name) for t in whole.trials]
 
 
+@pytest.mark.parametrize("every", [23, 61, 97])
+def test_a_kill_at_any_write_loses_and_doubles_nothing(tmp_path: Path, every: int) -> None:
+    plan = plan_of(tmp_path, confirm="1x1")
+    search = search_of(plan, tmp_path).run_with_kills_at_writes([every] * 40)
+    cheap, full = first_part(search.trials), second_part(search.trials)
+    assert (len(cheap), len(full)) == (12, 3)
+    assert all(ran_cheaply(t) and list(t.intermediate_values) == list(range(1, CHEAP + 1)) for t in cheap)
+    assert all(t.state == TrialState.COMPLETE and len(t.intermediate_values) == EPOCHS for t in full)
+    chosen = [best_cheap(search, batch).number for batch in (512, 256, 128)]
+    assert [t.user_attrs[FOLLOWS_ATTR]["of"] for t in full] == chosen
+    assert sorted(t.user_attrs[CONFIRMS_ATTR] for t in search.trials if CONFIRMS_ATTR in t.user_attrs) == [
+        t.number for t in full
+    ]
+
+
 def test_only_full_runs_are_best_in_the_frontier_or_confirmed(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, confirm="1x1")
 

@@ -96,6 +96,15 @@ def test_a_killed_search_goes_on_with_the_same_trials(tmp_path: Path, strategy: 
     assert said[0] == said[1]
 
 
+@pytest.mark.parametrize("every", [23, 61, 97])
+def test_a_kill_at_any_write_loses_and_doubles_nothing(tmp_path: Path, every: int) -> None:
+    search = search_of(plan_of(tmp_path, stopping="none"), tmp_path).run_with_kills_at_writes([every] * 40)
+    there = second_part(search.trials)
+    assert len(search.trials) == TRIALS and len(there) == 4
+    assert all(list(t.intermediate_values) == list(range(1, EPOCHS + 1)) for t in search.trials)
+    assert [t.user_attrs[FOLLOWS_ATTR]["kind"] for t in there] == ["prediction", "around", "around", "around"]
+
+
 def test_two_optimizers_are_predicted_where_there_is_room(tmp_path: Path) -> None:
     search = search_of(plan_of(tmp_path, set=(), stopping="none"), tmp_path).run()
     kinds = [(t.user_attrs[FOLLOWS_ATTR]["kind"], t.params["optimizer"]) for t in second_part(search.trials)]
