@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -78,12 +79,16 @@ def _check(args: argparse.Namespace) -> None:
         )
     for option in ("seeds", "trials", "budget_hours", "epoch_seconds", "processes"):
         value = getattr(args, option)
-        if value is not None and value <= 0:
-            raise ConfigError(f"--{option.replace('_', '-')} must be more than 0; got {value}. Write e.g. 8.")
+        if value is not None and not 0 < value < math.inf:
+            raise ConfigError(
+                f"--{option.replace('_', '-')} must be more than 0 and finite; got {value}. Write e.g. 8."
+            )
     if min(args.slots) < 1:
         raise ConfigError(f"--slots must be at least 1; got {min(args.slots)}. Write e.g. 8.")
-    if args.resume_seconds < 0:
-        raise ConfigError(f"--resume-seconds must not be negative; got {args.resume_seconds}. Write e.g. 10.")
+    if not 0 <= args.resume_seconds < math.inf:
+        raise ConfigError(
+            f"--resume-seconds must not be negative or infinite; got {args.resume_seconds}. Write e.g. 10."
+        )
     if args.output is not None:
         try:
             args.output.mkdir(parents=True, exist_ok=True)
@@ -104,6 +109,9 @@ def _simulate(args: argparse.Namespace) -> None:
     print(f"a mean run {table.run_s / 3600:.3g} h, best value {table.best:.4g}; budget {setting.budget_h:.3g} h")
     if len(table.curves) < FEW_RUNS:
         print(f"note: {len(table.curves)} runs are few: random search looks better than it is (docs/simulate.md)")
+    for slots in args.slots:
+        if slots * table.run_s > 3600 * setting.budget_h:
+            print(f"note: {setting.budget_h:.3g} h over {slots} slots end before a mean run does: raise --budget-hours")
     arms = _arms(args)
     found: dict[Arm, list[Outcome]] = {arm: [] for arm in arms}
     raw: list[tuple[Arm, int, Replay]] = []

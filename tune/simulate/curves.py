@@ -40,6 +40,8 @@ class RecordedCurve:
 
     def __post_init__(self) -> None:
         times, count = self.seconds, len(self.values)
+        if self.epochs < 1:
+            raise ConfigError("a curve must have at least one epoch; got none. Leave the run out.")
         if any(not math.isfinite(value) for value in self.values):
             raise ConfigError("values of a curve must be finite; got one that is not. Mark the run as diverged.")
         if len(times) != count and not (self.diverged and len(times) == count + 1):
@@ -97,7 +99,14 @@ class CurveTable:
         return {name: value for name, value in self.curves[row].params.items() if name in names}
 
     def without(self, names: Sequence[str]) -> CurveTable:
-        """The table without these parameters, e.g. those that follow from others."""
+        """The table without these parameters, e.g. those that follow from others.
+
+        Raises ConfigError for a name that no run has.
+        """
+        known = list(dict.fromkeys(name for curve in self.curves for name in curve.params))
+        for name in names:
+            if name not in known:
+                raise ConfigError(f"no run has a parameter {name!r}; got {', '.join(known)}. Leave out one of them.")
         curves = tuple(
             replace(curve, params={n: v for n, v in curve.params.items() if n not in names}) for curve in self.curves
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -58,6 +59,8 @@ def _distribution(name: str, values: Sequence[object]) -> BaseDistribution:
 
 
 def _choice(name: str, value: object) -> CategoricalChoiceType:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"a parameter must be finite; got {name!r} with {value}. Leave these runs out.")
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     raise ConfigError(

@@ -54,12 +54,16 @@ def read_curves(paths: Sequence[Path], direction: Direction = "maximize", task: 
 
     Raises ConfigError for a file that cannot be read, lacks a column, or has epochs that go back.
     """
+    twice = [path for number, path in enumerate(paths) if path.resolve() in [p.resolve() for p in paths[:number]]]
+    if twice:
+        raise ConfigError(f"--curves takes each file once; got {str(twice[0])!r} twice. Leave one out.")
     return pooled([_read(path, Objective("val_top1", direction), task) for path in paths])
 
 
 def _read(path: Path, objective: Objective, task: str | None) -> RecordedRuns:
     try:
         if path.is_dir():
+            _check_no_task(task)
             return _read_study(path)
         if path.suffix == ".parquet":
             return _read_parquet(path, objective, task)
@@ -85,6 +89,7 @@ def _name(path: Path) -> str:
 def _read_json_lines(path: Path, objective: Objective, task: str | None) -> RecordedRuns:
     if is_pd1(path):
         return read_pd1(path, task)
+    _check_no_task(task)
     declared: tuple[Dimension, ...] | None = None
     curves = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
@@ -150,6 +155,7 @@ def _read_parquet(path: Path, objective: Objective, task: str | None) -> Recorde
     table = _parquet(path)
     if is_algoperf(table.column_names):
         return RecordedRuns(_name(path), read_algoperf(table.to_pylist(), task))
+    _check_no_task(task)
     _check_columns(table.column_names, COLUMNS)
     rows = table.to_pylist()
     curves = []
@@ -184,6 +190,11 @@ def _by(rows: Rows, key: str) -> Iterable[tuple[object, Rows]]:
     for row in rows:
         runs[row[key]].append(row)
     return runs.items()
+
+
+def _check_no_task(task: str | None) -> None:
+    if task is not None:
+        raise ConfigError(f"it holds one task; got --task {task}. Leave --task out.")
 
 
 def _check_columns(names: Sequence[str], needed: Sequence[str]) -> None:

@@ -99,7 +99,11 @@ def test_the_command_compares_with_random_search(tmp_path: Path, capsys: pytest.
         (["--seeds", "0"], "--seeds must be more than 0"),
         (["--slots", "0"], "--slots must be at least 1"),
         (["--budget-hours", "-1"], "--budget-hours must be more than 0"),
+        (["--budget-hours", "nan"], "--budget-hours must be more than 0 and finite; got nan"),
         (["--resume-seconds", "-1"], "must not be negative"),
+        (["--resume-seconds", "inf"], "or infinite; got inf"),
+        (["--task", "x"], "it holds one task; got --task x"),
+        (["--without", "xx"], "no run has a parameter 'xx'; got optimizer"),
         (["--curves", "absent.parquet"], "absent.parquet"),
     ],
 )
@@ -110,3 +114,14 @@ def test_wrong_options_meet_one_line(
     assert main(["simulate", *given]) == 2
     err = capsys.readouterr().err
     assert words in err and err.count("\n") == 1
+
+
+def test_the_same_file_twice_is_refused_and_a_budget_that_ends_no_run_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(written(tmp_path))
+    assert main(["simulate", "--curves", path, path]) == 2
+    assert "--curves takes each file once" in capsys.readouterr().err
+    options = ["--strategy", "random", "--stopping", "none", "--seeds", "1"]
+    assert main(["simulate", "--curves", path, *options, "--slots", "1000"]) == 0
+    assert "over 1000 slots end before a mean run does" in capsys.readouterr().out

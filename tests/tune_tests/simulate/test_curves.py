@@ -65,6 +65,8 @@ def test_json_lines_become_a_table_with_a_diverged_run(tmp_path: Path) -> None:
         ([line({"lr": 1}, [0.1]), line({"lr": 1}, [0.2])], "parameters that differ"),
         ([line({"lr": 1}, [None], diverged=True)], "reached their end"),
         ([line({"lr": [1]}, [0.1]), line({"lr": 2}, [0.2])], "with a list"),
+        ([line({"lr": 1}, []), line({"lr": 2}, [0.2])], "line 1: a curve must have at least one epoch"),
+        ([line({"lr": 1.0}, [0.1]), line({"lr": float("nan")}, [0.2])], "must be finite; got 'lr' with nan"),
         ([json.dumps({"dimensions": {"lr": {"low": 1}}})], "dimensions must look like"),
     ],
 )
