@@ -17,6 +17,7 @@ Prints a table and, last, a JSON line.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import os
@@ -35,66 +36,75 @@ sys.path[:0] = [str(ROOT / "src"), str(Path(__file__).resolve().parent)]
 from optimizer_step import spread  # noqa: E402
 from train_throughput import configuration, image_folder  # noqa: E402
 
+from bigbatch.train_loop.launch.profile_words import profile_lines  # noqa: E402
+from bigbatch.train_loop.loop.assembly import Run, set_up  # noqa: E402
+from bigbatch.train_loop.loop.checkpoint import CheckpointFolder  # noqa: E402
+from bigbatch.train_loop.loop.chronometer import Chronometer  # noqa: E402
+from bigbatch.train_loop.loop.step_profile import measure_steps  # noqa: E402
+from bigbatch.train_loop.loop.step_timer import StepTimer  # noqa: E402
+from bigbatch.train_loop.loop.train import take_step  # noqa: E402
+from bigbatch.train_loop.reporter import ListReporter  # noqa: E402
+
+
+class Arms:
+    """The same steps with each clock. ``run``: its batch has been read."""
+
+    def __init__(self, run: Run, batch: list[Any], steps: int) -> None:
+        self._run, self._batch, self._steps = run, batch, steps
+        device = run.world.device
+        self.clocks: dict[str, Chronometer] = {"plain": Chronometer(device), "timed": StepTimer(device)}
+        self.images_per_s: dict[str, list[float]] = {name: [] for name in self.clocks}
+        self.accounted: list[float] = []
+
+    def turn(self, name: str) -> None:
+        run, clock = self._run, self.clocks[name]
+        run.clock, run.step = clock, dataclasses.replace(run.step, phase=clock.phase)
+        began = wait(run.world.device)
+        for _ in range(self._steps):
+            with clock.step() if isinstance(clock, StepTimer) else contextlib.nullcontext():
+                take_step(run, self._batch, 0.0)
+        took = wait(run.world.device) - began
+        self.images_per_s[name].append(self._steps * run.split.global_size / took)
+        if isinstance(clock, StepTimer):
+            self.accounted.append(sum(times["step"] for times in clock.take()) / took)
+
+    def rounds(self, count: int) -> None:
+        for name in self.clocks:
+            self.turn(name)  # caches, state, compiling
+        for values in (*self.images_per_s.values(), self.accounted):
+            values.clear()
+        order, shuffle = list(self.clocks), random.Random(0)
+        for _ in range(count):
+            shuffle.shuffle(order)
+            for name in order:
+                self.turn(name)
+
 
 def measure(o: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    from bigbatch.train_loop.launch.profile_words import profile_lines
-    from bigbatch.train_loop.loop.assembly import set_up
-    from bigbatch.train_loop.loop.checkpoint import CheckpointFolder
-    from bigbatch.train_loop.loop.chronometer import Chronometer
-    from bigbatch.train_loop.loop.step_profile import measure_steps
-    from bigbatch.train_loop.loop.step_timer import StepTimer
-    from bigbatch.train_loop.loop.train import take_step
-    from bigbatch.train_loop.reporter import ListReporter
-
     config = configuration(o, folder)
     run = set_up(config, ListReporter(), CheckpointFolder(None, 0.0), torch.device(o.device))
-    batch = next(iter(run.source.train_batches(0, 0, run.split, 0)))
-    run.source.close()
-    clocks = {"plain": Chronometer(run.world.device), "timed": StepTimer(run.world.device)}
-    raw: dict[str, list[float]] = {name: [] for name in clocks}
-    accounted: list[float] = []
-
-    def turn(name: str) -> None:
-        run.clock = clock = clocks[name]
-        run.step = dataclasses.replace(run.step, phase=clock.phase)
-        began = wait(o.device)
-        for _ in range(o.steps):
-            if isinstance(clock, StepTimer):
-                with clock.step():
-                    take_step(run, batch, 0.0)
-            else:
-                take_step(run, batch, 0.0)
-        took = wait(o.device) - began
-        raw[name].append(o.steps * o.batch / took)
-        if isinstance(clock, StepTimer):
-            accounted.append(sum(times["step"] for times in clock.take()) / took)
-
-    for name in clocks:
-        turn(name)  # caches, state, compiling
-    for values in (*raw.values(), accounted):
-        values.clear()
-    order, shuffle = list(clocks), random.Random(0)
-    for _ in range(o.rounds):
-        shuffle.shuffle(order)
-        for name in order:
-            turn(name)
     try:
+        batch = next(iter(run.source.train_batches(0, 0, run.split, 0)))
+        run.source.close()  # its processes would decode beside the steps
+        arms = Arms(run, batch, o.steps)
+        arms.rounds(o.rounds)
         profile = measure_steps(run, o.steps * o.rounds)
     finally:
         run.source.close()
     print("\n".join(profile_lines(profile, config, len(os.sched_getaffinity(0)))))
+    raw = arms.images_per_s
     return {
         "images_per_s": {name: spread(values) for name, values in raw.items()},
         "timed / plain": spread([a / b for a, b in zip(raw["timed"], raw["plain"], strict=True)]),
-        "accounted": spread(accounted),
+        "accounted": spread(arms.accounted),
         "phases": dataclasses.asdict(profile),
         "raw_images_per_s": raw,
     }
 
 
-def wait(device: str) -> float:
-    if device == "cuda":
-        torch.cuda.synchronize()
+def wait(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
     return time.perf_counter()
 
 
