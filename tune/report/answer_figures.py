@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from bigbatch.tune.report.figure import (
     ReportFigure,
+    batch_places,
     fewer_trials,
     hover,
     most_of,
@@ -130,7 +131,7 @@ def _with_bars(
 def _all_finished(points: StudyPoints) -> Values:
     dots = [p for p in fewer_trials(points.finished, points.best_first) if p.batch]
     return {
-        "type": "scatter", "mode": "markers", "name": "finished trials", "x": [p.batch for p in dots],
+        "type": "scatter", "mode": "markers", "name": "finished trials", "x": batch_places(dots),
         "y": [points.shown(p.value) for p in dots], "text": [hover(points, p) for p in dots],
         "hovertemplate": "%{text}<extra></extra>", "marker": {"color": GREY, "size": 6, "opacity": 0.55},
     }  # fmt: skip

@@ -8,12 +8,11 @@ from datetime import datetime
 
 from bigbatch.cluster.host import json_values
 from bigbatch.tune.report.figure import ReportFigure, hover
-from bigbatch.tune.report.theme import GREY, LEGEND_BELOW, ORANGE, OUTCOMES, TEAL, Values, layout
+from bigbatch.tune.report.theme import GREY, HATCHED, HATCHES, LEGEND_BELOW, ORANGE, OUTCOMES, TEAL, Values, layout
 from bigbatch.tune.report.trial_points import CONTINUED, FINISHED, StudyPoints, TrialPoint
 
 CONFIRMING, OUTSIDE = "confirmations", "outside of trials"
 MOST_BARS = 3000
-HATCHED: Values = {"fillmode": "overlay", "solidity": 0.3}
 GAP_SHARE, LEAST_GAP_S = 0.15, 300.0
 """A pause of the whole search that is longer than both, as between two sessions, is cut out of the timeline."""
 
@@ -40,7 +39,6 @@ def device_hours(points: StudyPoints) -> ReportFigure:
     if not sum(found.values()):
         return ReportFigure(name, title, missing="No device hours were noted.")
     total = sum(found.values())
-    patterns = ("", "/", "x", ".", "-", "+", "|", "\\")
     data: list[Values] = []
     for i, (key, hours) in enumerate(found.items()):
         colour = {CONFIRMING: TEAL, OUTSIDE: "#b9bfc6"}.get(key) or OUTCOMES.get(key, (GREY, ""))[0]
@@ -49,7 +47,7 @@ def device_hours(points: StudyPoints) -> ReportFigure:
                 "type": "bar", "orientation": "h", "name": f"{key}: {hours:.3g} ({100 * hours / total:.0f} %)",
                 "x": [hours],
                 "y": [""],
-                "marker": {"color": colour, "pattern": {**HATCHED, "shape": patterns[i % 8]}},
+                "marker": {"color": colour, "pattern": {**HATCHED, "shape": HATCHES[i % 8]}},
                 "hovertemplate": f"{key}: {hours:.3g}<extra></extra>",
             }
         )  # fmt: skip

@@ -11,8 +11,12 @@ from bigbatch.tune.report.theme import Values, plotly_text
 from bigbatch.tune.report.trial_points import StudyPoints, TrialPoint
 
 T = TypeVar("T")
-MOST_POINTS = 2000
+MOST_POINTS = 1000
 """A figure shows at most this many trials: the best quarter of them, and of the others evenly many."""
+
+
+CROWDED = 60
+"""With so many trials in a figure those of one batch are spread."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +91,12 @@ def _broken(text: str, width: int = 60, most: int = 4) -> str:
             lines.append("")
         lines[-1] = f"{lines[-1]} {word}".strip()[: 2 * width]
     return "\n".join(lines[:most])
+
+
+def batch_places(group: Sequence[TrialPoint]) -> list[float]:
+    """Where trials stand on an axis of batches: many of one batch lie beside each other rather than on top."""
+    spread = 0.0 if len(group) < CROWDED else 0.16
+    return [(p.batch or 1) * 2 ** (spread * 2 * ((p.number * 0.618034) % 1 - 0.5)) for p in group]
 
 
 def ranges_of(values: Iterable[float | None], pad: float = 0.06) -> tuple[float, float] | None:

@@ -11,6 +11,7 @@ from bigbatch.cluster.host import json_values
 from bigbatch.search_spaces.priors import peak_lr_centre, short_run_factor
 from bigbatch.tune.report.figure import (
     ReportFigure,
+    batch_places,
     fewer_trials,
     guarded,
     hover,
@@ -112,7 +113,7 @@ def _rate_by_batch(points: StudyPoints, optimizer: str) -> ReportFigure:
     if short:
         data.append(
             {
-                "type": "scatter", "mode": "markers", "name": "not finished", "x": [p.batch for p in short],
+                "type": "scatter", "mode": "markers", "name": "not finished", "x": batch_places(short),
                 "y": [p.comparable_rate for p in short], "text": [hover(points, p) for p in short],
                 "hovertemplate": "%{text}<extra></extra>",
                 "marker": {"color": GREY, "symbol": "circle-open", "size": 7},

@@ -67,7 +67,7 @@ def _plan(points: StudyPoints) -> list[tuple[str, object]]:
         else ""
     )
     limits = [
-        f"{points.study.summary.planned} trials"
+        f"{points.study.summary.planned:,} trials"
         if points.study.summary.planned
         else "as many trials as the budget allows"
     ]

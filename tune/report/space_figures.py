@@ -10,12 +10,22 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
 from optuna.trial import FrozenTrial
 
-from bigbatch.tune.report.figure import ReportFigure, fewer_trials, hover, log_axis, thinned_words, ticks_of_batches
+from bigbatch.tune.report.figure import (
+    ReportFigure,
+    batch_places,
+    fewer_trials,
+    hover,
+    log_axis,
+    thinned_words,
+    ticks_of_batches,
+)
 from bigbatch.tune.report.recorded_study import quiet_warnings
 from bigbatch.tune.report.theme import (
     BLUE,
     DASHES,
     GREY,
+    HATCHED,
+    HATCHES,
     ORANGE,
     RED,
     SERIES,
@@ -30,7 +40,7 @@ from bigbatch.tune.report.trial_points import DIVERGENT, StudyPoints, TrialPoint
 LEAST_TRIALS = 8
 """PED-ANOVA compares the best tenth of the finished trials with all of them; with fewer it says nothing."""
 MOST_AXES = 14
-MOST_LINES = 500
+MOST_LINES = 300
 SURE_TRIALS = 50
 """With so many trials the best tenth has five, which Optuna recommends at least."""
 ALL = "all optimizers"
@@ -60,7 +70,7 @@ def parameter_importance(points: StudyPoints) -> ReportFigure:
                 "type": "bar", "orientation": "h", "name": f"{plotly_text(group)} ({count} trials)",
                 "y": [plotly_text(n) for n in order if n in values],
                 "x": [100 * values[n] for n in order if n in values],
-                "marker": {"color": SERIES[i % 6], "pattern": {"shape": ("", "/", "x", ".", "-", "+")[i % 6]}},
+                "marker": {"color": SERIES[i % 6], "pattern": {**HATCHED, "shape": HATCHES[i % 6]}},
                 "hovertemplate": "%{y}: %{x:.0f} %<extra></extra>",
             }
         )  # fmt: skip
@@ -125,9 +135,9 @@ def parallel_coordinates(points: StudyPoints) -> ReportFigure:
             x, y, text = _zigzag(points, group, names, ranges, values)
             data.append(
                 {
-                    "type": "scatter", "mode": "lines+markers", "name": f"{label} ({len(group)})", "x": x, "y": y,
-                    "text": text, "hovertemplate": "%{text}<extra></extra>", "opacity": opacity,
-                    "line": {"color": colour, "width": width}, "marker": {"size": 4, "color": colour},
+                    "type": "scatter", "mode": "lines", "name": f"{label} ({len(group)})", "x": x, "y": y,
+                    "text": text, "hovertemplate": "%{text}<extra></extra>", "line": {"color": colour, "width": width},
+                    "opacity": opacity * max(0.25, min(1.0, 25 / len(group))),
                 }
             )  # fmt: skip
     caption = (
@@ -257,10 +267,7 @@ def warmup_by_batch(points: StudyPoints) -> ReportFigure:
         "the brighter) the better; the best trial of each batch has a ring. Large batches usually want a longer warmup."
     )
     shares = [100 * (p.warmup_share or 0.0) for p in chosen]
-    data = [
-        coloured(points, chosen, shares),
-        _rings(points, having, lambda p: 100 * (p.warmup_share or 0.0)),
-    ]
+    data = [coloured(points, chosen, shares), _rings(points, chosen, shares)]
     axes = layout(
         xaxis=ticks_of_batches([p.batch for p in having if p.batch]),
         yaxis={"title": {"text": "warmup (% of the run)"}, "rangemode": "tozero"},
@@ -282,7 +289,7 @@ def noise_by_batch(points: StudyPoints) -> ReportFigure:
         if group:
             data.append(
                 {
-                    "type": "scatter", "mode": "markers", "name": plotly_text(optimizer), "x": [p.batch for p in group],
+                    "type": "scatter", "mode": "markers", "name": plotly_text(optimizer), "x": batch_places(group),
                     "y": [p.noise_scale for p in group], "text": [hover(points, p) for p in group],
                     "hovertemplate": "noise scale %{y:,.0f} images<br>%{text}<extra></extra>",
                     "marker": {"color": SERIES[i % 6], "symbol": SYMBOLS[i % 6], "size": 9, "opacity": 0.85},
@@ -310,7 +317,7 @@ def noise_by_batch(points: StudyPoints) -> ReportFigure:
 def coloured(points: StudyPoints, group: Sequence[TrialPoint], y: Sequence[float | None]) -> Values:
     """Marks over the batch whose colour is the objective."""
     return {
-        "type": "scatter", "mode": "markers", "name": "finished", "x": [p.batch for p in group], "y": list(y),
+        "type": "scatter", "mode": "markers", "name": "finished", "x": batch_places(group), "y": list(y),
         "showlegend": False,
         "text": [hover(points, p) for p in group], "hovertemplate": "%{y:.3g}<br>%{text}<extra></extra>",
         "marker": {
@@ -323,19 +330,22 @@ def coloured(points: StudyPoints, group: Sequence[TrialPoint], y: Sequence[float
 def diverged_marks(points: StudyPoints, group: Sequence[TrialPoint], y: Sequence[float | None]) -> Values:
     """Marks of the trials that diverged."""
     return {
-        "type": "scatter", "mode": "markers", "name": DIVERGENT, "x": [p.batch for p in group], "y": list(y),
+        "type": "scatter", "mode": "markers", "name": DIVERGENT, "x": batch_places(group), "y": list(y),
         "text": [hover(points, p) for p in group], "hovertemplate": "%{y:.3g}<br>%{text}<extra></extra>",
         "marker": {"color": RED, "symbol": "x", "size": 8},
     }  # fmt: skip
 
 
-def _rings(points: StudyPoints, having: Sequence[TrialPoint], of: object) -> Values:
-    best: dict[int, TrialPoint] = {}
-    places = {p.number: i for i, p in enumerate(points.best_first)}
-    for one in sorted(having, key=lambda p: places[p.number]):
-        best.setdefault(one.batch or 0, one)
+def _rings(points: StudyPoints, group: Sequence[TrialPoint], y: Sequence[float]) -> Values:
+    """Rings around the best trial of each batch, among marks at these heights."""
+    rank = {p.number: i for i, p in enumerate(points.best_first)}
+    best: dict[int, tuple[float, float]] = {}
+    for one, across, up in sorted(
+        zip(group, batch_places(group), y, strict=True), key=lambda mark: rank[mark[0].number]
+    ):
+        best.setdefault(one.batch or 0, (across, up))
     return {
-        "type": "scatter", "mode": "markers", "x": list(best), "y": [of(p) for p in best.values()],  # type: ignore[operator]
+        "type": "scatter", "mode": "markers", "x": [x for x, _ in best.values()], "y": [up for _, up in best.values()],
         "marker": {"symbol": "circle-open", "size": 18, "color": ORANGE, "line": {"width": 2.5}}, "hoverinfo": "skip",
         "name": "best of its batch",
     }  # fmt: skip

@@ -30,6 +30,9 @@ OUTCOMES = {
     INFEASIBLE: (TEAL, "diamond-open"), UNDER_WAY: (TEAL, "circle-open"), WAITING: (GREY, "circle-open"),
 }  # fmt: skip
 """Colour and symbol of each way to end."""
+HATCHES = ("", "/", "x", ".", "-", "+", "|", "\\")
+HATCHED: Values = {"fillmode": "overlay", "solidity": 0.3}
+"""Patterns of bars, for the same reason."""
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Noto Sans', 'DejaVu Sans', sans-serif"
 LEGEND_BELOW: Values = {"orientation": "h", "x": 0, "y": 0, "yref": "container", "yanchor": "bottom"}
 """It takes as many lines as it needs, and the plot gets the rest."""
