@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import cProfile
+import itertools
 import json
 import math
 import os
@@ -257,7 +258,7 @@ def main() -> None:
     """Measure each strategy on each storage; print the windows and store them."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--trials", type=int, default=10_000)
-    parser.add_argument("--begin-at", type=int, default=0, help="trials that the study already has")
+    parser.add_argument("--begin-at", type=int, nargs="+", default=[0], help="trials that the study already has")
     parser.add_argument("--slots", type=int, default=8)
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--windows", type=int, default=10)
@@ -273,10 +274,10 @@ def main() -> None:
     rows = []
     profile = cProfile.Profile() if o.profile else contextlib.nullcontext()
     for storage in o.storage:
-        for text in o.cases:
+        for text, begin_at in itertools.product(o.cases, o.begin_at):
             strategy, _, stopping = text.partition("+")
             with profile:
-                windows, opened = measure(
+                windows, costs = measure(
                     (strategy, stopping),
                     storage,
                     o.trials,
@@ -284,12 +285,12 @@ def main() -> None:
                     o.epochs,
                     o.windows,
                     o.limit_s,
-                    o.begin_at,
+                    begin_at,
                     o.frontier,
                 )
-            row = {"case": text, "storage": storage, "windows": [vars(one) for one in windows], "opened": opened}
-            rows.append(row)
-            print(f"{storage:8} {text:14} " + summary(windows), opened or "", flush=True)
+            row = {"case": text, "storage": storage, "begin_at": begin_at}
+            rows.append({**row, "windows": [vars(one) for one in windows], "opened": costs})
+            print(f"{storage:8} {text:14} " + summary(windows), costs or "", flush=True)
     result = {
         "benchmark": "driver_scale",
         "targets": {"ms_per_trial": TARGET_MS, "bytes_per_trial": TARGET_BYTES},

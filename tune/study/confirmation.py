@@ -174,12 +174,17 @@ def _confirmed_from(
 
 
 def best_of_each_value(trials: Sequence[FrozenTrial], facts: ConfirmationFacts) -> dict[object, list[FrozenTrial]]:
-    """Value of the frontier → its finished trials, the best first. Without a frontier there is only the value None."""
-    searched = search_trials(trials)
+    """Value of the frontier → as many of its finished trials as may be confirmed, the best first.
+
+    Without a frontier there is only the value None.
+    """
+    searched, most = search_trials(trials), max(1, facts.rule.best)
     done = [t for t in counted_trials(searched) if t.state == TrialState.COMPLETE and t.values]
     groups: dict[object, list[FrozenTrial]] = {}
     for trial in sorted(done, key=lambda t: (-facts.objective.gain(t.values[0]), t.number)):
         group = groups.setdefault(value_of_trial(trial, facts.frontier) if facts.frontier else None, [])
+        if len(group) == most:
+            continue
         if configuration(trial) not in map(configuration, group):  # the same configuration twice is one candidate
             group.append(trial)
     return groups

@@ -79,9 +79,18 @@ class Objectives:
 
 
 def front_of(objectives: Objectives, items: Sequence[T], values_of: Callable[[T], Sequence[float]]) -> list[T]:
-    """Those of ``items``, in their order, that no other one beats: as good in all objectives and better in one."""
+    """Those of ``items``, in their order, that no other one beats: as good in all objectives and better in one.
+
+    What beats an item comes before it in the order of the first objective, then the next one; and if anything beats it,
+    something on the front does. So each item is compared with the front alone.
+    """
     gains = [objectives.gains(values_of(item)) for item in items]
-    return [item for item, own in zip(items, gains, strict=True) if not any(_beats(other, own) for other in gains)]
+    front, kept = dict[tuple[float, ...], None](), set[int]()
+    for place in sorted(range(len(items)), key=gains.__getitem__, reverse=True):
+        if not any(_beats(other, gains[place]) for other in front):
+            front[gains[place]] = None
+            kept.add(place)
+    return [item for place, item in enumerate(items) if place in kept]
 
 
 def _complete(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:

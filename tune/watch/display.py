@@ -71,10 +71,13 @@ class SearchProgress:
         self.trials: dict[int, TrialView] = dict(finished)
         self.started = time.monotonic()
         self._ended_at = {number: time.time() for number in finished}
+        self._best: TrialView | None = None
+        self._best_is_known = False
 
     def put(self, trial: TrialView) -> None:
         """Take in the trial's current state."""
         self.trials[trial.number] = trial
+        self._best_is_known &= trial.state != "COMPLETE"
         if trial.continues in self.trials:
             self.trials[trial.continues].continued_by = trial.number
         if trial.state != "RUNNING":
@@ -92,8 +95,10 @@ class SearchProgress:
 
     @property
     def best(self) -> TrialView | None:
-        """The best completed trial; None if there is none."""
-        return next(iter(ranked(self.trials.values())), None)
+        """The best completed trial; None if there is none. It is sought when a trial has completed, not when drawn."""
+        if not self._best_is_known:
+            self._best, self._best_is_known = next(iter(ranked(self.trials.values())), None), True
+        return self._best
 
     @property
     def best_worth(self) -> str:
