@@ -5,6 +5,7 @@ A study with a journal needs none: the journal says it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -29,39 +30,52 @@ class ProgressFileWriter:
 
     def __init__(self, folder: Path, trials: Iterable[TrialView]) -> None:
         self._path = folder / PROGRESS_FILE
-        self._trials = {trial.number: trial for trial in trials}
+        self._noted: dict[int, tuple[str, int]] = {}
+        self._states: Counter[str] = Counter()
+        self._epochs = 0
+        self._longest_s: float | None = None
+        self._best: TrialView | None = None
+        for trial in trials:
+            self._note(trial)
 
     def trial_started(self, trial: TrialView) -> None:
-        """Write the progress."""
-        self._trials[trial.number] = trial
+        """Note the trial."""
+        self._note(trial)
 
     def epoch_ended(self, trial: TrialView, record: Mapping[str, object]) -> None:
         """Write the progress."""
-        self._trials[trial.number] = trial
+        self._note(trial)
         self._write()
 
     def trial_ended(self, trial: TrialView) -> None:
         """Write the progress."""
-        self._trials[trial.number] = trial
+        self._note(trial)
         if trial.state in FINISHED:
             self._write()
 
+    def _note(self, trial: TrialView) -> None:
+        """Count the trial as it is now, in the place of what was noted of it. The others have not changed."""
+        state, epochs = self._noted.get(trial.number, ("", 0))
+        self._states.subtract([state])
+        self._states.update([trial.state])
+        self._epochs += len(trial.records) - epochs
+        self._noted[trial.number] = (trial.state, len(trial.records))
+        times = [*map(epoch_s, trial.records[epochs:]), *([] if self._longest_s is None else [self._longest_s])]
+        self._longest_s = max(times, default=None)
+        self._best = next(iter(ranked([one for one in (self._best, trial) if one is not None])), None)
+
     def _write(self) -> None:
-        trials = self._trials.values()
-        states = [trial.state for trial in trials]
-        epochs = [record for trial in trials for record in trial.records]
-        best = next(iter(ranked(trials)), None)
         write_json(
             self._path,
             {
                 "schema_version": SCHEMA_VERSION,
-                "epochs": len(epochs),
-                "longest_epoch_s": max(map(epoch_s, epochs), default=None),
-                "complete": states.count("COMPLETE"),
-                "pruned": states.count("PRUNED"),
-                "failed": states.count("FAIL"),
-                "running": states.count("RUNNING"),
-                "waiting": states.count("WAITING"),
-                "best": best.ends[0] if best else None,
+                "epochs": self._epochs,
+                "longest_epoch_s": self._longest_s,
+                "complete": self._states["COMPLETE"],
+                "pruned": self._states["PRUNED"],
+                "failed": self._states["FAIL"],
+                "running": self._states["RUNNING"],
+                "waiting": self._states["WAITING"],
+                "best": self._best.ends[0] if self._best else None,
             },
         )
