@@ -202,7 +202,7 @@ def _search(
         log = LineLog(store.log_folder / "driver.log")
         columns = columns_of(plan.space, plan.workload, plan.overrides, plan.ranges)
         limits = (plan.trial_limit, plan.share.concurrency)
-        shown = (*limits, finished, columns, run.budget.lasts_s, plan.objectives)
+        shown = (*limits, finished, columns, run.budget.lasts_s, plan.objectives, plan.frontier)
         lines = PlainLines(SearchProgress(*shown), log)
         with make_display(SearchProgress(*shown)) as display:
             watch = watch_over(run, store, connection, [lines, display], stop)

@@ -15,7 +15,9 @@ from rich.table import Table
 from rich.text import Text
 
 from bigbatch.train_loop.progress import ProgressLines
+from bigbatch.tune.plan.frontier_plan import FrontierPlan
 from bigbatch.tune.study.objectives import Objectives
+from bigbatch.tune.watch.best_by_value import best_by_value
 from bigbatch.tune.watch.columns import Columns
 from bigbatch.tune.watch.observer import TrialView, ranked
 
@@ -63,9 +65,11 @@ class SearchProgress:
         columns: Columns | None = None,
         budget_s: Callable[[], float] = lambda: math.inf,
         objectives: Objectives | None = None,
+        frontier: FrontierPlan | None = None,
     ) -> None:
-        """``planned``: None: as many as the budget allows. ``budget_s``: returns how long the budget still lasts."""
-        self._budget_s = budget_s
+        """``planned``: None: as many as the budget allows. ``budget_s``: returns how long the budget still lasts.
+        ``frontier``: whose values have a best trial each; None: there is one best trial."""
+        self._budget_s, self.frontier = budget_s, frontier
         self.shown = (objectives or Objectives()).first.shown
         self.planned, self.concurrency, self.columns = planned, concurrency, columns or Columns()
         self.trials: dict[int, TrialView] = dict(finished)
@@ -168,6 +172,9 @@ class LiveTable:
             lines = [waiting_line(self._progress)]
             if self._said is not None and time.monotonic() - self._said[1] < WATCHDOG_LINE_S:
                 lines.append(self._said[0])
+            if frontier := self._progress.frontier:  # always there, so that the display does not jump
+                line = best_by_value(self._progress.trials.values(), frontier, self._console.width)
+                lines.insert(0, Text(line, style="dim") if frontier.searched else None)
             table, summary = trial_table(self._progress, self._console.width), summary_line(self._progress)
             return Group(table, summary, *filter(None, lines), self._last_line)
 

@@ -20,7 +20,7 @@ from bigbatch.cluster.host import slurm_commands
 from bigbatch.cluster.host.lease import Lease
 from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.tune.study.journal_reader import read_journal
-from bigbatch.tune.study.ledger import Ledger
+from bigbatch.tune.study.ledger import DeviceSeconds, Ledger
 from bigbatch.tune.study.store import StudyStore
 from bigbatch.tune.study.summary import find_study, list_studies, summarize
 from bigbatch.tune.watch.show_command import show_main
@@ -296,3 +296,48 @@ def test_neither_ray_nor_torch_nor_optuna_is_loaded(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+def test_hours_are_those_of_all_drivers_as_far_as_this_folder_has_heard_of_them(tmp_path, capsys):
+    store = make_study(tmp_path / "s")
+    store.close()
+    for used_h, other_h in ((1.0, 0.5), (0.5, 2.0), (0.25, 0.0)):
+        ledger = Ledger(store.folder / "ledger", lambda: 0.0)
+        ledger.begin(0, 2, since_s=1800.0 * used_h)
+        ledger.note_others(DeviceSeconds(held_s=3600.0 * other_h), 0.0)
+        ledger.close()
+    assert summarize(store.folder).held_s == pytest.approx(3600 * (1.75 + 2.0)), "the latest that is known counts once"
+    assert show_main([str(store.folder)]) == 0
+    assert "3.75 worker hours by all drivers of the study, 2.00 of them by those of other" in capsys.readouterr().out
+
+
+def test_an_empty_front_says_why(tmp_path, capsys):
+    store = StudyStore.create(tmp_path / "s", "s", {"trials": 4, "objective": "val_top1:max,epoch_s:min"}, None)
+    trials = []
+    for number in range(2):
+        trial = store.study.ask()
+        trial.set_user_attr("config", TrainConfig(epochs=EPOCHS).to_dict())
+        trial.set_user_attr("infeasible", {"epoch_s": 0.2})
+        trial.set_user_attr(
+            "ended_because", f"infeasible after epoch 1: epoch time is {70 + number} s, allowed is 60 s"
+        )
+        store.study.tell(trial, state=TrialState.PRUNED)
+        trials.append(trial)
+    store.refresh(force=True)
+    assert show_main([str(store.folder)]) == 0
+    said = (
+        "The Pareto front is empty: none of the 2 trials meets the constraints of the space (infeasible after epoch 1:"
+    )
+    assert said in capsys.readouterr().out
+    trial = store.study.ask()
+    trial.set_user_attr("config", TrainConfig(epochs=EPOCHS).to_dict())
+    store.study.tell(trial, state=TrialState.FAIL)
+    show_main([str(store.folder)])
+    assert "is empty: no trial ran to its end (2 infeasible, 1 failed)." in capsys.readouterr().out
+    trial = store.study.ask()
+    trial.set_user_attr("config", TrainConfig(epochs=EPOCHS).to_dict())
+    store.study.tell(trial, [0.5, 2.0])
+    store.refresh(force=True)
+    show_main([str(store.folder)])
+    assert "On the Pareto front: trial 3 (" in capsys.readouterr().out
+    store.close()

@@ -16,6 +16,7 @@ from bigbatch.tune.study.target import UNREACHED_H
 from bigbatch.tune.watch.display import PlainLines, SearchProgress, trial_table
 from bigbatch.tune.watch.findings import print_findings, print_plan
 from bigbatch.tune.watch.observer import TrialView
+from bigbatch.tune.watch.outcome import why_nothing
 
 ENDS = {
     "val_loss": [[0.5], [0.25], [0.75]],
@@ -84,3 +85,21 @@ def test_plan_and_findings_follow_the_objective(tmp_path, objective, said, not_s
         assert words in text, text
     for words in not_said:
         assert words not in text, text
+
+
+@pytest.mark.parametrize("options", [{"objectives": "val_top1:max,epoch_s:min"}, {}])
+def test_a_search_without_a_feasible_trial_says_so_in_words_of_its_own(tmp_path, options):
+    plan = make_plan(SearchOptions(space="smoke", output=str(tmp_path), **options))
+    because = "infeasible after epoch 1: epoch time is 70 s, allowed is at most 60 s"
+    trials = [TrialView(n, {}, TrainConfig(epochs=2), "PRUNED", [], because) for n in range(3)]
+    what = "the Pareto front is empty" if options else "there is no best trial"
+    assert why_nothing(plan, trials) == (
+        f"{what}: none of the 3 trials meets the constraints of the space ({because}). Loosen them, or widen the space."
+    )
+    trials[0].continued_by, trials[1].state = 2, "FAIL"
+    assert why_nothing(plan, trials) == f"{what}: no trial ran to its end (1 failed, 1 infeasible)."
+    for trial in trials:
+        trial.state = "FAIL"
+    words = f"{what}: no trial ran to its end (2 failed)."
+    assert why_nothing(plan, trials) == (words if options else ""), "with one objective, the logs say why"
+    assert why_nothing(plan, []) == (f"{what}: no trial ran to its end." if options else "")
