@@ -20,6 +20,7 @@ from bigbatch.cluster.host.lease import seen_lease
 from bigbatch.cluster.host.waits import STALE_S
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.tune.study.description import STUDY_FILE, Description, read_description
+from bigbatch.tune.study.energy import StudyEnergy
 from bigbatch.tune.study.journal_reader import (
     ENDED_STATES,
     JOURNAL_NAME,
@@ -55,6 +56,8 @@ class StudySummary:
     """Device seconds, of all drivers of the study."""
     elsewhere_s: float = 0.0
     """Those of drivers in other folders, when the last driver here gave a sign of life."""
+    energy: StudyEnergy = field(default_factory=StudyEnergy)
+    """Of the drivers in this folder."""
     changed_at: float = 0.0
     """Seconds since the epoch; 0: not known."""
 
@@ -119,7 +122,10 @@ def summarize(folder: Path, *, details: bool = True) -> StudySummary:
         _read_trials(summary, details)
         files = ledger_files(folder / "ledger")
         summary.elsewhere_s = _elsewhere_s(files)
-        summary.held_s = summary.elsewhere_s + sum(used.held_s for path in files if (used := read_session(path)))
+        sessions = [used for path in files if (used := read_session(path))]
+        summary.held_s = summary.elsewhere_s + sum(used.held_s for used in sessions)
+        for used in sessions:
+            summary.energy.add(used.energy)
         _judge(summary)
     except Exception as error:  # files that someone has edited may hold anything
         summary.state, summary.why = UNREADABLE, " ".join(str(error).split())

@@ -118,6 +118,7 @@ def _spent(found: StudySummary) -> list[tuple[str, str]]:
     return [
         ("ended", trials_words(found) + (f": {listed}" if listed else "")),
         ("used", f"{found.held_s / 3600:.2f} {_unit(found)}{_elsewhere(found)}, in {times}{since}"),
+        ("energy", found.energy.words().removeprefix("energy: ")),
     ]
 
 
