@@ -68,6 +68,12 @@ def _show(argv: Sequence[str]) -> int:
     return show_main(argv)
 
 
+def _watch(argv: Sequence[str]) -> int:
+    from bigbatch.tune.report.watch_command import watch_main
+
+    return watch_main(argv)
+
+
 def _wandb_sync(argv: Sequence[str]) -> int:
     from bigbatch.tune.watch.wandb_sync_command import wandb_sync_main
 
@@ -122,6 +128,7 @@ COMMANDS: Commands = {
     "cluster": (_cluster, "run searches on a Slurm cluster"),
     "studies": (_studies, "list studies with state, best value and hours"),
     "show": (_show, "print one study, running or not"),
+    "watch": (_watch, "serve the report of a running study to a browser, through an SSH tunnel"),
     "race": (_race, "rank trials and full runs under a cap of GPU hours or time"),
     "wandb-sync": (_wandb_sync, "send offline W&B runs, also while the search runs"),
     "export": (_export, "copy a study for other tools: CSV, optuna-dashboard, TensorBoard, MLflow"),

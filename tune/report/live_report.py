@@ -1,0 +1,106 @@
+"""A report that is written again when its studies have changed, as long as somebody looks at it."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+LOOKED_AT_S = 60.0
+"""Nothing is written if no page has asked for this long, and two looks."""
+MOST_SHARE = 0.1
+"""Writing takes at most this part of the time: login nodes are shared, and a large study takes seconds."""
+WATCHED = ("study.json", "optuna.journal", "trials.parquet", "frontier.json", ".lease")
+"""Files that change when a report would. The ledger, which changes every 10 s, is not among them."""
+
+
+@dataclass(frozen=True)
+class WrittenReport:
+    """One version of the page."""
+
+    tag: str
+    """Of the studies' files; empty before the first version."""
+    packed: bytes = b""
+    """The page, compressed by gzip."""
+    written_at: str = ""
+    """Date and time in UTC."""
+    problem: str = ""
+    """Why it could not be written again; empty if it could."""
+
+
+class LiveReport:
+    """The report of some studies, in a thread of its own.
+
+    Args:
+        make: writes the page of these folders, as UTF-8.
+        every_s: how often the studies' files are looked at.
+    """
+
+    def __init__(
+        self,
+        folders: Sequence[Path],
+        make: Callable[[Sequence[Path]], bytes],
+        every_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._folders, self._make, self._every_s, self._clock = folders, make, every_s, clock
+        self._asked_at = clock()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True, name="live-report")
+        self.latest = WrittenReport("")
+
+    def start(self) -> None:
+        """Begin with the first version."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread after the version that it writes now."""
+        self._stop.set()
+        self._thread.join(30)
+
+    def state(self) -> bytes:
+        """What a page asks for to learn whether there is a newer version, as JSON. Keeps the report alive."""
+        self._asked_at = self._clock()
+        latest = self.latest
+        return json.dumps({"tag": latest.tag, "written_at": latest.written_at, "problem": latest.problem}).encode()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            began = self._clock()
+            self.look()
+            took_s = self._clock() - began
+            self._stop.wait(max(self._every_s, took_s / MOST_SHARE - took_s))
+
+    def look(self) -> None:
+        """Write the report if somebody asks for it and the studies have changed."""
+        if self._clock() - self._asked_at > LOOKED_AT_S + 2 * self._every_s:
+            return
+        tag = _tag(self._folders)
+        if tag == self.latest.tag:
+            return
+        now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        try:
+            self.latest = WrittenReport(tag, gzip.compress(self._make(self._folders), 6), now)
+        except Exception as error:  # files that someone edits may hold anything; the version before stays
+            before, reason = self.latest, " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            self.latest = WrittenReport(before.tag, before.packed, before.written_at, reason)
+
+
+def _tag(folders: Sequence[Path]) -> str:
+    """A digest of the sizes and times of the studies' files."""
+    seen = []
+    for folder in folders:
+        for name in WATCHED:
+            try:
+                stat = (folder / name).stat()
+            except OSError:
+                seen.append((name, 0, 0))
+                continue
+            seen.append((name, stat.st_size, 0 if name == ".lease" else stat.st_mtime_ns))
+    return hashlib.sha256(json.dumps(seen).encode()).hexdigest()[:16]
