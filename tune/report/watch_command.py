@@ -74,7 +74,9 @@ def _page(folders: Sequence[Path]) -> bytes:
 
 
 def _lines(url: str, port: int, names: Sequence[str]) -> str:
-    tunnel = f"ssh -N -L {port}:127.0.0.1:{port} {getpass.getuser()}@{socket.getfqdn()}"
+    name = socket.getfqdn()
+    host = socket.gethostname() if name.startswith("localhost") else name
+    tunnel = f"ssh -N -L {port}:127.0.0.1:{port} {getpass.getuser()}@{host}"
     return (
         f"The report of {', '.join(names)}:\n  {url}\n"
         f"On another machine, first open a tunnel:\n  {tunnel}\n"

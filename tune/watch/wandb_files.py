@@ -90,6 +90,10 @@ class OfflineRuns:
                 found[run.run_id] = run
         return sorted(found.values(), key=lambda run: run.run_id)
 
+    def others_of(self, run: OfflineRun) -> list[Path]:
+        """The files of the run's other attempts, as far as ``latest`` has seen them."""
+        return [path for path, (_, one) in self._seen.items() if one and one.run_id == run.run_id and path != run.path]
+
     def _read(self, path: Path) -> OfflineRun | None:
         try:
             size = path.stat().st_size

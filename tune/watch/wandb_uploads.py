@@ -27,8 +27,8 @@ from bigbatch.tune.watch.wandb_files import OfflineRun, OfflineRuns
 from bigbatch.tune.watch.wandb_server_lines import lines_on_server
 
 SYNCED_FILE = "synced.json"
-UPLOAD_S = 900.0
-"""An upload that takes longer is ended and tried again."""
+UPLOAD_S, LIVE_S = 900.0, 120.0
+"""An upload that takes longer is ended and tried again. A live one does not end by itself when it has failed."""
 ARRIVE_S, ASK_EVERY_S = 30.0, 1.0
 """How long the server may take to count what it was sent."""
 RETRIES = {
@@ -89,7 +89,7 @@ class WandbUploads:
             if run in left or _names(errors, run):
                 done.missing.append(run)
                 with contextlib.suppress(OSError):  # else a later `wandb sync` would pass over it
-                    run.path.with_suffix(".wandb.synced").unlink()
+                    _mark_of(run.path).unlink()
             else:
                 done.uploaded.append(run)
                 self._note(run)
@@ -106,7 +106,7 @@ class WandbUploads:
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
                 cwd=self._folder.parent, env={**environment, **RETRIES},
             )  # fmt: skip
-        deadline = time.monotonic() + UPLOAD_S
+        deadline = time.monotonic() + (LIVE_S if live else UPLOAD_S)
         left = list(runs)
         try:
             while process.poll() is None and time.monotonic() < deadline and left and not self.stop.is_set():
@@ -132,9 +132,16 @@ class WandbUploads:
         return left
 
     def _note(self, run: OfflineRun) -> None:
+        for earlier in self._runs.others_of(run):  # else a later `wandb sync` would put them over the whole run
+            _mark_of(earlier).touch()
         noted = read_json(self._folder / SYNCED_FILE)
         noted[run.key] = {"run": run.run_id, "bytes": run.size_bytes, "lines": run.lines, "ended": run.has_ended}
         write_json(self._folder / SYNCED_FILE, noted, indent=1)
+
+
+def _mark_of(path: Path) -> Path:
+    """wandb's own mark that a file was sent."""
+    return path.with_suffix(".wandb.synced")
 
 
 def _names(errors: Sequence[str], run: OfflineRun) -> bool:

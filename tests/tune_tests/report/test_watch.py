@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import http.client
+import importlib.util
 import json
 import random
 import re
@@ -129,6 +130,7 @@ def test_nothing_is_written_for_nobody(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.skipif(chromium() is None, reason="needs Chromium: apt-get install chromium")
+@pytest.mark.skipif(importlib.util.find_spec("plotly") is None, reason="needs plotly: pip install plotly")
 @pytest.mark.xdist_group("chromium")
 def test_a_browser_sees_the_report_itself_and_the_newer_one(tmp_path):
     folder = tmp_path / "seen"

@@ -94,6 +94,8 @@ def test_a_killed_run_has_its_configuration_and_goes_on_under_its_name(folder, s
     assert list(server.runs) == ["s-0007"]
     assert curve(run) == epochs(3) and run.exit_codes == [1, 0]
     assert run.config["slurm_restart_count"]["value"] == 1
+    marks = list((folder / "wandb").glob("offline-run-*/*.synced"))
+    assert len(marks) == 2, "a later `wandb sync` sends neither file again"
 
 
 @pytest.mark.slow
