@@ -148,13 +148,13 @@ def test_a_browser_sees_the_report_itself_and_the_newer_one(tmp_path):
             page.send("Page.navigate", url=found[0])
 
             def shown() -> str:
-                return page.evaluate("document.documentElement.dataset.shown || ''")
+                return page.evaluate("document.documentElement?.dataset.shown || ''")
 
             wait_until(shown, lambda: str(page.errors), every_s=0.2)
             first = shown()
-            heading = "document.getElementById('report').contentDocument.querySelector('h1').textContent"
-            assert page.evaluate(heading) == "seen"
-            drawn = "document.getElementById('report').contentDocument.documentElement.dataset.drawn"
+            inside = "document.getElementById('report').contentDocument"
+            assert page.evaluate(f"{inside}.querySelector('h1').textContent") == "seen"
+            drawn = f"{inside}.documentElement?.dataset.drawn || ''"
             wait_until(lambda: page.evaluate(drawn), lambda: str(page.errors), every_s=0.2)
             grow(folder)
             wait_until(lambda: shown() != first, lambda: str(page.errors), every_s=0.2)
