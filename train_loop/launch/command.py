@@ -152,6 +152,8 @@ def make_run_plan(argv: Sequence[str] | None, prog: str, launch: Launch | None) 
     digest = hashlib.sha256(config.outcome_json().encode()).hexdigest()[:8]
     output = Path(args.output) if args.output else Path("runs", "train", f"{source.stem}-{digest}")
     output = output.absolute() if measures else check_output(output.absolute(), config)
+    if profile is not None:
+        check_writable("--output", output)
     if not measures and (launch is None or launch.rank == 0):  # call the quota command only once
         check_output_room(output, config, info)
     return RunPlan(

@@ -100,6 +100,7 @@ def test_estimates_in_words() -> None:
         (["--profile-steps", "5", "--loader-report"], "Leave one out."),
         (["--profile-steps", "5", "--workers", "2"], "torchrun --nproc-per-node 2"),
         (["--profile-steps", "5", "--torch-profiler", "/dev/null/x"], "--torch-profiler must be a writable folder"),
+        (["--profile-steps", "5", "--output", "/dev/null/x"], "--output must be a writable folder"),
     ],
 )
 def test_wrong_input_is_one_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
