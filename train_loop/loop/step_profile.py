@@ -127,7 +127,10 @@ class StepProfile:
 
 
 def measure_steps(run: Run, steps: int) -> StepProfile:
-    """Measure ``steps`` training steps, and validation. All ranks call it, and get the same profile."""
+    """Measure ``steps`` training steps, and validation. All ranks call it.
+
+    Their profiles are equal, but for ``loader_processes`` and the last digits of the power.
+    """
     device, world, timer = run.world.device, run.world, _timed(run)
     batches = _endless_steps(run)
     for _ in range(WARMUP_STEPS):
