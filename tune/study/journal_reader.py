@@ -79,7 +79,7 @@ class StoredStudy:
 
 
 def read_journal(folder: Path, name: str, *, details: bool = True) -> StoredStudy | None:
-    """The study ``name`` in a folder's journal. None without a journal, or if it cannot be read.
+    """The study ``name`` in a folder's journal. None without a journal, and if it does not hold the study.
 
     Args:
         details: also read parameters and epochs. Without them a long journal takes a tenth of the time.
@@ -93,7 +93,7 @@ def read_journal(folder: Path, name: str, *, details: bool = True) -> StoredStud
     except (OSError, ValueError):
         if not path.exists():
             return None
-    return replay.study()
+    return replay.study() if replay.found else None
 
 
 def _entries(lines: Iterator[bytes], details: bool) -> Iterator[dict[str, object]]:
@@ -116,6 +116,11 @@ class _Replay:
         self._count: dict[int, int] = {}
         self._made = 0
         self._maximize = True
+
+    @property
+    def found(self) -> bool:
+        """Whether the journal holds the study."""
+        return self._name in self._studies.values()
 
     def study(self) -> StoredStudy:
         """What was replayed so far."""

@@ -8,12 +8,27 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Container
+from pathlib import Path
 
 from optuna.storages import JournalStorage
 from optuna.storages.journal import BaseJournalBackend
 from optuna.trial import FrozenTrial, TrialState
 
+from bigbatch.train_loop.config import ConfigError
+from bigbatch.tune.study.patient_journal import Disk, PatientJournal
+
 _ENDED = tuple(state for state in TrialState if state.is_finished())
+
+
+def open_journal(path: Path, disk: Disk) -> QuickJournal:
+    """The journal at ``path``, new or not. Raises ConfigError if a line of it cannot be read: nothing may follow it."""
+    try:
+        return QuickJournal(PatientJournal(path, disk))
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"a study's optuna.journal must be readable; got {str(path)!r}, which is damaged "
+            f"({' '.join(str(error).split())[:120]}). Restore it from a copy. The tables beside it hold what has ended."
+        ) from None
 
 
 class QuickJournal(JournalStorage):

@@ -39,10 +39,10 @@ from bigbatch.tune.study.frontier_file import write_frontier
 from bigbatch.tune.study.kept_checkpoints import EndedCheckpoints
 from bigbatch.tune.study.ledger import Ledger, open_bill
 from bigbatch.tune.study.objectives import Objectives, objectives_of
-from bigbatch.tune.study.patient_journal import Disk, PatientJournal, repair_journal
+from bigbatch.tune.study.patient_journal import Disk, repair_journal
 from bigbatch.tune.study.paused_checkpoints import ChooseDropped, PausedCheckpoints
 from bigbatch.tune.study.provenance import redact
-from bigbatch.tune.study.quick_journal import QuickJournal
+from bigbatch.tune.study.quick_journal import open_journal
 from bigbatch.tune.study.storage_url import DatabaseLost, check_database_file
 from bigbatch.tune.study.tables import used_before
 from bigbatch.tune.study.trial_facts import CHEAP_ATTR, WORKERS_ATTR
@@ -374,7 +374,7 @@ class StudyStore:
 def open_storage(folder: Path, url: str | None, disk: Disk | None = None) -> optuna.storages.BaseStorage:
     """The study's journal, or the database at ``url``. Raises ConfigError if it cannot be opened."""
     if url is None:
-        return QuickJournal(PatientJournal(folder / JOURNAL_FILE, disk or Disk(folder)))
+        return open_journal(folder / JOURNAL_FILE, disk or Disk(folder))
     try:
         from bigbatch.tune.study.database import PatientStorage  # SQLAlchemy; the journal needs none
 

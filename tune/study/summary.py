@@ -169,8 +169,8 @@ def _read_trials(summary: StudySummary, details: bool) -> None:
         summary.study, summary.ended = stored, stored.ended
         summary.best = stored.best.value if stored.best else None
         return
-    summary.study = trials_of_table(summary.folder) if details else StoredStudy()
     noted = read_json(summary.folder / PROGRESS_NAME)
+    summary.study = trials_of_table(summary.folder) if details or not noted else StoredStudy()
     if noted:
         summary.ended = sum(json_values.whole_number(noted, key) for key in ("complete", "pruned", "failed"))
         summary.best = json_values.number_or_none(noted, "best")

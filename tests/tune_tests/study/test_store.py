@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from optuna.trial import TrialState
 
+from bigbatch.command import main
 from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.options import SearchOptions
@@ -180,6 +181,25 @@ def test_a_resume_that_does_not_find_its_trials_is_refused_not_begun_anew(tmp_pa
     assert not (tmp_path / "other.db").exists()
 
 
+def test_a_damaged_journal_is_refused_in_one_line_and_stays_as_it_is(tmp_path):
+    store = new_study(tmp_path)
+    store.add_session({"host": "here"})
+    add_trial(store, [0.5], TrialState.COMPLETE)
+    store.close()
+    journal = store.folder / "optuna.journal"
+    lines = journal.read_bytes().splitlines(keepends=True)
+    for damage in (b'{"op_code":8,GARBAGE\n', b"\xff\xfe\x00\n", b"[]\n", b'{"op_code":8}\n'):
+        damaged = b"".join([*lines[:-3], damage, *lines[-3:]])
+        journal.write_bytes(damaged)
+        with pytest.raises(ConfigError, match=r"optuna.journal must be readable; got .* Restore it") as met:
+            StudyStore.open(store.folder, None)
+        assert "\n" not in str(met.value) and journal.read_bytes() == damaged
+    journal.write_bytes(b"".join(lines))
+    reopened = StudyStore.open(store.folder, None)
+    assert [t.state for t in reopened.study.trials] == [TrialState.COMPLETE]
+    reopened.close()
+
+
 def test_a_resume_from_a_database_that_is_there_still_works(tmp_path):
     url = f"sqlite:///{tmp_path}/s.db"
     store = StudyStore.create(tmp_path / "s", "s", {}, url)
@@ -227,3 +247,23 @@ def test_a_resume_with_nothing_left_to_do_leaves_nothing_running(tmp_path):
     done = subprocess.run(command, cwd=tmp_path, env=clean_environment(), capture_output=True, text=True, timeout=240)
     assert done.returncode == 0 and "All 1 trials have ended" in done.stdout
     assert [t.state for t in StudyStore.open(folder, None).study.trials] == [TrialState.COMPLETE, TrialState.WAITING]
+
+
+def test_a_resume_with_another_tolerance_gives_another_answer_without_another_trial(tmp_path, capsys):
+    options = SearchOptions(study="s", output=str(tmp_path), trials=2, max_epochs=1, batch="128,512", confirm="none")
+    store = StudyStore.create(tmp_path / "s", "s", make_plan(options).to_dict(), None)
+    store.add_session({"host": "here"})
+    for batch, top1 in ((128, 0.9), (512, 0.7)):
+        store.study.enqueue_trial({"global_batch_size": batch})
+        trial = store.study.ask()
+        trial.suggest_categorical("global_batch_size", [128, 512])
+        trial.set_user_attr("config", TrainConfig(epochs=1).replace_keys({"batch.global_size": batch}).to_dict())
+        trial.set_user_attr("epoch/00001", {"epoch": 1, "val_top1": top1})
+        store.study.tell(trial, top1)
+    store.close()
+    for points, answer in (("0.5", 128), ("30", 512)):
+        assert main(["tune", "--resume", "--study", "s", "--output", str(tmp_path), "--tolerance", points]) == 0
+        assert f"within {points} points of the best is {answer}" in capsys.readouterr().out
+        written = json.loads((tmp_path / "s" / "frontier.json").read_text())
+        assert (written["tolerance"], written["answer"]["value"]) == (float(points), answer)
+        assert json.loads((tmp_path / "s" / "best.json").read_text())["batch"]["global_size"] == answer

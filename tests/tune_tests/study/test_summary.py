@@ -205,6 +205,22 @@ def test_odd_things_beside_studies_never_break_the_list(tmp_path, capsys):
     assert "It has" in capsys.readouterr().err
 
 
+def test_without_its_journal_a_study_is_listed_and_shown_from_its_tables(tmp_path, capsys):
+    store = make_study(tmp_path / "one", 12)
+    store.refresh(force=True)
+    store.close()
+    best = store.study.best_trial
+    for damage in (None, b"", b"\xff\x00 no journal\n"):
+        (store.folder / "optuna.journal").unlink()
+        if damage is not None:
+            (store.folder / "optuna.journal").write_bytes(damage)
+        assert studies_main(["--output", str(tmp_path)]) == 0
+        assert "9/12" in capsys.readouterr().out
+        assert show_main([str(store.folder)]) == 0
+        assert f"Best: trial {best.number}, {100 * best.value:.1f} %" in capsys.readouterr().out
+        (store.folder / "optuna.journal").touch()
+
+
 def test_a_list_of_nothing_says_how_to_begin(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert studies_main([]) == 0 and "No study in runs. Begin one: bigbatch tune" in capsys.readouterr().out
