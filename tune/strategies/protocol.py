@@ -122,7 +122,8 @@ class Stopping(Protocol):
     def look(self, study: Study, trial: FrozenTrial, epoch: int) -> TrialDecision:
         """What happens to ``trial`` after ``epoch`` (1-based, not its last), whose value is already in the study.
 
-        The bridge calls this once after each epoch. The answer may depend on the study alone.
+        The conductor calls this after each epoch: once, or again if the driver was killed before it has carried out the
+        answer. The study is then as it was, but for what the look itself wrote. The answer may depend on it alone.
         """
 
     def to_continue(self, study: Study) -> FrozenTrial | None:
