@@ -254,8 +254,8 @@ def timed(found: dict[str, float], name: str) -> Iterator[None]:
     found[name] = time.process_time() - began
 
 
-def main() -> None:
-    """Measure each strategy on each storage; print the windows and store them."""
+def parse() -> argparse.Namespace:
+    """The options."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--trials", type=int, default=10_000)
     parser.add_argument("--begin-at", type=int, nargs="+", default=[0], help="trials that the study already has")
@@ -269,7 +269,12 @@ def main() -> None:
     parser.add_argument("--frontier", action="store_true", help="also search over four batches, as a frontier")
     parser.add_argument("--profile", type=Path, help="of all cases together, for pstats")
     parser.add_argument("--output", type=Path)
-    o = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Measure each strategy on each storage; print the windows and store them."""
+    o = parse()
     quiet_optuna()
     rows = []
     profile = cProfile.Profile() if o.profile else contextlib.nullcontext()

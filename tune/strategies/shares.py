@@ -65,7 +65,7 @@ class Shares(StudyIndex):
     """Chooses the frontier's value of each new trial, by what was tried of each."""
 
     def __init__(self, facts: SearchFacts) -> None:
-        self._facts, self._values = facts, frontier_values(facts)
+        self._facts = facts
         super().__init__()
 
     def next_value(self, study: Study, number: int) -> object:
@@ -74,7 +74,8 @@ class Shares(StudyIndex):
         return self._next_value(number)
 
     def _next_value(self, number: int) -> object:
-        values, places = self._values, range(len(self._values))
+        values = frontier_values(self._facts)
+        places = range(len(values))
         least = math.ceil(self._facts.trials / len(values) / 2)
         tried = [self._tried(value, number) for value in values]
         # Of equal ones the largest comes first, then the smallest, with which all others are compared.
