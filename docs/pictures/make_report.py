@@ -23,9 +23,9 @@ from bigbatch.tune.report.writing import write_report  # noqa: E402
 from helpers.browser import opened_browser  # noqa: E402
 
 PICTURES = Path(__file__).resolve().parent
-LOOKS = {"desktop": (1280, 2080, False), "dark": (1280, 2080, True), "phone": (390, 2080, False)}
+LOOKS = {"desktop": (1280, 1860, False), "dark": (1280, 1860, True), "phone": (390, 1860, False)}
 """Width and height of what is shown, and whether the page is dark."""
-COLOURS = 96
+COLOURS = 224
 
 
 def main() -> None:
@@ -50,7 +50,7 @@ def shrink(source: Path, target: Path, width: int) -> None:
     with Image.open(source) as picture:
         size = (width, round(picture.height * width / picture.width))
         small = picture.convert("RGB").resize(size, Image.Resampling.LANCZOS)
-        small.quantize(COLOURS, dither=Image.Dither.NONE).save(target, optimize=True)
+        small.quantize(COLOURS, Image.Quantize.MAXCOVERAGE, kmeans=3, dither=Image.Dither.NONE).save(target, optimize=True)
 
 
 if __name__ == "__main__":

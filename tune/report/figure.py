@@ -105,20 +105,20 @@ def ranges_of(values: Iterable[float | None], pad: float = 0.06) -> tuple[float,
     if not known:
         return None
     low, high = min(known), max(known)
-    room = (high - low) * pad or abs(high) * pad or 1.0
+    room = (high - low) * pad or abs(high) * 0.01 or 1.0
     return low - room, high + room
 
 
 def most_of(points: StudyPoints, values: Sequence[float | None]) -> tuple[tuple[float, float] | None, int]:
     """The range of an axis that shows all but outliers on the bad side, and how many of the values it leaves out.
 
-    An outlier is more than three interquartile ranges worse than the worst quarter.
+    An outlier is more than three interquartile ranges, and three hundredths, worse than the worst quarter.
     """
     known = sorted(v for v in values if v is not None and math.isfinite(v))
     if len(known) < 8:
         return ranges_of(known), 0
     low, high = known[len(known) // 4], known[(3 * len(known)) // 4]
-    spread = 3 * (high - low)
+    spread = 3 * max(high - low, 0.01 * abs(high))  # most trials may be equally good
     up = points.study.objectives.first.direction == "maximize"
     kept = [v for v in known if (v >= low - spread if up else v <= high + spread)]
     return ranges_of(kept), len(known) - len(kept)
