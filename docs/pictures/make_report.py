@@ -50,7 +50,9 @@ def shrink(source: Path, target: Path, width: int) -> None:
     with Image.open(source) as picture:
         size = (width, round(picture.height * width / picture.width))
         small = picture.convert("RGB").resize(size, Image.Resampling.LANCZOS)
-        small.quantize(COLOURS, Image.Quantize.MAXCOVERAGE, kmeans=3, dither=Image.Dither.NONE).save(target, optimize=True)
+        small.quantize(COLOURS, Image.Quantize.MAXCOVERAGE, kmeans=3, dither=Image.Dither.NONE).save(
+            target, optimize=True
+        )
 
 
 if __name__ == "__main__":
