@@ -62,7 +62,7 @@ class Clock:
         return BEGAN + timedelta(seconds=start), BEGAN + timedelta(seconds=self.free[slot])
 
 
-def description(name: str, trials: int, **changes: object) -> dict[str, object]:
+def description(name: str, trials: int, **changes: object) -> dict[str, Any]:
     """study.json of such a study."""
     batches = list(global_batch_sizes(WORKLOAD))
     session = {

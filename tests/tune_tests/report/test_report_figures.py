@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import random
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import optuna
 import pytest
-from optuna.distributions import CategoricalDistribution, FloatDistribution
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
 from optuna.trial import FrozenTrial, TrialState
 
 from bigbatch.tune.report.cost_figures import OUTSIDE, hours_by_outcome, slot_use
@@ -39,8 +40,10 @@ def trial_of(
     number: int, value: float | None, config: dict[str, Any], params: dict[str, Any] | None = None, **more: Any
 ) -> FrozenTrial:
     began = datetime(2026, 11, 1) + timedelta(seconds=more.pop("start", 0.0))
-    kinds = {name: CategoricalDistribution(["a", "b"]) if isinstance(v, str) else FloatDistribution(0, 1)
-             for name, v in (params or {}).items()}  # fmt: skip
+    kinds: dict[str, BaseDistribution] = {
+        name: CategoricalDistribution(["a", "b"]) if isinstance(value, str) else FloatDistribution(0, 1)
+        for name, value in (params or {}).items()
+    }
     return FrozenTrial(
         number=number, trial_id=number, state=TrialState.FAIL if value is None else TrialState.COMPLETE, value=value,
         datetime_start=began, datetime_complete=began + timedelta(seconds=more.pop("length", 1.0)),
@@ -102,10 +105,10 @@ def test_the_standard_error_of_the_exponent_is_that_of_a_regression() -> None:
 
 
 def test_the_parameter_that_decides_is_the_most_important_one() -> None:
-    import random
-
     rng = random.Random(0)
-    params = [{"decides": rng.random(), "idle": rng.random(), "choice": rng.choice("ab")} for _ in range(80)]
+    params: list[dict[str, Any]] = [
+        {"decides": rng.random(), "idle": rng.random(), "choice": rng.choice("ab")} for _ in range(80)
+    ]
     trials = [trial_of(i, 1 - abs(p["decides"] - 0.5), {"optimizer": {"name": "sgd"}}, p) for i, p in enumerate(params)]
     figure = parameter_importance(points_of(trials))
     shares = dict(zip(figure.data[0]["y"], figure.data[0]["x"], strict=True))  # type: ignore[call-overload]
