@@ -8,7 +8,8 @@ about the large ones. So the value of each new trial is chosen here, and the sam
 - The rest goes where one more trial most probably changes the answer. The answer is the largest value whose best trial
   is within the tolerance of the best of all. A larger value changes it if a trial there comes within the tolerance;
   that counts for as many steps as the answer would move up. A smaller value changes it if a trial there is so good that
-  the answer falls behind, and a trial at the answer itself may improve it. Both count half: they save no steps.
+  the answer falls behind, and a trial at the answer itself may improve it. Both count half: they save no steps. Neither
+  can happen beyond what the metric can reach, e.g. 100 %.
 
 The chance that a trial beats the best of n others of its value is 1 / (n + 1). The chance that it also beats it by a
 distance d is taken to fall as exp(−d / s), where s is the usual distance from the middle trial of a value to its best.
@@ -32,6 +33,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from bigbatch.tune.strategies.protocol import SearchFacts
 from bigbatch.tune.study.frontier import answer_index, ordered_values
+from bigbatch.tune.study.metrics import ceiling_of
 from bigbatch.tune.study.retry import RETRIES_ATTR
 from bigbatch.tune.study.study_index import StudyIndex
 from bigbatch.tune.study.trial_facts import CONFIRMS_ATTR, CONTINUES_ATTR
@@ -149,13 +151,14 @@ def _worth(facts: SearchFacts, tried: Sequence[_Tried]) -> list[float]:
     line = max(known) - facts.tolerance  # the answer and all above it are at least this good
     threat = (bests[answer] or 0.0) + facts.tolerance  # with a trial better than this, the answer falls behind
     scale = max(_usual_distance(tried), facts.tolerance, 1e-12)
+    ceiling = ceiling_of(facts.objective.name) if facts.objective.direction == "maximize" else math.inf
     worth = []
     for place, (one, best) in enumerate(zip(tried, bests, strict=True)):
-        bar = line if place > answer else threat
+        bar = line if place > answer else threat if place < answer else bests[answer] or 0.0
         distance = 0.0 if best is None or place == answer else max(0.0, bar - best)
-        weight = place - answer if place > answer else 0.5
+        weight = place - answer if place > answer else 0.5 if bar < ceiling else 0.0
         worth.append(weight * math.exp(-distance / scale) / (one.trials + 1))
-    return worth
+    return worth if any(worth) else [1 / (one.trials + 1) for one in tried]
 
 
 def _usual_distance(tried: Sequence[_Tried]) -> float:

@@ -88,6 +88,11 @@ def known_metrics() -> dict[str, Metric]:
     return {**found, EPOCH_S: Metric(EPOCH_S, "lower"), GPU_HOURS: Metric(GPU_HOURS, "lower")}
 
 
+def ceiling_of(name: str) -> float:
+    """No value of the metric can be above it; infinite where nothing is known, also of an unknown metric."""
+    return 1.0 if name.endswith("_top1") else math.inf
+
+
 def metric_named(option: str, name: str) -> Metric:
     """The metric of that name. Raises ConfigError, with the nearest name, if there is none."""
     metrics = known_metrics()

@@ -110,6 +110,16 @@ def choice(study: optuna.Study, **changes: Any) -> object:
     return next_value(facts, study.trials, len(study.trials))
 
 
+def test_where_nothing_better_is_possible_the_rest_goes_to_the_larger_batches():
+    perfect = {128: (1.0,) * 3, 256: (1.0,) * 3, 512: (0.999, 1.0), 1024: (0.98, 0.975)}
+    for more in range(8):
+        assert choice(study_of(perfect | {1024: (0.98, 0.975, *(0.97,) * more)})) == 1024
+    assert choice(study_of(dict.fromkeys(BATCHES, (1.0,) * 3) | {256: (1.0,) * 2})) == 256, "then where least was tried"
+    errors = dataclasses.replace(FACTS.objective, name="val_loss", direction="minimize")
+    losses = {128: (0.5,) * 3, 256: (0.5,) * 3, 512: (0.501, 0.5), 1024: (1.9, 2.0)}
+    assert choice(study_of(losses), objective=errors) == 512, "a loss has no end that is known"
+
+
 def test_the_rest_goes_to_the_largest_batch_that_may_be_within_the_tolerance():
     near = {128: (0.97, 0.95), 256: (0.97, 0.94), 512: (0.97, 0.95), 1024: (0.964, 0.93)}
     assert choice(study_of(near)) == 1024
