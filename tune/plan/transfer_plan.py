@@ -17,6 +17,7 @@ from bigbatch.tune.plan.batches import parse_batches
 from bigbatch.tune.plan.frontier_plan import FrontierPlan, frontier_plan
 from bigbatch.tune.study.objectives import Objectives
 
+RATE_KEY = "optimizer.peak_lr"
 FEWEST, SHARE = 3, 4
 """At the target: every fourth trial, and at least so many."""
 FEWEST_BEFORE = 2
@@ -81,6 +82,8 @@ def with_target(
                 "Write --space large_batch")  # fmt: skip
     if BATCH_KEY in overrides:
         _refuse("tunes at other batches first", f"--set batch={overrides[BATCH_KEY]}", "Write --batch B instead of it")
+    if RATE_KEY in overrides:
+        _refuse("predicts the rate", f"--set peak_lr={overrides[RATE_KEY]}", "Leave out one of them")
     if target > workload.train_size:
         _refuse(f"takes at most the {workload.train_size:,} training images", str(target),
                 f"Write --transfer-to {workload.train_size} or less")  # fmt: skip

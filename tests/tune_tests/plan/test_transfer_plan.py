@@ -76,6 +76,7 @@ OWN = "def space(trial, workload):\n    return workload.config({'peak_lr': trial
         ({"transfer_to": "big"}, "takes one batch.*'big'"),
         ({"transfer_to": "512,1k"}, "takes one batch.*'512,1k'"),
         ({"transfer_to": "1k", "set": ("batch=512",)}, "tunes at other batches first; got --set batch=512"),
+        ({"transfer_to": "1k", "set": ("peak_lr=0.1", "optimizer=sgd")}, "predicts the rate; got --set peak_lr=0.1"),
         ({"transfer_to": "1k", "trials": 5}, "needs 3 trials or more .* got --trials 5. Write --trials 6"),
         ({"transfer_to": "1k", "target": "val_top1=0.9"}, "needs a search for one metric; got val_top1=0.9"),
         ({"transfer_to": "1k", "space": "own.py"}, "FRONTIER is the global batch .* got space 'own'"),
