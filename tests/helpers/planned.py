@@ -13,6 +13,7 @@ from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.search.first_trials import enqueue_first_trials
 from bigbatch.tune.search.running import configurations_of, follow_up_of, missing_in, strategy_of
 from bigbatch.tune.strategies.protocol import TrialDecision
+from bigbatch.tune.study.store import StudyStore
 from bigbatch.tune.trials.conductor import Conductor, LiveTrial, Over
 from helpers.conducted import Killed, MemoryStore, kill_at_write
 
@@ -29,8 +30,10 @@ class PlannedSearch:
     curve: Curve
     fails: Callable[[FrozenTrial], bool] = lambda _: False
     """Whether the trial's process dies in its first epoch."""
+    on_disk: bool = False
+    """Whether the study is in the plan's folder, with its tables; else it is in memory."""
     slots: dict[str, LiveTrial | None] = field(default_factory=lambda: dict.fromkeys("AB"))
-    store: MemoryStore = field(init=False)
+    store: StudyStore = field(init=False)
     conductor: Conductor = field(init=False)
     steps: int = 0
     over: bool = False
@@ -38,10 +41,15 @@ class PlannedSearch:
     def __post_init__(self) -> None:
         self.open(None)
 
-    def open(self, earlier: MemoryStore | None) -> None:
+    def open(self, earlier: StudyStore | None) -> None:
         """Begin, or go on as the next process does."""
-        self.store = MemoryStore(self.folder / str(self.steps), earlier.study if earlier else None)
-        self.store.objectives = self.plan.objectives
+        if not self.on_disk:
+            self.store = MemoryStore(self.folder / str(self.steps), earlier.study if earlier else None)
+            self.store.objectives = self.plan.objectives
+        elif earlier is None:
+            self.store = StudyStore.create(self.plan.folder, self.plan.study, self.plan.to_dict(), None)
+        else:
+            self.store = StudyStore.open(self.plan.folder, None)
         self.conductor = Conductor(
             self.store,
             strategy_of(self.plan),

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import math
 import zlib
 from pathlib import Path
 from typing import Any, cast
 
+import pyarrow.parquet as pq
 import pytest
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
+from rich.console import Console
 from scipy.stats import spearmanr
 
 from bigbatch.train_loop.config import TrainConfig
@@ -27,6 +30,7 @@ from bigbatch.tune.study.frontier import frontier_facts, frontier_of
 from bigbatch.tune.study.retry import count_ended
 from bigbatch.tune.study.trial_facts import CHEAP_ATTR, CONFIRMS_ATTR, ENQUEUED_ATTR, FOLLOWS_ATTR
 from bigbatch.tune.trials.conductor import Conductor
+from bigbatch.tune.watch.findings import print_findings
 from bigbatch.tune.watch.views import trial_views
 from helpers.conducted import summary
 from helpers.planned import PlannedSearch, config_of
@@ -147,6 +151,25 @@ def test_only_full_runs_are_best_in_the_frontier_or_confirmed(tmp_path: Path) ->
     confirmed = confirmed_trials(search.trials, plan.objectives.first)
     assert confirmed.keys() == full
     assert {config_of(t).epochs for t in search.trials if CONFIRMS_ATTR in t.user_attrs} == {EPOCHS}
+
+
+def test_the_study_on_disk_and_the_printed_findings_know_of_cheap_runs(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, study="s")
+    search = PlannedSearch(plan, tmp_path, curve, on_disk=True).run(kills=(40, 100))
+    search.store.refresh(force=True)
+    views = trial_views(search.trials, plan.objectives)
+    console = Console(width=300, record=True, file=(tmp_path / "out").open("w"))
+    print_findings(plan, views, 1.0, search.store.ledger.used(), console)
+    text = console.export_text()
+    assert "3 of 15 trials ran to their end, 12 cheap runs, 0 stopped early, 0 failed" in text
+    answer = json.loads((plan.folder / "frontier.json").read_text())
+    assert {row["trial"] for row in answer["rows"]} == {t.number for t in second_part(search.trials)}
+    assert json.loads((plan.folder / "best.json").read_text())["epochs"] == EPOCHS
+    table = pq.read_table(plan.folder / "trials.parquet", columns=["fidelity", "state"]).to_pylist()
+    assert [(row["fidelity"], row["state"]) for row in table] == [("epochs=4", "PRUNED")] * 12 + [
+        (None, "COMPLETE")
+    ] * 3
+    search.store.close()
 
 
 def test_a_recipe_is_tried_cheaply_and_in_full_as_it_is(tmp_path: Path) -> None:
