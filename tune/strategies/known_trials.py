@@ -96,7 +96,8 @@ class KnownTrials:
         )
         own = known_prediction(study, facts, [trial.params for trial in study.trials if trial.finished])
         shares = known_prediction(study, facts, asked) / max(float(own.std()) * math.sqrt(12), 0.1)
-        return np.array([_NORMAL.inv_cdf(share) for share in np.clip(shares + 0.5, EXTREME, 1 - EXTREME)])
+        scores = np.array([_NORMAL.inv_cdf(share) for share in np.clip(shares + 0.5, EXTREME, 1 - EXTREME)])
+        return scores if self._facts.objective.direction == "maximize" else -scores
 
     def _scored(self, trials: Sequence[KnownTrial]) -> list[tuple[KnownTrial, float]]:
         """The finished trials of a group with their scores: in turns one from the best, and one from the worst."""

@@ -125,6 +125,22 @@ def test_a_study_that_is_refuted_tells_nothing_and_old_trials_give_way_to_result
     assert old[0] == list(range(-len(old[0]), 0)) and seen[0][len(old[0]) :] == list(range(10))
 
 
+@pytest.mark.parametrize("direction", ["maximize", "minimize"])
+def test_a_few_good_trials_all_have_good_scores_in_their_order(direction):
+    """By their ranks alone, the worse one of two would have a bad score."""
+    sign = 1 if direction == "maximize" else -1
+    objective = Objective("v", direction, worst=sign * -2.0)
+    facts = replace(facts_of(old_study(sign)), objective=objective)
+    study = optuna.create_study(direction=direction)
+    for lr in (0.2, 0.25):
+        trial = study.ask({"lr": FloatDistribution(lr, lr), "wd": FloatDistribution(5e-6, 5e-6)})
+        trial.report(sign * value(lr, 5e-6), EPOCHS)
+        study.tell(trial, sign * value(lr, 5e-6))
+    first, second = (t.values[0] for t in KnownTrials(facts).scored(study, study.trials))
+    assert sign * first >= sign * second > 0.5
+    assert max(sign * t.values[0] for t in KnownTrials(facts).told(study)) > 1.5
+
+
 @pytest.mark.parametrize("strategy", KNOWING)
 def test_a_search_with_knowledge_makes_the_same_decisions_after_kills(strategy, tmp_path: Path, monkeypatch):
     studies: dict[str, list[optuna.Study]] = {}
