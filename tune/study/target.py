@@ -104,4 +104,8 @@ def read_target(text: str, num_classes: int) -> TimeToTarget:
             f"--target of {reach.name} is a fraction above 0 and at most 1; got {number}. "
             f"Write e.g. --target {reach.name}=0.759."
         )
+    if reach.name.endswith("_loss") and value <= 0:
+        raise ConfigError(
+            f"--target of {reach.name} is above 0, where no run arrives; got {number}. Write e.g. --target val_loss=0.5."
+        )
     return TimeToTarget(reach=reach, target=value)
