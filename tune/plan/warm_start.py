@@ -43,7 +43,8 @@ def knowledge_of(plan: SearchPlan, stored: Mapping[str, object]) -> tuple[KnownS
 def read_knowledge(plan: SearchPlan) -> tuple[KnownStudy, ...]:
     """The studies that ``--warm-start`` names. Raises ConfigError for one that is none, is empty or does not fit."""
     paths = plan.options.warm_start
-    twice = [path for path in paths if paths.count(path) > 1]
+    folders = [Path(path).resolve() for path in paths]
+    twice = [path for number, path in enumerate(paths) if folders[number] in folders[:number]]
     if twice:
         raise ConfigError(f"--warm-start takes each study once; got {twice[0]!r} twice. Leave one out.")
     if paths and (plan.objectives.several or "=" in plan.objectives.text):

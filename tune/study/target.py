@@ -106,6 +106,7 @@ def read_target(text: str, num_classes: int) -> TimeToTarget:
         )
     if reach.name.endswith("_loss") and value <= 0:
         raise ConfigError(
-            f"--target of {reach.name} is above 0, where no run arrives; got {number}. Write e.g. --target val_loss=0.5."
+            f"--target of {reach.name} is above 0, where no run arrives; got {number}. "
+            f"Write e.g. --target {reach.name}=0.5."
         )
     return TimeToTarget(reach=reach, target=value)
