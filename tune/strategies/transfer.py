@@ -163,10 +163,8 @@ class Transfer:
         """For each number among the parameters, its value at the target by a line through its places."""
         found: dict[str, object] = {}
         for dimension in self.facts.dimensions:
-            name, having = (
-                dimension.name,
-                [(r, w) for r, w in zip(runs, weights, strict=True) if dimension.name in r.params],
-            )
+            name = dimension.name
+            having = [(run, weight) for run, weight in zip(runs, weights, strict=True) if name in run.params]
             if name == self.facts.name or isinstance(dimension.distribution, CategoricalDistribution) or not having:
                 continue
             places = [position(run.params[name], dimension.distribution) for run, _ in having]
