@@ -16,13 +16,8 @@ from bigbatch.search_spaces.trial import StandInTrial
 from bigbatch.search_spaces.workload import Workload
 from bigbatch.train_loop.config import known_key
 from bigbatch.tune.watch.observer import TrialView
-from bigbatch.tune.watch.setting_words import shown_settings
+from bigbatch.tune.watch.setting_words import SHOWN_KEYS, shown_settings
 
-SHOWN_KEYS = frozenset(
-    "optimizer.name batch.global_size optimizer.peak_lr schedule.warmup_epochs optimizer.momentum optimizer.beta1 "
-    "optimizer.beta2 optimizer.weight_decay label_smoothing schedule.name".split()
-)
-"""Keys of the configuration that ``shown_settings`` formats."""
 WIDTHS = {
     "optimizer": 9, "batch": 5, "lr": 8, "warmup": 6, "momentum": 10, "wd": 7, "smoothing": 9, "schedule": 8
 }  # fmt: skip

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from bigbatch.train_loop.config import TrainConfig
 
+SHOWN_KEYS = frozenset(
+    "optimizer.name batch.global_size optimizer.peak_lr schedule.warmup_epochs optimizer.momentum optimizer.beta1 "
+    "optimizer.beta2 optimizer.weight_decay label_smoothing schedule.name".split()
+)
+"""Keys of the configuration that ``shown_settings`` formats."""
+
 
 def shown_settings(config: TrainConfig | None) -> dict[str, str]:
     """The most important settings of a configuration as short texts; empty without a configuration."""

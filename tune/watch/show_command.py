@@ -12,7 +12,7 @@ from pathlib import Path
 from bigbatch.cluster.host import json_values
 from bigbatch.cluster.host.atomic_files import read_json
 from bigbatch.cluster.host.command_line import OneLineParser
-from bigbatch.train_loop.config import ConfigError, TrainConfig
+from bigbatch.train_loop.config import ConfigError, TrainConfig, known_key
 from bigbatch.tune.study.fidelity import CHEAP_RUN
 from bigbatch.tune.study.front import PARETO_FILE
 from bigbatch.tune.study.frontier_file import FRONTIER_FILE, FRONTIER_FOLDER
@@ -30,7 +30,7 @@ from bigbatch.tune.study.summary import (
 )
 from bigbatch.tune.watch.frontier_table import answer_in_words, frontier_lines
 from bigbatch.tune.watch.no_result import UnfinishedTrial, no_result_in_words
-from bigbatch.tune.watch.setting_words import shown_settings
+from bigbatch.tune.watch.setting_words import SHOWN_KEYS, shown_settings
 from bigbatch.tune.watch.studies_command import (
     DEFAULT_OUTPUT,
     aligned,
@@ -147,7 +147,7 @@ def _trials(found: StudySummary, most: int | None) -> str:
     settings = [_settings(found, trial) for trial in shown]
     names = list(dict.fromkeys(name for one in settings for name in one))
     varying = [name for name in names if len({one.get(name) for one in settings}) > 1]
-    best = found.study.best
+    best = _best_trial(found)
     head = ("", "TRIAL", "STATE", *(name.upper() for name in varying), "EPOCHS", "VALUE", "HOURS")
     rows: list[tuple[str, ...]] = [head]
     for trial, values in zip(shown, settings, strict=True):
@@ -200,6 +200,8 @@ def _settings(found: StudySummary, trial: StoredTrial) -> dict[str, str]:
         settings = {}
     own = json_values.text(found.description, "space_source", "built-in") != "built-in"
     for name, value in trial.params.items():
+        if settings and known_key(name) in SHOWN_KEYS:  # it is among the settings
+            continue
         short = name.rpartition(".")[2]
         if not settings or "." in name or own:
             settings.setdefault(short, f"{value:.3g}" if isinstance(value, float) else str(value))
@@ -247,10 +249,14 @@ def _front(found: StudySummary) -> str:
     return f"{why[0].upper()}{why[1:]}"
 
 
-def _best(found: StudySummary) -> str:
+def _best_trial(found: StudySummary) -> StoredTrial | None:
     """The trial of best.json: the frontier's answer, else the one with the best value."""
     answer = json_values.mapping(read_json(found.folder / FRONTIER_FILE), "answer").get("trial")
-    best = next((trial for trial in found.study.trials if trial.number == answer), found.study.best)
+    return next((trial for trial in found.study.trials if trial.number == answer), found.study.best)
+
+
+def _best(found: StudySummary) -> str:
+    best = _best_trial(found)
     if best is None:
         return ""
     lines = [f"Best: trial {best.number}, {value_words(found, best.value)} after {best.epochs} epochs"]

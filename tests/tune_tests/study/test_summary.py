@@ -272,10 +272,30 @@ def test_the_frontier_is_shown_and_its_answer_is_the_best(tmp_path, capsys):
     assert show_main([str(store.folder)]) == 0
     out = capsys.readouterr().out
     assert "The largest batch within 0.5 points of the best is 512: 89.8 % (trial 4)" in out and "Best: trial 4" in out
+    assert [line.split()[1] for line in out.splitlines() if line.startswith("*")] == ["4"], "the same one is marked"
     for broken in ('{"rows": 3}', '{"answer": {"trial": 99}, "rows": []}', "{"):
         (store.folder / "frontier.json").write_text(broken)
         assert show_main([str(store.folder)]) == 0
         assert "Best: trial" in capsys.readouterr().out
+
+
+def test_a_parameter_that_is_a_setting_has_one_column(tmp_path, capsys):
+    store = StudyStore.create(tmp_path / "own", "own", {"trials": 2, "max_epochs": 1, "space_source": "own.py"}, None)
+    for batch, rate in ((64, 0.5), (128, 0.25)):
+        store.study.enqueue_trial({"batch.global_size": batch, "peak_lr": rate, "mine": rate})
+        trial = store.study.ask()
+        trial.suggest_categorical("batch.global_size", [64, 128])
+        trial.suggest_float("peak_lr", 0.1, 1.0)
+        trial.suggest_float("mine", 0.1, 1.0)
+        config = TrainConfig(epochs=1).replace_keys({"batch.global_size": batch, "optimizer.peak_lr": rate})
+        trial.set_user_attr("config", config.to_dict())
+        store.study.tell(trial, rate)
+    store.close()
+    assert show_main([str(tmp_path / "own")]) == 0
+    out = capsys.readouterr().out
+    (head,) = [line.split() for line in out.splitlines() if "TRIAL" in line]
+    assert head == ["TRIAL", "STATE", "BATCH", "LR", "MINE", "EPOCHS", "VALUE", "HOURS"]
+    assert "peak_lr" not in out and "global_size" not in out
 
 
 def test_a_study_in_a_database_is_shown_from_its_tables(tmp_path, capsys):
