@@ -11,6 +11,8 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution
 from optuna.trial import FrozenTrial, Trial
 
 from bigbatch.train_loop.config import TrainConfig
+from bigbatch.tune.simulate.events import SimulatedClock
+from bigbatch.tune.simulate.replay import MemoryKeeper
 from bigbatch.tune.strategies.named import make_strategy
 from bigbatch.tune.strategies.protocol import Dimension, SearchFacts, TrialDecision
 from bigbatch.tune.strategies.search_only import SearchOnly
@@ -22,7 +24,7 @@ from bigbatch.tune.study.objective import accuracy
 from bigbatch.tune.study.pace import Pace
 from bigbatch.tune.study.store import StudyStore
 from bigbatch.tune.trials.admission import Admission
-from bigbatch.tune.trials.conductor import Conductor, LiveTrial, Over
+from bigbatch.tune.trials.conductor import Conductor, LiveTrial, Over, StudyKeeper
 
 EPOCHS = 5
 BATCHES = (32, 128)
@@ -31,16 +33,6 @@ SPACE = (
     Dimension(BATCH, CategoricalDistribution(BATCHES)),
     Dimension("x", FloatDistribution(0.0, 1.0)),
 )
-
-
-class Clock:
-    """Seconds that only the test moves."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class ByHand:
@@ -72,17 +64,16 @@ class BudgetedSearch:
     end_s: float = 8.0
     trials: int = 10**6
     stopping: str = "none"
-    clock: Clock = field(default_factory=Clock)
+    on_disk: bool = False
+    """For searches that another one resumes. A study in memory waits for no disk."""
+    clock: SimulatedClock = field(default_factory=SimulatedClock)
     said: list[str] = field(default_factory=list)
     was_spent: bool = False
     busy: dict[str, LiveTrial] = field(default_factory=dict)
 
     def open(self) -> None:
-        exists = self.folder.exists()
-        made = StudyStore.open(self.folder, None) if exists else StudyStore.create(self.folder, "s", {}, None)
-        self.store = made
-        self.store.ledger.close()
-        self.store.ledger = ledger = Ledger(self.folder / "ledger", self.clock)
+        self.store = made = self._store()
+        self.ledger = ledger = made.ledger
         ledger.hold(self.slots if self.owned else None)
         budget = Budget(
             self.limits,
@@ -108,6 +99,15 @@ class BudgetedSearch:
         )
         self.conductor.recover()
 
+    def _store(self) -> StudyKeeper:
+        if not self.on_disk:
+            return MemoryKeeper(self.folder, self.clock, accuracy(10))
+        exists = self.folder.exists()
+        made = StudyStore.open(self.folder, None) if exists else StudyStore.create(self.folder, "s", {}, None)
+        made.ledger.close()
+        made.ledger = Ledger(self.folder / "ledger", self.clock)
+        return made
+
     def search_said(self, text: str) -> None:
         """As an observer."""
         self.said.append(text)
@@ -127,7 +127,7 @@ class BudgetedSearch:
                 if live is None:
                     break
                 self.busy[f"t{count}"] = live
-                heapq.heappush(ends, (self.clock.now + self.start_s + self._epoch_s(live), count, f"t{count}"))
+                heapq.heappush(ends, (self.clock.now_s + self.start_s + self._epoch_s(live), count, f"t{count}"))
             if not ends or until(self.all):
                 break
             at, order, name = heapq.heappop(ends)
@@ -136,16 +136,17 @@ class BudgetedSearch:
                 heapq.heappush(ends, (at + self._epoch_s(self.busy[name]), order, name))
         if not until(self.all):
             self.conductor.release()
-            self.clock.now += self.end_s
+            self.clock.now_s += self.end_s
         self.busy = {}
-        self.store.ledger.close()
-        self.store.close()
+        self.ledger.close()
+        if isinstance(self.store, StudyStore):
+            self.store.close()
         return self
 
     def _wait(self, at: float) -> None:
         """Tune asks about the budget several times a second."""
-        while self.clock.now < at and not self.was_spent:
-            self.clock.now = min(at, self.clock.now + 1.0)
+        while self.clock.now_s < at and not self.was_spent:
+            self.clock.now_s = min(at, self.clock.now_s + 1.0)
             self.was_spent = self.budget.spent() is not None
 
     def _epoch_s(self, live: LiveTrial) -> float:
@@ -172,4 +173,4 @@ class BudgetedSearch:
 
     @property
     def held_s(self) -> float:
-        return self.store.ledger.held_s
+        return self.ledger.held_s

@@ -140,12 +140,16 @@ class ConfirmBudgetNote:
 # At the end
 
 
-def unconfirmed_in_words(plan: SearchPlan, store: StudyStore) -> str:
-    """What the budget did not allow to confirm, in one sentence; empty if it allowed all, and without a budget."""
+def unconfirmed_in_words(plan: SearchPlan, store: StudyStore, pace: Pace | None = None) -> str:
+    """What the budget did not allow to confirm, in one sentence; empty if it allowed all, and without a budget.
+
+    Args:
+        pace: what this session has measured. The study alone does not know how long trials start.
+    """
     facts = confirmation_facts(plan)
     if facts is None or (plan.budget_gpu_hours is None and plan.time_budget_s is None):
         return ""
-    runs, hours = _left(plan, store)
+    runs, hours = _left(plan, store, pace)
     if runs:
         return (
             f"{_runs(runs)} to confirm the best had no room in the budget (about {hours:.2g} {budget_unit(plan)}); "
@@ -172,12 +176,12 @@ def _skipped(trials: Sequence[FrozenTrial], facts: ConfirmationFacts, done: set[
     return [trial for trial in free if trial.number not in done]
 
 
-def _left(plan: SearchPlan, store: StudyStore) -> tuple[int, float]:
+def _left(plan: SearchPlan, store: StudyStore, pace: Pace | None = None) -> tuple[int, float]:
     """How many confirmations of the finished trials are still to be made, and the device hours that they take."""
     reserve, trials = reserve_of(plan), store.study.get_trials(deepcopy=False)
     if reserve is None:
         return 0, 0.0
-    pace, runs = Pace(trials), reserve.of_finished(trials).runs()
+    pace, runs = pace or Pace(trials), reserve.of_finished(trials).runs()
     return len(runs), sum(map(pace.run_s, runs)) * plan.workers / 3600
 
 

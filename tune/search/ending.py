@@ -65,5 +65,6 @@ def end_search(run: SearchRun, trials: list[TrialView], stop: StopRequest, conso
 
 def _about_the_budget(run: SearchRun, stop: StopRequest, store: StudyStore) -> list[str]:
     """What the budget left unconfirmed, and what more of it would bring."""
-    left = unconfirmed_in_words(run.plan, store) if stop.reason in BUDGET_REASONS else ""
+    pace = run.budget.pace if run.budget is not None else None
+    left = unconfirmed_in_words(run.plan, store, pace) if stop.reason in BUDGET_REASONS else ""
     return [words for words in (left, what_more_would_bring(run.plan, store, run.plan.objectives.first)) if words]
