@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,10 +28,17 @@ def report_at_end(folder: Path, trials: Sequence[FrozenTrial]) -> str:
         folder: the study's.
         trials: all of them.
     """
-    path = folder / REPORT_FILE
+    path, shown = folder / REPORT_FILE, _from_here(folder)
     try:
         write_report([recorded_at_end(folder, trials)], path)
     except Exception as error:  # the search is over and saved: nothing may spoil its end
         reason = " ".join(str(error).split())[:200]
-        return f"The report was not written ({type(error).__name__}: {reason}). Try again: bigbatch report {folder}"
-    return f"Report: {path}"
+        return f"The report was not written ({type(error).__name__}: {reason}). Try again: bigbatch report {shlex.quote(str(shown))}"
+    return f"Report: {shown / REPORT_FILE}"
+
+
+def _from_here(folder: Path) -> Path:
+    """The folder as a user would type it in the current one."""
+    with contextlib.suppress(ValueError, OSError):
+        return folder.relative_to(Path.cwd())
+    return folder

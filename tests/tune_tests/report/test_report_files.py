@@ -251,9 +251,11 @@ def test_a_report_that_fails_at_a_searchs_end_is_one_line(study: Path, monkeypat
     def fail(_: object) -> str:
         raise RuntimeError("a\nbug")
 
+    monkeypatch.chdir(study.parent)
+    assert writing.report_at_end(study, trials) == "Report: kept/report.html"
     monkeypatch.setattr(writing, "report_page", fail)
     line = writing.report_at_end(study, trials)
-    assert line == f"The report was not written (RuntimeError: a bug). Try again: bigbatch report {study}"
+    assert line == "The report was not written (RuntimeError: a bug). Try again: bigbatch report kept"
 
 
 @pytest.mark.parametrize("missing", ["plotly", "kaleido", "Chrome"])
