@@ -33,7 +33,8 @@ def report_at_end(folder: Path, trials: Sequence[FrozenTrial]) -> str:
         write_report([recorded_at_end(folder, trials)], path)
     except Exception as error:  # the search is over and saved: nothing may spoil its end
         reason = " ".join(str(error).split())[:200]
-        return f"The report was not written ({type(error).__name__}: {reason}). Try again: bigbatch report {shlex.quote(str(shown))}"
+        again = f"bigbatch report {shlex.quote(str(shown))}"
+        return f"The report was not written ({type(error).__name__}: {reason}). Try again: {again}"
     return f"Report: {shown / REPORT_FILE}"
 
 
