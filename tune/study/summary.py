@@ -82,10 +82,18 @@ class StudySummary:
         return json_values.number(json_values.mapping(self.description, "machine"), "gpus") > 0
 
 
+def _is_study(folder: Path) -> bool:
+    """Whether a folder holds a study. One of another user that may not be entered counts: it is called unreadable."""
+    try:
+        return (folder / STUDY_FILE).is_file()
+    except PermissionError:
+        return True
+
+
 def find_study(text: str, output: Path) -> Path:
     """The folder of the study that ``text`` names, in ``output`` or as a path. Raises ConfigError if there is none."""
     for folder in (output / text, Path(text), Path(text).parent):
-        if (folder / STUDY_FILE).is_file() and (folder.name == Path(text).name or Path(text).is_file()):
+        if _is_study(folder) and (folder.name == Path(text).name or Path(text).is_file()):
             return folder
     known = [path.parent.name for path in sorted(output.glob(f"*/{STUDY_FILE}"))]
     listed = f" It has {', '.join(known[:5])}{' …' * (len(known) > 5)}." if known else ""
@@ -106,7 +114,7 @@ def list_studies(output: Path) -> list[StudySummary]:
         raise ConfigError(
             f"--output must be a folder of studies; got {str(output)!r} ({error.strerror}). Write --output DIR."
         ) from None
-    found = [summarize(path, details=False) for path in folders if (path / STUDY_FILE).exists()]
+    found = [summarize(path, details=False) for path in folders if _is_study(path)]
     ask_queue(found)
     return sorted(found, key=lambda one: (one.changed_at, one.name))
 

@@ -205,6 +205,25 @@ def test_odd_things_beside_studies_never_break_the_list(tmp_path, capsys):
     assert "It has" in capsys.readouterr().err
 
 
+def test_a_study_of_another_user_is_called_unreadable_and_the_others_are_listed(tmp_path, capsys, monkeypatch):
+    make_study(tmp_path / "mine").close()
+    make_study(tmp_path / "theirs").close()
+    stat = os.stat
+
+    def of_a_user(path, *args, **options):  # root may enter every folder, so permissions alone show nothing in a test
+        if "theirs/" in str(path):
+            raise PermissionError(13, "Permission denied", str(path))
+        return stat(path, *args, **options)
+
+    monkeypatch.setattr(os, "stat", of_a_user)
+    (tmp_path / "theirs" / "study.json").unlink()
+    assert studies_main(["--output", str(tmp_path)]) == 0
+    mine, theirs = sorted(capsys.readouterr().out.splitlines()[1:])
+    assert mine.split()[0] == "mine" and theirs.split()[:2] == ["theirs", "unreadable"]
+    assert show_main(["theirs", "--output", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
 def test_without_its_journal_a_study_is_listed_and_shown_from_its_tables(tmp_path, capsys):
     store = make_study(tmp_path / "one", 12)
     store.refresh(force=True)
