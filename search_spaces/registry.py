@@ -279,7 +279,10 @@ def _digest(text: str) -> str:
 
 
 def _python_files(folder: Path) -> list[str]:
-    return [name for name in os.listdir(folder) if name.endswith(".py")] if folder.is_dir() else []
+    try:
+        return [name for name in os.listdir(folder) if name.endswith(".py")]
+    except OSError:
+        return []
 
 
 def _built_in(module: types.ModuleType) -> Space:

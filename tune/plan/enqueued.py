@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,7 +88,7 @@ def _recipe(name: str, path: Path) -> Source:
 
 
 def _config_in(path: Path, text: str) -> TrainConfig:
-    if not path.is_file():
+    if not os.path.isfile(path):  # False also for one in a folder that may not be entered
         raise ConfigError(
             f"--enqueue takes recipe:NAME, a configuration's file such as best.json, or none; got {text!r}, which is "
             "no file. Check the path."

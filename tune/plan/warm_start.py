@@ -7,6 +7,7 @@ what that changes, the model of the curves finds out. See docs/decisions/033.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -56,7 +57,7 @@ def read_knowledge(plan: SearchPlan) -> tuple[KnownStudy, ...]:
 
 def described_study(path: str) -> Description:
     """study.json of the folder that ``--warm-start`` names. Raises ConfigError if it is no study."""
-    if not (Path(path) / STUDY_FILE).is_file():
+    if not os.path.isfile(Path(path) / STUDY_FILE):  # False also where the folder may not be entered
         raise ConfigError(
             f"--warm-start takes folders of studies, such as runs/first; got {path!r}, which holds no {STUDY_FILE}. "
             "Check the path."

@@ -179,7 +179,10 @@ def user_folder(env: Mapping[str, str] | None = None) -> Path:
 def profile_paths(env: Mapping[str, str] | None = None) -> dict[str, Path]:
     """Name → path of every profile. A user's profile replaces a built-in one of the same name."""
     found = {path.stem: path for path in sorted(BUILT_IN.glob("*.toml"))}
-    own = {path.stem: path for path in sorted(user_folder(env).glob("*.toml"))}
+    try:
+        own = {path.stem: path for path in sorted(user_folder(env).glob("*.toml"))}
+    except OSError:  # a home that this process may not enter, e.g. in a job without its Kerberos ticket
+        own = {}
     return {**own, **{name: path for name, path in found.items() if name not in own}}
 
 
