@@ -106,25 +106,28 @@ def _comparison(points: Sequence[StudyPoints], studies: Sequence[RecordedStudy],
     by_study = {id(one.study): one for one in points}
     rows = [_compared(place, study, by_study.get(id(study))) for place, study in enumerate(studies)]
     figures = [book.place(make(points)) for make in (compared_frontiers, compared_histories)] if points else []
-    objectives = {one.study.objectives.text for one in points}
-    data = {json_values.text(one.study.description, "data") for one in points}
-    differ = [word for word, found in (("objectives", objectives), ("data sets", data)) if len(found) > 1]
-    warning = (
-        [
-            card(
-                tag("p", f"These studies have different {' and '.join(differ)}: their values do not compare."),
-                class_="notice",
-            )
-        ]
-        if differ
-        else []
-    )
+    differ = _differences(points)
+    text = f"These studies have different {' and '.join(differ)}: their values do not compare."
+    warning = [card(tag("p", text), class_="notice")] if differ else []
     head = joined(
         (tag("p", "BigBatch report", class_="over"), tag("h1", f"{len(studies)} studies side by side"), *warning)
     )
     return joined(
         (head, section("Side by side", "compared", card(table(titles, rows, stacked=True)), side_by_side(*figures)))
     )
+
+
+def _differences(points: Sequence[StudyPoints]) -> list[str]:
+    """What decides values, and is not the same in all studies."""
+    found = {"objectives": {one.study.objectives.text for one in points}}
+    for key, word in (
+        ("data", "data sets"),
+        ("val_size", "validation images"),
+        ("model", "networks"),
+        ("max_epochs", "epochs"),
+    ):
+        found[word] = {str(one.study.description.get(key)) for one in points}
+    return [word for word, values in found.items() if len(values) > 1]
 
 
 def _compared(place: int, study: RecordedStudy, points: StudyPoints | None) -> list[object]:

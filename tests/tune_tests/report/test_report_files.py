@@ -214,9 +214,15 @@ def test_several_studies_side_by_side(kept: Path, tmp_path: Path, capsys: pytest
     target = tmp_path / "both.html"
     assert main(["report", str(kept), str(other), "-o", str(target)]) == 0
     text = target.read_text(encoding="utf-8")
+    assert "their values do not compare" not in words_of(text)
     assert "2 studies side by side" in words_of(text) and not (other / "report.html").exists()
     ids = re.findall(r'\bid="([^"]+)"', text)
     assert len(ids) == len(set(ids)) and {"s1-answer", "s2-answer", "compared"} <= set(ids)
+    about = json.loads((other / "study.json").read_text())
+    (other / "study.json").write_text(json.dumps({**about, "model": "resnet50", "max_epochs": 90}))
+    assert main(["report", str(kept), str(other), "-o", str(target)]) == 0
+    said = "These studies have different networks and epochs: their values do not compare."
+    assert said in words_of(target.read_text(encoding="utf-8"))
     (other / "study.json").write_text("{")
     assert main(["report", str(kept), str(other), "-o", str(target)]) == 0
     assert "unreadable" in words_of(target.read_text(encoding="utf-8"))
