@@ -134,13 +134,8 @@ def _without_gaps(spans: Sequence[Span]) -> tuple[list[Span], tuple[tuple[float,
     return moved, tuple(gaps)
 
 
-def slot_timeline(points: StudyPoints) -> ReportFigure:
-    """A bar for each trial in the slot in which it ran."""
-    name, title = "slot-timeline", "When the devices were busy"
-    use = slot_use(points)
-    if use is None or use.span_s <= 0:
-        return ReportFigure(name, title, missing="No start or end of a trial was noted.")
-    unit_s, unit = (3600.0, "hours") if use.span_s >= 7200 else (60.0, "minutes")
+def _bars(points: StudyPoints, use: SlotUse, unit_s: float) -> list[Values]:
+    """The bars of the trials, by how they ended."""
     data: list[Values] = []
     for outcome, (colour, _) in OUTCOMES.items():
         group = [bar for bar in use.bars[:MOST_BARS] if bar[3].outcome == outcome]
@@ -158,6 +153,17 @@ def slot_timeline(points: StudyPoints) -> ReportFigure:
                     },
                 }
             )  # fmt: skip
+    return data
+
+
+def slot_timeline(points: StudyPoints) -> ReportFigure:
+    """A bar for each trial in the slot in which it ran."""
+    name, title = "slot-timeline", "When the devices were busy"
+    use = slot_use(points)
+    if use is None or use.span_s <= 0:
+        return ReportFigure(name, title, missing="No start or end of a trial was noted.")
+    unit_s, unit = (3600.0, "hours") if use.span_s >= 7200 else (60.0, "minutes")
+    data = _bars(points, use, unit_s)
     cuts: list[Values] = [
         {"type": "line", "x0": at / unit_s, "x1": at / unit_s, "yref": "paper", "y0": 0, "y1": 1,
          "line": {"color": ORANGE, "width": 1.5, "dash": "dot"}} for at, _ in use.gaps

@@ -112,6 +112,23 @@ def _plain_trial(trial: FrozenTrial, value: float) -> FrozenTrial:
 # Parallel coordinates
 
 
+def _stacked_axes(
+    points: StudyPoints, names: Sequence[str], ranges: Mapping[str, BaseDistribution], values: Mapping[int, float]
+) -> Values:
+    """A row for each parameter, and one for the value."""
+    rows = [*names, points.value_title]
+    return layout(
+        height=90 + 52 * len(rows),
+        xaxis={"range": [-0.04, 1.04], "visible": False, "fixedrange": True},
+        yaxis={
+            "tickvals": list(range(len(rows))), "ticktext": [plotly_text(row) for row in rows], "fixedrange": True,
+            "range": [len(rows) - 0.35, -0.5], "title": {"text": ""}, "showline": False,
+        },
+        annotations=_axis_ends(points, names, ranges, values),
+        margin={"l": 60, "r": 16, "t": 8, "b": 30},
+    )  # fmt: skip
+
+
 def parallel_coordinates(points: StudyPoints) -> ReportFigure:
     """Every trial as a line through its parameters; the axes lie one below the other, which suits a phone too."""
     name, title = "parallel-coordinates", "Trials across all parameters"
@@ -148,17 +165,7 @@ def parallel_coordinates(points: StudyPoints) -> ReportFigure:
         "Where the orange lines meet in a narrow place, that parameter has a clear optimum."
         f"{thinned_words(len(done), len(among))}{which and f' {which}'}"
     )
-    rows = [*names, points.value_title]
-    axes = layout(
-        height=90 + 52 * len(rows),
-        xaxis={"range": [-0.04, 1.04], "visible": False, "fixedrange": True},
-        yaxis={
-            "tickvals": list(range(len(rows))), "ticktext": [plotly_text(row) for row in rows], "fixedrange": True,
-            "range": [len(rows) - 0.35, -0.5], "title": {"text": ""}, "showline": False,
-        },
-        annotations=_axis_ends(points, names, ranges, values),
-        margin={"l": 60, "r": 16, "t": 8, "b": 30},
-    )  # fmt: skip
+    axes = _stacked_axes(points, names, ranges, values)
     return ReportFigure(name, title, caption, data, axes)
 
 
