@@ -105,7 +105,8 @@ def _simulate(args: argparse.Namespace) -> None:
     setting = _setting(args)
     table = setting.table
     diverged = sum(curve.diverged for curve in table.curves)
-    print(f"{table.name}: {len(table.curves)} runs ({diverged} diverged), {len(table.dimensions)} parameters, ", end="")
+    names = ", ".join(dimension.name for dimension in table.dimensions)
+    print(f"{table.name}: {len(table.curves)} runs ({diverged} diverged), searched over {names}; ", end="")
     print(f"a mean run {table.run_s / 3600:.3g} h, best value {table.best:.4g}; budget {setting.budget_h:.3g} h")
     if len(table.curves) < FEW_RUNS:
         print(f"note: {len(table.curves)} runs are few: random search looks better than it is (docs/simulate.md)")

@@ -169,7 +169,8 @@ def _resources(plan: SearchPlan) -> str:
     share, machine = plan.share, plan.machine
     if not machine.nodes:
         return f"Ray cluster {plan.address}, {share.workers} worker{'s' * (share.workers != 1)} for each trial"
-    have = f"{machine.gpus} GPUs, {machine.cpus} CPU cores" if machine.gpus else f"{machine.cpus} CPU cores, no GPU"
+    cores = f"{machine.cpus} CPU core{'s' * (machine.cpus != 1)}"
+    have = f"{machine.gpus} GPU{'s' * (machine.gpus != 1)}, {cores}" if machine.gpus else f"{cores}, no GPU"
     return f"{have}: {share.describe()}"
 
 
