@@ -89,6 +89,10 @@ def test_each_configuration_is_one_draw():
         study.tell(trial, state=state)
     study.ask()
     assert draws_of(study.trials, accuracy(10)) == [0.5, 0.6, 0.1, 0.35]
+    again = study.ask()
+    again.set_user_attr("confirms", 0)
+    study.tell(again, 0.9)
+    assert draws_of(study.trials, accuracy(10)) == [0.5, 0.6, 0.1, 0.35], "a confirmation is no draw"
     several = optuna.create_study(directions=["maximize", "minimize"])
     several.tell(several.ask(), [0.7, 12.0])
     assert draws_of(several.trials, accuracy(10)) == [0.7]
