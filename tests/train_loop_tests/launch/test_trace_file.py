@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -44,7 +45,7 @@ def test_under_ray_a_resumed_run_adds_its_new_epochs_alone(tmp_path: Path, capsy
     """The workers send the checkpoint's records again."""
     records, progress = tmp_path / "records.jsonl", tmp_path / "progress"
 
-    def run(*sent: dict[str, object]) -> None:
+    def run(*sent: Mapping[str, object]) -> None:
         records.write_text("".join(json.dumps(line) + "\n" for line in sent))
         printer = RecordPrinter(records, progress, trace_writer(tmp_path, 1))
         printer.print_new()

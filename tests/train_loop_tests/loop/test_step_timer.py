@@ -12,7 +12,8 @@ class Stream:
     """A device's time line in milliseconds. An event gets its time when the device reaches it, as CUDA's do."""
 
     def __init__(self) -> None:
-        self.now_ms, self.waits, self.given = 0.0, 0, []
+        self.now_ms, self.waits = 0.0, 0
+        self.given: list[float | Event] = []
 
     def work(self, ms: float) -> None:
         """Give the device something to do. The host goes on."""
