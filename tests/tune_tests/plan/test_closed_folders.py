@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,8 +47,9 @@ def closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 )
 def test_a_file_in_a_closed_folder_meets_one_line(closed, option, name, said):
     path = str(closed / name)
+    options: dict[str, Any] = {option: path if option == "space" else (path,)}
     with pytest.raises(ConfigError) as refused:
-        make_plan(dataclasses.replace(SearchOptions(), **{option: path if option == "space" else (path,)}))
+        make_plan(SearchOptions(**options))
     assert said in str(refused.value) and "Check the path" in str(refused.value) and "\n" not in str(refused.value)
 
 
