@@ -15,6 +15,7 @@ from bigbatch.search_spaces.workload import Workload
 from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.tune.plan.prior import TRIALS_TO_SEE, optimizers_of, rate_moves, rate_prior, read_range_test
 from bigbatch.tune.plan.search_plan import SearchPlan
+from bigbatch.tune.plan.warm_start import around_moved_centres
 
 
 def range_tests(
@@ -72,4 +73,6 @@ def plan_with_tests(plan: SearchPlan, optimizers: list[str]) -> SearchPlan:
             continue
         factors[name] = lr_factor(untested, tested, suggestion)
     workload = rate_prior(factors, plan.ranges).apply(workload)
-    return dataclasses.replace(plan, workload=workload, ranges=check_space(plan.space, workload, pinned=plan.overrides))
+    ranges = check_space(plan.space, workload, pinned=plan.overrides)
+    moved = dataclasses.replace(plan, workload=workload, ranges=ranges)
+    return dataclasses.replace(moved, warm_start=around_moved_centres(plan, moved))

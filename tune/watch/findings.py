@@ -274,7 +274,9 @@ def _print_runner_ups(plan: SearchPlan, done: list[TrialView], columns: Columns,
         marks = [" (clearly worse)" if worse else " (cannot be told apart)" for worse in found.worse]
         held = json_values.number_or_none(done[0].records[-1], "holdout_top1") if done[0].records else None
         first = f"{holdout_words(held, plan.data.holdout_size)} " if held is not None else ""
-        console.print(f"\n{first}{how_sure(done, found, plan.data.val_size)}", markup=False, soft_wrap=True)
+        console.print(
+            f"\n{first}{how_sure(done, found, plan.data.val_size, _compared_with(plan))}", markup=False, soft_wrap=True
+        )
     else:
         console.print(f"\n{no_interval(plan.objectives.first, len(done))}", markup=False, soft_wrap=True)
     for trial, mark in list(zip(done[1:], marks, strict=True))[:RUNNER_UPS]:
@@ -290,9 +292,23 @@ def say_retries(retries: Mapping[int, int], console: Console) -> None:
     console.print(f"\n{text}", markup=False, soft_wrap=True)
 
 
-def how_sure(done: list[TrialView], found: Comparison, images: int) -> str:
-    """How accurate the best trial is, and which trials are worse, in words. ``done``: sorted, the best first."""
-    chosen = f"; it is the best of {len(done)} trials, and the range allows for that" if len(done) > 1 else ""
+def _compared_with(plan: SearchPlan) -> str:
+    """Which trials compare with the best one, where those of other batches do not: `` of its batch``."""
+    if plan.frontier is None:
+        return ""
+    return " of its batch" if plan.frontier.name == "global_batch_size" else f" of its {plan.frontier.name}"
+
+
+def how_sure(done: list[TrialView], found: Comparison, images: int, compared: str = "") -> str:
+    """How accurate the best trial is, and which trials are worse, in words.
+
+    Args:
+        done: sorted, the best first.
+        images: that measured their accuracy.
+        compared: of what they are all the trials.
+    """
+    best_of = f"; it is the best of {len(done)} trials{compared} that ran to their end, and the range allows for that"
+    chosen = best_of if len(done) > 1 else ""
     text = (
         f"Its accuracy is {100 * found.low:.1f} to {100 * found.high:.1f} % (95 % interval, measured on {images:,} "
         f"images{chosen}). The range does not include the effect of another seed: all trials have the same seed. "
