@@ -32,7 +32,7 @@ from bigbatch.tune.study.frontier import (
     frontier_of,
     ordered_values,
 )
-from bigbatch.tune.study.frontier_file import FRONTIER_FILE, frontier_json
+from bigbatch.tune.study.frontier_file import FRONTIER_FILE, config_file, frontier_json
 from bigbatch.tune.study.ledger import DeviceSeconds
 from bigbatch.tune.study.objective import Objective
 from bigbatch.tune.study.store import StudyStore
@@ -355,3 +355,10 @@ def test_show_prints_the_frontier_and_its_answer_without_optuna(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "Best: trial 1, " in done.stdout and ">    512   99.8 %" in done.stdout
     assert "The largest batch within 0.5 points of the best is 512" in done.stdout
+
+
+def test_each_value_has_a_file_of_its_own():
+    assert config_file(8192) == "frontier/8192.json" and config_file("resnet50") == "frontier/resnet50.json"
+    names = [config_file(value) for value in ("a/b", "a:b", "a_b", "../x", "ä")]
+    assert len(set(names)) == len(names)
+    assert all(Path(name).parent == Path("frontier") and name.isascii() for name in names)
