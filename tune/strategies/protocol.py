@@ -10,6 +10,7 @@ A strategy has two parts, chosen by ``--strategy`` and ``--stopping``: a ``Propo
 from __future__ import annotations
 
 import enum
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -95,6 +96,20 @@ class SearchFacts:
         if self.frontier is None:
             return list(trials)
         return [t for t in trials if t.params.get(self.frontier) == trial.params.get(self.frontier)]
+
+    def latest_peers(
+        self, trials: Sequence[FrozenTrial], trial: FrozenTrial, most: int, among: int
+    ) -> list[FrozenTrial]:
+        """The last ``most`` of ``peers`` among the last ``among`` trials. It looks at no more trials than it needs."""
+        if self.frontier is None:
+            return list(trials[-min(most, among) :])
+        value, found = trial.params.get(self.frontier), []
+        for one in itertools.islice(reversed(trials), among):
+            if one.params.get(self.frontier) == value:
+                found.append(one)
+                if len(found) == most:
+                    break
+        return found[::-1]
 
 
 class Proposer(Protocol):

@@ -81,7 +81,7 @@ class PrunerStopping:
 
     def _peers_at(self, trial: FrozenTrial, epoch: int, trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
         """The other trials that compare with ``trial``, with their values in ``epoch`` as the values of the rungs."""
-        peers = self.facts.peers(trials[-PEERS_SOUGHT:], trial)[-MOST_TRIALS:]
+        peers = self.facts.latest_peers(trials, trial, MOST_TRIALS, PEERS_SOUGHT)
         return [_with_rungs_at(t, epoch) for t in peers if t.number != trial.number]
 
 
