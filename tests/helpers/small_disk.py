@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import tempfile
@@ -28,10 +29,14 @@ def mounted() -> Iterator[Path]:
 
 
 def fill(folder: Path, leave_bytes: int = 0) -> Path:
-    """Another program's file takes the room that is left."""
+    """Another program's file takes the room that is left. It asks again if others write meanwhile."""
     hog = folder / "hog"
     block = 4096
     with hog.open("wb") as file:
-        stat = os.statvfs(folder)
-        os.posix_fallocate(file.fileno(), 0, max(block, stat.f_bavail * stat.f_frsize - leave_bytes))
-    return hog
+        for attempt in range(100):
+            stat = os.statvfs(folder)
+            spared = leave_bytes + attempt * block
+            with contextlib.suppress(OSError):
+                os.posix_fallocate(file.fileno(), 0, max(block, stat.f_bavail * stat.f_frsize - spared))
+                return hog
+    raise AssertionError(f"{folder} could not be filled")
