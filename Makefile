@@ -4,7 +4,7 @@ PYTHON ?= python
 JOBS ?= 2
 FAST = $(PYTHON) -m pytest -n $(JOBS) --dist loadgroup --durations=15 -m "not slow and not exhaustive"
 
-.PHONY: check format lint types docs pages test coverage slow exhaustive gpu
+.PHONY: check format lint types docs pages test coverage slow exhaustive lowest lowest-ci gpu
 
 check: format lint types docs coverage slow
 
@@ -35,13 +35,23 @@ test:
 coverage:
 	$(FAST) --cov --cov-report=term:skip-covered
 
-# One after the other: each starts Ray with all cores, or a virtual Slurm cluster.
+# Those that start Ray run one after the other, beside those in a virtual Slurm (tests/conftest.py).
 slow:
-	$(PYTHON) -m pytest --durations=15 -m "slow and not exhaustive"
+	$(PYTHON) -m pytest -n $(JOBS) --dist loadgroup --durations=15 -m "slow and not exhaustive"
 
 # More faults, most of them in a virtual Slurm; a quarter of an hour on two cores of one's own.
 exhaustive:
 	$(PYTHON) -m pytest --durations=15 -m exhaustive
+
+# All fast tests, and a search, with the lowest versions that pyproject.toml allows, in an environment that is made and removed:
+# it needs 8 GB and a download. CI has no time for all of it: lowest-ci is its part, the tests that versions of packages break
+# first. `make check` runs what is installed, in CI the newest versions.
+lowest:
+	PYTHON=$(PYTHON) .ci/lowest $(JOBS)
+
+lowest-ci:
+	PYTHON=$(PYTHON) .ci/lowest $(JOBS) tests/train_loop_tests/config tests/train_loop_tests/optim \
+		tests/tune_tests/strategies tests/tune_tests/study
 
 # What needs a GPU: its tests, then the benchmarks with an arm for it. MINUTES: of all together; ONLY: some steps.
 MINUTES ?= 40

@@ -13,8 +13,9 @@ Methods (``--methods``), all with the same network, data, epochs and precise Bat
   found       what one search, ``python tune/run.py --space large_batch --batch B,B,…``, finds for each batch
 
 The smallest batch is the base. Warmups keep their share of the run. The search is one for all batches, with twelve
-trials a batch (``--trials``). It uses seeds of its own: ``--search-seed`` for its trials, the next ones to confirm.
-The configuration that it finds at a batch is trained anew with each of ``--seeds``.
+trials a batch (``--trials``), and trains the three best of each batch again (``--confirm``). It uses seeds of its own:
+``--search-seed`` for its trials, the next ones to confirm. The configuration that it finds at a batch is trained anew
+with each of ``--seeds``.
 
 The table counts ``holdout_top1``: the half of the validation images (``--holdout``) by which no search chose anything.
 
@@ -68,8 +69,10 @@ WARMUP = 0.2
 
 def base_config(o: argparse.Namespace) -> TrainConfig:
     """SGD at the base batch."""
+    size = {"data.image_size": o.image_size} if o.image_size else {}
     return TrainConfig(epochs=o.epochs).replace_keys(
         {
+            **size,
             "model.name": o.model,
             "data.name": o.data,
             "data.loader.workers": o.loader_workers,
@@ -128,8 +131,9 @@ def search(o: argparse.Namespace) -> None:
     else:
         command += ["--space", "large_batch", "--data", o.data, "--model", o.model, "--max-epochs", str(o.epochs)]
         command += ["--batch", ",".join(map(str, o.batches)), "--trials", str(o.trials or 12 * len(o.batches))]
-        command += ["--seed", str(o.search_seed), "--holdout", str(o.holdout)]
+        command += ["--seed", str(o.search_seed), "--holdout", str(o.holdout), "--confirm", o.confirm]
         command += ["--set", f"model.stem={o.stem}", f"data.loader.workers={o.loader_workers}"]
+        command += [f"image_size={o.image_size}"] * (o.image_size > 0)
         command += ["--subset", str(o.subset)] * (o.subset < 1)
     started = time.monotonic()
     subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": str(o.threads)})
@@ -317,8 +321,10 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
     add("--search-seed", type=int, default=100, help="of the search's trials; those after it confirm")
     add("--trials", type=int, help="of the search (default: twelve a batch)")
+    add("--confirm", default="3x3", help="how many of each batch's best trials, with how many fresh seeds")
     add("--holdout", type=float, default=0.5, help="part of the validation images that the table counts")
     add("--subset", type=float, default=1.0, help="part of the training images")
+    add("--image-size", type=int, default=0, help="pixels a side; 0: the data set's own, 224 for a folder")
     add("--stem", default="auto", help="of the network, e.g. small_pool")
     add("--methods", nargs="+", default=list(METHODS), choices=METHODS)
     add("--parts", nargs="+", default=["search", "train", "report"], choices=["search", "train", "report"])

@@ -38,7 +38,7 @@ def svg(cells: Mapping[str, Mapping[int, Mapping[str, float]]], names: Mapping[s
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" viewBox="0 0 {WIDTH} {HEIGHT}" '
         'font-family="sans-serif" font-size="12">',
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
-        text(LEFT, 22, f"Validation top-1, mean and range: {title}", "start"),
+        text(LEFT, 22, f"Top-1 on held-out images, mean and range: {title}", "start"),
     ]
     for mark in marks:
         py = y(100 - mark)

@@ -165,7 +165,7 @@ def build_arms(folder: Path, options: argparse.Namespace) -> tuple[dict[str, Arm
 
 def apart(function: Callable[..., T], *arguments: Any, start: str = "fork") -> T:
     """``function(*arguments)`` in a process of its own, so that no arm's allocator or threads serve another."""
-    context = multiprocessing.get_context(start)
+    context: Any = multiprocessing.get_context(start)
     here, there = context.Pipe(duplex=False)
     process = context.Process(target=_send, args=(there, function, arguments))
     process.start()

@@ -16,8 +16,10 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from store import store
 
 from bigbatch.tune.simulate.curves import CurveTable
 from bigbatch.tune.simulate.known_rows import known_rows, rows_of
@@ -26,6 +28,7 @@ from bigbatch.tune.simulate.synthetic import synthetic_table
 from bigbatch.tune.strategies.named import make_strategy
 from bigbatch.tune.strategies.protocol import SearchFacts, Strategy
 from bigbatch.tune.study.knowledge import KnownStudy
+from bigbatch.tune.study.provenance import provenance
 
 BATCH, ROWS, KNOWN, NOISE, SLOTS, TRIALS = "global_batch_size", 300, 40, 0.003, 2, 16
 AFTER = (4, 8, 12, 16)
@@ -85,7 +88,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print."""
     o = parse(argv)
-    result: dict[str, object] = {"benchmark": "warm_start", "after": AFTER, "strategy": o.strategy, "seeds": o.seeds}
+    result: dict[str, Any] = {"benchmark": "warm_start", "after": AFTER, "strategy": o.strategy, "seeds": o.seeds}
+    result["provenance"] = provenance()
     for family in o.families:
         found = measure(family, range(100, 100 + o.seeds), o.strategy)
         result[family] = {arm: np.round(each, 5).tolist() for arm, each in found.items()}
@@ -94,8 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             words = "  ".join(f"{100 * m:5.2f} ({100 * d:4.2f})" for m, d in zip(mean, median, strict=True))
             print(f"{family:10} {arm:9} {words}  points after {AFTER} finished trials: mean (median)")
     print(json.dumps(result))
-    if o.output:
-        o.output.write_text(json.dumps(result) + "\n")
+    store(result, o.output)
     return 0
 
 

@@ -17,8 +17,10 @@ from bigbatch.cluster.host.command_line import (
     no_such_option,
     run_command,
 )
+from bigbatch.cluster.host.option_values import parse_port
 from bigbatch.cluster.host.site.profiles import InputError, find_site
 from bigbatch.cluster.host.streams import reader_may_leave
+from bigbatch.cluster.host.verbosity import add_verbosity, log_steps
 from bigbatch.cluster.host.waits import MARGIN_S
 from bigbatch.cluster.record import job_record
 from bigbatch.cluster.submission import batch_script, queue
@@ -60,11 +62,20 @@ def _add_resources(p: argparse.ArgumentParser) -> None:
         help="a further option of sbatch, e.g. --sbatch=--exclude=n7",
     )
     add("--dry-run", action="store_true", help="check everything, print the script and stop")
+    add_verbosity(
+        p,
+        quiet="print the job's id alone, e.g. for a script",
+        verbose="also print when the search was checked, and where the batch script is",
+    )
 
 
 def _request(args: argparse.Namespace, arguments: Sequence[str], attach_to: str | None = None) -> Request:
     flags = {"--tls": args.tls, "--chain": args.chain, "--keep-logs": args.keep_logs}
-    numbers = {"--max-restarts": args.max_restarts, "--start-timeout": args.start_timeout}
+    numbers = {
+        "--max-restarts": args.max_restarts,
+        "--start-timeout": args.start_timeout,
+        "--metrics-port": getattr(args, "metrics_port", None),  # nodes that attach do as their job
+    }
     plain = ("nodes", "time", "partition", "account", "qos", "gpus_per_node", "cpus_per_gpu", "cpus_per_node", "mem")
     return Request(
         arguments=tuple(arguments),
@@ -88,6 +99,10 @@ def _submit(argv: Sequence[str], search_parser: SearchParser | None = None) -> i
     p = make_parser("submit", "Submit a search, or the command after --. Other options than these go to tune/run.py.")
     p.usage = "bigbatch cluster submit [options] [options of bigbatch tune | -- COMMAND …]"
     _add_resources(p)
+    p.add_argument(
+        "--metrics-port", type=parse_port, metavar="PORT",
+        help="show metrics to Prometheus at this port of each node, to everybody in the network (default: nowhere)",
+    )  # fmt: skip
     p.add_argument("--no-check", action="store_true", help="submit a search without checking it on this machine")
     own, command = _split(argv)
     args, of_the_search = p.parse_known_args(own)
@@ -137,10 +152,14 @@ def _attach(argv: Sequence[str]) -> int:
 
 
 def _send(args: argparse.Namespace, request: Request, check: bool = False) -> int:
+    log_steps(args.verbose)
     site = find_site(args.site)
     answer = batch_script.submit_request(request, site, dry_run=args.dry_run, check=check)
     if args.dry_run:
         print(answer, end="")
+        return DONE
+    if args.quiet:
+        print(answer)
         return DONE
     print(f"Job {answer} is submitted ({site.name}).")
     print(f"    bigbatch cluster queue\n    bigbatch cluster logs {answer} -f")

@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 
 from bigbatch.search_spaces.log_normal import LogNormal
 from bigbatch.search_spaces.registry import Space
+from bigbatch.search_spaces.trainable_space import ReturnsNoConfig
 from bigbatch.search_spaces.trial import Distribution, StandInTrial
 from bigbatch.search_spaces.workload import Workload
 from bigbatch.train_loop.config import ConfigError, TrainConfig, known_key
+from bigbatch.train_loop.config.plug_ins import shown_name
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class ParamRange:
                 f", mostly {self.prior.centre / self.prior.factor:.4g} … {self.prior.centre * self.prior.factor:.4g}"
             )
         for name, values in self.conditions.items():
-            text += f", with {name} {', '.join(str(value) for value in values)}"
+            text += f", with {name} {', '.join(shown_name(str(value)) for value in values)}"
         return text
 
 
@@ -96,6 +98,8 @@ def _draw(
 ) -> _Sample:
     try:
         config = space(trial, workload, pinned)
+    except ReturnsNoConfig as error:
+        raise ConfigError(str(error)) from None
     except (Exception, SystemExit) as error:
         raise _refusal(space, f"raised {_one_line(error)} for {trial.params}", "Correct the space") from None
     if not isinstance(config, TrainConfig):
@@ -107,7 +111,7 @@ def _draw(
         ("model.name", config.model.name, workload.model),
         ("data.image_size", config.data.image_size or workload.image_size, workload.image_size),
     ):
-        if value != expected:
+        if value != expected and not _is_suggested(name, value, trial):
             raise _refusal(space, f"set {name}={value!r} in a study of {expected!r}", "Begin with workload.config()")
     if config.epochs > workload.epochs:
         raise _refusal(space, f"asks for {config.epochs} epochs of at most {workload.epochs}", "Raise --max-epochs")
@@ -124,10 +128,18 @@ def _draw(
             f"Use at most {workload.train_size}",
         )
     try:
-        config.batch.split(workers)
+        config.check_workers(workers)
     except ConfigError as error:
         raise ConfigError(f"space {space.name!r}: {error}") from None
     return _Sample(trial.params, trial.distributions, config)
+
+
+def _is_suggested(key: str, value: object, trial: StandInTrial) -> bool:
+    """Whether the space searches the key: a parameter has its name, or one of its choices is the value."""
+    if key == "data.name":
+        return False
+    shown = str(value).rpartition("/")[2]
+    return any(known_key(name) == key or str(met).rpartition("/")[2] == shown for name, met in trial.params.items())
 
 
 def _refusal(space: Space, what: str, fix: str) -> ConfigError:
@@ -205,11 +217,13 @@ def _conditions(name: str, names: Sequence[str], drawn: Sequence[_Sample]) -> di
 def _derived_rates(drawn: Sequence[_Sample]) -> dict[str, ParamRange]:
     if any(known_key(name) == "optimizer.peak_lr" for sample in drawn for name in sample.params):
         return {}
+    if any(sample.config.trainable.name for sample in drawn):
+        return {}
     rates: dict[str, list[float]] = {}
     for sample in drawn:
         rates.setdefault(sample.config.optimizer.name, []).append(sample.config.optimizer.peak_lr)
     ranges = {}
     for optimizer, met in rates.items():
-        name = f"peak_lr[{optimizer}]"
+        name = f"peak_lr[{shown_name(optimizer)}]"
         ranges[name] = ParamRange(name, "derived", min(met), max(met), conditions={"optimizer": (optimizer,)})
     return ranges

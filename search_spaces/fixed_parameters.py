@@ -50,10 +50,10 @@ def check_parameters(space: Space, workload: Workload, fixed: Mapping[str, objec
         message = unknown_key(name, [*config_keys()], short_keys(), [*ranges])
         where = "" if message.endswith("?") else f" Space {space.name!r} searches {', '.join(ranges) or 'nothing'}."
         raise ConfigError(message + where)
-    return keyed | {name: _value(ranges[name], fixed[name], space) for name in fixed if name not in keyed}
+    return keyed | {name: parameter_value(ranges[name], fixed[name], space) for name in fixed if name not in keyed}
 
 
-def _value(known: ParamRange, value: object, space: Space) -> object:
+def parameter_value(known: ParamRange, value: object, space: Space) -> object:
     """``value`` in the parameter's type. Raises ConfigError if it is outside the parameter's range."""
     if known.kind == "categorical":
         for choice in known.choices:

@@ -18,6 +18,8 @@ Parameters (each has one range in a study; some exist only with some optimizers)
   weight_decay             sgd, lars, coupled: 1e-5 to 1e-3, log (MLPerf 2.5e-5 to 2e-4, Goyal 1e-4,
                            NVIDIA 3e-5, 5e-4 is usual on small images).
   one_minus_beta1          lamb, adamw: 0.05 to 0.3, log (AlgoPerf).
+  own_weight_decay         an optimizer of your own (``--optimizer FILE.py:FUNCTION``): 1e-6 to 0.1, log, which holds
+                           both kinds. Its rates are 1/256 to 256 times 3e-3 at batch 1,024 until a range test.
   decoupled_weight_decay   lamb, adamw: 1e-3 to 2, log (AlgoPerf 1e-3 to 1, RSB 0.02, LAMB at 32k 1.5).
 """
 
@@ -28,6 +30,7 @@ from typing import Any
 from bigbatch.search_spaces.log_normal import LogNormal
 from bigbatch.search_spaces.priors import (
     global_batch_sizes,
+    is_component_name,
     momentum_window,
     searched_peak_lr,
     total_steps,
@@ -48,6 +51,7 @@ PARAMETER_KEYS = {
     "one_minus_momentum": ("optimizer.momentum", lambda momentum: 1 - momentum),
     "one_minus_beta1": ("optimizer.beta1", lambda beta1: 1 - beta1),
     "decoupled_weight_decay": ("optimizer.weight_decay", float),
+    "own_weight_decay": ("optimizer.weight_decay", float),
 }
 """For ``--set``: the key that each parameter sets, and a function from the key's pinned value to the parameter's."""
 
@@ -74,6 +78,11 @@ def space(trial: Trial, workload: Workload) -> TrainConfig:
         }
         if optimizer == "lars":
             changes["optimizer.trust_coefficient"] = trust_coefficient(total_steps(workload, batch))
+    elif is_component_name(optimizer):
+        changes |= {
+            "optimizer.peak_lr": searched_peak_lr(workload, optimizer, batch) * multiplier,
+            "optimizer.weight_decay": trial.suggest_float("own_weight_decay", 1e-6, 0.1, log=True),
+        }
     else:
         changes |= {
             "optimizer.peak_lr": searched_peak_lr(workload, optimizer, batch) * multiplier,

@@ -13,6 +13,8 @@ Sources, by the names used below:
   RSB        Wightman et al. 2021, arXiv 2110.00476 (recipe A2): LAMB at 2,048, lr 5e-3.
   DeiT       Touvron et al. 2020, arXiv 2012.12877: AdamW at 1,024, lr 1e-3.
   Malladi    Malladi et al. 2022, arXiv 2205.10287: sqrt rule for Adam's family.
+  own        An optimizer of the user's own has no rule: 3e-3 at batch 1,024 with the sqrt rule lies between SGD's and
+             Adam's rates, and the spread is that much wider (``OWN_SPREAD``).
   Smith      Smith et al. 2018, arXiv 1711.00489: noise scale ∝ lr / (B·(1 − momentum)).
 """
 
@@ -21,10 +23,13 @@ from __future__ import annotations
 import math
 
 from bigbatch.search_spaces.workload import Workload
-from bigbatch.train_loop.config import DEFAULT_MICRO_SIZE, ConfigError, TrainConfig
+from bigbatch.train_loop.config import DEFAULT_MICRO_SIZE, OPTIMIZERS, ConfigError, TrainConfig
+from bigbatch.train_loop.config.plug_ins import OPTIMIZERS_GROUP, is_own, is_plug_in
 
 LARGEST_BATCH = 32768
 """Beyond it MLPerf's LARS needs twice the epochs (65,536: 84.5 against 56.0)."""
+OWN_SPREAD = 256.0
+"""``Workload.lr_spread`` for an optimizer of the user's own before a range test: 1e-5 to 0.8 at batch 1,024."""
 FITTED_STEPS = {"lars": 250, "lamb": 1000}
 """From this many optimizer steps on, the published rates are used unchanged (MLPerf's shortest run has 1,652). For
 shorter runs ``short_run_factor`` applies. The values were chosen on digits (ResNet-18, 12 epochs, batches 128 to
@@ -114,10 +119,17 @@ def peak_lr_centre(optimizer: str, batch: int, steps: int, momentum: float = 0.9
         return 5e-3 * math.sqrt(batch / 2048) * short_run_factor("lamb", steps)
     if optimizer == "adamw":  # DeiT and Malladi
         return 1e-3 * math.sqrt(batch / 1024)
+    if is_component_name(optimizer):
+        return 3e-3 * math.sqrt(batch / 1024)
     raise ConfigError(
         f"no learning rate rule is known for this optimizer; got {optimizer!r}. "
         "Choose sgd, lars, lamb or adamw, or fix the rate, e.g. --set peak_lr=0.001."
     )
+
+
+def is_component_name(optimizer: str) -> bool:
+    """Whether the optimizer is the user's own, or a package's: no published rate is known for it."""
+    return optimizer not in OPTIMIZERS and (is_own(optimizer) or is_plug_in(OPTIMIZERS_GROUP, optimizer))
 
 
 def trust_coefficient(steps: int) -> float:

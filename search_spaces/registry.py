@@ -6,11 +6,9 @@ import dataclasses
 import difflib
 import hashlib
 import inspect
-import os
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,8 @@ from bigbatch.search_spaces.log_normal import LogNormal
 from bigbatch.search_spaces.trial import BATCH_KEY, Convert, PinnedTrial, StandInTrial
 from bigbatch.search_spaces.workload import Workload
 from bigbatch.train_loop.config import ConfigError, TrainConfig, known_key
+from bigbatch.train_loop.config.own_folder import folder_first, python_files
+from bigbatch.train_loop.config.own_names import with_absolute_words
 
 _WORKLOAD_FACTS = {"epochs": "epochs", "batch.max_micro_size": "max_micro_size"}
 """Configuration keys that are also facts of the workload, from which spaces derive ranges."""
@@ -60,7 +60,8 @@ class Space:
 
     def __call__(self, trial: Any, workload: Workload, pinned: Mapping[str, object] | None = None) -> TrainConfig:
         if not pinned and not workload.batches:
-            return self.function(trial, workload)
+            config = self.function(trial, workload)
+            return self._absolute(config) if isinstance(config, TrainConfig) else config
         pinned = pinned or {}
         fixed = _keys_of(pinned)
         parameters = {name: value for name, value in pinned.items() if known_key(name) is None}
@@ -68,7 +69,11 @@ class Space:
         workload = dataclasses.replace(workload, **facts, fixed=fixed)
         trial = PinnedTrial(trial, fixed, self.parameter_keys, parameters, workload.batches)
         config = self.function(trial, workload)
-        return config.replace_keys(fixed) if isinstance(config, TrainConfig) else config
+        return self._absolute(config.replace_keys(fixed)) if isinstance(config, TrainConfig) else config
+
+    def _absolute(self, config: TrainConfig) -> TrainConfig:
+        """The configuration with absolute paths of users' files; relative ones are relative to the space's file."""
+        return config if self.source == "built-in" else with_absolute_words(config, Path(self.source).parent)
 
     def initial_points(self, workload: Workload, pinned: Mapping[str, object] | None = None) -> list[dict[str, object]]:
         """Parameters of the first trials, for ``study.enqueue_trial``. No point is contained in another.
@@ -78,15 +83,19 @@ class Space:
         Raises ValueError for a value outside its parameter's range.
         """
         points: list[dict[str, object]] = []
-        fixed = _keys_of(pinned or {})
-        for point in self.initial(dataclasses.replace(workload, fixed=fixed)) if self.initial else []:
-            point = {name: value for name, value in point.items() if self._is_named(name, value, workload)}
+        for point in self._wanted_points(workload, pinned or {}):
             trial = StandInTrial(None, fixed=point)
             self(trial, workload, pinned)
             suggested = {name: value for name, value in trial.params.items() if name in point}
             if suggested and not any(suggested.items() <= other.items() for other in points):
                 points.append(suggested)
         return points
+
+    def _wanted_points(self, workload: Workload, pinned: Mapping[str, object]) -> list[dict[str, object]]:
+        """The file's points, without batches that ``--batch`` does not name."""
+        workload = dataclasses.replace(workload, fixed=_keys_of(pinned))
+        points = self.initial(workload) if self.initial else []
+        return [{n: value for n, value in point.items() if self._is_named(n, value, workload)} for point in points]
 
     def key_of(self, name: str) -> str | None:
         """The dotted key of the configuration that a parameter sets; None if it sets none by itself."""
@@ -142,7 +151,7 @@ def read_source(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        near = difflib.get_close_matches(path.name, _python_files(path.parent), n=1)
+        near = difflib.get_close_matches(path.name, python_files(path.parent), n=1)
         fix = f"Did you mean '{path.parent / near[0]}'?" if near else "Check the path."
         raise ConfigError(f"--space must name a readable Python file; got '{path}' ({reason}). {fix}") from None
 
@@ -170,7 +179,7 @@ def _execute(path: Path, source: str) -> types.ModuleType:
     module.__file__ = str(path)
     sys.modules[module.__name__] = module  # dataclasses and pickle look their module up
     try:
-        with _folder_first(path.parent):
+        with folder_first(path.parent):
             _answer_to_earlier_names(path.parent)
             exec(compile(source, str(path), "exec"), module.__dict__)
     except (Exception, SystemExit) as error:
@@ -201,17 +210,6 @@ def _is_the_users(module: Path) -> bool:
     """Whether a module of this path is there and is not ours: a space may lie in a clone's root."""
     ours = Path(str(sys.modules[f"bigbatch.{module.name}"].__file__)).resolve().parent
     return module.with_suffix(".py").exists() or (module.is_dir() and module.resolve() != ours)
-
-
-@contextmanager
-def _folder_first(folder: Path) -> Iterator[None]:
-    """Let a space import files beside it while it loads. Afterwards they could hide libraries of the same name."""
-    sys.path.insert(0, str(folder))
-    try:
-        yield
-    finally:
-        if str(folder) in sys.path:
-            sys.path.remove(str(folder))
 
 
 def _space(name: str, function: Callable[..., TrainConfig], module: types.ModuleType, source: str, where: str) -> Space:
@@ -276,13 +274,6 @@ def _priors_text() -> str:
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _python_files(folder: Path) -> list[str]:
-    try:
-        return [name for name in os.listdir(folder) if name.endswith(".py")]
-    except OSError:
-        return []
 
 
 def _built_in(module: types.ModuleType) -> Space:

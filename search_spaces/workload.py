@@ -18,8 +18,8 @@ from bigbatch.train_loop.config.earlier_keys import EARLIER_KEYS
 
 _SMALLEST = {
     "train_size": 2,
-    "num_classes": 1,
-    "image_size": 1,
+    "num_classes": 0,
+    "image_size": 0,
     "epochs": 1,
     "workers": 1,
     "memory_bytes": 0,
@@ -46,12 +46,13 @@ class Workload:
     """The facts of one study. Raises ConfigError for impossible ones."""
 
     data: str
-    """A data set's name, or the path of an image folder."""
+    """A data set's name, the path of an image folder, or ``FILE.py:FUNCTION``."""
     train_size: int
     """Images in the training split."""
     num_classes: int
+    """0: not known, of a data set of the user's own."""
     image_size: int
-    """Pixels a side."""
+    """Pixels a side; 0: a data set of the user's own without square images."""
     model: str
     """A network's name, never ``auto``."""
     epochs: int

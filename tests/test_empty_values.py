@@ -14,6 +14,7 @@ from bigbatch.train_loop.launch import command as train_command
 from bigbatch.train_loop.launch import lr_find
 from bigbatch.tune.plan.arguments import tune_parser
 from bigbatch.tune.plan.options import SearchOptions
+from bigbatch.tune.scaling.arguments import scale_parser
 
 TEXT_OPTIONS = (
     "space", "data", "model", "strategy", "stopping", "stage", "study", "output", "storage", "address", "wandb",
@@ -32,10 +33,11 @@ PARSERS = {
     "train": train_command.train_parser("train"),
     "lr-find": lr_find.lr_find_parser("lr-find"),
     "pack": pack_command.pack_parser(),
+    "scale": scale_parser("scale"),
 }
 OF_SUBMIT = (
     "--site --nodes --time --partition --account --qos --gpus-per-node --cpus-per-gpu --cpus-per-node --mem --gres "
-    "--name --container --python --prelude --signal --max-restarts --start-timeout --sbatch"
+    "--name --container --python --prelude --signal --max-restarts --start-timeout --metrics-port --sbatch"
 ).split()
 COMMANDS = {
     **{f"{name} {option}": (name, option, "") for name, p in PARSERS.items() for option in options_of(p)},

@@ -6,8 +6,11 @@ import re
 import subprocess
 import sys
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from helpers.paths import ROOT, TUNE
@@ -64,8 +67,6 @@ def test_submit_from_python_needs_only_python_3_9(old_python: str, tmp_path: Pat
 
 
 def test_read_study_shows_the_best_trial_of_a_stored_study(tmp_path: Path) -> None:
-    import pyarrow.parquet as pq
-
     with tarfile.open(FINISHED) as archive:
         archive.extractall(tmp_path, filter="fully_trusted")
     study = tmp_path / "runs" / "finished"
@@ -93,8 +94,70 @@ def test_a_search_of_own_space_can_be_read_by_read_study(tmp_path: Path, tiny_im
     assert {"lars", "sgd"} <= set(said.split())
 
 
+OWN_LOOPS = [("lightning_trainable.py", "lightning"), ("huggingface_trainable.py", "transformers")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "library"), OWN_LOOPS)
+def test_training_functions_of_other_libraries_are_searched_and_learn(name: str, library: str, tmp_path: Path) -> None:
+    pytest.importorskip(library)
+    own = ("--trainable", EXAMPLES / name, "--space", EXAMPLES / name, "--objective", "accuracy:max")
+    few = ("--trials", 3, "--max-epochs", 4, "--stopping", "none", "--strategy", "random", "--study", "mine")
+    run(TUNE, *own, *few, "--output", tmp_path, cwd=tmp_path)
+    said = run(EXAMPLES / "read_study.py", tmp_path / "mine", cwd=tmp_path)
+    assert "mine: 3 complete" in said
+    rows = pq.read_table(tmp_path / "mine" / "trials.parquet").to_pylist()
+    assert max(row["value"] for row in rows) > 0.5, "chance is 0.1 and 0.25"
+    kept = list((tmp_path / "mine" / "checkpoints").glob("trial-*/epoch-00004/files/*"))
+    assert kept, "the best trial's checkpoint, as the library wrote it"
+
+
 @pytest.mark.slow
 def test_ray_program_starts_a_private_ray(tmp_path: Path) -> None:
     said = run(EXAMPLES / "ray_program.py", cwd=tmp_path)
     assert said.startswith("1 nodes, ")
     assert re.findall(r"^(LARS|LAMB): [\d.]+ ms a step$", said, flags=re.MULTILINE) == ["LARS", "LAMB"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "words", "reached"),
+    [
+        ("own_cnn.py", "--model {}:net --loss {}:focal --batch 128 --trials 4 --max-epochs 6", 0.8),
+        ("timm_vit.py", "--model timm/vit_tiny_patch16_224 --space {}", 0.6),
+    ],
+)
+def test_networks_that_are_not_ours_are_searched(tmp_path: Path, name: str, words: str, reached: float) -> None:
+    path = EXAMPLES / name
+    assert words.format(f"examples/{name}", f"examples/{name}") in path.read_text(), "it says another command"
+    said = run(TUNE, *words.format(path, path).split(), "--confirm", "none", cwd=tmp_path)
+    best = re.search(r"Best: trial \d+, validation top-1 ([\d.]+) ?%", said)
+    assert best is not None, said
+    assert float(best[1]) / 100 > reached  # chance is 0.1
+
+
+OWN: dict[str, tuple[dict[str, object], Callable[[Any], float], float]] = {
+    "point_clouds.py": ({"optimizer.peak_lr": 0.05}, lambda record: record.val_top1, 0.6),
+    "segmentation.py": ({"loss": "dice", "metrics": ["miou"]}, lambda record: record.metrics["val_miou"], 0.5),
+}
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_data_and_models_of_ones_own_learn(name: str) -> None:
+    """Far better than chance in the best of some epochs: a third of right answers, and a mean IoU of about 0.3."""
+    from bigbatch.train_loop.config import TrainConfig
+    from bigbatch.train_loop.loop.train import train
+    from bigbatch.train_loop.reporter import ListReporter
+
+    keys, value, least = OWN[name]
+    file = ROOT / "examples" / name
+    own: dict[str, object] = {"data.name": f"{file}:data", "model.name": f"{file}:net"}
+    own |= {"loss": f"{file}:dice", "metrics": [f"{file}:miou"]} if "loss" in keys else {}
+    plain = {key: found for key, found in keys.items() if key not in own}
+    config = TrainConfig().replace_keys(
+        {"epochs": 6, "batch.global_size": 32, "data.loader.workers": 0, **own, **plain}
+    )
+    reporter = ListReporter()
+    train(config, reporter=reporter)
+    assert max(value(record) for record in reporter.records) > least
+    assert len(file.read_text().splitlines()) <= 60

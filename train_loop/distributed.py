@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 from bigbatch.train_loop.config import ConfigError
+from bigbatch.train_loop.errors import OwnCodeError
 
 PREPARE_S = 4 * 3600.0
 """How long ranks wait for each other's preparations; a collective would give up after ten minutes."""
@@ -39,7 +40,7 @@ class Meeting:
         self._store: Any = dist.PrefixStore(f"bigbatch/start-{start}", store)
 
     def of_first(self, make: Callable[[], T]) -> T:
-        """What ``make`` returns on rank 0, on all ranks, or the ConfigError that it raises there.
+        """What ``make`` returns on rank 0, on all ranks, or the error of the user's input that it raises there.
 
         The value is pickled and small.
         """
@@ -47,7 +48,7 @@ class Meeting:
         if self._rank == 0:
             try:
                 value = make()
-            except ConfigError as refused:
+            except (ConfigError, OwnCodeError) as refused:
                 error = refused
             self._store.set("bigbatch/first", pickle.dumps((value, error)))
         else:

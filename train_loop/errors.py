@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
+from enum import Enum
 
 
 class NonFiniteLossError(RuntimeError):
@@ -58,7 +58,25 @@ class NodeMemoryError(RuntimeError):
     """The memory of a node was full. The message says what would help."""
 
 
-class FailureKind(StrEnum):
+class OwnCodeError(RuntimeError):
+    """A function of the user's raised an exception. The message has its traceback, in the user's files alone."""
+
+
+def in_one_line(text: str) -> str:
+    """A reason for tables and logs: of a traceback, what was raised and where."""
+    lines = [line.strip() for line in text.strip().splitlines() if line.strip()]
+    if len(lines) < 2:
+        return text.strip()
+    where = [line.removeprefix("File ").partition(", in ")[0] for line in lines if line.startswith('File "')]
+    begin = lines[0].partition(" raised ")[0]
+    return f"{begin}: {lines[-1]}" + (f" ({where[-1]})" if where else "")
+
+
+class ReportError(ValueError):
+    """A whole training function reported something impossible. The message says the rule, the value and a fix."""
+
+
+class FailureKind(str, Enum):  # noqa: UP042  login nodes with Python 3.9 read this file too
     """What ended a run that could not go on. It travels as data, so that nobody reads it out of a message.
 
     Only a diverged run says something about its hyperparameters: samplers must not learn from the others.
@@ -74,8 +92,13 @@ class FailureKind(StrEnum):
     CHECKPOINT = "checkpoint"
     IMAGES = "images"
     DISK = "disk"
+    OWN_CODE = "own code"
+    """A function of the user's raised an exception."""
     PROCESS = "process"
     """A process died, or failed in a way that is none of the others."""
+
+    def __str__(self) -> str:
+        return str(self.value)
 
 
 def read_kind(value: object) -> FailureKind | None:

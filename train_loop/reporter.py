@@ -22,7 +22,7 @@ class Column:
     """How tables, trackers and the documentation treat a field of ``EpochRecord``."""
 
     arrow: str
-    """Its type in ``epochs.parquet``: ``int32``, ``int64`` or ``float64``."""
+    """Its type in ``epochs.parquet``: ``int32``, ``int64``, ``float64``, or ``map`` from text to float64."""
     meaning: str
     """In the documentation's words: Markdown, one line."""
     tracked: bool = False
@@ -64,20 +64,30 @@ class EpochRecord:
             better="lower",
         )
     )
-    train_top1: float = field(
+    train_top1: float | None = field(
         metadata=_column(
             "float64",
-            "0 to 1, on the augmented training images, while the weights moved",
+            "0 to 1, on the augmented training images, while the weights moved; null where targets are no classes",
             tracked=True,
             better="higher",
         )
     )
     val_loss: float = field(
-        metadata=_column("float64", "mean cross entropy without label smoothing", tracked=True, better="lower")
+        metadata=_column(
+            "float64",
+            "mean cross entropy without label smoothing, or mean loss of a function of the user's",
+            tracked=True,
+            better="lower",
+        )
     )
     """Runs with other smoothing compare by it."""
-    val_top1: float = field(
-        metadata=_column("float64", "0 to 1, each validation image counted once", tracked=True, better="higher")
+    val_top1: float | None = field(
+        metadata=_column(
+            "float64",
+            "0 to 1, each validation image counted once; null where targets are no classes",
+            tracked=True,
+            better="higher",
+        )
     )
     learning_rate: float = field(metadata=_column("float64", "learning rate of the epoch's last step", tracked=True))
     optimizer_steps: int = field(metadata=_column("int64", "steps taken since the run began", better="lower"))
@@ -178,7 +188,16 @@ class EpochRecord:
         ),
     )
 
-    def to_dict(self) -> dict[str, float | None]:
+    metrics: dict[str, float | None] = field(
+        default_factory=dict,
+        metadata=_column(
+            "map",
+            "the metrics of `--metric`, by name (`val_miou`, and `holdout_miou` with a holdout); null for what was no "
+            "finite number",
+        ),
+    )
+
+    def to_dict(self) -> dict[str, Any]:
         """Its fields as plain values, as studies and checkpoints store them."""
         return dataclasses.asdict(self)
 
@@ -208,6 +227,10 @@ class Reporter(Protocol):
       run write a checkpoint and raise ``TrainingStopped`` on all of them.
     - ``steps_done(epoch, step, steps, images_per_step)``, as often as those are polled: ``step`` of the ``steps`` of
       ``epoch`` (1-based) are finished.
+    - ``trust_ratios(quantiles: Mapping[float, float])``, with LARS and LAMB, before each report: the quantiles of the
+      layers' trust ratios in the epoch's last step.
+    - ``histograms(epoch, found: Mapping[str, TensorHistogram])``, on rank 0, at the last step of each epoch, if the
+      attribute ``watched`` names ``gradients`` or ``parameters`` (``loop/watched_model.py``).
     """
 
     def report(self, record: EpochRecord) -> None:
@@ -296,6 +319,11 @@ class PrintReporter:
             print(line, file=self._file, flush=True)
 
 
+def best_record(history: Sequence[EpochRecord]) -> EpochRecord:
+    """The first epoch with the best validation top-1; where targets are no classes, with the lowest validation loss."""
+    return max(history, key=lambda r: (-r.val_loss if r.val_top1 is None else r.val_top1, -r.epoch))
+
+
 def epoch_line(record: EpochRecord) -> str:
     """A record as one line of text."""
     width = len(str(record.epochs))
@@ -305,10 +333,14 @@ def epoch_line(record: EpochRecord) -> str:
     waiting = f"  {record.data_s:.1f} s waiting for {processes}" if record.loader_processes else ""
     noise = f"  noise scale {record.noise_scale:,.0f}" if record.noise_scale is not None else ""
     held = f"  holdout top-1 {record.holdout_top1:6.2%}" if record.holdout_top1 is not None else ""
+    train_top1, val_top1 = (
+        "" if value is None else f" top-1 {value:6.2%}" for value in (record.train_top1, record.val_top1)
+    )
+    more = "".join(f"  {name} {'–' if value is None else f'{value:.4g}'}" for name, value in record.metrics.items())
     return (
         f"epoch {record.epoch:{width}}/{record.epochs}"
-        f"  train loss {record.train_loss:.4f} top-1 {record.train_top1:6.2%}"
-        f"  val loss {record.val_loss:.4f} top-1 {record.val_top1:6.2%}{held}"
+        f"  train loss {record.train_loss:.4f}{train_top1}"
+        f"  val loss {record.val_loss:.4f}{val_top1}{held}{more}"
         f"  lr {record.learning_rate:.4g}  {record.images_per_s:,.0f} images/s"
         f"  {record.train_s:.1f} + {record.bn_s + record.val_s:.1f} s{waiting}{noise}{skipped}{bad}"
     )

@@ -92,6 +92,22 @@ def read_json(path: Path) -> dict[str, object]:
         return {}
 
 
+def finish_folder(unfinished: Path, folder: Path) -> None:
+    """Give a folder that is written its name, durably: a reader finds it whole or not at all.
+
+    Both are on one file system, and there is no ``folder`` yet. Raises OSError.
+    """
+    for path in sorted(unfinished.rglob("*")):
+        if path.is_dir():
+            _sync_folder(path)
+        elif path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+    _sync_folder(unfinished)
+    os.rename(unfinished, folder)
+    _sync_folder(folder.parent)
+
+
 def _sync_folder(folder: Path) -> None:
     """Make a rename durable; a few file systems have no fsync for folders."""
     descriptor = os.open(folder, os.O_RDONLY)

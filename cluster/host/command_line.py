@@ -31,8 +31,19 @@ OURS = (
 """Turns argparse's messages into ours: the rule, the value met, and the fix."""
 
 
+class ParserMet(BaseException):
+    """Leaves a command where it would parse its arguments."""
+
+    def __init__(self, parser: argparse.ArgumentParser) -> None:
+        super().__init__()
+        self.parser = parser
+
+
 class OneLineParser(argparse.ArgumentParser):
     """Reports an error in one line, with the nearest option, and exits with 2. It refuses an empty value."""
+
+    only_met = False
+    """Whether a parser raises ParserMet in place of parsing."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -47,6 +58,8 @@ class OneLineParser(argparse.ArgumentParser):
 
     def parse_known_args(self, *arguments: Any, **keywords: Any) -> Any:
         """As argparse's method; exits with 2 if the current folder no longer exists."""
+        if OneLineParser.only_met:
+            raise ParserMet(self)
         try:
             os.getcwd()
         except OSError:  # removed, or its file system is gone: everything later would fail
@@ -77,6 +90,18 @@ def empty_value(name: str, value: str) -> str:
 def make_parser(command: str, description: str) -> OneLineParser:
     """The parser of ``bigbatch cluster COMMAND``."""
     return OneLineParser(prog=f"bigbatch cluster {command}", description=description, allow_abbrev=False)
+
+
+def met_parser(run: Callable[[Sequence[str]], int]) -> argparse.ArgumentParser:
+    """The parser of a command. The command is run up to where it would parse its arguments, and no further."""
+    OneLineParser.only_met = True
+    try:
+        run(())
+    except ParserMet as met:
+        return met.parser
+    finally:
+        OneLineParser.only_met = False
+    raise ValueError(f"a command must parse its arguments; {run} does not")
 
 
 def no_such_option(word: str, known: Sequence[str]) -> str:

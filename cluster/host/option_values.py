@@ -31,13 +31,20 @@ def parse_whole_number(text: str) -> int:
 
 
 def parse_decimal_number(text: str) -> float:
-    """Parse a finite number."""
+    """Parse a number. Whether ``nan`` and ``inf`` make sense is the rule of the option."""
     value = _float(text)
     if value is None:
         raise argparse.ArgumentTypeError(
             f"must be a number; got {text!r}. Write {plain_number_example(text, 'e.g. 0.5', percent=True)}."
         )
     return value
+
+
+def parse_port(text: str) -> int:
+    """A TCP port that needs no root, 1024 to 65535."""
+    if text.isascii() and text.isdigit() and 1024 <= int(text) <= 65535:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"must be a port from 1024 to 65535; got {text!r}. Write e.g. 9400.")
 
 
 def parse_fraction(text: str) -> float:

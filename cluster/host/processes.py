@@ -67,13 +67,22 @@ def reap(keep: Sequence[int] = ()) -> None:
                 os.waitpid(pid, os.WNOHANG)
 
 
+TITLE = "ray::"
+"""How the command lines of Ray's agents and workers begin."""
+
+
 def end_processes_of(folder: Path, grace_s: float = 2.0) -> None:
-    """End this user's Ray processes whose command line names a file in ``folder``. Other readers are left alone."""
+    """End this user's Ray processes whose command line names a file in ``folder``. Other readers are left alone.
+
+    Ray's agents replace their command line by a title. They are known by that title and their open logs.
+    """
 
     def of_ray() -> list[int]:
         lines = {pid: _command_line(pid) for pid in _own_pids()}
         found = [pid for pid, line in lines.items() if f"{folder}/" in line]
-        return [pid for pid in found if re.search(r"\bray\b", lines[pid].replace(str(folder), ""))]
+        named = [pid for pid in found if re.search(r"\bray\b", lines[pid].replace(str(folder), ""))]
+        titled = [pid for pid, line in lines.items() if line.startswith(TITLE) and _has_open(pid, folder)]
+        return [*named, *titled]
 
     _send(of_ray(), signal.SIGTERM)
     if not wait_until(lambda: not of_ray(), grace_s):
@@ -126,6 +135,19 @@ def _own_pids() -> list[int]:
         except OSError:
             pass
     return found
+
+
+def _has_open(pid: int, folder: Path) -> bool:
+    """Whether a process has a file in ``folder`` open."""
+    try:
+        descriptors = list((PROC / str(pid) / "fd").iterdir())
+    except OSError:  # it has ended
+        return False
+    for descriptor in descriptors:
+        with contextlib.suppress(OSError):
+            if os.readlink(descriptor).startswith(f"{folder}/"):
+                return True
+    return False
 
 
 def _command_line(pid: int) -> str:

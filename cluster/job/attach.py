@@ -62,7 +62,8 @@ class Attachment:
             main, run_id = found
             folder = job_record.job_folder(self._main_id)
             own = f"{allocation.job_id}.{allocation.restart_count}.{len(stays)}"
-            nodes = NodeSteps(allocation.job_id, own, folder, (folder / credentials.TLS_FOLDER).exists())
+            tls = (folder / credentials.TLS_FOLDER).exists()
+            nodes = NodeSteps(allocation.job_id, own, folder, tls, main.metrics_port)
             nodes.follow(run_id)
             try:
                 nodes.prepare()

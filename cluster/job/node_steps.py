@@ -31,8 +31,9 @@ MEMORY = ("SLURM_MEM_PER_NODE", "SLURM_MEM_PER_CPU", "SLURM_MEM_PER_GPU")
 class NodeSteps:
     """The steps of one start of a job (``run_id``); the folder is on a file system that all nodes share."""
 
-    def __init__(self, job_id: str, run_id: str, record: Path, tls: bool) -> None:
+    def __init__(self, job_id: str, run_id: str, record: Path, tls: bool, metrics_port: int | None = None) -> None:
         self._job_id, self._run_id, self._record, self._tls = job_id, run_id, record, tls
+        self._metrics_port = metrics_port
         self._steps: dict[str, subprocess.Popen[bytes]] = {}
         self._started: dict[str, tuple[AllocatedNode, str | None]] = {}
         self._not_again: set[str] = set()
@@ -100,6 +101,7 @@ class NodeSteps:
             self._suffix,
         ]
         command += ["--follow", self._follow] if self._follow else []
+        command += [] if self._metrics_port is None else ["--metrics-port", str(self._metrics_port)]
         return command + (["--join", address] if address else []) + (["--tls"] if self._tls else [])
 
     def status(self, name: str) -> NodeStatus | None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bigbatch.cluster.host.command_line import empty_value
-from bigbatch.cluster.host.option_values import parse_whole_number
+from bigbatch.cluster.host.option_values import parse_port, parse_whole_number
 from bigbatch.cluster.host.root import ROOT
 from bigbatch.cluster.host.waits import MARGIN_S
 from bigbatch.cluster.node.ray_commands import in_container_if_any, ray_python
@@ -33,6 +33,7 @@ class JobOptions:
         keep_logs: copy Ray's logs into the job's folder even if the run went well.
         margin_s: seconds before the time limit at which trials save and the driver ends.
         start_timeout_s: seconds that the nodes may take to register.
+        metrics_port: where each node shows Ray's metrics to Prometheus, without a token; None: nowhere.
         arguments: for tune/run.py; empty if there is a command.
         command: what to run in place of tune/run.py.
     """
@@ -43,12 +44,15 @@ class JobOptions:
     keep_logs: bool = False
     margin_s: float = float(MARGIN_S)
     start_timeout_s: float = 300.0
+    metrics_port: int | None = None
     arguments: tuple[str, ...] = ()
     command: tuple[str, ...] = ()
 
 
 FLAGS = {"--tls": "tls", "--chain": "chain", "--keep-logs": "keep_logs"}
 NUMBERS = {"--max-restarts": "max_restarts", "--margin": "margin_s", "--start-timeout": "start_timeout_s"}
+PORT = "--metrics-port"
+"""An option of the job, and of its search: the job hands it on. It may stand among the options of either."""
 
 
 def parse_job_options(argv: Sequence[str]) -> JobOptions:
@@ -66,6 +70,9 @@ def parse_job_options(argv: Sequence[str]) -> JobOptions:
                 raise UsageError(f"{name} must be a whole number of 0 or more; got {text!r}. Write e.g. {name} 3.")
             values[NUMBERS[name]] = int(text)
             rest = rest[1 if equals else 2 :]
+        elif name == PORT:
+            values["metrics_port"] = _port(text if equals else (rest[1] if len(rest) > 1 else ""))
+            rest = rest[1 if equals else 2 :]
         else:
             break
     if rest[:1] == ["--"]:
@@ -78,7 +85,16 @@ def parse_job_options(argv: Sequence[str]) -> JobOptions:
         got = " ".join(rest[: rest.index("--") + 2])
         raise UsageError(f"give the search's options or a command after --, not both; got {got!r}. Write: {USAGE}")
     _refuse_empty(rest)
+    if (text_of_search := value_of(rest, PORT)) is not None:
+        values["metrics_port"] = _port(text_of_search)
     return JobOptions(arguments=tuple(rest), **values)  # type: ignore[arg-type]
+
+
+def _port(text: str) -> int:
+    try:
+        return parse_port(text)
+    except ArgumentTypeError as error:
+        raise UsageError(f"{PORT} {error}") from None
 
 
 def _refuse_empty(arguments: Sequence[str]) -> None:
@@ -126,6 +142,8 @@ def driver_command(options: JobOptions, default_name: str, address: str, folder:
     named = value_of(arguments, "--study") is not None
     if not named:
         arguments += ["--study", default_name]
+    if options.metrics_port is not None and value_of(arguments, PORT) is None:
+        arguments += [PORT, str(options.metrics_port)]
     started = folder is not None and (folder / "study.json").exists()
     if started and (again or not named) and "--resume" not in arguments:
         arguments.append("--resume")

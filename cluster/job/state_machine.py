@@ -138,7 +138,8 @@ class Job:
             # The driver's temporary files are removed with the job.
             self._tmp = self._clean_up.enter_context(private_folder.temporary_folder(self._allocation.job_id))
             run_id = f"{self._allocation.job_id}.{self._allocation.restart_count}"
-            self._nodes = NodeSteps(self._allocation.job_id, run_id, self._folder, self._options.tls)
+            tls, metrics_port = self._options.tls, self._options.metrics_port
+            self._nodes = NodeSteps(self._allocation.job_id, run_id, self._folder, tls, metrics_port)
             self._nodes.prepare()
         except (credentials.CredentialError, OSError) as error:
             raise BadInput(str(error)) from None
@@ -181,7 +182,9 @@ class Job:
             certificates = credentials.make_certificate(
                 self._authority, self._authority / "driver", ["localhost", head.name], [status.ip, "127.0.0.1"]
             )
-        self._env = self._job_watch.env = ray_commands.ray_environment(self._record.address, self._token, certificates)
+        self._env = self._job_watch.env = ray_commands.ray_environment(
+            self._record.address, self._token, certificates, metrics=self._options.metrics_port is not None
+        )
         self._say(
             f"head {head.name} at {self._record.address}, dashboard on its loopback {self._record.dashboard_port}"
         )

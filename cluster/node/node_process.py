@@ -47,6 +47,7 @@ class NodeProcess:
         self._run_id: str = arguments.run_id
         self._gcs: str | None = arguments.join
         self._tls: bool = arguments.tls
+        self._metrics_port: int | None = arguments.metrics_port
         self._job_id: str = arguments.job
         self._control_file, self._follow = self._record / arguments.control, arguments.follow
         self._status_file = self._record / NODES_FOLDER / f"{self._name}{arguments.suffix}.json"
@@ -101,14 +102,14 @@ class NodeProcess:
 
     def _start_ray(self, folder: Path, chosen: ports.NodePorts, certificates: Path | None) -> subprocess.Popen[bytes]:
         gcs = self._gcs or f"{self._ip}:{chosen.gcs}"
-        environment = ray_commands.ray_environment(gcs, self._record / credentials.TOKEN_FILE, certificates)
+        token, metrics_port = self._record / credentials.TOKEN_FILE, self._free_metrics_port()
+        environment = ray_commands.ray_environment(gcs, token, certificates, metrics=metrics_port is not None)
         environment.update(
             private_folder.temporary_folder_variables(folder)
         )  # what Ray and its workers leave there goes with it
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(IMPORT_ROOT), os.environ.get("PYTHONPATH")]))
-        command = ray_commands.ray_start_command(
-            self._ip, gcs, chosen, self._share, folder / "r", {"slurm_job": self._job_id, "slurm_node": self._name}
-        )
+        labels = {"slurm_job": self._job_id, "slurm_node": self._name}
+        command = ray_commands.ray_start_command(self._ip, gcs, chosen, self._share, folder / "r", labels, metrics_port)
         with (folder / "start.log").open("w") as log:
             return subprocess.Popen(
                 command,
@@ -119,6 +120,14 @@ class NodeProcess:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+
+    def _free_metrics_port(self) -> int | None:
+        """The port of this node's metrics. None if it is taken: a search goes on without them."""
+        port = self._metrics_port
+        if port is not None and not ports.is_free(port):
+            print(f"port {port} is taken on {self._name}: it shows no metrics (--metrics-port)", flush=True)
+            return None
+        return port
 
     def _watch(self, ray: subprocess.Popen[bytes], folder: Path, chosen: ports.NodePorts) -> str | None:
         """Wait until Ray ends (returns why) or this node is told to end (returns None)."""
@@ -221,5 +230,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--control", default=CONTROL_FILE, help="the job's orders, a file in its folder")
     parser.add_argument("--follow", default="", help="for nodes that are lent: the run of the job they are lent to")
     parser.add_argument("--suffix", default="", help="suffix of this node's report: two jobs may use one node")
+    parser.add_argument("--metrics-port", type=int, help="show Ray's metrics at this port, to everybody")
     parser.add_argument("--tls", action="store_true", help="certificates are in the job's folder")
     return NodeProcess(parser.parse_args(argv)).run()

@@ -50,6 +50,8 @@ class JobRecord:
     """Ray's, ``ip:port``."""
     dashboard_port: int | None = None
     """The dashboard's port on the head's loopback."""
+    metrics_port: int | None = None
+    """Where each node shows its metrics, without a token (``--metrics-port``)."""
     token_path: str | None = None
     study_folder: str | None = None
     log: str | None = None
@@ -89,6 +91,7 @@ class JobRecord:
             head=read.text_or_none(values, "head"),
             address=read.text_or_none(values, "address"),
             dashboard_port=read.whole_number_or_none(values, "dashboard_port"),
+            metrics_port=read.whole_number_or_none(values, "metrics_port"),
             token_path=read.text_or_none(values, "token_path"),
             study_folder=read.text_or_none(values, "study_folder"),
             log=read.text_or_none(values, "log"),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import logging
 import os
 import re
 import shlex
@@ -35,6 +36,8 @@ from bigbatch.cluster.record import job_record
 from bigbatch.cluster.submission import request_checks, search_check
 from bigbatch.cluster.submission.request import Request
 from bigbatch.cluster.submission.resources import COUNTED_OTHERWISE, JobResources, job_resources, slurm_partitions
+
+_log = logging.getLogger(__name__)
 
 SEARCH, ATTACH = "ray_head_workers.slurm", "ray_attach.slurm"
 
@@ -90,10 +93,13 @@ def submit_request(
     script = render_batch_script(request, site, env=env, live=live)
     if check and request.is_search:
         needs = job_resources(request, site, env=env, live=live)
+        _log.info("the request fits the site %s; checking the search", site.name)
         _check_search(request, needs, render_batch_script(request, site, env=env, live=live, check_only=True))
+        _log.info("the search is checked")
     if dry_run:
         return script
     path = _keep(script, request, env)
+    _log.info("the batch script is %s", path)
     # Also on the command line: variables such as SBATCH_ACCOUNT override the script's own lines.
     directives = _directives(request, site, job_resources(request, site, env=env, live=live), env)
     return slurm_commands.sbatch(str(path), options=directives, env=_outside_of_jobs(os.environ))

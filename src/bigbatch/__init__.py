@@ -2,7 +2,69 @@
 
 The four packages lie at the repository's top level; here they are symbolic links, so that all of it is one package
 to Python: ``bigbatch.tune``, ``bigbatch.search_spaces``, ``bigbatch.train_loop`` and ``bigbatch.cluster``. Importing
-it loads nothing else.
+it loads nothing else: the names below, for scripts and notebooks, are loaded when they are used.
 """
 
+from __future__ import annotations
+
+import importlib
+import warnings
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from bigbatch.cluster.submission.batch_script import submit as submit
+    from bigbatch.cluster.submission.queue import cancel as cancel
+    from bigbatch.cluster.submission.queue import logs as logs
+    from bigbatch.cluster.submission.queue import queue as queue
+    from bigbatch.studies import Study as Study
+    from bigbatch.studies import compare as compare
+    from bigbatch.studies import open_study as open_study
+    from bigbatch.studies import search as search
+    from bigbatch.train_loop.config import ConfigError as ConfigError
+    from bigbatch.train_loop.config import TrainConfig as TrainConfig
+    from bigbatch.training import train as train
+    from bigbatch.tune.simulate.replay import simulate as simulate
+
 __version__ = "0.1.0"
+
+# The public names, and where each of them is. docs/api/index.md lists them; docs/decisions/048 says how long they stay.
+_PLACES = {
+    "ConfigError": "bigbatch.train_loop.config",
+    "Study": "bigbatch.studies",
+    "TrainConfig": "bigbatch.train_loop.config",
+    "cancel": "bigbatch.cluster",
+    "compare": "bigbatch.studies",
+    "logs": "bigbatch.cluster",
+    "open_study": "bigbatch.studies",
+    "queue": "bigbatch.cluster",
+    "search": "bigbatch.studies",
+    "simulate": "bigbatch.tune.simulate.replay",
+    "submit": "bigbatch.cluster",
+    "train": "bigbatch.training",
+}
+__all__ = [
+    "ConfigError",
+    "Study",
+    "TrainConfig",
+    "cancel",
+    "compare",
+    "logs",
+    "open_study",
+    "queue",
+    "search",
+    "simulate",
+    "submit",
+    "train",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _PLACES:
+        raise AttributeError(f"module 'bigbatch' has no attribute {name!r}")
+    with warnings.catch_warnings():  # tqdm's, which Optuna loads and we do not use
+        warnings.filterwarnings("ignore", message="IProgress not found")
+        return getattr(importlib.import_module(_PLACES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -98,6 +98,18 @@ def _report(argv: Sequence[str]) -> int:
     return report_main(argv)
 
 
+def _scale(argv: Sequence[str]) -> int:
+    from bigbatch.tune.scaling.command import scale_main
+
+    return scale_main(argv)
+
+
+def _print_completion(argv: Sequence[str]) -> int:
+    from bigbatch.completion import print_completion
+
+    return print_completion(argv, COMMANDS)
+
+
 def _version(argv: Sequence[str]) -> int:
     parser = OneLineParser(prog="bigbatch --version", allow_abbrev=False)
     parser.parse_args(argv)
@@ -130,10 +142,12 @@ COMMANDS: Commands = {
     "show": (_show, "print one study, running or not"),
     "watch": (_watch, "serve the report of a running study to a browser, through an SSH tunnel"),
     "race": (_race, "rank trials and full runs under a cap of GPU hours or time"),
+    "scale": (_scale, "measure how far a configuration scales with more workers"),
     "wandb-sync": (_wandb_sync, "send offline W&B runs, also while the search runs"),
     "export": (_export, "copy a study for other tools: CSV, optuna-dashboard, TensorBoard, MLflow"),
     "report": (_report, "write an HTML report of one study or several"),
     "--version": (_version, "print the version and, in a clone, the commit"),
+    "--print-completion": (_print_completion, "print a script of completion for bash, zsh or tcsh"),
 }
 
 

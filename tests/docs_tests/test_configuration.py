@@ -7,10 +7,11 @@ import re
 from pathlib import Path
 from typing import Any
 
-from bigbatch.train_loop.config import TrainConfig, config_keys
+from bigbatch.train_loop.config import Options, TrainConfig, config_keys
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "training.md").read_text(encoding="utf-8")
-TYPES = {bool: "bool", int: "int", float: "float", str: "string"}
+TYPES = {bool: "bool", int: "int", float: "float", str: "string", Options: "options"}
+LISTS = {"metrics": "list of string"}
 
 
 def rows() -> list[tuple[str, str, str]]:
@@ -33,7 +34,7 @@ def test_the_table_has_each_key_once() -> None:
 def test_types_and_defaults_are_those_of_the_configuration() -> None:
     for key, kind, written in rows():
         default = default_of(key)
-        assert kind == TYPES.get(type(default), "list of float"), key
+        assert kind == TYPES.get(type(default), LISTS.get(key, "list of float")), key
         text = written.strip("`")
         read = text if isinstance(default, str) else json.loads(text)
         assert read == (list(default) if isinstance(default, tuple) else default), key

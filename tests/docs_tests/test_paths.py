@@ -13,7 +13,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 FOLDERS = ("benchmarks", "cluster", "docs", "examples", "search_spaces", "src", "tests", "train_loop", "tune")
 PLACEHOLDER = re.compile(r"<|\*|…|NAME|NNN")
 """What a path holds that stands for many."""
-OF_USERS = {"my_space.py", "FILE.py", "torch.py", "tune.py", "cluster.py"}
+OF_USERS = {"my_space.py", "my.py", "net.py", "FILE.py", "torch.py", "tune.py", "cluster.py"}
 """Python files that a user has beside the data or the search."""
 
 

@@ -25,6 +25,14 @@ DRAWN = """new Promise((done) => { const look = setInterval(() => {
     clearInterval(look); requestAnimationFrame(() => done(performance.now()));
   } }, 10); })"""
 """Milliseconds from the navigation until every figure was drawn."""
+EMPTY_FIGURES = """[...document.querySelectorAll("[data-figure]")].filter((slot) =>
+  !slot.querySelector(".scatterlayer .point, .scatterlayer .js-line, .barlayer .point")).map((s) => s.dataset.figure)"""
+"""The figures in which nothing is drawn: no mark, no line, no bar."""
+WIDER = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+"""Pixels by which the page is wider than the window."""
+CUT = """[...document.querySelectorAll("[data-figure] .main-svg")].filter((one) =>
+  one.getBoundingClientRect().right > one.closest("figure").getBoundingClientRect().right + 1).length"""
+"""Figures that reach out of their frame."""
 
 
 def chromium() -> str | None:

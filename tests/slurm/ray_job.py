@@ -92,6 +92,12 @@ def python(*texts: str) -> tuple[str, ...]:
 WAIT = "print('WAITING', flush=True); time.sleep(600)"
 
 
+def held_s(job: RayJob) -> float:
+    """Device seconds that the study's ledger has counted, over all starts of its job and what each left behind."""
+    files = Path(job.record["study_folder"], "ledger").glob("*.json")
+    return sum(json.loads(path.read_text())["held_device_s"] for path in files)
+
+
 def trials_of(job: RayJob) -> list:
     """The study's trials as any Optuna user reads them."""
     import optuna

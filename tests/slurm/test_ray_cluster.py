@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from helpers.waiting import wait_until
-from ray_job import ENDED, SCRIPT, WAIT, RayJob, python, trials_of
+from ray_job import ENDED, SCRIPT, WAIT, RayJob, held_s, python, trials_of
 from virtual_cluster import VirtualCluster
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
@@ -83,6 +83,46 @@ except Exception as error:
     (jobs[1].folder / "go").touch()
     assert jobs[1].wait_end("COMPLETED").count("GOT 1 0 1") == 2, jobs[1].everything()
     assert jobs[1].leftovers() == []
+
+
+SHOWING = """
+    from ray.util.metrics import Gauge
+    gauge = Gauge("bigbatch_probe_ratio", "of this test")
+    print("NODES", [(node["NodeManagerAddress"], node["MetricsExportPort"]) for node in ray.nodes()])
+    while not os.path.exists("go"):
+        gauge.set(0.5)
+        time.sleep(0.5)
+"""
+ASKING = """
+import sys, urllib.request
+for host in sys.argv[1:]:
+    try:
+        print(host, urllib.request.urlopen(f"http://{host}:9400/metrics", timeout=10).read().decode())
+    except OSError as error:
+        print(host, "REFUSED", error)
+"""
+
+
+def test_metrics_are_shown_where_they_are_asked_for_and_nowhere_else(cluster, submit):
+    """Everybody in the network reads them at the port; without the option nobody listens there."""
+    job = submit("--metrics-port", "9400", *python(SHOWING), sbatch=("-N2",))
+    nodes = re.findall(r"\('(10\.77\.0\.\d)', (-?\d+)\)", job.wait_log(r"NODES (.*)")[1])
+    assert [port for _, port in nodes] == ["9400", "9400"], job.everything()
+
+    def asked() -> str:
+        asker = (sys.executable, "-c", ASKING, *(ip for ip, _ in nodes))
+        return cluster.run("ctl", *asker, user="bob", check=False).stdout
+
+    wait_until(lambda: re.search(r"ray_bigbatch_probe_ratio\{.*\} 0\.5", asked()), "no gauge of the driver", 60, 2.0)
+    assert asked().count("# TYPE ray_") > 20 and "REFUSED" not in asked()
+    (job.folder / "go").touch()
+    job.wait_end("COMPLETED")
+    assert job.leftovers() == [] and asked().count("REFUSED") == 2
+    plain = submit(*python(SHOWING), sbatch=("-N1",))
+    assert "9400" not in plain.wait_log(r"NODES (.*)")[1]
+    assert asked().count("REFUSED") == 2
+    (plain.folder / "go").touch()
+    plain.wait_end("COMPLETED")
 
 
 @pytest.mark.exhaustive
@@ -164,6 +204,8 @@ def test_near_the_time_limit_a_search_saves_requeues_and_goes_on(cluster, search
     assert_every_trial_once(job, 6)
     assert (job.record["restarts"], job.record["fruitless_restarts"]) == (1, 0)
     assert job.leftovers() == []
+    # Two devices, one a node. Slurm says the beginning and the end of each of the two starts to a second.
+    assert held_s(job) == pytest.approx(2 * cluster.billed_s(job.id), rel=0.02, abs=2 * 4 * 1.0), job.everything()
 
 
 def test_a_head_without_a_gpu_takes_no_gpu_from_the_others(search):

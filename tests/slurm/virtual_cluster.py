@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import IO
@@ -307,6 +308,14 @@ class VirtualCluster(Jobs):
             folders[:] = [name for name in folders if f"{here}/{name}" not in kept]
             found += [f"{here}/{name}" for name in folders + files if f"{here}/{name}" not in ways | kept]
         return sorted(map(Path, found))
+
+    def billed_s(self, job_id: str) -> float:
+        """Seconds for which Slurm has billed the job, over all its starts that have ended, to the second."""
+        text = (self.plan.path / "log" / "jobcomp.txt").read_text()
+        lines = [dict(f.split("=", 1) for f in line.split() if "=" in f) for line in text.splitlines()]
+        times = [(fields["StartTime"], fields["EndTime"]) for fields in lines if fields.get("JobId") == job_id]
+        began, ended = ([datetime.fromisoformat(pair[i]) for pair in times] for i in (0, 1))
+        return sum((end - begin).total_seconds() for begin, end in zip(began, ended, strict=True))
 
     def logs(self, lines: int = 15) -> str:
         """The end of every log, for error messages."""

@@ -26,7 +26,8 @@ from helpers.searches import TINY, Search, load
 
 def test_a_search_from_plan_to_best_configuration(tiny, tmp_path):
     """All of it in one run: folder, states, links, early stops, W&B, dashboard, clean end."""
-    arguments = (*tiny, "--study", "s", "--trials", 5, "--max-epochs", 4, "--wandb", "offline")
+    arguments = (*tiny, "--study", "s", "--trials", 5, "--max-epochs", 4)
+    arguments += ("--wandb", "offline", "--wandb-watch", "all")
     search = Search(*arguments, cwd=tmp_path, HTTPS_PROXY="http://127.0.0.1:9")
     url = search.wait_for(r"Ray dashboard: (http://127\.0\.0\.1:\d+)").group(1)
     folder = Path(search.ray_folder)
@@ -104,6 +105,8 @@ def check_wandb(folder: Path, study: optuna.Study, text: str) -> None:
             if record.HasField("history"):
                 items = {i.key or ".".join(i.nested_key): json.loads(i.value_json) for i in record.history.item}
                 metrics.append(items["val_top1"])
+                kinds = {key.partition("/")[0] for key in items if key.endswith("._type")}
+                assert kinds == {"gradients", "parameters"}, "real workers measured both"
         found[name] = (group, config, metrics)
     assert sorted(found) == [f"s-{t.number:04d}" for t in study.trials]
     for trial in study.trials:

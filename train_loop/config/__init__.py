@@ -3,7 +3,9 @@
 Users' spaces import from here; the files beside hold the code.
 """
 
+from bigbatch.train_loop.config.assignments import check_each, json_or_word, parse_assignments, split_assignments
 from bigbatch.train_loop.config.data_sections import AugmentConfig, DataConfig, LoaderConfig, MixConfig
+from bigbatch.train_loop.config.own_options import Options
 from bigbatch.train_loop.config.rules import ConfigError
 from bigbatch.train_loop.config.sections import (
     DEFAULT_MICRO_SIZE,
@@ -13,19 +15,17 @@ from bigbatch.train_loop.config.sections import (
     ModelConfig,
     OptimizerConfig,
     ScheduleConfig,
+    TrainableConfig,
 )
 from bigbatch.train_loop.config.train_config import (
     RUNTIME_KEYS,
     TrainConfig,
-    check_each,
     config_keys,
     data_config,
     differing_keys,
     known_key,
-    parse_assignments,
     resolve_key,
     short_keys,
-    split_assignments,
 )
 
 __all__ = [
@@ -40,13 +40,16 @@ __all__ = [
     "ModelConfig",
     "OPTIMIZERS",
     "OptimizerConfig",
+    "Options",
     "RUNTIME_KEYS",
     "ScheduleConfig",
     "TrainConfig",
+    "TrainableConfig",
     "check_each",
     "data_config",
     "differing_keys",
     "config_keys",
+    "json_or_word",
     "known_key",
     "parse_assignments",
     "resolve_key",

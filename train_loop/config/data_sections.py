@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from bigbatch.train_loop.config.own_options import Options
 from bigbatch.train_loop.config.rules import ConflictError, require, require_in_range, require_one_of
 
 LOADERS = ("auto", "ring", "torchvision")
@@ -145,6 +146,8 @@ class DataConfig:
     loader: LoaderConfig = field(default_factory=LoaderConfig)
     augment: AugmentConfig = field(default_factory=AugmentConfig)
     mix: MixConfig = field(default_factory=MixConfig)
+    options: Options = field(default_factory=Options)
+    """Arguments of a data set of the user's own: ``data.options.points=1024``."""
 
     def __post_init__(self) -> None:
         require(

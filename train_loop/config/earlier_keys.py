@@ -7,8 +7,9 @@ space of a user's own names through ``EARLIER_KEYS``.
 from __future__ import annotations
 
 import types
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from bigbatch.train_loop.config.own_options import is_open
 from bigbatch.train_loop.config.rules import ConfigError
 
 SCHEMA_VERSION = 2
@@ -56,6 +57,10 @@ SHORT: Mapping[str, str] = types.MappingProxyType({old.removeprefix("data."): ne
 """The same without ``data.``. They stay as the short forms: ``workers`` or ``policy`` alone would say too little."""
 
 
+LATER_KEYS = ("model.options", "model.pretrained", "optimizer.options", "loss_options", "metrics")
+"""Keys outside ``data`` that did not exist when full runs were first named by the text of ``in_schema_1``."""
+
+
 def migrated(values: Mapping[str, object]) -> dict[str, object]:
     """A stored configuration (``TrainConfig.to_dict`` of any version) with the keys of today.
 
@@ -87,16 +92,30 @@ def migrated(values: Mapping[str, object]) -> dict[str, object]:
 def in_schema_1(values: Mapping[str, object], defaults: Mapping[str, object]) -> dict[str, object]:
     """``values`` (``TrainConfig.to_dict``) as schema 1 would have written them, key for key in its order.
 
-    Its text names the folders of full runs, which must be found again. A key that ``data`` got later is in it only
-    where it differs from its default: runs from before it existed had that.
+    Its text names the folders of full runs, which must be found again. A key that came later is in it only where it
+    differs from its default: runs from before it existed had that.
     """
     data = {old: _at(values, new) for old, new in FLAT_DATA.items()}
     known = set(FLAT_DATA.values())
     sections = values["data"]
     for key in _dotted(sections, "data.") if isinstance(sections, Mapping) else ():
-        if key not in known and _at(values, key) != _at(defaults, key):
+        if key not in known and (is_open(key) or _at(values, key) != _at(defaults, key)):
             data[key.removeprefix("data.")] = _at(values, key)
-    return {**values, "schema_version": 1, "data": data}
+    return {**_without(values, LATER_KEYS, defaults), "schema_version": 1, "data": data}
+
+
+def _without(values: Mapping[str, object], keys: Sequence[str], defaults: Mapping[str, object]) -> dict[str, object]:
+    """``values`` without those of ``keys`` that have their defaults."""
+    kept: dict[str, object] = dict(values)
+    for key in keys:
+        section, _, leaf = key.rpartition(".")
+        if _at(values, key) != _at(defaults, key):
+            continue
+        if not section:
+            del kept[leaf]
+        elif isinstance(found := kept[section], Mapping):
+            kept[section] = {name: value for name, value in found.items() if name != leaf}
+    return kept
 
 
 def _at(values: Mapping[str, object], key: str) -> object:

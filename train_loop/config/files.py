@@ -10,7 +10,10 @@ from bigbatch.train_loop.config.train_config import TrainConfig
 
 
 def read_config(path: Path) -> TrainConfig:
-    """The TrainConfig in a file: its whole content, or its value ``config`` (best.json)."""
+    """The TrainConfig in a file: its whole content, or its value ``config`` (best.json).
+
+    Raises ConfigError for what is none, and for the config of a whole training function, which our loop cannot train.
+    """
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
@@ -22,4 +25,10 @@ def read_config(path: Path) -> TrainConfig:
         values = None
     if isinstance(values, dict) and "config" in values:
         text = json.dumps(values["config"])
-    return TrainConfig.from_json(text)
+    config = TrainConfig.from_json(text)
+    if config.trainable.name:
+        raise ConfigError(
+            f"--config is for BigBatch's training loop; {str(path)!r} holds that of {config.trainable.name}. Call that "
+            "function with trainable.options, or search on with bigbatch tune --trainable."
+        )
+    return config

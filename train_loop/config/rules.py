@@ -11,6 +11,10 @@ from bigbatch.cluster.host.option_values import nearest_word
 class ConfigError(ValueError):
     """A configuration that cannot be trained; the message names rule, value and fix."""
 
+    def _render_traceback_(self) -> list[str]:
+        """What a notebook shows (IPython calls it): the line alone, for wherever it was raised, the input is wrong."""
+        return [f"{type(self).__name__}: {self}"]
+
 
 class ConflictError(ConfigError):
     """Two values that do not go together, each of which may be right with another one."""

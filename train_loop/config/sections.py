@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from bigbatch.train_loop.config.own_options import Options
+from bigbatch.train_loop.config.plug_ins import OPTIMIZERS_GROUP, check_component
 from bigbatch.train_loop.config.rules import ConfigError, ConflictError, require, require_in_range, require_one_of
 
 OPTIMIZERS = ("sgd", "lars", "lamb", "adamw")
@@ -21,7 +23,8 @@ class ModelConfig:
     """Which network."""
 
     name: str = "resnet50"
-    """A torchvision classification model, e.g. ``resnet50``; ``auto`` is resolved by the plan."""
+    """A torchvision classification model, e.g. ``resnet50``; ``timm/NAME``; a function of the user's own,
+    ``FILE.py:FUNCTION``, or of a package; ``auto`` is resolved by the plan."""
     stem: str = "auto"
     """``imagenet`` 7×7/2 + max-pool; ``small`` 3×3/1, no pool (He et al. 2016, CIFAR);
     ``small_pool`` 3×3/2 + max-pool, for small scans that were enlarged; ``auto`` by image size."""
@@ -35,6 +38,11 @@ class ModelConfig:
     memory for about a third more time (Chen et al. 2016). ResNets."""
     compile: bool = False
     """Training's forward and backward pass through ``torch.compile``."""
+    options: Options = field(default_factory=Options)
+    """Arguments of a model of the user's own or of timm's: ``model.options.width=64``."""
+    pretrained: str = ""
+    """Weights to begin with: a file (``.pth``, ``.safetensors``) or a repository that the Hugging Face cache holds
+    (``timm/vit_tiny_patch16_224.augreg_in21k``). Nothing is downloaded."""
 
     def __post_init__(self) -> None:
         require_one_of("model.stem", self.stem, STEMS)
@@ -105,6 +113,7 @@ class OptimizerConfig:
     """Which optimiser. Fields that it does not use are ignored."""
 
     name: str = "sgd"
+    """sgd, lars, lamb, adamw; a function of the user's own, ``FILE.py:FUNCTION``, or of a package."""
     peak_lr: float = 0.1
     """Learning rate after warmup, for the whole global batch (no hidden scaling)."""
     momentum: float = 0.9
@@ -129,9 +138,11 @@ class OptimizerConfig:
     """Rate of BatchNorm parameters and biases, as a part of that of the other parameters."""
     clip_grad_norm: float = 0.0
     """Global gradient norm is clipped to this before the step; 0 = off. LAMB's papers use 1."""
+    options: Options = field(default_factory=Options)
+    """Arguments of an optimiser of the user's own."""
 
     def __post_init__(self) -> None:
-        require_one_of("optimizer.name", self.name, OPTIMIZERS)
+        check_component("optimizer.name", self.name, OPTIMIZERS, OPTIMIZERS_GROUP)
         require_one_of("optimizer.lars_momentum", self.lars_momentum, LARS_MOMENTUM)
         require_in_range("optimizer.peak_lr", self.peak_lr, 0.0, 1e4, open_low=True)
         for name in ("momentum", "beta1", "beta2"):
@@ -186,3 +197,13 @@ class ScheduleConfig:
             )
         if self.name == "step" and not self.step_epochs:
             raise ConflictError("schedule step needs schedule.step_epochs; got none. Write e.g. [30, 60, 80].")
+
+
+@dataclass(frozen=True)
+class TrainableConfig:
+    """A whole training function of the user's own, in place of the training loop."""
+
+    name: str = ""
+    """``FILE.py:FUNCTION``, with an absolute path; empty: the training loop trains."""
+    options: Options = field(default_factory=Options)
+    """The function's ``config``, without ``epochs`` and ``seed``."""

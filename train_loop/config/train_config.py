@@ -9,19 +9,16 @@ Bad values raise ``ConfigError``, whose message is one line: the rule, the value
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import json
 import types
 import typing
-from argparse import ArgumentTypeError
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from bigbatch.cluster.host.command_line import empty_value
-from bigbatch.cluster.host.option_values import parse_fraction, plain_number_example
+from bigbatch.cluster.host.option_values import plain_number_example
 from bigbatch.train_loop.config.data_sections import DataConfig
 from bigbatch.train_loop.config.earlier_keys import (
     EARLIER_KEYS,
@@ -31,8 +28,17 @@ from bigbatch.train_loop.config.earlier_keys import (
     in_schema_1,
     migrated,
 )
+from bigbatch.train_loop.config.own_options import Options, is_open, read_options
+from bigbatch.train_loop.config.plug_ins import LOSSES as LOSSES_GROUP
+from bigbatch.train_loop.config.plug_ins import check_component
 from bigbatch.train_loop.config.rules import ConfigError, ConflictError, require, require_one_of
-from bigbatch.train_loop.config.sections import BatchConfig, ModelConfig, OptimizerConfig, ScheduleConfig
+from bigbatch.train_loop.config.sections import (
+    BatchConfig,
+    ModelConfig,
+    OptimizerConfig,
+    ScheduleConfig,
+    TrainableConfig,
+)
 from bigbatch.train_loop.config.words import ALIASES, unknown_key
 
 RUNTIME_KEYS = (
@@ -46,9 +52,6 @@ RUNTIME_KEYS = (
 )
 """How fast a run is, not what it computes: it may resume with others. ``on_bad_image`` is one of them,
 because a run that stopped at a bad image has not used it."""
-
-PARTS = ("data.subset", "data.holdout")
-"""Keys that take ``10%`` too."""
 
 LOSSES = ("cross_entropy", "bce")
 PRECISIONS = ("auto", "off", "bf16", "fp16")
@@ -71,7 +74,7 @@ class TrainConfig:
     has it, fp16 on older accelerators, off on CPUs."""
     loss: str = "cross_entropy"
     """``bce``: binary cross entropy of each class by itself, mean over classes; every class of a mixed image has
-    target 1 (Wightman et al. 2021, §3.1)."""
+    target 1 (Wightman et al. 2021, §3.1). Or a function of the user's own, ``FILE.py:FUNCTION``, or of a package."""
     label_smoothing: float = 0.0
     ema_decay: float = 0.0
     """Validate, and keep in checkpoints, a moving average of the weights that holds this part of the
@@ -86,13 +89,23 @@ class TrainConfig:
     batch: BatchConfig = field(default_factory=BatchConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    loss_options: Options = field(default_factory=Options)
+    """Arguments of a loss of the user's own: ``loss_options.gamma=2``."""
+    metrics: tuple[str, ...] = ()
+    """Further metrics of validation, of the user's own or torchmetrics'."""
+    trainable: TrainableConfig = field(default_factory=TrainableConfig)
 
     def __post_init__(self) -> None:
         require(1 <= self.epochs <= 100_000, "epochs must be 1 to 100000", self.epochs, "Write e.g. 90.")
         require(0 <= self.seed < 2**31, "seed must be 0 to 2147483647", self.seed, "Write e.g. 0.")
         require_one_of("precision", self.precision, PRECISIONS)
         require_one_of("precise_bn", self.precise_bn, PRECISE_BN)
-        require_one_of("loss", self.loss, LOSSES)
+        check_component("loss", self.loss, LOSSES, LOSSES_GROUP)
+        if self.loss not in LOSSES and self.label_smoothing:
+            raise ConflictError(
+                f"label_smoothing is for the built-in losses; got {self.label_smoothing:g} with loss={self.loss}. "
+                "Write label_smoothing=0, and smooth the labels in the loss itself."
+            )
         require(0.0 <= self.ema_decay < 1.0, "ema_decay must be at least 0 and below 1", self.ema_decay, "0.999.")
         require(
             0.0 <= self.label_smoothing < 1.0,
@@ -113,9 +126,21 @@ class TrainConfig:
                 f"{self.data.progressive_end} of {self.epochs}. Write e.g. progressive_end={self.epochs * 7 // 8}."
             )
 
+    def check_workers(self, workers: int) -> None:
+        """Raise ConfigError if the global batch does not divide over the workers.
+
+        A whole training function divides its work itself.
+        """
+        if not self.trainable.name:
+            self.batch.split(workers)
+
     def to_dict(self) -> Nested:
-        """Nested plain values, with the schema's version."""
-        return {"schema_version": SCHEMA_VERSION, **dataclasses.asdict(self)}
+        """Nested plain values, with the schema's version. Of a whole training function only the keys that it has."""
+        values = {"schema_version": SCHEMA_VERSION, **_plain(dataclasses.asdict(self))}
+        if self.trainable.name:
+            return {key: values[key] for key in ("schema_version", "epochs", "seed", "trainable")}
+        del values["trainable"]
+        return values
 
     def to_json(self) -> str:
         """``to_dict`` as text, indented, with a line break at its end."""
@@ -166,7 +191,7 @@ class TrainConfig:
             *path, leaf = resolve_key(key).split(".")
             node = values
             for section in path:
-                node = node[section]
+                node = node.setdefault(section, {})
             node[leaf] = value
         return TrainConfig.from_dict(values)
 
@@ -187,11 +212,16 @@ def data_config(values: Mapping[str, object]) -> DataConfig:
     return _build(DataConfig, nested, "data.")
 
 
+def _plain(values: Nested) -> Nested:
+    """Without classes of this package, which a checkpoint must not name."""
+    return {name: _plain(value) if isinstance(value, dict) else value for name, value in values.items()}
+
+
 def _at(config: TrainConfig, key: str) -> object:
     """The value of a dotted key."""
     value: object = config
     for name in key.split("."):
-        value = getattr(value, name)
+        value = value.get(name) if isinstance(value, Mapping) else getattr(value, name)
     return value
 
 
@@ -206,7 +236,7 @@ def _build(cls: type[T], values: object, prefix: str) -> T:
         if dataclasses.is_dataclass(hints[key]):
             kwargs[key] = _build(typing.cast(type, hints[key]), value, f"{prefix}{key}.")
         else:
-            kwargs[key] = _coerce(hints[key], value, prefix + key)
+            kwargs[key] = coerced(hints[key], value, prefix + key)
     return cls(**kwargs)
 
 
@@ -216,12 +246,14 @@ def _hints(cls: type) -> Mapping[str, Any]:
     return types.MappingProxyType(typing.get_type_hints(cls))
 
 
-def _coerce(kind: object, value: object, key: str) -> object:
-    """JSON's value as the field's type; int → float is the only silent change."""
+def coerced(kind: object, value: object, key: str) -> object:
+    """JSON's value as the field's type; int → float is the only silent change. Raises ConfigError for another one."""
+    if kind is Options:
+        return read_options(key, value)
     origin = typing.get_origin(kind)
     if origin is tuple:
         if isinstance(value, (list, tuple)):
-            return tuple(_coerce(typing.get_args(kind)[0], v, key) for v in value)
+            return tuple(coerced(typing.get_args(kind)[0], v, key) for v in value)
     elif kind is bool:
         if isinstance(value, bool):
             return value
@@ -239,14 +271,6 @@ def _coerce(kind: object, value: object, key: str) -> object:
     word = words.get(kind, "a list of numbers")
     shown = plain_number_example(str(value), _default(key)) if kind in (int, float) else _default(key)
     raise ConfigError(f"{key} must be {word}; got {value!r}. Write {key}={shown}.")
-
-
-def _number_or_word(raw: str) -> float | str:
-    """JSON knows neither ``.3`` nor ``1.``; people type them."""
-    try:
-        return float(raw)
-    except ValueError:
-        return raw
 
 
 def _default(key: str) -> str:
@@ -299,70 +323,11 @@ def resolve_key(key: str) -> str:
 
 def known_key(key: str) -> str | None:
     """As ``resolve_key``, but None for a word that is no key."""
-    return key if key in config_keys() else short_keys().get(key) or ALIASES.get(key) or EARLIER_KEYS.get(key)
-
-
-def parse_assignments(assignments: Iterable[str]) -> dict[str, object]:
-    """``["epochs=30", "schedule.name=poly"]`` → {"epochs": 30, "schedule.name": "poly"}.
-
-    Values are read as JSON and, failing that, as words. Raises ConfigError for a missing ``=``,
-    an unknown key, or a key that is given twice.
-    """
-    changes, others = split_assignments(assignments)
-    for name in others:
-        resolve_key(name)  # raises
-    return changes
-
-
-def split_assignments(assignments: Iterable[str]) -> tuple[dict[str, object], dict[str, object]]:
-    """Like ``parse_assignments``, but returns unknown names and their values in a second dict."""
-    changes: dict[str, object] = {}
-    others: dict[str, object] = {}
-    for text in assignments:
-        name, equals, raw = text.partition("=")
-        name = name.strip()
-        if not equals or not name:
-            raise ConfigError(f"--set takes key=value; got {text!r}. Write e.g. --set lr=0.1.")
-        if not raw.strip():
-            raise ConfigError(empty_value(f"--set {name}=", raw))
-        full = known_key(name)
-        if (full or name) in changes | others:
-            raise ConfigError(f"a key is set once; got {full or name!r} twice. Keep one --set {full or name}=….")
-        if full is None:
-            others[name] = _json_or_word(raw)
-        else:
-            changes[full] = _value(raw, name, full)
-    return changes, others
-
-
-def _value(raw: str, name: str, full: str) -> object:
-    """The text that was typed for the key ``full``, called ``name``, as the key's type."""
-    kind, value = config_keys()[full], _json_or_word(raw)
-    if kind is str and not isinstance(value, str):
-        value = raw
-    if kind is bool and isinstance(value, str) and value.lower() in ("true", "false"):
-        value = value.lower() == "true"
-    if full in PARTS and isinstance(value, str):
-        with contextlib.suppress(ArgumentTypeError):
-            value = parse_fraction(value)
-    return _coerce(kind, value, name)
-
-
-def _json_or_word(raw: str) -> object:
-    try:
-        return json.loads(raw)
-    except json.JSONDecodeError:
-        return _number_or_word(raw)
-
-
-def check_each(changes: Mapping[str, object]) -> None:
-    """Raise ConfigError for the first key whose value is invalid whatever the other keys are.
-
-    What derives other values from these, as search spaces do, would else meet the error, and name another key.
-    """
-    for key, value in changes.items():
-        with contextlib.suppress(ConflictError):
-            TrainConfig().replace_keys({key: value})
+    return (
+        key
+        if key in config_keys() or is_open(key)
+        else short_keys().get(key) or ALIASES.get(key) or EARLIER_KEYS.get(key)
+    )
 
 
 def differing_keys(old: Mapping[str, object], new: Mapping[str, object], prefix: str = "") -> list[str]:

@@ -69,3 +69,8 @@ def unknown_key(key: str, keys: Sequence[str], short: Mapping[str, str], paramet
     if near:
         return f"{got} Did you mean {near!r}?"
     return f"{got} Write e.g. lr, batch, warmup or epochs; docs/training.md lists all keys."
+
+
+def epochs_text(count: int) -> str:
+    """``1 epoch``, ``1,200 epochs``."""
+    return f"{count:,} epoch{'' if count == 1 else 's'}"

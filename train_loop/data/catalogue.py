@@ -1,6 +1,7 @@
 """Which images a run sees: what they are (``describe_data_set``, without torch) and the images (``open_data``).
 
-A *batch* is ``(images, labels)`` on the CPU: float32 ``[N, 3, H, W]``, normalised, and int64 ``[N]``.
+A *batch* is ``(images, labels)`` on the CPU: float32 ``[N, 3, H, W]``, normalised, and int64 ``[N]``; of a data set
+of the user's own it is what that set gives.
 Which images make which batch is decided in ``sampling.py`` from seed and epoch alone; ``source.py``
 turns that into batches; ``sets/`` and ``packed/`` hold the images.
 """
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from bigbatch.train_loop.config import ConfigError, DataConfig
 from bigbatch.train_loop.data.info import SMALL_IMAGE_SIZE, DataInfo
-from bigbatch.train_loop.data.names import NO_STAGE, folder_path, is_packed
+from bigbatch.train_loop.data.names import NO_STAGE, folder_path, is_packed, is_users
 
 if TYPE_CHECKING:
     from bigbatch.train_loop.data.sets.scan import FolderScan
@@ -50,7 +51,9 @@ def look(config: DataConfig, *, open_some: bool = False, scan: FolderScan | None
         scan: of this folder, where it was listed before. One of another folder is passed over.
 
     Raises:
-        ConfigError: an unknown name, a path without a complete image folder, a file that is no image.
+        ConfigError: an unknown name, a path without a complete image folder, a file that is no image; a function of
+            the user's that returns no data sets, or sets whose items make no batch.
+        OwnCodeError: the user's code raised an exception.
     """
     from bigbatch.train_loop.data.pixels.progressive import other_sizes
 
@@ -76,7 +79,7 @@ def list_folder(config: DataConfig, scan: FolderScan | None = None) -> FolderSca
 
     Raises ConfigError as ``look`` does.
     """
-    if config.name == "digits":
+    if config.name == "digits" or is_users(config.name):
         return None
     path = folder_path(config.name)
     if is_packed(path):
@@ -91,6 +94,10 @@ def list_folder(config: DataConfig, scan: FolderScan | None = None) -> FolderSca
 def _look_at_whole(config: DataConfig, open_some: bool, scan: FolderScan | None) -> Looked:
     if config.name == "digits":
         return Looked(_describe_digits(config), None)
+    if is_users(config.name):
+        from bigbatch.train_loop.data.sets.own_sets import describe_own
+
+        return Looked(describe_own(config, open_some), None)
     from bigbatch.train_loop.data.sets.scan import check_images
 
     path = folder_path(config.name)
@@ -103,9 +110,9 @@ def _look_at_whole(config: DataConfig, open_some: bool, scan: FolderScan | None)
         return Looked(_describe_packed(config, path, open_some), None)
     scan = list_folder(config, scan)
     assert scan is not None
+    largest_side = 0
     if open_some and config.on_bad_image == "fail":
-        check_images(scan.train)
-        check_images(scan.val)
+        largest_side = max(check_images(scan.train), check_images(scan.val))
     size = config.image_size or 224
     info = DataInfo(
         name=os.path.basename(path),
@@ -117,6 +124,7 @@ def _look_at_whole(config: DataConfig, open_some: bool, scan: FolderScan | None)
         channels=3,
         class_names=scan.class_names,
         stem="small" if size <= SMALL_IMAGE_SIZE else "imagenet",
+        largest_side=largest_side,
     )
     return Looked(info, scan)
 
@@ -135,9 +143,8 @@ def check_stage(folder: str | None, info: DataInfo, *, here: bool = False) -> No
             f"Write e.g. --stage '$TMPDIR', or --stage {NO_STAGE}."
         )
     if info.path is None or not is_packed(info.path):
-        raise ConfigError(
-            f"--stage copies packed sets; got {info.path or info.name}. Pack it (bigbatch pack), or leave --stage out."
-        )
+        fix = "Leave" if is_users(info.path or "digits") else "Pack it (bigbatch pack), or leave"
+        raise ConfigError(f"--stage copies packed sets; got {info.path or info.name}. {fix} --stage out.")
     if here:
         from bigbatch.train_loop.data.packed.stage import check_stage_folder
 
@@ -165,6 +172,10 @@ def open_data(
         from bigbatch.train_loop.data.sets.digits import DigitsSource
 
         return DigitsSource(config, info)
+    if is_users(config.name):
+        from bigbatch.train_loop.data.sets.own_source import OwnSource
+
+        return OwnSource(config, info, note)
     if info.path is not None and is_packed(info.path):
         from bigbatch.train_loop.data.packed.images import open_packed
 
@@ -178,7 +189,7 @@ def open_data(
 def stage_ahead(config: DataConfig, stage_folder: str | None) -> None:
     """Copy the data that ``open_data`` will ask for. Errors are ignored here: ``open_data`` meets and reports them."""
     with contextlib.suppress(ConfigError):
-        path = None if config.name == "digits" else folder_path(config.name)
+        path = None if config.name == "digits" or is_users(config.name) else folder_path(config.name)
         if path is not None and is_packed(path):
             _staged(path, stage_folder, _log.debug)
 

@@ -17,13 +17,15 @@ class DataInfo:
 
     name: str
     path: str | None
-    """The image folder; None if the images come with a package."""
+    """The image folder, or ``FILE.py:FUNCTION``; None if the images come with a package."""
     train_size: int
     val_size: int
     """Validation images whose accuracy is ``val_top1``."""
     num_classes: int
+    """0: not known, of a data set of the user's own."""
     image_size: int
-    """Pixels a side, as the model sees them; with progressive resizing those of the last epochs, the most."""
+    """Pixels a side, as the model sees them; with progressive resizing those of the last epochs, the most. 0: a data
+    set of the user's own without square images."""
     channels: int
     class_names: tuple[str, ...]
     """In the order of the labels."""
@@ -34,6 +36,13 @@ class DataInfo:
     holdout_size: int = 0
     """Further validation images, whose accuracy is ``holdout_top1``: see ``data.holdout``."""
 
+    input_shape: tuple[int, ...] = ()
+    """Of the first item's inputs, where a data set of the user's own gives one tensor; else empty."""
+    are_classes: bool = True
+    """Whether targets are classes, ``[N]`` whole numbers, so that top-1 can be counted."""
+    largest_side: int = 0
+    """Pixels of the longer side of the largest image that was opened to look at an image folder; 0: none was."""
+
     def with_holdout(self, part: float) -> DataInfo:
         """This data set with its validation images divided: ``part`` of them report and make no choice.
 
@@ -42,6 +51,11 @@ class DataInfo:
         """
         reports = round(self.val_size * part)
         chooses = self.val_size - reports
+        if part and self.num_classes <= 1 and min(chooses, reports) < 1:
+            raise ConfigError(
+                f"data.holdout must leave items in both parts of the {self.val_size} validation items; got {part:g}. "
+                "Write data.holdout=0.5 or 0."
+            )
         if part and min(chooses, reports) < self.num_classes:
             raise ConfigError(
                 "data.holdout must leave an image of each class in both parts of the validation images; got "
@@ -49,6 +63,15 @@ class DataInfo:
                 f"Write data.holdout={0.5 if self.val_size >= 2 * self.num_classes else 0}."
             )
         return dataclasses.replace(self, val_size=chooses, holdout_size=reports)
+
+    def check_images(self, what: str) -> None:
+        """Raise ConfigError unless the items are square colour images with classes, which ``what`` needs."""
+        if not (self.num_classes and self.channels == 3 and self.image_size and self.are_classes):
+            got = f"inputs {list(self.input_shape) or 'of several tensors'}, {self.num_classes or 'unknown'} classes"
+            raise ConfigError(
+                f"{what} needs images [3, H, H] and a known number of classes; got {got} from data.name={self.path}. "
+                "Write --model FILE.py:FUNCTION, or return an object with num_classes."
+            )
 
     def steps_per_epoch(self, global_size: int) -> int:
         """Optimizer steps an epoch of whole global batches; raises ConfigError where there is none."""

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from bigbatch.train_loop.config import ConfigError
+from bigbatch.train_loop.config.plug_ins import DATA, is_own, is_plug_in
 
 FETCHED = ("cifar10", "imagenette", "imagewoof")
 """Data sets that ``bigbatch fetch`` brings; they lie packed in ``data_home()``."""
@@ -19,6 +20,13 @@ NAMES = ("digits", *FETCHED, PACKED_BY_HAND)
 
 NO_STAGE = "none"
 """The value of ``--stage`` for no copy, even if the resumed study had one."""
+
+
+def is_users(name: str) -> bool:
+    """Whether a function of the user's, or of a package that registers one, makes the data sets."""
+    if is_own(name) or name in NAMES or os.sep in name or os.path.exists(name):
+        return is_own(name)
+    return is_plug_in(DATA, name)
 
 
 def is_packed(path: str) -> bool:

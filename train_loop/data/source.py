@@ -9,16 +9,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import torch
-
 from bigbatch.train_loop.config import BatchSplit, ConfigError
 from bigbatch.train_loop.data import sampling
 from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.train_loop.data.pixels.auto_augment import AugmentPolicy
+from bigbatch.train_loop.own.nested import Nested
 
-Batch = tuple[torch.Tensor, torch.Tensor]
-"""Images, float32 ``[N, 3, H, W]`` normalised, or what ``DataSource.finish`` makes that of; labels, int64
-``[N]``; on the CPU."""
+Batch = tuple[Nested, Nested]
+"""Inputs and targets, on the CPU. Images are float32 ``[N, 3, H, W]`` normalised, or what ``DataSource.finish`` makes
+that of; their labels int64 ``[N]``. A data set of the user's own gives any tensors, see ``nested``."""
 
 SAY_BAD = 5
 """Bad images that a rank names."""
@@ -96,7 +95,7 @@ class DataSource(ABC):
             "(in a search --holdout none), or give the class that method."
         )
 
-    def finish(self, images: torch.Tensor) -> torch.Tensor:
+    def finish(self, images: Nested) -> Nested:
         """A batch's images, on the device by now, as the model takes them: float32 ``[N, 3, H, W]``, normalised.
 
         Sources that read bytes send them as they are, a quarter of the size, and normalise here.

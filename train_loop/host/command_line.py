@@ -8,7 +8,9 @@ from pathlib import Path
 from bigbatch.cluster.host.command_line import INTERRUPTED, WRONG_INPUT, OneLineParser
 from bigbatch.train_loop.config import ConfigError
 
-__all__ = ["INTERRUPTED", "WRONG_INPUT", "OneLineParser", "check_writable", "with_subset"]
+__all__ = ["INTERRUPTED", "WRONG_INPUT", "OneLineParser", "check_page", "check_writable", "with_subset"]
+
+PAGE_BEGINS = b"<!doctype html"
 
 
 def check_writable(option: str, folder: Path) -> None:
@@ -22,6 +24,22 @@ def check_writable(option: str, folder: Path) -> None:
     if not possible:
         raise ConfigError(
             f"{option} must be a writable folder; got {str(folder)!r}: {reason}. Write {option} with another folder."
+        )
+
+
+def check_page(option: str, path: Path) -> None:
+    """Raise ConfigError, naming ``option``, if a page at ``path`` would replace a file that is none.
+
+    A slip of the hand must not cost a study.json or a journal: nobody else has a copy of them.
+    """
+    try:
+        with path.open("rb") as file:
+            begins = file.read(len(PAGE_BEGINS))
+    except OSError:  # there is nothing yet, or whoever writes will say why that cannot be
+        return
+    if begins and begins.lower() != PAGE_BEGINS:
+        raise ConfigError(
+            f"{option} replaces only an HTML page; got {str(path)!r}, which is another file. Write another name."
         )
 
 

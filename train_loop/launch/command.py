@@ -8,6 +8,7 @@ or, in a Slurm job, ``srun python train_loop/run.py --config best.json``. Repeat
 from __future__ import annotations
 
 import hashlib
+import logging
 import shlex
 import signal
 import sys
@@ -20,9 +21,10 @@ from typing import TYPE_CHECKING
 from bigbatch.cluster.host.atomic_files import write_json, write_text
 from bigbatch.cluster.host.option_values import parse_fraction
 from bigbatch.cluster.host.streams import reader_may_leave
-from bigbatch.train_loop.config import ConfigError, DataConfig, TrainConfig, differing_keys, parse_assignments
-from bigbatch.train_loop.config.files import read_config
-from bigbatch.train_loop.config.recipes import recipe_path
+from bigbatch.cluster.host.verbosity import add_verbosity, log_steps, silent_output
+from bigbatch.train_loop.config import ConfigError, DataConfig, TrainConfig
+from bigbatch.train_loop.config.plug_ins import shown_name
+from bigbatch.train_loop.config.words import epochs_text
 from bigbatch.train_loop.data.catalogue import Looked, check_stage, look
 from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.train_loop.errors import (
@@ -32,6 +34,7 @@ from bigbatch.train_loop.errors import (
     LoaderError,
     NodeMemoryError,
     NonFiniteLossError,
+    OwnCodeError,
     RayStartError,
     TrainingStopped,
 )
@@ -41,21 +44,24 @@ from bigbatch.train_loop.host.command_line import (
     WRONG_INPUT,
     OneLineParser,
     check_writable,
-    with_subset,
 )
 from bigbatch.train_loop.host.disk_full import DiskFull, describe_full_disk, full_errno
 from bigbatch.train_loop.host.folder_hold import FolderHold, hold_folder
 from bigbatch.train_loop.host.ranks import Launch, find_launch
-from bigbatch.train_loop.launch.checks import check_run_model
+from bigbatch.train_loop.launch.checks import check_run_model, check_users_code
+from bigbatch.train_loop.launch.component_options import add_component_options, add_source_options, read_source_config
 from bigbatch.train_loop.launch.local_workers import check_workers_fit_machine
 from bigbatch.train_loop.launch.profile_options import ProfileOptions, add_profile_options, read_profile_options
-from bigbatch.train_loop.loop import space_needed
+from bigbatch.train_loop.launch.run_folder import check_output, check_output_room, write_own_code
 from bigbatch.train_loop.loop.healing import healed_config, read_halvings
-from bigbatch.train_loop.reporter import EpochRecord
+from bigbatch.train_loop.own.metric_names import checked_metrics
+from bigbatch.train_loop.reporter import EpochRecord, best_record
 
 if TYPE_CHECKING:
     from bigbatch.train_loop.data.sets.scan import FolderScan
     from bigbatch.train_loop.distributed import Meeting
+
+_log = logging.getLogger(__name__)
 
 RESULT_VERSION = 1
 BAD_IMAGE = "data.on_bad_image"
@@ -79,6 +85,7 @@ class RunPlan:
     """With ``launch``: where the ranks have met."""
     profile: ProfileOptions | None = None
     """None: train."""
+    quiet: bool = False
 
     @property
     def checkpoint_dir(self) -> Path:
@@ -92,16 +99,21 @@ def train_parser(prog: str) -> OneLineParser:
         prog=prog, description="Train one configuration in full. Repeat the command to resume.", allow_abbrev=False
     )
     add = p.add_argument
-    which = p.add_mutually_exclusive_group(required=True)
-    which.add_argument("--config", metavar="FILE", help="a search's best.json, or a TrainConfig as JSON")
-    which.add_argument("--recipe", metavar="NAME", help="a published configuration: train_loop/recipes/NAME.json")
+    add_source_options(p)
     add("--set", action="append", nargs="+", default=[], metavar="KEY=VALUE", help="change a key, e.g. epochs=90")
     add("--data", metavar="NAME|PATH", help="use this data set, not the configuration's: digits, or an image folder")
+    add_component_options(p)
     add(
         "--subset",
         type=parse_fraction,
         metavar="PART",
         help="train on this part of each class, e.g. 10%%; validate on all",
+    )
+    add(
+        "--metric",
+        action="append",
+        metavar="FILE.py:FN|torchmetrics/CLASS",
+        help="report this metric of validation too, as val_FN",
     )
     add(
         "--workers",
@@ -117,26 +129,24 @@ def train_parser(prog: str) -> OneLineParser:
         help="copy a packed data set to this folder of each node and read the copy, e.g. '$TMPDIR'; none: no copy",
     )
     add("--loader-report", action="store_true", help="measure what limits the images per second, print it and stop")
+    add("--accept-changed-code", action="store_true", help="resume although code of your own has changed")
     add_profile_options(p)
+    add_verbosity(p, "print the result and errors alone; the epochs are in trace.jsonl")
     add("--checkpoint-every-s", type=float, default=60.0, metavar="S", help="seconds between checkpoints (default 60)")
     return p
 
 
 def make_run_plan(argv: Sequence[str] | None, prog: str, launch: Launch | None) -> RunPlan:
     """Check everything that needs no torch. Raises ConfigError; SystemExit(2) for a bad option."""
-    args = train_parser(prog).parse_args(argv)
-    source = recipe_path(args.recipe) if args.recipe else Path(args.config)
-    changes = with_subset(parse_assignments([text for group in args.set for text in group]), args.subset)
-    for option, key, value in (("--data", "data.name", args.data), ("--on-bad-image", BAD_IMAGE, args.on_bad_image)):
-        if value is not None:
-            if key in changes:
-                raise ConfigError(f"a key is set once; got {option} and --set {key}. Keep {option}.")
-            changes[key] = value
-    config = read_config(source).replace_keys(changes)
+    parser = train_parser(prog)
+    args = parser.parse_args(argv)
+    log_steps(args.verbose)
+    source, config = read_source_config(parser, args, {BAD_IMAGE: args.on_bad_image, "metrics": args.metric})
     workers = worker_count(args.workers, launch)
     info, scan, meeting = look_together(config.data, launch)
     if info.path is not None:  # workers may run in another folder
         config = config.replace_keys({"data.name": info.path})
+    config = config.replace_keys({"metrics": checked_metrics(config.metrics)})
     check_stage(args.stage, info, here=launch is None)
     config.batch.split(workers)
     info.steps_per_epoch(config.batch.global_size)
@@ -150,15 +160,16 @@ def make_run_plan(argv: Sequence[str] | None, prog: str, launch: Launch | None) 
     if not args.checkpoint_every_s >= 0:
         raise ConfigError(f"--checkpoint-every-s must be at least 0; got {args.checkpoint_every_s}. Write 60.")
     digest = hashlib.sha256(config.outcome_json().encode()).hexdigest()[:8]
-    output = Path(args.output) if args.output else Path("runs", "train", f"{source.stem}-{digest}")
-    output = output.absolute() if measures else check_output(output.absolute(), config)
+    output = Path(args.output) if args.output else Path("runs", "train", f"{source}-{digest}")
+    output = output.absolute() if measures else check_output(output.absolute(), config, args.accept_changed_code)
+    if not args.no_check and (launch is None or launch.rank == 0):
+        check_users_code(config, scan, workers)
     if profile is not None:
         check_writable("--output", output)
     if not measures and (launch is None or launch.rank == 0):  # call the quota command only once
         check_output_room(output, config, info)
-    return RunPlan(
-        config, workers, output, args.checkpoint_every_s, launch, args.stage, args.loader_report, scan, meeting, profile
-    )
+    kept = (output, args.checkpoint_every_s, launch, args.stage, args.loader_report)
+    return RunPlan(config, workers, *kept, scan, meeting, profile, args.quiet)
 
 
 def look_together(data: DataConfig, launch: Launch | None) -> tuple[DataInfo, FolderScan | None, Meeting | None]:
@@ -199,27 +210,6 @@ def worker_count(asked: int | None, launch: Launch | None) -> int:
     return launch.world_size
 
 
-def check_output(output: Path, config: TrainConfig) -> Path:
-    """The folder. Raises ConfigError if it cannot be written, or holds another run."""
-    check_writable("--output", output)
-    stored = output / "config.json"
-    if stored.exists():
-        changes = differing_keys(read_config(stored).to_dict(), config.to_dict())
-        if changes:
-            raise ConfigError(
-                f"a run resumes with the configuration that it began with; {str(output)!r} holds one with other "
-                f"values: {', '.join(changes)}. Write --output with another folder."
-            )
-    return output
-
-
-def check_output_room(output: Path, config: TrainConfig, info: DataInfo) -> None:
-    """Raise ConfigError if there is not enough room for the results."""
-    averaged = config.ema_decay > 0
-    checkpoint = space_needed.checkpoint_bytes(config.model, info, config.optimizer.name, averaged=averaged)
-    disk_space.check_disk_space("--output", output, space_needed.run_space_needed(checkpoint, config.epochs))
-
-
 def train_without_ray(task: RunPlan, launch: Launch) -> Sequence[EpochRecord]:
     """Train this rank's part of the run. Raises the errors of ``train``."""
     from bigbatch.train_loop.host.signals import STOP_SIGNALS
@@ -240,6 +230,7 @@ def train_without_ray(task: RunPlan, launch: Launch) -> Sequence[EpochRecord]:
                 device=device,
                 stage_folder=task.stage_folder,
                 scan=task.scan,
+                accept_changed_code=True,  # compared in make_run_plan
             )
         except TrainingStopped as stop:
             stop.signum = reporter.signum
@@ -261,9 +252,18 @@ def train_under_ray(task: RunPlan) -> Sequence[EpochRecord]:
     )
 
 
+def train_in_words(task: RunPlan, leads: bool) -> Sequence[EpochRecord]:
+    """Train, and say how it goes unless ``--quiet``. Raises the errors of ``train`` and ``fit_full_run``."""
+    with silent_output(task.quiet):
+        if leads:
+            _log.info("the run is checked")
+            announce(task)
+        return train_without_ray(task, task.launch) if task.launch else train_under_ray(task)
+
+
 def write_result(task: RunPlan, history: Sequence[EpochRecord]) -> Path:
     """``result.json``: configuration, last record, best epoch, all records."""
-    best = max(history, key=lambda r: (r.val_top1, -r.epoch))
+    best = best_record(history)
     halvings = read_halvings(task.checkpoint_dir)
     result = {
         "schema_version": RESULT_VERSION,
@@ -271,12 +271,13 @@ def write_result(task: RunPlan, history: Sequence[EpochRecord]) -> Path:
         "halvings": [one.to_dict() for one in halvings],
         "workers": task.workers,
         "record": history[-1].to_dict(),
-        "best": {"epoch": best.epoch, "val_top1": best.val_top1},
+        "best": {"epoch": best.epoch, "val_top1": best.val_top1, "val_loss": best.val_loss},
         "history": [record.to_dict() for record in history],
     }
     path = task.output / "result.json"
     write_json(path, result, indent=2)
-    print(f"best validation top-1 {best.val_top1:.2%} after epoch {best.epoch}; all of it in {path}", flush=True)
+    value = f"loss {best.val_loss:.4g}" if best.val_top1 is None else f"top-1 {best.val_top1:.2%}"
+    print(f"best validation {value} after epoch {best.epoch}; all of it in {path}", flush=True)
     return path
 
 
@@ -299,6 +300,7 @@ def make_output(task: RunPlan) -> FolderHold:
         task.output.mkdir(parents=True, exist_ok=True)
         hold = hold_folder(task.output, "a run's folder", "write --output with another folder")
         write_text(task.output / "config.json", task.config.to_json())
+        write_own_code(task.output, task.config)
     except OSError as error:
         raise ConfigError(
             f"--output must be a writable folder; got {str(task.output)!r} ({error.strerror}). "
@@ -310,8 +312,9 @@ def make_output(task: RunPlan) -> FolderHold:
 def announce(task: RunPlan) -> None:
     """Print what is trained, how the batch is divided, and where the results go."""
     c, split = task.config, task.config.batch.split(task.workers)
+    model, data, optimizer = (shown_name(word) for word in (c.model.name, c.data.name, c.optimizer.name))
     print(
-        f"{c.model.name} on {c.data.name}, {c.epochs} epochs, {c.optimizer.name} at lr {c.optimizer.peak_lr:g}, global "
+        f"{model} on {data}, {epochs_text(c.epochs)}, {optimizer} at lr {c.optimizer.peak_lr:g}, global "
         f"batch {split.global_size} = {split.workers} workers × {split.accumulation_steps} × {split.micro_size}\n"
         f"results go to {task.output}",
         *disk_space.quota_lines(),
@@ -351,17 +354,18 @@ def _main(argv: Sequence[str] | None) -> int:
             return 0
         if leads:
             hold = make_output(task)
-            announce(task)
-        history = train_without_ray(task, task.launch) if task.launch else train_under_ray(task)
+        history = train_in_words(task, leads)
         if leads:
             write_result(task, history)
         return 0
-    except ConfigError as error:
+    except (ConfigError, OwnCodeError) as error:
         return _say(f"{prog}: error: {error}", WRONG_INPUT, speaks)
     except (KeyboardInterrupt, TrainingStopped) as stop:
         signum = getattr(stop, "signum", None)
         code = 128 + signum if signum else INTERRUPTED
-        return _say(f"stopped. To resume: {typed_command(prog, argv, launch)}", code, speaks)
+        words = sys.argv[1:] if argv is None else argv
+        again = "measure again" if any(word.startswith("--profile-steps") for word in words) else "resume"
+        return _say(f"stopped. To {again}: {typed_command(prog, argv, launch)}", code, speaks)
     except (NonFiniteLossError, CheckpointError, RayStartError) as error:
         return _say(f"{prog}: failed: {error}", 1, speaks)
     except OSError as error:

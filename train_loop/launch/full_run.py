@@ -20,6 +20,7 @@ from bigbatch.train_loop.errors import (
     LoaderError,
     NodeMemoryError,
     NonFiniteLossError,
+    OwnCodeError,
     RayStartError,
     TrainingStopped,
 )
@@ -171,7 +172,7 @@ def _fit(task: TrialTask) -> WorkersEnd:
 def _cause(error: Exception, kills_before: int) -> Exception:
     """The error of ours that a worker met, from Ray's error. Other workers only lost the connection to that worker."""
     _, cause = telling_error(error)
-    if isinstance(cause, ImageError | LoaderError | DiskFull | DeviceMemoryError | NodeMemoryError):
+    if isinstance(cause, ImageError | LoaderError | OwnCodeError | DiskFull | DeviceMemoryError | NodeMemoryError):
         return cause
     end = failed_end(error, kills_before)
     return NodeMemoryError(end.failure) if end.kind == FailureKind.NODE_MEMORY else error
@@ -180,7 +181,8 @@ def _cause(error: Exception, kills_before: int) -> Exception:
 def _as_error(text: str) -> Exception:
     name, _, message = text.partition(": ")
     known: tuple[type[Exception], ...] = (
-        NonFiniteLossError, CheckpointError, ConfigError, ImageError, DiskFull, DeviceMemoryError, NodeMemoryError
+        NonFiniteLossError, CheckpointError, ConfigError, ImageError, DiskFull, DeviceMemoryError, NodeMemoryError,
+        OwnCodeError,
     )  # fmt: skip
     kinds = {kind.__name__: kind for kind in known}
     return kinds.get(name, RuntimeError)(message or text)

@@ -25,6 +25,7 @@ from bigbatch.train_loop.distributed import pick_device
 from bigbatch.train_loop.loop.assembly import Run, set_up
 from bigbatch.train_loop.loop.checkpoint import CheckpointFolder
 from bigbatch.train_loop.loop.train import take_step
+from bigbatch.train_loop.own.nested import example_count
 from bigbatch.train_loop.reporter import ListReporter
 
 MEASURE_S = 4.0
@@ -105,7 +106,7 @@ def _rate(batches: Iterator[Batch], seconds: float, clock: Callable[[], float]) 
     next(batches)
     began, images = clock(), 0
     while clock() - began < seconds:
-        images += len(next(batches)[1])
+        images += example_count(next(batches)[1])
     return float(images / (clock() - began))
 
 
@@ -121,7 +122,7 @@ def _model_rate(run: Run, step: list[Batch], seconds: float) -> float:
     while steps < 2 or time.perf_counter() - began < seconds:
         take_step(run, step, 0.0)
         steps += 1
-    return steps * sum(len(labels) for _, labels in step) / (wait() - began)
+    return steps * sum(example_count(labels) for _, labels in step) / (wait() - began)
 
 
 def loader_advice(rates: ImageRates, device: str) -> list[str]:

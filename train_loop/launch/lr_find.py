@@ -18,15 +18,18 @@ from typing import TYPE_CHECKING, TextIO
 
 from bigbatch.cluster.host.atomic_files import write_json, write_text
 from bigbatch.cluster.host.option_values import parse_fraction
-from bigbatch.train_loop.config import ConfigError, OptimizerConfig, TrainConfig, parse_assignments
-from bigbatch.train_loop.errors import ImageError, LoaderError
+from bigbatch.train_loop.config import ConfigError, OptimizerConfig, TrainConfig
+from bigbatch.train_loop.config.own_names import own_words
+from bigbatch.train_loop.config.plug_ins import shown_name
+from bigbatch.train_loop.errors import ImageError, LoaderError, OwnCodeError
 from bigbatch.train_loop.host.command_line import (
     INTERRUPTED,
     WRONG_INPUT,
     OneLineParser,
     check_writable,
-    with_subset,
 )
+from bigbatch.train_loop.launch.component_options import add_component_options, add_source_options, read_source_config
+from bigbatch.train_loop.own.code import whose_error
 
 if TYPE_CHECKING:
     from bigbatch.train_loop.data.sets.scan import FolderScan
@@ -66,6 +69,8 @@ def default_range(optimizer: OptimizerConfig) -> tuple[float, float]:
             return 1e-2 * 1e-3 / optimizer.trust_coefficient, 1e3 * 1e-3 / optimizer.trust_coefficient
         case "sgd":
             return 1e-5, 100.0
+        case "lamb" | "adamw":
+            return 1e-6, 10.0  # of a user's own: as SGD or as Adam
     return 1e-6, 1.0
 
 
@@ -210,9 +215,8 @@ def svg(finding: RangeTestResult, title: str) -> str:
 def lr_find_parser(prog: str) -> OneLineParser:
     """The options of ``bigbatch lr-find``."""
     p = OneLineParser(prog=prog, description="Learning-rate range test of a configuration.", allow_abbrev=False)
-    which = p.add_mutually_exclusive_group(required=True)
-    which.add_argument("--config", metavar="FILE", help="a search's best.json, or a TrainConfig as JSON")
-    which.add_argument("--recipe", metavar="NAME", help="a published configuration")
+    add_source_options(p)
+    add_component_options(p)
     add = p.add_argument
     add("--set", action="append", nargs="+", default=[], metavar="KEY=VALUE", help="change a key, e.g. optimizer=lars")
     add("--data", metavar="NAME|PATH", help="use this data set, not the configuration's: digits, or an image folder")
@@ -231,9 +235,10 @@ def lr_find_parser(prog: str) -> OneLineParser:
 
 def main(argv: Sequence[str] | None = None, prog: str = "bigbatch lr-find") -> int:
     """Returns the exit code: 0 done, 1 the loss was never finite or an image was bad, 2 wrong input, 130 Ctrl-C."""
-    args = lr_find_parser(prog).parse_args(argv)
+    parser = lr_find_parser(prog)
+    args = parser.parse_args(argv)
     try:
-        config, scan, output = _task(args)
+        config, scan, output = _task(parser, args)
         first, last = default_range(config.optimizer)
         first, last = first if args.first is None else args.first, last if args.last is None else args.last
         if not 0 < first < last < math.inf or args.steps < 10:
@@ -242,9 +247,9 @@ def main(argv: Sequence[str] | None = None, prog: str = "bigbatch lr-find") -> i
                 "Write e.g. --first 0.001 --last 10 --steps 100."
             )
         print(f"range test from lr {first:g} to {last:g} in {args.steps} steps of {config.batch.global_size} images …")
-        with RangeTestProgress(args.steps) as progress:
+        with RangeTestProgress(args.steps) as progress, whose_error(own_words(config)):
             finding = lr_find(config, first=first, last=last, steps=args.steps, say=progress.step, scan=scan)
-    except ConfigError as error:
+    except (ConfigError, OwnCodeError) as error:
         print(f"{prog}: error: {error}", file=sys.stderr)
         return WRONG_INPUT
     except (ValueError, ImageError, LoaderError) as error:
@@ -283,18 +288,11 @@ class RangeTestProgress:
             print(file=self._out)  # the next message begins a new line
 
 
-def _task(args: argparse.Namespace) -> tuple[TrainConfig, FolderScan | None, Path]:
-    from bigbatch.train_loop.config.files import read_config
-    from bigbatch.train_loop.config.recipes import recipe_path
+def _task(parser: OneLineParser, args: argparse.Namespace) -> tuple[TrainConfig, FolderScan | None, Path]:
     from bigbatch.train_loop.data.catalogue import look
-    from bigbatch.train_loop.launch.checks import check_run_model
+    from bigbatch.train_loop.launch.checks import check_run_model, check_users_code
 
-    changes = with_subset(parse_assignments([text for group in args.set for text in group]), args.subset)
-    if args.data is not None:
-        if "data.name" in changes:
-            raise ConfigError("a key is set once; got --data and --set data.name. Keep --data.")
-        changes["data.name"] = args.data
-    config = read_config(recipe_path(args.recipe) if args.recipe else Path(args.config)).replace_keys(changes)
+    _, config = read_source_config(parser, args, {})
     config.batch.split(1)
     looked = look(config.data, open_some=True)
     info = looked.info
@@ -304,6 +302,8 @@ def _task(args: argparse.Namespace) -> tuple[TrainConfig, FolderScan | None, Pat
     check_run_model(config, info)
     output = Path(args.output)
     check_writable("--output", output.absolute())
+    if not args.no_check:
+        check_users_code(config, looked.scan)
     return config, looked.scan, output
 
 
@@ -317,7 +317,8 @@ def _write(config: TrainConfig, finding: RangeTestResult, output: Path) -> None:
     output.mkdir(parents=True, exist_ok=True)
     write_range_test(output / "lr_find.json", config, finding)
     o = config.optimizer
-    title = f"{o.name}, batch {config.batch.global_size}, {config.model.name} on {config.data.name}"
+    name, model, data = (shown_name(word) for word in (o.name, config.model.name, config.data.name))
+    title = f"{name}, batch {config.batch.global_size}, {model} on {data}"
     write_text(output / "lr_find.svg", svg(finding, title))
     print(title)
     print(f"the loss falls fastest at lr {finding.steepest:.3g}, is lowest at {finding.minimum:.3g}", end="")

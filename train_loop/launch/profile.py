@@ -18,7 +18,7 @@ from bigbatch.train_loop.distributed import Meeting, pick_device
 from bigbatch.train_loop.host.ranks import Launch
 from bigbatch.train_loop.launch.joined_ranks import joined_ranks
 from bigbatch.train_loop.launch.loader_report import cores_of_a_run
-from bigbatch.train_loop.launch.profile_options import ProfileOptions
+from bigbatch.train_loop.launch.profile_options import PROFILES_FILE, ProfileOptions
 from bigbatch.train_loop.launch.profile_words import profile_lines
 from bigbatch.train_loop.loop.assembly import Run, set_up
 from bigbatch.train_loop.loop.checkpoint import CheckpointFolder
@@ -28,8 +28,6 @@ from bigbatch.train_loop.loop.until_it_fits import until_it_fits
 from bigbatch.train_loop.reporter import ListReporter
 
 TRACED_STEPS = 10
-PROFILES_FILE = "profile.jsonl"
-"""In the output folder: a line for each profile."""
 
 
 def print_profile(

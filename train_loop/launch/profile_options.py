@@ -10,6 +10,9 @@ from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.host.command_line import check_writable
 from bigbatch.train_loop.host.ranks import Launch
 
+PROFILES_FILE = "profile.jsonl"
+"""In the output folder: a line for each profile."""
+
 
 @dataclass(frozen=True)
 class ProfileOptions:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from bigbatch.train_loop.config import TrainConfig
-from bigbatch.train_loop.data.names import is_packed
+from bigbatch.train_loop.data.names import is_packed, is_users
 from bigbatch.train_loop.loop.step_profile import Spread, StepProfile
 from bigbatch.train_loop.loop.step_timer import OTHER, PHASES
 
@@ -29,10 +29,14 @@ def profile_lines(profile: StepProfile, config: TrainConfig, cores: int) -> list
     return [*_table(profile), "", *_estimates(profile), "", *bound_lines(profile, config, cores)]
 
 
+def _steps(count: int) -> str:
+    return f"{count} step{'s' * (count != 1)}"
+
+
 def _table(p: StepProfile) -> Iterator[str]:
     workers = f"{p.workers} worker{'s' if p.workers > 1 else ''}"
     yield (
-        f"{p.steps} steps on {p.device}, {workers}, global batch {p.global_size} = "
+        f"{_steps(p.steps)} on {p.device}, {workers}, global batch {p.global_size} = "
         f"{p.workers} × {p.accumulation_steps} × {p.micro_size}"
     )
     yield f"{'':16}{'min':>10}{'median':>10}{'sd':>10}{'of a step':>11}"
@@ -63,7 +67,7 @@ def _estimates(p: StepProfile) -> Iterator[str]:
     yield f"speed       {p.images_per_s:,.0f} images/s; {100 * p.share('data'):.0f} % of the time waits for data"
     yield (
         f"epoch       {_seconds(epoch_s)}: {p.steps_per_epoch} steps take {_seconds(p.train_s)}"
-        f"{bn} + {_seconds(p.val_s)} validation (estimated from {p.steps} steps)"
+        f"{bn} + {_seconds(p.val_s)} validation (estimated from {_steps(p.steps)})"
     )
     yield (
         f"whole run   {_seconds(p.run_s)} for {p.epochs} epochs, {p.device_hours:.3g} {hours}; "
@@ -123,6 +127,8 @@ def _more_data(p: StepProfile, config: TrainConfig, cores: int) -> list[str]:
         helps.append(f"give the loader more processes (--set data.loader.workers={cores - 1}, {cores} cores here)")
     else:
         helps.append(f"give each worker more cores, it has {cores}")
+    if is_users(name):
+        return helps
     if "/" in name and not is_packed(name):
         helps.append("pack the images (bigbatch pack)")
     elif "/" in name:

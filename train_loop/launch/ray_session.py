@@ -29,6 +29,8 @@ from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.errors import RayStartError
 from bigbatch.train_loop.host.disk_full import FULL, LogFile, describe_full_disk, free_bytes, full_errno
 
+_log = logging.getLogger(__name__)
+
 PREFIX = "bb-ray-"
 OBJECT_STORE_BYTES = 200 * 2**20  # configurations and epoch records: kilobytes
 START_ATTEMPTS = 3
@@ -51,6 +53,15 @@ SEARCH_ENV = {
     "RAY_DEDUP_LOGS": "0",
     "PYTHONSAFEPATH": "1",  # `python -c`, which starts spawned processes, must not look into the current folder
 }
+NO_METRICS = {"RAY_enable_metrics_collection": "0", "DASHBOARD_METRIC_PORT": "-1", "AUTOSCALER_METRIC_PORT": "-1"}
+"""Without Ray's three servers of metrics, which ask for no token. Two lack a switch, so they get an impossible port."""
+METRICS = {
+    **NO_METRICS,
+    "RAY_enable_metrics_collection": "1",
+    # Ray asks this on other systems, to keep all of its servers on loopback. Otherwise the metrics' server is not.
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+}
+"""With the one that has our gauges, at the port that is given to Ray."""
 OTHER_CLUSTER_VARIABLES = ("RAY_NAMESPACE", "RAY_TMPDIR", "RAY_JOB_CONFIG_JSON_ENV_VAR", "RAY_REDIS_ADDRESS")
 """Settings of another cluster of the user. Ray would apply them to this one."""
 
@@ -71,14 +82,15 @@ class LocalRay:
     Args:
         cpus, gpus: what the cluster may use (the allocation's, not the host's).
         log_file: Ray's own messages in this process go there.
+        metrics_port: where Prometheus finds Ray's metrics, on loopback; None: nowhere.
 
     Raises:
         ConfigError: the temporary folder's path is too long for Unix sockets.
         RayStartError: Ray did not start after a few attempts; its logs are kept beside ``log_file``.
     """
 
-    def __init__(self, cpus: int, gpus: int, log_file: Path) -> None:
-        self._cpus, self._gpus, self._log_file = cpus, gpus, log_file
+    def __init__(self, cpus: int, gpus: int, log_file: Path, metrics_port: int | None = None) -> None:
+        self._cpus, self._gpus, self._log_file, self._metrics_port = cpus, gpus, log_file, metrics_port
         self._saved_env: dict[str, str | None] = {}
         self.folder: Path | None = None
 
@@ -125,6 +137,7 @@ class LocalRay:
         self._set_env(
             {
                 **SEARCH_ENV,
+                **(NO_METRICS if self._metrics_port is None else METRICS),
                 "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # nobody drains a private cluster
                 "RAY_AUTH_MODE": "token",
                 "RAY_AUTH_TOKEN_PATH": str(token),
@@ -171,11 +184,13 @@ class LocalRay:
                 configure_logging=False,
                 job_config=own_path_only(),
                 _temp_dir=str(self.folder / "r") if self.folder else None,
+                _metrics_export_port=self._metrics_port,
             )
         send_ray_logs_to(self._log_file)  # again: starting Ray sets its loggers up anew
         started = context.address_info["gcs_address"]
         if started != address:
             raise RuntimeError(f"Ray listens on {started} instead of {address}")
+        _log.info("Ray has started; its log is %s, its files are in %s", self._log_file, self.folder)
         return RayConnection(address, f"http://{context.dashboard_url}", str(token), local=True)
 
     def _set_env(self, values: Mapping[str, str | None]) -> None:

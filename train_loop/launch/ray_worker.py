@@ -18,15 +18,19 @@ from bigbatch.train_loop.errors import (
     DeviceMemoryError,
     ImageError,
     NonFiniteLossError,
+    OwnCodeError,
     TrainingStopped,
 )
 from bigbatch.train_loop.host.disk_full import DiskFull, LogFile
+from bigbatch.train_loop.launch.histogram_lines import append_histograms
+from bigbatch.train_loop.launch.own_training import train_own
 from bigbatch.train_loop.launch.record_lines import (
     NOTES,
     RESUMED,
 )
 from bigbatch.train_loop.launch.trial_task import TrialTask, WorkersEnd
 from bigbatch.train_loop.launch.worker_failures import kind_of
+from bigbatch.train_loop.launch.worker_gauges import worker_gauges
 from bigbatch.train_loop.progress import ProgressFile, progress_file
 from bigbatch.train_loop.reporter import EpochRecord
 
@@ -34,6 +38,7 @@ if TYPE_CHECKING:
     import torch
 
     from bigbatch.train_loop.loop.healing import Halving
+    from bigbatch.train_loop.loop.watched_model import TensorHistogram
 
 RECORDS = "records"
 """The metric with the epoch records of one report, oldest first (several after a resume)."""
@@ -52,6 +57,7 @@ class RayReporter:
         stop_files: once one of them exists, the run stops after the current step, with a checkpoint.
         records_file: gets a JSON line a record, for a driver that Ray's reports do not reach.
         progress: rank 0's file for the progress within an epoch.
+        watched: which histograms of the network it takes, and the file for them.
     """
 
     def __init__(
@@ -60,9 +66,12 @@ class RayReporter:
         stop_files: Sequence[Path],
         records_file: Path | None = None,
         progress: ProgressFile | None = None,
+        watched: tuple[Sequence[str], Path] | None = None,
     ) -> None:
         self._log, self._stop_files, self._records_file = log, stop_files, records_file
         self._progress = progress
+        self.watched: Sequence[str] = watched[0] if watched else ()
+        self._histograms_file = watched[1] if watched else None
         self._preemption_noticed = False
 
     def steps_done(self, epoch: int, step: int, steps: int, images_per_step: int) -> None:
@@ -70,16 +79,24 @@ class RayReporter:
         if self._progress is not None:
             self._progress.steps_done(epoch, step, steps, images_per_step)
 
+    def histograms(self, epoch: int, found: Mapping[str, TensorHistogram]) -> None:
+        """Write them for the driver. Without room the epoch has none."""
+        if self._histograms_file is not None:
+            try:
+                append_histograms(self._histograms_file, epoch, found)
+            except OSError as error:
+                self._log.warning("the histograms of epoch %d are not written: %s", epoch, error)
+
     def report(self, record: EpochRecord) -> None:
         """Send the record of a finished epoch to Ray Train."""
-        self._send([record])
+        self.send([record.to_dict()])
 
     def resumed(self, history: Sequence[EpochRecord]) -> None:
         """Send the checkpoint's records again: a report may have been lost with the process."""
         if history:
             self._log.info("resumed after epoch %d", history[-1].epoch)
             self._note({RESUMED: len(history)})
-            self._send(history)
+            self.send([record.to_dict() for record in history])
 
     def noted(self, texts: Sequence[str]) -> None:
         """Send warnings that the driver should show to the user."""
@@ -111,13 +128,16 @@ class RayReporter:
         """Whether a stop file exists."""
         return any(file.exists() for file in self._stop_files)
 
-    def _send(self, records: Sequence[EpochRecord]) -> None:
+    def send(self, records: Sequence[Mapping[str, object]]) -> None:
+        """Send records to Ray Train, as studies store them. Every rank calls it."""
         import ray.train
 
         for record in records:
-            self._log.info("%s", record)
-            self._note(record.to_dict())
-        ray.train.report({RECORDS: [record.to_dict() for record in records]})
+            self._log.info(
+                "%s", " ".join(f"{name}={value}" for name, value in record.items() if value not in (None, {}))
+            )
+            self._note(record)
+        ray.train.report({RECORDS: list(records)})
 
     def _note(self, line: Mapping[str, object]) -> None:
         if self._records_file is not None:
@@ -156,12 +176,15 @@ def train_worker(handed: dict[str, object]) -> WorkersEnd:
     if failed := next(filter(None, world.gather(WorkersEnd.read(task.failure_file))), None):
         return failed
     try:
-        _train(task, reporter, device, leads=context.get_world_rank() == 0)
+        if task.config.trainable.name:
+            train_own(task, reporter, world, log)
+        else:
+            _train(task, reporter, device, context.get_world_rank())
     except TrainingStopped as stop:
         log.info("%s", stop)
         return WorkersEnd(stopped=True)
     except Exception as error:
-        log.error("%s", traceback.format_exc())
+        log.error("%s", error if isinstance(error, OwnCodeError) else traceback.format_exc())
         end = _end_of_all_ranks(error, task, context.get_world_size())
         if end is None:
             raise
@@ -176,32 +199,35 @@ def _make_reporter(task: TrialTask, rank: int, log: logging.Logger) -> RayReport
         return RayReporter(log, stop_files)
     progress = ProgressFile(progress_file(task.log_file))
     progress.begin()
-    return RayReporter(log, stop_files, task.records_file, progress)
+    return RayReporter(log, stop_files, task.records_file, progress, (task.watched, task.histograms_file))
 
 
-def _train(task: TrialTask, reporter: RayReporter, device: torch.device, *, leads: bool) -> None:
+def _train(task: TrialTask, reporter: RayReporter, device: torch.device, rank: int) -> None:
     from bigbatch.train_loop.loop.train import train
 
-    train(
-        task.config,
-        reporter=reporter,
-        checkpoint_dir=task.checkpoint_dir,
-        checkpoint_every_s=task.checkpoint_every_s,
-        device=device,
-        stage_folder=task.stage_folder,
-        scan=FolderScan.read(task.images_file) if leads else None,
-    )
+    with worker_gauges(task, reporter, device, rank) as gauged:
+        train(
+            task.config,
+            reporter=gauged,
+            checkpoint_dir=task.checkpoint_dir,
+            checkpoint_every_s=task.checkpoint_every_s,
+            device=device,
+            stage_folder=task.stage_folder,
+            scan=FolderScan.read(task.images_file) if rank == 0 else None,
+            accept_changed_code=True,  # the driver has compared it
+        )
 
 
 def _end_of_all_ranks(error: Exception, task: TrialTask, workers: int) -> WorkersEnd | None:
     """The end that every rank returns because of ``error``; None if this rank must raise it."""
-    end = WorkersEnd(f"{type(error).__name__}: {(str(error).splitlines() or ['no message'])[0]}", kind_of(error))
+    text = str(error) if isinstance(error, OwnCodeError) else (str(error).splitlines() or ["no message"])[0]
+    end = WorkersEnd(f"{type(error).__name__}: {text}", kind_of(error))
     if isinstance(error, NonFiniteLossError | ConfigError | CheckpointError):  # all ranks meet it
         return end
-    if workers == 1 and isinstance(error, DeviceMemoryError | ImageError | DiskFull):
+    if workers == 1 and isinstance(error, DeviceMemoryError | ImageError | DiskFull | OwnCodeError):
         return end
     # The other ranks wait for this one, so Ray must end them; then all return it.
-    if isinstance(error, ImageError) or (isinstance(error, DeviceMemoryError) and not error.healed):
+    if isinstance(error, ImageError | OwnCodeError) or (isinstance(error, DeviceMemoryError) and not error.healed):
         end.write(task.failure_file)
     return None
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import NoReturn
 
@@ -17,6 +17,7 @@ from bigbatch.cluster.host.atomic_files import write_json
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.data.sets.scan import FolderScan
 from bigbatch.train_loop.errors import FailureKind, read_kind
+from bigbatch.train_loop.launch.histogram_lines import histograms_file
 
 IMAGES_FILE = "images.npz"
 
@@ -55,6 +56,12 @@ class TrialTask:
     """Where nodes keep a copy of the data; None for no copy."""
     records_file: Path | None = None
     """In a full run, rank 0 writes a JSON line to this file for each epoch."""
+    gauge_tags: Mapping[str, str] = field(default_factory=dict)
+    """The tags ``study`` and ``trial`` of its gauges for Prometheus (``launch/gauges.py``). Empty: it sets none."""
+    watched: tuple[str, ...] = ()
+    """``gradients``, ``parameters``: rank 0 writes their histograms, once an epoch (``launch/histogram_lines.py``)."""
+    reported: tuple[str, ...] = ()
+    """What each report of a whole training function must have, the objective first (``launch/own_report.py``)."""
 
     @property
     def failure_file(self) -> Path:
@@ -70,15 +77,21 @@ class TrialTask:
         return self.log_file.with_suffix(".pause")
 
     @property
+    def histograms_file(self) -> Path:
+        """Where the histograms of ``watched`` are."""
+        return histograms_file(self.log_file)
+
+    @property
     def images_file(self) -> Path:
         """Where the driver leaves what an image folder holds, so that no trial lists it again."""
         return self.ray_storage / IMAGES_FILE
 
     def to_dict(self) -> dict[str, object]:
         """Plain values for Ray: all fields, with paths as text."""
-        plain = {field.name: getattr(self, field.name) for field in fields(self)}
+        plain = {one.name: getattr(self, one.name) for one in fields(self)}
         paths = {name: str(value) for name, value in plain.items() if isinstance(value, Path)}
-        return plain | paths | {"config": self.config.to_dict(), "worker_resources": dict(self.worker_resources)}
+        dicts = {"worker_resources": dict(self.worker_resources), "gauge_tags": dict(self.gauge_tags)}
+        return plain | paths | {"config": self.config.to_dict()} | dicts
 
     @classmethod
     def from_dict(cls, values: Mapping[str, object]) -> TrialTask:
@@ -88,7 +101,7 @@ class TrialTask:
             ValueError: a key is missing or unknown, or a value has another type.
             ConfigError: of the configuration.
         """
-        names = {field.name for field in fields(cls)}
+        names = {one.name for one in fields(cls)}
         missing, unknown = sorted(names - values.keys()), sorted(values.keys() - names)
         if missing or unknown:
             raise ValueError(
@@ -110,6 +123,9 @@ class TrialTask:
             stop_file=Path(read.text("stop_file")),
             stage_folder=read.text_or_none("stage_folder"),
             records_file=Path(path) if (path := read.text_or_none("records_file")) else None,
+            gauge_tags={key: str(value) for key, value in read.mapping("gauge_tags").items()},
+            watched=read.texts("watched"),
+            reported=read.texts("reported"),
         )
 
 
@@ -151,6 +167,12 @@ class _Values:
 
     def text_or_none(self, key: str) -> str | None:
         return None if self._values[key] is None else self.text(key)
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        value = self._values[key]
+        if not isinstance(value, list | tuple) or not all(isinstance(text, str) for text in value):
+            _refuse(key, "a list of texts", value)
+        return tuple(value)
 
     def number(self, key: str) -> float:
         return _number(self._values[key], key)

@@ -14,6 +14,7 @@ from bigbatch.train_loop.errors import (
     LoaderError,
     NodeMemoryError,
     NonFiniteLossError,
+    OwnCodeError,
 )
 from bigbatch.train_loop.host.disk_full import DiskFull, full_errno
 from bigbatch.train_loop.host.node_memory import NODE_MEMORY_FIX, count_memory_kills, is_node_memory_full
@@ -22,7 +23,7 @@ from bigbatch.train_loop.loop.healing import read_halvings
 
 MAX_STARTS = 16
 """More halvings than from the largest micro-batch to one image, so that no mistake starts workers for ever."""
-_TELLING = (ImageError, LoaderError, DiskFull, DeviceMemoryError, NodeMemoryError, MemoryError)
+_TELLING = (ImageError, LoaderError, OwnCodeError, DiskFull, DeviceMemoryError, NodeMemoryError, MemoryError)
 """Errors of ours that name the cause. Workers that waited for the failed one only lost their connection."""
 
 
@@ -37,6 +38,7 @@ def kind_of(error: BaseException) -> FailureKind:
         (ConfigError, FailureKind.CONFIGURATION),
         (CheckpointError, FailureKind.CHECKPOINT),
         (ImageError, FailureKind.IMAGES),
+        (OwnCodeError, FailureKind.OWN_CODE),
     ):
         if isinstance(error, kinds):
             return kind
@@ -105,6 +107,8 @@ def _worker_errors(error: Exception) -> Iterator[tuple[int, BaseException]]:
 
 
 def _last_line(error: BaseException) -> str:
+    if isinstance(error, OwnCodeError):
+        return f"OwnCodeError: {error}"  # with the traceback in the user's files
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = lines[-1] if lines else "no message"
     name = type(error).__name__

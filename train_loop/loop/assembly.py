@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import StateDict
 
 from bigbatch.train_loop.config import BatchSplit, ConfigError, TrainConfig
+from bigbatch.train_loop.config.own_names import own_words
 from bigbatch.train_loop.data.catalogue import list_folder, open_data
 from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.train_loop.data.loading.upload import Uploader
@@ -24,19 +25,21 @@ from bigbatch.train_loop.data.sampling import micro_sizes
 from bigbatch.train_loop.data.sets.scan import FolderScan
 from bigbatch.train_loop.data.source import DataSource
 from bigbatch.train_loop.distributed import RankMeetings, World
-from bigbatch.train_loop.errors import CheckpointError
+from bigbatch.train_loop.errors import CheckpointError, OwnCodeError
 from bigbatch.train_loop.host.device_use import UseMeter
 from bigbatch.train_loop.loop import memory_probe
 from bigbatch.train_loop.loop.checkpoint import CheckpointFolder, Content, RunState, check_same_run
 from bigbatch.train_loop.loop.chronometer import Chronometer
 from bigbatch.train_loop.loop.healing import Halving, healed_split, report_halvings
 from bigbatch.train_loop.loop.metrics import LossWatch, MetricSums
-from bigbatch.train_loop.loop.step import TrainStep, memory_layout
+from bigbatch.train_loop.loop.own_metrics import ValidationMetric, build_metrics
+from bigbatch.train_loop.loop.step import TrainStep, placed
 from bigbatch.train_loop.loop.worker_use import open_use_meter
 from bigbatch.train_loop.model.networks import build_model
 from bigbatch.train_loop.model.weight_average import WeightAverage
 from bigbatch.train_loop.optim import build_optimizer
 from bigbatch.train_loop.optim.noise_scale import GradientNorms
+from bigbatch.train_loop.own.fingerprints import check_same_code, code_fingerprints
 from bigbatch.train_loop.reporter import Reporter, report_notes
 
 
@@ -61,6 +64,10 @@ class Run:
     clock: Chronometer
     heartbeat: RankMeetings
     use: UseMeter
+    metrics: dict[str, ValidationMetric]
+    """Beside loss and top-1."""
+    own_code: Mapping[str, str]
+    """Fingerprints of the users' files when the run began here."""
 
     @property
     def model(self) -> nn.Module:
@@ -106,7 +113,7 @@ def set_up(
     split = healed_split(_split(config, source, world), halvings)
     source.steps_per_epoch(split.global_size)  # raises ConfigError if there is none
     run = _fresh(config, reporter, checkpoints, world, source, split)
-    content = _load(checkpoints, config, source, world, healed=bool(halvings))
+    content = _load(run, healed=bool(halvings))
     report_halvings(halvings, reporter, world.rank)
     if content:
         _check_steps(content.get("steps_per_epoch", run.steps_per_epoch), run.steps_per_epoch)
@@ -157,6 +164,8 @@ def _fresh(
         clock=Chronometer(device),
         heartbeat=RankMeetings(world),
         use=open_use_meter(world),
+        metrics=build_metrics(config.metrics, source.info, world),
+        own_code=code_fingerprints(own_words(config).values()),
     )
 
 
@@ -165,7 +174,7 @@ def _fresh_step(config: TrainConfig, source: DataSource, device: torch.device) -
     if config.model.sync_bn and device.type == "cpu":
         raise ConfigError("SyncBatchNorm needs GPUs; got model.sync_bn=true on CPUs. Write model.sync_bn=false.")
     torch.manual_seed(config.seed)
-    model = build_model(config.model, source.info).to(device, memory_format=memory_layout(config))  # type: ignore[call-overload]
+    model = placed(build_model(config.model, source.info), config, device)
     precision = choose_precision(config.precision, device)
     return TrainStep(
         config=config,
@@ -211,13 +220,13 @@ def _open(
     notes: list[str] = []
     try:
         scan = list_folder(config.data, scan) if world.rank == 0 else None
-    except ConfigError as found:
+    except (ConfigError, OwnCodeError) as found:
         error = found
     scan, error = world.of_first((scan, error))
     try:
         if error is None:
             source = open_data(config.data, stage_folder, notes.append, scan)
-    except ConfigError as found:
+    except (ConfigError, OwnCodeError) as found:
         error = found
     views = world.gather((error, platform.node(), notes))
     for other, _, _ in views:
@@ -248,7 +257,12 @@ def _compiled(model: nn.Module, config: TrainConfig, info: DataInfo) -> nn.Modul
     """
     sizes = {train_image_size(config.data, info.image_size, epoch) for epoch in range(config.epochs)}
     shapes = len(sizes) * (1 if config.data.drop_last else 2)
-    limits: dict[str, Any] = {"recompile_limit": max(8, 2 * shapes), "isolate_recompiles": True}  # torch types neither
+    graphs = max(8, 2 * shapes)
+    limits: dict[str, Any] = {"recompile_limit": graphs, "isolate_recompiles": True}  # torch types neither
+    if not limits.keys() <= inspect.signature(torch.compile).parameters.keys():  # older torch: for the whole process
+        torch._dynamo.config.recompile_limit += graphs
+        torch._dynamo.config.accumulated_recompile_limit += graphs
+        limits = {}
     return cast(nn.Module, torch.compile(model, dynamic=False, **limits))
 
 
@@ -272,9 +286,7 @@ def choose_precision(choice: str, device: torch.device) -> str:
     return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
 
 
-def _load(
-    checkpoints: CheckpointFolder, config: TrainConfig, source: DataSource, world: World, *, healed: bool
-) -> Content | None:
+def _load(run: Run, *, healed: bool) -> Content | None:
     """The checkpoint to resume from, the same on all ranks. If one rank finds an error, all raise it.
 
     ``healed``: whether the micro-batch may differ, because a larger one did not fit.
@@ -282,13 +294,15 @@ def _load(
     content: Content | None = None
     error: Exception | None = None
     try:
-        content = checkpoints.load()
-        if content and checkpoints.folder:
-            check_same_run(content, config, source.info, checkpoints.folder, healed=healed)
+        content = run.checkpoints.load()
+        if content and run.checkpoints.folder:
+            check_same_run(content, run.config, run.source.info, run.checkpoints.folder, healed=healed)
+            before = content.get("own_code", {})
+            check_same_code(before, run.own_code, "a run", run.checkpoints.accept_changed_code)
     except (CheckpointError, ConfigError) as found:
         error = found
     position = (content["progress"]["epoch"], content["progress"]["step"]) if content else None
-    views = world.gather((error, position))
+    views = run.world.gather((error, position))
     for other, _ in views:
         if other is not None:
             raise other

@@ -15,13 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
 from bigbatch.cluster.host.atomic_files import write_json
 from bigbatch.train_loop.config import DEFAULT_MICRO_SIZE, ConfigError, TrainConfig
 from bigbatch.train_loop.data.info import DataInfo
-from bigbatch.train_loop.loop.step import TrainStep, memory_layout
+from bigbatch.train_loop.loop.step import TrainStep, placed
 from bigbatch.train_loop.model.networks import build_model
 from bigbatch.train_loop.model.weight_average import WeightAverage
 from bigbatch.train_loop.optim import build_optimizer
@@ -106,8 +105,9 @@ def cache_file() -> Path:
 
 
 def max_micro_size(config: TrainConfig, info: DataInfo, device: torch.device, precision: str) -> int:
-    """The bound for this process's device; ``DEFAULT_MICRO_SIZE`` for CPUs, which have no separate memory."""
-    if device.type != "cuda":
+    """The bound for this process's device. ``DEFAULT_MICRO_SIZE`` for CPUs, which have no separate memory, and for data
+    that are no images, which this probe cannot make up: a micro-batch that does not fit is halved (``healing``)."""
+    if device.type != "cuda" or not info.image_size or not info.are_classes:
         return DEFAULT_MICRO_SIZE
     memory = cuda_memory(config, info, device, precision)
     limit = min(MAX_MICRO_BATCH, config.batch.global_size)
@@ -138,8 +138,7 @@ def _train_step(config: TrainConfig, info: DataInfo, device: torch.device, preci
 
     It uses no fp16 scale: gradients of made-up images may overflow, and a skipped step would make no state.
     """
-    layout = memory_layout(config)
-    model: nn.Module = build_model(config.model, info).to(device, memory_format=layout).train()  # type: ignore[call-overload]
+    model = placed(build_model(config.model, info), config, device).train()
     step = TrainStep(
         config=config,
         device=device,

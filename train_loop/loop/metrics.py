@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from bigbatch.train_loop.errors import NonFiniteLossError
+from bigbatch.train_loop.own.nested import Nested, example_count
 
 NAMES = ("loss", "correct", "images")
 """Checkpoints hold the sums in this order: append new names."""
@@ -22,12 +23,14 @@ class MetricSums:
         self.values = torch.zeros(len(NAMES), dtype=torch.float64, device=device)
 
     @torch.no_grad()
-    def add(self, mean_loss: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor) -> None:
-        """Add a batch: its mean loss ``[]``, logits ``[N, classes]``, labels ``[N]``."""
-        count = labels.shape[0]
-        correct = (logits.argmax(dim=1) == labels).sum()
+    def add(self, mean_loss: torch.Tensor, logits: Nested, labels: Nested) -> None:
+        """Add a batch: its mean loss ``[]``, logits ``[N, classes]``, labels ``[N]``.
+
+        For other outputs and targets there are no right answers: their sum is then not a number.
+        """
+        count = example_count(labels)
         self.values[0] += mean_loss.double() * count
-        self.values[1] += correct
+        self.values[1] += (logits.argmax(dim=1) == labels).sum() if _have_classes(logits, labels) else math.nan
         self.values[2] += count
 
     def restore(self, saved: Sequence[float]) -> None:
@@ -35,6 +38,15 @@ class MetricSums:
         known = saved[: len(NAMES)]
         self.values.zero_()
         self.values[: len(known)] = torch.tensor(known, dtype=torch.float64)
+
+
+def _have_classes(outputs: Nested, targets: Nested) -> bool:
+    """Whether these are scores ``[N, K]`` and classes ``[N]``. The largest of one score says nothing."""
+    return (
+        isinstance(outputs, torch.Tensor) and outputs.ndim == 2 and outputs.is_floating_point()
+        and outputs.shape[1] > 1
+        and isinstance(targets, torch.Tensor) and targets.ndim == 1 and not targets.is_floating_point()
+    )  # fmt: skip
 
 
 class LossWatch:

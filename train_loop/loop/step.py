@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import nn
@@ -17,9 +18,10 @@ from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 
 from bigbatch.train_loop.config import TrainConfig
-from bigbatch.train_loop.model.losses import training_loss
+from bigbatch.train_loop.model.losses import LossFunction, loss_function
 from bigbatch.train_loop.model.weight_average import WeightAverage
 from bigbatch.train_loop.optim import set_learning_rate
+from bigbatch.train_loop.own.nested import Nested, map_tensors
 
 _NOTHING: AbstractContextManager[None] = contextlib.nullcontext()
 
@@ -34,7 +36,7 @@ class TrainStep:
 
     config: TrainConfig
     device: torch.device
-    normalise: Callable[[torch.Tensor], torch.Tensor]
+    normalise: Callable[[Nested], Nested]
     """A batch's images on the device → float32 ``[N, 3, H, W]``: ``DataSource.finish``."""
     model: nn.Module
     """The model without DDP, as it is validated and saved."""
@@ -48,38 +50,45 @@ class TrainStep:
     phase: Callable[[str], AbstractContextManager[None]] = _untimed
     """Times a named block: ``Chronometer.phase``."""
 
-    def prepare(self, images: torch.Tensor) -> torch.Tensor:
-        """The input of the model, from a batch's images on the device."""
-        return self.normalise(images).contiguous(memory_format=memory_layout(self.config))
+    @cached_property
+    def loss(self) -> LossFunction:
+        """The mean loss of outputs and targets."""
+        return loss_function(self.config)
+
+    def prepare(self, images: Nested) -> Nested:
+        """The input of the model, from a batch's images on the device. What is no image stays as it is."""
+        inputs = self.normalise(images)
+        if isinstance(inputs, torch.Tensor) and inputs.ndim == 4 and inputs.is_floating_point():
+            return inputs.contiguous(memory_format=memory_layout(self.config))
+        return inputs
 
     def autocast(self) -> torch.autocast:
         """A context in which layers compute in the run's precision."""
         dtype = torch.float16 if self.precision == "fp16" else torch.bfloat16
         return torch.autocast(self.device.type, dtype=dtype, enabled=self.precision != "off")
 
-    def gradients(
-        self, images: torch.Tensor, targets: torch.Tensor, count: int, *, last: bool
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def gradients(self, images: Nested, targets: Nested, count: int, *, last: bool) -> tuple[torch.Tensor, Nested]:
         """Add a micro-batch's share to the gradients of the global batch's mean loss.
 
         All micro-batches of a step have one size and DDP averages over ranks, so the sum of the shares is the mean.
 
         Args:
             images: the result of ``prepare``.
-            targets: classes ``[N]``, or ``[N, K]`` if images are mixed.
+            targets: classes ``[N]``, or ``[N, K]`` if images are mixed; anything that the loss takes.
             count: micro-batches of this rank in the step.
             last: whether this is the last of them. With the last one, gradients are summed over the ranks.
 
-        Returns the micro-batch's mean loss ``[]``, float32, and its logits ``[N, K]`` in the run's precision, detached.
+        Returns the micro-batch's mean loss ``[]``, float32, and the model's outputs, of a classifier logits ``[N, K]``,
+        in the run's precision, detached.
         """
         with contextlib.nullcontext() if last else self._gradients_stay_local():
             with self.phase("forward"):
                 with self.autocast():
-                    logits = self.parallel(images)
-                loss = training_loss(logits.float(), targets, self.config.loss, self.config.label_smoothing)
+                    outputs = self.parallel(images)
+                loss = self.loss(outputs, targets)
             with self.phase("backward"):
                 self.scaler.scale(loss / count).backward()
-        return loss.detach(), logits.detach()
+        return loss.detach(), map_tensors(torch.Tensor.detach, outputs)
 
     def update(self, rate: float, number: int) -> bool:
         """Step with the gradients, take the weights into the average, and clear the gradients.
@@ -119,6 +128,13 @@ class TrainStep:
     def _gradients_stay_local(self) -> contextlib.AbstractContextManager[None]:
         ddp = isinstance(self.parallel, DistributedDataParallel)
         return self.parallel.no_sync() if ddp else contextlib.nullcontext()  # type: ignore[operator]
+
+
+def placed(model: nn.Module, config: TrainConfig, device: torch.device) -> nn.Module:
+    """The model on the device, in the run's memory layout, which networks with 3-D convolutions do not have."""
+    if any(p.ndim == 5 for p in model.parameters()):
+        return model.to(device)
+    return model.to(device, memory_format=memory_layout(config))  # type: ignore[call-overload]
 
 
 def memory_layout(config: TrainConfig) -> torch.memory_format:

@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 
 from bigbatch.train_loop.config import TrainConfig
+from bigbatch.train_loop.config.own_names import own_words
 from bigbatch.train_loop.data.pixels import mixing
 from bigbatch.train_loop.data.sets.scan import FolderScan
 from bigbatch.train_loop.data.source import Batch, Step
@@ -28,10 +29,14 @@ from bigbatch.train_loop.loop.checkpoint import CheckpointFolder, describe_data
 from bigbatch.train_loop.loop.device_batches import on_device, seed_batch
 from bigbatch.train_loop.loop.healing import Halving
 from bigbatch.train_loop.loop.peak_memory import forget_peak, peak_bytes
+from bigbatch.train_loop.loop.trust_ratios import keep_trust_ratios, report_trust_ratios
 from bigbatch.train_loop.loop.until_it_fits import until_it_fits
-from bigbatch.train_loop.loop.validation import prepare_batch_norm, validate, validation_values
+from bigbatch.train_loop.loop.validation import part_of, prepare_batch_norm, validate, validation_values
+from bigbatch.train_loop.loop.watched_model import watched_model
 from bigbatch.train_loop.optim.schedules import learning_rate
-from bigbatch.train_loop.reporter import EpochRecord, Reporter
+from bigbatch.train_loop.own.code import whose_error
+from bigbatch.train_loop.own.nested import Nested, example_count
+from bigbatch.train_loop.reporter import EpochRecord, Reporter, best_record
 
 __all__ = ["NonFiniteLossError", "TrainResult", "TrainingStopped", "train"]
 
@@ -45,9 +50,10 @@ class TrainResult:
 
     record: EpochRecord
     """The record of the last epoch."""
-    best_val_top1: float
+    best_val_top1: float | None
+    """None where the targets are no classes."""
     best_epoch: int
-    """The first epoch with that accuracy, 1-based."""
+    """The first epoch with that accuracy, else with the lowest validation loss, 1-based."""
     history: tuple[EpochRecord, ...]
     """Records of all epochs, with those from before a resume."""
 
@@ -61,6 +67,7 @@ def train(
     device: torch.device | None = None,
     stage_folder: str | None = None,
     scan: FolderScan | None = None,
+    accept_changed_code: bool = False,
 ) -> TrainResult:
     """Train ``config`` to its last epoch, on all ranks of torch.distributed if it is initialised.
 
@@ -77,25 +84,25 @@ def train(
         device: None: the current CUDA device, else the CPU. ``train`` seeds torch's global generators.
         stage_folder: where each node keeps a copy of a packed data set; it changes no result.
         scan: the images of an image folder, on rank 0, where they were listed before; else rank 0 lists them.
+        accept_changed_code: resume also if a user's file has changed since the checkpoint.
 
     Raises:
-        ConfigError: a batch that does not divide or exceeds the data, a model or data that do not
-            exist, SyncBatchNorm on CPUs, or a checkpoint of another configuration.
+        ConfigError: batch, model, data, device or checkpoint do not suit the configuration, or its code has changed.
         NonFiniteLossError: on all ranks, when the loss of any becomes NaN or infinite.
         CheckpointError: no checkpoint in the folder can be read, or the ranks see different ones.
         DeviceMemoryError: a step does not fit into the device's memory. One worker first tries smaller micro-batches,
-            down to one image (``healing``). Of several workers the one that failed raises; if ``healed`` is true,
-            start all of them again.
-        NodeMemoryError: as DeviceMemoryError, on CPUs.
+            down to one image. Of several the one that failed raises; if ``healed`` is true, start all of them again.
+        NodeMemoryError, OwnCodeError: as DeviceMemoryError, on CPUs; a user's function raised an exception.
         TrainingStopped: see ``Reporter``.
     """
+    checkpoints = CheckpointFolder(checkpoint_dir, checkpoint_every_s, accept_changed_code=accept_changed_code)
     device = device or pick_device()
-    checkpoints = CheckpointFolder(checkpoint_dir, checkpoint_every_s)
 
     def begin(halvings: Sequence[Halving]) -> Run:
         return set_up(config, reporter, checkpoints, device, stage_folder, scan, halvings)
 
-    return until_it_fits(begin, _train_to_the_end, checkpoint_dir, device)
+    with whose_error(own_words(config)):
+        return until_it_fits(begin, _train_to_the_end, checkpoint_dir, device)
 
 
 def _train_to_the_end(run: Run) -> TrainResult:
@@ -104,11 +111,14 @@ def _train_to_the_end(run: Run) -> TrainResult:
     forget_peak(run.world.device)  # the probe for the micro-batch has filled the device
     if run.resumed_from_epoch is not None and hasattr(reporter, "resumed"):
         reporter.resumed(_history(run))
-    with run.use:
+    keep_trust_ratios(run.optimizer, reporter)
+    with run.use, watched_model(run):
         while run.progress.epoch < run.config.epochs:
-            reporter.report(_epoch(run))
+            record = _epoch(run)
+            report_trust_ratios(run.optimizer, reporter)
+            reporter.report(record)
     history = _history(run)
-    best = max(history, key=lambda r: (r.val_top1, -r.epoch))
+    best = best_record(history)
     return TrainResult(history[-1], best.val_top1, best.epoch, history)
 
 
@@ -120,8 +130,8 @@ def _epoch(run: Run) -> EpochRecord:
             prepare_batch_norm(run)
         run.source.take_bad()  # training's once more
         with run.clock.part("val_s", synchronize=True):
-            val_sums = validate(run)
-    return _end_epoch(run, val_sums, bad_images + run.source.take_bad())
+            val_sums, metrics = validate(run)
+    return _end_epoch(run, val_sums, metrics, bad_images + run.source.take_bad())
 
 
 def _train_epoch(run: Run) -> None:
@@ -173,7 +183,7 @@ def take_step(run: Run, step: Step | list[Batch], rate: float) -> None:
             run.norms.first_micro_batch(run.model.parameters())
         run.sums.add(loss, logits, labels)
         run.watch.add(progress.step, rate, loss)
-    whole = len(labels) == run.split.micro_size  # a smaller last step does not measure this batch size
+    whole = example_count(labels) == run.split.micro_size  # a smaller last step does not measure this batch size
     run.norms.step(run.model.parameters(), run.scaler.scale(run.norms.one), whole)
     if run.step.update(rate, progress.optimizer_steps + 1):
         progress.optimizer_steps += 1
@@ -192,7 +202,7 @@ def _check_gradient_scale(run: Run) -> None:
         )
 
 
-def _mixed(run: Run, number: int, images: torch.Tensor, labels: torch.Tensor) -> Batch:
+def _mixed(run: Run, number: int, images: Nested, labels: Nested) -> Batch:
     """The batch for the loss. Training accuracy uses the labels that were not mixed."""
     if not mixing.is_mixing_on(run.config.data):
         return images, labels
@@ -220,7 +230,7 @@ def _meet(run: Run, last_of_epoch: bool) -> None:
         raise TrainingStopped(f"stopped on request in epoch {run.progress.epoch + 1} after step {run.progress.step}")
 
 
-def _end_epoch(run: Run, val_sums: torch.Tensor, bad_images: int) -> EpochRecord:
+def _end_epoch(run: Run, val_sums: torch.Tensor, metrics: dict[str, float | None], bad_images: int) -> EpochRecord:
     """Make the epoch's record; add it to the history and, if one is due, write a checkpoint."""
     progress, config = run.progress, run.config
     use = run.use.take()
@@ -238,7 +248,7 @@ def _end_epoch(run: Run, val_sums: torch.Tensor, bad_images: int) -> EpochRecord
         epoch=progress.epoch,
         epochs=config.epochs,
         train_loss=train_loss / train_images,
-        train_top1=train_correct / train_images,
+        train_top1=part_of(train_correct, train_images),
         learning_rate=progress.learning_rate,
         optimizer_steps=progress.optimizer_steps,
         skipped_steps=progress.skipped_steps,
@@ -252,6 +262,7 @@ def _end_epoch(run: Run, val_sums: torch.Tensor, bad_images: int) -> EpochRecord
         cpu_energy_j=_measured(cpu_j),
         gpu_utilization=None if idlest > 1 else 1.0 - idlest,
         resumed_from_epoch=run.resumed_from_epoch,
+        metrics=metrics,
         **validation,
         **times,
     )
@@ -299,6 +310,7 @@ def _save(run: Run) -> None:
                 "progress": dataclasses.asdict(run.progress),
                 "steps_per_epoch": run.steps_per_epoch,
                 "micro_size": run.split.micro_size,
+                **({"own_code": dict(run.own_code)} if run.own_code else {}),
                 **({"average": run.average.tensors} if run.average else {}),
             }
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +15,10 @@ from bigbatch.train_loop.errors import ImageError, NonFiniteLossError
 from bigbatch.train_loop.loop.assembly import Run
 from bigbatch.train_loop.loop.device_batches import on_device, seed_batch
 from bigbatch.train_loop.loop.metrics import MetricSums
+from bigbatch.train_loop.loop.own_metrics import values_of
 from bigbatch.train_loop.model import precise_bn
+from bigbatch.train_loop.model.losses import has_own_loss, in_float32
+from bigbatch.train_loop.own.nested import Nested
 
 
 def prepare_batch_norm(run: Run) -> None:
@@ -32,7 +36,7 @@ def prepare_batch_norm(run: Run) -> None:
 
     numbers = itertools.count()
 
-    def forward(images: torch.Tensor) -> None:
+    def forward(images: Nested) -> None:
         seed_batch(run, "batch norm", next(numbers))  # a layer may have dropout before it
         with run.step.autocast():
             run.model(images)
@@ -41,39 +45,53 @@ def prepare_batch_norm(run: Run) -> None:
 
 
 @torch.inference_mode()
-def validate(run: Run) -> torch.Tensor:
-    """This rank's sums over its share of the validation images, then of the holdout: float64 ``[6]``.
+def validate(run: Run) -> tuple[torch.Tensor, dict[str, float | None]]:
+    """This rank's sums over its share of the validation images, then of the holdout: float64 ``[6]``; and the further
+    metrics over the shares of all ranks, by name.
 
     Together the ranks see each image once.
     """
     run.model.eval()
     # There is no backward pass, so twice the micro-batch fits.
     share = 2 * run.split.micro_size, run.world.rank, run.world.workers
-    sums = [measure(run, batches) for batches in (run.source.val_batches(*share), run.source.holdout_batches(*share))]
+    sums, values = [measure(run, run.source.val_batches(*share))], values_of(run.metrics, "val")
+    sums.append(measure(run, run.source.holdout_batches(*share)))
+    if run.source.info.holdout_size:
+        values |= values_of(run.metrics, "holdout")
     run.model.train()
-    return torch.cat(sums)
+    return torch.cat(sums), values
 
 
 def measure(run: Run, batches: Iterable[Batch]) -> torch.Tensor:
-    """Sums over the images of ``batches``, see ``MetricSums``."""
+    """Sums over the images of ``batches``, see ``MetricSums``; the further metrics have then seen these images."""
     sums = MetricSums(run.world.device)
+    for metric in run.metrics.values():
+        metric.reset()
     for images, labels in on_device(run, batches):
         logits = _logits(run, images)
         if run.config.data.test_flip:
             logits = (logits + _logits(run, images.flip(3))) / 2
-        sums.add(F.cross_entropy(logits, labels), logits, labels)
+        loss = run.step.loss(logits, labels) if has_own_loss(run.config) else F.cross_entropy(logits, labels)
+        sums.add(loss, logits, labels)
+        for metric in run.metrics.values():
+            metric.update(logits, labels)
     return sums.values
 
 
-def _logits(run: Run, images: torch.Tensor) -> torch.Tensor:
-    """Logits, float32 ``[N, num_classes]``, computed without DDP."""
+def _logits(run: Run, images: Nested) -> Nested:
+    """The model's outputs, of images float32 ``[N, num_classes]``, computed without DDP."""
     with run.step.autocast():
-        return run.model(images).float()
+        return in_float32(run.model(images))
 
 
-def validation_values(run: Run, sums: Sequence[float]) -> dict[str, float]:
+def part_of(correct: float, images: float) -> float | None:
+    """Top-1 from its sums; None where the targets are no classes."""
+    return None if math.isnan(correct) else correct / images
+
+
+def validation_values(run: Run, sums: Sequence[float]) -> dict[str, Any]:
     """The fields of the record that ``validate`` has measured, from its sums over all ranks."""
-    values: dict[str, float] = {}
+    values: dict[str, Any] = {}
     parts = [("val", sums[:3])] + ([("holdout", sums[3:])] if run.source.info.holdout_size else [])
     for name, (loss, correct, images) in parts:
         if not images:
@@ -83,5 +101,5 @@ def validation_values(run: Run, sums: Sequence[float]) -> dict[str, float]:
                 f"validation loss is {loss / images} after epoch {run.progress.epoch + 1}, "
                 f"whose last learning rate was {run.progress.learning_rate:.6g}"
             )
-        values |= {f"{name}_loss": loss / images, f"{name}_top1": correct / images}
+        values |= {f"{name}_loss": loss / images, f"{name}_top1": part_of(correct, images)}
     return values

@@ -1,9 +1,59 @@
-"""The training loss, for labels that are classes."""
+"""The training loss: for labels that are classes, or a function of the user's own."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
+
+from bigbatch.train_loop.config import ConfigError, TrainConfig
+from bigbatch.train_loop.config.plug_ins import LOSSES
+from bigbatch.train_loop.config.train_config import LOSSES as BUILT_IN
+from bigbatch.train_loop.own.nested import Nested, map_tensors
+from bigbatch.train_loop.own.registry import loaded
+
+LossFunction = Callable[[Nested, Nested], torch.Tensor]
+"""From a model's outputs and a batch's targets, in any structure, to the mean loss ``[]``, float32."""
+
+
+def loss_function(config: TrainConfig) -> LossFunction:
+    """The loss of a configuration, for training and for validation.
+
+    A user's loss may get and compute anything: outputs and targets pass as they are, but for floating-point outputs in
+    float32. Raises ConfigError and OwnCodeError as ``own.registry.loaded``. The function raises ConfigError where the
+    user's returns anything but one number.
+    """
+    kind, smoothing = config.loss, config.label_smoothing
+    if not has_own_loss(config):
+        return lambda outputs, targets: training_loss(outputs.float(), targets, kind, smoothing)
+    function, options = loaded(LOSSES, "loss", kind, ("outputs", "targets"), config.loss_options), config.loss_options
+
+    def own_loss(outputs: Nested, targets: Nested) -> torch.Tensor:
+        loss = function(in_float32(outputs), targets, **options)
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.is_floating_point():
+            raise ConfigError(
+                f"loss must return the mean loss, one number; got {_described(loss)} of {kind}. Correct it."
+            )
+        return loss.reshape(()).float()
+
+    return own_loss
+
+
+def has_own_loss(config: TrainConfig) -> bool:
+    """Whether the loss is a function of the user's, or of a package."""
+    return config.loss not in BUILT_IN
+
+
+def in_float32(outputs: Nested) -> Nested:
+    """Outputs of a model in any structure, with floating-point tensors in float32."""
+    return map_tensors(lambda tensor: tensor.float() if tensor.is_floating_point() else tensor, outputs)
+
+
+def _described(value: object) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"a tensor {list(value.shape)} of {str(value.dtype).removeprefix('torch.')}"
+    return f"a {type(value).__name__}"
 
 
 def training_loss(logits: torch.Tensor, labels: torch.Tensor, kind: str, label_smoothing: float) -> torch.Tensor:

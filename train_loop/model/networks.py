@@ -1,12 +1,18 @@
-"""Networks: any torchvision classification model, with a stem that fits the image size."""
+"""Networks: any torchvision classification model, with a stem that fits the image size; timm's, and users' own."""
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from bigbatch.train_loop.config import ConfigError, ModelConfig
+from bigbatch.train_loop.config.plug_ins import MODELS, plug_in_names
 from bigbatch.train_loop.data.info import DataInfo
+from bigbatch.train_loop.errors import OwnCodeError
+from bigbatch.train_loop.model.pretrained import check_pretrained, load_pretrained
+from bigbatch.train_loop.model.timm_networks import TIMM, check_timm_name, timm_network
+from bigbatch.train_loop.own.registry import is_component, loaded, made
 
 if TYPE_CHECKING:
     from torch import nn
@@ -23,19 +29,35 @@ def model_names() -> list[str]:
 
 
 def check_model_name(name: str) -> None:
-    """Raise ConfigError, with the nearest name, if torchvision has no such classification model."""
-    if name in RESNETS:
+    """Raise ConfigError, with the nearest name, if there is no such network. Loads no file of the user's."""
+    if name in RESNETS or is_component(MODELS, name):
+        return
+    if name.startswith(TIMM):
+        check_timm_name(name)
         return
     names = model_names()
     if name not in names:
-        near = difflib.get_close_matches(name.lower(), names, n=1)
+        near = difflib.get_close_matches(name.lower(), [*names, *plug_in_names(MODELS)], n=1)
         hint = f"Did you mean {near[0]!r}?" if near else f"Write e.g. {', '.join(RESNETS[:3])}."
-        raise ConfigError(f"model.name must be a torchvision classification model; got {name!r}. {hint}")
+        raise ConfigError(
+            f"model.name must be FILE.py:FUNCTION, timm/NAME or a torchvision classification model; got {name!r}. "
+            f"{hint}"
+        )
 
 
 def check_model(config: ModelConfig, info: DataInfo) -> None:
-    """Raise ConfigError if ``build_model`` would. Makes no weights; needs no torch for the ResNets."""
+    """Raise ConfigError if ``build_model`` would. Makes no weights; needs no torch for the ResNets.
+
+    A user's own function is only loaded here; OwnCodeError is what its file raises.
+    """
     check_model_name(config.name)
+    if is_component(MODELS, config.name):
+        _check_own(config)
+        return
+    takes_any_channels = config.name.startswith(TIMM)
+    (dataclasses.replace(info, channels=3) if takes_any_channels else info).check_images(f"model.name={config.name}")
+    if config.pretrained:
+        check_pretrained(config.pretrained)
     if config.name in RESNETS:
         return  # ResNets accept any size from 8 pixels and any stem
     import torch
@@ -51,12 +73,22 @@ def check_model(config: ModelConfig, info: DataInfo) -> None:
         raise _size_error(config.name, size, error) from None
 
 
+def _check_own(config: ModelConfig) -> None:
+    """Raise ConfigError or OwnCodeError for a function that cannot be called, and for keys that it has no use for."""
+    if config.stem in ("small", "small_pool"):
+        _refuse_stem(config)
+    if config.pretrained:
+        check_pretrained(config.pretrained)
+    loaded(MODELS, "model.name", config.name, ("workload",), config.options)
+
+
 def build_model(config: ModelConfig, info: DataInfo) -> nn.Module:
-    """A network with fresh weights for the data set: ``[N, 3, H, W]`` to logits ``[N, num_classes]``.
+    """A network for the data set, of a classifier ``[N, 3, H, W]`` to logits ``[N, num_classes]``.
 
     The weights come from torch's global generator and torchvision's initialisation (He et al. 2015,
-    fan-out, for convolutions); nothing is downloaded. Raises ConfigError for an unknown name, a
-    network that cannot take the image size, and a small stem on a network that is no ResNet.
+    fan-out, for convolutions), or from ``model.pretrained``; nothing is downloaded. Raises ConfigError for an unknown
+    name, a network that cannot take the image size, a small stem on a network that is no ResNet, and weights that do
+    not fit; OwnCodeError for what a user's function raises.
     """
     from torch import nn
 
@@ -64,6 +96,8 @@ def build_model(config: ModelConfig, info: DataInfo) -> nn.Module:
     model = _network(config, info)
     if config.zero_init_last_gamma:
         _zero_last_gammas(model)
+    if config.pretrained:
+        load_pretrained(model, config.pretrained, info.num_classes)
     if config.activation_checkpointing:
         from bigbatch.train_loop.model.activation_checkpointing import checkpoint_blocks
 
@@ -72,7 +106,13 @@ def build_model(config: ModelConfig, info: DataInfo) -> nn.Module:
 
 
 def _network(config: ModelConfig, info: DataInfo) -> nn.Module:
-    """The torchvision network with its stem."""
+    """The user's network, timm's, or torchvision's with its stem."""
+    if is_component(MODELS, config.name):
+        return _own_network(config, info)
+    if config.name.startswith(TIMM):
+        if config.stem in ("small", "small_pool"):
+            _refuse_stem(config)
+        return timm_network(config.name, config.options, info)
     from torchvision.models import ResNet, get_model
 
     model = get_model(config.name, weights=None, num_classes=info.num_classes, **_arguments(config.name, info))
@@ -80,10 +120,37 @@ def _network(config: ModelConfig, info: DataInfo) -> nn.Module:
     if isinstance(model, ResNet):
         _set_stem(model, stem)
     elif config.stem in ("small", "small_pool"):
+        _refuse_stem(config)
+    return model
+
+
+def _refuse_stem(config: ModelConfig) -> NoReturn:
+    raise ConfigError(
+        f"model.stem={config.stem} needs a ResNet; got model.name={config.name}. "
+        "Write model.stem=auto or model.name=resnet50."
+    )
+
+
+def _own_network(config: ModelConfig, info: DataInfo) -> nn.Module:
+    from torch import nn
+
+    model = made(MODELS, "model.name", config.name, {"workload": info}, config.options)
+    if not isinstance(model, nn.Module):
         raise ConfigError(
-            f"model.stem={config.stem} needs a ResNet; got model.name={config.name}. "
-            "Write model.stem=auto or model.name=resnet50."
+            f"model.name must name a function that returns a torch.nn.Module; got a {type(model).__name__} from "
+            f"{config.name}. Return the network."
         )
+    if not any(p.requires_grad for p in model.parameters()):
+        raise ConfigError(
+            f"a model must have trainable parameters; got none in the {type(model).__name__} from {config.name}. "
+            "Make its layers attributes, or entries of a torch.nn.ModuleList."
+        )
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, nn.parameter.UninitializedParameter):
+            raise ConfigError(
+                f"a model must know its shapes when it is built; {name!r} of the {type(model).__name__} from "
+                f"{config.name} has none yet, as torch's Lazy layers begin. Compute the size from workload."
+            )
     return model
 
 
@@ -97,8 +164,16 @@ def build_on_meta_device(config: ModelConfig, info: DataInfo) -> nn.Module:
     except NotImplementedError:
         # PyTorch raises it if a network reads a tensor's value while it is built, as torchvision's RegNets do: the
         # meta device has no values. Such a network is built on the CPU and moved.
-        with torch.random.fork_rng(devices=[]):
-            return _network(config, info).to("meta")
+        return _built_and_moved(config, info)
+    except OwnCodeError:
+        return _built_and_moved(config, info)  # a user's code need not know the meta device
+
+
+def _built_and_moved(config: ModelConfig, info: DataInfo) -> nn.Module:
+    import torch
+
+    with torch.random.fork_rng(devices=[]):
+        return _network(config, info).to("meta")
 
 
 def _arguments(name: str, info: DataInfo) -> dict[str, object]:

@@ -28,7 +28,7 @@ def batch_norms(model: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
 
 @torch.no_grad()
 def recompute_statistics(
-    model: nn.Module, batches: Iterable[torch.Tensor], world: World, forward: Callable[[torch.Tensor], object]
+    model: nn.Module, batches: Iterable[object], world: World, forward: Callable[[object], object]
 ) -> None:
     """Set all running means and variances to those of ``batches``, over all ranks.
 
@@ -44,7 +44,7 @@ def recompute_statistics(
 
     Args:
         model: without its DDP wrapper.
-        batches: images ``[N, 3, H, W]`` on the model's device.
+        batches: what ``forward`` takes, on the model's device: images ``[N, 3, H, W]``.
         forward: runs the model on one of them, under the run's autocast.
     """
     layers = batch_norms(model)

@@ -7,11 +7,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from bigbatch.train_loop.config import OptimizerConfig
+from bigbatch.train_loop.config import ConfigError, OptimizerConfig
+from bigbatch.train_loop.config.plug_ins import OPTIMIZERS_GROUP
 from bigbatch.train_loop.optim.fused import begin_momentum, can_fuse, keep_implementation
 from bigbatch.train_loop.optim.lamb import LAMB
 from bigbatch.train_loop.optim.lars import LARS
 from bigbatch.train_loop.optim.layerwise import ParamGroup
+from bigbatch.train_loop.own.code import users_code
+from bigbatch.train_loop.own.registry import is_component, loaded
 
 NORM_LAYERS: tuple[type[nn.Module], ...] = (
     nn.modules.batchnorm._NormBase,  # every BatchNorm (also Sync, Lazy) and InstanceNorm
@@ -81,7 +84,7 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig, grad_scaler: bool
         model: must already be on its device.
         grad_scaler: whether a GradScaler takes the steps. Without one, torch's own optimizers are fused.
 
-    Raises ValueError if the model has no trainable parameter.
+    Raises ValueError if the model has no trainable parameter; ConfigError and OwnCodeError for a user's function.
     """
     groups = parameter_groups(model, config.weight_decay)
     for group in groups:
@@ -90,6 +93,8 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig, grad_scaler: bool
         raise ValueError(f"an optimizer needs trainable parameters; got none in {type(model).__name__}")
     if config.name in ("sgd", "adamw"):
         return _torchs_own(groups, config, grad_scaler)
+    if is_component(OPTIMIZERS_GROUP, config.name):
+        return _users_own(groups, config)
     betas = (config.beta1, config.beta2)
     match config.name:
         case "lamb":
@@ -105,6 +110,33 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig, grad_scaler: bool
                 eps=config.lars_eps,
             )
     raise ValueError(f"optimizer.name must be one of sgd, lars, lamb, adamw; got {config.name!r}")
+
+
+def _users_own(groups: list[ParamGroup], config: OptimizerConfig) -> torch.optim.Optimizer:
+    """What the user's function (param_groups, lr, **options) returns.
+
+    Groups have ``params``, ``weight_decay`` and ``LR_FACTOR``, and ``trust_ratio`` if the function has an attribute
+    ``TRUST_RATIO`` that is true: torch's optimizers would keep it in their state to no purpose.
+    """
+    key, word = "optimizer.name", config.name
+    function = loaded(OPTIMIZERS_GROUP, key, word, ("param_groups", "lr"), config.options)
+    if not getattr(function, "TRUST_RATIO", False):
+        groups = [{name: value for name, value in group.items() if name != "trust_ratio"} for group in groups]
+    ours = {id(p) for group in groups for p in group["params"]}
+    with users_code(key, word):
+        optimizer = function(groups, config.peak_lr, **config.options)
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ConfigError(
+            f"{key} must name a function that returns a torch.optim.Optimizer; got a {type(optimizer).__name__} from "
+            f"{word}. Return the optimizer."
+        )
+    taken = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    if taken != ours:
+        raise ConfigError(
+            f"an optimizer must take all parameters of param_groups and no others; {word} takes {len(taken & ours)} of "
+            f"{len(ours)}, and {len(taken - ours)} others. Pass param_groups on."
+        )
+    return optimizer
 
 
 def _torchs_own(groups: list[ParamGroup], config: OptimizerConfig, grad_scaler: bool) -> torch.optim.Optimizer:

@@ -144,7 +144,8 @@ class LAMB(LayerwiseOptimizer):
         if decay > 0 and group["decay_in_ratio"]:
             add_scaled_(updates, bucket.weights, decay / factor)
         if ratio:
-            factor = factor * lamb_trust_ratios(bucket.weights, updates, factor, group["trust_bounds"])
+            ratios = lamb_trust_ratios(bucket.weights, updates, factor, group["trust_bounds"])
+            factor = factor * self._keep(ratios)
         add_scaled_(bucket.weights, updates, -lr * factor)
 
     def _adam_directions(self, group: ParamGroup, bucket: Bucket) -> tuple[list[Tensor], float | Tensor]:

@@ -112,7 +112,7 @@ class LARS(LayerwiseOptimizer):
         inside = group["momentum_convention"] == "in"
         factor: float | Tensor = lr if inside else 1.0  # of g + λw, so that it becomes d, or lr·d
         if group["trust_ratio"]:
-            factor = factor * lars_trust_ratios(group, bucket, lr)
+            factor = factor * self._keep(lars_trust_ratios(group, bucket, lr))
         steps, factor = self._accumulate(group, bucket, factor)
         add_scaled_(bucket.weights, steps, -factor if inside else -lr * factor)
 

@@ -26,6 +26,7 @@ def export_parser() -> argparse.ArgumentParser:
     add("--sqlite", metavar="FILE", help="copy the study into an SQLite file, for optuna-dashboard")
     add("--tensorboard", metavar="DIR", help="write event files there, with a row for HParams for each trial")
     add("--mlflow", metavar="FILE|URI", help="write a run for each trial to MLflow's database FILE, or to a server")
+    add("--grafana", metavar="DIR", help="write files there with which Prometheus and Grafana show the search")
     add("--output", metavar="DIR", default="runs", help="the folder of studies (default: runs)")
     add("--storage", metavar="URL", help="the study's database, if it is in one")
     return p
@@ -43,15 +44,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _export(args: argparse.Namespace) -> None:
-    asked = [(name, target) for name in FORMATS if (target := getattr(args, name))]
+    names = (*FORMATS, GRAFANA)
+    asked = [(name, target) for name in names if (target := getattr(args, name))]
     if not asked:
-        options = ", ".join(f"--{name}" for name in FORMATS)
+        options = ", ".join(f"--{name}" for name in names)
         raise ConfigError(f"an export needs a format; got none. Write one or more of {options}.")
     folder = find_study(args.study, Path(args.output))
-    tables = read_tables(folder, args.storage)
+    # Prometheus' files need no trial: the search may have just begun.
+    tables = read_tables(folder, args.storage) if asked[0][0] != GRAFANA else None
     for name, target in asked:
         try:
-            print(FORMATS[name](target, args.storage, folder, tables), flush=True)
+            if tables is None or name == GRAFANA:
+                text = _grafana(target, folder)
+            else:
+                text = FORMATS[name](target, args.storage, folder, tables)
+            print(text, flush=True)
         except OSError as error:
             reason = error.strerror or str(error)
             raise ConfigError(
@@ -73,21 +80,31 @@ def _sqlite(target: str, storage: str | None, folder: Path, _tables: StudyTables
     return f"wrote {target}; look at it: optuna-dashboard sqlite:///{target}"
 
 
-def _tensorboard(target: str, _storage: str | None, _folder: Path, tables: StudyTables) -> str:
+def _tensorboard(target: str, _storage: str | None, folder: Path, tables: StudyTables) -> str:
     from bigbatch.tune.export.event_files import write_event_files
 
-    count = write_event_files(tables, Path(target))
+    count = write_event_files(tables, Path(target), folder)
     return f"wrote {count} trials to {target}; look at them: tensorboard --logdir {target}"
 
 
-def _mlflow(target: str, _storage: str | None, _folder: Path, tables: StudyTables) -> str:
+def _mlflow(target: str, _storage: str | None, folder: Path, tables: StudyTables) -> str:
     from bigbatch.tune.export.mlflow_runs import write_mlflow_runs
 
-    count = write_mlflow_runs(tables, target)
+    count = write_mlflow_runs(tables, target, folder)
     uri = target if "://" in target else f"sqlite:///{target}"
     return f"wrote {count} new runs to {target}; look at them: mlflow ui --backend-store-uri {uri}"
 
 
+def _grafana(target: str, folder: Path) -> str:
+    from bigbatch.tune.export.grafana_files import write_grafana_files
+
+    write_grafana_files(folder, Path(target))
+    return (
+        f"wrote {target}; look at it: prometheus --config.file={target}/prometheus.yml, then Grafana (docs/metrics.md)"
+    )
+
+
+GRAFANA = "grafana"
 FORMATS: dict[str, Callable[[str, str | None, Path, StudyTables], str]] = {
     "csv": _csv,
     "sqlite": _sqlite,

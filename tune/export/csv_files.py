@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def write_csv_files(tables: StudyTables, folder: Path) -> list[Path]:
     """Write both tables to ``folder``, which is made if needed. Returns the files. Raises OSError.
 
-    Times are in UTC. A list is written as JSON, a missing value as an empty field.
+    Times are in UTC. A list or a map is written as JSON, a missing value as an empty field.
     """
     import pyarrow.csv as pc
 
@@ -31,11 +31,12 @@ def write_csv_files(tables: StudyTables, folder: Path) -> list[Path]:
 
 
 def _without_lists(table: pa.Table) -> pa.Table:
-    """Arrow's CSV writer knows no lists."""
+    """Arrow's CSV writer knows neither lists nor maps."""
     import pyarrow as pa
 
     for index, field in enumerate(table.schema):
-        if pa.types.is_list(field.type):
-            texts = [None if value is None else json.dumps(value) for value in table.column(index).to_pylist()]
+        if pa.types.is_list(field.type) or pa.types.is_map(field.type):
+            plain = dict if pa.types.is_map(field.type) else list
+            texts = [None if value is None else json.dumps(plain(value)) for value in table.column(index).to_pylist()]
             table = table.set_column(index, field.name, pa.array(texts, pa.string()))
     return table

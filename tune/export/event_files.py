@@ -6,11 +6,13 @@ replaces its file, where a writer would add one, and TensorBoard would draw each
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bigbatch.cluster.host.atomic_files import write_bytes
+from bigbatch.cluster.host.atomic_files import write_bytes, write_text
+from bigbatch.tune.export.origin import check_origin
 from bigbatch.tune.export.trial_rows import Setting, TrialRow, trial_rows
 from bigbatch.tune.study.study_tables import StudyTables
 
@@ -20,23 +22,41 @@ if TYPE_CHECKING:
 
 EVENT_FILE = "events.out.tfevents.0.bigbatch"
 """TensorBoard reads each file whose name contains ``tfevents``."""
+ORIGIN_FILE = "exported_from.txt"
+"""The folder of the study that was copied."""
 HPARAMS = "hparams"
 START_TAG, END_TAG = "_hparams_/session_start_info", "_hparams_/session_end_info"
 """Tags of TensorBoard's HParams plugin (tensorboard/plugins/hparams/metadata.py)."""
 STATUS = {"COMPLETE": "STATUS_SUCCESS", "PRUNED": "STATUS_SUCCESS", "FAIL": "STATUS_FAILURE"}
 
 
-def write_event_files(tables: StudyTables, folder: Path) -> int:
-    """Write ``folder/<study>/trial-NNNN/`` for each trial that has begun. Returns their number. Raises OSError.
+def write_event_files(tables: StudyTables, folder: Path, source: Path) -> int:
+    """Write ``folder/<study>/trial-NNNN/`` for each trial that has begun. Returns their number.
 
     A scalar for each number of an epoch, at step = epoch, and ``objective/NAME`` for what a complete trial is worth.
+
+    Args:
+        source: the study's folder.
+
+    Raises OSError, and ConfigError if ``folder`` has another study of that name.
     """
     rows = trial_rows(tables)
+    place = folder / _folder_name(tables.name)
+    noted = place / ORIGIN_FILE
+    check_origin("tensorboard", str(folder), tables.name, noted.read_text().strip() if noted.exists() else "", source)
+    place.mkdir(parents=True, exist_ok=True)
+    write_text(noted, f"{source.absolute()}\n")
     for trial in rows:
-        path = folder / tables.name / trial.name / EVENT_FILE
+        path = place / trial.name / EVENT_FILE
         path.parent.mkdir(parents=True, exist_ok=True)
         write_bytes(path, b"".join(_framed(event.SerializeToString()) for event in _events(trial)))
     return len(rows)
+
+
+def _folder_name(study: str) -> str:
+    """A study's name as the name of one folder. A study.json of somebody else may hold any name, e.g. ``../..``."""
+    name = re.sub(r"[/\\\x00-\x1f]", "_", study)
+    return "_" if name in ("", ".", "..") else name
 
 
 def _events(trial: TrialRow) -> Iterator[Event]:

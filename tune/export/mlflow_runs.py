@@ -6,16 +6,19 @@ FILE is an SQLite file, as MLflow itself makes by default: its older store, a fo
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
 import os
+import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from bigbatch.train_loop.config import ConfigError
+from bigbatch.tune.export.origin import check_origin
 from bigbatch.tune.export.trial_rows import TrialRow, trial_rows
 from bigbatch.tune.study.study_tables import StudyTables
 
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
 
 TRIAL_TAG, DIGEST_TAG = "bigbatch.trial", "bigbatch.digest"
 """Tags of a run: the trial's number; and what was written of it, set last, so that a half-written run lacks it."""
+SOURCE_TAG = "bigbatch.exported_from"
+"""Tag of the experiment: the study's folder."""
 AT_A_TIME, TEXT_LENGTH = 100, 6000
 """MLflow's limits: parameters of a request, and characters of one."""
 METRICS_AT_A_TIME = 1000
@@ -33,14 +38,17 @@ STATUS_OF_RUN = {"COMPLETE": "FINISHED", "PRUNED": "KILLED", "FAIL": "FAILED"}
 T = TypeVar("T")
 
 
-def write_mlflow_runs(tables: StudyTables, target: str) -> int:
+def write_mlflow_runs(tables: StudyTables, target: str, source: Path) -> int:
     """Write the study's trials as runs. Returns how many were written; those that are there already are left alone.
 
     Args:
         target: an SQLite file, or the URI of a tracking server (``http://HOST:PORT``).
+        source: the study's folder.
 
-    Raises ConfigError if MLflow is not installed or ``target`` cannot be used.
+    Raises ConfigError if MLflow is not installed, ``target`` cannot be used or has another study of that name.
     """
+    if "://" not in target:
+        _check_own(Path(target))
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     try:
         from mlflow.exceptions import MlflowException
@@ -57,7 +65,7 @@ def write_mlflow_runs(tables: StudyTables, target: str) -> int:
         if "://" not in target:
             Path(target).parent.mkdir(parents=True, exist_ok=True)
         client = MlflowClient(tracking_uri=target if "://" in target else f"sqlite:///{Path(target).absolute()}")
-        return _write_all(client, tables, target)
+        return _write_all(client, tables, target, source)
     except (MlflowException, SQLAlchemyError, OSError) as error:
         reason = " ".join(str(error).split())[:200]
         raise ConfigError(
@@ -66,12 +74,31 @@ def write_mlflow_runs(tables: StudyTables, target: str) -> int:
         ) from None
 
 
-def _write_all(client: MlflowClient, tables: StudyTables, target: str) -> int:
+def _check_own(path: Path) -> None:
+    """Raise ConfigError if ``path`` is a database of something else: MLflow would add its tables to it, and fail."""
+    if not path.is_file() or not path.stat().st_size:
+        return
+    try:
+        with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
+            tables = {str(name) for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    except sqlite3.Error as error:
+        tables = {str(error)}
+    if tables and ("experiments" not in tables or "studies" in tables):  # Optuna's have studies
+        raise ConfigError(
+            f"--mlflow takes a new file or MLflow's database; got {str(path)!r}, which is something else "
+            f"({', '.join(sorted(tables)[:3])}). Write another file."
+        )
+
+
+def _write_all(client: MlflowClient, tables: StudyTables, target: str, source: Path) -> int:
     found = client.get_experiment_by_name(tables.name)
     where = None if "://" in target else f"{Path(target).absolute()}.artifacts"
     experiment = (
         client.create_experiment(tables.name, artifact_location=where) if found is None else found.experiment_id
     )
+    if found is not None:
+        check_origin("mlflow", target, tables.name, str(found.tags.get(SOURCE_TAG, "")), source)
+    client.set_experiment_tag(experiment, SOURCE_TAG, str(source.absolute()))
     earlier = _earlier_runs(client, experiment)
     written = 0
     for trial in trial_rows(tables):

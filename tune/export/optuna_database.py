@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from bigbatch.cluster.host.atomic_files import replacing
 from bigbatch.train_loop.config import ConfigError
+from bigbatch.tune.export.origin import check_origin
 from bigbatch.tune.study.storage_url import sqlite_file
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def write_optuna_database(study: Study, source: str, path: Path, storage: str | 
 
     Raises:
         ConfigError: ``path`` is the study's own database, no Optuna database, or holds a study of that name that was
-            searched there.
+            searched there or copied from another folder.
         OSError: ``path`` cannot be written.
     """
     own = sqlite_file(storage)
@@ -72,6 +73,7 @@ def _copy_into(study: Study, source: str, made: Path, path: Path) -> None:
                     f"--sqlite replaces only a copy; {str(path)!r} has a study {study.study_name!r} that was searched "
                     "there. Write another file."
                 )
+            check_origin("sqlite", str(path), study.study_name, str(earlier.user_attrs[EXPORTED_ATTR]), Path(source))
             optuna.delete_study(study_name=study.study_name, storage=storage)
         copied = optuna.create_study(storage=storage, study_name=study.study_name, directions=study.directions)
         for key, value in study.user_attrs.items():

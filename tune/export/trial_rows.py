@@ -14,7 +14,8 @@ from bigbatch.tune.study import metrics
 from bigbatch.tune.study.study_tables import StudyTables
 
 CONFIG_PREFIX = "config."
-NUMBERS = tuple(name for name in EpochRecord.columns() if name not in ("epoch", "epochs", "resumed_from_epoch"))
+_NOT_DRAWN = ("epoch", "epochs", "resumed_from_epoch", metrics.OWN)
+NUMBERS = tuple(name for name in EpochRecord.columns() if name not in _NOT_DRAWN)
 """Columns of epochs.parquet that a tracker draws over the epochs."""
 Setting = str | bool | float
 
@@ -100,6 +101,10 @@ def _points(epochs: Sequence[Mapping[str, Any]], time: float) -> list[EpochPoint
     points = []
     for record in epochs:
         time += metrics.of_record(metrics.EPOCH_S, record)
-        numbers = {name: json_values.number(record, name, math.nan) for name in NUMBERS if record.get(name) is not None}
+        own = json_values.mapping(record, metrics.OWN)
+        numbers = {name: value for name in own if (value := json_values.number_or_none(own, name)) is not None}
+        numbers |= {
+            name: json_values.number(record, name, math.nan) for name in NUMBERS if record.get(name) is not None
+        }
         points.append(EpochPoint(record["epoch"], time, numbers))
     return points

@@ -27,6 +27,20 @@ def strategy_weakness(name: str, stopping: str, conditional: bool, categorical: 
     return f"{name} {'; '.join(weaknesses)}. curves and tpe have none of these limits." if weaknesses else None
 
 
+def nothing_to_search(parameters: int, trials: int) -> str | None:
+    """A sentence for several trials of a space in which nothing is left to search; None if something is.
+
+    Args:
+        parameters: how many the search may choose.
+    """
+    if parameters or trials < 2:
+        return None
+    return (
+        f"every parameter is fixed, so all {trials} trials train the same configuration. Write --trials 1, or leave "
+        "a parameter out of --set."
+    )
+
+
 def only_tries_the_best(name: str, *, warm_start: bool) -> str | None:
     """A sentence for a warm start whose strategy does not learn from other studies; None for one that does."""
     if not warm_start or CAPABILITIES[name].knows_others:

@@ -6,7 +6,8 @@ import argparse
 from collections.abc import Callable, Sequence
 
 from bigbatch.cluster.host.command_line import OneLineParser
-from bigbatch.cluster.host.option_values import parse_fraction
+from bigbatch.cluster.host.option_values import parse_fraction, parse_port
+from bigbatch.cluster.host.verbosity import add_verbosity
 from bigbatch.tune.plan.holdout import parse_holdout
 
 
@@ -27,13 +28,8 @@ def _add_what(p: argparse.ArgumentParser) -> None:
     """The options that say what is searched, and for how long."""
     add = p.add_argument
     add("--space", metavar="NAME|FILE.py[:fn]", help="large_batch (default), lr_warmup, smoke, or your own")
-    add("--data", metavar="NAME|PATH", help="digits (default), cifar10, …, a packed folder, or an image folder")
-    add(
-        "--subset",
-        type=parse_fraction,
-        metavar="PART",
-        help="train on this part of each class, e.g. 10%%; validate on all",
-    )
+    _add_trainable(add)
+    _add_data(add)
     add("--batch", metavar="B[,B…]", help="search these global batches only, e.g. 8192 or 2k,8k,32k (k = 1024)")
     add(
         "--fidelity",
@@ -47,7 +43,7 @@ def _add_what(p: argparse.ArgumentParser) -> None:
         metavar="PART|none",
         help="the part of the validation images that reports and does not choose (default: half, if there are 200)",
     )
-    add("--model", metavar="NAME", help="a torchvision network (default: resnet50 with GPUs, resnet18 without)")
+    _add_components(add)
     add(
         "--trials",
         type=int,
@@ -62,11 +58,42 @@ def _add_what(p: argparse.ArgumentParser) -> None:
         metavar="P",
         help="the answer is the largest batch at most P points worse than the best (default 0.5)",
     )
-    add("--objective", metavar="METRIC[:max|min]", help="what to optimise: any metric of an epoch (default: val_top1)")
-    add("--objectives", metavar="M:max,M:min,…", help="several, e.g. val_top1:max,gpu_hours:min; gives a Pareto front")
-    add("--target", metavar="METRIC=VALUE", help="reach this value in as few device hours as possible")
+    _add_objectives(add)
     add("--budget-gpu-hours", type=float, metavar="H", help="run trials until the study's jobs have cost H GPU hours")
     add("--time-budget", metavar="4h", help="run trials for this time; --resume continues the study")
+
+
+def _add_data(add: Callable[..., object]) -> None:
+    """The options that say what is trained on."""
+    add(
+        "--data",
+        metavar="NAME|PATH|FILE.py:FN",
+        help="digits (default), cifar10, …, a packed folder, an image folder, or data sets of your own",
+    )
+    add(
+        "--subset",
+        type=parse_fraction,
+        metavar="PART",
+        help="train on this part of each class, e.g. 10%%; validate on all",
+    )
+
+
+def _add_objectives(add: Callable[..., object]) -> None:
+    """The options that say what is optimised."""
+    add(
+        "--objective",
+        metavar="METRIC[:max|min]",
+        help="what to optimise: any metric of an epoch (default: val_top1)",
+    )
+    add(
+        "--metric",
+        action="append",
+        default=[],
+        metavar="FILE.py:FN|torchmetrics/CLASS",
+        help="report this metric of validation too, as val_FN; an --objective may name it",
+    )
+    add("--objectives", metavar="M:max,M:min,…", help="several, e.g. val_top1:max,gpu_hours:min; gives a Pareto front")
+    add("--target", metavar="METRIC=VALUE", help="reach this value in as few device hours as possible")
 
 
 def _add_how(p: argparse.ArgumentParser) -> None:
@@ -100,7 +127,37 @@ def _add_how(p: argparse.ArgumentParser) -> None:
     add("--seed", type=int, metavar="S", help="seed of sampling, initial weights and data order (default 0)")
     add("--address", metavar="ADDR", help="local (default): start a private Ray; auto or HOST:PORT: join a running one")
     add("--wandb", metavar="MODE", help="disabled (default), offline, online, or auto: online if its server answers")
+    add("--wandb-watch", metavar="WHAT", help="with --wandb: histograms of gradients, parameters, or all, each epoch")
+    add(
+        "--metrics-port",
+        type=parse_port,
+        metavar="PORT",
+        help="show gauges of the search to Prometheus at this port, where Ray asks for no token (default: nowhere)",
+    )
+    add("--no-check", action="store_true", help="do not first train two batches on the CPU with code of your own")
+    add("--accept-changed-code", action="store_true", help="with --resume: go on although code of your own has changed")
     add("--dry-run", action="store_true", help="print the plan and stop")
+    add_verbosity(p, "print the answer and errors alone; lines about trials are in the study's logs/driver.log")
+
+
+def _add_trainable(add: Callable[..., object]) -> None:
+    """What trains in place of our own loop."""
+    add(
+        "--trainable",
+        metavar="FILE.py:FUNCTION",
+        help="a whole training function of your own, train(config, report, resume), in place of our training loop",
+    )
+
+
+def _add_components(add: Callable[..., object]) -> None:
+    """The options that name components, built-in ones or the user's own."""
+    add(
+        "--model",
+        metavar="NAME|FILE.py:fn",
+        help="a torchvision network, timm/NAME, or your own (default: resnet50 with GPUs, resnet18 without)",
+    )
+    add("--loss", metavar="NAME|FILE.py:fn", help="cross_entropy (default), bce, or your own")
+    add("--optimizer", metavar="NAME|FILE.py:fn", help="search with this optimizer alone: sgd, lars, …, or your own")
 
 
 def _add_first_trials(add: Callable[..., object]) -> None:
@@ -127,5 +184,6 @@ def parse_options(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -
     args = vars(parser.parse_args(argv))
     args["set"] = tuple(text for group in args["set"] for text in group)
     args["warm_start"] = tuple(path for group in args["warm_start"] for path in group)
+    args["metric"] = tuple(args["metric"])
     args["prior_from"], args["enqueue"] = tuple(args["prior_from"]), tuple(args["enqueue"])
     return args

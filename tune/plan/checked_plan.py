@@ -15,9 +15,11 @@ from bigbatch.cluster.host.option_values import nearest_word
 from bigbatch.search_spaces.fixed_parameters import read_fixed
 from bigbatch.search_spaces.registry import Space, load_space
 from bigbatch.train_loop.config import ConfigError, DataConfig, TrainConfig, data_config
+from bigbatch.train_loop.config.own_names import absolute
 from bigbatch.train_loop.data.catalogue import check_stage, look
 from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.train_loop.host.command_line import check_writable, with_subset
+from bigbatch.train_loop.own.metric_names import checked_metrics
 from bigbatch.tune.plan import wandb_mode
 from bigbatch.tune.plan.batches import parse_batches, pinned_batch
 from bigbatch.tune.plan.confirm import checked_confirm
@@ -37,11 +39,19 @@ from bigbatch.tune.plan.objective_options import (
     with_studys_objective,
 )
 from bigbatch.tune.plan.options import EARLIER_NAMES, SearchOptions
+from bigbatch.tune.plan.own_components import check_components, own_code, with_accepted_code, with_components
 from bigbatch.tune.plan.prior import RatePrior
 from bigbatch.tune.plan.range_tests import wanted_tests
 from bigbatch.tune.plan.same_study import check_same_study
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.plan.study_space import check_study_fits
+from bigbatch.tune.plan.trainable_plan import (
+    load_trainable,
+    own_values,
+    read_own_objectives,
+    refuse_options_of_the_loop,
+    trainable_data,
+)
 from bigbatch.tune.plan.transfer_plan import parse_target, transfer_plan
 from bigbatch.tune.plan.warm_start import knowledge_of
 from bigbatch.tune.strategies.names import STOPPINGS, STRATEGIES, resolved
@@ -57,7 +67,8 @@ DEFAULT_EPOCHS = {"digits": 12}
 DEFAULT_EPOCHS_OTHER = 18
 KEYS_WITH_OPTIONS = {
     "epochs": "--max-epochs", "seed": "--seed", "model.name": "--model", "data.name": "--data",
-    "data.on_bad_image": "--on-bad-image", "data.holdout": "--holdout",
+    "data.on_bad_image": "--on-bad-image", "data.holdout": "--holdout", "trainable.name": "--trainable",
+    "metrics": "--metric",
 }  # fmt: skip
 OPTION_EXPLANATIONS = {
     "--strategy": ", or by name curves or tpe, the Bayesian ones (Gaussian process, tree-structured Parzen estimator)",
@@ -147,6 +158,8 @@ def make_plan(options: SearchOptions) -> SearchPlan:
             "holdout": stored_holdout(stored),
             "confirm": stored.get("confirm", "none"),
         }
+        if stored.get("trainable"):  # the function's own
+            del known["model"], known["holdout"]
         if not one_of_objective_options(options):  # another objective is refused later, in its own words
             known["strategy"] = stored.get("strategy", stored.get("sampler"))
             known["stopping"] = stored.get("stopping", stored.get("scheduler"))
@@ -157,11 +170,13 @@ def make_plan(options: SearchOptions) -> SearchPlan:
     check_study_fits(plan)
     wanted_tests(plan)  # refuses a space without rates to find
     plan = dataclasses.replace(plan, enqueued=stored_trials(stored) if stored else first_trials(plan))
-    plan = dataclasses.replace(plan, warm_start=knowledge_of(plan, stored))
+    plan = dataclasses.replace(plan, warm_start=knowledge_of(plan, stored), own_code=own_code(plan))
     if stored:
+        stored = with_accepted_code(plan, stored)
         if stored.get("space_fingerprint") in plan.space.earlier_fingerprints:
             stored = {**stored, "space_fingerprint": plan.space.fingerprint}
         check_same_study(plan.identity(), stored)
+    check_components(plan, stored)
     return plan
 
 
@@ -183,6 +198,7 @@ def _kept_options(stored: Mapping[str, object]) -> dict[str, object]:
     kinds = {
         **get_type_hints(SearchOptions),
         "set": list,
+        "metric": list,
         "prior_from": (),
         "enqueue": (),
         "warm_start": (),
@@ -217,12 +233,10 @@ def check_option_values(o: SearchOptions) -> CheckedOptions:
     """Check the options that need no look at space, data, files or machine. Raises ConfigError."""
     wandb = checked_choice("--wandb", o.wandb or "disabled", wandb_mode.MODES)
     wandb_mode.check_wandb_key(wandb)
+    wandb_mode.check_wandb_watch(o.wandb_watch, wandb)
     seed = 0 if o.seed is None else o.seed
     TrainConfig(seed=seed)  # checks its range
-    refuse_keys_with_options(o.set)
-    overrides = with_subset(read_fixed(o.set), o.subset)
-    overrides |= {"data.on_bad_image": o.on_bad_image} if o.on_bad_image else {}
-    overrides |= {"data.holdout": o.holdout} if o.holdout else {}
+    overrides = _overrides(o)
     batches = parse_batches(o.batch)
     if parse_target(o.transfer_to) is None:
         overrides |= pinned_batch(batches, overrides)
@@ -255,17 +269,33 @@ def check_option_values(o: SearchOptions) -> CheckedOptions:
     )
 
 
+def _overrides(o: SearchOptions) -> dict[str, object]:
+    """What ``--set`` and options with keys fix. Raises ConfigError."""
+    if o.trainable is not None:
+        refuse_options_of_the_loop(o)
+        return own_values(o.set)
+    refuse_keys_with_options(o.set)
+    overrides = with_subset(read_fixed(o.set), o.subset)
+    overrides |= {"data.on_bad_image": o.on_bad_image} if o.on_bad_image else {}
+    overrides |= {"metrics": list(checked_metrics(o.metric))} if o.metric else {}
+    return with_components(overrides | ({"data.holdout": o.holdout} if o.holdout else {}), o)
+
+
+def _space_of(o: SearchOptions) -> Space:
+    return load_trainable(o) if o.trainable is not None else load_space(o.space or DEFAULT_SPACE)
+
+
 def _plan(o: SearchOptions, stored: Description) -> SearchPlan:
     """``stored``: the description of the resumed study; empty for a new one."""
-    space, checked = load_space(o.space or DEFAULT_SPACE), check_option_values(o)
+    checked, space = check_option_values(o), _space_of(o)
     scan, data, overrides = _data_of(o, checked)
     trials, max_epochs = _trials_and_epochs(o, space, data)
-    objectives = read_objective_options(o, data.num_classes)
+    objectives = read_own_objectives(o) if o.trainable else read_objective_options(o, data, overrides)
     chosen = suited(o, objectives, checked.strategy, checked.stopping)
     machine = local_machine() if (o.address or "local") == "local" else machine_to_be()
     at_once = trials_for_slots(machine, trials, o.is_open_ended)
     share = share_out(machine, checked.workers, at_once) if machine.nodes else Share(1, checked.workers, {"CPU": 1.0})
-    model = None if (o.model or "auto") == "auto" else str(o.model)
+    model = None if (o.model or "auto") == "auto" else absolute("--model", str(o.model))
     target, workers = parse_target(o.transfer_to), checked.workers
     search = SearchRequest(space, data, model, max_epochs, workers, overrides, o.prior_from, checked.batches, target)
     rates = RatePrior.of_study(stored) if stored else None  # a requeued job repeats --prior-from
@@ -277,7 +307,7 @@ def _plan(o: SearchOptions, stored: Description) -> SearchPlan:
         space=space,
         data=data,
         **vars(fitted),
-        model_was_auto=model is None,
+        model_was_auto=model is None and o.trainable is None,
         trials=trials,
         max_epochs=max_epochs,
         budget_gpu_hours=checked.budget_gpu_hours,
@@ -316,6 +346,8 @@ def _in_parts(plan: SearchPlan) -> SearchPlan:
 
 def _data_of(o: SearchOptions, checked: CheckedOptions) -> tuple[FolderScan | None, DataInfo, dict[str, object]]:
     """The images of a folder, the facts of the data with the holdout, and the overrides that name it."""
+    if o.trainable is not None:
+        return None, trainable_data(), checked.overrides
     looked = look(checked.data, open_some=True)
     data, overrides = divide_validation(looked.info, checked.overrides, o.holdout)
     check_stage(o.stage, data, here=(o.address or "local") == "local")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from bigbatch.search_spaces.check import ParamRange, check_space
-from bigbatch.search_spaces.fixed_parameters import check_parameters
+from bigbatch.search_spaces.fixed_parameters import check_parameters, parameter_value
 from bigbatch.search_spaces.registry import Space
+from bigbatch.search_spaces.trainable_space import TrainableSpace
 from bigbatch.search_spaces.workload import Workload
 from bigbatch.train_loop.config import BatchConfig, ConfigError, ModelConfig, TrainConfig
 from bigbatch.train_loop.data.info import DataInfo
@@ -57,6 +59,8 @@ def fit_search(search: SearchRequest, machine: Machine, rates: RatePrior | None 
 
     ``rates``: the prior of a resumed study. None: it follows from the files of ``prior_from``.
     """
+    if isinstance(search.space, TrainableSpace):
+        return _fit_trainable(search, search.space, machine)
     space, model = search.space, search.model or auto_model(machine)
     check_search_model(model, search.overrides, search.data, machine)
     workload = _workload(search, model, machine)
@@ -73,6 +77,25 @@ def fit_search(search: SearchRequest, machine: Machine, rates: RatePrior | None 
         ranges = check_space(space, workload, pinned=overrides)
     check_batches_are_searched(space, workload, ranges)
     return FittedSearch(model, workload, overrides, ranges, frontier_plan(space, ranges, overrides))
+
+
+def _fit_trainable(search: SearchRequest, space: TrainableSpace, machine: Machine) -> FittedSearch:
+    """A search over a whole training function. Raises ConfigError if the space is none for it."""
+    path, _, function = space.trainable.rpartition(":")
+    workload = Workload(
+        data=search.data.name,
+        train_size=2**40,  # not known: no batch is too large
+        num_classes=1,
+        image_size=32,
+        model=f"{Path(path).name}:{function}",
+        epochs=search.epochs,
+        workers=search.workers,
+        accelerator=machine.accelerator,
+        memory_bytes=machine.device_memory_bytes,
+    )
+    known, given = check_space(space, workload), search.overrides
+    fixed = {name: parameter_value(known[name], one, space) if name in known else one for name, one in given.items()}
+    return FittedSearch(workload.model, workload, fixed, check_space(space, workload, pinned=fixed))
 
 
 def fit_search_to_unknown_cluster(search: SearchRequest, rates: RatePrior | None = None) -> FittedSearch:

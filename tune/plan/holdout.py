@@ -50,9 +50,19 @@ def stored_holdout(stored: Mapping[str, object]) -> float:
     return float(part) if isinstance(part, (int, float)) else 0.0
 
 
+def kinds_in_words(data: DataInfo) -> str:
+    """``, 10 classes, 32 px``, as far as a data set has them."""
+    classes = f", {data.num_classes} classes" if data.num_classes else ""
+    size = f", {data.image_size} px" if data.image_size else ""
+    shape = f", items {' × '.join(map(str, data.input_shape))}" if data.input_shape and not size else ""
+    return classes + size + shape
+
+
 def images_in_words(data: DataInfo) -> str:
-    """How many images train, choose and report."""
-    train = f"{data.train_size:,} training"
+    """How many images, or items, train, choose and report."""
+    train, images = f"{data.train_size:,} training", "images" if data.image_size else "items"
     if not data.holdout_size:
-        return f"{train} and {data.val_size:,} validation images"
-    return f"{train} images; {data.val_size:,} validation images choose, {data.holdout_size:,} others report (holdout)"
+        return f"{train} and {data.val_size:,} validation {images}"
+    return (
+        f"{train} {images}; {data.val_size:,} validation {images} choose, {data.holdout_size:,} others report (holdout)"
+    )

@@ -14,10 +14,13 @@ from bigbatch.search_spaces.registry import Space
 from bigbatch.search_spaces.trial import StandInTrial
 from bigbatch.search_spaces.workload import Workload
 from bigbatch.train_loop.config import ConfigError
+from bigbatch.train_loop.config.train_config import LOSSES
+from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.study import metrics
 from bigbatch.tune.study.feasible import bounds_in_words
-from bigbatch.tune.study.objectives import DEFAULT_OBJECTIVE, Objectives, read_objectives
+from bigbatch.tune.study.objective import Reported
+from bigbatch.tune.study.objectives import DEFAULT_OBJECTIVE, WITHOUT_CLASSES, Objectives, read_objectives
 from bigbatch.tune.study.target import TimeToTarget
 
 OPTIONS = ("objective", "objectives", "target")
@@ -53,11 +56,25 @@ def with_studys_objective(o: SearchOptions, stored: Mapping[str, object]) -> Sea
     return dataclasses.replace(o, target=text) if "=" in text else dataclasses.replace(o, objectives=text)
 
 
-def read_objective_options(o: SearchOptions, num_classes: int) -> Objectives:
-    """The search's objectives. Raises ConfigError for what is none."""
+def read_objective_options(o: SearchOptions, data: DataInfo, overrides: Mapping[str, object]) -> Objectives:
+    """The search's objectives: without an option top-1, or the validation loss where targets are no classes.
+
+    Raises ConfigError for what is none.
+    """
     name = one_of_objective_options(o)
-    text = getattr(o, name) if name else DEFAULT_OBJECTIVE
-    return read_objectives(f"--{name or 'objective'}", text, num_classes)
+    text = getattr(o, name) if name else DEFAULT_OBJECTIVE if data.are_classes else WITHOUT_CLASSES
+    loss = json_values.text(overrides, "loss", LOSSES[0])
+    words = json_values.texts(overrides, "metrics")
+    reported = Reported(data.num_classes if data.are_classes else 0, words, loss not in LOSSES)
+    found = read_objectives(f"--{name or 'objective'}", text, reported)
+    names = [each.reach.name if isinstance(each, TimeToTarget) else each.name for each in found.each]
+    unknown = [each for each in names if each.endswith("_top1") and not data.are_classes]
+    if unknown:
+        raise ConfigError(
+            f"--{name} {unknown[0]} needs targets that are classes, whole numbers; got others from data.name="
+            f"{data.path}. Write --objective {WITHOUT_CLASSES}, or a metric of your own."
+        )
+    return found
 
 
 def suited(o: SearchOptions, objectives: Objectives, strategy: str, stopping: str) -> tuple[str, str]:

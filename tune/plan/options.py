@@ -14,14 +14,15 @@ from bigbatch.cluster.host.command_line import empty_value
 from bigbatch.search_spaces.fixed_parameters import read_fixed
 from bigbatch.search_spaces.registry import BUILT_IN
 from bigbatch.train_loop.config import ConfigError, known_key
+from bigbatch.train_loop.config.own_names import absolute
 from bigbatch.train_loop.data.names import NAMES
 
 EARLIER_NAMES = {"sampler": "strategy", "scheduler": "stopping"}
 """Options under their names in studies of earlier versions. The command line takes both."""
 RESUMED_OPTIONS = (
     "space", "data", "subset", "holdout", "model", "trials", "max_epochs", "budget_gpu_hours", "strategy", "stopping",
-    "workers", "set", "batch", "transfer_to", "fidelity", "tolerance", "confirm", "seed", "wandb", "on_bad_image",
-    "stage", "find_lr",
+    "workers", "set", "loss", "optimizer", "batch", "transfer_to", "fidelity", "tolerance", "confirm", "seed",
+    "wandb", "wandb_watch", "on_bad_image", "stage", "find_lr", "trainable", "metric",
 )  # fmt: skip
 
 
@@ -30,6 +31,7 @@ class SearchOptions:
     """The command line. None or empty: not given; a resumed study then supplies the value."""
 
     space: str | None = None
+    trainable: str | None = None
     data: str | None = None
     subset: float | None = None
     holdout: float | None = None
@@ -38,11 +40,17 @@ class SearchOptions:
     transfer_to: str | None = None
     fidelity: str | None = None
     model: str | None = None
+    loss: str | None = None
+    optimizer: str | None = None
+    no_check: bool = False
+    accept_changed_code: bool = False
     trials: int | None = None
     max_epochs: int | None = None
     tolerance: float | None = None
     objective: str | None = None
     objectives: str | None = None
+    metric: tuple[str, ...] = ()
+    """Further metrics of validation; with absolute paths in the study."""
     target: str | None = None
     """A resumed study knows its objective (``objective_options.with_studys_objective``)."""
     confirm: str | None = None
@@ -70,7 +78,12 @@ class SearchOptions:
     seed: int | None = None
     address: str | None = None
     wandb: str | None = None
+    wandb_watch: str | None = None
+    metrics_port: int | None = None
+    """Not kept for a resume: whoever opens a port says so each time."""
     dry_run: bool = False
+    quiet: bool = False
+    verbose: bool = False
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -88,12 +101,17 @@ class SearchOptions:
         values = {k: v for k, v in dataclasses.asdict(self).items() if k in RESUMED_OPTIONS and v not in (None, ())}
         if values.get("model") == "auto":  # study.json keeps the chosen network under another key
             del values["model"]
-        for key in ("space", "data"):  # --resume may run in another folder
+        if self.metric:
+            values["metric"] = [absolute("--metric", word) for word in self.metric]
+        for key in ("space", "data", "trainable"):  # --resume may run in another folder
             path = (
                 Path(str(values.get(key, "")).rpartition(".py:")[0] + ".py") if ".py:" in str(values.get(key)) else None
             )
             if key in values and values[key] not in (*BUILT_IN, *NAMES) and (path or Path(values[key])).exists():
                 values[key] = os.path.abspath(values[key])
+        for key in ("model", "loss", "optimizer"):
+            if key in values:
+                values[key] = absolute(f"--{key}", str(values[key]))
         return values
 
     def over(self, earlier: Mapping[str, object]) -> SearchOptions:
@@ -101,7 +119,13 @@ class SearchOptions:
         earlier = {EARLIER_NAMES.get(k, k): v for k, v in earlier.items()}
         # Earlier versions stored an empty text as "not given".
         known = {k: v for k, v in earlier.items() if k in RESUMED_OPTIONS and v != ""}
-        gaps: dict[str, Any] = {k: v for k, v in known.items() if k != "set" and getattr(self, k) is None}
+        single = [k for k in known if k not in ("set", "metric")]
+        gaps: dict[str, Any] = {k: known[k] for k in single if getattr(self, k) is None}
+        gaps |= {"metric": tuple(json_values.texts(earlier, "metric"))} if not self.metric else {}
+        if self.trainable or known.get("trainable"):  # names of the user's own
+            here = {text.partition("=")[0].strip() for text in self.set}
+            kept = [text for text in json_values.texts(earlier, "set") if text.partition("=")[0].strip() not in here]
+            return dataclasses.replace(self, **gaps, set=(*kept, *self.set))
         set_here = read_fixed(self.set)
         names = {text: text.partition("=")[0].strip() for text in json_values.texts(earlier, "set")}
         kept = [text for text, name in names.items() if (known_key(name) or name) not in set_here]

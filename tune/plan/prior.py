@@ -13,7 +13,7 @@ from pathlib import Path
 
 from bigbatch.cluster.host import json_values
 from bigbatch.search_spaces.check import ParamRange
-from bigbatch.search_spaces.priors import lr_factor
+from bigbatch.search_spaces.priors import OWN_SPREAD, is_component_name, lr_factor
 from bigbatch.search_spaces.registry import Space
 from bigbatch.search_spaces.trial import StandInTrial
 from bigbatch.search_spaces.workload import Workload
@@ -52,7 +52,10 @@ def rate_prior(factors: Mapping[str, float], ranges: Mapping[str, ParamRange]) -
     A parameter has one range in a study. So one optimizer without a test keeps the range wide for all.
     """
     searched = optimizers_of(ranges)
-    return RatePrior(factors, NARROW if searched and set(searched) <= set(factors) else WIDE)
+    untested = set(searched) - set(factors)
+    if any(is_component_name(name) for name in untested):
+        return RatePrior(factors, OWN_SPREAD)
+    return RatePrior(factors, WIDE if untested or not searched else NARROW)
 
 
 def optimizers_of(ranges: Mapping[str, ParamRange]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from bigbatch.search_spaces.registry import Space
 from bigbatch.search_spaces.trial import StandInTrial
 from bigbatch.search_spaces.workload import Workload
 from bigbatch.train_loop.config import ConfigError, TrainConfig
+from bigbatch.train_loop.config.plug_ins import shown_name
 from bigbatch.tune.plan.prior import TRIALS_TO_SEE, optimizers_of, rate_moves, rate_prior, read_range_test
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.plan.warm_start import around_moved_centres
@@ -56,7 +58,7 @@ def wanted_tests(plan: SearchPlan) -> dict[str, TrainConfig]:
 
 def range_test_file(folder: Path, optimizer: str) -> Path:
     """Where a study keeps the range test of an optimizer."""
-    return folder / f"lr_find-{optimizer}.json"
+    return folder / f"lr_find-{re.sub(r'[^A-Za-z0-9._-]+', '_', shown_name(optimizer))}.json"
 
 
 def plan_with_tests(plan: SearchPlan, optimizers: list[str]) -> SearchPlan:

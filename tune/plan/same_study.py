@@ -13,6 +13,7 @@ from bigbatch.tune.study.objectives import DEFAULT_OBJECTIVE
 
 OPTIONS = {
     "space": "--space",
+    "trainable": "--trainable",
     "data": "--data",
     "model": "--model",
     "max_epochs": "--max-epochs",

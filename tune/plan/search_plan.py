@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from bigbatch.search_spaces.check import ParamRange
 from bigbatch.search_spaces.registry import Space
+from bigbatch.search_spaces.trainable_space import TrainableSpace
 from bigbatch.search_spaces.workload import Workload
 from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.tune.plan.frontier_plan import DEFAULT_TOLERANCE, FrontierPlan
@@ -75,6 +76,8 @@ class SearchPlan:
     objectives: Objectives = field(default_factory=Objectives)
     constraints: tuple[str, ...] = ()
     """The constraints of the space, in words."""
+    own_code: Mapping[str, str] = field(default_factory=dict)
+    """Fingerprints of the users' files that the search may use, by component."""
     scan: FolderScan | None = field(default=None, repr=False, compare=False)
     """The images of an image folder, listed once for all trials."""
 
@@ -82,6 +85,11 @@ class SearchPlan:
         if self.objectives.several or isinstance(self.objectives.first, TimeToTarget):
             # Its answer is the largest value that costs at most a tolerance of one objective.
             object.__setattr__(self, "frontier", None)
+
+    @property
+    def trainable(self) -> str | None:
+        """``FILE.py:FUNCTION`` of a whole training function; None: our training loop trains."""
+        return self.space.trainable if isinstance(self.space, TrainableSpace) else None
 
     @property
     def restarts(self) -> int:
@@ -116,6 +124,7 @@ class SearchPlan:
         return {
             "space": self.space.name,
             "space_fingerprint": self.space.fingerprint,
+            "trainable": self.trainable,
             "data": self.data.path or self.data.name,
             # Not known before the cluster is joined. A study that is killed earlier must not keep a guess.
             "model": None if self.model_was_auto and not self.machine.nodes else self.model,
@@ -141,6 +150,7 @@ class SearchPlan:
         return {
             **self.identity(),
             "space_source": self.space.source,
+            "are_classes": self.data.are_classes,
             "trials": self.trial_limit,
             "budget_gpu_hours": self.budget_gpu_hours,
             "time_budget_s": self.time_budget_s,
@@ -155,5 +165,6 @@ class SearchPlan:
             "concurrency": self.share.concurrency,
             "enqueued": [trial.to_dict() for trial in self.enqueued],
             WARM_START: [study.to_dict() for study in self.warm_start],
+            "own_code": dict(self.own_code),
             "options": self.options.kept(),
         }

@@ -25,9 +25,13 @@ if not __package__:
 
 from bigbatch.cluster.host.check_answer import ELSEWHERE, MARK  # noqa: E402
 from bigbatch.search_spaces.registry import load_space, read_source, space_file  # noqa: E402
+from bigbatch.search_spaces.trainable_space import own_space_file  # noqa: E402
 from bigbatch.train_loop.config import ConfigError  # noqa: E402
+from bigbatch.train_loop.config.own_names import absolute, own_name  # noqa: E402
+from bigbatch.train_loop.config.plug_ins import is_own  # noqa: E402
 from bigbatch.train_loop.data.catalogue import check_stage, describe_data_set
-from bigbatch.train_loop.data.names import folder_path  # noqa: E402
+from bigbatch.train_loop.data.names import folder_path, is_users  # noqa: E402
+from bigbatch.train_loop.errors import OwnCodeError  # noqa: E402
 from bigbatch.train_loop.host.command_line import check_writable  # noqa: E402
 from bigbatch.train_loop.model.networks import check_model_name  # noqa: E402
 from bigbatch.tune.plan.arguments import parse_options, tune_parser  # noqa: E402
@@ -42,6 +46,7 @@ from bigbatch.tune.plan.checked_plan import (
 from bigbatch.tune.plan.enqueued import read_sources  # noqa: E402
 from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.plan.prior import read_range_test  # noqa: E402
+from bigbatch.tune.plan.trainable_plan import OPTION, read_own_objectives, trainable_name  # noqa: E402
 from bigbatch.tune.plan.warm_start import described_study  # noqa: E402
 from bigbatch.tune.study.description import read_description  # noqa: E402
 
@@ -58,7 +63,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         options = _options(argv[1:] if elsewhere else argv)
         answer["unchecked"] = check_by_parts(options) if elsewhere or missing else check_whole_plan(options)
-    except ConfigError as error:
+    except (ConfigError, OwnCodeError) as error:
         answer["refused"] = with_path_advice(str(error), options)
     print(MARK + json.dumps(answer), flush=True)
     return 0
@@ -91,6 +96,8 @@ def check_by_parts(options: SearchOptions) -> list[str]:
     """
     if options.resume:
         options = _resumed(options)
+    if options.trainable is not None:
+        return _check_trainable(options, options.trainable)
     own = space_file(options.space or DEFAULT_SPACE)
     if own is None:
         load_space(options.space or DEFAULT_SPACE)
@@ -104,12 +111,16 @@ def check_by_parts(options: SearchOptions) -> list[str]:
     try:
         check_stage(options.stage, describe_data_set(checked.data, open_some=True))
     except ImportError:
-        folder_path(checked.data.name)
+        absolute("--data", name) if is_users(name := checked.data.name) else folder_path(name)
         left.append("the images of --data")
     try:
         check_model_name(options.model or "resnet50") if options.model != "auto" else None
     except ImportError:
         left.append(f"whether there is a network {options.model}")
+    for key, word in (("--model", options.model), ("--loss", options.loss), ("--optimizer", options.optimizer)):
+        if word and is_own(word):
+            own_file = own_name(key, word)
+            look_for_function(own_file.path, own_file.function, key)
     _check_places(options)
     read_sources(options.enqueue)
     for path in options.warm_start:
@@ -117,6 +128,17 @@ def check_by_parts(options: SearchOptions) -> list[str]:
     for path in options.prior_from:
         read_range_test(path)
     return left
+
+
+def _check_trainable(options: SearchOptions, word: str) -> list[str]:
+    """``check_by_parts`` of a search over a whole training function."""
+    name = trainable_name(word)
+    look_for_function(name.path, name.function, OPTION)
+    look_for_function(*own_space_file(options.space, str(name)))
+    read_own_objectives(options)
+    check_option_values(options)
+    _check_places(options)
+    return ["what the space returns", f"the arguments of {OPTION}"]
 
 
 def _resumed(options: SearchOptions) -> SearchOptions:
@@ -136,8 +158,8 @@ def _check_places(options: SearchOptions) -> None:
         check_folder(output, options.study, options.resume)
 
 
-def look_for_function(path: Path, function: str) -> None:
-    """Raise ConfigError if a space's file cannot be read, is no Python, or does not contain the function's name."""
+def look_for_function(path: Path, function: str, option: str = "--space") -> None:
+    """Raise ConfigError if a file of the user's cannot be read, is no Python, or lacks the function's name."""
     source = read_source(path)
     try:
         tree = ast.parse(source)
@@ -145,7 +167,7 @@ def look_for_function(path: Path, function: str) -> None:
         if sys.version_info < (3, 11):  # noqa: UP036  the file may use the grammar of a later Python
             return
         raise ConfigError(
-            f"--space needs a file that Python can run; got '{path}' with {type(error).__name__}: {error}. "
+            f"{option} needs a file that Python can run; got '{path}' with {type(error).__name__}: {error}. "
             f"Run `python '{path}'` to see where."
         ) from None
     names: set[str] = set()
@@ -159,7 +181,7 @@ def look_for_function(path: Path, function: str) -> None:
     if function not in names and "*" not in names:
         near = difflib.get_close_matches(function, names, n=1)
         fix = f"Did you mean '{path}:{near[0]}'?" if near else "Check its name."
-        raise ConfigError(f"--space FILE.py:FUNCTION must name a function of the file; got {function!r}. {fix}")
+        raise ConfigError(f"{option} FILE.py:FUNCTION must name a function of the file; got {function!r}. {fix}")
 
 
 def with_path_advice(message: str, options: SearchOptions) -> str:
@@ -167,6 +189,7 @@ def with_path_advice(message: str, options: SearchOptions) -> str:
     own = space_file(options.space or DEFAULT_SPACE)
     places = [
         str(own[0]) if own else None,
+        options.trainable.partition(".py")[0] if options.trainable else None,
         options.data,
         options.output or DEFAULT_OUTPUT,
         *options.prior_from,

@@ -12,6 +12,8 @@ from bigbatch.cluster.host.allocation import PLANNED_NODES
 from bigbatch.train_loop.config import ConfigError
 
 MODES = ("disabled", "offline", "online", "auto")
+WATCHED = {"gradients": ("gradients",), "parameters": ("parameters",), "all": ("gradients", "parameters"), "none": ()}
+"""Values of ``--wandb-watch``: those of ``wandb.watch``, and ``none`` for a resumed study."""
 ANSWER_S = 10.0
 """How long the server is waited for, name lookup included."""
 
@@ -22,6 +24,22 @@ def check_wandb_key(mode: str) -> None:
         raise ConfigError(
             f"--wandb online needs a key for {_host()}; none is set. "
             "Run `wandb login` or set WANDB_API_KEY, or write --wandb offline and send the runs later."
+        )
+
+
+def watched_kinds(choice: str | None) -> tuple[str, ...]:
+    """Which histograms of the network the trials take, by a checked value of ``--wandb-watch``."""
+    return WATCHED[choice or "none"]
+
+
+def check_wandb_watch(choice: str | None, mode: str) -> None:
+    """Raise ConfigError for an unknown value of ``--wandb-watch``, or if no W&B run shows what is watched."""
+    if choice is not None and choice not in WATCHED:
+        raise ConfigError(f"--wandb-watch must be one of {', '.join(WATCHED)}; got {choice!r}. Write one of them.")
+    if watched_kinds(choice) and mode == "disabled":
+        raise ConfigError(
+            f"--wandb-watch shows histograms in W&B's runs; got {choice} without --wandb. "
+            "Write --wandb offline, or --wandb-watch none."
         )
 
 

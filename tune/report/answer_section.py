@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 from collections.abc import Mapping, Sequence
 
 from bigbatch.cluster.host import json_values
+from bigbatch.train_loop.config.words import epochs_text
 from bigbatch.tune.report.answer_figures import frontier, frontier_costs
 from bigbatch.tune.report.figure import guarded
 from bigbatch.tune.report.figure_book import FigureBook, side_by_side
 from bigbatch.tune.report.markup import Markup, TableColumn, card, copy_block, joined, table, tag
+from bigbatch.tune.report.recorded_study import BATCH_PARAMETER
 from bigbatch.tune.report.theme import number_text
 from bigbatch.tune.report.trial_points import StudyPoints, TrialPoint
 from bigbatch.tune.study.frontier import BestOfValue, Frontier, FrontierRow
 from bigbatch.tune.study.frontier_file import config_file
 
+MOST_TILES = 6
+"""Parameters of a training function in the first row of the answer; the configuration below has all."""
 LONGER = 2
 """A full run is suggested with this many times the epochs of the search, and at least ``LEAST_EPOCHS``."""
 LEAST_EPOCHS = 30
@@ -28,7 +33,7 @@ def answer_section(points: StudyPoints, book: FigureBook, prefix: str) -> Markup
     if found is not None:
         lead, tiles, row = (
             _frontier_lead(found),
-            _tiles(points, found.answer_best, found.answer_row.value),
+            _tiles(points, found),
             found.answer_row,
         )
         config, path = found.answer_best.config, f"{points.study.summary.folder}/{config_file(row.value)}"
@@ -124,13 +129,18 @@ def _tile(value: object, words: object) -> Markup:
     return tag("div", tag("b", value), tag("span", words), class_="tile")
 
 
-def _tiles(points: StudyPoints, best: BestOfValue, value: object) -> list[Markup]:
+def _name_of_value(found: Frontier) -> str:
+    return "global batch" if found.facts.name == BATCH_PARAMETER else found.facts.name
+
+
+def _tiles(points: StudyPoints, found: Frontier) -> list[Markup]:
+    best, value = found.answer_best, found.answer_row.value
     interval = _interval(points, best)
     metric = points.study.objectives.first.metric.title
     return [
-        _tile(f"{value:,}" if isinstance(value, int) else value, "global batch"),
+        _tile(f"{value:,}" if isinstance(value, int) else value, _name_of_value(found)),
         _tile(worth_words(points, best.objective), f"{metric}{f', 95 %: {interval}' if interval else ''}"),
-        _tile(number_text(best.optimizer_steps), f"optimizer steps in {best.epochs} epochs"),
+        _tile(number_text(best.optimizer_steps), f"optimizer steps in {epochs_text(best.epochs)}"),
         _tile(number_text(best.images_per_s), "images/s"),
         _tile(seconds_words(best.epoch_s), "for an epoch, with validation"),
         _tile(number_text(best.gpu_hours), f"{points.study.hours} for the run"),
@@ -139,7 +149,7 @@ def _tiles(points: StudyPoints, best: BestOfValue, value: object) -> list[Markup
 
 def seconds_words(seconds: float | None) -> str:
     """``0.8 s``, ``12 s``, ``3.4 min``, ``2.1 h``."""
-    if seconds is None:
+    if seconds is None or not math.isfinite(seconds):
         return "–"
     if seconds < 90:
         return f"{seconds:.2g} s"
@@ -156,13 +166,19 @@ def _best_lead(points: StudyPoints, best: TrialPoint) -> list[Markup]:
 
 
 def _best_tiles(points: StudyPoints, best: TrialPoint) -> list[Markup]:
+    if points.study.description.get("trainable"):
+        settings = [_tile(_shown(value), name) for name, value in list(best.params.items())[:MOST_TILES]]
+    else:
+        settings = [
+            _tile(f"{best.batch:,}" if best.batch else "–", "global batch"),
+            _tile(best.optimizer or "–", "optimizer"),
+            _tile(number_text(best.rate), "peak learning rate"),
+        ]
     return [
         _tile(worth_words(points, best.value), points.study.objectives.first.metric.title),
-        _tile(f"{best.batch:,}" if best.batch else "–", "global batch"),
-        _tile(best.optimizer or "–", "optimizer"),
-        _tile(number_text(best.rate), "peak learning rate"),
+        *settings,
         _tile(best.last_epoch, "epochs"),
-        _tile(number_text(best.hours), f"{points.study.hours} of the trial"),
+        _tile(number_text(points.hours_of_all_epochs(best)), f"{points.study.hours} of the trial"),
     ]
 
 
@@ -184,12 +200,16 @@ def _cells(points: StudyPoints, row: FrontierRow, held: bool) -> list[object]:
     counts = f"{row.finished} / {row.tried}" + (f", {row.diverged} diverged" if row.diverged else "")
     if best is None:
         return [value, *["–"] * (8 if held else 7), counts, "–"]
-    holdout = [f"{100 * best.holdout:.1f} %" if best.holdout is not None else "–"] if held else []
+    holdout = [_percent(best.holdout)] if held else []
     return [
         value, worth_words(points, best.objective) + (f" ({best.seeds} seeds)" if best.seeds else ""),
         _interval(points, best) or "–", *holdout, number_text(best.optimizer_steps), number_text(best.images_per_s),
         seconds_words(best.epoch_s), number_text(best.gpu_hours), number_text(best.noise_scale), counts, best.trial,
     ]  # fmt: skip
+
+
+def _percent(share: float | None) -> str:
+    return "–" if share is None or not math.isfinite(share) else f"{100 * share:.1f} %"
 
 
 def _reading(points: StudyPoints) -> Markup:
@@ -221,10 +241,18 @@ def _configuration(points: StudyPoints, config: Mapping[str, object], path: str,
     most = json_values.whole_number(points.study.description, "max_epochs")
     command = f"bigbatch train --config {shlex.quote(path)} --set epochs={max(LEAST_EPOCHS, LONGER * most)}"
     text = json.dumps(dict(config), indent=2, default=str)
+    if function := json_values.text(points.study.description, "trainable"):
+        options = json_values.mapping(json_values.mapping(config, "trainable"), "options")
+        text = json.dumps(dict(options), indent=2)
+        how = [tag("p", f"What {function} gets as its config, beside epochs and seed.", class_="soft small")]
+    else:
+        how = [
+            tag("p", "Train it in full, for more epochs than the search gave it:", class_="soft small"),
+            copy_block(command, f"{prefix}train", "Copy the command"),
+        ]
     return card(
         tag("h3", "The configuration to copy"),
-        tag("p", "Train it in full, for more epochs than the search gave it:", class_="soft small"),
-        copy_block(command, f"{prefix}train", "Copy the command"),
+        *how,
         tag(
             "details",
             tag("summary", "The whole configuration (JSON)"),
@@ -239,17 +267,39 @@ def best_trials(points: StudyPoints, most: int = 10) -> Markup:
     if not shown:
         return Markup("")
     metric = points.study.objectives.first.metric
+    if points.study.description.get("trainable"):
+        return _best_of_own(points, shown, metric.short)
     titles = (("trial", True), (metric.short, True), ("batch", True), ("optimizer", False),
               ("peak lr", True), ("warmup", True), ("epochs", True), (points.study.hours, True))  # fmt: skip
     rows = [
         [
             p.number, worth_words(points, p.value), f"{p.batch:,}" if p.batch else "–", p.optimizer or "–",
             number_text(p.rate), f"{100 * p.warmup_share:.0f} %" if p.warmup_share is not None else "–",
-            p.last_epoch, number_text(p.hours),
+            p.last_epoch, number_text(points.hours_of_all_epochs(p)),
         ]
         for p in shown
     ]  # fmt: skip
-    title = (
-        f"The best {len(shown)} of {len(points.finished)} finished trials" if len(shown) > 1 else "The finished trial"
-    )
+    return _table_of_best(points, titles, rows)
+
+
+def _best_of_own(points: StudyPoints, shown: Sequence[TrialPoint], value: str) -> Markup:
+    """The best trials of a training function of the user's own, with its parameters."""
+    names = list(dict.fromkeys(name for p in shown for name in p.params))
+    titles = (("trial", True), (value, True), *((n, True) for n in names), ("epochs", True), (points.study.hours, True))
+    rows = [
+        [
+            p.number, worth_words(points, p.value), *(_shown(p.params.get(name)) for name in names),
+            p.last_epoch, number_text(points.hours_of_all_epochs(p)),
+        ]
+        for p in shown
+    ]  # fmt: skip
+    return _table_of_best(points, titles, rows)
+
+
+def _shown(value: object) -> str:
+    return number_text(value) if isinstance(value, float) else "–" if value is None else str(value)
+
+
+def _table_of_best(points: StudyPoints, titles: Sequence[tuple[str, bool]], rows: Sequence[Sequence[object]]) -> Markup:
+    title = f"The best {len(rows)} of {len(points.finished)} finished trials" if len(rows) > 1 else "The finished trial"
     return card(joined((tag("h3", title), table([TableColumn(t, is_number=n) for t, n in titles], rows, stacked=True))))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from bigbatch.cluster.host.command_line import DONE, WRONG_INPUT, OneLineParser
 from bigbatch.train_loop.config import ConfigError
+from bigbatch.train_loop.host.command_line import check_page
 from bigbatch.tune.study.summary import find_study
 
 DEFAULT_RUNS = "runs"
@@ -76,6 +77,7 @@ def _target(file: str | None, folders: Sequence[Path]) -> Path:
     if file is None:
         return (folders[0] if len(folders) == 1 else Path()) / "report.html"
     path = Path(file)
+    check_page("-o", path)
     if path.is_dir():
         raise ConfigError(f"-o takes a file; got the folder {file!r}. Write e.g. -o {path / 'report.html'}.")
     if not path.parent.is_dir():

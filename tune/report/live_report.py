@@ -12,11 +12,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from bigbatch.tune.study.summary import who_runs
+
 LOOKED_AT_S = 60.0
 """Nothing is written if no page has asked for this long, and two looks."""
-MOST_SHARE = 0.1
-"""Writing takes at most this part of the time: login nodes are shared, and a large study takes seconds."""
-WATCHED = ("study.json", "optuna.journal", "trials.parquet", "frontier.json", ".lease")
+MOST_SHARE = 0.02
+"""While a study runs, writing takes at most this part of the time: its cores may be those of the search, login nodes
+are shared, and a large study takes seconds."""
+WATCHED = ("study.json", "optuna.journal", "trials.parquet", "frontier.json")
 """Files that change when a report would. The ledger, which changes every 10 s, is not among them."""
 
 
@@ -74,8 +77,14 @@ class LiveReport:
         while not self._stop.is_set():
             began = self._clock()
             self.look()
-            took_s = self._clock() - began
-            self._stop.wait(max(self._every_s, took_s / MOST_SHARE - took_s))
+            next_at = self._clock() + (self._clock() - began) * (1 / MOST_SHARE - 1)
+            running = self._running()
+            while not self._stop.wait(self._every_s):
+                if self._clock() >= next_at or self._running() != running:  # the end of a search is seen at once
+                    break
+
+    def _running(self) -> list[str]:
+        return [who_runs(folder) for folder in self._folders]
 
     def look(self) -> None:
         """Write the report if somebody asks for it and the studies have changed."""
@@ -93,14 +102,15 @@ class LiveReport:
 
 
 def _tag(folders: Sequence[Path]) -> str:
-    """A digest of the sizes and times of the studies' files."""
-    seen = []
+    """A digest of the sizes and times of the studies' files, and of who runs them."""
+    seen: list[tuple[str, object, object]] = []
     for folder in folders:
+        seen.append((str(folder), bool(who_runs(folder)), 0))  # a killed driver changes no file
         for name in WATCHED:
             try:
                 stat = (folder / name).stat()
             except OSError:
                 seen.append((name, 0, 0))
                 continue
-            seen.append((name, stat.st_size, 0 if name == ".lease" else stat.st_mtime_ns))
+            seen.append((name, stat.st_size, stat.st_mtime_ns))
     return hashlib.sha256(json.dumps(seen).encode()).hexdigest()[:16]

@@ -6,13 +6,13 @@ import base64
 import gzip
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from importlib import resources
 
 from bigbatch.cluster.host import json_values
-from bigbatch.tune.report.answer_figures import compared_frontiers, compared_histories
 from bigbatch.tune.report.answer_section import answer_section
+from bigbatch.tune.report.comparison import compared_figures, compared_study, differences
 from bigbatch.tune.report.figure_book import INSTALL, FigureBook, plotly_script, side_by_side
 from bigbatch.tune.report.markup import Markup, TableColumn, card, joined, table, tag
 from bigbatch.tune.report.recorded_study import RecordedStudy
@@ -50,22 +50,32 @@ def report_page(studies: Sequence[RecordedStudy]) -> str:
         body.append(_study(points, book, prefix) if points else _unreadable(study, prefix))
     title = f"{', '.join(study.name for study in studies[:4])} – BigBatch report"
     missing = _missing_figures(book)
-    return _document(title, joined((missing, *body, _footer())), book, script.read_bytes() if script else b"")
+    return page_document(title, joined((missing, *body, _footer())), book, script.read_bytes() if script else b"")
 
 
 def _study(points: StudyPoints, book: FigureBook, prefix: str) -> Markup:
     study = points.study
-    parts = [
-        _head(study, prefix, PARTS),
-        answer_section(points, book, prefix),
-        asked_section(points, prefix),
-        course_section(points, book, prefix),
-        space_section(points, book, prefix),
-        cost_section(points, book, prefix),
-        failures_section(points, prefix),
-        environment_section(points, prefix),
-    ]
-    return tag("div", *parts, class_="study", id=f"{prefix}study")
+    makers: tuple[tuple[str, Callable[[], Markup]], ...] = (
+        ("answer", lambda: answer_section(points, book, prefix)),
+        ("asked", lambda: asked_section(points, prefix)),
+        ("course", lambda: course_section(points, book, prefix)),
+        ("space", lambda: space_section(points, book, prefix)),
+        ("cost", lambda: cost_section(points, book, prefix)),
+        ("failures", lambda: failures_section(points, prefix)),
+        ("environment", lambda: environment_section(points, prefix)),
+    )
+    parts = [_part_or_why(name, make, prefix) for name, make in makers]
+    return tag("div", _head(study, prefix, PARTS), *parts, class_="study", id=f"{prefix}study")
+
+
+def _part_or_why(name: str, make: Callable[[], Markup], prefix: str) -> Markup:
+    """A part of the page. Of files that someone has edited, one part may fail; the others are shown."""
+    try:
+        return make()
+    except Exception as error:
+        why = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        text = f"This part could not be written from the study’s files ({why})."
+        return section(dict(PARTS)[name], f"{prefix}{name}", card(tag("p", text), class_="card notice"))
 
 
 def _head(study: RecordedStudy, prefix: str, parts: Sequence[tuple[str, str]]) -> Markup:
@@ -105,8 +115,8 @@ def _comparison(points: Sequence[StudyPoints], studies: Sequence[RecordedStudy],
               ("finished / begun", "best", "the answer", "its value", "hours held"))]  # fmt: skip
     by_study = {id(one.study): one for one in points}
     rows = [_compared(place, study, by_study.get(id(study))) for place, study in enumerate(studies)]
-    figures = [book.place(make(points)) for make in (compared_frontiers, compared_histories)] if points else []
-    differ = _differences(points)
+    figures = [book.place(figure) for figure in compared_figures(points)]
+    differ = differences(points)
     text = f"These studies have different {' and '.join(differ)}: their values do not compare."
     warning = [card(tag("p", text), class_="notice")] if differ else []
     head = joined(
@@ -117,30 +127,16 @@ def _comparison(points: Sequence[StudyPoints], studies: Sequence[RecordedStudy],
     )
 
 
-def _differences(points: Sequence[StudyPoints]) -> list[str]:
-    """What decides values, and is not the same in all studies."""
-    found = {"objectives": {one.study.objectives.text for one in points}}
-    for key, word in (
-        ("data", "data sets"),
-        ("val_size", "validation images"),
-        ("model", "networks"),
-        ("max_epochs", "epochs"),
-    ):
-        found[word] = {str(one.study.description.get(key)) for one in points}
-    return [word for word, values in found.items() if len(values) > 1]
-
-
 def _compared(place: int, study: RecordedStudy, points: StudyPoints | None) -> list[object]:
-    link = tag("a", study.name, href=f"#s{place + 1}-study")
+    row, first = compared_study(study, points), study.objectives.first
+    link = tag("a", row.study, href=f"#s{place + 1}-study")
     if points is None:
-        return [link, study.summary.state, *["–"] * 5]
-    first, found = study.objectives.first, study.frontier
-    best = first.worth(points.best_first[0].value) if points.best_first else "–"
-    value = found.answer_row.value if found else "–"
+        return [link, row.state, *["–"] * 5]
+    answer = "–" if row.answer is None else row.answer
     return [
-        link, study.summary.state, f"{len(points.finished)} / {len(points.searched)}", best,
-        f"{value:,}" if isinstance(value, int) else value,
-        first.worth(found.answer_best.objective) if found else "–", number_text(study.summary.held_s / 3600),
+        link, row.state, f"{row.finished} / {row.begun}", "–" if row.best is None else first.worth(row.best),
+        f"{answer:,}" if isinstance(answer, int) else answer,
+        "–" if row.answer_objective is None else first.worth(row.answer_objective), number_text(row.device_hours),
     ]  # fmt: skip
 
 
@@ -183,8 +179,11 @@ def _asset(name: str) -> str:
     return resources.files("bigbatch.tune.report").joinpath(name).read_text(encoding="utf-8")
 
 
-def _document(title: str, body: Markup, book: FigureBook, plotly: bytes) -> str:
-    """The whole file. The policy lets no script run but the two of this page, and lets nothing be loaded."""
+def page_document(title: str, body: Markup, book: FigureBook, plotly: bytes) -> str:
+    """The whole file of a page with figures, given plotly's script.
+
+    The policy lets no script run but the two of this page, and lets nothing be loaded.
+    """
     script, style = _asset("page.js"), _asset("page.css")
     drawn = not book.is_empty
     plotly = plotly.replace(b"\r\n", b"\n")  # as a browser reads it, so that the hash fits

@@ -37,10 +37,15 @@ MAKERS: tuple[FigureMaker, ...] = (
 """All figures of a study but the maps of rates, of which there is one for each optimizer."""
 
 
+def all_figures(study: RecordedStudy) -> list[ReportFigure]:
+    """Every figure of a study, also those that say why they show nothing."""
+    points = StudyPoints(study)
+    return [*(guarded(make, points) for make in MAKERS), *rate_figures(points)]
+
+
 def report_figures(study: RecordedStudy) -> list[ReportFigure]:
     """Every figure of a study that has something to show."""
-    points = StudyPoints(study)
-    return [f for f in (*(guarded(make, points) for make in MAKERS), *rate_figures(points)) if f.is_drawn]
+    return [figure for figure in all_figures(study) if figure.is_drawn]
 
 
 def study_figures(folder: Path | str, *, dark: bool = False) -> dict[str, Figure]:

@@ -176,8 +176,16 @@ def _read_trials(summary: StudySummary) -> tuple[list[FrozenTrial], list[str]]:
         except Exception as error:  # a damaged or foreign journal
             problems.append(f"The journal cannot be read ({_one_line(error)}); the tables are shown instead.")
         else:
+            if (
+                not trials
+                and summary.folder.joinpath(TRIALS_TABLE).exists()
+                and (kept := _tables_or_none(summary.folder))
+            ):
+                return kept, [*problems, f"The journal has no trial of {summary.name!r}; the tables are shown instead."]
             if journal.cut_at is not None:
                 problems.append(f"The journal is damaged at line {journal.cut_at}; what comes before is shown.")
+            elif (lost := _lost(trials, summary.folder)) > 0:
+                problems.append(f"The journal lacks {lost} trials that {TRIALS_TABLE} has: it was cut short.")
             return trials, problems
     try:
         return _from_tables(summary.folder), problems
@@ -208,7 +216,26 @@ def quiet_warnings() -> Iterator[None]:
         optuna.logging.set_verbosity(level)
 
 
+def _lost(trials: Sequence[FrozenTrial], folder: Path) -> int:
+    """How many trials the tables have beyond the journal's last. Whole, it is always ahead of them."""
+    try:
+        import pyarrow.parquet as pq
+
+        numbers = pq.read_table(folder / TRIALS_TABLE, columns=["trial"])["trial"].to_pylist()
+    except Exception:  # not there yet, or damaged: the journal says it all
+        return 0
+    last = max((trial.number for trial in trials), default=-1)
+    return sum(number > last for number in numbers)
+
+
 # The tables
+
+
+def _tables_or_none(folder: Path) -> list[FrozenTrial] | None:
+    try:
+        return _from_tables(folder)
+    except Exception:  # damaged as well
+        return None
 
 
 def _from_tables(folder: Path) -> list[FrozenTrial]:

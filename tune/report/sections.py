@@ -28,6 +28,7 @@ from bigbatch.tune.report.trial_points import (
     INFEASIBLE,
     PAUSED,
     STOPPED,
+    WAITING,
     StudyPoints,
     TrialPoint,
 )
@@ -62,7 +63,8 @@ def _plan(points: StudyPoints) -> list[tuple[str, object]]:
     d = points.study.description
     images, pixels = json_values.whole_number(d, "train_size"), json_values.whole_number(d, "image_size")
     sizes = (
-        f" ({images:,} training and {json_values.whole_number(d, 'val_size'):,} validation images, {pixels} px)"
+        f" ({images:,} training and {json_values.whole_number(d, 'val_size'):,} validation "
+        f"{f'images, {pixels} px' if pixels else 'items'})"
         if images
         else ""
     )
@@ -81,8 +83,11 @@ def _plan(points: StudyPoints) -> list[tuple[str, object]]:
     return [
         ("objective", points.study.objectives.first.sentence),
         ("space", json_values.text(d, "space")),
-        ("data", json_values.text(d, "data") + sizes),
-        ("network", json_values.text(d, "model")),
+        *(
+            [("trainable", d["trainable"])]
+            if d.get("trainable")
+            else [("data", json_values.text(d, "data") + sizes), ("network", json_values.text(d, "model"))]
+        ),
         ("batches", ", ".join(values)),
         ("limits", f"{', '.join(limits)}; at most {json_values.whole_number(d, 'max_epochs')} epochs each"),
         ("strategy", ", ".join(strategy)),
@@ -133,7 +138,10 @@ def _stopped(points: StudyPoints) -> Markup:
         TableColumn("why", is_wide=True),
     ]
     more = [tag("p", _left_out(len(ended)), class_="soft small")] if len(ended) > MOST_ROWS else []
-    summary = tag("summary", f"Where and why {len(ended)} trials were stopped or paused")
+    summary = tag(
+        "summary",
+        f"Where and why {_count(len(ended), 'trial')} {'were' if len(ended) != 1 else 'was'} stopped or paused",
+    )
     return card(tag("details", summary, table(titles, rows), *more), class_="card long")
 
 
@@ -201,13 +209,18 @@ def failures_section(points: StudyPoints, prefix: str) -> Markup:
     rows = [_failed_row(p) for p in failed[:MOST_ROWS]]
     diverged = sum(p.outcome == DIVERGENT for p in failed)
     words = (
-        f"{diverged} of {len(points.searched)} trials diverged: their loss or validation was not finite, so the "
+        f"{diverged} of {_begun(points)} trials diverged: their loss or validation was not finite, so the "
         f"hyperparameters are the reason. {len(failed) - diverged} failed otherwise, which says nothing about them."
     )
     more = [tag("p", _left_out(len(failed)), class_="soft small")] if len(failed) > MOST_ROWS else []
     return section(
         "Failures", f"{prefix}failures", card(tag("p", words), table(titles, rows), *more, class_="card long")
     )
+
+
+def _begun(points: StudyPoints) -> int:
+    """Trials that have begun, with confirmations, which can fail too."""
+    return sum(p.outcome != WAITING or bool(p.curve) for p in points.all)
 
 
 def _failed_row(p: TrialPoint) -> Sequence[object]:

@@ -52,7 +52,8 @@ def parameter_importance(points: StudyPoints) -> ReportFigure:
     name, title = "parameter-importance", "Which parameters mattered"
     compared, which = points.compared(LEAST_TRIALS)
     among = [p for p in points.searched if p.number in compared]
-    groups = {ALL: among} if len(points.optimizers) != 1 else {}
+    every = ALL if points.optimizers else "all"
+    groups = {every: among} if len(points.optimizers) != 1 else {}
     groups |= {o: [p for p in among if p.optimizer == o] for o in points.optimizers}
     found = {g: _importances(points, trials, compared) for g, trials in groups.items() if len(trials) >= LEAST_TRIALS}
     found = {g: values for g, values in found.items() if values}

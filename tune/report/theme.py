@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import math
 
 from bigbatch.tune.report.trial_points import (
     BROKEN,
@@ -90,7 +91,7 @@ def plotly_text(value: object) -> str:
 
 
 def number_text(value: float | None) -> str:
-    """A number with three digits, or whole; ``–`` for None."""
-    if value is None:
+    """A number with three digits, or whole; ``–`` for None and for what is not finite."""
+    if value is None or not math.isfinite(value):
         return "–"
     return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.3g}"

@@ -20,6 +20,7 @@ from bigbatch.tune.study.tables import epoch_records
 from bigbatch.tune.study.target import UNREACHED_H
 from bigbatch.tune.study.trial_facts import (
     CONFIRMS_ATTR,
+    CONTINUES_ATTR,
     PAUSED_ATTR,
     configuration,
     continued_trials,
@@ -54,10 +55,12 @@ class TrialPoint:
     planned: int | None
     noise_scale: float | None
     hours: float | None
-    """Device hours of the trial."""
+    """Device hours of the trial, without those of the trial that it continues."""
     started: datetime | None
     ended: datetime | None
     confirms: int | None
+    continues: int | None = None
+    """The paused trial whose epochs this one goes on from."""
 
     @property
     def batch(self) -> int | None:
@@ -163,6 +166,18 @@ class StudyPoints:
         few = f"Only {done} trials have finished, so trials are compared by their values after epoch {epoch}"
         return values, f"{few}, which {len(values)} have reached. Early values favour fast starts."
 
+    def hours_of_all_epochs(self, point: TrialPoint) -> float | None:
+        """Device hours of a trial and of the trials that it continues; None if those of one are not known."""
+        by_number, total, seen = {p.number: p for p in self.all}, 0.0, set[int]()
+        part: TrialPoint | None = point
+        while part is not None and part.number not in seen:
+            if part.hours is None:
+                return None
+            total += part.hours
+            seen.add(part.number)
+            part = by_number.get(part.continues) if part.continues is not None else None
+        return total
+
     @property
     def is_percent(self) -> bool:
         """Whether the first objective is shown in per cent."""
@@ -198,6 +213,7 @@ def _point(trial: FrozenTrial, study: RecordedStudy, continued: Mapping[int, int
         started=trial.datetime_start,
         ended=trial.datetime_complete,
         confirms=json_values.whole_number_or_none(attrs, CONFIRMS_ATTR),
+        continues=json_values.whole_number_or_none(attrs, CONTINUES_ATTR),
     )
 
 

@@ -14,6 +14,7 @@ from bigbatch.train_loop.config import ConfigError
 from bigbatch.tune.study.summary import find_study
 
 EVERY_S = 15.0
+MOST_EVERY_S = 86400.0
 
 
 def watch_parser() -> argparse.ArgumentParser:
@@ -46,8 +47,10 @@ def watch_main(argv: Sequence[str]) -> int:
 
 def _watch(args: argparse.Namespace) -> None:
     folders = [find_study(name, Path(args.output)) for name in args.study]
-    if args.every <= 0:
-        raise ConfigError(f"--every must be more than 0; got {args.every:g}. Write e.g. {EVERY_S:g}.")
+    if not 0 < args.every <= MOST_EVERY_S:
+        raise ConfigError(
+            f"--every must be more than 0 and at most {MOST_EVERY_S:g}; got {args.every:g}. Write e.g. {EVERY_S:g}."
+        )
     if not 0 <= args.port <= 65535:
         raise ConfigError(f"--port must be from 1 to 65535; got {args.port}. Leave it out for a free one.")
     from bigbatch.tune.report.live_report import LiveReport

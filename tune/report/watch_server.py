@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hmac
 import secrets
+import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
 
@@ -40,6 +41,11 @@ class WatchServer(ThreadingHTTPServer):
         self.token = secrets.token_urlsafe(24)
         self.frame = resources.files("bigbatch.tune.report").joinpath(FRAME_FILE).read_bytes()
 
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Say nothing of a reader that has gone, as a page does that is loaded again. Other errors are printed."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)  # type: ignore[arg-type]
+
     @property
     def port(self) -> int:
         """The port that it listens on."""
@@ -58,10 +64,12 @@ class _WatchHandler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """Answer a request of the page."""
         _, _, rest = self.path.partition("?")[0].partition("/")
-        token, _, what = rest.partition("/")
+        token, slash, what = rest.partition("/")
         if not hmac.compare_digest(token.encode(), self.server.token.encode()):
             what = "unknown"
-        if what == "":
+        if what == "" and not slash:  # the page's own addresses are relative
+            self._send_to(f"/{token}/")
+        elif what == "":
             self._answer(self.server.frame, "text/html; charset=utf-8", {"Content-Security-Policy": POLICY})
         elif what == "state":
             self._answer(self.server.live.state(), "application/json", {})
@@ -70,6 +78,12 @@ class _WatchHandler(BaseHTTPRequestHandler):
             self._answer(self.server.live.latest.packed, "text/html; charset=utf-8", more)
         else:
             self.send_error(404)
+
+    def _send_to(self, path: str) -> None:
+        self.send_response(301)
+        for name, value in (("Location", path), ("Referrer-Policy", "no-referrer"), ("Content-Length", "0")):
+            self.send_header(name, value)
+        self.end_headers()
 
     def _answer(self, content: bytes, kind: str, headers: dict[str, str]) -> None:
         fixed = {

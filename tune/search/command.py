@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bigbatch.cluster.host.command_line import INTERRUPTED, WRONG_INPUT
 from bigbatch.cluster.host.streams import reader_may_leave
+from bigbatch.cluster.host.verbosity import log_steps
 from bigbatch.train_loop.config import ConfigError
-from bigbatch.train_loop.errors import RayStartError
+from bigbatch.train_loop.errors import OwnCodeError, RayStartError
 from bigbatch.train_loop.host.disk_full import describe_full_disk, full_errno
 from bigbatch.tune.plan.arguments import parse_options, tune_parser
+
+_log = logging.getLogger(__name__)
 
 
 def tune_main(argv: Sequence[str] | None = None, prog: str = "tune/run.py") -> int:
@@ -26,8 +30,10 @@ def _search(args: dict[str, object]) -> int:
     from bigbatch.tune.plan.options import SearchOptions
     from bigbatch.tune.study.storage_url import check_url
 
+    log_steps(args["verbose"])
     plan = make_plan(SearchOptions(**args))  # type: ignore[arg-type]
     check_url(plan.storage)
+    _log.info("the options are checked, the search is planned")
     from bigbatch.tune.search.driver import run_search
 
     return run_search(plan)
@@ -37,7 +43,7 @@ def _guarded(prog: str, run: Callable[[], int]) -> int:
     """Report in one line what is no defect of the program: wrong input, a missing package, a full disk, Ctrl-C."""
     try:
         return run()
-    except ConfigError as error:
+    except (ConfigError, OwnCodeError) as error:
         print(f"{prog}: error: {error}", file=sys.stderr)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] == "bigbatch":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import sys
 import time
@@ -13,9 +14,16 @@ from rich.console import Console
 from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.train_loop.errors import RayStartError
 from bigbatch.train_loop.host.processor_energy import open_processor_energy
-from bigbatch.train_loop.launch.ray_session import JoinedRay, LocalRay, RayConnection, check_reachable
+from bigbatch.train_loop.launch.ray_session import (
+    JoinedRay,
+    LocalRay,
+    RayConnection,
+    check_reachable,
+    remove_stale_folders,
+)
 from bigbatch.tune.plan.joined import cluster_machine, living_nodes, plan_for_cluster
 from bigbatch.tune.plan.machine import devices_held
+from bigbatch.tune.plan.metrics_port import check_metrics_port
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.search.budgeting import check_budget_lasts, make_budget, refused_at_once
 from bigbatch.tune.search.capacity import Capacity
@@ -26,6 +34,7 @@ from bigbatch.tune.search.first_trials import enqueue_first_trials
 from bigbatch.tune.search.follow_up_findings import follow_up_findings
 from bigbatch.tune.search.joining import agreement, check_same_model
 from bigbatch.tune.search.known_findings import known_findings
+from bigbatch.tune.search.late_report import LateReport
 from bigbatch.tune.search.running import (
     SearchRun,
     confirmed_of,
@@ -37,6 +46,7 @@ from bigbatch.tune.search.running import (
     views_of,
     watch_over,
 )
+from bigbatch.tune.search.show_gauges import gauge_observers
 from bigbatch.tune.strategies.samplers import quiet_optuna
 from bigbatch.tune.study import retry
 from bigbatch.tune.study.patient_journal import LineLog
@@ -60,6 +70,8 @@ from bigbatch.tune.watch.outcome import why_nothing
 from bigbatch.tune.watch.views import ended_trials
 from bigbatch.tune.watch.watch_thread import ClusterLost, SearchWatch
 
+_log = logging.getLogger(__name__)
+
 
 def run_search(plan: SearchPlan) -> int:
     """Search and print the result. Returns the exit code.
@@ -68,13 +80,15 @@ def run_search(plan: SearchPlan) -> int:
     """
     console = Console(soft_wrap=not sys.stdout.isatty(), highlight=False)
     end_of_allocation()  # checked before anything starts
-    print_plan(plan, console)
+    check_metrics_port(plan.options.metrics_port, plan.address, remove_stale_folders)
+    talk = Console(quiet=True) if plan.options.quiet else console
+    print_plan(plan, talk)
     if plan.options.dry_run:
         return DONE
     quiet_optuna()
     stop = StopRequest()
     try:
-        return _run_search(plan, stop, console)
+        return _run_search(plan, stop, console, talk)
     except KeyboardInterrupt:  # another Ctrl-C while findings are printed or Ray is ended
         if stop.signal is None:
             raise
@@ -82,20 +96,21 @@ def run_search(plan: SearchPlan) -> int:
         return 128 + signal.SIGINT
 
 
-def _run_search(plan: SearchPlan, stop: StopRequest, console: Console) -> int:
-    """Open the study, search, and print the findings. Returns the exit code."""
-    started = time.monotonic()
+def _run_search(plan: SearchPlan, stop: StopRequest, console: Console, talk: Console) -> int:
+    """Open the study, search, and print the findings. Returns the exit code. ``talk``: silent with ``--quiet``."""
+    run = SearchRun(plan)
     with ExitStack() as stack:
-        store = _open_store(plan, console)
+        store = _open_store(plan, talk)
+        late = stack.enter_context(LateReport(store.folder, stop, console))
         stack.callback(store.close)
         interrupts = stack.enter_context(Interrupts(stop))
         store.disk.stopped = stop.is_set
         if is_complete(plan, store):
             return _nothing_to_do(plan, store, console)
         store.add_session(provenance(), **plan.to_dict())
-        outcome, run = "crashed", SearchRun(plan)
+        outcome = "crashed"
         try:
-            _search(run, store, stop, stack, console, interrupts)
+            _search(run, store, stop, stack, talk, interrupts)
             outcome = "interrupted" if stop.signal else "ended"
         except ClusterLost:
             pass  # the findings show what is saved
@@ -121,10 +136,10 @@ def _run_search(plan: SearchPlan, stop: StopRequest, console: Console) -> int:
                 raise
         finally:
             run.in_order = True
-            store.write_last(outcome, time.monotonic() - started)
+            store.write_last(outcome, time.monotonic() - run.started)
         trials = views_of(store)
-        _say_findings(run.plan, store, trials, time.monotonic() - started, console)
-        _say_report(store, stop, console)
+        _say_findings(run.plan, store, trials, time.monotonic() - run.started, console)
+        _say_report(store, stop, console, late)
         return end_search(run, trials, stop, console, store)
 
 
@@ -138,14 +153,17 @@ def _say_findings(
         console.print(line, markup=False, soft_wrap=True)
 
 
-def _say_report(store: StudyStore, stop: StopRequest, console: Console) -> None:
-    """Write the report, but for a search that a signal ends or whose disk is full: `bigbatch report` does it later."""
-    if stop.signal is not None or store.disk.full:
+def _say_report(store: StudyStore, stop: StopRequest, console: Console, late: LateReport) -> None:
+    """Write the report, not on a full disk, and after a signal only when everything else is done."""
+    if store.disk.full:
+        return
+    trials = store.study.get_trials(deepcopy=False)
+    if stop.signal is not None:
+        late.trials = trials
         return
     from bigbatch.tune.report.writing import report_at_end  # needed only now
 
-    text = report_at_end(store.folder, store.study.get_trials(deepcopy=False))
-    console.print(f"\n{text}", markup=False, soft_wrap=True)
+    console.print(f"\n{report_at_end(store.folder, trials)}", markup=False, soft_wrap=True)
 
 
 def _nothing_to_do(plan: SearchPlan, store: StudyStore, console: Console) -> int:
@@ -191,7 +209,7 @@ def _search(
     if not find_rates(run, store, stop, console):
         return
     plan = run.plan
-    observers = recorders(run, store, stack)
+    observers = [*recorders(run, store, stack), *gauge_observers(run, store, stack, console)]
     run.budget = make_budget(plan, store, run.capacity)
     ray_storage = _ray_storage(plan, connection)
     bridge = run.bridge = make_bridge(run, store, ray_storage, observers, stop)
@@ -203,9 +221,9 @@ def _search(
         log = LineLog(store.log_folder / "driver.log")
         columns = columns_of(plan.space, plan.workload, plan.overrides, plan.ranges)
         limits = (plan.trial_limit, plan.share.concurrency)
-        shown = (*limits, finished, columns, run.budget.lasts_s, plan.objectives, plan.frontier)
+        shown = (*limits, finished, columns, run.budget.lasts_s, plan.objectives, plan.frontier, run.started)
         lines = PlainLines(SearchProgress(*shown), log)
-        with make_display(SearchProgress(*shown)) as display:
+        with make_display(SearchProgress(*shown), quiet=plan.options.quiet) as display:
             watch = watch_over(run, store, connection, [lines, display], stop)
             observers += [watch, lines, display, IdleGpus(bridge.say)]
             with interrupts.shown_by(display), watch.running():
@@ -228,6 +246,7 @@ def _fit(run: SearchRun, store: StudyStore, stop: StopRequest, watch: SearchWatc
     # Only now that Ray runs: this loads Ray's core, which reads the token's place once, when it is loaded.
     from bigbatch.tune.search.tuner import run_tuner
 
+    _log.info("the trials begin")
     over = over_function(run, store, stop)
     run_tuner(run.plan, run.bridge, run.capacity, store, watch, over, ray_storage)
     store.ledger.ending()
@@ -261,7 +280,7 @@ def _check_waiting(plan: SearchPlan, store: StudyStore) -> None:
     for trial in [*(t for t in trials if not t.state.is_finished()), *failed]:
         if "config" in trial.user_attrs:
             try:
-                TrainConfig.from_dict(trial.user_attrs["config"]).batch.split(plan.workers)
+                TrainConfig.from_dict(trial.user_attrs["config"]).check_workers(plan.workers)
             except ConfigError as error:
                 store.close()
                 raise ConfigError(
@@ -270,9 +289,10 @@ def _check_waiting(plan: SearchPlan, store: StudyStore) -> None:
 
 
 def _session(plan: SearchPlan, store: StudyStore) -> LocalRay | JoinedRay:
+    _log.info("the study is open; the driver's log is %s", store.log_folder / "driver.log")
     log = store.log_folder / "ray.log"
     if plan.address == "local":
-        return LocalRay(plan.machine.cpus, plan.machine.gpus, log)
+        return LocalRay(plan.machine.cpus, plan.machine.gpus, log, plan.options.metrics_port)
     return JoinedRay(plan.address, log)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -17,6 +18,8 @@ from bigbatch.train_loop.launch.ray_session import RayConnection
 from bigbatch.train_loop.launch.trial_task import TrialTask
 from bigbatch.train_loop.progress import progress_file
 from bigbatch.tune.plan.search_plan import SearchPlan
+from bigbatch.tune.plan.trainable_plan import reported_names
+from bigbatch.tune.plan.wandb_mode import watched_kinds
 from bigbatch.tune.search.confirm_budget import ConfirmBudgetNote, confirmation_facts, reserve_of
 from bigbatch.tune.strategies.dimensions import dimensions_of
 from bigbatch.tune.strategies.early_look import checkpoints_to_drop
@@ -56,12 +59,16 @@ class SearchRun:
 
     plan: SearchPlan
     """The plan that was carried out."""
+    started: float = field(default_factory=time.monotonic)
+    """When the search began, by the monotonic clock."""
     in_order: bool = False
     """Whether the driver's thread has left the search and will print the last lines itself."""
     bridge: Any = None
     wandb: Any = None
     capacity: Any = None
     budget: Budget | None = None
+    shows_gauges: bool = False
+    """Whether Prometheus can see gauges of this search (``tune/search/show_gauges.py``)."""
     deadline: Deadline = field(default_factory=lambda: Deadline(None, lambda: None))
 
 
@@ -150,7 +157,8 @@ def recorders(run: SearchRun, store: StudyStore, stack: ExitStack) -> list[Obser
     plan = run.plan
     observers: list[Observer] = [ConfirmBudgetNote(plan, lambda text: run.bridge.say(text))]
     if plan.wandb != "disabled":
-        run.wandb = wandb_log.WandbObserver(plan.wandb, plan.study, plan.folder / "wandb")
+        logs = store.trial_log if watched_kinds(plan.options.wandb_watch) else None
+        run.wandb = wandb_log.WandbObserver(plan.wandb, plan.study, plan.folder / "wandb", logs_with_histograms=logs)
         stack.callback(run.wandb.close)
         observers.append(run.wandb)
     if plan.storage is not None:
@@ -234,6 +242,9 @@ def _task(run: SearchRun, store: StudyStore, ray_storage: Path, number: int, con
         log_file=store.trial_log(number),
         stop_file=store.stop_file,
         stage_folder=plan.options.stage,
+        gauge_tags={"study": plan.study, "trial": str(number)} if run.shows_gauges else {},
+        watched=watched_kinds(plan.options.wandb_watch),
+        reported=reported_names(plan.objectives) if plan.trainable else (),
     )
 
 

@@ -31,7 +31,8 @@ from bigbatch.tune.simulate.curves import CurveTable, RecordedCurve, RecordedRun
 from bigbatch.tune.simulate.dimensions import declared_dimensions
 from bigbatch.tune.simulate.importers import is_algoperf, is_pd1, read_algoperf, read_pd1
 from bigbatch.tune.strategies.protocol import Dimension
-from bigbatch.tune.study.objective import Direction, Objective
+from bigbatch.tune.study import metrics
+from bigbatch.tune.study.objective import Direction, Objective, Reported
 from bigbatch.tune.study.objectives import DEFAULT_OBJECTIVE, read_objectives
 from bigbatch.tune.study.retry import DIVERGED
 from bigbatch.tune.study.tables import EPOCH_PARTS, OBJECTIVE_KEY
@@ -225,10 +226,13 @@ def _read_study(folder: Path) -> RecordedRuns:
         raise ConfigError(f"a study's folder must hold {' and '.join(STUDY_FILES)}; got none named {missing[0]}.")
     trials, epochs = (_parquet(folder / name) for name in STUDY_FILES)
     text = (trials.schema.metadata or {}).get(OBJECTIVE_KEY, DEFAULT_OBJECTIVE.encode()).decode()
-    objective = read_objectives("objective", text, 1).first.shown
-    if objective.name not in epochs.column_names:
+    objective = read_objectives("objective", text, Reported(1, None)).first.shown
+    rows = epochs.to_pylist()
+    own = {name for row in rows for name, _ in row.get(metrics.OWN) or ()}
+    if objective.name not in (*epochs.column_names, *own):
         raise ConfigError(f"curves need a metric of every epoch; got a study of {objective.name}. Give another study.")
-    by_trial = dict(_by(epochs.to_pylist(), "trial"))
+    rows = [{**row, **dict(row.get(metrics.OWN) or ())} for row in rows]
+    by_trial = dict(_by(rows, "trial"))
     curves = [_trial_curve(trial, by_trial.get(trial["trial"], []), objective.name) for trial in trials.to_pylist()]
     plain = Objective(objective.name, objective.direction)
     return RecordedRuns(folder.resolve().name, tuple(curve for curve in curves if curve is not None), None, plain)

@@ -6,7 +6,8 @@ paused trial whose end is predicted to be the best; the others get new configura
 tried, continuing goes on until a third of them has run to the end. No trial is stopped for good.
 
 With a frontier the slots for continuing are divided like the trials: the value goes first of which the smallest part
-has gone on. At the end at least one trial of each value has run to its end.
+has gone on. At the end at least one trial of each value has run to its end, and one of the configurations that were
+given for it: what is published is measured there, and not only guessed from a tenth of the run.
 
 All predictions are those of the curve model (curve_model.py), whatever strategy proposes: values of different epochs
 do not compare, and it knows how curves go on. In a study of thousands it predicts the most promising ones alone.
@@ -69,12 +70,15 @@ class EarlyLook:
             return self._next(study, trials) if due else None
         if bare := self._bare_values():
             return self._best(study, trials, bare)
+        if given := self._unmeasured_values():
+            return self._best(study, trials, given, given=True)
         return self._next(study, trials) if self._too_few() else None
 
     def is_over(self, study: Study) -> bool:
         """Whether enough trials have run to their end, or none is left that could."""
         self.index.update(study)
-        if not self._too_few(only_done=True) and not self._bare_values(only_done=True):
+        left = self._bare_values(only_done=True) or self._unmeasured_values(only_done=True)
+        if not left and not self._too_few(only_done=True):
             return True
         return not self.index.waiting_values() and not self.index.runs
 
@@ -88,6 +92,12 @@ class EarlyLook:
             return []
         return [v for v in self.index.waiting_values() if not self.index.gone_on(v, only_done=only_done)]
 
+    def _unmeasured_values(self, *, only_done: bool = False) -> list[object]:
+        """Values of the frontier for which configurations were given that wait, and none of these has gone on."""
+        index = self.index
+        waiting = [value for value in index.waiting_values() if index.waiting_given(value)]
+        return [value for value in waiting if not index.given_gone_on(value, only_done=only_done)]
+
     def _next(self, study: Study, trials: Sequence[FrozenTrial]) -> FrozenTrial | None:
         """The best paused trial of the frontier's value of which the smallest part has gone on."""
         values = self.index.waiting_values()
@@ -95,12 +105,20 @@ class EarlyLook:
             return None
         return self._best(study, trials, [min(values, key=lambda v: (self.index.share(v), str(v)))])
 
-    def _best(self, study: Study, trials: Sequence[FrozenTrial], values: Sequence[object]) -> FrozenTrial | None:
-        """The paused trial of these values whose end is predicted to be the best; of equal ones, the earliest."""
+    def _best(
+        self, study: Study, trials: Sequence[FrozenTrial], values: Sequence[object], *, given: bool = False
+    ) -> FrozenTrial | None:
+        """The paused trial of these values whose end is predicted to be the best; of equal ones, the earliest.
+
+        Args:
+            given: only among those whose configuration was given.
+        """
         history = self.encoder.history
         history.update(study)
         most = MOST_LOOKED_AT if len(history) > MOST_CURVES else None
-        waiting = [trials[place] for value in values for place in self.index.waiting(value, most)]
+        index = self.index
+        places = index.waiting_given if given else lambda value: index.waiting(value, most)
+        waiting = [trials[place] for value in values for place in places(value)]
         if len(waiting) < 2:
             return waiting[0] if waiting else None
         also = [history.first_number(t.number) for t in waiting]

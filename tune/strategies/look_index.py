@@ -14,7 +14,7 @@ from optuna.trial import FrozenTrial, TrialState
 from bigbatch.tune.strategies.protocol import SearchFacts
 from bigbatch.tune.study.retry import RETRIES_ATTR
 from bigbatch.tune.study.study_index import StudyIndex
-from bigbatch.tune.study.trial_facts import CONTINUES_ATTR, DROPPED_ATTR, is_paused
+from bigbatch.tune.study.trial_facts import CONTINUES_ATTR, DROPPED_ATTR, GIVEN_ATTR, is_paused
 
 PAUSED, DONE, GOES_ON, RUNS = "paused", "done", "goes on", "runs"
 """What a trial is: paused and not continued; complete; a running continuation; any other running trial."""
@@ -76,6 +76,11 @@ class LookIndex(StudyIndex):
         """How many trials have gone on."""
         return sum(self.gone_on(value, only_done=only_done) for value in {value for _, value in self._count})
 
+    def given_gone_on(self, value: object, *, only_done: bool = False) -> bool:
+        """Whether any of the configurations that were given, as published recipes are, has gone on at this value."""
+        kinds = {(DONE, value)} if only_done else {(DONE, value), (GOES_ON, value)}
+        return any(self._kind[number] in kinds for number in self._given)
+
     # Those that wait
 
     def waiting_values(self) -> set[object]:
@@ -93,8 +98,14 @@ class LookIndex(StudyIndex):
         part = 1.0 if most is None or count <= most else most / count
         return sorted(one.place for group in groups.values() for one in group[: math.ceil(part * len(group))])
 
+    def waiting_given(self, value: object) -> list[int]:
+        """Those of ``waiting`` whose configuration was given."""
+        groups = self._waiting.get(value, {})
+        return sorted(one.place for group in groups.values() for one in group if one.number in self._given)
+
     def _forget(self) -> None:
         self._configurations: int = 0
+        self._given: set[int] = set()
         self._attrs = 0
         self._kind: dict[int, tuple[str, object]] = {}
         self._count: Counter[tuple[str, object]] = Counter()
@@ -108,6 +119,8 @@ class LookIndex(StudyIndex):
         number = trial.number
         if number not in self._kind:
             self._configurations += CONTINUES_ATTR not in attrs and RETRIES_ATTR not in attrs
+            if GIVEN_ATTR in attrs or int(attrs.get(CONTINUES_ATTR, -1)) in self._given:
+                self._given.add(number)
             if CONTINUES_ATTR in attrs:
                 self._continue(int(attrs[CONTINUES_ATTR]))
         kind = self._kind_of(trial)

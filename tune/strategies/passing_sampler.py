@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -22,9 +23,9 @@ class Asked(NamedTuple):
 class PassingSampler(BaseSampler):
     """Passes every question on. A subclass says to whom, and may answer some of them itself."""
 
+    @abstractmethod
     def asked(self, study: Study, trial: FrozenTrial) -> Asked:
         """Who answers the questions about ``trial``."""
-        raise NotImplementedError
 
     def before_trial(self, study: Study, trial: FrozenTrial) -> None:
         """As the other sampler."""

@@ -91,16 +91,13 @@ class SearchFacts:
         """The soft priors of the parameters that have one."""
         return {dimension.name: dimension.prior for dimension in self.dimensions if dimension.prior is not None}
 
-    def peers(self, trials: Sequence[FrozenTrial], trial: FrozenTrial) -> list[FrozenTrial]:
-        """The trials that compare with ``trial``: those with its value of the frontier's parameter."""
-        if self.frontier is None:
-            return list(trials)
-        return [t for t in trials if t.params.get(self.frontier) == trial.params.get(self.frontier)]
-
     def latest_peers(
         self, trials: Sequence[FrozenTrial], trial: FrozenTrial, most: int, among: int
     ) -> list[FrozenTrial]:
-        """The last ``most`` of ``peers`` among the last ``among`` trials. It looks at no more trials than it needs."""
+        """The last ``most`` of the last ``among`` trials that compare with ``trial``, in order.
+
+        Those compare that have its value of the frontier's parameter. It looks at no more trials than it needs.
+        """
         if self.frontier is None:
             return list(trials[-min(most, among) :])
         value, found = trial.params.get(self.frontier), []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import optuna
 from optuna.distributions import BaseDistribution
@@ -24,6 +24,7 @@ from bigbatch.tune.strategies.judgement import REDUCTION_FACTOR, JudgedTPESample
 from bigbatch.tune.strategies.passing_sampler import Asked, PassingSampler
 from bigbatch.tune.strategies.qmc import SobolSampler, value_at
 from bigbatch.tune.strategies.study_view import BestAndRecent, view_of
+from bigbatch.tune.study.feasible import furthest_excess
 
 MODEL_BASED = ("tpe", "gp", "cmaes")
 """Samplers that learn from trials. Only these begin with the initial points of a space."""
@@ -44,6 +45,17 @@ class PerTrialSampler(PassingSampler):
         if self._made is None or self._made[0] != trial.number:
             self._made = (trial.number, self._make(trial.number))
         return Asked(self._made[1], study, trial)
+
+
+class SomeTrialsSampler(PassingSampler):
+    """Passes each trial on with the part of a large study from which the sampler learns."""
+
+    def __init__(self, sampler: BaseSampler, history: BestAndRecent) -> None:
+        self._sampler, self._history = sampler, history
+
+    def asked(self, study: Study, trial: FrozenTrial) -> Asked:
+        """The sampler, which sees at most MOST_TRIALS trials."""
+        return Asked(self._sampler, view_of(study, self._history.among), trial)
 
 
 class PriorSampler(RandomSampler):
@@ -81,7 +93,7 @@ def sampler_factory(
     Args:
         parameters: names of all parameters of the space, for Quasi-Monte-Carlo.
         priors: soft priors of parameters, for everything that is drawn before, or without, a model of the trials.
-        history: chooses the trials of a large study from which TPE learns; None: it learns from all that it is shown.
+        history: chooses the trials of a large study from which TPE and GP learn; None: from all that they are shown.
         source_trials: with which CMA-ES begins, at least ten with the parameters that it will sample.
     """
     startup, names = max(4, min(10, trials // 3)), tuple(parameters)
@@ -106,16 +118,30 @@ def _sampler(name: str, seed: int, startup: int, design: SobolSampler, history: 
     if name == "tpe":
         # group: in a conditional space, each optimizer's parameters are modelled together.
         return JudgedTPESampler(
-            design, history, seed=seed, n_startup_trials=startup, multivariate=True, group=True, constant_liar=True
+            design,
+            history,
+            seed=seed,
+            n_startup_trials=startup,
+            multivariate=True,
+            group=True,
+            constant_liar=True,
+            **_older_constraints(),
         )
     if name == "gp":
-        return GPSampler(
+        sampler = GPSampler(
             seed=seed,
             n_startup_trials=startup,
             deterministic_objective=False,  # see COMPLETE_ONLY
             independent_sampler=design,
+            **_older_constraints(),
         )
+        return sampler if history is None else SomeTrialsSampler(sampler, history)
     raise ValueError(f"no such sampler: {name!r}")
+
+
+def _older_constraints() -> dict[str, Any]:
+    """How samplers of Optuna before 5.0 learn of constraints."""
+    return {} if hasattr(optuna.Trial, "set_constraint") else {"constraints_func": furthest_excess}
 
 
 def _cmaes(seed: int, startup: int, design: SobolSampler, source_trials: Sequence[FrozenTrial] | None) -> CmaEsSampler:

@@ -154,9 +154,12 @@ def _worth(facts: SearchFacts, tried: Sequence[_Tried]) -> list[float]:
     ceiling = ceiling_of(facts.objective.name) if facts.objective.direction == "maximize" else math.inf
     worth = []
     for place, (one, best) in enumerate(zip(tried, bests, strict=True)):
-        bar = line if place > answer else threat if place < answer else bests[answer] or 0.0
+        if place > answer:
+            bar, weight = line, float(place - answer)
+        else:
+            bar = threat if place < answer else bests[answer] or 0.0
+            weight = 0.5 if bar < ceiling else 0.0
         distance = 0.0 if best is None or place == answer else max(0.0, bar - best)
-        weight = place - answer if place > answer else 0.5 if bar < ceiling else 0.0
         worth.append(weight * math.exp(-distance / scale) / (one.trials + 1))
     return worth if any(worth) else [1 / (one.trials + 1) for one in tried]
 

@@ -36,6 +36,9 @@ REPEATED = (
 )  # fmt: skip
 """Calls that only read, or set something to a value: repeating them changes nothing."""
 
+EARLIER = {"_set_trial_param": "set_trial_param"}
+"""Names of Optuna 5 and those of Optuna 4.6, whose public method does the work itself."""
+
 T = TypeVar("T")
 
 
@@ -125,6 +128,10 @@ class PatientStorage(RDBStorage):
                 return result
 
 
+def _known(name: str) -> str:
+    return name if hasattr(RDBStorage, name) else EARLIER[name]
+
+
 def _repeated(name: str) -> object:
     plain = getattr(RDBStorage, name)
 
@@ -134,7 +141,7 @@ def _repeated(name: str) -> object:
     return method
 
 
-for _name in REPEATED:
+for _name in map(_known, REPEATED):
     setattr(PatientStorage, _name, _repeated(_name))
 
 

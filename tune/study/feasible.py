@@ -1,7 +1,8 @@
 """Which constraints of its space a trial violates, as far as its epochs have shown.
 
 A trial that violates one ends as PRUNED with ``INFEASIBLE_ATTR``: it is never the best, and Optuna's samplers that know
-constraints (``trial.constraints``) rank it behind all others, by how far it is beyond its bounds.
+constraints rank it behind all others, by how far it is beyond its bounds. From Optuna 5.0 on they read
+``trial.constraints``; before, they ask ``furthest_excess``.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from bigbatch.tune.study import metrics
 from bigbatch.tune.study.metrics import Metric, Record
 
 if TYPE_CHECKING:  # the plan imports this file, and answers before Optuna is loaded
-    from optuna.trial import Trial
+    from optuna.trial import FrozenTrial, Trial
 
 CONSTRAINTS_ATTR = "constraints"
 """User attribute of a trial: name of a constraint → its bounds, and its value if the space knows it."""
@@ -75,5 +76,12 @@ def note_constraints(trial: Trial, beyond: Mapping[str, float]) -> None:
     """
     if violated := {name: excess for name, excess in beyond.items() if excess > 0}:
         trial.set_user_attr(INFEASIBLE_ATTR, violated)
-    for name, excess in beyond.items():
-        trial.set_constraint(name, excess)
+    if hasattr(trial, "set_constraint"):
+        for name, excess in beyond.items():
+            trial.set_constraint(name, excess)
+
+
+def furthest_excess(trial: FrozenTrial) -> list[float]:
+    """How far a trial is beyond the bound that it violates most, in one entry: 0 if it violates none."""
+    violated = trial.user_attrs.get(INFEASIBLE_ATTR)
+    return [max(violated.values(), default=0.0) if isinstance(violated, dict) else 0.0]

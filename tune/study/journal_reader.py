@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -33,12 +33,20 @@ class StoredTrial:
     value: float | None = None
     """Of the objective, as Optuna has it: also a stopped trial has one."""
     last_value: float | None = None
-    """Validation top-1 of its last epoch, 0 to 1; None if it is not known."""
+    """Of the objective, in a table's row of a trial without a value; None if it is not known."""
+    last_record: Mapping[str, object] = field(default_factory=dict)
+    """Of its last epoch; empty in a table's row."""
     epochs: int = 0
     """The last epoch that has ended."""
     params: dict[str, object] = field(default_factory=dict)
     attrs: dict[str, object] = field(default_factory=dict)
     """User attributes, without the epochs' records."""
+
+    def last_of(self, metric: str) -> float | None:
+        """The metric after its last epoch; None if it is not known."""
+        own = json_values.mapping(self.last_record, "metrics")
+        found = json_values.number_or_none(own if metric in own else self.last_record, metric)
+        return self.last_value if found is None else found
 
     @property
     def config(self) -> dict[str, object]:
@@ -183,7 +191,7 @@ class _Replay:
             if key.startswith(EPOCH_PREFIX):
                 record = value if isinstance(value, dict) else {}
                 if (epoch := json_values.whole_number(record, "epoch")) >= trial.epochs:
-                    trial.epochs, trial.last_value = epoch, json_values.number_or_none(record, "val_top1")
+                    trial.epochs, trial.last_record = epoch, record
             else:
                 trial.attrs[key] = value
 

@@ -18,9 +18,11 @@ from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.reporter import EpochRecord
 
 Record = Mapping[str, object]
+OWN = "metrics"
+"""The field of a record with the metrics of ``--metric``."""
 POSITIONS = ("epoch", "epochs", "resumed_from_epoch", "learning_rate")
 """Fields of a record that say where it is in the run."""
-NOT_ALWAYS = ("noise_scale", "holdout_loss", "holdout_top1", "gpu_energy_j", "cpu_energy_j", "gpu_utilization")
+NOT_ALWAYS = ("noise_scale", "holdout_loss", "holdout_top1", "gpu_energy_j", "cpu_energy_j", "gpu_utilization", OWN)
 """Fields that a run need not measure, or that make no choice: a trial could end without a value."""
 EPOCH_PARTS = tuple(name for name, column in EpochRecord.columns().items() if column.epoch_part)
 """Fields of a record: together the seconds that the epoch took."""
@@ -53,12 +55,13 @@ class Metric:
     @property
     def title(self) -> str:
         """Its name in a sentence."""
-        return TITLES.get(self.name, self.name)
+        own = self.name not in known_metrics() and self.name.startswith("val_")
+        return TITLES.get(self.name, f"validation {self.name[4:]}" if own else self.name)
 
     @property
     def short(self) -> str:
         """Its name over a column."""
-        return SHORT.get(self.name, self.name)
+        return SHORT.get(self.name, self.name if self.name in known_metrics() else self.name.removeprefix("val_"))
 
     @property
     def is_proportion(self) -> bool:
@@ -93,13 +96,17 @@ def ceiling_of(name: str) -> float:
     return 1.0 if name.endswith("_top1") else math.inf
 
 
-def metric_named(option: str, name: str) -> Metric:
-    """The metric of that name. Raises ConfigError, with the nearest name, if there is none."""
+def metric_named(option: str, name: str, own: Sequence[str] = ()) -> Metric:
+    """The metric of that name. Raises ConfigError, with the nearest name, if there is none.
+
+    ``own``: further names that would do, for the message.
+    """
     metrics = known_metrics()
     if name in metrics:
         return metrics[name]
-    near = nearest_word(name, tuple(metrics))
-    fix = f"Did you mean {near!r}?" if near else f"Write one of {', '.join(metrics)}."
+    near = nearest_word(name, (*own, *metrics))
+    fix = f"Did you mean {near!r}?" if near else f"Write one of {', '.join((*own, *metrics))}."
+    fix += " A metric of your own is named with --metric too." if name.startswith("val_") else ""
     raise ConfigError(f"{option} names a metric that each trial reports; got {name!r}. {fix}")
 
 
@@ -107,7 +114,8 @@ def of_record(name: str, record: Record) -> float:
     """The metric in an epoch's record; not a number where the record lacks it, and for ``gpu_hours``."""
     if name == EPOCH_S:
         return sum(json_values.number(record, part) for part in EPOCH_PARTS)
-    return json_values.number(record, name, math.nan)
+    own = json_values.mapping(record, OWN)
+    return json_values.number(own if name in own else record, name, math.nan)
 
 
 def of_run(name: str, records: Sequence[Record], gpu_hours: float = math.nan) -> float:

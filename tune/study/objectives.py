@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, TypeVar
 
 from bigbatch.cluster.host import json_values
 from bigbatch.train_loop.config import ConfigError
+from bigbatch.train_loop.config.train_config import LOSSES
 from bigbatch.tune.study import metrics
 from bigbatch.tune.study.metrics import Record
-from bigbatch.tune.study.objective import Direction, Objective, read_objective
+from bigbatch.tune.study.objective import Direction, Objective, Reported, read_objective
+from bigbatch.tune.study.reported_objectives import reported_objectives
 from bigbatch.tune.study.target import TimeToTarget, read_target
 
 if TYPE_CHECKING:  # the plan imports this file, and answers before Optuna is loaded
@@ -20,6 +22,8 @@ if TYPE_CHECKING:  # the plan imports this file, and answers before Optuna is lo
 T = TypeVar("T")
 DEFAULT_OBJECTIVE = "val_top1:max"
 """The objective of a study that does not say any: an earlier version wrote it."""
+WITHOUT_CLASSES = "val_loss:min"
+"""What is optimised where targets are no classes and nothing was asked for."""
 
 
 @dataclass(frozen=True)
@@ -103,19 +107,23 @@ def _beats(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
 
 def objectives_of(description: Mapping[str, object]) -> Objectives:
     """The objectives of a study, from its study.json."""
+    if description.get("trainable"):
+        return Objectives(reported_objectives("study.json", json_values.text(description, "objective")))
     classes = json_values.whole_number(description, "num_classes", 1)
-    return read_objectives("study.json", json_values.text(description, "objective", DEFAULT_OBJECTIVE), classes)
+    loss = json_values.text(json_values.mapping(description, "overrides"), "loss")
+    facts = Reported(0 if description.get("are_classes") is False else classes, None, bool(loss) and loss not in LOSSES)
+    return read_objectives("study.json", json_values.text(description, "objective", DEFAULT_OBJECTIVE), facts)
 
 
-def read_objectives(option: str, text: str, num_classes: int) -> Objectives:
+def read_objectives(option: str, text: str, reported: Reported | int) -> Objectives:
     """``val_top1:max,gpu_hours:min``, or the target ``val_top1=0.759`` → the objectives.
 
     Raises ConfigError for what ``read_objective`` and ``read_target`` refuse, a metric that is named twice, and device
     hours as the only objective.
     """
     if "=" in text:
-        return Objectives((read_target(text, num_classes),))
-    each = tuple(read_objective(option, part, num_classes) for part in text.split(","))
+        return Objectives((read_target(text, reported),))
+    each = tuple(read_objective(option, part, reported) for part in text.split(","))
     names = [objective.name for objective in each]
     for objective in each:
         same = [other for other in each if other.name == objective.name]

@@ -6,6 +6,7 @@ had not ended when it last looked. It is a cache: an index that is made anew fro
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from optuna.storages import BaseStorage
@@ -13,7 +14,7 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial
 
 
-class StudyIndex:
+class StudyIndex(ABC):
     """The base of such indexes. A subclass says what it forgets and what it takes from a trial.
 
     Trials are named by their place in the study's list. In the study itself this is their number. In a view that hides
@@ -70,10 +71,10 @@ class StudyIndex:
         self._seen, self._open = 0, {}
         self._forget()
 
+    @abstractmethod
     def _forget(self) -> None:
         """Be as without any trial."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _take(self, place: int, trials: Sequence[FrozenTrial]) -> None:
         """Take in ``trials[place]``, which is new or has changed. It may be taken again until it has ended."""
-        raise NotImplementedError

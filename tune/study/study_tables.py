@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from bigbatch.cluster.host import json_values
 from bigbatch.train_loop.config import ConfigError
+from bigbatch.tune.study import metrics
 from bigbatch.tune.study.description import Description, read_description
 from bigbatch.tune.study.journal_reader import JOURNAL_NAME
 from bigbatch.tune.study.objectives import Objectives, objectives_of
@@ -40,6 +41,7 @@ class StudyTables:
         """Number of a trial → its rows of ``epochs``, the first epoch first."""
         found: dict[int, list[dict[str, Any]]] = {}
         for row in self.epochs.to_pylist():
+            row[metrics.OWN] = dict(row.get(metrics.OWN) or ())  # Arrow gives a map as pairs
             found.setdefault(row["trial"], []).append(row)
         return {number: sorted(rows, key=lambda row: row["epoch"]) for number, rows in found.items()}
 
@@ -57,6 +59,22 @@ def read_tables(folder: Path, storage: str | None) -> StudyTables:
 
     Raises ConfigError if there is no study, no trial yet, or a damaged file.
     """
+    try:
+        found = _read_tables(folder, storage)
+    except ConfigError:
+        raise
+    except Exception as error:  # files that someone has edited may hold anything
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise ConfigError(
+            f"the files of a study must be as a search wrote them; those in {str(folder)!r} are not ({reason}). "
+            "bigbatch report shows what can be read."
+        ) from None
+    if not found.trials.num_rows:
+        raise ConfigError(f"a study needs a trial that has begun; got none in {str(folder)!r}. Try again later.")
+    return found
+
+
+def _read_tables(folder: Path, storage: str | None) -> StudyTables:
     description = read_description(folder)
     objectives = objectives_of(description)
     name = name_of_study(folder, description)
@@ -65,25 +83,22 @@ def read_tables(folder: Path, storage: str | None) -> StudyTables:
 
         with opened_study(folder, storage) as study:
             trials = study.get_trials(deepcopy=False)
-            found = StudyTables(name, objectives, trials_table(trials, objectives), epochs_table(trials))
-    else:
-        found = _stored_tables(folder, name, objectives)
-    if not found.trials.num_rows:
-        raise ConfigError(f"an export needs a trial that has begun; got none in {str(folder)!r}. Try again later.")
-    return found
+            return StudyTables(name, objectives, trials_table(trials, objectives), epochs_table(trials))
+    return _stored_tables(folder, name, objectives)
 
 
 def _stored_tables(folder: Path, name: str, objectives: Objectives) -> StudyTables:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    missing = next((table for table in (TRIALS_TABLE, EPOCHS_TABLE) if not (folder / table).exists()), None)
+    if missing is not None:
+        raise ConfigError(
+            f"a study is read from {JOURNAL_NAME}, or from the tables of one in a database; {missing} is not in "
+            f"{str(folder)!r}. Try again once a trial has ended; bigbatch export also takes --storage URL."
+        )
     try:
         return StudyTables(name, objectives, pq.read_table(folder / TRIALS_TABLE), pq.read_table(folder / EPOCHS_TABLE))
-    except FileNotFoundError as error:
-        raise ConfigError(
-            f"an export needs {JOURNAL_NAME}, or the tables of a study in a database; {Path(error.filename).name} is "
-            f"not in {str(folder)!r}. Write --storage URL, or try again once a trial has ended."
-        ) from None
     except (OSError, pa.ArrowInvalid) as error:
         raise ConfigError(
             f"the tables must be readable; got {str(folder)!r} ({' '.join(str(error).split())}). "
@@ -128,7 +143,7 @@ def _from_journal(name: str, journal: Path, copy: Path) -> Study:
         ) from None
     except KeyError:
         raise ConfigError(
-            f"an export needs a study that has begun; {str(journal)!r} has none called {name!r} yet. Try again later."
+            f"a study must have begun to be read; {str(journal)!r} has none called {name!r} yet. Try again later."
         ) from None
 
 

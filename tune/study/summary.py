@@ -18,7 +18,7 @@ from bigbatch.cluster.host.atomic_files import read_json
 from bigbatch.cluster.host.holder import is_alive
 from bigbatch.cluster.host.lease import seen_lease
 from bigbatch.cluster.host.waits import STALE_S
-from bigbatch.train_loop.config import ConfigError
+from bigbatch.train_loop.config import ConfigError, Options, config_keys
 from bigbatch.tune.study.description import STUDY_FILE, Description, read_description
 from bigbatch.tune.study.energy import StudyEnergy
 from bigbatch.tune.study.journal_reader import (
@@ -29,6 +29,7 @@ from bigbatch.tune.study.journal_reader import (
     read_journal,
 )
 from bigbatch.tune.study.ledger import ledger_files, read_session
+from bigbatch.tune.study.metrics import COSTS
 
 TRIALS_TABLE, EPOCHS_TABLE, PROGRESS_NAME = "trials.parquet", "epochs.parquet", "progress.json"
 QUEUE_ANSWER_S = 5.0
@@ -56,6 +57,8 @@ class StudySummary:
     """Device seconds, of all drivers of the study."""
     elsewhere_s: float = 0.0
     """Those of drivers in other folders, when the last driver here gave a sign of life."""
+    damaged: tuple[str, ...] = ()
+    """Names of the ledger's files that cannot be read; their hours are in no sum."""
     energy: StudyEnergy = field(default_factory=StudyEnergy)
     """Of the drivers in this folder."""
     changed_at: float = 0.0
@@ -72,9 +75,12 @@ class StudySummary:
         return json_values.whole_number_or_none(self.description, "trials")
 
     @property
-    def is_accuracy(self) -> bool:
-        """Whether the objective is an accuracy, 0 to 1."""
-        return "_top1:" in json_values.text(self.description, "objective", "val_top1:max").partition(",")[0]
+    def watched(self) -> str | None:
+        """The metric of an epoch that is the first objective; None in a search for a target, or by what a run costs."""
+        name, colon, _ = (
+            json_values.text(self.description, "objective", "val_top1:max").partition(",")[0].partition(":")
+        )
+        return name if colon and not name.endswith(COSTS) else None
 
     @property
     def has_gpus(self) -> bool:
@@ -128,16 +134,22 @@ def summarize(folder: Path, *, details: bool = True) -> StudySummary:
     try:
         summary.description = read_description(folder)
         _read_trials(summary, details)
-        files = ledger_files(folder / "ledger")
-        summary.elsewhere_s = _elsewhere_s(files)
-        sessions = [used for path in files if (used := read_session(path))]
-        summary.held_s = summary.elsewhere_s + sum(used.held_s for used in sessions)
-        for used in sessions:
-            summary.energy.add(used.energy)
+        _read_hours(summary)
         _judge(summary)
     except Exception as error:  # files that someone has edited may hold anything
         summary.state, summary.why = UNREADABLE, " ".join(str(error).split())
     return summary
+
+
+def _read_hours(summary: StudySummary) -> None:
+    files = ledger_files(summary.folder / "ledger")
+    summary.elsewhere_s = _elsewhere_s(files)
+    read = {path.name: read_session(path) for path in files}
+    sessions = [used for used in read.values() if used is not None]
+    summary.damaged = tuple(name for name, used in read.items() if used is None)
+    summary.held_s = summary.elsewhere_s + sum(used.held_s for used in sessions)
+    for used in sessions:
+        summary.energy.add(used.energy)
 
 
 def _elsewhere_s(files: Sequence[Path]) -> float:
@@ -206,11 +218,12 @@ def _from_row(row: Mapping[str, object]) -> StoredTrial:
     config: dict[str, object] = {}
     for column, found in row.items():
         if column.startswith("config.") and found is not None:
-            *sections, key = column.split(".")[1:]
+            dotted = column.removeprefix("config.")
+            *sections, key = dotted.split(".")
             place = config
             for section in sections:
                 place = place.setdefault(section, {})  # type: ignore[assignment]
-            place[key] = found
+            place[key] = json.loads(str(found)) if config_keys().get(dotted) is Options else found
     return StoredTrial(
         number=json_values.whole_number(row, "trial"),
         state=json_values.text(row, "state"),
@@ -224,7 +237,7 @@ def _from_row(row: Mapping[str, object]) -> StoredTrial:
 
 def _judge(summary: StudySummary) -> None:
     """Fill in the study's state."""
-    holder = _runs_under(summary.folder)
+    holder = who_runs(summary.folder)
     sessions = json_values.objects(summary.description, "sessions")
     outcome = json_values.text(sessions[-1], "outcome") if sessions else ""
     if holder:
@@ -246,8 +259,8 @@ def _judge(summary: StudySummary) -> None:
             summary.why = "it never began"
 
 
-def _runs_under(folder: Path) -> str:
-    """The living holder of the folder in words; empty if there is none."""
+def who_runs(folder: Path) -> str:
+    """The living driver that holds a study's folder, in words; empty if there is none."""
     seen = seen_lease(folder)
     if seen is None:
         return ""

@@ -37,10 +37,17 @@ from bigbatch.tune.study.trial_facts import (
 TRIALS_VERSION, EPOCHS_VERSION = "2", "1"
 EPOCH_ATTR = "epoch/"
 """Prefix of the user attributes with a trial's epoch records: ``epoch/00001`` …"""
+METRICS = "metrics"
+"""The record's further metrics."""
 OBJECTIVE_KEY = b"bigbatch.objective"
 """Of the metadata of trials.parquet: what ``value`` is, e.g. ``val_top1:max``."""
 
 _PLAIN: dict[object, pa.DataType] = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string()}
+_PLAIN |= {config.Options: pa.string(), tuple[str, ...]: pa.list_(pa.field("element", pa.string()))}
+
+
+def _arrow_type(name: str) -> pa.DataType:
+    return pa.map_(pa.string(), pa.float64()) if name == "map" else pa.type_for_alias(name)
 
 
 def _config_fields() -> list[pa.Field]:
@@ -91,7 +98,7 @@ EPOCHS = pa.schema(
     [
         pa.field("trial", pa.int64(), nullable=False),
         *(
-            pa.field(name, pa.type_for_alias(column.arrow), nullable=name != "epoch")
+            pa.field(name, _arrow_type(column.arrow), nullable=name != "epoch")
             for name, column in EpochRecord.columns().items()
         ),
     ],
@@ -151,8 +158,14 @@ def trial_row(trial: FrozenTrial, objectives: Objectives) -> dict[str, object]:
         **{name: attrs.get(name) for name in _FACTS},
         "ray_trial_id": attrs.get("ray_trial_id"),
         "parameters": json.dumps(trial.params, sort_keys=True),
-        **{f"config.{key}": _at(configuration, key) for key in [*config.config_keys()]},
+        **{f"config.{key}": _config_value(configuration, key) for key in [*config.config_keys()]},
     }
+
+
+def _config_value(configuration: Mapping[str, object], key: str) -> object:
+    """A column's value. Options of a user's components are JSON, as each function has its own."""
+    value = _at(configuration, key)
+    return json.dumps(value, sort_keys=True) if isinstance(value, Mapping) else value
 
 
 def trials_table(trials: Iterable[FrozenTrial], objectives: Objectives) -> pa.Table:
@@ -164,7 +177,13 @@ def trials_table(trials: Iterable[FrozenTrial], objectives: Objectives) -> pa.Ta
 
 def epochs_table(trials: Iterable[FrozenTrial]) -> pa.Table:
     """A row for each epoch of each trial."""
-    return pa.Table.from_pylist([{"trial": t.number, **r} for t in trials for r in epoch_records(t)], schema=EPOCHS)
+    rows = [{"trial": t.number, **r, **_as_map(r)} for t in trials for r in epoch_records(t)]
+    return pa.Table.from_pylist(rows, schema=EPOCHS)
+
+
+def _as_map(record: Mapping[str, object]) -> dict[str, object]:
+    """The column of further metrics as Arrow wants a map."""
+    return {METRICS: list(json_values.mapping(record, METRICS).items())}
 
 
 def write_trials(trials: Iterable[FrozenTrial], path: Path, objectives: Objectives) -> None:

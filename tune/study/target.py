@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.tune.study import metrics
 from bigbatch.tune.study.metrics import Record
-from bigbatch.tune.study.objective import Direction, Objective, read_objective
+from bigbatch.tune.study.objective import NATURAL, Direction, Objective, Reported, read_objective
 
 UNREACHED_H = 1e6
 """What a trial that misses the target is worth at least, in device hours: more than any trial takes."""
@@ -64,7 +64,8 @@ class TimeToTarget(Objective):
     @property
     def text(self) -> str:
         """As on the command line: ``val_top1=0.759``."""
-        return f"{self.reach.name}={self.target:g}"
+        natural = NATURAL.get(self.reach.metric.better) == self.reach.direction
+        return f"{self.reach.name if natural else self.reach.text}={self.target:g}"
 
     @property
     def goal(self) -> str:
@@ -83,12 +84,12 @@ class TimeToTarget(Objective):
         return super().worth(value)
 
 
-def read_target(text: str, num_classes: int) -> TimeToTarget:
+def read_target(text: str, reported: Reported | int) -> TimeToTarget:
     """``val_top1=0.759`` → the objective. Raises ConfigError for an unknown metric, and a value that it cannot have."""
     name, equals, number = (part.strip() for part in text.partition("="))
     if not equals:
         raise ConfigError(f"--target is METRIC=VALUE; got {text!r}. Write e.g. --target val_top1=0.759.")
-    reach = read_objective("--target", name, num_classes)
+    reach = read_objective("--target", name, reported)
     if reach.name.endswith(metrics.COSTS):
         raise ConfigError(
             f"--target needs a metric that training improves; got {name!r}. Write e.g. --target val_top1=0.759."

@@ -57,6 +57,7 @@ def verdict_on(
     gpu_hours: float = math.nan,
     workers: int = 1,
     cheap: bool = False,
+    returned: bool = False,
 ) -> Verdict | None:
     """The end of a trial after the last one of its records; None: it goes on.
 
@@ -67,13 +68,14 @@ def verdict_on(
         epochs: of the whole run.
         gpu_hours: what the ledger says of the trial.
         cheap: whether it is a cheap run of ``--fidelity``.
+        returned: whether the training has ended by itself, perhaps before its last epoch.
     """
     because = feasible.why_infeasible(constraints, records, gpu_hours)
     if because is not None:
         return Verdict(TrialState.PRUNED, because)
     reached = objectives.first.is_reached(records[-1])
     epoch = int(metrics.of_record("epoch", records[-1]))
-    if not reached and epoch < epochs:
+    if not reached and epoch < epochs and not returned:
         return None
     values = objectives.finals(records, gpu_hours, workers)
     for objective, value in zip(objectives.each, values, strict=True):
@@ -81,5 +83,6 @@ def verdict_on(
             return Verdict(TrialState.FAIL, f"{objective.name} was not measured")
     if cheap:
         return Verdict(TrialState.PRUNED, CHEAP_RUN)
-    said = f"reached {objectives.text} after epoch {epoch}" if reached else "ran to its end"
+    said = "ran to its end" if epoch >= epochs else f"returned after epoch {epoch}"
+    said = f"reached {objectives.text} after epoch {epoch}" if reached else said
     return Verdict(TrialState.COMPLETE, said, values)

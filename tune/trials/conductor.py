@@ -24,7 +24,7 @@ from bigbatch.tune.strategies.protocol import Strategy, TrialDecision
 from bigbatch.tune.strategies.samplers import PerTrialSampler
 from bigbatch.tune.study import retry
 from bigbatch.tune.study.feasible import constraints_of, excesses, note_constraints, why_infeasible
-from bigbatch.tune.study.objective import Objective
+from bigbatch.tune.study.objective import Objective, failure_of_epoch
 from bigbatch.tune.study.objectives import Objectives
 from bigbatch.tune.study.tables import epoch_of, epoch_records, report, report_missing, with_record
 from bigbatch.tune.study.trial_facts import (
@@ -286,14 +286,13 @@ class Conductor(LiveTrials):
         An epoch that the study already has is ignored, so a resumed trial may report its past again. After STOP the
         trial has been told. After PAUSE it is told by ``ended``, once its processes have written their checkpoint.
         """
-        live = self._held(trial_id)
-        if live is None:
+        if (live := self._held(trial_id)) is None:
             return TrialDecision.STOP
         epoch = epoch_of(record)
         if epoch <= live.view.epoch:
             return TrialDecision.GO_ON
-        if not self._objectives.first.has_learnt(record):
-            self._tell_failure(trial_id, f"validation was not finite in epoch {epoch}", FailureKind.DIVERGED)
+        if failure := failure_of_epoch(self._objectives.first, record):
+            self._tell_failure(trial_id, *failure)
             return TrialDecision.STOP
         self.runs(live.view.number)
         if live.waiting_for_first:
@@ -314,7 +313,7 @@ class Conductor(LiveTrials):
             live.record_epochs()
         return decision
 
-    def _verdict(self, live: LiveTrial) -> Verdict | None:
+    def _verdict(self, live: LiveTrial, returned: bool = False) -> Verdict | None:
         """How the trial ends with the epoch that it has just reported; None if it goes on."""
         return verdict_on(
             live.view.records,
@@ -324,6 +323,7 @@ class Conductor(LiveTrials):
             gpu_hours=self._store.ledger.trial_s(live.view.number) / 3600,
             workers=self.workers,
             cheap=live.view.cheap,
+            returned=returned,
         )
 
     def _look(self, trial_id: str, live: LiveTrial, record: dict[str, object]) -> TrialDecision:
@@ -350,8 +350,7 @@ class Conductor(LiveTrials):
 
     def ended(self, trial_id: str) -> None:
         """The trial's processes have ended by themselves. A trial that was already told is no longer live."""
-        live = self._held(trial_id)
-        if live is None:
+        if (live := self._held(trial_id)) is None:
             return
         if live.pausing:
             epoch = live.view.epoch
@@ -362,14 +361,15 @@ class Conductor(LiveTrials):
             self.put_back(trial_id, "gave way to the confirmations; --resume with a larger budget continues it")
         elif self.stopping or self._ending():
             self.put_back(trial_id)
+        elif live.config.trainable.name and live.view.records and (verdict := self._verdict(live, returned=True)):
+            self._tell(trial_id, verdict)
         else:
             self.fail(trial_id, "ended without its last epoch")
 
     def fail(self, trial_id: str, because: str, kind: FailureKind = FailureKind.PROCESS) -> None:
         """Tell a failure. While the search is ending, put the trial back instead: it may have failed because its
         processes and connections were ending."""
-        live = self._held(trial_id)
-        if live is None:
+        if self._held(trial_id) is None:
             return
         if NO_ROOM in because or self._store.disk.full:
             self.put_back(trial_id, f"stopped because the disk is full; --resume continues it ({because})")

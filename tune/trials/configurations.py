@@ -65,7 +65,7 @@ class SpaceConfigurations:
         if self.fidelity is not None and is_to_be_cheap(trial.user_attrs):
             trial.set_user_attr(CHEAP_ATTR, self.fidelity.text)
             config = self.fidelity.cheaper(config)
-        config.batch.split(self.workers)
+        config.check_workers(self.workers)
         if asked.constraints:
             bounds = {name: constraint.to_dict() for name, constraint in asked.constraints.items()}
             trial.set_user_attr(CONSTRAINTS_ATTR, bounds)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import optuna
 from optuna.trial import TrialState
 
+from bigbatch.train_loop.errors import in_one_line
 from bigbatch.train_loop.progress import StepProgress
 from bigbatch.tune.study.tables import epoch_records, epoch_s
 from bigbatch.tune.study.trial_facts import epochs_before
@@ -38,7 +39,7 @@ class EqualFailures:
         self._count = self._count + 1 if failed and because == self._reason else int(failed)
         self._reason = because if failed else ""
         if self._count == ended == MAX_EQUAL_FAILURES:
-            return f"the first {self._count} trials all failed for the same reason: {because}"
+            return f"the first {self._count} trials all failed for the same reason: {in_one_line(because)}"
         return None
 
 

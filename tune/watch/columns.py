@@ -76,7 +76,10 @@ def columns_of(
     fixed = {name: text for name, text in first.items() if all(other.get(name) == text for other in found)}
     if "momentum" in fixed or "betas" in fixed:  # the table has one column for them
         fixed |= {"momentum": fixed.get("momentum", ""), "betas": fixed.get("betas", "")}
-    own = {name: _width(met) for name, met in ranges.items() if _varies(met) and not _is_shown(name, space)}
+    shows_settings = bool(first)
+    if found and not shows_settings:  # a whole training function has none of them
+        fixed = dict.fromkeys((*WIDTHS, "betas"), "")
+    own = {n: _width(met) for n, met in ranges.items() if _varies(met) and not (shows_settings and _is_shown(n, space))}
     return Columns(fixed, own)
 
 

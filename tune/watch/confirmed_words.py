@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from bigbatch.train_loop.config.words import epochs_text
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.study.certainty import ERROR_RATE, clopper_pearson, right_answers
 from bigbatch.tune.study.confirmation import LEAST_TRIALS, Confirmed
@@ -92,7 +93,7 @@ def by_confirmed(done: list[TrialView], confirmed: Mapping[int, Confirmed], obje
 def confirmed_best(found: Confirmed, epochs: int) -> str:
     """The line that names a confirmed best trial."""
     mean = f"{percent(found.mean)}, mean over {seeds_in_words(found)}"
-    return f"Best: trial {found.trial}, validation top-1 {mean}, after {epochs} epochs"
+    return f"Best: trial {found.trial}, validation top-1 {mean}, after {epochs_text(epochs)}"
 
 
 def seeds_in_words(found: Confirmed) -> str:

@@ -14,14 +14,20 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from bigbatch.cluster.host import json_values
+from bigbatch.cluster.host.verbosity import Nowhere
+from bigbatch.train_loop.errors import in_one_line
 from bigbatch.train_loop.progress import ProgressLines
 from bigbatch.tune.plan.frontier_plan import FrontierPlan
+from bigbatch.tune.study import metrics
 from bigbatch.tune.study.objectives import Objectives
 from bigbatch.tune.watch.best_by_value import best_by_value
 from bigbatch.tune.watch.columns import Columns
 from bigbatch.tune.watch.observer import TrialView, ranked
 
 MAX_ROWS = 16
+MAX_OWN_METRICS = 4
+"""A line about an epoch names at most this many metrics of the user's own."""
 """The live table shows this many trials: the running ones, the best one and the latest."""
 WATCHDOG_LINE_S = 90.0
 """How long a line of the watchdog stays visible. A new one comes every minute."""
@@ -54,6 +60,18 @@ def percent(value: float | None) -> str:
     return "–" if value is None else f"{100 * value:.1f} %"
 
 
+def _details(record: Mapping[str, object], objective: str) -> list[str]:
+    """What an epoch's line says beside the objective: loss, learning rate, and metrics of the user's own."""
+    loss = json_values.number_or_none(record, "train_loss")
+    rate = json_values.number_or_none(record, "learning_rate")
+    own = [name for name in json_values.mapping(record, metrics.OWN) if name != objective]
+    return [
+        *([f"train loss {loss:.3f}"] if loss is not None else []),
+        *([f"lr {rate:.3g}"] if rate is not None else []),
+        *(f"{name} {metrics.of_record(name, record):.4g}" for name in own[:MAX_OWN_METRICS]),
+    ]
+
+
 class SearchProgress:
     """The state of the search; both displays show it."""
 
@@ -66,14 +84,16 @@ class SearchProgress:
         budget_s: Callable[[], float] = lambda: math.inf,
         objectives: Objectives | None = None,
         frontier: FrontierPlan | None = None,
+        started: float | None = None,
     ) -> None:
         """``planned``: None: as many as the budget allows. ``budget_s``: returns how long the budget still lasts.
-        ``frontier``: whose values have a best trial each; None: there is one best trial."""
+        ``frontier``: whose values have a best trial each; None: there is one best trial. ``started``: the search's
+        beginning by the monotonic clock; None: now."""
         self._budget_s, self.frontier = budget_s, frontier
         self.shown = (objectives or Objectives()).first.shown
         self.planned, self.concurrency, self.columns = planned, concurrency, columns or Columns()
         self.trials: dict[int, TrialView] = dict(finished)
-        self.started = time.monotonic()
+        self.started = time.monotonic() if started is None else started
         self._ended_at = {number: time.time() for number in finished}
         self._best: TrialView | None = None
         self._best_is_known = False
@@ -310,8 +330,7 @@ class PlainLines:
         shown = self._progress.shown
         self.say(
             f"trial {trial.number} epoch {record['epoch']}/{trial.epochs}: "
-            f"{shown.metric.short} {shown.worth(shown.value(record))}, "
-            f"train loss {record['train_loss']:.3f}, lr {record['learning_rate']:.3g}"
+            + ", ".join([f"{shown.metric.short} {shown.worth(shown.value(record))}", *_details(record, shown.name)])
         )
 
     def trial_ended(self, trial: TrialView) -> None:
@@ -319,7 +338,7 @@ class PlainLines:
         self._progress.put(trial)
         self._within_epochs.pop(trial.number, None)
         self.say(
-            f"trial {trial.number} {state_word(trial)} at {trial.worth}: {trial.ended_because} "
+            f"trial {trial.number} {state_word(trial)} at {trial.worth}: {in_one_line(trial.ended_because or '')} "
             f"[{summary_line(self._progress).plain}]"
         )
 
@@ -329,8 +348,10 @@ class PlainLines:
         print(line, end="", file=self._out, flush=True)  # one call: the watchdog prints from another thread
 
 
-def make_display(progress: SearchProgress, out: TextIO | None = None) -> LiveTable | PlainLines:
-    """The live table if ``out`` is a terminal, else plain lines."""
+def make_display(progress: SearchProgress, out: TextIO | None = None, *, quiet: bool = False) -> LiveTable | PlainLines:
+    """The live table if ``out`` is a terminal, else plain lines; if ``quiet``, lines that nobody sees."""
+    if quiet:
+        return PlainLines(progress, Nowhere())
     out = out or sys.stdout
     console = Console(file=out)
     return (

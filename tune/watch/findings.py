@@ -14,11 +14,15 @@ from rich.console import Console
 from bigbatch.cluster.host import json_values
 from bigbatch.cluster.host.atomic_files import read_json
 from bigbatch.cluster.host.root import ROOT
+from bigbatch.train_loop.config.plug_ins import shown_name
+from bigbatch.train_loop.config.words import epochs_text
 from bigbatch.train_loop.host.disk_space import quota_lines
-from bigbatch.tune.plan.advice import nothing_to_learn_from, only_tries_the_best, strategy_weakness
 from bigbatch.tune.plan.enqueued import in_words
-from bigbatch.tune.plan.holdout import images_in_words
+from bigbatch.tune.plan.holdout import images_in_words, kinds_in_words
+from bigbatch.tune.plan.notes import plan_notes
+from bigbatch.tune.plan.own_components import own_component_lines
 from bigbatch.tune.plan.search_plan import SearchPlan
+from bigbatch.tune.plan.trainable_plan import trainable_lines
 from bigbatch.tune.plan.warm_start import known_in_words
 from bigbatch.tune.study.certainty import Comparison, compare_with_best
 from bigbatch.tune.study.confirmation import Confirmed
@@ -26,7 +30,6 @@ from bigbatch.tune.study.frontier_file import FRONTIER_FILE, FRONTIER_FOLDER
 from bigbatch.tune.study.ledger import DeviceSeconds
 from bigbatch.tune.study.patient_journal import JOB_VARIABLE
 from bigbatch.tune.study.provenance import redact
-from bigbatch.tune.study.storage_url import shared_file_warning
 from bigbatch.tune.watch.columns import Columns, columns_of
 from bigbatch.tune.watch.confirmed_words import (
     NOT_CONFIRMED,
@@ -38,9 +41,11 @@ from bigbatch.tune.watch.confirmed_words import (
     seeds_in_words,
 )
 from bigbatch.tune.watch.display import duration, percent
+from bigbatch.tune.watch.failures import failures_in_words
 from bigbatch.tune.watch.frontier_table import WIDTH, answer_in_words, frontier_lines, of_the_answer
 from bigbatch.tune.watch.observer import TrialView, ranked
 from bigbatch.tune.watch.outcome import best_in_words, ends_in_words, no_interval, objective_lines, print_front
+from bigbatch.tune.watch.setting_words import own_next_step
 
 RUNNER_UPS = 4
 STEMS = {
@@ -54,7 +59,7 @@ MAX_NAMED_TRIALS = 8
 
 def print_plan(plan: SearchPlan, console: Console) -> None:
     """Print what the search will do, its highest cost, and where its results go."""
-    for key, text in _plan_lines(plan):
+    for key, text in _trainable_lines(plan):
         console.print(f"{key:11}{text}", markup=False, soft_wrap=True)
 
 
@@ -64,8 +69,7 @@ def print_machine(plan: SearchPlan, console: Console) -> None:
     console.print(text, markup=False, soft_wrap=True)
 
 
-def _plan_lines(plan: SearchPlan) -> list[tuple[str, str]]:
-    d = plan.data
+def _trainable_lines(plan: SearchPlan) -> list[tuple[str, str]]:
     lines = [
         ("study", plan.study + _resumed(plan)),
         ("space", f"{plan.space.name}: {plan.space.doc}"),
@@ -73,17 +77,18 @@ def _plan_lines(plan: SearchPlan) -> list[tuple[str, str]]:
     lines += [("", f"{name:24} {interval.describe()}") for name, interval in plan.ranges.items()]
     lines += [("", f"{key:24} {value} (set)") for key, value in plan.overrides.items() if key != "data.holdout"]
     fixed = columns_of(plan.space, plan.workload, plan.overrides, plan.ranges).fixed.items()
-    lines += [("fixed", ", ".join(f"{name} {text}" for name, text in fixed if text))] if fixed else []
+    lines += (
+        [("fixed", ", ".join(f"{name} {text}" for name, text in fixed if text))] if any(dict(fixed).values()) else []
+    )
     factors = plan.workload.lr_factors.items()
     lines += [("", f"{f'prior[{name}]':24} × {factor:.3g}, by its range test") for name, factor in factors]
     stops = f"strategy {plan.strategy}, stopping {plan.stopping}"
     return [
         *lines,
-        ("data", f"{d.name}: {images_in_words(d)}, {d.num_classes} classes, {d.image_size} px"),
-        ("model", plan.model + _why_model(plan)),
-        *_stem(plan),
+        *(trainable_lines(plan.space) or _data_lines(plan)),
+        *own_component_lines(plan),
         *_frontier(plan),
-        ("trials", f"{_how_many(plan)} of at most {plan.max_epochs} epochs, {stops}"),
+        ("trials", f"{_how_many(plan)} of at most {epochs_text(plan.max_epochs)}, {stops}"),
         *([("fidelity", plan.fidelity.describe(plan.open_ended))] if plan.fidelity else []),
         *([("transfer", plan.transfer.describe(plan.open_ended))] if plan.transfer else []),
         *([("find-lr", "a range test of each optimizer before the first trial")] if plan.options.find_lr else []),
@@ -91,11 +96,21 @@ def _plan_lines(plan: SearchPlan) -> list[tuple[str, str]]:
         *(("warm start", known_in_words(study)) for study in plan.warm_start),
         *objective_lines(plan),
         *confirm_lines(plan),
-        *_notes(plan),
+        *(("note", text) for text in plan_notes(plan)),
         ("resources", _resources(plan)),
         ("at most", _cost(plan)),
         ("results", quoted_path(plan.folder)),
         *(("", line) for line in quota_lines()),
+    ]
+
+
+def _data_lines(plan: SearchPlan) -> list[tuple[str, str]]:
+    """What our own training loop trains, and on what."""
+    d = plan.data
+    return [
+        ("data", f"{d.name}: {images_in_words(d)}{kinds_in_words(d)}"),
+        ("model", shown_name(plan.model) + _why_model(plan)),
+        *_stem(plan),
     ]
 
 
@@ -140,19 +155,6 @@ def _resumed(plan: SearchPlan) -> str:
     return " (resumed; failed trials are repeated)" if plan.options.retry_failed else " (resumed)"
 
 
-def _notes(plan: SearchPlan) -> list[tuple[str, str]]:
-    """Warnings about the chosen strategy and storage."""
-    searched = [r for r in plan.ranges.values() if r.kind != "derived"]
-    conditional, categorical = any(r.conditions for r in searched), any(r.kind == "categorical" for r in searched)
-    said = [
-        strategy_weakness(plan.strategy, plan.stopping, conditional, categorical),
-        nothing_to_learn_from(plan.strategy, plan.trials, plan.share.concurrency, plan.workers),
-        only_tries_the_best(plan.strategy, warm_start=bool(plan.warm_start)),
-        shared_file_warning(plan.storage),
-    ]
-    return [("note", text) for text in said if text]
-
-
 def _why_model(plan: SearchPlan) -> str:
     if not plan.model_was_auto:
         return ""
@@ -180,7 +182,9 @@ def _how_many(plan: SearchPlan) -> str:
 
 def _cost(plan: SearchPlan) -> str:
     epochs = plan.trials * plan.max_epochs
-    words = f"{epochs:,} epochs = {epochs * plan.data.train_size:,} training images"
+    words = epochs_text(epochs)
+    if plan.data.train_size:
+        words += f" = {epochs * plan.data.train_size:,} training images"
     if plan.fidelity:
         words = plan.fidelity.cost_in_words(plan.max_epochs)
     parts = [] if plan.open_ended else [words]
@@ -222,7 +226,10 @@ def print_findings(
         _print_confirmed(plan, done, confirmed, columns, console)
     else:
         _print_runner_ups(plan, done, columns, console)
-    console.print(f"\nTrain it in full:\n  {train_command(plan)}", markup=False, soft_wrap=True)
+    best_file = quoted_path(plan.folder / "best.json")
+    next_step = f"Train it in full:\n  {train_command(plan)}"
+    next_step = own_next_step(plan.model, best_file) if plan.trainable else next_step
+    console.print(f"\n{next_step}", markup=False, soft_wrap=True)
 
 
 def _print_counts(
@@ -242,9 +249,8 @@ def _print_counts(
         f"{f', {waiting} interrupted' if waiting else ''}; "
         f"{duration(elapsed_s)} elapsed, {used.words(unit)}; {used.energy.words()}."
     )
-    for trial in (t for t in trials if t.state == "FAIL"):
-        again = f" (tried again as trial {trial.retried_by})" if trial.retried_by is not None else ""
-        console.print(f"  trial {trial.number} failed{again}: {trial.ended_because}", markup=False)
+    for line in failures_in_words(trials):
+        console.print(f"  {line}", markup=False)
 
 
 def _print_confirmed(
@@ -356,8 +362,9 @@ def resume_command(plan: SearchPlan, spent_hours: float | None = None) -> str:
     parts = ["--resume", "--study", plan.study]
     if plan.options.output:
         parts += ["--output", plan.options.output]
-    if plan.options.address and JOB_VARIABLE not in os.environ:  # a job's cluster ends with the job
-        parts += ["--address", plan.options.address]
+    if JOB_VARIABLE not in os.environ:  # a job's cluster ends with the job
+        parts += ["--address", plan.options.address] if plan.options.address else []
+        parts += ["--metrics-port", str(plan.options.metrics_port)] if plan.options.metrics_port else []
     if spent_hours is not None and plan.budget_gpu_hours is not None:
         parts += ["--budget-gpu-hours", f"{_more_hours(plan.budget_gpu_hours, spent_hours):g}"]
     if plan.storage:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -25,12 +26,14 @@ class StopRequest:
     def __init__(self) -> None:
         self.reason: str | None = None
         self.signal: int | None = None
+        self._signalled_at: float | None = None
         self._event = threading.Event()
 
     def set(self, reason: str, signum: int | None = None) -> None:
         """Request the end. ``signum``: the signal, if there was one."""
         if signum is not None:
             self.signal = signum  # also after a spent budget: a second Ctrl-C must still end the search
+            self._signalled_at = self._signalled_at or time.monotonic()
         if not self._event.is_set():
             self.reason = reason
             self._event.set()
@@ -38,6 +41,10 @@ class StopRequest:
     def is_set(self) -> bool:
         """Whether the search should end."""
         return self._event.is_set()
+
+    def signalled_s(self) -> float:
+        """Seconds since the first signal; 0 without one."""
+        return 0.0 if self._signalled_at is None else time.monotonic() - self._signalled_at
 
 
 class Interrupts:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
+from bigbatch.train_loop.config.words import epochs_text
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.study.front import PARETO_FILE
 from bigbatch.tune.study.objective import Objective
@@ -36,14 +37,16 @@ def best_in_words(best: TrialView) -> str:
     """The line that names the best trial."""
     objective = best.objectives.first
     if not isinstance(objective, TimeToTarget):
-        return f"Best: trial {best.number}, {objective.metric.title} {ends_in_words(best)} after {best.epoch} epochs"
+        return (
+            f"Best: trial {best.number}, {objective.metric.title} {ends_in_words(best)} after {epochs_text(best.epoch)}"
+        )
     if best.ends[0] >= UNREACHED_H:
         return (
             f"No trial reached a {objective.goal}. The nearest: trial {best.number}, "
-            f"{ends_in_words(best)} after {best.epoch} epochs"
+            f"{ends_in_words(best)} after {epochs_text(best.epoch)}"
         )
     return (
-        f"Best: trial {best.number} reached a {objective.goal} after {best.epoch} epochs, "
+        f"Best: trial {best.number} reached a {objective.goal} after {epochs_text(best.epoch)}, "
         f"in {ends_in_words(best)} of its devices"
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 from bigbatch.cluster.host.atomic_files import write_text
 from bigbatch.cluster.host.command_line import OneLineParser
 from bigbatch.train_loop.config import ConfigError
+from bigbatch.train_loop.host.command_line import check_page
 from bigbatch.tune.study.objective import Objective
 from bigbatch.tune.study.objectives import DEFAULT_OBJECTIVE
 from bigbatch.tune.watch.race import RaceCap, race_text, ranked_runs
@@ -50,6 +52,8 @@ def race_main(argv: Sequence[str]) -> int:
 
 def _race(args: argparse.Namespace) -> None:
     cap = _cap(args)
+    if args.html is not None:
+        check_page("--html", Path(args.html))
     runs, found = find_runs([Path(folder) for folder in args.folders], _left_out)
     if not runs:
         raise ConfigError(
@@ -77,22 +81,22 @@ def _cap(args: argparse.Namespace) -> RaceCap:
     from bigbatch.tune.plan.checked_plan import parse_duration
 
     hours = args.cap_gpu_hours
-    if hours is not None and hours <= 0:
-        raise ConfigError(f"--cap-gpu-hours must be more than 0; got {hours:g}. Write e.g. 4.")
+    if hours is not None and not 0 < hours < math.inf:
+        raise ConfigError(f"--cap-gpu-hours must be more than 0 and finite; got {hours:g}. Write e.g. 4.")
     return RaceCap(hours, None if args.cap_time is None else parse_duration(args.cap_time, "--cap-time"))
 
 
 def _objective(given: str | None, found: set[str]) -> Objective:
     """What decides. Raises ConfigError if the studies' objectives differ, or no epoch has such a value."""
     from bigbatch.tune.study.metrics import GPU_HOURS
-    from bigbatch.tune.study.objective import read_objective
+    from bigbatch.tune.study.objective import Reported, read_objective
 
     if given is None and len(found) > 1:
         raise ConfigError(
             f"a race has one objective; the studies have {', '.join(sorted(found))}. Write --objective with one."
         )
     text = given or next(iter(found), DEFAULT_OBJECTIVE)
-    objective = read_objective("--objective", text, 1)
+    objective = read_objective("--objective", text, Reported(1, None))
     if objective.name == GPU_HOURS:
         raise ConfigError(f"--objective is what a run learns; got {text!r}. Cap it instead: --cap-gpu-hours H.")
     return objective

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,10 +59,12 @@ def find_runs(paths: Sequence[Path], leave_out: Callable[[str], None]) -> tuple[
     """
     runs: list[RacedRun] = []
     objectives: set[str] = set()
-    for folder in _folders(paths):
+    folders = list(_folders(paths))
+    names = _study_names(folders)
+    for folder in folders:
         try:
             if (folder / STUDY_FILE).exists():
-                runs += _trials(folder)
+                runs += _trials(folder, names[folder])
                 objectives.add(objectives_of(read_description(folder)).first.shown.text)
             elif (found := _full_run(folder)) is not None:
                 runs.append(found)
@@ -78,10 +81,24 @@ def find_runs(paths: Sequence[Path], leave_out: Callable[[str], None]) -> tuple[
 
 
 def _folders(paths: Sequence[Path]) -> Iterator[Path]:
-    """Studies and full runs as they are; of another folder, those in it."""
-    for path in dict.fromkeys(paths):
+    """Studies and full runs as they are; of another folder, those in it. Each once, by whatever paths it is named."""
+    seen: set[Path] = set()
+    for path in paths:
         inside = [] if _is_one(path) or not path.is_dir() else [one for one in sorted(path.iterdir()) if _is_one(one)]
-        yield from inside or [path]
+        for one in inside or [path]:
+            if one.resolve() not in seen:
+                seen.add(one.resolve())
+                yield one
+
+
+def _study_names(folders: Sequence[Path]) -> dict[Path, str]:
+    """What each study is called in the table: its name, or its folder where several have one name."""
+    found: dict[Path, str] = {}
+    for folder in folders:
+        if (folder / STUDY_FILE).exists():
+            found[folder] = json_values.text(read_json(folder / STUDY_FILE), "name") or folder.name
+    several = [name for name, count in Counter(found.values()).items() if count > 1]
+    return {folder: str(folder) if name in several else name for folder, name in found.items()}
 
 
 def _is_one(path: Path) -> bool:
@@ -91,7 +108,7 @@ def _is_one(path: Path) -> bool:
 # Studies
 
 
-def _trials(folder: Path) -> list[RacedRun]:
+def _trials(folder: Path, study: str) -> list[RacedRun]:
     """Trials with at least one epoch, without those that another trial repeats or continues: it has their epochs."""
     tables = read_tables(folder, None)
     workers = json_values.whole_number(read_description(folder), "workers", 1)
@@ -99,7 +116,7 @@ def _trials(folder: Path) -> list[RacedRun]:
     replaced = {row.get(key) for row in rows for key in ("retries", "continues")} - {None}
     return [
         RacedRun(
-            name=f"{tables.name}/trial-{row['trial']:04d}",
+            name=f"{study}/trial-{row['trial']:04d}",
             state=_state(row),
             optimizer=row.get("config.optimizer.name") or "–",
             batch=row.get("config.batch.global_size"),

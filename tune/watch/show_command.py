@@ -13,6 +13,7 @@ from bigbatch.cluster.host import json_values
 from bigbatch.cluster.host.atomic_files import read_json
 from bigbatch.cluster.host.command_line import OneLineParser
 from bigbatch.train_loop.config import ConfigError, TrainConfig, known_key
+from bigbatch.train_loop.config.words import epochs_text
 from bigbatch.tune.study.fidelity import CHEAP_RUN
 from bigbatch.tune.study.front import PARETO_FILE
 from bigbatch.tune.study.frontier_file import FRONTIER_FILE, FRONTIER_FOLDER
@@ -30,7 +31,7 @@ from bigbatch.tune.study.summary import (
 )
 from bigbatch.tune.watch.frontier_table import answer_in_words, frontier_lines
 from bigbatch.tune.watch.no_result import UnfinishedTrial, no_result_in_words
-from bigbatch.tune.watch.setting_words import SHOWN_KEYS, shown_settings
+from bigbatch.tune.watch.setting_words import SHOWN_KEYS, own_next_step, shown_settings
 from bigbatch.tune.watch.studies_command import (
     DEFAULT_OUTPUT,
     aligned,
@@ -88,7 +89,8 @@ def _head(found: StudySummary, now: float | None) -> list[tuple[str, str]]:
 def _plan(found: StudySummary) -> list[tuple[str, str]]:
     d = found.description
     text, number = (lambda key: json_values.text(d, key, "–")), (lambda key: json_values.whole_number_or_none(d, key))
-    images = f" ({number('train_size'):,} training images, {number('image_size')} px)" if number("train_size") else ""
+    pixels = f"images, {number('image_size')} px" if number("image_size") else "items"
+    images = f" ({number('train_size'):,} training {pixels})" if number("train_size") else ""
     strategy = [f"{key} {d[key]}" for key in ("strategy", "sampler", "stopping", "scheduler") if d.get(key)]
     limits = ["as many trials as the budget allows" if found.planned is None else _count(found.planned, "trial")]
     limits += [f"{d['budget_gpu_hours']:g} {_unit(found)}"] if d.get("budget_gpu_hours") else []
@@ -96,8 +98,11 @@ def _plan(found: StudySummary) -> list[tuple[str, str]]:
     overrides = json_values.mapping(d, "overrides")
     return [
         ("space", text("space")),
-        ("data", text("data") + images),
-        ("model", text("model")),
+        *(
+            [("trainable", text("trainable"))]
+            if d.get("trainable")
+            else [("data", text("data") + images), ("model", text("model"))]
+        ),
         ("limits", f"{', '.join(limits)}; at most {number('max_epochs')} epochs each"),
         *([("strategy", ", ".join(strategy))] if strategy else []),
         *([("set", ", ".join(f"{key}={value}" for key, value in overrides.items()))] if overrides else []),
@@ -118,8 +123,16 @@ def _spent(found: StudySummary) -> list[tuple[str, str]]:
     return [
         ("ended", trials_words(found) + (f": {listed}" if listed else "")),
         ("used", f"{found.held_s / 3600:.2f} {_unit(found)}{_elsewhere(found)}, in {times}{since}"),
+        *([("damaged", _damaged(found))] if found.damaged else []),
         ("energy", found.energy.words().removeprefix("energy: ")),
     ]
+
+
+def _damaged(found: StudySummary) -> str:
+    """The ledger's files whose hours are missing in the sum above."""
+    first, *more = found.damaged
+    others = f" and {_count(len(more), 'more file')}" if more else ""
+    return f"ledger/{first}{others} cannot be read, so these hours are missing above"
 
 
 def _elsewhere(found: StudySummary) -> str:
@@ -152,7 +165,7 @@ def _trials(found: StudySummary, most: int | None) -> str:
     rows: list[tuple[str, ...]] = [head]
     for trial, values in zip(shown, settings, strict=True):
         hours = json_values.number_or_none(trial.attrs, "gpu_hours")
-        last = trial.last_value if found.is_accuracy else None  # what is known of an unfinished trial is its top-1
+        last = trial.last_of(found.watched) if found.watched else None
         value = last if trial.value is None else trial.value
         rows.append(
             (
@@ -199,11 +212,12 @@ def _settings(found: StudySummary, trial: StoredTrial) -> dict[str, str]:
     except ConfigError:  # of a later version
         settings = {}
     own = json_values.text(found.description, "space_source", "built-in") != "built-in"
+    has_settings = bool(settings)
     for name, value in trial.params.items():
-        if settings and known_key(name) in SHOWN_KEYS:  # it is among the settings
+        if has_settings and known_key(name) in SHOWN_KEYS:  # it is among the settings
             continue
         short = name.rpartition(".")[2]
-        if not settings or "." in name or own:
+        if not has_settings or "." in name or own:
             settings.setdefault(short, f"{value:.3g}" if isinstance(value, float) else str(value))
     return settings
 
@@ -259,7 +273,7 @@ def _best(found: StudySummary) -> str:
     best = _best_trial(found)
     if best is None:
         return ""
-    lines = [f"Best: trial {best.number}, {value_words(found, best.value)} after {best.epochs} epochs"]
+    lines = [f"Best: trial {best.number}, {value_words(found, best.value)} after {epochs_text(best.epochs)}"]
     return "\n".join(lines + [f"  {name:10} {text}" for name, text in _settings(found, best).items()])
 
 
@@ -271,7 +285,9 @@ def _commands(found: StudySummary) -> str:
     elif found.state not in (RUNNING, DONE):
         lines += ["Continue it:", f"  {resume_words(found)}"]
     best_file = found.folder / "best.json"
-    if best_file.exists():
+    if best_file.exists() and found.description.get("trainable"):
+        lines.append(own_next_step(json_values.text(found.description, "model"), shlex.quote(str(best_file))))
+    elif best_file.exists():
         epochs = max(30, 2 * json_values.whole_number(found.description, "max_epochs"))
         lines += [
             "Train the best in full:",

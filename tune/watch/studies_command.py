@@ -51,14 +51,15 @@ def studies_text(found: Sequence[StudySummary], now: float | None = None) -> str
 def _row(one: StudySummary, now: float | None) -> tuple[str, ...]:
     if one.state == UNREADABLE:
         return (one.folder.name, one.state, "–", "–", "–", changed_words(one, now), one.why)
+    damaged = "a part of its ledger is damaged" if one.damaged else ""
     return (
         one.folder.name,
         one.state,
         trials_words(one),
         value_words(one, one.best),
-        f"{one.held_s / 3600:.2f}",
+        f"{one.held_s / 3600:.2f}" + "+?" * bool(one.damaged),
         changed_words(one, now),
-        one.why,
+        "; ".join(part for part in (one.why, damaged) if part),
     )
 
 

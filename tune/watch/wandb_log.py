@@ -8,27 +8,45 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+from bigbatch.cluster.host import json_values
 from bigbatch.cluster.host.allocation import slurm_job
+from bigbatch.train_loop.launch.histogram_lines import histograms_file, read_histograms
 from bigbatch.train_loop.reporter import EpochRecord
+from bigbatch.tune.study import metrics
+from bigbatch.tune.study.tables import epoch_of
 from bigbatch.tune.watch.observer import TrialView
 
-FLUSH_S = 1.0
+FLUSH, FLUSH_S = "x_transaction_log_flush_interval", 1.0
 """wandb writes an offline file at least this often. By its own 15 s a killed search would lose more."""
 METRICS = tuple(name for name, column in EpochRecord.columns().items() if column.tracked)
 
 
 class WandbObserver:
-    """Writes each trial to ``folder`` (named ``wandb``) as a run ``<study>-<number>`` of the group ``<study>``."""
+    """Writes each trial to ``folder`` (named ``wandb``) as a run ``<study>-<number>`` of the group ``<study>``.
 
-    def __init__(self, mode: str, study: str, folder: Path, project: str = "bigbatch") -> None:
+    ``logs_with_histograms``: the log file of a trial, beside which its worker writes histograms; None: it writes none.
+    """
+
+    def __init__(
+        self,
+        mode: str,
+        study: str,
+        folder: Path,
+        project: str = "bigbatch",
+        logs_with_histograms: Callable[[int], Path] | None = None,
+    ) -> None:
         os.environ.setdefault("WANDB_SILENT", "true")
         os.environ.setdefault("WANDB_CONSOLE", "off")
         import wandb
 
         self._wandb, self._mode, self._study, self._project = wandb, mode, study, project
-        self._folder = folder
+        # Older versions write at a pace of their own.
+        self._flush: dict[str, Any] = {FLUSH: FLUSH_S} if FLUSH in wandb.Settings.model_fields else {}
+        self._folder, self._logs = folder, logs_with_histograms
         job = slurm_job()
         self._job = {} if job is None else {"slurm_job_id": job.job_id, "slurm_restart_count": job.restart_count}
         self._runs: dict[int, wandb.Run] = {}
@@ -53,8 +71,7 @@ class WandbObserver:
             },
             reinit="create_new",
             settings=self._wandb.Settings(
-                silent=True, console="off", x_disable_stats=True, disable_git=True, disable_code=True,
-                x_transaction_log_flush_interval=FLUSH_S,
+                silent=True, console="off", x_disable_stats=True, disable_git=True, disable_code=True, **self._flush
             ),
         )  # fmt: skip
         if self._mode == "offline":  # a trial that goes on has a new file, which takes the place of the earlier one
@@ -66,7 +83,21 @@ class WandbObserver:
         run = self._runs.get(trial.number)
         if run is not None:
             values = {"epoch": record["epoch"], **{k: record[k] for k in METRICS if k in record}}
+            values |= json_values.mapping(record, metrics.OWN)
+            values |= self._histograms(trial.number, epoch_of(record))
             run.log(values, step=record["epoch"], commit=True)  # else it is written when the next epoch ends
+
+    def _histograms(self, number: int, epoch: int) -> dict[str, object]:
+        """Under the names of ``wandb.watch``, which W&B's pages show in sections of their own."""
+        if self._logs is None:
+            return {}
+        import numpy as np
+
+        found = read_histograms(histograms_file(self._logs(number)), epoch)
+        return {
+            name: self._wandb.Histogram(np_histogram=(counts, np.linspace(low, high, len(counts) + 1)))
+            for name, (low, high, counts) in found.items()
+        }
 
     def trial_ended(self, trial: TrialView) -> None:
         """Close the trial's run."""

@@ -43,6 +43,7 @@ RECORD = JobRecord(
     head="n1",
     address="10.0.0.3:1",
     dashboard_port=2,
+    metrics_port=9400,
     token_path="/home/u/token",
     study_folder="/scratch/study",
     log="/home/u/7.log",

@@ -194,6 +194,29 @@ def test_a_login_nodes_old_python_checks_what_it_can(site, tmp_path, old_python)
     assert "what the space returns" in done.stderr and "network convnext_tiny" in done.stderr
 
 
+def test_a_training_function_is_submitted_from_a_login_node_with_old_python(site, tmp_path, old_python):
+    """Its file is read there, and does not run."""
+    (tmp_path / "own.py").write_text("import torch\n" + OWN + "def train(config, report, resume):\n    ...\n")
+    stub = tmp_path / "python"
+    stub.write_text("#!/bin/sh\necho 'cannot execute on this architecture' >&2; exit 126\n")
+    stub.chmod(0o755)
+    own = (
+        "--trainable",
+        "own.py:train",
+        "--space",
+        "own.py:mine",
+        "--objective",
+        "accuracy:max",
+        "--time-budget",
+        "1h",
+    )
+    done = site("--dry-run", *own, python=old_python, job=str(stub))
+    assert done.returncode == 0 and "the arguments of --trainable" in done.stderr, done.stderr
+    assert "--trainable own.py:train" in done.stdout
+    wrong = ("--trainable", "own.py:traim", *own[2:])
+    is_refused(site(*wrong, python=old_python, job=str(stub)), tmp_path, "got 'traim'")
+
+
 def by_parts(*arguments: str) -> list[str]:
     return submission_check.check_by_parts(submission_check._options(arguments))
 

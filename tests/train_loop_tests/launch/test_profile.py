@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from bigbatch.train_loop.config import ModelConfig, TrainConfig
+from bigbatch.train_loop.launch import command
 from bigbatch.train_loop.launch.command import main
 from bigbatch.train_loop.launch.profile_words import bound_lines, profile_lines
 from bigbatch.train_loop.loop.step_profile import Spread, StepProfile
@@ -150,3 +151,15 @@ def test_two_ranks_under_torchrun_measure_their_communication(tmp_path: Path) ->
     assert line["communication"]["median_s"] < line["phases"]["backward"]["median_s"]
     assert sum(spread["mean_s"] for spread in line["phases"].values()) == pytest.approx(line["step"]["mean_s"])
     assert done.stdout.count("communication: the backward pass, minus one") == 1, "rank 0 alone prints"
+
+
+def test_a_profile_that_is_stopped_is_not_resumed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(_: object) -> bool:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "measures_only", stop)
+    for more, said in ((["--profile-steps", "5"], "stopped. To measure again: "), ([], "stopped. To resume: ")):
+        assert command.main(["--recipe", "cifar10-sgd-128", "--data", "digits", *more]) == 130
+        assert capsys.readouterr().err.startswith(said)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -16,6 +17,31 @@ from bigbatch.cluster.host import private_folder, processes
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.launch import ray_session
 from helpers.paths import ROOT
+
+SERVERS = """
+import json, sys
+from pathlib import Path
+import psutil
+from bigbatch.train_loop.launch.ray_session import LocalRay
+with LocalRay(1, 0, Path(sys.argv[1], "ray.log")):
+    import ray
+    names = [(one.name(), one.net_connections("tcp")) for one in psutil.Process().children(recursive=True)]
+    ports = {s.laddr.port for _, sockets in names for s in sockets if s.status == psutil.CONN_LISTEN}
+    print(json.dumps([[node["MetricsExportPort"] for node in ray.nodes()], sorted(ports)]))
+"""
+
+
+@pytest.mark.slow
+def test_a_private_ray_opens_no_server_of_metrics_unless_it_is_asked(tmp_path):
+    """Ray's own are at 44217, 44227 and a port that its nodes name, on all interfaces and without a token."""
+    done = subprocess.run(
+        [sys.executable, "-c", SERVERS, str(tmp_path)], capture_output=True, text=True, timeout=240, cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    named, listening = json.loads(done.stdout)
+    assert len(listening) >= 4 and not {44217, 44227} & set(listening)
+    assert max(named) <= 0
 
 
 def sleeper(word: str) -> subprocess.Popen:
@@ -46,6 +72,26 @@ def test_a_long_temporary_folder_falls_back_to_a_short_one_or_is_refused(monkeyp
     monkeypatch.setattr(os, "access", lambda *_: False)
     with pytest.raises(ConfigError, match="TMPDIR"):
         ray_session.private_ray_folder()
+
+
+def test_an_agent_of_ray_that_hides_its_command_line_is_known_by_its_log(tmp_path):
+    ours, others = tmp_path / "bb-ray-a", tmp_path / "bb-ray-ab"
+    agents = {}
+    for folder in (ours, others):
+        folder.mkdir()
+        with (folder / "agent.log").open("w") as log:
+            command = ["ray::DashboardAgent", "-c", "import signal; signal.pause()"]
+            agents[folder] = subprocess.Popen(command, executable=sys.executable, stdout=log)
+    lines = [Path(f"/proc/{agent.pid}/cmdline") for agent in agents.values()]
+    assert processes.wait_until(lambda: all(line.read_bytes().startswith(b"ray::") for line in lines), 60)
+    try:
+        processes.end_processes_of(ours)
+        agents[ours].wait(60)
+        assert agents[others].poll() is None
+    finally:
+        for agent in agents.values():
+            agent.kill()
+            agent.wait()
 
 
 def test_only_processes_that_name_the_folder_are_ended(tmp_path):

@@ -146,7 +146,7 @@ def compare_with_one_process(result: dict[str, Any]) -> None:
         assert [getattr(r, key) for r in resumed] == pytest.approx([getattr(r, key) for r in whole], rel=1e-3), key
     assert result["record"] == result["history"][-1]
     best = max(resumed, key=lambda r: (r.val_top1, -r.epoch))
-    assert result["best"] == {"epoch": best.epoch, "val_top1": best.val_top1}
+    assert result["best"] == {"epoch": best.epoch, "val_top1": best.val_top1, "val_loss": best.val_loss}
     assert len({r.resumed_from_epoch for r in resumed}) == 3
 
 

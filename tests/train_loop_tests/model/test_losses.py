@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.train_loop.data.pixels import mixing
-from bigbatch.train_loop.model.losses import training_loss
+from bigbatch.train_loop.model.losses import loss_function, training_loss
 
 
 def targets(labels: np.ndarray, classes: int, smoothing: float) -> np.ndarray:
@@ -90,3 +91,50 @@ def test_an_image_that_is_mixed_with_nothing_keeps_one_class(way: str) -> None:
     )
     z = torch.randn(4, 4)
     assert training_loss(z, shares, "bce", 0.0).item() == training_loss(z, labels, "bce", 0.0).item()
+
+
+def _own_loss(tmp_path, body):
+    file = tmp_path / "my_loss.py"
+    file.write_text(f"import torch\nimport torch.nn.functional as F\n\n{body}\n")
+    return f"{file}:loss"
+
+
+def test_an_own_loss_is_the_loss_of_training_and_gets_its_options_and_any_structure(tmp_path):
+    word = _own_loss(
+        tmp_path,
+        "def loss(outputs, targets, weight=1.0):\n"
+        "    assert outputs['mask'].dtype == torch.float32 and outputs['kind'].dtype == torch.int64\n"
+        "    return weight * F.mse_loss(outputs['mask'], targets[0]) + outputs['kind'].sum()",
+    )
+    config = TrainConfig().replace_keys({"loss": word, "loss_options.weight": 3.0})
+    outputs = {"mask": torch.tensor([1.0, 2.0], dtype=torch.bfloat16), "kind": torch.tensor([2])}
+    found = loss_function(config)(outputs, (torch.tensor([0.0, 4.0]), "name"))
+    assert found.shape == () and found.dtype == torch.float32
+    assert found.item() == pytest.approx(3 * (1 + 4) / 2 + 2)
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("def loss(outputs, targets):\n    return 3.0", "got a float of"),
+        ("def loss(outputs, targets):\n    return outputs", r"got a tensor \[2, 3\] of float32 of"),
+        ("def loss(outputs, targets):\n    return targets.sum()", r"got a tensor \[\] of int64 of"),
+    ],
+)
+def test_an_own_loss_that_returns_no_number_is_refused(tmp_path, body, words):
+    loss = loss_function(TrainConfig(loss=_own_loss(tmp_path, body)))
+    with pytest.raises(ConfigError, match=f"loss must return the mean loss, one number; {words}"):
+        loss(torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64))
+
+
+def test_an_own_loss_refuses_label_smoothing_and_options_it_does_not_take(tmp_path):
+    word = _own_loss(tmp_path, "def loss(outputs, targets):\n    return outputs.mean()")
+    with pytest.raises(ConfigError, match="label_smoothing is for the built-in losses; got 0.1"):
+        TrainConfig(loss=word, label_smoothing=0.1)
+    with pytest.raises(ConfigError, match="gamma"):
+        loss_function(TrainConfig(loss=word).replace_keys({"loss_options.gamma": 2}))
+
+
+def test_a_mistyped_loss_names_the_nearest():
+    with pytest.raises(ConfigError, match="Did you mean 'cross_entropy'?"):
+        TrainConfig(loss="cross_entropie")

@@ -147,7 +147,7 @@ def test_studies_without_trials_and_damaged_ones(tmp_path, capsys):
 
 
 def test_the_dashboard_shows_the_copy(tmp_path):
-    dashboard = pytest.importorskip("optuna_dashboard")
+    dashboard = pytest.importorskip("optuna_dashboard", reason="optuna-dashboard is not installed (extra: test)")
     recorded_study(tmp_path / "s", 4).close()
     exported(tmp_path / "s", "--sqlite", tmp_path / "copy.db")
     app = dashboard.wsgi(optuna.storages.RDBStorage(f"sqlite:///{tmp_path / 'copy.db'}"))
@@ -169,7 +169,7 @@ def test_the_dashboard_shows_the_copy(tmp_path):
 
 
 def test_mlflow_finds_a_run_for_each_trial_and_a_second_export_adds_only_what_is_new(tmp_path, capsys):
-    pytest.importorskip("mlflow")
+    pytest.importorskip("mlflow", reason="mlflow-skinny is not installed (extra: test)")
     from mlflow.tracking import MlflowClient
 
     store = recorded_study(tmp_path / "s", 4)

@@ -7,7 +7,10 @@ import sys
 
 import pytest
 
-from bigbatch.tune.plan.advice import nothing_to_learn_from, strategy_weakness
+from bigbatch.train_loop.data.info import DataInfo
+from bigbatch.tune.plan.advice import nothing_to_learn_from, nothing_to_search, strategy_weakness
+from bigbatch.tune.plan.notes import enlarged_images
+from bigbatch.tune.search.command import tune_main
 from bigbatch.tune.strategies.named import make_strategy
 from bigbatch.tune.strategies.names import CAPABILITIES, STOPPINGS, STRATEGIES, resolved
 from bigbatch.tune.strategies.protocol import SearchFacts
@@ -27,6 +30,29 @@ def test_a_search_whose_trials_all_start_at_once_is_told_which_numbers_would_hel
     assert nothing_to_learn_from("curves", trials=17, slots=16, workers=2) is None
     assert nothing_to_learn_from("random", trials=16, slots=16, workers=2) is None, "it never learns"
     assert nothing_to_learn_from("tpe", trials=1, slots=1, workers=1) is None, "one trial is no search"
+
+
+def test_trials_that_could_only_be_equal_are_said():
+    text = nothing_to_search(parameters=0, trials=12)
+    assert text is not None and "all 12 trials" in text and "--trials 1" in text
+    assert nothing_to_search(parameters=0, trials=1) is None and nothing_to_search(parameters=1, trials=12) is None
+
+
+@pytest.mark.parametrize(
+    ("largest", "size", "says"), [(32, 224, "49 times"), (111, 224, "4 times"), (112, 224, ""), (0, 224, "")]
+)
+def test_images_that_are_enlarged_are_said_with_what_that_costs(largest: int, size: int, says: str):
+    info = DataInfo("d", None, 100, 10, 2, size, 3, ("a", "b"), "imagenet", largest_side=largest)
+    text = enlarged_images(info)
+    assert (text is not None and says in text and f"image_size={largest}" in text) if says else text is None
+
+
+def test_a_plan_looks_how_large_the_images_are(tiny_images, tmp_path, capsys):
+    arguments = ["--data", str(tiny_images), "--model", "shufflenet_v2_x0_5", "--output", str(tmp_path), "--dry-run"]
+    tune_main(arguments)
+    assert "images of at most 16 px are enlarged to 224 px, which takes about 196 times" in capsys.readouterr().out
+    tune_main([*arguments, "--set", "image_size=16"])
+    assert "enlarged" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", CAPABILITIES)

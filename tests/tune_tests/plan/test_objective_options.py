@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,6 +41,22 @@ def test_bad_input_meets_one_line_that_names_the_fix(given, said):
     with pytest.raises(ConfigError) as refused:
         make_plan(SearchOptions(space="smoke", **given))
     assert said in str(refused.value) and "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "given", [{"objective": "val_top1:max"}, {"target": "val_top1=0.9"}, {"objectives": "val_loss,train_top1"}], ids=str
+)
+def test_top_1_is_no_objective_where_targets_are_no_classes(folder: Path, given: dict[str, Any]) -> None:
+    (folder / "own.py").write_text(
+        "import torch\nfrom torch import nn\n"
+        "def data():\n    return [[(torch.ones(3), 0.5)] * 32, [(torch.ones(3), 0.5)] * 8]\n"
+        "def net(workload):\n    return nn.Linear(3, 1)\n"
+        "def mse(outputs, targets):\n    return ((outputs[:, 0] - targets) ** 2).mean()\n"
+    )
+    own: dict[str, Any] = {"data": "own.py:data", "model": "own.py:net", "loss": "own.py:mse"}
+    assert make_plan(SearchOptions(space="smoke", **own)).objectives.text == "val_loss:min"
+    with pytest.raises(ConfigError, match="_top1 needs targets that are classes.* Write --objective val_loss:min"):
+        make_plan(SearchOptions(space="smoke", **own, **given))
 
 
 def test_the_strategies_of_one_objective_are_those_that_say_so():

@@ -135,6 +135,22 @@ def test_a_damaged_journal_shows_what_comes_before(study: Path, capsys: pytest.C
     assert len(open_recorded(study).trials) == 19
 
 
+def test_a_journal_that_was_cut_short_is_said(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = StudyStore.open(study, None)
+    store.refresh(force=True)
+    store.close()
+    total = len(open_recorded(study).trials)
+    assert open_recorded(study).problems == ()
+    journal = study / "optuna.journal"
+    lines = journal.read_bytes().splitlines(keepends=True)
+    begun = [number for number, line in enumerate(lines) if b'"op_code":4' in line.replace(b" ", b"")]
+    journal.write_bytes(b"".join(lines[: begun[-3]]))  # a disk that filled up and kept whole lines alone
+    (said,) = open_recorded(study).problems
+    assert said == "The journal lacks 3 trials that trials.parquet has: it was cut short."
+    assert len(open_recorded(study).trials) == total - 3
+    assert said in words_of(report_of(study, capsys))
+
+
 @pytest.mark.parametrize("damage", [None, b'{"op_code": 0, "study_name": 7}\n', b'{"op_code": 99}\n'])
 def test_without_a_journal_the_tables_say_the_same(study: Path, damage: bytes | None) -> None:
     store = StudyStore.open(study, None)
@@ -303,3 +319,12 @@ def test_ten_thousand_trials(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 def test_the_command_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0 and "report" in capsys.readouterr().out
     assert "bigbatch.tune.report.writing" in sys.modules
+
+
+def test_a_report_never_replaces_another_file(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("study.json", "optuna.journal"):
+        before = (study / name).read_bytes()
+        assert main(["report", str(study), "-o", str(study / name)]) == 2
+        assert "-o replaces only an HTML page" in capsys.readouterr().err and (study / name).read_bytes() == before
+    for _ in range(2):  # an earlier report is replaced
+        assert main(["report", str(study), "-o", str(study / "other.html")]) == 0

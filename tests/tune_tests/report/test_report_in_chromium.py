@@ -10,7 +10,7 @@ import pytest
 
 from bigbatch.tune.report.recorded_study import open_recorded
 from bigbatch.tune.report.writing import write_report
-from helpers.browser import Page, chromium, opened_browser
+from helpers.browser import CUT, EMPTY_FIGURES, WIDER, Page, chromium, opened_browser
 from helpers.invented_studies import hostile_study, invented_study
 
 pytestmark = [
@@ -18,14 +18,6 @@ pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("plotly") is None, reason="needs plotly: pip install plotly"),
     pytest.mark.xdist_group("chromium"),
 ]
-EMPTY_FIGURES = """[...document.querySelectorAll("[data-figure]")].filter((slot) =>
-  !slot.querySelector(".scatterlayer .point, .scatterlayer .js-line, .barlayer .point")).map((s) => s.dataset.figure)"""
-"""The figures in which nothing is drawn: no mark, no line, no bar."""
-WIDER = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
-"""Pixels by which the page is wider than the window."""
-CUT = """[...document.querySelectorAll("[data-figure] .main-svg")].filter((one) =>
-  one.getBoundingClientRect().right > one.closest("figure").getBoundingClientRect().right + 1).length"""
-"""Figures that reach out of their frame."""
 
 
 @pytest.fixture(scope="module")

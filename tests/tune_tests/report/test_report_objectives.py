@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import re
 from pathlib import Path
 
@@ -9,11 +11,16 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
+from bigbatch.tune.report.answer_section import seconds_words
 from bigbatch.tune.report.page import report_page
-from bigbatch.tune.report.recorded_study import RecordedStudy
+from bigbatch.tune.report.recorded_study import RecordedStudy, open_recorded
+from bigbatch.tune.report.theme import number_text
+from bigbatch.tune.report.trial_points import StudyPoints
 from bigbatch.tune.study.objectives import Objectives, read_objectives
 from bigbatch.tune.study.summary import StudySummary
 from bigbatch.tune.study.target import UNREACHED_H
+from helpers.invented_studies import invented_study
+from helpers.recorded_studies import recorded_study
 
 
 def searched(objectives: Objectives, values: list[tuple[float, ...]]) -> RecordedStudy:
@@ -63,3 +70,35 @@ def test_another_metric_has_its_own_units(text: str) -> None:
     words = seen(searched(objectives, [(2.0 + i / 7,) for i in range(12)]))
     best = 0 if text.endswith("min") else 11
     assert f"The best trial is {best} , with {objectives.first.worth(2.0 + best / 7)}." in words
+
+
+def test_what_is_not_finite_is_a_dash() -> None:
+    assert [number_text(value) for value in (math.nan, math.inf, None)] == ["–"] * 3
+    assert [seconds_words(value) for value in (math.nan, math.inf, None)] == ["–"] * 3
+
+
+def test_a_part_that_edited_files_break_says_so_and_the_others_are_there(tmp_path: Path) -> None:
+    folder = invented_study(tmp_path / "s", 12, objective="val_top1:max,gpu_hours:min")  # its trials have one value
+    text = report_page([open_recorded(folder)])
+    assert "This part could not be written" in text and "The command that repeats it" in text
+    assert text.count('id="answer"') == 1
+
+
+def test_trials_under_another_name_are_shown_from_the_tables(tmp_path: Path) -> None:
+    store = recorded_study(tmp_path / "s", 4)
+    store.refresh(force=True)
+    store.close()
+    about = json.loads((tmp_path / "s" / "study.json").read_text())
+    (tmp_path / "s" / "study.json").write_text(json.dumps({**about, "name": "renamed"}))
+    recorded = open_recorded(tmp_path / "s")
+    assert len(recorded.trials) == 4
+    assert recorded.problems == ("The journal has no trial of 'renamed'; the tables are shown instead.",)
+
+
+def test_a_continued_trial_has_the_hours_of_all_of_its_epochs(tmp_path: Path) -> None:
+    store = recorded_study(tmp_path / "s", 5)  # a quarter of an hour each
+    continued = optuna.trial.Trial(store.study, store.study.trials[3]._trial_id)  # it still runs
+    continued.set_user_attr("continues", 1)
+    points = StudyPoints(open_recorded(tmp_path / "s"))
+    store.close()
+    assert [points.hours_of_all_epochs(points.all[number]) for number in (0, 1, 3)] == [0.25, 0.25, 0.5]

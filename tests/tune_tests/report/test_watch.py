@@ -10,10 +10,12 @@ import random
 import re
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,10 +24,19 @@ from optuna.trial import TrialState
 from bigbatch.tune.report.live_report import LiveReport
 from bigbatch.tune.report.watch_command import watch_main
 from bigbatch.tune.report.watch_server import WatchServer
+from bigbatch.tune.study.summary import who_runs
 from helpers.browser import chromium, opened_browser
 from helpers.processes import clean_environment
 from helpers.recorded_studies import add_recorded_trial, recorded_study
 from helpers.waiting import wait_until
+
+HOLDS = """import sys
+from pathlib import Path
+from bigbatch.cluster.host.lease import Lease
+Lease(Path(sys.argv[1])).take()
+print("held", flush=True)
+sys.stdin.read()"""
+"""A driver that holds the folder in its argument, until it is killed."""
 
 
 def trials_page(folders: Sequence[Path]) -> bytes:
@@ -128,6 +139,79 @@ def test_nothing_is_written_for_nobody(tmp_path):
     assert made == 2
 
 
+def test_writing_takes_a_fiftieth_of_the_time_at_most_and_the_end_of_a_search_is_seen_at_once(tmp_path):
+    folder = tmp_path / "s"
+    recorded_study(folder, 1).close()
+    now, asked, made = 0.0, 0, 0
+
+    def clock() -> float:
+        nonlocal asked
+        asked += 1
+        return now
+
+    def make(_: Sequence[Path]) -> bytes:
+        nonlocal now, made
+        now, made = now + 2.0, made + 1
+        return b"page"
+
+    def looked(before: int, versions: int) -> Callable[[], bool]:
+        return lambda: asked > before + 9 and made >= versions
+
+    live = LiveReport([folder], make, 0.01, clock)
+    command = [sys.executable, "-c", HOLDS, str(folder)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=clean_environment()) as driver:
+        assert driver.stdout is not None and driver.stdout.readline() == b"held\n"
+        live.start()
+        wait_until(lambda: made == 1, "no report")
+        for number, (at, expected) in enumerate(((99.0, 1), (100.0, 2), (150.0, 2))):
+            (folder / "study.json").write_text(str(number))
+            now, before = at, asked
+            live.state()
+            wait_until(looked(before, expected), f"not written at {at}")
+            assert made == expected, f"at {at} s"
+        driver.kill()
+    wait_until(lambda: made == 3, "its end is not seen")
+    live.stop()
+
+
+def test_a_driver_that_was_killed_is_seen_though_no_file_changes(tmp_path):
+    folder = tmp_path / "s"
+    recorded_study(folder, 1).close()
+    live = LiveReport([folder], lambda folders: who_runs(folders[0]).encode(), 1.0)
+    command = [sys.executable, "-c", HOLDS, str(folder)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=clean_environment()) as driver:
+        assert driver.stdout is not None and driver.stdout.readline() == b"held\n"
+        live.look()
+        running = live.latest
+        assert f"process {driver.pid}".encode() in gzip.decompress(running.packed)
+        driver.kill()
+    live.look()
+    assert gzip.decompress(live.latest.packed) == b"" and live.latest.tag != running.tag
+
+
+def test_a_reader_that_goes_in_the_middle_is_no_error(served, capfd):
+    server, _ = served
+    server.live.latest = replace(server.live.latest, packed=random.Random(0).randbytes(50_000_000))
+    reset = struct.pack("ii", 1, 0)  # closing sends a reset at once, as a browser does that loads a page again
+    threads = threading.active_count()
+    for _ in range(3):
+        reader = socket.create_connection(("127.0.0.1", server.port))
+        reader.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
+        reader.sendall(f"GET /{server.token}/report HTTP/1.1\r\n\r\n".encode())
+        assert reader.recv(10)
+        reader.close()
+    wait_until(lambda: threading.active_count() <= threads, "an answer goes on")
+    assert get(server.port, f"/{server.token}/state")[0] == 200
+    assert capfd.readouterr().err == ""
+
+
+def test_the_address_works_without_its_last_slash(served):
+    server, _ = served
+    status, _, headers = get(server.port, f"/{server.token}")
+    assert status == 301 and headers["Location"] == f"/{server.token}/" and headers["Referrer-Policy"] == "no-referrer"
+    assert get(server.port, f"/{server.token[:-1]}")[0] == 404
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(chromium() is None, reason="needs Chromium: apt-get install chromium")
 @pytest.mark.skipif(importlib.util.find_spec("plotly") is None, reason="needs plotly: pip install plotly")
@@ -178,6 +262,8 @@ def test_wrong_input_meets_one_line(tmp_path, capsys):
             ([str(tmp_path / "s"), "--port", str(port)], "a port that nobody uses"),
             ([str(tmp_path / "s"), "--port", "70000"], "--port must be from 1"),
             ([str(tmp_path / "s"), "--every", "0"], "--every must be more than 0"),
+            ([str(tmp_path / "s"), "--every", "nan"], "--every must be more than 0"),
+            ([str(tmp_path / "s"), "--every", "1e12"], "--every must be more than 0 and at most"),
         ):
             assert watch_main(options) == 2
             error = capsys.readouterr().err

@@ -6,14 +6,13 @@ import itertools
 from collections.abc import Callable
 from pathlib import Path
 
-import optuna
 import pytest
 from optuna.trial import TrialState
 
 from bigbatch.tune.strategies.names import CAPABILITIES, STOPPINGS
 from bigbatch.tune.study.store import StudyStore
 from bigbatch.tune.study.trial_facts import CONTINUES_ATTR
-from helpers.conducted import Killed, MemoryStore, Search, check_whole, kill_at_write, summary
+from helpers.conducted import Killed, Search, check_whole, in_memory, kill_at_write, summary
 from helpers.waiting import wait_until
 
 NAMED = [name for name in STOPPINGS if name != "auto"]
@@ -23,18 +22,6 @@ ALL = [
     pair if pair in SOME else pytest.param(*pair, marks=pytest.mark.slow)
     for pair in itertools.product(CAPABILITIES, NAMED)
 ]
-
-
-def in_memory(folder: Path) -> Callable[[], StudyStore]:
-    studies: list[optuna.Study] = []
-    folder.mkdir(exist_ok=True)
-
-    def opened() -> StudyStore:
-        store = MemoryStore(folder, studies[-1] if studies else None)
-        studies.append(store.study)
-        return store
-
-    return opened
 
 
 def in_journal(folder: Path) -> Callable[[], StudyStore]:

@@ -17,7 +17,7 @@ from bigbatch.tune.study import paused_checkpoints
 from bigbatch.tune.study.objective import Objective
 from bigbatch.tune.study.retry import RETRIES_ATTR
 from bigbatch.tune.study.store import StudyStore
-from bigbatch.tune.study.trial_facts import CONTINUES_ATTR, DROPPED_ATTR, PAUSED_ATTR
+from bigbatch.tune.study.trial_facts import CONTINUES_ATTR, DROPPED_ATTR, GIVEN_ATTR, PAUSED_ATTR
 from helpers.lone_studies import begin, frozen, go, new_study
 
 EPOCHS = 20
@@ -115,6 +115,19 @@ def test_every_value_of_the_frontier_has_a_trial_that_ran_to_its_end():
     study, _ = whole_search(strategy, (256, 256, 256, 256, 1024, 4096))
     done = [t.params["batch"] for t in study.trials if t.state == TrialState.COMPLETE]
     assert set(done) == {256, 1024, 4096} and len(done) == 4
+
+
+def test_the_best_of_the_configurations_that_were_given_for_a_value_runs_to_its_end_however_bad_it_looks():
+    strategy, study = make_strategy("random", "look", facts_of(frontier="batch")), new_study()
+    for x, batch in ((0.95, 256), (0.99, 256), (0.98, 1024)):  # the best possible is 0.3
+        study.enqueue_trial({"x": x, "batch": batch}, user_attrs={GIVEN_ATTR: {}})
+        run_next(study, strategy)
+    slots: list[str] = []
+    while not slots or slots[-1] != "over":
+        slots.append(one_slot(study, strategy, 3 + slots.count("new"), (256, 1024)))
+    done = {(t.params["batch"], t.params["x"]) for t in study.trials if t.state == TrialState.COMPLETE}
+    assert {(256, 0.95), (1024, 0.98)} < done and (256, 0.99) not in done
+    assert len(done) == 4 and strategy.is_over(study), "they count towards the third"
 
 
 def test_it_is_not_over_while_a_trial_runs_that_may_yet_pause():

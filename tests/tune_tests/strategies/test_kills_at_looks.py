@@ -3,33 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-import optuna
 import pytest
 from optuna.study import Study
 from optuna.trial import FrozenTrial
 
 from bigbatch.tune.strategies.protocol import Strategy, TrialDecision
-from bigbatch.tune.study.store import StudyStore
-from helpers.conducted import WRITES, Killed, MemoryStore, Search, check_whole, summary
+from helpers.conducted import Killed, Search, check_whole, in_memory, kill_at_write, summary
 
 NAMED = [("curves", "look"), ("random", "asha"), ("random", "hyperband"), ("random", "median")]
-
-
-def in_memory(folder: Path) -> Callable[[], StudyStore]:
-    studies: list[optuna.Study] = []
-    folder.mkdir()
-
-    def opened() -> StudyStore:
-        store = MemoryStore(folder, studies[-1] if studies else None)
-        studies.append(store.study)
-        return store
-
-    return opened
 
 
 @dataclass
@@ -102,26 +85,6 @@ def test_a_look_is_asked_for_again_after_a_kill(strategy, stopping, after, tmp_p
         one.store.close()
 
 
-def die_at_write(storage: Any, number: int) -> None:
-    """Raise Killed instead of the write with that number, and of all later ones. Parameters do not count: a trial that
-    was half drawn is drawn on by another generator."""
-    count = 0
-
-    def guarded(write: Callable[..., Any]) -> Callable[..., Any]:
-        def inner(*args: Any, **more: Any) -> Any:
-            nonlocal count
-            count += 1
-            if count >= number:
-                raise Killed
-            return write(*args, **more)
-
-        return inner
-
-    for name in WRITES:
-        if name != "set_trial_param":
-            setattr(storage, name, guarded(getattr(storage, name)))
-
-
 @pytest.mark.parametrize("every", [2, 17, 34])
 @pytest.mark.parametrize(("strategy", "stopping"), NAMED)
 def test_a_kill_at_a_write_changes_no_decision(strategy, stopping, every, tmp_path):
@@ -129,7 +92,8 @@ def test_a_kill_at_a_write_changes_no_decision(strategy, stopping, every, tmp_pa
     whole = Search(strategy, stopping, in_memory(tmp_path / "whole")).run()
     search = Resumed(strategy, stopping, in_memory(tmp_path / "killed"))
     for more in itertools.count():
-        die_at_write(search.store.study._storage, every + more)
+        # A trial that was half drawn is drawn on by another generator, so parameters do not count.
+        kill_at_write(search.store.study._storage, every + more, but=("set_trial_param",))
         try:
             search.run()
             break

@@ -24,7 +24,7 @@ from bigbatch.tune.strategies.unit_space import UnitSpace
 from bigbatch.tune.study.knowledge import KnownStudy, KnownTrial
 from bigbatch.tune.study.objective import Objective
 from helpers import conducted
-from helpers.conducted import MemoryStore, Search, summary
+from helpers.conducted import Search, in_memory, summary
 from helpers.paths import ROOT
 
 RATE = Dimension("lr", FloatDistribution(0.001, 1.0, log=True))
@@ -44,6 +44,7 @@ def hill(trials: int, at: float = 0.1, group: object = None, level: float = 0.9)
 def replayed() -> dict[str, dict[str, np.ndarray]]:
     """Family → arm → regrets (seeds, 4) of six searches each, by the benchmark."""
     before = list(sys.path)
+    sys.path.insert(0, str(ROOT / "benchmarks"))
     benchmark: dict[str, Any] = runpy.run_path(str(ROOT / "benchmarks" / "warm_start.py"))
     sys.path[:] = before
     found = {family: benchmark["measure"](family, range(100, 106)) for family in ("wide", "projected")}
@@ -108,24 +109,15 @@ class _Knowing:
 
 
 def test_a_search_with_knowledge_makes_the_same_decisions_after_kills(tmp_path: Path, monkeypatch):
-    studies: dict[str, list[optuna.Study]] = {}
-
-    def opened(name: str) -> MemoryStore:
-        (tmp_path / name).mkdir(exist_ok=True)
-        earlier = studies.setdefault(name, [])
-        store = MemoryStore(tmp_path / name, earlier[-1] if earlier else None)
-        earlier.append(store.study)
-        return store
-
-    first = Search("curves", "look", lambda: opened("first")).run()
+    first = Search("curves", "look", in_memory(tmp_path / "first")).run()
     known = tuple(
         KnownTrial(t.number, t.params, dict(t.intermediate_values), 8, group=t.params["global_batch_size"])
         for t in first.trials
         if t.intermediate_values
     )
     monkeypatch.setattr(conducted, "make_strategy", _Knowing((KnownStudy("first", known),)))
-    whole = Search("curves", "look", lambda: opened("whole")).run()
-    killed = Search("curves", "look", lambda: opened("killed"))
+    whole = Search("curves", "look", in_memory(tmp_path / "whole")).run()
+    killed = Search("curves", "look", in_memory(tmp_path / "killed"))
     for stop in itertools.count(7, 11):
         killed.run(until=stop)
         if stop >= whole.steps:

@@ -22,7 +22,7 @@ from bigbatch.tune.strategies.samplers import PerTrialSampler, quiet_optuna
 from bigbatch.tune.study.knowledge import KnownStudy, KnownTrial
 from bigbatch.tune.study.objective import Objective
 from helpers import conducted
-from helpers.conducted import MemoryStore, Search, summary
+from helpers.conducted import Search, in_memory, summary
 
 RATE, DECAY = FloatDistribution(0.001, 1.0, log=True), FloatDistribution(1e-6, 1e-2, log=True)
 BATCH = CategoricalDistribution((256, 1024))
@@ -143,16 +143,7 @@ def test_a_few_good_trials_all_have_good_scores_in_their_order(direction):
 
 @pytest.mark.parametrize("strategy", KNOWING)
 def test_a_search_with_knowledge_makes_the_same_decisions_after_kills(strategy, tmp_path: Path, monkeypatch):
-    studies: dict[str, list[optuna.Study]] = {}
-
-    def opened(name: str) -> MemoryStore:
-        (tmp_path / name).mkdir(exist_ok=True)
-        earlier = studies.setdefault(name, [])
-        store = MemoryStore(tmp_path / name, earlier[-1] if earlier else None)
-        earlier.append(store.study)
-        return store
-
-    first = Search("random", "none", lambda: opened("first")).run()
+    first = Search("random", "none", in_memory(tmp_path / "first")).run()
     known = [
         KnownTrial(i, {**t.params, "lr_multiplier": t.params["lr_multiplier"] * 0.99**k}, dict(t.intermediate_values),
                    conducted.EPOCHS, group=t.params["global_batch_size"])
@@ -163,8 +154,8 @@ def test_a_search_with_knowledge_makes_the_same_decisions_after_kills(strategy, 
     monkeypatch.setattr(
         conducted, "make_strategy", lambda name, stop, facts: plain(name, stop, replace(facts, knowledge=knowledge))
     )
-    whole = Search(strategy, "none", lambda: opened("whole")).run()
-    killed = Search(strategy, "none", lambda: opened("killed"))
+    whole = Search(strategy, "none", in_memory(tmp_path / "whole")).run()
+    killed = Search(strategy, "none", in_memory(tmp_path / "killed"))
     for stop in itertools.count(7, 11):
         killed.run(until=stop)
         if stop >= whole.steps:

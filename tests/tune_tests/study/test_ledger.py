@@ -12,6 +12,8 @@ from bigbatch.cluster.host import atomic_files
 from bigbatch.tune.plan.machine import Machine, Node, Share, devices_held
 from bigbatch.tune.study.ledger import WARN_AFTER_S, WRITE_S, Ledger, owns_cluster, read_ledger
 from bigbatch.tune.study.store import StudyStore
+from bigbatch.tune.watch.show_command import show_main
+from bigbatch.tune.watch.studies_command import studies_main
 
 HOUR = 3600.0
 
@@ -227,3 +229,14 @@ def test_looking_at_a_study_counts_as_no_session(tmp_path):
     store.close()
     StudyStore.open(store.folder, None).close()
     assert not (store.folder / "ledger").exists()
+
+
+def test_a_damaged_ledger_is_said_beside_the_hours_that_are_left(tmp_path, capsys):
+    StudyStore.create(tmp_path / "s", "s", {"trials": 12}, None).close()
+    Ledger(tmp_path / "s" / "ledger").hold(1)
+    (tmp_path / "s" / "ledger" / "0007.json").write_text('{"held_device_s": ')
+    assert show_main(["s", "--output", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    assert "damaged    ledger/0007.json cannot be read, so these hours are missing above" in shown
+    studies_main(["--output", str(tmp_path)])
+    assert "0.00+?" in (listed := capsys.readouterr().out) and "a part of its ledger is damaged" in listed

@@ -14,8 +14,10 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from bigbatch.search_spaces.constraints import Constraint
 from bigbatch.train_loop.config import ConfigError, TrainConfig
+from bigbatch.train_loop.errors import FailureKind
 from bigbatch.train_loop.reporter import EpochRecord
 from bigbatch.tune.study import metrics
+from bigbatch.tune.study.objective import Objective, Reported, failure_of_epoch
 from bigbatch.tune.study.objectives import Objectives, front_of, objectives_of, read_objectives
 from bigbatch.tune.study.store import StudyStore
 from bigbatch.tune.study.target import UNREACHED_H
@@ -173,3 +175,49 @@ def test_a_studys_files_follow_its_objectives_also_after_it_was_killed(tmp_path:
 
 def test_a_study_that_says_no_objective_is_one_of_an_earlier_version():
     assert objectives_of({"name": "s"}).text == "val_top1:max"
+
+
+OWN = Reported(10, ("net.py:miou", "net.py:scores"))
+
+
+def test_a_metric_of_the_users_own_is_an_objective_with_its_direction():
+    found = read_objectives("--objective", "val_miou:max", OWN).first
+    assert (found.text, found.metric.title, found.metric.short) == ("val_miou:max", "validation miou", "miou")
+    assert math.isnan(found.worst) and not found.has_interval  # nobody knows its chance level, or what it counts
+    record = {"epoch": 1, "val_loss": 1.0, "val_top1": None, "metrics": {"val_miou": 0.5, "val_scores_dice": None}}
+    assert found.value(record) == 0.5 and failure_of_epoch(found, record) is None
+    dice = read_objectives("study.json", "val_scores_dice:max", Reported(10, None)).first
+    assert failure_of_epoch(dice, record) == ("validation was not finite in epoch 1", FailureKind.DIVERGED)
+    goal = read_objectives("--target", "val_miou:max=0.45", OWN).first
+    assert goal.is_reached(record) and read_objectives("study.json", goal.text, Reported(10, None)).first == goal
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("val_miou", "needs a direction for val_miou"),
+        ("val_mio:max", "Did you mean 'val_miou'"),
+        ("miou:max", "Did you mean 'val_miou'"),
+        ("val_miou=0.5", "needs a direction"),
+    ],
+)
+def test_a_metric_that_no_run_reports_is_refused(text, said):
+    with pytest.raises(ConfigError, match=said) as refused:
+        read_objectives("--objective", text, OWN)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_trial_whose_targets_are_no_classes_says_so_instead_of_diverging():
+    record = {"epoch": 1, "val_loss": 1.0, "val_top1": None, "metrics": {"val_miou": 0.5}}
+    text, kind = failure_of_epoch(Objective(), record)
+    assert kind == FailureKind.CONFIGURATION and "got val_loss, val_miou" in text
+
+
+def test_a_value_at_chance_is_known_of_classes_and_built_in_losses_alone():
+    assert read_objectives("--objective", "val_loss", Reported(10)).first.worst == pytest.approx(math.log(10))
+    assert math.isnan(read_objectives("--objective", "val_loss", Reported(10, own_loss=True)).first.worst)
+    assert math.isnan(read_objectives("--objective", "val_loss", Reported(0)).first.worst)
+    own = {"objective": "val_loss:min", "num_classes": 10, "overrides": {"loss": "/a/net.py:dice"}}
+    assert math.isnan(objectives_of(own).first.worst)
+    assert math.isnan(objectives_of({**own, "overrides": {}, "are_classes": False}).first.worst)
+    assert objectives_of({**own, "overrides": {}}).first.worst == pytest.approx(math.log(10))

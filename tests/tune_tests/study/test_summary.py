@@ -78,8 +78,8 @@ def test_the_journal_says_the_same_as_optuna(tmp_path):
     for one, other in zip(found.trials, theirs, strict=True):
         assert (one.number, one.state, one.params) == (other.number, other.state.name, other.params)
         assert one.value == other.value
-        assert one.last_value == (other.intermediate_values or {0: None})[max(other.intermediate_values, default=0)]
-        assert one.epochs == max(other.intermediate_values, default=0)
+        last = max(other.intermediate_values, default=0)
+        assert one.last_of("val_top1") == other.intermediate_values.get(last) and one.epochs == last
     assert found.best is not None and found.best.number == store.study.best_trial.number
     brief = read_journal(store.folder, "s", details=False)
     assert brief is not None and [t.state for t in brief.trials] == [t.state for t in found.trials]

@@ -197,3 +197,27 @@ def test_a_study_of_every_state_and_a_damaged_one(tmp_path, capsys):
     printed = capsys.readouterr()
     assert len(places(printed.out)) == 8 and "torn" in printed.err
     assert sum("running" in row[-1] for row in places(printed.out)) == 2
+
+
+def test_studies_of_one_name_are_told_apart_and_a_folder_races_once(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    study_of(tmp_path / "a" / "s", [(64, [0.5], 1.0)])
+    study_of(tmp_path / "b" / "s", [(64, [0.6], 1.0)])
+    study_of(tmp_path / "b" / "t", [(64, [0.7], 1.0)])
+    assert race_main(["a/s", "b", "b/s", str(tmp_path / "a" / "s"), "./b/t"]) == 0
+    assert [row[1] for row in places(capsys.readouterr().out)] == ["t/trial-0000", "b/s/trial-0000", "a/s/trial-0000"]
+
+
+@pytest.mark.parametrize("hours", ["nan", "inf", "0", "-1"])
+def test_a_cap_is_a_number_of_hours(field, capsys, hours):
+    assert race_main([str(field), f"--cap-gpu-hours={hours}"]) == 2
+    assert "--cap-gpu-hours must be more than 0 and finite" in capsys.readouterr().err
+
+
+def test_a_page_never_replaces_another_file(field, capsys):
+    target = field / "s" / "study.json"
+    before = target.read_bytes()
+    assert race_main([str(field), "--html", str(target)]) == 2
+    assert "--html replaces only an HTML page" in capsys.readouterr().err and target.read_bytes() == before
+    for _ in range(2):  # a page of an earlier race is replaced
+        assert race_main([str(field), "--html", str(field / "race.html")]) == 0

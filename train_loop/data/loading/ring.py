@@ -36,6 +36,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from bigbatch.train_loop.data.loading.loader_processes import LoaderProcesses
 from bigbatch.train_loop.data.loading.malloc import raise_malloc_thresholds
 from bigbatch.train_loop.data.loading.read_ahead import (
     MAX_TASKS_ASKED_AT_ONCE,
@@ -89,7 +90,8 @@ class FillTask:
 
 
 class Slots:
-    """The shared memory: a page with the number of the oldest batch that is wanted, then the slots."""
+    """The shared memory: a page with the number of the oldest batch that is wanted and which processes have begun, then
+    the slots."""
 
     def __init__(self, count: int, images: int, image_bytes: int, descriptor: int | None = None) -> None:
         self.count, self.images, self.image_bytes = count, images, image_bytes
@@ -103,6 +105,7 @@ class Slots:
         weakref.finalize(self, os.close, descriptor)
         self.map = mmap.mmap(descriptor, self.bytes)
         self.oldest = np.frombuffer(self.map, np.int64, 1)
+        self.begun = np.frombuffer(self.map, np.uint8, PAGE - 8, 8)
 
     def __reduce__(self) -> tuple[object, ...]:
         # The descriptor travels beside the pickle of a process that is being started.
@@ -190,7 +193,6 @@ class Ring:
         self.given = self.copied = 0
         """Batches so far, and those of them that were copied because the consumer held too many slots."""
         self._depth = ReadAheadDepth(workers)
-        self.processes: list[BaseProcess] = []
         self._start_processes(fill, context or multiprocessing.get_context())
         self._poll = select.poll()
         for descriptor in (self._results.fileno(), *(process.sentinel for process in self.processes)):
@@ -204,23 +206,28 @@ class Ring:
         self._results, result_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for end in (self._tasks, result_end):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MESSAGE_BYTES)
+        forked = context.get_start_method() == "fork"
         # A forked child has this process's ends too: if it kept them, it would not see this process end.
-        ours = (self._tasks, self._results) if context.get_start_method() == "fork" else ()
+        ours, slots = (self._tasks, self._results) if forked else (), self.slots
+
+        def make(number: int) -> BaseProcess:
+            work = (number, fill, slots, task_end, result_end, ours)
+            made: BaseProcess = context.Process(target=_work, args=work, name=f"loader {number}", daemon=True)  # type: ignore[attr-defined]
+            return made
+
+        self._started = LoaderProcesses(make, slots.begun[: self.workers], (task_end, result_end), forked=forked)
         # Before multiprocessing's own exit handler, which asks with SIGTERM and then waits.
-        arguments = (self.processes, self._tasks, self._results)
-        self._close = util.Finalize(self, _shut_down, arguments, exitpriority=10)
+        self._close = util.Finalize(self, _shut_down, (self._started, self._tasks, self._results), exitpriority=10)
         try:
-            for number in range(self.workers):
-                work = (fill, self.slots, task_end, result_end, ours)
-                process = context.Process(target=_work, args=work, name=f"loader {number}", daemon=True)  # type: ignore[attr-defined]
-                process.start()
-                self.processes.append(process)
+            self._started.start()
         except BaseException:
             self.close()
             raise
-        finally:
-            task_end.close()
-            result_end.close()
+
+    @property
+    def processes(self) -> list[BaseProcess]:
+        """The loader processes."""
+        return self._started.all
 
     @property
     def open(self) -> bool:
@@ -276,9 +283,13 @@ class Ring:
         return slot
 
     def _receive(self) -> None:
-        """Wait for one answer at least."""
+        """Wait for an answer, or until a process that has not begun is started again."""
         results = self._results.fileno()
-        ready = dict(self._poll.poll())
+        patience_s = self._started.patience_s
+        ready = dict(self._poll.poll(None if patience_s is None else 1000 * patience_s))
+        if not ready:
+            self._start_again()
+            return
         message = self._results.recv(MESSAGE_BYTES) if results in ready else b""
         if not message:  # some have ended; where all have, the socket is at its end too
             raise self._end_of([p for p in self.processes if p.sentinel in ready] or self.processes)
@@ -290,6 +301,11 @@ class Ring:
         self._bad[batch] += bad
         if error is not None:
             raise error
+
+    def _start_again(self) -> None:
+        for old, new in self._started.start_again():
+            self._poll.unregister(old.sentinel)
+            self._poll.register(new.sentinel, select.POLLIN)
 
     def _end_of(self, processes: Sequence[BaseProcess]) -> LoaderError:
         """Close, and name the first of ``processes`` that has ended or, its sockets closed, is about to."""
@@ -327,13 +343,10 @@ class Ring:
         self._free.extend(slot_of.values())
 
 
-def _shut_down(processes: list[BaseProcess], *ends: socket.socket) -> None:
+def _shut_down(processes: LoaderProcesses, *ends: socket.socket) -> None:
     for end in ends:
         end.close()
-    for process in processes:
-        process.kill()  # they only read files
-    for process in processes:
-        process.join(5.0)
+    processes.close()
 
 
 def _pin(slots: Slots) -> None:
@@ -348,13 +361,19 @@ def _pin(slots: Slots) -> None:
 
 
 def _work(
-    fill: FillBatch, slots: Slots, tasks: socket.socket, results: socket.socket, parents: Sequence[socket.socket]
+    number: int,
+    fill: FillBatch,
+    slots: Slots,
+    tasks: socket.socket,
+    results: socket.socket,
+    parents: Sequence[socket.socket],
 ) -> None:
+    slots.begun[number] = 1
     for end in parents:
         end.close()
     # A terminal and Slurm signal all processes; the trainer answers, and needs batches until its checkpoint is written.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
-        signal.signal(number, signal.SIG_IGN)
+    for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+        signal.signal(ignored, signal.SIG_IGN)
     torch.set_num_threads(1)
     raise_malloc_thresholds()
     gc.freeze()  # what torch has brought along is never garbage, and need not be looked through again and again

@@ -8,6 +8,7 @@ import torch
 
 from bigbatch.train_loop.config import LoaderConfig
 from bigbatch.train_loop.data.source import Batch
+from bigbatch.train_loop.own.nested import Nested, map_tensors, tensors_of
 
 COPIES_AHEAD = 2
 
@@ -33,11 +34,11 @@ class Uploader:
         self._copied_from: deque[tuple[torch.cuda.Event, Batch]] = deque()
 
     def __call__(self, batch: Batch) -> Batch:
-        """The same images and labels on the device, to be used on the current stream."""
+        """The same inputs and targets on the device, to be used on the current stream."""
         if self._device.type != "cuda":
             return self._copy(batch)
         if self._pin:
-            batch = _pinned(batch[0]), _pinned(batch[1])
+            batch = map_tensors(_pinned, batch[0]), map_tensors(_pinned, batch[1])
         if not self._non_blocking:
             return self._copy(batch)
         while len(self._copied_from) >= COPIES_AHEAD:
@@ -51,13 +52,15 @@ class Uploader:
         self._copied_from.append((copied, batch))
         if self._stream is not None:
             current.wait_event(copied)
-            for tensor in there:
+            for tensor in tensors_of(there):
                 tensor.record_stream(current)  # its memory belongs to the other stream
         return there
 
     def _copy(self, batch: Batch) -> Batch:
-        images, labels = (tensor.to(self._device, non_blocking=self._non_blocking) for tensor in batch)
-        return images, labels
+        return self._there(batch[0]), self._there(batch[1])
+
+    def _there(self, part: Nested) -> Nested:
+        return map_tensors(lambda tensor: tensor.to(self._device, non_blocking=self._non_blocking), part)
 
 
 def _pinned(tensor: torch.Tensor) -> torch.Tensor:

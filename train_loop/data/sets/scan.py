@@ -97,19 +97,25 @@ def scan_folder(root: str) -> FolderScan:
     return FolderScan(root, class_names, _list_part(train, class_names), _list_part(val, class_names))
 
 
-def check_images(listing: Listing, count: int = 32) -> None:
-    """Open the headers of ``count`` images, evenly spread. Raises ConfigError naming one that is no image."""
+def check_images(listing: Listing, count: int = 32) -> int:
+    """Open the headers of ``count`` images, evenly spread. Raises ConfigError naming one that is no image.
+
+    Returns the longest side among them, in pixels.
+    """
     from PIL import Image, UnidentifiedImageError  # listing a folder needs none
 
+    longest = 0
     for index in np.unique(np.linspace(0, len(listing.labels) - 1, count).astype(int)):
         path = listing.path(int(index))
         try:
-            Image.open(path).close()
+            with Image.open(path) as image:
+                longest = max(longest, *image.size)
         except Exception as error:  # Pillow raises OSError, SyntaxError, ValueError and others
             reason = "it is no image" if isinstance(error, UnidentifiedImageError) else str(error)
             raise ConfigError(
                 f"the data must be images that can be read; got {path}: {reason}. Remove or replace the file."
             ) from None
+    return longest
 
 
 def _part(root: str, names: tuple[str, ...]) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 from PIL import Image
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import Dataset
 from torchvision import transforms
 
 from bigbatch.train_loop.config import DataConfig
@@ -19,35 +19,34 @@ from bigbatch.train_loop.data import sampling
 from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.train_loop.data.loading.cores import loader_workers
 from bigbatch.train_loop.data.loading.loader import stand_in_places
+from bigbatch.train_loop.data.loading.torch_loader import Key, KeyedReader
 from bigbatch.train_loop.data.pixels import boxes, crops
+from bigbatch.train_loop.data.sets.keyed_source import KeyedSource
 from bigbatch.train_loop.data.sets.scan import Listing
-from bigbatch.train_loop.data.source import Batch, DataSource, Epoch
+from bigbatch.train_loop.data.source import Batch, Epoch
 from bigbatch.train_loop.errors import ImageError
 
-Key = tuple[int, int, int]
-"""Seed, epoch, index."""
 Item = tuple[int, torch.Tensor, int] | tuple[int, ImageError]
 """Index, float ``[3, H, W]`` and label; or index and what is wrong."""
 Collated = tuple[torch.Tensor | None, torch.Tensor | None, list[tuple[int, str]]]
 """A batch, None where nothing is left, and its bad images: index and what is wrong."""
 
 
-class TorchvisionSource(DataSource):
+class TorchvisionSource(KeyedSource[Item, Collated]):
     """Batches are float32 ``[N, 3, H, W]``, normalised in the loader processes."""
 
     def __init__(self, config: DataConfig, info: DataInfo, train: Listing, val: Listing) -> None:
-        super().__init__(info)
-        self._config, self._workers = config, loader_workers(config)
-        self._val_labels = val.labels
-        size, val_size = info.image_size, config.val_image_size or info.image_size
+        workers, size, val_size = loader_workers(config), info.image_size, config.val_image_size or info.image_size
         random = [transforms.RandomResizedCrop(size), transforms.RandomHorizontalFlip()]
         central = _central(size)
-        self._parts = {
-            False: _BatchReader(
-                TorchvisionDataset(train, random if config.augment.enabled else central), config, self._workers, False
-            ),
-            True: _BatchReader(TorchvisionDataset(val, _central(val_size)), config, self._workers, True),
-        }
+        augmented = TorchvisionDataset(train, random if config.augment.enabled else central)
+        super().__init__(
+            info,
+            workers,
+            KeyedReader(augmented, _replace, config, workers),
+            KeyedReader(TorchvisionDataset(val, _central(val_size)), _leave_out, config, workers),
+        )
+        self._config, self._val_labels = config, val.labels
 
     def read_train(self, batches: Sequence[sampling.Indices], epoch: Epoch) -> Iterator[Batch]:
         """Augmented batches on the CPU: normalised floats ``[N, 3, size, size]``, and labels, int64 ``[N]``.
@@ -67,19 +66,8 @@ class TorchvisionSource(DataSource):
         """The classes of all validation images, int64 ``[N]``."""
         return self._val_labels
 
-    @property
-    def processes(self) -> int:
-        """Worker processes of each DataLoader; 0 means that the training process decodes."""
-        return self._workers
-
-    def close(self) -> None:
-        """End the worker processes."""
-        for part in self._parts.values():
-            part.close()
-
     def _read(self, validation: bool, batches: Sequence[sampling.Indices], epoch: Epoch) -> Iterator[Batch]:
-        keys = [[(epoch.seed, epoch.number, int(index)) for index in indices] for indices in batches]
-        for images, labels, bad in self._parts[validation].read(keys):
+        for images, labels, bad in self.read_collated(validation, batches, epoch):
             for index, message in bad:
                 if self._config.on_bad_image == "fail":
                     raise ImageError(message)
@@ -114,49 +102,6 @@ class TorchvisionDataset(Dataset[Item]):
         with torch.random.fork_rng(devices=()):  # in this process they are the model's
             torch.manual_seed(int.from_bytes(hashlib.blake2b(repr(key).encode(), digest_size=8).digest(), "little"))
             return key[2], self._transform(image), int(self._listing.labels[key[2]])
-
-
-class _BatchReader:
-    """A DataLoader whose batches are given anew for each read."""
-
-    def __init__(self, images: TorchvisionDataset, config: DataConfig, workers: int, validation: bool) -> None:
-        self._order = _GivenBatches()
-        self._make = lambda: DataLoader(
-            images,
-            batch_sampler=self._order,
-            num_workers=workers,
-            collate_fn=_leave_out if validation else _replace,
-            pin_memory=config.loader.pin_memory and torch.cuda.is_available(),
-            persistent_workers=config.loader.persistent_workers and workers > 0,
-            prefetch_factor=config.loader.prefetch_factor if workers else None,
-            generator=torch.Generator(),  # the global one is the model's
-        )
-        self._loader: DataLoader[object] | None = None
-        self._busy = False
-
-    def read(self, keys: list[list[Key]]) -> Iterator[Collated]:
-        if self._busy or self._loader is None:  # a read that was left early may have batches under way
-            self.close()
-            self._loader = self._make()
-        self._order.batches = keys
-        self._busy = True
-        yield from self._loader
-        self._busy = False
-
-    def close(self) -> None:
-        """Its processes end with it."""
-        self._loader, self._busy = None, False
-
-
-class _GivenBatches(Sampler[list[Key]]):
-    def __init__(self) -> None:
-        self.batches: list[list[Key]] = []
-
-    def __iter__(self) -> Iterator[list[Key]]:
-        return iter(self.batches)
-
-    def __len__(self) -> int:
-        return len(self.batches)
 
 
 def _replace(items: list[Item]) -> Collated:

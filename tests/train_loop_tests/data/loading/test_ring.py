@@ -20,31 +20,13 @@ import torch
 
 from bigbatch.train_loop.config import AugmentConfig, BatchSplit, DataConfig, LoaderConfig
 from bigbatch.train_loop.data.catalogue import open_data
-from bigbatch.train_loop.data.loading.loader import BatchFiller, ReadPurpose
+from bigbatch.train_loop.data.loading.loader import ReadPurpose
 from bigbatch.train_loop.data.loading.ring import BadImage, Ring
-from bigbatch.train_loop.data.sets.folder import FolderImages
-from bigbatch.train_loop.data.sets.scan import scan_folder
 from bigbatch.train_loop.data.source import Epoch
 from bigbatch.train_loop.errors import ImageError, LoaderError
 from helpers.paths import ROOT
-from helpers.rings import SIZE, batches_of
+from helpers.rings import JOB, SIZE, batches_of, expected, filler
 from helpers.waiting import wait_until
-
-
-def filler(folder: Path, skip_bad: bool = False) -> BatchFiller:
-    scan = scan_folder(str(folder))
-    return BatchFiller(FolderImages(scan.train), FolderImages(scan.val), skip_bad)
-
-
-def expected(fill: BatchFiller, job: ReadPurpose, batches: list[np.ndarray]) -> list[torch.Tensor]:
-    found = []
-    for indices in batches:
-        found.append(torch.empty((len(indices), SIZE, SIZE, 3), dtype=torch.uint8))
-        fill(job, indices, found[-1], range(len(indices)), indices)
-    return found
-
-
-JOB = ReadPurpose(False, Epoch(3, 4))
 
 
 @pytest.mark.parametrize(
@@ -220,7 +202,10 @@ def test_nothing_is_left_of_a_trainer(folder: Path, tmp_path: Path, end: str) ->
 
 
 def test_memory_stays_over_twenty_epochs(folder: Path) -> None:
-    """Of both processes their own: an epoch of batches holds 3 MB, so ten would show if each left a tenth behind."""
+    """An epoch of batches holds 3 MB; a tenth of it left behind in most epochs would show.
+
+    A single step does not count: an allocator takes memory in pieces of some MB, at any time.
+    """
     source = open_data(
         DataConfig(
             name=str(folder), image_size=160, loader=LoaderConfig(workers=1), augment=AugmentConfig(policy="trivial")
@@ -234,7 +219,7 @@ def test_memory_stays_over_twenty_epochs(folder: Path) -> None:
         (loader,) = set(here.children()) - before
         held.append([process.memory_full_info().uss / 1e6 for process in (here, loader)])
     source.close()
-    assert np.max(np.diff(held[-10:], axis=0).sum(0)) < 3, held
+    assert np.max(np.median(np.diff(held[-11:], axis=0), axis=0)) < 0.3, held
     assert held[-1][1] < 400
 
 

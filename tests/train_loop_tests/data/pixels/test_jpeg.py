@@ -158,7 +158,7 @@ def test_crop_and_resize_equal_decode_then_torchvision() -> None:
             out = torch.empty(64, 64, 3, dtype=torch.uint8)
             decode.write_crop(*decode.cut_crop(data, box), out)
             expected = functional.resized_crop(whole, upper, left, lower - upper, right - left, [64, 64])
-            assert torch.equal(out.permute(2, 0, 1), expected)
+            torch.testing.assert_close(out.permute(2, 0, 1), expected, atol=1, rtol=0)  # releases round differently
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L"])

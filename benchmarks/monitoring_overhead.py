@@ -1,0 +1,321 @@
+"""What monitoring costs: the same search with all of it and with none of it, by turns.
+
+    python benchmarks/monitoring_overhead.py --rounds 5 --output benchmarks/results/monitoring_overhead_2cpu.json
+
+Both arms are the main command, ``--space large_batch`` on digits, with every choice fixed: random proposals of one
+seed, no early stops, no confirmations. So they train the same configurations for the same epochs, which is checked.
+
+- **off**: output to a file, no W&B, no gauges, no report at the end, no energy of processors.
+- **on**: the live table on a terminal, W&B offline with histograms of gradients and parameters, gauges that are scraped
+  every 5 s, ``bigbatch watch`` with a browser's requests every 3 s, the report at the end, energy where it can be read.
+
+Records, logs, the ledger and the journal are the search itself and in both arms; so are a worker's counters of its GPU,
+which have no switch. Watch server and scraper run on the same cores here, where they usually have others: the cost is
+an upper bound. A round is one search of each arm, the second round in the opposite order. Stored: wall times, seconds
+within epochs, processor seconds of the search and all that it starts, with the watch server's (as root, by control
+group: they compare on a busy machine too), their ratios on/off by round with median and range, and the range of the
+off arm alone, which is the noise. ``--dry-run`` prints the two commands.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import pty
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "src"))
+
+from processor_account import ProcessorAccount  # noqa: E402
+from store import store  # noqa: E402
+
+OFF, ON = "off", "on"
+TARGET = 1.02
+"""The ratio of wall times is to be below this."""
+STUDY = "bench"
+FIXED = ("--space", "large_batch", "--strategy", "random", "--stopping", "none", "--confirm", "none", "--seed", "0")
+POLL_S, SCRAPE_S, ANSWER_S = 3.0, 5.0, 10.0
+EPOCH_PARTS = ("train_s", "bn_s", "val_s", "checkpoint_s")
+
+
+@dataclass(frozen=True)
+class MeasuredSearch:
+    """One search."""
+
+    arm: str
+    wall_s: float
+    epochs_s: float
+    """Of all workers, within epochs."""
+    trained: tuple[str, ...]
+    """Each trial's configuration with the number of its epochs."""
+    seen: dict[str, int] = field(default_factory=dict)
+    """How often monitoring was looked at."""
+    processor_s: float | None = None
+    """Of the search and all that it starts; with monitoring also of the watch server. None: not measured."""
+
+
+def search_command(arm: str, output: Path, more: Sequence[str], port: int) -> list[str]:
+    """The command line of a search. ``port``: of the gauges."""
+    words = [sys.executable, __file__, "--search", arm, "--", *FIXED, "--study", STUDY, "--output", str(output), *more]
+    return words + (["--wandb", "offline", "--wandb-watch", "all", "--metrics-port", str(port)] if arm == ON else [])
+
+
+def search_in_this_process(arm: str, words: Sequence[str]) -> int:
+    """The search itself; in the arm ``off`` without what has no switch."""
+    from bigbatch.tune.search import driver
+    from bigbatch.tune.search.command import tune_main
+
+    if arm == OFF:
+        for name in ("_say_report", "open_processor_energy"):
+            assert hasattr(driver, name), name
+            setattr(driver, name, lambda *_: None)
+    return tune_main(words)
+
+
+# The arm that is looked at
+
+
+class Spectators:
+    """Look at a running search as people and Prometheus do, until they are told to stop."""
+
+    def __init__(self, output: Path, port: int, account: ProcessorAccount | None) -> None:
+        self._output, self._port, self._over, self._account = output, port, threading.Event(), account
+        self.seen = {"states": 0, "reports": 0, "scrapes": 0, "terminal_bytes": 0}
+        self._threads = [threading.Thread(target=look, daemon=True) for look in (self._browse, self._scrape)]
+
+    def start(self) -> None:
+        """Begin to look."""
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """The search has ended."""
+        self._over.set()
+        for thread in self._threads:
+            thread.join(60)
+
+    def terminal(self, reader: int) -> None:
+        """Read what the search draws, until it ends."""
+        with contextlib.suppress(OSError):  # the other end is closed
+            while content := os.read(reader, 65536):
+                self.seen["terminal_bytes"] += len(content)
+
+    def _browse(self) -> None:
+        while not (self._output / STUDY / "study.json").exists():
+            if self._over.wait(0.2):
+                return
+        words = [sys.executable, "-m", "bigbatch", "watch", STUDY, "--output", str(self._output)]
+        env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+        words = self._account.counted(words) if self._account else words
+        with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=env) as server:
+            assert server.stdout is not None
+            url = next((line.strip() for line in server.stdout if line.strip().startswith("http://")), "")
+            tag = ""
+            while not self._over.wait(POLL_S):
+                with contextlib.suppress(OSError, ValueError):
+                    state = json.loads(answer(f"{url}state"))
+                    self.seen["states"] += 1
+                    if state["tag"] != tag:
+                        answer(f"{url}report")
+                        self.seen["reports"], tag = self.seen["reports"] + 1, state["tag"]
+            server.terminate()
+
+    def _scrape(self) -> None:
+        while not self._over.wait(SCRAPE_S):
+            with contextlib.suppress(OSError):
+                self.seen["scrapes"] += b"bigbatch_" in answer(f"http://127.0.0.1:{self._port}/metrics")
+
+
+def answer(url: str) -> bytes:
+    """What a server on this machine answers. Raises OSError."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(url, timeout=ANSWER_S) as response:
+        content: bytes = response.read()
+    return content
+
+
+def free_port() -> int:
+    """A port that nobody uses now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+# Measuring
+
+
+def measure(arm: str, more: Sequence[str]) -> MeasuredSearch:
+    """Run one search. Raises SystemExit if it fails, or was not monitored as its arm says."""
+    with tempfile.TemporaryDirectory(prefix="bigbatch-monitoring-") as home:
+        output, log, port = Path(home, "runs"), Path(home, "log.txt"), free_port()
+        account = processor_account()
+        spectators = Spectators(output, port, account)
+        words = search_command(arm, output, more, port)
+        words = account.counted(words) if account else words
+        began = time.monotonic()
+        with log.open("w+b") as lines:
+            code = on_terminal(words, lines.fileno(), spectators) if arm == ON else quietly(words, lines.fileno())
+        wall_s, processor_s = time.monotonic() - began, account.seconds() if account else None
+        if account:
+            account.close()
+        if code:
+            raise SystemExit(f"the search failed with {code}:\n{log.read_text(errors='replace')[-3000:]}")
+        found = read_search(arm, output / STUDY, wall_s, spectators.seen if arm == ON else {}, processor_s)
+        if problem := wrongly_monitored(found, output / STUDY):
+            raise SystemExit(f"arm {arm}: {problem}")
+        return found
+
+
+def processor_account() -> ProcessorAccount | None:
+    """A group to count processor time; None where this user cannot make one."""
+    try:
+        return ProcessorAccount()
+    except OSError:
+        return None
+
+
+def quietly(words: Sequence[str], log: int) -> int:
+    """Run the search with its output in a file."""
+    return subprocess.run(words, stdout=log, stderr=log).returncode
+
+
+def on_terminal(words: Sequence[str], log: int, spectators: Spectators) -> int:
+    """Run the search on a terminal that somebody watches, with its errors in a file."""
+    reader, terminal = pty.openpty()
+    spectators.start()
+    with subprocess.Popen(words, stdout=terminal, stderr=log, env={**os.environ, "TERM": "xterm-256color"}) as search:
+        os.close(terminal)
+        spectators.terminal(reader)
+    os.close(reader)
+    spectators.stop()
+    return search.returncode
+
+
+def read_search(
+    arm: str, study: Path, wall_s: float, seen: dict[str, int], processor_s: float | None = None
+) -> MeasuredSearch:
+    """What a search has trained, and how long that took."""
+    from bigbatch import open_study
+
+    opened = open_study(study)
+    columns = sorted(name for name in opened.trials.columns if name.startswith("config."))
+    trained = [json.dumps([row[name] for name in (*columns, "epochs")], default=str) for row in rows_of(opened.trials)]
+    epochs_s = sum(row[part] for row in rows_of(opened.epochs) for part in EPOCH_PARTS)
+    return MeasuredSearch(arm, wall_s, epochs_s, tuple(sorted(trained)), dict(seen), processor_s)
+
+
+def rows_of(frame: Any) -> list[dict[str, Any]]:
+    """A frame of pandas as rows."""
+    found: list[dict[str, Any]] = frame.to_dict("records")
+    return found
+
+
+def wrongly_monitored(found: MeasuredSearch, study: Path) -> str:
+    """Why a search was not monitored as its arm says; empty if it was."""
+    runs = len(list(study.glob("wandb/offline-run-*/run-*.wandb")))
+    if found.arm == OFF:
+        there = [name for name in ("wandb", "report.html") if (study / name).exists()]
+        return f"it wrote {' and '.join(there)}" if there else ""
+    if runs < len(found.trained) or not (study / "report.html").exists():
+        return f"it wrote {runs} W&B runs for {len(found.trained)} trials, or no report"
+    missing = [what for what, count in found.seen.items() if not count]
+    return f"nobody saw any {' or '.join(missing)}" if missing else ""
+
+
+def order_of(number: int) -> tuple[str, str]:
+    """The arms of a round, in turn: what changes slowly on the machine then favours neither."""
+    return (OFF, ON) if number % 2 == 0 else (ON, OFF)
+
+
+def compared(searches: Sequence[MeasuredSearch]) -> dict[str, object]:
+    """Ratios on/off of each round, with median and range. Raises SystemExit if the arms trained different things."""
+    rounds = [{s.arm: s for s in searches[i : i + 2]} for i in range(0, len(searches), 2)]
+    if len({s.trained for s in searches}) > 1:
+        raise SystemExit("the searches trained different configurations or epochs: they do not compare")
+    result: dict[str, object] = {}
+    values: list[tuple[str, Callable[[MeasuredSearch], float]]] = [
+        ("wall", lambda s: s.wall_s),
+        ("epochs", lambda s: s.epochs_s),
+    ]
+    if all(s.processor_s for s in searches):
+        values.append(("processor", lambda s: s.processor_s or 0.0))
+    for name, value in values:
+        ratios = [value(one[ON]) / value(one[OFF]) for one in rounds]
+        off = [value(one[OFF]) for one in rounds]
+        result[name] = {
+            "ratios": ratios,
+            "median": statistics.median(ratios),
+            "range": [min(ratios), max(ratios)],
+            "off_s": statistics.median(off),
+            "noise": (max(off) - min(off)) / statistics.median(off),
+        }
+    return result
+
+
+def in_words(result: dict[str, Any]) -> Iterator[str]:
+    """The lines for a reader."""
+    meanings = {"wall": "the whole command", "epochs": "seconds within epochs", "processor": "processor seconds"}
+    for name, meaning in meanings.items():
+        if name not in result:
+            continue
+        one = result[name]
+        low, high = one["range"]
+        yield (
+            f"{meaning}: {one['median'] - 1:+.1%} with monitoring ({low - 1:+.1%} to {high - 1:+.1%} by round; "
+            f"{one['off_s']:.0f} s without, which vary by {one['noise']:.1%})"
+        )
+    few = "" if len(result["wall"]["ratios"]) > 1 else "; one round shows no noise"
+    yield f"target: below {TARGET - 1:+.0%}, {'reached' if result['wall']['median'] < TARGET else 'missed'}{few}"
+
+
+def main() -> int:
+    """Measure, print and store."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--trials", type=int, default=12, help="trials of each search (default: 12, as on digits)")
+    parser.add_argument("--output", type=Path)
+    parser.add_argument("--dry-run", action="store_true", help="print both commands and stop")
+    parser.add_argument("--search", choices=(OFF, ON), help=argparse.SUPPRESS)
+    parser.add_argument("more", nargs="*", help="options for bigbatch tune, after --")
+    options = parser.parse_args()
+    if options.search:
+        return search_in_this_process(options.search, options.more)
+    more = ["--trials", str(options.trials), *options.more]
+    if options.dry_run:
+        for arm in (OFF, ON):
+            print(" ".join(search_command(arm, Path("runs"), more, 9090)))
+        return 0
+    from bigbatch.tune.study.provenance import provenance
+
+    facts, load, searches = provenance(), os.getloadavg()[0], []
+    for number in range(options.rounds):
+        for arm in order_of(number):
+            searches.append(measure(arm, more))
+            print(f"round {number + 1} {arm:>3}: {searches[-1].wall_s:.1f} s {searches[-1].seen or ''}", flush=True)
+    result = compared(searches)
+    raw = [{k: v for k, v in asdict(one).items() if k != "trained"} for one in searches]
+    stored = {
+        "benchmark": "monitoring_overhead", "target": TARGET, "trials": options.trials, "options": options.more,
+        "cpus": os.cpu_count(), "load": load, "searches": raw, **result, "provenance": facts,
+    }  # fmt: skip
+    store(stored, options.output)
+    print(*in_words(result), sep="\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

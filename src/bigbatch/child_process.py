@@ -1,0 +1,72 @@
+"""A command of ours in a process of its own, for scripts and notebooks: its output, and an interrupt that saves."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from bigbatch.cluster.host.command_line import WRONG_INPUT
+from bigbatch.cluster.host.root import IMPORT_ROOT
+from bigbatch.train_loop.config import ConfigError
+
+
+def our_script(*parts: str) -> list[str]:
+    """The command line that runs a file of ours with this interpreter, e.g. ``our_script("tune", "run.py")``."""
+    return [sys.executable, str(Path(IMPORT_ROOT, "bigbatch", *parts))]
+
+
+def print_line(line: str) -> None:
+    """Print a line that already has its end."""
+    print(line, end="", flush=True)
+
+
+def run_child(
+    words: Sequence[str], say: Callable[[str], None] = print_line, stop: int = signal.SIGTERM, *, apart: bool = False
+) -> tuple[int, str]:
+    """Run a command. Returns its exit code and the last line of its output.
+
+    An interrupt (Ctrl-C, a notebook's stop button) is passed on: the child saves, is waited for, and KeyboardInterrupt
+    is raised again.
+
+    Args:
+        say: gets each line of the output, with its end.
+        stop: the signal by which the child is to save. Front ends interrupt the kernel alone or its whole group; a
+            search takes a Ctrl-C and the SIGTERM after it for one request.
+        apart: the child alone gets ``stop``, once: it is in a process group of its own, which no terminal interrupts.
+    """
+    last = ""
+    with subprocess.Popen(
+        words,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        env=dict(os.environ),
+        process_group=0 if apart else None,
+    ) as process:
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:
+                say(line)
+                last = line.strip() or last
+        except KeyboardInterrupt:
+            process.send_signal(stop)
+            for line in process.stdout:
+                say(line)
+            raise
+    return process.returncode, last
+
+
+def check_exit(code: int, last: str, what: str) -> None:
+    """Raise ConfigError if the child met wrong input, RuntimeError if it ended otherwise than well.
+
+    ``last``: the last line of its output. ``what``: names it, e.g. ``the search of 'digits'``.
+    """
+    if code == WRONG_INPUT:
+        raise ConfigError(last.partition("error: ")[2] or last)
+    if code != 0:
+        raise RuntimeError(f"{what} ended with exit code {code}: {last}")

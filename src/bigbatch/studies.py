@@ -1,0 +1,300 @@
+"""Studies in Python and in notebooks: open one, look at its tables and figures, compare several, search on.
+
+It reads what ``bigbatch report`` and ``bigbatch export`` read, by the same code, and loads neither torch nor Ray. A
+search runs in a process of its own, as ``bigbatch tune`` does.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bigbatch.child_process import check_exit, our_script, print_line, run_child
+from bigbatch.notebook_table import LiveTableInNotebook, in_notebook
+from bigbatch.train_loop.config import ConfigError, TrainConfig
+from bigbatch.tune.report import comparison, pictures
+from bigbatch.tune.report.figure import ReportFigure
+from bigbatch.tune.report.recorded_study import RecordedStudy, open_recorded
+from bigbatch.tune.report.trial_points import StudyPoints
+from bigbatch.tune.study.confirmation import best_confirmed
+from bigbatch.tune.study.frontier_file import frontier_json
+from bigbatch.tune.study.journal_reader import JOURNAL_NAME
+from bigbatch.tune.study.study_tables import read_tables
+from bigbatch.tune.study.summary import find_study
+from bigbatch.tune.study.tables import epochs_table, trials_table
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+    from optuna.trial import FrozenTrial
+    from plotly.graph_objects import Figure
+
+RUNS = "runs"
+REPEATED = ("set", "enqueue", "warm_start", "prior_from")
+"""Options of a search that take several values one by one. Other lists are written with commas."""
+
+
+def open_study(study: str | Path, output: str | Path = RUNS) -> Study:
+    """Open a study, also one that runs: as it is now. Open it again to see more.
+
+    Args:
+        study: its folder, or its name in ``output``.
+
+    Raises ConfigError, in one line, if there is none, or if its ``study.json`` cannot be read.
+    """
+    found = Study(find_study(str(study), Path(output)))
+    if found.problems and not found.plan:
+        raise ConfigError(f"a study must be readable; got {str(study)!r}. {found.problems[0]}")
+    for problem in found.problems:
+        warnings.warn(f"{found.name}: {problem}", stacklevel=2)
+    return found
+
+
+@dataclass(frozen=True)
+class BestTrial:
+    """The trial to copy: that of ``best.json``."""
+
+    trial: int
+    """Its number."""
+    value: float
+    """What it is worth in the first objective, e.g. 0 to 1 for an accuracy."""
+    parameters: Mapping[str, object]
+    """What was sampled."""
+    config: TrainConfig
+    """What ``bigbatch train --config best.json`` would train."""
+
+
+class Study:
+    """A study at one moment. ``open_study`` makes it; nothing here writes to the study's folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._recorded = open_recorded(folder)
+
+    def __repr__(self) -> str:
+        return f"<study {self.name}: {self.state}, {len(self.trials)} trials>"
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self._recorded.name
+
+    @property
+    def state(self) -> str:
+        """``running``, ``in the queue``, ``interrupted``, ``done`` or ``failed``."""
+        return self._recorded.summary.state
+
+    @property
+    def plan(self) -> Mapping[str, object]:
+        """What was asked: the values of ``study.json``."""
+        return self._recorded.description
+
+    @property
+    def problems(self) -> Sequence[str]:
+        """What could not be read, in sentences."""
+        return self._recorded.problems
+
+    @property
+    def trials(self) -> pd.DataFrame:
+        """A row for each trial that has begun, with the columns of ``trials.parquet``."""
+        return self._tables[0].to_pandas()
+
+    @property
+    def epochs(self) -> pd.DataFrame:
+        """A row for each epoch of each trial, with the columns of ``epochs.parquet``; ``metrics`` holds dicts."""
+        return self._tables[1].to_pandas(maps_as_pydicts="lossy")
+
+    @property
+    def best(self) -> BestTrial:
+        """The trial to copy: the answer of the frontier; without a frontier the best one.
+
+        Raises ConfigError if no trial has run to its end.
+        """
+        found = self._best
+        if found is None or found.values is None:
+            raise self._too_early("a best trial")
+        config = TrainConfig.from_dict(found.user_attrs["config"])
+        return BestTrial(found.number, found.values[0], dict(found.params), config)
+
+    @property
+    def frontier(self) -> pd.DataFrame:
+        """A row for each batch that was searched, with the columns of ``frontier.json`` and ``is_answer``.
+
+        Raises ConfigError if no trial has run to its end, or if the search had no choice of batches.
+        """
+        import pandas as pd
+
+        found = self._recorded.frontier
+        if found is None and self._best is not None:
+            raise ConfigError(
+                f"a frontier needs a search of several batches; {self.name!r} searched one. "
+                "Its best trial is study.best."
+            )
+        if found is None:
+            raise self._too_early("a frontier")
+        rows = pd.DataFrame(frontier_json(found)["rows"]).drop(columns="config")
+        return rows.assign(is_answer=[row is found.answer_row for row in found.rows])
+
+    @cached_property
+    def figures(self) -> StudyFigures:
+        """The figures of the report, by name."""
+        return StudyFigures(pictures.all_figures(self._recorded))
+
+    def config(self, trial: int) -> TrainConfig:
+        """The configuration of a trial. Raises ConfigError if there is none."""
+        for one in self._recorded.trials:
+            if one.number == trial and "config" in one.user_attrs:
+                return TrainConfig.from_dict(one.user_attrs["config"])
+        raise ConfigError(f"a configuration is that of a trial of {self.name!r}; it has no trial {trial} that began.")
+
+    def resume(self, **options: object) -> Study:
+        """Search on, e.g. ``study.resume(trials=32)`` until 32 trials have ended in all. Returns the study after it.
+
+        ``search`` explains options and errors.
+        """
+        return search(self.folder.name, output=self.folder.parent, resume=True, **options)
+
+    @cached_property
+    def _tables(self) -> tuple[pa.Table, pa.Table]:
+        recorded = self._recorded
+        if recorded.trials and not (self.folder / JOURNAL_NAME).exists():  # in a database: the tables know more
+            stored = read_tables(self.folder, None)
+            return stored.trials, stored.epochs
+        return trials_table(recorded.trials, recorded.objectives), epochs_table(recorded.trials)
+
+    @cached_property
+    def _best(self) -> FrozenTrial | None:
+        recorded = self._recorded
+        if recorded.frontier is not None:
+            return recorded.trials[recorded.frontier.answer_best.trial]
+        return best_confirmed(recorded.trials, recorded.objectives)
+
+    def _too_early(self, what: str) -> ConfigError:
+        return ConfigError(
+            f"{what} needs a trial that ran to its end; {self.name!r} ({self.state}) has none. "
+            "Open it again later, or search on with study.resume(trials=N)."
+        )
+
+
+class StudyFigures(Mapping[str, "Figure"]):
+    """Figures of a report by name. Each is made, as a plotly figure, when it is asked for."""
+
+    def __init__(self, figures: Sequence[ReportFigure]) -> None:
+        self._figures = {figure.name: figure for figure in figures if figure.is_drawn}
+        self.missing: Mapping[str, str] = {figure.name: figure.missing for figure in figures if not figure.is_drawn}
+        """Name of a figure that has nothing to show → the reason."""
+
+    def __getitem__(self, name: str) -> Figure:
+        if name in self._figures:
+            return pictures.plotly_figure(self._figures[name])
+        reason = self.missing.get(name) or f"The names are {', '.join(self._figures) or 'none'}."
+        raise KeyError(f"there is no figure {name!r}. {reason}")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._figures)
+
+    def __len__(self) -> int:
+        return len(self._figures)
+
+    def __repr__(self) -> str:
+        return f"<figures: {', '.join(self._figures) or 'none'}>"
+
+
+class Comparison:
+    """Several studies side by side. ``compare`` makes it."""
+
+    def __init__(self, studies: Sequence[RecordedStudy]) -> None:
+        self._studies = {study.summary.folder: (study, StudyPoints(study)) for study in studies}
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """A row for each study: state, trials, the best value, the answer of the frontier, device hours held."""
+        import pandas as pd
+
+        return pd.DataFrame([vars(comparison.compared_study(*both)) for both in self._studies.values()])
+
+    @property
+    def differences(self) -> Sequence[str]:
+        """What the studies do not have in common, so that their values do not compare, e.g. ``data sets``."""
+        return comparison.differences(self._points)
+
+    @cached_property
+    def figures(self) -> StudyFigures:
+        """``compared-frontiers`` and ``compared-histories``."""
+        return StudyFigures(comparison.compared_figures(self._points))
+
+    @property
+    def _points(self) -> Sequence[StudyPoints]:
+        return [points for _, points in self._studies.values()]
+
+
+def compare(*studies: Study) -> Comparison:
+    """Compare studies of the same data and objective. Warns if they differ in what decides values.
+
+    Raises ConfigError for fewer than two studies, and for one that is named twice.
+    """
+    folders = {study.folder.resolve() for study in studies}
+    if len(folders) < 2 or len(folders) < len(studies):
+        named = ", ".join(study.name for study in studies) or "none"
+        raise ConfigError(f"a comparison needs two different studies or more; got {named}. Write compare(one, other).")
+    compared = Comparison([study._recorded for study in studies])
+    if compared.differences:
+        text = f"these studies have different {' and '.join(compared.differences)}: their values do not compare"
+        warnings.warn(text, stacklevel=2)
+    return compared
+
+
+def search(study: str, *, output: str | Path = RUNS, **options: object) -> Study:
+    """Run ``bigbatch tune`` in a process of its own, print what it says, and open the study.
+
+    In a notebook a table of the trials takes the place of the lines about them, and is updated until the search ends.
+
+    Args:
+        study: the name of its folder in ``output``.
+        options: those of ``bigbatch tune``, with ``_`` for ``-``, e.g. ``max_epochs=4``. True writes the option alone.
+            ``set`` may be a dict of keys.
+
+    An interrupt (Ctrl-C, a notebook's stop button) is passed on: trials write a checkpoint, KeyboardInterrupt is raised
+    after that, and ``open_study(…).resume()`` goes on.
+
+    Raises:
+        ConfigError: for wrong input, with the search's own line.
+        RuntimeError: if it ends with another exit code, with its last line. What it has saved can be opened.
+    """
+    words = [*our_script("tune", "run.py"), "--study", study, "--output", str(output), *_words(options)]
+    folder = Path(output) / study
+    say = LiveTableInNotebook(folder) if in_notebook() else print_line
+    try:
+        code, last = run_child(words, say)
+    except KeyboardInterrupt:
+        if folder.is_dir():
+            print(f"The study is saved. To search on: open_study({str(folder)!r}).resume()", flush=True)
+        raise
+    finally:
+        if isinstance(say, LiveTableInNotebook):
+            say.close()
+    check_exit(code, last, f"the search of {study!r}")
+    return open_study(study, output)
+
+
+def _words(options: Mapping[str, object]) -> list[str]:
+    """The options as a command line."""
+    words: list[str] = []
+    for name, value in options.items():
+        option = f"--{name.replace('_', '-')}"
+        if name == "set" and isinstance(value, Mapping):
+            value = [f"{key}={part}" for key, part in value.items()]
+        if value is None or value is False:
+            continue
+        if value is True:
+            words.append(option)
+        elif isinstance(value, Sequence) and not isinstance(value, str):
+            texts = [str(part) for part in value]
+            words += [f"{option}={text}" for text in (texts if name in REPEATED else [",".join(texts)])]
+        else:
+            words.append(f"{option}={value}")
+    return words

@@ -1,0 +1,104 @@
+"""The benchmark of monitoring: what it compares, what it refuses to compare, and the commands that it would run."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bigbatch.tune.plan.arguments import parse_options, tune_parser
+from helpers.invented_studies import invented_study
+from helpers.paths import ROOT
+from helpers.waiting import wait_until
+
+OFF, ON = "off", "on"
+SEEN = {"states": 3, "reports": 1, "scrapes": 2, "terminal_bytes": 900}
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The script as a module."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import monitoring_overhead as module
+
+    return module
+
+
+def searched(bench: Any, arm: str, wall_s: float, trained: tuple[str, ...] = ("a", "b")) -> Any:
+    return bench.MeasuredSearch(arm, wall_s, 50.0, trained, SEEN if arm == ON else {})
+
+
+def test_ratios_are_by_round_in_either_order(bench: Any) -> None:
+    assert [bench.order_of(number) for number in range(3)] == [(OFF, ON), (ON, OFF), (OFF, ON)]
+    seconds = {OFF: (100.0, 200.0, 110.0), ON: (101.0, 204.0, 121.0)}
+    searches = [searched(bench, arm, seconds[arm][number]) for number in range(3) for arm in bench.order_of(number)]
+    found = bench.compared(searches)
+    assert found["wall"] == {
+        "ratios": pytest.approx([1.01, 1.02, 1.1]), "median": pytest.approx(1.02),
+        "range": pytest.approx([1.01, 1.1]), "off_s": 110.0, "noise": pytest.approx(100 / 110),
+    }  # fmt: skip
+    assert found["epochs"]["median"] == 1.0
+    lines = list(bench.in_words(found))
+    assert lines[0].startswith("the whole command: +2.0% with monitoring (+1.0% to +10.0% by round; 110 s without")
+    assert lines[-1] == "target: below +2%, missed"
+    one = list(bench.in_words(bench.compared([searched(bench, OFF, 100.0), searched(bench, ON, 101.0)])))
+    assert one[-1] == "target: below +2%, reached; one round shows no noise"
+
+
+def test_searches_that_trained_other_things_are_not_compared(bench: Any) -> None:
+    with pytest.raises(SystemExit, match="they do not compare"):
+        bench.compared([searched(bench, OFF, 100.0), searched(bench, ON, 101.0, trained=("a", "c"))])
+
+
+def test_a_search_must_have_been_monitored_as_its_arm_says(bench: Any, tmp_path: Path) -> None:
+    study = invented_study(tmp_path / "s", 3)
+    off, on = bench.read_search(OFF, study, 9.0, {}), bench.read_search(ON, study, 9.0, SEEN)
+    assert len(off.trained) == 3 and off.trained == on.trained and off.epochs_s > 3 * 1.0
+    assert bench.wrongly_monitored(off, study) == "" and "0 W&B runs for 3 trials" in bench.wrongly_monitored(on, study)
+    for number in range(3):
+        run = study / "wandb" / f"offline-run-{number}"
+        run.mkdir(parents=True)
+        (run / f"run-s-000{number}.wandb").touch()
+    (study / "report.html").touch()
+    assert bench.wrongly_monitored(on, study) == "" and "wandb and report.html" in bench.wrongly_monitored(off, study)
+    blind = bench.MeasuredSearch(ON, 9.0, 9.0, on.trained, {**SEEN, "scrapes": 0})
+    assert bench.wrongly_monitored(blind, study) == "nobody saw any scrapes"
+
+
+@pytest.mark.parametrize("arm", [OFF, ON])
+def test_the_commands_are_searches_that_differ_in_monitoring_alone(bench: Any, arm: str) -> None:
+    words = bench.search_command(arm, Path("runs"), ["--trials", "2"], 9090)
+    read = parse_options(tune_parser("t"), words[words.index("--") + 1 :])
+    monitoring = {name: read.pop(name) for name in ("wandb", "wandb_watch", "metrics_port")}
+    assert monitoring == (
+        {"wandb": "offline", "wandb_watch": "all", "metrics_port": 9090} if arm == ON else dict.fromkeys(monitoring)
+    )
+    given = {name: value for name, value in read.items() if value is not None and value is not False and value != ()}
+    assert given == {
+        "space": "large_batch", "strategy": "random", "stopping": "none", "confirm": "none", "seed": 0, "trials": 2,
+        "study": bench.STUDY, "output": "runs",
+    }  # fmt: skip
+
+
+def test_a_dry_run_prints_them() -> None:
+    line = [sys.executable, str(ROOT / "benchmarks" / "monitoring_overhead.py"), "--dry-run", "--trials", "2"]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and done.stderr == ""
+    first, second = done.stdout.splitlines()
+    assert "--search off -- --space large_batch" in first and second.endswith("--metrics-port 9090")
+
+
+def test_processor_seconds_count_a_daemon_that_its_parent_has_left(bench: Any) -> None:
+    account = bench.processor_account()
+    if account is None:
+        pytest.skip("a control group needs root")
+    burn = "import time\nwhile time.process_time() < 0.5: pass"
+    leave = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {burn!r}])"
+    subprocess.run(account.counted([sys.executable, "-c", leave]), check=True)
+    wait_until(lambda: account.seconds() >= 0.5, "the daemon's time is not counted")
+    account.close()
+    with pytest.raises(OSError, match="usage|stat"):
+        account.seconds()

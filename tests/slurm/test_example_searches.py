@@ -1,0 +1,75 @@
+"""Each example of a component of one's own as a Slurm job, whose worker is killed, and which saves and goes on."""
+
+from __future__ import annotations
+
+import re
+import shutil
+
+import pytest
+
+from helpers.paths import ROOT
+from helpers.waiting import wait_until
+from ray_job import RayJob, trials_of
+from virtual_cluster import VirtualCluster
+
+pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.exhaustive]
+
+TRIALS, EPOCHS = 2, 4
+EXAMPLES = {
+    "own_cnn.py": ("", "--model {}:net --loss {}:focal --batch 128"),
+    "timm_vit.py": ("timm", "--model timm/vit_tiny_patch16_224 --space {}"),
+    "point_clouds.py": ("", "--data {}:data --model {}:net --batch 64"),
+    "segmentation.py": (
+        "torchmetrics",
+        "--data {}:data --model {}:net --loss {}:dice --metric {}:miou --objective val_miou:max --batch 64",
+    ),
+    "lightning_trainable.py": ("lightning", "--trainable {} --space {} --objective accuracy:max"),
+    "huggingface_trainable.py": ("transformers", "--trainable {} --space {} --objective accuracy:max"),
+}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_survives_a_killed_worker_and_a_requeue(cluster: VirtualCluster, name: str) -> None:
+    library, words = EXAMPLES[name]
+    if library:
+        pytest.importorskip(library)
+    folder = cluster.folder("alice", "own")
+    folder.chmod(0o755)
+    path = folder / name
+    shutil.copyfile(ROOT / "examples" / name, path)
+    path.chmod(0o644)
+    few = ("--trials", str(TRIALS), "--max-epochs", str(EPOCHS), "--stopping", "none", "--strategy", "random")
+    arguments = (*words.replace("{}", str(path)).split(), *few, "--confirm", "none", "--seed", "0")
+    job = RayJob(cluster, "alice", ("--time=30", "-N2", "-c1", "--mem=3000"), arguments, HF_HUB_OFFLINE="1")
+
+    first = job.wait_log(rf"trial (\d+) epoch 1/{EPOCHS}: ")
+    _kill_a_worker(cluster)
+    job.wait_log("A worker died or was killed while executing a task")  # Ray's words
+    job.wait_log(rf"trial {first[1]} epoch [23]/{EPOCHS}: ")
+    cluster.run("ctl", "scancel", "--batch", "-s", "USR1", job.id, user="alice")
+    job.wait_log("→ requeueing")
+    log = job.wait_end("COMPLETED", 600)
+
+    assert "driver saved and ended with exit code 143" in log
+    trials = trials_of(job)
+    assert [trial.state.name for trial in trials] == ["COMPLETE"] * TRIALS, job.everything()
+    for trial in trials:
+        assert sorted(trial.intermediate_values) == list(range(1, EPOCHS + 1)), job.everything()
+    assert re.search(r"^Best: trial \d+, ", log, flags=re.MULTILINE), log
+    assert job.leftovers() == []
+
+
+def _kill_a_worker(cluster: VirtualCluster) -> None:
+    """The process that trains, as if the node had run out of memory."""
+
+    def workers() -> list[tuple[str, int]]:
+        return [
+            (node, pid)
+            for node in cluster.nodes
+            for pid, line in cluster.processes(node, "alice")
+            if line.startswith("ray::") and "RayTrainWorker" in line
+        ]
+
+    wait_until(lambda: bool(workers()), "no worker", 60, 0.1)
+    for node, pid in workers():
+        cluster.run(node, "kill", "-9", pid)

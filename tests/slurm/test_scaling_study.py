@@ -1,0 +1,51 @@
+"""``bigbatch scale`` in a job of three nodes: a serial run, then steps of the job on parts of it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from bigbatch.train_loop.config import BatchConfig, DataConfig, ModelConfig, OptimizerConfig, TrainConfig
+from virtual_cluster import VirtualCluster
+
+pytestmark = pytest.mark.slurm
+
+
+def test_one_allocation_measures_one_node_after_the_other(cluster: VirtualCluster, tiny_images: Path) -> None:
+    folder = cluster.folder("alice", "scale")
+    shutil.copytree(tiny_images, folder / "images")
+    config = TrainConfig(
+        epochs=1,
+        model=ModelConfig(name="squeezenet1_1"),
+        data=DataConfig(name=str(folder / "images"), image_size=32),
+        batch=BatchConfig(global_size=8),
+        optimizer=OptimizerConfig(name="lars", peak_lr=0.5),
+    )
+    (folder / "best.json").write_text(config.to_json())
+    for path in (folder / "best.json", folder / "images", *(folder / "images").rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    command = f"{sys.executable} -m bigbatch scale --config best.json --workers 1,2,3 --profile-steps 2 --output out"
+    sbatch = ("-N3", "--ntasks-per-node=1", "-c1", "--time=15", "--output=log.txt")
+    script = f"#!/bin/bash\n{command}\n"
+    job = cluster.sbatch("alice", *sbatch, script=script, cwd=folder, env={"OMP_NUM_THREADS": "1"})
+    state = cluster.wait_state(job, ("FAILED", "COMPLETED"), 800)
+    log = (folder / "log.txt").read_text()
+    assert state == "COMPLETED", log
+    found = json.loads((folder / "out" / "scaling.json").read_text())
+    sizes = found["sizes"]
+    assert [(one["workers"], one["nodes"], one["kind"]) for one in sizes] == [
+        (1, 1, "serial"), (2, 2, "multi-node"), (3, 3, "multi-node")
+    ]  # fmt: skip
+    assert [one["global_size"] for one in sizes] == [8, 16, 24]
+    # You et al. 2020: LARS and LAMB follow the square root of the batch.
+    assert [one["peak_lr"] for one in sizes] == pytest.approx([0.5, 0.5 * 2**0.5, 0.5 * 3**0.5])
+    for workers in (2, 3):
+        result = json.loads((folder / "out" / "sizes" / str(workers) / "run" / "result.json").read_text())
+        assert result["workers"] == workers
+    assert found["model"]["between"] is not None and found["model"]["within"] is None
+    assert re.search(r"srun .*--nodes=3 --ntasks=3", log)

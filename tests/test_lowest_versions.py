@@ -1,0 +1,50 @@
+"""``constraints-lowest.txt`` has the lower bounds of ``pyproject.toml``, and what is installed keeps to them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from importlib import metadata
+
+from packaging.requirements import Requirement
+
+from helpers.paths import ROOT
+
+SCRIPT = ROOT / ".ci" / "make_constraints.py"
+
+
+def pins() -> dict[str, str]:
+    lines = (ROOT / "constraints-lowest.txt").read_text().splitlines()
+    return dict(line.split("==") for line in lines if not line.startswith("#"))
+
+
+def test_each_requirement_of_a_user_is_pinned_to_its_lower_bound() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = {k: v for k, v in project["optional-dependencies"].items() if k not in ("test", "docs", "dev")}
+    asked = [Requirement(text) for text in [*project["dependencies"], *sum(extras.values(), [])]]
+    lowest = {one.name: part.version for one in asked for part in one.specifier if part.operator == ">="}
+    assert pins() == lowest and lowest.keys() == {one.name for one in asked}
+    for one in asked:
+        assert one.specifier.contains(pins()[one.name])
+    check = subprocess.run([sys.executable, str(SCRIPT), "--check"], capture_output=True, text=True, timeout=30)
+    assert (check.returncode, check.stderr) == (0, "")
+
+
+def test_extras_of_developers_pin_nothing_that_a_user_installs() -> None:
+    """Else the lowest versions could not be installed with the tests."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    tools = {Requirement(text).name for name in ("test", "docs", "dev") for text in extras[name]}
+    assert tools & pins().keys() == set()
+
+
+def test_what_is_installed_is_not_older() -> None:
+    older = []
+    for name, lowest in pins().items():
+        try:
+            installed = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+        if not Requirement(f"{name}>={lowest}").specifier.contains(installed, prereleases=True):
+            older.append(f"{name} {installed}")
+    assert older == []

@@ -1,0 +1,51 @@
+"""``examples/notebook.ipynb`` runs from its first cell to its last, and is stored without what it printed."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from helpers.paths import ROOT
+
+NOTEBOOK = ROOT / "examples" / "notebook.ipynb"
+PLOTLY = "application/vnd.plotly.v1+json"
+
+
+def test_it_is_stored_without_outputs() -> None:
+    cells = [cell for cell in json.loads(NOTEBOOK.read_text())["cells"] if cell["cell_type"] == "code"]
+    assert len(cells) > 5
+    assert [(cell["outputs"], cell["execution_count"]) for cell in cells] == [([], None)] * len(cells)
+
+
+@pytest.mark.slow
+def test_it_runs_and_shows_trials_figures_and_a_comparison(tmp_path: Path) -> None:
+    import nbformat
+    from nbclient import NotebookClient
+
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    NotebookClient(notebook, timeout=900, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    kinds = ("execute_result", "display_data")
+    shown = {
+        "".join(cell.source).splitlines()[-1]: [one.data for one in cell.outputs if one.output_type in kinds]
+        for cell in notebook.cells
+        if cell.cell_type == "code"
+    }
+    for name in ("learning-curves", "frontier", "compared-histories"):
+        (figure,) = next(found for line, found in shown.items() if f'.figures["{name}"]' in line)
+        assert any(trace.get("x") for trace in figure[PLOTLY]["data"]), name
+    # A cell may have searched before its last line, whose value comes last.
+    table, counts = shown["both.table"][-1], shown['study.trials["state"].value_counts()'][-1]
+    assert "first" in table["text/html"] and "random" in table["text/html"]
+    states = re.findall(r"^([A-Z]+) +(\d+)$", counts["text/plain"], flags=re.MULTILINE)
+    assert sum(int(count) for _, count in states) == 4, "it searched on, from three trials to four"
+    optimizer = shown["study.best.config.optimizer"][-1]
+    assert optimizer["text/plain"].startswith("OptimizerConfig(")
+    for cell in (one for one in notebook.cells if "search(" in one.source or "resume(" in one.source):
+        tables = [one.data["text/plain"] for one in cell.outputs if "trials ended" in str(one.get("data"))]
+        assert len(tables) == 1 and "done" in tables[0], "one table, updated in place"
+        assert not any(re.search(r"trial \d+ epoch", one.get("text", "")) for one in cell.outputs)
+    warned = [one for cell in notebook.cells for one in cell.get("outputs", ()) if one.get("name") == "stderr"]
+    assert warned == []

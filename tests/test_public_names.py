@@ -1,0 +1,71 @@
+"""The names of ``bigbatch`` itself: which there are, what they load, and that they are typed and documented."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+
+import pytest
+
+import bigbatch
+from helpers.paths import ROOT
+
+INIT = ROOT / "src" / "bigbatch" / "__init__.py"
+PUBLIC = {
+    "ConfigError", "Study", "TrainConfig", "cancel", "compare", "logs", "open_study", "queue", "search", "simulate",
+    "submit", "train",
+}  # fmt: skip
+"""A name leaves this list only with a new major version (docs/decisions/048)."""
+WITHOUT_OPTUNA = ("ConfigError", "TrainConfig", "cancel", "logs", "queue", "submit", "train")
+
+
+def loaded_after(names: tuple[str, ...], packages: tuple[str, ...]) -> str:
+    """Which of the packages are loaded once the names are."""
+    code = (
+        f"import sys; from bigbatch import {', '.join(names)}; "
+        f"print(*(package for package in {packages} if package in sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stderr == "" and done.returncode == 0
+    return done.stdout.strip()
+
+
+def test_the_public_names_are_there_and_nothing_else() -> None:
+    assert set(bigbatch.__all__) == set(bigbatch._PLACES) == PUBLIC
+    assert set(dir(bigbatch)) >= PUBLIC
+    for name in PUBLIC:
+        assert getattr(bigbatch, name).__doc__, name
+    with pytest.raises(AttributeError, match="no attribute 'seearch'"):
+        bigbatch.seearch  # noqa: B018
+
+
+def test_a_name_that_needs_no_study_loads_neither_torch_nor_ray_nor_optuna() -> None:
+    assert loaded_after(WITHOUT_OPTUNA, ("torch", "ray", "optuna", "numpy", "pyarrow", "rich", "IPython")) == ""
+
+
+def test_no_name_loads_torch_or_ray() -> None:
+    assert loaded_after(tuple(sorted(PUBLIC)), ("torch", "ray", "plotly", "IPython")) == ""
+
+
+def test_the_optimizers_come_by_the_documented_import() -> None:
+    from bigbatch.train_loop.optim import LAMB, LARS
+
+    assert (LARS.__name__, LAMB.__name__) == ("LARS", "LAMB")
+
+
+def test_type_checkers_see_each_name_where_it_is_loaded_from() -> None:
+    """The imports under TYPE_CHECKING, and that what lies there is what a user gets."""
+    block = next(node for node in ast.parse(INIT.read_text()).body if isinstance(node, ast.If))
+    found = {alias.name: node.module for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    assert found.keys() == PUBLIC
+    for name, module in found.items():
+        assert module is not None and getattr(sys.modules[module], name) is getattr(bigbatch, name)
+    assert (INIT.parent / "py.typed").exists()
+
+
+def test_the_reference_lists_each_name() -> None:
+    page = (ROOT / "docs" / "api" / "index.md").read_text(encoding="utf-8")
+    listed = {name for row in re.findall(r"^\| (`.+?) \|", page, flags=re.MULTILINE) for name in row.split("`")[1::2]}
+    assert {name.removeprefix("bigbatch.") for name in listed if name.count(".") == 1} == PUBLIC

@@ -1,0 +1,229 @@
+"""``from bigbatch import open_study``: what a notebook sees is what the study's files and Optuna itself say."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from bigbatch import compare, open_study, search, studies
+from bigbatch.train_loop.config import ConfigError, TrainConfig
+from bigbatch.tune.plan.arguments import parse_options, tune_parser
+from bigbatch.tune.study.store import StudyStore
+from helpers.invented_studies import invented_study
+from helpers.recorded_studies import recorded_study
+from helpers.searches import load
+
+TRIALS = 30
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A study with the files that a driver makes of its journal."""
+    made = invented_study(tmp_path_factory.mktemp("runs") / "kept", TRIALS)
+    store = StudyStore.open(made, None)
+    store.refresh(force=True)
+    store.close()
+    return made
+
+
+def one_line(error: pytest.ExceptionInfo[BaseException]) -> str:
+    text, shown = str(error.value), error.value
+    assert "\n" not in text
+    assert shown.__context__ is None or shown.__suppress_context__, "no other library's error stands above it"
+    return text
+
+
+def test_the_frames_are_the_tables_of_the_study(folder: Path) -> None:
+    study, theirs = open_study(folder), load(folder).trials
+    pd.testing.assert_frame_equal(study.trials, pd.read_parquet(folder / "trials.parquet"))
+    stored = pd.read_parquet(folder / "epochs.parquet")
+    stored["metrics"] = [dict(pairs) for pairs in stored["metrics"]]
+    pd.testing.assert_frame_equal(study.epochs, stored)
+    assert study.trials["state"].tolist() == [trial.state.name for trial in theirs]
+    curves = {(row.trial, row.epoch): row.val_top1 for row in study.epochs.itertuples()}
+    assert curves == {(t.number, epoch): value for t in theirs for epoch, value in t.intermediate_values.items()}
+    assert study.name == "kept" and study.plan["data"] == "digits" and f"{TRIALS} trials" in repr(study)
+
+
+def test_best_and_frontier_are_those_of_the_files(folder: Path) -> None:
+    study, stored = open_study(folder), json.loads((folder / "frontier.json").read_text())
+    best = study.best
+    assert best.config == TrainConfig.from_json((folder / "best.json").read_text())
+    assert (best.trial, best.value) == (stored["answer"]["trial"], load(folder).trials[best.trial].value)
+    rows = study.frontier
+    assert rows["value"].tolist() == [row["value"] for row in stored["rows"]]
+    assert rows.loc[rows["is_answer"], "value"].tolist() == [stored["answer"]["value"]]
+    assert study.config(best.trial) == best.config
+    with pytest.raises(ConfigError, match="it has no trial 99"):
+        study.config(99)
+
+
+def test_figures_are_made_when_they_are_asked_for(folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("plotly")
+    figures = open_study(folder).figures
+    assert {"frontier", "learning-curves", "parameter-importance", "slot-timeline"} <= set(figures)
+    shown = figures["frontier"]
+    assert any(len(trace.x) for trace in shown.data) and shown.layout.title.text
+    with pytest.raises(KeyError, match="The names are frontier"):
+        figures["nothing"]
+    few = open_study(invented_study(tmp_path / "few", 1)).figures
+    with pytest.raises(KeyError, match=r"no figure 'parameter-importance'\. \w+"):
+        few["parameter-importance"]
+    assert "parameter-importance" not in few
+
+
+def test_it_loads_neither_torch_nor_ray(folder: Path) -> None:
+    code = (
+        "import sys, bigbatch; assert 'optuna' not in sys.modules\n"
+        f"study = bigbatch.open_study({str(folder)!r})\n"
+        "print(len(study.trials), study.best.config.epochs, len(list(study.figures)))\n"
+        "print([name for name in ('torch', 'ray', 'plotly') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout.splitlines()[1:] == ["[]"] and done.stderr == "" and done.stdout.startswith(f"{TRIALS} 12 ")
+
+
+def test_a_folder_without_a_study_and_an_empty_one(tmp_path: Path) -> None:
+    (tmp_path / "no-study").mkdir()
+    with pytest.raises(ConfigError) as error:
+        open_study(tmp_path / "no-study")
+    assert "there is none called" in one_line(error)
+    StudyStore.create(tmp_path / "empty", "empty", {}, None).close()
+    study = open_study("empty", tmp_path)
+    assert study.trials.empty and study.epochs.empty and "config.optimizer.peak_lr" in study.trials
+    assert list(study.figures) == [] and set(study.figures.missing) > {"frontier", "learning-curves"}
+    for attribute in ("best", "frontier"):
+        with pytest.raises(ConfigError) as error:
+            getattr(study, attribute)
+        assert "needs a trial that ran to its end; 'empty'" in one_line(error)
+
+
+def test_a_notebook_shows_wrong_input_as_one_line(tmp_path: Path) -> None:
+    pytest.importorskip("IPython", reason="ipykernel is not installed (extra: test)")
+    code = "from bigbatch import open_study; open_study('no-study')"
+    line = [sys.executable, "-m", "IPython", "--no-banner", "--colors=nocolor", "-c", code]
+    env = {**os.environ, "IPYTHONDIR": str(tmp_path)}
+    done = subprocess.run(line, capture_output=True, text=True, timeout=120, cwd=tmp_path, env=env)
+    assert re.fullmatch(r"\s*ConfigError: a study is named by its folder; .*\s*", done.stdout + done.stderr)
+
+
+def test_a_running_study_and_half_written_ones(tmp_path: Path) -> None:
+    store = recorded_study(tmp_path / "s", 4)  # its driver lives and holds the lease
+    journal = store.folder / "optuna.journal"
+    with journal.open("ab") as end:
+        end.write(b'{"op_code":6,"trial_id":3,"state":1')
+    before = {path.name: path.read_bytes() for path in store.folder.iterdir() if path.is_file()}
+    with warnings.catch_warnings(action="error"):
+        study = open_study(store.folder)
+    assert study.state == "running" and study.trials["state"].tolist() == ["COMPLETE", "PRUNED", "FAIL", "RUNNING"]
+    with pytest.raises(ConfigError, match="searched one"):
+        _ = study.frontier
+    assert {path.name: path.read_bytes() for path in store.folder.iterdir() if path.is_file()} == before
+    store.close()
+    lines = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(b"".join([*lines[:-10], b'{"op_code":\n', *lines[-10:]]))
+    with pytest.warns(UserWarning, match=r"^s: The journal is damaged at line \d+"):
+        assert len(open_study(store.folder).trials) > 1
+    (store.folder / "study.json").write_text('{"name": ')
+    with pytest.raises(ConfigError) as error:
+        open_study(store.folder)
+    assert "a study must be readable" in one_line(error)
+
+
+def test_a_study_in_any_state_has_all_its_attributes(tmp_path: Path) -> None:
+    """Frames, configuration, frontier and figures exist, or say in one line why there are none."""
+    StudyStore.create(tmp_path / "empty", "empty", {}, None).close()
+    stores = [recorded_study(tmp_path / f"with-{count}", count) for count in (1, 2, 3, 4)]
+    found = {study.name: study for study in map(open_study, [tmp_path / "empty", *(store.folder for store in stores)])}
+    for name, study in found.items():
+        assert study.trials.columns.tolist() and study.epochs.columns.tolist()
+        assert len(study.trials) == len(study.trials["trial"].unique())
+        assert isinstance(list(study.figures), list) and study.figures.missing
+        for attribute in ("best", "frontier"):
+            if attribute == "best" and "COMPLETE" in study.trials["state"].tolist():
+                assert isinstance(study.best.config, TrainConfig)
+            else:
+                with pytest.raises(ConfigError, match=repr(name)) as error:
+                    getattr(study, attribute)
+                one_line(error)
+    assert {name: study.state for name, study in found.items()} == {
+        "empty": "interrupted", **{f"with-{count}": "running" for count in (1, 2, 3, 4)}
+    }  # fmt: skip
+    for store in stores:
+        store.close()
+
+
+def test_a_study_in_a_database_is_read_from_its_tables(tmp_path: Path) -> None:
+    store = recorded_study(tmp_path / "s", 4, storage=f"sqlite:///{tmp_path / 'd.db'}")
+    store.refresh(force=True)
+    store.close()
+    study = open_study(tmp_path / "s")
+    pd.testing.assert_frame_equal(study.trials, pd.read_parquet(tmp_path / "s" / "trials.parquet"))
+    assert study.best.trial == 0 and "learning-curves" in study.figures
+
+
+def test_studies_side_by_side(folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("plotly")
+    study, other = open_study(folder), open_study(invented_study(tmp_path / "other", 20, seed=1))
+    with warnings.catch_warnings(action="error"):
+        both = compare(study, other)
+    assert both.table["study"].tolist() == ["kept", "other"] and both.differences == []
+    values = [t.value for t in load(folder).trials if t.value is not None]
+    assert both.table["best"][0] == max(values) and both.table["finished"][0] == len(values)
+    assert [len(figure.data) for figure in both.figures.values()] == [2, 2]
+    longer = open_study(invented_study(tmp_path / "longer", 5, max_epochs=50))
+    with pytest.warns(UserWarning, match="different epochs: their values do not compare"):
+        compare(study, longer)
+    for given in ((study,), (study, open_study(folder))):
+        with pytest.raises(ConfigError, match="needs two different studies or more; got kept"):
+            compare(*given)
+
+
+def test_options_of_a_search_are_those_of_the_command() -> None:
+    options = {
+        "trials": 3, "max_epochs": None, "join": False, "dry_run": True, "batch": [64, 256], "confirm": "none",
+        "set": {"image_size": 16, "optimizer.name": "lars"}, "warm_start": ["runs/a", "runs/b"], "tolerance": -0.5,
+    }  # fmt: skip
+    read = parse_options(tune_parser("t"), studies._words(options))
+    given = {name: value for name, value in read.items() if value not in (None, False, ())}
+    assert given == {
+        "trials": 3, "dry_run": True, "batch": "64,256", "confirm": "none", "tolerance": -0.5,
+        "set": ("image_size=16", "optimizer.name=lars"), "warm_start": ("runs/a", "runs/b"),
+    }  # fmt: skip
+
+
+def test_a_wrong_option_of_a_search_is_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for options, words in (({"trails": 3}, "--trails"), ({"strategy": "luck"}, "'luck'")):
+        with pytest.raises(ConfigError, match=words) as error:
+            search("s", output=tmp_path, **options)
+        assert "\n" not in str(error.value) and "error" not in str(error.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interrupt_of_the_notebook_lets_the_search_save(tmp_path: Path) -> None:
+    """The front end interrupts the kernel alone. The search hears of it, and is waited for."""
+    child = (
+        "import signal, sys\n"
+        "def save(*_): print('saved', flush=True); sys.exit(143)\n"
+        "signal.signal(signal.SIGTERM, save); print('searching', flush=True); signal.pause()"
+    )
+    code = (
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "from bigbatch import child_process\n"
+        "try: child_process.run_child([sys.executable, '-c', sys.argv[1]])\n"
+        "except KeyboardInterrupt: print('interrupted', flush=True)"
+    )
+    line = [sys.executable, "-c", code, child]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, text=True, start_new_session=True) as kernel:
+        assert kernel.stdout is not None and kernel.stdout.readline() == "searching\n"
+        os.kill(kernel.pid, signal.SIGINT)
+        assert kernel.stdout.read() == "saved\ninterrupted\n"

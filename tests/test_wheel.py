@@ -1,0 +1,130 @@
+"""A wheel, built of a source distribution and installed outside of the repository, is the whole of BigBatch."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from helpers.paths import ROOT
+from helpers.processes import clean_environment
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("wheel")]
+SDIST = "import sys; from setuptools.build_meta import build_sdist; build_sdist(sys.argv[1])"
+USERS = 'WHOSE = "the user\'s"\n'
+
+
+@dataclass(frozen=True)
+class Installed:
+    """An environment with nothing but the wheel, and the packages of the tests' own below it."""
+
+    wheel: Path
+    sdist: Path
+    python: Path
+    project: Path
+    """A user's folder, with a ``tune/`` and a ``cluster/`` of the user's own."""
+
+    def run(self, *words: object) -> subprocess.CompletedProcess[str]:
+        """Run a program of the environment in the user's folder."""
+        env = {**clean_environment(), "BIGBATCH_HOME": str(self.project / "home"), "PYTHONNOUSERSITE": "1"}
+        line = [str(self.python.parent / str(words[0])), *map(str, words[1:])]
+        return subprocess.run(line, cwd=self.project, env=env, capture_output=True, text=True, timeout=400)
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    folder = tmp_path_factory.mktemp("wheel")
+    copy_tracked_files(folder / "source")
+    call(sys.executable, "-c", SDIST, str(folder), cwd=folder / "source")
+    (sdist,) = folder.glob("bigbatch-*.tar.gz")
+    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check")
+    call(*pip, "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(folder), str(sdist), cwd=folder)
+    (wheel,) = folder.glob("bigbatch-*.whl")
+    call(sys.executable, "-m", "venv", "--without-pip", str(folder / "venv"), cwd=folder)
+    python = folder / "venv" / "bin" / "python"
+    call(*pip, "--python", str(python), "install", "-q", "--no-deps", "--no-index", str(wheel), cwd=folder)
+    (libraries,) = (folder / "venv" / "lib").glob("python*/site-packages")
+    # Of a folder that a .pth file adds, no .pth files are read: the clone that is installed there stays out.
+    (libraries / "others.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
+    for name in ("tune", "cluster"):
+        (folder / "project" / name).mkdir(parents=True)
+        (folder / "project" / name / "__init__.py").write_text(USERS)
+    return Installed(wheel, sdist, python, folder / "project")
+
+
+def copy_tracked_files(target: Path) -> None:
+    """The repository as a clone has it, so that building leaves nothing in it."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip("not in a git repository")
+    for name in filter(None, listed.stdout.split("\0")):
+        if name.startswith(("tests/", "benchmarks/", "docs/")) or not (ROOT / name).exists():
+            continue
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, target / name, follow_symlinks=False)
+
+
+def call(*words: str, cwd: Path) -> None:
+    done = subprocess.run(words, cwd=cwd, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_it_holds_every_file_of_the_packages_and_no_other_package(installed: Installed) -> None:
+    names = set(zipfile.ZipFile(installed.wheel).namelist())
+    assert {name.split("/")[0].split("-")[0] for name in names} == {"bigbatch"}, "no top-level tune/ or cluster/"
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True).stdout.splitlines()
+    packages = ("cluster/", "search_spaces/", "train_loop/", "tune/")
+    ours = {f"bigbatch/{name}" for name in listed if name.startswith(packages) and (ROOT / name).exists()}
+    assert ours - names == set()
+    assert "bigbatch/py.typed" in names
+    with tarfile.open(installed.sdist) as archive:
+        inside = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"src/bigbatch/py.typed", "src/bigbatch/tune/run.py", "LICENSE"} <= inside
+
+
+def test_it_shadows_no_folder_of_the_users(installed: Installed) -> None:
+    code = (
+        "import sys; sys.path.insert(0, '.'); import bigbatch, bigbatch.tune, tune, cluster\n"
+        "print(tune.WHOSE, cluster.WHOSE, bigbatch.__file__.startswith(sys.prefix), sep='|')"
+    )
+    done = installed.run("python", "-c", code)
+    assert done.stdout == "the user's|the user's|True\n", done.stderr
+
+
+def test_it_finds_recipes_profiles_and_batch_scripts(installed: Installed) -> None:
+    code = (
+        "from bigbatch.train_loop.config.recipes import recipe_names\n"
+        "from bigbatch.cluster.host.site.profiles import profile_paths, load_site\n"
+        "print(*recipe_names(), *(load_site(path).name for path in profile_paths().values()), sep=' ')"
+    )
+    found = installed.run("python", "-c", code)
+    recipes = {path.stem for path in (ROOT / "train_loop" / "recipes").glob("*.json")}
+    sites = {path.stem for path in (ROOT / "cluster" / "sites").glob("*.toml")}
+    assert set(found.stdout.split()) == recipes | sites and recipes and sites, found.stderr
+    script = installed.run(
+        "bigbatch", "cluster", "submit", "--site", "generic", "--cpus-per-node", "2", "--dry-run", "--no-check",
+        "--space", "smoke",
+    )  # fmt: skip
+    root = next(line for line in script.stdout.splitlines() if line.startswith("export BIGBATCH_ROOT="))
+    folder = Path(root.partition("=")[2])
+    assert folder.is_relative_to(installed.python.parents[1]), script.stderr
+    for name in ("ray_head_workers.slurm", "ray_attach.slurm", "in_container.sh"):
+        assert (folder / "cluster" / name).is_file()
+
+
+def test_it_runs_the_smoke_search_and_writes_its_report(installed: Installed) -> None:
+    version = installed.run("bigbatch", "--version")
+    assert "commit" not in version.stdout and version.stdout.startswith("bigbatch ")
+    words = ("--space", "smoke", "--trials", "1", "--max-epochs", "1", "--set", "image_size=8", "--study", "s")
+    done = installed.run("bigbatch", "tune", *words, "--model", "shufflenet_v2_x0_5", "--confirm", "none")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "trial 0 done" in done.stdout
+    runs = installed.project / "runs" / "s"
+    assert (runs / "best.json").exists() and (runs / "report.html").stat().st_size > 10_000

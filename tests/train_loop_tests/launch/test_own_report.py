@@ -1,0 +1,178 @@
+"""What a whole training function may report, and which of its checkpoints survive."""
+
+from __future__ import annotations
+
+import math
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from bigbatch.train_loop.distributed import World
+from bigbatch.train_loop.errors import ReportError, TrainingStopped
+from bigbatch.train_loop.launch.own_report import Report
+from bigbatch.train_loop.own.kept_folders import KeptFolder, KeptFolders
+from helpers.processes import clean_environment
+
+ALONE = World(0, 1, torch.device("cpu"))
+
+
+def make_report(
+    folder: Path, *, epochs: int = 5, names: tuple[str, ...] = ("accuracy",), stop: Callable[[], bool] = lambda: False
+) -> tuple[Report, list[dict[str, Any]], KeptFolder | None]:
+    """A report as a new process makes it, what it sends, and the checkpoint that it found."""
+    sent: list[dict[str, Any]] = []
+    folders = KeptFolders(folder)
+    kept = folders.begin()
+    report = Report(
+        epochs=epochs,
+        names=names,
+        folders=folders,
+        kept=kept,
+        world=ALONE,
+        send=sent.append,
+        stop_requested=stop,
+        say=lambda text: None,
+    )
+    return report, sent, kept
+
+
+def test_the_objective_goes_under_its_name_and_known_columns_to_theirs(tmp_path: Path) -> None:
+    report, sent, _ = make_report(tmp_path)
+    report(1, 0.5, train_loss=2, recall=0.25)
+    report(epoch=2, accuracy=np.float32(0.75))
+    report(epoch=3, value=torch.tensor(0.875))
+    assert [record["metrics"] for record in sent] == [
+        {"accuracy": 0.5, "recall": 0.25},
+        {"accuracy": 0.75},
+        {"accuracy": 0.875},
+    ]
+    assert sent[0]["train_loss"] == 2.0 and [record["epoch"] for record in sent] == [1, 2, 3]
+    assert all(type(record["metrics"]["accuracy"]) is float and record["train_s"] >= 0 for record in sent)
+
+
+def test_not_a_number_is_reported_for_the_search_to_judge(tmp_path: Path) -> None:
+    report, sent, _ = make_report(tmp_path)
+    report(1, math.nan, recall=-math.inf)
+    assert sent[0]["metrics"] == {"accuracy": None, "recall": None}, "as the tables say it"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"epoch": 1}, "has the objective 'accuracy'; got none. Write value= or accuracy= in each report"),
+        ({"epoch": 1, "recall": 0.5}, "has the objective 'accuracy'; got recall=. Write value= or accuracy="),
+        ({"epoch": 1, "value": 0.5, "accuracy": 0.5}, "value= is 'accuracy', the objective; got accuracy= too"),
+        ({"epoch": 1, "value": "0.5"}, "value must be a number; got '0.5'"),
+        ({"epoch": 1, "value": True}, "value must be a number; got True"),
+        ({"epoch": 1, "value": torch.zeros(2)}, "value must be a number; got tensor([0., 0.])"),
+        ({"epoch": 1, "value": 0.5, "recall": [1]}, "recall must be a number; got [1]"),
+        ({"epoch": 1, "value": 0.5, "train_s": 3.0}, "BigBatch measures 'train_s' itself"),
+        ({"epoch": 1.0, "value": 0.5}, "epoch must be a whole number; got 1.0"),
+        ({"epoch": 0, "value": 0.5}, "one by one, from 1; got 0 first. Report 1 next"),
+        ({"epoch": 3, "value": 0.5}, "one by one, from 1; got 3 first. Report 1 next"),
+        ({"epoch": 1, "value": 0.5, "checkpoint": "nowhere"}, "checkpoint must be a folder that is there"),
+    ],
+)
+def test_an_impossible_report_is_refused_in_one_line(tmp_path: Path, given: dict[str, Any], said: str) -> None:
+    report, sent, _ = make_report(tmp_path)
+    with pytest.raises(ReportError) as refused:
+        report(**given)
+    assert said in str(refused.value) and "\n" not in str(refused.value) and not sent
+
+
+def test_epochs_neither_go_back_nor_beyond_the_last_one(tmp_path: Path) -> None:
+    report, _, _ = make_report(tmp_path, epochs=2)
+    report(1, 0.5)
+    with pytest.raises(ReportError, match="got 1 after epoch 1. Report 2 next"):
+        report(1, 0.5)
+    report(2, 0.5)
+    with pytest.raises(ReportError, match=r"at most config\['epochs'\], which is 2; got 3"):
+        report(3, 0.5)
+
+
+def test_each_objective_is_reported(tmp_path: Path) -> None:
+    report, sent, _ = make_report(tmp_path, names=("accuracy", "latency_ms"))
+    with pytest.raises(ReportError, match="has the objective 'latency_ms'; got accuracy=. Write latency_ms="):
+        report(1, 0.5)
+    report(1, 0.5, latency_ms=3)
+    assert sent[0]["metrics"] == {"accuracy": 0.5, "latency_ms": 3.0}
+
+
+def test_a_stop_keeps_the_epoch_and_its_checkpoint_and_is_repeated(tmp_path: Path) -> None:
+    report, sent, _ = make_report(tmp_path, stop=lambda: True)
+    (report.checkpoint_folder / "state").write_text("of epoch 1")
+    with pytest.raises(TrainingStopped):
+        report(1, 0.5)
+    with pytest.raises(TrainingStopped):
+        report(2, 0.5)
+    _, _, kept = make_report(tmp_path)
+    assert [record["epoch"] for record in sent] == [1] and kept is not None
+    assert (kept.path / "state").read_text() == "of epoch 1"
+
+
+def test_the_newest_checkpoint_and_the_epochs_until_then_are_found_again(tmp_path: Path) -> None:
+    report, sent, kept = make_report(tmp_path / "trial")
+    assert kept is None
+    (report.checkpoint_folder / "state").write_text("1")
+    report(1, 0.5)
+    elsewhere = tmp_path / "elsewhere"
+    (elsewhere / "deep").mkdir(parents=True)
+    (elsewhere / "deep" / "state").write_text("2")
+    report(2, 0.75, checkpoint=elsewhere)
+    report(3, 0.25)
+    again, _, kept = make_report(tmp_path / "trial")
+    assert kept is not None and (kept.path / "deep" / "state").read_text() == "2"
+    assert elsewhere.is_dir() and len(kept.history) == 2
+    for stored, record in zip(kept.history, sent, strict=False):
+        # How long the second checkpoint took is not known when it is written.
+        assert {**record, "checkpoint_s": 0.0} == {**stored, "checkpoint_s": 0.0}
+    assert [path.name for path in (tmp_path / "trial").iterdir()] == ["epoch-00002"], "only the newest takes room"
+    with pytest.raises(ReportError, match="got 1 after epoch 2, which the checkpoint in resume holds. Report 3 next"):
+        again(1, 0.5)
+    again(3, 0.5)
+
+
+def test_an_empty_checkpoint_folder_is_no_checkpoint(tmp_path: Path) -> None:
+    report, _, _ = make_report(tmp_path)
+    assert report.checkpoint_folder.is_dir()
+    report(1, 0.5)
+    assert make_report(tmp_path)[2] is None
+
+
+KEEPS_FOR_EVER = """
+import sys
+from pathlib import Path
+from bigbatch.train_loop.own.kept_folders import KeptFolders
+folders = KeptFolders(Path(sys.argv[1]))
+history = list(folders.begin().history) if folders.begin() else []
+while True:
+    history.append({"epoch": len(history) + 1})
+    for name in "abcdefgh":
+        folders.offered.mkdir(parents=True, exist_ok=True)
+        (folders.offered / name).write_text(str(len(history)) * 50_000)
+    folders.keep(folders.offered, history)
+    print(len(history), flush=True)
+"""
+
+
+def test_a_checkpoint_is_whole_after_any_kill(tmp_path: Path) -> None:
+    """Killed at moments that the test does not choose: the checkpoint has all files of one epoch, and its history."""
+    last = 0
+    for rounds in range(1, 6):
+        command = [sys.executable, "-c", KEEPS_FOR_EVER, str(tmp_path)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=clean_environment()) as process:
+            assert process.stdout is not None
+            for _ in range(rounds):
+                last = int(process.stdout.readline())
+            process.send_signal(signal.SIGKILL)
+        kept = KeptFolders(tmp_path).begin()
+        assert kept is not None and len(kept.history) >= last
+        epoch = str(len(kept.history))
+        assert {path.name: path.read_text() for path in kept.path.iterdir()} == dict.fromkeys("abcdefgh", epoch * 50000)

@@ -1,0 +1,157 @@
+"""The loop with a model, a loss and an optimizer of a user's own: resumed, and told apart where it fails."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bigbatch.train_loop.config import ConfigError, TrainConfig
+from bigbatch.train_loop.errors import NonFiniteLossError, OwnCodeError, in_one_line
+from bigbatch.train_loop.loop import assembly
+from bigbatch.train_loop.loop.train import TrainResult, train
+from bigbatch.train_loop.reporter import ListReporter
+from helpers.tiny_training import CONFIG, StopsAt, TinySource, untimed
+
+OWN = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, classes, width, fails):
+        super().__init__()
+        self.hidden, self.norm = nn.Conv2d(3, width, 3), nn.BatchNorm2d(width)
+        self.drop, self.last, self.fails = nn.Dropout(0.2), nn.Linear(width, classes), fails
+
+    def forward(self, images):
+        if self.fails and self.training:
+            return self.broken(images)
+        return self.last(self.drop(F.relu(self.norm(self.hidden(images))).mean((2, 3))))
+
+    def broken(self, images):
+        return images[0, 0, 0, 0, 0]
+
+def net(workload, width=5, fails=False):
+    return Net(workload.num_classes, width, fails)
+
+def focal(outputs, targets, gamma=2.0):
+    assert outputs.dtype == torch.float32
+    entropy = F.cross_entropy(outputs, targets, reduction="none")
+    return ((1 - (-entropy).exp()) ** gamma * entropy).mean()
+
+def nan(outputs, targets):
+    return outputs.sum() * float("nan")
+
+class Slow(torch.optim.Optimizer):
+    '''Momentum and a number that only state_dict carries from step to step.'''
+    def __init__(self, groups, lr):
+        super().__init__(groups, {"lr": lr, "weight_decay": 0.0})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                state["number"] = state.get("number", 0) + 1
+                mean = state.setdefault("mean", torch.zeros_like(p))
+                mean.mul_(0.9).add_(p.grad + group["weight_decay"] * p)
+                p.sub_(group["lr"] / state["number"] ** 0.5 * mean)
+
+def slow(param_groups, lr):
+    return Slow(param_groups, lr)
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainConfig:
+    file = tmp_path / "my own.py"
+    file.write_text(OWN)
+    monkeypatch.setattr(assembly, "open_data", lambda *_: TinySource())
+    torch.set_num_threads(1)
+    words = {"model.name": "net", "loss": "focal", "optimizer.name": "slow"}
+    keys: dict[str, object] = {key: f"{file}:{word}" for key, word in words.items()}
+    return CONFIG.replace_keys({**keys, "label_smoothing": 0.0, "model.options.width": 7, "loss_options.gamma": 1.5})
+
+
+def _run(config: TrainConfig, reporter: Any = None, folder: Path | None = None) -> TrainResult:
+    return train(
+        config,
+        reporter=reporter or ListReporter(),
+        checkpoint_dir=folder,
+        checkpoint_every_s=1e9,
+        device=torch.device("cpu"),
+    )
+
+
+@pytest.mark.parametrize("precision", ["off", "bf16", "fp16"])
+def test_an_own_model_loss_and_optimizer_resume_in_mid_epoch_bit_for_bit(
+    own: TrainConfig, tmp_path: Path, precision: str
+) -> None:
+    config = own.replace_keys({"precision": precision})
+    whole = _run(config, folder=tmp_path / "whole")
+    with pytest.raises(RuntimeError, match="stopped on request in epoch 2 after step 2"):
+        _run(config, StopsAt(6), tmp_path / "stopped")
+    torch.manual_seed(99)
+    resumed = _run(config, folder=tmp_path / "stopped")
+    assert untimed(resumed.history) == untimed(whole.history)
+    ends = [torch.load(tmp_path / name / "latest.pt", weights_only=True) for name in ("whole", "stopped")]
+    for kind in ("model", "optimizer"):
+        torch.testing.assert_close(ends[1][kind], ends[0][kind], rtol=0, atol=0)
+    numbers = {state["number"] for state in ends[1]["optimizer"]["state"].values()}
+    assert numbers == {resumed.record.optimizer_steps}
+
+
+def test_a_checkpoint_of_other_code_is_refused_until_it_is_accepted(own: TrainConfig, tmp_path: Path) -> None:
+    folder, cpu = tmp_path / "run", torch.device("cpu")
+    with pytest.raises(RuntimeError, match="stopped on request"):
+        _run(own, StopsAt(2), folder)
+    note = torch.load(folder / "latest.pt", weights_only=True)["own_code"]
+    assert sorted(note) == sorted({own.model.name, own.loss, own.optimizer.name})
+    file = Path(own.loss.rpartition(":")[0])
+    file.write_text(file.read_text() + "\n# changed\n")
+    with pytest.raises(ConfigError, match="a run goes on with the code that it began with; .* and 2 more has changed"):
+        _run(own, folder=folder)
+    end = train(own, reporter=ListReporter(), checkpoint_dir=folder, device=cpu, accept_changed_code=True)
+    assert end.record.epoch == own.epochs
+
+
+def test_an_error_in_the_forward_pass_shows_the_users_frames_alone(own: TrainConfig) -> None:
+    with pytest.raises(OwnCodeError) as failed:
+        _run(own.replace_keys({"model.options.fails": True}))
+    text = str(failed.value)
+    file = own.loss.rpartition(":")[0]
+    assert text.startswith(f"the code of model.name={file}:net raised IndexError")
+    assert f'File "{file}", line 18, in broken' in text and "return images[0, 0, 0, 0, 0]" in text
+    assert "train_loop" not in text.replace(file, "") and "torch/nn" not in text
+    line = in_one_line(text)
+    assert "\n" not in line and line.startswith(f"the code of model.name={file}:net: IndexError")
+    assert line.endswith(f'("{file}", line 18)')
+
+
+def test_our_own_errors_stay_what_they_are(own: TrainConfig) -> None:
+    file = own.loss.rpartition(":")[0]
+    with pytest.raises(NonFiniteLossError, match="training loss is nan in epoch 1 at its step 1"):
+        _run(own.replace_keys({"loss": f"{file}:nan", "loss_options": {}}))
+    with pytest.raises(ConfigError, match="unexpected keyword argument 'depth'"):
+        _run(own.replace_keys({"model.options.depth": 2}))
+
+
+def test_one_line_of_a_reason_that_is_one_line_is_that_line() -> None:
+    assert in_one_line("the node's memory is full. Do this") == "the node's memory is full. Do this"
+    assert in_one_line("") == ""
+
+
+def test_a_configuration_with_own_components_is_read_without_torch(tmp_path: Path) -> None:
+    code = (
+        "import sys; from bigbatch.train_loop.config import TrainConfig, own_names as names\n"
+        "c = TrainConfig().replace_keys({'model.name': 'a.py:net', 'loss': 'a.py:l', 'optimizer.name': 'a.py:o'})\n"
+        "names.with_absolute_words(c); print('torch' in sys.modules, names.own_words(c))"
+    )
+    (tmp_path / "a.py").write_text("raise SystemExit('not to be run')\n")
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("False {'model.name': 'a.py:net'")

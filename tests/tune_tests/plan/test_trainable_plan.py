@@ -1,0 +1,205 @@
+"""``--trainable``: what a plan takes from a training function of the user's own, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bigbatch.train_loop.config import ConfigError
+from bigbatch.train_loop.config.files import read_config
+from bigbatch.train_loop.errors import OwnCodeError
+from bigbatch.tune.plan.checked_plan import make_plan
+from bigbatch.tune.plan.options import SearchOptions
+from bigbatch.tune.plan.search_plan import SearchPlan
+from bigbatch.tune.plan.submission_check import check_by_parts
+from bigbatch.tune.search.running import configurations_of
+from bigbatch.tune.watch.columns import columns_of
+from helpers.processes import clean_environment
+
+OWN = '''"""Says what it was given."""
+DEFAULTS = {"trials": 5, "max_epochs": 7}
+
+def space(trial, workload):
+    return {"lr": trial.suggest_float("lr", 0.1, 1.0), "layers": [8, trial.suggest_categorical("last", [4, 16])]}
+
+def initial_points(workload):
+    return [{"lr": 0.5, "last": 16}]
+
+def train(config, report, resume):
+    report(epoch=1, value=config["lr"])
+
+def two(config, report): ...
+def number(trial, workload): return 3
+def epochs(trial, workload): return {"epochs": 3}
+def nested(trial, workload): return {"a": {"b": 3}}
+def trains(trial, workload): return workload.config({"peak_lr": 0.1})
+'''
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file of the user's in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text(OWN)
+    return tmp_path / "own.py"
+
+
+def options(**changes: Any) -> SearchOptions:
+    given: dict[str, Any] = {"trainable": "own.py:train", "space": "own.py", "objective": "accuracy:max", **changes}
+    return SearchOptions(**given)
+
+
+def plan(**changes: Any) -> SearchPlan:
+    return make_plan(options(**changes))
+
+
+def sampled(found: SearchPlan) -> dict[str, Any]:
+    """What the function of a plan's first trial gets."""
+    import optuna
+
+    study = optuna.create_study()
+    study.enqueue_trial({"lr": 0.5, "last": 16})
+    return configurations_of(found).new(study.ask()).to_dict()
+
+
+def test_the_function_gets_what_its_space_returns_and_the_study_keeps_only_that(own: Path) -> None:
+    found = plan(seed=3)
+    assert found.trials == 5 and found.max_epochs == 7 and found.objectives.text == "accuracy:max"
+    assert sampled(found) == {
+        "schema_version": 2,
+        "epochs": 7,
+        "seed": 3,
+        "trainable": {"name": f"{own}:train", "options": {"lr": 0.5, "layers": [8, 16]}},
+    }
+    assert found.to_dict()["trainable"] == f"{own}:train" and set(found.ranges) == {"lr", "last"}
+    assert found.space.initial_points(found.workload) == [{"lr": 0.5, "last": 16}]
+    assert not found.enqueued and found.frontier is None and str(found.confirm) == "none"
+
+
+def test_our_own_loop_refuses_a_functions_configuration_and_tables_show_its_parameters_alone(own: Path) -> None:
+    found = plan()
+    (own.parent / "best.json").write_text(json.dumps(sampled(found)))
+    with pytest.raises(ConfigError, match=f"holds that of {own}:train. Call that function with trainable.options"):
+        read_config(own.parent / "best.json")
+    columns = columns_of(found.space, found.workload, found.overrides, found.ranges)
+    assert columns.that_fit(200) == ("lr", "last")
+
+
+def test_names_of_set_have_no_meaning_of_ours(own: Path) -> None:
+    """``lr`` and ``batch`` are keys of our own loop, and could not hold these values there."""
+    found = plan(set=("lr=0.25", "batch=many", "data_name=[1,2]"))
+    assert set(found.ranges) == {"last"}
+    assert sampled(found)["trainable"]["options"] == {
+        "lr": 0.25,
+        "layers": [8, 16],
+        "batch": "many",
+        "data_name": [1, 2],
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"trainable": "own.py:traim"}, "--trainable must name a function of"),
+        ({"trainable": "none.py:train"}, "--trainable must name a Python file that is there"),
+        ({"trainable": "own.py:two"}, "--trainable must name a function of (config, report, resume); got"),
+        ({"trainable": "train"}, "--trainable must name a function of the file; got 'train'"),
+        ({"space": None}, "--trainable needs a space of your own, whose function returns a dict; got none"),
+        ({"space": "large_batch"}, "whose function returns a dict; got 'large_batch'"),
+        ({"space": "own.py:number"}, "with --trainable a space returns a dict, the function's config; got int"),
+        ({"space": "own.py:trains"}, "with --trainable a space returns a dict, the function's config; got TrainConfig"),
+        ({"space": "own.py:epochs"}, "config['epochs'] is what --max-epochs says"),
+        ({"space": "own.py:nested"}, "config.a must be a number, a word, true, false, null or a list"),
+        ({"objective": None}, "--trainable needs the name of what it reports"),
+        ({"objective": "accuracy"}, "--objective needs a direction for accuracy"),
+        ({"objective": "accuracy:up"}, "--objective takes max or min after the colon"),
+        ({"objective": "val_top1:max"}, "an accuracy whose images BigBatch counts itself"),
+        ({"objective": "epoch_s:min"}, "needs an objective that the function reports"),
+        ({"objective": None, "target": "accuracy=0.9"}, "got --target too"),
+        ({"data": "digits"}, "--trainable brings its own data, network and optimizer; got --data too"),
+        ({"model": "resnet18"}, "got --model too"),
+        ({"find_lr": True}, "got --find-lr too"),
+        ({"warm_start": ("runs/a",)}, "got --warm-start too"),
+        ({"set": ("epochs=3",)}, "epochs has its own option"),
+        ({"set": ("lr=3",)}, "lr must be a number of 0.1 to 1"),
+        ({"set": ("lr",)}, "--set takes NAME=VALUE with --trainable"),
+        ({"set": ("a=1", "a=2")}, "a name is set once; got 'a' twice"),
+    ],
+)
+def test_what_cannot_be_searched_is_refused_in_one_line(own: Path, changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        plan(**changes)
+    assert said in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_an_exception_of_the_file_is_told_with_its_place(own: Path) -> None:
+    own.write_text(OWN + "\nwidth = 1 / 0\n")
+    with pytest.raises(OwnCodeError) as told:
+        plan(space="own.py")
+    text = str(told.value)
+    assert f'File "{own}", line {len(OWN.splitlines()) + 2}' in text and "ZeroDivisionError" in text
+    assert "train_loop" not in text
+
+
+def test_a_file_alone_means_its_train(own: Path) -> None:
+    assert plan(trainable="own.py").trainable == f"{own}:train"
+
+
+def test_a_resumed_study_knows_its_function_and_completes_its_settings(own: Path) -> None:
+    kept = options(set=("batch=many", "lr=0.25"), workers=2).kept()
+    assert kept["trainable"] == f"{own}:train" and kept["space"] == str(own)
+    again = SearchOptions(resume=True, study="s", set=("lr=0.5",)).over(kept)
+    assert again.trainable == f"{own}:train" and again.set == ("batch=many", "lr=0.5") and again.workers == 2
+
+
+def test_a_changed_file_is_refused_unless_it_is_accepted(own: Path) -> None:
+    """The space is in the file too: what is accepted, is accepted for both."""
+    begun = plan(study="s")
+    folder = own.parent / "runs" / "s"
+    folder.mkdir(parents=True)
+    (folder / "study.json").write_text(json.dumps({"schema_version": 1, "name": "s", **begun.to_dict()}))
+    again: dict[str, Any] = {"study": "s", "resume": True}
+    assert make_plan(SearchOptions(**again)).own_code == begun.own_code
+    own.write_text(OWN.replace('value=config["lr"]', 'value=2 * config["lr"]'))
+    with pytest.raises(ConfigError) as refused:
+        make_plan(SearchOptions(**again))
+    assert f"'{own}:train' has changed" in str(refused.value) and "--accept-changed-code" in str(refused.value)
+    accepted = make_plan(SearchOptions(**again, accept_changed_code=True))
+    assert set(accepted.own_code) == {f"{own}:train"} and accepted.own_code != begun.own_code
+    own.unlink()
+    with pytest.raises(ConfigError, match="--trainable must name a Python file that is there"):
+        make_plan(SearchOptions(**again))
+
+
+def test_a_login_node_reads_the_file_without_running_it(own: Path) -> None:
+    own.write_text(OWN + "\nraise SystemExit('this file was run')\n")
+    assert check_by_parts(options())
+    for changes, said in (
+        ({"trainable": "own.py:traim"}, "--trainable FILE.py:FUNCTION must name a function of the file; got 'traim'"),
+        ({"trainable": "none.py"}, "--trainable must name a Python file that is there"),
+        ({"space": None}, "--trainable needs a space of your own"),
+        ({"objective": None}, "--trainable needs the name of what it reports"),
+        ({"data": "digits"}, "got --data too"),
+    ):
+        with pytest.raises(ConfigError) as refused:
+            check_by_parts(options(**changes))
+        assert said in str(refused.value)
+
+
+def test_a_dry_run_prints_the_plan_without_ray_and_torch(own: Path) -> None:
+    code = (
+        "import sys; from bigbatch.tune.search.command import tune_main\n"
+        "code = tune_main(['--trainable', 'own.py', '--space', 'own.py', '--objective', 'loss:min', '--dry-run'])\n"
+        "assert not {'ray', 'torch'} & set(sys.modules), 'loaded'\nsys.exit(code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=own.parent, env=clean_environment(), capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"trainable  {own}:train" in done.stdout and "loss, lower is better" in done.stdout
+    assert "images" not in done.stdout and "resnet" not in done.stdout

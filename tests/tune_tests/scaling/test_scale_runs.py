@@ -1,0 +1,152 @@
+"""``bigbatch scale`` with real processes: torchrun and Ray, really killed; and how one process of a size ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bigbatch.tune.scaling.child_process import SizeDiverged, SizeFailed, run_child
+from bigbatch.tune.scaling.size_commands import SizeCommand
+from helpers.processes import clean_environment, wait_gone
+from helpers.waiting import wait_until
+
+SMALL = ("model.name=squeezenet1_1", "model.stem=auto", "data.image_size=32", "batch.global_size=32")
+
+
+def python(code: str) -> SizeCommand:
+    return SizeCommand("a made process", (sys.executable, "-c", code), signal.SIGKILL)
+
+
+def test_a_process_that_fails_is_named_by_its_own_words(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    code = "print('error: the disk is full'); print('bye'); raise SystemExit(7)"
+    with pytest.raises(SizeFailed, match=r"exit code 7: error: the disk is full \(all of it in .*log.txt\)"):
+        run_child(python(code), tmp_path / "log.txt", dict(os.environ))
+    assert "    bye\n" in capfd.readouterr().out
+    assert (tmp_path / "log.txt").read_text().splitlines()[-1] == "bye"
+
+
+def test_a_process_ends_with_a_study_that_was_killed(tmp_path: Path) -> None:
+    """Nobody could tell it: the kernel does."""
+    mark = str(tmp_path / "a-process-of-a-size")
+    child = f"import signal; print({mark!r}, flush=True); signal.pause()"
+    parent = (
+        "import os, signal, sys; from pathlib import Path\n"
+        "from bigbatch.tune.scaling.child_process import run_child\n"
+        "from bigbatch.tune.scaling.size_commands import SizeCommand\n"
+        f"command = SizeCommand('waits', (sys.executable, '-c', {child!r}), signal.SIGKILL)\n"
+        f"run_child(command, Path({str(tmp_path / 'log.txt')!r}), dict(os.environ))\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", parent], env=clean_environment(), cwd=tmp_path)
+    log = tmp_path / "log.txt"
+    wait_until(lambda: log.exists() and f"\n{mark}\n" in log.read_text(), lambda: "it has not begun", 240)
+    process.kill()
+    process.wait()
+    wait_gone(mark)
+
+
+def test_a_stop_signal_reaches_the_process_once(tmp_path: Path) -> None:
+    """SIGTERM is what a training answers with a checkpoint. The process here counts the signals that it gets."""
+    child = (
+        "import signal, sys, os\n"
+        "def said(n, f): print('got', n, flush=True); sys.exit(128 + n)\n"
+        "signal.signal(signal.SIGTERM, said)\n"
+        "print('begun', flush=True)\n"
+        "while True: signal.pause()\n"
+    )
+    parent = (
+        "import os, signal, sys; from pathlib import Path\n"
+        "from bigbatch.tune.scaling.child_process import ScaleStopped, run_child\n"
+        "from bigbatch.tune.scaling.size_commands import SizeCommand\n"
+        f"command = SizeCommand('waits', (sys.executable, '-c', {child!r}), signal.SIGKILL)\n"
+        "try: run_child(command, Path('log.txt'), dict(os.environ))\n"
+        "except ScaleStopped as stop: sys.exit(100 + stop.signum)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", parent], env=clean_environment(), cwd=tmp_path)
+    log = tmp_path / "log.txt"
+    wait_until(lambda: log.exists() and "\nbegun\n" in log.read_text(), lambda: "it has not begun", 240)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=240) == 100 + signal.SIGTERM
+    assert log.read_text().count("got 15\n") == 1
+
+
+@pytest.mark.slow
+def test_one_and_two_workers_really_killed_and_gone_on(tmp_path: Path) -> None:
+    words = [
+        sys.executable, "-m", "bigbatch", "scale", "--recipe", "cifar10-sgd-128", "--data", "digits", "--subset", "0.1",
+        "--workers", "1,2", "--epochs", "1", "--profile-steps", "2", "--output", "out", "--set", *SMALL,
+    ]  # fmt: skip
+    env = {**clean_environment(), "OMP_NUM_THREADS": "1"}
+    out = tmp_path / "out"
+    process = subprocess.Popen(words, cwd=tmp_path, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    second = out / "sizes" / "2" / "log.txt"
+    wait_until(second.exists, lambda: "the second size has not begun", 500)
+    process.kill()
+    process.wait()
+    wait_gone(f"{out}/sizes")
+    first = out / "sizes" / "1" / "size.json"
+    kept = first.stat().st_mtime_ns
+    done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert first.stat().st_mtime_ns == kept, "the first size was done"
+    found = json.loads((out / "scaling.json").read_text())
+    one, two = found["sizes"]
+    assert (one["global_size"], two["global_size"]) == (32, 64)
+    assert one["communication_s"] == 0 < two["step_s"]
+    result = json.loads((out / "sizes" / "2" / "run" / "result.json").read_text())
+    assert result["workers"] == 2
+    assert two["objective"] == result["record"]["val_top1"]
+    assert two["images_per_s"] == result["record"]["images_per_s"]
+    # SqueezeNet 1.1 has 1,235,496 parameters with 1,000 classes (Iandola et al. 2016): 513 less for each missing class.
+    assert found["gradient_bytes"] == 4 * (1_235_496 - 990 * 513)
+    assert "multi-core" in done.stdout and "No model: it needs 3 measured sizes" in done.stdout
+
+
+@pytest.mark.slow
+def test_a_search_at_a_size_goes_on_after_a_kill_and_its_best_is_trained(tmp_path: Path) -> None:
+    words = [
+        sys.executable, "-m", "bigbatch", "scale", "--recipe", "cifar10-sgd-128", "--data", "digits", "--subset", "0.1",
+        "--workers", "1", "--epochs", "1", "--profile-steps", "1", "--retune", "2", "--output", "out", "--set", *SMALL,
+    ]  # fmt: skip
+    env = {**clean_environment(), "OMP_NUM_THREADS": "1"}
+    folder = tmp_path / "out" / "sizes" / "1"
+    process = subprocess.Popen(words, cwd=tmp_path, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    best = folder / "retune" / "best.json"
+    wait_until((folder / "retune" / "study.json").exists, lambda: "the search has not begun", 500)
+    process.kill()
+    process.wait()
+    wait_gone(f"{folder}")
+    done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(best.read_text())
+    trained = json.loads((folder / "run" / "config.json").read_text())
+    assert trained["optimizer"] == found["optimizer"] and trained["schedule"] == found["schedule"]
+    (one,) = json.loads((tmp_path / "out" / "scaling.json").read_text())["sizes"]
+    assert one["searched"] and one["peak_lr"] == found["optimizer"]["peak_lr"]
+    log = (folder / "log.txt").read_text()
+    assert log.count("$ bigbatch tune") == 2 and "tune --resume" in log
+    assert "(searched)" in done.stdout
+
+
+@pytest.mark.slow
+def test_a_real_training_that_diverges_is_told_from_one_that_fails(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "bigbatch", "train", "--recipe", "cifar10-sgd-128", "--data", "digits"]
+    words += [
+        "--subset",
+        "0.1",
+        "--output",
+        str(tmp_path / "run"),
+        "--set",
+        *SMALL,
+        "optimizer.peak_lr=9999",
+        "epochs=2",
+    ]
+    command = SizeCommand("a training", tuple(words), signal.SIGKILL)
+    env = {**clean_environment(), "OMP_NUM_THREADS": "1"}
+    with pytest.raises(SizeDiverged, match="loss is"):
+        run_child(command, tmp_path / "log.txt", env)

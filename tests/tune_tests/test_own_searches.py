@@ -1,0 +1,94 @@
+"""A search with a model, a loss and an optimizer of a user's own on a real Ray: killed, resumed, and refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from optuna.trial import TrialState
+
+from bigbatch.tune.study.trial_facts import FAILURE_ATTR
+from helpers.processes import wait_gone
+from helpers.searches import Search, load
+
+OWN = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+from beside import head
+
+def net(workload, width=4, fails=False):
+    if fails:
+        return Fails()
+    return nn.Sequential(nn.Conv2d(3, width, 3, stride=2), nn.BatchNorm2d(width), nn.ReLU(), nn.AdaptiveAvgPool2d(4),
+                         nn.Flatten(), head(16 * width, workload.num_classes))
+
+class Fails(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.last, self.batches = nn.Linear(3, 10), 0
+
+    def forward(self, images):
+        self.batches += 1
+        return self.last(images.mean((2, 3))) if self.batches < 8 else undefined_name
+
+def focal(outputs, targets, gamma=2.0):
+    entropy = F.cross_entropy(outputs, targets, reduction="none")
+    return ((1 - (-entropy).exp()) ** gamma * entropy).mean()
+
+def adam(param_groups, lr, beta=0.9):
+    return torch.optim.AdamW(param_groups, lr=lr, betas=(beta, 0.999))
+"""
+COMPONENTS = ("--model", "my.py:net", "--loss", "my.py:focal", "--optimizer", "my.py:adam", "--confirm", "none")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "my.py").write_text(OWN)
+    (tmp_path / "beside.py").write_text("from torch import nn\ndef head(n, k):\n    return nn.Linear(n, k)\n")
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_a_killed_search_over_own_components_goes_on_and_other_code_is_refused(folder: Path) -> None:
+    words = ("--study", "s", "--trials", 2, "--max-epochs", 60, "--batch", 128, "--scheduler", "none")
+    options = ("--set", "model.options.width=8", "loss_options.gamma=1.5")
+    search = Search(*COMPONENTS, *words, *options, cwd=folder)
+    search.wait_for(r"epoch 3/60")
+    search.process.kill()
+    search.end()
+    wait_gone(search.ray_folder)
+    study = folder / "runs" / "s"
+    known = {t.number: len(t.intermediate_values) for t in load(study).trials}
+    assert sum(known.values()) >= 3
+    fingerprints = json.loads((study / "study.json").read_text())["own_code"]
+    assert set(fingerprints) == {f"{folder}/my.py:{name}" for name in ("net", "focal", "adam")}
+
+    (folder / "beside.py").write_text("from torch import nn\ndef head(n, k):\n    return nn.Linear(n, k, bias=False)\n")
+    refused = Search("--resume", "--study", "s", cwd=folder)
+    assert refused.end() == 2 and "--accept-changed-code" in refused.stderr()
+    assert refused.stderr().count("\n") == 1 and "Traceback" not in refused.stderr()
+
+    (folder / "beside.py").write_text("from torch import nn\ndef head(n, k):\n    return nn.Linear(n, k)\n")
+    again = Search("--resume", "--study", "s", cwd=folder)
+    assert again.end() == 0, again.stderr()
+    trials = load(study).trials
+    assert [t.state for t in trials] == [TrialState.COMPLETE] * 2
+    assert all(len(t.intermediate_values) == 60 for t in trials)
+    for config in (t.user_attrs["config"] for t in trials):
+        assert config["model"]["options"] == {"width": 8} and config["loss"] == f"{folder}/my.py:focal"
+    assert max(t.value for t in trials) > 0.5  # chance is 0.1
+
+
+@pytest.mark.slow
+def test_an_error_in_a_trial_is_told_once_with_the_users_frames_alone(folder: Path) -> None:
+    words = ("--study", "s", "--trials", 6, "--max-epochs", 2, "--batch", 128, "--set", "model.options.fails=true")
+    search = Search(*COMPONENTS, *words, cwd=folder)
+    assert search.end() == 1
+    said = "\n".join(search.lines)
+    assert said.count("line 20, in forward") == 1, said
+    assert "NameError: name 'undefined_name' is not defined" in said and "train_loop" not in said
+    assert "the first 4 trials all failed for the same reason" in said + search.stderr()
+    kinds = {t.user_attrs[FAILURE_ATTR] for t in load(folder / "runs" / "s").trials if t.state == TrialState.FAIL}
+    assert kinds == {"own code"}

@@ -1,0 +1,115 @@
+"""Searches with a real Ray: our training loop, and whole training functions of the user's, keep the same promises."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from optuna.trial import FrozenTrial, TrialState
+
+from bigbatch.tune.study.tables import epoch_records
+from bigbatch.tune.study.trial_facts import CONTINUES_ATTR, DIVERGED_ATTR, FAILURE_ATTR, is_paused
+from helpers.searches import Search, load
+from helpers.trainables import CURVES
+
+EPOCHS = 10
+ASKED = ("--strategy", "random", "--stopping", "look", "--trials", 4, "--max-epochs", EPOCHS, "--study", "s")
+
+
+@pytest.fixture(params=["our loop", "train", "forgets"])
+def loop(request: pytest.FixtureRequest, tiny: tuple[str, ...], tmp_path: Path) -> tuple[str, ...]:
+    """Arguments of a search over our training loop, over a function, and over one without checkpoints."""
+    if request.param == "our loop":
+        return tiny
+    (tmp_path / "own.py").write_text(CURVES)
+    return ("--trainable", f"own.py:{request.param}", "--space", "own.py", "--objective", "value:max")
+
+
+def shown(trial: FrozenTrial) -> list[float]:
+    """What the epochs of a trial were worth."""
+    return [trial.intermediate_values[epoch] for epoch in sorted(trial.intermediate_values)]
+
+
+@pytest.mark.slow
+def test_paused_trials_go_on_after_kill_9_and_no_epoch_is_lost_or_counted_twice(loop, tmp_path):
+    search = Search(*loop, *ASKED, cwd=tmp_path)
+    search.wait_for(r"paused at", count=2)
+    os.killpg(search.process.pid, signal.SIGKILL)
+    search.process.wait()
+    again = Search("--resume", "--study", "s", cwd=tmp_path)
+    assert again.end() == 0, again.stderr()
+    trials = load(tmp_path / "runs" / "s").trials
+    paused, continued = [t for t in trials if is_paused(t)], [t for t in trials if CONTINUES_ATTR in t.user_attrs]
+    assert paused and continued and len(trials) - len(continued) == 4
+    for trial in continued:
+        before, after = trials[trial.user_attrs[CONTINUES_ATTR]], epoch_records(trial)
+        assert trial.state == TrialState.COMPLETE and trial.params == before.params
+        assert [r["epoch"] for r in after] == list(range(1, EPOCHS + 1))
+        assert shown(trial)[: len(shown(before))] == pytest.approx(shown(before))
+        assert (after[-1].get("resumed_from_epoch") is None) == ("own.py:forgets" in loop)
+    rows = pq.read_table(tmp_path / "runs" / "s" / "epochs.parquet").to_pylist()
+    assert (
+        len(rows)
+        == len({(row["trial"], row["epoch"]) for row in rows})
+        == sum(len(t.intermediate_values) for t in trials)
+    )
+
+
+ENDS = '''"""Each trial ends in another way."""
+KINDS = ["nan", "raises", "silent", "returns", "back", "late"]
+
+def space(trial, workload):
+    return {"kind": trial.suggest_categorical("kind", KINDS)}
+
+def initial_points(workload):
+    return [{"kind": kind} for kind in KINDS]
+
+def train(config, report, resume):
+    import beside
+    print("this is", config["kind"])
+    if config["kind"] == "silent":
+        return
+    report(epoch=1, value=0.5)
+    if config["kind"] == "nan":
+        report(epoch=2, value=float("nan"))
+    elif config["kind"] == "raises":
+        beside.divide(1, 0)
+    elif config["kind"] == "back":
+        report(epoch=1, value=0.5)
+    elif config["kind"] == "late":
+        report(epoch=2, value=0.75, recall=0.25)
+        report(epoch=3, value=1.0)
+'''
+
+
+@pytest.mark.slow
+def test_each_end_of_a_function_is_told_as_what_it_is(tmp_path):
+    (tmp_path / "own.py").write_text(ENDS)
+    (tmp_path / "beside.py").write_text("def divide(a, b):\n    return a / b\n")
+    own = ("--trainable", "own.py", "--space", "own.py", "--objective", "accuracy:max")
+    rest = ("--trials", 6, "--max-epochs", 3, "--stopping", "none", "--workers", 2, "--study", "s")
+    search = Search(*own, *rest, cwd=tmp_path)
+    assert search.end() == 0, search.stderr()
+    trials = {t.params["kind"]: t for t in load(tmp_path / "runs" / "s").trials}
+    ends = {kind: (t.state.name, str(t.user_attrs["ended_because"])) for kind, t in trials.items()}
+    assert ends["late"] == ("COMPLETE", "ran to its end") and trials["late"].value == 1.0
+    assert ends["returns"] == ("COMPLETE", "returned after epoch 1") and trials["returns"].value == 0.5
+    assert ends["nan"][0] == "FAIL" and trials["nan"].user_attrs[DIVERGED_ATTR]
+    for kind, said in (
+        ("raises", f'File "{tmp_path}/beside.py", line 2, in divide'),
+        ("raises", "ZeroDivisionError: division by zero"),
+        ("silent", "returned without a report. Call report(epoch=…, value=…) after each epoch"),
+        ("back", "epochs are reported one by one, from 1; got 1 after epoch 1. Report 2 next."),
+    ):
+        assert ends[kind][0] == "FAIL" and said in ends[kind][1], ends[kind]
+        assert trials[kind].user_attrs[FAILURE_ATTR] == "own code" and "train_loop/" not in ends[kind][1]
+    rows = pq.read_table(tmp_path / "runs" / "s" / "epochs.parquet").to_pylist()
+    found = [row for row in rows if row["trial"] == trials["late"].number]
+    assert [dict(row["metrics"]) for row in found] == [
+        {"accuracy": 0.5}, {"accuracy": 0.75, "recall": 0.25}, {"accuracy": 1.0},
+    ]  # fmt: skip
+    assert all(row["train_loss"] is None and row["train_s"] >= 0 for row in found)
+    assert "this is late" in (tmp_path / "runs" / "s" / "logs" / f"trial-{trials['late'].number:04d}.log").read_text()

@@ -1,0 +1,86 @@
+"""``--wandb-watch``: what a worker measures is in W&B's real offline file, and the option is checked."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bigbatch.train_loop.config import ConfigError, TrainConfig
+from bigbatch.train_loop.launch.histogram_lines import append_histograms, histograms_file
+from bigbatch.train_loop.loop.watched_model import TensorHistogram
+from bigbatch.tune.plan.checked_plan import check_option_values
+from bigbatch.tune.plan.options import SearchOptions
+from bigbatch.tune.plan.wandb_mode import watched_kinds
+from bigbatch.tune.watch.observer import TrialView
+from bigbatch.tune.watch.wandb_files import _records
+from bigbatch.tune.watch.wandb_log import WandbObserver
+from helpers.recorded_studies import epoch_record
+from helpers.waiting import wait_until
+
+
+def history_of(path: Path) -> dict[int, dict]:
+    """Epoch → what the file has logged."""
+    from wandb.proto import wandb_internal_pb2
+
+    found = {}
+    for data in _records(path.read_bytes()):
+        record = wandb_internal_pb2.Record.FromString(data)  # type: ignore[attr-defined]  # made while it is loaded
+        if record.HasField("history"):
+            items = {i.key or ".".join(i.nested_key): json.loads(i.value_json) for i in record.history.item}
+            found[items["epoch"]] = items
+    return found
+
+
+def test_the_offline_file_has_the_histograms(tmp_path: Path) -> None:
+    def log(number: int) -> Path:
+        return tmp_path / f"trial-{number:04d}.log"
+
+    file = histograms_file(log(7))
+    append_histograms(file, 1, {"gradients/fc.weight": TensorHistogram(-1.0, 1.0, (5, 0, 7, 1))})
+    append_histograms(file, 2, {"gradients/fc.weight": TensorHistogram(-2.0, 2.0, (1, 2, 3, 4))})
+    observer = WandbObserver("offline", "s", tmp_path / "wandb", logs_with_histograms=log)
+    # It was interrupted after its first epoch: the new file begins with that.
+    trial = TrialView(7, {"rate": 0.5}, TrainConfig(epochs=3), records=[epoch_record(1, 0.1)])
+    observer.trial_started(trial)
+    for epoch in (2, 3):  # the disk had no room for the histograms of the third one
+        observer.epoch_ended(trial, epoch_record(epoch, epoch / 10))
+    trial.state = "COMPLETE"
+    observer.trial_ended(trial)
+    (path,) = (tmp_path / "wandb").glob("offline-run-*/run-s-0007.wandb")
+    wait_until(lambda: len(history_of(path)) == 3, "W&B's own process does not write the file")
+    history = history_of(path)
+    assert [history[epoch]["val_top1"] for epoch in (1, 2, 3)] == [0.1, 0.2, 0.3]
+    shown = [
+        {
+            key.removeprefix("gradients/fc.weight."): value
+            for key, value in history[epoch].items()
+            if key[:9] == "gradients"
+        }
+        for epoch in (1, 2, 3)
+    ]
+    assert shown == [
+        {"_type": "histogram", "values": [5, 0, 7, 1], "bins": [-1.0, -0.5, 0.0, 0.5, 1.0]},
+        {"_type": "histogram", "values": [1, 2, 3, 4], "bins": [-2.0, -1.0, 0.0, 1.0, 2.0]},
+        {},
+    ]
+
+
+def test_the_option_is_checked_with_wandb() -> None:
+    check_option_values(SearchOptions(wandb="offline", wandb_watch="all"))
+    check_option_values(SearchOptions(wandb_watch="none"))
+    for options, words in (
+        (SearchOptions(wandb="offline", wandb_watch="weights"), "must be one of gradients, parameters, all, none"),
+        (SearchOptions(wandb_watch="all"), "got all without --wandb. Write --wandb offline"),
+    ):
+        with pytest.raises(ConfigError, match=words) as refused:
+            check_option_values(options)
+        assert "\n" not in str(refused.value)
+    assert watched_kinds("all") == ("gradients", "parameters") and watched_kinds(None) == () == watched_kinds("none")
+
+
+def test_a_resumed_study_keeps_it() -> None:
+    kept = SearchOptions(wandb="offline", wandb_watch="gradients").kept()
+    assert SearchOptions(resume=True).over(kept).wandb_watch == "gradients"
+    assert SearchOptions(resume=True, wandb_watch="none").over(kept).wandb_watch == "none"

@@ -1,0 +1,109 @@
+"""Batches of a data set of the user's own: its items behind torch's DataLoader, in the order of ``sampling.py``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from torch.utils.data import Dataset
+
+from bigbatch.train_loop.config import ConfigError, DataConfig
+from bigbatch.train_loop.data import sampling
+from bigbatch.train_loop.data.info import DataInfo
+from bigbatch.train_loop.data.loading.cores import loader_workers
+from bigbatch.train_loop.data.loading.torch_loader import Key, KeyedReader
+from bigbatch.train_loop.data.sets.keyed_source import KeyedSource
+from bigbatch.train_loop.data.sets.own_sets import OwnSet, known_labels, own_sets
+from bigbatch.train_loop.data.sets.subset import subset_rows
+from bigbatch.train_loop.data.source import Batch, Epoch
+from bigbatch.train_loop.errors import OwnCodeError
+from bigbatch.train_loop.own.nested import Nested
+
+
+@dataclass(frozen=True)
+class Refused:
+    """What was wrong with an item or a batch; a loader process sends it in place of the batch."""
+
+    message: str
+
+
+class OwnSource(KeyedSource["tuple[int, tuple[Nested, Nested]] | Refused", "Batch | Refused"]):
+    """A pair of map-style data sets."""
+
+    def __init__(self, config: DataConfig, info: DataInfo, note: Callable[[str], None]) -> None:
+        sets, workers = own_sets(config), loader_workers(config)
+        super().__init__(
+            info,
+            workers,
+            KeyedReader(_Items(sets.train), _Collate(sets.train), config, workers),
+            KeyedReader(_Items(sets.val), _Collate(sets.val), config, workers),
+        )
+        self._val_labels = known_labels(sets.val.items, sets.val.size)
+        labels = known_labels(sets.train.items, sets.train.size)
+        for key, part, found in (
+            ("subset", config.subset < 1, labels),
+            ("holdout", config.holdout > 0, self._val_labels),
+        ):
+            if part and found is None:
+                note(f"data.{key} is drawn at random, not of each class alike: the data set has no .targets")
+        if self._val_labels is None:
+            self._val_labels = np.zeros(sets.val.size, np.int64)
+        if labels is None:
+            labels = np.zeros(sets.train.size, np.int64)
+        self._rows = subset_rows(labels, config.subset) if config.subset < 1 else np.arange(sets.train.size)
+
+    def read_train(self, batches: Sequence[sampling.Indices], epoch: Epoch) -> Iterator[Batch]:
+        """Batches as ``collate_fn`` makes them, on the CPU.
+
+        Raises OwnCodeError for what the user's code raises and for items that make no batch, and LoaderError.
+        """
+        return self._read(False, [self._rows[indices] for indices in batches], epoch)
+
+    def read_val(self, batches: Sequence[sampling.Indices]) -> Iterator[Batch]:
+        """The same of the validation set. Random draws of its items are the same in each epoch."""
+        return self._read(True, batches, Epoch(0, 0))
+
+    def val_labels(self) -> sampling.Indices:
+        """The classes of all validation items, int64 ``[N]``; all 0 if the data set does not name them."""
+        assert self._val_labels is not None
+        return self._val_labels
+
+    def _read(self, validation: bool, batches: Sequence[sampling.Indices], epoch: Epoch) -> Iterator[Batch]:
+        for found in self.read_collated(validation, batches, epoch):
+            if isinstance(found, Refused):
+                raise OwnCodeError(found.message)  # ConfigErrors are those that all ranks meet
+            yield found
+            del found
+
+
+class _Items(Dataset["tuple[int, tuple[Nested, Nested]] | Refused"]):
+    """Items by key, each with its index."""
+
+    def __init__(self, items: OwnSet) -> None:
+        self._items = items
+
+    def __len__(self) -> int:
+        return self._items.size
+
+    def __getitem__(self, key: Key) -> tuple[int, tuple[Nested, Nested]] | Refused:
+        try:
+            return key[2], self._items.item(*key)
+        except (OwnCodeError, ConfigError) as error:
+            return Refused(str(error))
+
+
+class _Collate:
+    """Items as a batch, or the first thing that is wrong."""
+
+    def __init__(self, items: OwnSet) -> None:
+        self._items = items
+
+    def __call__(self, items: Sequence[tuple[int, tuple[Nested, Nested]] | Refused]) -> Batch | Refused:
+        for item in items:
+            if isinstance(item, Refused):
+                return item
+        try:
+            return self._items.batch([item for item in items if not isinstance(item, Refused)])
+        except (OwnCodeError, ConfigError) as error:
+            return Refused(str(error))

@@ -1,0 +1,180 @@
+"""``report`` and ``resume`` of a whole training function: checks what the user's function reports, and passes it on."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, SupportsFloat
+
+from bigbatch.train_loop.errors import ReportError, TrainingStopped
+from bigbatch.train_loop.host.disk_full import full_errno
+from bigbatch.train_loop.own.kept_folders import KeptFolder, KeptFolders
+from bigbatch.train_loop.reporter import EpochRecord
+
+if TYPE_CHECKING:
+    from bigbatch.train_loop.distributed import World
+
+COLUMNS = ("train_loss", "train_top1", "val_loss", "val_top1", "learning_rate", "images_per_s")
+"""Names of metrics that have a column of their own in the tables of a study. The user may report them."""
+OURS = frozenset(EpochRecord.columns()) - {*COLUMNS}
+"""Names that BigBatch measures or counts itself."""
+
+
+class Report:
+    """What a whole training function calls after each epoch, on every rank.
+
+    Args:
+        epochs: of the whole run.
+        names: what each report must have; ``value=`` stands for the first one.
+        folders: where its checkpoints are kept.
+        kept: the checkpoint from which the run goes on.
+        world: the ranks. All meet in each report; what rank 0 reports counts.
+        send: gets each record on every rank.
+        stop_requested: whether the run is to stop, on any rank.
+        say: gets a warning.
+        memory_bytes: the peak of this rank's memory.
+    """
+
+    def __init__(
+        self,
+        *,
+        epochs: int,
+        names: Sequence[str],
+        folders: KeptFolders,
+        kept: KeptFolder | None,
+        world: World,
+        send: Callable[[dict[str, object]], None],
+        stop_requested: Callable[[], bool],
+        say: Callable[[str], None],
+        memory_bytes: Callable[[], int | None] = lambda: None,
+    ) -> None:
+        self._epochs, self._names, self._folders = epochs, tuple(names), folders
+        self._world, self._send, self._stop_requested, self._say = world, send, stop_requested, say
+        self._history = list(kept.history) if kept else []
+        self._resumed_from = len(self._history) or None
+        self._memory_bytes = memory_bytes
+        self._since = time.monotonic()
+        self.stopped = False
+        """Whether the run was told to stop."""
+
+    @property
+    def epoch(self) -> int:
+        """The last epoch that was reported, or that the checkpoint holds; 0 before the first."""
+        return len(self._history)
+
+    @property
+    def checkpoint_folder(self) -> Path:
+        """An empty folder to write a checkpoint into. The next report keeps what is in it, if anything is.
+
+        It lies on the file system that all ranks see.
+        """
+        self._folders.offered.mkdir(parents=True, exist_ok=True)
+        return self._folders.offered
+
+    def __call__(
+        self,
+        epoch: int,
+        value: SupportsFloat | None = None,
+        *,
+        checkpoint: str | Path | None = None,
+        **metrics: SupportsFloat,
+    ) -> None:
+        """Report a finished epoch.
+
+        Args:
+            epoch: 1-based, one more than in the report before, or than that of the checkpoint in ``resume``.
+            value: the objective, which may be given by its name instead: ``val_acc=`` with ``--objective val_acc:max``.
+            checkpoint: a folder to keep, which is copied. Without it, ``checkpoint_folder`` is kept if it has files.
+            metrics: further numbers by name.
+
+        Raises:
+            TrainingStopped: the run is to stop. What this report keeps is safe; return, or let the exception pass.
+            ReportError: of an epoch out of order, a value that is no number, a missing objective.
+        """
+        if self.stopped:
+            raise TrainingStopped(f"stopped after epoch {self.epoch}")
+        record = self._record(epoch, value, metrics)
+        record |= {"train_s": time.monotonic() - self._since, "memory_bytes": self._memory_bytes()}
+        record["checkpoint_s"] = self._keep(checkpoint, record)
+        self._history.append(record)
+        self._send(record)
+        self._since = time.monotonic()
+        if self._world.max([float(self._stop_requested())])[0]:
+            self.stopped = True
+            raise TrainingStopped(f"stopped on request after epoch {epoch}")
+
+    def _record(self, epoch: object, value: object, metrics: Mapping[str, object]) -> dict[str, object]:
+        """The epoch's record, but for its times."""
+        self._check_epoch(epoch)
+        numbers = {name: _number(name, one) for name, one in metrics.items()}
+        if ours := sorted(OURS & numbers.keys()):
+            raise ReportError(f"BigBatch measures {ours[0]!r} itself; got {ours[0]}=. Report it by another name.")
+        first = self._names[0]
+        if value is not None:
+            if first in numbers:
+                raise ReportError(f"value= is {first!r}, the objective; got {first}= too. Leave one of them out.")
+            numbers = {first: _number("value", value), **numbers}
+        if lacking := [name for name in self._names if name not in numbers]:
+            got = ", ".join(f"{name}=" for name in numbers) or "none"
+            write = f"value= or {first}=" if lacking[0] == first else f"{lacking[0]}="
+            raise ReportError(f"a report has the objective {lacking[0]!r}; got {got}. Write {write} in each report.")
+        known = {name: one if math.isfinite(one) else None for name, one in numbers.items()}
+        columns = {name: one for name, one in known.items() if name in COLUMNS}
+        others = {name: one for name, one in known.items() if name not in COLUMNS}
+        resumed = {"resumed_from_epoch": self._resumed_from} if self._resumed_from else {}
+        return {"epoch": epoch, "epochs": self._epochs, **columns, "metrics": others, **resumed}
+
+    def _check_epoch(self, epoch: object) -> None:
+        if isinstance(epoch, bool) or not isinstance(epoch, int):
+            raise ReportError(f"epoch must be a whole number; got {epoch!r}. Count from 1.")
+        if epoch == self.epoch + 1 <= self._epochs:
+            return
+        if self.epoch >= self._epochs:
+            raise ReportError(
+                f"epoch must be at most config['epochs'], which is {self._epochs}; got {epoch}. Return after that one."
+            )
+        before = f"after epoch {self.epoch}" if self.epoch else "first"
+        if self._resumed_from == self.epoch:
+            before += ", which the checkpoint in resume holds"
+        raise ReportError(
+            f"epochs are reported one by one, from 1; got {epoch} {before}. Report {self.epoch + 1} next."
+        )
+
+    def _keep(self, given: str | Path | None, record: Mapping[str, object]) -> float:
+        """Keep a checkpoint if there is one. Returns the seconds that it took. All ranks meet."""
+        begun = time.monotonic()
+        source = self._source(given)
+        # Before rank 0 takes the folder, every rank has written its part.
+        if not self._world.max([float(source is not None)])[0] or source is None:
+            return 0.0
+        if self._world.rank == 0:
+            try:
+                self._folders.keep(source, [*self._history, record])
+            except OSError as error:
+                if full_errno(error, source) is None:
+                    raise
+                self._say(f"no room for the checkpoint of epoch {record['epoch']}: {error}")
+        return time.monotonic() - begun
+
+    def _source(self, given: str | Path | None) -> Path | None:
+        """The folder that rank 0 keeps."""
+        if given is None:
+            offered = self._folders.offered
+            return offered if offered.is_dir() and any(offered.iterdir()) else None
+        path = Path(given)
+        if self._world.rank == 0 and not path.is_dir():
+            raise ReportError(f"checkpoint must be a folder that is there; got {str(given)!r}. Write files into one.")
+        return path
+
+
+def _number(name: str, value: object) -> float:
+    """A number, also of numpy and torch. NaN is one: the search then says that the trial has diverged."""
+    try:
+        if isinstance(value, SupportsFloat) and not isinstance(value, bool):
+            return float(value)
+    except (TypeError, ValueError, RuntimeError):
+        pass  # a tensor of several values
+    shown = " ".join(repr(value).split())[:60]
+    raise ReportError(f"{name} must be a number; got {shown}. Write float(…).")

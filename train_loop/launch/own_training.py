@@ -1,0 +1,118 @@
+"""A whole training function of the user's under Ray Train: what runs in place of the training loop."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from bigbatch.train_loop.config import TrainConfig
+from bigbatch.train_loop.errors import OwnCodeError, TrainingStopped
+from bigbatch.train_loop.host.disk_full import NO_ROOM, DiskFull, describe_full_disk, full_errno
+from bigbatch.train_loop.launch.own_report import Report
+from bigbatch.train_loop.launch.trial_task import TrialTask
+from bigbatch.train_loop.own.code import load_function, users_code
+from bigbatch.train_loop.own.kept_folders import KeptFolders
+
+if TYPE_CHECKING:
+    from bigbatch.train_loop.distributed import World
+
+OPTION = "--trainable"
+
+
+class RecordSender(Protocol):
+    """What the function's records go through."""
+
+    def send(self, records: Sequence[Mapping[str, object]]) -> None:
+        """Send records. Every rank calls it."""
+
+    def stop_requested(self) -> bool:
+        """Whether the run is to stop."""
+
+
+def config_of(config: TrainConfig) -> dict[str, object]:
+    """The ``config`` that the function gets: its options, ``epochs`` and ``seed``."""
+    return {**config.trainable.options, "epochs": config.epochs, "seed": config.seed}
+
+
+def train_own(task: TrialTask, reporter: RecordSender, world: World, log: logging.Logger) -> None:
+    """Call the function ``task.config.trainable`` names on this rank.
+
+    Raises:
+        TrainingStopped: the reporter asked for it.
+        OwnCodeError: the function raised an exception, or returned without a report.
+        ConfigError: there is no such function.
+    """
+    from bigbatch.train_loop.loop.peak_memory import peak_bytes
+
+    word = task.config.trainable.name
+    function = load_function(OPTION, word)
+    folders = KeptFolders(task.checkpoint_dir)
+    kept = world.of_first(folders.begin() if world.rank == 0 else None)
+    report = Report(
+        epochs=task.config.epochs,
+        names=task.reported,
+        folders=folders,
+        kept=kept,
+        world=world,
+        send=lambda record: reporter.send([record]),
+        stop_requested=reporter.stop_requested,
+        say=log.warning,
+        memory_bytes=lambda: int(peak_bytes(world.device)) or None,
+    )
+    if kept is not None:
+        log.info("resumed after epoch %d", report.epoch)
+        reporter.send(kept.history)  # a report may have been lost with the process
+        if report.epoch >= task.config.epochs:
+            return
+    with _printing_to(log), _disk_named(task.checkpoint_dir):
+        try:
+            with users_code(OPTION, word):
+                function(config_of(task.config), report, kept.path if kept else None)
+        except Exception:
+            if not report.stopped:
+                raise
+            log.info("the function ended after it was stopped", exc_info=True)
+    if report.stopped:
+        raise TrainingStopped(f"stopped after epoch {report.epoch}")
+    if not report.epoch:
+        raise OwnCodeError(f"{word} returned without a report. Call report(epoch=…, value=…) after each epoch")
+
+
+@contextlib.contextmanager
+def _disk_named(folder: Path) -> Iterator[None]:
+    """An exception of the function's that a full disk caused is no fault of the function."""
+    try:
+        yield
+    except OwnCodeError as error:
+        number = full_errno(error.__cause__) if error.__cause__ else None
+        if number is None:
+            raise
+        raise DiskFull(f"{NO_ROOM}: {describe_full_disk(number, folder)}") from error
+
+
+@contextlib.contextmanager
+def _printing_to(log: logging.Logger) -> Iterator[None]:
+    """What the function prints goes to the trial's log: nobody sees the output of a worker's process."""
+    with contextlib.redirect_stdout(_Lines(log)):
+        yield
+
+
+class _Lines(io.TextIOBase):
+    """Writes whole lines to a log."""
+
+    def __init__(self, log: logging.Logger) -> None:
+        self._log, self._begun = log, ""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        *whole, self._begun = (self._begun + text).split("\n")
+        for line in whole:
+            if line.strip():
+                self._log.info("%s", line.rpartition("\r")[2])
+        return len(text)

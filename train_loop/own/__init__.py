@@ -1,0 +1,1 @@
+"""Components of a user's own: the function that ``FILE.py:FUNCTION`` names, and what its code raises."""

@@ -1,0 +1,40 @@
+"""What a plan warns of: a strategy that does not suit, trials that learn nothing, images that are enlarged."""
+
+from __future__ import annotations
+
+from bigbatch.train_loop.data.info import SMALL_IMAGE_SIZE, DataInfo
+from bigbatch.tune.plan.advice import (
+    nothing_to_learn_from,
+    nothing_to_search,
+    only_tries_the_best,
+    strategy_weakness,
+)
+from bigbatch.tune.plan.search_plan import SearchPlan
+from bigbatch.tune.study.storage_url import shared_file_warning
+
+
+def plan_notes(plan: SearchPlan) -> list[str]:
+    """The warnings, each a sentence or two."""
+    searched = [r for r in plan.ranges.values() if r.kind != "derived"]
+    conditional, categorical = any(r.conditions for r in searched), any(r.kind == "categorical" for r in searched)
+    said = [
+        enlarged_images(plan.data) if "data.image_size" not in plan.overrides else None,
+        strategy_weakness(plan.strategy, plan.stopping, conditional, categorical),
+        nothing_to_search(len(searched), plan.trials)
+        or nothing_to_learn_from(plan.strategy, plan.trials, plan.share.concurrency, plan.workers),
+        only_tries_the_best(plan.strategy, warm_start=bool(plan.warm_start)),
+        shared_file_warning(plan.storage),
+    ]
+    return [text for text in said if text]
+
+
+def enlarged_images(data: DataInfo) -> str | None:
+    """A sentence if all images that were opened have less than half of the side at which they are trained."""
+    if not 0 < data.largest_side < data.image_size / 2:
+        return None
+    times = (data.image_size / data.largest_side) ** 2
+    return (
+        f"images of at most {data.largest_side} px are enlarged to {data.image_size} px, which takes about {times:.0f} "
+        f"times as long. To train them as they are, write --set image_size={max(8, data.largest_side)}"
+        + (", or pack them (bigbatch pack)." if data.largest_side <= SMALL_IMAGE_SIZE else ".")
+    )

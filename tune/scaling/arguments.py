@@ -1,0 +1,211 @@
+"""The options of ``bigbatch scale``, and the checked plan that they make."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from bigbatch.cluster.host import json_values
+from bigbatch.cluster.host.allocation import slurm_job, usable_cpus
+from bigbatch.cluster.host.command_line import OneLineParser
+from bigbatch.cluster.host.option_values import parse_fraction
+from bigbatch.train_loop.config import ConfigError, TrainConfig, parse_assignments
+from bigbatch.train_loop.config.files import read_config
+from bigbatch.train_loop.config.recipes import recipe_path
+from bigbatch.train_loop.config.train_config import LOSSES
+from bigbatch.train_loop.data.catalogue import check_stage, look
+from bigbatch.train_loop.data.info import DataInfo
+from bigbatch.train_loop.host.command_line import check_writable, with_subset
+from bigbatch.train_loop.host.ranks import find_launch
+from bigbatch.train_loop.launch.checks import check_run_model
+from bigbatch.train_loop.launch.local_workers import local_gpu_count
+from bigbatch.tune.scaling.retune import check_retune
+from bigbatch.tune.scaling.scale_plan import (
+    MODES,
+    WEAK,
+    ScaleMachine,
+    ScalePlan,
+    check_sizes,
+    default_output,
+    default_sizes,
+    make_sizes,
+    parse_sizes,
+)
+from bigbatch.tune.scaling.size_result import SizeResult
+from bigbatch.tune.scaling.study_files import check_same_scaling
+from bigbatch.tune.study.description import STUDY_FILE, read_description
+from bigbatch.tune.study.metrics import GPU_HOURS
+from bigbatch.tune.study.objective import Objective, Reported, read_objective
+from bigbatch.tune.study.objectives import DEFAULT_OBJECTIVE, WITHOUT_CLASSES, objectives_of
+
+BEST = "best.json"
+RETUNE_TRIALS = 8
+
+
+def scale_parser(prog: str) -> OneLineParser:
+    """The options of ``bigbatch scale``."""
+    p = OneLineParser(
+        prog=prog,
+        description="Measure how a configuration scales with more workers. Repeat the command to resume.",
+        allow_abbrev=False,
+    )
+    add = p.add_argument
+    which = p.add_mutually_exclusive_group(required=True)
+    which.add_argument("--config", metavar="FILE", help="a search's best.json, its study's folder, or a TrainConfig")
+    which.add_argument("--recipe", metavar="NAME", help="a published configuration: train_loop/recipes/NAME.json")
+    add("--set", action="append", nargs="+", default=[], metavar="KEY=VALUE", help="change a key, e.g. model=resnet50")
+    add("--data", metavar="NAME|PATH", help="use this data set, not the configuration's")
+    add("--subset", type=parse_fraction, metavar="PART", help="train on this part of each class, e.g. 10%%")
+    add("--workers", metavar="N,N,…", help="the sizes, e.g. 1,2,4,8 (default: powers of two up to the devices here)")
+    add("--mode", choices=MODES, default=WEAK, help="weak (default): batch grows with workers; strong: it stays")
+    add(
+        "--base-workers", type=int, metavar="N", help="weak: the size with the file's own batch (default: the smallest)"
+    )
+    add("--epochs", type=int, metavar="N", help="epochs trained at each size (default: the file's); 0: only profile")
+    add("--profile-steps", type=int, default=50, metavar="N", help="steps that are profiled at each size (default 50)")
+    add("--retune", type=int, nargs="?", const=RETUNE_TRIALS, default=0, metavar="TRIALS",
+        help=f"first search rate, warmup and the like at each size, with so many trials ({RETUNE_TRIALS})")  # fmt: skip
+    add("--objective", metavar="METRIC", help="what is compared after the epochs (default: the study's, or val_top1)")
+    add("--only", metavar="N,N,…", help="measure these of the sizes; other jobs measure the others")
+    add("--to", type=int, default=1024, metavar="N", help="show the fitted model up to so many workers (default 1024)")
+    add("--stage", metavar="DIR", help="copy a packed data set to this folder of each node; as for bigbatch train")
+    add("--output", metavar="DIR", help="results' folder (default: runs/scale/<file>-<mode>-<hash>)")
+    add("--dry-run", action="store_true", help="print the plan with its cost, as far as it is known, and stop")
+    return p
+
+
+def find_machine() -> ScaleMachine:
+    """What is here: the devices of this machine, and the nodes of the job around it."""
+    gpus, job = local_gpu_count(), slurm_job()
+    nodes = job.nodes if job is not None and job.nodes else 1
+    return ScaleMachine(gpus or usable_cpus(), nodes, "GPUs" if gpus else "CPU cores")
+
+
+def make_scale_plan(args: argparse.Namespace, machine: ScaleMachine) -> ScalePlan:
+    """Check the command line. Raises ConfigError."""
+    _check_numbers(args)
+    source = recipe_path(args.recipe) if args.recipe else config_source(args.config)
+    config = _read(args, source)
+    info = look(config.data, open_some=True).info
+    if info.path is not None:
+        config = config.replace_keys({"data.name": info.path})
+    check_stage(args.stage, info, here=True)
+    check_run_model(config, info)
+    sizes, only = _sizes(args, machine)
+    base = args.base_workers or sizes[0]
+    epochs = config.epochs if args.epochs is None else args.epochs
+    output = Path(args.output) if args.output else default_output(source, config, args.mode, base, epochs, args.retune)
+    plan = ScalePlan(
+        source=source,
+        config=config,
+        info=info,
+        machine=machine,
+        mode=args.mode,
+        base_workers=base,
+        sizes=make_sizes(config, info, machine, sizes, args.mode, base, epochs),
+        only=only,
+        epochs=epochs,
+        profile_steps=args.profile_steps,
+        objective=_objective(args.objective, source, info, config),
+        output=output.absolute(),
+        largest=args.to,
+        retune_trials=args.retune,
+        stage_folder=args.stage,
+    )
+    check_retune(plan)
+    check_writable("--output", plan.output)
+    check_same_scaling(plan)
+    return plan
+
+
+def check_started_alone() -> None:
+    """Raise ConfigError in one of several processes that torchrun or srun has started."""
+    launch = find_launch()
+    if launch is not None:
+        raise ConfigError(
+            f"bigbatch scale starts its own workers; got {launch.world_size} processes of {launch.by}. Start it once, "
+            "without it."
+        )
+
+
+def _sizes(args: argparse.Namespace, machine: ScaleMachine) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The sizes of the study, and those that this process measures."""
+    sizes = parse_sizes("--workers", args.workers) if args.workers else default_sizes(machine)
+    check_sizes(sizes, machine)
+    only = parse_sizes("--only", args.only) if args.only else sizes
+    if missing := set(only) - set(sizes):
+        words = ",".join(map(str, sizes))
+        raise ConfigError(f"--only names sizes of --workers; got {min(missing)}. Write one of {words}.")
+    return sizes, only
+
+
+def _check_numbers(args: argparse.Namespace) -> None:
+    least = {"--profile-steps": (args.profile_steps, 1), "--to": (args.to, 1)}
+    least |= {"--epochs": (args.epochs, 0), "--base-workers": (args.base_workers, 1)}
+    for option, (value, fewest) in least.items():
+        if value is not None and value < fewest:
+            raise ConfigError(f"{option} must be at least {fewest}; got {value}. Write {option} {max(fewest, 1)}.")
+    if args.base_workers is not None and args.mode != WEAK:
+        raise ConfigError(
+            f"--base-workers belongs to weak scaling; got --mode {args.mode}, where the batch stays. Leave one out."
+        )
+
+
+def config_source(text: str) -> Path:
+    """The file that ``--config`` names; a study's folder stands for its best.json. Raises ConfigError."""
+    path = Path(text)
+    if not path.is_dir():
+        return path
+    if not (path / BEST).exists():
+        raise ConfigError(
+            f"--config takes a file, or a study's folder with {BEST}; got {text!r} without one. Wait for the study's "
+            "first finished trial, or write a file."
+        )
+    return path / BEST
+
+
+def _read(args: argparse.Namespace, source: Path) -> TrainConfig:
+    changes = with_subset(parse_assignments([text for group in args.set for text in group]), args.subset)
+    if "epochs" in changes and args.epochs is not None:
+        raise ConfigError("a key is set once; got --epochs and --set epochs. Keep --epochs.")
+    if args.data is not None:
+        if "data.name" in changes:
+            raise ConfigError("a key is set once; got --data and --set data.name. Keep --data.")
+        changes["data.name"] = args.data
+    return read_config(source).replace_keys(changes)
+
+
+def _objective(given: str | None, source: Path, info: DataInfo, config: TrainConfig) -> Objective:
+    """What is compared. The objective of the study whose best.json it is, unless one is named."""
+    text = given or (DEFAULT_OBJECTIVE if info.are_classes else WITHOUT_CLASSES)
+    if given is None and (source.parent / STUDY_FILE).exists():
+        text = objectives_of(read_description(source.parent)).first.shown.text
+    classes = info.num_classes if info.are_classes else 0
+    objective = read_objective("--objective", text, Reported(classes, config.metrics, config.loss not in LOSSES))
+    if objective.name == GPU_HOURS:
+        raise ConfigError(f"--objective is what a run learns; got {text!r}. Write e.g. val_top1.")
+    return objective
+
+
+def known_epoch_s(plan: ScalePlan, sizes: Sequence[SizeResult]) -> dict[int, float]:
+    """Estimates of an epoch's seconds by size: from the largest finished size, else from its study's frontier.
+
+    A size with n times the workers is taken for n times as fast. Empty where nothing is known.
+    """
+    if sizes:
+        workers, epoch_s = sizes[-1].workers, sizes[-1].epoch_s
+    else:
+        workers, epoch_s = _of_frontier(plan)
+    return {size.workers: epoch_s * workers / size.workers for size in plan.sizes} if workers * epoch_s > 0 else {}
+
+
+def _of_frontier(plan: ScalePlan) -> tuple[int, float]:
+    """Workers and seconds of an epoch at the configuration's batch, from ``frontier.json`` beside it; or zeros."""
+    try:
+        frontier = json_values.json_object((plan.source.parent / "frontier.json").read_text())
+    except (OSError, ValueError):
+        return 0, 0.0
+    rows = json_values.objects(frontier, "rows")
+    found = [json_values.number(row, "epoch_s") for row in rows if row.get("value") == plan.config.batch.global_size]
+    return json_values.whole_number(frontier, "workers"), found[0] if found else 0.0

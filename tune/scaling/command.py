@@ -1,0 +1,131 @@
+"""``bigbatch scale``: measures how a configuration scales, and says where more workers are waste."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Sequence
+
+from bigbatch.cluster.host.atomic_files import write_text
+from bigbatch.cluster.host.command_line import DONE, FAILED, WRONG_INPUT
+from bigbatch.train_loop.config import ConfigError
+from bigbatch.train_loop.errors import OwnCodeError
+from bigbatch.tune.scaling.analysis import ScalingAnalysis, analyse
+from bigbatch.tune.scaling.arguments import (
+    check_started_alone,
+    find_machine,
+    known_epoch_s,
+    make_scale_plan,
+    scale_parser,
+)
+from bigbatch.tune.scaling.child_process import ScaleStopped, SizeFailed
+from bigbatch.tune.scaling.measuring import measure_size
+from bigbatch.tune.scaling.scale_plan import ScalePlan
+from bigbatch.tune.scaling.scaling_table import (
+    brief_seconds,
+    cost_words,
+    model_text,
+    plan_lines,
+    repeat_text,
+    shown_path,
+    table_text,
+    useful_text,
+)
+from bigbatch.tune.scaling.size_result import SizeResult, read_sizes
+from bigbatch.tune.scaling.study_files import write_plan, write_result_of
+
+PROG = "bigbatch scale"
+
+
+def scale_main(argv: Sequence[str]) -> int:
+    """Returns the exit code: 0 done, 1 a size failed, 2 wrong input, 128 + the signal that stopped it."""
+    args = scale_parser(PROG).parse_args(argv)
+    try:
+        return _scale(args)
+    except (ConfigError, OwnCodeError) as error:
+        print(f"{PROG}: error: {error}", file=sys.stderr)
+        return WRONG_INPUT
+    except SizeFailed as error:
+        print(f"{PROG}: failed: {error}. Repeat the command to measure again what failed.", file=sys.stderr)
+        return FAILED
+    except (ScaleStopped, KeyboardInterrupt) as stop:
+        print(f"stopped. To resume: {PROG} {shlex.join(argv)}", file=sys.stderr)
+        return 128 + (stop.signum if isinstance(stop, ScaleStopped) else 2)
+
+
+def _scale(args: argparse.Namespace) -> int:
+    check_started_alone()
+    plan = make_scale_plan(args, find_machine())
+    sizes = read_sizes(plan.output)
+    done = [one.workers for one in sizes]
+    print("\n".join(plan_lines(plan, done, known_epoch_s(plan, sizes))), flush=True)
+    if args.dry_run:
+        return DONE
+    write_plan_of(plan)
+    failed = _measure_sizes(plan, [workers for workers in plan.only if workers not in done])
+    if sizes := read_sizes(plan.output):
+        found = analyse(plan, sizes)
+        path = write_result_of(plan, found)
+        print(f"\n{whole_text(plan, found)}\n\nall numbers are in {shown_path(path)}\n{_page_line(plan, found)}")
+    if failed:
+        raise SizeFailed("; ".join(failed))
+    return DONE
+
+
+def _measure_sizes(plan: ScalePlan, missing: Sequence[int]) -> list[str]:
+    """Measure these sizes. Returns what the failed ones said: they cost the others nothing.
+
+    After each size ``scaling.json`` has all that are finished.
+    """
+    failed = []
+    for workers in missing:
+        print(f"\n{plan.size(workers).kind}", flush=True)
+        try:
+            print(f"  {_size_line(plan, measure_size(plan, plan.size(workers)))}", flush=True)
+        except SizeFailed as error:
+            print(f"  {error}", flush=True)
+            failed.append(str(error))
+            continue
+        sizes = read_sizes(plan.output)
+        write_result_of(plan, analyse(plan, sizes))
+        left = missing[missing.index(workers) + 1 :]
+        if left and plan.epochs:
+            print(f"  left: {cost_words(plan, known_epoch_s(plan, sizes), left)}", flush=True)
+    return failed
+
+
+def _page_line(plan: ScalePlan, found: ScalingAnalysis) -> str:
+    """Write the page, and say where it is. A page that fails is a line too: everything is measured and kept."""
+    from bigbatch.tune.scaling.scaling_page import PAGE_FILE, scaling_page
+
+    path = plan.output / PAGE_FILE
+    try:
+        write_text(path, scaling_page(plan, found))
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200]
+        return f"The page was not written ({type(error).__name__}: {reason}). Repeat the command to try again."
+    return f"Page: {shown_path(path)}"
+
+
+def write_plan_of(plan: ScalePlan) -> None:
+    """Make the folder and its ``scale.json``. Raises ConfigError if it cannot be written."""
+    try:
+        plan.output.mkdir(parents=True, exist_ok=True)
+        write_plan(plan)
+    except OSError as error:
+        raise ConfigError(
+            f"--output must be a writable folder; got {str(plan.output)!r} ({error.strerror}). Write --output with "
+            "another folder."
+        ) from None
+
+
+def _size_line(plan: ScalePlan, one: SizeResult) -> str:
+    worth = f", {plan.objective.worth(one.objective)}" if one.objective is not None else ", diverged" * one.diverged
+    return f"done: {one.images_per_s:,.0f} images/s, an epoch takes {brief_seconds(one.epoch_s)}{worth}"
+
+
+def whole_text(plan: ScalePlan, found: ScalingAnalysis) -> str:
+    """Table, model and conclusion."""
+    parts = [table_text(plan, found), repeat_text(plan), model_text(found), useful_text(found)]
+    return "\n\n".join(parts)

@@ -1,0 +1,203 @@
+"""The plan of a scaling study: which sizes are measured, and what each of them trains."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bigbatch.train_loop.config import ConfigError, ScheduleConfig, TrainConfig
+from bigbatch.train_loop.data.info import DataInfo
+from bigbatch.tune.plan.scaled_recipe import rate_factor
+from bigbatch.tune.study.objective import Objective
+
+WEAK, STRONG = "weak", "strong"
+MODES = (WEAK, STRONG)
+
+
+@dataclass(frozen=True)
+class ScaleMachine:
+    """What a scaling study may use: this machine, or the nodes of the Slurm job around it, which are alike."""
+
+    per_node: int
+    """Devices of a node: GPUs; without them CPU cores."""
+    nodes: int = 1
+    unit: str = "GPUs"
+    """``GPUs`` or ``CPU cores``."""
+
+    @property
+    def devices(self) -> int:
+        """Of all nodes."""
+        return self.per_node * self.nodes
+
+    def kind(self, workers: int) -> str:
+        """``serial``, ``multi-GPU`` (on CPUs ``multi-core``) or ``multi-node``."""
+        if workers == 1:
+            return "serial"
+        if workers > self.per_node:
+            return "multi-node"
+        return "multi-GPU" if self.unit == "GPUs" else "multi-core"
+
+    def nodes_for(self, workers: int) -> int:
+        """The nodes that so many workers fill."""
+        return -(-workers // self.per_node)
+
+
+@dataclass(frozen=True)
+class SizePlan:
+    """One size of a scaling study."""
+
+    workers: int
+    nodes: int
+    config: TrainConfig
+    """What it trains, with this size's batch, rate and epochs."""
+    kind: str
+    """``serial``, ``multi-GPU`` (on CPUs ``multi-core``) or ``multi-node``."""
+
+
+@dataclass(frozen=True)
+class ScalePlan:
+    """The checked command line of a scaling study."""
+
+    source: Path
+    """The file of the configuration."""
+    config: TrainConfig
+    """As the file has it, with the keys of ``--set``."""
+    info: DataInfo
+    machine: ScaleMachine
+    mode: str
+    base_workers: int
+    """Weak scaling: the size that trains the configuration's own global batch."""
+    sizes: tuple[SizePlan, ...]
+    """Smallest first."""
+    only: tuple[int, ...]
+    """The sizes that this process measures."""
+    epochs: int
+    """Of the training at each size; 0: only steps are measured."""
+    profile_steps: int
+    objective: Objective
+    output: Path
+    largest: int = 1024
+    """The model is shown up to this number of workers."""
+    retune_trials: int = 0
+    """Trials of the short search at each size; 0: no search."""
+    stage_folder: str | None = None
+
+    def size(self, workers: int) -> SizePlan:
+        """The size with so many workers."""
+        return next(size for size in self.sizes if size.workers == workers)
+
+
+def parse_sizes(option: str, text: str) -> tuple[int, ...]:
+    """``1,2,4`` → (1, 2, 4). Raises ConfigError unless these are rising whole numbers above 0."""
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isascii() and word.isdigit() for word in words):
+        raise ConfigError(f"{option} takes whole numbers with commas between them; got {text!r}. Write e.g. 1,2,4,8.")
+    sizes = tuple(map(int, words))
+    if sizes[0] < 1:
+        raise ConfigError(f"{option} needs sizes of at least 1 worker; got {text!r}. Write e.g. 1,2,4,8.")
+    if any(after <= before for before, after in zip(sizes, sizes[1:], strict=False)):
+        fix = ",".join(map(str, sorted(set(sizes))))
+        raise ConfigError(f"{option} names each size once, the smallest first; got {text!r}. Write {fix}.")
+    return sizes
+
+
+def default_sizes(machine: ScaleMachine) -> tuple[int, ...]:
+    """1, 2, 4, … up to the devices that there are, as far as they fill their nodes."""
+    sizes = [size for size in (2**power for power in range(machine.devices.bit_length())) if fills(size, machine)]
+    return tuple(sizes)
+
+
+def fills(workers: int, machine: ScaleMachine) -> bool:
+    """Whether so many workers are on one node, or fill whole ones."""
+    return workers <= machine.per_node or workers % machine.per_node == 0
+
+
+def check_sizes(sizes: Sequence[int], machine: ScaleMachine) -> None:
+    """Raise ConfigError for sizes that this machine or job does not have."""
+    if sizes[-1] > machine.devices:
+        where = f"{machine.nodes} nodes with {machine.per_node} each" if machine.nodes > 1 else "this machine"
+        raise ConfigError(
+            f"--workers must be at most {machine.devices}, the {machine.unit} of {where}; got {sizes[-1]}. "
+            f"Write --workers {','.join(map(str, default_sizes(machine)))}; the model goes beyond (--to)."
+        )
+    for size in sizes:
+        if not fills(size, machine):
+            below = size // machine.per_node * machine.per_node
+            raise ConfigError(
+                f"--workers on several nodes must fill them, {machine.per_node} each, or sizes do not compare; got "
+                f"{size}. Write {below} or {below + machine.per_node}."
+            )
+
+
+def make_sizes(
+    config: TrainConfig, info: DataInfo, machine: ScaleMachine, sizes: Sequence[int], mode: str, base: int, epochs: int
+) -> tuple[SizePlan, ...]:
+    """What each size trains. Raises ConfigError for a batch that does not divide, or exceeds the training set."""
+    found = []
+    for workers in sizes:
+        batch = config.batch.global_size
+        if mode == WEAK:
+            config.batch.split(base)
+            batch = batch * workers // base
+        try:
+            sized = config_at(config, info, batch, epochs or config.epochs)
+            sized.batch.split(workers)
+            info.steps_per_epoch(batch)
+        except ConfigError as error:
+            raise ConfigError(f"the size of {workers} workers ({mode} scaling): {error}") from None
+        found.append(SizePlan(workers, machine.nodes_for(workers), sized, machine.kind(workers)))
+    return tuple(found)
+
+
+def config_at(config: TrainConfig, info: DataInfo, batch: int, epochs: int) -> TrainConfig:
+    """``config`` at another global batch and another number of epochs.
+
+    The peak rate follows the batch as ``scaled_recipe.rate_factor`` says: linearly for SGD up to 8,192 images
+    (Goyal et al. 2017, arXiv 1706.02677), with the square root for the others (You et al. 2020, arXiv 1904.00962;
+    Malladi et al. 2022, arXiv 2205.10287). Warmup, steps of the schedule and growing images keep their share of the
+    run. The micro-batch keeps its rule: what ``batch.micro_size`` says, else the largest that divides.
+    """
+    before = config.batch.global_size
+    if batch == before and epochs == config.epochs:
+        return config
+    share, schedule, data = epochs / config.epochs, config.schedule, config.data
+    if data.progressive_from:
+        start, end = (int(at * share) for at in (data.progressive_start, data.progressive_end))
+        data = dataclasses.replace(data, progressive_start=start, progressive_end=end)
+    return dataclasses.replace(
+        config,
+        epochs=epochs,
+        data=data,
+        batch=dataclasses.replace(config.batch, global_size=batch),
+        optimizer=dataclasses.replace(
+            config.optimizer, peak_lr=config.optimizer.peak_lr * rate_factor(config.optimizer.name, before, batch)
+        ),
+        schedule=_stretched_schedule(schedule, config.epochs, epochs, info.steps_per_epoch(before)),
+    )
+
+
+def _stretched_schedule(schedule: ScheduleConfig, before: int, after: int, steps_per_epoch: int) -> ScheduleConfig:
+    """Warmup becomes epochs: with another batch an epoch has another number of steps."""
+    warmup = schedule.warmup_steps / steps_per_epoch if schedule.warmup_steps else schedule.warmup_epochs
+    return dataclasses.replace(
+        schedule,
+        warmup_epochs=min(warmup * after / before, float(after)),
+        warmup_steps=0,
+        step_epochs=tuple(epoch * after / before for epoch in schedule.step_epochs),
+    )
+
+
+def rate_rule_words(optimizer: str) -> str:
+    """How the peak rate follows the batch, for the plan."""
+    if optimizer == "sgd":
+        return "linear in the batch up to 8,192 images, square root beyond (Goyal et al. 2017, Nado et al. 2021)"
+    return "square root of the batch (You et al. 2020, Malladi et al. 2022)"
+
+
+def default_output(source: Path, config: TrainConfig, mode: str, base: int, epochs: int, retune_trials: int) -> Path:
+    """``runs/scale/best-weak-0123abcd``, the same for the same command."""
+    facts = f"{config.outcome_json()}{mode}{base}{epochs}{retune_trials}"
+    return Path("runs", "scale", f"{source.stem}-{mode}-{hashlib.sha256(facts.encode()).hexdigest()[:8]}")
