@@ -40,7 +40,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "src"))
 
-from processor_account import ProcessorAccount  # noqa: E402
+from processor_account import ProcessorAccount, open_account  # noqa: E402
 from store import store  # noqa: E402
 
 OFF, ON = "off", "on"
@@ -162,7 +162,7 @@ def measure(arm: str, more: Sequence[str]) -> MeasuredSearch:
     """Run one search. Raises SystemExit if it fails, or was not monitored as its arm says."""
     with tempfile.TemporaryDirectory(prefix="bigbatch-monitoring-") as home:
         output, log, port = Path(home, "runs"), Path(home, "log.txt"), free_port()
-        account = processor_account()
+        account = open_account()
         spectators = Spectators(output, port, account)
         words = search_command(arm, output, more, port)
         words = account.counted(words) if account else words
@@ -178,14 +178,6 @@ def measure(arm: str, more: Sequence[str]) -> MeasuredSearch:
         if problem := wrongly_monitored(found, output / STUDY):
             raise SystemExit(f"arm {arm}: {problem}")
         return found
-
-
-def processor_account() -> ProcessorAccount | None:
-    """A group to count processor time; None where this user cannot make one."""
-    try:
-        return ProcessorAccount()
-    except OSError:
-        return None
 
 
 def quietly(words: Sequence[str], log: int) -> int:

@@ -32,7 +32,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "src"))
 
-from processor_account import ProcessorAccount  # noqa: E402
+from processor_account import ProcessorAccount, open_account  # noqa: E402
 from store import store  # noqa: E402
 
 BATCH, PASSES, TRIALS, EPOCHS = 50, 3, 3, 4
@@ -96,14 +96,6 @@ def measure(checkout: Path, images: Path, count: int) -> dict[str, float | None]
         rows = json.loads(output_of(checkout, words, cwd).strip().splitlines()[-1])
         found["trial"] = statistics.median(row["overhead_s"] for row in rows)
     return found
-
-
-def open_account() -> ProcessorAccount | None:
-    """A group to count processor time; None where this user cannot make one."""
-    try:
-        return ProcessorAccount()
-    except OSError:
-        return None
 
 
 def write_images(folder: Path, count: int) -> None:

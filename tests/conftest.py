@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from helpers.processes import clean_environment
+from helpers.processes import AS_URGENT_AS_OTHERS, clean_environment
 from helpers.spaces import TINY_SPACE
 
 # Before torch and numpy are loaded, here and in what tests start: on a busy machine threads that wait for each other
 # cost more than they bring, sums depend on their number, and loader processes are forked from this one.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.update(AS_URGENT_AS_OTHERS)
 # So that images are decoded in the training process unless a test asks for loader processes.
 os.environ.setdefault("BIGBATCH_WORKER_CORES", "1")
 # A shell starts what it puts into the background (&) with SIGINT ignored, and what the tests start would inherit that.

@@ -92,7 +92,7 @@ def test_a_dry_run_prints_them() -> None:
 
 
 def test_processor_seconds_count_a_daemon_that_its_parent_has_left(bench: Any) -> None:
-    account = bench.processor_account()
+    account = bench.open_account()
     if account is None:
         pytest.skip("a control group needs root")
     burn = "import time\nwhile time.process_time() < 0.5: pass"

@@ -6,6 +6,7 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 
 from bigbatch.cluster.host.command_line import DONE, FAILED, INTERRUPTED, WRONG_INPUT, OneLineParser
@@ -13,7 +14,7 @@ from bigbatch.train_loop.config import ConfigError
 from bigbatch.tune.study.summary import QUEUED, RUNNING, ask_queue, find_study, summarize
 from bigbatch.tune.watch.studies_command import DEFAULT_OUTPUT
 from bigbatch.tune.watch.wandb_server_lines import wandb_key, wandb_url
-from bigbatch.tune.watch.wandb_uploads import UploadRound, WandbUploads
+from bigbatch.tune.watch.wandb_uploads import LIVE_SINCE, UploadRound, WandbUploads, wandb_release
 
 JOBS, EVERY_S = 5, 60.0
 
@@ -66,6 +67,8 @@ def _checked(args: argparse.Namespace) -> Path:
 
 def _sync(folder: Path, args: argparse.Namespace) -> int:
     uploads = WandbUploads(folder, args.jobs)
+    if args.follow and wandb_release() < LIVE_SINCE:
+        print(f"W&B {version('wandb')} sends a run only when it has ended; {_live_release()} as it grows.", flush=True)
     while True:
         began = time.monotonic()
         is_running = _is_running(folder)
@@ -90,5 +93,16 @@ def _tell(done: UploadRound, args: argparse.Namespace) -> None:
         names = ", ".join(run.run_id for run in done.missing)
         then = f"they are tried again in {args.every:g} s" if args.follow else "call it again"
         print(f"not sent: {names}. {wandb_url()} did not take them; {then} (logs/wandb-sync.log)", file=sys.stderr)
-    elif not done.uploaded and not args.follow:
+    elif not done.uploaded and not done.too_early and not args.follow:
         print("The server has all runs.", flush=True)
+    if done.too_early and not args.follow:
+        names = ", ".join(run.run_id for run in done.too_early)
+        print(
+            f"not yet: {names} still train, and W&B {version('wandb')} sends a run only when it has ended. "
+            f"Call it again then, or install W&B {_live_release()} or newer.",
+            flush=True,
+        )
+
+
+def _live_release() -> str:
+    return ".".join(map(str, LIVE_SINCE))

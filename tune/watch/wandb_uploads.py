@@ -4,7 +4,9 @@ The upload itself is ``wandb sync``, a process for some runs at a time. It sends
 server puts each line where it was, so a repeated upload changes nothing. Which runs have arrived is asked from the
 server and noted in ``synced.json``; wandb's own mark is taken back where a run has not arrived. A run that still
 trains is sent by ``wandb beta sync --live``, which is ended once the run has arrived: ``wandb sync`` would end the run
-on the server, as failed.
+on the server, as failed. ``wandb sync`` of W&B before 0.30 sends one run after the other: there each run has a process
+of its own. Releases before 0.31 write a run that grows in blocks of 32 KiB, which is dozens of epochs: there a run
+waits until it has ended.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 
 from bigbatch.cluster.host import json_values
@@ -27,6 +30,8 @@ from bigbatch.tune.watch.wandb_files import OfflineRun, OfflineRuns
 from bigbatch.tune.watch.wandb_server_lines import lines_on_server
 
 SYNCED_FILE = "synced.json"
+PARALLEL_SINCE, LIVE_SINCE = (0, 30), (0, 31)
+"""The first releases of W&B whose ``wandb sync`` has ``-n``, and whose files of a run that grows are up to date."""
 UPLOAD_S, LIVE_S = 900.0, 120.0
 """An upload that takes longer is ended and tried again. A live one does not end by itself when it has failed."""
 ARRIVE_S, ASK_EVERY_S = 30.0, 1.0
@@ -46,6 +51,8 @@ class UploadRound:
     uploaded: list[OfflineRun] = field(default_factory=list)
     missing: list[OfflineRun] = field(default_factory=list)
     """The server does not have all of them."""
+    too_early: list[OfflineRun] = field(default_factory=list)
+    """They still train, and this release of W&B sends a run only when it has ended."""
 
 
 class WandbUploads:
@@ -76,6 +83,9 @@ class WandbUploads:
         done = UploadRound()
         for live in (False, True):
             some = [run for run in pending if live == (is_running and not run.has_ended)]
+            if live and wandb_release() < LIVE_SINCE:
+                done.too_early += some
+                break
             for first in range(0, len(some), self._jobs):
                 if self.stop.is_set():
                     break
@@ -96,30 +106,32 @@ class WandbUploads:
 
     def _send(self, runs: Sequence[OfflineRun], live: bool) -> list[str]:
         """Run ``wandb sync`` to its end; with ``live`` until the runs have arrived. Returns the errors that it said."""
-        command = ["beta", "sync", "--live", "--no-skip-synced"] if live else ["sync", "--include-synced"]
         self._log.parent.mkdir(parents=True, exist_ok=True)
         environment = {name: value for name, value in os.environ.items() if name not in ("WANDB_MODE", "WANDB_RUN_ID")}
         with self._log.open("ab") as log:
             before = log.tell()
-            process = subprocess.Popen(
-                [sys.executable, "-m", "wandb", *command, "-n", str(len(runs)), *(str(run.path) for run in runs)],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-                cwd=self._folder.parent, env={**environment, **RETRIES},
-            )  # fmt: skip
+            processes = [
+                subprocess.Popen(
+                    [sys.executable, "-m", "wandb", *words],
+                    stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+                    cwd=self._folder.parent, env={**environment, **RETRIES},
+                ) for words in sync_commands([str(run.path) for run in runs], live)
+            ]  # fmt: skip
         deadline = time.monotonic() + (LIVE_S if live else UPLOAD_S)
         left = list(runs)
         try:
-            while process.poll() is None and time.monotonic() < deadline and left and not self.stop.is_set():
+            while _any_runs(processes) and time.monotonic() < deadline and left and not self.stop.is_set():
                 self.stop.wait(ASK_EVERY_S if live else 0.2)
                 left = [run for run in left if not _has_arrived(run)] if live else left
-            ended = process.poll()
+            ends = [process.poll() for process in processes]
         finally:
-            _end(process)
+            for process in processes:
+                _end(process)
         with self._log.open("rb") as log:
             log.seek(before)
             said = log.read().decode(errors="replace").splitlines()
         errors = [line for line in said if " ERROR " in line]
-        return errors if live or ended == 0 else [*errors, f"wandb sync ended with {ended}"]
+        return errors if live or not any(ends) and None not in ends else [*errors, f"wandb sync ended with {ends}"]
 
     def _wait_until_there(self, runs: Sequence[OfflineRun]) -> list[OfflineRun]:
         """The runs that have not arrived in time."""
@@ -137,6 +149,24 @@ class WandbUploads:
         noted = read_json(self._folder / SYNCED_FILE)
         noted[run.key] = {"run": run.run_id, "bytes": run.size_bytes, "lines": run.lines, "ended": run.has_ended}
         write_json(self._folder / SYNCED_FILE, noted, indent=1)
+
+
+def wandb_release() -> tuple[int, ...]:
+    """The first two numbers of the installed release of W&B."""
+    return tuple(int(number) for number in re.findall(r"\d+", version("wandb"))[:2])
+
+
+def sync_commands(files: Sequence[str], live: bool) -> list[list[str]]:
+    """The words after ``wandb`` of each process that sends some of the files, also those that are marked as sent."""
+    if live:
+        return [["beta", "sync", "--live", "--no-skip-synced", "-n", str(len(files)), *files]]
+    if wandb_release() < PARALLEL_SINCE:
+        return [["sync", "--include-synced", file] for file in files]
+    return [["sync", "--include-synced", "-n", str(len(files)), *files]]
+
+
+def _any_runs(processes: Sequence[subprocess.Popen[bytes]]) -> bool:
+    return any(process.poll() is None for process in processes)
 
 
 def _mark_of(path: Path) -> Path:

@@ -35,6 +35,12 @@ def test_metrics_are_off_unless_a_port_is_asked_for(tmp_path, monkeypatch):
         assert seen["DASHBOARD_METRIC_PORT"] == seen["AUTOSCALER_METRIC_PORT"] == "-1"
 
 
+def test_workers_are_as_urgent_as_a_strangers_job_on_the_same_cores(tmp_path, monkeypatch):
+    monkeypatch.setenv("RAY_worker_niceness", "15")
+    env = ray_commands.ray_environment("10.0.0.1:1", tmp_path / "token", None)
+    assert env["RAY_worker_niceness"] == "0"
+
+
 def test_a_node_whose_metrics_port_is_taken_starts_without_metrics(capsys):
     step = node_process.NodeProcess.__new__(node_process.NodeProcess)
     step._name = "n1"
