@@ -13,8 +13,14 @@ Records, logs, the ledger and the journal are the search itself and in both arms
 which have no switch. Watch server and scraper run on the same cores here, where they usually have others: the cost is
 an upper bound. A round is one search of each arm, the second round in the opposite order. Stored: wall times, seconds
 within epochs, processor seconds of the search and all that it starts, with the watch server's (as root, by control
-group: they compare on a busy machine too), their ratios on/off by round with median and range, and the range of the
-off arm alone, which is the noise. ``--dry-run`` prints the two commands.
+group: they compare on a busy machine too), those of all processes but the workers (see below), their ratios on/off by
+round with median and range, and the range of the off arm alone, which is the noise. ``--dry-run`` prints the two
+commands.
+
+**beside**: what W&B's process, the driver, Ray's dashboard, the report and the watch server take more with monitoring
+than without, as a share of the processor seconds of the search without. The times of workers vary by several percent
+from run to run, which hides a cost of one percent; those of the other processes do not. What monitoring costs within
+a worker (histograms, gauges) is not in this figure, but in the others.
 """
 
 from __future__ import annotations
@@ -33,7 +39,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +53,9 @@ OFF, ON = "off", "on"
 TARGET = 1.02
 """The ratio of wall times is to be below this."""
 STUDY = "bench"
+RAYS_AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
 FIXED = ("--space", "large_batch", "--strategy", "random", "--stopping", "none", "--confirm", "none", "--seed", "0")
-POLL_S, SCRAPE_S, ANSWER_S = 3.0, 5.0, 10.0
+POLL_S, SCRAPE_S, ANSWER_S, SAMPLE_S = 3.0, 5.0, 10.0, 0.5
 EPOCH_PARTS = ("train_s", "bn_s", "val_s", "checkpoint_s")
 
 
@@ -66,6 +73,8 @@ class MeasuredSearch:
     """How often monitoring was looked at."""
     processor_s: float | None = None
     """Of the search and all that it starts; with monitoring also of the watch server. None: not measured."""
+    workers_s: float | None = None
+    """Those of them that Ray's workers took."""
 
 
 def search_command(arm: str, output: Path, more: Sequence[str], port: int) -> list[str]:
@@ -84,6 +93,31 @@ def search_in_this_process(arm: str, words: Sequence[str]) -> int:
             assert hasattr(driver, name), name
             setattr(driver, name, lambda *_: None)
     return tune_main(words)
+
+
+class WorkerSeconds:
+    """Adds up the processor seconds of Ray's workers while they live, at most ``SAMPLE_S`` before their end."""
+
+    def __init__(self, account: ProcessorAccount) -> None:
+        self._account, self._over, self._seconds = account, threading.Event(), dict[tuple[int, int], float]()
+        self._thread = threading.Thread(target=self._sample, daemon=True)
+        self._thread.start()
+
+    def _sample(self) -> None:
+        while not self._over.wait(SAMPLE_S):
+            for process, (line, seconds) in self._account.of_processes().items():
+                if line.startswith("ray::") and not line.startswith(RAYS_AGENTS):
+                    self._seconds[process] = seconds
+
+    def seconds(self) -> float:
+        """The sum until now."""
+        return sum(list(self._seconds.values()))
+
+    def end(self) -> float:
+        """Stop counting. Returns the sum."""
+        self._over.set()
+        self._thread.join()
+        return self.seconds()
 
 
 # The arm that is looked at
@@ -166,15 +200,18 @@ def measure(arm: str, more: Sequence[str]) -> MeasuredSearch:
         spectators = Spectators(output, port, account)
         words = search_command(arm, output, more, port)
         words = account.counted(words) if account else words
+        workers = WorkerSeconds(account) if account else None
         began = time.monotonic()
         with log.open("w+b") as lines:
             code = on_terminal(words, lines.fileno(), spectators) if arm == ON else quietly(words, lines.fileno())
         wall_s, processor_s = time.monotonic() - began, account.seconds() if account else None
+        workers_s = workers.end() if workers else None
         if account:
             account.close()
         if code:
             raise SystemExit(f"the search failed with {code}:\n{log.read_text(errors='replace')[-3000:]}")
-        found = read_search(arm, output / STUDY, wall_s, spectators.seen if arm == ON else {}, processor_s)
+        found = read_search(arm, output / STUDY, wall_s, spectators.seen if arm == ON else {})
+        found = replace(found, processor_s=processor_s, workers_s=workers_s)
         if problem := wrongly_monitored(found, output / STUDY):
             raise SystemExit(f"arm {arm}: {problem}")
         return found
@@ -197,9 +234,7 @@ def on_terminal(words: Sequence[str], log: int, spectators: Spectators) -> int:
     return search.returncode
 
 
-def read_search(
-    arm: str, study: Path, wall_s: float, seen: dict[str, int], processor_s: float | None = None
-) -> MeasuredSearch:
+def read_search(arm: str, study: Path, wall_s: float, seen: dict[str, int]) -> MeasuredSearch:
     """What a search has trained, and how long that took."""
     from bigbatch import open_study
 
@@ -207,7 +242,7 @@ def read_search(
     columns = sorted(name for name in opened.trials.columns if name.startswith("config."))
     trained = [json.dumps([row[name] for name in (*columns, "epochs")], default=str) for row in rows_of(opened.trials)]
     epochs_s = sum(row[part] for row in rows_of(opened.epochs) for part in EPOCH_PARTS)
-    return MeasuredSearch(arm, wall_s, epochs_s, tuple(sorted(trained)), dict(seen), processor_s)
+    return MeasuredSearch(arm, wall_s, epochs_s, tuple(sorted(trained)), dict(seen))
 
 
 def rows_of(frame: Any) -> list[dict[str, Any]]:
@@ -245,6 +280,14 @@ def compared(searches: Sequence[MeasuredSearch]) -> dict[str, object]:
     ]
     if all(s.processor_s for s in searches):
         values.append(("processor", lambda s: s.processor_s or 0.0))
+    if all(s.workers_s is not None and s.processor_s for s in searches):
+        shares = [(beside_s(one[ON]) - beside_s(one[OFF])) / (one[OFF].processor_s or 1.0) for one in rounds]
+        result["beside"] = {
+            "shares": shares,
+            "median": statistics.median(shares),
+            "range": [min(shares), max(shares)],
+            "off_s": statistics.median(beside_s(one[OFF]) for one in rounds),
+        }
     for name, value in values:
         ratios = [value(one[ON]) / value(one[OFF]) for one in rounds]
         off = [value(one[OFF]) for one in rounds]
@@ -258,6 +301,11 @@ def compared(searches: Sequence[MeasuredSearch]) -> dict[str, object]:
     return result
 
 
+def beside_s(search: MeasuredSearch) -> float:
+    """Processor seconds of all processes but the workers."""
+    return (search.processor_s or 0.0) - (search.workers_s or 0.0)
+
+
 def in_words(result: dict[str, Any]) -> Iterator[str]:
     """The lines for a reader."""
     meanings = {"wall": "the whole command", "epochs": "seconds within epochs", "processor": "processor seconds"}
@@ -269,6 +317,12 @@ def in_words(result: dict[str, Any]) -> Iterator[str]:
         yield (
             f"{meaning}: {one['median'] - 1:+.1%} with monitoring ({low - 1:+.1%} to {high - 1:+.1%} by round; "
             f"{one['off_s']:.0f} s without, which vary by {one['noise']:.1%})"
+        )
+    if "beside" in result:
+        low, high = result["beside"]["range"]
+        yield (
+            f"processes beside the workers: {result['beside']['median']:+.1%} of all processor seconds "
+            f"({low:+.1%} to {high:+.1%} by round)"
         )
     few = "" if len(result["wall"]["ratios"]) > 1 else "; one round shows no noise"
     yield f"target: below {TARGET - 1:+.0%}, {'reached' if result['wall']['median'] < TARGET else 'missed'}{few}"

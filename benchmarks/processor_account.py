@@ -35,6 +35,18 @@ class ProcessorAccount:
         lines = (self._folder / "cpu.stat").read_text().splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith("usage_usec")) / 1e6
 
+    def of_processes(self) -> dict[tuple[int, int], tuple[str, float]]:
+        """Of each process that lives now: its command line and its own seconds, by its number and start."""
+        tick, found = os.sysconf("SC_CLK_TCK"), {}
+        for number in (self._folder / "cgroup.procs").read_text().split():
+            try:
+                stat = Path("/proc", number, "stat").read_text().rpartition(")")[2].split()
+                line = Path("/proc", number, "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            except OSError:
+                continue  # it has ended
+            found[int(number), int(stat[19])] = (line.strip(), (int(stat[11]) + int(stat[12])) / tick)
+        return found
+
     def close(self) -> None:
         """Remove the group when its last process has left. Raises OSError if one stays."""
         until = time.monotonic() + LEAVES_S

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -102,3 +103,29 @@ def test_processor_seconds_count_a_daemon_that_its_parent_has_left(bench: Any) -
     account.close()
     with pytest.raises(OSError, match="usage|stat"):
         account.seconds()
+
+
+def test_the_seconds_of_workers_are_told_from_those_of_other_processes(bench: Any) -> None:
+    account = bench.open_account()
+    if account is None:
+        pytest.skip("a control group needs root")
+    workers = bench.WorkerSeconds(account)
+    burn = "import sys, time\nwhile time.process_time() < 0.6: pass\nsys.stdin.read()"
+    processes = []
+    for name in ("ray::_RayTrainWorker", "ray::DashboardAgent", "python"):
+        become = f"import os, sys; os.execv(sys.executable, [{name!r}, '-c', {burn!r}])"
+        processes.append(subprocess.Popen(account.counted([sys.executable, "-c", become]), stdin=subprocess.PIPE))
+    wait_until(lambda: account.seconds() >= 1.7 and workers.seconds() >= 0.5, "the worker's time is not counted")
+    for process in processes:
+        process.communicate()
+    assert 0.5 <= workers.end() < 1.2, "the time of others is counted"
+    account.close()
+
+
+def test_what_other_processes_take_more_is_a_share_of_the_search_without_monitoring(bench: Any) -> None:
+    off = replace(searched(bench, OFF, 100.0), processor_s=200.0, workers_s=180.0)
+    on = replace(searched(bench, ON, 100.0), processor_s=190.0, workers_s=168.0)  # workers vary from run to run
+    found = bench.compared([off, on])
+    assert found["beside"]["shares"] == [pytest.approx(0.01)] and found["beside"]["off_s"] == pytest.approx(20.0)
+    assert any("beside the workers: +1.0% of all" in line for line in bench.in_words(found))
+    assert "beside" not in bench.compared([searched(bench, OFF, 100.0), searched(bench, ON, 101.0)])
