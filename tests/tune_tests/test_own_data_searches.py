@@ -16,7 +16,7 @@ FILE = ROOT / "examples" / "segmentation.py"
 OWN = ("--data", f"{FILE}:data", "--model", f"{FILE}:net", "--loss", f"{FILE}:dice", "--metric", f"{FILE}:miou")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_killed_search_for_a_metric_of_ones_own_goes_on(tmp_path: Path) -> None:
     words = ("--objective", "val_miou:max", "--study", "s", "--trials", 2, "--max-epochs", 20, "--batch", 32)
     search = Search(*OWN, *words, "--scheduler", "none", "--set", "data.options.size=16", cwd=tmp_path)

@@ -54,7 +54,7 @@ def test_trials_are_paused_with_a_checkpoint_and_the_best_go_on_from_it(tiny, tm
     assert Search(*tiny, "--resume", "--study", "s", cwd=tmp_path).end() == 0, "nothing is left to do"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_search_that_is_killed_while_trials_are_paused_goes_on_with_them(tiny, tmp_path):
     search = Search(*tiny, *PAUSING, "--study", "s", cwd=tmp_path)
     search.wait_for(r"paused at", count=2)

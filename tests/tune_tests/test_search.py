@@ -140,7 +140,7 @@ def wandb_records(data: bytes) -> list[bytes]:
     return records
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_early_stops_give_resources_back_beside_another_ray_cluster(tmp_path):
     """Stock Ray Train asks the wrong cluster here, and the search hangs after its first early stop."""
     code = "import ray, signal; ray.init(address='local', num_cpus=1); print('up', flush=True); signal.pause()"

@@ -12,7 +12,7 @@ from bigbatch.tune.study.trial_facts import OWNER_ATTR
 from helpers.searches import Search
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_two_searches_share_a_study_and_the_one_that_lives_ends_it(postgres, tiny, tmp_path):
     pytest.importorskip("psycopg", reason="needs the database's driver: pip install 'psycopg[binary]'")
     arguments = (*tiny, "--study", "s", "--trials", 8, "--max-epochs", 100, "--scheduler", "none", "--confirm", "none")

@@ -32,7 +32,7 @@ def resumed_after_a_kill(tiny: tuple[str, ...], folder: Path, until: str, *optio
     return "".join(again.lines)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_search_that_is_killed_at_its_target_goes_on_there(tiny, tmp_path):
     text = resumed_after_a_kill(tiny, tmp_path, r"started: .*batch 32", "--batch", "8", "--transfer-to", "32")
     trials = load(tmp_path / "runs" / "s").trials
