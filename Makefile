@@ -39,7 +39,8 @@ coverage:
 slow:
 	$(PYTHON) -m pytest -n $(JOBS) --dist loadgroup --durations=15 -m "slow and not exhaustive"
 
-# More faults, most of them in a virtual Slurm, and more kills of searches; more than half an hour on two cores of one's own.
+# More faults, most of them in a virtual Slurm, and more kills of searches; more than half an hour on two cores of one's
+# own.
 exhaustive:
 	$(PYTHON) -m pytest --durations=15 -m exhaustive
 
