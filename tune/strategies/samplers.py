@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import optuna
 from optuna.distributions import BaseDistribution
@@ -21,10 +22,10 @@ from optuna.trial import FrozenTrial
 
 from bigbatch.search_spaces.log_normal import LogNormal
 from bigbatch.tune.strategies.judgement import REDUCTION_FACTOR, JudgedTPESampler
+from bigbatch.tune.strategies.older_constraints import knowing_constraints
 from bigbatch.tune.strategies.passing_sampler import Asked, PassingSampler
 from bigbatch.tune.strategies.qmc import SobolSampler, value_at
 from bigbatch.tune.strategies.study_view import BestAndRecent, view_of
-from bigbatch.tune.study.feasible import furthest_excess
 
 MODEL_BASED = ("tpe", "gp", "cmaes")
 """Samplers that learn from trials. Only these begin with the initial points of a space."""
@@ -117,31 +118,24 @@ def _sampler(name: str, seed: int, startup: int, design: SobolSampler, history: 
         return design
     if name == "tpe":
         # group: in a conditional space, each optimizer's parameters are modelled together.
-        return JudgedTPESampler(
-            design,
-            history,
+        return knowing_constraints(
+            partial(JudgedTPESampler, design, history),
             seed=seed,
             n_startup_trials=startup,
             multivariate=True,
             group=True,
             constant_liar=True,
-            **_older_constraints(),
         )
     if name == "gp":
-        sampler = GPSampler(
+        sampler = knowing_constraints(
+            GPSampler,
             seed=seed,
             n_startup_trials=startup,
             deterministic_objective=False,  # see COMPLETE_ONLY
             independent_sampler=design,
-            **_older_constraints(),
         )
         return sampler if history is None else SomeTrialsSampler(sampler, history)
     raise ValueError(f"no such sampler: {name!r}")
-
-
-def _older_constraints() -> dict[str, Any]:
-    """How samplers of Optuna before 5.0 learn of constraints."""
-    return {} if hasattr(optuna.Trial, "set_constraint") else {"constraints_func": furthest_excess}
 
 
 def _cmaes(seed: int, startup: int, design: SobolSampler, source_trials: Sequence[FrozenTrial] | None) -> CmaEsSampler:

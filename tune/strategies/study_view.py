@@ -84,10 +84,10 @@ class _NotingStorage:
 class _StudyView:
     """A study with other trials; everything else is passed to the study."""
 
-    def __init__(self, study: Study, shown: Shown, notes: Notes | None) -> None:
+    def __init__(self, study: Study, shown: Shown, storage: object | None) -> None:
         self._inner, self._shown = study, shown
-        if notes is not None:
-            self._storage = _NotingStorage(study._storage, notes)
+        if storage is not None:
+            self._storage = storage
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._inner, name)
@@ -108,13 +108,16 @@ class _StudyView:
         return [t for t in trials if states is None or t.state in states]
 
 
-def view_of(study: Study, shown: Shown, *, notes: Notes | None = None) -> Study:
+def view_of(study: Study, shown: Shown, *, notes: Notes | None = None, storage: object | None = None) -> Study:
     """``study`` with the trials that ``shown`` makes of its trials.
 
     Args:
         notes: what a pruner notes about a trial is added here, instead of being written.
+        storage: in place of the study's; None: that.
     """
-    return cast(Study, _StudyView(study, shown, notes))
+    if notes is not None:
+        storage = _NotingStorage(storage or study._storage, notes)
+    return cast(Study, _StudyView(study, shown, storage))
 
 
 def whole_study(study: Study) -> Study:
