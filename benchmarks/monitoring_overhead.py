@@ -51,7 +51,7 @@ from store import store  # noqa: E402
 
 OFF, ON = "off", "on"
 TARGET = 1.02
-"""The ratio of wall times is to be below this."""
+"""The ratio is to be below this: of processor seconds where they are measured, as wall times vary far more."""
 STUDY = "bench"
 RAYS_AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
 FIXED = ("--space", "large_batch", "--strategy", "random", "--stopping", "none", "--confirm", "none", "--seed", "0")
@@ -325,7 +325,9 @@ def in_words(result: dict[str, Any]) -> Iterator[str]:
             f"({low:+.1%} to {high:+.1%} by round)"
         )
     few = "" if len(result["wall"]["ratios"]) > 1 else "; one round shows no noise"
-    yield f"target: below {TARGET - 1:+.0%}, {'reached' if result['wall']['median'] < TARGET else 'missed'}{few}"
+    judged = "processor" if "processor" in result else "wall"
+    met = "reached" if result[judged]["median"] < TARGET else "missed"
+    yield f"target: {meanings[judged]} below {TARGET - 1:+.0%}, {met}{few}"
 
 
 def main() -> int:

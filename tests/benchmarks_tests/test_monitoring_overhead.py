@@ -44,9 +44,9 @@ def test_ratios_are_by_round_in_either_order(bench: Any) -> None:
     assert found["epochs"]["median"] == 1.0
     lines = list(bench.in_words(found))
     assert lines[0].startswith("the whole command: +2.0% with monitoring (+1.0% to +10.0% by round; 110 s without")
-    assert lines[-1] == "target: below +2%, missed"
+    assert lines[-1] == "target: the whole command below +2%, missed"
     one = list(bench.in_words(bench.compared([searched(bench, OFF, 100.0), searched(bench, ON, 101.0)])))
-    assert one[-1] == "target: below +2%, reached; one round shows no noise"
+    assert one[-1] == "target: the whole command below +2%, reached; one round shows no noise"
 
 
 def test_searches_that_trained_other_things_are_not_compared(bench: Any) -> None:
@@ -128,4 +128,6 @@ def test_what_other_processes_take_more_is_a_share_of_the_search_without_monitor
     found = bench.compared([off, on])
     assert found["beside"]["shares"] == [pytest.approx(0.01)] and found["beside"]["off_s"] == pytest.approx(20.0)
     assert any("beside the workers: +1.0% of all" in line for line in bench.in_words(found))
+    dear = bench.compared([off, replace(on, processor_s=210.0)])
+    assert list(bench.in_words(dear))[-1].startswith("target: processor seconds below +2%, missed")
     assert "beside" not in bench.compared([searched(bench, OFF, 100.0), searched(bench, ON, 101.0)])
