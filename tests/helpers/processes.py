@@ -7,7 +7,7 @@ import os
 from helpers.waiting import wait_until
 
 # Ray runs its workers with a niceness of 15. Beside one busy process per core, such as other tests, they have a
-# thirtieth of the time of others: a search of half a minute was not at its first epoch after four.
+# thirtieth of the time of others, and searches reach the time limits of their tests.
 AS_URGENT_AS_OTHERS = {"RAY_worker_niceness": "0"}
 
 

@@ -49,8 +49,10 @@ class _NotedStorage:
 
     def get_trial_system_attrs(self, trial_id: int) -> Mapping[str, object]:
         """Those of a trial; one of another study has no number here, and violates nothing."""
-        known = self._inner.get_trial_system_attrs(trial_id) if trial_id >= 0 else {}
-        return {NOTE: [0.0], **known}
+        if trial_id < 0:
+            return {NOTE: [0.0]}
+        trial = self._inner.get_trial(trial_id)
+        return {NOTE: furthest_excess(trial), **trial.system_attrs}
 
 
 def _with_notes(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
