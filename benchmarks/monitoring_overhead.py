@@ -17,6 +17,10 @@ group: they compare on a busy machine too), those of all processes but the worke
 round with median and range, and the range of the off arm alone, which is the noise. ``--dry-run`` prints the two
 commands.
 
+**parts**: the same difference for each kind of process, as a share of the processor seconds of the search without:
+Ray's workers, the driver, W&B's process, the watch server, Ray's own processes; **rest** is what lived too shortly to
+be seen, and at most the last half second of each.
+
 **beside**: what W&B's process, the driver, Ray's dashboard, the report and the watch server take more with monitoring
 than without, as a share of the processor seconds of the search without. The times of workers vary by several percent
 from run to run, which hides a cost of one percent; those of the other processes do not. What monitoring costs within
@@ -53,6 +57,7 @@ OFF, ON = "off", "on"
 TARGET = 1.02
 """The ratio is to be below this: of processor seconds where they are measured, as wall times vary far more."""
 STUDY = "bench"
+WORKERS, DRIVER, WATCH_SERVER, WANDB, RAY, REST = "workers", "driver", "watch server", "W&B", "Ray itself", "rest"
 RAYS_AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
 FIXED = ("--space", "large_batch", "--strategy", "random", "--stopping", "none", "--confirm", "none", "--seed", "0")
 POLL_S, SCRAPE_S, ANSWER_S, SAMPLE_S = 3.0, 5.0, 10.0, 0.5
@@ -73,8 +78,8 @@ class MeasuredSearch:
     """How often monitoring was looked at."""
     processor_s: float | None = None
     """Of the search and all that it starts; with monitoring also of the watch server. None: not measured."""
-    workers_s: float | None = None
-    """Those of them that Ray's workers took."""
+    parts_s: dict[str, float] = field(default_factory=dict)
+    """Them by kind of process; empty: not measured."""
 
 
 def search_command(arm: str, output: Path, more: Sequence[str], port: int) -> list[str]:
@@ -95,26 +100,39 @@ def search_in_this_process(arm: str, words: Sequence[str]) -> int:
     return tune_main(words)
 
 
-class WorkerSeconds:
-    """Adds up the processor seconds of Ray's workers while they live, at most ``SAMPLE_S`` before their end."""
+def part_of(line: str) -> str:
+    """The kind of the process with this command line."""
+    if line.startswith("ray::") and not line.startswith(RAYS_AGENTS):
+        return WORKERS
+    if "wandb-core" in line:
+        return WANDB
+    if " -m bigbatch watch " in line:
+        return WATCH_SERVER
+    return DRIVER if f"{Path(__file__).name} --search " in line else RAY
+
+
+class SecondsByPart:
+    """Adds up the processor seconds of each kind of process while they live, at most ``SAMPLE_S`` before their end."""
 
     def __init__(self, account: ProcessorAccount) -> None:
-        self._account, self._over, self._seconds = account, threading.Event(), dict[tuple[int, int], float]()
+        self._account, self._over = account, threading.Event()
+        self._seen = dict[tuple[int, int], tuple[str, float]]()
         self._thread = threading.Thread(target=self._sample, daemon=True)
         self._thread.start()
 
     def _sample(self) -> None:
         while not self._over.wait(SAMPLE_S):
-            for process, (line, seconds) in self._account.of_processes().items():
-                if line.startswith("ray::") and not line.startswith(RAYS_AGENTS):
-                    self._seconds[process] = seconds
+            self._seen.update(self._account.of_processes())
 
-    def seconds(self) -> float:
-        """The sum until now."""
-        return sum(list(self._seconds.values()))
+    def seconds(self) -> dict[str, float]:
+        """The sums until now."""
+        sums: dict[str, float] = {}
+        for line, seconds in list(self._seen.values()):
+            sums[part_of(line)] = sums.get(part_of(line), 0.0) + seconds
+        return sums
 
-    def end(self) -> float:
-        """Stop counting. Returns the sum."""
+    def end(self) -> dict[str, float]:
+        """Stop counting. Returns the sums."""
         self._over.set()
         self._thread.join()
         return self.seconds()
@@ -200,18 +218,19 @@ def measure(arm: str, more: Sequence[str]) -> MeasuredSearch:
         spectators = Spectators(output, port, account)
         words = search_command(arm, output, more, port)
         words = account.counted(words) if account else words
-        workers = WorkerSeconds(account) if account else None
+        parts = SecondsByPart(account) if account else None
         began = time.monotonic()
         with log.open("w+b") as lines:
             code = on_terminal(words, lines.fileno(), spectators) if arm == ON else quietly(words, lines.fileno())
         wall_s, processor_s = time.monotonic() - began, account.seconds() if account else None
-        workers_s = workers.end() if workers else None
+        parts_s = parts.end() if parts else {}
         if account:
+            parts_s[REST] = (processor_s or 0.0) - sum(parts_s.values())
             account.close()
         if code:
             raise SystemExit(f"the search failed with {code}:\n{log.read_text(errors='replace')[-3000:]}")
         found = read_search(arm, output / STUDY, wall_s, spectators.seen if arm == ON else {})
-        found = replace(found, processor_s=processor_s, workers_s=workers_s)
+        found = replace(found, processor_s=processor_s, parts_s=parts_s)
         if problem := wrongly_monitored(found, output / STUDY):
             raise SystemExit(f"arm {arm}: {problem}")
         return found
@@ -280,14 +299,10 @@ def compared(searches: Sequence[MeasuredSearch]) -> dict[str, object]:
     ]
     if all(s.processor_s for s in searches):
         values.append(("processor", lambda s: s.processor_s or 0.0))
-    if all(s.workers_s is not None and s.processor_s for s in searches):
-        shares = [(beside_s(one[ON]) - beside_s(one[OFF])) / (one[OFF].processor_s or 1.0) for one in rounds]
-        result["beside"] = {
-            "shares": shares,
-            "median": statistics.median(shares),
-            "range": [min(shares), max(shares)],
-            "off_s": statistics.median(beside_s(one[OFF]) for one in rounds),
-        }
+    if all(s.parts_s and s.processor_s for s in searches):
+        result["beside"] = more_of(rounds, beside_s)
+        names = sorted({name for s in searches for name in s.parts_s})
+        result["parts"] = {name: more_of(rounds, lambda s, name=name: s.parts_s.get(name, 0.0)) for name in names}
     for name, value in values:
         ratios = [value(one[ON]) / value(one[OFF]) for one in rounds]
         off = [value(one[OFF]) for one in rounds]
@@ -301,9 +316,20 @@ def compared(searches: Sequence[MeasuredSearch]) -> dict[str, object]:
     return result
 
 
+def more_of(rounds: Sequence[dict[str, MeasuredSearch]], seconds: Callable[..., float]) -> dict[str, object]:
+    """What monitoring adds to these processor seconds, as shares of all of the search without it."""
+    shares = [(seconds(one[ON]) - seconds(one[OFF])) / (one[OFF].processor_s or 1.0) for one in rounds]
+    return {
+        "shares": shares,
+        "median": statistics.median(shares),
+        "range": [min(shares), max(shares)],
+        "off_s": statistics.median(seconds(one[OFF]) for one in rounds),
+    }
+
+
 def beside_s(search: MeasuredSearch) -> float:
     """Processor seconds of all processes but the workers."""
-    return (search.processor_s or 0.0) - (search.workers_s or 0.0)
+    return (search.processor_s or 0.0) - search.parts_s.get(WORKERS, 0.0)
 
 
 def in_words(result: dict[str, Any]) -> Iterator[str]:
@@ -324,6 +350,8 @@ def in_words(result: dict[str, Any]) -> Iterator[str]:
             f"processes beside the workers: {result['beside']['median']:+.1%} of all processor seconds "
             f"({low:+.1%} to {high:+.1%} by round)"
         )
+        parts = sorted(result["parts"].items(), key=lambda part: -part[1]["median"])
+        yield "of them by kind of process: " + ", ".join(f"{name} {one['median']:+.1%}" for name, one in parts)
     few = "" if len(result["wall"]["ratios"]) > 1 else "; one round shows no noise"
     judged = "processor" if "processor" in result else "wall"
     met = "reached" if result[judged]["median"] < TARGET else "missed"

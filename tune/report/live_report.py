@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import json
 import threading
@@ -29,8 +28,9 @@ class WrittenReport:
 
     tag: str
     """Of the studies' files; empty before the first version."""
-    packed: bytes = b""
-    """The page, compressed by gzip."""
+    page: bytes = b""
+    """As it is sent. Its figures and their script are compressed within it: to compress it again takes longer than it
+    is worth."""
     written_at: str = ""
     """Date and time in UTC."""
     problem: str = ""
@@ -95,10 +95,10 @@ class LiveReport:
             return
         now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
         try:
-            self.latest = WrittenReport(tag, gzip.compress(self._make(self._folders), 6), now)
+            self.latest = WrittenReport(tag, self._make(self._folders), now)
         except Exception as error:  # files that someone edits may hold anything; the version before stays
             before, reason = self.latest, " ".join(f"{type(error).__name__}: {error}".split())[:200]
-            self.latest = WrittenReport(before.tag, before.packed, before.written_at, reason)
+            self.latest = WrittenReport(before.tag, before.page, before.written_at, reason)
 
 
 def _tag(folders: Sequence[Path]) -> str:

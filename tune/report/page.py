@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import gzip
 import hashlib
 import json
@@ -171,6 +172,12 @@ def _packed(content: bytes) -> str:
     return base64.b64encode(gzip.compress(content, 6, mtime=0)).decode()
 
 
+@functools.lru_cache(maxsize=1)
+def _packed_plotly(script: bytes) -> str:
+    """Kept, because it is most of a page's work and ``bigbatch watch`` writes a page again and again."""
+    return _packed(script)
+
+
 def _hash(content: bytes) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(content).digest()).decode()}'"
 
@@ -195,7 +202,7 @@ def page_document(title: str, body: Markup, book: FigureBook, plotly: bytes) -> 
     data = ""
     if drawn:
         content = json.dumps(book.content(), separators=(",", ":"), allow_nan=False).encode("utf-8", "replace")
-        parts = (("plotly", _packed(plotly)), ("figures", _packed(content)))
+        parts = (("plotly", _packed_plotly(plotly)), ("figures", _packed(content)))
         data = "".join(f'<script type="text/plain" id="{name}">{text}</script>\n' for name, text in parts)
     head = joined(
         (

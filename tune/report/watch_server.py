@@ -73,9 +73,9 @@ class _WatchHandler(BaseHTTPRequestHandler):
             self._answer(self.server.frame, "text/html; charset=utf-8", {"Content-Security-Policy": POLICY})
         elif what == "state":
             self._answer(self.server.live.state(), "application/json", {})
-        elif what == "report" and self.server.live.latest.packed:
-            more = {"Content-Encoding": "gzip", "Content-Security-Policy": "frame-ancestors 'self'"}
-            self._answer(self.server.live.latest.packed, "text/html; charset=utf-8", more)
+        elif what == "report" and self.server.live.latest.page:
+            more = {"Content-Security-Policy": "frame-ancestors 'self'"}
+            self._answer(self.server.live.latest.page, "text/html; charset=utf-8", more)
         else:
             self.send_error(404)
 

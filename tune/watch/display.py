@@ -156,7 +156,7 @@ class LiveTable:
         self._said: tuple[Text, float] | None = None
         # This line is always there and short: a terminal prints ^C after it, and that must not start a new line.
         self._last_line = Text("Ctrl-C saves and stops", style="dim")
-        self._live = Live(console=console, get_renderable=self._draw, refresh_per_second=2, transient=False)
+        self._live = Live(console=console, get_renderable=self._draw, refresh_per_second=1, transient=False)
 
     def __enter__(self) -> LiveTable:
         self._live.start()

@@ -13,7 +13,7 @@ from torch import nn
 
 from bigbatch.train_loop.launch.histogram_lines import append_histograms, read_histograms
 from bigbatch.train_loop.loop.train import train
-from bigbatch.train_loop.loop.watched_model import BINS, TensorHistogram, histogram, histograms_of
+from bigbatch.train_loop.loop.watched_model import BINS, SAMPLE, TensorHistogram, histogram, histograms_of
 from bigbatch.train_loop.reporter import ListReporter
 from helpers.tiny_training import CONFIG, install
 
@@ -57,6 +57,35 @@ def test_a_histogram_is_that_of_numpy_without_what_is_not_finite() -> None:
     assert histogram(torch.full((3,), torch.nan)) is None
     constant = histogram(torch.full((9,), 2.0))
     assert constant is not None and (constant.low, constant.high, sum(constant.counts)) == (1.5, 2.5, 9)
+
+
+def test_a_sample_of_a_large_tensor_has_its_distribution() -> None:
+    values = torch.randn(256, 128, 3, 3, generator=torch.Generator().manual_seed(0)).to(
+        memory_format=torch.channels_last
+    )
+    exact, _ = np.histogram(values.numpy(), bins=BINS)
+    found = histogram(values)
+    assert found is not None and (found.low, found.high) == (values.min().item(), values.max().item())
+    counts = np.array(found.counts)
+    assert SAMPLE / 2 < counts.sum() <= SAMPLE
+    distance = np.abs(np.cumsum(counts) / counts.sum() - np.cumsum(exact) / exact.sum()).max()
+    assert distance < 1.95 / counts.sum() ** 0.5, "Kolmogorov's test, of one in a thousand"
+
+
+@pytest.mark.parametrize("shape", [(256, 256, 3, 3), (2048, 512, 1, 1), (64, 4096, 1, 1), (13, 7, 11, 97)])
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_a_sample_has_each_place_of_a_kernel_and_each_channel_as_often(
+    shape: tuple[int, ...], memory_format: torch.memory_format
+) -> None:
+    for dim, size in enumerate(shape):
+        if size > BINS:
+            continue
+        places = torch.arange(float(size)).view([-1 if other == dim else 1 for other in range(len(shape))])
+        values = places.expand(shape).contiguous(memory_format=memory_format)
+        found = histogram(values)
+        assert found is not None
+        counts = [count for count in found.counts if count]
+        assert len(counts) == size and max(counts) - min(counts) <= 0.01 * max(counts) + 2, (dim, counts)
 
 
 def test_a_parameter_without_gradient_has_no_histogram_of_one() -> None:
