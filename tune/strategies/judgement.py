@@ -21,7 +21,7 @@ from optuna.samplers import BaseSampler, TPESampler
 from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
-from bigbatch.tune.strategies.study_view import BestAndRecent, view_of
+from bigbatch.tune.strategies.study_view import view_of
 
 SPARED_ATTR = "spared_in_epoch"
 """User attribute: the first epoch in which the pruner wanted to stop the trial."""
@@ -57,13 +57,11 @@ class JudgedTPESampler(TPESampler):
 
     Args:
         startup: draws the first trials. Optuna's TPE would draw them uniformly at random.
-        history: chooses the trials to see; the samplers of one search may share it. None: all are seen.
         options: those of ``TPESampler``.
     """
 
-    def __init__(self, startup: BaseSampler, history: BestAndRecent | None = None, **options: Any) -> None:
+    def __init__(self, startup: BaseSampler, **options: Any) -> None:
         super().__init__(**options)
-        self._history = history
         self._random_sampler = startup  # type: ignore[assignment]  # TPE calls only methods of BaseSampler
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
@@ -83,10 +81,6 @@ class JudgedTPESampler(TPESampler):
         return super().sample_independent(self._judged(study), trial, param_name, param_distribution)
 
     def _judged(self, study: Study) -> Study:
-        """The study with the best and the most recent of its trials, judged."""
+        """The study with its trials judged."""
         maximize = study.directions[0] == StudyDirection.MAXIMIZE
-
-        def shown(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
-            return as_judged(trials if self._history is None else self._history.among(trials), maximize)
-
-        return view_of(study, shown)
+        return view_of(study, lambda trials: as_judged(trials, maximize))

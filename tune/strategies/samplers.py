@@ -118,15 +118,15 @@ def _sampler(name: str, seed: int, startup: int, design: SobolSampler, history: 
         return design
     if name == "tpe":
         # group: in a conditional space, each optimizer's parameters are modelled together.
-        return knowing_constraints(
-            partial(JudgedTPESampler, design, history),
+        sampler = knowing_constraints(
+            partial(JudgedTPESampler, design),
             seed=seed,
             n_startup_trials=startup,
             multivariate=True,
             group=True,
             constant_liar=True,
         )
-    if name == "gp":
+    elif name == "gp":
         sampler = knowing_constraints(
             GPSampler,
             seed=seed,
@@ -134,8 +134,9 @@ def _sampler(name: str, seed: int, startup: int, design: SobolSampler, history: 
             deterministic_objective=False,  # see COMPLETE_ONLY
             independent_sampler=design,
         )
-        return sampler if history is None else SomeTrialsSampler(sampler, history)
-    raise ValueError(f"no such sampler: {name!r}")
+    else:
+        raise ValueError(f"no such sampler: {name!r}")
+    return sampler if history is None else SomeTrialsSampler(sampler, history)
 
 
 def _cmaes(seed: int, startup: int, design: SobolSampler, source_trials: Sequence[FrozenTrial] | None) -> CmaEsSampler:
