@@ -122,7 +122,9 @@ class SecondsByPart:
 
     def _sample(self) -> None:
         while not self._over.wait(SAMPLE_S):
-            self._seen.update(self._account.of_processes())
+            for process, (line, seconds) in self._account.of_processes().items():
+                known, _ = self._seen.get(process, ("", 0.0))
+                self._seen[process] = (line or known, seconds)  # a process that is about to end has no command line
 
     def seconds(self) -> dict[str, float]:
         """The sums until now."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,23 @@ def test_each_kind_of_process_has_seconds_of_its_own(bench: Any) -> None:
     found = parts.end()
     account.close()
     assert set(found) == set(lines) and max(found.values()) < 1.2, "the time of others is counted"
+
+
+def test_a_process_that_is_about_to_end_stays_of_its_kind(bench: Any) -> None:
+    samples = iter([("ray::_RayTrainWorker", 5.0), ("", 7.0)])
+    last = threading.Event()
+
+    class Account:
+        """Of one process, which has no command line when it is seen for the second time."""
+
+        def of_processes(self) -> dict[tuple[int, int], tuple[str, float]]:
+            sample = next(samples, None)
+            if sample is None:
+                last.set()
+            return {(1, 1): sample} if sample else {}
+
+    parts = bench.SecondsByPart(Account())
+    assert last.wait(60) and parts.end() == {"workers": 7.0}
 
 
 def test_what_other_processes_take_more_is_a_share_of_the_search_without_monitoring(bench: Any) -> None:
