@@ -7,19 +7,19 @@ seed, no early stops, no confirmations. So they train the same configurations fo
 
 - **off**: output to a file, no W&B, no gauges, no report at the end, no energy of processors.
 - **on**: the live table on a terminal, W&B offline with histograms of gradients and parameters, gauges that are scraped
-  every 5 s, ``bigbatch watch`` with a browser's requests every 3 s, the report at the end, energy where it can be read.
+  every 10 s, as by our prometheus.yml, ``bigbatch watch`` with a browser's requests every 3 s, the report at the end,
+  energy where it can be read.
 
 Records, logs, the ledger and the journal are the search itself and in both arms; so are a worker's counters of its GPU,
 which have no switch. Watch server and scraper run on the same cores here, where they usually have others: the cost is
 an upper bound. A round is one search of each arm, the second round in the opposite order. Stored: wall times, seconds
 within epochs, processor seconds of the search and all that it starts, with the watch server's (as root, by control
-group: they compare on a busy machine too), those of all processes but the workers (see below), their ratios on/off by
+group: other work delays them less than the wall), those of all processes but the workers (see below), ratios on/off by
 round with median and range, and the range of the off arm alone, which is the noise. ``--dry-run`` prints the two
 commands.
 
 **parts**: the same difference for each kind of process, as a share of the processor seconds of the search without:
-Ray's workers, the driver, W&B's process, the watch server, Ray's own processes; **rest** is what lived too shortly to
-be seen, and at most the last half second of each.
+workers, driver, W&B, the watch server, Ray itself; **rest** lived too shortly to be seen, or is the last half second.
 
 **beside**: what W&B's process, the driver, Ray's dashboard, the report and the watch server take more with monitoring
 than without, as a share of the processor seconds of the search without. The times of workers vary by several percent
@@ -60,7 +60,7 @@ STUDY = "bench"
 WORKERS, DRIVER, WATCH_SERVER, WANDB, RAY, REST = "workers", "driver", "watch server", "W&B", "Ray itself", "rest"
 RAYS_AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
 FIXED = ("--space", "large_batch", "--strategy", "random", "--stopping", "none", "--confirm", "none", "--seed", "0")
-POLL_S, SCRAPE_S, ANSWER_S, SAMPLE_S = 3.0, 5.0, 10.0, 0.5
+POLL_S, SCRAPE_S, ANSWER_S, SAMPLE_S = 3.0, 10.0, 10.0, 0.5
 EPOCH_PARTS = ("train_s", "bn_s", "val_s", "checkpoint_s")
 
 

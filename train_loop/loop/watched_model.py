@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 BINS = 64
 """As many as those of ``wandb.watch``."""
-SAMPLE = 65_536
-"""Of a larger tensor about as many values are counted: 1,000 a bin. All of them took most of monitoring's time."""
+SAMPLE = 16_384
+"""Of a larger tensor about as many values are counted: 256 a bin. All of them took most of monitoring's time."""
 GRADIENTS, PARAMETERS = "gradients", "parameters"
 
 

@@ -26,9 +26,11 @@ from bigbatch.tune.watch.columns import Columns
 from bigbatch.tune.watch.observer import TrialView, ranked
 
 MAX_ROWS = 16
+"""The live table shows this many trials: the running ones, the best one and the latest."""
+FRAMES_PER_S = 0.5
+"""Drawing takes rich some milliseconds, on cores that may be those of the search."""
 MAX_OWN_METRICS = 4
 """A line about an epoch names at most this many metrics of the user's own."""
-"""The live table shows this many trials: the running ones, the best one and the latest."""
 WATCHDOG_LINE_S = 90.0
 """How long a line of the watchdog stays visible. A new one comes every minute."""
 STATE_WORDS = {
@@ -156,7 +158,7 @@ class LiveTable:
         self._said: tuple[Text, float] | None = None
         # This line is always there and short: a terminal prints ^C after it, and that must not start a new line.
         self._last_line = Text("Ctrl-C saves and stops", style="dim")
-        self._live = Live(console=console, get_renderable=self._draw, refresh_per_second=1, transient=False)
+        self._live = Live(console=console, get_renderable=self._draw, refresh_per_second=FRAMES_PER_S, transient=False)
 
     def __enter__(self) -> LiveTable:
         self._live.start()
