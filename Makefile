@@ -4,7 +4,7 @@ PYTHON ?= python
 JOBS ?= 2
 FAST = $(PYTHON) -m pytest -n $(JOBS) --dist loadgroup --durations=15 -m "not slow and not exhaustive"
 
-.PHONY: check format lint types docs pages test coverage slow exhaustive lowest lowest-ci gpu
+.PHONY: check format lint types docs pages test coverage slow exhaustive lowest gpu
 
 check: format lint types docs coverage slow
 
@@ -35,7 +35,7 @@ test:
 coverage:
 	$(FAST) --cov --cov-report=term:skip-covered
 
-# Those that start Ray run one after the other, beside those in a virtual Slurm (tests/conftest.py).
+# Those that start Ray run one after the other, beside those in a virtual Slurm and the others (tests/conftest.py).
 slow:
 	$(PYTHON) -m pytest -n $(JOBS) --dist loadgroup --durations=15 -m "slow and not exhaustive"
 
@@ -44,14 +44,10 @@ slow:
 exhaustive:
 	$(PYTHON) -m pytest --durations=15 -m exhaustive
 
-# All fast tests, and a search, with the lowest versions that pyproject.toml allows, in an environment that is made and removed:
-# it needs 8 GB and a download. CI has no time for all of it: lowest-ci leaves out whole searches (Ray has one version alone),
-# the cluster, the documentation and the benchmarks. `make check` runs what is installed, in CI the newest versions.
+# The fast tests, and a search, with the lowest versions that pyproject.toml allows, in an environment that is made and
+# removed: it needs 8 GB and a download. `make check` runs what is installed, in CI the newest versions.
 lowest:
 	PYTHON=$(PYTHON) .ci/lowest $(JOBS)
-
-lowest-ci:
-	PYTHON=$(PYTHON) .ci/lowest $(JOBS) tests/search_spaces_tests tests/train_loop_tests tests/tune_tests/*/
 
 # What needs a GPU: its tests, then the benchmarks with an arm for it. MINUTES: of all together; ONLY: some steps.
 MINUTES ?= 40

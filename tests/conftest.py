@@ -29,13 +29,14 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Say which tests must not run side by side with `-n 2 --dist loadgroup`. Without pytest-xdist this says nothing.
 
-    Tests of Slurm share one virtual cluster. The slow tests start Ray with all cores and kill its processes: two of
+    Tests of Slurm share one virtual cluster. Most slow tests start Ray with all cores and kill its processes: two of
     them at a time would wait for each other.
     """
     for item in items:
-        for marker, group in (("slurm", "slurm"), ("exhaustive", "ray"), ("slow", "ray")):
+        for marker, group in (("slurm", "slurm"), ("without_ray", ""), ("exhaustive", "ray"), ("slow", "ray")):
             if item.get_closest_marker(marker):
-                item.add_marker(pytest.mark.xdist_group(group))
+                if group:
+                    item.add_marker(pytest.mark.xdist_group(group))
                 break
 
 

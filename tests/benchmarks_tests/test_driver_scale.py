@@ -18,6 +18,8 @@ from bigbatch.tune.study.quick_journal import QuickJournal
 from bigbatch.tune.study.store import StudyStore
 from helpers.paths import ROOT
 
+pytestmark = pytest.mark.without_ray
+
 
 @pytest.mark.parametrize("storage", ["memory", "journal"])
 def test_each_window_counts_its_trials_with_time_and_bytes(run_command, tmp_path: Path, storage: str) -> None:

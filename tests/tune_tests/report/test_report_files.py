@@ -23,6 +23,8 @@ from helpers.browser import chromium
 from helpers.invented_studies import Lines, description, hostile_study, invented_study, write_journal
 from helpers.paths import ROOT
 
+pytestmark = pytest.mark.without_ray
+
 OLDER = ROOT / "tests" / "older" / "data" / "6dde4d6" / "runs.tar.xz"
 
 

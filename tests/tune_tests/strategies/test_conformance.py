@@ -15,6 +15,8 @@ from bigbatch.tune.study.trial_facts import CONTINUES_ATTR
 from helpers.conducted import Killed, Search, check_whole, in_memory, kill_at_write, summary
 from helpers.waiting import wait_until
 
+pytestmark = pytest.mark.without_ray
+
 NAMED = [name for name in STOPPINGS if name != "auto"]
 SOME = [(strategy, "look") for strategy in CAPABILITIES] + [("curves", stopping) for stopping in NAMED[1:]]
 """Every name at least once."""

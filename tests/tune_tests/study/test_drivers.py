@@ -23,6 +23,8 @@ from bigbatch.tune.trials.conductor import Over
 from helpers.bridges import EPOCHS, make_bridge, number_of, record, run_out
 from helpers.conducted import Search, check_whole
 
+pytestmark = pytest.mark.without_ray
+
 
 def opened(folder: Path, url: str, name: str = "s") -> StudyStore:
     """A driver in a folder of its own, as the command line opens one."""

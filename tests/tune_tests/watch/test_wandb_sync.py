@@ -19,6 +19,8 @@ from helpers.waiting import wait_until
 from helpers.wandb_server import UploadedRun, WandbServer
 from helpers.wandb_writer import LEARNING_RATE, WandbWriter, value_after
 
+pytestmark = pytest.mark.without_ray
+
 writes_at_once = pytest.mark.skipif(
     wandb_uploads.wandb_release() < wandb_uploads.LIVE_SINCE, reason="this W&B writes a run in blocks of 32 KiB"
 )

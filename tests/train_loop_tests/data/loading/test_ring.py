@@ -28,6 +28,8 @@ from helpers.paths import ROOT
 from helpers.rings import JOB, SIZE, batches_of, expected, filler
 from helpers.waiting import wait_until
 
+pytestmark = pytest.mark.without_ray
+
 
 @pytest.mark.parametrize(
     "method",

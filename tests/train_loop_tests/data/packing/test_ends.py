@@ -20,6 +20,8 @@ from helpers.packed_sets import run_pack, write_images
 from helpers.paths import ROOT
 from helpers.waiting import wait_until
 
+pytestmark = pytest.mark.without_ray
+
 SLOW_JPEGTRAN = """#!/bin/sh
 [ -e "$(dirname "$0")/slow" ] && sleep 0.2
 exec cat
