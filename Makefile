@@ -37,7 +37,7 @@ coverage:
 
 # Those that start Ray run one after the other, beside those in a virtual Slurm and the others (tests/conftest.py).
 slow:
-	$(PYTHON) -m pytest -n $(JOBS) --dist loadgroup --durations=15 -m "slow and not exhaustive"
+	$(PYTHON) -m pytest -n $(JOBS) --dist loadgroup --durations=60 -m "slow and not exhaustive"
 
 # More faults, most of them in a virtual Slurm, and more kills of searches; more than half an hour on two cores of one's
 # own.
