@@ -221,9 +221,8 @@ def wait_for_growth(journal: Path, search: Search) -> None:
     wait_until(grown, "the search writes nothing more")
 
 
-@pytest.mark.parametrize(
-    "every", [pytest.param(3, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.exhaustive)]
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("every", [3, 1])
 def test_no_trial_is_lost_or_doubled_over_many_kills(tiny, tmp_path, every):
     """kill -9 of the whole process tree at twelve moments, or every third, from before the first trial to the end."""
     arguments = [*tiny, "--study", "s", "--trials", 8, "--max-epochs", 60, "--scheduler", "none", "--confirm", "none"]

@@ -74,14 +74,15 @@ class LiveReport:
         return json.dumps({"tag": latest.tag, "written_at": latest.written_at, "problem": latest.problem}).encode()
 
     def _run(self) -> None:
-        while not self._stop.is_set():
+        self.look()  # counts for nothing: it loads modules too, and for that the page would be old for minutes
+        next_at, running = self._clock(), self._running()
+        while not self._stop.wait(self._every_s):
+            if self._clock() < next_at and self._running() == running:  # the end of a search is seen at once
+                continue
             began = self._clock()
             self.look()
             next_at = self._clock() + (self._clock() - began) * (1 / MOST_SHARE - 1)
             running = self._running()
-            while not self._stop.wait(self._every_s):
-                if self._clock() >= next_at or self._running() != running:  # the end of a search is seen at once
-                    break
 
     def _running(self) -> list[str]:
         return [who_runs(folder) for folder in self._folders]
