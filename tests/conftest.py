@@ -31,9 +31,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Say which tests must not run side by side with `-n 2 --dist loadgroup`. Without pytest-xdist this says nothing.
 
     Tests of Slurm share one virtual cluster. Most slow tests start Ray with all cores and kill its processes: two of
-    them at a time would wait for each other.
+    them at a time would wait for each other. Slow ones with a group of their own kill nothing, and run beside them.
     """
     for item in items:
+        if item.get_closest_marker("xdist_group"):
+            continue
         for marker, group in (("slurm", "slurm"), ("without_ray", ""), ("exhaustive", "ray"), ("slow", "ray")):
             if item.get_closest_marker(marker):
                 if group:
