@@ -85,7 +85,7 @@ def test_own_space_is_accepted(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("examples")
+@pytest.mark.xdist_group("beside")
 def test_a_search_of_own_space_can_be_read_by_read_study(tmp_path: Path, tiny_images: Path) -> None:
     small = ("--set", "batch.global_size=32", "data.image_size=32")
     few = ("--trials", 2, "--max-epochs", 1, "--data", tiny_images, *small)
@@ -99,7 +99,7 @@ OWN_LOOPS = [("lightning_trainable.py", "lightning"), ("huggingface_trainable.py
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("examples")
+@pytest.mark.xdist_group("beside")
 @pytest.mark.parametrize(("name", "library"), OWN_LOOPS)
 def test_training_functions_of_other_libraries_are_searched_and_learn(name: str, library: str, tmp_path: Path) -> None:
     pytest.importorskip(library)
@@ -115,7 +115,7 @@ def test_training_functions_of_other_libraries_are_searched_and_learn(name: str,
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("examples")
+@pytest.mark.xdist_group("beside")
 def test_ray_program_starts_a_private_ray(tmp_path: Path) -> None:
     said = run(EXAMPLES / "ray_program.py", cwd=tmp_path)
     assert said.startswith("1 nodes, ")
@@ -123,7 +123,7 @@ def test_ray_program_starts_a_private_ray(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("examples")
+@pytest.mark.xdist_group("beside")
 @pytest.mark.parametrize(
     ("name", "words", "reached"),
     [

@@ -21,7 +21,7 @@ def test_it_is_stored_without_outputs() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("examples")
+@pytest.mark.xdist_group("beside")
 def test_it_runs_and_shows_trials_figures_and_a_comparison(tmp_path: Path) -> None:
     import nbformat
     from nbclient import NotebookClient

@@ -59,6 +59,7 @@ def test_submitting_quietly_prints_the_id_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("beside")
 def test_a_quiet_run_prints_its_result_alone_and_a_verbose_one_its_start(tiny_images: Path, tmp_path: Path) -> None:
     changes = {"model.name": "shufflenet_v2_x0_5", "epochs": 1, "batch.global_size": 32, "data.image_size": 16}
     config = TrainConfig().replace_keys({**changes, "precise_bn": "off", "data.name": str(tiny_images)})

@@ -170,7 +170,7 @@ def test_the_list_names_every_step_and_needs_no_gpu(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("examples")
+@pytest.mark.xdist_group("beside")
 def test_a_dry_run_on_the_cpu_runs_every_command_line_and_stores_every_result(tmp_path: Path) -> None:
     started = time.time()
     words = ("--device", "cpu", "--tiny", "--minutes", "30", "--folder", "kept")

@@ -20,6 +20,7 @@ def space(trial, workload):
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("beside")
 def test_two_objectives_end_with_their_front(tiny, tmp_path: Path) -> None:
     arguments = (*tiny, "--study", "s", "--trials", 4, "--max-epochs", 2)
     search = Search(*arguments, "--objectives", "val_loss:min,gpu_hours:min", cwd=tmp_path)
@@ -41,6 +42,7 @@ def test_two_objectives_end_with_their_front(tiny, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("beside")
 def test_a_target_ends_trials_and_a_bound_that_nobody_keeps_makes_all_infeasible(
     tiny, tmp_path: Path, tiny_images: Path
 ) -> None:
