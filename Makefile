@@ -35,7 +35,7 @@ test:
 coverage:
 	$(FAST) --cov --cov-report=term:skip-covered
 
-# Those that start Ray run one after the other, beside those in a virtual Slurm and the others (tests/conftest.py).
+# Those that start Ray run one after the other, but for some that kill nothing; the others beside them (tests/conftest.py).
 slow:
 	$(PYTHON) -m pytest -n $(JOBS) --dist loadgroup --durations=60 -m "slow and not exhaustive"
 
