@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -44,7 +45,7 @@ class Prometheus:
 
     def __init__(self, files: Path) -> None:
         config = files / "prometheus.yml"
-        config.write_text(config.read_text().replace("_interval: 10s", "_interval: 1s"))
+        config.write_text(re.sub(r"_interval: \d+s", "_interval: 1s", config.read_text()))
         self.port = free_port()
         options = [f"--config.file={config}", f"--web.listen-address=127.0.0.1:{self.port}"]
         options += [f"--storage.tsdb.path={files / 'data'}", "--log.level=warn"]

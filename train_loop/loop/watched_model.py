@@ -1,4 +1,4 @@
-"""Histograms of a network's parameters and gradients, once an epoch, for a reporter that asks for them.
+"""Histograms of a network's parameters and gradients, in its epochs, for a reporter that asks for them.
 
 The optimizer's own hook sees the gradients as it gets them: summed over micro-batches and ranks, without fp16's scale,
 and clipped. A step that fp16 skips has none. Ranks have the same values, so rank 0 alone looks.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import time
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -22,6 +23,9 @@ BINS = 64
 """As many as those of ``wandb.watch``."""
 SAMPLE = 16_384
 """Of a larger tensor about as many values are counted: 256 a bin. All of them took most of monitoring's time."""
+LEAST_S = 15.0
+"""Shorter epochs do not all have histograms, which would take a part of their time that counts. W&B looks at the
+processors as often."""
 GRADIENTS, PARAMETERS = "gradients", "parameters"
 
 
@@ -39,15 +43,25 @@ class TensorHistogram:
 
 @contextlib.contextmanager
 def watched_model(run: Run) -> Iterator[None]:
-    """Within the block the reporter gets histograms at the last step of each epoch, if it watches anything."""
+    """Within the block the reporter gets histograms at the last step of an epoch, if it watches anything.
+
+    These are the run's first and last epoch, the first one after a resume, and each that ends ``LEAST_S`` seconds or
+    more after the one before that had some.
+    """
     kinds = getattr(run.reporter, "watched", ())
     if not kinds or run.world.rank != 0:
         yield
         return
 
+    due = -math.inf
+
     def look(*_: object) -> None:
-        if run.progress.step + 1 == run.steps_per_epoch:
-            run.reporter.histograms(run.progress.epoch + 1, histograms_of(run.model, kinds))  # type: ignore[attr-defined]
+        nonlocal due
+        epoch = run.progress.epoch + 1
+        if run.progress.step + 1 < run.steps_per_epoch or (time.monotonic() < due and epoch < run.config.epochs):
+            return
+        due = time.monotonic() + LEAST_S
+        run.reporter.histograms(epoch, histograms_of(run.model, kinds))  # type: ignore[attr-defined]
 
     handle = run.optimizer.register_step_pre_hook(look)
     try:

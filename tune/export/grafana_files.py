@@ -15,7 +15,7 @@ PROMETHEUS_URL = "http://127.0.0.1:9090"
 SCRAPE = """\
 # `bigbatch export STUDY --grafana DIR` has written this file. The same command for another study adds that study.
 global:
-  scrape_interval: 10s
+  scrape_interval: 30s
 scrape_configs:
   - job_name: bigbatch
     file_sd_configs:

@@ -127,7 +127,7 @@ def _add_how(p: argparse.ArgumentParser) -> None:
     add("--seed", type=int, metavar="S", help="seed of sampling, initial weights and data order (default 0)")
     add("--address", metavar="ADDR", help="local (default): start a private Ray; auto or HOST:PORT: join a running one")
     add("--wandb", metavar="MODE", help="disabled (default), offline, online, or auto: online if its server answers")
-    add("--wandb-watch", metavar="WHAT", help="with --wandb: histograms of gradients, parameters, or all, each epoch")
+    add("--wandb-watch", metavar="WHAT", help="with --wandb: histograms of gradients, parameters, or all")
     add(
         "--metrics-port",
         type=parse_port,

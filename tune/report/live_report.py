@@ -15,7 +15,7 @@ from bigbatch.tune.study.summary import who_runs
 
 LOOKED_AT_S = 60.0
 """Nothing is written if no page has asked for this long, and two looks."""
-MOST_SHARE = 0.02
+MOST_SHARE = 0.01
 """While a study runs, writing takes at most this part of the time: its cores may be those of the search, login nodes
 are shared, and a large study takes seconds."""
 WATCHED = ("study.json", "optuna.journal", "trials.parquet", "frontier.json")

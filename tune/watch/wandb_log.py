@@ -22,6 +22,8 @@ from bigbatch.tune.watch.observer import TrialView
 
 FLUSH, FLUSH_S = "x_transaction_log_flush_interval", 1.0
 """wandb writes an offline file at least this often. By its own 15 s a killed search would lose more."""
+REQUIREMENTS = "x_save_requirements"
+"""wandb would list all installed packages for each run. The list of a search's first run is that of all."""
 METRICS = tuple(name for name, column in EpochRecord.columns().items() if column.tracked)
 
 
@@ -45,7 +47,7 @@ class WandbObserver:
 
         self._wandb, self._mode, self._study, self._project = wandb, mode, study, project
         # Older versions write at a pace of their own.
-        self._flush: dict[str, Any] = {FLUSH: FLUSH_S} if FLUSH in wandb.Settings.model_fields else {}
+        self._settings: dict[str, Any] = {FLUSH: FLUSH_S} if FLUSH in wandb.Settings.model_fields else {}
         self._folder, self._logs = folder, logs_with_histograms
         job = slurm_job()
         self._job = {} if job is None else {"slurm_job_id": job.job_id, "slurm_restart_count": job.restart_count}
@@ -71,9 +73,11 @@ class WandbObserver:
             },
             reinit="create_new",
             settings=self._wandb.Settings(
-                silent=True, console="off", x_disable_stats=True, disable_git=True, disable_code=True, **self._flush
+                silent=True, console="off", x_disable_stats=True, disable_git=True, disable_code=True, **self._settings
             ),
         )  # fmt: skip
+        if REQUIREMENTS in self._wandb.Settings.model_fields:
+            self._settings[REQUIREMENTS] = False
         if self._mode == "offline":  # a trial that goes on has a new file, which takes the place of the earlier one
             for record in trial.records:
                 self.epoch_ended(trial, record)

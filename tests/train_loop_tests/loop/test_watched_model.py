@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import torch
 from torch import nn
 
 from bigbatch.train_loop.launch.histogram_lines import append_histograms, read_histograms
+from bigbatch.train_loop.loop import watched_model
 from bigbatch.train_loop.loop.train import train
 from bigbatch.train_loop.loop.watched_model import BINS, SAMPLE, TensorHistogram, histogram, histograms_of
 from bigbatch.train_loop.reporter import ListReporter
@@ -97,7 +99,8 @@ def test_a_parameter_without_gradient_has_no_histogram_of_one() -> None:
     assert set(histograms_of(layer, ("gradients",))) == {"gradients/bias"}
 
 
-def test_each_epoch_has_histograms_and_the_training_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_long_epoch_has_histograms_and_the_training_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watched_model, "LEAST_S", 0.0)
     config = replace(CONFIG, optimizer=replace(CONFIG.optimizer, clip_grad_norm=CLIP))
     watching, silent = WatchingReporter("gradients", "parameters"), ListReporter()
     built = install(monkeypatch.setattr)
@@ -109,6 +112,21 @@ def test_each_epoch_has_histograms_and_the_training_is_the_same(monkeypatch: pyt
     assert [r.train_loss for r in watching.records] == [r.train_loss for r in silent.records]
     weights = zip(built.model.parameters(), built_again.model.parameters(), strict=True)
     assert all(torch.equal(one, other) for one, other in weights)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"), [(7.0, [1, 4, 6]), (8.0, [1, 3, 5, 6]), (15.0, [1, 2, 3, 4, 5, 6]), (1.0, [1, 6])]
+)
+def test_of_short_epochs_the_first_the_last_and_one_each_15_s_have_histograms(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, expected: list[int]
+) -> None:
+    reporter = WatchingReporter("parameters")
+    monkeypatch.setattr(reporter, "histograms", lambda epoch, _: reporter.seen.setdefault(epoch, {}))
+    clock = SimpleNamespace(monotonic=lambda: 100.0 + seconds * len(reporter.records))
+    monkeypatch.setattr(watched_model, "time", clock)
+    install(monkeypatch.setattr)
+    train(replace(CONFIG, epochs=6), reporter=reporter)
+    assert list(reporter.seen) == expected
 
 
 def test_lines_survive_kills_and_repeated_epochs(tmp_path: Path) -> None:

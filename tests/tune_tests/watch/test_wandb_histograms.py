@@ -67,6 +67,21 @@ def test_the_offline_file_has_the_histograms(tmp_path: Path) -> None:
     ]
 
 
+def test_the_first_run_lists_the_installed_packages_for_all(tmp_path: Path) -> None:
+    observer = WandbObserver("offline", "s", tmp_path / "wandb")
+    for number in range(3):
+        trial = TrialView(number, {"rate": 0.5}, TrainConfig(epochs=1))
+        observer.trial_started(trial)
+        observer.epoch_ended(trial, epoch_record(1, 0.1))
+        trial.state = "COMPLETE"
+        observer.trial_ended(trial)
+    runs = [next((tmp_path / "wandb").glob(f"offline-run-*-s-{number:04d}")) for number in range(3)]
+    lists = [run / "files" / "requirements.txt" for run in runs]
+    wait_until(lambda: lists[0].exists() and "torch==" in lists[0].read_text(), "the first run has no list")
+    assert not lists[1].exists() and not lists[2].exists()
+    assert all(any(run.glob("*.wandb")) for run in runs)
+
+
 def test_the_option_is_checked_with_wandb() -> None:
     check_option_values(SearchOptions(wandb="offline", wandb_watch="all"))
     check_option_values(SearchOptions(wandb_watch="none"))
