@@ -2,8 +2,8 @@
 
     python benchmarks/profile_example.py --output benchmarks/results/profile_example_2cpu.json
 
-It is an example of the table and no measure of a network: one process, as a user starts it. Stored are the printed lines,
-the figures behind them (``profile.jsonl``) and the configuration.
+It is an example of the table and no measure of a network: one process, as a user starts it. Stored are the printed
+lines, the figures behind them (``profile.jsonl``) and the configuration.
 """
 
 from __future__ import annotations
