@@ -28,7 +28,7 @@ from bigbatch.tune.simulate.events import ReplayDriver, SimulatedClock, StartedT
 from bigbatch.tune.simulate.pool import RowPool, SnappingSampler
 from bigbatch.tune.simulate.readers import read_curves
 from bigbatch.tune.strategies.named import make_strategy
-from bigbatch.tune.strategies.protocol import Capabilities, Dimension, SearchFacts, Strategy, TrialDecision
+from bigbatch.tune.strategies.protocol import Capabilities, Dimension, Fits, SearchFacts, Strategy, TrialDecision
 from bigbatch.tune.strategies.samplers import quiet_optuna
 from bigbatch.tune.study.budget import Budget, Limits
 from bigbatch.tune.study.ledger import Ledger
@@ -273,8 +273,8 @@ class _SnappedStrategy:
     def look(self, study: Study, trial: FrozenTrial, epoch: int) -> TrialDecision:
         return self._inner.look(study, trial, epoch)
 
-    def to_continue(self, study: Study) -> FrozenTrial | None:
-        return self._inner.to_continue(study)
+    def to_continue(self, study: Study, fits: Fits | None = None) -> FrozenTrial | None:
+        return self._inner.to_continue(study, fits)
 
     def is_over(self, study: Study) -> bool:
         return self._inner.is_over(study)

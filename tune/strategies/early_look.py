@@ -3,7 +3,8 @@
 
 A trial pauses after a tenth of its run, but not before its warmup has ended. Every fourth free slot continues the
 paused trial whose end is predicted to be the best; the others get new configurations. When all configurations were
-tried, continuing goes on until a third of them has run to the end. No trial is stopped for good.
+tried, continuing goes on until a third of them has run to the end. No trial is stopped for good. Once a budget has no
+room for a new run, each slot continues a paused one.
 
 With a frontier the slots for continuing are divided like the trials: the value goes first of which the smallest part
 has gone on. At the end at least one trial of each value has run to its end, and one of the configurations that were
@@ -25,7 +26,7 @@ from optuna.trial import FrozenTrial
 from bigbatch.tune.strategies.curve_data import CurveEncoder, Learned
 from bigbatch.tune.strategies.curve_history import MOST_CURVES
 from bigbatch.tune.strategies.look_index import LookIndex
-from bigbatch.tune.strategies.protocol import SearchFacts, TrialDecision
+from bigbatch.tune.strategies.protocol import Fits, SearchFacts, TrialDecision
 from bigbatch.tune.study.retry import RETRIES_ATTR
 from bigbatch.tune.study.trial_facts import CONTINUES_ATTR, planned_epochs, warmup_epochs
 
@@ -61,9 +62,12 @@ class EarlyLook:
             return TrialDecision.GO_ON
         return TrialDecision.GO_ON if _continues(trial, study) else TrialDecision.PAUSE
 
-    def to_continue(self, study: Study) -> FrozenTrial | None:
-        """The best of the paused trials at every fourth slot, and as long as too few have run to their end."""
+    def to_continue(self, study: Study, fits: Fits | None = None) -> FrozenTrial | None:
+        """The best of the paused trials at every fourth slot, and as long as too few have run to their end; at every
+        slot if no new one fits."""
         trials = self.index.update(study)
+        if fits is not None:
+            return self._that_fits(study, trials, fits)
         if self.index.configurations < self.facts.trials:
             slot = len(trials) + 1
             due = slot % EVERY == 0 and slot > 2 * EVERY
@@ -100,25 +104,43 @@ class EarlyLook:
 
     def _next(self, study: Study, trials: Sequence[FrozenTrial]) -> FrozenTrial | None:
         """The best paused trial of the frontier's value of which the smallest part has gone on."""
-        values = self.index.waiting_values()
-        if not values:
-            return None
-        return self._best(study, trials, [min(values, key=lambda v: (self.index.share(v), str(v)))])
+        values = self._by_share()
+        return self._best(study, trials, values[:1]) if values else None
+
+    def _by_share(self) -> list[object]:
+        """The frontier's values with paused trials, the one first of which the smallest part has gone on."""
+        return sorted(self.index.waiting_values(), key=lambda v: (self.index.share(v), str(v)))
+
+    def _that_fits(self, study: Study, trials: Sequence[FrozenTrial], fits: Fits) -> FrozenTrial | None:
+        """As when all configurations were tried, but only among trials that fit, and as many as fit."""
+        if found := self._best(study, trials, self._bare_values(), fits=fits):
+            return found
+        if found := self._best(study, trials, self._unmeasured_values(), given=True, fits=fits):
+            return found
+        each = (self._best(study, trials, [value], fits=fits) for value in self._by_share())
+        return next((found for found in each if found), None)
 
     def _best(
-        self, study: Study, trials: Sequence[FrozenTrial], values: Sequence[object], *, given: bool = False
+        self,
+        study: Study,
+        trials: Sequence[FrozenTrial],
+        values: Sequence[object],
+        *,
+        given: bool = False,
+        fits: Fits | None = None,
     ) -> FrozenTrial | None:
         """The paused trial of these values whose end is predicted to be the best; of equal ones, the earliest.
 
         Args:
             given: only among those whose configuration was given.
+            fits: only among those for which a budget has room.
         """
         history = self.encoder.history
         history.update(study)
         most = MOST_LOOKED_AT if len(history) > MOST_CURVES else None
         index = self.index
         places = index.waiting_given if given else lambda value: index.waiting(value, most)
-        waiting = [trials[place] for value in values for place in places(value)]
+        waiting = [trials[place] for value in values for place in places(value) if not fits or fits(trials[place])]
         if len(waiting) < 2:
             return waiting[0] if waiting else None
         also = [history.first_number(t.number) for t in waiting]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import enum
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -24,6 +24,9 @@ from bigbatch.search_spaces.log_normal import LogNormal
 from bigbatch.tune.strategies.names import Capabilities
 from bigbatch.tune.study.knowledge import KnownStudy
 from bigbatch.tune.study.objective import Objective
+
+Fits = Callable[[FrozenTrial], bool]
+"""Whether a budget has room for the rest of a paused trial's run."""
 
 
 class TrialDecision(enum.Enum):
@@ -138,10 +141,14 @@ class Stopping(Protocol):
         answer. The study is then as it was, but for what the look itself wrote. The answer may depend on it alone.
         """
 
-    def to_continue(self, study: Study) -> FrozenTrial | None:
+    def to_continue(self, study: Study, fits: Fits | None = None) -> FrozenTrial | None:
         """The paused trial that the next free slot continues; None: the slot gets a new configuration.
 
         The bridge calls this whenever a slot is free and no trial waits in the study.
+
+        Args:
+            fits: the budget has no room for a new configuration, and only those go on that fit. With None the slot
+                stays empty.
         """
 
     def is_over(self, study: Study) -> bool:
@@ -165,7 +172,7 @@ class Strategy(Protocol):
     def look(self, study: Study, trial: FrozenTrial, epoch: int) -> TrialDecision:
         """As ``Stopping.look``."""
 
-    def to_continue(self, study: Study) -> FrozenTrial | None:
+    def to_continue(self, study: Study, fits: Fits | None = None) -> FrozenTrial | None:
         """As ``Stopping.to_continue``."""
 
     def is_over(self, study: Study) -> bool:
@@ -197,9 +204,9 @@ class Combined:
         """As the stopping."""
         return self.stopping.look(study, trial, epoch)
 
-    def to_continue(self, study: Study) -> FrozenTrial | None:
+    def to_continue(self, study: Study, fits: Fits | None = None) -> FrozenTrial | None:
         """As the stopping."""
-        return self.stopping.to_continue(study)
+        return self.stopping.to_continue(study, fits)
 
     def is_over(self, study: Study) -> bool:
         """As the stopping."""

@@ -13,7 +13,7 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial
 
 from bigbatch.tune.strategies.passing_sampler import Asked, PassingSampler
-from bigbatch.tune.strategies.protocol import Capabilities, Strategy, TrialDecision
+from bigbatch.tune.strategies.protocol import Capabilities, Fits, Strategy, TrialDecision
 from bigbatch.tune.strategies.study_view import view_of
 from bigbatch.tune.study.cheap_runs import as_finished, ran_cheaply
 from bigbatch.tune.study.study_index import StudyIndex
@@ -81,9 +81,9 @@ class SearchOnly:
             return TrialDecision.GO_ON
         return self.inner.look(self._own.seen(study), trial, epoch)
 
-    def to_continue(self, study: Study) -> FrozenTrial | None:
+    def to_continue(self, study: Study, fits: Fits | None = None) -> FrozenTrial | None:
         """As the inner one, for what it sees."""
-        return self.inner.to_continue(self._own.seen(study))
+        return self.inner.to_continue(self._own.seen(study), fits)
 
     def is_over(self, study: Study) -> bool:
         """As the inner one, for what it sees."""

@@ -155,6 +155,15 @@ class Budget:
                 self.refused = self._eats(kept, needed_s, workers, KEPT_MARGIN)
         return self.refused is None
 
+    def could_go_on(self, number: int, kept: KeptBack | None = None) -> bool:
+        """Whether the rest of a running trial would be admitted, as a continuation, if the trial paused now."""
+        run, refused = self._runs.pop(number, None), self.refused
+        if run is None:
+            return True
+        could = self.admits(run.key, run.epochs_left, run.workers, kept)
+        self._runs[number], self.refused = run, refused
+        return could
+
     def eats(self, kept: KeptBack, key: PaceKey, workers: int) -> bool:
         """Whether one more epoch of a running trial would take what is kept back for other runs."""
         reason = self._eats(kept, self.pace.epoch_s(key) or 0.0, workers, 1.0)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import optuna
+from optuna.trial import FrozenTrial
 
 from bigbatch.cluster.host import json_values
 from bigbatch.train_loop.config import TrainConfig
@@ -12,7 +13,7 @@ from bigbatch.tune.study.budget import Budget, KeptBack
 from bigbatch.tune.study.confirm_reserve import ConfirmationReserve
 from bigbatch.tune.study.pace import pace_key
 from bigbatch.tune.study.tables import epoch_of, epoch_s
-from bigbatch.tune.study.trial_facts import CONFIRMS_ATTR
+from bigbatch.tune.study.trial_facts import CONFIRMS_ATTR, CONTINUES_ATTR, configuration, epochs_before
 
 
 class Admission:
@@ -45,7 +46,9 @@ class Admission:
         """Why the last trial was not admitted; None if it was."""
         return None if self._budget is None else self._budget.refused
 
-    def kept(self, study: optuna.Study, trial: optuna.trial.Trial, config: TrainConfig) -> KeptBack | None:
+    def kept(
+        self, study: optuna.Study, trial: optuna.trial.Trial | FrozenTrial, config: TrainConfig
+    ) -> KeptBack | None:
         """What has to fit in after a trial that asks; None for a confirmation, and without a reserve."""
         if self._reserve is None or CONFIRMS_ATTR in trial.user_attrs:
             return None
@@ -55,6 +58,20 @@ class Admission:
         """Whether a trial may start now that has trained so many of its epochs, with room for what is kept back."""
         left = max(1, config.epochs - epochs_done)
         return self._budget is None or self._budget.admits(pace_key(config.to_dict()), left, self._workers, kept)
+
+    def fits(self, study: optuna.Study) -> Callable[[FrozenTrial], bool]:
+        """Whether the rest of a paused trial's run may start now, as a function of the trial."""
+
+        def fits(paused: FrozenTrial) -> bool:
+            config = TrainConfig.from_dict(dict(configuration(paused)))
+            done = epochs_before(study.get_trials(deepcopy=False), {CONTINUES_ATTR: paused.number})
+            return self.admits(config, done, self.kept(study, paused, config))
+
+        return fits
+
+    def may_pause(self, study: optuna.Study, trial: optuna.trial.Trial, config: TrainConfig) -> bool:
+        """Whether the budget would let a running trial go on later if it paused now."""
+        return self._budget is None or self._budget.could_go_on(trial.number, self.kept(study, trial, config))
 
     def must_give_way(self, study: optuna.Study, config: TrainConfig) -> bool:
         """Whether a trial of the search must end now: its next epoch would take what confirmations need that the user

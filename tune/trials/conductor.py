@@ -20,7 +20,7 @@ from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.errors import FailureKind
 from bigbatch.train_loop.host.disk_full import NO_ROOM
 from bigbatch.tune.strategies.follow_up import FollowUp
-from bigbatch.tune.strategies.protocol import Strategy, TrialDecision
+from bigbatch.tune.strategies.protocol import Fits, Strategy, TrialDecision
 from bigbatch.tune.strategies.samplers import PerTrialSampler
 from bigbatch.tune.study import retry
 from bigbatch.tune.study.feasible import constraints_of, excesses, note_constraints, why_infeasible
@@ -149,7 +149,7 @@ class Conductor(LiveTrials):
         """Begin the next trial for which the budget has room. Adds to ``set_aside`` those for which it has none."""
         for _ in range(MAX_BAD_SAMPLES):
             # A continuation is shorter than a new trial and may still fit. Confirmations are all whole runs.
-            if set_aside and (self._only_confirms or not self._one_waits()):
+            if set_aside and (self._only_confirms or not self._one_waits(self._admission.fits(self._study))):
                 return None if self._close_search() else self._await_room()
             if not self._one_is_due():
                 return None
@@ -181,9 +181,9 @@ class Conductor(LiveTrials):
         self.say(closed_in_words(left))
         return True
 
-    def _one_waits(self) -> bool:
-        """Whether a trial waits in the study. Enqueues the continuation if the strategy wants one."""
-        return bool(self._study.get_trials(deepcopy=False, states=(TrialState.WAITING,))) or self._continue_paused()
+    def _one_waits(self, fits: Fits | None = None) -> bool:
+        """Whether a trial waits in the study. Enqueues the continuation if the strategy wants one (that ``fits``)."""
+        return bool(self._study.get_trials(deepcopy=False, states=(TrialState.WAITING,))) or self._continue_paused(fits)
 
     def _may_need_another(self) -> bool:
         """Whether the search may need another trial, now or when the live ones have ended."""
@@ -221,10 +221,9 @@ class Conductor(LiveTrials):
             raise Over
         return False
 
-    def _continue_paused(self) -> bool:
+    def _continue_paused(self, fits: Fits | None) -> bool:
         """Enqueue the continuation of the paused trial that the strategy chooses. Returns whether it chose one."""
-        paused = self._strategy.to_continue(self._study)
-        if paused is None:
+        if (paused := self._strategy.to_continue(self._study, fits)) is None:
             return False
         self._study.enqueue_trial(paused.params, user_attrs={CONTINUES_ATTR: paused.number})
         retry.hand_over(self._store, paused.number, self._study.get_trials(deepcopy=False)[-1].number)
@@ -345,7 +344,8 @@ class Conductor(LiveTrials):
             live.trial.set_user_attr(STOPPED_ATTR, epoch)
             self._tell(trial_id, stopped(epoch))
         elif decision == TrialDecision.PAUSE:
-            live.pausing = True
+            live.pausing = self._admission.may_pause(self._study, live.trial, live.config)
+            return TrialDecision.PAUSE if live.pausing else TrialDecision.GO_ON
         return decision
 
     def ended(self, trial_id: str) -> None:

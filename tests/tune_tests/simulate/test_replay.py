@@ -23,7 +23,7 @@ from bigbatch.tune.simulate import CurveTable, RecordedCurve, simulate, syntheti
 from bigbatch.tune.simulate.events import EpochEnd, SimulatedClock, StartedTrial, run_slots
 from bigbatch.tune.simulate.pool import RowPool
 from bigbatch.tune.simulate.replay import replay
-from bigbatch.tune.strategies.protocol import Capabilities, Dimension, SearchFacts, TrialDecision
+from bigbatch.tune.strategies.protocol import Capabilities, Dimension, Fits, SearchFacts, TrialDecision
 from bigbatch.tune.study.trial_facts import PAUSED_ATTR, waiting_to_continue
 
 
@@ -140,7 +140,7 @@ class PauseOnce:
         self.studies[:] = [study]
         return TrialDecision.PAUSE if epoch == 1 and "continues" not in trial.user_attrs else TrialDecision.GO_ON
 
-    def to_continue(self, study: Study) -> FrozenTrial | None:
+    def to_continue(self, study: Study, fits: Fits | None = None) -> FrozenTrial | None:
         trials = study.get_trials(deepcopy=False)
         waiting = waiting_to_continue(trials)
         done = sum(t.state.is_finished() for t in trials)
@@ -252,3 +252,15 @@ def test_a_replay_measures_epochs_for_each_batch_and_keeps_the_row_that_has_to_w
     pool = RowPool(CurveTable("two batches", tuple(rows)))
     row = pool.take(3, rows[0].params)
     assert (pool.take(3, rows[5].params), pool.left) == (row, len(rows) - 1), "a trial that has to wait is asked again"
+
+
+@pytest.mark.parametrize(("slots", "budget_h"), [(1, 1.05), (4, 4.2), (4, 6.0), (16, 17.0)])
+def test_a_budget_of_a_run_or_two_for_each_slot_is_used_and_ends_with_whole_runs(slots: int, budget_h: float) -> None:
+    """Each run takes an hour. Runs that were paused and could not go on any more would be worth nothing."""
+    rng = np.random.default_rng(3)
+    ends = rng.uniform(0.3, 0.9, 200)
+    values = [[float(end * epoch / (epoch + 2)) for epoch in range(1, 21)] for end in ends]
+    rows = [curve(float(end), one, epoch_s=180.0) for end, one in zip(ends, values, strict=True)]
+    found = simulate(CurveTable("equal", tuple(rows)), None, "auto", "look", slots, 0, budget_h, resume_s=30.0)
+    assert max(epoch.hours for epoch in found) > 0.9 * budget_h
+    assert sum(epoch.finished for epoch in found) >= max(1, slots // 2)

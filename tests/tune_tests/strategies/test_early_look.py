@@ -211,3 +211,26 @@ def test_the_store_removes_them_and_the_study_knows_before(tmp_path, monkeypatch
     continued = [strategy.to_continue(store.study)]
     assert continued[0] is not None and continued[0].number in (0, 2)
     store.close()
+
+
+def test_where_no_new_run_fits_each_slot_continues_what_fits_first_where_nothing_ran_to_its_end():
+    strategy, study = make_strategy("random", "look", facts_of(frontier="batch")), new_study()
+    for x, batch in ((0.3, 256), (0.9, 256), (0.35, 1024), (0.8, 1024)):  # the best possible is 0.3
+        a_trial(study, strategy, x, batch)
+    assert strategy.to_continue(study) is None, "not the fourth slot, and seven more may begin"
+    asked: list[int] = []
+
+    def fits(trial: optuna.trial.FrozenTrial) -> bool:
+        asked.append(trial.number)
+        return trial.number in (1, 2)
+
+    order = []
+    for _ in range(2):
+        paused = strategy.to_continue(study, fits)
+        assert paused is not None
+        order.append(paused.number)
+        study.enqueue_trial(paused.params, user_attrs={CONTINUES_ATTR: paused.number})
+        run_next(study, strategy)
+    assert order == [2, 1], "the better one; then the batch at which none has gone on"
+    assert strategy.to_continue(study, fits) is None and set(asked) == {0, 1, 2, 3}, "the others do not fit"
+    assert strategy.to_continue(study, lambda trial: True) is not None

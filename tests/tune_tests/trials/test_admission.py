@@ -96,7 +96,7 @@ class PauseThenContinue:
     def look(self, study, trial, epoch):
         return TrialDecision.PAUSE if trial.number == 0 else TrialDecision.GO_ON
 
-    def to_continue(self, study):
+    def to_continue(self, study, fits=None):
         paused = waiting_to_continue(study.get_trials(deepcopy=False))
         return paused[0] if paused and len(study.trials) > 2 else None
 
@@ -123,6 +123,19 @@ def test_a_continuation_is_begun_where_a_new_trial_does_not_fit(store):
     trains(bridge, "c", clock, 3, first=2)
     assert store.study.trials[3].state == TrialState.COMPLETE
     assert bridge.suggest("d") == Searcher.FINISHED
+
+
+def test_a_trial_goes_on_where_it_could_not_be_continued_after_a_pause(store):
+    clock = Clock()
+    bridge = make_bridge(store, trials=9, admission=Admission(budget := budget_of(45.0, clock)))
+    bridge._strategy = PauseThenContinue(bridge._strategy)
+    bridge.suggest("a")
+    clock.now += 9.0  # it takes so long to start, and would again
+    trains(bridge, "a", clock, 1)
+    assert not bridge._live["a"].pausing, "26 s are left for three epochs of 10 s and a start"
+    assert budget.refused is None and len(bridge._live) == 1, "its own question leaves no trace"
+    trains(bridge, "a", clock, 2, first=2)
+    assert store.study.trials[0].state == TrialState.RUNNING and PAUSED_ATTR not in store.study.trials[0].user_attrs
 
 
 def test_without_a_budget_nothing_is_asked():
