@@ -23,6 +23,9 @@ from bigbatch.tune.study.trial_facts import CONFIRMS_ATTR, FOLLOWS_ATTR
 class OwnTrials(StudyIndex):
     """Shows a strategy its own trials of a study; the study itself where it has no others."""
 
+    second_part: bool
+    """Whether the second part has begun."""
+
     def seen(self, study: Study) -> Study:
         """What a strategy sees of ``study``."""
         self.update(study)
@@ -39,10 +42,12 @@ class OwnTrials(StudyIndex):
         return found
 
     def _forget(self) -> None:
+        self.second_part = False
         self._hidden: list[int] = []
         self._cheap: dict[int, FrozenTrial] = {}
 
     def _take(self, place: int, trials: Sequence[FrozenTrial]) -> None:
+        self.second_part = self.second_part or FOLLOWS_ATTR in trials[place].user_attrs
         if _is_hidden(trials[place]):
             if place not in self._hidden:
                 self._hidden.append(place)
@@ -82,8 +87,10 @@ class SearchOnly:
         return self.inner.look(self._own.seen(study), trial, epoch)
 
     def to_continue(self, study: Study, fits: Fits | None = None) -> FrozenTrial | None:
-        """As the inner one, for what it sees."""
-        return self.inner.to_continue(self._own.seen(study), fits)
+        """As the inner one, for what it sees. Where a trial of the second part does not fit, the first part's, which is
+        over, do not take its place."""
+        seen = self._own.seen(study)
+        return None if fits is not None and self._own.second_part else self.inner.to_continue(seen, fits)
 
     def is_over(self, study: Study) -> bool:
         """As the inner one, for what it sees."""
