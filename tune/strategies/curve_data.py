@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from optuna.study import Study
 from optuna.trial import FrozenTrial
+from scipy.special import ndtr
 
 from bigbatch.tune.strategies.curve_history import MOST_CURVES, Curve, CurveHistory
 from bigbatch.tune.strategies.curve_history import curves_of as curves_of
@@ -206,6 +207,14 @@ class Learned:
         """The predicted value of each curve at the end of its run, in standardised warped values."""
         numbers = np.array([c.number for c in self.curves])
         return self.model.predict(CurvePoints(self.features, np.ones(len(numbers)), numbers))[0]
+
+    def chance(self, number: int, gain: float) -> float:
+        """That the curve of this number is at least as good as ``gain`` at the end of its run. 1 for an unknown one."""
+        place = next((i for i, curve in enumerate(self.curves) if curve.number == number), None)
+        if place is None:
+            return 1.0
+        mean, sd = self.model.predict(CurvePoints(self.features[[place]], np.ones(1), np.array([number])))
+        return float(ndtr((mean[0] - self.standardised(gain)) / sd[0]))
 
     def standardised(self, gain: float) -> float:
         """A gain in the units of ``ends``."""

@@ -38,6 +38,9 @@ EVERY = 4
 """Each slot of this number continues a paused trial."""
 FINISHED_SHARE = 1 / 3
 """Of all configurations, the part that runs to its end."""
+GIVEN_CHANCE = 0.05
+"""A configuration that was given also runs to its end if the chance is at least this that it ends within the tolerance
+of the best one of its value."""
 MOST_LOOKED_AT = 50
 """In a study with more curves than the model takes, so many waiting trials are predicted: those whose values are the
 best among the trials that were paused in the same epoch."""
@@ -74,15 +77,15 @@ class EarlyLook:
             return self._next(study, trials) if due else None
         if bare := self._bare_values():
             return self._best(study, trials, bare)
-        if given := self._unmeasured_values():
-            return self._best(study, trials, given, given=True)
+        if given := self._unmeasured(study, trials):
+            return self._best_at(study, trials, given)
         return self._next(study, trials) if self._too_few() else None
 
     def is_over(self, study: Study) -> bool:
         """Whether enough trials have run to their end, or none is left that could."""
-        self.index.update(study)
-        left = self._bare_values(only_done=True) or self._unmeasured_values(only_done=True)
-        if not left and not self._too_few(only_done=True):
+        trials = self.index.update(study)
+        left = self._bare_values(only_done=True) or self._too_few(only_done=True)
+        if not left and not self._unmeasured(study, trials, only_done=True):
             return True
         return not self.index.waiting_values() and not self.index.runs
 
@@ -96,11 +99,28 @@ class EarlyLook:
             return []
         return [v for v in self.index.waiting_values() if not self.index.gone_on(v, only_done=only_done)]
 
-    def _unmeasured_values(self, *, only_done: bool = False) -> list[object]:
-        """Values of the frontier for which configurations were given that wait, and none of these has gone on."""
-        index = self.index
-        waiting = [value for value in index.waiting_values() if index.waiting_given(value)]
-        return [value for value in waiting if not index.given_gone_on(value, only_done=only_done)]
+    def _unmeasured(self, study: Study, trials: Sequence[FrozenTrial], *, only_done: bool = False) -> list[int]:
+        """Places of the paused trials, of configurations that were given, that are to run to their end."""
+        index, found, others = self.index, list[int](), dict[int, float]()
+        for value in index.waiting_values():
+            places, best = index.waiting_given(value), index.best_done(value)
+            if not index.given_gone_on(value, only_done=only_done):
+                found += places
+            elif best is not None:
+                others.update(dict.fromkeys(places, best - self.facts.tolerance))
+        return sorted(found) or self._not_excluded(study, trials, others)
+
+    def _not_excluded(self, study: Study, trials: Sequence[FrozenTrial], bars: Mapping[int, float]) -> list[int]:
+        """The places at which the trial's end may be as good as the gain that is asked of it, by the curve model."""
+        if not bars:
+            return []
+        first_number = self.encoder.history.first_number
+        self.encoder.history.update(study)
+        learned = self.encoder.learn(study, also=[first_number(trials[place].number) for place in bars])
+        if learned is None:
+            return sorted(bars)
+        chances = {place: learned.chance(first_number(trials[place].number), bar) for place, bar in bars.items()}
+        return sorted(place for place, chance in chances.items() if chance >= GIVEN_CHANCE)
 
     def _next(self, study: Study, trials: Sequence[FrozenTrial]) -> FrozenTrial | None:
         """The best paused trial of the frontier's value of which the smallest part has gone on."""
@@ -115,34 +135,28 @@ class EarlyLook:
         """As when all configurations were tried, but only among trials that fit, and as many as fit."""
         if found := self._best(study, trials, self._bare_values(), fits=fits):
             return found
-        if found := self._best(study, trials, self._unmeasured_values(), given=True, fits=fits):
+        given = [place for place in self._unmeasured(study, trials) if fits(trials[place])]
+        if found := self._best_at(study, trials, given):
             return found
         each = (self._best(study, trials, [value], fits=fits) for value in self._by_share())
         return next((found for found in each if found), None)
 
     def _best(
-        self,
-        study: Study,
-        trials: Sequence[FrozenTrial],
-        values: Sequence[object],
-        *,
-        given: bool = False,
-        fits: Fits | None = None,
+        self, study: Study, trials: Sequence[FrozenTrial], values: Sequence[object], *, fits: Fits | None = None
     ) -> FrozenTrial | None:
-        """The paused trial of these values whose end is predicted to be the best; of equal ones, the earliest.
+        """The best of the paused trials of these values. ``fits``: among those for which a budget has room."""
+        self.encoder.history.update(study)
+        most = MOST_LOOKED_AT if len(self.encoder.history) > MOST_CURVES else None
+        places = [place for value in values for place in self.index.waiting(value, most)]
+        return self._best_at(study, trials, [place for place in places if not fits or fits(trials[place])])
 
-        Args:
-            given: only among those whose configuration was given.
-            fits: only among those for which a budget has room.
-        """
-        history = self.encoder.history
-        history.update(study)
-        most = MOST_LOOKED_AT if len(history) > MOST_CURVES else None
-        index = self.index
-        places = index.waiting_given if given else lambda value: index.waiting(value, most)
-        waiting = [trials[place] for value in values for place in places(value) if not fits or fits(trials[place])]
+    def _best_at(self, study: Study, trials: Sequence[FrozenTrial], places: Sequence[int]) -> FrozenTrial | None:
+        """The trial at these places whose end is predicted to be the best; of equal ones, the earliest."""
+        waiting = [trials[place] for place in places]
         if len(waiting) < 2:
             return waiting[0] if waiting else None
+        history = self.encoder.history
+        history.update(study)
         also = [history.first_number(t.number) for t in waiting]
         ends = _ends(self.encoder.learn(study, also=also), self.encoder)
         return max(waiting, key=lambda t: (ends.get(history.first_number(t.number), -math.inf), -t.number))

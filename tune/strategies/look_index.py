@@ -81,6 +81,10 @@ class LookIndex(StudyIndex):
         kinds = {(DONE, value)} if only_done else {(DONE, value), (GOES_ON, value)}
         return any(self._kind[number] in kinds for number in self._given)
 
+    def best_done(self, value: object) -> float | None:
+        """The gain of the best complete trial of a frontier value; None before the first one."""
+        return self._best_done.get(value)
+
     # Those that wait
 
     def waiting_values(self) -> set[object]:
@@ -109,6 +113,7 @@ class LookIndex(StudyIndex):
         self._attrs = 0
         self._kind: dict[int, tuple[str, object]] = {}
         self._count: Counter[tuple[str, object]] = Counter()
+        self._best_done: dict[object, float] = {}
         self._continued: set[int] = set()
         self._dropped: set[int] = set()
         self._waiting: dict[object, dict[int, list[_Waiting]]] = {}
@@ -125,6 +130,9 @@ class LookIndex(StudyIndex):
                 self._continue(int(attrs[CONTINUES_ATTR]))
         kind = self._kind_of(trial)
         self._recount(number, (kind, self._value(trial)))
+        if kind == DONE and trial.values:
+            gain, best = self._facts.objective.gain(trial.values[0]), self._best_done.get(self._value(trial))
+            self._best_done[self._value(trial)] = gain if best is None else max(gain, best)
         if kind == PAUSED and number not in self._dropped:
             self._wait(trial, place)
 

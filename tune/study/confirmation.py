@@ -24,9 +24,16 @@ from optuna.trial import FrozenTrial, TrialState
 from bigbatch.cluster.host import json_values
 from bigbatch.tune.study.certainty import ERROR_RATE, mean_over_seeds_interval
 from bigbatch.tune.study.confirm_rule import ConfirmRule
-from bigbatch.tune.study.frontier import FrontierFacts, counted_trials, frontier_of, value_of_trial
+from bigbatch.tune.study.frontier import (
+    FrontierFacts,
+    before_equal_ones,
+    counted_trials,
+    frontier_of,
+    value_of_trial,
+)
 from bigbatch.tune.study.objective import Objective
 from bigbatch.tune.study.objectives import Objectives
+from bigbatch.tune.study.retry import given_trials
 from bigbatch.tune.study.tables import epoch_records, epoch_s
 from bigbatch.tune.study.trial_facts import CONFIRMS_ATTR, SEED_ATTR, configuration, has_diverged, planned_epochs
 
@@ -176,17 +183,20 @@ def _confirmed_from(
 def best_of_each_value(trials: Sequence[FrozenTrial], facts: ConfirmationFacts) -> dict[object, list[FrozenTrial]]:
     """Value of the frontier → as many of its finished trials as may be confirmed, the best first.
 
-    Without a frontier there is only the value None.
+    Without a frontier there is only the value None. If two or more may be, the best configuration that was given, as
+    published recipes are, is one of them: the last one, if it is not among the best. Then what is found is never worse
+    than what is published for no better reason than luck with one seed.
     """
     searched, most = search_trials(trials), max(1, facts.rule.best)
     done = [t for t in counted_trials(searched) if t.state == TrialState.COMPLETE and t.values]
+    given = given_trials(searched)
     groups: dict[object, list[FrozenTrial]] = {}
-    for trial in sorted(done, key=lambda t: (-facts.objective.gain(t.values[0]), t.number)):
+    for trial in sorted(done, key=lambda t: (-facts.objective.gain(t.values[0]), before_equal_ones(t, given))):
         group = groups.setdefault(value_of_trial(trial, facts.frontier) if facts.frontier else None, [])
-        if len(group) == most:
+        if len(group) == most and (most == 1 or trial.number not in given or any(t.number in given for t in group)):
             continue
         if configuration(trial) not in map(configuration, group):  # the same configuration twice is one candidate
-            group.append(trial)
+            group[most - 1 :] = [trial]
     return groups
 
 
@@ -230,8 +240,11 @@ def run_worker_s(trial: FrozenTrial, workers: int) -> float:
 
 def best_confirmed(trials: Sequence[FrozenTrial], objectives: Objectives) -> FrozenTrial | None:
     """The trial with the best mean over fresh seeds; if none was confirmed, the best one of the search, or None."""
-    found = confirmed_trials(trials, objectives.first)
+    found, given = confirmed_trials(trials, objectives.first), given_trials(trials)
     if not found:
         return objectives.best(search_trials(trials))
-    best = max(found.values(), key=lambda one: (objectives.first.gain(one.mean), -one.trial))
+    best = min(
+        found.values(),
+        key=lambda one: (-objectives.first.gain(one.mean), before_equal_ones(trials[one.trial], given)),
+    )
     return trials[best.trial]

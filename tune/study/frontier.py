@@ -24,7 +24,7 @@ from bigbatch.cluster.host import json_values
 from bigbatch.train_loop.config.earlier_keys import migrated
 from bigbatch.tune.study.certainty import ERROR_RATE, clopper_pearson, mean_over_seeds_interval, right_answers
 from bigbatch.tune.study.objective import Objective
-from bigbatch.tune.study.retry import retried_trials
+from bigbatch.tune.study.retry import given_trials, retried_trials
 from bigbatch.tune.study.tables import epoch_records, epoch_s
 from bigbatch.tune.study.trial_facts import (
     CONFIRMS_ATTR,
@@ -177,12 +177,12 @@ def answer_index(gains: Sequence[float | None], tolerance: float) -> int:
 
 def frontier_of(trials: Sequence[FrozenTrial], facts: FrontierFacts) -> Frontier | None:
     """The frontier of these trials; None before the first one has finished."""
-    confirmed = _confirmed(trials, facts)
+    confirmed, given = _confirmed(trials, facts), given_trials(trials)
     by_value: dict[object, list[FrozenTrial]] = {value: [] for value in facts.values}
     for trial in counted_trials(trials):
         if trial.state != TrialState.WAITING and (value := value_of_trial(trial, facts)) in by_value:
             by_value[value].append(trial)
-    rows = [_row(value, by_value[value], confirmed, facts) for value in facts.values]
+    rows = [_row(value, by_value[value], confirmed, given, facts) for value in facts.values]
     gains = [facts.objective.gain(row.best.objective) if row.best else None for row in rows]
     comparable = _comparable(rows)
     if not comparable:
@@ -235,18 +235,38 @@ def _confirmed(trials: Sequence[FrozenTrial], facts: FrontierFacts) -> dict[int,
 
 
 def _row(
-    value: object, trials: Sequence[FrozenTrial], confirmed: Mapping[int, list[float]], facts: FrontierFacts
+    value: object,
+    trials: Sequence[FrozenTrial],
+    confirmed: Mapping[int, list[float]],
+    given: Mapping[int, int],
+    facts: FrontierFacts,
 ) -> FrontierRow:
     done = [t for t in trials if t.state == TrialState.COMPLETE and t.values]
     diverged = sum(has_diverged(t) for t in trials)
-    return FrontierRow(value, len(trials), len(done), diverged, _best(done, confirmed, facts) if done else None)
+    best = _best(done, confirmed, given, facts) if done else None
+    return FrontierRow(value, len(trials), len(done), diverged, best)
 
 
-def _best(done: Sequence[FrozenTrial], confirmed: Mapping[int, list[float]], facts: FrontierFacts) -> BestOfValue:
-    """The best confirmed trial; the best one if none was confirmed. Of equal ones, the earliest."""
+def before_equal_ones(trial: FrozenTrial, given: Mapping[int, int]) -> tuple[bool, int]:
+    """Of trials that are equally good, the one for which this is smallest comes first: a configuration that was given,
+    as published recipes are, because it has proved itself elsewhere too; then the earliest one.
+
+    Args:
+        given: as ``given_trials``.
+    """
+    return trial.number not in given, given.get(trial.number, trial.number)
+
+
+def _best(
+    done: Sequence[FrozenTrial],
+    confirmed: Mapping[int, list[float]],
+    given: Mapping[int, int],
+    facts: FrontierFacts,
+) -> BestOfValue:
+    """The best confirmed trial; the best one if none was confirmed. Of equal ones, see ``before_equal_ones``."""
     among = [t for t in done if t.number in confirmed] or done
     worth = {t.number: statistics.fmean(confirmed.get(t.number, [t.values[0]])) for t in among}
-    best = max(among, key=lambda t: (facts.objective.gain(worth[t.number]), -t.number))
+    best = min(among, key=lambda t: (-facts.objective.gain(worth[t.number]), before_equal_ones(t, given)))
     seeds = confirmed.get(best.number, [])
     low, high = _interval(worth[best.number], seeds, len(among), facts)
     records = epoch_records(best)

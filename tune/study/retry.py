@@ -20,6 +20,7 @@ from bigbatch.tune.study.trial_facts import (
     CONTINUES_ATTR,
     FAILURE_ATTR,
     FOLLOWS_ATTR,
+    GIVEN_ATTR,
     SEED_ATTR,
     continued_trials,
     has_diverged,
@@ -49,6 +50,19 @@ def retried_trials(trials: Sequence[FrozenTrial]) -> dict[int, int]:
 def replaced_trials(trials: Sequence[FrozenTrial]) -> dict[int, int]:
     """Number of a failed or paused trial → number of the trial that stands for it now."""
     return {**retried_trials(trials), **continued_trials(trials)}
+
+
+def given_trials(trials: Sequence[FrozenTrial]) -> dict[int, int]:
+    """Number of each trial that trains a configuration that was given, e.g. a published recipe → number of the trial
+    with which that configuration began. Continuations and retries of such trials train it too."""
+    found: dict[int, int] = {}
+    for trial in trials:
+        earlier = trial.user_attrs.get(CONTINUES_ATTR, trial.user_attrs.get(RETRIES_ATTR))
+        if earlier is not None and int(earlier) in found:
+            found[trial.number] = found[int(earlier)]
+        elif GIVEN_ATTR in trial.user_attrs:
+            found[trial.number] = trial.number
+    return found
 
 
 def count_ended(trials: Sequence[FrozenTrial]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import optuna
@@ -129,6 +130,22 @@ def test_the_best_of_the_configurations_that_were_given_for_a_value_runs_to_its_
     done = {(t.params["batch"], t.params["x"]) for t in study.trials if t.state == TrialState.COMPLETE}
     assert {(256, 0.95), (1024, 0.98)} < done and (256, 0.99) not in done
     assert len(done) == 4 and strategy.is_over(study), "they count towards the third"
+
+
+def test_each_configuration_that_was_given_and_may_be_as_good_as_the_best_runs_to_its_end():
+    strategy, study = make_strategy("random", "look", facts_of(frontier="batch")), new_study()
+    good = (0.3, 0.302, 0.298, 0.304, 0.296)  # 0.3 is the best possible; the others lose 0.002, and 0.005 are tolerated
+    given = (*good, 0.99)
+    for x in given:
+        study.enqueue_trial({"x": x, "batch": 256}, user_attrs={GIVEN_ATTR: {}})
+        run_next(study, strategy)
+    slots: list[str] = []
+    while not slots or slots[-1] != "over":
+        slots.append(one_slot(study, strategy, len(given) + slots.count("new"), (256,)))
+    assert strategy.is_over(study)
+    done = {t.params["x"] for t in study.trials if t.state == TrialState.COMPLETE}
+    assert done >= set(good) and 0.99 not in done
+    assert len(done) > math.ceil(12 / 3), "beyond the third that runs to its end"
 
 
 def test_it_is_not_over_while_a_trial_runs_that_may_yet_pause():

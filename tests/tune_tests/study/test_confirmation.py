@@ -15,12 +15,15 @@ from bigbatch.tune.study.confirm_rule import AFFORDABLE, NOTHING, ConfirmRule, c
 from bigbatch.tune.study.confirmation import (
     Confirmation,
     ConfirmationFacts,
+    best_confirmed,
+    best_of_each_value,
     confirmed_trials,
     missing_confirmations,
     trials_to_confirm,
 )
 from bigbatch.tune.study.frontier import FrontierFacts, frontier_of
 from bigbatch.tune.study.objective import accuracy
+from bigbatch.tune.study.objectives import Objectives
 from bigbatch.tune.study.retry import count_ended
 
 BATCHES = FrontierFacts("global_batch_size", (128, 256, 512), tolerance=0.5, images=1000, workers=1)
@@ -109,6 +112,33 @@ def test_fresh_seeds_are_never_the_searchs_and_stay_in_range() -> None:
 def test_the_same_configuration_twice_is_confirmed_once() -> None:
     same = [trial(n, 0.9 + n / 1000, config={"number": 0}) for n in range(3)]
     assert [t.number for t in trials_to_confirm(same, facts(ConfirmRule(3, 1)))] == [2]
+
+
+def test_the_best_of_what_was_given_is_confirmed_too_where_two_are_and_comes_first_among_equal_ones() -> None:
+    """Trial 8 goes on with recipe 6. At 256 it ties with trial 2, at 128 the recipe is worse than two others."""
+    recipe: dict[str, object] = {"given_config": {"epochs": 10}}
+    search = [
+        *SEARCH,
+        trial(6, None, 256, state=TrialState.PRUNED, paused_in_epoch=1, **recipe),
+        trial(7, 0.91, 128, **recipe),
+        trial(8, 0.947, 256, continues=6),
+        trial(9, 0.90, 128, **recipe),
+    ]
+
+    def of(rule: ConfirmRule) -> dict[object, list[int]]:
+        return {batch: [t.number for t in found] for batch, found in best_of_each_value(search, facts(rule)).items()}
+
+    assert of(ConfirmRule(1, 3)) == {128: [0], 256: [8], 512: [3]}
+    assert of(ConfirmRule(2, 3)) == {128: [0, 7], 256: [8, 2], 512: [3]}
+    assert of(ConfirmRule(3, 3)) == {128: [0, 5, 7], 256: [8, 2, 1], 512: [3]}
+    equal = [trial(10 + i, 1.0, 256, confirms=n, confirmation_seed=1) for i, n in enumerate((2, 8))]
+    frontier = frontier_of([*search, *equal], BATCHES)
+    assert frontier is not None and frontier.answer_best.trial == 8
+    best = best_confirmed([*search, *equal], Objectives((accuracy(10),)))
+    assert best is not None and best.number == 8
+    better = [trial(10, 1.0, 256, confirms=2, confirmation_seed=1), trial(11, 0.999, 256, confirms=8)]
+    best = best_confirmed([*search, *better], Objectives((accuracy(10),)))
+    assert best is not None and best.number == 2, "one more right answer is better, whatever is published"
 
 
 def test_the_default_confirms_the_answer_and_the_best_where_that_costs_little() -> None:
