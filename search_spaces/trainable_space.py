@@ -84,5 +84,4 @@ def load_trainable_space(text: str | None, trainable: str) -> TrainableSpace:
     own_space_file(text, trainable)
     space = load_space(str(text))
     fields = {one.name: getattr(space, one.name) for one in dataclasses.fields(space)}
-    fields["frontier"] = None  # comparisons of batches are of our own training loop
     return TrainableSpace(**fields, trainable=trainable)

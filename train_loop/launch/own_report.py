@@ -34,7 +34,7 @@ class Report:
         send: gets each record on every rank.
         stop_requested: whether the run is to stop, on any rank.
         say: gets a warning.
-        memory_bytes: the peak of this rank's memory.
+        measured: what the epoch used, as fields of its record. Every rank calls it, and all get the same.
     """
 
     def __init__(
@@ -48,13 +48,13 @@ class Report:
         send: Callable[[dict[str, object]], None],
         stop_requested: Callable[[], bool],
         say: Callable[[str], None],
-        memory_bytes: Callable[[], int | None] = lambda: None,
+        measured: Callable[[], Mapping[str, object]] = dict,
     ) -> None:
         self._epochs, self._names, self._folders = epochs, tuple(names), folders
         self._world, self._send, self._stop_requested, self._say = world, send, stop_requested, say
         self._history = list(kept.history) if kept else []
         self._resumed_from = len(self._history) or None
-        self._memory_bytes = memory_bytes
+        self._measured = measured
         self._since = time.monotonic()
         self.stopped = False
         """Whether the run was told to stop."""
@@ -96,7 +96,7 @@ class Report:
         if self.stopped:
             raise TrainingStopped(f"stopped after epoch {self.epoch}")
         record = self._record(epoch, value, metrics)
-        record |= {"train_s": time.monotonic() - self._since, "memory_bytes": self._memory_bytes()}
+        record |= {"train_s": time.monotonic() - self._since, **self._measured()}
         record["checkpoint_s"] = self._keep(checkpoint, record)
         self._history.append(record)
         self._send(record)

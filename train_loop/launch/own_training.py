@@ -5,20 +5,25 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from bigbatch.cluster.host import json_values
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.errors import OwnCodeError, TrainingStopped
 from bigbatch.train_loop.host.disk_full import NO_ROOM, DiskFull, describe_full_disk, full_errno
+from bigbatch.train_loop.launch.gauges import EPOCHS
 from bigbatch.train_loop.launch.own_report import Report
 from bigbatch.train_loop.launch.trial_task import TrialTask
+from bigbatch.train_loop.launch.worker_gauges import device_gauges
 from bigbatch.train_loop.own.code import load_function, users_code
 from bigbatch.train_loop.own.kept_folders import KeptFolders
 
 if TYPE_CHECKING:
     from bigbatch.train_loop.distributed import World
+    from bigbatch.train_loop.host.device_use import UseMeter
 
 OPTION = "--trainable"
 
@@ -39,15 +44,54 @@ def config_of(config: TrainConfig) -> dict[str, object]:
 
 
 def train_own(task: TrialTask, reporter: RecordSender, world: World, log: logging.Logger) -> None:
-    """Call the function ``task.config.trainable`` names on this rank.
+    """Call the function ``task.config.trainable`` names on this rank, and measure what it uses.
 
     Raises:
         TrainingStopped: the reporter asked for it.
         OwnCodeError: the function raised an exception, or returned without a report.
         ConfigError: there is no such function.
     """
+    from bigbatch.train_loop.loop.worker_use import open_use_meter
+
+    with open_use_meter(world) as meter, device_gauges(task, world.device, world.rank) as board:
+
+        def send(record: Mapping[str, object]) -> None:
+            reporter.send([record])
+            if board is not None and world.rank == 0:
+                board.set(EPOCHS, json_values.whole_number(record, "epoch"), **task.gauge_tags)
+
+        _call(task, reporter, world, log, send=send, measured=lambda: _used(meter, world))
+
+
+def _used(meter: UseMeter, world: World) -> dict[str, object]:
+    """Memory, energy and utilization of all ranks since the record before, as our own loop's records have them."""
+    import torch
+
     from bigbatch.train_loop.loop.peak_memory import peak_bytes
 
+    use = meter.take()
+    joules = torch.tensor([use.gpu_energy_j, use.cpu_energy_j], dtype=torch.float64, device=world.device)
+    idle = 2.0 if math.isnan(use.gpu_utilization) else 1.0 - use.gpu_utilization  # 2: not measured
+    memory_bytes, idlest = world.max([float(peak_bytes(world.device)), idle])
+    gpu_j, cpu_j = (None if math.isnan(value) else value for value in world.sum(joules).tolist())
+    return {
+        "memory_bytes": int(memory_bytes) or None,
+        "gpu_energy_j": gpu_j,
+        "cpu_energy_j": cpu_j,
+        "gpu_utilization": None if idlest > 1 else 1.0 - idlest,
+    }
+
+
+def _call(
+    task: TrialTask,
+    reporter: RecordSender,
+    world: World,
+    log: logging.Logger,
+    *,
+    send: Callable[[dict[str, object]], None],
+    measured: Callable[[], Mapping[str, object]],
+) -> None:
+    """Call the function with its ``report`` and ``resume``. Raises as ``train_own``."""
     word = task.config.trainable.name
     function = load_function(OPTION, word)
     folders = KeptFolders(task.checkpoint_dir)
@@ -58,10 +102,10 @@ def train_own(task: TrialTask, reporter: RecordSender, world: World, log: loggin
         folders=folders,
         kept=kept,
         world=world,
-        send=lambda record: reporter.send([record]),
+        send=send,
         stop_requested=reporter.stop_requested,
         say=log.warning,
-        memory_bytes=lambda: int(peak_bytes(world.device)) or None,
+        measured=measured,
     )
     if kept is not None:
         log.info("resumed after epoch %d", report.epoch)

@@ -63,8 +63,15 @@ class GaugedReporter:
 @contextmanager
 def worker_gauges(task: TrialTask, reporter: StepReporter, device: torch.device, rank: int) -> Iterator[Reporter]:
     """The reporter of this rank, which sets gauges while the block runs. Without tags it is ``reporter`` itself."""
+    with device_gauges(task, device, rank) as board:
+        yield reporter if board is None or rank != 0 else GaugedReporter(reporter, board, task.gauge_tags)
+
+
+@contextmanager
+def device_gauges(task: TrialTask, device: torch.device, rank: int) -> Iterator[GaugeBoard | None]:
+    """The board on which this rank's gauges stand while the block runs, with those of its GPU. Without tags None."""
     if not task.gauge_tags:
-        yield reporter
+        yield None
         return
     tags, gpu = task.gauge_tags, _gpu_of(device)
 
@@ -75,7 +82,7 @@ def worker_gauges(task: TrialTask, reporter: StepReporter, device: torch.device,
             board.set(GPU_POWER, gpu.power_w(), rank=rank, **tags)
 
     with GaugeBoard(look) as board:
-        yield GaugedReporter(reporter, board, tags) if rank == 0 else reporter
+        yield board
 
 
 def _gpu_of(device: torch.device) -> GpuCounters | None:

@@ -8,13 +8,18 @@ from bigbatch.tune.study.objectives import Objectives
 
 
 def checked_confirm(text: str | None, trials: int, objectives: Objectives) -> ConfirmRule:
-    """The rule of ``--confirm``. Raises ConfigError for a wrong one, or if the search optimises no accuracy."""
+    """The rule of ``--confirm``; without one, accuracies are confirmed as far as that costs little.
+
+    Raises ConfigError for a wrong one, and if the search has several objectives or a target.
+    """
     rule = confirm_rule(text, trials)
     if objectives.first.has_interval and not objectives.several:
         return rule
-    if rule not in (AFFORDABLE, NOTHING):
+    if rule in (AFFORDABLE, NOTHING):
+        return NOTHING
+    if not objectives.one_metric:
         raise ConfigError(
-            f"--confirm compares accuracies over seeds; got --confirm {rule} with the objective {objectives.text}. "
+            f"--confirm compares means of one metric; got --confirm {rule} with the objective {objectives.text}. "
             "Leave --confirm out."
         )
-    return NOTHING
+    return rule

@@ -95,7 +95,8 @@ def _fit_trainable(search: SearchRequest, space: TrainableSpace, machine: Machin
     )
     known, given = check_space(space, workload), search.overrides
     fixed = {name: parameter_value(known[name], one, space) if name in known else one for name, one in given.items()}
-    return FittedSearch(workload.model, workload, fixed, check_space(space, workload, pinned=fixed))
+    ranges = check_space(space, workload, pinned=fixed)
+    return FittedSearch(workload.model, workload, fixed, ranges, frontier_plan(space, ranges, fixed))
 
 
 def fit_search_to_unknown_cluster(search: SearchRequest, rates: RatePrior | None = None) -> FittedSearch:

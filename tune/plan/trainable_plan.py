@@ -13,14 +13,13 @@ from bigbatch.train_loop.own.code import check_call, load_function
 from bigbatch.tune.plan.objective_options import one_of_objective_options
 from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.study import metrics
-from bigbatch.tune.study.objectives import Objectives
-from bigbatch.tune.study.reported_objectives import reported_objectives
+from bigbatch.tune.study.objectives import Objectives, own_objectives
 
 OPTION = "--trainable"
 ARGUMENTS = ("config", "report", "resume")
 OF_THE_LOOP = (
     "data", "subset", "holdout", "batch", "transfer_to", "fidelity", "model", "loss", "optimizer", "on_bad_image",
-    "stage", "find_lr", "prior_from", "enqueue", "warm_start", "target", "wandb_watch", "metric",
+    "stage", "find_lr", "prior_from", "enqueue", "wandb_watch", "metric",
 )  # fmt: skip
 """Options of our own training loop: the function brings its own data and network."""
 OWN_DATA = "own"
@@ -92,11 +91,11 @@ def read_own_objectives(o: SearchOptions) -> Objectives:
             "--trainable needs the name of what it reports, and which values are better; got no --objective. "
             "Write e.g. --objective accuracy:max or --objective loss:min."
         )
-    found = Objectives(reported_objectives(f"--{option}", str(getattr(o, option))))
+    found = own_objectives(f"--{option}", str(getattr(o, option)))
     for objective in found.each:
-        if objective.metric.is_proportion:
+        if objective.shown.metric.is_proportion:
             raise ConfigError(
-                f"--{option} {objective.name} is an accuracy whose images BigBatch counts itself; got it with "
+                f"--{option} {objective.shown.name} is an accuracy whose images BigBatch counts itself; got it with "
                 "--trainable. Write e.g. --objective accuracy:max."
             )
     if not reported_names(found):
@@ -109,7 +108,8 @@ def read_own_objectives(o: SearchOptions) -> Objectives:
 
 def reported_names(objectives: Objectives) -> tuple[str, ...]:
     """What each report of the function must have: the objectives, but for costs, which BigBatch measures itself."""
-    return tuple(one.name for one in objectives.each if not one.name.endswith(metrics.COSTS))
+    names = (one.shown.name for one in objectives.each)
+    return tuple(name for name in names if not name.endswith(metrics.COSTS))
 
 
 def trainable_lines(space: object) -> list[tuple[str, str]]:
@@ -118,5 +118,5 @@ def trainable_lines(space: object) -> list[tuple[str, str]]:
         return []
     return [
         ("trainable", space.trainable),
-        ("", "no batch frontier, range tests, recipes or confirmation: those are of BigBatch's own training loop"),
+        ("", "no options for batches, range tests or recipes: those are of BigBatch's own training loop"),
     ]

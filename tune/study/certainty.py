@@ -97,9 +97,21 @@ def mean_over_seeds_interval(values: Sequence[float], images: int, error_rate: f
     """
     mean = statistics.fmean(values)
     low, high = clopper_pearson(right_answers(mean, images), images, error_rate)
-    spread = 0.0
-    if len(values) > 1:
-        from scipy.stats import t  # slow to import
-
-        spread = float(t.ppf(1 - error_rate / 2, len(values) - 1)) * statistics.stdev(values) / math.sqrt(len(values))
+    seeds = mean_interval(values, error_rate)
+    spread = seeds[1] - mean if seeds else 0.0
     return max(0.0, mean - math.hypot(mean - low, spread)), min(1.0, mean + math.hypot(high - mean, spread))
+
+
+def mean_interval(values: Sequence[float], error_rate: float) -> tuple[float, float] | None:
+    """Student's t interval of the mean of normal values; None for fewer than two, or if one is no number.
+
+    Args:
+        error_rate: the interval is wrong in this part of cases.
+    """
+    if len(values) < 2 or not all(map(math.isfinite, values)):
+        return None
+    from scipy.stats import t  # slow to import
+
+    mean = statistics.fmean(values)
+    spread = float(t.ppf(1 - error_rate / 2, len(values) - 1)) * statistics.stdev(values) / math.sqrt(len(values))
+    return mean - spread, mean + spread

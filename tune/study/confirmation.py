@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from optuna.trial import FrozenTrial, TrialState
 
 from bigbatch.cluster.host import json_values
-from bigbatch.tune.study.certainty import ERROR_RATE, mean_over_seeds_interval
+from bigbatch.tune.study.certainty import ERROR_RATE, mean_interval, mean_over_seeds_interval
 from bigbatch.tune.study.confirm_rule import ConfirmRule
 from bigbatch.tune.study.frontier import (
     FrontierFacts,
@@ -83,14 +83,30 @@ class Confirmed:
     """The value for which the trial was chosen."""
     seeds: tuple[int, ...]
     values: tuple[float, ...]
-    """By seed. A run that diverged has the objective's worst value."""
+    """By seed. A run that diverged has the objective's worst value, which may be no number."""
     holdout: tuple[float, ...]
     """Top-1 on the validation images that made no choice, by seed; empty without them."""
 
     @property
     def mean(self) -> float:
-        """The mean over the seeds, by which trials are compared."""
+        """The mean over the seeds, by which trials are compared. No number if a run diverged, where nobody knows what
+        that is worth."""
         return statistics.fmean(self.values)
+
+    @property
+    def diverged(self) -> int:
+        """How many runs came to no number."""
+        return sum(math.isnan(value) for value in self.values)
+
+    def interval_of_mean(self, chosen_from: int = 1) -> tuple[float, float] | None:
+        """The 95 % interval of the mean over all seeds, of an objective that is no count of right answers.
+
+        It is Student's, so it takes the values to be about normal. None with one seed, or if a run has diverged.
+
+        Args:
+            chosen_from: confirmed trials among which this one is the best. The interval allows for this choice.
+        """
+        return mean_interval(self.values, ERROR_RATE / chosen_from)
 
     @property
     def reported(self) -> tuple[float, ...]:
@@ -245,6 +261,6 @@ def best_confirmed(trials: Sequence[FrozenTrial], objectives: Objectives) -> Fro
         return objectives.best(search_trials(trials))
     best = min(
         found.values(),
-        key=lambda one: (-objectives.first.gain(one.mean), before_equal_ones(trials[one.trial], given)),
+        key=lambda one: (-objectives.first.rank(one.mean), before_equal_ones(trials[one.trial], given)),
     )
     return trials[best.trial]

@@ -183,7 +183,7 @@ def frontier_of(trials: Sequence[FrozenTrial], facts: FrontierFacts) -> Frontier
         if trial.state != TrialState.WAITING and (value := value_of_trial(trial, facts)) in by_value:
             by_value[value].append(trial)
     rows = [_row(value, by_value[value], confirmed, given, facts) for value in facts.values]
-    gains = [facts.objective.gain(row.best.objective) if row.best else None for row in rows]
+    gains = [facts.objective.rank(row.best.objective) if row.best else None for row in rows]
     comparable = _comparable(rows)
     if not comparable:
         return None
@@ -266,7 +266,7 @@ def _best(
     """The best confirmed trial; the best one if none was confirmed. Of equal ones, see ``before_equal_ones``."""
     among = [t for t in done if t.number in confirmed] or done
     worth = {t.number: statistics.fmean(confirmed.get(t.number, [t.values[0]])) for t in among}
-    best = min(among, key=lambda t: (-facts.objective.gain(worth[t.number]), before_equal_ones(t, given)))
+    best = min(among, key=lambda t: (-facts.objective.rank(worth[t.number]), before_equal_ones(t, given)))
     seeds = confirmed.get(best.number, [])
     low, high = _interval(worth[best.number], seeds, len(among), facts)
     records = epoch_records(best)

@@ -14,7 +14,7 @@ from bigbatch.tune.study import metrics
 from bigbatch.tune.study.metrics import Record
 from bigbatch.tune.study.objective import Direction, Objective, Reported, read_objective
 from bigbatch.tune.study.reported_objectives import reported_objectives
-from bigbatch.tune.study.target import TimeToTarget, read_target
+from bigbatch.tune.study.target import TimeToTarget, read_target, target_of
 
 if TYPE_CHECKING:  # the plan imports this file, and answers before Optuna is loaded
     from optuna.trial import FrozenTrial
@@ -108,11 +108,25 @@ def _beats(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
 def objectives_of(description: Mapping[str, object]) -> Objectives:
     """The objectives of a study, from its study.json."""
     if description.get("trainable"):
-        return Objectives(reported_objectives("study.json", json_values.text(description, "objective")))
+        return own_objectives("study.json", json_values.text(description, "objective"))
     classes = json_values.whole_number(description, "num_classes", 1)
     loss = json_values.text(json_values.mapping(description, "overrides"), "loss")
     facts = Reported(0 if description.get("are_classes") is False else classes, None, bool(loss) and loss not in LOSSES)
     return read_objectives("study.json", json_values.text(description, "objective", DEFAULT_OBJECTIVE), facts)
+
+
+def own_objectives(option: str, text: str) -> Objectives:
+    """``accuracy:max``, several of them, or the target ``accuracy:max=0.9``, of a whole training function's reports.
+
+    Raises ConfigError as ``reported_objectives`` and ``target_of``.
+    """
+    if "=" not in text:
+        return Objectives(reported_objectives(option, text))
+    name, _, number = text.partition("=")
+    each = reported_objectives(option, name.strip())
+    if len(each) != 1:
+        raise ConfigError(f"{option} is METRIC=VALUE of one metric; got {text!r}. Write e.g. accuracy:max=0.9.")
+    return Objectives((target_of(each[0], number.strip()),))
 
 
 def read_objectives(option: str, text: str, reported: Reported | int) -> Objectives:

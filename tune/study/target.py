@@ -69,13 +69,14 @@ class TimeToTarget(Objective):
 
     @property
     def goal(self) -> str:
-        """``validation top-1 of 75.9 %``."""
-        return f"{self.reach.metric.title} of {self.reach.worth(self.target)}"
+        """``a validation top-1 of 75.9 %``."""
+        title = self.reach.metric.title
+        return f"{'an' if title[0] in 'aeiou' else 'a'} {title} of {self.reach.worth(self.target)}"
 
     @property
     def sentence(self) -> str:
         """For the plan."""
-        return f"device hours to a {self.goal}, fewer are better; a trial ends when it reaches it"
+        return f"device hours to {self.goal}, fewer are better; a trial ends when it reaches it"
 
     def worth(self, value: float | None) -> str:
         """Hours, or how much of the target was missed."""
@@ -89,17 +90,22 @@ def read_target(text: str, reported: Reported | int) -> TimeToTarget:
     name, equals, number = (part.strip() for part in text.partition("="))
     if not equals:
         raise ConfigError(f"--target is METRIC=VALUE; got {text!r}. Write e.g. --target val_top1=0.759.")
-    reach = read_objective("--target", name, reported)
+    return target_of(read_objective("--target", name, reported), number)
+
+
+def target_of(reach: Objective, number: str) -> TimeToTarget:
+    """The target of a metric. Raises ConfigError for what is a cost, and for a value that the metric cannot have."""
+    example = "val_top1=0.759" if reach.name in metrics.known_metrics() else f"{reach.text}=0.9"
     if reach.name.endswith(metrics.COSTS):
         raise ConfigError(
-            f"--target needs a metric that training improves; got {name!r}. Write e.g. --target val_top1=0.759."
+            f"--target needs a metric that training improves; got {reach.name!r}. Write e.g. --target val_top1=0.759."
         )
     try:
         value = float(number)
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        raise ConfigError(f"--target needs a number; got {text!r}. Write e.g. --target {reach.name}=0.759.")
+        raise ConfigError(f"--target needs a number; got {number!r}. Write e.g. --target {example}.")
     if reach.name.endswith("_top1") and not 0 < value <= 1:
         raise ConfigError(
             f"--target of {reach.name} is a fraction above 0 and at most 1; got {number}. "

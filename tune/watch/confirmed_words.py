@@ -38,7 +38,9 @@ def confirm_lines(plan: SearchPlan) -> list[tuple[str, str]]:
     return [("confirm", f"{which} {seeds} ({f'at most {runs}' if values > 1 else runs} run{'s' * (runs != 1)}){kept}")]
 
 
-def confirmed_words(found: Confirmed, images: int, held_out: int, searched: int, among: int) -> str:
+def confirmed_words(
+    found: Confirmed, objective: Objective, *, images: int, held_out: int, searched: int, among: int
+) -> str:
     """How the value changed with fresh seeds, and how certain it is now.
 
     Args:
@@ -47,7 +49,10 @@ def confirmed_words(found: Confirmed, images: int, held_out: int, searched: int,
         searched: finished trials of the search, among which this one was chosen.
         among: confirmed trials among which it is the best now.
     """
-    said = [_change(found)]
+    best_of = f" It is the best of {among} confirmed trials, and the range allows for that." if among > 1 else ""
+    if not objective.has_interval:
+        return f"{_change(found, objective)} {_range_of_mean(found, objective, among)}{best_of}"
+    said = [_change(found, objective)]
     low, high = found.interval(held_out if found.holdout else images, among if found.holdout else max(among, searched))
     if found.holdout:
         mean = sum(found.holdout) / len(found.holdout)
@@ -56,19 +61,34 @@ def confirmed_words(found: Confirmed, images: int, held_out: int, searched: int,
     else:
         free = f"The seeds are fresh; the {images:,} images also chose it, and the range allows for that."
     whose = "with any seed" if len(found.seeds) > 1 else "with this seed"
-    best_of = f" It is the best of {among} confirmed trials, and the range allows for that." if among > 1 else ""
     said.append(f"The 95 % range of its accuracy {whose} is {100 * low:.1f} to {100 * high:.1f} %. {free}{best_of}")
     return " ".join(said)
 
 
-def _change(found: Confirmed) -> str:
+def _range_of_mean(found: Confirmed, objective: Objective, among: int) -> str:
+    """How certain the mean of another metric than an accuracy is."""
+    if found.diverged:
+        return f"{found.diverged} of its {len(found.seeds)} runs diverged, so it has no mean."
+    interval = found.interval_of_mean(among)
+    if interval is None:
+        return "One seed says nothing about others: --confirm 1x3 gives a range."
+    low, high = map(objective.worth, interval)
+    return (
+        f"The 95 % range of its mean over all seeds is {low} to {high} (Student's t). The validation examples also "
+        "chose it, and the range does not allow for that."
+    )
+
+
+def _change(found: Confirmed, objective: Objective) -> str:
     count = len(found.seeds)
     seeds = "one fresh seed" if count == 1 else f"{count} fresh seeds"
-    each = ", ".join(f"{100 * value:.1f}" for value in found.values) if 1 < count <= FEW else ""
-    text = f"{percent(found.chosen_at)} when it was chosen, {percent(found.mean)} with {seeds}"
+    each = ", ".join(objective.worth(value).removesuffix(" %") for value in found.values) if 1 < count <= FEW else ""
+    text = f"{objective.worth(found.chosen_at)} when it was chosen, {objective.worth(found.mean)} with {seeds}"
     text += f" ({each})." if each else "."
-    lost = 100 * (found.chosen_at - found.mean)
-    return f"{text} The {lost:.1f} points between them were luck." if lost >= 0.05 else text
+    lost = objective.gain(found.chosen_at) - objective.gain(found.mean)
+    if objective.has_interval:
+        return f"{text} The {100 * lost:.1f} points between them were luck." if 100 * lost >= 0.05 else text
+    return f"{text} The {objective.worth(lost)} between them were luck." if lost > 0 else text
 
 
 def holdout_words(value: float, images: int) -> str:
@@ -86,14 +106,14 @@ NOT_CONFIRMED = "It was not confirmed with fresh seeds; --resume with --confirm 
 def by_confirmed(done: list[TrialView], confirmed: Mapping[int, Confirmed], objective: Objective) -> list[TrialView]:
     """Finished trials, best first: those that were confirmed by their means, then the others as they are."""
     first = [trial for trial in done if trial.number in confirmed]
-    first.sort(key=lambda trial: (-objective.gain(confirmed[trial.number].mean), trial.number))
+    first.sort(key=lambda trial: (-objective.rank(confirmed[trial.number].mean), trial.number))
     return [*first, *(trial for trial in done if trial.number not in confirmed)]
 
 
-def confirmed_best(found: Confirmed, epochs: int) -> str:
+def confirmed_best(found: Confirmed, objective: Objective, epochs: int) -> str:
     """The line that names a confirmed best trial."""
-    mean = f"{percent(found.mean)}, mean over {seeds_in_words(found)}"
-    return f"Best: trial {found.trial}, validation top-1 {mean}, after {epochs_text(epochs)}"
+    mean = f"{objective.worth(found.mean)}, mean over {seeds_in_words(found)}"
+    return f"Best: trial {found.trial}, {objective.metric.title} {mean}, after {epochs_text(epochs)}"
 
 
 def seeds_in_words(found: Confirmed) -> str:

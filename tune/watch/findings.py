@@ -40,7 +40,7 @@ from bigbatch.tune.watch.confirmed_words import (
     holdout_words,
     seeds_in_words,
 )
-from bigbatch.tune.watch.display import duration, percent
+from bigbatch.tune.watch.display import duration
 from bigbatch.tune.watch.failures import failures_in_words
 from bigbatch.tune.watch.frontier_table import WIDTH, answer_in_words, frontier_lines, of_the_answer
 from bigbatch.tune.watch.observer import TrialView, ranked
@@ -216,7 +216,9 @@ def print_findings(
     frontier = print_frontier(plan, console)
     done = of_the_answer(done, frontier, plan.frontier)
     best, columns = done[0], columns_of(plan.space, plan.workload, plan.overrides, plan.ranges)
-    text = confirmed_best(confirmed[best.number], best.epoch) if best.number in confirmed else best_in_words(best)
+    text = best_in_words(best)
+    if best.number in confirmed:
+        text = confirmed_best(confirmed[best.number], plan.objectives.first, best.epoch)
     console.print(f"\n{text}", style="bold")
     for name, value in columns.of(best).items():
         console.print(f"  {name:10} {value}", markup=False)
@@ -262,13 +264,20 @@ def _print_confirmed(
 ) -> None:
     """What the fresh seeds say of the best trial, the first of ``done``, and of the next best ones."""
     among = sum(trial.number in confirmed for trial in done)
-    sizes = plan.data.val_size, plan.data.holdout_size
-    sure = confirmed_words(confirmed[done[0].number], *sizes, len(done), among)
+    objective = plan.objectives.first
+    sure = confirmed_words(
+        confirmed[done[0].number],
+        objective,
+        images=plan.data.val_size,
+        held_out=plan.data.holdout_size,
+        searched=len(done),
+        among=among,
+    )
     console.print(f"\n{sure}{' Runner-ups:' if done[1:] else ''}", markup=False, soft_wrap=True)
     for trial in done[1 : 1 + RUNNER_UPS]:
         found = confirmed.get(trial.number)
         value, mark = (found.mean, seeds_in_words(found)) if found else (trial.value, "not confirmed")
-        line = f"  {percent(value):>7}  trial {trial.number} ({mark}): {columns.line(trial)}"
+        line = f"  {objective.worth(value):>7}  trial {trial.number} ({mark}): {columns.line(trial)}"
         console.print(line, markup=False, soft_wrap=True)
 
 

@@ -39,11 +39,15 @@ def frontier_lines(values: Mapping[str, object], hours: str, width: int = WIDTH)
         table["95 % range"] = [_range(row) for row in rows]
     if any(row.get("holdout") is not None for row in rows):
         table["held out"] = [_percent(row.get("holdout")) for row in rows]
-    table["steps"] = [_whole(row.get("optimizer_steps")) for row in rows]
-    table["images/s"] = [_whole(row.get("images_per_s")) for row in rows]
-    table["epoch"] = [_seconds(row.get("epoch_s")) for row in rows]
-    table[hours] = [_short(row.get("gpu_hours")) for row in rows]
-    table["critical"] = [_whole(row.get("noise_scale")) for row in rows]
+    for title, key, text in (
+        ("steps", "optimizer_steps", _whole),
+        ("images/s", "images_per_s", _whole),
+        ("epoch", "epoch_s", _seconds),
+        (hours, "gpu_hours", _short),
+        ("critical", "noise_scale", _whole),
+    ):
+        if any(row.get(key) is not None for row in rows):  # a training function of the user's own has no steps
+            table[title] = [text(row.get(key)) for row in rows]
     table["done/tried"] = [_counts(row) for row in rows]
     left_out = list(OPTIONAL)
     while _width(table) > width and left_out:
@@ -99,7 +103,8 @@ def answer_in_words(values: Mapping[str, object], hours: str) -> list[str]:
     )
     if own is rows[0]:
         images = json_values.whole_number(values, "validation_images")
-        return [first, f"On {images:,} validation images no larger {word} comes that near, so nothing is saved."]
+        measured = f"On {images:,} validation images no" if images else "No"
+        return [first, f"{measured} larger {word} comes that near, so nothing is saved."]
     return [text for text in (first, _saving(own, rows[0], word, hours), _certainty(values, own, word)) if text]
 
 

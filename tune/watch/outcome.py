@@ -42,11 +42,11 @@ def best_in_words(best: TrialView) -> str:
         )
     if best.ends[0] >= UNREACHED_H:
         return (
-            f"No trial reached a {objective.goal}. The nearest: trial {best.number}, "
+            f"No trial reached {objective.goal}. The nearest: trial {best.number}, "
             f"{ends_in_words(best)} after {epochs_text(best.epoch)}"
         )
     return (
-        f"Best: trial {best.number} reached a {objective.goal} after {epochs_text(best.epoch)}, "
+        f"Best: trial {best.number} reached {objective.goal} after {epochs_text(best.epoch)}, "
         f"in {ends_in_words(best)} of its devices"
     )
 

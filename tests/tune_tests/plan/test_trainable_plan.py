@@ -17,7 +17,10 @@ from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.plan.submission_check import check_by_parts
+from bigbatch.tune.plan.trainable_plan import reported_names
 from bigbatch.tune.search.running import configurations_of
+from bigbatch.tune.study.objectives import objectives_of
+from bigbatch.tune.study.target import TimeToTarget
 from bigbatch.tune.watch.columns import columns_of
 from helpers.processes import clean_environment
 
@@ -81,6 +84,22 @@ def test_the_function_gets_what_its_space_returns_and_the_study_keeps_only_that(
     assert not found.enqueued and found.frontier is None and str(found.confirm) == "none"
 
 
+def test_a_frontier_a_target_and_confirmations_are_those_of_other_searches(own: Path) -> None:
+    own.write_text(OWN + '\nFRONTIER = "last"\n')
+    found = plan(confirm="2x3", tolerance=1.0)
+    assert found.frontier is not None and (found.frontier.name, found.frontier.values) == ("last", (4, 16))
+    assert str(found.confirm) == "2x3" and str(plan().confirm) == "none", "only accuracies are confirmed by default"
+    fixed = plan(set=("last=4",)).frontier
+    assert fixed is not None and fixed.values == (4,)
+    own.write_text(OWN + '\nFRONTIER = "lr"\n')
+    with pytest.raises(ConfigError, match="FRONTIER of a space names a choice, or a whole number"):
+        plan()
+    target = plan(set=("lr=0.5",), objective=None, target="accuracy:max=0.9").objectives
+    assert isinstance(target.first, TimeToTarget) and target.text == "accuracy:max=0.9"
+    assert reported_names(target) == ("accuracy",)
+    assert objectives_of({"trainable": "own.py:train", "objective": target.text}) == target, "as study.json keeps it"
+
+
 def test_our_own_loop_refuses_a_functions_configuration_and_tables_show_its_parameters_alone(own: Path) -> None:
     found = plan()
     (own.parent / "best.json").write_text(json.dumps(sampled(found)))
@@ -120,11 +139,20 @@ def test_names_of_set_have_no_meaning_of_ours(own: Path) -> None:
         ({"objective": "accuracy:up"}, "--objective takes max or min after the colon"),
         ({"objective": "val_top1:max"}, "an accuracy whose images BigBatch counts itself"),
         ({"objective": "epoch_s:min"}, "needs an objective that the function reports"),
-        ({"objective": None, "target": "accuracy=0.9"}, "got --target too"),
+        ({"objective": None, "target": "accuracy=0.9"}, "--target needs a direction for accuracy"),
+        (
+            {"objective": None, "target": "accuracy:max=high"},
+            "needs a number; got 'high'. Write e.g. --target accuracy:",
+        ),
+        ({"objective": None, "target": "a:max,b:min=0.9"}, "METRIC=VALUE of one metric"),
+        ({"objective": None, "target": "epoch_s:min=9"}, "--target needs a metric that training improves"),
+        ({"objective": None, "target": "val_top1=0.9"}, "an accuracy whose images BigBatch counts itself"),
+        ({"objective": None, "target": "a:max=0.9", "confirm": "1x3"}, "--confirm compares means of one metric"),
+        ({"objective": None, "objectives": "a:max,b:min", "confirm": "1x3"}, "got --confirm 1x3 with the objective a:"),
         ({"data": "digits"}, "--trainable brings its own data, network and optimizer; got --data too"),
         ({"model": "resnet18"}, "got --model too"),
         ({"find_lr": True}, "got --find-lr too"),
-        ({"warm_start": ("runs/a",)}, "got --warm-start too"),
+        ({"warm_start": ("runs/a",)}, "--warm-start takes folders of studies, such as runs/first; got 'runs/a'"),
         ({"set": ("epochs=3",)}, "epochs has its own option"),
         ({"set": ("lr=3",)}, "lr must be a number of 0.1 to 1"),
         ({"set": ("lr",)}, "--set takes NAME=VALUE with --trainable"),

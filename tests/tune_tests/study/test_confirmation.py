@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -22,9 +23,10 @@ from bigbatch.tune.study.confirmation import (
     trials_to_confirm,
 )
 from bigbatch.tune.study.frontier import FrontierFacts, frontier_of
-from bigbatch.tune.study.objective import accuracy
+from bigbatch.tune.study.objective import Objective, accuracy
 from bigbatch.tune.study.objectives import Objectives
 from bigbatch.tune.study.retry import count_ended
+from bigbatch.tune.watch.confirmed_words import confirmed_words
 
 BATCHES = FrontierFacts("global_batch_size", (128, 256, 512), tolerance=0.5, images=1000, workers=1)
 
@@ -246,3 +248,26 @@ def test_fresh_seeds_take_the_luck_out_of_the_best() -> None:
     fresh = rng.binomial(images, truth, (studies, 3)).mean(axis=1) / images
     assert chosen.mean() > truth + 0.02
     assert fresh.mean() == pytest.approx(truth, abs=4 * math.sqrt(0.9 * 0.1 / images / 3 / studies))
+
+
+def test_the_range_of_another_metrics_mean_is_students_and_a_diverged_run_has_no_mean() -> None:
+    """By hand: 0.5, 0.7, 0.6 have the mean 0.6, the standard deviation 0.1 and t(0.975, 2) = 4.303."""
+    loss = Objective("val_loss", "minimize", math.nan)
+    runs = [trial(6 + i, v, 256, confirms=2, confirmation_seed=i) for i, v in enumerate((0.5, 0.7, 0.6))]
+    found = confirmed_trials([*SEARCH, *runs], loss)[2]
+    interval = found.interval_of_mean()
+    assert interval == pytest.approx((0.6 - 4.303 * 0.1 / 3**0.5, 0.6 + 4.303 * 0.1 / 3**0.5), abs=1e-4)
+    words = confirmed_words(found, loss, images=0, held_out=0, searched=6, among=1)
+    assert words.startswith(
+        "0.947 when it was chosen, 0.6 with 3 fresh seeds (0.5, 0.7, 0.6). The 95 % range of its mean"
+    )
+    assert "0.3516 to 0.8484" in words and "luck" not in words, "a loss that fell was no luck"
+    lost = trial(9, None, 256, confirms=2, confirmation_seed=3, state=TrialState.FAIL, diverged=True)
+    found = confirmed_trials([*SEARCH, *runs, lost], loss)[2]
+    assert (found.diverged, found.interval_of_mean()) == (1, None) and math.isnan(found.mean)
+    assert "1 of its 4 runs diverged" in confirmed_words(found, loss, images=0, held_out=0, searched=6, among=1)
+    worse = trial(10, 3.0, 256, confirms=1, confirmation_seed=1)
+    best = best_confirmed([*SEARCH, *runs, lost, worse], Objectives((loss,)))
+    assert best is not None and best.number == 1, "any mean is better than none"
+    frontier = frontier_of([*SEARCH, *runs, lost, worse], dataclasses.replace(BATCHES, objective=loss))
+    assert frontier is not None and frontier.answer_best.trial == 1

@@ -1,0 +1,85 @@
+"""What is measured while a whole training function runs, from a machine whose counters the function itself moves."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from bigbatch.train_loop.config import Options, TrainableConfig, TrainConfig
+from bigbatch.train_loop.distributed import World
+from bigbatch.train_loop.host.processor_energy import ProcessorEnergy
+from bigbatch.train_loop.launch.own_training import train_own
+from bigbatch.train_loop.launch.trial_task import TrialTask
+from bigbatch.train_loop.loop import worker_use
+
+ALONE = World(0, 1, torch.device("cpu"))
+OWN = """from pathlib import Path
+
+def train(config, report, resume):
+    counter, held = Path(config["counter"]), []
+    for epoch, joules in enumerate(config["joules"], start=1):
+        counter.write_text(str(int(counter.read_text()) + joules * 1_000_000))
+        held.append(b"x" * config["bytes"])
+        report(epoch=epoch, value=0.5)
+"""
+
+
+class Sent:
+    """Keeps the records."""
+
+    def __init__(self) -> None:
+        self.records: list[Mapping[str, object]] = []
+
+    def send(self, records: Sequence[Mapping[str, object]]) -> None:
+        self.records += records
+
+    def stop_requested(self) -> bool:
+        return False
+
+
+def task_of(folder: Path, options: Mapping[str, object]) -> TrialTask:
+    (folder / "own.py").write_text(OWN)
+    trainable = TrainableConfig(f"{folder}/own.py:train", Options(options))
+    return TrialTask(
+        name="t",
+        config=TrainConfig(epochs=2, trainable=trainable),
+        workers=1,
+        worker_resources={"CPU": 1.0},
+        restarts=0,
+        ray_storage=folder,
+        checkpoint_dir=folder / "checkpoint",
+        checkpoint_every_s=600.0,
+        log_file=folder / "log.txt",
+        stop_file=folder / "stop",
+        reported=("accuracy",),
+    )
+
+
+def test_each_record_has_the_energy_since_the_one_before_and_the_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counters = tmp_path / "powercap" / "intel-rapl:0"
+    counters.mkdir(parents=True)
+    for name, text in (("name", "package-0"), ("max_energy_range_uj", "1000000000"), ("energy_uj", "5")):
+        (counters / name).write_text(f"{text}\n")
+    monkeypatch.setattr(worker_use, "open_processor_energy", lambda: ProcessorEnergy(counters.parent))
+    sent, megabytes_64 = Sent(), 64 * 2**20
+    options = {"counter": str(counters / "energy_uj"), "joules": [3, 7], "bytes": megabytes_64}
+    train_own(task_of(tmp_path, options), sent, ALONE, logging.getLogger("test"))
+    assert [record["cpu_energy_j"] for record in sent.records] == [3.0, 7.0]
+    assert [record["gpu_energy_j"] for record in sent.records] == [None, None], "no GPU: not measured, not 0"
+    assert [record["gpu_utilization"] for record in sent.records] == [None, None]
+    assert all(isinstance(m := record["memory_bytes"], int) and m > megabytes_64 for record in sent.records)
+
+
+def test_a_machine_without_counters_measures_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_use, "open_processor_energy", lambda: None)
+    (tmp_path / "counter").write_text("0")
+    sent = Sent()
+    options = {"counter": str(tmp_path / "counter"), "joules": [3, 7], "bytes": 1}
+    train_own(task_of(tmp_path, options), sent, ALONE, logging.getLogger("test"))
+    assert {record["cpu_energy_j"] for record in sent.records} == {None}
