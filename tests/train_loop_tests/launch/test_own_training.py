@@ -41,9 +41,9 @@ class Sent:
         return False
 
 
-def task_of(folder: Path, options: Mapping[str, object]) -> TrialTask:
+def task_of(folder: Path, options: Options) -> TrialTask:
     (folder / "own.py").write_text(OWN)
-    trainable = TrainableConfig(f"{folder}/own.py:train", Options(options))
+    trainable = TrainableConfig(f"{folder}/own.py:train", options)
     return TrialTask(
         name="t",
         config=TrainConfig(epochs=2, trainable=trainable),
@@ -68,7 +68,7 @@ def test_each_record_has_the_energy_since_the_one_before_and_the_memory(
         (counters / name).write_text(f"{text}\n")
     monkeypatch.setattr(worker_use, "open_processor_energy", lambda: ProcessorEnergy(counters.parent))
     sent, megabytes_64 = Sent(), 64 * 2**20
-    options = {"counter": str(counters / "energy_uj"), "joules": [3, 7], "bytes": megabytes_64}
+    options = Options({"counter": str(counters / "energy_uj"), "joules": [3, 7], "bytes": megabytes_64})
     train_own(task_of(tmp_path, options), sent, ALONE, logging.getLogger("test"))
     assert [record["cpu_energy_j"] for record in sent.records] == [3.0, 7.0]
     assert [record["gpu_energy_j"] for record in sent.records] == [None, None], "no GPU: not measured, not 0"
@@ -80,6 +80,6 @@ def test_a_machine_without_counters_measures_nothing(tmp_path: Path, monkeypatch
     monkeypatch.setattr(worker_use, "open_processor_energy", lambda: None)
     (tmp_path / "counter").write_text("0")
     sent = Sent()
-    options = {"counter": str(tmp_path / "counter"), "joules": [3, 7], "bytes": 1}
+    options = Options({"counter": str(tmp_path / "counter"), "joules": [3, 7], "bytes": 1})
     train_own(task_of(tmp_path, options), sent, ALONE, logging.getLogger("test"))
     assert {record["cpu_energy_j"] for record in sent.records} == {None}

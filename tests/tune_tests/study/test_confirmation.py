@@ -118,13 +118,13 @@ def test_the_same_configuration_twice_is_confirmed_once() -> None:
 
 def test_the_best_of_what_was_given_is_confirmed_too_where_two_are_and_comes_first_among_equal_ones() -> None:
     """Trial 8 goes on with recipe 6. At 256 it ties with trial 2, at 128 the recipe is worse than two others."""
-    recipe: dict[str, object] = {"given_config": {"epochs": 10}}
+    recipe = {"epochs": 10}
     search = [
         *SEARCH,
-        trial(6, None, 256, state=TrialState.PRUNED, paused_in_epoch=1, **recipe),
-        trial(7, 0.91, 128, **recipe),
+        trial(6, None, 256, state=TrialState.PRUNED, paused_in_epoch=1, given_config=recipe),
+        trial(7, 0.91, 128, given_config=recipe),
         trial(8, 0.947, 256, continues=6),
-        trial(9, 0.90, 128, **recipe),
+        trial(9, 0.90, 128, given_config=recipe),
     ]
 
     def of(rule: ConfirmRule) -> dict[object, list[int]]:
