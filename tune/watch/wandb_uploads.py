@@ -59,6 +59,7 @@ class WandbUploads:
     """The uploads of one study. ``stop`` may be set by another thread or a signal handler."""
 
     def __init__(self, study_folder: Path, jobs: int, say: Callable[[str], None] = print) -> None:
+        study_folder = study_folder.absolute()  # W&B's programs run in it, where a relative path is another one
         self._folder = study_folder / "wandb"
         self._runs, self._jobs, self._say = OfflineRuns(self._folder), jobs, say
         self._log = study_folder / "logs" / "wandb-sync.log"

@@ -82,6 +82,15 @@ def test_runs_arrive_whole_side_by_side_and_once(release, folder, server, capsys
     assert server.starts == sent and "The server has all runs" in capsys.readouterr().out
 
 
+def test_a_study_may_be_named_from_the_current_folder(folder, server, monkeypatch):
+    with WandbWriter(folder) as writer:
+        writer.whole_trial(0, 2)
+        writer.close()
+    monkeypatch.chdir(folder.parent)
+    assert wandb_sync_main(["s", "--output", "."]) == 0
+    assert curve(server.runs["s-0000"]) == epochs(2)
+
+
 @pytest.mark.slow
 @writes_at_once
 def test_a_killed_run_has_its_configuration_and_goes_on_under_its_name(folder, server):
