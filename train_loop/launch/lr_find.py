@@ -9,6 +9,7 @@ import argparse
 import dataclasses
 import itertools
 import math
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -328,5 +329,5 @@ def _write(config: TrainConfig, finding: RangeTestResult, output: Path) -> None:
         print(f", explodes at {finding.exploded_at:.3g}")
     print(f"suggested peak lr {finding.suggestion:.3g}: --set peak_lr={finding.suggestion:.3g}")
     if finding.exploded_at is not None:
-        print(f"to search around it: bigbatch tune --prior-from {output / 'lr_find.json'}")
+        print(f"to search around it: bigbatch tune --prior-from {shlex.quote(str(output / 'lr_find.json'))}")
     print(f"curve in {output / 'lr_find.svg'}, numbers in {output / 'lr_find.json'}")

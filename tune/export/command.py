@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -77,14 +78,14 @@ def _sqlite(target: str, storage: str | None, folder: Path, _tables: StudyTables
 
     with opened_study(folder, storage) as study:
         write_optuna_database(study, str(folder.absolute()), Path(target), storage)
-    return f"wrote {target}; look at it: optuna-dashboard sqlite:///{target}"
+    return f"wrote {target}; look at it: {shlex.join(['optuna-dashboard', f'sqlite:///{target}'])}"
 
 
 def _tensorboard(target: str, _storage: str | None, folder: Path, tables: StudyTables) -> str:
     from bigbatch.tune.export.event_files import write_event_files
 
     count = write_event_files(tables, Path(target), folder)
-    return f"wrote {count} trials to {target}; look at them: tensorboard --logdir {target}"
+    return f"wrote {count} trials to {target}; look at them: tensorboard --logdir {shlex.quote(target)}"
 
 
 def _mlflow(target: str, _storage: str | None, folder: Path, tables: StudyTables) -> str:
@@ -92,16 +93,15 @@ def _mlflow(target: str, _storage: str | None, folder: Path, tables: StudyTables
 
     count = write_mlflow_runs(tables, target, folder)
     uri = target if "://" in target else f"sqlite:///{target}"
-    return f"wrote {count} new runs to {target}; look at them: mlflow ui --backend-store-uri {uri}"
+    return f"wrote {count} new runs to {target}; look at them: mlflow ui --backend-store-uri {shlex.quote(uri)}"
 
 
 def _grafana(target: str, folder: Path) -> str:
     from bigbatch.tune.export.grafana_files import write_grafana_files
 
     write_grafana_files(folder, Path(target))
-    return (
-        f"wrote {target}; look at it: prometheus --config.file={target}/prometheus.yml, then Grafana (docs/metrics.md)"
-    )
+    command = shlex.join(["prometheus", f"--config.file={target}/prometheus.yml"])
+    return f"wrote {target}; look at it: {command}, then Grafana (docs/metrics.md)"
 
 
 GRAFANA = "grafana"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from bigbatch.train_loop.config.words import epochs_text
 from bigbatch.tune.scaling.analysis import ModelledSize, ScalingAnalysis
 from bigbatch.tune.scaling.scale_plan import WEAK, ScalePlan, rate_rule_words
 from bigbatch.tune.scaling.size_commands import CONFIG_FILE
@@ -31,7 +33,7 @@ def plan_lines(plan: ScalePlan, done: Sequence[int], epoch_s: Mapping[int, float
     c = plan.config
     what = f"{c.model.name} on {c.data.name}"
     same = "each worker keeps its share of the batch" if plan.mode == WEAK else "the global batch stays"
-    trained = f"{plan.epochs} epochs of training" if plan.epochs else "no training (--epochs 0)"
+    trained = f"{epochs_text(plan.epochs)} of training" if plan.epochs else "no training (--epochs 0)"
     search = f", after a search of {plan.retune_trials} trials" if plan.retune_trials else ""
     lines = [
         f"{plan.mode} scaling of {shown_path(plan.source)}: {what}; {same}",
@@ -81,7 +83,7 @@ def size_rows(plan: ScalePlan, found: ScalingAnalysis) -> list[list[str]]:
 def _objective_head(plan: ScalePlan, found: ScalingAnalysis) -> list[str]:
     if all(one.objective is None and not one.diverged for one in found.sizes):
         return []
-    return [f"{plan.objective.metric.title.upper()} AFTER {plan.epochs} EPOCHS"]
+    return [f"{plan.objective.metric.title} after {epochs_text(plan.epochs)}".upper()]
 
 
 def _size_row(plan: ScalePlan, found: ScalingAnalysis, one: SizeResult) -> list[str]:
@@ -212,7 +214,7 @@ def repeat_text(plan: ScalePlan) -> str:
     config = config.replace(f"/{plan.sizes[0].workers}/", "/N/")
     also = "; with it change the batch and its rate, which are in the file" if plan.mode == WEAK else ""
     return (
-        f"From row to row one number changes, N{also}:\n    bigbatch train --config {config} --workers N\n"
+        f"From row to row one number changes, N{also}:\n    bigbatch train --config {shlex.quote(config)} --workers N\n"
         "    srun -n N python train_loop/run.py --config … on several nodes"
     )
 

@@ -7,6 +7,7 @@ import io
 import json
 import math
 import random
+import shlex
 import sys
 from pathlib import Path
 
@@ -111,6 +112,22 @@ def test_a_study_in_a_database(tmp_path, capsys):
     theirs = optuna.load_study(study_name="s", storage=url).trials
     copies = optuna.load_study(study_name="s", storage=f"sqlite:///{tmp_path / 'copy.db'}").trials
     assert all(same(one, other) for one, other in zip(copies, theirs, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("option", "target", "words"),
+    [
+        ("--sqlite", "a b.db", ["optuna-dashboard", "sqlite:///a b.db"]),
+        ("--tensorboard", "a b", ["tensorboard", "--logdir", "a b"]),
+        ("--grafana", "a b", ["prometheus", "--config.file=a b/prometheus.yml,"]),
+    ],
+)
+def test_the_command_that_shows_a_copy_can_be_pasted(tmp_path, capsys, monkeypatch, option, target, words):
+    recorded_study(tmp_path / "s", 1).close()
+    monkeypatch.chdir(tmp_path)
+    exported(tmp_path / "s", option, target)
+    told = capsys.readouterr().out
+    assert shlex.split(told[told.index(words[0]) :])[: len(words)] == words
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,6 +38,16 @@ def test_a_folder_with_html_in_its_name_runs_no_code(best: Path, trainings: Trai
     assert "<img" not in text and "&lt;img src=x" in text
     assert "No model: it needs 3 measured sizes" in text
     assert "Nothing was trained (--epochs 0)." in text
+
+
+def test_the_command_of_a_row_can_be_pasted(
+    best: Path, trainings: Trainings, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page_of(best, "an output", "--workers", "1,2", "--epochs", "1")
+    told = capsys.readouterr().out
+    line = next(one for one in told.splitlines() if one.endswith("--workers N"))
+    assert shlex.split(line)[2:] == ["--config", "an output/sizes/N/config.json", "--workers", "N"]
+    assert "AFTER 1 EPOCH\n" in told and "1 epoch of training" in told
 
 
 def test_a_page_that_cannot_be_written_costs_no_result(
