@@ -34,6 +34,8 @@ AT_A_TIME, TEXT_LENGTH = 100, 6000
 """MLflow's limits: parameters of a request, and characters of one."""
 METRICS_AT_A_TIME = 1000
 STATUS_OF_RUN = {"COMPLETE": "FINISHED", "PRUNED": "KILLED", "FAIL": "FAILED"}
+BRIEF = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "20"}
+"""For the first request. Later ones keep MLflow's patience, as they lose what was sent before."""
 
 T = TypeVar("T")
 
@@ -75,7 +77,15 @@ def write_mlflow_runs(tables: StudyTables, target: str, source: Path) -> int:
 
 
 def _check_own(path: Path) -> None:
-    """Raise ConfigError if ``path`` is a database of something else: MLflow would add its tables to it, and fail."""
+    """Raise ConfigError if ``path`` is a database of something else: MLflow would add its tables to it, and fail.
+
+    The same for a path that MLflow would take for another one.
+    """
+    if "?" in str(path.absolute()):
+        raise ConfigError(
+            f"--mlflow takes a file without '?' in its path, where options begin for MLflow; got {str(path)!r}. "
+            "Write another file."
+        )
     if not path.is_file() or not path.stat().st_size:
         return
     try:
@@ -90,8 +100,21 @@ def _check_own(path: Path) -> None:
         )
 
 
+@contextlib.contextmanager
+def _brief_trials() -> Iterator[None]:
+    """A request that fails is repeated twice, not seven times over four minutes, unless the user has set that."""
+    ours = {name: value for name, value in BRIEF.items() if name not in os.environ}
+    os.environ.update(ours)
+    try:
+        yield
+    finally:
+        for name in ours:
+            os.environ.pop(name, None)
+
+
 def _write_all(client: MlflowClient, tables: StudyTables, target: str, source: Path) -> int:
-    found = client.get_experiment_by_name(tables.name)
+    with _brief_trials():  # whether there is a server at all
+        found = client.get_experiment_by_name(tables.name)
     where = None if "://" in target else f"{Path(target).absolute()}.artifacts"
     experiment = (
         client.create_experiment(tables.name, artifact_location=where) if found is None else found.experiment_id

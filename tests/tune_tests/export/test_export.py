@@ -6,9 +6,12 @@ import csv
 import io
 import json
 import math
+import os
 import random
 import shlex
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import optuna
@@ -138,6 +141,7 @@ def test_the_command_that_shows_a_copy_can_be_pasted(tmp_path, capsys, monkeypat
         (("--sqlite", "{tmp}/file/copy.db"), "--sqlite must be a place that can be written"),
         (("--tensorboard", "{tmp}/file"), "--tensorboard must be a place"),
         (("--mlflow", "{tmp}/file/mlflow.db"), "--mlflow "),
+        (("--mlflow", "{tmp}/a?b.db"), "without '?' in its path"),
         (("--csv", ""), "must not be empty"),
     ],
 )
@@ -215,6 +219,29 @@ def test_mlflow_finds_a_run_for_each_trial_and_a_second_export_adds_only_what_is
             trial.value or math.nan, nan_ok=True
         ) or (trial.state != TrialState.COMPLETE)
     store.close()
+
+
+def test_a_server_of_mlflow_that_does_not_answer_is_said_soon(tmp_path, capsys, monkeypatch):
+    pytest.importorskip("mlflow", reason="mlflow-skinny is not installed (extra: test)")
+    asked: list[str] = []
+
+    class Broken(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_error(503)
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    recorded_study(tmp_path / "s", 1).close()
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    with ThreadingHTTPServer(("127.0.0.1", 0), Broken) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        error = refused(capsys, tmp_path / "s", "--mlflow", f"http://127.0.0.1:{server.server_port}")
+        server.shutdown()
+    assert "address of its server" in error
+    assert len(asked) == 3, "MLflow's own patience of eight requests takes four minutes"
+    assert "MLFLOW_HTTP_REQUEST_MAX_RETRIES" not in os.environ
 
 
 def test_without_mlflow_one_line_says_what_to_install(tmp_path, capsys, monkeypatch):
