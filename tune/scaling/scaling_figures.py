@@ -34,14 +34,15 @@ def speed_figure(found: ScalingAnalysis) -> ReportFigure:
     """Images/s over workers, with the line of a perfect machine."""
     first, workers = found.sizes[0], all_workers(found)
     ideal = [first.images_per_s / first.workers * n for n in workers]
+    measured = [one.images_per_s for one in found.sizes]
+    modelled = [one.images_per_s for one in found.beyond]
     data: list[Values] = [
         _line("as fast as the smallest size", workers, ideal, GREY, "dot"),
-        _line("measured", [one.workers for one in found.sizes], [one.images_per_s for one in found.sizes], BLUE),
+        _line("measured", [one.workers for one in found.sizes], measured, BLUE),
     ]
     if found.beyond:
-        modelled = [one.images_per_s for one in found.beyond]
         data.append(_line("model", [one.workers for one in found.beyond], modelled, ORANGE, "dash", "circle-open"))
-    axes = layout(xaxis=workers_axis(workers), yaxis=log_axis("images/s", [one for one in ideal if one > 0]))
+    axes = layout(xaxis=workers_axis(workers), yaxis=log_axis("images/s", [*ideal, *measured, *modelled]))
     caption = (
         "Blue: trained at each size. Dotted: each worker as fast as in the smallest size. Orange, dashed: the model, "
         "nothing of which was measured."

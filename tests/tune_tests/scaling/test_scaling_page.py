@@ -8,10 +8,13 @@ import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from bigbatch.tune.scaling.command import scale_main
+from bigbatch.tune.scaling.scaling_figures import speed_figure
 from helpers.browser import CUT, EMPTY_FIGURES, WIDER, Page, chromium, opened_browser
 from helpers.scaled_sizes import Trainings
 
@@ -57,6 +60,14 @@ def test_a_page_that_cannot_be_written_costs_no_result(
     assert scale_main(["--config", str(best), "--output", "out", "--workers", "1,2"]) == 0
     assert re.search(r"The page was not written \(\w+: ", capsys.readouterr().out)
     assert Path("out/scaling.json").exists()
+
+
+def test_a_size_slower_than_the_smallest_is_within_the_plot() -> None:
+    sizes = [SimpleNamespace(workers=1, images_per_s=357.0), SimpleNamespace(workers=2, images_per_s=40.0)]
+    found: Any = SimpleNamespace(sizes=sizes, beyond=[SimpleNamespace(workers=4, images_per_s=9.0)])
+    axes: Any = speed_figure(found).layout
+    low, high = axes["yaxis"]["range"]
+    assert all(10**low < speed < 10**high for speed in (357, 40, 9, 4 * 357))
 
 
 @pytest.fixture(scope="module")
