@@ -150,17 +150,18 @@ class StudyPoints:
         """Values of the first objective by which trials compare, and a sentence that says which.
 
         The final ones, if at least ``least`` trials have finished. Else those of the watched metric after the latest
-        epoch that ``least`` trials and half of the trials have reached. Empty if there is none.
+        epoch that ``least`` trials and half of the trials have reached. If there is none, the few final ones.
         """
         objective = self.study.objectives.first
+        final = {p.number: p.value for p in self.finished if p.value is not None}
         if len(self.finished) >= least or objective.shown is not objective:
-            return {p.number: p.value for p in self.finished if p.value is not None}, ""
+            return final, ""
         curves = {p.number: dict(p.curve) for p in self.searched if p.outcome != CONTINUED and p.curve}
         enough = max(least, len(curves) // 2)
         reached = [epoch for curve in curves.values() for epoch in curve]
         epoch = max((e for e in set(reached) if reached.count(e) >= enough), default=None)
         if epoch is None:
-            return {}, ""
+            return final, ""
         values = {number: curve[epoch] for number, curve in curves.items() if epoch in curve}
         done = len(self.finished)
         few = f"Only {done} trials have finished, so trials are compared by their values after epoch {epoch}"

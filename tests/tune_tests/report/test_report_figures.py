@@ -18,7 +18,7 @@ from bigbatch.tune.report.figure import MOST_POINTS, fewer_trials, plain
 from bigbatch.tune.report.pictures import report_figures, study_figures
 from bigbatch.tune.report.rate_figures import fitted_law
 from bigbatch.tune.report.recorded_study import RecordedStudy, open_recorded
-from bigbatch.tune.report.space_figures import parameter_importance
+from bigbatch.tune.report.space_figures import parallel_coordinates, parameter_importance
 from bigbatch.tune.report.theme import BLUE, GREY, ORANGE, PURPLE, RED, TEAL, plotly_text
 from bigbatch.tune.report.trial_points import StudyPoints
 from bigbatch.tune.study.summary import StudySummary
@@ -114,6 +114,14 @@ def test_the_parameter_that_decides_is_the_most_important_one() -> None:
     shares = dict(zip(figure.data[0]["y"], figure.data[0]["x"], strict=True))  # type: ignore[call-overload]
     assert shares["decides"] > 70 and sum(shares.values()) == pytest.approx(100)
     assert not parameter_importance(points_of(trials[:5])).is_drawn
+
+
+def test_a_few_finished_trials_are_drawn_and_counted() -> None:
+    trials = [trial_of(i, 0.5 + 0.1 * i, {"optimizer": {"name": "sgd"}}, {"x": 0.1 * i}) for i in range(5)]
+    points = points_of(trials)
+    assert parallel_coordinates(points).is_drawn
+    importance = parameter_importance(points)
+    assert not importance.is_drawn and "there are 5" in importance.missing
 
 
 def test_slots_are_laid_out_without_overlap_and_long_breaks_are_cut() -> None:
