@@ -10,12 +10,14 @@ from collections.abc import Mapping, Sequence
 from bigbatch.cluster.host import json_values
 from bigbatch.train_loop.config.words import epochs_text
 from bigbatch.tune.report.answer_figures import frontier, frontier_costs
+from bigbatch.tune.report.best_certainty import best_certainty
 from bigbatch.tune.report.figure import guarded
 from bigbatch.tune.report.figure_book import FigureBook, side_by_side
 from bigbatch.tune.report.markup import Markup, TableColumn, card, copy_block, joined, table, tag
 from bigbatch.tune.report.recorded_study import BATCH_PARAMETER
 from bigbatch.tune.report.theme import number_text
 from bigbatch.tune.report.trial_points import StudyPoints, TrialPoint
+from bigbatch.tune.study.confirmation import Confirmed
 from bigbatch.tune.study.frontier import BestOfValue, Frontier, FrontierRow
 from bigbatch.tune.study.frontier_file import config_file
 
@@ -29,7 +31,7 @@ LEAST_EPOCHS = 30
 def answer_section(points: StudyPoints, book: FigureBook, prefix: str) -> Markup:
     """The answer, its figures, the frontier's table, and the configuration."""
     found = points.study.frontier
-    best = points.best_first[0] if points.best_first else None
+    best = points.best
     if found is not None:
         lead, tiles, row = (
             _frontier_lead(found),
@@ -157,15 +159,20 @@ def seconds_words(seconds: float | None) -> str:
 
 
 def _best_lead(points: StudyPoints, best: TrialPoint) -> list[Markup]:
-    worth = worth_words(points, best.value)
-    lead = tag("p", "The best trial is ", tag("strong", str(best.number)), f", with {worth}.", class_="lead")
-    return [
-        lead,
-        tag("p", f"It is the best of {len(points.finished)} finished trials, so a part of it is luck.", class_="soft"),
-    ]
+    found = points.confirmed.get(best.number)
+    worth = worth_words(points, found.mean if found else best.value)
+    seeds = f", the mean of {_seeds(found)}" if found else ""
+    lead = tag("p", "The best trial is ", tag("strong", str(best.number)), f", with {worth}{seeds}.", class_="lead")
+    return [lead, tag("p", best_certainty(points, best), class_="soft")]
+
+
+def _seeds(found: Confirmed) -> str:
+    return f"{len(found.seeds)} fresh seed{'s' * (len(found.seeds) != 1)}"
 
 
 def _best_tiles(points: StudyPoints, best: TrialPoint) -> list[Markup]:
+    found = points.confirmed.get(best.number)
+    title = points.study.objectives.first.metric.title
     if points.study.description.get("trainable"):
         settings = [_tile(_shown(value), name) for name, value in list(best.params.items())[:MOST_TILES]]
     else:
@@ -175,7 +182,9 @@ def _best_tiles(points: StudyPoints, best: TrialPoint) -> list[Markup]:
             _tile(number_text(best.rate), "peak learning rate"),
         ]
     return [
-        _tile(worth_words(points, best.value), points.study.objectives.first.metric.title),
+        _tile(worth_words(points, found.mean), f"{title}, mean of {_seeds(found)}")
+        if found
+        else _tile(worth_words(points, best.value), title),
         *settings,
         _tile(best.last_epoch, "epochs"),
         _tile(number_text(points.hours_of_all_epochs(best)), f"{points.study.hours} of the trial"),

@@ -14,6 +14,7 @@ from optuna.trial import FrozenTrial, TrialState
 from bigbatch.cluster.host import json_values
 from bigbatch.train_loop.config.earlier_keys import migrated
 from bigbatch.tune.report.recorded_study import RecordedStudy
+from bigbatch.tune.study.confirmation import Confirmed, best_confirmed, confirmed_trials
 from bigbatch.tune.study.feasible import INFEASIBLE_ATTR
 from bigbatch.tune.study.retry import DIVERGED
 from bigbatch.tune.study.tables import epoch_records
@@ -135,6 +136,18 @@ class StudyPoints:
         """The finished trials, the best one first."""
         gain = self.study.objectives.first.gain
         return tuple(sorted(self.finished, key=lambda p: (-gain(p.value or 0.0), p.number)))
+
+    @cached_property
+    def confirmed(self) -> Mapping[int, Confirmed]:
+        """Number of a trial that was trained again with fresh seeds → what came out."""
+        return confirmed_trials(self.study.trials, self.study.objectives.first)
+
+    @cached_property
+    def best(self) -> TrialPoint | None:
+        """The trial of ``best.json`` without a frontier: the best mean over fresh seeds, else the best value."""
+        found = best_confirmed(self.study.trials, self.study.objectives)
+        chosen = [p for p in self.finished if found is not None and p.number == found.number]
+        return next(iter((*chosen, *self.best_first)), None)
 
     @cached_property
     def batches(self) -> tuple[int, ...]:

@@ -174,21 +174,22 @@ def confirmed_trials(trials: Sequence[FrozenTrial], objective: Objective) -> dic
             continue
         seed = int(trial.user_attrs.get(SEED_ATTR, 0))
         found.setdefault(int(trial.user_attrs[CONFIRMS_ATTR]), []).append((seed, value, holdout))
+    by_number = {trial.number: trial for trial in trials}  # tables lack trials that wait
     return {
-        number: _confirmed_from(number, sorted(runs, key=lambda run: run[0]), trials, objective)
+        number: _confirmed_from(by_number[number], sorted(runs, key=lambda run: run[0]), objective)
         for number, runs in found.items()
+        if number in by_number
     }
 
 
 def _confirmed_from(
-    number: int, runs: Sequence[tuple[int, float, float | None]], trials: Sequence[FrozenTrial], objective: Objective
+    trial: FrozenTrial, runs: Sequence[tuple[int, float, float | None]], objective: Objective
 ) -> Confirmed:
-    chosen = trials[number].values
     held = [run[2] for run in runs]
     on_holdout = any(value is not None for value in held) and objective.name == "val_top1"
     return Confirmed(
-        trial=number,
-        chosen_at=chosen[0] if chosen else math.nan,
+        trial=trial.number,
+        chosen_at=trial.values[0] if trial.values else math.nan,
         seeds=tuple(run[0] for run in runs),
         values=tuple(run[1] for run in runs),
         # A diverged run has no accuracy on the holdout: it is at chance there too.
@@ -259,8 +260,9 @@ def best_confirmed(trials: Sequence[FrozenTrial], objectives: Objectives) -> Fro
     found, given = confirmed_trials(trials, objectives.first), given_trials(trials)
     if not found:
         return objectives.best(search_trials(trials))
+    by_number = {trial.number: trial for trial in trials}  # tables lack trials that wait
     best = min(
-        found.values(),
-        key=lambda one: (-objectives.first.rank(one.mean), before_equal_ones(trials[one.trial], given)),
+        (one for one in found.values() if one.trial in by_number),
+        key=lambda one: (-objectives.first.rank(one.mean), before_equal_ones(by_number[one.trial], given)),
     )
-    return trials[best.trial]
+    return by_number[best.trial]
