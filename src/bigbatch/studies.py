@@ -18,7 +18,7 @@ from bigbatch.notebook_table import LiveTableInNotebook, in_notebook
 from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.tune.report import comparison, pictures
 from bigbatch.tune.report.figure import ReportFigure
-from bigbatch.tune.report.recorded_study import RecordedStudy, open_recorded
+from bigbatch.tune.report.recorded_study import RecordedStudy, open_recorded, shown_apart
 from bigbatch.tune.report.trial_points import StudyPoints
 from bigbatch.tune.study.confirmation import best_confirmed
 from bigbatch.tune.study.frontier_file import frontier_json
@@ -208,7 +208,7 @@ class Comparison:
     """Several studies side by side. ``compare`` makes it."""
 
     def __init__(self, studies: Sequence[RecordedStudy]) -> None:
-        self._studies = {study.summary.folder: (study, StudyPoints(study)) for study in studies}
+        self._studies = {study.summary.folder: (study, StudyPoints(study)) for study in shown_apart(studies)}
 
     @property
     def table(self) -> pd.DataFrame:

@@ -277,7 +277,7 @@ def compared_frontiers(studies: Sequence[StudyPoints]) -> ReportFigure:
             colour, symbol, dash = SERIES[i % 6], SYMBOLS[i % 6], DASHES[i % 6]
             data.append(
                 {
-                    "type": "scatter", "mode": "lines+markers", "name": plotly_text(points.study.name),
+                    "type": "scatter", "mode": "lines+markers", "name": plotly_text(points.study.shown_name),
                     "x": [row.value for row in rows], "y": [points.shown(_top(row)) for row in rows],
                     "line": {"color": colour, "dash": dash, "width": 2},
                     "marker": {"color": colour, "symbol": symbol, "size": 9},
@@ -301,7 +301,7 @@ def compared_histories(studies: Sequence[StudyPoints]) -> ReportFigure:
             colour = SERIES[i % 6]
             data.append(
                 {
-                    **line, "name": plotly_text(points.study.name),
+                    **line, "name": plotly_text(points.study.shown_name),
                     "line": {"color": colour, "shape": "hv", "width": 2.5, "dash": DASHES[i % 6]},
                 }
             )  # fmt: skip

@@ -38,10 +38,10 @@ class ComparedStudy:
 def compared_study(study: RecordedStudy, points: StudyPoints | None) -> ComparedStudy:
     """The row of one study. ``points``: None where it cannot be read."""
     if points is None:
-        return ComparedStudy(study.name, study.summary.state)
+        return ComparedStudy(study.shown_name, study.summary.state)
     found = study.frontier
     return ComparedStudy(
-        study=study.name,
+        study=study.shown_name,
         state=study.summary.state,
         finished=len(points.finished),
         begun=len(points.searched),

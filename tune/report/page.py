@@ -16,7 +16,7 @@ from bigbatch.tune.report.answer_section import answer_section
 from bigbatch.tune.report.comparison import compared_figures, compared_study, differences
 from bigbatch.tune.report.figure_book import INSTALL, FigureBook, plotly_script, side_by_side
 from bigbatch.tune.report.markup import Markup, TableColumn, card, joined, table, tag
-from bigbatch.tune.report.recorded_study import RecordedStudy
+from bigbatch.tune.report.recorded_study import RecordedStudy, shown_apart
 from bigbatch.tune.report.sections import (
     asked_section,
     cost_section,
@@ -39,6 +39,7 @@ PARTS = (
 
 def report_page(studies: Sequence[RecordedStudy]) -> str:
     """The page of one study, or of several side by side."""
+    studies = shown_apart(studies)
     script = plotly_script()
     book = FigureBook(can_draw=script is not None)
     readable = [study for study in studies if study.summary.state != UNREADABLE or study.trials]
@@ -49,7 +50,7 @@ def report_page(studies: Sequence[RecordedStudy]) -> str:
         prefix = f"s{place + 1}-" if several else ""
         points = shown.get(id(study))
         body.append(_study(points, book, prefix) if points else _unreadable(study, prefix))
-    title = f"{', '.join(study.name for study in studies[:4])} – BigBatch report"
+    title = f"{', '.join(study.shown_name for study in studies[:4])} – BigBatch report"
     missing = _missing_figures(book)
     return page_document(title, joined((missing, *body, _footer())), book, script.read_bytes() if script else b"")
 
@@ -97,7 +98,7 @@ def _head(study: RecordedStudy, prefix: str, parts: Sequence[tuple[str, str]]) -
     return joined(
         (
             tag("p", "BigBatch report", class_="over"),
-            tag("h1", study.name),
+            tag("h1", study.shown_name),
             tag("p", line, class_="soft"),
             *notices,
             links if parts else "",

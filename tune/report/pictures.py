@@ -11,7 +11,7 @@ from bigbatch.train_loop.config import ConfigError
 from bigbatch.tune.report import answer_figures, cost_figures, curve_figures, space_figures
 from bigbatch.tune.report.figure import FigureMaker, ReportFigure, guarded, plain
 from bigbatch.tune.report.rate_figures import rate_figures
-from bigbatch.tune.report.recorded_study import RecordedStudy, open_recorded
+from bigbatch.tune.report.recorded_study import RecordedStudy, distinct_folders, open_recorded
 from bigbatch.tune.report.theme import HEIGHT, template
 from bigbatch.tune.report.trial_points import StudyPoints
 
@@ -95,8 +95,10 @@ def write_pictures(studies: Sequence[RecordedStudy], folder: Path) -> Iterator[P
     import plotly.io
 
     figures, paths = [], []
-    for study in studies:
-        prefix = f"{study.summary.folder.resolve().name}-" if len(studies) > 1 else ""
+    folders = [study.summary.folder.resolve() for study in studies]
+    ends = distinct_folders([one.name for one in folders], folders)
+    for study, home, end in zip(studies, folders, ends, strict=True):
+        prefix = f"{(end or home.name).replace('/', '-')}-" if len(studies) > 1 else ""
         for figure in report_figures(study):
             made = plotly_figure(figure)
             made.update_layout(paper_bgcolor="white", plot_bgcolor="white")

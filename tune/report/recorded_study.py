@@ -61,11 +61,18 @@ class RecordedStudy:
     """None before a trial has finished, and for a study without one."""
     problems: tuple[str, ...] = ()
     """What could not be read, in sentences."""
+    label: str = ""
+    """What it is called beside others of the same name; empty: by its name."""
 
     @property
     def name(self) -> str:
         """The study's name."""
         return self.summary.name
+
+    @property
+    def shown_name(self) -> str:
+        """The study's name on a page and in a table."""
+        return self.label or self.name
 
     @property
     def description(self) -> Mapping[str, Any]:
@@ -76,6 +83,24 @@ class RecordedStudy:
     def hours(self) -> str:
         """The unit of device hours."""
         return "GPU hours" if self.summary.has_gpus else "worker hours"
+
+
+def distinct_folders(names: Sequence[str], folders: Sequence[Path]) -> list[str]:
+    """Of each name that occurs more than once as much of its folder's end as tells it apart; of others nothing."""
+    found = []
+    for name, folder in zip(names, folders, strict=True):
+        same = [other.resolve().parts for word, other in zip(names, folders, strict=True) if word == name]
+        mine, depth = folder.resolve().parts, 1
+        while depth < len(mine) and sum(one[-depth:] == mine[-depth:] for one in same) > 1:
+            depth += 1
+        found.append("/".join(mine[-depth:]) if len(same) > 1 else "")
+    return found
+
+
+def shown_apart(studies: Sequence[RecordedStudy]) -> list[RecordedStudy]:
+    """The studies, those of the same name with labels that differ."""
+    folders = distinct_folders([study.name for study in studies], [study.summary.folder for study in studies])
+    return [replace(s, label=f"{s.name} ({end})") if end else s for s, end in zip(studies, folders, strict=True)]
 
 
 def open_recorded(folder: Path) -> RecordedStudy:

@@ -15,7 +15,8 @@ from optuna.trial import FrozenTrial, TrialState
 
 from bigbatch.tune.report.cost_figures import OUTSIDE, hours_by_outcome, slot_use
 from bigbatch.tune.report.figure import MOST_POINTS, fewer_trials, plain
-from bigbatch.tune.report.pictures import report_figures, study_figures
+from bigbatch.tune.report.page import report_page
+from bigbatch.tune.report.pictures import report_figures, study_figures, write_pictures
 from bigbatch.tune.report.rate_figures import fitted_law
 from bigbatch.tune.report.recorded_study import RecordedStudy, open_recorded
 from bigbatch.tune.report.space_figures import parallel_coordinates, parameter_importance
@@ -114,6 +115,21 @@ def test_the_parameter_that_decides_is_the_most_important_one() -> None:
     shares = dict(zip(figure.data[0]["y"], figure.data[0]["x"], strict=True))  # type: ignore[call-overload]
     assert shares["decides"] > 70 and sum(shares.values()) == pytest.approx(100)
     assert not parameter_importance(points_of(trials[:5])).is_drawn
+
+
+def test_studies_of_the_same_name_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plotly_io = pytest.importorskip("plotly.io")
+    folders = [invented_study(tmp_path / there / "s", 12) for there in ("a/runs", "b/runs", "other")]
+    folders.append(invented_study(tmp_path / "b" / "unlike", 12))
+    studies = [open_recorded(folder) for folder in folders]
+    page = report_page(studies)
+    for words in ("s (a/runs/s)", "s (b/runs/s)", "s (other/s)", "unlike"):
+        assert f">{words}</h1>" in page and f">{words}</a>" in page
+    written: list[str] = []
+    monkeypatch.setattr(plotly_io, "write_images", lambda _figures, paths, **_: written.extend(paths))
+    names = [path.name for path in write_pictures(studies, tmp_path)]
+    assert len(written) == len(set(written)), "the figures of one study are written over those of another"
+    assert {"a-runs-s-frontier.png", "other-s-frontier.svg", "unlike-frontier.png"} <= set(names)
 
 
 def test_a_few_finished_trials_are_drawn_and_counted() -> None:
