@@ -64,6 +64,28 @@ def test_a_printed_report_is_light_and_whole(browser: Page, report: Path, tmp_pa
     assert browser.errors == []
 
 
+BROKEN_WORDS = """[...document.querySelectorAll('th')].flatMap((head) => {
+  const text = head.firstChild, words = [...(text ? text.data : '').matchAll(/[^\\s\\-\\/]+/g)];
+  return words.filter((word) => {
+    const range = document.createRange();
+    range.setStart(text, word.index); range.setEnd(text, word.index + word[0].length);
+    return range.getClientRects().length > 1;
+  }).map((word) => word[0]);
+})"""
+A4 = 718
+"""Width of the paper within its margins, in the pixels of a page."""
+
+
+def test_no_word_in_the_head_of_a_table_is_cut_on_paper(browser: Page, report: Path) -> None:
+    browser.look(A4)
+    browser.send("Emulation.setEmulatedMedia", media="print")
+    browser.open(report)
+    assert browser.evaluate("document.querySelectorAll('th').length") > 10
+    assert browser.evaluate(BROKEN_WORDS) == []
+    assert browser.evaluate(WIDER) == 0
+    browser.send("Emulation.setEmulatedMedia", media="")
+
+
 def test_texts_of_a_study_run_no_code(browser: Page, tmp_path: Path) -> None:
     folder = hostile_study(tmp_path / "hostile")
     write_report([open_recorded(folder)], folder / "report.html")
