@@ -14,7 +14,8 @@ from bigbatch.tune.study.tables import epoch_records
 def best_certainty(points: StudyPoints, best: TrialPoint) -> str:
     """What chance has to do with the value of the best trial: the choice, the images and the seed.
 
-    Intervals are those of the search's last lines. There is none for a metric that is not a count of right answers.
+    Intervals are those of the search's last lines. A metric that is no count of right answers has one only if it was
+    confirmed.
     """
     images, held = (json_values.whole_number(points.study.description, key) for key in ("val_size", "holdout_size"))
     found = points.confirmed.get(best.number)
@@ -39,9 +40,14 @@ def _of_confirmed(points: StudyPoints, found: Confirmed, images: int, held: int)
     objective = points.study.objectives.first
     said = [f"It had {objective.worth(found.chosen_at)} when it was chosen; the fresh seeds took no part in that."]
     measured = held if found.holdout else images
-    if not objective.has_interval or not measured:
-        return said[0]
     among = len(points.confirmed)
+    if not objective.has_interval:
+        if interval := found.interval_of_mean(among):
+            between = " to ".join(map(objective.worth, interval))
+            said.append(f"The 95 % interval of its mean over all seeds is {between} (Student’s t).")
+        return " ".join(said)
+    if not measured:
+        return said[0]
     low, high = found.interval(measured, among if found.holdout else max(among, len(points.finished)))
     if found.holdout:
         mean = 100 * statistics.fmean(found.holdout)

@@ -262,7 +262,7 @@ def best_confirmed(trials: Sequence[FrozenTrial], objectives: Objectives) -> Fro
         return objectives.best(search_trials(trials))
     by_number = {trial.number: trial for trial in trials}  # tables lack trials that wait
     best = min(
-        (one for one in found.values() if one.trial in by_number),
+        found.values(),
         key=lambda one: (-objectives.first.rank(one.mean), before_equal_ones(by_number[one.trial], given)),
     )
     return by_number[best.trial]
