@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import operator
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, SupportsFloat
+from typing import TYPE_CHECKING, SupportsFloat, SupportsIndex
 
 from bigbatch.train_loop.errors import ReportError, TrainingStopped
 from bigbatch.train_loop.host.disk_full import full_errno
@@ -75,7 +76,7 @@ class Report:
 
     def __call__(
         self,
-        epoch: int,
+        epoch: SupportsIndex,
         value: SupportsFloat | None = None,
         *,
         checkpoint: str | Path | None = None,
@@ -95,7 +96,7 @@ class Report:
         """
         if self.stopped:
             raise TrainingStopped(f"stopped after epoch {self.epoch}")
-        record = self._record(epoch, value, metrics)
+        record = self._record(self._next_epoch(epoch), value, metrics)
         record |= {"train_s": time.monotonic() - self._since, **self._measured()}
         record["checkpoint_s"] = self._keep(checkpoint, record)
         self._history.append(record)
@@ -105,9 +106,8 @@ class Report:
             self.stopped = True
             raise TrainingStopped(f"stopped on request after epoch {epoch}")
 
-    def _record(self, epoch: object, value: object, metrics: Mapping[str, object]) -> dict[str, object]:
+    def _record(self, epoch: int, value: object, metrics: Mapping[str, object]) -> dict[str, object]:
         """The epoch's record, but for its times."""
-        self._check_epoch(epoch)
         numbers = {name: _number(name, one) for name, one in metrics.items()}
         if ours := sorted(OURS & numbers.keys()):
             raise ReportError(f"BigBatch measures {ours[0]!r} itself; got {ours[0]}=. Report it by another name.")
@@ -126,11 +126,11 @@ class Report:
         resumed = {"resumed_from_epoch": self._resumed_from} if self._resumed_from else {}
         return {"epoch": epoch, "epochs": self._epochs, **columns, "metrics": others, **resumed}
 
-    def _check_epoch(self, epoch: object) -> None:
-        if isinstance(epoch, bool) or not isinstance(epoch, int):
-            raise ReportError(f"epoch must be a whole number; got {epoch!r}. Count from 1.")
+    def _next_epoch(self, given: object) -> int:
+        """The epoch's number, also of numpy and torch, if it is the next one."""
+        epoch = _whole(given)
         if epoch == self.epoch + 1 <= self._epochs:
-            return
+            return epoch
         if self.epoch >= self._epochs:
             raise ReportError(
                 f"epoch must be at most config['epochs'], which is {self._epochs}; got {epoch}. Return after that one."
@@ -167,6 +167,15 @@ class Report:
         if self._world.rank == 0 and not path.is_dir():
             raise ReportError(f"checkpoint must be a folder that is there; got {str(given)!r}. Write files into one.")
         return path
+
+
+def _whole(epoch: object) -> int:
+    try:
+        if isinstance(epoch, SupportsIndex) and not isinstance(epoch, bool):
+            return operator.index(epoch)
+    except (TypeError, RuntimeError):
+        pass  # an array of several values
+    raise ReportError(f"epoch must be a whole number; got {epoch!r}. Count from 1.")
 
 
 def _number(name: str, value: object) -> float:

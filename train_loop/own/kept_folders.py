@@ -2,11 +2,12 @@
 
 A kept checkpoint is ``epoch-00003/`` in the trial's folder: the user's files in ``files/``, and the epochs that were
 reported until then in ``epochs.json``. It is written as ``unfinished/``, then renamed. So a folder with an epoch's name
-is always whole. Rank 0 alone calls ``begin`` and ``keep``. No torch here.
+is always whole. A folder of the user's own is copied first. Rank 0 alone calls ``begin`` and ``keep``. No torch here.
 """
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from pathlib import Path
 from bigbatch.cluster.host import json_values
 from bigbatch.cluster.host.atomic_files import finish_folder, read_json, write_json
 
-PREFIX, UNFINISHED = "epoch-", "unfinished"
+PREFIX, UNFINISHED, COPIED = "epoch-", "unfinished", "copied"
 FILES, EPOCHS = "files", "epochs.json"
 
 
@@ -42,7 +43,8 @@ class KeptFolders:
 
     def begin(self) -> KeptFolder | None:
         """The newest checkpoint; None if there is none. Removes what a killed process left unfinished."""
-        shutil.rmtree(self._folder / UNFINISHED, ignore_errors=True)
+        for name in (UNFINISHED, COPIED):
+            shutil.rmtree(self._folder / name, ignore_errors=True)
         for path in reversed(self._kept()):
             content = read_json(path / EPOCHS)
             if history := json_values.objects(content, "epochs"):
@@ -52,16 +54,21 @@ class KeptFolders:
     def keep(self, source: Path, history: Sequence[Mapping[str, object]]) -> None:
         """Keep the files in ``source`` as the newest checkpoint, and remove the one before.
 
+        Afterwards ``offered`` is there again, empty: functions ask for it once and write to it after each epoch.
+
         Args:
-            source: ``offered``, or any other folder, which is copied.
+            source: ``offered``, or any other folder, which is copied. It may lie in ``offered``.
             history: the records until now, at least one.
 
         Raises OSError. The checkpoint before then still exists.
         """
         unfinished = self._folder / UNFINISHED
         if source != self.offered:
-            shutil.rmtree(unfinished, ignore_errors=True)
-            shutil.copytree(source, self.offered)
+            copied = self._folder / COPIED
+            shutil.rmtree(copied, ignore_errors=True)
+            shutil.copytree(source, copied / FILES)
+            shutil.rmtree(unfinished, ignore_errors=True)  # only now: the source may be in there
+            copied.rename(unfinished)
         write_json(unfinished / EPOCHS, {"epochs": list(history)})
         earlier = self._kept()
         new = self._folder / f"{PREFIX}{len(history):05d}"
@@ -70,6 +77,8 @@ class KeptFolders:
         for path in earlier:
             if path != new:
                 shutil.rmtree(path, ignore_errors=True)
+        with contextlib.suppress(OSError):  # the checkpoint is kept
+            self.offered.mkdir(parents=True, exist_ok=True)
 
     def _kept(self) -> list[Path]:
         """Folders with an epoch's name, the first epoch first."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import math
+import shutil
 import signal
 import subprocess
 import sys
@@ -144,6 +146,66 @@ def test_an_empty_checkpoint_folder_is_no_checkpoint(tmp_path: Path) -> None:
     assert report.checkpoint_folder.is_dir()
     report(1, 0.5)
     assert make_report(tmp_path)[2] is None
+
+
+def test_a_folder_within_the_offered_one_is_kept(tmp_path: Path) -> None:
+    """Trainers write ``output_dir/checkpoint-500``, and name it as their newest checkpoint."""
+    report, _, _ = make_report(tmp_path)
+    for epoch in (1, 2):
+        deep = report.checkpoint_folder / f"checkpoint-{epoch}"
+        deep.mkdir()
+        (deep / "state").write_text(f"of epoch {epoch}")
+        report(epoch, 0.5, checkpoint=deep)
+    _, _, kept = make_report(tmp_path)
+    assert kept is not None and [path.name for path in kept.path.iterdir()] == ["state"]
+    assert (kept.path / "state").read_text() == "of epoch 2"
+
+
+def test_the_offered_folder_by_another_name_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "scratch").symlink_to(tmp_path / "disk", target_is_directory=True)
+    (tmp_path / "disk").mkdir()
+    report, _, _ = make_report(tmp_path / "scratch")
+    (report.checkpoint_folder / "state").write_text("of epoch 1")
+    report(1, 0.5, checkpoint=report.checkpoint_folder.resolve())
+    _, _, kept = make_report(tmp_path / "scratch")
+    assert kept is not None and (kept.path / "state").read_text() == "of epoch 1"
+
+
+def test_a_function_may_ask_for_the_offered_folder_once(tmp_path: Path) -> None:
+    report, _, _ = make_report(tmp_path)
+    folder = report.checkpoint_folder
+    for epoch in (1, 2):
+        assert not list(folder.iterdir()), "nothing of the epoch before"
+        (folder / "state").write_text(f"of epoch {epoch}")
+        report(epoch, 0.5)
+    _, _, kept = make_report(tmp_path)
+    assert kept is not None and (kept.path / "state").read_text() == "of epoch 2" and len(kept.history) == 2
+
+
+def test_half_a_copy_is_no_checkpoint_of_the_next_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    report, _, _ = make_report(tmp_path / "trial")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "state").write_text("whole")
+    report(1, 0.5, checkpoint=tmp_path / "mine")
+
+    def without_room(source: Path, target: Path) -> None:
+        target.mkdir(parents=True)
+        (target / "state").write_text("ha")
+        raise OSError(errno.ENOSPC, "No space left on device", str(target))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "copytree", without_room)
+        report(2, 0.5, checkpoint=tmp_path / "mine")
+    report(3, 0.5)
+    _, _, kept = make_report(tmp_path / "trial")
+    assert kept is not None and (kept.path / "state").read_text() == "whole" and len(kept.history) == 1
+
+
+@pytest.mark.parametrize("whole", [np.int64, np.uint8, torch.tensor])
+def test_epochs_are_whole_numbers_of_any_library(tmp_path: Path, whole: Callable[[int], Any]) -> None:
+    report, sent, _ = make_report(tmp_path)
+    report(epoch=whole(1), value=0.5)
+    assert type(sent[0]["epoch"]) is int and sent[0]["epoch"] == 1
 
 
 KEEPS_FOR_EVER = """
