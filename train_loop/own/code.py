@@ -59,6 +59,11 @@ def check_call(key: str, word: str, function: OwnFunction, given: Sequence[str],
         raise ConfigError(
             f"{key} must name a plain function; got {word!r}, which is async. Write `def`, not `async def`."
         )
+    if inspect.isgeneratorfunction(function):
+        raise ConfigError(
+            f"{key} must name a plain function; got {word!r}, which has a yield, so that a call runs none of it. "
+            "Write `return`, or take the yield out."
+        )
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):

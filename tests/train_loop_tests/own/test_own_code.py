@@ -119,6 +119,15 @@ def test_an_async_function_is_refused(tmp_path):
         check_call("--model", word, load_function("--model", word), ["workload"], {})
 
 
+def test_a_generator_is_refused(tmp_path):
+    """A call of it runs nothing: the first trials would end without a report."""
+    (tmp_path / "net.py").write_text("def answer(config, report, resume):\n    yield report(epoch=1, value=0.5)\n")
+    word = f"{tmp_path / 'net.py'}:answer"
+    with pytest.raises(ConfigError, match="must name a plain function; got .* which has a yield") as refused:
+        check_call("--trainable", word, load_function("--trainable", word), ["config", "report", "resume"], {})
+    assert "\n" not in str(refused.value)
+
+
 def test_a_wrong_signature_is_refused_with_both(tmp_path):
     file = _written(tmp_path / "net.py")
     function = load_function("loss", f"{file}:answer")
