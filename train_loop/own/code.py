@@ -82,12 +82,16 @@ def check_call(key: str, word: str, function: OwnFunction, given: Sequence[str],
 def users_code(key: str, word: str) -> Iterator[None]:
     """What the user's code raises within becomes an OwnCodeError whose message is the traceback in the user's files.
 
-    ConfigError and OwnCodeError pass as they are, and what is no ``Exception``.
+    So does ``sys.exit``, which argparse calls too: it would end a process of ours without a word on where.
+    ConfigError and OwnCodeError pass as they are, and what else is no ``Exception``.
     """
     try:
         yield
     except (ConfigError, OwnCodeError):
         raise
+    except SystemExit as error:
+        ended = RuntimeError(f"the code ends the process: SystemExit({error.code})")
+        raise OwnCodeError(_told(key, word, ended.with_traceback(error.__traceback__))) from error
     except Exception as error:
         raise OwnCodeError(_told(key, word, error)) from error
 

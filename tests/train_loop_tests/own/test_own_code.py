@@ -167,6 +167,18 @@ def test_an_error_deep_in_the_users_code_shows_their_frames_alone(tmp_path):
     assert not any("train_loop" in line or "test_own_code" in line for line in lines)
 
 
+def test_code_that_ends_the_process_is_an_error_with_its_traceback(tmp_path):
+    """argparse does, when it meets arguments of ours; a worker would die of it without file and line."""
+    text = "import argparse\ndef answer():\n    argparse.ArgumentParser().parse_args(['--unknown'])\n"
+    file = _written(tmp_path / "net.py", text)
+    function = load_function("loss", f"{file}:answer")
+    with pytest.raises(OwnCodeError) as failed, users_code("loss", f"{file}:answer"):
+        function()
+    lines = str(failed.value).splitlines()
+    assert lines[1:3] == ["Traceback (most recent call last):", f'  File "{file}", line 3, in answer']
+    assert lines[-1] == "RuntimeError: the code ends the process: SystemExit(2)"
+
+
 def test_refusals_and_interrupts_pass_through_users_code_unchanged():
     for error in (ConfigError("a line"), OwnCodeError("theirs"), KeyboardInterrupt()):
         with pytest.raises(type(error)) as passed, users_code("loss", "net.py:f"):
