@@ -12,8 +12,10 @@ import functools
 import logging
 import os
 import secrets
+import shlex
 import shutil
 import socket
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -183,6 +185,7 @@ class LocalRay:
                 log_to_driver=False,
                 configure_logging=False,
                 job_config=own_path_only(),
+                runtime_env=worker_python() or None,
                 _temp_dir=str(self.folder / "r") if self.folder else None,
                 _metrics_export_port=self._metrics_port,
             )
@@ -244,7 +247,10 @@ class JoinedRay:
                 log_to_driver=False,
                 configure_logging=False,
                 job_config=own_path_only(),
-                runtime_env={"env_vars": {**SEARCH_ENV, **_inherited(), "PYTHONPATH": python_path()}},
+                runtime_env={
+                    "env_vars": {**SEARCH_ENV, **_inherited(), "PYTHONPATH": python_path()},
+                    **worker_python(),
+                },
             )
         except Exception as error:  # Ray raises whatever its transport raised
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
@@ -305,6 +311,16 @@ def own_path_only() -> object:
             return True
 
     return OwnPathOnly()
+
+
+def worker_python() -> dict[str, str]:
+    """The key of Ray's runtime environment with which workers start where this Python's path has a space.
+
+    Ray hands that path to a shell, unquoted, for each process that has variables of its own, as Tune's trials have.
+    Elsewhere this is empty, so that workers which Ray has ready can be used.
+    """
+    quoted = shlex.quote(sys.executable)
+    return {} if quoted == sys.executable else {"py_executable": quoted}
 
 
 def python_path() -> str:

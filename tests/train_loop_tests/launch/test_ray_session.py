@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import venv
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,32 @@ def test_a_private_ray_opens_no_server_of_metrics_unless_it_is_asked(tmp_path):
     named, listening = json.loads(done.stdout)
     assert len(listening) >= 4 and not {44217, 44227} & set(listening)
     assert max(named) <= 0
+
+
+IN_A_WORKER = """
+import sys
+from pathlib import Path
+from bigbatch.train_loop.launch.ray_session import LocalRay
+with LocalRay(1, 0, Path(sys.argv[1], "ray.log")):
+    import ray
+    task = ray.remote(lambda: sys.executable).options(runtime_env={"env_vars": {"A": "b"}})  # as Tune's trials have
+    print(ray.get(task.remote(), timeout=60))
+"""
+
+
+@pytest.mark.slow
+def test_workers_start_where_the_path_of_python_has_a_space(tmp_path):
+    """An environment in ``~/My Projects/venv``: no worker started, and each trial waited six minutes for one."""
+    folder = tmp_path / "My Projects"
+    venv.create(folder, symlinks=True)
+    python = folder / "bin" / "python"
+    path = os.pathsep.join([str(ROOT / "src"), *(one for one in sys.path if "site-packages" in one)])
+    done = subprocess.run(
+        [python, "-c", IN_A_WORKER, str(tmp_path)], capture_output=True, text=True, timeout=240, cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": path},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split("\n")[-2] == str(python)
 
 
 def sleeper(word: str) -> subprocess.Popen:
