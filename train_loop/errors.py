@@ -62,6 +62,13 @@ class OwnCodeError(RuntimeError):
     """A function of the user's raised an exception. The message has its traceback, in the user's files alone."""
 
 
+def is_lost_peer(error: BaseException) -> bool:
+    """Whether a collective call found that another rank has ended. That rank has the cause, not the caller."""
+    text = str(error)
+    of_gloo = "gloo" in text and ("Connection closed by peer" in text or "Connection reset by peer" in text)
+    return isinstance(error, RuntimeError) and (of_gloo or "ncclRemoteError" in text)
+
+
 def in_one_line(text: str) -> str:
     """A reason for tables and logs: of a traceback, what was raised and where."""
     lines = [line.strip() for line in text.strip().splitlines() if line.strip()]

@@ -18,7 +18,7 @@ from pathlib import Path
 from bigbatch.train_loop.config.own_folder import folder_first
 from bigbatch.train_loop.config.own_names import OwnName, own_name, source_text
 from bigbatch.train_loop.config.rules import ConfigError
-from bigbatch.train_loop.errors import OwnCodeError
+from bigbatch.train_loop.errors import OwnCodeError, is_lost_peer
 
 OwnFunction = Callable[..., object]
 
@@ -83,7 +83,7 @@ def users_code(key: str, word: str) -> Iterator[None]:
     """What the user's code raises within becomes an OwnCodeError whose message is the traceback in the user's files.
 
     So does ``sys.exit``, which argparse calls too: it would end a process of ours without a word on where.
-    ConfigError and OwnCodeError pass as they are, and what else is no ``Exception``.
+    ConfigError and OwnCodeError pass as they are, the loss of another rank, and what else is no ``Exception``.
     """
     try:
         yield
@@ -93,12 +93,16 @@ def users_code(key: str, word: str) -> Iterator[None]:
         ended = RuntimeError(f"the code ends the process: SystemExit({error.code})")
         raise OwnCodeError(_told(key, word, ended.with_traceback(error.__traceback__))) from error
     except Exception as error:
+        if is_lost_peer(error):
+            raise
         raise OwnCodeError(_told(key, word, error)) from error
 
 
 @contextmanager
 def whose_error(words: Mapping[str, str]) -> Iterator[None]:
     """An error that passed through a user's file becomes an OwnCodeError, if its type is none of this package's.
+
+    The loss of another rank passes as it is.
 
     For what calls users' code all the time, as training does: it costs nothing until something is raised.
 
@@ -108,7 +112,7 @@ def whose_error(words: Mapping[str, str]) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        mine = type(error).__module__.startswith("bigbatch.") or isinstance(error, MemoryError)
+        mine = type(error).__module__.startswith("bigbatch.") or isinstance(error, MemoryError) or is_lost_peer(error)
         found = None if mine else _passed(error, words)
         if found is None:
             raise

@@ -12,7 +12,7 @@ from bigbatch.train_loop.config.own_names import absolute
 from bigbatch.train_loop.config.own_options import Options, is_open, read_options
 from bigbatch.train_loop.config.plug_ins import is_own, shown_name
 from bigbatch.train_loop.errors import OwnCodeError
-from bigbatch.train_loop.own.code import check_call, load_function, users_code
+from bigbatch.train_loop.own.code import check_call, load_function, users_code, whose_error
 from bigbatch.train_loop.own.fingerprints import code_fingerprint
 
 TEXT = "def answer(x=1):\n    return 42\n"
@@ -184,6 +184,25 @@ def test_refusals_and_interrupts_pass_through_users_code_unchanged():
         with pytest.raises(type(error)) as passed, users_code("loss", "net.py:f"):
             raise error
         assert passed.value is error
+
+
+@pytest.mark.parametrize(
+    ("words", "passes"),
+    [
+        ("[gloo/transport/tcp/pair.cc:561] Connection closed by peer [127.0.0.1]:10640", True),
+        ("NCCL error in: x.cpp:1\nncclRemoteError: A call failed possibly due to a remote process exiting", True),
+        ("shapes do not fit", False),
+        ("Connection closed by peer", False),
+    ],
+)
+def test_a_rank_that_lost_another_is_not_the_one_with_the_error(tmp_path, words, passes):
+    """The other has the cause. If its process was killed, the workers start again, which own errors do not."""
+    file = _written(tmp_path / "net.py", f"def answer():\n    raise RuntimeError({words!r})\n")
+    word = f"{file}:answer"
+    for guard in (users_code("loss", word), whose_error({"loss": word})):
+        with pytest.raises(RuntimeError) as failed, guard:
+            load_function("loss", word)()
+        assert isinstance(failed.value, OwnCodeError) != passes and words.splitlines()[-1] in str(failed.value)
 
 
 def test_open_keys_take_json_values_and_lists_alone():
