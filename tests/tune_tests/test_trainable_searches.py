@@ -59,7 +59,8 @@ def test_paused_trials_go_on_after_kill_9_and_no_epoch_is_lost_or_counted_twice(
 
 
 ENDS = '''"""Each trial ends in another way."""
-KINDS = ["nan", "raises", "silent", "returns", "back", "late"]
+import torch
+KINDS = ["nan", "raises", "silent", "returns", "back", "late", "one", "half"]
 
 def space(trial, workload):
     return {"kind": trial.suggest_categorical("kind", KINDS)}
@@ -70,7 +71,8 @@ def initial_points(workload):
 def train(config, report, resume):
     import beside
     print("this is", config["kind"])
-    if config["kind"] == "silent":
+    rank = torch.distributed.get_rank()
+    if config["kind"] == "silent" or config["kind"] == "half" and rank:
         return
     report(epoch=1, value=0.5)
     if config["kind"] == "nan":
@@ -82,6 +84,10 @@ def train(config, report, resume):
     elif config["kind"] == "late":
         report(epoch=2, value=0.75, recall=0.25)
         report(epoch=3, value=1.0)
+    elif config["kind"] == "one":
+        if rank:
+            raise ValueError("of rank 1")
+        report(epoch=2, value=0.5)
 '''
 
 
@@ -90,7 +96,7 @@ def test_each_end_of_a_function_is_told_as_what_it_is(tmp_path):
     (tmp_path / "own.py").write_text(ENDS)
     (tmp_path / "beside.py").write_text("def divide(a, b):\n    return a / b\n")
     own = ("--trainable", "own.py", "--space", "own.py", "--objective", "accuracy:max")
-    rest = ("--trials", 6, "--max-epochs", 3, "--stopping", "none", "--workers", 2, "--study", "s")
+    rest = ("--trials", 8, "--max-epochs", 3, "--stopping", "none", "--workers", 2, "--study", "s")
     search = Search(*own, *rest, cwd=tmp_path)
     assert search.end() == 0, search.stderr()
     trials = {t.params["kind"]: t for t in load(tmp_path / "runs" / "s").trials}
@@ -101,7 +107,9 @@ def test_each_end_of_a_function_is_told_as_what_it_is(tmp_path):
     for kind, said in (
         ("raises", f'File "{tmp_path}/beside.py", line 2, in divide'),
         ("raises", "ZeroDivisionError: division by zero"),
-        ("silent", "returned without a report. Call report(epoch=…, value=…) after each epoch"),
+        ("silent", "of 2. Call report(epoch=…, value=…) after each epoch, on each rank"),
+        ("one", "ValueError: of rank 1"),
+        ("half", "returned without a report on rank 1 of 2"),
         ("back", "epochs are reported one by one, from 1; got 1 after epoch 1. Report 2 next."),
     ):
         assert ends[kind][0] == "FAIL" and said in ends[kind][1], ends[kind]

@@ -123,7 +123,14 @@ def _call(
     if report.stopped:
         raise TrainingStopped(f"stopped after epoch {report.epoch}")
     if not report.epoch:
-        raise OwnCodeError(f"{word} returned without a report. Call report(epoch=…, value=…) after each epoch")
+        raise OwnCodeError(_no_report(word, world))
+
+
+def _no_report(word: str, world: World) -> str:
+    call = "report(epoch=…, value=…) after each epoch"
+    if world.workers == 1:
+        return f"{word} returned without a report. Call {call}"
+    return f"{word} returned without a report on rank {world.rank} of {world.workers}. Call {call}, on each rank"
 
 
 @contextlib.contextmanager
