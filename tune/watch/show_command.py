@@ -5,7 +5,9 @@ Loads neither Optuna nor Ray and takes no lease, so it may be called at any time
 
 from __future__ import annotations
 
+import math
 import shlex
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -40,6 +42,8 @@ from bigbatch.tune.watch.studies_command import (
     value_words,
 )
 
+CONFIRMS = "confirms"
+"""``CONFIRMS_ATTR`` of trial_facts.py, which loads Optuna."""
 MOST_TRIALS = 20
 """Without --all the table shows this many trials: the running ones, the best ones and the latest."""
 STATE_WORDS = {
@@ -114,8 +118,11 @@ def _spent(found: StudySummary) -> list[tuple[str, str]]:
     pruned = "stopped, paused or cheap" if found.description.get("fidelity") else "stopped or paused"
     words = {"COMPLETE": "ran to their end", "PRUNED": pruned, "FAIL": "failed",
              "RUNNING": "running", "WAITING": "waiting"}  # fmt: skip
-    states = counted(trial.state for trial in found.study.trials if trial.config or trial.state != "WAITING")
+    begun = [trial for trial in found.study.trials if trial.config or trial.state != "WAITING"]
+    states = counted(trial.state for trial in begun if CONFIRMS not in trial.attrs)
     listed = ", ".join(f"{count} {words[state]}" for state, count in states.items())
+    confirmations = sum(CONFIRMS in trial.attrs for trial in begun)
+    listed += f"; {_count(confirmations, 'confirmation')}" if confirmations else ""
     sessions = json_values.objects(found.description, "sessions")
     last = json_values.text(sessions[-1], "started_at") if sessions else ""
     since = f", the last since {last.replace('T', ' ').replace('+00:00', ' UTC')}" if last else ""
@@ -198,6 +205,8 @@ def _chosen(found: StudySummary, trials: list[StoredTrial], most: int) -> list[S
 
 def state_words(trial: StoredTrial) -> str:
     """The trial's state in a word or two."""
+    if trial.state == "COMPLETE" and CONFIRMS in trial.attrs:
+        return f"confirms {trial.attrs[CONFIRMS]}"
     if trial.state == "PRUNED" and "paused_in_epoch" in trial.attrs:
         return "paused"
     if trial.state == "PRUNED" and trial.attrs.get("ended_because") == CHEAP_RUN:
@@ -250,7 +259,7 @@ def _front(found: StudySummary) -> str:
     if front:
         numbers = ", ".join(str(json_values.whole_number(trial, "trial")) for trial in front)
         return f"On the Pareto front: trial {numbers} ({found.folder / PARETO_FILE})"
-    begun = [t for t in found.study.trials if t.config and "confirms" not in t.attrs]
+    begun = [t for t in found.study.trials if t.config and CONFIRMS not in t.attrs]
     replaced = {t.replaces for t in begun}
     unfinished = [
         UnfinishedTrial(t.state, bool(t.attrs.get("infeasible")), json_values.text(t.attrs, "ended_because"))
@@ -264,16 +273,38 @@ def _front(found: StudySummary) -> str:
 
 
 def _best_trial(found: StudySummary) -> StoredTrial | None:
-    """The trial of best.json: the frontier's answer, else the one with the best value."""
+    """The trial of best.json: the frontier's answer, else the best mean over fresh seeds, else the best value."""
     answer = json_values.mapping(read_json(found.folder / FRONTIER_FILE), "answer").get("trial")
+    if answer is None and (means := _confirmed(found)):
+        sign = 1.0 if found.study.maximize else -1.0
+        answer = max(means, key=lambda number: (sign * means[number][0], -number))
     return next((trial for trial in found.study.trials if trial.number == answer), found.study.best)
+
+
+def _confirmed(found: StudySummary) -> dict[int, tuple[float, int]]:
+    """Number of a trial that was trained again with fresh seeds → their mean and how many they are.
+
+    A trial of which a seed diverged is left out: its mean is not known here.
+    """
+    values: dict[int, list[float]] = {}
+    for trial in found.study.trials:
+        number = json_values.whole_number_or_none(trial.attrs, CONFIRMS)
+        if number is not None and (trial.value is not None or trial.attrs.get("diverged")):
+            values.setdefault(number, []).append(math.nan if trial.value is None else trial.value)
+    means = {number: (statistics.fmean(each), len(each)) for number, each in values.items()}
+    return {number: mean for number, mean in means.items() if math.isfinite(mean[0])}
 
 
 def _best(found: StudySummary) -> str:
     best = _best_trial(found)
     if best is None:
         return ""
-    lines = [f"Best: trial {best.number}, {value_words(found, best.value)} after {epochs_text(best.epochs)}"]
+    worth = value_words(found, best.value)
+    if confirmed := _confirmed(found).get(best.number):
+        mean, seeds = confirmed
+        chosen = f" ({worth} when it was chosen)"
+        worth = f"{value_words(found, mean)}, mean over {_count(seeds, 'fresh seed')}{chosen},"
+    lines = [f"Best: trial {best.number}, {worth} after {epochs_text(best.epochs)}"]
     return "\n".join(lines + [f"  {name:10} {text}" for name, text in _settings(found, best).items()])
 
 
