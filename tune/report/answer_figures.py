@@ -286,7 +286,11 @@ def compared_frontiers(studies: Sequence[StudyPoints]) -> ReportFigure:
     if not data:
         return ReportFigure(name, title, missing=NO_FINISHED)
     caption = "The best finished trial of each batch, one line for each study. Compare studies of the same data only."
-    axes = layout(xaxis=ticks_of_batches(sorted(batches)), yaxis={"title": {"text": studies[0].value_title}})
+    axes = layout(
+        xaxis=ticks_of_batches(sorted(batches)),
+        yaxis={"title": {"text": studies[0].value_title}},
+        showlegend=True,  # also with one line: the other studies may have no batches
+    )
     return ReportFigure(name, title, caption, data, axes)
 
 
@@ -311,5 +315,6 @@ def compared_histories(studies: Sequence[StudyPoints]) -> ReportFigure:
     axes = layout(
         xaxis={"title": {"text": "device hours of trials"}, "rangemode": "tozero"},
         yaxis={"title": {"text": studies[0].value_title}},
+        showlegend=True,
     )
     return ReportFigure(name, title, caption, data, axes)
