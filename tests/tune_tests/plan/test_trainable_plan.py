@@ -13,6 +13,7 @@ import pytest
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.config.files import read_config
 from bigbatch.train_loop.errors import OwnCodeError
+from bigbatch.train_loop.launch.own_training import config_of
 from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.plan.search_plan import SearchPlan
@@ -21,6 +22,8 @@ from bigbatch.tune.plan.trainable_plan import reported_names
 from bigbatch.tune.search.running import configurations_of
 from bigbatch.tune.study.objectives import objectives_of
 from bigbatch.tune.study.target import TimeToTarget
+from bigbatch.tune.study.trial_facts import CONFIRMS_ATTR, SEED_ATTR
+from bigbatch.tune.trials.configurations import configuration_of
 from bigbatch.tune.watch.columns import columns_of
 from helpers.processes import clean_environment
 
@@ -98,6 +101,19 @@ def test_a_frontier_a_target_and_confirmations_are_those_of_other_searches(own: 
     assert isinstance(target.first, TimeToTarget) and target.text == "accuracy:max=0.9"
     assert reported_names(target) == ("accuracy",)
     assert objectives_of({"trainable": "own.py:train", "objective": target.text}) == target, "as study.json keeps it"
+
+
+def test_a_confirmation_calls_the_function_with_the_same_options_and_another_seed(own: Path) -> None:
+    import optuna
+
+    study, configurations = optuna.create_study(), configurations_of(plan(seed=3))
+    study.enqueue_trial({"lr": 0.5, "last": 16})
+    first = study.ask()
+    first.set_user_attr("config", configuration_of(first, configurations).to_dict())
+    study.tell(first, 0.9)
+    study.enqueue_trial(first.params, user_attrs={CONFIRMS_ATTR: first.number, SEED_ATTR: 4})
+    given = config_of(configuration_of(study.ask(), configurations))
+    assert given == {"lr": 0.5, "layers": [8, 16], "epochs": 7, "seed": 4}
 
 
 def test_our_own_loop_refuses_a_functions_configuration_and_tables_show_its_parameters_alone(own: Path) -> None:
