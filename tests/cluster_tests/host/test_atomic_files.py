@@ -22,6 +22,7 @@ RENAMES_ELSEWHERE = {
     "cluster/host/private_folder.py",  # an owner's file, seen only once it is locked
     "train_loop/data/packed/stage.py",  # a folder
     "train_loop/data/packing/command.py",  # a folder
+    "train_loop/own/kept_folders.py",  # a folder
     "tune/study/drivers.py",  # a folder
     "tune/study/retry.py",  # a folder
 }

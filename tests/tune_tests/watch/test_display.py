@@ -16,6 +16,7 @@ from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.study.certainty import compare_with_best
 from bigbatch.tune.study.ledger import DeviceSeconds
 from bigbatch.tune.watch.columns import WIDTHS, Columns, columns_of
+from bigbatch.tune.watch.compared_words import how_sure
 from bigbatch.tune.watch.display import (
     LiveTable,
     PlainLines,
@@ -25,7 +26,7 @@ from bigbatch.tune.watch.display import (
     percent,
     trial_table,
 )
-from bigbatch.tune.watch.findings import how_sure, print_findings, print_plan
+from bigbatch.tune.watch.findings import print_findings, print_plan
 from bigbatch.tune.watch.observer import TrialView
 
 
