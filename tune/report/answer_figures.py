@@ -56,13 +56,22 @@ def _axis(points: StudyPoints, rows: Sequence[FrontierRow]) -> Values:
     return {"type": "category", "title": {"text": plotly_text(frontier.facts.name) if frontier else ""}}
 
 
+FEWER_STEPS = " A larger batch takes fewer steps; how much time that saves depends on how well the devices are used."
+BAR = "Its bar is the 95 % interval, which allows for the choice of the best of several trials. "
+
+
+def _word(points: StudyPoints) -> str:
+    """The frontier's parameter as people call it."""
+    return points.study.frontier.facts.word if points.study.frontier else "batch"
+
+
 def frontier(points: StudyPoints) -> ReportFigure:
     """The best objective of each value with its interval, above all finished trials."""
-    name, title = "frontier", "The frontier: how good each batch gets"
     found, rows = points.study.frontier, _done_rows(points)
+    name, title = "frontier", f"The frontier: how good each {_word(points)} gets"
     if found is None or not rows:
         return ReportFigure(name, title, missing=NO_FINISHED)
-    facts, best = found.facts, [row.best for row in rows if row.best]
+    facts, best, word = found.facts, [row.best for row in rows if row.best], _word(points)
     shown = [points.shown(one.objective) or 0.0 for one in best]
     data: list[Values] = [_all_finished(points)] if _is_numeric(rows) else []
     bars: Values = {}
@@ -77,7 +86,7 @@ def frontier(points: StudyPoints) -> ReportFigure:
     )
     data.append(
         {
-            "type": "scatter", "mode": "lines", "name": f"{facts.tolerance:g} points from the best", "x": [x[0], x[-1]],
+            "type": "scatter", "mode": "lines", "name": f"{facts.tolerance_in_words} from the best", "x": [x[0], x[-1]],
             "y": [reference, reference], "line": {"color": GREY, "dash": "dash", "width": 1.5}, "hoverinfo": "skip",
         }
     )  # fmt: skip
@@ -93,9 +102,9 @@ def frontier(points: StudyPoints) -> ReportFigure:
     shown_range = _with_bars(within, shown, best, points)
     left = f" {left_out} far worse trials lie outside of the plot." if left_out else ""
     caption = (
-        "Blue: the best finished trial of each batch. Its bar is the 95 % interval, which allows for the choice of the "
-        "best of several trials. Grey dots: all finished trials. A batch above the dashed line is within the tolerance "
-        f"of the best one; the largest such batch is the answer (ring).{left}"
+        f"Blue: the best finished trial of each {word}. {BAR * bool(bars)}"
+        f"Grey dots: all finished trials. A {word} beyond the dashed line is within the tolerance "
+        f"of the best one; the largest such {word} is the answer (ring).{left}"
     )
     axes = layout(xaxis=_axis(points, rows), yaxis={"title": {"text": points.value_title}, "range": shown_range})
     return ReportFigure(name, title, caption, data, axes)
@@ -129,9 +138,13 @@ def _with_bars(
 
 
 def _all_finished(points: StudyPoints) -> Values:
-    dots = [p for p in fewer_trials(points.finished, points.best_first) if p.batch]
+    name = points.study.frontier.facts.name if points.study.frontier else ""
+    by_batch = "batch" in name
+    kept = fewer_trials(points.finished, points.best_first)
+    dots = [p for p in kept if (p.batch if by_batch else p.params.get(name) is not None)]
     return {
-        "type": "scatter", "mode": "markers", "name": "finished trials", "x": batch_places(dots),
+        "type": "scatter", "mode": "markers", "name": "finished trials",
+        "x": batch_places(dots) if by_batch else [p.params[name] for p in dots],
         "y": [points.shown(p.value) for p in dots], "text": [hover(points, p) for p in dots],
         "hovertemplate": "%{text}<extra></extra>", "marker": {"color": GREY, "size": 6, "opacity": 0.55},
     }  # fmt: skip
@@ -139,10 +152,10 @@ def _all_finished(points: StudyPoints) -> Values:
 
 def frontier_costs(points: StudyPoints) -> ReportFigure:
     """What a full run at each value costs, as a part of the smallest one's cost."""
-    name, title = "frontier-costs", "What a run at each batch costs"
-    rows = _done_rows(points)
+    word, rows = _word(points), _done_rows(points)
+    name, title = "frontier-costs", f"What a run at each {word} costs"
     if len(rows) < 2:
-        return ReportFigure(name, title, missing="It needs finished trials at two batches or more.")
+        return ReportFigure(name, title, missing=f"It needs finished trials at two values of {word} or more.")
     data: list[Values] = []
     kinds = (("optimizer_steps", "optimizer steps"), ("epoch_s", "epoch time"), ("gpu_hours", points.study.hours))
     for i, (key, words) in enumerate(kinds):
@@ -163,10 +176,11 @@ def frontier_costs(points: StudyPoints) -> ReportFigure:
     if not data:
         return ReportFigure(name, title, missing="No epoch's time was recorded.")
     caption = (
-        "Each line is a cost of the best configuration's whole run, as a part of what it costs at the smallest batch. "
-        "A larger batch takes fewer steps; how much time that saves depends on how well the devices are used."
+        f"Each line is a cost of the best configuration's whole run, as a part of what it costs at the smallest {word}."
+        + FEWER_STEPS * (word == "batch")
     )
-    axes = layout(xaxis=_axis(points, rows), yaxis={"title": {"text": "× the smallest batch"}, "rangemode": "tozero"})
+    smallest = plotly_text(f"× the smallest {word}")
+    axes = layout(xaxis=_axis(points, rows), yaxis={"title": {"text": smallest}, "rangemode": "tozero"})
     return ReportFigure(name, title, caption, data, axes)
 
 

@@ -49,7 +49,7 @@ def answer_section(points: StudyPoints, book: FigureBook, prefix: str) -> Markup
         figures = (book.place(guarded(make, points), prefix) for make in (frontier, frontier_costs))
         parts += [
             side_by_side(*figures),
-            card(tag("h3", "Each batch’s best"), _frontier_table(points, found), _reading(points)),
+            card(tag("h3", f"The best of each {found.facts.word}"), _frontier_table(points, found), _reading(points)),
         ]
     parts += [_front(points), _configuration(points, config, path, prefix)]
     return tag("section", tag("h2", "The answer"), *parts, id=f"{prefix}answer")
@@ -79,18 +79,15 @@ def _interval(points: StudyPoints, best: BestOfValue) -> str:
 
 def _frontier_lead(found: Frontier) -> list[Markup]:
     row, best, facts = found.answer_row, found.answer_best, found.facts
-    word = "batch" if "batch" in facts.name else facts.name
+    word = facts.word
     worth = facts.objective.worth(best.objective)
     several = len([one for one in found.rows if one.best]) > 1
     value = f"{row.value:,}" if isinstance(row.value, int) else str(row.value)
     if not several:
         return [tag("p", f"Only {word} {value} has a finished trial: {worth}.", class_="lead")]
-    tolerance = (
-        f"{facts.tolerance:g} points" if facts.objective.name.endswith("_top1") else f"{facts.tolerance / 100:g}"
-    )
     lead = tag(
         "p",
-        f"The largest {word} within {tolerance} of the best is ",
+        f"The largest {word} within {facts.tolerance_in_words} of the best is ",
         tag("strong", value),
         f", with {worth} (trial {best.trial}",
         f", mean of {best.seeds} fresh seeds)." if best.seeds else ").",
@@ -142,8 +139,10 @@ def _tiles(points: StudyPoints, found: Frontier) -> list[Markup]:
     return [
         _tile(f"{value:,}" if isinstance(value, int) else value, _name_of_value(found)),
         _tile(worth_words(points, best.objective), f"{metric}{f', 95 %: {interval}' if interval else ''}"),
-        _tile(number_text(best.optimizer_steps), f"optimizer steps in {epochs_text(best.epochs)}"),
-        _tile(number_text(best.images_per_s), "images/s"),
+        # A training function of the user's own has no steps and images.
+        *[_tile(number_text(best.optimizer_steps), f"optimizer steps in {epochs_text(best.epochs)}")]
+        * (best.optimizer_steps is not None),
+        *[_tile(number_text(best.images_per_s), "images/s")] * (best.images_per_s is not None),
         _tile(seconds_words(best.epoch_s), "for an epoch, with validation"),
         _tile(number_text(best.gpu_hours), f"{points.study.hours} for the run"),
     ]
@@ -195,12 +194,14 @@ def _best_tiles(points: StudyPoints, best: TrialPoint) -> list[Markup]:
 
 
 def _frontier_table(points: StudyPoints, found: Frontier) -> Markup:
-    word = "batch" if "batch" in found.facts.name else found.facts.name
+    word = found.facts.word
     held = any(row.best and row.best.holdout is not None for row in found.rows)
     titles = [word, points.study.objectives.first.metric.short, "95 % interval", *["held out"] * held, "steps",
               "images/s", "epoch", points.study.hours, "noise scale", "finished / tried", "trial"]  # fmt: skip
     rows = [_cells(points, row, held) for row in found.rows]
-    return table([TableColumn(t, is_number=True) for t in titles], rows, found.answer, stacked=True)
+    kept = [place for place in range(len(titles)) if any(row[place] != "–" for row in rows)]
+    columns = [TableColumn(titles[place], is_number=True) for place in kept]
+    return table(columns, [[row[place] for place in kept] for row in rows], found.answer, stacked=True)
 
 
 def _cells(points: StudyPoints, row: FrontierRow, held: bool) -> list[object]:

@@ -57,6 +57,17 @@ class FrontierFacts:
     """Devices of a trial."""
     objective: Objective = Objective()
 
+    @property
+    def word(self) -> str:
+        """The parameter as people call it: ``batch``."""
+        return "batch" if "batch" in self.name else self.name
+
+    @property
+    def tolerance_in_words(self) -> str:
+        """``0.5 points`` of an accuracy; of another metric what that is in its own unit, ``0.005``."""
+        points = f"{self.tolerance:g} points"
+        return points if self.objective.name.endswith("_top1") else f"{self.tolerance * POINT:g}"
+
 
 @dataclass(frozen=True)
 class BestOfValue:
