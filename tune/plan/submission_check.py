@@ -138,6 +138,8 @@ def _check_trainable(options: SearchOptions, word: str) -> list[str]:
     read_own_objectives(options)
     check_option_values(options)
     _check_places(options)
+    for path in options.warm_start:
+        described_study(path)
     return ["what the space returns", f"the arguments of {OPTION}"]
 
 

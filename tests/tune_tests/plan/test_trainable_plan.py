@@ -229,6 +229,7 @@ def test_a_login_node_reads_the_file_without_running_it(own: Path) -> None:
         ({"space": None}, "--trainable needs a space of your own"),
         ({"objective": None}, "--trainable needs the name of what it reports"),
         ({"data": "digits"}, "got --data too"),
+        ({"warm_start": ("runs/a",)}, "--warm-start takes folders of studies"),
     ):
         with pytest.raises(ConfigError) as refused:
             check_by_parts(options(**changes))
