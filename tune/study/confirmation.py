@@ -256,13 +256,15 @@ def run_worker_s(trial: FrozenTrial, workers: int) -> float:
 
 
 def best_confirmed(trials: Sequence[FrozenTrial], objectives: Objectives) -> FrozenTrial | None:
-    """The trial with the best mean over fresh seeds; if none was confirmed, the best one of the search, or None."""
-    found, given = confirmed_trials(trials, objectives.first), given_trials(trials)
+    """The trial with the best mean over fresh seeds; if there is none, the best that was not confirmed, or None."""
+    confirmed, given = confirmed_trials(trials, objectives.first), given_trials(trials)
+    found = [one for one in confirmed.values() if not one.diverged]
     if not found:
-        return objectives.best(search_trials(trials))
+        searched = search_trials(trials)
+        return objectives.best([t for t in searched if t.number not in confirmed]) or objectives.best(searched)
     by_number = {trial.number: trial for trial in trials}  # tables lack trials that wait
     best = min(
-        found.values(),
-        key=lambda one: (-objectives.first.rank(one.mean), before_equal_ones(by_number[one.trial], given)),
+        found,
+        key=lambda one: (-objectives.first.gain(one.mean), before_equal_ones(by_number[one.trial], given)),
     )
     return by_number[best.trial]

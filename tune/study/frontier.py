@@ -194,7 +194,7 @@ def frontier_of(trials: Sequence[FrozenTrial], facts: FrontierFacts) -> Frontier
         if trial.state != TrialState.WAITING and (value := value_of_trial(trial, facts)) in by_value:
             by_value[value].append(trial)
     rows = [_row(value, by_value[value], confirmed, given, facts) for value in facts.values]
-    gains = [facts.objective.rank(row.best.objective) if row.best else None for row in rows]
+    gains = [facts.objective.gain(row.best.objective) if row.best else None for row in rows]
     comparable = _comparable(rows)
     if not comparable:
         return None
@@ -254,7 +254,9 @@ def _row(
 ) -> FrontierRow:
     done = [t for t in trials if t.state == TrialState.COMPLETE and t.values]
     diverged = sum(has_diverged(t) for t in trials)
-    best = _best(done, confirmed, given, facts) if done else None
+    # A trial that diverged with another seed, where nobody knows what that is worth, is no candidate.
+    sound = [t for t in done if not any(map(math.isnan, confirmed.get(t.number, ())))]
+    best = _best(sound, confirmed, given, facts) if sound else None
     return FrontierRow(value, len(trials), len(done), diverged, best)
 
 
@@ -277,7 +279,7 @@ def _best(
     """The best confirmed trial; the best one if none was confirmed. Of equal ones, see ``before_equal_ones``."""
     among = [t for t in done if t.number in confirmed] or done
     worth = {t.number: statistics.fmean(confirmed.get(t.number, [t.values[0]])) for t in among}
-    best = min(among, key=lambda t: (-facts.objective.rank(worth[t.number]), before_equal_ones(t, given)))
+    best = min(among, key=lambda t: (-facts.objective.gain(worth[t.number]), before_equal_ones(t, given)))
     seeds = confirmed.get(best.number, [])
     low, high = _interval(worth[best.number], seeds, len(among), facts)
     records = epoch_records(best)

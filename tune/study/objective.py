@@ -69,10 +69,6 @@ class Objective:
         """``value`` with the sign that makes larger better."""
         return value if self.direction == "maximize" else -value
 
-    def rank(self, value: float) -> float:
-        """``gain`` for sorting: what is no number is the least, e.g. the mean of runs of which one has diverged."""
-        return -math.inf if math.isnan(value) else self.gain(value)
-
     def best(self, values: Sequence[float]) -> float | None:
         """The best of some values; None if none is a number."""
         return max((value for value in values if not math.isnan(value)), key=self.gain, default=None)

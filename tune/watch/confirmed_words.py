@@ -104,10 +104,12 @@ NOT_CONFIRMED = "It was not confirmed with fresh seeds; --resume with --confirm 
 
 
 def by_confirmed(done: list[TrialView], confirmed: Mapping[int, Confirmed], objective: Objective) -> list[TrialView]:
-    """Finished trials, best first: those that were confirmed by their means, then the others as they are."""
-    first = [trial for trial in done if trial.number in confirmed]
-    first.sort(key=lambda trial: (-objective.rank(confirmed[trial.number].mean), trial.number))
-    return [*first, *(trial for trial in done if trial.number not in confirmed)]
+    """Finished trials, best first: those that were confirmed by their means, then the others as they are, last those
+    that diverged with another seed and have no mean."""
+    first = [trial for trial in done if trial.number in confirmed and not confirmed[trial.number].diverged]
+    first.sort(key=lambda trial: (-objective.gain(confirmed[trial.number].mean), trial.number))
+    lost = [trial for trial in done if trial.number in confirmed and confirmed[trial.number].diverged]
+    return [*first, *(trial for trial in done if trial.number not in confirmed), *lost]
 
 
 def confirmed_best(found: Confirmed, objective: Objective, epochs: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 
 import numpy as np
@@ -23,6 +24,7 @@ from bigbatch.tune.study.confirmation import (
     trials_to_confirm,
 )
 from bigbatch.tune.study.frontier import FrontierFacts, frontier_of
+from bigbatch.tune.study.frontier_file import frontier_json
 from bigbatch.tune.study.objective import Objective, accuracy
 from bigbatch.tune.study.objectives import Objectives
 from bigbatch.tune.study.retry import count_ended
@@ -271,3 +273,9 @@ def test_the_range_of_another_metrics_mean_is_students_and_a_diverged_run_has_no
     assert best is not None and best.number == 1, "any mean is better than none"
     frontier = frontier_of([*SEARCH, *runs, lost, worse], dataclasses.replace(BATCHES, objective=loss))
     assert frontier is not None and frontier.answer_best.trial == 1
+    alone = [*SEARCH[:3], lost]
+    frontier = frontier_of(alone, dataclasses.replace(BATCHES, objective=loss))
+    assert frontier is not None and frontier.answer_best.trial == 1, "what diverged with another seed is no answer"
+    assert "NaN" not in (text := json.dumps(frontier_json(frontier))) and "Infinity" not in text
+    best = best_confirmed(alone, Objectives((loss,)))
+    assert best is not None and best.number == 1
