@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import hashlib
 import json
 import os
@@ -49,9 +50,11 @@ sys.path[:0] = [str(ROOT / "src"), str(Path(__file__).resolve().parent)]
 from batch_scaling_plot import svg  # noqa: E402
 from store import store  # noqa: E402
 
-from bigbatch.train_loop.config import TrainConfig  # noqa: E402
+from bigbatch.train_loop.config import DataConfig, TrainConfig  # noqa: E402
 from bigbatch.train_loop.config.files import read_config  # noqa: E402
+from bigbatch.train_loop.config.last_step import with_smaller_step  # noqa: E402
 from bigbatch.train_loop.config.recipes import recipe_path  # noqa: E402
+from bigbatch.train_loop.data.catalogue import describe_data_set  # noqa: E402
 from bigbatch.tune.study.confirm_rule import MOST_SEEDS  # noqa: E402
 from bigbatch.tune.study.frontier_file import FRONTIER_FILE, config_file  # noqa: E402
 from bigbatch.tune.study.provenance import git_state, provenance  # noqa: E402
@@ -90,8 +93,21 @@ def base_config(o: argparse.Namespace) -> TrainConfig:
     )
 
 
+@functools.cache
+def training_images(name: str, subset: float) -> int:
+    return describe_data_set(DataConfig(name=name, subset=subset)).train_size
+
+
 def configuration(method: str, batch: int, o: argparse.Namespace) -> TrainConfig:
-    """What ``method`` trains at ``batch``; its seed is still to be set. Raises FileNotFoundError before a search."""
+    """What ``method`` trains at ``batch``; its seed is still to be set. Raises FileNotFoundError before a search.
+
+    All methods train on the images that fill no global batch where a search would.
+    """
+    config = configuration_of(method, batch, o)
+    return config if method == "found" else with_smaller_step(config, training_images(o.data, o.subset), {})
+
+
+def configuration_of(method: str, batch: int, o: argparse.Namespace) -> TrainConfig:
     base = base_config(o)
     if method == "sgd_fixed":
         return base.replace_keys({"global_size": batch})
@@ -288,9 +304,6 @@ def markdown(cells: dict[str, dict[int, dict[str, float]]], o: argparse.Namespac
 
 
 def report(o: argparse.Namespace) -> None:
-    from bigbatch.train_loop.config import DataConfig
-    from bigbatch.train_loop.data.catalogue import describe_data_set
-
     chance = 1 / describe_data_set(DataConfig(name=o.data)).num_classes
     rows = gather(o)
     cells = {m: {b: summary(r, chance) for b, r in by_batch.items()} for m, by_batch in rows.items() if by_batch}

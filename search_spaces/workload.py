@@ -15,6 +15,7 @@ from bigbatch.train_loop.config import (
     resolve_key,
 )
 from bigbatch.train_loop.config.earlier_keys import EARLIER_KEYS
+from bigbatch.train_loop.config.last_step import with_smaller_step
 
 _SMALLEST = {
     "train_size": 2,
@@ -75,6 +76,9 @@ class Workload:
     """Dotted keys with the values that ``--set`` gives to every configuration. They override the space."""
     batches: tuple[int, ...] = ()
     """The global batches that ``--batch`` names, smallest first. Empty: the space chooses them."""
+    smaller_step: bool = True
+    """Whether the images that fill no global batch make a smaller last step where they are many
+    (``train_loop.config.last_step``). Studies of earlier versions leave them out."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "fixed", FixedKeys(self.fixed))
@@ -86,7 +90,8 @@ class Workload:
     def config(self, changes: Mapping[str, object] | None = None) -> TrainConfig:
         """The TrainConfig of this workload, with ``changes`` (keys as in ``--set``) applied.
 
-        A user's space ends with it: ``return workload.config({"peak_lr": lr})``.
+        A user's space ends with it: ``return workload.config({"peak_lr": lr})``. It sets ``data.drop_last=false`` where
+        that suits the batch, unless ``changes`` or ``--set`` say otherwise.
         Raises ConfigError for unknown keys and impossible values.
         """
         keys: dict[str, object] = {}
@@ -100,4 +105,5 @@ class Workload:
             data=DataConfig(name=self.data, image_size=self.image_size),
             batch=BatchConfig(max_micro_size=self.max_micro_size),
         )
-        return base.replace_keys({**keys, **self.fixed})
+        config = base.replace_keys({**keys, **self.fixed})
+        return with_smaller_step(config, self.train_size, {**keys, **self.fixed}) if self.smaller_step else config

@@ -297,7 +297,10 @@ def _plan(o: SearchOptions, stored: Description) -> SearchPlan:
     share = share_out(machine, checked.workers, at_once) if machine.nodes else Share(1, checked.workers, {"CPU": 1.0})
     model = None if (o.model or "auto") == "auto" else absolute("--model", str(o.model))
     target, workers = parse_target(o.transfer_to), checked.workers
-    search = SearchRequest(space, data, model, max_epochs, workers, overrides, o.prior_from, checked.batches, target)
+    kept = bool(stored.get("smaller_step")) if stored else True  # studies of earlier versions leave these images out
+    search = SearchRequest(
+        space, data, model, max_epochs, workers, overrides, o.prior_from, checked.batches, target, kept
+    )
     rates = RatePrior.of_study(stored) if stored else None  # a requeued job repeats --prior-from
     fitted = fit_search(search, machine, rates) if machine.nodes else fit_search_to_unknown_cluster(search, rates)
     name = study_name(o.study, space, data)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bigbatch.search_spaces.trial import BATCH_KEY
+from bigbatch.train_loop.config import last_step
 from bigbatch.train_loop.data.info import SMALL_IMAGE_SIZE, DataInfo
 from bigbatch.tune.plan.advice import (
     nothing_to_learn_from,
@@ -24,8 +26,30 @@ def plan_notes(plan: SearchPlan) -> list[str]:
         or nothing_to_learn_from(plan.strategy, plan.trials, plan.share.concurrency, plan.workers),
         only_tries_the_best(plan.strategy, warm_start=bool(plan.warm_start)),
         shared_file_warning(plan.storage),
+        smaller_steps(plan),
     ]
     return [text for text in said if text]
+
+
+def smaller_steps(plan: SearchPlan) -> str | None:
+    """A sentence about the batches at which the images that fill no global batch make a smaller step."""
+    if not plan.workload.smaller_step or last_step.KEY in plan.overrides or plan.trainable:
+        return None
+    of_batches = plan.frontier is not None and plan.space.key_of(plan.frontier.name) == BATCH_KEY
+    batches = plan.frontier.values if plan.frontier and of_batches else [plan.overrides.get(BATCH_KEY)]
+    size = plan.data.train_size
+    found = [b for b in batches if isinstance(b, int) and last_step.suits_smaller_step(size, b)]
+    if not found:
+        return None
+    parts = [f"{100 * last_step.left_out(size, batch) / size:.0f} %" for batch in found]
+    return (
+        f"at batch {_listed([f'{batch:,}' for batch in found])} the last images of an epoch, {_listed(parts)} of all, "
+        f"fill no global batch and make a smaller step ({last_step.KEY}=false)."
+    )
+
+
+def _listed(words: list[str]) -> str:
+    return " and ".join([", ".join(words[:-1])] * (len(words) > 1) + words[-1:])
 
 
 def enlarged_images(data: DataInfo) -> str | None:

@@ -24,7 +24,7 @@ OPTIONS = {
     "fidelity": "--fidelity",
     "workers": "--workers",
 }
-ADDED_LATER = ("classes_digest", "lr_spread")
+ADDED_LATER = ("classes_digest", "lr_spread", "smaller_step")
 OF_THE_DATA = ("image_size", "train_size", "val_size", "holdout_size", "num_classes")
 OWN_OPTIONS = {"data.subset": "--subset", "data.holdout": "--holdout"}
 

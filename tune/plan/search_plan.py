@@ -135,6 +135,7 @@ class SearchPlan:
             "lr_factors": dict(self.workload.lr_factors) or None,
             "batches": list(self.workload.batches) or None,
             "lr_spread": self.workload.lr_spread,
+            "smaller_step": self.workload.smaller_step,
             "fidelity": self.fidelity.runs.text if self.fidelity else None,
             "transfer_to": self.transfer.target if self.transfer else None,
             "image_size": self.data.image_size,
