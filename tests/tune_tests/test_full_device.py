@@ -16,7 +16,7 @@ from helpers.searches import load
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.exhaustive)])
 def test_trials_heal_in_the_same_trial_at_the_same_global_batch(run_command, tmp_path: Path, tiny, workers) -> None:
     """On the last rank more than 4 images are too many. Two workers: all start again, in the same trial."""
     arguments = (*tiny, "--trials", 2, "--max-epochs", 2, "--study", "s", "--workers", workers)

@@ -229,7 +229,7 @@ def test_it_joins_a_running_cluster_and_leaves_it_running(tiny, tiny_images, tmp
         cluster.wait(120)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_stock_trainer_takes_over_where_rays_private_names_have_changed(tiny, tmp_path):
     arguments = (*tiny, "--study", "s", "--trials", 2, "--max-epochs", 2, "--scheduler", "none")
     search = Search(*arguments, cwd=tmp_path, BIGBATCH_INLINE_CONTROLLER="0")

@@ -52,11 +52,12 @@ SURROUNDINGS = {
 }  # fmt: skip
 
 
+FIRST, SECOND = SURROUNDINGS
 A_DISK_THAT_FILLS_UP = "a disk that fills up"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("where", [*SURROUNDINGS, A_DISK_THAT_FILLS_UP])
+@pytest.mark.parametrize("where", [FIRST, pytest.param(SECOND, marks=pytest.mark.exhaustive), A_DISK_THAT_FILLS_UP])
 def test_a_search_loses_nothing_in(where, request, tiny_images, packed, tiny_space, tmp_path):
     if where == A_DISK_THAT_FILLS_UP:
         ends_with_one_line_and_goes_on(request.getfixturevalue("small_disk"), tiny_images, tiny_space, tmp_path)

@@ -122,9 +122,10 @@ def whose_error(words: Mapping[str, str]) -> Iterator[None]:
 def _passed(error: Exception, words: Mapping[str, str]) -> tuple[str, str] | None:
     """Key and word of the user's code in the error's traceback; None if there is none.
 
-    That of the named function, else of its file, else of a file beside it.
+    That of the named function, or of a method of the named class, else of its file, else of a file beside it.
     """
-    frames = [(Path(f.filename), f.name) for f in traceback.extract_tb(error.__traceback__)]
+    codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
+    frames = [(Path(code.co_filename), code.co_qualname.partition(".")[0]) for code in codes]
     theirs = [(path, function) for path, function in frames if not _is_installed(path)]
     named = [(key, word, *word.rpartition(":")[::2]) for key, word in words.items()]
     for key, word, file, function in named:

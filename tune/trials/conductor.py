@@ -396,5 +396,5 @@ class Conductor(LiveTrials):
         live.view.values = verdict.values or ()
         self._finished += live.view.confirms is None
         self._end(live, verdict.state, verdict.because)
-        self.fatal = self.fatal or self._failures.after(verdict.state, verdict.because, self._finished)
+        self.fatal = self.fatal or self._failures.after(verdict, live.trial.user_attrs, self._finished)
         self._refresh()

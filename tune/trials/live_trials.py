@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import optuna
 from optuna.trial import TrialState
@@ -12,7 +12,8 @@ from optuna.trial import TrialState
 from bigbatch.train_loop.errors import in_one_line
 from bigbatch.train_loop.progress import StepProgress
 from bigbatch.tune.study.tables import epoch_records, epoch_s
-from bigbatch.tune.study.trial_facts import epochs_before
+from bigbatch.tune.study.trial_facts import DIVERGED_ATTR, epochs_before
+from bigbatch.tune.study.verdict import Verdict
 from bigbatch.tune.trials.admission import Admission
 from bigbatch.tune.trials.live_trial import LiveTrial, StudyKeeper
 from bigbatch.tune.trials.save_time import stop_wait_s
@@ -24,18 +25,22 @@ MAX_EQUAL_FAILURES = 4
 
 
 class EqualFailures:
-    """Notices that all trials fail for the same reason, e.g. an unreadable image: more trials would not help."""
+    """Notices that all trials fail for the same reason, e.g. an unreadable image: more trials would not help.
+
+    A diverged trial is none of them. It says which values are bad, and diverged trials are the first to end.
+    """
 
     def __init__(self) -> None:
         self._reason, self._count = "", 0
 
-    def after(self, state: TrialState, because: str, ended: int) -> str | None:
+    def after(self, verdict: Verdict, attrs: Mapping[str, object], ended: int) -> str | None:
         """Why the search should end after a trial that ended in this way; None if it should go on.
 
         Args:
+            attrs: the trial's user attributes.
             ended: how many trials have ended, with this one.
         """
-        failed = state == TrialState.FAIL
+        failed, because = verdict.state == TrialState.FAIL and DIVERGED_ATTR not in attrs, verdict.because
         self._count = self._count + 1 if failed and because == self._reason else int(failed)
         self._reason = because if failed else ""
         if self._count == ended == MAX_EQUAL_FAILURES:

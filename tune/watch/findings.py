@@ -14,6 +14,7 @@ from rich.console import Console
 from bigbatch.cluster.host import json_values
 from bigbatch.cluster.host.atomic_files import read_json
 from bigbatch.cluster.host.root import ROOT
+from bigbatch.train_loop.config import known_key
 from bigbatch.train_loop.config.plug_ins import shown_name
 from bigbatch.train_loop.config.words import epochs_text
 from bigbatch.train_loop.host.disk_space import quota_lines
@@ -105,11 +106,10 @@ def _trainable_lines(plan: SearchPlan) -> list[tuple[str, str]]:
 
 def _data_lines(plan: SearchPlan) -> list[tuple[str, str]]:
     """What our own training loop trains, and on what."""
-    d = plan.data
+    d, searches_models = plan.data, any(known_key(name) == "model.name" for name in plan.ranges)
     return [
         ("data", f"{d.name}: {images_in_words(d)}{kinds_in_words(d)}"),
-        ("model", shown_name(plan.model) + _why_model(plan)),
-        *_stem(plan),
+        *([] if searches_models else [("model", shown_name(plan.model) + _why_model(plan)), *_stem(plan)]),
     ]
 
 

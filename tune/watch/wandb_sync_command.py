@@ -11,6 +11,7 @@ from pathlib import Path
 
 from bigbatch.cluster.host.command_line import DONE, FAILED, INTERRUPTED, WRONG_INPUT, OneLineParser
 from bigbatch.train_loop.config import ConfigError
+from bigbatch.train_loop.config.words import epochs_text
 from bigbatch.tune.study.summary import QUEUED, RUNNING, ask_queue, find_study, summarize
 from bigbatch.tune.watch.studies_command import DEFAULT_OUTPUT
 from bigbatch.tune.watch.wandb_server_lines import wandb_key, wandb_url
@@ -88,7 +89,8 @@ def _is_running(folder: Path) -> bool:
 
 def _tell(done: UploadRound, args: argparse.Namespace) -> None:
     for run in done.uploaded:
-        print(f"sent {run.run_id}: {run.lines} epochs{'' if run.has_ended else ', so far'}", flush=True)
+        epochs = epochs_text(run.lines) + ("" if run.has_ended else ", so far") if run.lines else "no epoch yet"
+        print(f"sent {run.run_id}: {epochs}", flush=True)
     if done.missing:
         names = ", ".join(run.run_id for run in done.missing)
         then = f"they are tried again in {args.every:g} s" if args.follow else "call it again"

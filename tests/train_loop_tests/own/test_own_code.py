@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -219,3 +220,19 @@ def test_open_keys_take_json_values_and_lists_alone():
     ):
         with pytest.raises(ConfigError, match=words):
             read_options("loss_options", values)
+
+
+def test_an_error_in_a_method_names_the_component_of_its_class(tmp_path: Path) -> None:
+    file = tmp_path / "parts.py"
+    file.write_text(
+        "def loss():\n    return 1\n\n\n"
+        "class Net:\n    def forward(self):\n        raise ValueError('wrong shape')\n\n\n"
+        "def made():\n    class Inner:\n        def forward(self):\n            raise ValueError('inner')\n\n"
+        "    return Inner()\n"
+    )
+    namespace: dict[str, Any] = {}
+    exec(compile(file.read_text(), str(file), "exec"), namespace)
+    for name, broken in (("Net", namespace["Net"]()), ("made", namespace["made"]())):
+        words = {"loss": f"{file}:loss", "model.name": f"{file}:{name}"}
+        with pytest.raises(OwnCodeError, match="model.name"), whose_error(words):
+            broken.forward()

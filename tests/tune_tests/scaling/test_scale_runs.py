@@ -107,7 +107,7 @@ def test_one_and_two_workers_really_killed_and_gone_on(tmp_path: Path) -> None:
     assert "multi-core" in done.stdout and "No model: it needs 3 measured sizes" in done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_search_at_a_size_goes_on_after_a_kill_and_its_best_is_trained(tmp_path: Path) -> None:
     words = [
         sys.executable, "-m", "bigbatch", "scale", "--recipe", "cifar10-sgd-128", "--data", "digits", "--subset", "0.1",

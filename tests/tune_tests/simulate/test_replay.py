@@ -94,6 +94,16 @@ def test_a_diverged_run_is_told_as_such() -> None:
     assert EpochEnd(10 + TABLE.epoch_s, 2, 2, 2, None) in found and (2, 2, None) in driver.seen
 
 
+def test_a_search_goes_on_though_the_first_trials_to_end_have_all_diverged() -> None:
+    """Diverged trials end first, and tell which rates are too high. Four that fail otherwise would end the search."""
+    bad = [curve(float(lr), [], epochs=3) for lr in range(10, 22)]
+    good = [curve(lr / 10, [0.3, 0.4, 0.5 + lr / 100]) for lr in range(1, 7)]
+    for strategy, stopping in (("random", "none"), ("curves", "look"), ("tpe", "asha")):
+        found = simulate(CurveTable("mixed", (*bad, *good)), strategy=strategy, stopping=stopping, slots=8, seed=1)
+        assert len({epoch.trial for epoch in found}) >= 18
+        assert max(epoch.value or 0.0 for epoch in found if epoch.finished) == pytest.approx(0.56)
+
+
 def test_a_proposal_becomes_the_nearest_unused_row() -> None:
     rng = np.random.default_rng(0)
     space = (
