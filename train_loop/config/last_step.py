@@ -40,14 +40,18 @@ def with_smaller_step(config: TrainConfig, train_size: int, chosen: Mapping[str,
     return config.replace_keys({KEY: False})
 
 
-def left_out_in_words(config: TrainConfig, train_size: int) -> str | None:
-    """A sentence where a run leaves out so many images that a smaller step should train on them; else None."""
-    batch = config.batch.global_size
-    if not config.data.drop_last or not suits_smaller_step(train_size, batch):
-        return None
-    images = left_out(train_size, batch)
-    part = 100 * images / train_size
-    return (
-        f"each epoch leaves out {images:,} of the {train_size:,} training images ({part:.0f} %), which "
-        f"fill no global batch; --set {KEY}=false makes a smaller step of them"
-    )
+def last_step_in_words(config: TrainConfig, train_size: int) -> str | None:
+    """A sentence where a run leaves out many images, or makes a smaller step of few; None where neither is so."""
+    batch, images = config.batch.global_size, left_out(train_size, config.batch.global_size)
+    if config.data.drop_last and suits_smaller_step(train_size, batch):
+        part = f"{100 * images / train_size:.0f} %"
+        return (
+            f"each epoch leaves out {images:,} of the {train_size:,} training images ({part}), "
+            f"which fill no global batch; --set {KEY}=false makes a smaller step of them"
+        )
+    if not config.data.drop_last and 0 < images < SMALLEST_STEP * batch:
+        return (
+            f"the last step of each epoch has {images:,} images, at the rate that is meant for {batch:,}; "
+            f"--set {KEY}=true leaves them out"
+        )
+    return None

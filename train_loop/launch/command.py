@@ -23,7 +23,7 @@ from bigbatch.cluster.host.option_values import parse_fraction
 from bigbatch.cluster.host.streams import reader_may_leave
 from bigbatch.cluster.host.verbosity import add_verbosity, log_steps, silent_output
 from bigbatch.train_loop.config import ConfigError, DataConfig, TrainConfig
-from bigbatch.train_loop.config.last_step import left_out_in_words
+from bigbatch.train_loop.config.last_step import last_step_in_words
 from bigbatch.train_loop.config.plug_ins import shown_name
 from bigbatch.train_loop.config.words import epochs_text
 from bigbatch.train_loop.data.catalogue import Looked, check_stage, look
@@ -87,8 +87,8 @@ class RunPlan:
     profile: ProfileOptions | None = None
     """None: train."""
     quiet: bool = False
-    left_out: str | None = None
-    """A sentence about images that each epoch leaves out, if they are many."""
+    last_step: str | None = None
+    """A warning about the images that fill no global batch."""
 
     @property
     def checkpoint_dir(self) -> Path:
@@ -172,8 +172,8 @@ def make_run_plan(argv: Sequence[str] | None, prog: str, launch: Launch | None) 
     if not measures and (launch is None or launch.rank == 0):  # call the quota command only once
         check_output_room(output, config, info)
     kept = (output, args.checkpoint_every_s, launch, args.stage, args.loader_report)
-    left_out = left_out_in_words(config, info.train_size)
-    return RunPlan(config, workers, *kept, scan, meeting, profile, args.quiet, left_out)
+    last_step = last_step_in_words(config, info.train_size)
+    return RunPlan(config, workers, *kept, scan, meeting, profile, args.quiet, last_step)
 
 
 def look_together(data: DataConfig, launch: Launch | None) -> tuple[DataInfo, FolderScan | None, Meeting | None]:
@@ -321,7 +321,7 @@ def announce(task: RunPlan) -> None:
         f"{model} on {data}, {epochs_text(c.epochs)}, {optimizer} at lr {c.optimizer.peak_lr:g}, global "
         f"batch {split.global_size} = {split.workers} workers × {split.accumulation_steps} × {split.micro_size}\n"
         f"results go to {task.output}",
-        *([f"note: {task.left_out}"] if task.left_out else []),
+        *([f"note: {task.last_step}"] if task.last_step else []),
         *disk_space.quota_lines(),
         sep="\n",
         flush=True,

@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from bigbatch.search_spaces.priors import short_run_factor
-from bigbatch.train_loop.config import ScheduleConfig, TrainConfig
+from bigbatch.train_loop.config import ScheduleConfig, TrainConfig, last_step
 
 SIZE = "image_size"
 CHEAP_RUN = "ran to the end of its cheap run"
@@ -45,7 +45,9 @@ class Fidelity:
                 sizes["data.val_image_size"] = round(config.data.val_image_size * share)
             return config.replace_keys(sizes)
         if self.kind == "subset":
-            return self._longer_steps(config, config.replace_keys({"data.subset": self.cheap}))
+            return self._longer_steps(
+                config, config.replace_keys({"data.subset": self.cheap, **self._last_step(config)})
+            )
         share = self.cheap / self.full
         data = dataclasses.replace(
             config.data,
@@ -56,6 +58,12 @@ class Fidelity:
         return self._longer_steps(
             config, dataclasses.replace(config, epochs=int(self.cheap), schedule=schedule, data=data)
         )
+
+    def _last_step(self, config: TrainConfig) -> dict[str, bool]:
+        """Of fewer images others are left over. A smaller last step that has too few of them is left out."""
+        suits = last_step.suits_smaller_step(self.cheap_images, config.batch.global_size)
+        chosen = config.data.drop_last or last_step.KEY in self.fixed
+        return {} if chosen or suits else {last_step.KEY: True}
 
     def _longer_steps(self, full: TrainConfig, cheap: TrainConfig) -> TrainConfig:
         name, batch = full.optimizer.name, full.batch.global_size

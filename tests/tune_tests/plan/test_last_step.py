@@ -9,10 +9,11 @@ import pytest
 from bigbatch.search_spaces import BUILT_IN, Workload
 from bigbatch.search_spaces.trial import StandInTrial
 from bigbatch.train_loop.config import TrainConfig
-from bigbatch.train_loop.config.last_step import left_out, left_out_in_words, suits_smaller_step
+from bigbatch.train_loop.config.last_step import last_step_in_words, left_out, suits_smaller_step
 from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.notes import smaller_steps
 from bigbatch.tune.plan.options import SearchOptions
+from bigbatch.tune.study.fidelity import Fidelity
 from bigbatch.tune.study.store import StudyStore
 
 DIGITS = 1437
@@ -79,9 +80,28 @@ def test_a_study_of_an_earlier_version_goes_on_leaving_them_out(tmp_path: Path) 
         assert (smaller_steps(resumed) is None) is not bool(smaller)
 
 
-def test_a_full_run_is_told_what_it_leaves_out() -> None:
+def test_a_full_run_is_told_of_many_images_left_out_and_of_a_step_of_few() -> None:
     config = TrainConfig().replace_keys({"batch.global_size": 1024})
-    found = left_out_in_words(config, DIGITS)
+    found = last_step_in_words(config, DIGITS)
     assert found is not None and "413 of the 1,437 training images (29 %)" in found
-    assert left_out_in_words(config.replace_keys({"data.drop_last": False}), DIGITS) is None
-    assert left_out_in_words(config, 1_281_167) is None
+    smaller = config.replace_keys({"data.drop_last": False})
+    assert last_step_in_words(smaller, DIGITS) is None
+    assert last_step_in_words(config, 1_281_167) is None
+    few = last_step_in_words(smaller, 1_281_167)
+    assert few is not None and "has 143 images, at the rate that is meant for 1,024" in few
+    assert last_step_in_words(smaller, 2048) is None
+
+
+def test_a_run_with_fewer_images_makes_no_step_of_few() -> None:
+    """A third of digits, 479 images, leaves 223 at batch 256; 30 % leave 175, and 36 % 5."""
+    config = config_at(256)
+    assert not config.data.drop_last
+    for images, fixed, drops in (
+        (479, (), False),
+        (431, (), False),
+        (517, (), True),
+        (517, ("data.drop_last",), False),
+    ):
+        runs = Fidelity("subset", images / DIGITS, 1.0, images, DIGITS, frozenset(fixed))
+        assert runs.cheaper(config).data.drop_last is drops
+    assert Fidelity("subset", 0.25, 1.0, 359, DIGITS).cheaper(config_at(64)).data.drop_last
