@@ -104,7 +104,7 @@ def configuration(method: str, batch: int, o: argparse.Namespace) -> TrainConfig
     All methods train on the images that fill no global batch where a search would.
     """
     config = configuration_of(method, batch, o)
-    return config if method == "found" else with_smaller_step(config, training_images(o.data, o.subset), {})
+    return config if method == "found" else with_smaller_step(config, training_images(o.data, o.subset))
 
 
 def configuration_of(method: str, batch: int, o: argparse.Namespace) -> TrainConfig:

@@ -18,7 +18,7 @@ from bigbatch.search_spaces.earlier import EARLIER, earlier_priors_texts
 from bigbatch.search_spaces.log_normal import LogNormal
 from bigbatch.search_spaces.trial import BATCH_KEY, Convert, PinnedTrial, StandInTrial
 from bigbatch.search_spaces.workload import Workload
-from bigbatch.train_loop.config import ConfigError, TrainConfig, known_key
+from bigbatch.train_loop.config import ConfigError, TrainConfig, known_key, last_step
 from bigbatch.train_loop.config.own_folder import folder_first, python_files
 from bigbatch.train_loop.config.own_names import with_absolute_words
 
@@ -57,11 +57,13 @@ class Space:
     """The file's ``parameters_of``: the parameters that give a configuration. None: it has none."""
     beliefs: Callable[[Workload], Mapping[str, LogNormal]] | None = None
     """The file's ``soft_priors``. None: it has none, and every value of a range is as likely as any other."""
+    decides_last_step: bool = False
+    """Whether the file names ``drop_last``. Otherwise the batch decides (``train_loop.config.last_step``)."""
 
     def __call__(self, trial: Any, workload: Workload, pinned: Mapping[str, object] | None = None) -> TrainConfig:
         if not pinned and not workload.batches:
             config = self.function(trial, workload)
-            return self._absolute(config) if isinstance(config, TrainConfig) else config
+            return self._finished(config, workload) if isinstance(config, TrainConfig) else config
         pinned = pinned or {}
         fixed = _keys_of(pinned)
         parameters = {name: value for name, value in pinned.items() if known_key(name) is None}
@@ -69,10 +71,15 @@ class Space:
         workload = dataclasses.replace(workload, **facts, fixed=fixed)
         trial = PinnedTrial(trial, fixed, self.parameter_keys, parameters, workload.batches)
         config = self.function(trial, workload)
-        return self._absolute(config.replace_keys(fixed)) if isinstance(config, TrainConfig) else config
+        return self._finished(config.replace_keys(fixed), workload) if isinstance(config, TrainConfig) else config
 
-    def _absolute(self, config: TrainConfig) -> TrainConfig:
-        """The configuration with absolute paths of users' files; relative ones are relative to the space's file."""
+    def _finished(self, config: TrainConfig, workload: Workload) -> TrainConfig:
+        """The configuration with its last step, which follows from its batch, and with absolute paths of users' files.
+
+        Relative ones are relative to the space's file.
+        """
+        if workload.smaller_step and not self.decides_last_step and last_step.KEY not in workload.fixed:
+            config = last_step.with_smaller_step(config, workload.train_size)
         return config if self.source == "built-in" else with_absolute_words(config, Path(self.source).parent)
 
     def initial_points(self, workload: Workload, pinned: Mapping[str, object] | None = None) -> list[dict[str, object]]:
@@ -234,6 +241,7 @@ def _space(name: str, function: Callable[..., TrainConfig], module: types.Module
         frontier=_frontier(getattr(module, "FRONTIER", None), where),
         beliefs=getattr(module, "soft_priors", None),
         inverse=getattr(module, "parameters_of", None),
+        decides_last_step="drop_last" in source,
     )
 
 

@@ -15,7 +15,6 @@ from bigbatch.train_loop.config import (
     resolve_key,
 )
 from bigbatch.train_loop.config.earlier_keys import EARLIER_KEYS
-from bigbatch.train_loop.config.last_step import with_smaller_step
 
 _SMALLEST = {
     "train_size": 2,
@@ -78,7 +77,7 @@ class Workload:
     """The global batches that ``--batch`` names, smallest first. Empty: the space chooses them."""
     smaller_step: bool = True
     """Whether the images that fill no global batch make a smaller last step where they are many
-    (``train_loop.config.last_step``). Studies of earlier versions leave them out."""
+    (``train_loop.config.last_step``). False where ``--set`` or the space decides, and in earlier versions' studies."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "fixed", FixedKeys(self.fixed))
@@ -90,8 +89,7 @@ class Workload:
     def config(self, changes: Mapping[str, object] | None = None) -> TrainConfig:
         """The TrainConfig of this workload, with ``changes`` (keys as in ``--set``) applied.
 
-        A user's space ends with it: ``return workload.config({"peak_lr": lr})``. It sets ``data.drop_last=false`` where
-        that suits the batch, unless ``changes`` or ``--set`` say otherwise.
+        A user's space ends with it: ``return workload.config({"peak_lr": lr})``.
         Raises ConfigError for unknown keys and impossible values.
         """
         keys: dict[str, object] = {}
@@ -105,5 +103,4 @@ class Workload:
             data=DataConfig(name=self.data, image_size=self.image_size),
             batch=BatchConfig(max_micro_size=self.max_micro_size),
         )
-        config = base.replace_keys({**keys, **self.fixed})
-        return with_smaller_step(config, self.train_size, {**keys, **self.fixed}) if self.smaller_step else config
+        return base.replace_keys({**keys, **self.fixed})

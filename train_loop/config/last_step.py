@@ -6,8 +6,7 @@ many: of digits' 1,437 training images, batch 1,024 leaves out 29 % in each epoc
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
+from bigbatch.train_loop.config.sections import BatchSplit
 from bigbatch.train_loop.config.train_config import TrainConfig
 
 KEY = "data.drop_last"
@@ -33,25 +32,38 @@ def suits_smaller_step(train_size: int, global_size: int) -> bool:
     return train_size > global_size and images > LEFT_OUT_AT_MOST * train_size and images >= SMALLEST_STEP * global_size
 
 
-def with_smaller_step(config: TrainConfig, train_size: int, chosen: Mapping[str, object]) -> TrainConfig:
-    """``config`` with ``data.drop_last=false`` where that suits and no key of ``chosen`` (dotted) is this one."""
-    if KEY in chosen or not suits_smaller_step(train_size, config.batch.global_size):
-        return config
-    return config.replace_keys({KEY: False})
+def with_smaller_step(config: TrainConfig, train_size: int) -> TrainConfig:
+    """``config`` with ``data.drop_last=false`` where that suits its batch."""
+    suits = suits_smaller_step(train_size, config.batch.global_size)
+    return config.replace_keys({KEY: False}) if suits else config
 
 
-def last_step_in_words(config: TrainConfig, train_size: int) -> str | None:
-    """A sentence where a run leaves out many images, or makes a smaller step of few; None where neither is so."""
-    batch, images = config.batch.global_size, left_out(train_size, config.batch.global_size)
-    if config.data.drop_last and suits_smaller_step(train_size, batch):
-        part = f"{100 * images / train_size:.0f} %"
+def last_micro_size(train_size: int, batch: BatchSplit) -> int:
+    """Images of each micro-batch of a smaller last step (``data.drop_last=false``); 0: there is none.
+
+    It has as many micro-batches as others, all of one size, so that the mean of their gradients is that of its
+    images; what does not divide, fewer images than there are micro-batches, is dropped. BatchNorm needs 2.
+    """
+    each = left_out(train_size, batch.global_size) // (batch.workers * batch.accumulation_steps)
+    return each if each >= 2 else 0
+
+
+def last_step_in_words(config: TrainConfig, train_size: int, split: BatchSplit) -> str | None:
+    """A sentence where a run leaves out many images, or makes a smaller step of few; None where neither is so.
+
+    ``split``: the batch over the run's workers.
+    """
+    batch, images = split.global_size, left_out(train_size, split.global_size)
+    in_step = last_micro_size(train_size, split) * split.workers * split.accumulation_steps
+    if config.data.drop_last and in_step and suits_smaller_step(train_size, batch):
+        part = 100 * images / train_size
         return (
-            f"each epoch leaves out {images:,} of the {train_size:,} training images ({part}), "
-            f"which fill no global batch; --set {KEY}=false makes a smaller step of them"
+            f"each epoch leaves out {images:,} of the {train_size:,} training images ({part:.0f} %); "
+            f"they fill no global batch. --set {KEY}=false makes a smaller step of them"
         )
-    if not config.data.drop_last and 0 < images < SMALLEST_STEP * batch:
+    if not config.data.drop_last and 0 < in_step < SMALLEST_STEP * batch:
         return (
-            f"the last step of each epoch has {images:,} images, at the rate that is meant for {batch:,}; "
+            f"the last step of each epoch has {in_step:,} images, at the rate that is meant for {batch:,}; "
             f"--set {KEY}=true leaves them out"
         )
     return None

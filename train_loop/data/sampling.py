@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bigbatch.train_loop.config import BatchSplit
+from bigbatch.train_loop.config.last_step import last_micro_size
 
 Indices = npt.NDArray[np.int64]
 
@@ -39,16 +40,6 @@ def train_order(size: int, seed: int, epoch: int, repeats: int = 1) -> Indices:
         return order
     entry = np.arange(size)
     return order[entry // repeats] + entry % repeats * size
-
-
-def last_micro_size(size: int, batch: BatchSplit) -> int:
-    """Images of each micro-batch of a smaller last step (``data.drop_last=false``); 0: there is none.
-
-    It has as many micro-batches as others, all of one size, so that the mean of their gradients is that of its
-    images; what does not divide, fewer images than there are micro-batches, is dropped. BatchNorm needs 2.
-    """
-    each = size % batch.global_size // (batch.workers * batch.accumulation_steps)
-    return each if each >= 2 else 0
 
 
 def micro_sizes(size: int, batch: BatchSplit, drop_last: bool = True) -> list[int]:

@@ -151,7 +151,7 @@ def make_run_plan(argv: Sequence[str] | None, prog: str, launch: Launch | None) 
         config = config.replace_keys({"data.name": info.path})
     config = config.replace_keys({"metrics": checked_metrics(config.metrics)})
     check_stage(args.stage, info, here=launch is None)
-    config.batch.split(workers)
+    split = config.batch.split(workers)
     info.steps_per_epoch(config.batch.global_size)
     check_run_model(config, info)
     if args.loader_report and workers > 1:
@@ -172,7 +172,7 @@ def make_run_plan(argv: Sequence[str] | None, prog: str, launch: Launch | None) 
     if not measures and (launch is None or launch.rank == 0):  # call the quota command only once
         check_output_room(output, config, info)
     kept = (output, args.checkpoint_every_s, launch, args.stage, args.loader_report)
-    last_step = last_step_in_words(config, info.train_size)
+    last_step = last_step_in_words(config, info.train_size, split)
     return RunPlan(config, workers, *kept, scan, meeting, profile, args.quiet, last_step)
 
 

@@ -329,5 +329,6 @@ def _check_steps(before: int, now: int) -> None:
     if before != now:
         raise ConfigError(
             f"a resumed run must have as many steps an epoch as before, {before}; got {now}: with data.drop_last=false "
-            "the last images make a step where each micro-batch gets 2. Use as many workers as before."
+            "the last images make a step where each micro-batch gets 2. Use as many workers as before, and as large "
+            "micro-batches."
         )

@@ -18,6 +18,7 @@ import torch
 import torch.profiler
 from torch.nn.parallel import DistributedDataParallel
 
+from bigbatch.train_loop.data.sampling import micro_sizes
 from bigbatch.train_loop.data.source import Step
 from bigbatch.train_loop.host.device_use import DeviceUse
 from bigbatch.train_loop.loop.assembly import Run
@@ -79,6 +80,8 @@ class StepProfile:
     """See ``peak_memory.peak_bytes``; the most of all workers."""
     device_memory_bytes: int | None
     """Of the whole device; None on CPUs."""
+    last_step: float = 1.0
+    """Images of an epoch's last step, as a part of the global batch; below 1 with ``data.drop_last=false``."""
     gpu_power_w: float | None = None
     """All workers' GPUs together, the mean over the measured steps. None: not measured."""
     cpu_power_w: float | None = None
@@ -102,8 +105,8 @@ class StepProfile:
 
     @property
     def train_s(self) -> float:
-        """Estimate: the steps of an epoch."""
-        return self.steps_per_epoch * self.step.mean_s
+        """Estimate: the steps of an epoch. A smaller last one takes its part."""
+        return (self.steps_per_epoch - 1 + self.last_step) * self.step.mean_s
 
     @property
     def val_s(self) -> float:
@@ -169,8 +172,14 @@ def measure_steps(run: Run, steps: int) -> StepProfile:
         epochs=run.config.epochs,
         memory_bytes=int(world.max([float(peak_bytes(device))])[0]),
         device_memory_bytes=properties.total_memory if properties else None,
+        last_step=_last_step(run),
         **_power(run, use, took_s),
     )
+
+
+def _last_step(run: Run) -> float:
+    micro = micro_sizes(run.source.info.train_size, run.split, run.config.data.drop_last)[-1]
+    return micro / run.split.micro_size
 
 
 def trace_steps(run: Run, steps: int, folder: str) -> None:

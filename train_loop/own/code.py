@@ -125,12 +125,14 @@ def _passed(error: Exception, words: Mapping[str, str]) -> tuple[str, str] | Non
     That of the named function, or of a method of the named class, else of its file, else of a file beside it.
     """
     codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
-    frames = [(Path(code.co_filename), code.co_qualname.partition(".")[0]) for code in codes]
-    theirs = [(path, function) for path, function in frames if not _is_installed(path)]
+    theirs = [(Path(code.co_filename), code) for code in codes if not _is_installed(Path(code.co_filename))]
+    inner = [(path, code.co_name) for path, code in theirs]
+    outer = [(path, code.co_qualname.partition(".")[0]) for path, code in theirs]
     named = [(key, word, *word.rpartition(":")[::2]) for key, word in words.items()]
-    for key, word, file, function in named:
-        if (Path(file), function) in theirs:
-            return key, word
+    for met in (inner, outer):
+        for key, word, file, function in named:
+            if (Path(file), function) in met:
+                return key, word
     for key, word, file, _ in named:
         if any(path == Path(file) for path, _ in theirs):
             return key, word

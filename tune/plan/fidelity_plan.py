@@ -84,7 +84,8 @@ def fidelity_plan(plan: SearchPlan) -> FidelityPlan | None:
     if plan.trials - full_runs <= full_runs and not plan.open_ended:
         _refuse(f"needs more cheap runs than full ones, and {full_runs} full ones or more here",
                 f"--trials {plan.trials}", f"Write --trials {2 * full_runs + 1}")  # fmt: skip
-    runs = Fidelity(kind, cheap, full, images, plan.data.train_size, frozenset(plan.overrides))
+    kept = (images, plan.data.train_size, frozenset(plan.overrides), plan.workload.smaller_step)
+    runs = Fidelity(kind, cheap, full, *kept)
     return FidelityPlan(runs, max(1, plan.trials - full_runs), full_runs)
 
 

@@ -13,6 +13,7 @@ from bigbatch.search_spaces.registry import Space
 from bigbatch.search_spaces.trainable_space import TrainableSpace
 from bigbatch.search_spaces.workload import Workload
 from bigbatch.train_loop.config import BatchConfig, ConfigError, ModelConfig, TrainConfig
+from bigbatch.train_loop.config.last_step import KEY
 from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.train_loop.model.networks import check_model
 from bigbatch.tune.plan.batches import check_batches, check_batches_are_searched
@@ -129,7 +130,7 @@ def _workload(search: SearchRequest, model: str, machine: Machine) -> Workload:
         memory_bytes=machine.device_memory_bytes,
         max_micro_size=search.overrides.get("batch.max_micro_size", BatchConfig().max_micro_size),
         batches=search.batches if len(search.batches) > 1 else (),  # a single one is fixed, as by --set
-        smaller_step=search.smaller_step,
+        smaller_step=search.smaller_step and not search.space.decides_last_step and KEY not in search.overrides,
     )
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from bigbatch.search_spaces.trial import BATCH_KEY
-from bigbatch.train_loop.config import last_step
+import random
+
+from bigbatch.search_spaces.trial import StandInTrial
+from bigbatch.train_loop.config.last_step import KEY, last_micro_size, left_out
 from bigbatch.train_loop.data.info import SMALL_IMAGE_SIZE, DataInfo
 from bigbatch.tune.plan.advice import (
     nothing_to_learn_from,
@@ -13,6 +15,11 @@ from bigbatch.tune.plan.advice import (
 )
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.study.storage_url import shared_file_warning
+
+DRAWS = 64
+"""Configurations of the space that are looked at for a note."""
+MOST_NAMED = 6
+"""Batches that a note names."""
 
 
 def plan_notes(plan: SearchPlan) -> list[str]:
@@ -33,19 +40,21 @@ def plan_notes(plan: SearchPlan) -> list[str]:
 
 def smaller_steps(plan: SearchPlan) -> str | None:
     """A sentence about the batches at which the images that fill no global batch make a smaller step."""
-    if not plan.workload.smaller_step or last_step.KEY in plan.overrides or plan.trainable:
+    if not plan.workload.smaller_step or plan.trainable:
         return None
-    of_batches = plan.frontier is not None and plan.space.key_of(plan.frontier.name) == BATCH_KEY
-    batches = plan.frontier.values if plan.frontier and of_batches else [plan.overrides.get(BATCH_KEY)]
-    size = plan.data.train_size
-    found = [b for b in batches if isinstance(b, int) and last_step.suits_smaller_step(size, b)]
+    size, rng, found = plan.data.train_size, random.Random(0), dict[int, int]()
+    for _ in range(DRAWS):
+        config = plan.space(StandInTrial(rng), plan.workload, plan.overrides)
+        split = config.batch.split(plan.workers)
+        if not config.data.drop_last and last_micro_size(size, split):
+            found[split.global_size] = left_out(size, split.global_size)
     if not found:
         return None
-    parts = [f"{100 * last_step.left_out(size, batch) / size:.0f} %" for batch in found]
-    return (
-        f"at batch {_listed([f'{batch:,}' for batch in found])} the last images of an epoch, {_listed(parts)} of all, "
-        f"fill no global batch and make a smaller step ({last_step.KEY}=false)."
-    )
+    what = f"fill no global batch and make a smaller step ({KEY}=false)."
+    if len(found) > MOST_NAMED:
+        return f"at some batches the last images of an epoch, up to {100 * max(found.values()) / size:.0f} %, {what}"
+    batches, parts = [f"{b:,}" for b in sorted(found)], [f"{100 * found[b] / size:.0f} %" for b in sorted(found)]
+    return f"at batch {_listed(batches)} the last images of an epoch, {_listed(parts)} of all, {what}"
 
 
 def _listed(words: list[str]) -> str:

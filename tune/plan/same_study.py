@@ -24,11 +24,11 @@ OPTIONS = {
     "fidelity": "--fidelity",
     "workers": "--workers",
 }
-ADDED_LATER = ("classes_digest", "lr_spread", "smaller_step")
+ADDED_LATER = ("classes_digest", "lr_spread")
 OF_THE_DATA = ("image_size", "train_size", "val_size", "holdout_size", "num_classes")
 OWN_OPTIONS = {"data.subset": "--subset", "data.holdout": "--holdout"}
 
-DEFAULTS: Mapping[str, object] = {"objective": DEFAULT_OBJECTIVE, "holdout_size": 0}
+DEFAULTS: Mapping[str, object] = {"objective": DEFAULT_OBJECTIVE, "holdout_size": 0, "smaller_step": False}
 """Facts of studies of earlier versions, which did not write them."""
 
 
@@ -90,6 +90,8 @@ def _difference(key: str, before: object, value: object) -> tuple[str, str]:
         return "the names of the data's classes have changed, or their order", "Restore the data"
     if key in OF_THE_DATA:
         return f"the data's {key} was {before!r}; got {value!r}", "Restore the data"
+    if key == "smaller_step":
+        return "an earlier version began it, and it leaves out the images that fill no global batch", "Go on without it"
     if key == "objective":
         return f"the objective was {before}; got {value}", "Leave it out (it is kept)"
     name = OPTIONS.get(key, key)

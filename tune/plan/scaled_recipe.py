@@ -8,6 +8,7 @@ import math
 from bigbatch.search_spaces.priors import peak_lr_centre
 from bigbatch.search_spaces.workload import Workload
 from bigbatch.train_loop.config import ConfigError, ScheduleConfig, TrainConfig
+from bigbatch.train_loop.config.last_step import with_smaller_step
 
 
 def scaled(config: TrainConfig, batch: int, workload: Workload, steps: int | None = None) -> TrainConfig:
@@ -25,8 +26,9 @@ def scaled(config: TrainConfig, batch: int, workload: Workload, steps: int | Non
     """
     rate = config.optimizer.peak_lr * rate_factor(config.optimizer.name, config.batch.global_size, batch)
     kept = {"loss": config.loss, "label_smoothing": config.label_smoothing, "ema_decay": config.ema_decay}
+    base = workload.config({"batch.global_size": batch, **kept})
     return dataclasses.replace(
-        workload.config({"batch.global_size": batch, **kept}),
+        with_smaller_step(base, workload.train_size) if workload.smaller_step else base,
         optimizer=dataclasses.replace(config.optimizer, peak_lr=rate),
         schedule=_stretched(config, workload.epochs, steps),
     )

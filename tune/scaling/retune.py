@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 
 from bigbatch.train_loop.config import ConfigError, TrainConfig, differing_keys
+from bigbatch.train_loop.config.last_step import KEY as LAST_STEP
 from bigbatch.tune.scaling.scale_plan import ScalePlan, SizePlan
 from bigbatch.tune.scaling.size_commands import BIGBATCH, RETUNE_STUDY, SizeCommand, config_path
 from bigbatch.tune.scaling.size_result import size_folder
@@ -74,9 +75,12 @@ def retune_command(plan: ScalePlan, size: SizePlan) -> SizeCommand:
 
 
 def fixed_keys(config: TrainConfig) -> list[str]:
-    """``KEY=VALUE`` of everything that the search leaves as the configuration has it."""
+    """``KEY=VALUE`` of everything that the search leaves as the configuration has it.
+
+    It would decide on the last step of an epoch by itself, so that key is always there.
+    """
     before, after = TrainConfig().to_dict(), config.to_dict()
-    keys = [words.partition(" ")[0] for words in differing_keys(before, after)]
+    keys = dict.fromkeys([*(words.partition(" ")[0] for words in differing_keys(before, after)), LAST_STEP])
     found = []
     for key in (key for key in keys if not key.startswith(SEARCHED)):
         value: object = after

@@ -26,6 +26,8 @@ class Fidelity:
     full_images: int
     fixed: frozenset[str] = frozenset()
     """Keys of the configuration that ``--set`` fixes."""
+    smaller_step: bool = False
+    """See ``Workload.smaller_step``."""
 
     @property
     def text(self) -> str:
@@ -45,9 +47,10 @@ class Fidelity:
                 sizes["data.val_image_size"] = round(config.data.val_image_size * share)
             return config.replace_keys(sizes)
         if self.kind == "subset":
-            return self._longer_steps(
-                config, config.replace_keys({"data.subset": self.cheap, **self._last_step(config)})
-            )
+            cheap = config.replace_keys({"data.subset": self.cheap})
+            if self.smaller_step:  # of fewer images others are left over
+                cheap = last_step.with_smaller_step(cheap.replace_keys({last_step.KEY: True}), self.cheap_images)
+            return self._longer_steps(config, cheap)
         share = self.cheap / self.full
         data = dataclasses.replace(
             config.data,
@@ -58,12 +61,6 @@ class Fidelity:
         return self._longer_steps(
             config, dataclasses.replace(config, epochs=int(self.cheap), schedule=schedule, data=data)
         )
-
-    def _last_step(self, config: TrainConfig) -> dict[str, bool]:
-        """Of fewer images others are left over. A smaller last step that has too few of them is left out."""
-        suits = last_step.suits_smaller_step(self.cheap_images, config.batch.global_size)
-        chosen = config.data.drop_last or last_step.KEY in self.fixed
-        return {} if chosen or suits else {last_step.KEY: True}
 
     def _longer_steps(self, full: TrainConfig, cheap: TrainConfig) -> TrainConfig:
         name, batch = full.optimizer.name, full.batch.global_size

@@ -22,16 +22,19 @@ from bigbatch.tune.watch.observer import Observer, tell
 
 MAX_EQUAL_FAILURES = 4
 """The search ends if the first trials, this many, all fail for the same reason."""
+MOST_DIVERGED = 20
+"""The search ends if the first trials, this many, all diverge."""
 
 
 class EqualFailures:
     """Notices that all trials fail for the same reason, e.g. an unreadable image: more trials would not help.
 
-    A diverged trial is none of them. It says which values are bad, and diverged trials are the first to end.
+    A diverged trial is none of them. It says which values are bad, and diverged trials are the first to end. Where
+    nothing but divergence was seen for long, more trials would not help either.
     """
 
     def __init__(self) -> None:
-        self._reason, self._count = "", 0
+        self._reason, self._count, self._diverged = "", 0, 0
 
     def after(self, verdict: Verdict, attrs: Mapping[str, object], ended: int) -> str | None:
         """Why the search should end after a trial that ended in this way; None if it should go on.
@@ -40,10 +43,15 @@ class EqualFailures:
             attrs: the trial's user attributes.
             ended: how many trials have ended, with this one.
         """
-        failed, because = verdict.state == TrialState.FAIL and DIVERGED_ATTR not in attrs, verdict.because
+        because, failed = verdict.because, verdict.state == TrialState.FAIL
+        if failed and DIVERGED_ATTR in attrs:
+            self._diverged += 1
+            if self._diverged == ended == MOST_DIVERGED:
+                return f"the first {ended} trials have all diverged, the last one: {in_one_line(because)}"
+            return None
         self._count = self._count + 1 if failed and because == self._reason else int(failed)
         self._reason = because if failed else ""
-        if self._count == ended == MAX_EQUAL_FAILURES:
+        if self._count == ended - self._diverged == MAX_EQUAL_FAILURES:
             return f"the first {self._count} trials all failed for the same reason: {in_one_line(because)}"
         return None
 

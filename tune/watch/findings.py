@@ -14,7 +14,6 @@ from rich.console import Console
 from bigbatch.cluster.host import json_values
 from bigbatch.cluster.host.atomic_files import read_json
 from bigbatch.cluster.host.root import ROOT
-from bigbatch.train_loop.config import known_key
 from bigbatch.train_loop.config.plug_ins import shown_name
 from bigbatch.train_loop.config.words import epochs_text
 from bigbatch.train_loop.host.disk_space import quota_lines
@@ -65,7 +64,8 @@ def print_plan(plan: SearchPlan, console: Console) -> None:
 
 def print_machine(plan: SearchPlan, console: Console) -> None:
     """Print the resources of a joined cluster, and how the search uses them."""
-    text = f"The cluster has {plan.machine.describe()}: {plan.share.describe()}; {plan.model}{_why_model(plan)}"
+    model = "" if _searches_models(plan) else f"; {plan.model}{_why_model(plan)}"
+    text = f"The cluster has {plan.machine.describe()}: {plan.share.describe()}{model}"
     console.print(text, markup=False, soft_wrap=True)
 
 
@@ -106,11 +106,15 @@ def _trainable_lines(plan: SearchPlan) -> list[tuple[str, str]]:
 
 def _data_lines(plan: SearchPlan) -> list[tuple[str, str]]:
     """What our own training loop trains, and on what."""
-    d, searches_models = plan.data, any(known_key(name) == "model.name" for name in plan.ranges)
+    d, searches_models = plan.data, _searches_models(plan)
     return [
         ("data", f"{d.name}: {images_in_words(d)}{kinds_in_words(d)}"),
         *([] if searches_models else [("model", shown_name(plan.model) + _why_model(plan)), *_stem(plan)]),
     ]
+
+
+def _searches_models(plan: SearchPlan) -> bool:
+    return any(plan.space.key_of(name) == "model.name" for name in plan.ranges)
 
 
 def _frontier(plan: SearchPlan) -> list[tuple[str, str]]:

@@ -89,7 +89,11 @@ def _is_running(folder: Path) -> bool:
 
 def _tell(done: UploadRound, args: argparse.Namespace) -> None:
     for run in done.uploaded:
-        epochs = epochs_text(run.lines) + ("" if run.has_ended else ", so far") if run.lines else "no epoch yet"
+        epochs = (
+            epochs_text(run.lines) + ("" if run.has_ended else ", so far")
+            if run.lines
+            else f"no epoch{'' if run.has_ended else ' yet'}"
+        )
         print(f"sent {run.run_id}: {epochs}", flush=True)
     if done.missing:
         names = ", ".join(run.run_id for run in done.missing)

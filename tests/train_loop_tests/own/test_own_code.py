@@ -228,7 +228,9 @@ def test_an_error_in_a_method_names_the_component_of_its_class(tmp_path: Path) -
         "def loss():\n    return 1\n\n\n"
         "class Net:\n    def forward(self):\n        raise ValueError('wrong shape')\n\n\n"
         "def made():\n    class Inner:\n        def forward(self):\n            raise ValueError('inner')\n\n"
-        "    return Inner()\n"
+        "    return Inner()\n\n\n"
+        "def factory(power):\n    def criterion():\n        raise ValueError('inner')\n\n    return criterion\n\n\n"
+        "criterion = factory(2)\n"
     )
     namespace: dict[str, Any] = {}
     exec(compile(file.read_text(), str(file), "exec"), namespace)
@@ -236,3 +238,6 @@ def test_an_error_in_a_method_names_the_component_of_its_class(tmp_path: Path) -
         words = {"loss": f"{file}:loss", "model.name": f"{file}:{name}"}
         with pytest.raises(OwnCodeError, match="model.name"), whose_error(words):
             broken.forward()
+    words = {"model.name": f"{file}:factory", "loss": f"{file}:criterion"}
+    with pytest.raises(OwnCodeError, match="loss"), whose_error(words):
+        namespace["criterion"]()

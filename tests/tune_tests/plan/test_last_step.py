@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from bigbatch.search_spaces import BUILT_IN, Workload
+from bigbatch.search_spaces import BUILT_IN, Workload, load_space
 from bigbatch.search_spaces.trial import StandInTrial
-from bigbatch.train_loop.config import TrainConfig
+from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.train_loop.config.last_step import last_step_in_words, left_out, suits_smaller_step
 from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.notes import smaller_steps
 from bigbatch.tune.plan.options import SearchOptions
+from bigbatch.tune.plan.same_study import check_joins
+from bigbatch.tune.plan.scaled_recipe import scaled
+from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.study.fidelity import Fidelity
 from bigbatch.tune.study.store import StudyStore
 
@@ -49,24 +54,54 @@ def test_a_search_trains_on_them_unless_it_is_told_otherwise() -> None:
     assert not config_at(1024).data.drop_last
     assert config_at(64).data.drop_last
     assert config_at(1024, data__drop_last=True).data.drop_last
-    assert not config_at(64, data__drop_last=False).data.drop_last
-    own = {"batch.global_size": 1024, "data.drop_last": True}
-    assert WORKLOAD.config(own).data.drop_last  # a space that decides itself
+    assert config_at(1024, dataclasses.replace(WORKLOAD, smaller_step=False)).data.drop_last
+    recipe = config_at(1024)
+    assert not scaled(recipe, 1024, WORKLOAD).data.drop_last
+    assert scaled(recipe, 64, WORKLOAD).data.drop_last
 
 
-def search_plan(folder: Path, **options: object):  # type: ignore[no-untyped-def]
-    return make_plan(SearchOptions(output=str(folder), **options))  # type: ignore[arg-type]
+OWN = """
+def space(trial, workload):
+    batch = trial.suggest_categorical("batch", [64, 1024, 1200])
+    return workload.config(EXTRA).replace_keys({"batch.global_size": batch})
+"""
+
+
+def own_space(folder: Path, extra: str = "") -> Path:
+    path = folder / "own.py"
+    path.write_text(OWN.replace("EXTRA", f"{{{extra}}}"))
+    return path
+
+
+def test_the_batch_of_what_a_users_space_returns_decides(tmp_path: Path) -> None:
+    space = load_space(str(own_space(tmp_path)))
+    drops = {b: space(StandInTrial(None, {"batch": b}), WORKLOAD).data.drop_last for b in (64, 1024, 1200)}
+    assert drops == {64: True, 1024: False, 1200: True}
+
+
+@pytest.mark.parametrize("drops", [True, False])
+def test_a_users_space_that_names_the_key_decides_itself(tmp_path: Path, drops: bool) -> None:
+    path = own_space(tmp_path, f"'data.drop_last': {drops}")
+    plan = search_plan(tmp_path, space=str(path))
+    assert smaller_steps(plan) is None and not plan.workload.smaller_step
+    for batch in (64, 1024, 1200):
+        assert plan.space(StandInTrial(None, {"batch": batch}), plan.workload).data.drop_last is drops
+
+
+def search_plan(folder: Path, **options: Any) -> SearchPlan:
+    return make_plan(SearchOptions(output=str(folder), **options))
 
 
 def test_the_plan_says_so_and_names_the_batches(tmp_path: Path) -> None:
     found = smaller_steps(search_plan(tmp_path))
-    assert (
-        found is not None and "at batch 256, 512 and 1,024 the last images" in found and "data.drop_last=false" in found
-    )
+    assert found is not None and "at batch 256, 512 and 1,024 the last images" in found and "drop_last=false" in found
     one = smaller_steps(search_plan(tmp_path, batch="1024"))
     assert one is not None and "at batch 1,024 the last images of an epoch, 29 % of all" in one
+    own = smaller_steps(search_plan(tmp_path, space=str(own_space(tmp_path))))
+    assert own is not None and "at batch 1,024 the last images" in own
     assert smaller_steps(search_plan(tmp_path, batch="64")) is None
     assert smaller_steps(search_plan(tmp_path, set=("drop_last=true",))) is None
+    assert smaller_steps(search_plan(tmp_path, batch="1024", set=("max_micro_size=4",))) is None, "413 are under 512"
 
 
 def test_a_study_of_an_earlier_version_goes_on_leaving_them_out(tmp_path: Path) -> None:
@@ -80,28 +115,35 @@ def test_a_study_of_an_earlier_version_goes_on_leaving_them_out(tmp_path: Path) 
         assert (smaller_steps(resumed) is None) is not bool(smaller)
 
 
+def test_a_driver_of_this_version_does_not_join_such_a_study(tmp_path: Path) -> None:
+    identity = search_plan(tmp_path).identity()
+    check_joins(identity, identity)
+    older = {key: value for key, value in identity.items() if key != "smaller_step"}
+    for stored in (older, {**older, "smaller_step": False}):
+        with pytest.raises(ConfigError, match="an earlier version began it, and it leaves out the images"):
+            check_joins(identity, stored)
+
+
 def test_a_full_run_is_told_of_many_images_left_out_and_of_a_step_of_few() -> None:
     config = TrainConfig().replace_keys({"batch.global_size": 1024})
-    found = last_step_in_words(config, DIGITS)
-    assert found is not None and "413 of the 1,437 training images (29 %)" in found
     smaller = config.replace_keys({"data.drop_last": False})
-    assert last_step_in_words(smaller, DIGITS) is None
-    assert last_step_in_words(config, 1_281_167) is None
-    few = last_step_in_words(smaller, 1_281_167)
-    assert few is not None and "has 143 images, at the rate that is meant for 1,024" in few
-    assert last_step_in_words(smaller, 2048) is None
+    split = config.batch.split(1)
+    found = last_step_in_words(config, DIGITS, split)
+    assert found is not None and "413 of the 1,437 training images (29 %)" in found
+    assert last_step_in_words(smaller, DIGITS, split) is None
+    assert last_step_in_words(config, 1_281_167, split) is None
+    few = last_step_in_words(smaller, 1_281_167, split)
+    assert few is not None and "has 140 images, at the rate that is meant for 1,024" in few, "143 over 4 micro-batches"
+    assert last_step_in_words(smaller, 2048, split) is None
+    tiny = config.replace_keys({"batch.max_micro_size": 4}).batch.split(1)
+    assert last_step_in_words(config, DIGITS, tiny) is None, "256 micro-batches get less than 2 images"
 
 
-def test_a_run_with_fewer_images_makes_no_step_of_few() -> None:
-    """A third of digits, 479 images, leaves 223 at batch 256; 30 % leave 175, and 36 % 5."""
-    config = config_at(256)
-    assert not config.data.drop_last
-    for images, fixed, drops in (
-        (479, (), False),
-        (431, (), False),
-        (517, (), True),
-        (517, ("data.drop_last",), False),
-    ):
-        runs = Fidelity("subset", images / DIGITS, 1.0, images, DIGITS, frozenset(fixed))
+def test_a_cheap_run_follows_the_rule_by_its_own_images() -> None:
+    """At batch 256: 431 images leave 175, 517 leave 5. At batch 64: 359 leave 39, 1,437 only 29."""
+    for batch, images, drops in ((256, 431, False), (256, 517, True), (64, 359, False)):
+        config = config_at(batch)
+        runs = Fidelity("subset", images / DIGITS, 1.0, images, DIGITS, smaller_step=True)
         assert runs.cheaper(config).data.drop_last is drops
-    assert Fidelity("subset", 0.25, 1.0, 359, DIGITS).cheaper(config_at(64)).data.drop_last
+        kept = dataclasses.replace(runs, smaller_step=False)
+        assert kept.cheaper(config).data.drop_last is config.data.drop_last

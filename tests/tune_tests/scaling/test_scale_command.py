@@ -12,6 +12,7 @@ import pytest
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.tune.scaling import arguments, measuring
 from bigbatch.tune.scaling.command import scale_main
+from bigbatch.tune.scaling.retune import fixed_keys
 from bigbatch.tune.scaling.scale_plan import ScaleMachine
 from helpers.scaled_sizes import NODES, SCALED, Trainings
 
@@ -239,3 +240,10 @@ def _code(run: Callable[[], int]) -> int:
         return run()
     except SystemExit as end:
         return int(end.code or 0)
+
+
+def test_a_search_at_a_size_leaves_the_last_step_of_an_epoch_as_it_is() -> None:
+    """By itself a search of digits at batch 1,024 would make a smaller last step, which the other sizes do not."""
+    for drops in (True, False):
+        config = TrainConfig().replace_keys({"batch.global_size": 1024, "data.drop_last": drops, "ema_decay": 0.9})
+        assert sorted(fixed_keys(config)) == [f"data.drop_last={json.dumps(drops)}", "ema_decay=0.9"]

@@ -187,18 +187,20 @@ def test_the_plan_names_the_stem_and_what_it_costs(tmp_path, options, words):
     assert ("slower" in line) == ("no pooling" in line)
 
 
-def test_the_plan_of_a_space_that_searches_networks_names_no_other(tmp_path):
+@pytest.mark.parametrize("name", ["model.name", "network"])
+def test_the_plan_of_a_space_that_searches_networks_names_no_other(tmp_path, name):
     space = tmp_path / "networks.py"
     space.write_text(
+        "PARAMETER_KEYS = {'network': ('model.name', str)}\n\n\n"
         "def space(trial, workload):\n"
         "    names = ['resnet18', 'shufflenet_v2_x0_5']\n"
-        "    return workload.config({'model.name': trial.suggest_categorical('model.name', names)})\n"
+        f"    return workload.config({{'model.name': trial.suggest_categorical({name!r}, names)}})\n"
     )
     console = Console(width=200, record=True, file=io.StringIO())
     print_plan(make_plan(SearchOptions(space=str(space), output=str(tmp_path / "runs"))), console)
     lines = console.export_text().splitlines()
     assert not [line for line in lines if line.startswith(("model ", "stem "))]
-    assert [line for line in lines if "model.name" in line and "resnet18, shufflenet_v2_x0_5" in line]
+    assert [line for line in lines if name in line and "resnet18, shufflenet_v2_x0_5" in line]
 
 
 def test_a_narrow_terminal_shows_fewer_settings_and_whole_numbers():
