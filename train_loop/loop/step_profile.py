@@ -146,8 +146,7 @@ def measure_steps(run: Run, steps: int) -> StepProfile:
         times, local = _steps_and_local_steps(run, timer, batches, steps)
         use, took_s = run.use.take(), timer.clock.wait() - began
     batches.close()
-    batch_s, count = _validation(run, timer, steps)
-    bn_s = _batch_norm_s(run, timer)
+    (batch_s, count), bn_s = _validation(run, timer, steps), _batch_norm_s(run, timer)
     names = (*PHASES, OTHER, STEP)
     mean = _mean_over_ranks(run, [[one[name] for name in names] for one in times])
     by_name = {name: [row[column] for row in mean] for column, name in enumerate(names)}

@@ -26,11 +26,11 @@ from bigbatch.tune.plan.confirm import checked_confirm
 from bigbatch.tune.plan.enqueued import first_trials
 from bigbatch.tune.plan.enqueued_trial import stored_trials
 from bigbatch.tune.plan.fidelity_plan import fidelity_plan, refuse_other_searches
-from bigbatch.tune.plan.fitting import SearchRequest, fit_search, fit_search_to_unknown_cluster
+from bigbatch.tune.plan.fitting import FittedSearch, SearchRequest, fit_search, fit_search_to_unknown_cluster
 from bigbatch.tune.plan.frontier_plan import checked_tolerance
 from bigbatch.tune.plan.holdout import divide_validation, stored_holdout
 from bigbatch.tune.plan.join import check_join
-from bigbatch.tune.plan.machine import Share, local_machine, machine_to_be, share_out, trials_for_slots
+from bigbatch.tune.plan.machine import Machine, Share, local_machine, machine_to_be, share_out, trials_for_slots
 from bigbatch.tune.plan.objective_options import (
     constraints_in_words,
     one_of_objective_options,
@@ -285,6 +285,13 @@ def _space_of(o: SearchOptions) -> Space:
     return load_trainable(o) if o.trainable is not None else load_space(o.space or DEFAULT_SPACE)
 
 
+def _fitted(search: SearchRequest, machine: Machine, stored: Description) -> FittedSearch:
+    rates = RatePrior.of_study(stored) if stored else None  # a requeued job repeats --prior-from
+    if stored and not stored.get("smaller_step"):  # also a study of an earlier version
+        search = dataclasses.replace(search, smaller_step=False)
+    return fit_search(search, machine, rates) if machine.nodes else fit_search_to_unknown_cluster(search, rates)
+
+
 def _plan(o: SearchOptions, stored: Description) -> SearchPlan:
     """``stored``: the description of the resumed study; empty for a new one."""
     checked, space = check_option_values(o), _space_of(o)
@@ -297,12 +304,8 @@ def _plan(o: SearchOptions, stored: Description) -> SearchPlan:
     share = share_out(machine, checked.workers, at_once) if machine.nodes else Share(1, checked.workers, {"CPU": 1.0})
     model = None if (o.model or "auto") == "auto" else absolute("--model", str(o.model))
     target, workers = parse_target(o.transfer_to), checked.workers
-    kept = bool(stored.get("smaller_step")) if stored else True  # studies of earlier versions leave these images out
-    search = SearchRequest(
-        space, data, model, max_epochs, workers, overrides, o.prior_from, checked.batches, target, kept
-    )
-    rates = RatePrior.of_study(stored) if stored else None  # a requeued job repeats --prior-from
-    fitted = fit_search(search, machine, rates) if machine.nodes else fit_search_to_unknown_cluster(search, rates)
+    search = SearchRequest(space, data, model, max_epochs, workers, overrides, o.prior_from, checked.batches, target)
+    fitted = _fitted(search, machine, stored)
     name = study_name(o.study, space, data)
     return SearchPlan(
         study=name,
