@@ -115,7 +115,8 @@ def configuration_of(method: str, batch: int, o: argparse.Namespace) -> TrainCon
         return base.replace_keys({"global_size": batch, "peak_lr": o.base_lr * batch / o.batches[0]})
     if method == "found":
         found = TrainConfig.from_json((search_folder(o) / config_file(batch)).read_text())
-        return dataclasses.replace(found, data=base.data)  # a path may be another one here
+        data = dataclasses.replace(base.data, drop_last=found.data.drop_last)  # a path may be another one here
+        return dataclasses.replace(found, data=data)
     recipe = read_config(recipe_path(RECIPES[method]))
     optimizer = dataclasses.replace(
         recipe.optimizer, peak_lr=recipe.optimizer.peak_lr * (batch / recipe.batch.global_size) ** 0.5
