@@ -1,4 +1,4 @@
-"""What a plan warns of: a strategy that does not suit, trials that learn nothing, images that are enlarged."""
+"""What a plan warns of, for example enlarged images; and the batches with a smaller last step."""
 
 from __future__ import annotations
 
@@ -33,7 +33,6 @@ def plan_notes(plan: SearchPlan) -> list[str]:
         or nothing_to_learn_from(plan.strategy, plan.trials, plan.share.concurrency, plan.workers),
         only_tries_the_best(plan.strategy, warm_start=bool(plan.warm_start)),
         shared_file_warning(plan.storage),
-        smaller_steps(plan),
     ]
     return [text for text in said if text]
 

@@ -19,7 +19,7 @@ from bigbatch.train_loop.config.words import epochs_text
 from bigbatch.train_loop.host.disk_space import quota_lines
 from bigbatch.tune.plan.enqueued import in_words
 from bigbatch.tune.plan.holdout import images_in_words, kinds_in_words
-from bigbatch.tune.plan.notes import plan_notes
+from bigbatch.tune.plan.notes import plan_notes, smaller_steps
 from bigbatch.tune.plan.own_components import own_component_lines
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.plan.trainable_plan import trainable_lines
@@ -107,8 +107,10 @@ def _trainable_lines(plan: SearchPlan) -> list[tuple[str, str]]:
 def _data_lines(plan: SearchPlan) -> list[tuple[str, str]]:
     """What our own training loop trains, and on what."""
     d, searches_models = plan.data, _searches_models(plan)
+    last_step = smaller_steps(plan)
     return [
         ("data", f"{d.name}: {images_in_words(d)}{kinds_in_words(d)}"),
+        *([("last step", last_step)] if last_step else []),
         *([] if searches_models else [("model", shown_name(plan.model) + _why_model(plan)), *_stem(plan)]),
     ]
 
