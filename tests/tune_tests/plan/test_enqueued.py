@@ -32,7 +32,7 @@ def space(trial, workload):
 
 
 def plan_of(folder: Path, **options: Any) -> SearchPlan:
-    return make_plan(SearchOptions(output=str(folder / "runs"), model="resnet18", **options))
+    return make_plan(SearchOptions(**{"output": str(folder / "runs"), "model": "resnet18", "max_epochs": 12} | options))
 
 
 def refusal(folder: Path, **options: Any) -> str:

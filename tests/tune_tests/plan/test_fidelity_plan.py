@@ -18,7 +18,7 @@ from bigbatch.tune.watch.findings import print_plan
 
 
 def plan_of(folder: Path, **options: Any) -> SearchPlan:
-    return make_plan(SearchOptions(**{"output": str(folder), "model": "resnet18", **options}))
+    return make_plan(SearchOptions(**{"output": str(folder), "model": "resnet18", "max_epochs": 12, **options}))
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_each_batch_has_a_finalist(tmp_path: Path) -> None:
 
 
 def test_the_strategy_plans_for_the_cheap_runs(tmp_path: Path) -> None:
-    plan = plan_of(tmp_path, fidelity="epochs", trials=20, max_epochs=12)
+    plan = plan_of(tmp_path, fidelity="epochs", trials=20)
     facts = facts_of(plan)
     assert (facts.trials, facts.max_epochs) == (15, 4)
     assert plan.stopping == "asha", "a look comes too early in runs of four epochs"

@@ -24,7 +24,13 @@ NEVER = dataclasses.replace(FOUND, exploded_at=None)
 
 
 def plan_of(folder: Path, **options: Any) -> SearchPlan:
-    values: dict[str, Any] = {"output": str(folder / "runs"), "study": "s", "model": "resnet18", "find_lr": True}
+    values: dict[str, Any] = {
+        "output": str(folder / "runs"),
+        "study": "s",
+        "model": "resnet18",
+        "find_lr": True,
+        "max_epochs": 12,
+    }
     return make_plan(SearchOptions(**values | options))
 
 
