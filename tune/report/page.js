@@ -4,6 +4,7 @@
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
   const narrow = window.matchMedia("(max-width: 640px)");
   const PAPER_WIDTH = 680; // pixels of a page of paper
+  const PAPER_ZOOM = CSS.supports("zoom", "0.67") ? 0.67 : 1; // two figures then share a page
   const slots = [...document.querySelectorAll("[data-figure]")];
   let book = null;
   let printing = false;
@@ -21,7 +22,7 @@
     const layout = JSON.parse(JSON.stringify(figure.layout)); // plotly writes into what it is given
     layout.template = book.templates[look];
     layout.autosize = !printing;
-    if (printing) layout.width = PAPER_WIDTH;
+    if (printing) layout.width = PAPER_WIDTH / PAPER_ZOOM;
     if (narrow.matches && !printing) {
       layout.font = { size: 11 };
       layout.margin = { ...layout.margin, l: 44, r: 6 };
@@ -33,6 +34,7 @@
 
   function draw(slot) {
     const figure = book.figures[slot.dataset.figure];
+    slot.style.zoom = printing ? PAPER_ZOOM : 1;
     const config = {
       responsive: true, displaylogo: false, displayModeBar: narrow.matches ? false : "hover",
       modeBarButtonsToRemove: ["lasso2d", "select2d", "autoScale2d"],

@@ -60,7 +60,10 @@ def test_a_printed_report_is_light_and_whole(browser: Page, report: Path, tmp_pa
     browser.open(report)
     browser.pdf(tmp_path / "report.pdf")
     content = (tmp_path / "report.pdf").read_bytes()
-    assert content.startswith(b"%PDF") and content.count(b"/Type /Page\n") + content.count(b"/Type /Page ") >= 4
+    pages = content.count(b"/Type /Page\n") + content.count(b"/Type /Page ")
+    figures = int(browser.evaluate("document.documentElement.dataset.drawn"))
+    assert content.startswith(b"%PDF") and 4 <= pages < figures, "two figures share a page, and there are tables too"
+    assert browser.evaluate("[...document.querySelectorAll('.plot')].every((plot) => plot.style.zoom == 1)") is True
     assert browser.errors == []
 
 
