@@ -51,7 +51,12 @@ def _add_what(p: argparse.ArgumentParser) -> None:
         help="how many trials to finish (default: the space's own number, else 16, or 12 on digits; with a budget: as "
         "many as it allows)",
     )
-    add("--max-epochs", type=int, metavar="N", help="epochs of a trial that is not stopped early")
+    add(
+        "--max-epochs",
+        type=int,
+        metavar="N",
+        help="epochs of a trial that is not stopped early (default: the space's own number, else 18, or 10 on digits)",
+    )
     add(
         "--tolerance",
         type=float,
