@@ -72,7 +72,8 @@ def outcome_of(table: CurveTable, found: Replay) -> Outcome:
             best = gain(epoch.value)
             improved.append((epoch.hours, table.regret(epoch.value)))
     mean_ms = 1000 * float(np.mean(found.decision_s)) if found.decision_s else 0.0
-    return Outcome(hit, tuple(improved), len({e.trial for e in found.epochs}), finished, mean_ms)
+    begun = len({e.trial for e in found.epochs}) if found.begun is None else found.begun
+    return Outcome(hit, tuple(improved), begun, finished, mean_ms)
 
 
 def _final(table: CurveTable, row: int) -> float:

@@ -111,6 +111,11 @@ class CurveTable:
             replace(curve, params={n: v for n, v in curve.params.items() if n not in names}) for curve in self.curves
         )
         declared = self.declared and tuple(d for d in self.declared if d.name not in names)
+        for d in declared or ():
+            if needed := next((name for name in d.active_when if name in names), None):
+                raise ConfigError(
+                    f"{d.name!r} exists only for some values of {needed!r}; got --without {needed}. Leave out both."
+                )
         return replace(self, curves=curves, declared=declared)
 
     def at_epoch_s(self, epoch_s: float) -> CurveTable:
@@ -183,9 +188,13 @@ def pooled(parts: Sequence[RecordedRuns]) -> CurveTable:
     """One table with the runs of all parts. Raises ConfigError if they state different spaces or directions."""
     first = parts[0]
     for other in parts[1:]:
-        if (other.objective.direction, other.declared) != (first.objective.direction, first.declared):
+        if (other.objective.name, other.objective.direction, other.declared) != (
+            first.objective.name,
+            first.objective.direction,
+            first.declared,
+        ):
             raise ConfigError(
-                f"files of one pool must agree in direction and declared dimensions; got {first.name!r} and "
+                f"files of one pool must agree in metric, direction and declared dimensions; got {first.name!r} and "
                 f"{other.name!r}, which differ. Simulate them one by one."
             )
     curves = tuple(curve for part in parts for curve in part.curves)

@@ -49,6 +49,10 @@ def _distribution(name: str, values: Sequence[object]) -> BaseDistribution:
     distinct = list(dict.fromkeys(_choice(name, value) for value in values))
     numbers = [float(v) for v in distinct if isinstance(v, (int, float)) and not isinstance(v, bool)]
     if len(numbers) < len(distinct):
+        if len(distinct) > MAX_NUMERIC_CHOICES and all(map(_is_number_in_text, distinct)):
+            raise ConfigError(
+                f"a number must not be a text; got {name!r} with {distinct[0]!r}. Write it without quotes."
+            )
         return CategoricalDistribution(sorted(distinct, key=str))
     if len(distinct) <= MAX_NUMERIC_CHOICES and len(values) >= 2 * len(distinct):
         return CategoricalDistribution(sorted(distinct))  # type: ignore[type-var]
@@ -56,6 +60,13 @@ def _distribution(name: str, values: Sequence[object]) -> BaseDistribution:
     if all(isinstance(value, int) for value in distinct):
         return IntDistribution(int(low), int(high), log=log)
     return FloatDistribution(low, high, log=log)
+
+
+def _is_number_in_text(value: object) -> bool:
+    try:
+        return isinstance(value, str) and math.isfinite(float(value))
+    except ValueError:
+        return False
 
 
 def _choice(name: str, value: object) -> CategoricalChoiceType:

@@ -62,11 +62,16 @@ def read_algoperf(rows: Sequence[Mapping[str, object]], task: str | None = None)
     for row in rows:
         if task is None or row["workload"] == task:
             runs[(row["config"], row["study"])].append(row)
-    longest = max(json_values.number(row, "step") for row in rows)
+    longest: dict[object, float] = defaultdict(float)
+    for row in rows:
+        longest[row["workload"]] = max(longest[row["workload"]], json_values.number(row, "step"))
     found, labels = [], _Labels()
     for (config, study), run in runs.items():
+        run = [row for row in run if json_values.number_or_none(row, "val_accuracy") is not None]
+        if not run:
+            continue
         _check_growing([json_values.number(row, "step") for row in run], f"configuration {config} of study {study}")
-        if json_values.number(run[-1], "step") >= LEAST_SHARE * longest and len(run) > 2:
+        if json_values.number(run[-1], "step") >= LEAST_SHARE * longest[run[0]["workload"]] and len(run) > 2:
             found.append(_algoperf_run(run, labels, several=task is None and len(workloads) > 1))
     return tuple(found)
 
@@ -101,7 +106,7 @@ def _algoperf_run(run: Sequence[Mapping[str, object]], labels: _Labels, several:
 
 def is_pd1(path: Path) -> bool:
     """Whether a file of JSON lines begins as PD1's do."""
-    with _opened(path) as lines:
+    with opened(path) as lines:
         try:
             first = json.loads(next(iter(lines), "{}"))
         except ValueError:
@@ -127,7 +132,7 @@ def read_pd1(path: Path, task: str | None) -> RecordedRuns:
 
 
 def _pd1_rows(path: Path) -> Iterator[dict[str, object]]:
-    with _opened(path) as lines:
+    with opened(path) as lines:
         for line in lines:
             try:
                 row = json_values.json_object(line)
@@ -158,7 +163,8 @@ def _pd1_run(run: Mapping[str, object]) -> RecordedCurve | None:
     return RecordedCurve(params, tuple(v for _, v in kept), seconds, EVALUATIONS if diverged else len(kept), diverged)
 
 
-def _opened(path: Path) -> IO[str]:
+def opened(path: Path) -> IO[str]:
+    """A file of JSON lines, compressed if its name ends in .gz."""
     return gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8")
 
 

@@ -24,7 +24,7 @@ def regret_svg(title: str, unit: str, hours: Sequence[float], bands: Mapping[str
 
     The vertical axis is logarithmic. What is below a thousandth of its top lies on its lower edge.
     """
-    high = max(float(band.max()) for band in bands.values())
+    high = max(float(band.max()) for band in bands.values()) or 1.0  # all searches found the best at once
     positive = [float(band[band > 0].min()) for band in bands.values() if (band > 0).any()]
     low = max(min(positive, default=high), high / 1000)
     top, bottom = math.log10(high * 1.1), math.log10(low / 1.3)

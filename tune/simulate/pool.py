@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
-from optuna.distributions import BaseDistribution
+from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.samplers import BaseSampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial
@@ -17,6 +17,17 @@ from optuna.trial import FrozenTrial
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.tune.simulate.curves import CurveTable
 from bigbatch.tune.strategies.unit_space import UnitSpace
+
+
+def _contains(distribution: BaseDistribution, value: object) -> bool:
+    """Whether a value is in a distribution; one of another type is not."""
+    is_choice = isinstance(distribution, CategoricalDistribution)
+    if not is_choice and (isinstance(value, bool) or not isinstance(value, (int, float))):
+        return False
+    try:
+        return distribution._contains(distribution.to_internal_repr(value))
+    except (TypeError, ValueError):  # a choice that is not declared
+        return False
 
 
 class RowPool:
@@ -39,8 +50,7 @@ class RowPool:
     def _is_inside(self, row: int) -> bool:
         params = self.table.params(row)
         return all(
-            d.distribution._contains(d.distribution.to_internal_repr(params[d.name])) if d.name in params else True
-            for d in self.table.dimensions
+            _contains(d.distribution, params[d.name]) if d.name in params else True for d in self.table.dimensions
         ) and all((d.name in params) == d.is_active(params) for d in self.table.dimensions)
 
     @property

@@ -29,7 +29,7 @@ from bigbatch.cluster.host import json_values
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.tune.simulate.curves import CurveTable, RecordedCurve, RecordedRuns, pooled
 from bigbatch.tune.simulate.dimensions import declared_dimensions
-from bigbatch.tune.simulate.importers import is_algoperf, is_pd1, read_algoperf, read_pd1
+from bigbatch.tune.simulate.importers import is_algoperf, is_pd1, opened, read_algoperf, read_pd1
 from bigbatch.tune.strategies.protocol import Dimension
 from bigbatch.tune.study import metrics
 from bigbatch.tune.study.objective import Direction, Objective, Reported
@@ -41,6 +41,8 @@ PARAM = "param."
 DIMENSIONS, DIMENSIONS_KEY = "dimensions", b"bigbatch.dimensions"
 JSON_KEYS = ("params", "curve")
 COLUMNS = ("run", "epoch", "seconds", "value")
+RUN_FACTS = ("epochs", "diverged", "warmup_epochs")
+"""Columns that say something about a whole run."""
 STUDY_FILES = ("trials.parquet", "epochs.parquet")
 
 Rows = list[dict[str, object]]
@@ -93,7 +95,9 @@ def _read_json_lines(path: Path, objective: Objective, task: str | None) -> Reco
     _check_no_task(task)
     declared: tuple[Dimension, ...] | None = None
     curves = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    with opened(path) as lines:
+        text = lines.read()
+    for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip():
             continue
         try:
@@ -128,15 +132,30 @@ def _curve(
 ) -> RecordedCurve:
     """A run from its columns. A last value that is null or not finite marks when a diverged run ended."""
     more = facts if isinstance(facts, Mapping) else {}
-    diverged = json_values.flag(more, "diverged")
+    diverged = bool(_whole(more, "diverged", 0, most=1))
     good = [float(v) for v in values if isinstance(v, (int, float)) and math.isfinite(v)]
     if len(good) < len(values) - diverged or (len(good) < len(values) and _is_value(values[-1])):
         raise ConfigError("values of a curve must be numbers; got one that is not. Mark a diverged run as diverged.")
     if not all(_is_value(second) for second in seconds):
         raise ConfigError("seconds of a curve must be numbers; got one that is not.")
-    planned = json_values.whole_number(more, "epochs", len(good) + diverged)
+    planned = _whole(more, "epochs", len(good) + diverged)
     times = tuple(float(second) for second in seconds)  # type: ignore[arg-type]
-    return RecordedCurve(dict(params), tuple(good), times, planned, diverged, json_values.number(more, "warmup_epochs"))
+    warmup = more.get("warmup_epochs") or 0.0
+    if not _is_value(warmup):
+        raise ConfigError(f"warmup_epochs must be a number; got {warmup!r}.")
+    there = {name: value for name, value in params.items() if value is not None}  # null: it does not exist
+    return RecordedCurve(there, tuple(good), times, planned, diverged, float(warmup))
+
+
+def _whole(facts: Mapping[str, object], key: str, default: int, most: float = math.inf) -> int:
+    """A whole number, also as 16.0, as pandas writes it; true is 1. Raises ConfigError for anything else but null."""
+    value = facts.get(key)
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return default
+    if isinstance(value, (bool, int, float)) and value == math.floor(value) and 0 <= value <= most:
+        return int(value)
+    what = "true or false" if most == 1 else "a whole number"
+    raise ConfigError(f"{key} of a run must be {what}; got {value!r}.")
 
 
 def _is_value(value: object) -> bool:
@@ -164,8 +183,17 @@ def _read_parquet(path: Path, objective: Objective, task: str | None) -> Recorde
         _check_epochs(run, [row["epoch"] for row in epochs])
         params = {key[len(PARAM) :]: v for key, v in epochs[0].items() if key.startswith(PARAM) and v is not None}
         with _in_place(f"run {run}"):
+            _check_equal_rows(epochs)
             curves.append(_curve(params, [r["seconds"] for r in epochs], [r["value"] for r in epochs], epochs[0]))
     return RecordedRuns(_name(path), tuple(curves), _declared_by(table.schema), objective)
+
+
+def _check_equal_rows(epochs: Rows) -> None:
+    """Raise ConfigError if what belongs to the run, not to an epoch, differs from row to row."""
+    for key in (key for key in epochs[0] if key in RUN_FACTS or key.startswith(PARAM)):
+        first, *others = dict.fromkeys(repr(row[key]) for row in epochs)  # by their text: nan is not equal to itself
+        if others:
+            raise ConfigError(f"{key} must be the same in each row of a run; got {first} and {others[0]}.")
 
 
 def _declared_by(schema: pa.Schema) -> tuple[Dimension, ...] | None:
@@ -208,11 +236,15 @@ def _check_columns(names: Sequence[str], needed: Sequence[str]) -> None:
 
 
 def _check_epochs(run: object, epochs: Sequence[object]) -> None:
-    numbers = [epoch if isinstance(epoch, int) else 0 for epoch in epochs]
-    for before, after in pairwise([0, *numbers]):
-        if after != before + 1:
+    wrong = next((epoch for epoch in epochs if not _is_value(epoch) or isinstance(epoch, bool)), None)
+    if wrong is not None:
+        raise ConfigError(f"epochs of a run must be whole numbers; got {wrong!r} in run {run}.")
+    if epochs[0] == 0:
+        raise ConfigError(f"epochs of a run must go 1, 2, 3, …; got 0 first in run {run}. Add 1 to all.")
+    for before, after in pairwise([0, *epochs]):
+        if after != before + 1:  # type: ignore[operator]
             raise ConfigError(
-                f"epochs of a run must go 1, 2, 3, …; got {after} after {before} in run {run}. "
+                f"epochs of a run must go 1, 2, 3, …; got {after:g} after {before:g} in run {run}. "
                 "Sort the rows, and fill or leave out runs with gaps."
             )
 

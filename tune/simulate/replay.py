@@ -74,6 +74,8 @@ class Replay:
     epochs: list[ReplayedEpoch]
     decision_s: list[float]
     """What the driver needed for each decision, in real seconds: to start a trial, and to take in an epoch."""
+    begun: int | None = None
+    """Rows of the table that were begun. A run that was paused and goes on is one. None: it is not known."""
 
 
 def simulate(
@@ -128,7 +130,9 @@ def replay(
     """As ``simulate``, with the strategy that ``make`` returns. Ends early after an epoch that is ``enough``."""
     quiet_optuna()
     pool, clock = RowPool(table), SimulatedClock()
-    objective = replace(table.objective, worst=table.worst)
+    # Of a loss nobody knows what a diverged run is worth: the highest first value may be a thousand times the others.
+    worst = table.worst if table.objective.direction == "maximize" else math.nan
+    objective = replace(table.objective, worst=worst)
     count = min(trials or pool.left, pool.left)
     facts = SearchFacts(table.dimensions, count, table.max_epochs, slots, seed, objective)
     with tempfile.TemporaryDirectory(prefix="bigbatch-simulate-") as folder:
@@ -147,7 +151,7 @@ def replay(
         )
         driver = _SearchDriver(conductor, pool, objective)
         found = drive(driver, table, slots, budget_h, clock, resume_s, enough)
-    return Replay(found, driver.decision_s)
+    return Replay(found, driver.decision_s, len({pool.row(epoch.trial) for epoch in found}))
 
 
 def _budget(ledger: Ledger, slots: int, budget_h: float, clock: SimulatedClock) -> Budget:

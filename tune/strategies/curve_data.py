@@ -14,7 +14,7 @@ from scipy.special import ndtr
 
 from bigbatch.tune.strategies.curve_history import MOST_CURVES, Curve, CurveHistory
 from bigbatch.tune.strategies.curve_history import curves_of as curves_of
-from bigbatch.tune.strategies.curve_model import MAX_POINTS, CurveModel, CurvePoints, Scale, thinned
+from bigbatch.tune.strategies.curve_model import MAX_POINTS, CurveModel, CurvePoints, Scale, low_and_lost, thinned
 from bigbatch.tune.strategies.known_curves import KnownCurves, known_curves
 from bigbatch.tune.strategies.known_prediction import known_prediction, rank_correlation
 from bigbatch.tune.strategies.protocol import SearchFacts
@@ -105,17 +105,17 @@ class CurveEncoder:
         whole, known = [c for c in curves if c.gains], self._known[key] if key is not None else None
         if len(whole) < FEWEST_CURVES and known is None:
             return None
-        worst = self._worst(whole)
+        low, lost = low_and_lost(_ends(whole), self.facts.objective.gain(self.facts.objective.worst))
         owner, fraction, gains, row = [], list[float](), list[float](), list[int]()
         for i, curve in enumerate(curves):
-            for epoch, gain in self._points(curve, worst):
+            for epoch, gain in self._points(curve, lost):
                 owner.append(curve.number)
                 fraction.append(min(1.0, epoch / curve.epochs))
                 gains.append(gain)
                 row.append(i)
         features = np.array([self.features(c) for c in curves]).reshape(len(curves), self.space.width)
         points = CurvePoints(features[np.array(row, int)], np.array(fraction), np.array(owner, int))
-        scale = Scale.of(np.array(gains or [worst]), worst)
+        scale = Scale.of(np.array(gains or [low]), low)
         warped = scale.warp(np.array(gains))
         kept = thinned(points, warped, MAX_POINTS - (len(known.points) if known else 0), first)
         points, warped = points.take(kept), warped[kept]
@@ -173,22 +173,23 @@ class CurveEncoder:
         empty = sum(c.diverged or c.gains[max(c.gains)] <= bar for c in promised)
         return empty >= MISLED_BY and 2 * empty > len(promised)
 
-    def _worst(self, curves: Sequence[Curve]) -> float:
-        """What a diverged run is worth, on the model's side of the worst value that was seen."""
-        worst = self.facts.objective.gain(self.facts.objective.worst)
-        seen = min((min(c.gains.values()) for c in curves), default=0.0)
-        return worst if math.isfinite(worst) else seen
-
-    def _points(self, curve: Curve, worst: float) -> list[tuple[int, float]]:
-        """Epochs and gains to learn from. A diverged curve is one point, at its end."""
+    def _points(self, curve: Curve, lost: float) -> list[tuple[int, float]]:
+        """Epochs and gains to learn from. A diverged curve is one point, at its end, worth ``lost``."""
         if curve.diverged:
-            return [(curve.epochs, worst)]
+            return [(curve.epochs, lost)]
         last = max(curve.gains)
         if curve.epochs not in self._marks:
             wanted = np.unique(np.maximum(1, np.ceil(MARKS * curve.epochs - 1e-9).astype(int)))
             self._marks[curve.epochs] = wanted.tolist()
         epochs = [e for e in self._marks[curve.epochs] if e < last and e in curve.gains]
         return [(epoch, curve.gains[epoch]) for epoch in (*epochs, last)]
+
+
+def _ends(curves: Sequence[Curve]) -> list[float]:
+    """The last gains of the curves that have gone at least half of their way; of all if none has."""
+    sound = [c for c in curves if not c.diverged]
+    late = [c for c in sound if max(c.gains) >= c.epochs / 2]
+    return [c.gains[max(c.gains)] for c in late or sound]
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,8 @@ Optuna or on anything random: equal points give the equal model.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import math
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -64,14 +65,33 @@ class Scale:
     span: float
 
     @classmethod
-    def of(cls, values: Array, worst: float) -> Scale:
-        """The scale of these values; ``worst`` is what a diverged run is worth."""
+    def of(cls, values: Array, low: float) -> Scale:
+        """The scale of these values, whose span reaches from the best one down to ``low``."""
         best = float(values.max())
-        return cls(best, max(best - worst, 1e-3))
+        return cls(best, max(best - low, 1e-3))
 
     def warp(self, value: Array | float) -> Array:
         """Values on the model's scale."""
         return -np.log(np.maximum(self.best - np.asarray(value, float), 0) / self.span + MARGIN)
+
+
+def low_and_lost(ends: Sequence[float], worst: float) -> tuple[float, float]:
+    """The value down to which the span of a scale reaches, and what a diverged run is worth. Larger is better.
+
+    Where it is known what a diverged run is worth, about what chance gives, both are that. Else, as for a loss, the
+    span reaches to the median end: one run that came to a thousand, or high losses in first epochs, would otherwise
+    hide the differences between good runs. A diverged run is then worth the worst tenth of the ends.
+
+    Args:
+        ends: last values of runs that did not diverge.
+        worst: what a diverged run is worth; not finite if nobody knows.
+    """
+    if math.isfinite(worst):
+        return worst, worst
+    if not ends:
+        return 0.0, 0.0
+    low, lost = float(np.median(ends)), float(np.quantile(ends, 0.1))
+    return (low if low < max(ends) else min(ends)), lost
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bigbatch.tune.strategies.curve_model import CurvePoints, Scale, thinned
+from bigbatch.tune.strategies.curve_model import CurvePoints, Scale, low_and_lost, thinned
 from bigbatch.tune.strategies.protocol import SearchFacts
 from bigbatch.tune.strategies.unit_space import UnitSpace
 from bigbatch.tune.study.knowledge import KnownStudy, KnownTrial
@@ -70,10 +69,11 @@ def known_curves(facts: SearchFacts, space: UnitSpace, studies: Sequence[KnownSt
 
 def _scale(trials: Sequence[KnownTrial], facts: SearchFacts) -> tuple[Scale, float]:
     """The scale of a task's values, and what a diverged run is worth in it."""
-    gains = [facts.objective.gain(value) for trial in trials for value in trial.values.values()]
-    worst = facts.objective.gain(facts.objective.worst)
-    worst = worst if math.isfinite(worst) else min(gains)
-    return Scale.of(np.array(gains), worst), worst
+    gain = facts.objective.gain
+    sound = [trial for trial in trials if trial.values and not trial.diverged]
+    late = [trial for trial in sound if max(trial.values) >= trial.epochs / 2]
+    low, lost = low_and_lost([gain(t.values[max(t.values)]) for t in late or sound], gain(facts.objective.worst))
+    return Scale.of(np.array([gain(value) for trial in trials for value in trial.values.values()]), low), lost
 
 
 def _points(trial: KnownTrial, facts: SearchFacts, worst: float) -> list[tuple[float, float]]:

@@ -78,7 +78,8 @@ class KnownTrials:
     def scored(self, study: Study, trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
         """Trials of this study, the finished ones with scores on the scale of the old ones. None is changed."""
         done = [t for t in trials if t.state == TrialState.COMPLETE and t.values]
-        known = [self._facts.knowledge[place] for place in self._encoder.trusted(whole_study(study))]
+        trusted = [self._facts.knowledge[place] for place in self._encoder.trusted(whole_study(study))]
+        known = [one for one in trusted if any(trial.finished for trial in one.trials)]
         if not done or not known:
             return list(trials)
         expected = np.mean([self._expected(one, [t.params for t in done]) for one in known], axis=0)

@@ -94,7 +94,7 @@ def test_a_cut_curve_is_continued_like_the_whole_ones_beside_it():
                 fraction.append(f)
                 owner.append(i)
                 value.append(c - 0.3 * x[i])
-    scale = Scale.of(np.array(value), worst=-1.0)
+    scale = Scale.of(np.array(value), low=-1.0)
     points = CurvePoints(np.array(features), np.array(fraction), np.array(owner))
     model = CurveModel.fit(points, scale.warp(np.array(value)))
     cut = np.arange(15, 20)
@@ -104,7 +104,7 @@ def test_a_cut_curve_is_continued_like_the_whole_ones_beside_it():
 
 
 def test_the_scale_spreads_what_is_near_the_best():
-    scale = Scale.of(np.array([0.1, 0.5, 0.76]), worst=0.001)
+    scale = Scale.of(np.array([0.1, 0.5, 0.76]), low=0.001)
     assert scale.warp(0.76) == pytest.approx(-np.log(MARGIN))
     assert scale.warp(0.001) == pytest.approx(-np.log(1 + MARGIN))
     assert scale.warp(0.76) - scale.warp(0.75) > 5 * (scale.warp(0.12) - scale.warp(0.11))

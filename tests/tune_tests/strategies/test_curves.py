@@ -10,9 +10,11 @@ import numpy as np
 import optuna
 import pytest
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
-from optuna.trial import TrialState
+from optuna.trial import TrialState, create_trial
+from scipy.stats import spearmanr
 
-from bigbatch.tune.strategies.curve_data import curves_of
+from bigbatch.tune.strategies.curve_data import CurveEncoder, curves_of
+from bigbatch.tune.strategies.curve_model import CurvePoints
 from bigbatch.tune.strategies.curves import CurvesSampler, startup_trials
 from bigbatch.tune.strategies.named import make_strategy
 from bigbatch.tune.strategies.protocol import Dimension, SearchFacts
@@ -208,3 +210,46 @@ def test_a_logarithmic_range_and_choices_that_are_numbers_are_placed_by_their_lo
     assert position(0.1, FloatDistribution(0.01, 1.0, log=True)) == pytest.approx(0.5)
     assert position(1024, CategoricalDistribution((256, 1024, 4096))) == pytest.approx(0.5)
     assert position(1, CategoricalDistribution((0, 1, 5))) == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize("odd", ["high first losses", "one run at 1e4", "one run that diverged"])
+def test_a_loss_without_a_known_worst_value_is_learned(odd: str) -> None:
+    """Nobody knows what a diverged run is worth. The best runs differ by 1 to 3.5, beside values of ten thousand."""
+    dims = (Dimension("lr", FloatDistribution(1e-3, 10, log=True)), Dimension("wd", FloatDistribution(0, 1)))
+    facts = SearchFacts(dims, 100, 16, objective=Objective("val_mse", "minimize", math.nan))
+
+    def end(params: dict[str, float]) -> float:
+        return 1 + 0.5 * (math.log10(params["lr"]) + 1) ** 2 + 0.8 * (params["wd"] - 0.3) ** 2
+
+    rng = np.random.default_rng(1)
+
+    def drawn() -> dict[str, float]:
+        return {"lr": 10 ** float(rng.uniform(-3, 1)), "wd": float(rng.random())}
+
+    trials = []
+    for number in range(30):
+        params = drawn()
+        start = 1e4 if odd == "high first losses" else 5.0
+        values = {e: end(params) * (start / end(params)) ** math.exp(-6 * (e - 1) / 15) for e in range(1, 17)}
+        if number == 7 and odd == "one run at 1e4":
+            values = dict.fromkeys(values, 1e4)
+        lost = number == 7 and odd == "one run that diverged"
+        trials.append(
+            create_trial(
+                params=params,
+                distributions={d.name: d.distribution for d in dims},
+                state=TrialState.FAIL if lost else TrialState.COMPLETE,
+                value=None if lost else values[16],
+                intermediate_values={} if lost else values,
+                user_attrs={"config": {"epochs": 16}, **({"diverged": True} if lost else {})},
+            )
+        )
+        trials[-1].number = number
+    encoder = CurveEncoder(facts)
+    learned = encoder.learn_all(trials)
+    assert learned is not None
+    asked = [drawn() for _ in range(200)]
+    features = np.array([encoder.space.encode(params) for params in asked])
+    mean, _ = learned.model.predict(CurvePoints(features, np.ones(200), np.full(200, -1)))
+    assert spearmanr(mean, [-end(params) for params in asked]).statistic > 0.5
+    assert end(asked[int(mean.argmax())]) < min(map(end, asked)) + 0.2

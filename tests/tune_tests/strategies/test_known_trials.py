@@ -125,6 +125,20 @@ def test_a_study_that_is_refuted_tells_nothing_and_old_trials_give_way_to_result
     assert old[0] == list(range(-len(old[0]), 0)) and seen[0][len(old[0]) :] == list(range(10))
 
 
+@pytest.mark.parametrize("strategy", ["tpe", "gp"])
+def test_a_study_without_a_finished_trial_makes_no_value_worthless(strategy):
+    """It may still run, or all its trials were stopped. Its mean then is no number."""
+    whole = old_study()
+    cut = tuple(replace(t, values={4: t.values[EPOCHS]}) for t in whole.trials[:9])
+    facts = facts_of(whole, KnownStudy("cut", cut))
+    study = search(strategy, facts, 9)
+    made = KnownTrials(facts)
+    scored = made.scored(study, study.get_trials(deepcopy=False))
+    assert len(scored) == 9 and all(math.isfinite(t.values[0]) for t in scored)
+    alone = KnownTrials(facts_of(whole)).scored(study, study.get_trials(deepcopy=False))
+    assert [t.values for t in scored] == [t.values for t in alone]
+
+
 @pytest.mark.parametrize("direction", ["maximize", "minimize"])
 def test_a_few_good_trials_all_have_good_scores_in_their_order(direction):
     """By their ranks alone, the worse one of two would have a bad score."""
