@@ -42,7 +42,7 @@ from bigbatch.tune.plan.options import EARLIER_NAMES, SearchOptions
 from bigbatch.tune.plan.own_components import check_components, own_code, with_accepted_code, with_components
 from bigbatch.tune.plan.prior import RatePrior
 from bigbatch.tune.plan.range_tests import wanted_tests
-from bigbatch.tune.plan.same_study import check_same_study
+from bigbatch.tune.plan.same_study import check_same_study, check_same_values
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.plan.study_space import check_study_fits
 from bigbatch.tune.plan.trainable_plan import (
@@ -157,6 +157,7 @@ def make_plan(options: SearchOptions) -> SearchPlan:
         known = {
             "model": stored.get("model"),
             "holdout": stored_holdout(stored),
+            "max_epochs": stored.get("max_epochs"),
             "confirm": stored.get("confirm", "none"),
         }
         if stored.get("trainable"):  # the function's own
@@ -164,7 +165,8 @@ def make_plan(options: SearchOptions) -> SearchPlan:
         if not one_of_objective_options(options):  # another objective is refused later, in its own words
             known["strategy"] = stored.get("strategy", stored.get("sampler"))
             known["stopping"] = stored.get("stopping", stored.get("scheduler"))
-        options = options.over({**known, **_kept_options(stored)})
+        given = {name: value for name, value in _kept_options(stored).items() if value is not None}
+        options = options.over({**known, **given})
         options = with_studys_objective(options, stored)
         _refuse_late_tests(options, stored)
     plan = _in_parts(_plan(options, stored))
@@ -177,6 +179,8 @@ def make_plan(options: SearchOptions) -> SearchPlan:
         if stored.get("space_fingerprint") in plan.space.earlier_fingerprints:
             stored = {**stored, "space_fingerprint": plan.space.fingerprint}
         check_same_study(plan.identity(), stored)
+        if plan.machine.nodes:
+            check_same_values(plan.frontier, plan.workers, stored)
     check_components(plan, stored)
     return plan
 

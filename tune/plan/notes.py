@@ -33,8 +33,23 @@ def plan_notes(plan: SearchPlan) -> list[str]:
         or nothing_to_learn_from(plan.strategy, plan.trials, plan.share.concurrency, plan.workers),
         only_tries_the_best(plan.strategy, warm_start=bool(plan.warm_start)),
         shared_file_warning(plan.storage),
+        only_at_the_beginning(plan),
     ]
     return [text for text in said if text]
+
+
+def only_at_the_beginning(plan: SearchPlan) -> str | None:
+    """A sentence about options that a resumed study does not read again. A requeued job repeats them, so they are not
+    refused."""
+    options = {
+        "--enqueue": plan.options.enqueue,
+        "--prior-from": plan.options.prior_from,
+        "--warm-start": plan.options.warm_start,
+    }
+    given = [name for name, value in options.items() if value]
+    if not plan.resume or not given:
+        return None
+    return f"{_listed(given)}: a resumed study keeps what it began with, and does not read them again."
 
 
 def smaller_steps(plan: SearchPlan) -> str | None:

@@ -5,10 +5,12 @@ Both refuse differences and name them as command line options.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 
 from bigbatch.train_loop.config import RUNTIME_KEYS, ConfigError
 from bigbatch.train_loop.config.earlier_keys import EARLIER_KEYS
+from bigbatch.tune.plan.frontier_plan import FrontierPlan
 from bigbatch.tune.study.objectives import DEFAULT_OBJECTIVE
 
 OPTIONS = {
@@ -47,6 +49,32 @@ def check_same_study(identity: Mapping[str, object], stored: Mapping[str, object
             _check_overrides(before, value)
         elif before != value:
             raise NotSameStudy(*_difference(key, before, value))
+
+
+def check_same_values(frontier: FrontierPlan | None, workers: int, stored: Mapping[str, object]) -> None:
+    """Raise ConfigError if the values of the frontier are not the study's: its trials would be in no row.
+
+    A space may choose them by the workers, as ``large_batch`` does, or by the memory of a device.
+
+    Args:
+        frontier: that of the plan.
+        workers: those of the plan.
+        stored: the facts in study.json. Studies of earlier versions have no frontier.
+    """
+    before = stored.get("frontier")
+    if frontier is None or not isinstance(before, Mapping) or before.get("name") != frontier.name:
+        return
+    now, earlier = json.loads(json.dumps(frontier.values)), before.get("values")
+    if now == earlier or not isinstance(earlier, list):
+        return
+    first = stored.get("workers")
+    why = f" with --workers {workers}" if first != workers else ""
+    fix = f"Write --workers {first}" if first != workers else "Resume it where the space chooses the same values"
+    raise NotSameStudy(f"the values of {frontier.name} were {_listed(earlier)}; got {_listed(now)}{why}", fix)
+
+
+def _listed(values: Sequence[object]) -> str:
+    return ", ".join(map(str, values))
 
 
 def check_joins(identity: Mapping[str, object], stored: Mapping[str, object]) -> None:

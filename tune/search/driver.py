@@ -24,6 +24,7 @@ from bigbatch.train_loop.launch.ray_session import (
 from bigbatch.tune.plan.joined import cluster_machine, living_nodes, plan_for_cluster
 from bigbatch.tune.plan.machine import devices_held
 from bigbatch.tune.plan.metrics_port import check_metrics_port
+from bigbatch.tune.plan.same_study import check_same_values
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.search.budgeting import check_budget_lasts, make_budget, refused_at_once
 from bigbatch.tune.search.capacity import Capacity
@@ -49,6 +50,7 @@ from bigbatch.tune.search.running import (
 from bigbatch.tune.search.show_gauges import gauge_observers
 from bigbatch.tune.strategies.samplers import quiet_optuna
 from bigbatch.tune.study import retry
+from bigbatch.tune.study.description import read_description
 from bigbatch.tune.study.patient_journal import LineLog
 from bigbatch.tune.study.provenance import provenance
 from bigbatch.tune.study.storage_url import DatabaseLost
@@ -105,7 +107,7 @@ def _run_search(plan: SearchPlan, stop: StopRequest, console: Console, talk: Con
         stack.callback(store.close)
         interrupts = stack.enter_context(Interrupts(stop))
         store.disk.stopped = stop.is_set
-        if is_complete(plan, store):
+        if _has_nothing_to_do(plan, store):
             return _nothing_to_do(plan, store, console)
         store.add_session(provenance(), **plan.to_dict())
         outcome = "crashed"
@@ -166,10 +168,17 @@ def _say_report(store: StudyStore, stop: StopRequest, console: Console, late: La
     console.print(f"\n{report_at_end(store.folder, trials)}", markup=False, soft_wrap=True)
 
 
-def _nothing_to_do(plan: SearchPlan, store: StudyStore, console: Console) -> int:
-    """A resumed study with all its trials: print the findings again and do not start Ray."""
+def _has_nothing_to_do(plan: SearchPlan, store: StudyStore) -> bool:
+    """Whether the study is complete, also after the repair of what a killed driver left, e.g. a confirmation."""
+    if not is_complete(plan, store):
+        return False
     with store.in_turn():
         store.recover()
+    return is_complete(plan, store)
+
+
+def _nothing_to_do(plan: SearchPlan, store: StudyStore, console: Console) -> int:
+    """A resumed study with all its trials: print the findings again and do not start Ray."""
     store.describe({"tolerance": plan.tolerance})  # another one gives another answer, without another trial
     store.refresh(force=True)
     ended = retry.count_ended(store.study.get_trials(deepcopy=False))
@@ -234,6 +243,8 @@ def _fitted_to_cluster(plan: SearchPlan, store: StudyStore, console: Console) ->
     """The plan for the cluster that was joined. Raises ConfigError if it does not fit there or to the other drivers."""
     plan = plan_for_cluster(plan, cluster_machine())
     print_machine(plan, console)
+    if plan.resume:
+        check_same_values(plan.frontier, plan.workers, read_description(plan.folder))
     store.describe(plan.to_dict())
     if store.drivers is not None and not plan.resume:
         with store.in_turn():

@@ -27,7 +27,9 @@ from bigbatch.tune.study.confirm_rule import ConfirmRule
 from bigbatch.tune.study.frontier import (
     FrontierFacts,
     before_equal_ones,
+    confirmations,
     counted_trials,
+    diverged_confirmations,
     frontier_of,
     value_of_trial,
 )
@@ -86,17 +88,14 @@ class Confirmed:
     """By seed. A run that diverged has the objective's worst value, which may be no number."""
     holdout: tuple[float, ...]
     """Top-1 on the validation images that made no choice, by seed; empty without them."""
+    diverged: int = 0
+    """How many of the runs diverged."""
 
     @property
     def mean(self) -> float:
         """The mean over the seeds, by which trials are compared. No number if a run diverged, where nobody knows what
         that is worth."""
         return statistics.fmean(self.values)
-
-    @property
-    def diverged(self) -> int:
-        """How many runs came to no number."""
-        return sum(math.isnan(value) for value in self.values)
 
     def interval_of_mean(self, chosen_from: int = 1) -> tuple[float, float] | None:
         """The 95 % interval of the mean over all seeds, of an objective that is no count of right answers.
@@ -152,7 +151,7 @@ def trials_to_confirm(trials: Sequence[FrozenTrial], facts: ConfirmationFacts) -
     searched = search_trials(trials)
     points = _points(searched, facts)
     if facts.rule.affordable:
-        return _affordable([point[0] for point in points[:2]], searched, facts)
+        return _affordable([point[0] for point in points], searched, facts)
     ranks = range(facts.rule.best)
     return [point[rank] for rank in ranks for point in points if rank < len(point)]
 
@@ -160,9 +159,7 @@ def trials_to_confirm(trials: Sequence[FrozenTrial], facts: ConfirmationFacts) -
 def confirmed_trials(trials: Sequence[FrozenTrial], objective: Objective) -> dict[int, Confirmed]:
     """Number of a confirmed trial → what came out. Runs that have not ended, or failed otherwise, are left out."""
     found: dict[int, list[tuple[int, float, float | None]]] = {}
-    for trial in trials:
-        if CONFIRMS_ATTR not in trial.user_attrs:
-            continue
+    for trial in confirmations(trials):
         holdout: float | None = None
         if trial.state == TrialState.COMPLETE and trial.values:
             value = trial.values[0]
@@ -174,16 +171,16 @@ def confirmed_trials(trials: Sequence[FrozenTrial], objective: Objective) -> dic
             continue
         seed = int(trial.user_attrs.get(SEED_ATTR, 0))
         found.setdefault(int(trial.user_attrs[CONFIRMS_ATTR]), []).append((seed, value, holdout))
-    by_number = {trial.number: trial for trial in trials}  # tables lack trials that wait
+    by_number, lost = {trial.number: trial for trial in trials}, diverged_confirmations(trials)  # tables lack some
     return {
-        number: _confirmed_from(by_number[number], sorted(runs, key=lambda run: run[0]), objective)
+        number: _confirmed_from(by_number[number], sorted(runs, key=lambda run: run[0]), lost[number], objective)
         for number, runs in found.items()
         if number in by_number
     }
 
 
 def _confirmed_from(
-    trial: FrozenTrial, runs: Sequence[tuple[int, float, float | None]], objective: Objective
+    trial: FrozenTrial, runs: Sequence[tuple[int, float, float | None]], diverged: int, objective: Objective
 ) -> Confirmed:
     held = [run[2] for run in runs]
     on_holdout = any(value is not None for value in held) and objective.name == "val_top1"
@@ -194,6 +191,7 @@ def _confirmed_from(
         values=tuple(run[1] for run in runs),
         # A diverged run has no accuracy on the holdout: it is at chance there too.
         holdout=tuple(objective.worst if value is None else value for value in held) if on_holdout else (),
+        diverged=diverged,
     )
 
 
@@ -218,13 +216,17 @@ def best_of_each_value(trials: Sequence[FrozenTrial], facts: ConfirmationFacts) 
 
 
 def _points(searched: Sequence[FrozenTrial], facts: ConfirmationFacts) -> list[list[FrozenTrial]]:
-    """For each value of the frontier its finished trials, the best first; the answer's value first, then the best's."""
+    """For each value of the frontier its finished trials, the best first; the answer's value first, then the best's.
+
+    The default rule has only these two, which may be one.
+    """
     groups = best_of_each_value(searched, facts)
     frontier = frontier_of(searched, facts.frontier) if facts.frontier else None
     if frontier is None:
         return list(groups.values())
     first = [frontier.answer_row.value, frontier.reference.value]
-    order = dict.fromkeys([*first, *(row.value for row in frontier.rows)])
+    others = [] if facts.rule.affordable else [row.value for row in frontier.rows]
+    order = dict.fromkeys([*first, *others])
     return [groups[value] for value in order if value in groups]
 
 
@@ -256,12 +258,17 @@ def run_worker_s(trial: FrozenTrial, workers: int) -> float:
 
 
 def best_confirmed(trials: Sequence[FrozenTrial], objectives: Objectives) -> FrozenTrial | None:
-    """The trial with the best mean over fresh seeds; if there is none, the best that was not confirmed, or None."""
+    """The trial with the best mean over fresh seeds, with none of which it diverged. If there is none: the best that
+    was not confirmed; else the best mean of those that diverged; else the best one, or None."""
     confirmed, given = confirmed_trials(trials, objectives.first), given_trials(trials)
     found = [one for one in confirmed.values() if not one.diverged]
     if not found:
         searched = search_trials(trials)
-        return objectives.best([t for t in searched if t.number not in confirmed]) or objectives.best(searched)
+        if unconfirmed := objectives.best([t for t in searched if t.number not in confirmed]):
+            return unconfirmed
+        found = [one for one in confirmed.values() if math.isfinite(one.mean)]
+        if not found:
+            return objectives.best(searched)
     by_number = {trial.number: trial for trial in trials}  # tables lack trials that wait
     best = min(
         found,

@@ -6,15 +6,17 @@ All of it is computed from the trials and from study.json, so it can be made aga
 *Intervals* hold at 95 % and allow for the choice: the best of k finished trials of a value has a Clopper-Pearson
 interval at a level of 5 % / k (see certainty.py). Where a trial was confirmed, i.e. trained again with other seeds, the
 mean of these fresh runs counts instead, the interval also has the t-interval of the seeds, and the answer is chosen
-among confirmed values alone. *How much worse* a value may be than another follows from both intervals by Newcombe's
-rule for a difference (1998, method 10). It takes the two as independent. They share their images, which makes the
-difference more certain than the rule says.
+among confirmed values alone. A trial that diverged with one of these seeds counts only where nothing else is left.
+*How much worse* a value may be than another follows from both intervals by Newcombe's rule for a difference (1998,
+method 10). It takes the two as independent. They share their images, which makes the difference more certain than the
+rule says.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -81,6 +83,8 @@ class BestOfValue:
     """Interval of the objective; None where it is no part of right answers."""
     seeds: int
     """Fresh seeds with which the trial was confirmed; 0: none."""
+    seeds_diverged: int
+    """With how many of them it diverged. Such a trial is the best only where the value has no other."""
     epochs: int
     optimizer_steps: int | None
     images_per_s: float | None
@@ -188,12 +192,12 @@ def answer_index(gains: Sequence[float | None], tolerance: float) -> int:
 
 def frontier_of(trials: Sequence[FrozenTrial], facts: FrontierFacts) -> Frontier | None:
     """The frontier of these trials; None before the first one has finished."""
-    confirmed, given = _confirmed(trials, facts), given_trials(trials)
+    confirmed, lost, given = _confirmed(trials, facts), diverged_confirmations(trials), given_trials(trials)
     by_value: dict[object, list[FrozenTrial]] = {value: [] for value in facts.values}
     for trial in counted_trials(trials):
         if trial.state != TrialState.WAITING and (value := value_of_trial(trial, facts)) in by_value:
             by_value[value].append(trial)
-    rows = [_row(value, by_value[value], confirmed, given, facts) for value in facts.values]
+    rows = [_row(value, by_value[value], confirmed, lost, given, facts) for value in facts.values]
     gains = [facts.objective.gain(row.best.objective) if row.best else None for row in rows]
     comparable = _comparable(rows)
     if not comparable:
@@ -218,12 +222,14 @@ def frontier_of(trials: Sequence[FrozenTrial], facts: FrontierFacts) -> Frontier
 
 
 def _comparable(rows: Sequence[FrontierRow]) -> list[FrontierRow]:
-    """The rows among which the answer is chosen: confirmed ones if there are any, else all with a finished trial.
+    """The rows among which the answer is chosen: confirmed ones if there are any, else all with a finished trial. Those
+    that diverged with a fresh seed are compared only where no other row is left.
 
     The value for which a trial was chosen is too good by luck, so it is not compared with a confirmed one.
     """
     done = [row for row in rows if row.best is not None]
-    return [row for row in done if row.best is not None and row.best.seeds] or done
+    sound = [row for row in done if row.best is not None and not row.best.seeds_diverged] or done
+    return [row for row in sound if row.best is not None and row.best.seeds] or sound
 
 
 def value_of_trial(trial: FrozenTrial, facts: FrontierFacts) -> object:
@@ -231,12 +237,21 @@ def value_of_trial(trial: FrozenTrial, facts: FrontierFacts) -> object:
     return trial.params.get(facts.name, facts.values[0] if len(facts.values) == 1 else None)
 
 
+def confirmations(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
+    """The runs that confirm a trial with another seed, without those that ``--retry-failed`` has repeated."""
+    again = retried_trials(trials)
+    return [t for t in trials if CONFIRMS_ATTR in t.user_attrs and t.number not in again]
+
+
+def diverged_confirmations(trials: Sequence[FrozenTrial]) -> Counter[int]:
+    """Number of a confirmed trial → how many of its runs with other seeds diverged."""
+    return Counter(int(t.user_attrs[CONFIRMS_ATTR]) for t in confirmations(trials) if has_diverged(t))
+
+
 def _confirmed(trials: Sequence[FrozenTrial], facts: FrontierFacts) -> dict[int, list[float]]:
     """Number of a confirmed trial → what the runs with other seeds came to."""
     found: dict[int, list[float]] = {}
-    for trial in trials:
-        if CONFIRMS_ATTR not in trial.user_attrs:
-            continue
+    for trial in confirmations(trials):
         runs = found.setdefault(int(trial.user_attrs[CONFIRMS_ATTR]), [])
         if trial.state == TrialState.COMPLETE and trial.values:
             runs.append(trial.values[0])
@@ -249,14 +264,16 @@ def _row(
     value: object,
     trials: Sequence[FrozenTrial],
     confirmed: Mapping[int, list[float]],
+    lost: Mapping[int, int],
     given: Mapping[int, int],
     facts: FrontierFacts,
 ) -> FrontierRow:
     done = [t for t in trials if t.state == TrialState.COMPLETE and t.values]
     diverged = sum(has_diverged(t) for t in trials)
-    # A trial that diverged with another seed, where nobody knows what that is worth, is no candidate.
-    sound = [t for t in done if not any(map(math.isnan, confirmed.get(t.number, ())))]
-    best = _best(sound, confirmed, given, facts) if sound else None
+    # Where nobody knows what a diverged run is worth, a trial that diverged with another seed is no candidate at all.
+    candidates = [t for t in done if not any(map(math.isnan, confirmed.get(t.number, ())))]
+    candidates = [t for t in candidates if t.number not in lost] or candidates
+    best = _best(candidates, confirmed, lost, given, facts) if candidates else None
     return FrontierRow(value, len(trials), len(done), diverged, best)
 
 
@@ -273,6 +290,7 @@ def before_equal_ones(trial: FrozenTrial, given: Mapping[int, int]) -> tuple[boo
 def _best(
     done: Sequence[FrozenTrial],
     confirmed: Mapping[int, list[float]],
+    lost: Mapping[int, int],
     given: Mapping[int, int],
     facts: FrontierFacts,
 ) -> BestOfValue:
@@ -291,6 +309,7 @@ def _best(
         low=low,
         high=high,
         seeds=len(seeds),
+        seeds_diverged=lost.get(best.number, 0),
         epochs=epochs,
         optimizer_steps=json_values.whole_number(records[-1], "optimizer_steps", 0) or None if records else None,
         images_per_s=_median(json_values.number_or_none(record, "images_per_s") for record in records),

@@ -15,8 +15,8 @@ if TYPE_CHECKING:  # what only reads these files needs no Optuna
 SCHEMA_VERSION = 1
 FRONTIER_FILE, FRONTIER_FOLDER = "frontier.json", "frontier"
 _OF_BEST = (
-    "trial", "objective", "low", "high", "seeds", "epochs", "optimizer_steps", "images_per_s", "epoch_s", "gpu_hours",
-    "noise_scale", "holdout", "config",
+    "trial", "objective", "low", "high", "seeds", "seeds_diverged", "epochs", "optimizer_steps", "images_per_s",
+    "epoch_s", "gpu_hours", "noise_scale", "holdout", "config",
 )  # fmt: skip
 
 

@@ -9,12 +9,15 @@ from typing import Protocol
 from optuna.trial import FrozenTrial, TrialState
 
 from bigbatch.tune.study.confirmation import best_confirmed
-from bigbatch.tune.study.frontier import FrontierFacts, frontier_of, value_of_trial
+from bigbatch.tune.study.frontier import FrontierFacts, before_equal_ones, frontier_of, value_of_trial
 from bigbatch.tune.study.objectives import Objectives
 from bigbatch.tune.study.paused_checkpoints import CheckpointKeeper
-from bigbatch.tune.study.retry import may_need_checkpoint
+from bigbatch.tune.study.retry import may_need_checkpoint, note_given
 from bigbatch.tune.study.study_index import StudyIndex
 from bigbatch.tune.study.trial_facts import CONFIRMS_ATTR
+
+ALL = ("all", None)
+"""The group of all trials; others are of one value of the frontier."""
 
 
 class StudyWithBest(CheckpointKeeper, Protocol):
@@ -56,35 +59,40 @@ class EndedCheckpoints(StudyIndex):
         return {int(name) for name in names if name.isdigit()}
 
     def _kept(self, trials: Sequence[FrozenTrial]) -> set[int]:
-        """Numbers of the best trials. Without confirmations only the best of each value are compared."""
-        among = trials if self._has_confirmations else [trials[place] for place in sorted(set(self._best.values()))]
-        frontier = frontier_of(among, self._facts) if self._facts else None
+        """Numbers of the best trials. Only confirmations need a look at all trials."""
+        if not self._has_confirmations:
+            values = {group[1]: place for group, place in self._best.items() if group != ALL}
+            places = values.values() if self._facts else self._best.values()
+            return {trials[place].number for place in places}
+        frontier = frontier_of(trials, self._facts) if self._facts else None
         if frontier is not None:
             return {row.best.trial for row in frontier.rows if row.best}
-        objectives = self._store.objectives
-        best = best_confirmed(trials, objectives) if self._has_confirmations else objectives.best(among)
+        best = best_confirmed(trials, self._store.objectives)
         return set() if best is None else {best.number}
 
     def _forget(self) -> None:
         self._perhaps_there: set[int] = set()
         self._best: dict[tuple[str, object], int] = {}
-        self._gains: dict[tuple[str, object], tuple[float, ...]] = {}
+        self._ranks: dict[tuple[str, object], tuple[float, ...]] = {}
+        self._given: dict[int, int] = {}
         self._has_confirmations = False
 
     def _take(self, place: int, trials: Sequence[FrozenTrial]) -> None:
         trial = trials[place]
         self._has_confirmations |= CONFIRMS_ATTR in trial.user_attrs
+        note_given(trial, self._given)
         if not trial.state.is_finished():
             return
         if not may_need_checkpoint(trial):  # paused ones have a budget
             self._perhaps_there.add(trial.number)
         if trial.state == TrialState.COMPLETE and trial.values:
             gains = self._store.objectives.gains(trial.values)
-            self._compare(("all", None), gains, place)
+            self._compare(ALL, (*gains, -trial.number), place)
             if self._facts is not None:
-                self._compare(("of a value", value_of_trial(trial, self._facts)), gains[:1], place)
+                late, number = before_equal_ones(trial, self._given)
+                self._compare(("of a value", value_of_trial(trial, self._facts)), (gains[0], -late, -number), place)
 
-    def _compare(self, group: tuple[str, object], gains: tuple[float, ...], place: int) -> None:
-        """Note the trial if it is the best of its group: of equal ones, the earliest."""
-        if group not in self._best or (*gains, -place) > (*self._gains[group], -self._best[group]):
-            self._best[group], self._gains[group] = place, gains
+    def _compare(self, group: tuple[str, object], rank: tuple[float, ...], place: int) -> None:
+        """Note the trial if it is the best of its group. The rank ends with what decides between equal ones."""
+        if group not in self._best or rank > self._ranks[group]:
+            self._best[group], self._ranks[group] = place, rank

@@ -7,14 +7,16 @@ docs/decisions/017.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
+from bigbatch.cluster.host import json_values
 from bigbatch.tune.study.study_index import StudyIndex
+from bigbatch.tune.study.tables import EPOCH_ATTR, epoch_of
 from bigbatch.tune.study.trial_facts import (
     CONFIRMS_ATTR,
     CONTINUES_ATTR,
@@ -31,6 +33,13 @@ RETRIES_ATTR = "retries"
 """User attribute of a retry: the number of the failed trial."""
 DIVERGED = ("NonFiniteLossError", "was not finite")
 """Texts in ``ended_because`` of a diverged trial, in studies of versions that did not note the kind of a failure."""
+
+
+class LedgerOfTrials(Protocol):
+    """What this file needs of a ``Ledger``."""
+
+    def trial_s(self, number: int) -> float:
+        """Device seconds of a trial."""
 
 
 class StudyWithCheckpoints(Protocol):
@@ -57,12 +66,54 @@ def given_trials(trials: Sequence[FrozenTrial]) -> dict[int, int]:
     with which that configuration began. Continuations and retries of such trials train it too."""
     found: dict[int, int] = {}
     for trial in trials:
-        earlier = trial.user_attrs.get(CONTINUES_ATTR, trial.user_attrs.get(RETRIES_ATTR))
-        if earlier is not None and int(earlier) in found:
-            found[trial.number] = found[int(earlier)]
-        elif GIVEN_ATTR in trial.user_attrs:
-            found[trial.number] = trial.number
+        note_given(trial, found)
     return found
+
+
+def note_given(trial: FrozenTrial, found: dict[int, int]) -> None:
+    """Add the trial to ``found`` (as ``given_trials``, with the earlier trials) if its configuration was given."""
+    earlier = _earlier(trial)
+    if earlier is not None and earlier in found:
+        found[trial.number] = found[earlier]
+    elif GIVEN_ATTR in trial.user_attrs:
+        found[trial.number] = trial.number
+
+
+def trials_of_run(trials: Sequence[FrozenTrial], number: int) -> list[FrozenTrial]:
+    """The trial with this number, the one that it repeats or continues, the one before that, and so on. Together they
+    are one run: what it costs is the sum over them.
+
+    Args:
+        trials: all trials of the study.
+    """
+    found = [trials[number]]
+    while (earlier := _earlier(found[-1])) is not None and earlier < found[-1].number:
+        found.append(trials[earlier])
+    return found
+
+
+def _earlier(trial: FrozenTrial) -> int | None:
+    attrs = trial.user_attrs
+    earlier = json_values.whole_number_or_none(attrs, CONTINUES_ATTR)
+    return json_values.whole_number_or_none(attrs, RETRIES_ATTR) if earlier is None else earlier
+
+
+def run_hours(ledger: LedgerOfTrials, run: Sequence[FrozenTrial]) -> float:
+    """Device hours of a run, over all its trials and their attempts. ``run``: as ``trials_of_run``."""
+    return sum(ledger.trial_s(trial.number) for trial in run) / 3600
+
+
+def hours_of_run(study: optuna.Study, ledger: LedgerOfTrials, number: int) -> float:
+    """Device hours of the run that the trial with this number is, or goes on with."""
+    return run_hours(ledger, trials_of_run(study.get_trials(deepcopy=False), number))
+
+
+def was_reported(earlier: Sequence[FrozenTrial], record: Mapping[str, object]) -> bool:
+    """Whether one of these trials has reported this very epoch. A run that goes on sends its past again."""
+    same = ("epoch", "train_s", "val_s", "gpu_energy_j")
+    key = f"{EPOCH_ATTR}{epoch_of(record):05d}"
+    known = (trial.user_attrs.get(key) for trial in earlier)
+    return any(all(one.get(name) == record.get(name) for name in same) for one in known if isinstance(one, Mapping))
 
 
 def count_ended(trials: Sequence[FrozenTrial]) -> int:

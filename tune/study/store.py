@@ -43,6 +43,7 @@ from bigbatch.tune.study.patient_journal import Disk, repair_journal
 from bigbatch.tune.study.paused_checkpoints import ChooseDropped, PausedCheckpoints
 from bigbatch.tune.study.provenance import redact
 from bigbatch.tune.study.quick_journal import open_journal
+from bigbatch.tune.study.retry import hours_of_run
 from bigbatch.tune.study.storage_url import DatabaseLost, check_database_file
 from bigbatch.tune.study.tables import used_before
 from bigbatch.tune.study.trial_facts import CHEAP_ATTR, WORKERS_ATTR
@@ -252,7 +253,7 @@ class StudyStore:
             epochs=trial.user_attrs["config"]["epochs"],
             objectives=self.objectives,
             constraints=feasible.constraints_of(trial.user_attrs),
-            gpu_hours=self.ledger.trial_s(trial.number) / 3600,
+            gpu_hours=hours_of_run(self.study, self.ledger, trial.number),
             workers=trial.user_attrs.get(WORKERS_ATTR, 1),
             cheap=CHEAP_ATTR in trial.user_attrs,
         )
@@ -263,7 +264,7 @@ class StudyStore:
         live = optuna.trial.Trial(self.study, trial._trial_id)
         tables.report_missing(live, trial, self.objectives)
         live.set_user_attr("ended_because", verdict.because)
-        hours = self.ledger.trial_s(trial.number) / 3600
+        hours = hours_of_run(self.study, self.ledger, trial.number)
         feasible.note_constraints(live, feasible.excesses(feasible.constraints_of(trial.user_attrs), records, hours))
         self.study.tell(live, values=verdict.values, state=verdict.state)
 

@@ -37,7 +37,7 @@ from bigbatch.tune.study.trial_facts import (
     STOPPED_ATTR,
     WORKERS_ATTR,
 )
-from bigbatch.tune.study.verdict import Verdict, paused, stopped, verdict_on
+from bigbatch.tune.study.verdict import Verdict, paused, stopped
 from bigbatch.tune.trials.admission import Admission
 from bigbatch.tune.trials.configurations import Configurations, configuration_of
 from bigbatch.tune.trials.confirmation_queue import ConfirmationQueue, MissingConfirmations, closed_in_words
@@ -147,7 +147,8 @@ class Conductor(LiveTrials):
 
     def _next_that_fits(self, trial_id: str, set_aside: list[optuna.trial.Trial]) -> LiveTrial | None:
         """Begin the next trial for which the budget has room. Adds to ``set_aside`` those for which it has none."""
-        for _ in range(MAX_BAD_SAMPLES):
+        bad = 0
+        while bad < MAX_BAD_SAMPLES:
             # A continuation is shorter than a new trial and may still fit. Confirmations are all whole runs.
             if set_aside and (self._only_confirms or not self._one_waits(self._admission.fits(self._study))):
                 return None if self._close_search() else self._await_room()
@@ -155,6 +156,7 @@ class Conductor(LiveTrials):
                 return None
             trial, config, error = self._ask()
             if config is None:
+                bad += 1
                 continue
             kept = self._admission.kept(self._study, trial, config)
             if self._admission.admits(config, self._epochs_done(trial), kept):
@@ -213,7 +215,7 @@ class Conductor(LiveTrials):
             if not self._confirmations.wanted or not (self._searching or self._confirmations.left()):
                 raise Over
             return not self._searching  # which trials are the best is known when all have ended
-        if self._one_waits():
+        if self._one_waits() and not self._follow_ups.holds_back():
             return True
         if self.finished + self._searching < self._trials:
             return self._follow_ups.may_begin_another()
@@ -233,7 +235,10 @@ class Conductor(LiveTrials):
     def _ask(self) -> tuple[optuna.trial.Trial, TrainConfig | None, str]:
         """The next trial, its configuration and "". If the configuration is invalid: the failed trial, None, why."""
         self._study.sampler = PerTrialSampler(self._strategy.sampler)
-        trial = self._confirmations.begin_next() if self._only_confirms else self._study.ask()
+        if self._only_confirms:
+            trial = self._confirmations.begin_next()
+        else:
+            trial = self._follow_ups.begin_next() or self._study.ask()
         self._shared.begins(trial)
         try:
             config = configuration_of(trial, self._configurations)
@@ -272,6 +277,7 @@ class Conductor(LiveTrials):
         view.retries, view.continues = attrs.get(retry.RETRIES_ATTR), attrs.get(CONTINUES_ATTR)
         view.confirms, view.cheap = attrs.get(CONFIRMS_ATTR), CHEAP_ATTR in attrs
         live = self._live[trial_id] = LiveTrial(trial, view, config, self._clock(), constraints_of(attrs))
+        live.run = retry.trials_of_run(self._study.get_trials(deepcopy=False), trial.number)
         live.reported = max(frozen.intermediate_values, default=0)
         self._store.ledger.begin(trial.number, self.workers)
         self._admission.begins(trial.number, config, self._epochs_done(trial))
@@ -302,7 +308,8 @@ class Conductor(LiveTrials):
         live.view.records.append(record)
         live.unrecorded.append(record)
         self._admission.epoch_ended(live.view.number, record)
-        self._store.ledger.epoch_ended(live.view.number, record)
+        if not retry.was_reported(live.run[1:], record):
+            self._store.ledger.epoch_ended(live.view.number, record)
         self._notify("epoch_ended", live.view, record)
         if verdict := self._verdict(live):
             self._tell(trial_id, verdict)
@@ -311,19 +318,6 @@ class Conductor(LiveTrials):
         if decision == TrialDecision.GO_ON:
             live.record_epochs()
         return decision
-
-    def _verdict(self, live: LiveTrial, returned: bool = False) -> Verdict | None:
-        """How the trial ends with the epoch that it has just reported; None if it goes on."""
-        return verdict_on(
-            live.view.records,
-            epochs=live.view.epochs,
-            objectives=self._objectives,
-            constraints=live.constraints,
-            gpu_hours=self._store.ledger.trial_s(live.view.number) / 3600,
-            workers=self.workers,
-            cheap=live.view.cheap,
-            returned=returned,
-        )
 
     def _look(self, trial_id: str, live: LiveTrial, record: dict[str, object]) -> TrialDecision:
         """Ask the strategy, which may write to the study, and carry out its answer.

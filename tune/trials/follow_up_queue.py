@@ -32,3 +32,25 @@ class FollowUpQueue:
             attrs = {**found.attrs, FOLLOWS_ATTR: dict(found.says)}
             self._study.enqueue_trial(dict(found.params), user_attrs=attrs)
         return True
+
+    def holds_back(self) -> bool:
+        """Whether the second part is due, and only trials of the first part wait that have not begun: published recipes
+        and points of other studies may cost more than its share of a budget."""
+        if self._follow_up is None:
+            return False
+        trials = self._study.get_trials(deepcopy=False)
+        waiting = [t for t in trials if t.state == TrialState.WAITING]
+        if any("config" in t.user_attrs for t in waiting) or count_configurations(first_part(waiting)) < len(waiting):
+            return False  # one was interrupted, continues or repeats another one, or is of the second part
+        return self._follow_up.is_due(count_configurations([t for t in first_part(trials) if t not in waiting]))
+
+    def begin_next(self) -> optuna.trial.Trial | None:
+        """Begin the trial of the second part that waits, past everything else that waits. None: none does."""
+        if self._follow_up is None:
+            return None
+        waiting = self._study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
+        for trial in waiting:
+            if FOLLOWS_ATTR in trial.user_attrs:
+                self._study._storage.set_trial_state_values(trial._trial_id, TrialState.RUNNING)
+                return optuna.trial.Trial(self._study, trial._trial_id)
+        return None

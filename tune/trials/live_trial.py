@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import optuna
+from optuna.trial import FrozenTrial
 
 from bigbatch.search_spaces.constraints import Constraint
 from bigbatch.train_loop.config import TrainConfig
@@ -58,6 +59,8 @@ class LiveTrial:
     """Whether the strategy has paused it. Its processes still write their checkpoint."""
     gives_way: bool = False
     """Whether it ends the same way because the rest of a budget is for confirmations. It then waits in the study."""
+    run: Sequence[FrozenTrial] = ()
+    """The trial itself and those whose run it goes on with; see ``trials_of_run``."""
     reported: int = 0
     """The last epoch whose value the study has."""
     unrecorded: list[dict[str, object]] = field(default_factory=list)

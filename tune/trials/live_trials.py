@@ -11,9 +11,11 @@ from optuna.trial import TrialState
 
 from bigbatch.train_loop.errors import in_one_line
 from bigbatch.train_loop.progress import StepProgress
+from bigbatch.tune.study.objectives import Objectives
+from bigbatch.tune.study.retry import run_hours
 from bigbatch.tune.study.tables import epoch_records, epoch_s
 from bigbatch.tune.study.trial_facts import DIVERGED_ATTR, epochs_before
-from bigbatch.tune.study.verdict import Verdict
+from bigbatch.tune.study.verdict import Verdict, verdict_on
 from bigbatch.tune.trials.admission import Admission
 from bigbatch.tune.trials.live_trial import LiveTrial, StudyKeeper
 from bigbatch.tune.trials.save_time import stop_wait_s
@@ -66,6 +68,8 @@ class LiveTrials:
         admission: hears when trials begin and wait.
         clock: seconds.
     """
+
+    _objectives: Objectives
 
     def __init__(
         self,
@@ -154,14 +158,26 @@ class LiveTrials:
         self._end(live, TrialState.WAITING, TAKEN_OVER)
         return None
 
+    def _verdict(self, live: LiveTrial, returned: bool = False) -> Verdict | None:
+        """How the trial ends with the epoch that it has just reported; None if it goes on."""
+        return verdict_on(
+            live.view.records,
+            epochs=live.view.epochs,
+            objectives=self._objectives,
+            constraints=live.constraints,
+            gpu_hours=run_hours(self._store.ledger, live.run),
+            workers=self.workers,
+            cheap=live.view.cheap,
+            returned=returned,
+        )
+
     def _note_cost(self, live: LiveTrial) -> float:
-        """Note the trial's device hours in the study. Returns them."""
+        """Note the trial's device hours in the study. Returns those of its whole run."""
         number = live.trial.number
         self._store.ledger.end(number)
         self._admission.ends(number)
-        hours = self._store.ledger.trial_s(number) / 3600
-        live.trial.set_user_attr("gpu_hours", hours)
-        return hours
+        live.trial.set_user_attr("gpu_hours", self._store.ledger.trial_s(number) / 3600)
+        return run_hours(self._store.ledger, live.run)
 
     def _end(self, live: LiveTrial, state: TrialState, because: str) -> None:
         live.view.state, live.view.ended_because = state.name, because

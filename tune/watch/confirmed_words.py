@@ -53,6 +53,8 @@ def confirmed_words(
     if not objective.has_interval:
         return f"{_change(found, objective)} {_range_of_mean(found, objective, among)}{best_of}"
     said = [_change(found, objective)]
+    if found.diverged:
+        said.append(f"{found.diverged} of its {len(found.seeds)} runs diverged; each counts as chance.")
     low, high = found.interval(held_out if found.holdout else images, among if found.holdout else max(among, searched))
     if found.holdout:
         mean = sum(found.holdout) / len(found.holdout)

@@ -88,8 +88,7 @@ def answer_in_words(values: Mapping[str, object], hours: str) -> list[str]:
     rows = [row for row in json_values.objects(values, "rows") if row.get("trial") is not None]
     answer = json_values.mapping(values, "answer")
     own = next(row for row in rows if row.get("value") == answer.get("value"))
-    confirmed = [row for row in rows if json_values.whole_number(row, "seeds")]  # only these compare
-    best = min(confirmed or rows, key=lambda row: json_values.number(row, "worse_by"))
+    best = min(_compared(rows), key=lambda row: json_values.number(row, "worse_by"))
     word = _word(values)
     name, worth = f"{word} {_whole(own.get('value'))}", _objective(own, values)
     if len(rows) == 1:
@@ -106,6 +105,12 @@ def answer_in_words(values: Mapping[str, object], hours: str) -> list[str]:
         measured = f"On {images:,} validation images no" if images else "No"
         return [first, f"{measured} larger {word} comes that near, so nothing is saved."]
     return [text for text in (first, _saving(own, rows[0], word, hours), _certainty(values, own, word)) if text]
+
+
+def _compared(rows: Sequence[Row]) -> Sequence[Row]:
+    """The rows among which the answer was chosen, as in ``frontier._comparable``."""
+    sound = [row for row in rows if not json_values.whole_number(row, "seeds_diverged", 0)] or rows
+    return [row for row in sound if json_values.whole_number(row, "seeds", 0)] or sound
 
 
 def _saving(own: Row, smallest: Row, word: str, hours: str) -> str:

@@ -32,7 +32,8 @@ def space(trial, workload):
 
 
 def plan_of(folder: Path, **options: Any) -> SearchPlan:
-    return make_plan(SearchOptions(**{"output": str(folder / "runs"), "model": "resnet18", "max_epochs": 12} | options))
+    given: dict[str, Any] = {"output": str(folder / "runs"), "model": "resnet18", "max_epochs": 12}
+    return make_plan(SearchOptions(**given | options))
 
 
 def refusal(folder: Path, **options: Any) -> str:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
+from typing import cast
 
 import pytest
 from PIL import Image
 
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.tune.plan.checked_plan import make_plan
+from bigbatch.tune.plan.frontier_plan import FrontierPlan
+from bigbatch.tune.plan.notes import only_at_the_beginning
 from bigbatch.tune.plan.options import SearchOptions
+from bigbatch.tune.plan.same_study import check_same_values
 from bigbatch.tune.study.store import StudyStore
 
 PLANNED = SearchOptions(
@@ -72,3 +77,36 @@ def test_renamed_classes_are_refused_and_a_study_of_an_earlier_version_has_no_na
     del description["classes_digest"]
     (plan.folder / "study.json").write_text(json.dumps(description))
     make_plan(SearchOptions(study="s", resume=True))
+
+
+def test_a_default_that_has_changed_since_is_kept(study: Path) -> None:
+    text = json.loads((study / "study.json").read_text())
+    text["max_epochs"], text["options"]["max_epochs"] = 7, None
+    (study / "study.json").write_text(json.dumps(text))
+    assert make_plan(SearchOptions(study="s", resume=True)).max_epochs == 7
+
+
+def test_workers_with_which_the_space_has_other_batches_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    plan = make_plan(SearchOptions(study="b", max_epochs=2, workers=1))
+    StudyStore.create(plan.folder, plan.study, plan.to_dict(), None).close()
+    assert make_plan(SearchOptions(study="b", resume=True, workers=2)).workers == 2, "128 to 1,024 are even"
+    check_same_values(plan.frontier, 1, {**plan.to_dict(), "frontier": None})  # a study of an earlier version
+    other = dataclasses.replace(cast(FrontierPlan, plan.frontier), values=(126, 255, 510, 1020))
+    with pytest.raises(ConfigError) as refused:
+        check_same_values(other, 3, json.loads(json.dumps(plan.to_dict())))
+    assert str(refused.value) == (
+        "--resume continues a study as it was planned: the values of global_batch_size were 128, 256, 512, 1024; got "
+        "126, 255, 510, 1020 with --workers 3. Write --workers 1, or write --study OTHER."
+    )
+
+
+def test_the_plan_says_which_options_a_resumed_study_does_not_read_again(study: Path) -> None:
+    """A job that was put back into the queue repeats all options of its search."""
+    plan = make_plan(SearchOptions(study="s", resume=True, enqueue=("best.json",), prior_from=("lr_find.json",)))
+    said = only_at_the_beginning(plan)
+    assert said == "--enqueue and --prior-from: a resumed study keeps what it began with, and does not read them again."
+    assert only_at_the_beginning(make_plan(SearchOptions(study="s", resume=True))) is None
+    assert only_at_the_beginning(make_plan(dataclasses.replace(PLANNED, study="n", enqueue=("none",)))) is None

@@ -184,6 +184,55 @@ def test_the_answer_is_chosen_among_confirmed_values() -> None:
     assert (found.answer_best.low, found.answer_best.high) == (pytest.approx(low), pytest.approx(high))
 
 
+def test_the_default_confirms_one_trial_where_the_answer_is_the_best_too() -> None:
+    largest = [*SEARCH, trial(6, 0.96, 512)]
+    assert [t.number for t in trials_to_confirm(largest, facts(AFFORDABLE))] == [6]
+
+
+def runs_of(number: int, batch: int, first: int, *, diverged: int) -> list[FrozenTrial]:
+    """Three confirmations of a trial at 93 %, the last of which diverged."""
+    lost = {"state": TrialState.FAIL, "diverged": True}
+    return [
+        trial(first + i, None if i >= 3 - diverged else 0.93, batch, confirms=number, confirmation_seed=i,
+              **(lost if i >= 3 - diverged else {}))  # type: ignore[arg-type]
+        for i in range(3)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("diverged", [1, 3])
+def test_what_diverged_with_a_fresh_seed_is_the_answer_only_where_nothing_else_is_left(diverged: int) -> None:
+    """The answer of the search, batch 256, is the only one that was confirmed."""
+    objectives = Objectives((accuracy(10),))
+    trials = [*SEARCH, *runs_of(2, 256, 6, diverged=diverged)]
+    found = frontier_of(trials, BATCHES)
+    assert found is not None and found.answer_row.value == 128, "94.7 % with one seed, and it diverges with others"
+    row = next(row for row in found.rows if row.value == 256)
+    assert row.best is not None and (row.best.trial, row.best.seeds) == (1, 0), "the next best at 256"
+    best = best_confirmed(trials, objectives)
+    assert best is not None and best.number == 0
+    assert confirmed_trials(trials, accuracy(10))[2].diverged == diverged
+    lone = [trials[2], *trials[6:]]
+    only = frontier_of(lone, BATCHES)
+    assert only is not None and only.answer_best.trial == 2 and only.answer_best.seeds_diverged == diverged
+    assert best_confirmed(lone, objectives) is lone[0]
+    said = confirmed_words(
+        confirmed_trials(lone, accuracy(10))[2], accuracy(10), images=1000, held_out=0, searched=1, among=1
+    )
+    assert f"{diverged} of its 3 runs diverged; each counts as chance." in said
+
+
+def test_a_repeated_confirmation_counts_once() -> None:
+    """``--retry-failed`` repeats it with the same seed, as a new trial."""
+    trials = [*SEARCH, *runs_of(2, 256, 6, diverged=1), trial(9, 0.96, 256, confirms=2, confirmation_seed=2, retries=8)]
+    found = confirmed_trials(trials, accuracy(10))[2]
+    assert (found.seeds, found.values, found.diverged) == ((0, 1, 2), (0.93, 0.93, 0.96), 0)
+    frontier = frontier_of(trials, BATCHES)
+    assert frontier is not None
+    best = next(row.best for row in frontier.rows if row.value == 256)
+    assert best is not None and (best.seeds, best.seeds_diverged) == (3, 0)
+    assert best.objective == pytest.approx((0.93 + 0.93 + 0.96) / 3)
+
+
 @pytest.mark.parametrize(
     ("text", "rule"),
     [

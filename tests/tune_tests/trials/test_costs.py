@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bigbatch.train_loop.config import ConfigError
+from bigbatch.tune.study import retry
 from bigbatch.tune.trials.allocation_deadline import Deadline, end_of_allocation
 from helpers.bridges import EPOCHS, make_bridge, record, run_out
 
@@ -91,3 +92,35 @@ def test_the_end_of_the_allocation_is_a_number_or_refused():
     assert end_of_allocation({}) is None and end_of_allocation({"BIGBATCH_DEADLINE": "1763.5"}) == 1763.5
     with pytest.raises(ConfigError, match="soon"):
         end_of_allocation({"BIGBATCH_DEADLINE": "soon"})
+
+
+def test_a_run_that_is_repeated_costs_what_all_its_trials_cost(store, monkeypatch):
+    """The retry goes on from the checkpoint and sends its past again: hours add up, joules are counted once."""
+    now = [1000.0]
+    monkeypatch.setattr(store.ledger, "_clock", lambda: now[0])
+    bridge = make_bridge(store, trials=1)
+    bridge.suggest("a")
+    bridge.runs(0)
+    past = [record(epoch, 0.5, train_s=90.0 + epoch, gpu_energy_j=1000.0) for epoch in range(1, EPOCHS)]
+    for one in past:
+        now[0] += 100.0
+        bridge.observe("a", {"records": [one]})
+    bridge.on_trial_complete("a", error=True)
+    assert [t.state.name for t in store.study.trials] == ["FAIL"]
+    retry.retry_failed(store)
+    bridge = make_bridge(store, trials=1)
+    bridge.recover()
+    bridge.suggest("b")
+    bridge.runs(1)
+    for one in past:
+        bridge.observe("b", {"records": [one]})
+    now[0] += 100.0
+    bridge.observe("b", {"records": [record(EPOCHS, 0.5, train_s=99.0, gpu_energy_j=1000.0)]})
+    failed, again = store.study.trials
+    assert (again.state.name, again.user_attrs["retries"]) == ("COMPLETE", 0)
+    hours = [t.user_attrs["gpu_hours"] for t in (failed, again)]
+    assert hours == [pytest.approx((EPOCHS - 1) * 100 / 3600), pytest.approx(100 / 3600)], "each its own part"
+    run = retry.trials_of_run(store.study.trials, again.number)
+    assert [t.number for t in run] == [1, 0]
+    assert retry.run_hours(store.ledger, run) == pytest.approx(EPOCHS * 100 / 3600)
+    assert sum(store.ledger._session.energy.trials_gpu_j.values()) == pytest.approx(EPOCHS * 1000.0)

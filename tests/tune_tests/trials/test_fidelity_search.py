@@ -265,3 +265,33 @@ def test_half_of_a_budget_is_for_full_runs(tmp_path: Path) -> None:
     cheap = [t for t in search.trials if ran_cheaply(t)]
     assert epochs / 2 <= CHEAP * len(cheap) <= epochs / 2 + 2 * CHEAP, "two slots, which end what they have begun"
     assert kinds.count(True) >= 4
+
+
+def test_cheap_runs_that_wait_leave_half_of_a_budget_for_full_ones(tmp_path: Path) -> None:
+    """Published recipes and points of other studies wait from the beginning; here they alone cost nearly all of it."""
+    plan = plan_of(tmp_path, trials=40, budget_gpu_hours=1.0, enqueue=(), set=())
+    search = search_of(plan, tmp_path)
+    waiting = len(search.trials)
+    epochs = CHEAP * waiting
+
+    def used() -> float:
+        return sum(len(t.intermediate_values) for t in search.trials) / epochs
+
+    search.conductor = Conductor(
+        search.store,
+        strategy_of(plan),
+        configurations_of(plan),
+        objective=plan.objectives.first,
+        follow_up=FollowUpInBudget(cast(FollowUp, follow_up_of(plan)), used),
+        trials=plan.trials,
+        workers=1,
+        observers=[],
+        may_start=lambda: used() < 1,
+    )
+    search.run()
+    assert waiting >= 6
+    full = [t for t in search.trials if FOLLOWS_ATTR in t.user_attrs and t.state == TrialState.COMPLETE]
+    cheap = [t for t in search.trials if FOLLOWS_ATTR not in t.user_attrs and t.intermediate_values]
+    assert full and len(cheap) <= waiting / 2 + 2, "two slots, which end what they have begun"
+    left = [t for t in search.trials if t.state == TrialState.WAITING]
+    assert len(left) == waiting - len(cheap), "they stay, for a larger budget"

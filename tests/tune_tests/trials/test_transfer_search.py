@@ -42,7 +42,7 @@ def curve(config: TrainConfig, epoch: int) -> float:
 def plan_of(folder: Path, **options: Any) -> SearchPlan:
     given = {"output": str(folder / "runs"), "model": "resnet18", "batch": "128,256", "transfer_to": "1k",
              "trials": TRIALS, "set": ("optimizer=sgd",), "enqueue": ("none",),
-             "confirm": "none"}  # fmt: skip
+             "confirm": "none", "max_epochs": EPOCHS}  # fmt: skip
     return make_plan(SearchOptions(**{**given, **options}))
 
 
