@@ -42,7 +42,9 @@ class FollowUpQueue:
         waiting = [t for t in trials if t.state == TrialState.WAITING]
         if any("config" in t.user_attrs for t in waiting) or count_configurations(first_part(waiting)) < len(waiting):
             return False  # one was interrupted, continues or repeats another one, or is of the second part
-        return self._follow_up.is_due(count_configurations([t for t in first_part(trials) if t not in waiting]))
+        return self._follow_up.is_due(
+            count_configurations([t for t in first_part(trials) if t.state != TrialState.WAITING])
+        )
 
     def begin_next(self) -> optuna.trial.Trial | None:
         """Begin the trial of the second part that waits, past everything else that waits. None: none does."""
