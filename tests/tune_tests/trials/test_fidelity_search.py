@@ -238,12 +238,9 @@ def test_a_cheap_run_is_counted_by_itself(tmp_path: Path) -> None:
     assert sum(view.ran_cheaply for view in views) == 12 and sum(view.state == "COMPLETE" for view in views) == 3
 
 
-def test_half_of_a_budget_is_for_full_runs(tmp_path: Path) -> None:
-    """Without a number of trials, the finalists follow as soon as the first half is used, and go on to its end."""
-    plan = plan_of(tmp_path, trials=None, budget_gpu_hours=1.0)
-    assert plan.open_ended
-    search = search_of(plan, tmp_path)
-    epochs = 100
+def give_budget(search: PlannedSearch, epochs: int, trials: int) -> None:
+    """Let the search train so many epochs in all, and begin so many trials at most."""
+    plan = search.plan
 
     def used() -> float:
         return sum(len(t.intermediate_values) for t in search.trials) / epochs
@@ -254,11 +251,20 @@ def test_half_of_a_budget_is_for_full_runs(tmp_path: Path) -> None:
         configurations_of(plan),
         objective=plan.objectives.first,
         follow_up=FollowUpInBudget(cast(FollowUp, follow_up_of(plan)), used),
-        trials=10_000,
+        trials=trials,
         workers=1,
         observers=[],
         may_start=lambda: used() < 1,
     )
+
+
+def test_half_of_a_budget_is_for_full_runs(tmp_path: Path) -> None:
+    """Without a number of trials, the finalists follow as soon as the first half is used, and go on to its end."""
+    plan = plan_of(tmp_path, trials=None, budget_gpu_hours=1.0)
+    assert plan.open_ended
+    search = search_of(plan, tmp_path)
+    epochs = 100
+    give_budget(search, epochs, 10_000)
     search.run()
     kinds = [FOLLOWS_ATTR in t.user_attrs for t in search.trials]
     assert kinds == sorted(kinds), "cheap runs first"
@@ -273,21 +279,7 @@ def test_cheap_runs_that_wait_leave_half_of_a_budget_for_full_ones(tmp_path: Pat
     search = search_of(plan, tmp_path)
     waiting = len(search.trials)
     epochs = CHEAP * waiting
-
-    def used() -> float:
-        return sum(len(t.intermediate_values) for t in search.trials) / epochs
-
-    search.conductor = Conductor(
-        search.store,
-        strategy_of(plan),
-        configurations_of(plan),
-        objective=plan.objectives.first,
-        follow_up=FollowUpInBudget(cast(FollowUp, follow_up_of(plan)), used),
-        trials=plan.trials,
-        workers=1,
-        observers=[],
-        may_start=lambda: used() < 1,
-    )
+    give_budget(search, epochs, plan.trials)
     search.run()
     assert waiting >= 6
     full = [t for t in search.trials if FOLLOWS_ATTR in t.user_attrs and t.state == TrialState.COMPLETE]
