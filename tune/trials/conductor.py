@@ -149,8 +149,10 @@ class Conductor(LiveTrials):
         """Begin the next trial for which the budget has room. Adds to ``set_aside`` those for which it has none."""
         bad = 0
         while bad < MAX_BAD_SAMPLES:
-            # A continuation is shorter than a new trial and may still fit. Confirmations are all whole runs.
-            if set_aside and (self._only_confirms or not self._one_waits(self._admission.fits(self._study))):
+            # A continuation is shorter than a new trial and may still fit. Confirmations are all whole runs, and what a
+            # second part without room holds back gets none.
+            ends = self._only_confirms or (set_aside and self._follow_ups.holds_back())
+            if set_aside and (ends or not self._one_waits(self._admission.fits(self._study))):
                 return None if self._close_search() else self._await_room()
             if not self._one_is_due():
                 return None
