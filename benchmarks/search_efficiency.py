@@ -10,11 +10,14 @@ than the table's best row the best finished run is, in points. A search ends at 
 
 Of a family, each seed is a table of its own; a file of curves is the same table for all seeds. Each row is a median
 over the seeds with a bootstrap interval (95 %, RESAMPLES draws). Ratios to random and to stock are ratios of medians,
-resampled by seed. ``search_arms.py`` says what the arms are. Small recorded runs are replayed as if an epoch took
-``--epoch-seconds`` (300), so that what a resume costs is in proportion.
+resampled by seed. Regrets are also compared with those of ``previous`` seed by seed: the mean difference with its
+interval, and how many searches were better and worse. There a regret counts as WORST points at most, which is what a
+search has that has finished nothing. ``search_arms.py`` says what the arms are. Small recorded runs are replayed as if
+an epoch took ``--epoch-seconds`` (300), so that what a resume costs is in proportion.
 
-Each finished search is appended to ``--raw`` at once; what is there is not run again. So the benchmark may be stopped
-at any moment, and continued later or with more arms. Prints the tables and, last, one JSON line.
+Each finished search is appended to ``--raw`` at once; what is there is not run again, unless ``--without`` or
+``--budget`` was another one. So the benchmark may be stopped at any moment, and continued later or with more arms; it
+says how many of its searches are from other commits. Prints the tables and, last, one JSON line.
 """
 
 from __future__ import annotations
@@ -25,12 +28,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before numpy: the searches run 
 
 import argparse  # noqa: E402
 import json  # noqa: E402
-import math  # noqa: E402
 import multiprocessing  # noqa: E402
 import sys  # noqa: E402
 import time  # noqa: E402
-from collections import defaultdict  # noqa: E402
-from collections.abc import Callable, Iterator, Mapping, Sequence  # noqa: E402
+from collections.abc import Iterator, Mapping, Sequence  # noqa: E402
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait  # noqa: E402
 from dataclasses import dataclass  # noqa: E402
 from functools import cache  # noqa: E402
@@ -43,29 +44,15 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "src"))
 
 from search_arms import FIXED, run  # noqa: E402
+from search_figures import CUTS, against_table, markdown, overall, print_rows, summary  # noqa: E402
 from store import store  # noqa: E402
 
 from bigbatch.tune.simulate import CurveTable, ReplayedEpoch, read_curves, synthetic_table  # noqa: E402
-from bigbatch.tune.simulate.compare import MISSED, outcome_of, regret_at, unit_of  # noqa: E402
+from bigbatch.tune.simulate.compare import outcome_of, regret_at, unit_of  # noqa: E402
 from bigbatch.tune.study.provenance import git_state, provenance  # noqa: E402
 
-CUTS = (16, 24, 40)
-"""Equivalents at which the regret is measured."""
-RESAMPLES = 2000
 SMALL_RUN_S = 3600.0
 """Tables whose mean run took less are replayed with epochs of ``--epoch-seconds``."""
-
-
-NAMES = {
-    "random": "random",
-    "random_asha": "random, `--stopping asha`",
-    "stock": "Ray's `OptunaSearch` and `ASHAScheduler`",
-    "previous": "before: TPE, ASHA from a quarter",
-    "ours": "`--strategy auto`",
-    "bound_best_first": "bound: knows the table, best first",
-    "bound_losers_stopped": "bound: random, losers stopped at a tenth",
-}
-"""Arms on the page of results."""
 
 
 @dataclass(frozen=True)
@@ -99,13 +86,23 @@ class Sources:
         """The table that a job searches."""
         for path in self.files:
             if group_of(path) == job.group:
-                return _recorded(path, self.without, self.epoch_s)
+                return _recorded(path, self.left_out(job.group), self.epoch_s)
         return synthetic_table(job.group, job.seed, self.rows)
+
+    def left_out(self, group: str) -> tuple[str, ...]:
+        """Those of ``without`` that a group's table has. An invented table keeps all of its parameters."""
+        known = {name for path in self.files if group_of(path) == group for name in _parameters(path)}
+        return tuple(name for name in self.without if name in known)
 
 
 def group_of(path: Path) -> str:
     """The name of a file of curves in the result."""
     return path.resolve().name.split(".")[0]
+
+
+@cache
+def _parameters(path: Path) -> frozenset[str]:
+    return frozenset(name for curve in read_curves([path]).curves for name in curve.params)
 
 
 @cache
@@ -138,6 +135,7 @@ def search(job: Job, sources: Sources) -> dict[str, Any]:
         "seed": job.seed,
         "table": table.name,
         "budget": sources.budget,
+        "without": list(sources.left_out(job.group)),
         "hit": None if outcome.hit_h is None else round(outcome.hit_h / eq_h, 3),
         "regret": {str(cut): round(unit_of(table) * regret_at(table, outcome, cut * eq_h), 4) for cut in CUTS},
         "trials": outcome.trials,
@@ -154,18 +152,27 @@ def search(job: Job, sources: Sources) -> dict[str, Any]:
 def run_missing(jobs: Sequence[Job], sources: Sources, raw: Path, processes: int) -> list[dict[str, Any]]:
     """Run what ``raw`` lacks, append each result to it, and return all of its lines for these jobs."""
     wanted = {job.key for job in jobs}
-    done = {key_of(line): line for line in lines_of(raw) if line["budget"] == sources.budget}
+    done = {key_of(line): line for line in lines_of(raw) if fits(line, sources)}
     missing = [job for job in jobs if job.key not in done]
     print(f"{len(jobs) - len(missing)} searches are in {raw.name}, {len(missing)} are to run", flush=True)
     commit = (git_state(ROOT) or {}).get("commit")
+    others = sum(done[job.key].get("commit") != commit for job in jobs if job.key in done)
+    if others:
+        print(f"{others} of those in {raw.name} are from other commits than {commit}", flush=True)
     with raw.open("a", encoding="utf-8") as file:
         for number, line in enumerate(_results(missing, sources, processes), start=1):
-            done[key_of(line)] = line
-            file.write(json.dumps({**line, "commit": commit}) + "\n")
+            done[key_of(line)] = line = {**line, "commit": commit}
+            file.write(json.dumps(line) + "\n")
             file.flush()
             if number % 20 == 0:
                 print(f"{number} of {len(missing)}", flush=True)
     return [line for key, line in done.items() if key in wanted]
+
+
+def fits(line: Mapping[str, Any], sources: Sources) -> bool:
+    """Whether a line of the raw file was made with these options. Older lines do not say what was left out."""
+    left_out = list(sources.left_out(line["group"]))
+    return line["budget"] == sources.budget and line.get("without", left_out) == left_out
 
 
 def key_of(line: Mapping[str, Any]) -> tuple[str, str, int, int]:
@@ -195,124 +202,6 @@ def _results(jobs: Sequence[Job], sources: Sources, processes: int) -> Iterator[
             yield from (future.result() for future in ended)
 
 
-# Figures
-
-
-def hits(lines: Sequence[Mapping[str, Any]]) -> np.ndarray:
-    """Equivalents of each search, misses at MISSED × the budget."""
-    return np.array([MISSED * line["budget"] if line["hit"] is None else line["hit"] for line in lines])
-
-
-def bootstrap(columns: Sequence[np.ndarray], figure: Callable[..., float]) -> tuple[float, float, float]:
-    """``figure`` of the columns, and its 95 % interval over resampled seeds. Columns of one length go together."""
-    rng = np.random.default_rng(0)
-    draws = []
-    for _ in range(RESAMPLES):
-        picks = rng.integers(len(columns[0]), size=len(columns[0]))
-        draws.append(figure(*(column[picks] for column in columns)))
-    low, high = np.quantile(draws, [0.025, 0.975])
-    return float(figure(*columns)), float(low), float(high)
-
-
-def _median(values: np.ndarray) -> float:
-    return float(np.median(values))
-
-
-def _ratio(others: np.ndarray, ours: np.ndarray) -> float:
-    return float(np.median(others) / np.median(ours))
-
-
-def summary(lines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """A row for each group, number of slots and arm."""
-    by: dict[tuple[str, int, str], list[Mapping[str, Any]]] = defaultdict(list)
-    for line in sorted(lines, key=lambda line: line["seed"]):
-        by[(line["group"], line["slots"], line["arm"])].append(line)
-    rows = []
-    for (group, slots, arm), own in by.items():
-        row: dict[str, Any] = {"group": group, "slots": slots, "arm": arm, "searches": len(own)}
-        row["hit"] = [round(v, 2) for v in bootstrap([hits(own)], _median)]
-        row["missed"] = sum(line["hit"] is None for line in own)
-        for cut in CUTS:
-            regrets = np.array([line["regret"][str(cut)] for line in own])
-            row[f"regret_{cut}"] = [round(v, 3) for v in bootstrap([regrets], _median)]
-        for other in ("random", "stock"):
-            paired = _paired(by.get((group, slots, other), []), own)
-            if paired and arm != other:
-                row[f"times_{other}"] = [round(v, 2) for v in bootstrap(paired, _ratio)]
-        row["ms_a_trial"] = round(float(np.median([line["decision_ms"] for line in own])), 1)
-        rows.append(row)
-    return rows
-
-
-def _paired(others: Sequence[Mapping[str, Any]], own: Sequence[Mapping[str, Any]]) -> list[np.ndarray]:
-    """Hits of both with the same seeds; empty if they share none."""
-    seeds = {line["seed"] for line in others} & {line["seed"] for line in own}
-    if not seeds:
-        return []
-    return [hits([line for line in lines if line["seed"] in seeds]) for lines in (others, own)]
-
-
-def overall(rows: Sequence[Mapping[str, Any]], aside: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """For each number of slots and arm, the geometric means over the groups of the ratios to random and to stock.
-
-    Groups ``aside`` have means of their own. A mean is over the groups that have the ratio.
-    """
-    found = []
-    for slots, arm, kept in sorted({(row["slots"], row["arm"], row["group"] in aside) for row in rows}):
-        own = [r for r in rows if (r["slots"], r["arm"], r["group"] in aside) == (slots, arm, kept)]
-        mean: dict[str, Any] = {"slots": slots, "arm": arm, "aside": kept, "groups": len(own)}
-        for name in ("times_random", "times_stock"):
-            logs = [math.log(row[name][0]) for row in own if name in row]
-            if logs:
-                mean[name] = round(math.exp(np.mean(logs)), 2)
-        found.append(mean)
-    return found
-
-
-def markdown(rows: Sequence[Mapping[str, Any]], slots: int, groups: Sequence[str]) -> str:
-    """Two tables for the page of results: hits, and regrets at CUTS, by arm and group."""
-    own = {(row["arm"], row["group"]): row for row in rows if row["slots"] == slots}
-    groups = [group for group in groups if any(key[1] == group for key in own)]
-    arms = [arm for arm in FIXED if any((arm, group) in own for group in groups)]
-    head = "".join(f" {group} |" for group in groups) + "\n|---|" + "---|" * len(groups)
-    hit_lines = [f"| hit, {slots} slots |{head}"]
-    regret_lines = [f"| regret at {', '.join(map(str, CUTS))} equivalents, {slots} slots |{head}"]
-    for arm in arms:
-        cells = [own.get((arm, group)) for group in groups]
-        hit_lines.append(f"| {NAMES[arm]} | " + " | ".join(map(_hit_cell, cells)) + " |")
-        regret_lines.append(f"| {NAMES[arm]} | " + " | ".join(map(_regret_cell, cells)) + " |")
-    return "\n".join([*hit_lines, "", *regret_lines])
-
-
-def _hit_cell(row: Mapping[str, Any] | None) -> str:
-    """E.g. ``23 (15–31), × 2.6; 2 of 16 missed``: the median with its interval, and its ratio to random search."""
-    if row is None:
-        return "–"
-    median, low, high = row["hit"]
-    times = f", × {row['times_random'][0]:.1f}" if "times_random" in row else ""
-    missed = f"; {row['missed']} of {row['searches']} missed" if row["missed"] else ""
-    return f"{median:.0f} ({low:.0f}–{high:.0f}){times}{missed}"
-
-
-def _regret_cell(row: Mapping[str, Any] | None) -> str:
-    return "–" if row is None else " / ".join(f"{row[f'regret_{cut}'][0]:.2f}" for cut in CUTS)
-
-
-def print_rows(rows: Sequence[Mapping[str, Any]]) -> None:
-    for group, slots in dict.fromkeys((row["group"], row["slots"]) for row in rows):
-        print(f"\n{group}, {slots} slots")
-        print(f"{'arm':22} {'hit (equivalents)':>22} {'missed':>8} {'x random':>20} {'x stock':>20}", end="")
-        print("".join(f"{f'regret at {cut}':>24}" for cut in CUTS) + f"{'ms':>8}")
-        for row in (row for row in rows if (row["group"], row["slots"]) == (group, slots)):
-            print(f"{row['arm']:22} {_words(row['hit']):>22} {row['missed']:>3} of {row['searches']:<2}", end="")
-            print(f" {_words(row.get('times_random')):>20} {_words(row.get('times_stock')):>20}", end="")
-            print("".join(f"{_words(row[f'regret_{cut}']):>24}" for cut in CUTS) + f"{row['ms_a_trial']:>8}")
-
-
-def _words(figure: Sequence[float] | None) -> str:
-    return "" if figure is None else f"{figure[0]:.3g} ({figure[1]:.3g}–{figure[2]:.3g})"
-
-
 # The command
 
 
@@ -327,7 +216,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--seeds", type=int, default=16)
     add("--rows", type=int, default=500, help="of an invented table")
     add("--budget", type=float, default=60.0, help="equivalents of a search")
-    add("--without", nargs="*", default=[], help="parameters of files that follow from others")
+    add("--without", nargs="*", default=[], help="parameters that follow from others, of the files that have them")
     add("--epoch-seconds", type=float, default=300.0)
     add("--processes", type=int, default=1)
     add("--raw", type=Path, required=True, help="JSON lines; continued where it exists")
@@ -350,14 +239,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     facts = provenance()
     if args.no_run:
         wanted = {job.key for job in jobs}
-        lines = [line for line in lines_of(args.raw) if key_of(line) in wanted and line["budget"] == args.budget]
+        lines = [line for line in lines_of(args.raw) if key_of(line) in wanted and fits(line, sources)]
     else:
         lines = run_missing(jobs, sources, args.raw, args.processes)
     rows = summary(lines)
     print_rows(rows)
     tables = {str(slots): markdown(rows, slots, groups) for slots in args.slots}
-    print("", *tables.values(), sep="\n")
-    figures = {"rows": rows, "overall": overall(rows, args.aside), "tables": tables}
+    against = {str(slots): against_table(rows, slots, groups) for slots in args.slots}
+    print("", *tables.values(), "", *against.values(), sep="\n")
+    figures = {"rows": rows, "overall": overall(rows, args.aside), "tables": tables, "against_previous": against}
     result = {"provenance": facts, "budget": args.budget, **figures, "raw": lines}
     store(result, args.output)
     print(json.dumps({"overall": result["overall"]}))

@@ -52,6 +52,21 @@ def test_every_arm_runs_and_what_is_done_is_not_run_again(bench: Any, tmp_path: 
     assert rows["bound_best_first"]["regret_16"][0] == 0.0 and second["provenance"]["packages"]["optuna"]
 
 
+def test_searches_without_a_parameter_are_others_than_those_with_it(bench: Any, tmp_path: Path) -> None:
+    table = synthetic_table("projected", 0, rows=30)
+    file = tmp_path / "own.jsonl"
+    lines = [
+        {"params": {**curve.params, "twice": 1.0}, "curve": [[60.0 * (e + 1), v] for e, v in enumerate(curve.values)]}
+        for curve in table.curves
+        if len(curve.values) == table.max_epochs
+    ]
+    file.write_text("\n".join(map(json.dumps, lines)))
+    options = ["--curves", str(file), "--seeds", "1", "--arms", "random"]
+    assert {row["group"] for row in run(bench, tmp_path, *options)["rows"]} == {"own", "projected"}
+    left_out = run(bench, tmp_path, *options, "--no-run", "--without", "twice", "nothing")
+    assert [row["group"] for row in left_out["rows"]] == ["projected"], "an invented table keeps its parameters"
+
+
 def test_figures_of_a_group_by_hand(bench: Any) -> None:
     def line(arm: str, seed: int, hit: float | None, regret: float) -> dict[str, Any]:
         figures = {"hit": hit, "regret": dict.fromkeys(("16", "24", "40"), regret), "decision_ms": 1.0}
@@ -73,6 +88,11 @@ def test_figures_of_a_group_by_hand(bench: Any) -> None:
         ]
         and text[-1] == "| `--strategy auto` | 1.00 / 1.00 / 1.00 |"
     )
+    before = [line("previous", s, None, regret) for s, regret in enumerate((3.0, 0.5, 80.0))]
+    (row,) = [row for row in bench.summary([*lines, *before]) if row["arm"] == "ours"]
+    less = row["less_previous_24"]
+    assert (less["better"], less["worse"]) == (2, 1) and less["mean"][0] == pytest.approx((-2 + 0.5 - 4) / 3, abs=1e-3)
+    assert bench.against_table([row], 8, ["g"]).endswith(", 2 : 1 |") and not bench.against_table([row], 4, ["g"])
     (mean,) = [row for row in bench.overall(list(rows.values())) if row["arm"] == "ours"]
     assert mean["times_random"] == 2.0
 
