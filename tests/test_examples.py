@@ -95,7 +95,10 @@ def test_a_search_of_own_space_can_be_read_by_read_study(tmp_path: Path, tiny_im
     assert {"lars", "sgd"} <= set(said.split())
 
 
-OWN_LOOPS = [("lightning_trainable.py", "lightning"), ("huggingface_trainable.py", "transformers")]
+OWN_LOOPS = [
+    ("lightning_trainable.py", "lightning"),
+    pytest.param("huggingface_trainable.py", "transformers", marks=pytest.mark.exhaustive),
+]
 
 
 @pytest.mark.slow
@@ -128,7 +131,7 @@ def test_ray_program_starts_a_private_ray(tmp_path: Path) -> None:
     ("name", "words", "reached"),
     [
         ("own_cnn.py", "--model {}:net --loss {}:focal --batch 128 --trials 4 --max-epochs 6", 0.8),
-        ("timm_vit.py", "--model timm/vit_tiny_patch16_224 --space {}", 0.6),
+        pytest.param("timm_vit.py", "--model timm/vit_tiny_patch16_224 --space {}", 0.6, marks=pytest.mark.exhaustive),
     ],
 )
 def test_networks_that_are_not_ours_are_searched(tmp_path: Path, name: str, words: str, reached: float) -> None:

@@ -20,7 +20,7 @@ def test_it_is_stored_without_outputs() -> None:
     assert [(cell["outputs"], cell["execution_count"]) for cell in cells] == [([], None)] * len(cells)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.xdist_group("beside")
 def test_it_runs_and_shows_trials_figures_and_a_comparison(tmp_path: Path) -> None:
     import nbformat

@@ -58,7 +58,7 @@ def test_submitting_quietly_prints_the_id_alone(tmp_path: Path) -> None:
     assert Path(script).read_text().startswith("#!/bin/bash")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.xdist_group("beside")
 def test_a_quiet_run_prints_its_result_alone_and_a_verbose_one_its_start(tiny_images: Path, tmp_path: Path) -> None:
     changes = {"model.name": "shufflenet_v2_x0_5", "epochs": 1, "batch.global_size": 32, "data.image_size": 16}

@@ -169,7 +169,7 @@ def test_the_list_names_every_step_and_needs_no_gpu(tmp_path: Path) -> None:
     assert "cannot" not in done.stdout and "it needs CIFAR-10" in done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.xdist_group("beside")
 def test_a_dry_run_on_the_cpu_runs_every_command_line_and_stores_every_result(tmp_path: Path) -> None:
     started = time.time()

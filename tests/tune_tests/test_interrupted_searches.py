@@ -192,7 +192,7 @@ def test_budgets_end_a_search_that_can_be_resumed(tiny, tmp_path, budget, word):
         assert any("--budget-gpu-hours 0.04" in line for line in search.lines), "the printed command goes on"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_search_at_the_end_of_its_allocation_starts_nothing_and_says_to_come_again(tiny, tmp_path):
     arguments = (*tiny, "--study", "s", "--trials", 2, "--max-epochs", 1)
     first = Search(*arguments, cwd=tmp_path)
@@ -209,7 +209,6 @@ def test_a_search_at_the_end_of_its_allocation_starts_nothing_and_says_to_come_a
     assert len(load(tmp_path / "runs" / "s").trials) == 3
 
 
-@pytest.mark.slow
 def wait_for_growth(journal: Path, search: Search) -> None:
     """Until the search has written to its journal again, or has ended."""
     before = journal.stat().st_size if journal.exists() else 0

@@ -52,10 +52,10 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 def test_a_killed_search_over_own_components_goes_on_and_other_code_is_refused(folder: Path) -> None:
-    words = ("--study", "s", "--trials", 2, "--max-epochs", 60, "--batch", 128, "--scheduler", "none")
+    words = ("--study", "s", "--trials", 2, "--max-epochs", 30, "--batch", 128, "--scheduler", "none")
     options = ("--set", "model.options.width=8", "loss_options.gamma=1.5")
     search = Search(*COMPONENTS, *words, *options, cwd=folder)
-    search.wait_for(r"epoch 3/60")
+    search.wait_for(r"epoch 3/30")
     search.process.kill()
     search.end()
     wait_gone(search.ray_folder)
@@ -75,7 +75,7 @@ def test_a_killed_search_over_own_components_goes_on_and_other_code_is_refused(f
     assert again.end() == 0, again.stderr()
     trials = load(study).trials
     assert [t.state for t in trials] == [TrialState.COMPLETE] * 2
-    assert all(len(t.intermediate_values) == 60 for t in trials)
+    assert all(len(t.intermediate_values) == 30 for t in trials)
     for config in (t.user_attrs["config"] for t in trials):
         assert config["model"]["options"] == {"width": 8} and config["loss"] == f"{folder}/my.py:focal"
     assert max(t.value for t in trials) > 0.5  # chance is 0.1

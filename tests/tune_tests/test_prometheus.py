@@ -26,7 +26,7 @@ from helpers.searches import TINY, Search
 from helpers.waiting import wait_until
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.exhaustive,
     pytest.mark.skipif(shutil.which("prometheus") is None, reason="Debian's package prometheus is not installed"),
 ]
 

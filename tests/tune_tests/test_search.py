@@ -244,6 +244,7 @@ def test_the_inline_trainer_fits_the_installed_ray():
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("beside")
 def test_the_main_command_finds_a_good_large_batch_configuration(tmp_path):
     search = Search("--space", "large_batch", "--study", "s", cwd=tmp_path)
     assert search.end(1500) == 0, search.stderr()

@@ -41,7 +41,7 @@ def test_two_objectives_end_with_their_front(tiny, tmp_path: Path) -> None:
     assert all(row["memory_bytes"] > 2**26 for row in epochs), "a process with torch has more than 64 MiB"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.xdist_group("beside")
 def test_a_target_ends_trials_and_a_bound_that_nobody_keeps_makes_all_infeasible(
     tiny, tmp_path: Path, tiny_images: Path

@@ -19,7 +19,9 @@ EPOCHS = 10
 ASKED = ("--strategy", "random", "--stopping", "look", "--trials", 4, "--max-epochs", EPOCHS, "--study", "s")
 
 
-@pytest.fixture(params=["our loop", "train", "forgets"])
+@pytest.fixture(
+    params=["our loop", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("train", "forgets"))]
+)
 def loop(request: pytest.FixtureRequest, tiny: tuple[str, ...], tmp_path: Path) -> tuple[str, ...]:
     """Arguments of a search over our training loop, over a function, and over one without checkpoints."""
     if request.param == "our loop":

@@ -45,7 +45,7 @@ def test_a_search_that_is_killed_at_its_target_goes_on_there(tiny, tmp_path):
     assert "The best of the 3 finished trials at 32: trial" in text
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_search_that_is_killed_among_its_finalists_trains_the_same_ones(tiny, tmp_path):
     options = ("--batch", "8", "--fidelity", "epochs=2")
     text = resumed_after_a_kill(tiny, tmp_path, r"trial 3 .*epoch 1/3", *options)

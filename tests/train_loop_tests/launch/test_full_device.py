@@ -80,7 +80,7 @@ def test_torchrun_without_restarts_says_how_to_continue(best: Path) -> None:
     check_healed(best, output)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_under_ray_what_does_not_fit_at_one_image_fails_on_all_ranks(best: Path) -> None:
     options = ("--workers", "2", "--set", "global_size=4")
     code, output = train(best, env=small_device(best.parent / "site", 0, rank=1), options=options)

@@ -127,7 +127,7 @@ def test_an_output_that_cannot_be_made_after_all_is_refused_in_one_line(best_jso
     assert process.returncode == 2 and len(errors.strip().splitlines()) == 1 and "--output" in errors
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_reader_that_leaves_ends_no_run(best_json, tmp_path):
     command = f"set -o pipefail; {sys.executable} {TRAIN} --config {best_json} --output full | head -1"
     done = subprocess.run(

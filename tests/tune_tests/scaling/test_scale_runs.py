@@ -75,7 +75,7 @@ def test_a_stop_signal_reaches_the_process_once(tmp_path: Path) -> None:
     assert log.read_text().count("got 15\n") == 1
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_one_and_two_workers_really_killed_and_gone_on(tmp_path: Path) -> None:
     words = [
         sys.executable, "-m", "bigbatch", "scale", "--recipe", "cifar10-sgd-128", "--data", "digits", "--subset", "0.1",

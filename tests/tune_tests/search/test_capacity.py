@@ -132,7 +132,7 @@ def test_packing():
     )
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_search_goes_on_with_smaller_workers_when_a_node_is_lost_and_grows_when_one_joins(
     tiny_images, tiny_space, tmp_path
 ):

@@ -18,7 +18,7 @@ from helpers.searches import Search
 from helpers.waiting import wait_until
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_search_in_postgresql_survives_kill_and_restart_and_hides_its_password(server, postgres, tiny, tmp_path):  # noqa: F811
     pytest.importorskip("psycopg", reason="needs the database's driver: pip install 'psycopg[binary]'")
     arguments = (*tiny, "--study", "s", "--trials", 3, "--max-epochs", 40, "--scheduler", "none")
