@@ -245,7 +245,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows = summary(lines)
     print_rows(rows)
     tables = {str(slots): markdown(rows, slots, groups) for slots in args.slots}
-    against = {str(slots): against_table(rows, slots, groups) for slots in args.slots}
+    against = {
+        f"{arm}, {slots} slots": table
+        for slots in args.slots
+        for arm in args.arms
+        if (table := against_table(rows, slots, arm, groups))
+    }
     print("", *tables.values(), "", *against.values(), sep="\n")
     figures = {"rows": rows, "overall": overall(rows, args.aside), "tables": tables, "against_previous": against}
     result = {"provenance": facts, "budget": args.budget, **figures, "raw": lines}

@@ -133,20 +133,17 @@ def markdown(rows: Sequence[Mapping[str, Any]], slots: int, groups: Sequence[str
     return "\n".join([*hit_lines, "", *regret_lines])
 
 
-def against_table(rows: Sequence[Mapping[str, Any]], slots: int, groups: Sequence[str]) -> str:
-    """Regrets of ``ours`` less those of ``previous``, for the page of results; empty where no search has both."""
-    own = {row["group"]: row for row in rows if row["slots"] == slots and row["arm"] == "ours"}
+def against_table(rows: Sequence[Mapping[str, Any]], slots: int, arm: str, groups: Sequence[str]) -> str:
+    """Regrets of an arm less those of ``previous``, for the page of results; empty where no search has both."""
+    own = {row["group"]: row for row in rows if row["slots"] == slots and row["arm"] == arm}
     lines = []
     for group in groups:
         cells = [cell for cut in CUTS if (cell := own.get(group, {}).get(f"less_previous_{cut}"))]
         if cells:
-            lines.append(f"| {group} | {own[group]['searches']} | " + " | ".join(map(_against_cell, cells)) + " |")
+            lines.append(f"| {group} | " + " | ".join(map(_against_cell, cells)) + " |")
     head = "".join(f" at {cut} |" for cut in CUTS)
-    return (
-        "\n".join([f"| regret less that of before | searches |{head}", "|---|---|" + "---|" * len(CUTS), *lines])
-        if lines
-        else ""
-    )
+    start = [f"| {NAMES.get(arm, f'`{arm}`')} less before |{head}", "|---|" + "---|" * len(CUTS)]
+    return "\n".join([*start, *lines]) if lines else ""
 
 
 def _against_cell(cell: Mapping[str, Any]) -> str:
