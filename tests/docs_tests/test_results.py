@@ -41,6 +41,13 @@ def test_how_many_runs_a_search_needs() -> None:
     text = " ".join(PAGE.split())
     assert f"{ours[False]['times_random']} times random search and {ours[False]['times_stock']} times Ray's" in text
     assert f"on the tables kept aside {ours[True]['times_random']} times random search" in text
+    many = raw("search_efficiency_64_2cpu")
+    assert all(table in PAGE for table in many["against_previous"].values() if "before: " not in table)
+    assert {row["searches"] for row in many["rows"]} == {64} and f"{len(many['raw']):,} searches" in text
+    first = {(line["group"], line["arm"], line["slots"], line["seed"]): line["regret"] for line in result["raw"]}
+    again = [line for line in many["raw"] if (line["group"], line["arm"], line["slots"], line["seed"]) in first]
+    assert all(line["regret"] == first[line["group"], line["arm"], line["slots"], line["seed"]] for line in again)
+    assert f"{len(again)} are those of the table above" in text
 
 
 def test_the_main_command() -> None:
