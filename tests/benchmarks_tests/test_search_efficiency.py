@@ -55,7 +55,7 @@ def test_every_arm_runs_and_what_is_done_is_not_run_again(bench: Any, tmp_path: 
 def test_searches_without_a_parameter_are_others_than_those_with_it(bench: Any, tmp_path: Path) -> None:
     table = synthetic_table("projected", 0, rows=30)
     file = tmp_path / "own.jsonl"
-    lines = [
+    lines: list[dict[str, Any]] = [
         {"params": {**curve.params, "twice": 1.0}, "curve": [[60.0 * (e + 1), v] for e, v in enumerate(curve.values)]}
         for curve in table.curves
         if len(curve.values) == table.max_epochs

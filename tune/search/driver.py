@@ -36,6 +36,7 @@ from bigbatch.tune.search.follow_up_findings import follow_up_findings
 from bigbatch.tune.search.joining import agreement, check_same_model
 from bigbatch.tune.search.known_findings import known_findings
 from bigbatch.tune.search.late_report import LateReport
+from bigbatch.tune.search.look_findings import look_findings
 from bigbatch.tune.search.running import (
     SearchRun,
     confirmed_of,
@@ -150,8 +151,9 @@ def _say_findings(
 ) -> None:
     print_findings(plan, views, elapsed_s, store.ledger.used(), console, confirmed_of(plan, store))
     trials = store.study.get_trials(deepcopy=False)
-    known = known_findings(plan.warm_start, facts_of(plan), trials)
-    for line in (*known, *follow_up_findings(trials, plan.objectives.first)):
+    facts = facts_of(plan)
+    known, looked = known_findings(plan.warm_start, facts, trials), look_findings(plan.stopping, facts, trials)
+    for line in (*known, *follow_up_findings(trials, plan.objectives.first), *looked):
         console.print(line, markup=False, soft_wrap=True)
 
 
