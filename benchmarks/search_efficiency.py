@@ -44,13 +44,15 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "src"))
 
 from search_arms import FIXED, run  # noqa: E402
-from search_figures import CUTS, against_table, markdown, overall, print_rows, summary  # noqa: E402
+from search_figures import CUTS, against_table, early_table, early_values, markdown, overall, print_rows, summary  # noqa: E402
 from store import store  # noqa: E402
 
 from bigbatch.tune.simulate import CurveTable, ReplayedEpoch, read_curves, synthetic_table  # noqa: E402
 from bigbatch.tune.simulate.compare import outcome_of, regret_at, unit_of  # noqa: E402
 from bigbatch.tune.study.provenance import git_state, provenance  # noqa: E402
 
+FEW = 8
+"""Invented tables of a family from which it is told how much early values say."""
 SMALL_RUN_S = 3600.0
 """Tables whose mean run took less are replayed with epochs of ``--epoch-seconds``."""
 
@@ -111,6 +113,12 @@ def _recorded(path: Path, without: tuple[str, ...], epoch_s: float) -> CurveTabl
     if without:
         table = table.without(without)
     return table.at_epoch_s(epoch_s) if table.run_s < SMALL_RUN_S else table
+
+
+def tables_of(group: str, sources: Sources) -> list[CurveTable]:
+    """The group's table, or the first FEW of its invented ones."""
+    recorded = any(group_of(path) == group for path in sources.files)
+    return [sources.table(Job(group, "", 1, seed)) for seed in range(1 if recorded else FEW)]
 
 
 def search(job: Job, sources: Sources) -> dict[str, Any]:
@@ -251,8 +259,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         for arm in args.arms
         if (table := against_table(rows, slots, arm, groups))
     }
-    print("", *tables.values(), "", *against.values(), sep="\n")
+    early = {group: early_values(tables_of(group, sources)) for group in groups}
+    print("", *tables.values(), "", *against.values(), "", early_table(early), sep="\n")
     figures = {"rows": rows, "overall": overall(rows, args.aside), "tables": tables, "against_previous": against}
+    figures |= {"early_values": early, "early_table": early_table(early)}
     result = {"provenance": facts, "budget": args.budget, **figures, "raw": lines}
     store(result, args.output)
     print(json.dumps({"overall": result["overall"]}))

@@ -11,9 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from scipy.stats import spearmanr
 from search_arms import FIXED
 
+from bigbatch.tune.simulate import CurveTable
 from bigbatch.tune.simulate.compare import MISSED
+
+PARTS = (0.1, 0.25, 0.5)
+"""Of a run: where early values are compared with the end."""
 
 CUTS = (16, 24, 40)
 """Equivalents at which the regret is measured."""
@@ -164,6 +169,34 @@ def _hit_cell(row: Mapping[str, Any] | None) -> str:
 
 def _regret_cell(row: Mapping[str, Any] | None) -> str:
     return "–" if row is None else " / ".join(f"{row[f'regret_{cut}'][0]:.2f}" for cut in CUTS)
+
+
+def early_values(tables: Sequence[CurveTable]) -> dict[str, float]:
+    """At each of PARTS of a run: Spearman's correlation of the value there and at the end, mean over the tables.
+
+    Among the better half of the runs that did not diverge: a search tells bad from good anyway.
+    """
+    found = defaultdict(list)
+    for table in tables:
+        gain, curves = table.objective.gain, [c for c in table.curves if c.final is not None and c.values]
+        ends = np.array([gain(c.values[-1]) for c in curves])
+        better = ends > np.median(ends)
+        for part in PARTS:
+            early = np.array([gain(c.values[math.ceil(part * c.epochs) - 1]) for c in curves])
+            found[str(part)].append(float(spearmanr(early[better], ends[better])[0]))
+    return {part: round(float(np.mean(values)), 2) for part, values in found.items()}
+
+
+def early_table(early: Mapping[str, Mapping[str, float]]) -> str:
+    """``early_values`` of each group, for the page of results."""
+    head = "| rank correlation with the end |" + "".join(f" {group} |" for group in early)
+    lines = [
+        f"| after {part:.0%} of the run | ".replace("%", " %")
+        + " | ".join(f"{found[str(part)]:+.2f}".replace("-", "−") for found in early.values())
+        + " |"
+        for part in PARTS
+    ]
+    return "\n".join([head, "|---|" + "---|" * len(early), *lines])
 
 
 def print_rows(rows: Sequence[Mapping[str, Any]]) -> None:

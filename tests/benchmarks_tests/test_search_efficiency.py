@@ -98,6 +98,24 @@ def test_figures_of_a_group_by_hand(bench: Any) -> None:
     assert mean["times_random"] == 2.0
 
 
+def test_early_values_are_compared_with_the_end_among_the_better_half(bench: Any) -> None:
+    """Of forty runs the better half is ahead early as it is late, or the other way round."""
+    from dataclasses import replace
+
+    table = synthetic_table("projected", 0, rows=40)
+    whole = [c for c in table.curves if len(c.values) == table.max_epochs]
+    for sign in (1, -1):
+        ends = 0.5 + np.arange(len(whole)) / 100
+        curves = [
+            replace(c, values=(*[0.4 + sign * end / 10] * (table.max_epochs - 1), end))
+            for c, end in zip(whole, ends.tolist(), strict=True)
+        ]
+        found = bench.early_values([replace(table, curves=tuple(curves))])
+        assert found == dict.fromkeys(("0.1", "0.25", "0.5"), float(sign))
+    text = bench.early_table({"g": {"0.1": -0.04, "0.25": 0.5, "0.5": 1.0}})
+    assert "| after 10 % of the run | −0.04 |" in text and "| after 50 % of the run | +1.00 |" in text
+
+
 def test_stocks_rungs_are_those_of_rays_scheduler(arms: Any) -> None:
     """Against ``_Bracket`` of the installed Ray."""
     from types import SimpleNamespace
