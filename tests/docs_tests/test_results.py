@@ -43,6 +43,7 @@ def test_how_many_runs_a_search_needs() -> None:
     assert f"on the tables kept aside {ours[True]['times_random']} times random search" in text
     many = raw("search_efficiency_64_2cpu")
     assert all(table in PAGE for table in many["against_previous"].values() if "before: " not in table)
+    assert many["early_table"] in PAGE
     assert {row["searches"] for row in many["rows"]} == {64} and f"{len(many['raw']):,} searches" in text
     first = {(line["group"], line["arm"], line["slots"], line["seed"]): line["regret"] for line in result["raw"]}
     again = [line for line in many["raw"] if (line["group"], line["arm"], line["slots"], line["seed"]) in first]
