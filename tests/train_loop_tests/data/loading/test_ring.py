@@ -203,10 +203,11 @@ def test_nothing_is_left_of_a_trainer(folder: Path, tmp_path: Path, end: str) ->
     assert not alive
 
 
-def test_memory_stays_over_twenty_epochs(folder: Path) -> None:
+def test_memory_stays_over_forty_epochs(folder: Path) -> None:
     """An epoch of batches holds 3 MB; a tenth of it left behind in most epochs would show.
 
-    A single step does not count: an allocator takes memory in pieces of some MB, at any time.
+    A single step does not count: an allocator takes memory in pieces of some MB, at any time. The first half does not
+    either: pages that both processes share become a process's own when one of them writes there, more and more slowly.
     """
     source = open_data(
         DataConfig(
@@ -215,13 +216,13 @@ def test_memory_stays_over_twenty_epochs(folder: Path) -> None:
     )
     here, held = psutil.Process(), []
     before = set(here.children())
-    for epoch in range(20):
+    for epoch in range(40):
         for _ in source.train_batches(0, epoch, BatchSplit(1, 1, 5), 0):
             pass
         (loader,) = set(here.children()) - before
         held.append([process.memory_full_info().uss / 1e6 for process in (here, loader)])
     source.close()
-    assert np.max(np.median(np.diff(held[-11:], axis=0), axis=0)) < 0.3, held
+    assert np.max(np.median(np.diff(held[-21:], axis=0), axis=0)) < 0.3, held
     assert held[-1][1] < 400
 
 
