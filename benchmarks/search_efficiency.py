@@ -11,8 +11,8 @@ than the table's best row the best finished run is, in points. A search ends at 
 Of a family, each seed is a table of its own; a file of curves is the same table for all seeds. Each row is a median
 over the seeds with a bootstrap interval (95 %, RESAMPLES draws). Ratios to random and to stock are ratios of medians,
 resampled by seed. Regrets are also compared with those of ``previous`` seed by seed: the mean difference with its
-interval, and how many searches were better and worse. There a regret counts as WORST points at most, which is what a
-search has that has finished nothing. ``search_arms.py`` says what the arms are. Small recorded runs are replayed as if
+interval, and how many searches were better and worse. There a regret counts as WORST points at most, also
+that of a search that has finished nothing. ``search_arms.py`` says what the arms are. Small recorded runs are replayed as if
 an epoch took ``--epoch-seconds`` (300), so that what a resume costs is in proportion.
 
 Each finished search is appended to ``--raw`` at once; what is there is not run again, unless ``--without`` or
