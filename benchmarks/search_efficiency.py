@@ -12,8 +12,8 @@ Of a family, each seed is a table of its own; a file of curves is the same table
 over the seeds with a bootstrap interval (95 %, RESAMPLES draws). Ratios to random and to stock are ratios of medians,
 resampled by seed. Regrets are also compared with those of ``previous`` seed by seed: the mean difference with its
 interval, and how many searches were better and worse. There a regret counts as WORST points at most, also
-that of a search that has finished nothing. ``search_arms.py`` says what the arms are. Small recorded runs are replayed as if
-an epoch took ``--epoch-seconds`` (300), so that what a resume costs is in proportion.
+that of a search that has finished nothing. ``search_arms.py`` says what the arms are. Small recorded runs are replayed
+as if an epoch took ``--epoch-seconds`` (300), so that what a resume costs is in proportion.
 
 Each finished search is appended to ``--raw`` at once; what is there is not run again, unless ``--without`` or
 ``--budget`` was another one. So the benchmark may be stopped at any moment, and continued later or with more arms; it
