@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import FrozenTrial
 
-from bigbatch.tune.strategies.early_look import look_epoch
-from bigbatch.tune.strategies.known_prediction import rank_correlation
+from bigbatch.tune.strategies.look_value import correlation, looked_of, says_little
 from bigbatch.tune.strategies.protocol import SearchFacts
 from bigbatch.tune.study.confirmation import search_trials
-from bigbatch.tune.study.trial_facts import planned_epochs
 
 FEWEST_RUNS = 8
 """Fewer finished runs say nothing about early values."""
@@ -28,18 +26,13 @@ def look_findings(stopping: str, facts: SearchFacts, trials: Sequence[FrozenTria
     """
     if stopping != "look":
         return []
-    early, ends, groups = list[float](), list[float](), list[object]()
-    for trial in search_trials(list(trials)):
-        looked = trial.intermediate_values.get(look_epoch(trial, facts.max_epochs))
-        if trial.state == TrialState.COMPLETE and trial.values and looked is not None:
-            early.append(facts.objective.gain(looked))
-            ends.append(facts.objective.gain(trial.values[0]))
-            value = trial.params.get(facts.frontier) if facts.frontier else None
-            groups.append((value, planned_epochs(trial)))
-    found = rank_correlation(early, ends, groups) if len(ends) >= FEWEST_RUNS else None
+    runs = [run for trial in search_trials(list(trials)) if (run := looked_of(trial, facts)) is not None]
+    found = correlation(runs) if len(runs) >= FEWEST_RUNS else None
     if found is None:
         return []
-    said = f"rank correlation {found:+.2f} over {len(ends)} finished runs."
+    said = f"rank correlation {found:+.2f} over {len(runs)} finished runs."
+    if facts.open_ended and says_little(runs):
+        return [f"The values at the early look said little of the ends: {said} New trials are not paused any more."]
     if found > LITTLE:
         return [f"The values at the early look told the ends: {said}"]
     return [f"The values at the early look said little of the ends: {said} Here --stopping none may find more."]

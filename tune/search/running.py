@@ -85,6 +85,7 @@ def facts_of(plan: SearchPlan) -> SearchFacts:
         kept_for_later=plan.transfer.target if plan.transfer else None,
         tolerance=plan.tolerance * POINT,
         knowledge=plan.warm_start,
+        open_ended=plan.open_ended,
     )
 
 

@@ -134,7 +134,8 @@ def replay(
     worst = table.worst if table.objective.direction == "maximize" else math.nan
     objective = replace(table.objective, worst=worst)
     count = min(trials or pool.left, pool.left)
-    facts = SearchFacts(table.dimensions, count, table.max_epochs, slots, seed, objective)
+    open_ended = trials is None and math.isfinite(budget_h)
+    facts = SearchFacts(table.dimensions, count, table.max_epochs, slots, seed, objective, open_ended=open_ended)
     with tempfile.TemporaryDirectory(prefix="bigbatch-simulate-") as folder:
         keeper = MemoryKeeper(Path(folder), clock, objective)
         keeper.ledger.hold(slots)

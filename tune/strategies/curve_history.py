@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from bisect import bisect_left, insort
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from optuna.trial import FrozenTrial, TrialState
 from bigbatch.tune.strategies.protocol import SearchFacts
 from bigbatch.tune.study import retry
 from bigbatch.tune.study.study_index import StudyIndex
+from bigbatch.tune.study.tables import epoch_records, epoch_s
 from bigbatch.tune.study.trial_facts import CONTINUES_ATTR, has_diverged, planned_epochs
 
 MOST_CURVES = 300
@@ -30,11 +32,18 @@ class Curve:
     epochs: int
     """Of its whole run."""
     diverged: bool = False
+    epoch_s: float | None = None
+    """Median seconds of its epochs, with validation; None if they are not known."""
 
     @property
     def best(self) -> float:
         """The best value so far; −inf without one."""
         return max(self.gains.values(), default=-math.inf)
+
+    @property
+    def run_s(self) -> float | None:
+        """Seconds of its whole run; None if the time of its epochs is not known."""
+        return None if self.epoch_s is None else self.epochs * self.epoch_s
 
     @property
     def finished(self) -> bool:
@@ -148,4 +157,7 @@ def _curve_of(number: int, members: Sequence[FrozenTrial], facts: SearchFacts) -
         curve.diverged |= has_diverged(trial)
         values = trial.intermediate_values.items()
         curve.gains.update((epoch, facts.objective.gain(value)) for epoch, value in values if math.isfinite(value))
+    seconds = [epoch_s(record) for trial in members for record in epoch_records(trial)]
+    if known := [s for s in seconds if s > 0]:
+        curve.epoch_s = statistics.median(known)
     return curve

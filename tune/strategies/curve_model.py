@@ -221,7 +221,7 @@ def covariance(theta: Array, one: CurvePoints, other: CurvePoints) -> Array:
     d = one.features.shape[1]
     common, end, early, offset, curve, _ = np.exp(theta[d : d + 6])
     parts = _Parts.of(one, other)
-    matern, _ = _matern(_squared(one.features, other.features, np.exp(-theta[:d])))
+    matern, _ = matern_52(squared_distances(one.features, other.features, np.exp(-theta[:d])))
     matern = matern * related(theta[d + 6 :], one.tasks, other.tasks)
     return common * parts.common + matern * (end + early * parts.fading) + parts.same * (offset + curve * parts.fading)
 
@@ -250,13 +250,13 @@ class _Parts:
         return cls(np.exp(-((apart / 0.6) ** 2) / 2) * same_task, fading, same.astype(float))
 
 
-def _squared(one: Array, other: Array, scale: Array) -> Array:
+def squared_distances(one: Array, other: Array, scale: Array | float) -> Array:
     """Squared distances (n, m) of scaled coordinates."""
     a, b = one * scale, other * scale
     return np.maximum((a**2).sum(1)[:, None] + (b**2).sum(1)[None] - 2 * a @ b.T, 0)
 
 
-def _matern(squared: Array) -> tuple[Array, Array]:
+def matern_52(squared: Array) -> tuple[Array, Array]:
     """Matérn-5/2 of squared scaled distances, and −2 times its derivative by them."""
     r = np.sqrt(5 * squared)
     decay = np.exp(-r)
@@ -288,7 +288,7 @@ def negative_log_posterior(
     parts = parts or _Parts.of(points, points)
     common, end, early, offset, curve, noise = np.exp(theta[d : d + 6])
     scale = np.exp(-theta[:d])
-    matern, slope = _matern(_squared(points.features, points.features, scale))
+    matern, slope = matern_52(squared_distances(points.features, points.features, scale))
     tasks = related(theta[d + 6 :], points.tasks, points.tasks)
     matern, slope = matern * tasks, slope * tasks
     effect = end + early * parts.fading

@@ -3,7 +3,8 @@
 For each trial a threshold is drawn: the best value so far, plus a random improvement between 10^−2.5 and 10^−0.3
 standard deviations (as MFPI-random of ifBO, Rakotoarison et al. 2024, arXiv 2404.16795). Of 60 random configurations
 and 60 near the five best, the one is taken whose run most probably ends above it. So trials that start at the same
-time differ, some careful and some bold.
+time differ, some careful and some bold. A configuration whose run will cost much more than usual must be as much more
+probable (run_cost.py).
 
 The first trials are the points of a Sobol sequence. If other studies say something (``--warm-start``), every second
 of the first trials is proposed already, and candidates lie near the best configurations of those studies, too. After
@@ -20,12 +21,14 @@ from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial
+from scipy.special import log_ndtr
 
 from bigbatch.tune.strategies.curve_data import CurveEncoder, Learned, startup_trials
 from bigbatch.tune.strategies.curve_model import CurvePoints
 from bigbatch.tune.strategies.names import CAPABILITIES
 from bigbatch.tune.strategies.protocol import SearchFacts
 from bigbatch.tune.strategies.qmc import SobolSampler, value_at
+from bigbatch.tune.strategies.run_cost import surcharge
 
 FRESH, NEAR, ELITE = 60, 60, 5
 """Random candidates, candidates near the best trials, and how many are the best."""
@@ -104,7 +107,8 @@ class CurvesSampler(BaseSampler):
         best = max((learned.curves[i].best for i in peers), default=-np.inf)
         bar = learned.standardised(best) if np.isfinite(best) else 0.0
         threshold = bar + 10 ** rng.uniform(-2.5, -0.3)
-        return candidates[int(((threshold - mean) / sd).argmin())]
+        probability = log_ndtr((mean - threshold) / sd)
+        return candidates[int((probability - surcharge(learned.curves, learned.features, peers, features)).argmax())]
 
     def _quasi_random(self, study: Study, trial: FrozenTrial, fixed: Mapping[str, object]) -> dict[str, object]:
         sobol = SobolSampler(self._facts.names, self._facts.seed, self._facts.priors)

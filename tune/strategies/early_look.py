@@ -4,7 +4,8 @@
 A trial pauses after a tenth of its run, but not before its warmup has ended. Every fourth free slot continues the
 paused trial whose end is predicted to be the best; the others get new configurations. When all configurations were
 tried, continuing goes on until a third of them has run to the end. No trial is stopped for good. Once a budget has no
-room for a new run, each slot continues a paused one.
+room for a new run, each slot continues a paused one. If a budget is the only limit and the early values of the finished
+runs say little of their ends (look_value.py), new trials are not paused any more.
 
 With a frontier the slots for continuing are divided like the trials: the value goes first of which the smallest part
 has gone on. At the end at least one trial of each value has run to its end, and one of the configurations that were
@@ -26,14 +27,11 @@ from optuna.trial import FrozenTrial
 from bigbatch.tune.strategies.curve_data import CurveEncoder, Learned
 from bigbatch.tune.strategies.curve_history import MOST_CURVES
 from bigbatch.tune.strategies.look_index import LookIndex
+from bigbatch.tune.strategies.look_value import look_epoch
 from bigbatch.tune.strategies.protocol import Fits, SearchFacts, TrialDecision
 from bigbatch.tune.study.retry import RETRIES_ATTR
-from bigbatch.tune.study.trial_facts import CONTINUES_ATTR, planned_epochs, warmup_epochs
+from bigbatch.tune.study.trial_facts import CONTINUES_ATTR, planned_epochs
 
-LOOK_AFTER = 0.1
-"""Of the run."""
-AFTER_WARMUP = 0.05
-"""Of the run: a value at the peak of the learning rate says little, so the look is this much later."""
 EVERY = 4
 """Each slot of this number continues a paused trial."""
 FINISHED_SHARE = 1 / 3
@@ -61,9 +59,20 @@ class EarlyLook:
 
     def look(self, study: Study, trial: FrozenTrial, epoch: int) -> TrialDecision:
         """PAUSE at the look; a trial that continues a paused one goes on."""
-        if epoch < look_epoch(trial, self.facts.max_epochs) or epoch >= _epochs(trial, self.facts.max_epochs):
+        epochs = planned_epochs(trial) or self.facts.max_epochs
+        if epoch < look_epoch(trial, self.facts.max_epochs) or epoch >= epochs or _continues(trial, study):
             return TrialDecision.GO_ON
-        return TrialDecision.GO_ON if _continues(trial, study) else TrialDecision.PAUSE
+        return TrialDecision.GO_ON if self._needs_no_look(study) else TrialDecision.PAUSE
+
+    def _needs_no_look(self, study: Study) -> bool:
+        """Whether trials are not paused any more, because early values have said little of the ends.
+
+        With a number of trials they are: else the same number would cost several times as much.
+        """
+        if not self.facts.open_ended:
+            return False
+        self.index.update(study)
+        return self.index.says_little()
 
     def to_continue(self, study: Study, fits: Fits | None = None) -> FrozenTrial | None:
         """The best of the paused trials at every fourth slot, and as long as too few have run to their end; at every
@@ -160,16 +169,6 @@ class EarlyLook:
         also = [history.first_number(t.number) for t in waiting]
         ends = _ends(self.encoder.learn(study, also=also), self.encoder)
         return max(waiting, key=lambda t: (ends.get(history.first_number(t.number), -math.inf), -t.number))
-
-
-def look_epoch(trial: FrozenTrial, max_epochs: int) -> int:
-    """The epoch after which a trial is paused. Not below its epochs: a run too short to be looked at."""
-    epochs = _epochs(trial, max_epochs)
-    return max(1, math.ceil(LOOK_AFTER * epochs), math.ceil(warmup_epochs(trial) + AFTER_WARMUP * epochs))
-
-
-def _epochs(trial: FrozenTrial, max_epochs: int) -> int:
-    return planned_epochs(trial) or max_epochs
 
 
 def _continues(trial: FrozenTrial, study: Study) -> bool:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
+from bigbatch.tune.strategies.look_value import Looked, looked_of, says_little
 from bigbatch.tune.strategies.protocol import SearchFacts
 from bigbatch.tune.study.retry import RETRIES_ATTR
 from bigbatch.tune.study.study_index import StudyIndex
@@ -34,6 +35,8 @@ class LookIndex(StudyIndex):
 
     _attrs: int
     """How many user attributes the study had."""
+    _little: bool | None
+    """What ``says_little`` has found; None: not asked since a run has ended."""
 
     def __init__(self, facts: SearchFacts) -> None:
         self._facts = facts
@@ -85,6 +88,12 @@ class LookIndex(StudyIndex):
         """The gain of the best complete trial of a frontier value; None before the first one."""
         return self._best_done.get(value)
 
+    def says_little(self) -> bool:
+        """Whether the early values of the runs that have ended say little of their ends."""
+        if self._little is None:
+            self._little = says_little(list(self._looked.values()))
+        return self._little
+
     # Those that wait
 
     def waiting_values(self) -> set[object]:
@@ -114,6 +123,8 @@ class LookIndex(StudyIndex):
         self._kind: dict[int, tuple[str, object]] = {}
         self._count: Counter[tuple[str, object]] = Counter()
         self._best_done: dict[object, float] = {}
+        self._looked: dict[int, Looked] = {}
+        self._little = None
         self._continued: set[int] = set()
         self._dropped: set[int] = set()
         self._waiting: dict[object, dict[int, list[_Waiting]]] = {}
@@ -133,6 +144,8 @@ class LookIndex(StudyIndex):
         if kind == DONE and trial.values:
             gain, best = self._facts.objective.gain(trial.values[0]), self._best_done.get(self._value(trial))
             self._best_done[self._value(trial)] = gain if best is None else max(gain, best)
+        if (looked := looked_of(trial, self._facts)) is not None:
+            self._looked[number], self._little = looked, None
         if kind == PAUSED and number not in self._dropped:
             self._wait(trial, place)
 

@@ -79,6 +79,8 @@ class SearchFacts:
 
     knowledge: tuple[KnownStudy, ...] = ()
     """What other studies say."""
+    open_ended: bool = False
+    """Whether a budget of hours alone ends the search, and no number of trials."""
 
     @property
     def names(self) -> list[str]:
