@@ -8,10 +8,12 @@ from optuna.trial import FrozenTrial
 
 from bigbatch.tune.strategies.look_value import correlation, looked_of, says_little
 from bigbatch.tune.strategies.protocol import SearchFacts
+from bigbatch.tune.study.cheap_runs import as_finished
 from bigbatch.tune.study.confirmation import search_trials
+from bigbatch.tune.study.trial_facts import FOLLOWS_ATTR
 
 FEWEST_RUNS = 8
-"""Fewer finished runs say nothing about early values."""
+"""Fewer finished runs say nothing about early values, unless pauses have ended."""
 LITTLE = 0.2
 """Up to this rank correlation, no early stopping is recommended. Of the tables in docs/results.md, the look
 is better than no early stopping on t_c8, whose better runs have 0.4 after a tenth, and worse on projected (0.1) and on
@@ -21,17 +23,19 @@ algoperf_resnet (about 0)."""
 def look_findings(stopping: str, facts: SearchFacts, trials: Sequence[FrozenTrial]) -> list[str]:
     """One line, for a search with ``--stopping look`` and enough runs to their end.
 
-    The correlation is Spearman's, among the runs of one value of the frontier and of as many epochs. The runs that went
-    on were chosen for their early values, so that it is lower than among all configurations.
+    The runs are those that the strategy sees (search_only.py): no confirmations, and of a search in two parts those of
+    the first part. The correlation is Spearman's, among the runs of one value of the frontier and of as many epochs.
+    The runs that went on were chosen for their early values, so that it is lower than among all configurations.
     """
     if stopping != "look":
         return []
-    runs = [run for trial in search_trials(list(trials)) if (run := looked_of(trial, facts)) is not None]
-    found = correlation(runs) if len(runs) >= FEWEST_RUNS else None
-    if found is None:
+    own = [as_finished(trial) for trial in search_trials(list(trials)) if FOLLOWS_ATTR not in trial.user_attrs]
+    runs = [run for trial in own if (run := looked_of(trial, facts)) is not None]
+    found, no_more = correlation(runs), facts.open_ended and says_little(runs)
+    if found is None or (len(runs) < FEWEST_RUNS and not no_more):
         return []
     said = f"rank correlation {found:+.2f} over {len(runs)} finished runs."
-    if facts.open_ended and says_little(runs):
+    if no_more:
         return [f"The values at the early look said little of the ends: {said} New trials are not paused any more."]
     if found > LITTLE:
         return [f"The values at the early look told the ends: {said}"]

@@ -13,9 +13,11 @@ from optuna.trial import FrozenTrial, TrialState
 from bigbatch.tune.strategies.protocol import SearchFacts
 from bigbatch.tune.study import retry
 from bigbatch.tune.study.study_index import StudyIndex
-from bigbatch.tune.study.tables import epoch_records, epoch_s
-from bigbatch.tune.study.trial_facts import CONTINUES_ATTR, has_diverged, planned_epochs
+from bigbatch.tune.study.tables import epoch_of, epoch_records, epoch_s
+from bigbatch.tune.study.trial_facts import CONTINUES_ATTR, WORKERS_ATTR, has_diverged, planned_epochs
 
+MOST_EPOCH_S = 1e9
+"""A longer epoch is an error of its record."""
 MOST_CURVES = 300
 """Of a study with more curves, the model learns from this many, so that a decision costs the same among 10,000."""
 
@@ -33,7 +35,8 @@ class Curve:
     """Of its whole run."""
     diverged: bool = False
     epoch_s: float | None = None
-    """Median seconds of its epochs, with validation; None if they are not known."""
+    """Median device seconds of its epochs, with validation, without its first one, in which processes start and
+    libraries choose their algorithms. None if they are not known."""
 
     @property
     def best(self) -> float:
@@ -42,7 +45,7 @@ class Curve:
 
     @property
     def run_s(self) -> float | None:
-        """Seconds of its whole run; None if the time of its epochs is not known."""
+        """Device seconds of its whole run; None if the time of its epochs is not known."""
         return None if self.epoch_s is None else self.epochs * self.epoch_s
 
     @property
@@ -157,7 +160,13 @@ def _curve_of(number: int, members: Sequence[FrozenTrial], facts: SearchFacts) -
         curve.diverged |= has_diverged(trial)
         values = trial.intermediate_values.items()
         curve.gains.update((epoch, facts.objective.gain(value)) for epoch, value in values if math.isfinite(value))
-    seconds = [epoch_s(record) for trial in members for record in epoch_records(trial)]
-    if known := [s for s in seconds if s > 0]:
-        curve.epoch_s = statistics.median(known)
+    if seconds := [s for trial in members for s in _epoch_seconds(trial, curve.epochs)]:
+        curve.epoch_s = statistics.median(seconds)
     return curve
+
+
+def _epoch_seconds(trial: FrozenTrial, epochs: int) -> list[float]:
+    """Device seconds of a trial's epochs, as far as they are known; of the first one only if it is the whole run."""
+    workers = trial.user_attrs.get(WORKERS_ATTR, 1)
+    found = [workers * epoch_s(r) for r in epoch_records(trial) if epoch_of(r) > 1 or epochs == 1]
+    return [s for s in found if 0 < s < MOST_EPOCH_S]

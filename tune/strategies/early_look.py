@@ -58,9 +58,9 @@ class EarlyLook:
         object.__setattr__(self, "index", LookIndex(self.facts))
 
     def look(self, study: Study, trial: FrozenTrial, epoch: int) -> TrialDecision:
-        """PAUSE at the look; a trial that continues a paused one goes on."""
-        epochs = planned_epochs(trial) or self.facts.max_epochs
-        if epoch < look_epoch(trial, self.facts.max_epochs) or epoch >= epochs or _continues(trial, study):
+        """PAUSE at the look; a trial that continues a paused one goes on, and one that was not paused then, too."""
+        epochs, at = planned_epochs(trial) or self.facts.max_epochs, look_epoch(trial, self.facts.max_epochs)
+        if not at <= epoch < epochs or _goes_on(trial, at, epoch, study):
             return TrialDecision.GO_ON
         return TrialDecision.GO_ON if self._needs_no_look(study) else TrialDecision.PAUSE
 
@@ -171,12 +171,20 @@ class EarlyLook:
         return max(waiting, key=lambda t: (ends.get(history.first_number(t.number), -math.inf), -t.number))
 
 
-def _continues(trial: FrozenTrial, study: Study) -> bool:
-    """Whether the trial continues a paused one, or repeats a failed one that did."""
+def _goes_on(trial: FrozenTrial, at: int, epoch: int, study: Study) -> bool:
+    """Whether the trial goes on without a pause: it was let go at its look in epoch ``at``, or continues a paused one.
+
+    Or it repeats a failed trial of which one of the two holds.
+    """
+    if any(at <= earlier < epoch for earlier in trial.intermediate_values):
+        return True
     while CONTINUES_ATTR not in trial.user_attrs:
         if RETRIES_ATTR not in trial.user_attrs:
             return False
-        trial = study.get_trials(deepcopy=False)[int(trial.user_attrs[RETRIES_ATTR])]
+        failed = int(trial.user_attrs[RETRIES_ATTR])
+        trial = next(other for other in study.get_trials(deepcopy=False) if other.number == failed)
+        if any(earlier > at for earlier in trial.intermediate_values):
+            return True
     return True
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution
@@ -10,7 +12,8 @@ from scipy.stats import spearmanr
 
 from bigbatch.tune.search.look_findings import look_findings
 from bigbatch.tune.strategies.protocol import Dimension, SearchFacts
-from bigbatch.tune.study.trial_facts import CONFIRMS_ATTR
+from bigbatch.tune.study.fidelity import CHEAP_RUN
+from bigbatch.tune.study.trial_facts import CONFIRMS_ATTR, FOLLOWS_ATTR
 
 BATCHES = CategoricalDistribution([128, 512])
 
@@ -60,3 +63,17 @@ def test_it_is_silent_without_a_look_with_few_runs_and_about_confirmations(stopp
     assert not look_findings("look", facts(), runs[:-1])
     assert not look_findings("look", facts(), [*runs[:-1], run(0.9, 0.9, **{CONFIRMS_ATTR: 0})])
     assert not look_findings("look", facts(), [run(0.3, 0.5)] * 9), "all alike: there is no order"
+
+
+def test_with_a_budget_alone_it_says_that_pauses_have_ended_of_the_runs_that_the_strategy_sees() -> None:
+    """Six are enough for it. Cheap runs count as finished ones, those of the second part do not count."""
+    budget_alone = replace(facts(), open_ended=True)
+    runs = [run(0.4 - i / 50, 0.5 + i / 50) for i in range(6)]
+    assert "not paused any more" in look_findings("look", budget_alone, runs)[0]
+    assert not look_findings("look", facts(), runs) and not look_findings("look", budget_alone, runs[:-1])
+    second_part = [run(0.4 - i / 50, 0.5 + i / 50, **{FOLLOWS_ATTR: i}) for i in range(9)]
+    assert not look_findings("look", budget_alone, second_part)
+    cheap = [run(0.4 - i / 50, 0.5 + i / 50, ended_because=CHEAP_RUN) for i in range(6)]
+    for trial in cheap:
+        trial.state = TrialState.PRUNED
+    assert "-1.00 over 6 finished runs. New trials are not paused" in look_findings("look", budget_alone, cheap)[0]

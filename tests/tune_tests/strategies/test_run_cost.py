@@ -13,6 +13,7 @@ from bigbatch.tune.strategies.protocol import Dimension, SearchFacts
 from bigbatch.tune.strategies.run_cost import USUAL, surcharge
 from bigbatch.tune.study.objective import Objective
 from bigbatch.tune.study.tables import EPOCH_ATTR
+from bigbatch.tune.study.trial_facts import WORKERS_ATTR
 from helpers.lone_studies import new_study
 
 KINDS = CategoricalDistribution(("quick", "slow"))
@@ -85,5 +86,13 @@ def test_the_time_of_an_epoch_is_the_median_of_those_of_the_run() -> None:
     first.user_attrs[f"{EPOCH_ATTR}00001"]["train_s"] = 300.0
     (one,) = curves_of([first], FACTS)
     assert one.epoch_s == pytest.approx(10.0) and one.run_s == pytest.approx(100.0)
+    first.user_attrs[WORKERS_ATTR] = 4
+    assert curves_of([first], FACTS)[0].epoch_s == pytest.approx(40.0), "device seconds"
+    first.user_attrs[f"{EPOCH_ATTR}00002"]["train_s"] = float("inf")
+    assert curves_of([first], FACTS)[0].epoch_s == pytest.approx(40.0), "an error of the record"
+    early = {key: value for key, value in first.user_attrs.items() if key <= f"{EPOCH_ATTR}00001"}
+    first.user_attrs, known = early, first.user_attrs
+    assert curves_of([first], FACTS)[0].run_s is None, "its first epoch alone, in which processes start"
+    first.user_attrs = known
     first.user_attrs = {key: value for key, value in first.user_attrs.items() if not key.startswith(EPOCH_ATTR)}
     assert curves_of([first], FACTS)[0].run_s is None
