@@ -39,15 +39,15 @@ def surcharge(curves: Sequence[Curve], features: Array, peers: Sequence[int], at
 
     Returns:
         (m,): the logarithm of predicted cost / (USUAL × median cost), at least 0. All 0 if fewer than three peers'
-        costs are known.
+        costs are known, or none is above USUAL × median.
     """
     known = np.array([i for i, curve in enumerate(curves) if curve.run_s is not None], int)
     costs = np.log([run_s for curve in curves if (run_s := curve.run_s) is not None])
     usual = costs[np.isin(known, list(peers))]
-    if len(usual) < FEWEST_RUNS:
-        return np.zeros(len(at))
+    if len(usual) < FEWEST_RUNS or costs.max() <= (most := np.median(usual) + np.log(USUAL)):
+        return np.zeros(len(at))  # the common case, in which nothing is to be predicted
     mean, length = costs.mean(), 0.5 * np.sqrt(max(at.shape[1], 1))
     gram, _ = matern_52(squared_distances(features[known], features[known], 1 / length))
     cross, _ = matern_52(squared_distances(at, features[known], 1 / length))
     predicted = mean + cross @ np.linalg.solve(gram + NOISE * np.eye(len(known)), costs - mean)
-    return np.asarray(np.maximum(0.0, predicted - np.median(usual) - np.log(USUAL)))
+    return np.asarray(np.maximum(0.0, predicted - most))
