@@ -11,7 +11,7 @@ from typing import NamedTuple
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
-from bigbatch.tune.strategies.look_value import Looked, looked_of, says_little
+from bigbatch.tune.strategies.look_value import LookedRun, looked_of, says_little
 from bigbatch.tune.strategies.protocol import SearchFacts
 from bigbatch.tune.study.retry import RETRIES_ATTR
 from bigbatch.tune.study.study_index import StudyIndex
@@ -123,7 +123,7 @@ class LookIndex(StudyIndex):
         self._kind: dict[int, tuple[str, object]] = {}
         self._count: Counter[tuple[str, object]] = Counter()
         self._best_done: dict[object, float] = {}
-        self._looked: dict[int, Looked] = {}
+        self._looked: dict[int, LookedRun] = {}
         self._little = None
         self._continued: set[int] = set()
         self._dropped: set[int] = set()

@@ -21,7 +21,7 @@ LEAST_Z, LEAST_RUNS = 0.4, 6
 the first figure: a correlation of 0.38. Fewer finished runs than the second figure say nothing."""
 
 
-class Looked(NamedTuple):
+class LookedRun(NamedTuple):
     """A run to its end: its gains at the look and at the end, and the group of runs that compare with it."""
 
     early: float
@@ -36,22 +36,22 @@ def look_epoch(trial: FrozenTrial, max_epochs: int) -> int:
     return max(1, math.ceil(LOOK_AFTER * epochs), math.ceil(warmup_epochs(trial) + AFTER_WARMUP * epochs))
 
 
-def looked_of(trial: FrozenTrial, facts: SearchFacts) -> Looked | None:
+def looked_of(trial: FrozenTrial, facts: SearchFacts) -> LookedRun | None:
     """What a complete trial says about early values; None for another one, or without a value at its look."""
     early = trial.intermediate_values.get(look_epoch(trial, facts.max_epochs))
     if trial.state != TrialState.COMPLETE or not trial.values or early is None:
         return None
     value = trial.params.get(facts.frontier) if facts.frontier else None
     gain = facts.objective.gain
-    return Looked(gain(early), gain(trial.values[0]), (value, planned_epochs(trial)))
+    return LookedRun(gain(early), gain(trial.values[0]), (value, planned_epochs(trial)))
 
 
-def correlation(runs: Sequence[Looked]) -> float | None:
+def correlation(runs: Sequence[LookedRun]) -> float | None:
     """Spearman's rank correlation of early values and ends, within the groups. None if nothing can be ranked."""
     return rank_correlation([r.early for r in runs], [r.end for r in runs], [r.group for r in runs])
 
 
-def says_little(runs: Sequence[Looked]) -> bool:
+def says_little(runs: Sequence[LookedRun]) -> bool:
     """Whether early values say little about the ends of these runs (Fisher's transformation of the correlation).
 
     Each group of runs takes one degree of freedom.

@@ -12,7 +12,7 @@ from optuna.distributions import FloatDistribution
 from optuna.trial import FrozenTrial, TrialState, create_trial
 from scipy.stats import spearmanr
 
-from bigbatch.tune.strategies.look_value import LEAST_Z, Looked, says_little
+from bigbatch.tune.strategies.look_value import LEAST_Z, LookedRun, says_little
 from bigbatch.tune.strategies.named import make_strategy
 from bigbatch.tune.strategies.protocol import Dimension, SearchFacts, TrialDecision
 from bigbatch.tune.study.objective import Objective
@@ -22,8 +22,8 @@ from helpers.lone_studies import new_study
 FACTS = SearchFacts((Dimension("x", FloatDistribution(0, 1)),), 40, 20, objective=Objective("v", worst=0.0))
 
 
-def runs(early: list[float], ends: list[float], group: object = None) -> list[Looked]:
-    return [Looked(a, b, (group, 20)) for a, b in zip(early, ends, strict=True)]
+def runs(early: list[float], ends: list[float], group: object = None) -> list[LookedRun]:
+    return [LookedRun(a, b, (group, 20)) for a, b in zip(early, ends, strict=True)]
 
 
 @pytest.mark.parametrize("seed", range(12))
