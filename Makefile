@@ -4,9 +4,13 @@ PYTHON ?= python
 JOBS ?= 2
 FAST = $(PYTHON) -m pytest -n $(JOBS) --dist loadgroup --durations=15 -m "not slow and not exhaustive"
 
+# Compiled modules are kept: without them every process that a test starts compiles the packages again, and every pytest
+# process compiles the tests.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: check format lint types docs pages test coverage slow exhaustive lowest gpu
 
-check: format lint types docs coverage slow
+check: format lint types docs test slow
 
 format:
 	$(PYTHON) -m ruff format --check .
@@ -32,6 +36,7 @@ test:
 	$(FAST)
 
 # The fast tests, and which lines of the package they run in their own processes. Fewer than pyproject.toml says fails.
+# Slower than the tests alone, and so not a part of `check` (`python benchmarks/check_time.py --stages test coverage`).
 coverage:
 	$(FAST) --cov --cov-report=term:skip-covered
 
