@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 from optuna.trial import FrozenTrial
 
-from bigbatch.tune.strategies.look_value import correlation, looked_of, says_little
+from bigbatch.tune.strategies.look_value import chance_of_little, correlation, looked_of
 from bigbatch.tune.strategies.protocol import SearchFacts
 from bigbatch.tune.study.cheap_runs import as_finished
 from bigbatch.tune.study.confirmation import search_trials
 from bigbatch.tune.study.trial_facts import FOLLOWS_ATTR
 
 FEWEST_RUNS = 8
-"""Fewer finished runs say nothing about early values, unless pauses have ended."""
+"""Fewer finished runs say nothing about early values."""
 LITTLE = 0.2
 """Up to this rank correlation, no early stopping is recommended. Of the tables in docs/results.md, the look
 is better than no early stopping on t_c8, whose better runs have 0.4 after a tenth, and worse on projected (0.1) and on
@@ -31,12 +31,12 @@ def look_findings(stopping: str, facts: SearchFacts, trials: Sequence[FrozenTria
         return []
     own = [as_finished(trial) for trial in search_trials(list(trials)) if FOLLOWS_ATTR not in trial.user_attrs]
     runs = [run for trial in own if (run := looked_of(trial, facts)) is not None]
-    found, no_more = correlation(runs), facts.open_ended and says_little(runs)
-    if found is None or (len(runs) < FEWEST_RUNS and not no_more):
+    found = correlation(runs)
+    if found is None or len(runs) < FEWEST_RUNS:
         return []
     said = f"rank correlation {found:+.2f} over {len(runs)} finished runs."
-    if no_more:
-        return [f"The values at the early look said little of the ends: {said} New trials are not paused any more."]
+    let_go = f" Of new trials {chance_of_little(runs):.0%} run without a pause." if facts.open_ended else ""
     if found > LITTLE:
-        return [f"The values at the early look told the ends: {said}"]
-    return [f"The values at the early look said little of the ends: {said} Here --stopping none may find more."]
+        return [f"The values at the early look told the ends: {said}{let_go}"]
+    advice = " Here --stopping none may find more."
+    return [f"The values at the early look said little of the ends: {said}{let_go or advice}"]

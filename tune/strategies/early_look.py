@@ -4,8 +4,8 @@
 A trial pauses after a tenth of its run, but not before its warmup has ended. Every fourth free slot continues the
 paused trial whose end is predicted to be the best; the others get new configurations. When all configurations were
 tried, continuing goes on until a third of them has run to the end. No trial is stopped for good. Once a budget has no
-room for a new run, each slot continues a paused one. If a budget is the only limit and the early values of the finished
-runs say little of their ends (look_value.py), new trials are not paused any more.
+room for a new run, each slot continues a paused one. If a budget is the only limit, some trials are not paused: as
+large a part of them as the chance that early values say little of the ends (look_value.py), which is a third at first.
 
 With a frontier the slots for continuing are divided like the trials: the value goes first of which the smallest part
 has gone on. At the end at least one trial of each value has run to its end, and one of the configurations that were
@@ -27,7 +27,7 @@ from optuna.trial import FrozenTrial
 from bigbatch.tune.strategies.curve_data import CurveEncoder, Learned
 from bigbatch.tune.strategies.curve_history import MOST_CURVES
 from bigbatch.tune.strategies.look_index import LookIndex
-from bigbatch.tune.strategies.look_value import look_epoch
+from bigbatch.tune.strategies.look_value import is_let_go, look_epoch
 from bigbatch.tune.strategies.protocol import Fits, SearchFacts, TrialDecision
 from bigbatch.tune.study.retry import RETRIES_ATTR
 from bigbatch.tune.study.trial_facts import CONTINUES_ATTR, planned_epochs
@@ -62,17 +62,17 @@ class EarlyLook:
         epochs, at = planned_epochs(trial) or self.facts.max_epochs, look_epoch(trial, self.facts.max_epochs)
         if not at <= epoch < epochs or _goes_on(trial, at, epoch, study):
             return TrialDecision.GO_ON
-        return TrialDecision.GO_ON if self._needs_no_look(study) else TrialDecision.PAUSE
+        return TrialDecision.GO_ON if self._needs_no_look(study, trial.number) else TrialDecision.PAUSE
 
-    def _needs_no_look(self, study: Study) -> bool:
-        """Whether trials are not paused any more, because early values have said little of the ends.
+    def _needs_no_look(self, study: Study, number: int) -> bool:
+        """Whether the trial is one of those that are not paused, because early values may say little of the ends.
 
-        With a number of trials they are: else the same number would cost several times as much.
+        With a number of trials all are paused: else the same number would cost several times as much.
         """
         if not self.facts.open_ended:
             return False
         self.index.update(study)
-        return self.index.says_little()
+        return is_let_go(self.index.chance_of_little(), number, self.facts.seed)
 
     def to_continue(self, study: Study, fits: Fits | None = None) -> FrozenTrial | None:
         """The best of the paused trials at every fourth slot, and as long as too few have run to their end; at every

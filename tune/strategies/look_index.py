@@ -11,7 +11,7 @@ from typing import NamedTuple
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
-from bigbatch.tune.strategies.look_value import LookedRun, looked_of, says_little
+from bigbatch.tune.strategies.look_value import LookedRun, chance_of_little, looked_of
 from bigbatch.tune.strategies.protocol import SearchFacts
 from bigbatch.tune.study.retry import RETRIES_ATTR
 from bigbatch.tune.study.study_index import StudyIndex
@@ -35,8 +35,8 @@ class LookIndex(StudyIndex):
 
     _attrs: int
     """How many user attributes the study had."""
-    _little: bool | None
-    """What ``says_little`` has found; None: not asked since a run has ended."""
+    _little: float | None
+    """What ``chance_of_little`` has found; None: not asked since a run has ended."""
 
     def __init__(self, facts: SearchFacts) -> None:
         self._facts = facts
@@ -88,10 +88,10 @@ class LookIndex(StudyIndex):
         """The gain of the best complete trial of a frontier value; None before the first one."""
         return self._best_done.get(value)
 
-    def says_little(self) -> bool:
-        """Whether the early values of the runs that have ended say little of their ends."""
+    def chance_of_little(self) -> float:
+        """The chance that early values say little of the ends, after the runs that have ended."""
         if self._little is None:
-            self._little = says_little(list(self._looked.values()))
+            self._little = chance_of_little(list(self._looked.values()))
         return self._little
 
     # Those that wait

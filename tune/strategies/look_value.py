@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from optuna.trial import FrozenTrial, TrialState
+from scipy.special import ndtr
 
 from bigbatch.tune.strategies.known_prediction import rank_correlation
 from bigbatch.tune.strategies.protocol import SearchFacts
@@ -16,9 +17,14 @@ LOOK_AFTER = 0.1
 """Of the run."""
 AFTER_WARMUP = 0.05
 """Of the run: a value at the peak of the learning rate says little, so the look is this much later."""
-LEAST_Z, LEAST_RUNS = 0.4, 6
-"""Early values say little if Fisher's z of their rank correlation with the ends is, with one standard error more, below
-the first figure: a correlation of 0.38. Fewer finished runs than the second figure say nothing."""
+LITTLE_Z = 0.4
+"""Early values say little if Fisher's z of their rank correlation with the ends is below this, the z of 0.38."""
+PRIOR_Z, PRIOR_SD = 0.6, 0.5
+"""What is expected of Fisher's z before any run has ended, as mean and standard deviation (normal). The chance that
+early values say little is then 0.34."""
+
+
+TRIAL_STEP, SEED_STEP = (math.sqrt(5) - 1) / 2, math.sqrt(2) - 1
 
 
 class LookedRun(NamedTuple):
@@ -51,14 +57,26 @@ def correlation(runs: Sequence[LookedRun]) -> float | None:
     return rank_correlation([r.early for r in runs], [r.end for r in runs], [r.group for r in runs])
 
 
-def says_little(runs: Sequence[LookedRun]) -> bool:
-    """Whether early values say little about the ends of these runs (Fisher's transformation of the correlation).
+def chance_of_little(runs: Sequence[LookedRun]) -> float:
+    """The chance that early values say little about the ends of runs, after those that have ended.
 
-    Each group of runs takes one degree of freedom.
+    Fisher's z of their rank correlation is normal with a variance of 1 / (runs − 3) (Fisher 1921). With the prior it
+    gives a normal posterior; the chance is its part below LITTLE_Z. Each further group of runs takes one degree of
+    freedom. Runs that cannot be ranked leave the prior as it is.
     """
-    if len(runs) < LEAST_RUNS:
-        return False
     found, free = correlation(runs), len(runs) - 2 - len({run.group for run in runs})
-    if found is None or free < 1:
-        return False
-    return math.atanh(min(0.999, max(-0.999, found))) + 1 / math.sqrt(free) < LEAST_Z
+    precision, mean = PRIOR_SD**-2, PRIOR_Z
+    if found is not None and free > 0:
+        z = math.atanh(min(0.999, max(-0.999, found)))
+        mean = (precision * mean + free * z) / (precision + free)
+        precision += free
+    return float(ndtr((LITTLE_Z - mean) * math.sqrt(precision)))
+
+
+def is_let_go(chance: float, number: int, seed: int) -> bool:
+    """Whether trial ``number`` is not paused at its look: in that part of the trials, evenly spread over a search.
+
+    The part is the chance that pauses choose the wrong runs (probability matching, Thompson 1933). The places are an
+    additive recurrence with the golden ratio, which spreads any number of points evenly (Knuth 1998, section 6.4).
+    """
+    return (seed * SEED_STEP + number * TRIAL_STEP) % 1 < chance

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -65,15 +66,21 @@ def test_it_is_silent_without_a_look_with_few_runs_and_about_confirmations(stopp
     assert not look_findings("look", facts(), [run(0.3, 0.5)] * 9), "all alike: there is no order"
 
 
-def test_with_a_budget_alone_it_says_that_pauses_have_ended_of_the_runs_that_the_strategy_sees() -> None:
-    """Six are enough for it. Cheap runs count as finished ones, those of the second part do not count."""
+def test_with_a_budget_alone_it_says_how_many_are_not_paused_of_the_runs_that_the_strategy_sees() -> None:
+    """Cheap runs count as finished ones, those of the second part do not count."""
     budget_alone = replace(facts(), open_ended=True)
-    runs = [run(0.4 - i / 50, 0.5 + i / 50) for i in range(6)]
-    assert "not paused any more" in look_findings("look", budget_alone, runs)[0]
-    assert not look_findings("look", facts(), runs) and not look_findings("look", budget_alone, runs[:-1])
+    runs = [run(0.4 - i / 50, 0.5 + i / 50) for i in range(8)]
+    (line,) = look_findings("look", budget_alone, runs)
+    part = int(re.search(r"-1.00 over 8 finished runs. Of new trials (\d+)% run without a pause", line)[1])
+    assert part > 90 and "--stopping none" not in line
+    fine = [run(0.2 + i / 50, 0.5 + i / 50) for i in range(8)]
+    (line,) = look_findings("look", budget_alone, fine)
+    assert "told the ends" in line and int(re.search(r"(\d+)% run without", line)[1]) < 10
+    assert "without a pause" not in look_findings("look", facts(), runs)[0]
+    assert not look_findings("look", budget_alone, runs[:-1])
     second_part = [run(0.4 - i / 50, 0.5 + i / 50, **{FOLLOWS_ATTR: i}) for i in range(9)]
     assert not look_findings("look", budget_alone, second_part)
-    cheap = [run(0.4 - i / 50, 0.5 + i / 50, ended_because=CHEAP_RUN) for i in range(6)]
+    cheap = [run(0.4 - i / 50, 0.5 + i / 50, ended_because=CHEAP_RUN) for i in range(8)]
     for trial in cheap:
         trial.state = TrialState.PRUNED
-    assert "-1.00 over 6 finished runs. New trials are not paused" in look_findings("look", budget_alone, cheap)[0]
+    assert look_findings("look", budget_alone, cheap) == look_findings("look", budget_alone, runs)
