@@ -63,6 +63,9 @@ class BudgetedSearch:
     start_s: float = 5.0
     end_s: float = 8.0
     trials: int = 10**6
+    guess: int = 20
+    """How many trials strategies are told."""
+    open_ended: bool = False
     stopping: str = "none"
     on_disk: bool = False
     """For searches that another one resumes. A study in memory waits for no disk."""
@@ -84,7 +87,9 @@ class BudgetedSearch:
         )
         self.budget, facts = budget, self.facts
         reserve = None if facts is None else ConfirmationReserve(facts, EPOCHS)
-        search_facts = SearchFacts(SPACE, 20, EPOCHS, self.slots, 3, accuracy(10), BATCH)
+        search_facts = SearchFacts(
+            SPACE, self.guess, EPOCHS, self.slots, 3, accuracy(10), BATCH, open_ended=self.open_ended
+        )
         self.conductor = Conductor(
             made,
             SearchOnly(make_strategy("random", self.stopping, search_facts)),

@@ -34,9 +34,11 @@ def look_findings(stopping: str, facts: SearchFacts, trials: Sequence[FrozenTria
     found = correlation(runs)
     if found is None or len(runs) < FEWEST_RUNS:
         return []
-    said = f"rank correlation {found:+.2f} over {len(runs)} finished runs."
-    let_go = f" Of new trials {chance_of_little(runs):.0%} run without a pause." if facts.open_ended else ""
-    if found > LITTLE:
-        return [f"The values at the early look told the ends: {said}{let_go}"]
-    advice = " Here --stopping none may find more."
-    return [f"The values at the early look said little of the ends: {said}{let_go or advice}"]
+    said, chance = f"rank correlation {found:+.2f} over {len(runs)} finished runs.", chance_of_little(runs)
+    told = chance < 0.5 if facts.open_ended else found > LITTLE
+    words = [f"The values at the early look {'told' if told else 'said little of'} the ends: {said}"]
+    if facts.open_ended:
+        words.append(f"Of new trials {chance:.0%} run without a pause.")
+    elif not told:
+        words.append("Here --stopping none may find more.")
+    return [" ".join(words)]

@@ -62,9 +62,9 @@ class EarlyLook:
         epochs, at = planned_epochs(trial) or self.facts.max_epochs, look_epoch(trial, self.facts.max_epochs)
         if not at <= epoch < epochs or _goes_on(trial, at, epoch, study):
             return TrialDecision.GO_ON
-        return TrialDecision.GO_ON if self._needs_no_look(study, trial.number) else TrialDecision.PAUSE
+        return TrialDecision.GO_ON if self._needs_no_look(study, trial) else TrialDecision.PAUSE
 
-    def _needs_no_look(self, study: Study, number: int) -> bool:
+    def _needs_no_look(self, study: Study, trial: FrozenTrial) -> bool:
         """Whether the trial is one of those that are not paused, because early values may say little of the ends.
 
         With a number of trials all are paused: else the same number would cost several times as much.
@@ -72,7 +72,8 @@ class EarlyLook:
         if not self.facts.open_ended:
             return False
         self.index.update(study)
-        return is_let_go(self.index.chance_of_little(), number, self.facts.seed)
+        value, place = self.index.place_of(trial)
+        return is_let_go(self.index.chance_of_little(), place, self.facts.seed, value)
 
     def to_continue(self, study: Study, fits: Fits | None = None) -> FrozenTrial | None:
         """The best of the paused trials at every fourth slot, and as long as too few have run to their end; at every
@@ -80,7 +81,7 @@ class EarlyLook:
         trials = self.index.update(study)
         if fits is not None:
             return self._that_fits(study, trials, fits)
-        if self.index.configurations < self.facts.trials:
+        if self.index.configurations < self.facts.most_trials:
             slot = len(trials) + 1
             due = slot % EVERY == 0 and slot > 2 * EVERY
             return self._next(study, trials) if due else None

@@ -11,14 +11,14 @@ from typing import NamedTuple
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
-from bigbatch.tune.strategies.look_value import LookedRun, chance_of_little, looked_of
+from bigbatch.tune.strategies.look_value import LookedRun, chance_of_little, look_epoch, looked_of
 from bigbatch.tune.strategies.protocol import SearchFacts
 from bigbatch.tune.study.retry import RETRIES_ATTR
 from bigbatch.tune.study.study_index import StudyIndex
 from bigbatch.tune.study.trial_facts import CONTINUES_ATTR, DROPPED_ATTR, GIVEN_ATTR, is_paused
 
 PAUSED, DONE, GOES_ON, RUNS = "paused", "done", "goes on", "runs"
-"""What a trial is: paused and not continued; complete; a running continuation; any other running trial."""
+"""What a trial is: paused and not continued; complete; running after its look; any other running trial."""
 
 
 class _Waiting(NamedTuple):
@@ -94,6 +94,11 @@ class LookIndex(StudyIndex):
             self._little = chance_of_little(list(self._looked.values()))
         return self._little
 
+    def place_of(self, trial: FrozenTrial) -> tuple[object, int]:
+        """The trial's value of the frontier, and how many configurations of that value came before it."""
+        value = self._value(trial)
+        return value, bisect_left(self._numbers.get(value, []), trial.number)
+
     # Those that wait
 
     def waiting_values(self) -> set[object]:
@@ -118,6 +123,8 @@ class LookIndex(StudyIndex):
 
     def _forget(self) -> None:
         self._configurations: int = 0
+        self._value_of: dict[int, object] = {}
+        self._numbers: dict[object, list[int]] = {}
         self._given: set[int] = set()
         self._attrs = 0
         self._kind: dict[int, tuple[str, object]] = {}
@@ -139,6 +146,8 @@ class LookIndex(StudyIndex):
                 self._given.add(number)
             if CONTINUES_ATTR in attrs:
                 self._continue(int(attrs[CONTINUES_ATTR]))
+        if CONTINUES_ATTR not in attrs and RETRIES_ATTR not in attrs:
+            self._place(number, self._value(trial))
         kind = self._kind_of(trial)
         self._recount(number, (kind, self._value(trial)))
         if kind == DONE and trial.values:
@@ -153,12 +162,22 @@ class LookIndex(StudyIndex):
         if is_paused(trial) and trial.number not in self._continued:
             return PAUSED
         if trial.state == TrialState.RUNNING:
-            return GOES_ON if CONTINUES_ATTR in trial.user_attrs else RUNS
+            let_go = max(trial.intermediate_values, default=0) > look_epoch(trial, self._facts.max_epochs)
+            return GOES_ON if let_go or CONTINUES_ATTR in trial.user_attrs else RUNS
         return DONE if trial.state == TrialState.COMPLETE else ""
 
     def _value(self, trial: FrozenTrial) -> object:
         """The trial's value of the frontier's parameter; None without a frontier."""
         return None if self._facts.frontier is None else trial.params.get(self._facts.frontier)
+
+    def _place(self, number: int, value: object) -> None:
+        """Put a configuration among those of its frontier value, which it may not have had before."""
+        if number in self._value_of and self._value_of[number] == value:
+            return
+        if number in self._value_of:
+            self._numbers[self._value_of[number]].remove(number)
+        self._value_of[number] = value
+        insort(self._numbers.setdefault(value, []), number)
 
     def _recount(self, number: int, kind: tuple[str, object]) -> None:
         if number in self._kind:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -43,9 +44,13 @@ def look_epoch(trial: FrozenTrial, max_epochs: int) -> int:
 
 
 def looked_of(trial: FrozenTrial, facts: SearchFacts) -> LookedRun | None:
-    """What a complete trial says about early values; None for another one, or without a value at its look."""
-    early = trial.intermediate_values.get(look_epoch(trial, facts.max_epochs))
+    """What a complete trial says about early values; None for another one, and without a value at a look before its
+    end."""
+    at = look_epoch(trial, facts.max_epochs)
+    early = trial.intermediate_values.get(at)
     if trial.state != TrialState.COMPLETE or not trial.values or early is None:
+        return None
+    if at >= (planned_epochs(trial) or facts.max_epochs):
         return None
     value = trial.params.get(facts.frontier) if facts.frontier else None
     gain = facts.objective.gain
@@ -73,10 +78,16 @@ def chance_of_little(runs: Sequence[LookedRun]) -> float:
     return float(ndtr((LITTLE_Z - mean) * math.sqrt(precision)))
 
 
-def is_let_go(chance: float, number: int, seed: int) -> bool:
-    """Whether trial ``number`` is not paused at its look: in that part of the trials, evenly spread over a search.
+def is_let_go(chance: float, place: int, seed: int, value: object = None) -> bool:
+    """Whether a trial is not paused at its look: in that part of the trials, evenly spread over a search.
 
-    The part is the chance that pauses choose the wrong runs (probability matching, Thompson 1933). The places are an
-    additive recurrence with the golden ratio, which spreads any number of points evenly (Knuth 1998, section 6.4).
+    The part is the chance that pauses choose the wrong runs (probability matching, Thompson 1933). The points are an
+    additive recurrence with the golden ratio, which spreads any number of them evenly (Knuth 1998, section 6.4).
+
+    Args:
+        place: how many configurations of the same frontier value came before. With the trial's number instead, some
+            batches would get many and others none, for batches come in turn.
+        value: that value, which begins elsewhere than others. None without a frontier.
     """
-    return (seed * SEED_STEP + number * TRIAL_STEP) % 1 < chance
+    offset = 0.0 if value is None else zlib.crc32(str(value).encode()) / 2**32
+    return (offset + seed * SEED_STEP + place * TRIAL_STEP) % 1 < chance

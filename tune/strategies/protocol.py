@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import enum
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -62,7 +63,7 @@ class SearchFacts:
 
     dimensions: tuple[Dimension, ...]
     trials: int
-    """Configurations that the search tries at most."""
+    """Configurations that the search tries at most. A guess where a budget alone ends the search: see most_trials."""
     max_epochs: int
     """Epochs of the longest run."""
     slots: int = 1
@@ -81,6 +82,11 @@ class SearchFacts:
     """What other studies say."""
     open_ended: bool = False
     """Whether a budget of hours alone ends the search, and no number of trials."""
+
+    @property
+    def most_trials(self) -> float:
+        """Configurations that the search tries at most: infinity where a budget alone ends it."""
+        return math.inf if self.open_ended else self.trials
 
     @property
     def names(self) -> list[str]:

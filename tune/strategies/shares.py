@@ -78,8 +78,11 @@ class Shares(StudyIndex):
     def _next_value(self, number: int) -> object:
         values = frontier_values(self._facts)
         places = range(len(values))
-        least = math.ceil(self._facts.trials / len(values) / 2)
         tried = [self._tried(value, number) for value in values]
+        trials = self._facts.trials
+        if self._facts.open_ended:  # then that is a guess
+            trials = max(trials, sum(one.trials for one in tried) + 1)
+        least = math.ceil(trials / len(values) / 2)
         # Of equal ones the largest comes first, then the smallest, with which all others are compared.
         fewest = min(places, key=lambda i: (tried[i].trials, i < len(values) - 1, i > 0, -i))
         if tried[fewest].trials < least:

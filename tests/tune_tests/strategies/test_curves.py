@@ -189,6 +189,7 @@ def test_startup_is_short_in_a_short_search_and_covers_the_slots_in_a_long_one()
         return startup_trials(SearchFacts((), trials, 1, slots))
 
     assert [of(6, 1), of(24, 1), of(60, 1), of(60, 12), of(600, 64)] == [4, 8, 10, 12, 16]
+    assert startup_trials(SearchFacts((), 6, 1, 12, open_ended=True)) == 12, "with a budget alone 6 is a guess"
 
 
 @pytest.mark.parametrize("distribution", [*NAMES.values(), CategoricalDistribution((0, 1, 5))])

@@ -77,6 +77,11 @@ def test_with_a_budget_alone_it_says_how_many_are_not_paused_of_the_runs_that_th
     (line,) = look_findings("look", budget_alone, fine)
     assert "told the ends" in line and int(re.search(r"(\d+)% run without", line)[1]) < 10
     assert "without a pause" not in look_findings("look", facts(), runs)[0]
+    rng = np.random.default_rng(0)
+    for _ in range(40):  # whatever the correlation, the words and the part that is let go agree
+        runs_of_any = [run(*pair) for pair in rng.uniform(0.3, 0.6, (12, 2))]
+        (line,) = look_findings("look", budget_alone, runs_of_any)
+        assert ("said little" in line) == (int(re.search(r"(\d+)% run without", line)[1]) >= 50)
     assert not look_findings("look", budget_alone, runs[:-1])
     second_part = [run(0.4 - i / 50, 0.5 + i / 50, **{FOLLOWS_ATTR: i}) for i in range(9)]
     assert not look_findings("look", budget_alone, second_part)

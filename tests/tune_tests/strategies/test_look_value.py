@@ -8,15 +8,19 @@ from dataclasses import replace
 import numpy as np
 import optuna
 import pytest
-from optuna.distributions import FloatDistribution
+from optuna.distributions import CategoricalDistribution, FloatDistribution
 from optuna.trial import FrozenTrial, TrialState, create_trial
 from scipy.stats import spearmanr
 
-from bigbatch.tune.strategies.look_value import LookedRun, chance_of_little, is_let_go
+from bigbatch.tune.strategies.look_value import LookedRun, chance_of_little, is_let_go, looked_of
 from bigbatch.tune.strategies.named import make_strategy
 from bigbatch.tune.strategies.protocol import Dimension, SearchFacts, TrialDecision
+from bigbatch.tune.strategies.samplers import PerTrialSampler
+from bigbatch.tune.study.budget import Limits
 from bigbatch.tune.study.objective import Objective
 from bigbatch.tune.study.retry import RETRIES_ATTR
+from bigbatch.tune.study.trial_facts import CONTINUES_ATTR, PAUSED_ATTR
+from helpers.budgeted import BATCH, BATCHES, EPOCHS, BudgetedSearch
 from helpers.lone_studies import new_study
 
 FACTS = SearchFacts((Dimension("x", FloatDistribution(0, 1)),), 40, 20, objective=Objective("v", worst=0.0))
@@ -57,6 +61,82 @@ def test_as_large_a_part_of_any_ten_or_more_trials_is_let_go(chance: float, seed
         for count in (10, 40):
             let_go = sum(is_let_go(chance, number, seed) for number in range(first, first + count))
             assert abs(let_go - chance * count) < 2
+
+
+@pytest.mark.parametrize(("batches", "slots"), [(2, 8), (4, 8), (6, 4)])
+def test_each_batch_has_its_part_of_the_trials_that_are_let_go(batches: int, slots: int) -> None:
+    """Batches come in turn and every fourth slot continues a trial, so that a batch's trials have related numbers."""
+    dimensions = (Dimension("batch", CategoricalDistribution(tuple(range(batches)))), FACTS.dimensions[0])
+    facts = replace(FACTS, dimensions=dimensions, slots=slots, frontier="batch", open_ended=True)
+    strategy, study = make_strategy("random", "look", facts), new_study()
+    decisions: dict[int, list[TrialDecision]] = {batch: [] for batch in range(batches)}
+    for _ in range(12 * batches):
+        if (going_on := strategy.to_continue(study)) is not None:
+            study.enqueue_trial(going_on.params, user_attrs={CONTINUES_ATTR: going_on.number})
+        study.sampler = PerTrialSampler(strategy.sampler)
+        trial = study.ask()
+        batch = trial.suggest_categorical("batch", tuple(range(batches)))
+        trial.suggest_float("x", 0, 1)
+        if going_on is not None:
+            continue
+        trial.report(0.1, 1)
+        trial.report(0.2, 2)
+        decisions[batch].append(strategy.look(study, study.get_trials()[trial.number], 2))
+        trial.set_user_attr(PAUSED_ATTR, 2)
+        study.tell(trial, state=TrialState.PRUNED)
+    for found in decisions.values():
+        assert len(found) >= 6 and abs(found.count(TrialDecision.GO_ON) - 0.345 * len(found)) < 2
+
+
+def test_a_run_that_was_let_go_counts_as_one_that_goes_on_while_it_runs() -> None:
+    """Else a poor paused trial of its batch would go before a good one of another."""
+    dimensions = (Dimension("batch", CategoricalDistribution((32, 64))), FACTS.dimensions[0])
+    facts = replace(FACTS, dimensions=dimensions, frontier="batch", open_ended=True)
+    strategy, study = make_strategy("random", "look", facts), new_study()
+
+    def add(batch: int, x: float, values: dict[int, float], state: TrialState, **attrs: int) -> None:
+        params, spread = {"batch": batch, "x": x}, {d.name: d.distribution for d in dimensions}
+        value = values[20] if state == TrialState.COMPLETE else None
+        study.add_trial(
+            create_trial(
+                state=state,
+                value=value,
+                params=params,
+                distributions=spread,
+                intermediate_values=values,
+                user_attrs=dict(attrs),
+            )
+        )
+
+    for i in range(3):
+        add(32, i / 10, dict.fromkeys(range(1, 11), 0.5), TrialState.RUNNING)
+    add(32, 0.5, {1: 0.1, 2: 0.12}, TrialState.PRUNED, **{PAUSED_ATTR: 2})
+    add(64, 0.5, dict.fromkeys(range(1, 21), 0.5), TrialState.COMPLETE)
+    add(64, 0.6, {1: 0.6, 2: 0.7}, TrialState.PRUNED, **{PAUSED_ATTR: 2})
+    add(64, 0.7, {1: 0.6, 2: 0.8}, TrialState.PRUNED, **{PAUSED_ATTR: 2})
+    found = strategy.to_continue(study, lambda trial: True)
+    assert found is not None and found.params["batch"] == 64
+
+
+def test_a_budget_alone_pays_for_whole_runs_beyond_the_number_of_trials_that_was_guessed(tmp_path) -> None:
+    """40 runs' time for each of two slots. Once, after the guess all new trials were paused and few went on."""
+    run_s = EPOCHS * 10.0 + 13
+    search = BudgetedSearch(tmp_path / "s", Limits(device_s=2 * 40 * run_s), None, stopping="look")
+    search.guess, search.open_ended = 8, True
+    trials = search.run().all
+    finished = [t for t in trials if t.state == TrialState.COMPLETE]
+    assert len(finished) >= 40 and sum(CONTINUES_ATTR in t.user_attrs for t in finished) >= 10
+    for batch in BATCHES:
+        assert sum(t.params[BATCH] == batch for t in finished) >= 10
+
+
+def test_a_look_that_does_not_come_before_the_end_says_nothing() -> None:
+    """Two epochs, the first of which warms up: the value at the look would be that of the end."""
+    config = {"epochs": 2, "schedule": {"warmup_epochs": 1.0}}
+    trial = create_trial(
+        state=TrialState.COMPLETE, value=0.6, intermediate_values={1: 0.3, 2: 0.6}, user_attrs={"config": config}
+    )
+    assert looked_of(trial, FACTS) is None
 
 
 @pytest.mark.parametrize("against", [True, False])

@@ -52,11 +52,15 @@ def ask(study: optuna.Study, strategy: str, facts: SearchFacts) -> tuple[optuna.
 
 
 def search(
-    strategy: str, facts: SearchFacts = FACTS, at_once: int = 1, worth: Callable[[dict[str, Any]], float] = accuracy
+    strategy: str,
+    facts: SearchFacts = FACTS,
+    at_once: int = 1,
+    worth: Callable[[dict[str, Any]], float] = accuracy,
+    trials: int | None = None,
 ) -> optuna.Study:
     quiet_optuna()
     study = new_study()
-    for _ in range(0, facts.trials, at_once):
+    for _ in range(0, trials or facts.trials, at_once):
         running = [ask(study, strategy, facts) for _ in range(at_once)]
         for trial, params in running:
             for epoch in range(1, facts.max_epochs + 1):
@@ -76,6 +80,12 @@ def test_each_batch_is_tried_early_and_gets_half_of_an_equal_share(strategy, tri
     assert set(batches(study)[:4]) == set(BATCHES)
     counts = Counter(batches(study))
     assert sum(counts.values()) == trials and min(counts.values()) >= trials / 4 / 2, counts
+
+
+def test_with_a_budget_alone_each_batch_gets_half_of_an_equal_share_of_all_trials_beyond_the_guess():
+    study = search("random", dataclasses.replace(FACTS, trials=8, open_ended=True), trials=80)
+    for count in (8, 20, 40, 80):
+        assert min(Counter(batches(study)[:count]).values()) >= count / 4 / 2
 
 
 def test_without_a_frontier_some_batch_gets_less():
