@@ -125,13 +125,13 @@ def test_ray_program_starts_a_private_ray(tmp_path: Path) -> None:
     assert re.findall(r"^(LARS|LAMB): [\d.]+ ms a step$", said, flags=re.MULTILINE) == ["LARS", "LAMB"]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive  # searches of own components: tests/tune_tests/test_own_searches.py
 @pytest.mark.xdist_group("beside")
 @pytest.mark.parametrize(
     ("name", "words", "reached"),
     [
         ("own_cnn.py", "--model {}:net --loss {}:focal --batch 128 --trials 4 --max-epochs 6", 0.8),
-        pytest.param("timm_vit.py", "--model timm/vit_tiny_patch16_224 --space {}", 0.6, marks=pytest.mark.exhaustive),
+        ("timm_vit.py", "--model timm/vit_tiny_patch16_224 --space {}", 0.6),
     ],
 )
 def test_networks_that_are_not_ours_are_searched(tmp_path: Path, name: str, words: str, reached: float) -> None:
