@@ -6,6 +6,7 @@ import dataclasses
 import math
 import re
 import secrets
+import sys
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -339,7 +340,7 @@ def _plan(o: SearchOptions, stored: Description) -> SearchPlan:
         scan=scan,
         objectives=objectives,
         constraints=constraints_in_words(space, fitted.workload, fitted.overrides),
-        confirm=checked_confirm(o.confirm, trials, objectives),
+        confirm=checked_confirm(o.confirm, sys.maxsize if o.is_open_ended else trials, objectives),
     )
 
 
@@ -351,7 +352,7 @@ def _in_parts(plan: SearchPlan) -> SearchPlan:
     target = parse_target(plan.options.transfer_to)
     transfer = transfer_plan(target, plan.frontier, plan.trials, plan.objectives, plan.open_ended)
     plan = dataclasses.replace(plan, transfer=transfer, fidelity=fidelity_plan(plan))
-    strategy, stopping = resolved(plan.strategy, plan.stopping, plan.first_trials, plan.first_epochs)
+    strategy, stopping = resolved(plan.strategy, plan.stopping, plan.most_first_trials, plan.first_epochs)
     return dataclasses.replace(plan, strategy=strategy, stopping=stopping)
 
 

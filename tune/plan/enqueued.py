@@ -68,6 +68,8 @@ class SearchToFit:
     seed: int
     batches: tuple[int, ...]
     """The batches of the search, smallest first. Empty: not known, and each configuration keeps its own."""
+    open_ended: bool = False
+    """Whether ``trials`` is a guess."""
 
 
 def _read(text: str) -> Source:
@@ -112,7 +114,7 @@ def enqueued_trials(sources: Sequence[Source] | None, search: SearchToFit) -> tu
             f"--enqueue needs a space that says which parameters give a configuration; got space {search.space.name!r} "
             "without parameters_of. Write that function, or leave --enqueue out."
         )
-    room = max(1, search.trials // ASKED_SHARE)
+    room = max(len(sources) if search.open_ended else 1, search.trials // ASKED_SHARE)
     if len(sources) > room:
         raise ConfigError(
             f"--enqueue may take at most half of the trials; got {len(sources)} configurations for {search.trials} "
@@ -190,7 +192,9 @@ def first_trials(plan: SearchPlan) -> tuple[EnqueuedTrial, ...]:
     """The trials with which a new search begins, by its options. Raises ConfigError as ``enqueued_trials``."""
     frontier = plan.frontier if plan.frontier and plan.space.key_of(plan.frontier.name) == BATCH_KEY else None
     batches = tuple(value for value in plan.strategy_values if isinstance(value, int)) if frontier else ()
-    search = SearchToFit(plan.space, plan.workload, plan.overrides, plan.first_trials, plan.seed, batches)
+    search = SearchToFit(
+        plan.space, plan.workload, plan.overrides, plan.first_trials, plan.seed, batches, plan.open_ended
+    )
     if plan.options.enqueue:
         return enqueued_trials(read_sources(plan.options.enqueue), search)
     return () if plan.strategy in DESIGNS else enqueued_trials(None, search)

@@ -30,7 +30,7 @@ def plan_notes(plan: SearchPlan) -> list[str]:
         enlarged_images(plan.data) if "data.image_size" not in plan.overrides else None,
         strategy_weakness(plan.strategy, plan.stopping, conditional, categorical),
         nothing_to_search(len(searched), plan.trials)
-        or nothing_to_learn_from(plan.strategy, plan.trials, plan.share.concurrency, plan.workers),
+        or nothing_to_learn_from(plan.strategy, plan.most_first_trials, plan.share.concurrency, plan.workers),
         only_tries_the_best(plan.strategy, warm_start=bool(plan.warm_start)),
         shared_file_warning(plan.storage),
         only_at_the_beginning(plan),

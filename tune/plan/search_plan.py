@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -72,7 +73,7 @@ class SearchPlan:
     warm_start: tuple[KnownStudy, ...] = ()
     """What other studies say."""
     open_ended: bool = False
-    """Whether the budget is the only limit. ``trials`` is then what strategies, slots and disk are planned for."""
+    """Whether the budget is the only limit. ``trials`` is then a guess, for which slots and disk are planned."""
     objectives: Objectives = field(default_factory=Objectives)
     constraints: tuple[str, ...] = ()
     """The constraints of the space, in words."""
@@ -101,6 +102,11 @@ class SearchPlan:
         """How many configurations the strategy proposes: all, or those before the second part of the search."""
         second = self.transfer or self.fidelity
         return second.first if second else self.trials
+
+    @property
+    def most_first_trials(self) -> int:
+        """As ``first_trials``; without an end where a budget is the only limit."""
+        return sys.maxsize if self.open_ended else self.first_trials
 
     @property
     def first_epochs(self) -> int:

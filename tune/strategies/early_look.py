@@ -83,8 +83,12 @@ class EarlyLook:
             return self._that_fits(study, trials, fits)
         if self.index.configurations < self.facts.most_trials:
             slot = len(trials) + 1
-            due = slot % EVERY == 0 and slot > 2 * EVERY
-            return self._next(study, trials) if due else None
+            if slot % EVERY != 0 or slot <= 2 * EVERY:
+                return None
+            # A budget may end the search at any time. What was given is not left for its last minutes.
+            if self.facts.open_ended and (given := self._unmeasured(study, trials)):
+                return self._best_at(study, trials, given)
+            return self._next(study, trials)
         if bare := self._bare_values():
             return self._best(study, trials, bare)
         if given := self._unmeasured(study, trials):

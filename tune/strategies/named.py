@@ -38,7 +38,7 @@ def make_strategy(strategy: str, stopping: str, facts: SearchFacts) -> Strategy:
     """The strategy of these names. Raises ValueError for an unknown one."""
     if strategy not in STRATEGIES or stopping not in STOPPINGS:
         raise ValueError(f"no such strategy: {strategy!r} with {stopping!r}")
-    strategy, stopping = resolved(strategy, stopping, facts.trials, facts.max_epochs)
+    strategy, stopping = resolved(strategy, stopping, facts.most_trials, facts.max_epochs)
     encoder = CurveEncoder(facts)  # curves and look learn from the same curves
     proposer = _proposer(strategy, facts, encoder)
     if facts.frontier is not None:

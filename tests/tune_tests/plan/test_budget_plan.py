@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import math
@@ -14,6 +15,7 @@ from rich.console import Console
 from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.machine import Machine, Node, share_out, trials_for_slots
+from bigbatch.tune.plan.notes import plan_notes
 from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.search.budgeting import check_budget_lasts, refused_at_once, what_more_would_bring
@@ -128,3 +130,23 @@ def test_a_search_with_a_budget_says_what_more_would_bring(tmp_path):
     store.close()
     unlimited = plan_of(tmp_path / "other", trials=4)
     assert what_more_would_bring(unlimited, store, accuracy(10)) == ""
+
+
+def test_nothing_is_refused_or_chosen_by_the_guess_where_a_budget_is_the_only_limit(tmp_path):
+    """On digits the guess is 12 trials: too few for the look, for 20 confirmed ones and nine given ones."""
+    given = []
+    for i in range(9):
+        path = tmp_path / f"given-{i}.json"
+        path.write_text(json.dumps(TrainConfig().replace_keys({"optimizer.peak_lr": 0.1 + i / 10}).to_dict()))
+        given.append(str(path))
+    asked = {"space": "large_batch", "max_epochs": 20, "confirm": "20x1", "enqueue": given}
+    plan = plan_of(tmp_path, **asked, budget_gpu_hours=50.0)
+    assert plan.stopping == "look" and len(plan.enqueued) == 9
+    for few in ("confirm", "enqueue"):
+        with pytest.raises(ConfigError, match=f"--{few}"):
+            plan_of(tmp_path, **{**asked, "confirm": None, "enqueue": None, few: asked[few]}, trials=12)
+    assert plan_of(tmp_path, space="large_batch", max_epochs=20, trials=12).stopping == "asha"
+    many = dataclasses.replace(plan, trials=4, share=dataclasses.replace(plan.share, concurrency=8))
+    assert not any("start at the same time" in text for text in plan_notes(many))
+    limited = dataclasses.replace(many, open_ended=False)
+    assert any("all 4 trials start at the same time" in text for text in plan_notes(limited))

@@ -19,7 +19,7 @@ from bigbatch.tune.strategies.samplers import PerTrialSampler
 from bigbatch.tune.study.budget import Limits
 from bigbatch.tune.study.objective import Objective
 from bigbatch.tune.study.retry import RETRIES_ATTR
-from bigbatch.tune.study.trial_facts import CONTINUES_ATTR, PAUSED_ATTR
+from bigbatch.tune.study.trial_facts import CONTINUES_ATTR, GIVEN_ATTR, PAUSED_ATTR
 from helpers.budgeted import BATCH, BATCHES, EPOCHS, BudgetedSearch
 from helpers.lone_studies import new_study
 
@@ -116,6 +116,24 @@ def test_a_run_that_was_let_go_counts_as_one_that_goes_on_while_it_runs() -> Non
     add(64, 0.7, {1: 0.6, 2: 0.8}, TrialState.PRUNED, **{PAUSED_ATTR: 2})
     found = strategy.to_continue(study, lambda trial: True)
     assert found is not None and found.params["batch"] == 64
+
+
+@pytest.mark.parametrize("open_ended", [True, False])
+def test_with_a_budget_alone_what_was_given_is_the_first_to_go_on(open_ended: bool) -> None:
+    """At the twelfth slot: a budget may end at any time. A number of trials leaves it until all have been tried."""
+    strategy, study = make_strategy("random", "look", replace(FACTS, open_ended=open_ended)), new_study()
+    for i in range(11):
+        study.add_trial(
+            create_trial(
+                state=TrialState.PRUNED,
+                params={"x": i / 11},
+                distributions={"x": FloatDistribution(0, 1)},
+                intermediate_values={1: 0.1, 2: 0.1 + i / 100},
+                user_attrs={PAUSED_ATTR: 2} | ({GIVEN_ATTR: {"epochs": 20}} if i == 3 else {}),
+            )
+        )
+    found = strategy.to_continue(study)
+    assert found is not None and found.number == (3 if open_ended else 10)
 
 
 def test_a_budget_alone_pays_for_whole_runs_beyond_the_number_of_trials_that_was_guessed(tmp_path) -> None:
