@@ -39,7 +39,7 @@ of this many and as far as all have ended. These do not change any more, so a re
 def startup_trials(facts: SearchFacts) -> int:
     """How many trials are quasi-random: at least ten, one for each slot up to 16, but at most a third of a short
     search, and four."""
-    return int(min(max(10, min(facts.slots, 16)), max(4, facts.most_trials / 3)))
+    return min(max(10, min(facts.slots, 16)), max(4, facts.most_trials // 3))
 
 
 class _SettledCurves(CurveHistory):

@@ -144,7 +144,7 @@ class KnowingProposer:
         """A new sampler for trial ``number``."""
         if self.begins_with is not None:
             return _BeginningSampler(self.inner.sampler(number), number, self.begins_with, self._known)
-        first = number < int(max(4, min(10, self.facts.most_trials / 3)))
+        first = number < max(4, min(10, self.facts.most_trials // 3))
         alone = number % 2 == 1 if first else number % ALONE_EVERY == 0
         inner = self.inner.sampler(number)
         return inner if alone else _ShowingSampler(inner, self._known)

@@ -123,7 +123,6 @@ class LookIndex(StudyIndex):
 
     def _forget(self) -> None:
         self._configurations: int = 0
-        self._value_of: dict[int, object] = {}
         self._numbers: dict[object, list[int]] = {}
         self._given: set[int] = set()
         self._attrs = 0
@@ -172,11 +171,11 @@ class LookIndex(StudyIndex):
 
     def _place(self, number: int, value: object) -> None:
         """Put a configuration among those of its frontier value, which it may not have had before."""
-        if number in self._value_of and self._value_of[number] == value:
-            return
-        if number in self._value_of:
-            self._numbers[self._value_of[number]].remove(number)
-        self._value_of[number] = value
+        if number in self._kind:
+            before = self._kind[number][1]
+            if before == value:
+                return
+            self._numbers[before].remove(number)
         insort(self._numbers.setdefault(value, []), number)
 
     def _recount(self, number: int, kind: tuple[str, object]) -> None:

@@ -23,9 +23,8 @@ LITTLE_Z = 0.4
 PRIOR_Z, PRIOR_SD = 0.6, 0.5
 """What is expected of Fisher's z before any run has ended, as mean and standard deviation (normal). The chance that
 early values say little is then 0.34."""
-
-
 TRIAL_STEP, SEED_STEP = (math.sqrt(5) - 1) / 2, math.sqrt(2) - 1
+"""Of the points by which trials are let go: the golden ratio's fraction, and another irrational number."""
 
 
 class LookedRun(NamedTuple):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -53,9 +52,9 @@ def _proposer(name: str, facts: SearchFacts, encoder: CurveEncoder) -> Proposer:
     history = BestAndRecent(maximize=facts.objective.direction == "maximize") if facts.frontier is None else None
 
     def make(number: int, source_trials: Sequence[FrozenTrial] | None = None) -> BaseSampler:
-        trials = int(min(facts.most_trials, sys.maxsize))
+        trials, names = facts.most_trials, facts.names
         factory = sampler_factory(
-            name, facts.seed, trials, facts.names, facts.priors, history=history, source_trials=source_trials
+            name, facts.seed, trials, names, facts.priors, history=history, source_trials=source_trials
         )
         return factory(number)
 

@@ -48,7 +48,7 @@ LOOK_FROM_TRIALS, LOOK_FROM_EPOCHS = 16, 10
 of a run is less than an epoch if the run has fewer than ten."""
 
 
-def resolved(strategy: str, stopping: str, trials: float, max_epochs: int) -> tuple[str, str]:
+def resolved(strategy: str, stopping: str, trials: int, max_epochs: int) -> tuple[str, str]:
     """The names that ``auto`` stands for in a search of this size. See docs/decisions/025."""
     if strategy == "auto":
         strategy = "curves"

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import enum
 import itertools
-import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -84,9 +84,9 @@ class SearchFacts:
     """Whether a budget of hours alone ends the search, and no number of trials."""
 
     @property
-    def most_trials(self) -> float:
-        """Configurations that the search tries at most: infinity where a budget alone ends it."""
-        return math.inf if self.open_ended else self.trials
+    def most_trials(self) -> int:
+        """Configurations that the search tries at most; without an end where a budget alone ends it."""
+        return sys.maxsize if self.open_ended else self.trials
 
     @property
     def names(self) -> list[str]:
