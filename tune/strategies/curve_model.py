@@ -189,6 +189,10 @@ class CurveModel:
         before = common + end + early * fading + owned * (offset + curve * fading)
         return solved.T @ self.whitened, np.sqrt(np.maximum(before - (solved**2).sum(0), 1e-8))
 
+    def resemblance(self, one: Array, other: Array) -> Array:
+        """The correlation k (n, m) of what two sets of configurations, (n, d) and (m, d), do to a run."""
+        return matern_52(squared_distances(one, other, np.exp(-self.theta[: one.shape[1]])))[0]
+
     def standardised(self, warped: Array | float) -> Array:
         """Warped values in the units of ``predict``."""
         return (np.asarray(warped, float) - self.mean) / self.sd

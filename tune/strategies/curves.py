@@ -4,7 +4,8 @@ For each trial a threshold is drawn: the best value so far, plus a random improv
 standard deviations (as MFPI-random of ifBO, Rakotoarison et al. 2024, arXiv 2404.16795). Of 60 random configurations
 and 60 near the five best, the one is taken whose run most probably ends above it. So trials that start at the same
 time differ, some careful and some bold. A configuration whose run will cost much more than usual must be as much more
-probable (run_cost.py).
+probable (run_cost.py). So must one that the model can hardly tell from one that was tried: the trials of a search are
+for what is not known yet.
 
 The first trials are the points of a Sobol sequence. If other studies say something (``--warm-start``), every second
 of the first trials is proposed already, and candidates lie near the best configurations of those studies, too. After
@@ -17,6 +18,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler
 from optuna.study import Study
@@ -34,6 +36,14 @@ FRESH, NEAR, ELITE = 60, 60, 5
 """Random candidates, candidates near the best trials, and how many are the best."""
 ALONE_EVERY = 3
 """Every so many trials, what other studies say is disregarded."""
+COPY = 0.9
+"""A configuration is a copy of one that was tried if the model's correlation of the two is above this."""
+COPY_ODDS = 100.0
+"""A copy must be so many times as probable as another configuration. It is not ruled out: after many trials of few
+parameters, what is left may be bad, and the best is to be found between copies."""
+SAME, LEFT_FOR_LAST = 1 - 1e-12, 1e9
+"""The very same configuration, as in a space of words, is proposed again only if nothing else is left: the logarithm of
+its probability counts as so much smaller."""
 
 
 class CurvesProposer:
@@ -107,8 +117,10 @@ class CurvesSampler(BaseSampler):
         best = max((learned.curves[i].best for i in peers), default=-np.inf)
         bar = learned.standardised(best) if np.isfinite(best) else 0.0
         threshold = bar + 10 ** rng.uniform(-2.5, -0.3)
-        probability = log_ndtr((mean - threshold) / sd)
-        return candidates[int((probability - surcharge(learned.curves, learned.features, peers, features)).argmax())]
+        score = log_ndtr((mean - threshold) / sd)
+        score -= surcharge(learned.curves, learned.features, peers, features)
+        score -= self._repetition(learned, candidates, features)
+        return candidates[int(score.argmax())]
 
     def _quasi_random(self, study: Study, trial: FrozenTrial, fixed: Mapping[str, object]) -> dict[str, object]:
         sobol = SobolSampler(self._facts.names, self._facts.seed, self._facts.priors)
@@ -125,6 +137,18 @@ class CurvesSampler(BaseSampler):
         if name is None or name not in fixed:
             return found
         return [i for i in found if learned.curves[i].params.get(name) == fixed[name]]
+
+    def _repetition(
+        self, learned: Learned, candidates: Sequence[Mapping[str, object]], features: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        """By how much the logarithm of each candidate's probability (m,) counts as smaller because the candidate
+        repeats, or nearly repeats, what was tried at its value of the frontier."""
+        alike = learned.model.resemblance(features, learned.features)
+        if (name := self._facts.frontier) is not None:
+            tried = [curve.params.get(name) for curve in learned.curves]
+            alike *= np.array([[one.get(name) == value for value in tried] for one in candidates])
+        most = alike.max(axis=1, initial=0.0)
+        return np.asarray(np.log(COPY_ODDS) * (most > COPY) + LEFT_FOR_LAST * (most > SAME))
 
     def _candidates(
         self, rng: np.random.Generator, learned: Learned, peers: Sequence[int], fixed: Mapping[str, object]

@@ -254,3 +254,84 @@ def test_a_loss_without_a_known_worst_value_is_learned(odd: str) -> None:
     mean, _ = learned.model.predict(CurvePoints(features, np.ones(200), np.full(200, -1)))
     assert spearmanr(mean, [-end(params) for params in asked]).statistic > 0.5
     assert end(asked[int(mean.argmax())]) < min(map(end, asked)) + 0.2
+
+
+GRID = (
+    Dimension("optimizer", CategoricalDistribution(("lars", "lamb", "sgd"))),
+    Dimension("stem", CategoricalDistribution(("conv", "small", "small_pool"))),
+    Dimension("schedule", CategoricalDistribution(("cosine", "linear", "poly"))),
+)
+
+
+def of_grid(facts: SearchFacts, trials: int, best: Mapping[str, str]) -> list[tuple[object, ...]]:
+    """What a search in a space of words tries, one trial after the other. Each right word is worth five points, and two
+    runs of one configuration differ by a tenth of one."""
+    study, rng, tried = new_study(), np.random.default_rng(facts.seed), []
+    for _ in range(trials):
+        study.sampler = PerTrialSampler(make_strategy("curves", "none", facts).sampler)
+        trial = study.ask()
+        params = {d.name: trial._suggest(d.name, d.distribution) for d in facts.dimensions}
+        trial.set_user_attr("config", {"epochs": EPOCHS})
+        end = 0.7 + 0.05 * sum(params[name] == word for name, word in best.items()) + 0.001 * rng.normal()
+        for epoch in range(1, EPOCHS + 1):
+            trial.report(0.1 + (end - 0.1) * epoch / EPOCHS, epoch)
+        study.tell(trial, end)
+        tried.append(tuple(params.values()))
+    return tried
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_configuration_of_a_space_of_words_is_repeated_before_all_were_tried(seed: int) -> None:
+    facts = SearchFacts(GRID, trials=30, max_epochs=EPOCHS, seed=seed, objective=FACTS.objective)
+    tried = of_grid(facts, 30, {"optimizer": "lamb", "stem": "small", "schedule": "poly"})
+    assert ("lamb", "small", "poly") in tried
+    assert len(set(tried[:25])) >= 24 and len(set(tried)) == 27
+
+
+@pytest.mark.parametrize("other", [False, True])
+def test_what_was_tried_at_another_batch_is_no_copy(other: bool) -> None:
+    """Twenty runs in a narrow range of rates, all at one batch. The same rates at another batch are new."""
+    dims = (
+        Dimension("batch", CategoricalDistribution((256, 4096))),
+        Dimension("lr", FloatDistribution(1e-3, 10, log=True)),
+    )
+    facts = SearchFacts(dims, 60, EPOCHS, seed=1, objective=FACTS.objective, frontier="batch")
+    trials = []
+    for number in range(30):
+        rate = 10.0 ** (-3 + 4 * number / 29)
+        value = 0.9 - 0.1 * math.log10(rate / 0.1) ** 2
+        params = {"batch": 256, "lr": rate}
+        trials.append(
+            create_trial(
+                params=params,
+                distributions={d.name: d.distribution for d in dims},
+                value=value,
+                intermediate_values={EPOCHS: value},
+                user_attrs={"config": {"epochs": EPOCHS}},
+            )
+        )
+        trials[-1].number = number
+    sampler = CurvesSampler(facts, 30)
+    learned = CurveEncoder(facts).learn_all(trials)
+    assert learned is not None
+    asked = [{"batch": 4096 if other else 256, "lr": rate} for rate in (0.05, 0.1, 0.2)]
+    features = np.array([sampler._space.encode(params) for params in asked])
+    assert (sampler._repetition(learned, asked, features) > 0).tolist() == [not other] * 3
+
+
+def test_where_only_bad_configurations_are_new_it_goes_on_between_those_that_were_tried() -> None:
+    """One parameter, whose best value lies in a hundredth of its range."""
+    dims = (Dimension("lr", FloatDistribution(1e-3, 10, log=True)),)
+    facts = SearchFacts(dims, 40, EPOCHS, seed=0, objective=FACTS.objective)
+    study, away = new_study(), []
+    for _ in range(40):
+        study.sampler = PerTrialSampler(make_strategy("curves", "none", facts).sampler)
+        trial = study.ask()
+        rate = trial._suggest("lr", dims[0].distribution)
+        trial.set_user_attr("config", {"epochs": EPOCHS})
+        away.append(abs(math.log10(rate / 0.17)))
+        value = 0.9 - 0.5 * min(1.0, away[-1])
+        for epoch in range(1, EPOCHS + 1):
+            trial.report(value * epoch / EPOCHS, epoch)
+        study.tell(trial, value)
+    assert np.median(away[15:]) < 0.25 and min(away) < 0.02
