@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler
 from optuna.study import Study
-from optuna.trial import FrozenTrial
+from optuna.trial import FrozenTrial, TrialState
 from scipy.special import log_ndtr
 
 from bigbatch.tune.strategies.curve_data import CurveEncoder, Learned, startup_trials
@@ -32,6 +32,7 @@ from bigbatch.tune.strategies.protocol import SearchFacts
 from bigbatch.tune.strategies.qmc import SobolSampler, value_at
 from bigbatch.tune.strategies.run_cost import surcharge
 
+Array = NDArray[np.float64]
 FRESH, NEAR, ELITE = 60, 60, 5
 """Random candidates, candidates near the best trials, and how many are the best."""
 ALONE_EVERY = 3
@@ -119,7 +120,7 @@ class CurvesSampler(BaseSampler):
         threshold = bar + 10 ** rng.uniform(-2.5, -0.3)
         score = log_ndtr((mean - threshold) / sd)
         score -= surcharge(learned.curves, learned.features, peers, features)
-        score -= self._repetition(learned, candidates, features)
+        score -= self._repetition(study, learned, candidates, features)
         return candidates[int(score.argmax())]
 
     def _quasi_random(self, study: Study, trial: FrozenTrial, fixed: Mapping[str, object]) -> dict[str, object]:
@@ -138,15 +139,27 @@ class CurvesSampler(BaseSampler):
             return found
         return [i for i in found if learned.curves[i].params.get(name) == fixed[name]]
 
+    def _tried(self, study: Study, learned: Learned) -> tuple[list[Mapping[str, object]], Array]:
+        """The n configurations of the curves and of running trials that have no value yet, and their coordinates."""
+        running = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+        silent = [one.params for one in running if one.number != self._number and not one.intermediate_values]
+        coordinates = np.array([self._space.encode(params) for params in silent]).reshape(-1, self._space.width)
+        return [*(c.params for c in learned.curves), *silent], np.concatenate([learned.features, coordinates])
+
     def _repetition(
-        self, learned: Learned, candidates: Sequence[Mapping[str, object]], features: NDArray[np.float64]
-    ) -> NDArray[np.float64]:
+        self, study: Study, learned: Learned, candidates: Sequence[Mapping[str, object]], at: Array
+    ) -> Array:
         """By how much the logarithm of each candidate's probability (m,) counts as smaller because the candidate
-        repeats, or nearly repeats, what was tried at its value of the frontier."""
-        alike = learned.model.resemblance(features, learned.features)
+        repeats, or nearly repeats, what was tried at its value of the frontier. ``at``: their coordinates (m, d)."""
+        tried, coordinates = self._tried(study, learned)
+        alike = learned.model.resemblance(at, coordinates)
         if (name := self._facts.frontier) is not None:
-            tried = [curve.params.get(name) for curve in learned.curves]
-            alike *= np.array([[one.get(name) == value for value in tried] for one in candidates])
+            values = dict[object, int]()
+            mine, theirs = (
+                np.array([values.setdefault(params.get(name), len(values)) for params in some], int)
+                for some in (candidates, tried)
+            )
+            alike *= mine[:, None] == theirs[None]
         most = alike.max(axis=1, initial=0.0)
         return np.asarray(np.log(COPY_ODDS) * (most > COPY) + LEFT_FOR_LAST * (most > SAME))
 

@@ -288,6 +288,23 @@ def test_no_configuration_of_a_space_of_words_is_repeated_before_all_were_tried(
     assert len(set(tried[:25])) >= 24 and len(set(tried)) == 27
 
 
+def test_trials_of_a_space_of_words_that_begin_together_differ() -> None:
+    """As at the start of an allocation: no trial has a value when the next one is proposed."""
+    facts = SearchFacts(GRID, trials=40, max_epochs=EPOCHS, slots=12, seed=0, objective=FACTS.objective)
+    study = new_study()
+    for number in range(12):
+        trial = study.ask({d.name: d.distribution for d in GRID})
+        trial.set_user_attr("config", {"epochs": EPOCHS})
+        trial.report(0.8 + 0.01 * (trial.params["optimizer"] == "lamb") - 0.001 * number, EPOCHS)
+        study.tell(trial, 0.8 + 0.01 * (trial.params["optimizer"] == "lamb") - 0.001 * number)
+    begun = []
+    for _ in range(12):
+        study.sampler = PerTrialSampler(make_strategy("curves", "none", facts).sampler)
+        trial = study.ask()
+        begun.append(tuple(trial._suggest(d.name, d.distribution) for d in GRID))
+    assert len(set(begun)) == 12
+
+
 @pytest.mark.parametrize("other", [False, True])
 def test_what_was_tried_at_another_batch_is_no_copy(other: bool) -> None:
     """Twenty runs in a narrow range of rates, all at one batch. The same rates at another batch are new."""
@@ -312,11 +329,13 @@ def test_what_was_tried_at_another_batch_is_no_copy(other: bool) -> None:
         )
         trials[-1].number = number
     sampler = CurvesSampler(facts, 30)
-    learned = CurveEncoder(facts).learn_all(trials)
+    study = new_study()
+    study.add_trials(trials)
+    learned = CurveEncoder(facts).learn(study)
     assert learned is not None
     asked = [{"batch": 4096 if other else 256, "lr": rate} for rate in (0.05, 0.1, 0.2)]
     features = np.array([sampler._space.encode(params) for params in asked])
-    assert (sampler._repetition(learned, asked, features) > 0).tolist() == [not other] * 3
+    assert (sampler._repetition(study, learned, asked, features) > 0).tolist() == [not other] * 3
 
 
 def test_where_only_bad_configurations_are_new_it_goes_on_between_those_that_were_tried() -> None:

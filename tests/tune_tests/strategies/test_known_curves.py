@@ -42,12 +42,12 @@ def hill(trials: int, at: float = 0.1, group: object = None, level: float = 0.9)
 
 @pytest.fixture(scope="module")
 def replayed() -> dict[str, dict[str, np.ndarray]]:
-    """Family → arm → regrets (seeds, 4) of six searches each, by the benchmark."""
+    """Family → arm → regrets (seeds, 4) of twenty searches each, by the benchmark. With six, one bad search decides."""
     before = list(sys.path)
     sys.path.insert(0, str(ROOT / "benchmarks"))
     benchmark: dict[str, Any] = runpy.run_path(str(ROOT / "benchmarks" / "warm_start.py"))
     sys.path[:] = before
-    found = {family: benchmark["measure"](family, range(100, 106)) for family in ("wide", "projected")}
+    found = {family: benchmark["measure"](family, range(124, 144)) for family in ("wide", "projected")}
     return {family: {arm: np.array(each) for arm, each in arms.items()} for family, arms in found.items()}
 
 
