@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler
 from optuna.study import Study
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import FrozenTrial
 from scipy.special import log_ndtr
 
 from bigbatch.tune.strategies.curve_data import CurveEncoder, Learned, startup_trials
@@ -120,7 +120,7 @@ class CurvesSampler(BaseSampler):
         threshold = bar + 10 ** rng.uniform(-2.5, -0.3)
         score = log_ndtr((mean - threshold) / sd)
         score -= surcharge(learned.curves, learned.features, peers, features)
-        score -= self._repetition(study, learned, candidates, features)
+        score -= self._repetition(learned, candidates, features)
         return candidates[int(score.argmax())]
 
     def _quasi_random(self, study: Study, trial: FrozenTrial, fixed: Mapping[str, object]) -> dict[str, object]:
@@ -139,19 +139,17 @@ class CurvesSampler(BaseSampler):
             return found
         return [i for i in found if learned.curves[i].params.get(name) == fixed[name]]
 
-    def _tried(self, study: Study, learned: Learned) -> tuple[list[Mapping[str, object]], Array]:
+    def _tried(self, learned: Learned) -> tuple[list[Mapping[str, object]], Array]:
         """The n configurations of the curves and of running trials that have no value yet, and their coordinates."""
-        running = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+        running = self._encoder.history.running
         silent = [one.params for one in running if one.number != self._number and not one.intermediate_values]
         coordinates = np.array([self._space.encode(params) for params in silent]).reshape(-1, self._space.width)
         return [*(c.params for c in learned.curves), *silent], np.concatenate([learned.features, coordinates])
 
-    def _repetition(
-        self, study: Study, learned: Learned, candidates: Sequence[Mapping[str, object]], at: Array
-    ) -> Array:
+    def _repetition(self, learned: Learned, candidates: Sequence[Mapping[str, object]], at: Array) -> Array:
         """By how much the logarithm of each candidate's probability (m,) counts as smaller because the candidate
         repeats, or nearly repeats, what was tried at its value of the frontier. ``at``: their coordinates (m, d)."""
-        tried, coordinates = self._tried(study, learned)
+        tried, coordinates = self._tried(learned)
         alike = learned.model.resemblance(at, coordinates)
         if (name := self._facts.frontier) is not None:
             values = dict[object, int]()

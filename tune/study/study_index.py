@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from optuna.storages import BaseStorage
 from optuna.study import Study
-from optuna.trial import FrozenTrial
+from optuna.trial import FrozenTrial, TrialState
 
 
 class StudyIndex(ABC):
@@ -66,6 +66,11 @@ class StudyIndex(ABC):
     def settled(self) -> int:
         """How many trials, from the first one on, have all ended."""
         return min(self._open, default=self._seen)
+
+    @property
+    def running(self) -> list[FrozenTrial]:
+        """The trials that ran at the last call."""
+        return [trial for trial in self._open.values() if trial.state == TrialState.RUNNING]
 
     def _begin_again(self) -> None:
         self._seen, self._open = 0, {}

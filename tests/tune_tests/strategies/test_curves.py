@@ -331,11 +331,11 @@ def test_what_was_tried_at_another_batch_is_no_copy(other: bool) -> None:
     sampler = CurvesSampler(facts, 30)
     study = new_study()
     study.add_trials(trials)
-    learned = CurveEncoder(facts).learn(study)
+    learned = sampler._encoder.learn(study)
     assert learned is not None
     asked = [{"batch": 4096 if other else 256, "lr": rate} for rate in (0.05, 0.1, 0.2)]
     features = np.array([sampler._space.encode(params) for params in asked])
-    assert (sampler._repetition(study, learned, asked, features) > 0).tolist() == [not other] * 3
+    assert (sampler._repetition(learned, asked, features) > 0).tolist() == [not other] * 3
 
 
 def test_where_only_bad_configurations_are_new_it_goes_on_between_those_that_were_tried() -> None:
