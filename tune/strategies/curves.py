@@ -4,8 +4,8 @@ For each trial a threshold is drawn: the best value so far, plus a random improv
 standard deviations (as MFPI-random of ifBO, Rakotoarison et al. 2024, arXiv 2404.16795). Of 60 random configurations
 and 60 near the five best, the one is taken whose run most probably ends above it. So trials that start at the same
 time differ, some careful and some bold. A configuration whose run will cost much more than usual must be as much more
-probable (run_cost.py). So must one that the model can hardly tell from one that was tried: the trials of a search are
-for what is not known yet.
+probable (run_cost.py). One that the model can hardly tell from one that was tried must be a hundred times as probable:
+the trials of a search are for what is not known yet.
 
 The first trials are the points of a Sobol sequence. If other studies say something (``--warm-start``), every second
 of the first trials is proposed already, and candidates lie near the best configurations of those studies, too. After
@@ -43,8 +43,8 @@ COPY_ODDS = 100.0
 """A copy must be so many times as probable as another configuration. It is not ruled out: after many trials of few
 parameters, what is left may be bad, and the best is to be found between copies."""
 SAME, LEFT_FOR_LAST = 1 - 1e-12, 1e9
-"""The very same configuration, as in a space of words, is proposed again only if nothing else is left: the logarithm of
-its probability counts as so much smaller."""
+"""The very same configuration, as in a space of words, is proposed again only if no other candidate is left: the logarithm
+of its probability counts as so much smaller."""
 
 
 class CurvesProposer:

@@ -281,7 +281,7 @@ def of_grid(facts: SearchFacts, trials: int, best: Mapping[str, str]) -> list[tu
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_no_configuration_of_a_space_of_words_is_repeated_before_all_were_tried(seed: int) -> None:
+def test_a_small_space_of_words_is_tried_nearly_whole_before_anything_is_repeated(seed: int) -> None:
     facts = SearchFacts(GRID, trials=30, max_epochs=EPOCHS, seed=seed, objective=FACTS.objective)
     tried = of_grid(facts, 30, {"optimizer": "lamb", "stem": "small", "schedule": "poly"})
     assert ("lamb", "small", "poly") in tried
