@@ -43,8 +43,8 @@ COPY_ODDS = 100.0
 """A copy must be so many times as probable as another configuration. It is not ruled out: after many trials of few
 parameters, what is left may be bad, and the best is to be found between copies."""
 SAME, LEFT_FOR_LAST = 1 - 1e-12, 1e9
-"""The very same configuration, as in a space of words, is proposed again only if no other candidate is left: the logarithm
-of its probability counts as so much smaller."""
+"""The very same configuration, as in a space of words, is proposed again only if no other candidate is left: the
+logarithm of its probability counts as so much smaller."""
 
 
 class CurvesProposer:
