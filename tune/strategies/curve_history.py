@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from optuna.trial import FrozenTrial, TrialState
 
 from bigbatch.tune.strategies.protocol import SearchFacts
+from bigbatch.tune.strategies.unit_space import words_of
 from bigbatch.tune.study import retry
 from bigbatch.tune.study.study_index import StudyIndex
 from bigbatch.tune.study.tables import epoch_of, epoch_records, epoch_s
@@ -55,7 +56,11 @@ class Curve:
 
 
 class CurveHistory(StudyIndex):
-    """The curves of configurations that have a value or have diverged. A trial that failed otherwise says nothing."""
+    """The curves of configurations that have a value or have diverged. A trial that failed otherwise says nothing.
+
+    Attributes:
+        untried: by parameter, the words that no trial had, whatever came of it, and no trial of the known studies.
+    """
 
     def __init__(self, facts: SearchFacts) -> None:
         self._facts = facts
@@ -99,6 +104,10 @@ class CurveHistory(StudyIndex):
         return [self._curves[first] for _, first in sorted(chosen)]
 
     def _forget(self) -> None:
+        self.untried = {name: set(words) for name, words in words_of(self._facts).items()}
+        for study in self._facts.knowledge:
+            for known in study.trials:
+                self._have(known.params)
         self._first: dict[int, int] = {}
         self._members: dict[int, list[int]] = {}
         self._curves: dict[int, Curve] = {}
@@ -110,6 +119,7 @@ class CurveHistory(StudyIndex):
 
     def _take(self, place: int, trials: Sequence[FrozenTrial]) -> None:
         trial = trials[place]
+        self._have(trial.params)
         earlier = trial.user_attrs.get(CONTINUES_ATTR, trial.user_attrs.get(retry.RETRIES_ATTR))
         first = trial.number if earlier is None else self._first.get(int(earlier), int(earlier))
         self._first[trial.number] = first
@@ -120,6 +130,12 @@ class CurveHistory(StudyIndex):
         self._remove(first)
         if telling:
             self._add(telling[0], _curve_of(first, [trials[p] for p in telling], self._facts))
+
+    def _have(self, params: Mapping[str, object]) -> None:
+        """A trial has these words."""
+        for name, words in self.untried.items():
+            if name in params:
+                words.discard(params[name])
 
     def _remove(self, first: int) -> None:
         if first not in self._where:

@@ -5,7 +5,8 @@ standard deviations (as MFPI-random of ifBO, Rakotoarison et al. 2024, arXiv 240
 and 60 near the five best, the one is taken whose run most probably ends above it. So trials that start at the same
 time differ, some careful and some bold. A configuration whose run will cost much more than usual must be as much more
 probable (run_cost.py). One that the model can hardly tell from one that was tried must be a hundred times as probable:
-the trials of a search are for what is not known yet.
+the trials of a search are for what is not known yet. Of a word that no trial had, as another optimizer, the others say
+little: after the first trials, every second one has such a word until each was tried.
 
 The first trials are the points of a Sobol sequence. If other studies say something (``--warm-start``), every second
 of the first trials is proposed already, and candidates lie near the best configurations of those studies, too. After
@@ -37,7 +38,7 @@ FRESH, NEAR, ELITE = 60, 60, 5
 """Random candidates, candidates near the best trials, and how many are the best."""
 ALONE_EVERY = 3
 """Every so many trials, what other studies say is disregarded."""
-COPY = 0.9
+COPY = 0.97
 """A configuration is a copy of one that was tried if the model's correlation of the two is above this."""
 COPY_ODDS = 100.0
 """A copy must be so many times as probable as another configuration. It is not ruled out: after many trials of few
@@ -45,6 +46,11 @@ parameters, what is left may be bad, and the best is to be found between copies.
 SAME, LEFT_FOR_LAST = 1 - 1e-12, 1e9
 """The very same configuration, as in a space of words, is proposed again only if no other candidate is left: the
 logarithm of its probability counts as so much smaller."""
+
+NEW_WORD_EVERY = 2
+"""As long as there are words that no trial had, one of so many trials has one of them."""
+NEW_WORD_FIRST = 1e6
+"""In these trials the logarithm of the probability of such a candidate counts as so much larger."""
 
 
 class CurvesProposer:
@@ -102,10 +108,10 @@ class CurvesSampler(BaseSampler):
     def propose(self, study: Study, trial: FrozenTrial, fixed: Mapping[str, object]) -> dict[str, object]:
         """A whole configuration with the ``fixed`` values, those of an enqueued trial, and those it already has."""
         fixed = {**trial.system_attrs.get("fixed_params", {}), **trial.params, **fixed}
-        learned = None
+        learned, first = None, self._number < startup_trials(self._facts)
         has_begun = bool(self._facts.knowledge) and self._number % 2 == 0
-        if has_begun or self._number >= startup_trials(self._facts):
-            alone = self._number >= startup_trials(self._facts) and self._number % ALONE_EVERY == 0
+        if has_begun or not first:
+            alone = not first and self._number % ALONE_EVERY == 0
             learned = self._encoder.learn(study, alone=alone)
         if learned is None:
             return self._quasi_random(study, trial, fixed)
@@ -121,6 +127,8 @@ class CurvesSampler(BaseSampler):
         score = log_ndtr((mean - threshold) / sd)
         score -= surcharge(learned.curves, learned.features, peers, features)
         score -= self._repetition(learned, candidates, features)
+        if not first and self._number % NEW_WORD_EVERY == 0:
+            score += NEW_WORD_FIRST * self._has_new_word(candidates)
         return candidates[int(score.argmax())]
 
     def _quasi_random(self, study: Study, trial: FrozenTrial, fixed: Mapping[str, object]) -> dict[str, object]:
@@ -160,6 +168,11 @@ class CurvesSampler(BaseSampler):
             alike *= mine[:, None] == theirs[None]
         most = alike.max(axis=1, initial=0.0)
         return np.asarray(np.log(COPY_ODDS) * (most > COPY) + LEFT_FOR_LAST * (most > SAME))
+
+    def _has_new_word(self, candidates: Sequence[Mapping[str, object]]) -> NDArray[np.bool_]:
+        """Whether each candidate (m,) has a word that no trial had, of this study or of those that it knows."""
+        untried = self._encoder.history.untried
+        return np.array([any(one[name] in words for name, words in untried.items()) for one in candidates])
 
     def _candidates(
         self, rng: np.random.Generator, learned: Learned, peers: Sequence[int], fixed: Mapping[str, object]

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
-from bigbatch.tune.strategies.protocol import Dimension
+from bigbatch.tune.strategies.protocol import Dimension, SearchFacts
 from bigbatch.tune.strategies.qmc import value_at
 
 ONE_HOT = 0.7
@@ -89,6 +89,17 @@ def position(value: object, distribution: BaseDistribution) -> float:
         return ABSENT
     x = min(max(float(value), low), high)
     return math.log(x / low) / math.log(high / low) if log else (x - low) / (high - low)
+
+
+def words_of(facts: SearchFacts) -> dict[str, tuple[object, ...]]:
+    """The choices that have no order, as the names of optimizers, of the parameters that every configuration has. The
+    values of the frontier are not among them."""
+    return {
+        d.name: d.distribution.choices
+        for d in facts.dimensions
+        if isinstance(d.distribution, CategoricalDistribution)
+        and not (_is_numeric(d.distribution) or d.active_when or d.name == facts.frontier)
+    }
 
 
 def _is_numeric(distribution: CategoricalDistribution) -> bool:

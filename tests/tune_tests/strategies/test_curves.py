@@ -256,55 +256,6 @@ def test_a_loss_without_a_known_worst_value_is_learned(odd: str) -> None:
     assert end(asked[int(mean.argmax())]) < min(map(end, asked)) + 0.2
 
 
-GRID = (
-    Dimension("optimizer", CategoricalDistribution(("lars", "lamb", "sgd"))),
-    Dimension("stem", CategoricalDistribution(("conv", "small", "small_pool"))),
-    Dimension("schedule", CategoricalDistribution(("cosine", "linear", "poly"))),
-)
-
-
-def of_grid(facts: SearchFacts, trials: int, best: Mapping[str, str]) -> list[tuple[object, ...]]:
-    """What a search in a space of words tries, one trial after the other. Each right word is worth five points, and two
-    runs of one configuration differ by a tenth of one."""
-    study, rng, tried = new_study(), np.random.default_rng(facts.seed), []
-    for _ in range(trials):
-        study.sampler = PerTrialSampler(make_strategy("curves", "none", facts).sampler)
-        trial = study.ask()
-        params = {d.name: trial._suggest(d.name, d.distribution) for d in facts.dimensions}
-        trial.set_user_attr("config", {"epochs": EPOCHS})
-        end = 0.7 + 0.05 * sum(params[name] == word for name, word in best.items()) + 0.001 * rng.normal()
-        for epoch in range(1, EPOCHS + 1):
-            trial.report(0.1 + (end - 0.1) * epoch / EPOCHS, epoch)
-        study.tell(trial, end)
-        tried.append(tuple(params.values()))
-    return tried
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_a_small_space_of_words_is_tried_nearly_whole_before_anything_is_repeated(seed: int) -> None:
-    facts = SearchFacts(GRID, trials=30, max_epochs=EPOCHS, seed=seed, objective=FACTS.objective)
-    tried = of_grid(facts, 30, {"optimizer": "lamb", "stem": "small", "schedule": "poly"})
-    assert ("lamb", "small", "poly") in tried
-    assert len(set(tried[:25])) >= 24 and len(set(tried)) == 27
-
-
-def test_trials_of_a_space_of_words_that_begin_together_differ() -> None:
-    """As at the start of an allocation: no trial has a value when the next one is proposed."""
-    facts = SearchFacts(GRID, trials=40, max_epochs=EPOCHS, slots=12, seed=0, objective=FACTS.objective)
-    study = new_study()
-    for number in range(12):
-        trial = study.ask({d.name: d.distribution for d in GRID})
-        trial.set_user_attr("config", {"epochs": EPOCHS})
-        trial.report(0.8 + 0.01 * (trial.params["optimizer"] == "lamb") - 0.001 * number, EPOCHS)
-        study.tell(trial, 0.8 + 0.01 * (trial.params["optimizer"] == "lamb") - 0.001 * number)
-    begun = []
-    for _ in range(12):
-        study.sampler = PerTrialSampler(make_strategy("curves", "none", facts).sampler)
-        trial = study.ask()
-        begun.append(tuple(trial._suggest(d.name, d.distribution) for d in GRID))
-    assert len(set(begun)) == 12
-
-
 @pytest.mark.parametrize("other", [False, True])
 def test_what_was_tried_at_another_batch_is_no_copy(other: bool) -> None:
     """Twenty runs in a narrow range of rates, all at one batch. The same rates at another batch are new."""
