@@ -59,7 +59,7 @@ class CurveHistory(StudyIndex):
     """The curves of configurations that have a value or have diverged. A trial that failed otherwise says nothing.
 
     Attributes:
-        untried: by parameter, the words that no trial had, whatever came of it, and no trial of the known studies.
+        untried: by parameter, the words that no trial had. A trial that failed had its words, too.
     """
 
     def __init__(self, facts: SearchFacts) -> None:
@@ -104,10 +104,7 @@ class CurveHistory(StudyIndex):
         return [self._curves[first] for _, first in sorted(chosen)]
 
     def _forget(self) -> None:
-        self.untried = {name: set(words) for name, words in words_of(self._facts).items()}
-        for study in self._facts.knowledge:
-            for known in study.trials:
-                self._have(known.params)
+        self.untried = words_of(self._facts)
         self._first: dict[int, int] = {}
         self._members: dict[int, list[int]] = {}
         self._curves: dict[int, Curve] = {}
@@ -119,7 +116,9 @@ class CurveHistory(StudyIndex):
 
     def _take(self, place: int, trials: Sequence[FrozenTrial]) -> None:
         trial = trials[place]
-        self._have(trial.params)
+        for name, words in self.untried.items():
+            if name in trial.params:
+                words.discard(trial.params[name])
         earlier = trial.user_attrs.get(CONTINUES_ATTR, trial.user_attrs.get(retry.RETRIES_ATTR))
         first = trial.number if earlier is None else self._first.get(int(earlier), int(earlier))
         self._first[trial.number] = first
@@ -130,12 +129,6 @@ class CurveHistory(StudyIndex):
         self._remove(first)
         if telling:
             self._add(telling[0], _curve_of(first, [trials[p] for p in telling], self._facts))
-
-    def _have(self, params: Mapping[str, object]) -> None:
-        """A trial has these words."""
-        for name, words in self.untried.items():
-            if name in params:
-                words.discard(params[name])
 
     def _remove(self, first: int) -> None:
         if first not in self._where:

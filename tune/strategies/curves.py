@@ -5,8 +5,8 @@ standard deviations (as MFPI-random of ifBO, Rakotoarison et al. 2024, arXiv 240
 and 60 near the five best, the one is taken whose run most probably ends above it. So trials that start at the same
 time differ, some careful and some bold. A configuration whose run will cost much more than usual must be as much more
 probable (run_cost.py). One that the model can hardly tell from one that was tried must be a hundred times as probable:
-the trials of a search are for what is not known yet. Of a word that no trial had, as another optimizer, the others say
-little: after the first trials, every second one has such a word until each was tried.
+the trials of a search are for what is not known yet. Of a word that no trial had, e.g. an optimizer, trials with other
+words say little. So after the first trials each one has such a word until all were tried, in the first half of the search.
 
 The first trials are the points of a Sobol sequence. If other studies say something (``--warm-start``), every second
 of the first trials is proposed already, and candidates lie near the best configurations of those studies, too. After
@@ -47,10 +47,10 @@ SAME, LEFT_FOR_LAST = 1 - 1e-12, 1e9
 """The very same configuration, as in a space of words, is proposed again only if no other candidate is left: the
 logarithm of its probability counts as so much smaller."""
 
-NEW_WORD_EVERY = 2
-"""As long as there are words that no trial had, one of so many trials has one of them."""
+NEW_WORD_UNTIL = 0.5
+"""In this part of a search a configuration with a word that no trial had comes first."""
 NEW_WORD_FIRST = 1e6
-"""In these trials the logarithm of the probability of such a candidate counts as so much larger."""
+"""The logarithm of its probability counts as so much larger then."""
 
 
 class CurvesProposer:
@@ -108,10 +108,10 @@ class CurvesSampler(BaseSampler):
     def propose(self, study: Study, trial: FrozenTrial, fixed: Mapping[str, object]) -> dict[str, object]:
         """A whole configuration with the ``fixed`` values, those of an enqueued trial, and those it already has."""
         fixed = {**trial.system_attrs.get("fixed_params", {}), **trial.params, **fixed}
-        learned, first = None, self._number < startup_trials(self._facts)
+        learned, starts = None, self._number < startup_trials(self._facts)
         has_begun = bool(self._facts.knowledge) and self._number % 2 == 0
-        if has_begun or not first:
-            alone = not first and self._number % ALONE_EVERY == 0
+        alone = not starts and self._number % ALONE_EVERY == 0
+        if has_begun or not starts:
             learned = self._encoder.learn(study, alone=alone)
         if learned is None:
             return self._quasi_random(study, trial, fixed)
@@ -127,8 +127,8 @@ class CurvesSampler(BaseSampler):
         score = log_ndtr((mean - threshold) / sd)
         score -= surcharge(learned.curves, learned.features, peers, features)
         score -= self._repetition(learned, candidates, features)
-        if not first and self._number % NEW_WORD_EVERY == 0:
-            score += NEW_WORD_FIRST * self._has_new_word(candidates)
+        if not starts and self._number < NEW_WORD_UNTIL * self._facts.most_trials:
+            score += NEW_WORD_FIRST * self._has_new_word(study, candidates, alone=alone)
         return candidates[int(score.argmax())]
 
     def _quasi_random(self, study: Study, trial: FrozenTrial, fixed: Mapping[str, object]) -> dict[str, object]:
@@ -169,9 +169,18 @@ class CurvesSampler(BaseSampler):
         most = alike.max(axis=1, initial=0.0)
         return np.asarray(np.log(COPY_ODDS) * (most > COPY) + LEFT_FOR_LAST * (most > SAME))
 
-    def _has_new_word(self, candidates: Sequence[Mapping[str, object]]) -> NDArray[np.bool_]:
-        """Whether each candidate (m,) has a word that no trial had, of this study or of those that it knows."""
-        untried = self._encoder.history.untried
+    def _has_new_word(
+        self, study: Study, candidates: Sequence[Mapping[str, object]], *, alone: bool
+    ) -> NDArray[np.bool_]:
+        """Whether each candidate (m,) has a word that no trial had. ``alone``: trials of other studies do not count."""
+        if not any(self._encoder.history.untried.values()):
+            return np.zeros(len(candidates), bool)  # the common case
+        trusted = () if alone else self._encoder.trusted(study)
+        known = [trial.params for place in trusted for trial in self._facts.knowledge[place].trials]
+        untried = {
+            name: words - {params[name] for params in known if name in params}
+            for name, words in self._encoder.history.untried.items()
+        }
         return np.array([any(one[name] in words for name, words in untried.items()) for one in candidates])
 
     def _candidates(

@@ -13,9 +13,12 @@ from bigbatch.tune.strategies.protocol import Dimension
 def dimensions_of(ranges: Mapping[str, ParamRange]) -> tuple[Dimension, ...]:
     """A dimension for each searched parameter, in the order of ``ranges``. Derived rates are no parameters."""
     searched = [found for found in ranges.values() if found.kind != "derived"]
-    return tuple(
-        Dimension(found.name, _distribution(found), dict(found.conditions), prior=found.prior) for found in searched
-    )
+    return tuple(map(_dimension, searched))
+
+
+def _dimension(found: ParamRange) -> Dimension:
+    always = found.always or bool(found.conditions)
+    return Dimension(found.name, _distribution(found), dict(found.conditions), found.prior, always)
 
 
 def _distribution(found: ParamRange) -> BaseDistribution:

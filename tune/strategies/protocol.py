@@ -47,10 +47,13 @@ class Dimension:
     name: str
     distribution: BaseDistribution
     active_when: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
-    """Another parameter, and its values with which this one exists. Empty: it always exists."""
+    """Another parameter, and its values with which this one exists. Empty: it always exists, or ``always`` is False."""
     prior: LogNormal | None = None
     """What is believed about it before the first trial. None: every value of the range, or of its log, is as likely as
     any other."""
+    always: bool = True
+    """Whether every configuration has it that fulfils ``active_when``. False if something else than one choice decides,
+    e.g. a number."""
 
     def is_active(self, params: Mapping[str, object]) -> bool:
         """Whether the parameter exists beside the others of ``params``."""

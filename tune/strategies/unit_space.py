@@ -91,14 +91,20 @@ def position(value: object, distribution: BaseDistribution) -> float:
     return math.log(x / low) / math.log(high / low) if log else (x - low) / (high - low)
 
 
-def words_of(facts: SearchFacts) -> dict[str, tuple[object, ...]]:
-    """The choices that have no order, as the names of optimizers, of the parameters that every configuration has. The
-    values of the frontier are not among them."""
+def words_of(facts: SearchFacts) -> dict[str, set[object]]:
+    """By parameter, the choices that have no order, e.g. the names of optimizers.
+
+    Of parameters that every configuration has, but not of the frontier's, and only where all choices are scalars.
+    """
     return {
-        d.name: d.distribution.choices
+        d.name: set(d.distribution.choices)
         for d in facts.dimensions
         if isinstance(d.distribution, CategoricalDistribution)
-        and not (_is_numeric(d.distribution) or d.active_when or d.name == facts.frontier)
+        and all(choice is None or isinstance(choice, (str, bool, int, float)) for choice in d.distribution.choices)
+        and not _is_numeric(d.distribution)
+        and d.always
+        and not d.active_when
+        and d.name != facts.frontier
     }
 
 
