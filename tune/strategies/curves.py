@@ -6,7 +6,7 @@ and 60 near the five best, the one is taken whose run most probably ends above i
 time differ, some careful and some bold. A configuration whose run will cost much more than usual must be as much more
 probable (run_cost.py). One that the model can hardly tell from one that was tried must be a hundred times as probable:
 the trials of a search are for what is not known yet. Of a word that no trial had, e.g. an optimizer, trials with other
-words say little. So after the first trials each one has such a word until all were tried, in the first half of a search.
+words say little. So after the first trials each has such a word until all were tried, in the first half of a search.
 
 The first trials are the points of a Sobol sequence. If other studies say something (``--warm-start``), every second
 of the first trials is proposed already, and candidates lie near the best configurations of those studies, too. After
