@@ -206,9 +206,10 @@ def _conditions(name: str, names: Sequence[str], drawn: Sequence[_Sample]) -> di
         kinds = {sample.distributions[other].kind for sample in drawn if other in sample.params}
         if other == name or kinds != {"categorical"} or not all(other in sample.params for sample in drawn):
             continue
-        having = {sample.params[other] for sample in drawn if name in sample.params}
-        lacking = {sample.params[other] for sample in drawn if name not in sample.params}
-        if not having & lacking:
+        # No sets: a choice may be a list.
+        having = [sample.params[other] for sample in drawn if name in sample.params]
+        lacking = [sample.params[other] for sample in drawn if name not in sample.params]
+        if not any(value in lacking for value in having):
             choices = drawn[0].distributions[other].choices
             return {other: tuple(choice for choice in choices if choice in having)}
     return {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping
 
 from bigbatch.search_spaces.check import ParamRange, check_space
@@ -72,5 +73,6 @@ def parameter_value(known: ParamRange, value: object, space: Space) -> object:
         whole = " whole number" if kind is int else " number"
         allowed, fix = f"a{whole} of {known.low:.4g} to {known.high:.4g}", f"{known.low:.4g}"
     raise ConfigError(
-        f"{known.name} must be {allowed} in space {space.name!r}; got {value!r}. Write e.g. --set {known.name}={fix}."
+        f"{known.name} must be {allowed} in space {space.name!r}; got {value!r}. Write e.g. --set "
+        f"{known.name}={shlex.quote(str(fix))}."
     )

@@ -51,6 +51,8 @@ def frontier_plan(
         where = "no trial" if found is None else "only some trials"
         raise _refused(space, f"which is in {where}", "Suggest it in each trial")
     values = _values(found)
+    if other := [value for value in values if value is not None and not isinstance(value, (str, int, float))]:
+        raise _refused(space, f"with the choice {other[0]!r}", "Name each choice by a word or a number")
     if not values:
         raise _refused(space, f"with the range {found.describe()}", f"Suggest one of at most {MAX_VALUES} choices")
     return FrontierPlan(name, values)

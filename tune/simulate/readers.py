@@ -76,7 +76,9 @@ def _read(path: Path, objective: Objective, task: str | None) -> RecordedRuns:
         raise ConfigError(f"{path.name}: {error}") from None
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is damaged or no text"
-        raise ConfigError(f"--curves must name files that can be read; got {str(path)!r} ({reason}).") from None
+        raise ConfigError(
+            f"--curves must name files that can be read; got {str(path)!r} ({reason}). Give another file."
+        ) from None
     raise ConfigError(
         f"--curves takes .parquet or .jsonl files and studies' folders; got {str(path)!r}. Give one of those."
     )

@@ -48,7 +48,8 @@ SAME, LEFT_FOR_LAST = 1 - 1e-12, 1e9
 logarithm of its probability counts as so much smaller."""
 
 NEW_WORD_UNTIL = 0.5
-"""In this part of a search a configuration with a word that no trial had comes first."""
+"""In this part of a search, a configuration with a word that no trial had comes first. With a budget alone it is a part
+of the number of trials that is guessed."""
 NEW_WORD_FIRST = 1e6
 """The logarithm of its probability counts as so much larger then."""
 
@@ -110,8 +111,8 @@ class CurvesSampler(BaseSampler):
         fixed = {**trial.system_attrs.get("fixed_params", {}), **trial.params, **fixed}
         learned, starts = None, self._number < startup_trials(self._facts)
         has_begun = bool(self._facts.knowledge) and self._number % 2 == 0
-        alone = not starts and self._number % ALONE_EVERY == 0
         if has_begun or not starts:
+            alone = not starts and self._number % ALONE_EVERY == 0
             learned = self._encoder.learn(study, alone=alone)
         if learned is None:
             return self._quasi_random(study, trial, fixed)
@@ -127,8 +128,8 @@ class CurvesSampler(BaseSampler):
         score = log_ndtr((mean - threshold) / sd)
         score -= surcharge(learned.curves, learned.features, peers, features)
         score -= self._repetition(learned, candidates, features)
-        if not starts and self._number < NEW_WORD_UNTIL * self._facts.most_trials:
-            score += NEW_WORD_FIRST * self._has_new_word(study, candidates, alone=alone)
+        if not starts and self._number < NEW_WORD_UNTIL * self._facts.trials:
+            score += NEW_WORD_FIRST * self._has_new_word(study, candidates)
         return candidates[int(score.argmax())]
 
     def _quasi_random(self, study: Study, trial: FrozenTrial, fixed: Mapping[str, object]) -> dict[str, object]:
@@ -169,14 +170,12 @@ class CurvesSampler(BaseSampler):
         most = alike.max(axis=1, initial=0.0)
         return np.asarray(np.log(COPY_ODDS) * (most > COPY) + LEFT_FOR_LAST * (most > SAME))
 
-    def _has_new_word(
-        self, study: Study, candidates: Sequence[Mapping[str, object]], *, alone: bool
-    ) -> NDArray[np.bool_]:
-        """Whether each candidate (m,) has a word that no trial had. ``alone``: trials of other studies do not count."""
+    def _has_new_word(self, study: Study, candidates: Sequence[Mapping[str, object]]) -> NDArray[np.bool_]:
+        """Whether each candidate (m,) has a word that no trial had, of this study or of those that it believes."""
         if not any(self._encoder.history.untried.values()):
             return np.zeros(len(candidates), bool)  # the common case
-        trusted = () if alone else self._encoder.trusted(study)
-        known = [trial.params for place in trusted for trial in self._facts.knowledge[place].trials]
+        believed = [self._facts.knowledge[place] for place in self._encoder.trusted(study)]
+        known = [trial.params for other in believed for trial in other.trials]
         untried = {
             name: words - {params[name] for params in known if name in params}
             for name, words in self._encoder.history.untried.items()

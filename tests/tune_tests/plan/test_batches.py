@@ -145,6 +145,10 @@ def test_an_own_space_declares_a_choice_or_a_few_whole_numbers(tmp_path, suggest
         ),
         ("trial.suggest_float('x', 0.0, 1.0)", "with the range 0 … 1"),
         ("trial.suggest_int('x', 1, 1000)", "with the range 1 … 1000"),
+        (
+            "trial.suggest_categorical('x', [[0.3, 0.6], [0.5]])",
+            r"with the choice \[0.3, 0.6\]. Name each choice by a word",
+        ),
     ],
 )
 def test_other_frontiers_are_refused_in_one_line(tmp_path, suggestion, message):

@@ -130,6 +130,13 @@ def test_new_words_are_for_the_first_half_of_a_short_search() -> None:
     assert tried[12:].count("optimizer d") >= 6
 
 
+def test_with_a_budget_alone_new_words_are_for_the_first_half_of_the_trials_that_are_guessed() -> None:
+    facts = SearchFacts(MANY_WORDS, trials=24, max_epochs=EPOCHS, seed=2, objective=OBJECTIVE, open_ended=True)
+    tried = of_many_words(facts, 24)
+    assert len(set(tried[:12])) == 12 and len(set(tried)) < 16
+    assert tried[12:].count("optimizer d") >= 6
+
+
 @pytest.mark.parametrize("batches", [(128, 256), (128, 256, 512, 1024)])
 def test_new_words_come_at_each_batch(batches: tuple[int, ...]) -> None:
     """The batches alternate with the trials' numbers, and new words do not."""
@@ -172,6 +179,7 @@ def test_words_that_another_study_tried_are_known_only_if_it_agrees(agrees: bool
     tried = of_many_words(replace(facts, knowledge=(known_words(NAMED, end),)), 34)
     assert "optimizer d" in tried
     assert (len(set(tried)) == len(NAMED)) != agrees
+    assert tried[10:].count("optimizer d") >= (18 if agrees else 9)
 
 
 def test_numbers_lists_the_frontier_and_what_some_configurations_lack_are_no_words() -> None:
