@@ -222,6 +222,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--arms", nargs="+", default=list(FIXED), help="see search_arms.py; or STRATEGY+STOPPING")
     add("--slots", nargs="+", type=int, default=[8])
     add("--seeds", type=int, default=16)
+    add("--first-seed", type=int, default=0, help="above 0: seeds that took no part in a choice")
     add("--rows", type=int, default=500, help="of an invented table")
     add("--budget", type=float, default=60.0, help="equivalents of a search")
     add("--without", nargs="*", default=[], help="parameters that follow from others, of the files that have them")
@@ -240,7 +241,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     jobs = [
         Job(group, arm, slots, seed)
         for slots in args.slots
-        for seed in range(args.seeds)
+        for seed in range(args.first_seed, args.first_seed + args.seeds)
         for group in groups
         for arm in args.arms
     ]
