@@ -45,6 +45,9 @@ def test_how_many_runs_a_search_needs() -> None:
     assert all(many["against_previous"][f"{arm}, 8 slots"] in PAGE for arm in ("ours", "curves+none"))
     (mean,) = (m for m in many["overall"] if m["arm"] == "ours" and not m["aside"])
     assert f"`auto` is {mean['times_random']} times random search there" in text
+    others = raw("search_efficiency_other_seeds_2cpu")
+    assert others["against_previous"]["ours, 8 slots"] in PAGE
+    assert {line["seed"] for line in others["raw"]} == set(range(64, 96))
     assert many["early_table"] in PAGE
     assert {row["searches"] for row in many["rows"]} == {64} and f"{len(many['raw']):,} searches" in text
     first = {(line["group"], line["arm"], line["slots"], line["seed"]): line["regret"] for line in result["raw"]}
