@@ -98,7 +98,7 @@ class PreviousHalving:
     def look(self, study: Study, trial: FrozenTrial, epoch: int) -> TrialDecision:
         return TrialDecision.STOP if self.pruner.prune(study, trial) else TrialDecision.GO_ON
 
-    def to_continue(self, study: Study, fits: Fits | None = None) -> FrozenTrial | None:
+    def to_continue(self, study: Study, fits: Fits | None = None, lasts: Fits | None = None) -> FrozenTrial | None:
         return None
 
     def is_over(self, study: Study) -> bool:

@@ -28,7 +28,7 @@ from bigbatch.tune.simulate.events import ReplayDriver, SimulatedClock, StartedT
 from bigbatch.tune.simulate.pool import RowPool, SnappingSampler
 from bigbatch.tune.simulate.readers import read_curves
 from bigbatch.tune.strategies.named import make_strategy
-from bigbatch.tune.strategies.protocol import Capabilities, Dimension, Fits, SearchFacts, Strategy, TrialDecision
+from bigbatch.tune.strategies.protocol import Capabilities, Dimension, Fits, Lasts, SearchFacts, Strategy, TrialDecision
 from bigbatch.tune.strategies.samplers import quiet_optuna
 from bigbatch.tune.study.budget import Budget, Limits
 from bigbatch.tune.study.ledger import Ledger
@@ -278,8 +278,8 @@ class _SnappedStrategy:
     def look(self, study: Study, trial: FrozenTrial, epoch: int) -> TrialDecision:
         return self._inner.look(study, trial, epoch)
 
-    def to_continue(self, study: Study, fits: Fits | None = None) -> FrozenTrial | None:
-        return self._inner.to_continue(study, fits)
+    def to_continue(self, study: Study, fits: Fits | None = None, lasts: Lasts | None = None) -> FrozenTrial | None:
+        return self._inner.to_continue(study, fits, lasts)
 
     def is_over(self, study: Study) -> bool:
         return self._inner.is_over(study)

@@ -17,6 +17,7 @@ from bigbatch.tune.strategies.curve_history import curves_of as curves_of
 from bigbatch.tune.strategies.curve_model import MAX_POINTS, CurveModel, CurvePoints, Scale, low_and_lost, thinned
 from bigbatch.tune.strategies.known_curves import KnownCurves, known_curves
 from bigbatch.tune.strategies.known_prediction import known_prediction, rank_correlation
+from bigbatch.tune.strategies.look_value import first_looks
 from bigbatch.tune.strategies.protocol import SearchFacts
 from bigbatch.tune.strategies.unit_space import UnitSpace
 
@@ -40,6 +41,11 @@ def startup_trials(facts: SearchFacts) -> int:
     """How many trials are quasi-random: at least ten, one for each slot up to 16, but at most a third of a short
     search, and four."""
     return min(max(10, min(facts.slots, 16)), max(4, facts.most_trials // 3))
+
+
+def first_round(facts: SearchFacts) -> int:
+    """How many trials are quasi-random as long as no run has come to its end: what starts well need not end well."""
+    return min(max(startup_trials(facts), min(first_looks(facts), 32)), max(4, facts.most_trials // 3))
 
 
 class _SettledCurves(CurveHistory):

@@ -69,6 +69,11 @@ class CurveHistory(StudyIndex):
     def __len__(self) -> int:
         return len(self._order)
 
+    @property
+    def any_finished(self) -> bool:
+        """Whether any run has come to its end."""
+        return any(self._finished.values())
+
     def first_number(self, number: int) -> int:
         """The number of the trial that trial ``number`` continues or retries, in the end; else its own."""
         return self._first.get(number, number)

@@ -8,9 +8,11 @@ probable (run_cost.py). One that the model can hardly tell from one that was tri
 the trials of a search are for what is not known yet. Of a word that no trial had, e.g. an optimizer, trials with other
 words say little. So after the first trials each has such a word until all were tried, in the first half of a search.
 
-The first trials are the points of a Sobol sequence. If other studies say something (``--warm-start``), every second
-of the first trials is proposed already, and candidates lie near the best configurations of those studies, too. After
-them every third proposal disregards the other studies, so that one that misleads cannot lead the whole search astray.
+The very first trial is the middle of the space. The other first ones are the points of a Sobol sequence: ten or more,
+and up to two for each slot as long as no run has come to its end. If other studies say something (``--warm-start``),
+every second of the first trials is proposed already, and candidates lie near the best configurations of those studies,
+too. After them every third proposal disregards the other studies, so that one that misleads cannot lead the whole
+search astray.
 """
 
 from __future__ import annotations
@@ -26,16 +28,20 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial
 from scipy.special import log_ndtr
 
-from bigbatch.tune.strategies.curve_data import CurveEncoder, Learned, startup_trials
+from bigbatch.tune.strategies.curve_data import CurveEncoder, Learned, first_round, startup_trials
 from bigbatch.tune.strategies.curve_model import CurvePoints
 from bigbatch.tune.strategies.names import CAPABILITIES
 from bigbatch.tune.strategies.protocol import SearchFacts
 from bigbatch.tune.strategies.qmc import SobolSampler, value_at
 from bigbatch.tune.strategies.run_cost import surcharge
+from bigbatch.tune.strategies.unit_space import is_word
+from bigbatch.tune.study.trial_facts import GIVEN_ATTR
 
 Array = NDArray[np.float64]
 FRESH, NEAR, ELITE = 60, 60, 5
 """Random candidates, candidates near the best trials, and how many are the best."""
+MIDDLE = 0.5
+"""Of a range, or the quantile of its prior."""
 ALONE_EVERY = 3
 """Every so many trials, what other studies say is disregarded."""
 COPY = 0.97
@@ -109,7 +115,7 @@ class CurvesSampler(BaseSampler):
     def propose(self, study: Study, trial: FrozenTrial, fixed: Mapping[str, object]) -> dict[str, object]:
         """A whole configuration with the ``fixed`` values, those of an enqueued trial, and those it already has."""
         fixed = {**trial.system_attrs.get("fixed_params", {}), **trial.params, **fixed}
-        learned, starts = None, self._number < startup_trials(self._facts)
+        learned, starts = None, self._starts(study)
         has_begun = bool(self._facts.knowledge) and self._number % 2 == 0
         if has_begun or not starts:
             alone = not starts and self._number % ALONE_EVERY == 0
@@ -132,12 +138,23 @@ class CurvesSampler(BaseSampler):
             score += NEW_WORD_FIRST * self._has_new_word(study, candidates)
         return candidates[int(score.argmax())]
 
+    def _starts(self, study: Study) -> bool:
+        """Whether this is one of the first trials. More are, while the looks of the first round are all there is."""
+        if self._number < startup_trials(self._facts):
+            return True
+        self._encoder.history.update(study)
+        return self._number < first_round(self._facts) and not self._encoder.history.any_finished
+
     def _quasi_random(self, study: Study, trial: FrozenTrial, fixed: Mapping[str, object]) -> dict[str, object]:
         sobol = SobolSampler(self._facts.names, self._facts.seed, self._facts.priors)
+        earlier = study.get_trials(deepcopy=False)[: self._number]
+        is_first = all(GIVEN_ATTR in one.user_attrs for one in earlier)
         params: dict[str, object] = {}
         for dimension in self._space.dimensions:
             if dimension.is_active(params):
                 drawn = sobol.sample_independent(study, trial, dimension.name, dimension.distribution)
+                if is_first and not is_word(dimension.distribution):
+                    drawn = value_at(MIDDLE, dimension.distribution, dimension.prior)
                 params[dimension.name] = fixed.get(dimension.name, drawn)
         return params
 

@@ -1,18 +1,22 @@
 """``--stopping look``: each trial is looked at once, early, and paused. The most promising go on (i-Epoch, Egele et al.
 2024, arXiv 2404.04111).
 
-A trial pauses after a tenth of its run, but not before its warmup has ended. Every fourth free slot continues the
-paused trial whose end is predicted to be the best; the others get new configurations. When all configurations were
-tried, continuing goes on until a third of them has run to the end. No trial is stopped for good. Once a budget has no
-room for a new run, each slot continues a paused one. If a budget is the only limit, some trials are not paused: as
-large a part of them as the chance that early values say little of the ends (look_value.py), which is a third at first.
+A trial pauses after a tenth of its run, but not before its warmup has ended. The first round is two trials for each
+slot, which are all looked at. Of those, each slot then continues the best one that waits. From then on every fourth
+free slot continues a paused trial; the others get new configurations. When all configurations were tried, continuing
+goes on until a third of them has run to the end. No trial is stopped for good. Once a budget has no room for a new
+run, each slot continues a paused one. If a budget is the only limit, some trials after the first round are not paused:
+as large a part of them as the chance that early values say little of the ends (look_value.py), which is a third at
+first.
 
 With a frontier the slots for continuing are divided like the trials: the value goes first of which the smallest part
 has gone on. At the end at least one trial of each value has run to its end, and one of the configurations that were
 given for it: what is published is measured there, and not only guessed from a tenth of the run.
 
-All predictions are those of the curve model (curve_model.py), whatever strategy proposes: values of different epochs
-do not compare, and it knows how curves go on. In a study of thousands it predicts the most promising ones alone.
+The best one is the one whose end the curve model (curve_model.py) predicts to be the best, whatever strategy proposes:
+values of different epochs do not compare, and it knows how curves go on. It learns that from runs that have ended.
+Until one has, and if no other study says anything, the best one has the best value at its look. In a study of
+thousands the model predicts the most promising ones alone.
 """
 
 from __future__ import annotations
@@ -27,13 +31,16 @@ from optuna.trial import FrozenTrial
 from bigbatch.tune.strategies.curve_data import CurveEncoder, Learned
 from bigbatch.tune.strategies.curve_history import MOST_CURVES
 from bigbatch.tune.strategies.look_index import LookIndex
-from bigbatch.tune.strategies.look_value import is_let_go, look_epoch
-from bigbatch.tune.strategies.protocol import Fits, SearchFacts, TrialDecision
+from bigbatch.tune.strategies.look_value import first_looks, is_let_go, look_epoch
+from bigbatch.tune.strategies.protocol import Fits, Lasts, SearchFacts, TrialDecision
 from bigbatch.tune.study.retry import RETRIES_ATTR
 from bigbatch.tune.study.trial_facts import CONTINUES_ATTR, planned_epochs
 
 EVERY = 4
-"""Each slot of this number continues a paused trial."""
+"""Each slot of this number continues a paused trial, after the first round."""
+SLACK = 1.25
+"""What a budget without room for two runs one after the other keeps for the first wave: as long as so many runs. Epochs
+may take longer than those before."""
 FINISHED_SHARE = 1 / 3
 """Of all configurations, the part that runs to its end."""
 GIVEN_CHANCE = 0.05
@@ -69,31 +76,42 @@ class EarlyLook:
 
         With a number of trials all are paused: else the same number would cost several times as much.
         """
-        if not self.facts.open_ended:
+        if not self.facts.open_ended or trial.number < first_looks(self.facts):
             return False
         self.index.update(study)
+        if not self.index.all_gone_on():  # the first round lasts longer than usual, as the budget is small
+            return False
         value, place = self.index.place_of(trial)
         return is_let_go(self.index.chance_of_little(), place, self.facts.seed, value)
 
-    def to_continue(self, study: Study, fits: Fits | None = None) -> FrozenTrial | None:
-        """The best of the paused trials at every fourth slot, and as long as too few have run to their end; at every
-        slot if no new one fits."""
+    def to_continue(self, study: Study, fits: Fits | None = None, lasts: Lasts | None = None) -> FrozenTrial | None:
+        """The best of the paused trials after the first round, at every fourth slot, and as long as too few have run to
+        their end; at every slot if no new one fits."""
         trials = self.index.update(study)
         if fits is not None:
             return self._that_fits(study, trials, fits)
         if self.index.configurations < self.facts.most_trials:
-            slot = len(trials) + 1
-            if slot % EVERY != 0 or slot <= 2 * EVERY:
-                return None
-            # A budget may end the search at any time. What was given is not left for its last minutes.
-            if self.facts.open_ended and (given := self._unmeasured(study, trials)):
-                return self._best_at(study, trials, given)
-            return self._next(study, trials)
+            return self._before_all_were_tried(study, trials, lasts)
         if bare := self._bare_values():
             return self._best(study, trials, bare)
         if given := self._unmeasured(study, trials):
             return self._best_at(study, trials, given)
         return self._next(study, trials) if self._too_few() else None
+
+    def _before_all_were_tried(
+        self, study: Study, trials: Sequence[FrozenTrial], lasts: Lasts | None
+    ) -> FrozenTrial | None:
+        """The paused trial that goes on although there are new configurations to try: one for each slot after the first
+        round, and one at every fourth slot from then on."""
+        first_wave = self.index.continued < self.facts.slots
+        if self.index.configurations < first_looks(self.facts) or not (first_wave or (len(trials) + 1) % EVERY == 0):
+            return None
+        # A budget may end the search at any time. What was given is not left for its last minutes.
+        given = self._unmeasured(study, trials) if self.facts.open_ended else []
+        found = self._best_at(study, trials, given) if given else self._next(study, trials)
+        if first_wave and found is not None and lasts is not None and _may_look_on(found, lasts):
+            return None
+        return found
 
     def is_over(self, study: Study) -> bool:
         """Whether enough trials have run to their end, or none is left that could."""
@@ -172,8 +190,16 @@ class EarlyLook:
         history = self.encoder.history
         history.update(study)
         also = [history.first_number(t.number) for t in waiting]
-        ends = _ends(self.encoder.learn(study, also=also), self.encoder)
+        # The values at the look, until a run has ended from which the model learns how curves go on.
+        knows = history.any_finished or bool(self.facts.knowledge)
+        learned = self.encoder.learn(study, also=also) if knows else None
+        ends = _ends(learned, self.encoder)
         return max(waiting, key=lambda t: (ends.get(history.first_number(t.number), -math.inf), -t.number))
+
+
+def _may_look_on(paused: FrozenTrial, lasts: Lasts) -> bool:
+    """Whether slots should look at more trials before this one goes on, because after its run they could do nothing."""
+    return lasts(paused, SLACK) and not lasts(paused, 2.0)
 
 
 def _goes_on(trial: FrozenTrial, at: int, epoch: int, study: Study) -> bool:

@@ -62,6 +62,11 @@ class LookIndex(StudyIndex):
         return self._configurations
 
     @property
+    def continued(self) -> int:
+        """How many paused trials were continued."""
+        return len(self._continued)
+
+    @property
     def runs(self) -> bool:
         """Whether any trial runs."""
         return any(self._count[kind, value] for kind, value in self._count if kind in (GOES_ON, RUNS))

@@ -18,6 +18,8 @@ LOOK_AFTER = 0.1
 """Of the run."""
 AFTER_WARMUP = 0.05
 """Of the run: a value at the peak of the learning rate says little, so the look is this much later."""
+LOOKS_A_SLOT, FEWEST_LOOKS = 2, 8
+"""Of the first round: so many trials for each slot are looked at before one goes on, and at least so many."""
 LITTLE_Z = 0.4
 """Early values say little if Fisher's z of their rank correlation with the ends is below this, the z of 0.38."""
 PRIOR_Z, PRIOR_SD = 0.6, 0.5
@@ -40,6 +42,11 @@ def look_epoch(trial: FrozenTrial, max_epochs: int) -> int:
     """The epoch after which a trial is paused. Not below its epochs: a run too short to be looked at."""
     epochs = planned_epochs(trial) or max_epochs
     return max(1, math.ceil(LOOK_AFTER * epochs), math.ceil(warmup_epochs(trial) + AFTER_WARMUP * epochs))
+
+
+def first_looks(facts: SearchFacts) -> int:
+    """How many trials the first round has. All of them are looked at before the best ones go on."""
+    return max(FEWEST_LOOKS, LOOKS_A_SLOT * facts.slots)
 
 
 def looked_of(trial: FrozenTrial, facts: SearchFacts) -> LookedRun | None:

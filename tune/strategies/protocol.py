@@ -28,6 +28,8 @@ from bigbatch.tune.study.objective import Objective
 
 Fits = Callable[[FrozenTrial], bool]
 """Whether a budget has room for the rest of a paused trial's run."""
+Lasts = Callable[[FrozenTrial, float], bool]
+"""Whether a budget lasts so many times as long as the rest of a paused trial's run."""
 
 
 class TrialDecision(enum.Enum):
@@ -152,7 +154,7 @@ class Stopping(Protocol):
         answer. The study is then as it was, but for what the look itself wrote. The answer may depend on it alone.
         """
 
-    def to_continue(self, study: Study, fits: Fits | None = None) -> FrozenTrial | None:
+    def to_continue(self, study: Study, fits: Fits | None = None, lasts: Lasts | None = None) -> FrozenTrial | None:
         """The paused trial that the next free slot continues; None: the slot gets a new configuration.
 
         The bridge calls this whenever a slot is free and no trial waits in the study.
@@ -160,6 +162,7 @@ class Stopping(Protocol):
         Args:
             fits: the budget has no room for a new configuration, and only those go on that fit. With None the slot
                 stays empty.
+            lasts: how long the budget lasts. None: for ever.
         """
 
     def is_over(self, study: Study) -> bool:
@@ -183,7 +186,7 @@ class Strategy(Protocol):
     def look(self, study: Study, trial: FrozenTrial, epoch: int) -> TrialDecision:
         """As ``Stopping.look``."""
 
-    def to_continue(self, study: Study, fits: Fits | None = None) -> FrozenTrial | None:
+    def to_continue(self, study: Study, fits: Fits | None = None, lasts: Lasts | None = None) -> FrozenTrial | None:
         """As ``Stopping.to_continue``."""
 
     def is_over(self, study: Study) -> bool:
@@ -215,9 +218,9 @@ class Combined:
         """As the stopping."""
         return self.stopping.look(study, trial, epoch)
 
-    def to_continue(self, study: Study, fits: Fits | None = None) -> FrozenTrial | None:
+    def to_continue(self, study: Study, fits: Fits | None = None, lasts: Lasts | None = None) -> FrozenTrial | None:
         """As the stopping."""
-        return self.stopping.to_continue(study, fits)
+        return self.stopping.to_continue(study, fits, lasts)
 
     def is_over(self, study: Study) -> bool:
         """As the stopping."""

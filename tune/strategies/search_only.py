@@ -13,7 +13,7 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial
 
 from bigbatch.tune.strategies.passing_sampler import Asked, PassingSampler
-from bigbatch.tune.strategies.protocol import Capabilities, Fits, Strategy, TrialDecision
+from bigbatch.tune.strategies.protocol import Capabilities, Fits, Lasts, Strategy, TrialDecision
 from bigbatch.tune.strategies.study_view import view_of
 from bigbatch.tune.study.cheap_runs import as_finished, ran_cheaply
 from bigbatch.tune.study.study_index import StudyIndex
@@ -86,11 +86,11 @@ class SearchOnly:
             return TrialDecision.GO_ON
         return self.inner.look(self._own.seen(study), trial, epoch)
 
-    def to_continue(self, study: Study, fits: Fits | None = None) -> FrozenTrial | None:
+    def to_continue(self, study: Study, fits: Fits | None = None, lasts: Lasts | None = None) -> FrozenTrial | None:
         """As the inner one, for what it sees. Where a trial of the second part does not fit, the first part's, which is
         over, do not take its place."""
         seen = self._own.seen(study)
-        return None if fits is not None and self._own.second_part else self.inner.to_continue(seen, fits)
+        return None if fits is not None and self._own.second_part else self.inner.to_continue(seen, fits, lasts)
 
     def is_over(self, study: Study) -> bool:
         """As the inner one, for what it sees."""

@@ -23,7 +23,7 @@ from optuna.trial import FrozenTrial
 
 from bigbatch.cluster.host import json_values
 from bigbatch.tune.strategies.judgement import SPARED_ATTR
-from bigbatch.tune.strategies.protocol import Fits, SearchFacts, TrialDecision
+from bigbatch.tune.strategies.protocol import Fits, Lasts, SearchFacts, TrialDecision
 from bigbatch.tune.strategies.samplers import make_pruner
 from bigbatch.tune.strategies.study_view import MOST_TRIALS, Notes, view_of
 from bigbatch.tune.study.tables import EPOCH_ATTR
@@ -71,7 +71,7 @@ class PrunerStopping:
         study._storage.set_trial_user_attr(trial._trial_id, SPARED_ATTR, epoch)
         return TrialDecision.GO_ON
 
-    def to_continue(self, study: Study, fits: Fits | None = None) -> FrozenTrial | None:
+    def to_continue(self, study: Study, fits: Fits | None = None, lasts: Lasts | None = None) -> FrozenTrial | None:
         """None: what is stopped is stopped for good."""
         return None
 

@@ -37,7 +37,7 @@ class UnitSpace:
             d = dimension.distribution
             if dimension.name not in params:
                 parts += [ABSENT] * _width(d)
-            elif isinstance(d, CategoricalDistribution) and not _is_numeric(d):
+            elif isinstance(d, CategoricalDistribution) and is_word(d):
                 parts += [ONE_HOT * (choice == params[dimension.name]) for choice in d.choices]
             else:
                 parts.append(position(params[dimension.name], d))
@@ -56,7 +56,7 @@ class UnitSpace:
             if afresh or dimension.name not in of:
                 return value_at(part, d, dimension.prior)
             if not isinstance(d, CategoricalDistribution):
-                return value_at(min(max(position(of[dimension.name], d) + move, 0.0), np.nextafter(1.0, 0.0)), d)
+                return value_at(min(max(position(of[dimension.name], d) + move, 0.0), math.nextafter(1.0, 0.0)), d)
             if not _is_numeric(d):
                 return of[dimension.name]
             target = position(of[dimension.name], d) + move
@@ -112,8 +112,13 @@ def _is_numeric(distribution: CategoricalDistribution) -> bool:
     return all(isinstance(c, (int, float)) and not isinstance(c, bool) for c in distribution.choices)
 
 
+def is_word(distribution: BaseDistribution) -> bool:
+    """Whether the values are choices without an order."""
+    return isinstance(distribution, CategoricalDistribution) and not _is_numeric(distribution)
+
+
 def _width(distribution: BaseDistribution) -> int:
-    if isinstance(distribution, CategoricalDistribution) and not _is_numeric(distribution):
+    if isinstance(distribution, CategoricalDistribution) and is_word(distribution):
         return len(distribution.choices)
     return 1
 

@@ -155,13 +155,19 @@ class Budget:
                 self.refused = self._eats(kept, needed_s, workers, KEPT_MARGIN)
         return self.refused is None
 
+    def lasts(self, key: PaceKey, epochs_left: int, workers: int, kept: KeptBack | None = None) -> bool:
+        """As ``admits``, but ``refused`` keeps what it says."""
+        refused = self.refused
+        lasts, self.refused = self.admits(key, epochs_left, workers, kept), refused
+        return lasts
+
     def could_go_on(self, number: int, kept: KeptBack | None = None) -> bool:
         """Whether the rest of a running trial would be admitted, as a continuation, if the trial paused now."""
-        run, refused = self._runs.pop(number, None), self.refused
+        run = self._runs.pop(number, None)
         if run is None:
             return True
-        could = self.admits(run.key, run.epochs_left, run.workers, kept)
-        self._runs[number], self.refused = run, refused
+        could = self.lasts(run.key, run.epochs_left, run.workers, kept)
+        self._runs[number] = run
         return could
 
     def eats(self, kept: KeptBack, key: PaceKey, workers: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 
 import optuna
@@ -68,6 +69,17 @@ class Admission:
             return self.admits(config, done, self.kept(study, paused, config))
 
         return fits
+
+    def lasts(self, study: optuna.Study) -> Callable[[FrozenTrial, float], bool]:
+        """Whether the budget lasts so many times as long as the rest of a paused trial's run, as a function of both."""
+
+        def lasts(paused: FrozenTrial, times: float) -> bool:
+            config = TrainConfig.from_dict(dict(configuration(paused)))
+            done = epochs_before(study.get_trials(deepcopy=False), {CONTINUES_ATTR: paused.number})
+            epochs, kept = math.ceil(times * max(1, config.epochs - done)), self.kept(study, paused, config)
+            return self._budget is None or self._budget.lasts(pace_key(config.to_dict()), epochs, self._workers, kept)
+
+        return lasts
 
     def may_pause(self, study: optuna.Study, trial: optuna.trial.Trial, config: TrainConfig) -> bool:
         """Whether the budget would let a running trial go on later if it paused now."""

@@ -227,7 +227,7 @@ class Conductor(LiveTrials):
 
     def _continue_paused(self, fits: Fits | None) -> bool:
         """Enqueue the continuation of the paused trial that the strategy chooses. Returns whether it chose one."""
-        if (paused := self._strategy.to_continue(self._study, fits)) is None:
+        if (paused := self._strategy.to_continue(self._study, fits, self._admission.lasts(self._study))) is None:
             return False
         self._study.enqueue_trial(paused.params, user_attrs={CONTINUES_ATTR: paused.number})
         retry.hand_over(self._store, paused.number, self._study.get_trials(deepcopy=False)[-1].number)

@@ -23,7 +23,7 @@ from bigbatch.tune.simulate import CurveTable, RecordedCurve, simulate, syntheti
 from bigbatch.tune.simulate.events import EpochEnd, SimulatedClock, StartedTrial, run_slots
 from bigbatch.tune.simulate.pool import RowPool
 from bigbatch.tune.simulate.replay import replay
-from bigbatch.tune.strategies.protocol import Capabilities, Dimension, Fits, SearchFacts, TrialDecision
+from bigbatch.tune.strategies.protocol import Capabilities, Dimension, Fits, Lasts, SearchFacts, TrialDecision
 from bigbatch.tune.study.trial_facts import PAUSED_ATTR, waiting_to_continue
 
 
@@ -150,7 +150,7 @@ class PauseOnce:
         self.studies[:] = [study]
         return TrialDecision.PAUSE if epoch == 1 and "continues" not in trial.user_attrs else TrialDecision.GO_ON
 
-    def to_continue(self, study: Study, fits: Fits | None = None) -> FrozenTrial | None:
+    def to_continue(self, study: Study, fits: Fits | None = None, lasts: Lasts | None = None) -> FrozenTrial | None:
         trials = study.get_trials(deepcopy=False)
         waiting = waiting_to_continue(trials)
         done = sum(t.state.is_finished() for t in trials)

@@ -12,7 +12,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution
 from optuna.trial import FrozenTrial, TrialState, create_trial
 from scipy.stats import spearmanr
 
-from bigbatch.tune.strategies.look_value import LookedRun, chance_of_little, is_let_go, looked_of
+from bigbatch.tune.strategies.look_value import LookedRun, chance_of_little, first_looks, is_let_go, looked_of
 from bigbatch.tune.strategies.named import make_strategy
 from bigbatch.tune.strategies.protocol import Dimension, SearchFacts, TrialDecision
 from bigbatch.tune.strategies.samplers import PerTrialSampler
@@ -70,7 +70,7 @@ def test_each_batch_has_its_part_of_the_trials_that_are_let_go(batches: int, slo
     facts = replace(FACTS, dimensions=dimensions, slots=slots, frontier="batch", open_ended=True)
     strategy, study = make_strategy("random", "look", facts), new_study()
     decisions: dict[int, list[TrialDecision]] = {batch: [] for batch in range(batches)}
-    for _ in range(12 * batches):
+    for _ in range(12 * batches + first_looks(facts) + slots):
         if (going_on := strategy.to_continue(study)) is not None:
             study.enqueue_trial(going_on.params, user_attrs={CONTINUES_ATTR: going_on.number})
         study.sampler = PerTrialSampler(strategy.sampler)
@@ -81,7 +81,11 @@ def test_each_batch_has_its_part_of_the_trials_that_are_let_go(batches: int, slo
             continue
         trial.report(0.1, 1)
         trial.report(0.2, 2)
-        decisions[batch].append(strategy.look(study, study.get_trials()[trial.number], 2))
+        decision = strategy.look(study, study.get_trials()[trial.number], 2)
+        if trial.number >= first_looks(facts):
+            decisions[batch].append(decision)
+        else:
+            assert decision == TrialDecision.PAUSE, "the first round is looked at as a whole"
         trial.set_user_attr(PAUSED_ATTR, 2)
         study.tell(trial, state=TrialState.PRUNED)
     for found in decisions.values():

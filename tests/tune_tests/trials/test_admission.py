@@ -96,7 +96,7 @@ class PauseThenContinue:
     def look(self, study, trial, epoch):
         return TrialDecision.PAUSE if trial.number == 0 else TrialDecision.GO_ON
 
-    def to_continue(self, study, fits=None):
+    def to_continue(self, study, fits=None, lasts=None):
         paused = waiting_to_continue(study.get_trials(deepcopy=False))
         return paused[0] if paused and len(study.trials) > 2 else None
 
