@@ -32,7 +32,7 @@ from bigbatch.tune.simulate.events import SimulatedClock, StartedTrial
 from bigbatch.tune.simulate.pool import RowPool, SnappingSampler
 from bigbatch.tune.simulate.replay import Replay, RowConfigurations, drive, replay
 from bigbatch.tune.strategies.named import SamplerProposer, make_strategy
-from bigbatch.tune.strategies.protocol import Capabilities, Combined, Fits, SearchFacts, Strategy, TrialDecision
+from bigbatch.tune.strategies.protocol import Capabilities, Combined, Fits, Lasts, SearchFacts, Strategy, TrialDecision
 
 RAYS_FACTOR = 4
 """Ray's ASHAScheduler: ``reduction_factor``; its ``grace_period`` is 1."""
@@ -98,7 +98,7 @@ class PreviousHalving:
     def look(self, study: Study, trial: FrozenTrial, epoch: int) -> TrialDecision:
         return TrialDecision.STOP if self.pruner.prune(study, trial) else TrialDecision.GO_ON
 
-    def to_continue(self, study: Study, fits: Fits | None = None, lasts: Fits | None = None) -> FrozenTrial | None:
+    def to_continue(self, study: Study, fits: Fits | None = None, lasts: Lasts | None = None) -> FrozenTrial | None:
         return None
 
     def is_over(self, study: Study) -> bool:
