@@ -60,6 +60,7 @@ class CurveHistory(StudyIndex):
 
     Attributes:
         untried: by parameter, the words that no trial had. A trial that failed had its words, too.
+        any_ended: whether any run has come to its end, or has ended early by itself: at a target, for example.
     """
 
     def __init__(self, facts: SearchFacts) -> None:
@@ -68,11 +69,6 @@ class CurveHistory(StudyIndex):
 
     def __len__(self) -> int:
         return len(self._order)
-
-    @property
-    def any_finished(self) -> bool:
-        """Whether any run has come to its end."""
-        return any(self._finished.values())
 
     def first_number(self, number: int) -> int:
         """The number of the trial that trial ``number`` continues or retries, in the end; else its own."""
@@ -110,6 +106,7 @@ class CurveHistory(StudyIndex):
 
     def _forget(self) -> None:
         self.untried = words_of(self._facts)
+        self.any_ended = False
         self._first: dict[int, int] = {}
         self._members: dict[int, list[int]] = {}
         self._curves: dict[int, Curve] = {}
@@ -121,6 +118,7 @@ class CurveHistory(StudyIndex):
 
     def _take(self, place: int, trials: Sequence[FrozenTrial]) -> None:
         trial = trials[place]
+        self.any_ended |= trial.state == TrialState.COMPLETE
         for name, words in self.untried.items():
             if name in trial.params:
                 words.discard(trial.params[name])

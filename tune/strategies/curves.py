@@ -8,11 +8,11 @@ probable (run_cost.py). One that the model can hardly tell from one that was tri
 the trials of a search are for what is not known yet. Of a word that no trial had, e.g. an optimizer, trials with other
 words say little. So after the first trials each has such a word until all were tried, in the first half of a search.
 
-The very first trial is the middle of the space. The other first ones are the points of a Sobol sequence: ten or more,
-and up to two for each slot as long as no run has come to its end. If other studies say something (``--warm-start``),
-every second of the first trials is proposed already, and candidates lie near the best configurations of those studies,
-too. After them every third proposal disregards the other studies, so that one that misleads cannot lead the whole
-search astray.
+The very first trial is the middle of the space, unless recipes or a space's own initial points are. The other first
+ones are the points of a Sobol sequence: ten or more, and up to two for each slot as long as no run has ended. If other
+studies say something (``--warm-start``), every second of the first trials is proposed already, and candidates lie near
+the best configurations of those studies, too. After them every third proposal disregards the other studies, so that
+one that misleads cannot lead the whole search astray.
 """
 
 from __future__ import annotations
@@ -34,14 +34,12 @@ from bigbatch.tune.strategies.names import CAPABILITIES
 from bigbatch.tune.strategies.protocol import SearchFacts
 from bigbatch.tune.strategies.qmc import SobolSampler, value_at
 from bigbatch.tune.strategies.run_cost import surcharge
-from bigbatch.tune.strategies.unit_space import is_word
+from bigbatch.tune.strategies.unit_space import is_word, middle_of
 from bigbatch.tune.study.trial_facts import GIVEN_ATTR
 
 Array = NDArray[np.float64]
 FRESH, NEAR, ELITE = 60, 60, 5
 """Random candidates, candidates near the best trials, and how many are the best."""
-MIDDLE = 0.5
-"""Of a range, or the quantile of its prior."""
 ALONE_EVERY = 3
 """Every so many trials, what other studies say is disregarded."""
 COPY = 0.97
@@ -142,8 +140,11 @@ class CurvesSampler(BaseSampler):
         """Whether this is one of the first trials. More are, while the looks of the first round are all there is."""
         if self._number < startup_trials(self._facts):
             return True
-        self._encoder.history.update(study)
-        return self._number < first_round(self._facts) and not self._encoder.history.any_finished
+        history = self._encoder.history
+        history.update(study)
+        if self._number >= first_round(self._facts) or history.any_ended:
+            return False
+        return not (self._facts.knowledge and self._encoder.trusted(study))
 
     def _quasi_random(self, study: Study, trial: FrozenTrial, fixed: Mapping[str, object]) -> dict[str, object]:
         sobol = SobolSampler(self._facts.names, self._facts.seed, self._facts.priors)
@@ -154,7 +155,7 @@ class CurvesSampler(BaseSampler):
             if dimension.is_active(params):
                 drawn = sobol.sample_independent(study, trial, dimension.name, dimension.distribution)
                 if is_first and not is_word(dimension.distribution):
-                    drawn = value_at(MIDDLE, dimension.distribution, dimension.prior)
+                    drawn = middle_of(dimension)
                 params[dimension.name] = fixed.get(dimension.name, drawn)
         return params
 

@@ -104,14 +104,24 @@ class EarlyLook:
         """The paused trial that goes on although there are new configurations to try: one for each slot after the first
         round, and one at every fourth slot from then on."""
         first_wave = self.index.continued < self.facts.slots
-        if self.index.configurations < first_looks(self.facts) or not (first_wave or (len(trials) + 1) % EVERY == 0):
+        if self.index.configurations < first_looks(self.facts):
+            if lasts is None or not first_wave or not self.index.waiting_values():
+                return None  # the first round is not over
+        elif not first_wave and (len(trials) + 1) % EVERY != 0:
             return None
         # A budget may end the search at any time. What was given is not left for its last minutes.
         given = self._unmeasured(study, trials) if self.facts.open_ended else []
         found = self._best_at(study, trials, given) if given else self._next(study, trials)
-        if first_wave and found is not None and lasts is not None and _may_look_on(found, lasts):
+        if first_wave and found is not None and lasts is not None and self._may_look_on(found, lasts):
             return None
         return found
+
+    def _may_look_on(self, paused: FrozenTrial, lasts: Lasts) -> bool:
+        """Whether slots look at more trials before this one goes on: the first round is not over, or after its run they
+        could do nothing. In both cases only while the budget is sure to last for the run."""
+        if not lasts(paused, SLACK):
+            return False
+        return self.index.configurations < first_looks(self.facts) or not lasts(paused, 2.0)
 
     def is_over(self, study: Study) -> bool:
         """Whether enough trials have run to their end, or none is left that could."""
@@ -191,15 +201,10 @@ class EarlyLook:
         history.update(study)
         also = [history.first_number(t.number) for t in waiting]
         # The values at the look, until a run has ended from which the model learns how curves go on.
-        knows = history.any_finished or bool(self.facts.knowledge)
+        knows = history.any_ended or (self.facts.knowledge and self.encoder.trusted(study))
         learned = self.encoder.learn(study, also=also) if knows else None
         ends = _ends(learned, self.encoder)
         return max(waiting, key=lambda t: (ends.get(history.first_number(t.number), -math.inf), -t.number))
-
-
-def _may_look_on(paused: FrozenTrial, lasts: Lasts) -> bool:
-    """Whether slots should look at more trials before this one goes on, because after its run they could do nothing."""
-    return lasts(paused, SLACK) and not lasts(paused, 2.0)
 
 
 def _goes_on(trial: FrozenTrial, at: int, epoch: int, study: Study) -> bool:

@@ -112,6 +112,14 @@ def _is_numeric(distribution: CategoricalDistribution) -> bool:
     return all(isinstance(c, (int, float)) and not isinstance(c, bool) for c in distribution.choices)
 
 
+def middle_of(dimension: Dimension) -> object:
+    """The middle of a range, or the median of its prior; of choices among numbers, the middle one in their order."""
+    d = dimension.distribution
+    if isinstance(d, CategoricalDistribution):
+        return sorted(d.choices)[len(d.choices) // 2]  # type: ignore[type-var]
+    return value_at(0.5, d, dimension.prior)
+
+
 def is_word(distribution: BaseDistribution) -> bool:
     """Whether the values are choices without an order."""
     return isinstance(distribution, CategoricalDistribution) and not _is_numeric(distribution)

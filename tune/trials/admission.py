@@ -74,10 +74,12 @@ class Admission:
         """Whether the budget lasts so many times as long as the rest of a paused trial's run, as a function of both."""
 
         def lasts(paused: FrozenTrial, times: float) -> bool:
+            if self._budget is None:
+                return True
             config = TrainConfig.from_dict(dict(configuration(paused)))
             done = epochs_before(study.get_trials(deepcopy=False), {CONTINUES_ATTR: paused.number})
             epochs, kept = math.ceil(times * max(1, config.epochs - done)), self.kept(study, paused, config)
-            return self._budget is None or self._budget.lasts(pace_key(config.to_dict()), epochs, self._workers, kept)
+            return self._budget.lasts(pace_key(config.to_dict()), epochs, self._workers, kept)
 
         return lasts
 

@@ -112,7 +112,10 @@ class Conductor(LiveTrials):
             if may:  # else another driver decides for long, and the first turn of this one repairs them
                 self._store.recover()
                 retry.adopt_checkpoints(self._store)
-        self._finished = retry.count_ended(self._study.get_trials(deepcopy=False))
+        trials = self._study.get_trials(deepcopy=False)
+        self._finished = retry.count_ended(trials)
+        done = (TrialState.COMPLETE, TrialState.PRUNED)
+        self._failures = EqualFailures(any(t.state in done and t.intermediate_values for t in trials))
 
     # The next trial
 

@@ -35,7 +35,9 @@ class EqualFailures:
     nothing but divergence was seen for long, more trials would not help either.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, works: bool = False) -> None:
+        self._works = works
+        """Whether any trial has trained as it should. Then no number of failures means that none can."""
         self._reason, self._count, self._diverged = "", 0, 0
 
     def after(self, verdict: Verdict, attrs: Mapping[str, object], ended: int) -> str | None:
@@ -46,6 +48,9 @@ class EqualFailures:
             ended: how many trials have ended, with this one.
         """
         because, failed = verdict.because, verdict.state == TrialState.FAIL
+        self._works |= verdict.state in (TrialState.COMPLETE, TrialState.PRUNED)
+        if self._works:
+            return None
         if failed and DIVERGED_ATTR in attrs:
             self._diverged += 1
             if self._diverged == ended == MOST_DIVERGED:

@@ -150,23 +150,31 @@ def test_slots_look_at_more_trials_first_if_after_a_run_they_could_do_nothing(la
 
 def test_a_budget_of_a_run_and_a_half_for_each_slot_is_looks_and_then_one_run_for_each() -> None:
     """Each run takes an hour, and four slots share six hours."""
-    rng = np.random.default_rng(3)
-    ends = rng.uniform(0.3, 0.9, 200)
-    rows = [
-        RecordedCurve(
-            {"x": float(end)},
-            tuple(float(end * epoch / (epoch + 2)) for epoch in range(1, 21)),
-            tuple(180.0 * epoch for epoch in range(1, 21)),
-            20,
-        )
-        for end in ends
-    ]
-    found = simulate(CurveTable("equal", tuple(rows)), None, "auto", "look", 4, 0, 6.0, resume_s=30.0)
+    found = simulate(hour_long_runs(), None, "auto", "look", 4, 0, 6.0, resume_s=30.0)
     begun = {json_values.number(one.parameters, "x") for one in found}
     finished = [json_values.number(one.parameters, "x") for one in found if one.finished]
     assert len(finished) == 4 and max(one.hours for one in found) > 5.1
     assert len(begun) > 12, "more than the two for each slot of the first round"
     assert sum(x in sorted(begun)[-6:] for x in finished) >= 3, "the best; one had no way back when it was looked at"
+
+
+def hour_long_runs(jitter: float = 0.0) -> CurveTable:
+    """200 runs of 20 epochs and about an hour each."""
+    rng = np.random.default_rng(7)
+    rows = []
+    for end, slower in zip(rng.uniform(0.3, 0.9, 200), 1 + jitter * rng.normal(size=200), strict=True):
+        values = tuple(float(end * epoch / (epoch + 2)) for epoch in range(1, 21))
+        seconds = tuple(180.0 * float(slower) * epoch for epoch in range(1, 21))
+        rows.append(RecordedCurve({"x": float(end)}, values, seconds, 20))
+    return CurveTable("an hour", tuple(rows))
+
+
+@pytest.mark.parametrize("slots", [1, 2, 8])
+@pytest.mark.parametrize("runs", [1.15, 1.3, 1.6, 1.9, 2.2])
+def test_a_small_budget_ends_with_a_whole_run_though_epochs_are_not_all_as_long(slots: int, runs: float) -> None:
+    for seed in range(3):
+        found = simulate(hour_long_runs(jitter=0.03), None, "random", "look", slots, seed, slots * runs, resume_s=30.0)
+        assert sum(one.finished for one in found) >= max(1, slots // 2)
 
 
 # Where curves begins
@@ -214,6 +222,26 @@ def test_what_was_given_is_before_the_middle_and_what_is_fixed_stays() -> None:
     found = proposal(study, facts, 2)
     assert found["decay"] == pytest.approx(1e-4) and found["batch"] == 64 and found["steps"] == 9
     assert proposal(study, facts, 3)["decay"] != pytest.approx(1e-4)
+
+
+def test_the_middle_of_numbers_that_are_choices_is_that_of_their_size() -> None:
+    batch = Dimension("batch", CategoricalDistribution((1024, 32, 256)))
+    assert proposal(new_study(), replace(FACTS, dimensions=(batch,)), 0)["batch"] == 256
+
+
+def test_a_run_that_returned_before_its_last_epoch_has_ended_too() -> None:
+    """At a target, for example: the model may learn from it."""
+    facts, study = replace(FACTS, slots=16), new_study()
+    for number in range(20):
+        params = proposal(study, facts, number)
+        trial = optuna.trial.Trial(study, study.trials[number]._trial_id)
+        trial.set_user_attr("config", {"epochs": 20})
+        for epoch in range(1, 13):
+            trial.report(0.2 + 0.01 * epoch + 0.2 * params["x"], epoch)  # type: ignore[operator]
+        study.tell(trial, 0.9)
+    for number in range(20, 26):
+        proposed = proposal(study, facts, number)["x"]
+        assert proposed != SobolSampler(["x"], facts.seed).sample_independent(study, study.trials[number], "x", X)
 
 
 @pytest.mark.parametrize(

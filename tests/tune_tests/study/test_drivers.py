@@ -212,7 +212,7 @@ def test_both_want_to_continue_the_same_paused_trial(url, tmp_path):
     a.checkpoint_folder(0).mkdir(parents=True)
     (a.checkpoint_folder(0) / "step").write_text("9")
 
-    def wish(study: optuna.Study, fits: object = None) -> object:
+    def wish(study: optuna.Study, fits: object = None, lasts: object = None) -> object:
         done = {t.user_attrs.get(CONTINUES_ATTR) for t in study.get_trials(deepcopy=False)}
         return None if 0 in done else study.get_trials(deepcopy=False)[0]
 

@@ -38,3 +38,11 @@ def test_nothing_but_divergence_for_long_ends_it() -> None:
     (*before, last) = reasons([DIVERGED] * MOST_DIVERGED)
     assert set(before) == {None} and "the first 20 trials have all diverged" in str(last)
     assert "validation was not finite in epoch 1" in str(last)
+
+
+def test_a_trial_that_has_paused_proves_that_not_all_diverge_also_once_others_took_its_place() -> None:
+    """A continuation counts in the place of the paused trial, so that fewer trials have ended than before."""
+    failures, paused = EqualFailures(), Verdict(TrialState.PRUNED, "paused after 2 of 20 epochs")
+    assert failures.after(paused, {}, 1) is None
+    assert {failures.after(DIVERGED, ATTRS, ended) for ended in range(1, 2 * MOST_DIVERGED)} == {None}
+    assert {EqualFailures(works=True).after(BAD_IMAGE, {}, ended) for ended in range(1, 9)} == {None}
