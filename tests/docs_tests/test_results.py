@@ -47,7 +47,13 @@ def test_how_many_runs_a_search_needs() -> None:
     assert f"`auto` is {mean['times_random']} times random search there" in text
     others = raw("search_efficiency_other_seeds_2cpu")
     assert others["against_previous"]["ours, 8 slots"] in PAGE
-    assert {line["seed"] for line in others["raw"]} == set(range(64, 96))
+    assert {line["seed"] for line in others["raw"]} == set(range(352, 480))
+    for measured in (many, others):  # "All 18 means are below"; one is so small that it is rounded to zero
+        ours_rows = [row for row in measured["rows"] if row["arm"] == "ours"]
+        cells = [row[f"less_previous_{cut}"] for row in ours_rows for cut in (16, 24, 40)]
+        assert len(cells) == 18
+        assert all(c["mean"][0] < 0 or (c["mean"][0] == 0 and c["better"] > c["worse"] == 0) for c in cells)
+    assert f"and {mean['times_stock']} times Ray's (geometric means" in text
     assert many["early_table"] in PAGE
     assert {row["searches"] for row in many["rows"]} == {64} and f"{len(many['raw']):,} searches" in text
     first = {(line["group"], line["arm"], line["slots"], line["seed"]): line["regret"] for line in result["raw"]}

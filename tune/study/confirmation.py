@@ -43,8 +43,8 @@ LEAST_TRIALS = 6
 """The default rule confirms nothing in smaller searches: three runs would be more than half of the search again."""
 AFFORDABLE_SHARE = 0.2
 """The default rule may use this part of the time that the search has trained …"""
-AFFORDABLE_WORKER_S = 150.0
-"""… or this many worker seconds, if they are more: 75 s on two devices. With a budget: of the budget alone."""
+AFFORDABLE_WORKER_S = 120.0
+"""… or this many worker seconds, if they are more: 60 s on two devices. With a budget: of the budget alone."""
 SEEDS = 2**31
 
 
