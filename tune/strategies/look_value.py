@@ -45,7 +45,7 @@ def look_epoch(trial: FrozenTrial, max_epochs: int) -> int:
 
 
 def first_looks(facts: SearchFacts) -> int:
-    """How many trials the first round has. All of them are looked at before the best ones go on."""
+    """How many trials the first round has. The best ones go on when the last of them has begun."""
     return max(FEWEST_LOOKS, LOOKS_A_SLOT * facts.slots)
 
 
