@@ -20,7 +20,8 @@ from bigbatch.tune.report import comparison, pictures
 from bigbatch.tune.report.figure import ReportFigure
 from bigbatch.tune.report.recorded_study import RecordedStudy, open_recorded, shown_apart
 from bigbatch.tune.report.trial_points import StudyPoints
-from bigbatch.tune.study.confirmation import best_confirmed
+from bigbatch.tune.study.answer_words import answer_in_words
+from bigbatch.tune.study.frontier import leading_trial
 from bigbatch.tune.study.frontier_file import frontier_json
 from bigbatch.tune.study.journal_reader import JOURNAL_NAME
 from bigbatch.tune.study.study_tables import read_tables
@@ -61,7 +62,13 @@ class BestTrial:
     trial: int
     """Its number."""
     value: float
-    """What it is worth in the first objective, e.g. 0 to 1 for an accuracy."""
+    """What it is worth in the first objective, e.g. 0 to 1 for an accuracy: by what did not choose it, i.e. on held-out
+    examples, else as the mean over fresh seeds; without both the value that chose it."""
+    low: float | None
+    high: float | None
+    """The 95 % interval of ``value``, where there is one."""
+    chosen_at: float
+    """The value for which the search chose it."""
     parameters: Mapping[str, object]
     """What was sampled."""
     config: TrainConfig
@@ -110,15 +117,28 @@ class Study:
 
     @property
     def best(self) -> BestTrial:
-        """The trial to copy: the answer of the frontier; without a frontier the best one.
+        """The trial to copy: that of the answer.
 
-        Raises ConfigError if no trial has run to its end.
+        Raises ConfigError if no trial has run to its end, and if nothing was learned that is worth copying.
         """
-        found = self._best
+        found, answer = self._best, self._recorded.frontier
         if found is None or found.values is None:
             raise self._too_early("a best trial")
+        if answer is not None and not answer.usable:
+            raise ConfigError(f"a best trial needs a usable answer; {self.name!r} has none. {self.answer[0]}")
         config = TrainConfig.from_dict(found.user_attrs["config"])
-        return BestTrial(found.number, found.values[0], dict(found.params), config)
+        value, low, high = found.values[0], None, None
+        if answer is not None:
+            reported = answer.leading.reported
+            value, low, high = reported.value, reported.low, reported.high
+        return BestTrial(found.number, value, low, high, found.values[0], dict(found.params), config)
+
+    @property
+    def answer(self) -> list[str]:
+        """What the study found, in sentences, as at the end of the search; empty before a trial has finished, and for
+        several objectives or a target."""
+        found = self._recorded.frontier
+        return answer_in_words(frontier_json(found)) if found else []
 
     @property
     def frontier(self) -> pd.DataFrame:
@@ -129,7 +149,7 @@ class Study:
         import pandas as pd
 
         found = self._recorded.frontier
-        if found is None and self._best is not None:
+        if self._best is not None and (found is None or found.facts.name is None):
             raise ConfigError(
                 f"a frontier needs a search of several batches; {self.name!r} searched one. "
                 "Its best trial is study.best."
@@ -169,9 +189,7 @@ class Study:
     @cached_property
     def _best(self) -> FrozenTrial | None:
         recorded = self._recorded
-        if recorded.frontier is not None:
-            return recorded.trials[recorded.frontier.answer_best.trial]
-        return best_confirmed(recorded.trials, recorded.objectives)
+        return leading_trial(recorded.trials, recorded.frontier, recorded.objectives)
 
     def _too_early(self, what: str) -> ConfigError:
         return ConfigError(

@@ -74,7 +74,7 @@ def description(name: str, trials: int, **changes: object) -> dict[str, Any]:
         "schema_version": 1, "name": name, "space": "large_batch", "space_source": "built-in", "data": "digits",
         "model": "resnet18", "image_size": 32, "train_size": WORKLOAD.train_size, "val_size": IMAGES, "num_classes": 10,
         "trials": trials, "max_epochs": EPOCHS, "seed": 0, "objective": "val_top1:max", "overrides": {},
-        "strategy": "curves", "stopping": "look", "workers": 1, "concurrency": SLOTS, "tolerance": 0.5,
+        "strategy": "curves", "stopping": "look", "workers": 1, "concurrency": SLOTS, "tolerance": "0.5pt",
         "frontier": {"name": "global_batch_size", "values": batches},
         "machine": {"cpus": 2, "gpus": 0, "nodes": []}, "sessions": [session], **changes,
     }  # fmt: skip

@@ -43,8 +43,8 @@ def test_a_search_from_plan_to_best_configuration(tiny, tmp_path):
     text = "".join(search.lines)
     assert not search.stderr().strip(), "nothing floods the terminal"
     assert (
-        "Best: trial" in text
-        and "the effect of another seed" in text
+        "The best is trial" in text
+        and "onfirmed with fresh seeds" in text
         and "train_loop/run.py --config runs/s/best.json" in text
     )
 

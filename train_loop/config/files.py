@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 from bigbatch.train_loop.config.rules import ConfigError
 from bigbatch.train_loop.config.train_config import TrainConfig
 
+USABLE = "usable"
+"""False in the best.json of a search that has no usable answer."""
+
+
+def unusable_config(config: Mapping[str, object]) -> dict[str, object]:
+    """The content of such a best.json: ``read_config`` refuses it."""
+    return {USABLE: False, "config": dict(config)}
+
 
 def read_config(path: Path) -> TrainConfig:
     """The TrainConfig in a file: its whole content, or its value ``config`` (best.json).
 
-    Raises ConfigError for what is none, and for the config of a whole training function, which our loop cannot train.
+    Raises ConfigError for what is none, for that of a search without a usable answer, and for the config of a whole
+    training function, which our loop cannot train.
     """
     try:
         text = path.read_text()
@@ -23,6 +33,11 @@ def read_config(path: Path) -> TrainConfig:
         values = json.loads(text)
     except json.JSONDecodeError:
         values = None
+    if isinstance(values, dict) and values.get(USABLE) is False:
+        raise ConfigError(
+            f"--config must be worth training; {str(path)!r} is from a search in which nothing was learned. Search on, "
+            "with more epochs or steps; or copy its value config into a file of its own to train it all the same."
+        )
     if isinstance(values, dict) and "config" in values:
         text = json.dumps(values["config"])
     config = TrainConfig.from_json(text)

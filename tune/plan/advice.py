@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from bigbatch.tune.strategies.names import CAPABILITIES
 
+TRIALS_A_VALUE = 3
+"""With fewer configurations for each value that is compared, luck decides which one has a good one."""
 TRIALS_A_SLOT = 4
 """A search learns little with fewer trials for each place at which one runs."""
 
@@ -48,6 +50,23 @@ def only_tries_the_best(name: str, *, warm_start: bool) -> str | None:
     return (
         f"{name} tries the best of the other studies first, and learns nothing else from them; curves, tpe, gp and "
         "cmaes do."
+    )
+
+
+def too_few_for_the_values(trials: int, values: int, epochs: int, word: str) -> str | None:
+    """A sentence for a search that compares more values than its trials can try; None if they are enough.
+
+    Args:
+        epochs: of a run that is not stopped early.
+        word: what is compared, e.g. ``batch``.
+    """
+    enough = TRIALS_A_VALUE * values
+    if values < 2 or trials >= enough:
+        return None
+    return (
+        f"{trials} trial{'s' * (trials != 1)} for {values} values of {word} are fewer than {TRIALS_A_VALUE} for each, "
+        f"so some may not be tried, and luck decides among the others. Write --trials {enough} (at most "
+        f"{enough * epochs:,} epochs), or let the space have fewer values."
     )
 
 

@@ -59,9 +59,9 @@ def _add_what(p: argparse.ArgumentParser) -> None:
     )
     add(
         "--tolerance",
-        type=float,
-        metavar="P",
-        help="the answer is the largest batch at most P points worse than the best (default 0.5)",
+        metavar="T",
+        help="the answer is the largest batch at most T worse than the best: 0.5pt (points, the default of an "
+        "accuracy), 1%% (of the best value, the default of other metrics) or 0.02 (in the metric's unit)",
     )
     _add_objectives(add)
     add("--budget-gpu-hours", type=float, metavar="H", help="run trials until the study's jobs have cost H GPU hours")

@@ -28,7 +28,6 @@ from bigbatch.tune.plan.enqueued import first_trials
 from bigbatch.tune.plan.enqueued_trial import stored_trials
 from bigbatch.tune.plan.fidelity_plan import fidelity_plan, refuse_other_searches
 from bigbatch.tune.plan.fitting import FittedSearch, SearchRequest, fit_search, fit_search_to_unknown_cluster
-from bigbatch.tune.plan.frontier_plan import checked_tolerance
 from bigbatch.tune.plan.holdout import divide_validation, stored_holdout
 from bigbatch.tune.plan.join import check_join
 from bigbatch.tune.plan.machine import Machine, Share, local_machine, machine_to_be, share_out, trials_for_slots
@@ -57,6 +56,7 @@ from bigbatch.tune.plan.transfer_plan import parse_target, transfer_plan
 from bigbatch.tune.plan.warm_start import knowledge_of
 from bigbatch.tune.strategies.names import STOPPINGS, STRATEGIES, resolved
 from bigbatch.tune.study.description import Description, read_description
+from bigbatch.tune.study.tolerance import read_tolerance
 
 if TYPE_CHECKING:
     from bigbatch.train_loop.data.sets.scan import FolderScan
@@ -229,7 +229,6 @@ class CheckedOptions(NamedTuple):
     seed: int
     overrides: dict[str, object]
     batches: tuple[int, ...]
-    tolerance: float
     data: DataConfig
     budget_gpu_hours: float | None
     time_budget_s: float | None
@@ -268,7 +267,6 @@ def check_option_values(o: SearchOptions) -> CheckedOptions:
         seed=seed,
         overrides=overrides,
         batches=batches,
-        tolerance=checked_tolerance(o.tolerance),
         data=data_config({"data.name": o.data or "digits", **data_keys}),
         budget_gpu_hours=_positive("--budget-gpu-hours", o.budget_gpu_hours),
         time_budget_s=parse_duration(o.time_budget) if o.time_budget else None,
@@ -335,7 +333,7 @@ def _plan(o: SearchOptions, stored: Description) -> SearchPlan:
         machine=machine,
         share=share,
         options=o,
-        tolerance=checked.tolerance,
+        tolerance=read_tolerance(o.tolerance, objectives.first),
         open_ended=o.is_open_ended,
         scan=scan,
         objectives=objectives,

@@ -12,8 +12,6 @@ from bigbatch.train_loop.config import ConfigError
 
 MAX_VALUES = 16
 """Each value gets at least half of an equal share of the trials: with more values, none would get enough."""
-DEFAULT_TOLERANCE = 0.5
-"""Hundredths of the objective: points of an accuracy."""
 
 
 @dataclass(frozen=True)
@@ -76,12 +74,3 @@ def _refused(space: Space, what: str, fix: str) -> ConfigError:
         f"FRONTIER of a space names a choice, or a whole number of at most {MAX_VALUES} values, that every trial has; "
         f"got {space.frontier!r} of space {space.name!r}, {what}. {fix}, or leave FRONTIER out."
     )
-
-
-def checked_tolerance(value: float | None) -> float:
-    """``--tolerance``, or its default. Raises ConfigError for a negative or infinite number."""
-    if value is None:
-        return DEFAULT_TOLERANCE
-    if not 0 <= value < math.inf:
-        raise ConfigError(f"--tolerance must be a number of points, 0 or more; got {value:g}. Write e.g. 0.5.")
-    return value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 
 from bigbatch.search_spaces.trial import StandInTrial
 from bigbatch.train_loop.config.last_step import KEY, last_micro_size, left_out
@@ -12,8 +13,10 @@ from bigbatch.tune.plan.advice import (
     nothing_to_search,
     only_tries_the_best,
     strategy_weakness,
+    too_few_for_the_values,
 )
 from bigbatch.tune.plan.search_plan import SearchPlan
+from bigbatch.tune.study.answer_words import name_in_words
 from bigbatch.tune.study.storage_url import shared_file_warning
 
 DRAWS = 64
@@ -31,11 +34,18 @@ def plan_notes(plan: SearchPlan) -> list[str]:
         strategy_weakness(plan.strategy, plan.stopping, conditional, categorical),
         nothing_to_search(len(searched), plan.trials)
         or nothing_to_learn_from(plan.strategy, plan.most_first_trials, plan.share.concurrency, plan.workers),
+        too_few_for_the_values(sys.maxsize if plan.open_ended else plan.trials, *_compared(plan)),
         only_tries_the_best(plan.strategy, warm_start=bool(plan.warm_start)),
         shared_file_warning(plan.storage),
         only_at_the_beginning(plan),
     ]
     return [text for text in said if text]
+
+
+def _compared(plan: SearchPlan) -> tuple[int, int, str]:
+    """How many values the search compares, the epochs of a run, and what the values are called."""
+    frontier = plan.frontier
+    return (len(frontier.values), plan.max_epochs, name_in_words(frontier.name)) if frontier else (1, 0, "")
 
 
 def only_at_the_beginning(plan: SearchPlan) -> str | None:

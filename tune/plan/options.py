@@ -46,7 +46,7 @@ class SearchOptions:
     accept_changed_code: bool = False
     trials: int | None = None
     max_epochs: int | None = None
-    tolerance: float | None = None
+    tolerance: str | None = None
     objective: str | None = None
     objectives: str | None = None
     metric: tuple[str, ...] = ()

@@ -16,7 +16,7 @@ from bigbatch.search_spaces.registry import Space
 from bigbatch.search_spaces.trainable_space import TrainableSpace
 from bigbatch.search_spaces.workload import Workload
 from bigbatch.train_loop.data.info import DataInfo
-from bigbatch.tune.plan.frontier_plan import DEFAULT_TOLERANCE, FrontierPlan
+from bigbatch.tune.plan.frontier_plan import FrontierPlan
 from bigbatch.tune.plan.machine import Machine, Share
 from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.plan.transfer_plan import TransferPlan
@@ -25,6 +25,7 @@ from bigbatch.tune.study.fidelity import FidelityPlan
 from bigbatch.tune.study.knowledge import WARM_START, KnownStudy
 from bigbatch.tune.study.objectives import Objectives
 from bigbatch.tune.study.target import TimeToTarget
+from bigbatch.tune.study.tolerance import HALF_A_POINT, Tolerance
 
 if TYPE_CHECKING:
     from bigbatch.train_loop.data.sets.scan import FolderScan
@@ -64,10 +65,10 @@ class SearchPlan:
     """The values that the search compares, each with its own best configuration. None: all trials compare."""
     transfer: TransferPlan | None = None
     fidelity: FidelityPlan | None = None
-    tolerance: float = DEFAULT_TOLERANCE
+    tolerance: Tolerance = HALF_A_POINT
+    """By how much the answer may be worse than the best."""
     confirm: ConfirmRule = NOTHING
     """Which of the best trials are trained again with fresh seeds."""
-    """By how many hundredths of the objective the answer may be worse than the best."""
     enqueued: tuple[EnqueuedTrial, ...] = ()
     """The configurations that the search tries first."""
     warm_start: tuple[KnownStudy, ...] = ()
@@ -165,7 +166,7 @@ class SearchPlan:
             "stopping": self.stopping,
             "workers": self.workers,
             "frontier": dataclasses.asdict(self.frontier) if self.frontier else None,
-            "tolerance": self.tolerance,
+            "tolerance": str(self.tolerance),
             "confirm": str(self.confirm),
             "wandb": self.wandb,
             "machine": self.machine.to_dict(),

@@ -27,15 +27,16 @@ from bigbatch.tune.report.theme import (
     plotly_text,
 )
 from bigbatch.tune.report.trial_points import FINISHED, StudyPoints, TrialPoint
-from bigbatch.tune.study.frontier import POINT, FrontierRow
+from bigbatch.tune.study.frontier import BestOfValue, Frontier, FrontierRow
 from bigbatch.tune.study.objective import Objective
+from bigbatch.tune.study.reported import CHOSEN, FRESH_SEEDS, HELD_OUT
 
 NO_FINISHED = "No trial has finished yet, so there is nothing to compare."
 
 
 def _done_rows(points: StudyPoints) -> list[FrontierRow]:
     frontier = points.study.frontier
-    return [row for row in frontier.rows if row.best] if frontier else []
+    return frontier.finished_rows if frontier and frontier.facts.name is not None else []
 
 
 def _is_numeric(rows: Sequence[FrontierRow]) -> bool:
@@ -52,12 +53,17 @@ def _axis(points: StudyPoints, rows: Sequence[FrontierRow]) -> Values:
     if rows and _is_numeric(rows) and all(float(str(row.value)) > 0 for row in rows) and frontier:
         values = [row.value for row in frontier.rows if isinstance(row.value, (int, float))]
         axis = ticks_of_batches([int(v) for v in values])
-        return axis if "batch" in frontier.facts.name else {**axis, "title": {"text": plotly_text(frontier.facts.name)}}
+        return axis if frontier.facts.word == "batch" else {**axis, "title": {"text": plotly_text(frontier.facts.name)}}
     return {"type": "category", "title": {"text": plotly_text(frontier.facts.name) if frontier else ""}}
 
 
 FEWER_STEPS = " A larger batch takes fewer steps; how much time that saves depends on how well the devices are used."
-BAR = "Its bar is the 95 % interval, which allows for the choice of the best of several trials. "
+BARS = {
+    HELD_OUT: "on examples that did not choose it",
+    FRESH_SEEDS: "as the mean over fresh seeds",
+    CHOSEN: "that chose it",
+}
+"""What the blue values are, by ``Reported.by``."""
 
 
 def _word(points: StudyPoints) -> str:
@@ -66,53 +72,98 @@ def _word(points: StudyPoints) -> str:
 
 
 def frontier(points: StudyPoints) -> ReportFigure:
-    """The best objective of each value with its interval, above all finished trials."""
+    """What is reported of the best of each value with its interval, beside the value that chose it."""
     found, rows = points.study.frontier, _done_rows(points)
     name, title = "frontier", f"The frontier: how good each {_word(points)} gets"
     if found is None or not rows:
         return ReportFigure(name, title, missing=NO_FINISHED)
     facts, best, word = found.facts, [row.best for row in rows if row.best], _word(points)
-    shown = [points.shown(one.objective) or 0.0 for one in best]
-    data: list[Values] = [_all_finished(points)] if _is_numeric(rows) else []
-    bars: Values = {}
-    if all(one.low is not None and one.high is not None for one in best):
-        up = [(points.shown(one.high) or 0.0) - value for one, value in zip(best, shown, strict=True)]
-        down = [value - (points.shown(one.low) or 0.0) for one, value in zip(best, shown, strict=True)]
-        bars = {"type": "data", "symmetric": False, "array": up, "arrayminus": down, "thickness": 1.6, "width": 6}
+    shown = [points.shown(one.reported.value) or 0.0 for one in best]
+    chosen = [points.shown(one.objective) for one in best]
+    ends = [points.shown(end) for one in best for end in (one.reported.low, one.reported.high)]
     x = [_place(row) for row in rows]
-    data.append(_best_of_each(x, shown, bars, [_about(row, facts.objective) for row in rows]))
-    reference = points.shown(
-        facts.objective.gain(facts.objective.gain(_top(found.reference)) - facts.tolerance * POINT)
-    )
-    data.append(
+    within, left_out = most_of(points, [points.shown(p.value) for p in points.finished])
+    known = [value for value in (*shown, *chosen, *ends, *(within or ())) if value is not None]
+    room = 0.03 * (max(known) - min(known) or 1.0)
+    bottom, top = min(known) - room, max(known) + room
+    data: list[Values] = [_all_finished(points)] if _is_numeric(rows) else []
+    data.append(_best_of_each(x, shown, _bars(points, best), [_about(row, facts.objective) for row in rows]))
+    if any(one.reported.by != CHOSEN for one in best):
+        data.append(_that_chose(x, chosen))
+    if found.usable:
+        data += _tolerance_and_answer(points, found, x)
+    data += _not_tried(found, bottom)
+    by = " or ".join(dict.fromkeys(BARS[one.reported.by] for one in best))
+    caption = f"Blue: the best finished trial of each {word}, by its value {by}. "
+    caption += "Its bar is the 95 % interval. " * any(end is not None for end in ends)
+    caption += "Hollow: the value that chose it. " * any(one.reported.by != CHOSEN for one in best)
+    caption += "Grey dots: all finished trials, by the value that chooses. "
+    if found.usable:
+        caption += (
+            f"By the values that choose, a {word} beyond the dashed line is within the tolerance of "
+            f"{facts.tolerance.words(facts.objective.metric)}; the largest such {word} is the answer (ring). "
+        )
+    caption += f"{left_out} far worse trials lie outside of the plot." if left_out else ""
+    axes = layout(xaxis=_axis(points, rows), yaxis={"title": {"text": points.value_title}, "range": (bottom, top)})
+    return ReportFigure(name, title, caption.strip(), data, axes)
+
+
+def _bars(points: StudyPoints, best: Sequence[BestOfValue]) -> Values:
+    """The intervals of what is reported; empty where one of them is not known."""
+    sides: list[tuple[float, float]] = []
+    for one in best:
+        value, low, high = map(points.shown, (one.reported.value, one.reported.low, one.reported.high))
+        if value is None or low is None or high is None:
+            return {}
+        sides.append((high - value, value - low))
+    up, down = ([side[i] for side in sides] for i in (0, 1))
+    return {"type": "data", "symmetric": False, "array": up, "arrayminus": down, "thickness": 1.6, "width": 6}
+
+
+def _that_chose(x: Sequence[object], y: Sequence[float | None]) -> Values:
+    return {
+        "type": "scatter", "mode": "markers", "name": "when chosen", "x": x, "y": y, "hoverinfo": "skip",
+        "marker": {"symbol": "diamond-open", "size": 9, "color": TEAL, "line": {"width": 2}},
+    }  # fmt: skip
+
+
+def _tolerance_and_answer(points: StudyPoints, found: Frontier, x: Sequence[object]) -> list[Values]:
+    objective, answer, best, top = found.facts.objective, found.answer_row, found.answer_best, found.reference.best
+    if answer is None or best is None or top is None:
+        return []
+    line = points.shown(objective.gain(objective.gain(top.objective) - found.allowance))
+    within = f"{found.facts.tolerance.words(objective.metric)} from the best"
+    return [
         {
-            "type": "scatter", "mode": "lines", "name": f"{facts.tolerance_in_words} from the best", "x": [x[0], x[-1]],
-            "y": [reference, reference], "line": {"color": GREY, "dash": "dash", "width": 1.5}, "hoverinfo": "skip",
-        }
-    )  # fmt: skip
-    answer = found.answer_row
-    data.append(
+            "type": "scatter", "mode": "lines", "name": within, "x": [x[0], x[-1]], "y": [line, line],
+            "line": {"color": GREY, "dash": "dash", "width": 1.5}, "hoverinfo": "skip",
+        },
         {
             "type": "scatter", "mode": "markers", "name": "the answer", "x": [_place(answer)],
-            "y": [points.shown(found.answer_best.objective)], "hoverinfo": "skip",
+            "y": [points.shown(best.reported.value)], "hoverinfo": "skip",
             "marker": {"symbol": "circle-open", "size": 20, "color": ORANGE, "line": {"width": 3}},
+        },
+    ]  # fmt: skip
+
+
+def _not_tried(found: Frontier, bottom: float) -> list[Values]:
+    """The values of which no run has finished, named where they would be."""
+    rows = [row for row in found.rows if row.best is None]
+    if not rows:
+        return []
+    texts = ["none finished" if row.tried else "not tried" for row in rows]
+    return [
+        {
+            "type": "scatter", "mode": "text", "name": "not tried", "x": [_place(row) for row in rows], "text": texts,
+            "y": [bottom] * len(rows), "textposition": "top center", "hoverinfo": "skip", "showlegend": False,
         }
-    )  # fmt: skip
-    within, left_out = most_of(points, [points.shown(p.value) for p in points.finished])
-    shown_range = _with_bars(within, shown, best, points)
-    left = f" {left_out} far worse trials lie outside of the plot." if left_out else ""
-    caption = (
-        f"Blue: the best finished trial of each {word}. {BAR * bool(bars)}"
-        f"Grey dots: all finished trials. A {word} beyond the dashed line is within the tolerance "
-        f"of the best one; the largest such {word} is the answer (ring).{left}"
-    )
-    axes = layout(xaxis=_axis(points, rows), yaxis={"title": {"text": points.value_title}, "range": shown_range})
-    return ReportFigure(name, title, caption, data, axes)
+    ]  # fmt: skip
 
 
 def _about(row: FrontierRow, objective: Objective) -> str:
     assert row.best is not None
-    return f"<b>{plotly_text(row.value)}</b>: {objective.worth(row.best.objective)} (trial {row.best.trial})"
+    value, chosen = objective.worth(row.best.reported.value), objective.worth(row.best.chosen_at)
+    return f"<b>{plotly_text(row.value)}</b>: {value} (trial {row.best.trial}; {chosen} when chosen)"
 
 
 def _best_of_each(x: Sequence[object], y: Sequence[float], bars: Values, texts: Sequence[str]) -> Values:
@@ -123,22 +174,8 @@ def _best_of_each(x: Sequence[object], y: Sequence[float], bars: Values, texts: 
     }  # fmt: skip
 
 
-def _top(row: FrontierRow) -> float:
-    assert row.best is not None
-    return row.best.objective
-
-
-def _with_bars(
-    within: tuple[float, float] | None, shown: Sequence[float], best: Sequence[object], points: StudyPoints
-) -> tuple[float, float] | None:
-    ends = [points.shown(getattr(one, side)) for one in best for side in ("low", "high")]
-    known = [*shown, *(end for end in ends if end is not None), *(within or ())]
-    room = 0.03 * (max(known) - min(known) or 1.0)
-    return min(known) - room, max(known) + room
-
-
 def _all_finished(points: StudyPoints) -> Values:
-    name = points.study.frontier.facts.name if points.study.frontier else ""
+    name = (points.study.frontier.facts.name if points.study.frontier else None) or ""
     by_batch = "batch" in name
     kept = fewer_trials(points.finished, points.best_first)
     dots = [p for p in kept if (p.batch if by_batch else p.params.get(name) is not None)]
@@ -292,14 +329,18 @@ def compared_frontiers(studies: Sequence[StudyPoints]) -> ReportFigure:
             data.append(
                 {
                     "type": "scatter", "mode": "lines+markers", "name": plotly_text(points.study.shown_name),
-                    "x": [row.value for row in rows], "y": [points.shown(_top(row)) for row in rows],
+                    "x": [row.value for row in rows],
+                    "y": [points.shown(row.best.reported.value) for row in rows if row.best],
                     "line": {"color": colour, "dash": dash, "width": 2},
                     "marker": {"color": colour, "symbol": symbol, "size": 9},
                 }
             )  # fmt: skip
     if not data:
         return ReportFigure(name, title, missing=NO_FINISHED)
-    caption = "The best finished trial of each batch, one line for each study. Compare studies of the same data only."
+    caption = (
+        "The best finished trial of each batch by what did not choose it, one line for each study. Compare studies of "
+        "the same data only."
+    )
     axes = layout(
         xaxis=ticks_of_batches(sorted(batches)),
         yaxis={"title": {"text": studies[0].value_title}},

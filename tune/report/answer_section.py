@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
-import math
 import shlex
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from bigbatch.cluster.host import json_values
 from bigbatch.train_loop.config.words import epochs_text
 from bigbatch.tune.report.answer_figures import frontier, frontier_costs
-from bigbatch.tune.report.best_certainty import best_certainty
 from bigbatch.tune.report.figure import guarded
 from bigbatch.tune.report.figure_book import FigureBook, side_by_side
 from bigbatch.tune.report.markup import Markup, TableColumn, card, copy_block, joined, table, tag
 from bigbatch.tune.report.recorded_study import BATCH_PARAMETER
 from bigbatch.tune.report.theme import number_text
 from bigbatch.tune.report.trial_points import StudyPoints, TrialPoint
-from bigbatch.tune.study.confirmation import Confirmed
-from bigbatch.tune.study.frontier import BestOfValue, Frontier, FrontierRow
-from bigbatch.tune.study.frontier_file import config_file
+from bigbatch.tune.study.answer_words import (
+    answer_in_words,
+    confirmation_in_words,
+    frontier_cells,
+    interval_text,
+    seconds_words,
+    short_number,
+)
+from bigbatch.tune.study.frontier import Frontier
+from bigbatch.tune.study.frontier_file import config_file, frontier_json
+from bigbatch.tune.study.reported import FRESH_SEEDS, HELD_OUT
 
 MOST_TILES = 6
 """Parameters of a training function in the first row of the answer; the configuration below has all."""
@@ -30,35 +38,53 @@ LEAST_EPOCHS = 30
 
 def answer_section(points: StudyPoints, book: FigureBook, prefix: str) -> Markup:
     """The answer, its figures, the frontier's table, and the configuration."""
-    found = points.study.frontier
-    best = points.best
-    if found is not None:
-        lead, tiles, row = (
-            _frontier_lead(found),
-            _tiles(points, found),
-            found.answer_row,
-        )
-        config, path = found.answer_best.config, f"{points.study.summary.folder}/{config_file(row.value)}"
-    elif best is not None:
-        lead, tiles = _best_lead(points, best), _best_tiles(points, best)
-        config, path = best.config, f"{points.study.summary.folder}/best.json"
-    else:
+    found, best = points.study.frontier, points.best
+    if best is None:
         return _nothing_yet(points, prefix)
-    parts = [card(*lead, tag("div", *tiles, class_="tiles"), class_="card answer")]
     if found is not None:
+        headline, *sentences = answer_in_words(frontier_json(found), points.study.hours)
+        if found.usable:
+            sentences.append(_confirmation(points, found))
+        tiles = _tiles(points, found) if found.usable else []
+    else:
+        headline, sentences, tiles = _best_lead(points, best), [], _best_tiles(points, best)
+    parts = [
+        card(
+            tag("p", headline, class_="lead"),
+            tag("div", *tiles, class_="tiles") if tiles else Markup(""),
+            *(tag("p", text, class_="soft") for text in sentences),
+            class_="card answer",
+        )
+    ]
+    if found is not None and found.facts.name is not None:
         figures = (book.place(guarded(make, points), prefix) for make in (frontier, frontier_costs))
         parts += [
             side_by_side(*figures),
             card(tag("h3", f"The best of each {found.facts.word}"), _frontier_table(points, found), _reading(points)),
         ]
-    parts += [_front(points), _configuration(points, config, path, prefix)]
+    parts.append(_front(points))
+    if found is None or found.usable:
+        parts.append(_configuration(points, best.config, _file(points, found), prefix))
     return tag("section", tag("h2", "The answer"), *parts, id=f"{prefix}answer")
+
+
+def _file(points: StudyPoints, found: Frontier | None) -> str:
+    """The file that holds the configuration of the answer."""
+    row = found.answer_row if found and found.facts.name is not None else None
+    return f"{points.study.summary.folder}/{config_file(row.value) if row else 'best.json'}"
+
+
+def _confirmation(points: StudyPoints, found: Frontier) -> str:
+    summary = points.study.summary
+    command = f"bigbatch tune --resume --study {shlex.quote(summary.folder.name)}"
+    return confirmation_in_words(frontier_json(found), summary.description, command, points.study.hours)
 
 
 def _nothing_yet(points: StudyPoints, prefix: str) -> Markup:
     begun = len(points.searched)
+    ends = ", ".join(f"{count} {outcome}" for outcome, count in Counter(p.outcome for p in points.searched).items())
     words = (
-        f"{begun} trial{'s have' if begun != 1 else ' has'} begun, none has finished."
+        f"{begun} trial{'s have' if begun != 1 else ' has'} begun, none has finished ({ends})."
         if begun
         else "No trial has begun."
     )
@@ -71,120 +97,55 @@ def worth_words(points: StudyPoints, value: float | None) -> str:
     return points.study.objectives.first.worth(value)
 
 
-def _interval(points: StudyPoints, best: BestOfValue) -> str:
-    if best.low is None or best.high is None:
-        return ""
-    return f"{points.shown(best.low):.1f} to {points.shown(best.high):.1f} %" if points.is_percent else ""
-
-
-def _frontier_lead(found: Frontier) -> list[Markup]:
-    row, best, facts = found.answer_row, found.answer_best, found.facts
-    word = facts.word
-    worth = facts.objective.worth(best.objective)
-    several = len([one for one in found.rows if one.best]) > 1
-    value = f"{row.value:,}" if isinstance(row.value, int) else str(row.value)
-    if not several:
-        return [tag("p", f"Only {word} {value} has a finished trial: {worth}.", class_="lead")]
-    lead = tag(
-        "p",
-        f"The largest {word} within {facts.tolerance_in_words} of the best is ",
-        tag("strong", value),
-        f", with {worth} (trial {best.trial}",
-        f", mean of {best.seeds} fresh seeds)." if best.seeds else ").",
-        class_="lead",
-    )
-    return [lead, tag("p", _certainty(found, word), class_="soft")]
-
-
-def _certainty(found: Frontier, word: str) -> str:
-    """How the answer stands to the best value, and whether the intervals allow the claim."""
-    top, at_most, images = found.reference, found.answer_row.worse_at_most, found.facts.images
-    if top is found.answer_row or not found.answer_row.worse_by:
-        far = (
-            ""
-            if not at_most or at_most < 0.0005
-            else f" At 95 % it is at most {100 * at_most:.1f} points worse than any."
-        )
-        return f"No other {word} was better.{far}"
-    value = f"{top.value:,}" if isinstance(top.value, int) else str(top.value)
-    beaten = (
-        f"The best of all is {found.facts.objective.worth(top.best.objective)}, at {word} {value}. " if top.best else ""
-    )
-    return beaten + _how_certain(at_most, images, found.is_certain, word)
-
-
-def _how_certain(at_most: float | None, images: int, is_certain: bool | None, word: str) -> str:
-    if at_most is None:
-        return "How certain that is, is not known: no interval is computed for this objective."
-    if is_certain:
-        return f"At 95 % it is at most {100 * at_most:.1f} points worse than any other {word}."
-    return (
-        f"That is what was measured, but it is not certain: with {images:,} validation images it may be up to "
-        f"{100 * at_most:.1f} points worse than another {word} (95 %)."
-    )
-
-
 def _tile(value: object, words: object) -> Markup:
     return tag("div", tag("b", value), tag("span", words), class_="tile")
 
 
-def _name_of_value(found: Frontier) -> str:
-    return "global batch" if found.facts.name == BATCH_PARAMETER else found.facts.name
-
-
 def _tiles(points: StudyPoints, found: Frontier) -> list[Markup]:
-    best, value = found.answer_best, found.answer_row.value
-    interval = _interval(points, best)
+    row, best = found.answer_row, found.answer_best
+    if row is None or best is None:
+        return []
+    own = points.best
+    if found.facts.name is None:
+        settings = _settings(points, own) if own else []
+    else:
+        name = "global batch" if found.facts.name == BATCH_PARAMETER else found.facts.name
+        settings = [_tile(f"{row.value:,}" if isinstance(row.value, int) else row.value, name)]
+    interval = interval_text(dataclasses.asdict(best.reported), found.facts.objective.metric)
     metric = points.study.objectives.first.metric.title
+    by = {HELD_OUT: ", held out", FRESH_SEEDS: f", mean of {best.seeds} fresh seeds"}.get(
+        best.reported.by, ", as chosen"
+    )
     return [
-        _tile(f"{value:,}" if isinstance(value, int) else value, _name_of_value(found)),
-        _tile(worth_words(points, best.objective), f"{metric}{f', 95 %: {interval}' if interval else ''}"),
+        *settings,
+        _tile(worth_words(points, best.reported.value), f"{metric}{by}{f'; 95 %: {interval}' if interval else ''}"),
         # A training function of the user's own has no steps and images.
         *[_tile(number_text(best.optimizer_steps), f"optimizer steps in {epochs_text(best.epochs)}")]
         * (best.optimizer_steps is not None),
         *[_tile(number_text(best.images_per_s), "images/s")] * (best.images_per_s is not None),
         _tile(seconds_words(best.epoch_s), "for an epoch, with validation"),
-        _tile(number_text(best.gpu_hours), f"{points.study.hours} for the run"),
+        _tile(short_number(best.gpu_hours or 0.0), f"{points.study.hours} for the run"),
     ]
 
 
-def seconds_words(seconds: float | None) -> str:
-    """``0.8 s``, ``12 s``, ``3.4 min``, ``2.1 h``."""
-    if seconds is None or not math.isfinite(seconds):
-        return "–"
-    if seconds < 90:
-        return f"{seconds:.2g} s"
-    return f"{seconds / 60:.3g} min" if seconds < 5400 else f"{seconds / 3600:.3g} h"
+def _best_lead(points: StudyPoints, best: TrialPoint) -> str:
+    return f"The best trial is {best.number}, with {worth_words(points, best.value)} in the first objective."
 
 
-def _best_lead(points: StudyPoints, best: TrialPoint) -> list[Markup]:
-    found = points.confirmed.get(best.number)
-    worth = worth_words(points, found.mean if found else best.value)
-    seeds = f", the mean of {_seeds(found)}" if found else ""
-    lead = tag("p", "The best trial is ", tag("strong", str(best.number)), f", with {worth}{seeds}.", class_="lead")
-    return [lead, tag("p", best_certainty(points, best), class_="soft")]
-
-
-def _seeds(found: Confirmed) -> str:
-    return f"{len(found.seeds)} fresh seed{'s' * (len(found.seeds) != 1)}"
+def _settings(points: StudyPoints, best: TrialPoint) -> list[Markup]:
+    if points.study.description.get("trainable"):
+        return [_tile(_shown(value), name) for name, value in list(best.params.items())[:MOST_TILES]]
+    return [
+        _tile(f"{best.batch:,}" if best.batch else "–", "global batch"),
+        _tile(best.optimizer or "–", "optimizer"),
+        _tile(number_text(best.rate), "peak learning rate"),
+    ]
 
 
 def _best_tiles(points: StudyPoints, best: TrialPoint) -> list[Markup]:
-    found = points.confirmed.get(best.number)
-    title = points.study.objectives.first.metric.title
-    if points.study.description.get("trainable"):
-        settings = [_tile(_shown(value), name) for name, value in list(best.params.items())[:MOST_TILES]]
-    else:
-        settings = [
-            _tile(f"{best.batch:,}" if best.batch else "–", "global batch"),
-            _tile(best.optimizer or "–", "optimizer"),
-            _tile(number_text(best.rate), "peak learning rate"),
-        ]
     return [
-        _tile(worth_words(points, found.mean), f"{title}, mean of {_seeds(found)}")
-        if found
-        else _tile(worth_words(points, best.value), title),
-        *settings,
+        _tile(worth_words(points, best.value), points.study.objectives.first.metric.title),
+        *_settings(points, best),
         _tile(best.last_epoch, "epochs"),
         _tile(number_text(points.hours_of_all_epochs(best)), f"{points.study.hours} of the trial"),
     ]
@@ -194,39 +155,18 @@ def _best_tiles(points: StudyPoints, best: TrialPoint) -> list[Markup]:
 
 
 def _frontier_table(points: StudyPoints, found: Frontier) -> Markup:
-    word = found.facts.word
-    held = any(row.best and row.best.holdout is not None for row in found.rows)
-    titles = [word, points.study.objectives.first.metric.short, "95 % interval", *["held out"] * held, "steps",
-              "images/s", "epoch", points.study.hours, "noise scale", "finished / tried", "trial"]  # fmt: skip
-    rows = [_cells(points, row, held) for row in found.rows]
-    kept = [place for place in range(len(titles)) if any(row[place] != "–" for row in rows)]
-    columns = [TableColumn(titles[place], is_number=True) for place in kept]
-    return table(columns, [[row[place] for place in kept] for row in rows], found.answer, stacked=True)
-
-
-def _cells(points: StudyPoints, row: FrontierRow, held: bool) -> list[object]:
-    best = row.best
-    value = f"{row.value:,}" if isinstance(row.value, int) else row.value
-    counts = f"{row.finished} / {row.tried}" + (f", {row.diverged} diverged" if row.diverged else "")
-    if best is None:
-        return [value, *["–"] * (8 if held else 7), counts, "–"]
-    holdout = [_percent(best.holdout)] if held else []
-    return [
-        value, worth_words(points, best.objective) + (f" ({best.seeds} seeds)" if best.seeds else ""),
-        _interval(points, best) or "–", *holdout, number_text(best.optimizer_steps), number_text(best.images_per_s),
-        seconds_words(best.epoch_s), number_text(best.gpu_hours), number_text(best.noise_scale), counts, best.trial,
-    ]  # fmt: skip
-
-
-def _percent(share: float | None) -> str:
-    return "–" if share is None or not math.isfinite(share) else f"{100 * share:.1f} %"
+    cells = frontier_cells(frontier_json(found), points.study.hours)
+    cells["trial"] = [str(row.best.trial) if row.best else "–" for row in found.rows]
+    columns = [TableColumn(title, is_number=True) for title in cells]
+    rows = [list(row) for row in zip(*cells.values(), strict=True)]
+    return table(columns, rows, found.answer, stacked=True)
 
 
 def _reading(points: StudyPoints) -> Markup:
     return tag(
         "p",
         f"Steps, epoch time and {points.study.hours} are those of the best configuration’s whole run on the devices of "
-        "one trial. The interval allows for the choice of the best trial. The marked row is the answer.",
+        "one trial. The marked row is the answer.",
         class_="soft small",
     )
 

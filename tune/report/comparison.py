@@ -29,8 +29,8 @@ class ComparedStudy:
     """The best value of the first objective."""
     answer: object = None
     """The largest batch within the tolerance of the best."""
-    answer_objective: float | None = None
-    """The value there."""
+    answer_value: float | None = None
+    """The value there, by what did not choose it."""
     device_hours: float | None = None
     """Held by the search."""
 
@@ -46,8 +46,8 @@ def compared_study(study: RecordedStudy, points: StudyPoints | None) -> Compared
         finished=len(points.finished),
         begun=len(points.searched),
         best=points.best_first[0].value if points.best_first else None,
-        answer=found.answer_row.value if found else None,
-        answer_objective=found.answer_best.objective if found else None,
+        answer=found.answer_row.value if found and found.answer_row else None,
+        answer_value=found.answer_best.reported.value if found and found.answer_best else None,
         device_hours=study.summary.held_s / 3600,
     )
 

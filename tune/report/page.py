@@ -138,7 +138,7 @@ def _compared(place: int, study: RecordedStudy, points: StudyPoints | None) -> l
     return [
         link, row.state, f"{row.finished} / {row.begun}", "–" if row.best is None else first.worth(row.best),
         f"{answer:,}" if isinstance(answer, int) else answer,
-        "–" if row.answer_objective is None else first.worth(row.answer_objective), number_text(row.device_hours),
+        "–" if row.answer_value is None else first.worth(row.answer_value), number_text(row.device_hours),
     ]  # fmt: skip
 
 

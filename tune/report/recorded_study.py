@@ -26,9 +26,8 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import BaseJournalBackend
 from optuna.trial import FrozenTrial, TrialState
 
-from bigbatch.cluster.host import json_values
 from bigbatch.train_loop.config import ConfigError
-from bigbatch.tune.study.frontier import Frontier, FrontierFacts, frontier_facts, frontier_of, ordered_values
+from bigbatch.tune.study.frontier import Frontier, answer_of
 from bigbatch.tune.study.journal_reader import JOURNAL_NAME, StoredTrial
 from bigbatch.tune.study.objectives import Objectives, objectives_of
 from bigbatch.tune.study.retry import count_ended
@@ -132,27 +131,10 @@ def _recorded(summary: StudySummary, trials: Sequence[FrozenTrial], problems: Se
         said.append(f"The objective cannot be read: {error}")
     frontier = None
     try:
-        facts = frontier_facts(summary.description, objectives.first) or _observed(summary, trials, objectives)
-        frontier = frontier_of(trials, facts) if facts else None
+        frontier = answer_of(trials, summary.description, objectives)
     except Exception as error:  # values that someone has edited may be anything
-        said.append(f"The frontier cannot be computed: {_one_line(error)}")
+        said.append(f"The answer cannot be computed: {_one_line(error)}")
     return RecordedStudy(summary, tuple(trials), objectives, frontier, tuple(said))
-
-
-def _observed(summary: StudySummary, trials: Sequence[FrozenTrial], objectives: Objectives) -> FrontierFacts | None:
-    """The frontier of a study of a version that declared none: the batches that its trials had."""
-    found = {trial.params[BATCH_PARAMETER] for trial in trials if BATCH_PARAMETER in trial.params}
-    if len(found) < 2:
-        return None
-    d = summary.description
-    return FrontierFacts(
-        name=BATCH_PARAMETER,
-        values=ordered_values(sorted(found)),
-        tolerance=json_values.number(d, "tolerance", 0.5),
-        images=json_values.whole_number(d, "val_size"),
-        workers=json_values.whole_number(d, "workers", 1),
-        objective=objectives.first,
-    )
 
 
 def _one_line(error: Exception) -> str:

@@ -79,7 +79,11 @@ def _plan(points: StudyPoints) -> list[tuple[str, object]]:
     strategy = [f"{key} {d[key]}" for key in ("strategy", "sampler", "stopping", "scheduler") if d.get(key)]
     fixed = [f"{key}={value}" for key, value in json_values.mapping(d, "overrides").items()]
     frontier = points.study.frontier
-    values = [f"{v:,}" if isinstance(v, int) else str(v) for v in frontier.facts.values] if frontier else []
+    values = (
+        [f"{v:,}" if isinstance(v, int) else str(v) for v in frontier.facts.values]
+        if frontier and frontier.facts.name
+        else []
+    )
     return [
         ("objective", points.study.objectives.first.sentence),
         ("space", json_values.text(d, "space")),

@@ -14,8 +14,9 @@ from optuna.trial import FrozenTrial, TrialState
 from bigbatch.cluster.host import json_values
 from bigbatch.train_loop.config.earlier_keys import migrated
 from bigbatch.tune.report.recorded_study import RecordedStudy
-from bigbatch.tune.study.confirmation import Confirmed, best_confirmed, confirmed_trials
+from bigbatch.tune.study.confirmed import Confirmed, confirmed_trials
 from bigbatch.tune.study.feasible import INFEASIBLE_ATTR
+from bigbatch.tune.study.frontier import leading_trial
 from bigbatch.tune.study.retry import DIVERGED
 from bigbatch.tune.study.tables import epoch_records
 from bigbatch.tune.study.target import UNREACHED_H
@@ -144,8 +145,8 @@ class StudyPoints:
 
     @cached_property
     def best(self) -> TrialPoint | None:
-        """The trial of ``best.json`` without a frontier: the best mean over fresh seeds, else the best value."""
-        found = best_confirmed(self.study.trials, self.study.objectives)
+        """The trial of ``best.json``."""
+        found = leading_trial(self.study.trials, self.study.frontier, self.study.objectives)
         chosen = [p for p in self.finished if found is not None and p.number == found.number]
         return next(iter((*chosen, *self.best_first)), None)
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from optuna.trial import FrozenTrial
 
@@ -16,8 +15,6 @@ from bigbatch.tune.study.confirm_reserve import ConfirmationReserve
 from bigbatch.tune.study.confirmation import (
     AFFORDABLE_SHARE,
     ConfirmationFacts,
-    run_worker_s,
-    trials_to_confirm,
 )
 from bigbatch.tune.study.description import read_description
 from bigbatch.tune.study.frontier import frontier_facts
@@ -41,8 +38,6 @@ def confirmation_facts(plan: SearchPlan) -> ConfirmationFacts | None:
         plan.confirm,
         plan.seed,
         frontier_facts(plan.to_dict(), plan.objectives.first),
-        plan.objectives.first,
-        plan.workers,
         AFFORDABLE_SHARE * min(budgets_s) if budgets_s else None,
     )
 
@@ -100,7 +95,7 @@ def _run_s(trial: FrozenTrial) -> float:
 
 def cost_in_words(plan: SearchPlan, store: StudyStore) -> str:
     """What the confirmations of a resumed study will take, as far as its epochs tell; empty if nothing is known."""
-    runs, hours = _left(plan, store)
+    runs, hours = left_to_confirm(plan, store)
     return (
         f"Confirmations: {_runs(runs)}, about {hours:.2g} {budget_unit(plan)} by the epochs of this study."
         if hours
@@ -140,44 +135,12 @@ class ConfirmBudgetNote:
 # At the end
 
 
-def unconfirmed_in_words(plan: SearchPlan, store: StudyStore, pace: Pace | None = None) -> str:
-    """What the budget did not allow to confirm, in one sentence; empty if it allowed all, and without a budget.
+def left_to_confirm(plan: SearchPlan, store: StudyStore, pace: Pace | None = None) -> tuple[int, float]:
+    """How many confirmations of the finished trials are still to be made, and the device hours that they take.
 
     Args:
         pace: what this session has measured. The study alone does not know how long trials start.
     """
-    facts = confirmation_facts(plan)
-    if facts is None or (plan.budget_gpu_hours is None and plan.time_budget_s is None):
-        return ""
-    runs, hours = _left(plan, store, pace)
-    if runs:
-        return (
-            f"{_runs(runs)} to confirm the best had no room in the budget (about {hours:.2g} {budget_unit(plan)}); "
-            "--resume with a larger one makes them."
-        )
-    if not facts.rule.affordable:
-        return ""
-    trials = store.study.get_trials(deepcopy=False)
-    done = {trial.number for trial in trials_to_confirm(trials, facts)}
-    skipped = _skipped(trials, facts, done)
-    if not skipped:
-        return ""
-    hours = facts.rule.seeds * sum(run_worker_s(trial, plan.workers) for trial in skipped) / 3600
-    names = " and ".join(f"trial {trial.number}" for trial in skipped)
-    return (
-        f"Not confirmed: {names}. {facts.rule.seeds} fresh seeds take about {hours:.2g} {budget_unit(plan)}, more than "
-        f"a fifth of the budget; --resume --confirm 1x{facts.rule.seeds} with a larger budget makes them."
-    )
-
-
-def _skipped(trials: Sequence[FrozenTrial], facts: ConfirmationFacts, done: set[int]) -> list[FrozenTrial]:
-    """The trials that the default rule would confirm if that cost nothing."""
-    free = trials_to_confirm(trials, dataclasses.replace(facts, most_worker_s=math.inf))
-    return [trial for trial in free if trial.number not in done]
-
-
-def _left(plan: SearchPlan, store: StudyStore, pace: Pace | None = None) -> tuple[int, float]:
-    """How many confirmations of the finished trials are still to be made, and the device hours that they take."""
     reserve, trials = reserve_of(plan), store.study.get_trials(deepcopy=False)
     if reserve is None:
         return 0, 0.0

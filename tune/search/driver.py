@@ -39,12 +39,12 @@ from bigbatch.tune.search.late_report import LateReport
 from bigbatch.tune.search.look_findings import look_findings
 from bigbatch.tune.search.running import (
     SearchRun,
-    confirmed_of,
     facts_of,
     is_complete,
     make_bridge,
     over_function,
     recorders,
+    search_answer,
     views_of,
     watch_over,
 )
@@ -141,16 +141,16 @@ def _run_search(plan: SearchPlan, stop: StopRequest, console: Console, talk: Con
             run.in_order = True
             store.write_last(outcome, time.monotonic() - run.started)
         trials = views_of(store)
-        _say_findings(run.plan, store, trials, time.monotonic() - run.started, console)
+        _say_findings(run, store, trials, time.monotonic() - run.started, console)
         _say_report(store, stop, console, late)
         return end_search(run, trials, stop, console, store)
 
 
 def _say_findings(
-    plan: SearchPlan, store: StudyStore, views: list[TrialView], elapsed_s: float, console: Console
+    run: SearchRun, store: StudyStore, views: list[TrialView], elapsed_s: float, console: Console
 ) -> None:
-    print_findings(plan, views, elapsed_s, store.ledger.used(), console, confirmed_of(plan, store))
-    trials = store.study.get_trials(deepcopy=False)
+    plan, trials = run.plan, store.study.get_trials(deepcopy=False)
+    print_findings(plan, views, elapsed_s, store.ledger.used(), console, search_answer(run, store))
     facts = facts_of(plan)
     known, looked = known_findings(plan.warm_start, facts, trials), look_findings(plan.stopping, facts, trials)
     for line in (*known, *follow_up_findings(trials, plan.objectives.first), *looked):
@@ -181,12 +181,12 @@ def _has_nothing_to_do(plan: SearchPlan, store: StudyStore) -> bool:
 
 def _nothing_to_do(plan: SearchPlan, store: StudyStore, console: Console) -> int:
     """A resumed study with all its trials: print the findings again and do not start Ray."""
-    store.describe({"tolerance": plan.tolerance})  # another one gives another answer, without another trial
+    store.describe({"tolerance": str(plan.tolerance)})  # another one gives another answer, without another trial
     store.refresh(force=True)
     ended = retry.count_ended(store.study.get_trials(deepcopy=False))
     console.print(f"\nAll {ended} trials have ended; write e.g. --trials {2 * ended} for more.", markup=False)
     trials = views_of(store)
-    _say_findings(plan, store, trials, 0.0, console)
+    _say_findings(SearchRun(plan), store, trials, 0.0, console)
     if any(t.state == "COMPLETE" for t in trials):
         return DONE
     if why := why_nothing(plan, trials):

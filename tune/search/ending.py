@@ -9,10 +9,9 @@ from functools import partial
 from rich.console import Console
 
 from bigbatch.tune.search.budgeting import what_more_would_bring
-from bigbatch.tune.search.confirm_budget import unconfirmed_in_words
 from bigbatch.tune.search.joining import others_at_work
 from bigbatch.tune.search.running import SearchRun, is_complete
-from bigbatch.tune.study.budget import BUDGET_SPENT, NO_ROOM_IN_BUDGET, NO_ROOM_IN_TIME, TIME_SPENT
+from bigbatch.tune.study.budget import BUDGET_SPENT, NO_ROOM_IN_BUDGET
 from bigbatch.tune.study.store import StudyStore
 from bigbatch.tune.trials.allocation_deadline import END_OF_ALLOCATION
 from bigbatch.tune.watch.findings import print_disk_full, quoted_path, resume_command
@@ -20,7 +19,6 @@ from bigbatch.tune.watch.interrupts import StopRequest
 from bigbatch.tune.watch.observer import TrialView
 from bigbatch.tune.watch.outcome import why_nothing
 
-BUDGET_REASONS = (BUDGET_SPENT, NO_ROOM_IN_BUDGET, NO_ROOM_IN_TIME, TIME_SPENT)
 DONE, FAILED = 0, 1
 TRY_AGAIN = os.EX_TEMPFAIL
 """Exit code 75: the allocation ended; resume the study in another one."""
@@ -37,8 +35,8 @@ def end_search(run: SearchRun, trials: list[TrialView], stop: StopRequest, conso
     if wandb is not None and wandb.sync_command():
         ours, theirs = f"bigbatch wandb-sync {quoted_path(plan.folder)}", wandb.sync_command()
         say(f"\nSend the W&B runs from a machine with a network:\n  {ours}\nor with W&B's own command:\n  {theirs}")
-    for words in _about_the_budget(run, stop, store):
-        say(f"\n{words}")
+    if more := what_more_would_bring(plan, store, plan.objectives.first):
+        say(f"\n{more}")
     if fatal:
         print(f"error: {fatal}. See {quoted_path(plan.folder / 'logs')}.", file=sys.stderr)
     refused = run.deadline.refused or (run.capacity is not None and run.capacity.lost())
@@ -61,10 +59,3 @@ def end_search(run: SearchRun, trials: list[TrialView], stop: StopRequest, conso
         why = why_nothing(plan, trials) or "no trial ran to its end."
         print(f"error: {why} The logs: {quoted_path(plan.folder / 'logs')}", file=sys.stderr)
     return DONE if complete and not fatal else FAILED
-
-
-def _about_the_budget(run: SearchRun, stop: StopRequest, store: StudyStore) -> list[str]:
-    """What the budget left unconfirmed, and what more of it would bring."""
-    pace = run.budget.pace if run.budget is not None else None
-    left = unconfirmed_in_words(run.plan, store, pace) if stop.reason in BUDGET_REASONS else ""
-    return [words for words in (left, what_more_would_bring(run.plan, store, run.plan.objectives.first)) if words]

@@ -20,7 +20,12 @@ from bigbatch.train_loop.progress import progress_file
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.plan.trainable_plan import reported_names
 from bigbatch.tune.plan.wandb_mode import watched_kinds
-from bigbatch.tune.search.confirm_budget import ConfirmBudgetNote, confirmation_facts, reserve_of
+from bigbatch.tune.search.confirm_budget import (
+    ConfirmBudgetNote,
+    confirmation_facts,
+    left_to_confirm,
+    reserve_of,
+)
 from bigbatch.tune.strategies.dimensions import dimensions_of
 from bigbatch.tune.strategies.early_look import checkpoints_to_drop
 from bigbatch.tune.strategies.finalists import Finalists
@@ -30,8 +35,10 @@ from bigbatch.tune.strategies.protocol import SearchFacts, Strategy
 from bigbatch.tune.strategies.search_only import SearchOnly
 from bigbatch.tune.strategies.transfer import Transfer, TransferFacts
 from bigbatch.tune.study.budget import Budget
-from bigbatch.tune.study.confirmation import Confirmed, confirmed_trials, missing_confirmations
-from bigbatch.tune.study.frontier import POINT
+from bigbatch.tune.study.confirmation import missing_confirmations
+from bigbatch.tune.study.confirmed import confirmed_trials
+from bigbatch.tune.study.frontier import answer_of
+from bigbatch.tune.study.frontier_file import frontier_json
 from bigbatch.tune.study.retry import count_ended
 from bigbatch.tune.study.store import StudyStore
 from bigbatch.tune.trials.admission import Admission
@@ -39,7 +46,7 @@ from bigbatch.tune.trials.allocation_deadline import Deadline, end_of_allocation
 from bigbatch.tune.trials.configurations import SpaceConfigurations
 from bigbatch.tune.trials.confirmation_queue import ConfirmationQueue, MissingConfirmations
 from bigbatch.tune.watch import wandb_log
-from bigbatch.tune.watch.findings import resume_command
+from bigbatch.tune.watch.findings import SearchAnswer, resume_command
 from bigbatch.tune.watch.interrupts import StopRequest
 from bigbatch.tune.watch.observer import Observer, TrialView
 from bigbatch.tune.watch.progress_file import ProgressFileWriter
@@ -83,7 +90,7 @@ def facts_of(plan: SearchPlan) -> SearchFacts:
         objective=plan.objectives.first,
         frontier=plan.frontier.searched if plan.frontier else None,
         kept_for_later=plan.transfer.target if plan.transfer else None,
-        tolerance=plan.tolerance * POINT,
+        tolerance=plan.tolerance,
         knowledge=plan.warm_start,
         open_ended=plan.open_ended,
     )
@@ -143,9 +150,16 @@ def is_complete(plan: SearchPlan, store: StudyStore) -> bool:
     return not ConfirmationQueue(store.study, missing_in(plan)).left()
 
 
-def confirmed_of(plan: SearchPlan, store: StudyStore) -> dict[int, Confirmed]:
-    """What the fresh seeds of confirmed trials came to, by the number of the confirmed trial."""
-    return confirmed_trials(store.study.get_trials(deepcopy=False), plan.objectives.first)
+def search_answer(run: SearchRun, store: StudyStore) -> SearchAnswer:
+    """What the search has found so far."""
+    plan, trials = run.plan, store.study.get_trials(deepcopy=False)
+    answer = answer_of(trials, plan.to_dict(), plan.objectives)
+    pace = run.budget.pace if run.budget is not None else None
+    return SearchAnswer(
+        frontier_json(answer) if answer else {},
+        confirmed_trials(trials, plan.objectives.first),
+        left_to_confirm(plan, store, pace) if plan.confirm.best else None,
+    )
 
 
 def views_of(store: StudyStore) -> list[TrialView]:

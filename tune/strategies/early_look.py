@@ -149,7 +149,7 @@ class EarlyLook:
             if not index.given_gone_on(value, only_done=only_done):
                 found += places
             elif best is not None:
-                others.update(dict.fromkeys(places, best - self.facts.tolerance))
+                others.update(dict.fromkeys(places, best - self.facts.tolerance.allowance(best)))
         return sorted(found) or self._not_excluded(study, trials, others)
 
     def _not_excluded(self, study: Study, trials: Sequence[FrozenTrial], bars: Mapping[int, float]) -> list[int]:

@@ -25,6 +25,7 @@ from bigbatch.search_spaces.log_normal import LogNormal
 from bigbatch.tune.strategies.names import Capabilities
 from bigbatch.tune.study.knowledge import KnownStudy
 from bigbatch.tune.study.objective import Objective
+from bigbatch.tune.study.tolerance import HALF_A_POINT, Tolerance
 
 Fits = Callable[[FrozenTrial], bool]
 """Whether a budget has room for the rest of a paused trial's run."""
@@ -79,9 +80,8 @@ class SearchFacts:
     """The parameter whose values are compared separately, e.g. ``global_batch_size``. None: all trials compare."""
     kept_for_later: object = None
     """A value of that parameter at which the strategy proposes nothing; None: it may propose at each."""
-    tolerance: float = 0.005
-    """The answer is the largest of these values that is at most this much worse than the best, in the objective's
-    unit."""
+    tolerance: Tolerance = HALF_A_POINT
+    """The answer is the largest of these values that is at most this much worse than the best."""
 
     knowledge: tuple[KnownStudy, ...] = ()
     """What other studies say."""

@@ -151,9 +151,10 @@ def _worth(facts: SearchFacts, tried: Sequence[_Tried]) -> list[float]:
     if not known:
         return [1 / (one.trials + 1) for one in tried]
     answer = answer_index(bests, facts.tolerance)
-    line = max(known) - facts.tolerance  # the answer and all above it are at least this good
-    threat = (bests[answer] or 0.0) + facts.tolerance  # with a trial better than this, the answer falls behind
-    scale = max(_usual_distance(tried), facts.tolerance, 1e-12)
+    tolerance = facts.tolerance.allowance(max(known))
+    line = max(known) - tolerance  # the answer and all above it are at least this good
+    threat = (bests[answer] or 0.0) + tolerance  # with a trial better than this, the answer falls behind
+    scale = max(_usual_distance(tried), tolerance) or 1.0
     ceiling = ceiling_of(facts.objective.name) if facts.objective.direction == "maximize" else math.inf
     worth = []
     for place, (one, best) in enumerate(zip(tried, bests, strict=True)):

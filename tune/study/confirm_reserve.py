@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from optuna.trial import FrozenTrial, TrialState
 
 from bigbatch.cluster.host import json_values
+from bigbatch.tune.study.confirm_rule import LEAST_TRIALS
 from bigbatch.tune.study.confirmation import (
-    LEAST_TRIALS,
     ConfirmationFacts,
     best_of_each_value,
+    fresh_seeds,
     search_trials,
-    seeds_of,
     trials_to_confirm,
 )
 from bigbatch.tune.study.frontier import counted_trials, value_of_trial
@@ -43,7 +43,7 @@ class ConfirmationReserve:
     def most(self) -> int:
         """How many runs these are at most."""
         rule, frontier = self.facts.rule, self.facts.frontier
-        values = len(frontier.values) if frontier else 1
+        values = len(frontier.values)
         return (min(MOST_AFFORDABLE, values) if rule.affordable else rule.best * values) * rule.seeds
 
     def beside(self, trials: Sequence[FrozenTrial], number: int, config: Mapping[str, object]) -> KeptConfirmations:
@@ -83,29 +83,32 @@ class KeptConfirmations:
             for t in trials
             if CONFIRMS_ATTR in t.user_attrs and t.state.is_finished()
         }
-        chosen = self._affordable() if facts.rule.affordable else self._of_each_value()
         return [
             (pace_key(self._config(trial)), json_values.whole_number(self._config(trial), "epochs"))
-            for trial in chosen
-            for seed in seeds_of(facts)
+            for trial, seeds in (self._affordable() if facts.rule.affordable else self._of_each_value())
+            for seed in seeds
             if (trial.number, seed) not in there
         ]
 
-    def _affordable(self) -> list[FrozenTrial]:
+    def _affordable(self) -> list[tuple[FrozenTrial, Sequence[int]]]:
         found = trials_to_confirm(self.trials, self.reserve.facts)
         searched = counted_trials(self.trials)
         if found or len(searched) < LEAST_TRIALS or any(t.state == TrialState.COMPLETE for t in searched):
             return found
-        return self._running()[:1]
+        return [(trial, self._seeds) for trial in self._running()[:1]]
 
-    def _of_each_value(self) -> list[FrozenTrial]:
+    @property
+    def _seeds(self) -> Sequence[int]:
+        return fresh_seeds(self.reserve.facts, self.reserve.facts.rule.seeds)
+
+    def _of_each_value(self) -> list[tuple[FrozenTrial, Sequence[int]]]:
         facts = self.reserve.facts
         groups = {value: point[: facts.rule.best] for value, point in best_of_each_value(self.trials, facts).items()}
         for trial in self._running():
-            group = groups.setdefault(value_of_trial(trial, facts.frontier) if facts.frontier else None, [])
+            group = groups.setdefault(value_of_trial(trial, facts.frontier), [])
             if len(group) < facts.rule.best:
                 group.append(trial)
-        return [trial for group in groups.values() for trial in group]
+        return [(trial, self._seeds) for group in groups.values() for trial in group]
 
     def _running(self) -> list[FrozenTrial]:
         """The trials of the search that run or ask, without those that were only asked about, and without cheap runs,

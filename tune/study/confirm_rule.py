@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from bigbatch.train_loop.config import ConfigError
 
 MOST_SEEDS = 100
+LEAST_TRIALS = 6
+"""The default rule confirms nothing in smaller searches: three runs would be more than half of the search again."""
 
 
 @dataclass(frozen=True)

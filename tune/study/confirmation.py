@@ -1,8 +1,9 @@
 """Confirm the best trials of a finished search: train them again with seeds that the search did not use.
 
-The best of many trials is chosen for its value, so a part of that value is luck: with its images, its initial weights
-and its data order. Fresh seeds have not taken part in the choice. The mean over them has no such luck ("regression to
-the mean"), whatever the number of trials was. So a trial is called best by this mean.
+The best of many trials is chosen for its value, so a part of that value is luck: with its examples, its initial
+weights and its data order. Fresh seeds have other weights and another order, so that part of the luck is not in the
+mean over them ("regression to the mean"). So a trial is called best by this mean. They validate on the same examples,
+so what fits these by luck is still in it; only held-out examples show how much that is (reported.py).
 
 A confirmation is a trial of the study with the parameters of the confirmed trial, ``CONFIRMS_ATTR`` and ``SEED_ATTR``.
 It runs to its end, does not count as one of ``--trials``, and no strategy sees it. Which confirmations are missing is a
@@ -14,37 +15,31 @@ same fresh seeds, so that they compare.
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from optuna.trial import FrozenTrial, TrialState
 
-from bigbatch.cluster.host import json_values
-from bigbatch.tune.study.certainty import ERROR_RATE, mean_interval, mean_over_seeds_interval
-from bigbatch.tune.study.confirm_rule import ConfirmRule
+from bigbatch.tune.study.confirm_rule import LEAST_TRIALS, ConfirmRule
 from bigbatch.tune.study.frontier import (
     FrontierFacts,
     before_equal_ones,
-    confirmations,
     counted_trials,
-    diverged_confirmations,
     frontier_of,
     value_of_trial,
 )
-from bigbatch.tune.study.objective import Objective
-from bigbatch.tune.study.objectives import Objectives
 from bigbatch.tune.study.retry import given_trials
 from bigbatch.tune.study.tables import epoch_records, epoch_s
-from bigbatch.tune.study.trial_facts import CONFIRMS_ATTR, SEED_ATTR, configuration, has_diverged, planned_epochs
+from bigbatch.tune.study.trial_facts import CONFIRMS_ATTR, SEED_ATTR, configuration, planned_epochs
 
-LEAST_TRIALS = 6
-"""The default rule confirms nothing in smaller searches: three runs would be more than half of the search again."""
 AFFORDABLE_SHARE = 0.2
 """The default rule may use this part of the time that the search has trained …"""
 AFFORDABLE_WORKER_S = 120.0
 """… or this many worker seconds, if they are more: 60 s on two devices. With a budget: of the budget alone."""
+LEAST_SEEDS = 2
+"""The default rule takes fewer fresh seeds than it would like where only these are affordable, but not a single one:
+one seed says nothing about others."""
 SEEDS = 2**31
 
 
@@ -68,58 +63,9 @@ class ConfirmationFacts:
     rule: ConfirmRule
     seed: int
     """Of the search."""
-    frontier: FrontierFacts | None = None
-    objective: Objective = Objective()
-    workers: int = 1
-    """Of each trial."""
+    frontier: FrontierFacts = FrontierFacts()
     most_worker_s: float | None = None
     """What the default rule may use where a budget says it. None: AFFORDABLE_SHARE of what was trained, or more."""
-
-
-@dataclass(frozen=True)
-class Confirmed:
-    """What the fresh seeds of one trial came to. Values are those of the objective."""
-
-    trial: int
-    chosen_at: float
-    """The value for which the trial was chosen."""
-    seeds: tuple[int, ...]
-    values: tuple[float, ...]
-    """By seed. A run that diverged has the objective's worst value, which may be no number."""
-    holdout: tuple[float, ...]
-    """Top-1 on the validation images that made no choice, by seed; empty without them."""
-    diverged: int = 0
-    """How many of the runs diverged."""
-
-    @property
-    def mean(self) -> float:
-        """The mean over the seeds, by which trials are compared. No number if a run diverged, where nobody knows what
-        that is worth."""
-        return statistics.fmean(self.values)
-
-    def interval_of_mean(self, chosen_from: int = 1) -> tuple[float, float] | None:
-        """The 95 % interval of the mean over all seeds, of an objective that is no count of right answers.
-
-        It is Student's, so it takes the values to be about normal. None with one seed, or if a run has diverged.
-
-        Args:
-            chosen_from: confirmed trials among which this one is the best. The interval allows for this choice.
-        """
-        return mean_interval(self.values, ERROR_RATE / chosen_from)
-
-    @property
-    def reported(self) -> tuple[float, ...]:
-        """The values that report: on the holdout where there is one."""
-        return self.holdout or self.values
-
-    def interval(self, images: int, chosen_from: int = 1) -> tuple[float, float]:
-        """The 95 % interval of the mean of ``reported``, for the accuracy with any seed on any images.
-
-        Args:
-            images: on which ``reported`` was measured.
-            chosen_from: confirmed trials among which this one is the best. The interval allows for this choice.
-        """
-        return mean_over_seeds_interval(self.reported, images, ERROR_RATE / chosen_from)
 
 
 def search_trials(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
@@ -137,68 +83,31 @@ def missing_confirmations(trials: Sequence[FrozenTrial], facts: ConfirmationFact
     there = {
         (t.user_attrs[CONFIRMS_ATTR], t.user_attrs.get(SEED_ATTR)) for t in trials if CONFIRMS_ATTR in t.user_attrs
     }
-    wanted = [Confirmation(t.number, seed) for t in trials_to_confirm(trials, facts) for seed in seeds_of(facts)]
+    wanted = [Confirmation(t.number, seed) for t, seeds in trials_to_confirm(trials, facts) for seed in seeds]
     return [one for one in wanted if (one.trial, one.seed) not in there]
 
 
-def seeds_of(facts: ConfirmationFacts) -> list[int]:
-    """The fresh seeds of each confirmed trial."""
-    return [(facts.seed + 1 + i) % SEEDS for i in range(facts.rule.seeds)]
+def fresh_seeds(facts: ConfirmationFacts, count: int) -> list[int]:
+    """The first fresh seeds of the search."""
+    return [(facts.seed + 1 + i) % SEEDS for i in range(count)]
 
 
-def trials_to_confirm(trials: Sequence[FrozenTrial], facts: ConfirmationFacts) -> list[FrozenTrial]:
-    """The trials that the rule confirms, by importance."""
+def trials_to_confirm(
+    trials: Sequence[FrozenTrial], facts: ConfirmationFacts
+) -> list[tuple[FrozenTrial, Sequence[int]]]:
+    """The trials that the rule confirms, by importance, each with its fresh seeds."""
     searched = search_trials(trials)
     points = _points(searched, facts)
     if facts.rule.affordable:
         return _affordable([point[0] for point in points], searched, facts)
-    ranks = range(facts.rule.best)
-    return [point[rank] for rank in ranks for point in points if rank < len(point)]
-
-
-def confirmed_trials(trials: Sequence[FrozenTrial], objective: Objective) -> dict[int, Confirmed]:
-    """Number of a confirmed trial → what came out. Runs that have not ended, or failed otherwise, are left out."""
-    found: dict[int, list[tuple[int, float, float | None]]] = {}
-    for trial in confirmations(trials):
-        holdout: float | None = None
-        if trial.state == TrialState.COMPLETE and trial.values:
-            value = trial.values[0]
-            records = epoch_records(trial)
-            holdout = json_values.number_or_none(records[-1], "holdout_top1") if records else None
-        elif has_diverged(trial):
-            value = objective.worst
-        else:
-            continue
-        seed = int(trial.user_attrs.get(SEED_ATTR, 0))
-        found.setdefault(int(trial.user_attrs[CONFIRMS_ATTR]), []).append((seed, value, holdout))
-    by_number, lost = {trial.number: trial for trial in trials}, diverged_confirmations(trials)  # tables lack some
-    return {
-        number: _confirmed_from(by_number[number], sorted(runs, key=lambda run: run[0]), lost[number], objective)
-        for number, runs in found.items()
-        if number in by_number
-    }
-
-
-def _confirmed_from(
-    trial: FrozenTrial, runs: Sequence[tuple[int, float, float | None]], diverged: int, objective: Objective
-) -> Confirmed:
-    held = [run[2] for run in runs]
-    on_holdout = any(value is not None for value in held) and objective.name == "val_top1"
-    return Confirmed(
-        trial=trial.number,
-        chosen_at=trial.values[0] if trial.values else math.nan,
-        seeds=tuple(run[0] for run in runs),
-        values=tuple(run[1] for run in runs),
-        # A diverged run has no accuracy on the holdout: it is at chance there too.
-        holdout=tuple(objective.worst if value is None else value for value in held) if on_holdout else (),
-        diverged=diverged,
-    )
+    seeds = fresh_seeds(facts, facts.rule.seeds)
+    return [(point[rank], seeds) for rank in range(facts.rule.best) for point in points if rank < len(point)]
 
 
 def best_of_each_value(trials: Sequence[FrozenTrial], facts: ConfirmationFacts) -> dict[object, list[FrozenTrial]]:
     """Value of the frontier → as many of its finished trials as may be confirmed, the best first.
 
-    Without a frontier there is only the value None. If two or more may be, the best configuration that was given, as
+    If two or more may be, the best configuration that was given, as
     published recipes are, is one of them: the last one, if it is not among the best. Then what is found is never worse
     than what is published for no better reason than luck with one seed.
     """
@@ -206,8 +115,8 @@ def best_of_each_value(trials: Sequence[FrozenTrial], facts: ConfirmationFacts) 
     done = [t for t in counted_trials(searched) if t.state == TrialState.COMPLETE and t.values]
     given = given_trials(searched)
     groups: dict[object, list[FrozenTrial]] = {}
-    for trial in sorted(done, key=lambda t: (-facts.objective.gain(t.values[0]), before_equal_ones(t, given))):
-        group = groups.setdefault(value_of_trial(trial, facts.frontier) if facts.frontier else None, [])
+    for trial in sorted(done, key=lambda t: (-facts.frontier.objective.gain(t.values[0]), before_equal_ones(t, given))):
+        group = groups.setdefault(value_of_trial(trial, facts.frontier), [])
         if len(group) == most and (most == 1 or trial.number not in given or any(t.number in given for t in group)):
             continue
         if configuration(trial) not in map(configuration, group):  # the same configuration twice is one candidate
@@ -218,34 +127,34 @@ def best_of_each_value(trials: Sequence[FrozenTrial], facts: ConfirmationFacts) 
 def _points(searched: Sequence[FrozenTrial], facts: ConfirmationFacts) -> list[list[FrozenTrial]]:
     """For each value of the frontier its finished trials, the best first; the answer's value first, then the best's.
 
-    The default rule has only these two, which may be one.
+    The default rule has only these two, which may be one, and none where nothing has learned.
     """
-    groups = best_of_each_value(searched, facts)
-    frontier = frontier_of(searched, facts.frontier) if facts.frontier else None
+    groups, frontier = best_of_each_value(searched, facts), frontier_of(searched, facts.frontier)
     if frontier is None:
         return list(groups.values())
-    first = [frontier.answer_row.value, frontier.reference.value]
+    first = [row.value for row in (frontier.answer_row, frontier.reference) if row and frontier.usable]
     others = [] if facts.rule.affordable else [row.value for row in frontier.rows]
-    order = dict.fromkeys([*first, *others])
-    return [groups[value] for value in order if value in groups]
+    return [groups[value] for value in dict.fromkeys([*first, *others]) if value in groups]
 
 
 def _affordable(
     candidates: Sequence[FrozenTrial], searched: Sequence[FrozenTrial], facts: ConfirmationFacts
-) -> list[FrozenTrial]:
+) -> list[tuple[FrozenTrial, Sequence[int]]]:
     """The first of the candidates whose confirmations cost little, measured by the epochs of the search."""
     if len(counted_trials(searched)) < LEAST_TRIALS:
         return []
-    left_s = facts.most_worker_s
+    workers, left_s = facts.frontier.workers, facts.most_worker_s
     if left_s is None:
-        used_s = facts.workers * sum(epoch_s(record) for t in searched for record in epoch_records(t))
+        used_s = workers * sum(epoch_s(record) for t in searched for record in epoch_records(t))
         left_s = max(AFFORDABLE_SHARE * used_s, AFFORDABLE_WORKER_S)
-    found = []
+    found: list[tuple[FrozenTrial, Sequence[int]]] = []
     for trial in candidates:
-        left_s -= facts.rule.seeds * run_worker_s(trial, facts.workers)
-        if left_s < 0:
+        cost_s = run_worker_s(trial, workers)
+        count = facts.rule.seeds if facts.rule.seeds * cost_s <= left_s else int(left_s / cost_s)
+        if count < min(LEAST_SEEDS, facts.rule.seeds):
             break
-        found.append(trial)
+        left_s -= count * cost_s
+        found.append((trial, fresh_seeds(facts, count)))
     return found
 
 
@@ -255,23 +164,3 @@ def run_worker_s(trial: FrozenTrial, workers: int) -> float:
     if not seconds:
         return 0.0
     return (planned_epochs(trial) or len(seconds)) * statistics.median(seconds) * workers
-
-
-def best_confirmed(trials: Sequence[FrozenTrial], objectives: Objectives) -> FrozenTrial | None:
-    """The trial with the best mean over fresh seeds, with none of which it diverged. If there is none: the best that
-    was not confirmed; else the best mean of those that diverged; else the best one, or None."""
-    confirmed, given = confirmed_trials(trials, objectives.first), given_trials(trials)
-    found = [one for one in confirmed.values() if not one.diverged]
-    if not found:
-        searched = search_trials(trials)
-        if unconfirmed := objectives.best([t for t in searched if t.number not in confirmed]):
-            return unconfirmed
-        found = [one for one in confirmed.values() if math.isfinite(one.mean)]
-        if not found:
-            return objectives.best(searched)
-    by_number = {trial.number: trial for trial in trials}  # tables lack trials that wait
-    best = min(
-        found,
-        key=lambda one: (-objectives.first.gain(one.mean), before_equal_ones(by_number[one.trial], given)),
-    )
-    return by_number[best.trial]

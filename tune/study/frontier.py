@@ -1,33 +1,46 @@
-"""The frontier of a study: for each value of one parameter, usually the global batch, the best configuration.
+"""The answer of a study: for each value of one parameter, usually the global batch, the best configuration; and the
+largest value whose best configuration is not worse than the best of all by more than a tolerance.
 
-The answer of a study is the largest value whose best trial is not worse than the best of all by more than a tolerance.
-All of it is computed from the trials and from study.json, so it can be made again at any time.
+A search that compares no values has one row, and its answer is that row's best trial. All of it is computed from the
+trials and from study.json, so it can be made again at any time.
 
-*Intervals* hold at 95 % and allow for the choice: the best of k finished trials of a value has a Clopper-Pearson
-interval at a level of 5 % / k (see certainty.py). Where a trial was confirmed, i.e. trained again with other seeds, the
-mean of these fresh runs counts instead, the interval also has the t-interval of the seeds, and the answer is chosen
-among confirmed values alone. A trial that diverged with one of these seeds counts only where nothing else is left.
-*How much worse* a value may be than another follows from both intervals by Newcombe's rule for a difference (1998,
-method 10). It takes the two as independent. They share their images, which makes the difference more certain than the
-rule says.
+*What chooses, and what reports.* Rows compare by the value that chose: that of the search's own run, or the mean over
+fresh seeds where a trial was confirmed. Confirmed rows are preferred, because the value for which a trial was chosen is
+too good by luck. A person is told what did not choose (``Reported``): the value on the held-out examples, else the mean
+over fresh seeds, and only else the value that chose.
+
+*Nothing learned.* A row whose best run is not better than a constant prediction (``learned.py``) is no candidate. If no
+row is left, or no run can be told apart from another, there is no answer: ``usable`` is false.
+
+*Intervals* hold at 95 %. Of held-out examples they are Clopper-Pearson's; the best of k finished trials, by the value
+that chose, has it at a level of 5 % / k. With several seeds Student's t is added (see certainty.py). *How much worse*
+a value may be than another follows from both intervals by Newcombe's rule for a difference (1998, method 10). It takes
+the two as independent. They share their examples, which makes the difference more certain than the rule says.
 """
 
 from __future__ import annotations
 
+import copy
 import math
 import statistics
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from optuna.trial import FrozenTrial, TrialState
 
 from bigbatch.cluster.host import json_values
 from bigbatch.train_loop.config.earlier_keys import migrated
-from bigbatch.tune.study.certainty import ERROR_RATE, clopper_pearson, mean_over_seeds_interval, right_answers
+from bigbatch.tune.study import learned
+from bigbatch.tune.study.baseline import baseline_of
+from bigbatch.tune.study.confirmed import confirmed_trials
+from bigbatch.tune.study.metrics import COSTS
 from bigbatch.tune.study.objective import Objective
+from bigbatch.tune.study.objectives import Objectives
+from bigbatch.tune.study.reported import HELD_OUT, Examples, Reported, by_choice, on_held_out, uncertainty
 from bigbatch.tune.study.retry import given_trials, retried_trials
 from bigbatch.tune.study.tables import epoch_records, epoch_s
+from bigbatch.tune.study.tolerance import HALF_A_POINT, Tolerance, stored_tolerance
 from bigbatch.tune.study.trial_facts import (
     CONFIRMS_ATTR,
     configuration,
@@ -37,38 +50,32 @@ from bigbatch.tune.study.trial_facts import (
     promoted_trials,
 )
 
-POINT = 0.01
-"""A point of the tolerance, in the objective's unit."""
+NOTHING_LEARNED, INDISTINCT = "nothing_learned", "indistinct"
+"""Why an answer is not usable."""
 _SLACK = 1e-9
 """For sums of decimal fractions: 0.997 − 0.992 is a little more than 0.005."""
 
 
 @dataclass(frozen=True)
 class FrontierFacts:
-    """What study.json says about the frontier."""
+    """What study.json says about the answer."""
 
-    name: str
-    """The parameter."""
-    values: tuple[object, ...]
+    name: str | None = None
+    """The parameter; None: the search compares no values."""
+    values: tuple[object, ...] = (None,)
     """In order, the answer is the last one that holds."""
-    tolerance: float
-    """In points."""
-    images: int
-    """Validation images."""
-    workers: int
+    tolerance: Tolerance = HALF_A_POINT
+    examples: Examples = Examples()
+    workers: int = 1
     """Devices of a trial."""
     objective: Objective = Objective()
+    description: Mapping[str, object] = field(default_factory=dict, repr=False, compare=False)
+    """study.json."""
 
     @property
     def word(self) -> str:
         """The parameter as people call it: ``batch``."""
-        return "batch" if "batch" in self.name else self.name
-
-    @property
-    def tolerance_in_words(self) -> str:
-        """``0.5 points`` of an accuracy; of another metric what that is in its own unit, ``0.005``."""
-        points = f"{self.tolerance:g} points"
-        return points if self.objective.name.endswith("_top1") else f"{self.tolerance * POINT:g}"
+        return "trial" if self.name is None else "batch" if "batch" in self.name else self.name.rpartition(".")[2]
 
 
 @dataclass(frozen=True)
@@ -77,14 +84,20 @@ class BestOfValue:
 
     trial: int
     objective: float
-    """Of its last epoch; the mean over the seeds where it was confirmed."""
-    low: float | None
-    high: float | None
-    """Interval of the objective; None where it is no part of right answers."""
+    """By which rows compare: of its last epoch; the mean over the seeds where it was confirmed."""
+    chosen_at: float
+    """Of its own last epoch: the value for which the search chose it."""
+    reported: Reported
     seeds: int
     """Fresh seeds with which the trial was confirmed; 0: none."""
     seeds_diverged: int
     """With how many of them it diverged. Such a trial is the best only where the value has no other."""
+    learned: bool | None
+    """Whether it is better than a constant prediction. None: nobody knows what that reaches."""
+    still_rises: bool
+    """Whether its value still rose steeply at its last epoch."""
+    last_change: float | None
+    """By how much its value changes from epoch to epoch, at its end."""
     epochs: int
     optimizer_steps: int | None
     images_per_s: float | None
@@ -94,9 +107,7 @@ class BestOfValue:
     gpu_hours: float | None
     """Epochs × median epoch × workers. Without GPUs these are worker hours."""
     noise_scale: float | None
-    """The critical batch, in images: median over the epochs in which it was measured."""
-    holdout: float | None
-    """Top-1 on the images that did not choose, after the last epoch of the trial itself; None without such images."""
+    """The gradient noise scale, in images: median over the epochs in which it was measured."""
     config: Mapping[str, object]
 
 
@@ -112,9 +123,11 @@ class FrontierRow:
     best: BestOfValue | None
     """None before a trial has finished."""
     worse_by: float | None = None
-    """Than the best of all values, in the objective's unit; 0 for the best one."""
+    """Than the best of all values, in the objective's unit; 0 for the best one. None: it is not compared."""
     worse_at_most: float | None = None
-    """Than any other value, at 95 %; None without intervals."""
+    """Than any other value, at 95 %, by the reported values; None without intervals."""
+    refuted: bool = False
+    """Whether the held-out examples show it to be worse than another value by more than the tolerance, at 95 %."""
 
 
 @dataclass(frozen=True)
@@ -123,48 +136,113 @@ class Frontier:
 
     facts: FrontierFacts
     rows: tuple[FrontierRow, ...]
-    answer: int
-    """Place of the largest value that is within the tolerance of the best."""
+    baseline: float | None
+    """What a constant prediction reaches, in the objective's unit; None: nobody knows."""
+    answer: int | None
+    """Place of the largest value that is within the tolerance of the best. None: the study has no usable answer."""
+    unusable_because: str | None = None
+    """``NOTHING_LEARNED`` or ``INDISTINCT``, where there is no answer."""
 
     @property
-    def answer_row(self) -> FrontierRow:
+    def usable(self) -> bool:
+        """Whether anybody should act on it."""
+        return self.answer is not None
+
+    @property
+    def finished_rows(self) -> list[FrontierRow]:
+        """The rows with a finished trial."""
+        return [row for row in self.rows if row.best is not None]
+
+    @property
+    def answer_row(self) -> FrontierRow | None:
         """The answer's row."""
-        return self.rows[self.answer]
+        return None if self.answer is None else self.rows[self.answer]
 
     @property
-    def answer_best(self) -> BestOfValue:
+    def answer_best(self) -> BestOfValue | None:
         """The answer's best trial."""
-        found = self.answer_row.best
-        assert found is not None, "only a value with a finished trial is the answer"
-        return found
+        return self.answer_row.best if self.answer_row else None
+
+    @cached_property
+    def reference(self) -> FrontierRow:
+        """The row with the best value."""
+        compared = [row for row in self.finished_rows if row.worse_by is not None]
+        return min(compared or self.finished_rows, key=lambda row: row.worse_by or 0.0)
 
     @property
-    def reference(self) -> FrontierRow:
-        """The row with the best objective."""
-        return min(_comparable(self.rows), key=lambda row: row.worse_by or 0.0)
+    def leading(self) -> BestOfValue:
+        """The trial that best.json holds: the answer's; without a usable answer the best one of all."""
+        best = self.answer_best or self.reference.best
+        assert best is not None, "a frontier has a finished trial"
+        return best
+
+    @property
+    def allowance(self) -> float:
+        """The tolerance in the objective's unit."""
+        best = self.reference.best
+        return self.facts.tolerance.allowance(best.objective) if best else 0.0
 
     @property
     def is_certain(self) -> bool | None:
-        """Whether the interval allows the claim that the answer is within the tolerance. None without an interval."""
-        if len([row for row in self.rows if row.best]) < 2:
-            return None
-        at_most = self.answer_row.worse_at_most
-        return None if at_most is None else at_most <= self.facts.tolerance * POINT + _SLACK
+        """Whether the intervals allow the claim that the answer is within the tolerance. None without intervals."""
+        at_most = self.answer_row.worse_at_most if self.answer_row and len(self.finished_rows) > 1 else None
+        return None if at_most is None else at_most <= self.allowance + _SLACK
 
 
-def frontier_facts(description: Mapping[str, object], objective: Objective = Objective()) -> FrontierFacts | None:  # noqa: B008
-    """The frontier that study.json declares; None if it declares none, as earlier versions did."""
-    declared = description.get("frontier")
-    if not isinstance(declared, Mapping) or not isinstance(declared.get("values"), (list, tuple)):
-        return None
+def frontier_facts(description: Mapping[str, object], objective: Objective = Objective()) -> FrontierFacts:  # noqa: B008
+    """What study.json declares. Without a frontier there is one row, of all trials."""
+    declared = json_values.mapping(description, "frontier")
+    values = declared.get("values")
+    has_values = isinstance(values, (list, tuple))
     return FrontierFacts(
-        name=json_values.text(declared, "name"),
-        values=tuple(declared["values"]),
-        tolerance=json_values.number(description, "tolerance", 0.5),
-        images=json_values.whole_number(description, "val_size", 0),
+        name=json_values.text(declared, "name") if has_values else None,
+        values=tuple(values) if isinstance(values, (list, tuple)) else (None,),
+        tolerance=stored_tolerance(description, objective),
+        examples=Examples(
+            json_values.whole_number(description, "val_size", 0),
+            json_values.whole_number(description, "holdout_size", 0),
+            "images" if description.get("image_size") else "examples",
+        ),
         workers=json_values.whole_number(description, "workers", 1),
         objective=objective,
+        description=description,
     )
+
+
+def answer_of(
+    trials: Sequence[FrozenTrial], description: Mapping[str, object], objectives: Objectives
+) -> Frontier | None:
+    """The answer of a study; None before a trial has finished.
+
+    Several objectives have a front instead, so there is an answer only if it is that nothing has learned, in the first
+    objective that training improves. A time to a target has none: a run that missed it says so itself.
+    """
+    if objectives.one_metric:
+        return frontier_of(trials, frontier_facts(description, objectives.first))
+    place = next((i for i, one in enumerate(objectives.each) if not one.name.endswith(COSTS)), None)
+    if not objectives.several or place is None:
+        return None
+    whole = replace(frontier_facts(description, objectives.each[place]), name=None, values=(None,))
+    found = frontier_of([_in_one_objective(trial, place) for trial in trials], whole)
+    return found if found is not None and found.unusable_because == NOTHING_LEARNED else None
+
+
+def _in_one_objective(trial: FrozenTrial, place: int) -> FrozenTrial:
+    """The trial as one of a search for this objective alone."""
+    if not trial.values:
+        return trial
+    alone = copy.copy(trial)  # the study caches the original
+    alone.values = [trial.values[place]]
+    return alone
+
+
+def leading_trial(
+    trials: Sequence[FrozenTrial], frontier: Frontier | None, objectives: Objectives
+) -> FrozenTrial | None:
+    """The trial of best.json: that of the answer; without one the best in the first objective, or None."""
+    if frontier is not None:
+        return next(trial for trial in trials if trial.number == frontier.leading.trial)
+    return objectives.best([trial for trial in trials if CONFIRMS_ATTR not in trial.user_attrs])
 
 
 def ordered_values(values: Sequence[object]) -> tuple[object, ...]:
@@ -181,100 +259,52 @@ def counted_trials(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
     return [t for t in trials if t.number not in replaced and CONFIRMS_ATTR not in t.user_attrs]
 
 
-def answer_index(gains: Sequence[float | None], tolerance: float) -> int:
-    """Place of the last value that is at most ``tolerance`` below the best. Larger gains are better; None: unknown.
+def answer_index(gains: Sequence[float | None], tolerance: Tolerance) -> int:
+    """Place of the last value that is at most the tolerance below the best. Larger gains are better; None: unknown.
 
     Raises ValueError if none is known.
     """
     best = max(gain for gain in gains if gain is not None)
-    return max(i for i, gain in enumerate(gains) if gain is not None and gain >= best - tolerance - _SLACK)
+    bar = best - tolerance.allowance(best) - _SLACK * abs(best)
+    return max(i for i, gain in enumerate(gains) if gain is not None and gain >= bar)
 
 
 def frontier_of(trials: Sequence[FrozenTrial], facts: FrontierFacts) -> Frontier | None:
     """The frontier of these trials; None before the first one has finished."""
-    confirmed, lost, given = _confirmed(trials, facts), diverged_confirmations(trials), given_trials(trials)
-    by_value: dict[object, list[FrozenTrial]] = {value: [] for value in facts.values}
-    for trial in counted_trials(trials):
-        if trial.state != TrialState.WAITING and (value := value_of_trial(trial, facts)) in by_value:
-            by_value[value].append(trial)
-    rows = [_row(value, by_value[value], confirmed, lost, given, facts) for value in facts.values]
-    gains = [facts.objective.gain(row.best.objective) if row.best else None for row in rows]
-    comparable = _comparable(rows)
-    if not comparable:
+    view = _Trials(trials, facts)
+    rows = _refuted([view.row(value) for value in facts.values], facts)
+    if not any(row.best for row in rows):
         return None
-    candidates = [gain if row in comparable else None for row, gain in zip(rows, gains, strict=True)]
-    top = max(gain for gain in candidates if gain is not None)
+    candidates = _comparable(rows)
+    because = NOTHING_LEARNED if not candidates else INDISTINCT if view.are_indistinct() else None
+    gains = [facts.objective.gain(row.best.objective) if row.best and row in candidates else None for row in rows]
+    top = max((gain for gain in gains if gain is not None), default=0.0)
     compared = [
-        FrontierRow(
-            row.value,
-            row.tried,
-            row.finished,
-            row.diverged,
-            row.best,
-            max(0.0, top - gain),
-            _worse_at_most(i, rows, facts),
-        )
-        if gain is not None
-        else row
-        for i, (row, gain) in enumerate(zip(rows, gains, strict=True))
+        row
+        if gain is None
+        else replace(row, worse_by=max(0.0, top - gain), worse_at_most=_worse_at_most(row, rows, facts))
+        for row, gain in zip(rows, gains, strict=True)
     ]
-    return Frontier(facts, tuple(compared), answer_index(candidates, facts.tolerance * POINT))
+    answer = None if because else answer_index(gains, facts.tolerance)
+    return Frontier(facts, tuple(compared), view.baseline, answer, because)
 
 
 def _comparable(rows: Sequence[FrontierRow]) -> list[FrontierRow]:
-    """The rows among which the answer is chosen: confirmed ones if there are any, else all with a finished trial. Those
-    that diverged with a fresh seed are compared only where no other row is left.
+    """The rows among which the answer is chosen: those that have learned; of these confirmed ones, if there are any.
+    Those that diverged with a fresh seed, or that held-out examples refute, are compared only where no other is left.
 
     The value for which a trial was chosen is too good by luck, so it is not compared with a confirmed one.
     """
-    done = [row for row in rows if row.best is not None]
+    done = [row for row in rows if row.best is not None and row.best.learned is not False]
+    done = [row for row in done if not row.refuted] or done
     sound = [row for row in done if row.best is not None and not row.best.seeds_diverged] or done
     return [row for row in sound if row.best is not None and row.best.seeds] or sound
 
 
 def value_of_trial(trial: FrozenTrial, facts: FrontierFacts) -> object:
     """The trial's value of the frontier. What is fixed for the whole study is no parameter of its trials."""
-    return trial.params.get(facts.name, facts.values[0] if len(facts.values) == 1 else None)
-
-
-def confirmations(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
-    """The runs that confirm a trial with another seed, without those that ``--retry-failed`` has repeated."""
-    again = retried_trials(trials)
-    return [t for t in trials if CONFIRMS_ATTR in t.user_attrs and t.number not in again]
-
-
-def diverged_confirmations(trials: Sequence[FrozenTrial]) -> Counter[int]:
-    """Number of a confirmed trial → how many of its runs with other seeds diverged."""
-    return Counter(int(t.user_attrs[CONFIRMS_ATTR]) for t in confirmations(trials) if has_diverged(t))
-
-
-def _confirmed(trials: Sequence[FrozenTrial], facts: FrontierFacts) -> dict[int, list[float]]:
-    """Number of a confirmed trial → what the runs with other seeds came to."""
-    found: dict[int, list[float]] = {}
-    for trial in confirmations(trials):
-        runs = found.setdefault(int(trial.user_attrs[CONFIRMS_ATTR]), [])
-        if trial.state == TrialState.COMPLETE and trial.values:
-            runs.append(trial.values[0])
-        elif has_diverged(trial):
-            runs.append(facts.objective.worst)
-    return {number: runs for number, runs in found.items() if runs}
-
-
-def _row(
-    value: object,
-    trials: Sequence[FrozenTrial],
-    confirmed: Mapping[int, list[float]],
-    lost: Mapping[int, int],
-    given: Mapping[int, int],
-    facts: FrontierFacts,
-) -> FrontierRow:
-    done = [t for t in trials if t.state == TrialState.COMPLETE and t.values]
-    diverged = sum(has_diverged(t) for t in trials)
-    # Where nobody knows what a diverged run is worth, a trial that diverged with another seed is no candidate at all.
-    candidates = [t for t in done if not any(map(math.isnan, confirmed.get(t.number, ())))]
-    candidates = [t for t in candidates if t.number not in lost] or candidates
-    best = _best(candidates, confirmed, lost, given, facts) if candidates else None
-    return FrontierRow(value, len(trials), len(done), diverged, best)
+    only = facts.values[0] if len(facts.values) == 1 else None
+    return only if facts.name is None else trial.params.get(facts.name, only)
 
 
 def before_equal_ones(trial: FrozenTrial, given: Mapping[int, int]) -> tuple[bool, int]:
@@ -287,72 +317,121 @@ def before_equal_ones(trial: FrozenTrial, given: Mapping[int, int]) -> tuple[boo
     return trial.number not in given, given.get(trial.number, trial.number)
 
 
-def _best(
-    done: Sequence[FrozenTrial],
-    confirmed: Mapping[int, list[float]],
-    lost: Mapping[int, int],
-    given: Mapping[int, int],
-    facts: FrontierFacts,
-) -> BestOfValue:
-    """The best confirmed trial; the best one if none was confirmed. Of equal ones, see ``before_equal_ones``."""
-    among = [t for t in done if t.number in confirmed] or done
-    worth = {t.number: statistics.fmean(confirmed.get(t.number, [t.values[0]])) for t in among}
-    best = min(among, key=lambda t: (-facts.objective.gain(worth[t.number]), before_equal_ones(t, given)))
-    seeds = confirmed.get(best.number, [])
-    low, high = _interval(worth[best.number], seeds, len(among), facts)
-    records = epoch_records(best)
-    epochs = planned_epochs(best) or len(records)
-    one_epoch_s = _median(epoch_s(record) for record in records)
-    return BestOfValue(
-        trial=best.number,
-        objective=worth[best.number],
-        low=low,
-        high=high,
-        seeds=len(seeds),
-        seeds_diverged=lost.get(best.number, 0),
-        epochs=epochs,
-        optimizer_steps=json_values.whole_number(records[-1], "optimizer_steps", 0) or None if records else None,
-        images_per_s=_median(json_values.number_or_none(record, "images_per_s") for record in records),
-        epoch_s=one_epoch_s,
-        gpu_hours=None if one_epoch_s is None else epochs * one_epoch_s * facts.workers / 3600,
-        noise_scale=_median(json_values.number_or_none(record, "noise_scale") for record in records),
-        holdout=json_values.number_or_none(records[-1], "holdout_top1") if records else None,
-        config=migrated(configuration(best)),
-    )
+class _Trials:
+    """The trials of a study, sorted by what an answer needs of them."""
+
+    def __init__(self, trials: Sequence[FrozenTrial], facts: FrontierFacts) -> None:
+        self.facts = facts
+        self.confirmed = confirmed_trials(trials, facts.objective)
+        self.given = given_trials(trials)
+        self.baseline = baseline_of(trials, facts.description, facts.objective)
+        self.by_value: dict[object, list[FrozenTrial]] = {value: [] for value in facts.values}
+        for trial in counted_trials(trials):
+            if trial.state != TrialState.WAITING and (value := value_of_trial(trial, facts)) in self.by_value:
+                self.by_value[value].append(trial)
+
+    def row(self, value: object) -> FrontierRow:
+        """What is known of one value."""
+        trials = self.by_value[value]
+        done = _finished(trials)
+        # Where nobody knows what a diverged run is worth, a trial that diverged with another seed is no candidate.
+        sure = [t for t in done if t.number not in self.confirmed or not math.isnan(self.confirmed[t.number].mean)]
+        lost = {number for number, one in self.confirmed.items() if one.diverged}
+        candidates = [t for t in sure if t.number not in lost] or sure
+        best = self._best(candidates) if candidates else None
+        return FrontierRow(value, len(trials), len(done), sum(map(has_diverged, trials)), best)
+
+    def are_indistinct(self) -> bool:
+        """Whether, without a baseline, no finished run can be told apart from another."""
+        objective = self.facts.objective
+        if self.baseline is not None or objective.name.endswith(COSTS):
+            return False
+        done = [trial for trials in self.by_value.values() for trial in _finished(trials)]
+        changes = [learned.last_change(self._curve(trial)) for trial in done]
+        return learned.cannot_be_told_apart([t.values[0] for t in done], changes)
+
+    def _curve(self, trial: FrozenTrial) -> list[float]:
+        return [self.facts.objective.value(record) for record in epoch_records(trial)]
+
+    def _best(self, done: Sequence[FrozenTrial]) -> BestOfValue:
+        """The best confirmed trial; the best one if none was confirmed. Of equal ones, see ``before_equal_ones``."""
+        objective = self.facts.objective
+        among = [t for t in done if t.number in self.confirmed] or done
+        worth = {t.number: self.confirmed[t.number].mean if t.number in self.confirmed else t.values[0] for t in among}
+        best = min(among, key=lambda t: (-objective.gain(worth[t.number]), before_equal_ones(t, self.given)))
+        confirmed, value = self.confirmed.get(best.number), worth[best.number]
+        curve, records = self._curve(best), epoch_records(best)
+        epochs, one_epoch_s = planned_epochs(best) or len(records), _median(map(epoch_s, records))
+        return BestOfValue(
+            trial=best.number,
+            objective=value,
+            chosen_at=best.values[0],
+            reported=on_held_out(best, confirmed, self.facts.examples, objective)
+            or by_choice(value, confirmed, len(among), self.facts.examples, objective),
+            seeds=len(confirmed.seeds) if confirmed else 0,
+            seeds_diverged=confirmed.diverged if confirmed else 0,
+            learned=self._has_learned(best, curve, len(among)),
+            still_rises=learned.still_rises(curve, self.baseline, objective),
+            last_change=learned.last_change(curve),
+            epochs=epochs,
+            optimizer_steps=json_values.whole_number(records[-1], "optimizer_steps", 0) or None if records else None,
+            images_per_s=_median(json_values.number_or_none(record, "images_per_s") for record in records),
+            epoch_s=one_epoch_s,
+            gpu_hours=None if one_epoch_s is None else epochs * one_epoch_s * self.facts.workers / 3600,
+            noise_scale=_median(json_values.number_or_none(record, "noise_scale") for record in records),
+            config=migrated(configuration(best)),
+        )
+
+    def _has_learned(self, trial: FrozenTrial, curve: Sequence[float], among: int) -> bool | None:
+        """Whether the run that was chosen has learned. What fresh seeds came to is another question."""
+        objective = self.facts.objective
+        own = by_choice(trial.values[0], None, among, self.facts.examples, objective)
+        return learned.has_learned(own.value, uncertainty(own, curve, objective), self.baseline, objective)
 
 
-def _median(values: object) -> float | None:
-    known = [value for value in values if value is not None and math.isfinite(value)]  # type: ignore[attr-defined]
+def _finished(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
+    return [t for t in trials if t.state == TrialState.COMPLETE and t.values]
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None and math.isfinite(value)]
     return statistics.median(known) if known else None
 
 
-def _interval(
-    value: float, seeds: Sequence[float], chosen_from: int, facts: FrontierFacts
-) -> tuple[float | None, float | None]:
-    """Interval of a value that is the best of ``chosen_from``; see the top of this file."""
-    if not facts.objective.has_interval or not facts.images:
-        return None, None
-    rate = ERROR_RATE / chosen_from
-    if seeds:
-        return mean_over_seeds_interval(seeds, facts.images, rate)
-    return clopper_pearson(right_answers(value, facts.images), facts.images, rate)
+def _refuted(rows: Sequence[FrontierRow], facts: FrontierFacts) -> list[FrontierRow]:
+    """The rows, with those marked that are clearly worse than another one on the examples that did not choose.
+
+    Held-out examples do not choose, or they would report too much as well. But a value that they refute is no answer.
+    """
+    learnt = [row.best for row in rows if row.best is not None and row.best.learned is not False]
+    held = [best.reported for best in learnt if best.reported.by == HELD_OUT]
+
+    def is_refuted(one: Reported) -> bool:
+        allowance = facts.tolerance.allowance(max((other.value for other in held), key=facts.objective.gain))
+        gaps = (_difference(one, other, facts.objective) for other in held if other is not one)
+        return any(gap[0] - gap[2] > allowance for gap in gaps if gap is not None)
+
+    return [
+        replace(row, refuted=row.best is not None and row.best.reported in held and is_refuted(row.best.reported))
+        for row in rows
+    ]
 
 
-def _worse_at_most(place: int, rows: Sequence[FrontierRow], facts: FrontierFacts) -> float | None:
+def _difference(one: Reported, other: Reported, objective: Objective) -> tuple[float, float, float] | None:
+    """By how much ``other`` is better, and how much more and how much less it may be at 95 % (Newcombe 1998, method
+    10); None without intervals."""
+    if one.low is None or one.high is None or other.low is None or other.high is None:
+        return None
+    up, down = (1, -1) if objective.direction == "maximize" else (-1, 1)
+    reach = {up: (other.high - other.value, one.value - one.low), down: (other.value - other.low, one.high - one.value)}
+    gap = objective.gain(other.value) - objective.gain(one.value)
+    return gap, math.hypot(*reach[1]), math.hypot(*reach[-1])
+
+
+def _worse_at_most(row: FrontierRow, rows: Sequence[FrontierRow], facts: FrontierFacts) -> float | None:
     """By how much the value may be worse than any other one, at 95 %: Newcombe's upper bound of the difference."""
-    own = rows[place].best
+    own = row.best.reported if row.best else None
     if own is None or own.low is None or own.high is None:
         return None
-    bounds = [0.0]
-    confirmed = [row for row in _comparable(rows) if row is not rows[place]]
-    # The only confirmed value compares with what is known of the others, which were chosen for their luck.
-    for other in (row.best for row in confirmed or rows if row is not rows[place]):
-        if other is None or other.low is None or other.high is None:
-            continue
-        if facts.objective.direction == "maximize":
-            above, below = other.high - other.objective, own.objective - own.low
-        else:
-            above, below = other.objective - other.low, own.high - own.objective
-        gap = facts.objective.gain(other.objective) - facts.objective.gain(own.objective)
-        bounds.append(gap + math.hypot(above, below))
-    return max(bounds)
+    gaps = [_difference(own, other.best.reported, facts.objective) for other in rows if other is not row and other.best]
+    return max([0.0, *(gap[0] + gap[1] for gap in gaps if gap is not None)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import re
 from pathlib import Path
@@ -15,32 +16,39 @@ if TYPE_CHECKING:  # what only reads these files needs no Optuna
 SCHEMA_VERSION = 1
 FRONTIER_FILE, FRONTIER_FOLDER = "frontier.json", "frontier"
 _OF_BEST = (
-    "trial", "objective", "low", "high", "seeds", "seeds_diverged", "epochs", "optimizer_steps", "images_per_s",
-    "epoch_s", "gpu_hours", "noise_scale", "holdout", "config",
+    "trial", "objective", "chosen_at", "seeds", "seeds_diverged", "learned", "still_rises", "last_change", "epochs",
+    "optimizer_steps", "images_per_s", "epoch_s", "gpu_hours", "noise_scale", "config",
 )  # fmt: skip
 
 
 def frontier_json(frontier: Frontier) -> dict[str, object]:
     """The content of frontier.json, documented in docs/study-folder.md."""
-    facts = frontier.facts
+    facts, row, best = frontier.facts, frontier.answer_row, frontier.answer_best
     return {
         "schema_version": SCHEMA_VERSION,
+        "usable": frontier.usable,
+        "unusable_because": frontier.unusable_because,
         "dimension": facts.name,
         "objective": facts.objective.name,
         "direction": facts.objective.direction,
-        "tolerance": facts.tolerance,
-        "validation_images": facts.images,
-        "workers": facts.workers,
-        "answer": {
-            "value": frontier.answer_row.value,
-            "trial": frontier.answer_best.trial,
-            "is_certain": frontier.is_certain,
+        "tolerance": str(facts.tolerance),
+        "allowance": frontier.allowance,
+        "baseline": frontier.baseline,
+        "examples": {
+            "choosing": facts.examples.choosing,
+            "held_out": facts.examples.held_out,
+            "noun": facts.examples.noun,
         },
+        "workers": facts.workers,
+        "answer": {"value": row.value, "trial": best.trial, "is_certain": frontier.is_certain}
+        if row and best
+        else None,
         "rows": [_row_values(row) for row in frontier.rows],
     }
 
 
 def _row_values(row: FrontierRow) -> dict[str, object]:
+    reported = dataclasses.asdict(row.best.reported) if row.best else {}
     return {
         "value": row.value,
         "tried": row.tried,
@@ -48,16 +56,28 @@ def _row_values(row: FrontierRow) -> dict[str, object]:
         "diverged": row.diverged,
         "worse_by": row.worse_by,
         "worse_at_most": row.worse_at_most,
+        "refuted": row.refuted,
+        "reported": reported.get("value"),
+        "low": reported.get("low"),
+        "high": reported.get("high"),
+        "reported_by": reported.get("by"),
+        "values": reported.get("values"),
         **{name: getattr(row.best, name, None) for name in _OF_BEST},
     }
 
 
 def write_frontier(frontier: Frontier, folder: Path) -> None:
-    """Write frontier.json and the configurations into a study's folder, each file at once."""
-    (folder / FRONTIER_FOLDER).mkdir(exist_ok=True)
-    for row in frontier.rows:
-        if row.best is not None:
-            write_json(folder / config_file(row.value), dict(row.best.config), indent=2)
+    """Write frontier.json and, where values are compared, their configurations, each file at once.
+
+    A value that has not learned has no file: nobody should train it.
+    """
+    if frontier.facts.name is not None:
+        (folder / FRONTIER_FOLDER).mkdir(exist_ok=True)
+        for row in frontier.rows:
+            if row.best is not None and row.best.learned is not False and frontier.usable:
+                write_json(folder / config_file(row.value), dict(row.best.config), indent=2)
+            else:
+                (folder / config_file(row.value)).unlink(missing_ok=True)
     write_json(folder / FRONTIER_FILE, frontier_json(frontier), indent=2, durable=True)
 
 

@@ -8,8 +8,7 @@ from typing import Protocol
 
 from optuna.trial import FrozenTrial, TrialState
 
-from bigbatch.tune.study.confirmation import best_confirmed
-from bigbatch.tune.study.frontier import FrontierFacts, before_equal_ones, frontier_of, value_of_trial
+from bigbatch.tune.study.frontier import FrontierFacts, before_equal_ones, frontier_of, leading_trial, value_of_trial
 from bigbatch.tune.study.objectives import Objectives
 from bigbatch.tune.study.paused_checkpoints import CheckpointKeeper
 from bigbatch.tune.study.retry import may_need_checkpoint, note_given
@@ -67,7 +66,7 @@ class EndedCheckpoints(StudyIndex):
         frontier = frontier_of(trials, self._facts) if self._facts else None
         if frontier is not None:
             return {row.best.trial for row in frontier.rows if row.best}
-        best = best_confirmed(trials, self._store.objectives)
+        best = leading_trial(trials, None, self._store.objectives)
         return set() if best is None else {best.number}
 
     def _forget(self) -> None:

@@ -44,6 +44,11 @@ class Objective:
         """
         return metrics.of_run(self.name, records, gpu_hours)
 
+    def held_out(self, record: Record) -> float:
+        """As ``value``, on the validation examples that made no choice; not a number where none were measured."""
+        name = self.name.removeprefix("val_")
+        return metrics.of_record(f"holdout_{name}", record) if name != self.name else math.nan
+
     def is_reached(self, record: Record) -> bool:
         """Whether a trial has nothing more to do after this epoch. Only a search for a target has such an end."""
         return False

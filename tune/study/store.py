@@ -29,12 +29,12 @@ from bigbatch.cluster.host.atomic_files import write_json
 from bigbatch.cluster.host.pulse import Pulse
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.config.earlier_keys import migrated
+from bigbatch.train_loop.config.files import unusable_config
 from bigbatch.train_loop.host.folder_hold import FolderHold, hold_folder
 from bigbatch.tune.study import feasible, tables
-from bigbatch.tune.study.confirmation import best_confirmed
 from bigbatch.tune.study.description import SCHEMA_VERSION, STUDY_FILE, Description, read_description
 from bigbatch.tune.study.front import PARETO_FILE, write_front
-from bigbatch.tune.study.frontier import Frontier, FrontierFacts, frontier_facts, frontier_of
+from bigbatch.tune.study.frontier import FrontierFacts, answer_of, frontier_facts, leading_trial
 from bigbatch.tune.study.frontier_file import write_frontier
 from bigbatch.tune.study.kept_checkpoints import EndedCheckpoints
 from bigbatch.tune.study.ledger import Ledger, open_bill
@@ -311,14 +311,16 @@ class StudyStore:
         trials = self.study.get_trials(deepcopy=False)
         tables.write_trials(trials, self.folder / "trials.parquet", self.objectives)
         tables.write_epochs(trials, self.folder / "epochs.parquet")
-        frontier, best = self._frontier(trials), best_confirmed(trials, self.objectives)
+        frontier = answer_of(trials, read_description(self.folder), self.objectives)
+        best = leading_trial(trials, frontier, self.objectives)
         if frontier is not None:
             write_frontier(frontier, self.folder)
-            best = trials[frontier.answer_best.trial]
         if self.objectives.several:
             write_front(self.objectives, trials, self.folder / PARETO_FILE)
         if best is not None:
-            write_json(self.best_file, migrated(best.user_attrs["config"]), indent=2, durable=True)
+            config = migrated(best.user_attrs["config"])
+            usable = frontier is None or frontier.usable
+            write_json(self.best_file, config if usable else unusable_config(config), indent=2, durable=True)
         self._next_refresh = time.monotonic() + (time.monotonic() - started) / REFRESH_SHARE
 
     def drop_checkpoints(self) -> None:
@@ -336,13 +338,9 @@ class StudyStore:
         return PausedCheckpoints(self)
 
     def _frontier_facts(self) -> FrontierFacts | None:
-        """The frontier that study.json declares; None if it declares none."""
-        return frontier_facts(read_description(self.folder), self.objectives.first)
-
-    def _frontier(self, trials: list[optuna.trial.FrozenTrial]) -> Frontier | None:
-        """The frontier of these trials; None if study.json declares none, or no trial has finished."""
-        facts = self._frontier_facts()
-        return frontier_of(trials, facts) if facts else None
+        """What study.json says about the answer; None where the search has several objectives or a target."""
+        one = self.objectives.one_metric
+        return frontier_facts(read_description(self.folder), self.objectives.first) if one else None
 
     def add_session(self, session: dict[str, object], **changes: object) -> None:
         """Append the facts of this driver's run to study.json, and change other keys."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from bigbatch.tune.plan.frontier_plan import FrontierPlan
-from bigbatch.tune.watch.frontier_table import name_in_words
+from bigbatch.tune.study.answer_words import name_in_words
 from bigbatch.tune.watch.observer import TrialView, ranked
 
 MOST_CHARACTERS = 80

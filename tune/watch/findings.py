@@ -7,13 +7,14 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.console import Console
 
 from bigbatch.cluster.host import json_values
-from bigbatch.cluster.host.atomic_files import read_json
 from bigbatch.cluster.host.root import ROOT
+from bigbatch.train_loop.config.files import USABLE
 from bigbatch.train_loop.config.plug_ins import shown_name
 from bigbatch.train_loop.config.words import epochs_text
 from bigbatch.train_loop.host.disk_space import quota_lines
@@ -24,36 +25,46 @@ from bigbatch.tune.plan.own_components import own_component_lines
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.plan.trainable_plan import trainable_lines
 from bigbatch.tune.plan.warm_start import known_in_words
+from bigbatch.tune.study.answer_words import answer_in_words, confirmation_in_words
 from bigbatch.tune.study.certainty import compare_with_best
-from bigbatch.tune.study.confirmation import Confirmed
-from bigbatch.tune.study.frontier_file import FRONTIER_FILE, FRONTIER_FOLDER
+from bigbatch.tune.study.confirmed import Confirmed
+from bigbatch.tune.study.frontier_file import FRONTIER_FOLDER
 from bigbatch.tune.study.ledger import DeviceSeconds
 from bigbatch.tune.study.patient_journal import JOB_VARIABLE
 from bigbatch.tune.study.provenance import redact
 from bigbatch.tune.watch.columns import Columns, columns_of
-from bigbatch.tune.watch.compared_words import how_sure
-from bigbatch.tune.watch.confirmed_words import (
-    NOT_CONFIRMED,
-    by_confirmed,
-    confirm_lines,
-    confirmed_best,
-    confirmed_words,
-    holdout_words,
-    seeds_in_words,
-)
+from bigbatch.tune.watch.confirmed_words import by_confirmed, confirm_lines, seeds_in_words
 from bigbatch.tune.watch.display import duration
 from bigbatch.tune.watch.failures import failures_in_words
-from bigbatch.tune.watch.frontier_table import WIDTH, answer_in_words, frontier_lines, of_the_answer
+from bigbatch.tune.watch.frontier_table import WIDTH, frontier_lines, of_the_answer
 from bigbatch.tune.watch.observer import TrialView, ranked
-from bigbatch.tune.watch.outcome import best_in_words, ends_in_words, no_interval, objective_lines, print_front
+from bigbatch.tune.watch.outcome import best_in_words, ends_in_words, objective_lines, print_front
 from bigbatch.tune.watch.setting_words import own_next_step
 
 RUNNER_UPS = 4
+
+
+@dataclass(frozen=True)
+class SearchAnswer:
+    """What a search has found, for its last lines."""
+
+    values: Mapping[str, object] = field(default_factory=dict)
+    """The content of frontier.json; empty where there is none: several objectives, or a time to a target."""
+    confirmed: Mapping[int, Confirmed] = field(default_factory=dict)
+    """Number of a confirmed trial → what its fresh seeds came to."""
+    unconfirmed: tuple[int, float] | None = None
+    """Confirmations that are still to be made, and the device hours that they take."""
+
+
 STEMS = {
     "imagenet": "imagenet: 7×7/2 and max-pool",
     "small": "small: 3×3, no pooling",
     "small_pool": "small_pool: 3×3/2 and max-pool",
 }
+
+
+NO_ANSWER = SearchAnswer()
+"""Of a search that has found nothing, or has several objectives or a target."""
 
 
 def print_plan(plan: SearchPlan, console: Console) -> None:
@@ -123,23 +134,18 @@ def _frontier(plan: SearchPlan) -> list[tuple[str, str]]:
     """What the search compares, and what its answer will be."""
     if plan.frontier is None or plan.frontier.searched is None:
         return []
-    text = f"the best for each {plan.frontier.name}; the answer is the largest within {plan.tolerance:g} points"
-    return [("frontier", f"{text} of the best")]
+    within = plan.tolerance.words(plan.objectives.first.metric)
+    text = f"the best for each {plan.frontier.name}; the answer is the largest within {within} of the best"
+    return [("frontier", text)]
 
 
-def print_frontier(plan: SearchPlan, console: Console) -> Mapping[str, object]:
-    """Print the table of frontier.json and what follows from it. Returns its content; empty without a frontier."""
-    values = read_json(plan.folder / FRONTIER_FILE) if plan.frontier else {}
-    if values:
-        hours = "GPU h" if plan.machine.gpus else "worker h"
-        console.print()
-        for line, is_answer in frontier_lines(values, hours, console.width if console.is_terminal else WIDTH):
-            console.print(line, style="bold" if is_answer else "", markup=False, soft_wrap=True)
-        for text in answer_in_words(values, hours):
-            console.print(text, markup=False, soft_wrap=True)
-        each = quoted_path(plan.folder / FRONTIER_FOLDER)
-        console.print(f"Each row's configuration: {each}/VALUE.json", markup=False, soft_wrap=True)
-    return values
+def print_frontier(values: Mapping[str, object], hours: str, console: Console) -> None:
+    """Print the table of frontier.json's content, where it compares values."""
+    lines = frontier_lines(values, hours, console.width if console.is_terminal else WIDTH) if values else []
+    for place, (line, is_answer) in enumerate(lines):
+        console.print(
+            f"\n{line}" if place == 0 else line, style="bold" if is_answer else "", markup=False, soft_wrap=True
+        )
 
 
 def _stem(plan: SearchPlan) -> list[tuple[str, str]]:
@@ -206,33 +212,36 @@ def print_findings(
     elapsed_s: float,
     used: DeviceSeconds,
     console: Console,
-    confirmed: Mapping[int, Confirmed] | None = None,
+    found: SearchAnswer = NO_ANSWER,
 ) -> None:
-    """Print the best configuration, how certain it is, and the next command.
-
-    Args:
-        confirmed: number of a confirmed trial → what its fresh seeds came to.
-    """
-    confirmed = confirmed or {}
-    done = by_confirmed(ranked(trials), confirmed, plan.objectives.first)
+    """Print the answer, how certain it is, whether it was confirmed, and the next command."""
+    done = by_confirmed(ranked(trials), found.confirmed, plan.objectives.first)
     _print_counts(plan, trials, len(done), elapsed_s, used, console)
     if not done:
         return
-    frontier = print_frontier(plan, console)
-    done = of_the_answer(done, frontier, plan.frontier)
-    best, columns = done[0], columns_of(plan.space, plan.workload, plan.overrides, plan.ranges)
-    text = best_in_words(best)
-    if best.number in confirmed:
-        text = confirmed_best(confirmed[best.number], plan.objectives.first, best.epoch)
-    console.print(f"\n{text}", style="bold")
-    for name, value in columns.of(best).items():
+    hours = "GPU h" if plan.machine.gpus else "worker h"
+    headline, *sentences = answer_in_words(found.values, hours) if found.values else [best_in_words(done[0])]
+    print_frontier(found.values, hours, console)
+    console.print(f"\n{headline}", style="bold", markup=False, soft_wrap=True)
+    if found.values.get(USABLE) is False:
+        return
+    done = of_the_answer(done, json_values.mapping(found.values, "answer"), plan.frontier)
+    columns = columns_of(plan.space, plan.workload, plan.overrides, plan.ranges)
+    for name, value in columns.of(done[0]).items():
         console.print(f"  {name:10} {value}", markup=False)
     if plan.objectives.several:
         print_front(plan, done, columns, console)
-    elif best.number in confirmed:
-        _print_confirmed(plan, done, confirmed, columns, console)
-    else:
-        _print_runner_ups(plan, done, columns, console)
+    if found.values:
+        sentences.append(
+            confirmation_in_words(found.values, plan.to_dict(), resume_command(plan), hours, found.unconfirmed)
+        )
+    for text in sentences:
+        console.print(text, markup=False, soft_wrap=True)
+    if not plan.objectives.several:
+        _print_runner_ups(plan, done, found.confirmed, columns, console)
+    if plan.frontier and plan.frontier.searched:
+        each = quoted_path(plan.folder / FRONTIER_FOLDER)
+        console.print(f"\nEach row's configuration: {each}/VALUE.json", markup=False, soft_wrap=True)
     best_file = quoted_path(plan.folder / "best.json")
     next_step = f"Train it in full:\n  {train_command(plan)}"
     next_step = own_next_step(plan.model, best_file) if plan.trainable else next_step
@@ -260,49 +269,25 @@ def _print_counts(
         console.print(f"  {line}", markup=False)
 
 
-def _print_confirmed(
+def _print_runner_ups(
     plan: SearchPlan,
     done: list[TrialView],
     confirmed: Mapping[int, Confirmed],
     columns: Columns,
     console: Console,
 ) -> None:
-    """What the fresh seeds say of the best trial, the first of ``done``, and of the next best ones."""
-    among = sum(trial.number in confirmed for trial in done)
-    objective = plan.objectives.first
-    sure = confirmed_words(
-        confirmed[done[0].number],
-        objective,
-        images=plan.data.val_size,
-        held_out=plan.data.holdout_size,
-        searched=len(done),
-        among=among,
-    )
-    console.print(f"\n{sure}{' Runner-ups:' if done[1:] else ''}", markup=False, soft_wrap=True)
-    for trial in done[1 : 1 + RUNNER_UPS]:
-        found = confirmed.get(trial.number)
-        value, mark = (found.mean, seeds_in_words(found)) if found else (trial.value, "not confirmed")
-        line = f"  {objective.worth(value):>7}  trial {trial.number} ({mark}): {columns.line(trial)}"
-        console.print(line, markup=False, soft_wrap=True)
-
-
-def _print_runner_ups(plan: SearchPlan, done: list[TrialView], columns: Columns, console: Console) -> None:
-    """How sure the best trial is, and the next best ones."""
+    """The next best trials after the first of ``done``, by the values that choose."""
     marks = ["" for _ in done[1:]]
-    if plan.objectives.first.has_interval:
+    if plan.objectives.first.has_interval and done[0].number not in confirmed:
         found = compare_with_best([t.value or 0.0 for t in done], plan.data.val_size)
         marks = [" (clearly worse)" if worse else " (cannot be told apart)" for worse in found.worse]
-        held = json_values.number_or_none(done[0].records[-1], "holdout_top1") if done[0].records else None
-        first = f"{holdout_words(held, plan.data.holdout_size)} " if held is not None else ""
-        console.print(
-            f"\n{first}{how_sure(done, found, plan.data.val_size, _compared_with(plan))}", markup=False, soft_wrap=True
-        )
-    else:
-        console.print(f"\n{no_interval(plan.objectives.first, len(done))}", markup=False, soft_wrap=True)
+    if done[1:]:
+        console.print("\nRunner-ups, by the values that choose:", markup=False)
     for trial, mark in list(zip(done[1:], marks, strict=True))[:RUNNER_UPS]:
-        console.print(f"  {ends_in_words(trial):>7}  trial {trial.number}{mark}: {columns.line(trial)}", markup=False)
-    if plan.objectives.first.has_interval and done[1:]:
-        console.print(NOT_CONFIRMED, markup=False, soft_wrap=True)
+        seeds, worth = confirmed.get(trial.number), ends_in_words(trial)
+        if seeds is not None:
+            worth, mark = plan.objectives.first.worth(seeds.mean), f" ({seeds_in_words(seeds)})"
+        console.print(f"  {worth:>7}  trial {trial.number}{mark}: {columns.line(trial)}", markup=False, soft_wrap=True)
 
 
 def say_retries(retries: Mapping[int, int], console: Console) -> None:
@@ -310,13 +295,6 @@ def say_retries(retries: Mapping[int, int], console: Console) -> None:
     words = ", ".join(f"{failed} as trial {number}" for failed, number in sorted(retries.items()))
     text = f"Tried again: trial {words}." if words else "--retry-failed: there is no failed trial to try again."
     console.print(f"\n{text}", markup=False, soft_wrap=True)
-
-
-def _compared_with(plan: SearchPlan) -> str:
-    """Which trials compare with the best one, where those of other batches do not: `` of its batch``."""
-    if plan.frontier is None:
-        return ""
-    return " of its batch" if plan.frontier.name == "global_batch_size" else f" of its {plan.frontier.name}"
 
 
 def train_command(plan: SearchPlan) -> str:

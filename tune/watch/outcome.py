@@ -9,7 +9,6 @@ from rich.console import Console
 from bigbatch.train_loop.config.words import epochs_text
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.study.front import PARETO_FILE
-from bigbatch.tune.study.objective import Objective
 from bigbatch.tune.study.objectives import front_of
 from bigbatch.tune.study.target import UNREACHED_H, TimeToTarget
 from bigbatch.tune.watch.columns import Columns
@@ -48,15 +47,6 @@ def best_in_words(best: TrialView) -> str:
     return (
         f"Best: trial {best.number} reached {objective.goal} after {epochs_text(best.epoch)}, "
         f"in {ends_in_words(best)} of its devices"
-    )
-
-
-def no_interval(objective: Objective, trials: int) -> str:
-    """Why nothing is said about the certainty of the best trial."""
-    others = " Runner-ups:" if trials > 1 else ""
-    return (
-        f"There is no interval for it: {objective.metric.title} is not a count of right answers. Other seeds give "
-        f"other values; all trials have the same seed.{others}"
     )
 
 

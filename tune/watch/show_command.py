@@ -5,9 +5,7 @@ Loads neither Optuna nor Ray and takes no lease, so it may be called at any time
 
 from __future__ import annotations
 
-import math
 import shlex
-import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,7 +13,9 @@ from bigbatch.cluster.host import json_values
 from bigbatch.cluster.host.atomic_files import read_json
 from bigbatch.cluster.host.command_line import OneLineParser
 from bigbatch.train_loop.config import ConfigError, TrainConfig, known_key
+from bigbatch.train_loop.config.files import USABLE
 from bigbatch.train_loop.config.words import epochs_text
+from bigbatch.tune.study.answer_words import answer_in_words, confirmation_in_words
 from bigbatch.tune.study.fidelity import CHEAP_RUN
 from bigbatch.tune.study.front import PARETO_FILE
 from bigbatch.tune.study.frontier_file import FRONTIER_FILE, FRONTIER_FOLDER
@@ -31,7 +31,7 @@ from bigbatch.tune.study.summary import (
     find_study,
     summarize,
 )
-from bigbatch.tune.watch.frontier_table import answer_in_words, frontier_lines
+from bigbatch.tune.watch.frontier_table import frontier_lines
 from bigbatch.tune.watch.no_result import UnfinishedTrial, no_result_in_words
 from bigbatch.tune.watch.setting_words import SHOWN_KEYS, own_next_step, shown_settings
 from bigbatch.tune.watch.studies_command import (
@@ -77,7 +77,7 @@ def study_text(found: StudySummary, most: int | None = MOST_TRIALS, now: float |
         now: seconds since the epoch; None: the current time.
     """
     parts = [aligned([*_head(found, now), *_plan(found), *_spent(found)]), _trials(found, most)]
-    parts += [_frontier(found), _front(found), _best(found), _commands(found)]
+    parts += [_answer(found) or _best(found), _front(found), _commands(found)]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -239,17 +239,31 @@ def _epochs(trial: StoredTrial) -> str:
 # What came out
 
 
-def _frontier(found: StudySummary) -> str:
-    """The frontier's table and what follows from it, as at the end of a search. Empty without one."""
-    values = read_json(found.folder / FRONTIER_FILE)
+def _answer(found: StudySummary) -> str:
+    """The frontier's table and what follows from it, as at the end of a search. Empty without a finished trial."""
+    values = _answer_values(found)
     if not values:
         return ""
     hours = "GPU h" if found.has_gpus else "worker h"
     try:
-        lines = [line for line, _ in frontier_lines(values, hours)] + answer_in_words(values, hours)
-    except (KeyError, StopIteration, TypeError, ValueError):
-        return f"{FRONTIER_FILE} cannot be read; the next --resume writes it again."
-    return "\n".join([*lines, f"Each row's configuration: {found.folder / FRONTIER_FOLDER}/VALUE.json"])
+        headline, *sentences = answer_in_words(values, hours)
+        lines = [line for line, _ in frontier_lines(values, hours)]
+        if values.get(USABLE) is not False:
+            sentences.append(confirmation_in_words(values, found.description, resume_words(found), hours))
+    except (KeyError, StopIteration, TypeError, ValueError, ConfigError):
+        note = f"{FRONTIER_FILE} cannot be read; the next --resume writes it again."
+        return "\n".join(part for part in (_best(found), note) if part)
+    if lines:
+        lines.append("")
+    best = _best_trial(found)
+    settings = [f"  {name:10} {text}" for name, text in _settings(found, best).items()] if best else []
+    each = [f"Each row's configuration: {found.folder / FRONTIER_FOLDER}/VALUE.json"] if lines and best else []
+    return "\n".join([*lines, headline, *settings, *sentences, *each])
+
+
+def _answer_values(found: StudySummary) -> dict[str, object]:
+    """The content of frontier.json; empty without one."""
+    return read_json(found.folder / FRONTIER_FILE)
 
 
 def _front(found: StudySummary) -> str:
@@ -266,45 +280,26 @@ def _front(found: StudySummary) -> str:
         for t in begun
         if t.number not in replaced
     ]
-    if any(t.state == "COMPLETE" for t in unfinished) or not any(several or t.infeasible for t in unfinished):
+    if not unfinished or found.state == RUNNING or any(t.state == "COMPLETE" for t in unfinished):
         return ""
     why = no_result_in_words(unfinished, several=several)
     return f"{why[0].upper()}{why[1:]}"
 
 
 def _best_trial(found: StudySummary) -> StoredTrial | None:
-    """The trial of best.json: the frontier's answer, else the best mean over fresh seeds, else the best value."""
-    answer = json_values.mapping(read_json(found.folder / FRONTIER_FILE), "answer").get("trial")
-    if answer is None and (means := _confirmed(found)):
-        sign = 1.0 if found.study.maximize else -1.0
-        answer = max(means, key=lambda number: (sign * means[number][0], -number))
-    return next((trial for trial in found.study.trials if trial.number == answer), found.study.best)
-
-
-def _confirmed(found: StudySummary) -> dict[int, tuple[float, int]]:
-    """Number of a trial that was trained again with fresh seeds → their mean and how many they are.
-
-    A trial of which a seed diverged is left out: its mean is not known here.
-    """
-    values: dict[int, list[float]] = {}
-    for trial in found.study.trials:
-        number = json_values.whole_number_or_none(trial.attrs, CONFIRMS)
-        if number is not None and (trial.value is not None or trial.attrs.get("diverged")):
-            values.setdefault(number, []).append(math.nan if trial.value is None else trial.value)
-    means = {number: (statistics.fmean(each), len(each)) for number, each in values.items()}
-    return {number: mean for number, mean in means.items() if math.isfinite(mean[0])}
+    """The trial of best.json that somebody may train: the answer's; None where there is no usable answer."""
+    values = _answer_values(found)
+    answer = json_values.mapping(values, "answer").get("trial")
+    other = None if values.get(USABLE) is False else found.study.best
+    return next((trial for trial in found.study.trials if trial.number == answer), other)
 
 
 def _best(found: StudySummary) -> str:
+    """The best trial of a study without an answer of its own: several objectives, or a time to a target."""
     best = _best_trial(found)
     if best is None:
         return ""
-    worth = value_words(found, best.value)
-    if confirmed := _confirmed(found).get(best.number):
-        mean, seeds = confirmed
-        chosen = f" ({worth} when it was chosen)"
-        worth = f"{value_words(found, mean)}, mean over {_count(seeds, 'fresh seed')}{chosen},"
-    lines = [f"Best: trial {best.number}, {worth} after {epochs_text(best.epochs)}"]
+    lines = [f"Best: trial {best.number}, {value_words(found, best.value)} after {epochs_text(best.epochs)}"]
     return "\n".join(lines + [f"  {name:10} {text}" for name, text in _settings(found, best).items()])
 
 
@@ -316,7 +311,9 @@ def _commands(found: StudySummary) -> str:
     elif found.state not in (RUNNING, DONE):
         lines += ["Continue it:", f"  {resume_words(found)}"]
     best_file = found.folder / "best.json"
-    if best_file.exists() and found.description.get("trainable"):
+    if _answer_values(found).get(USABLE) is False:
+        pass  # nothing to train: the answer says why
+    elif best_file.exists() and found.description.get("trainable"):
         lines.append(own_next_step(json_values.text(found.description, "model"), shlex.quote(str(best_file))))
     elif best_file.exists():
         epochs = max(30, 2 * json_values.whole_number(found.description, "max_epochs"))

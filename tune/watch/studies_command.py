@@ -6,8 +6,11 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from bigbatch.cluster.host import json_values
+from bigbatch.cluster.host.atomic_files import read_json
 from bigbatch.cluster.host.command_line import DONE, WRONG_INPUT, OneLineParser
 from bigbatch.train_loop.config import ConfigError
+from bigbatch.tune.study.frontier_file import FRONTIER_FILE
 from bigbatch.tune.study.objectives import objectives_of
 from bigbatch.tune.study.summary import UNREADABLE, StudySummary, changed_words, list_studies
 
@@ -56,11 +59,30 @@ def _row(one: StudySummary, now: float | None) -> tuple[str, ...]:
         one.folder.name,
         one.state,
         trials_words(one),
-        value_words(one, one.best),
+        _best_words(one),
         f"{one.held_s / 3600:.2f}" + "+?" * bool(one.damaged),
         changed_words(one, now),
         "; ".join(part for part in (one.why, damaged) if part),
     )
+
+
+def _best_words(one: StudySummary) -> str:
+    """The answer's value by what did not choose it, and what that is; else the best value so far."""
+    values = read_json(one.folder / FRONTIER_FILE)
+    if values.get("usable") is False:
+        return "nothing learned" if values.get("unusable_because") == "nothing_learned" else "no difference"
+    trial = json_values.mapping(values, "answer").get("trial")
+    row = (
+        next((row for row in json_values.objects(values, "rows") if row.get("trial") == trial), {})
+        if trial is not None
+        else {}
+    )
+    value = json_values.number_or_none(row, "reported")
+    if value is None:
+        return value_words(one, one.best)
+    seeds = json_values.whole_number(row, "seeds")
+    mark = {"held_out": "held out", "fresh_seeds": f"{seeds} seeds"}.get(str(row.get("reported_by")), "chosen")
+    return f"{value_words(one, value)} {mark}"
 
 
 def trials_words(one: StudySummary) -> str:

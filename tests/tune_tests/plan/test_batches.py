@@ -71,8 +71,8 @@ def test_one_batch_is_pinned_as_by_set(tmp_path):
         ({"batch": "512,512"}, "each batch once; got 512 twice"),
         ({"batch": "512", "set": ("batch=256",)}, "given once; got --set batch.global_size=256 and --batch 512"),
         ({"batch": "1"}, "2 images or more; got 1. Write e.g. --batch 2."),
-        ({"tolerance": -0.5}, "--tolerance must be a number of points, 0 or more; got -0.5"),
-        ({"tolerance": float("nan")}, "--tolerance must be"),
+        ({"tolerance": "-0.5pt"}, "--tolerance must not be negative; got -0.5pt"),
+        ({"tolerance": "nan"}, "--tolerance is a number with its unit"),
     ],
 )
 def test_batches_and_tolerances_that_cannot_be_are_refused_before_anything_starts(tmp_path, options, message):
@@ -100,13 +100,13 @@ def test_several_batches_need_a_space_that_searches_the_batch(tmp_path):
 
 
 def test_a_resumed_search_keeps_its_batches(tmp_path):
-    plan = plan_of(tmp_path, batch="256,512", tolerance=1.5, study="s")
+    plan = plan_of(tmp_path, batch="256,512", tolerance="1.5pt", study="s")
     StudyStore.create(plan.folder, plan.study, plan.to_dict(), None).close()
     again = plan_of(tmp_path, study="s", resume=True)
-    assert (again.workload.batches, again.tolerance) == ((256, 512), 1.5)
+    assert (again.workload.batches, str(again.tolerance)) == ((256, 512), "1.5pt")
     with pytest.raises(ConfigError, match=r"--batch was \[256, 512\]; got \[512, 1024\]"):
         plan_of(tmp_path, study="s", resume=True, batch="512,1k")
-    assert plan_of(tmp_path, study="s", resume=True, tolerance=0.2).tolerance == 0.2
+    assert plan_of(tmp_path, study="s", resume=True, tolerance="0.2pt").tolerance.amount == 0.2
 
 
 def test_large_batch_and_lr_warmup_compare_by_batch(tmp_path):

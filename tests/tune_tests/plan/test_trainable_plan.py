@@ -89,7 +89,7 @@ def test_the_function_gets_what_its_space_returns_and_the_study_keeps_only_that(
 
 def test_a_frontier_a_target_and_confirmations_are_those_of_other_searches(own: Path) -> None:
     own.write_text(OWN + '\nFRONTIER = "last"\n')
-    found = plan(confirm="2x3", tolerance=1.0)
+    found = plan(confirm="2x3", tolerance="1%")
     assert found.frontier is not None and (found.frontier.name, found.frontier.values) == ("last", (4, 16))
     assert str(found.confirm) == "2x3" and str(plan().confirm) == "none", "only accuracies are confirmed by default"
     fixed = plan(set=("last=4",)).frontier

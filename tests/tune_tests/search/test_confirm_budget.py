@@ -19,14 +19,18 @@ from bigbatch.tune.search.confirm_budget import (
     check_confirm_fits,
     confirmation_facts,
     cost_in_words,
-    unconfirmed_in_words,
+    left_to_confirm,
 )
+from bigbatch.tune.study.answer_words import confirmation_in_words
+from bigbatch.tune.study.frontier import answer_of
+from bigbatch.tune.study.frontier_file import frontier_json
 from bigbatch.tune.study.store import StudyStore
 from bigbatch.tune.watch.findings import print_plan
 from bigbatch.tune.watch.observer import TrialView
 
 EPOCHS, EPOCH_S = 2, 36.0
 RUN_S = EPOCHS * EPOCH_S
+HOW = "--confirm 1x3 trains the best again with three fresh seeds"
 
 
 def plan_of(folder: Path, **options: Any) -> SearchPlan:
@@ -56,9 +60,10 @@ def printed(plan: SearchPlan) -> str:
          "the best trial with 3 fresh seeds (at most 3 runs), as far as a fifth of the search's time allows"),
         ({"space": "large_batch", "batch": "128,256", "time_budget": "4h"},
          "the answer and the best trial with 3 fresh seeds (at most 6 runs), as far as a fifth of the budget allows"),
-        ({"confirm": "none"}, ""),
-        ({"trials": 5}, ""),
-        ({"objective": "val_loss:min"}, ""),
+        ({"confirm": "none"}, f"nothing (--confirm none); {HOW}"),
+        ({"trials": 5}, f"nothing (fewer than 6 trials); {HOW}"),
+        ({"objective": "val_loss:min"}, f"nothing (only accuracies are by default); {HOW}"),
+        ({"target": "val_top1=0.9"}, ""),
     ],
 )  # fmt: skip
 def test_the_plan_says_what_will_be_confirmed(tmp_path, options, said):
@@ -131,22 +136,26 @@ def test_a_search_that_learns_of_it_later_says_so_once_and_goes_on(tmp_path):
     assert len(said) == 1
 
 
-def test_what_the_budget_did_not_allow_to_confirm_is_named_in_one_sentence(tmp_path):
-    plan, store = study(tmp_path / "default", 8, budget_gpu_hours=0.25)  # a fifth of it is 180 s, three runs are 216
-    text = unconfirmed_in_words(plan, store)
-    assert text == (
-        "Not confirmed: trial 7. 3 fresh seeds take about 0.06 worker hours, more than a fifth of the budget; --resume "
-        "--confirm 1x3 with a larger budget makes them."
-    )
-    store.close()
-    plan, store = study(tmp_path / "explicit", 8, budget_gpu_hours=0.25, confirm="2x3")
-    expected = "6 runs to confirm the best had no room in the budget (about 0.12 worker hours)"
-    assert unconfirmed_in_words(plan, store).startswith(expected)
+def line_of(plan: SearchPlan, store: StudyStore) -> str:
+    """The line about confirmations at the end of such a search."""
+    answer = answer_of(store.study.trials, plan.to_dict(), plan.objectives)
+    assert answer is not None
+    left = left_to_confirm(plan, store) if plan.confirm.best else None
+    return confirmation_in_words(frontier_json(answer), plan.to_dict(), "bigbatch tune --resume", "worker h", left)
+
+
+def test_what_was_not_confirmed_is_said_in_one_line_with_its_cost_and_the_command(tmp_path):
+    cost = "3 fresh seeds would take about 0.06 worker h: bigbatch tune --resume --confirm 1x3"
+    why = {
+        "default": ({"budget_gpu_hours": 0.01}, 8, "it would take more than a fifth of the budget"),
+        "explicit": ({"confirm": "2x3"}, 8, "these runs had no room in what the search was given"),
+        "none": ({"confirm": "none"}, 8, "--confirm none was given"),
+        "small": ({}, 5, "a search of fewer than 6 trials is too small for it"),
+    }  # fmt: skip
+    for name, (options, trials, words) in why.items():
+        plan, store = study(tmp_path / name, trials, **options)
+        assert line_of(plan, store) == f"Not confirmed with fresh seeds: {words}; {cost}", name
+        store.close()
+    plan, store = study(tmp_path / "again", 8, budget_gpu_hours=0.25, confirm="2x3")
     assert cost_in_words(plan, store) == "Confirmations: 6 runs, about 0.12 worker hours by the epochs of this study."
-    store.close()
-    plan, store = study(tmp_path / "enough", 8, budget_gpu_hours=2.0, confirm="none")
-    assert unconfirmed_in_words(plan, store) == cost_in_words(plan, store) == ""
-    store.close()
-    plan, store = study(tmp_path / "unlimited", 8)
-    assert unconfirmed_in_words(plan, store) == "", "without a budget nothing else is to blame"
     store.close()

@@ -23,6 +23,7 @@ from bigbatch.tune.strategies.shares import next_value
 from bigbatch.tune.study.frontier import CONFIRMS_ATTR
 from bigbatch.tune.study.objective import Objective
 from bigbatch.tune.study.retry import RETRIES_ATTR
+from bigbatch.tune.study.tolerance import ABSOLUTE, Tolerance
 from bigbatch.tune.study.trial_facts import CONTINUES_ATTR, PAUSED_ATTR
 from helpers.lone_studies import new_study
 
@@ -150,8 +151,8 @@ def test_a_value_without_a_finished_trial_may_be_anything():
 def test_where_small_is_better_the_signs_are_turned():
     losses = {128: (0.10, 0.3), 256: (0.10, 0.4), 512: (0.2, 0.5), 1024: (0.104, 0.3)}
     down = Objective("val_loss", "minimize", 9.0)
-    assert choice(study_of(losses), objective=down, tolerance=0.002) == 1024
-    assert choice(study_of(losses | {1024: (3.0, 4.0)}), objective=down, tolerance=0.002) != 1024
+    assert choice(study_of(losses), objective=down, tolerance=Tolerance(0.002, ABSOLUTE)) == 1024
+    assert choice(study_of(losses | {1024: (3.0, 4.0)}), objective=down, tolerance=Tolerance(0.002, ABSOLUTE)) != 1024
 
 
 def test_running_trials_count_so_that_slots_differ():

@@ -12,25 +12,26 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from scipy.stats import norm, t
 
 from bigbatch.train_loop.config import ConfigError, TrainConfig
+from bigbatch.tune.study.answer_words import answer_in_words
 from bigbatch.tune.study.certainty import mean_over_seeds_interval
 from bigbatch.tune.study.confirm_rule import AFFORDABLE, NOTHING, ConfirmRule, confirm_rule
 from bigbatch.tune.study.confirmation import (
     Confirmation,
     ConfirmationFacts,
-    best_confirmed,
     best_of_each_value,
-    confirmed_trials,
     missing_confirmations,
     trials_to_confirm,
 )
+from bigbatch.tune.study.confirmed import confirmed_trials
 from bigbatch.tune.study.frontier import FrontierFacts, frontier_of
 from bigbatch.tune.study.frontier_file import frontier_json
 from bigbatch.tune.study.objective import Objective, accuracy
-from bigbatch.tune.study.objectives import Objectives
+from bigbatch.tune.study.reported import FRESH_SEEDS, Examples
 from bigbatch.tune.study.retry import count_ended
-from bigbatch.tune.watch.confirmed_words import confirmed_words
 
-BATCHES = FrontierFacts("global_batch_size", (128, 256, 512), tolerance=0.5, images=1000, workers=1)
+BATCHES = FrontierFacts("global_batch_size", (128, 256, 512), examples=Examples(1000), objective=accuracy(10))
+WHOLE = dataclasses.replace(BATCHES, name=None, values=(None,))
+"""Of a search that compares no values."""
 
 
 def trial(
@@ -56,8 +57,19 @@ def trial(
     return made
 
 
-def facts(rule: ConfirmRule, frontier: FrontierFacts | None = BATCHES, seed: int = 0) -> ConfirmationFacts:
-    return ConfirmationFacts(rule, seed, frontier, accuracy(10))
+def facts(rule: ConfirmRule, frontier: FrontierFacts = BATCHES, seed: int = 0) -> ConfirmationFacts:
+    return ConfirmationFacts(rule, seed, frontier)
+
+
+def confirmed_numbers(trials: list[FrozenTrial], of: ConfirmationFacts) -> list[int]:
+    return [trial.number for trial, _ in trials_to_confirm(trials, of)]
+
+
+def best_of(trials: list[FrozenTrial], objective: Objective | None = None) -> int:
+    """The best trial where no values are compared."""
+    found = frontier_of(trials, dataclasses.replace(WHOLE, objective=objective or WHOLE.objective))
+    assert found is not None
+    return found.leading.trial
 
 
 SEARCH = [
@@ -80,7 +92,7 @@ def test_the_answer_comes_first_then_the_best_then_other_batches_then_second_pla
 
 
 def test_without_a_frontier_the_best_of_the_whole_search_are_confirmed() -> None:
-    missing = missing_confirmations(SEARCH, facts(ConfirmRule(3, 1), frontier=None))
+    missing = missing_confirmations(SEARCH, facts(ConfirmRule(3, 1), frontier=WHOLE))
     assert missing == [Confirmation(0, 1), Confirmation(5, 1), Confirmation(2, 1)]
 
 
@@ -115,7 +127,7 @@ def test_fresh_seeds_are_never_the_searchs_and_stay_in_range() -> None:
 
 def test_the_same_configuration_twice_is_confirmed_once() -> None:
     same = [trial(n, 0.9 + n / 1000, config={"number": 0}) for n in range(3)]
-    assert [t.number for t in trials_to_confirm(same, facts(ConfirmRule(3, 1)))] == [2]
+    assert confirmed_numbers(same, facts(ConfirmRule(3, 1))) == [2]
 
 
 def test_the_best_of_what_was_given_is_confirmed_too_where_two_are_and_comes_first_among_equal_ones() -> None:
@@ -137,21 +149,33 @@ def test_the_best_of_what_was_given_is_confirmed_too_where_two_are_and_comes_fir
     assert of(ConfirmRule(3, 3)) == {128: [0, 5, 7], 256: [8, 2, 1], 512: [3]}
     equal = [trial(10 + i, 1.0, 256, confirms=n, confirmation_seed=1) for i, n in enumerate((2, 8))]
     frontier = frontier_of([*search, *equal], BATCHES)
-    assert frontier is not None and frontier.answer_best.trial == 8
-    best = best_confirmed([*search, *equal], Objectives((accuracy(10),)))
-    assert best is not None and best.number == 8
+    assert frontier is not None and frontier.leading.trial == 8
+    assert best_of([*search, *equal]) == 8
     better = [trial(10, 1.0, 256, confirms=2, confirmation_seed=1), trial(11, 0.999, 256, confirms=8)]
-    best = best_confirmed([*search, *better], Objectives((accuracy(10),)))
-    assert best is not None and best.number == 2, "one more right answer is better, whatever is published"
+    assert best_of([*search, *better]) == 2, "one more right answer is better, whatever is published"
 
 
 def test_the_default_confirms_the_answer_and_the_best_where_that_costs_little() -> None:
-    assert [t.number for t in trials_to_confirm(SEARCH, facts(AFFORDABLE))] == [2, 0]  # 2 × 3 × 10 s of 300 s
+    assert confirmed_numbers(SEARCH, facts(AFFORDABLE)) == [2, 0]  # 2 × 3 × 10 s of 120 s
     dear = [trial(t.number, t.value, t.params["global_batch_size"], state=t.state, epoch_s=3600.0) for t in SEARCH]
-    assert trials_to_confirm(dear, facts(AFFORDABLE)) == []  # 30 hours each, a fifth of the search is 8
+    assert trials_to_confirm(dear, facts(AFFORDABLE)) == []  # 10 hours a run, a fifth of the search is 12
     many = [*dear, *(trial(n, 0.5, epoch_s=3600.0) for n in range(6, 15))]
-    assert [t.number for t in trials_to_confirm(many, facts(AFFORDABLE))] == [2]  # a fifth of 150 hours
+    assert confirmed_numbers(many, facts(AFFORDABLE)) == [2]  # a fifth of 150 hours
     assert trials_to_confirm(SEARCH[:5], facts(AFFORDABLE)) == [], "three runs beside five trials"
+
+
+def test_the_default_takes_two_seeds_where_three_cost_too_much_but_not_a_single_one() -> None:
+    """120 worker seconds are always allowed: three runs of 40 s, two of 41 to 60 s, none of more."""
+    for run_s, seeds in ((40.0, [1, 2, 3]), (41.0, [1, 2]), (60.0, [1, 2]), (61.0, None)):
+        search = [trial(n, 0.9 - n / 100, 128, epoch_s=run_s / 10 if n == 0 else 0.1) for n in range(8)]
+        found = trials_to_confirm(search, facts(AFFORDABLE))
+        assert [list(each) for _, each in found] == ([] if seeds is None else [seeds]), run_s
+
+
+def test_nothing_is_confirmed_by_default_where_nothing_has_learned() -> None:
+    search = [trial(n, 0.11, 128 << n % 3) for n in range(8)]
+    assert trials_to_confirm(search, facts(AFFORDABLE)) == []
+    assert confirmed_numbers(search, facts(ConfirmRule(1, 1))) != [], "who asks for it gets it"
 
 
 def test_what_came_out_is_kept_by_seed_and_a_diverged_run_is_at_chance() -> None:
@@ -163,7 +187,7 @@ def test_what_came_out_is_kept_by_seed_and_a_diverged_run_is_at_chance() -> None
     ]
     found = confirmed_trials([*SEARCH, *runs], accuracy(10))[2]
     assert (found.chosen_at, found.seeds, found.values) == (0.947, (1, 2, 3), (0.93, 0.1, 0.94))
-    assert found.holdout == found.reported == (0.91, 0.1, 0.92)
+    assert found.holdout == (0.91, 0.1, 0.92)
     assert found.mean == pytest.approx((0.93 + 0.1 + 0.94) / 3)
     assert confirmed_trials(SEARCH, accuracy(10)) == {}
 
@@ -171,22 +195,23 @@ def test_what_came_out_is_kept_by_seed_and_a_diverged_run_is_at_chance() -> None
 def test_the_answer_is_chosen_among_confirmed_values() -> None:
     """256 was chosen at 94.7 % and comes to 93 %; 128 to 94.8 %: more than half a point better, so it is the answer."""
     before = frontier_of(SEARCH, BATCHES)
-    assert before is not None and before.answer_row.value == 256
+    assert before is not None and before.answer_row and before.answer_row.value == 256
     runs = [trial(6 + i, value, 256, confirms=2, confirmation_seed=i) for i, value in enumerate((0.93, 0.929, 0.931))]
     runs += [trial(9 + i, value, 128, confirms=0, confirmation_seed=i) for i, value in enumerate((0.948, 0.947, 0.949))]
     found = frontier_of([*SEARCH, *runs], BATCHES)
-    assert found is not None and found.answer_row.value == 128 and found.reference.value == 128
-    assert found.answer_best.objective == pytest.approx(0.948) and found.answer_best.seeds == 3
+    assert found is not None and found.answer_row and found.answer_row.value == 128 == found.reference.value
+    assert found.leading.objective == pytest.approx(0.948) and found.leading.seeds == 3
     alone = frontier_of([*SEARCH, *runs[:3]], BATCHES)
-    assert alone is not None and alone.answer_row.value == 256, "only confirmed values compare"
+    assert alone is not None and alone.answer_row and alone.answer_row.value == 256, "only confirmed values compare"
     assert alone.answer_row.worse_at_most is not None and alone.answer_row.worse_at_most > 0.0, "128 may be better"
     low, high = mean_over_seeds_interval((0.948, 0.947, 0.949), 1000, 0.05)
-    assert (found.answer_best.low, found.answer_best.high) == (pytest.approx(low), pytest.approx(high))
+    reported = found.leading.reported
+    assert (reported.low, reported.high, reported.by) == (pytest.approx(low), pytest.approx(high), FRESH_SEEDS)
 
 
 def test_the_default_confirms_one_trial_where_the_answer_is_the_best_too() -> None:
     largest = [*SEARCH, trial(6, 0.96, 512)]
-    assert [t.number for t in trials_to_confirm(largest, facts(AFFORDABLE))] == [6]
+    assert confirmed_numbers(largest, facts(AFFORDABLE)) == [6]
 
 
 def runs_of(number: int, batch: int, first: int, *, diverged: int) -> list[FrozenTrial]:
@@ -202,23 +227,21 @@ def runs_of(number: int, batch: int, first: int, *, diverged: int) -> list[Froze
 @pytest.mark.parametrize("diverged", [1, 3])
 def test_what_diverged_with_a_fresh_seed_is_the_answer_only_where_nothing_else_is_left(diverged: int) -> None:
     """The answer of the search, batch 256, is the only one that was confirmed."""
-    objectives = Objectives((accuracy(10),))
     trials = [*SEARCH, *runs_of(2, 256, 6, diverged=diverged)]
     found = frontier_of(trials, BATCHES)
-    assert found is not None and found.answer_row.value == 128, "94.7 % with one seed, and it diverges with others"
+    assert found is not None and found.answer_row and found.answer_row.value == 128, (
+        "94.7 % with one seed, and it diverges with others"
+    )
     row = next(row for row in found.rows if row.value == 256)
     assert row.best is not None and (row.best.trial, row.best.seeds) == (1, 0), "the next best at 256"
-    best = best_confirmed(trials, objectives)
-    assert best is not None and best.number == 0
+    assert best_of(trials) == 0
     assert confirmed_trials(trials, accuracy(10))[2].diverged == diverged
     lone = [trials[2], *trials[6:]]
     only = frontier_of(lone, BATCHES)
-    assert only is not None and only.answer_best.trial == 2 and only.answer_best.seeds_diverged == diverged
-    assert best_confirmed(lone, objectives) is lone[0]
-    said = confirmed_words(
-        confirmed_trials(lone, accuracy(10))[2], accuracy(10), images=1000, held_out=0, searched=1, among=1
-    )
-    assert f"{diverged} of its 3 runs diverged; each counts as chance." in said
+    assert only is not None and only.leading.trial == 2 and only.leading.seeds_diverged == diverged
+    assert best_of(lone) == 2
+    said = " ".join(answer_in_words(frontier_json(only)))
+    assert f"{diverged} of its 3 runs with fresh seeds diverged; each counts as chance." in said
 
 
 def test_a_repeated_confirmation_counts_once() -> None:
@@ -304,27 +327,21 @@ def test_fresh_seeds_take_the_luck_out_of_the_best() -> None:
 def test_the_range_of_another_metrics_mean_is_students_and_a_diverged_run_has_no_mean() -> None:
     """By hand: 0.5, 0.7, 0.6 have the mean 0.6, the standard deviation 0.1 and t(0.975, 2) = 4.303."""
     loss = Objective("val_loss", "minimize", math.nan)
+    on_loss = dataclasses.replace(BATCHES, objective=loss)
     runs = [trial(6 + i, v, 256, confirms=2, confirmation_seed=i) for i, v in enumerate((0.5, 0.7, 0.6))]
-    found = confirmed_trials([*SEARCH, *runs], loss)[2]
-    interval = found.interval_of_mean()
-    assert interval == pytest.approx((0.6 - 4.303 * 0.1 / 3**0.5, 0.6 + 4.303 * 0.1 / 3**0.5), abs=1e-4)
-    words = confirmed_words(found, loss, images=0, held_out=0, searched=6, among=1)
-    assert words.startswith(
-        "0.947 when it was chosen, 0.6 with 3 fresh seeds (0.5, 0.7, 0.6). The 95 % range of its mean"
-    )
-    assert "0.3516 to 0.8484" in words and "luck" not in words, "a loss that fell was no luck"
+    row = next(row for row in frontier_of([*SEARCH, *runs], on_loss).rows if row.value == 256)
+    assert row.best is not None and row.best.trial == 2 and row.best.reported.value == pytest.approx(0.6)
+    low, high = row.best.reported.low, row.best.reported.high
+    assert (low, high) == pytest.approx((0.6 - 4.303 * 0.1 / 3**0.5, 0.6 + 4.303 * 0.1 / 3**0.5), abs=1e-4)
     lost = trial(9, None, 256, confirms=2, confirmation_seed=3, state=TrialState.FAIL, diverged=True)
     found = confirmed_trials([*SEARCH, *runs, lost], loss)[2]
-    assert (found.diverged, found.interval_of_mean()) == (1, None) and math.isnan(found.mean)
-    assert "1 of its 4 runs diverged" in confirmed_words(found, loss, images=0, held_out=0, searched=6, among=1)
+    assert found.diverged == 1 and math.isnan(found.mean)
     worse = trial(10, 3.0, 256, confirms=1, confirmation_seed=1)
-    best = best_confirmed([*SEARCH, *runs, lost, worse], Objectives((loss,)))
-    assert best is not None and best.number == 1, "any mean is better than none"
-    frontier = frontier_of([*SEARCH, *runs, lost, worse], dataclasses.replace(BATCHES, objective=loss))
-    assert frontier is not None and frontier.answer_best.trial == 1
+    assert best_of([*SEARCH, *runs, lost, worse], loss) == 1, "any mean is better than none"
+    frontier = frontier_of([*SEARCH, *runs, lost, worse], on_loss)
+    assert frontier is not None and frontier.leading.trial == 1
     alone = [*SEARCH[:3], lost]
-    frontier = frontier_of(alone, dataclasses.replace(BATCHES, objective=loss))
-    assert frontier is not None and frontier.answer_best.trial == 1, "what diverged with another seed is no answer"
+    frontier = frontier_of(alone, on_loss)
+    assert frontier is not None and frontier.leading.trial == 1, "what diverged with another seed is no answer"
     assert "NaN" not in (text := json.dumps(frontier_json(frontier))) and "Infinity" not in text
-    best = best_confirmed(alone, Objectives((loss,)))
-    assert best is not None and best.number == 1
+    assert best_of(alone, loss) == 1

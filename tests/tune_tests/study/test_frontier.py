@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import math
@@ -23,6 +24,7 @@ from scipy.stats import t as student
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.options import SearchOptions
+from bigbatch.tune.study.answer_words import answer_in_words
 from bigbatch.tune.study.frontier import (
     CONFIRMS_ATTR,
     FrontierFacts,
@@ -35,16 +37,24 @@ from bigbatch.tune.study.frontier import (
 from bigbatch.tune.study.frontier_file import FRONTIER_FILE, config_file, frontier_json
 from bigbatch.tune.study.ledger import DeviceSeconds
 from bigbatch.tune.study.objective import Objective
+from bigbatch.tune.study.reported import CHOSEN, HELD_OUT, Examples
 from bigbatch.tune.study.store import StudyStore
 from bigbatch.tune.study.tables import EPOCH_ATTR
+from bigbatch.tune.study.tolerance import HALF_A_POINT, POINTS, Tolerance
 from bigbatch.tune.study.trial_facts import CONTINUES_ATTR, DIVERGED_ATTR, PAUSED_ATTR
-from bigbatch.tune.watch.findings import print_findings
-from bigbatch.tune.watch.frontier_table import answer_in_words, frontier_lines
+from bigbatch.tune.watch.findings import SearchAnswer, print_findings
+from bigbatch.tune.watch.frontier_table import frontier_lines
 from bigbatch.tune.watch.views import trial_views
 from helpers.lone_studies import new_study
 
 BATCHES = (128, 256, 512, 1024)
-FACTS = FrontierFacts("global_batch_size", BATCHES, tolerance=0.5, images=2000, workers=2)
+FACTS = FrontierFacts("global_batch_size", BATCHES, examples=Examples(2000, 2000), workers=2)
+
+
+def within(amount: float, unit: str = POINTS) -> FrontierFacts:
+    return dataclasses.replace(FACTS, tolerance=Tolerance(amount, unit))
+
+
 EPOCHS = 3
 
 
@@ -102,14 +112,14 @@ def test_each_value_has_its_best_trial_and_what_a_full_run_costs():
     assert TrainConfig.from_dict(large.best.config).batch.global_size == 512
 
 
-def test_the_critical_batch_is_the_median_of_the_epochs_that_measured_it():
+def test_the_noise_scale_is_the_median_of_the_epochs_that_measured_it():
     study = new_study()
     trial = begin(study, 256)
     for epoch, scale in enumerate((None, 100.0, 300.0), 1):
         trial.set_user_attr(f"{EPOCH_ATTR}{epoch:05d}", record(epoch, 0.9, 256, noise_scale=scale))
     study.tell(trial, 0.9)
     found = frontier_of(study.trials, FACTS)
-    assert found is not None and found.answer_best.noise_scale == 200.0
+    assert found is not None and found.leading.noise_scale == 200.0
 
 
 @pytest.mark.parametrize(
@@ -123,7 +133,7 @@ def test_the_critical_batch_is_the_median_of_the_epochs_that_measured_it():
 )
 def test_the_answer_is_the_largest_value_within_the_tolerance(values, answer):
     found = frontier_of(trials_of(values), FACTS)
-    assert found is not None and found.answer_row.value == answer
+    assert found is not None and found.answer_row is not None and found.answer_row.value == answer
 
 
 def test_without_a_finished_trial_there_is_no_frontier():
@@ -159,8 +169,44 @@ def test_the_interval_is_that_of_the_best_of_so_many():
     """Clopper-Pearson at 5 % / k, from scipy's beta distribution."""
     found = frontier_of(trials_of({128: [0.90, 0.95, 0.92], 256: [0.94]}), FACTS)
     assert found is not None and found.rows[0].best is not None and found.rows[1].best is not None
-    assert (found.rows[0].best.low, found.rows[0].best.high) == pytest.approx(clopper_pearson(1900, 2000, 0.05 / 3))
-    assert (found.rows[1].best.low, found.rows[1].best.high) == pytest.approx(clopper_pearson(1880, 2000, 0.05))
+    first, second = found.rows[0].best.reported, found.rows[1].best.reported
+    assert (first.low, first.high) == pytest.approx(clopper_pearson(1900, 2000, 0.05 / 3))
+    assert (second.low, second.high) == pytest.approx(clopper_pearson(1880, 2000, 0.05))
+    assert first.by == second.by == CHOSEN
+
+
+def test_what_did_not_choose_is_reported_with_an_interval_of_its_own():
+    """No allowance for the choice: the held-out images had no part in it."""
+    study = new_study()
+    for chosen, held in ((0.90, 0.96), (0.95, 0.93)):
+        trial = begin(study, 256)
+        trial.set_user_attr(f"{EPOCH_ATTR}00001", record(1, chosen, 256, holdout_top1=held))
+        study.tell(trial, chosen)
+    found = frontier_of(study.trials, FACTS)
+    assert found is not None
+    best = found.leading
+    assert (best.trial, best.objective, best.chosen_at) == (1, 0.95, 0.95), "what reports does not choose"
+    assert (best.reported.value, best.reported.by, best.reported.examples) == (0.93, HELD_OUT, 2000)
+    assert (best.reported.low, best.reported.high) == pytest.approx(clopper_pearson(1860, 2000, 0.05))
+
+
+@pytest.mark.parametrize(
+    ("values", "answer"),
+    [
+        ({128: (0.950, 0.960), 256: (0.951, 0.900)}, 128),  # 6 points worse where both had no part in the choice
+        ({128: (0.950, 0.952), 256: (0.951, 0.940)}, 256),  # 1.2 points, within chance on 2,000 images
+        ({128: (0.900, 0.960), 256: (0.951, 0.900)}, 128),  # also where it alone is within the tolerance
+    ],
+)
+def test_a_value_that_held_out_images_refute_is_no_answer(values, answer):
+    study = new_study()
+    for batch, (chosen, held) in values.items():
+        trial = begin(study, batch)
+        trial.set_user_attr(f"{EPOCH_ATTR}00001", record(1, chosen, batch, holdout_top1=held))
+        study.tell(trial, chosen)
+    found = frontier_of(study.trials, FACTS)
+    assert found is not None and found.answer_row is not None and found.answer_row.value == answer
+    assert [row.value for row in found.rows if row.refuted] == ([256] if answer == 128 else [])
 
 
 def test_the_interval_covers_a_chosen_best_in_95_percent_of_studies():
@@ -169,8 +215,10 @@ def test_the_interval_covers_a_chosen_best_in_95_percent_of_studies():
     for _ in range(studies):
         drawn = rng.binomial(2000, truth) / 2000
         found = frontier_of(trials_of({128: [float(value) for value in drawn]}), FACTS)
-        assert found is not None and found.answer_best.low is not None and found.answer_best.high is not None
-        missed += not found.answer_best.low <= truth[int(np.argmax(drawn))] <= found.answer_best.high
+        assert found is not None
+        low, high = found.leading.reported.low, found.leading.reported.high
+        assert low is not None and high is not None
+        missed += not low <= truth[int(np.argmax(drawn))] <= high
     assert binomtest(missed, studies, 0.05, alternative="greater").pvalue > 0.01, missed
 
 
@@ -184,14 +232,14 @@ def test_confirmed_values_replace_the_lucky_one():
             finish(study, 256, value, **{CONFIRMS_ATTR: number})
     found = frontier_of(study.trials, FACTS)
     assert found is not None
-    best = found.answer_best
+    best = found.leading
     assert best.trial == solid != never and best.seeds == 3
     assert best.objective == pytest.approx(statistics.fmean(fresh[solid]))
     # Two were confirmed: each part of the interval is at 5 % / 2.
     low, high = clopper_pearson(1910, 2000, 0.025)
     half = float(student.ppf(1 - 0.025 / 2, 2)) * statistics.stdev(fresh[solid]) / math.sqrt(3)
-    assert best.low == pytest.approx(0.955 - math.hypot(0.955 - low, half))
-    assert best.high == pytest.approx(0.955 + math.hypot(high - 0.955, half))
+    assert best.reported.low == pytest.approx(0.955 - math.hypot(0.955 - low, half))
+    assert best.reported.high == pytest.approx(0.955 + math.hypot(high - 0.955, half))
     assert found.rows[1].finished == 3
 
 
@@ -201,35 +249,45 @@ def test_how_much_worse_a_value_may_be_is_newcombes_bound():
     _, above = clopper_pearson(1940, 2000, 0.05)
     below, _ = clopper_pearson(1932, 2000, 0.05)
     expected = 0.004 + math.hypot(above - 0.97, 0.966 - below)
-    assert found.answer_row.value == 512
-    assert found.answer_row.worse_by == pytest.approx(0.004)
-    assert found.answer_row.worse_at_most == pytest.approx(expected)
+    answer = found.answer_row
+    assert answer is not None and answer.value == 512
+    assert answer.worse_by == pytest.approx(0.004)
+    assert answer.worse_at_most == pytest.approx(expected)
     assert found.is_certain is False
-    wide = frontier_of(trials_of({128: [0.97], 512: [0.966]}), FrontierFacts("global_batch_size", BATCHES, 3, 2000, 1))
+    wide = frontier_of(trials_of({128: [0.97], 512: [0.966]}), within(3))
     assert wide is not None and wide.is_certain is True
 
 
 def test_a_smaller_loss_is_better_and_has_no_interval():
-    facts = FrontierFacts("global_batch_size", BATCHES, 0.5, 2000, 1, Objective("val_loss", "minimize", 9.0))
+    facts = dataclasses.replace(within(2, "%"), objective=Objective("val_loss", "minimize", 9.0))
     found = frontier_of(trials_of({128: [0.300], 256: [0.304], 512: [0.2999], 1024: [0.31]}), facts)
-    assert found is not None and found.answer_row.value == 512 and found.reference.value == 512
-    assert found.answer_best.low is None and found.is_certain is None
+    assert found is not None and found.answer_row is not None
+    assert found.answer_row.value == 512 == found.reference.value
+    assert found.leading.reported.low is None and found.is_certain is None
     assert found.rows[3].worse_by == pytest.approx(0.0101)
     table, words = shown(trials_of({128: [0.300], 256: [0.304]}), facts)
     assert "val_loss" in table and "95 %" not in table
-    assert "The largest batch within 0.005 of the best is 256: 0.304 (trial 1); the best is 0.3, at batch 128" in words
-    assert "no interval is computed" in words
+    assert (
+        "It is the largest batch within 2 % of the best by the images that choose: 0.304, and 0.3 at batch 128" in words
+    )
+    assert "How certain this order is, is not known" in words
 
 
 def test_values_are_in_order():
     assert ordered_values((1024, 128, 512)) == (128, 512, 1024)
     assert ordered_values(("poly", "cosine")) == ("poly", "cosine")
-    assert answer_index([0.9, None, 0.9, 0.8], 0.0) == 2
+    assert answer_index([0.9, None, 0.9, 0.8], Tolerance(0.0, POINTS)) == 2
 
 
-def test_old_studies_declare_no_frontier():
-    assert frontier_facts({"val_size": 360}) is None
-    assert frontier_facts({"frontier": None}) is None
+def test_a_study_that_compares_no_values_has_one_row():
+    for description in ({"val_size": 360}, {"val_size": 360, "frontier": None}):
+        facts = frontier_facts(description)
+        assert (facts.name, facts.values, facts.tolerance, facts.examples.choosing) == (
+            None,
+            (None,),
+            HALF_A_POINT,
+            360,
+        )
 
 
 # In the study's folder
@@ -275,7 +333,9 @@ def test_without_a_frontier_the_best_trial_is_the_best(tmp_path):
     finish(store.study, None, 0.9)
     best = finish(store.study, None, 0.95)
     store.refresh(force=True)
-    assert not (store.folder / FRONTIER_FILE).exists()
+    values = json.loads((store.folder / FRONTIER_FILE).read_text())
+    assert values["dimension"] is None and values["answer"] == {"value": None, "trial": best, "is_certain": None}
+    assert not (store.folder / "frontier").exists()
     assert json.loads(store.best_file.read_text()) == store.study.trials[best].user_attrs["config"]
     store.close()
 
@@ -292,10 +352,17 @@ def test_the_table_and_its_sentence_say_what_was_measured():
     table, words = shown(trials_of({128: [0.97, 0.9], 512: [0.966], 1024: [0.90]}))
     rows = {line.split()[0]: line for line in table.splitlines()[1:]}
     assert list(rows) == ["128", "256", ">", "1,024"] and "512  96.6 %" in rows[">"]
-    assert "The largest batch within 0.5 points of the best is 512: 96.6 % (trial 2)" in words
-    assert "the best is 97.0 %, at batch 128" in words
+    assert words.startswith(
+        "The answer is batch 512 (trial 2): validation top-1 96.6 % on the 2,000 images that chose it"
+    )
+    assert (
+        "the largest batch within 0.5 points of the best by the images that choose: 96.6 %, and 97.0 % at batch"
+        in words
+    )
     assert "Against batch 128 it takes 6 instead of 33 optimizer steps (× 0.18)" in words
-    assert "not certain: with 2,000 validation images it may be up to 1.6 points worse" in words
+    assert "Batch 128 and 512 cannot be told apart." in words
+    assert "At 95 % it is at most 1.6 points worse than any other batch that was tried." in words
+    assert "Batch 256 was not tried, so nothing is said of it." in words and "not tried" in table
 
 
 def test_the_table_shows_the_images_that_did_not_choose():
@@ -309,11 +376,10 @@ def test_the_table_shows_the_images_that_did_not_choose():
 
 
 def test_words_of_other_ends():
-    assert "no other one is better" in shown(trials_of({128: [0.9], 1024: [0.97]}))[1]
+    assert "none that was tried is better" in shown(trials_of({128: [0.9], 1024: [0.97]}))[1]
+    assert "The other one is worse." in shown(trials_of({128: [0.9], 1024: [0.97]}))[1]
     assert "nothing is saved" in shown(trials_of({128: [0.97], 1024: [0.9]}))[1]
-    assert "Only batch 256 has a finished trial: 95.0 %" in shown(trials_of({256: [0.95]}))[1]
-    sure = FrontierFacts("global_batch_size", BATCHES, 3.0, 2000, 1)
-    assert "At 95 % it is at most" in shown(trials_of({128: [0.97], 512: [0.966]}), sure)[1]
+    assert "Only batch 256 (trial 0) has finished: validation top-1 95.0 %" in shown(trials_of({256: [0.95]}))[1]
 
 
 @pytest.mark.parametrize("width", [64, 80, 100])
@@ -333,9 +399,11 @@ def test_the_findings_follow_the_answer(tmp_path):
     store.refresh(force=True)
     out = io.StringIO()
     views = trial_views(store.study.trials)
-    print_findings(plan, views, 1.0, DeviceSeconds(), Console(file=out, width=200))
+    found = SearchAnswer(json.loads((store.folder / FRONTIER_FILE).read_text()))
+    print_findings(plan, views, 1.0, DeviceSeconds(), Console(file=out, width=200), found)
     text = out.getvalue()
-    assert "Best: trial 1, validation top-1 99.8 %" in text
+    assert "The answer is batch 512 (trial 1): validation top-1 99.8 %" in text
+    assert text.count("onfirmed with fresh seeds") == 1
     assert "trial 2 (clearly worse)" in text and "trial 0 (" not in text, "compared with its own batch alone"
     assert "VALUE.json" in text and max(map(len, text.splitlines()[3:8])) <= 100
     store.close()
@@ -353,8 +421,8 @@ def test_show_prints_the_frontier_and_its_answer_without_optuna(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert "Best: trial 1, " in done.stdout and ">    512   99.8 %" in done.stdout
-    assert "The largest batch within 0.5 points of the best is 512" in done.stdout
+    assert "The answer is batch 512 (trial 1): " in done.stdout and ">    512   99.8 %" in done.stdout
+    assert done.stdout.count("Not confirmed with fresh seeds: ") == 1
 
 
 def test_each_value_has_a_file_of_its_own():

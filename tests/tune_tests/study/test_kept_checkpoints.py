@@ -54,7 +54,7 @@ def test_the_best_of_each_batch_is_the_one_whose_checkpoint_stays(tmp_path: Path
     facts = frontier_facts(plan.to_dict(), plan.objectives.first)
     assert facts is not None
     frontier = frontier_of(store.study.trials, facts)
-    assert frontier is not None and frontier.answer_best.trial == 2
+    assert frontier is not None and frontier.leading.trial == 2
     best = {row.best.trial for row in frontier.rows if row.best}
     there = {int(path.name.removeprefix("trial-")) for path in (store.folder / "checkpoints").iterdir()}
     assert best == {2, 3, 5} and there == best

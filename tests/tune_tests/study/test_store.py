@@ -261,9 +261,10 @@ def test_a_resume_with_another_tolerance_gives_another_answer_without_another_tr
         trial.set_user_attr("epoch/00001", {"epoch": 1, "val_top1": top1})
         store.study.tell(trial, top1)
     store.close()
-    for points, answer in (("0.5", 128), ("30", 512)):
+    for points, answer in (("0.5pt", 128), ("30pt", 512)):
         assert main(["tune", "--resume", "--study", "s", "--output", str(tmp_path), "--tolerance", points]) == 0
-        assert f"within {points} points of the best is {answer}" in capsys.readouterr().out
+        out = capsys.readouterr().out
+        assert f"The answer is batch {answer} " in out and f"within {points[:-2]} points of the best" in out
         written = json.loads((tmp_path / "s" / "frontier.json").read_text())
-        assert (written["tolerance"], written["answer"]["value"]) == (float(points), answer)
+        assert (written["tolerance"], written["answer"]["value"]) == (points, answer)
         assert json.loads((tmp_path / "s" / "best.json").read_text())["batch"]["global_size"] == answer

@@ -236,7 +236,8 @@ def test_without_its_journal_a_study_is_listed_and_shown_from_its_tables(tmp_pat
         assert studies_main(["--output", str(tmp_path)]) == 0
         assert "9/12" in capsys.readouterr().out
         assert show_main([str(store.folder)]) == 0
-        assert f"Best: trial {best.number}, {100 * best.value:.1f} %" in capsys.readouterr().out
+        out = capsys.readouterr().out
+        assert f"The best is trial {best.number}: validation top-1 {100 * best.value:.1f} %" in out
         (store.folder / "optuna.journal").touch()
 
 
@@ -268,7 +269,7 @@ def test_a_study_is_shown_while_it_runs_with_what_was_used(tmp_path, monkeypatch
     out = capsys.readouterr().out
     assert "running (process" in out and "1.00 worker hours" in out and "4 more trials; --all prints them" in out
     best = store.study.best_trial
-    assert f"Best: trial {best.number}, {100 * best.value:.1f} % after 3 epochs" in out
+    assert f"The best is trial {best.number}: validation top-1 {100 * best.value:.1f} %" in out
     assert "bigbatch train --config runs/one/best.json --set epochs=30" in out and "--resume" not in out
     store.close()
     assert show_main(["one", "--all"]) == 0
@@ -286,11 +287,14 @@ def test_the_frontier_is_shown_and_its_answer_is_the_best(tmp_path, capsys):
         {"value": 512, "tried": 4, "finished": 1, "trial": 4, "objective": 0.898, "optimizer_steps": 50},
     ]
     answer = {"value": 512, "trial": 4, "is_certain": False}
-    values = {"dimension": "global_batch_size", "objective": "val_top1", "tolerance": 0.5, "answer": answer}
+    for row in rows:
+        row |= {"chosen_at": row["objective"], "reported": row["objective"], "reported_by": "chosen"}
+    values = {"dimension": "global_batch_size", "objective": "val_top1", "direction": "maximize", "tolerance": "0.5pt"}
+    values |= {"usable": True, "answer": answer}
     (store.folder / "frontier.json").write_text(json.dumps({**values, "rows": rows}))
     assert show_main([str(store.folder)]) == 0
     out = capsys.readouterr().out
-    assert "The largest batch within 0.5 points of the best is 512: 89.8 % (trial 4)" in out and "Best: trial 4" in out
+    assert "The answer is batch 512 (trial 4): validation top-1 89.8 %" in out
     assert [line.split()[1] for line in out.splitlines() if line.startswith("*")] == ["4"], "the same one is marked"
     for broken in ('{"rows": 3}', '{"answer": {"trial": 99}, "rows": []}', "{"):
         (store.folder / "frontier.json").write_text(broken)

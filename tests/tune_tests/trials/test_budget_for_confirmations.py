@@ -15,14 +15,15 @@ from bigbatch.tune.study.confirm_rule import AFFORDABLE, ConfirmRule
 from bigbatch.tune.study.confirmation import ConfirmationFacts
 from bigbatch.tune.study.frontier import FrontierFacts
 from bigbatch.tune.study.objective import accuracy
+from bigbatch.tune.study.reported import Examples
 from helpers.budgeted import BATCH, BATCHES, EPOCHS, BudgetedSearch
 
-FRONTIER = FrontierFacts(BATCH, BATCHES, tolerance=0.5, images=1000, workers=1, objective=accuracy(10))
+FRONTIER = FrontierFacts(BATCH, BATCHES, examples=Examples(1000), objective=accuracy(10))
 
 
 def facts(best: int = 1, seeds: int = 3, most_worker_s: float | None = None) -> ConfirmationFacts:
     rule = AFFORDABLE if best == 0 else ConfirmRule(best, seeds)
-    return ConfirmationFacts(rule, 3, FRONTIER, accuracy(10), 1, most_worker_s)
+    return ConfirmationFacts(rule, 3, FRONTIER, most_worker_s)
 
 
 def split(trials: list[FrozenTrial]) -> tuple[list[FrozenTrial], dict[int, list[FrozenTrial]]]:

@@ -12,9 +12,10 @@ from bigbatch.tune.strategies.named import make_strategy
 from bigbatch.tune.strategies.protocol import SearchFacts
 from bigbatch.tune.strategies.search_only import SearchOnly
 from bigbatch.tune.study.confirm_rule import ConfirmRule
-from bigbatch.tune.study.confirmation import ConfirmationFacts, best_confirmed, confirmed_trials, missing_confirmations
+from bigbatch.tune.study.confirmation import ConfirmationFacts, missing_confirmations
+from bigbatch.tune.study.confirmed import confirmed_trials
+from bigbatch.tune.study.frontier import FrontierFacts, frontier_of
 from bigbatch.tune.study.objective import Objective
-from bigbatch.tune.study.objectives import Objectives
 from bigbatch.tune.study.retry import count_ended, retry_failed
 from bigbatch.tune.study.store import StudyStore
 from bigbatch.tune.trials.bridge import OptunaBridge
@@ -135,8 +136,8 @@ def test_the_best_trial_is_the_one_with_the_best_confirmed_mean(store: StudyStor
     for name, value in (("c0", 0.6), ("c1", 0.65)):
         assert isinstance(bridge.suggest(name), dict)
         run_out(bridge, name, [value] * EPOCHS)
-    best = best_confirmed(store.study.trials, Objectives())
-    assert best is not None and best.number == 2, "0.7 with a fresh seed 0.65; trial 1 had 0.9 and came to 0.6"
+    best = frontier_of(store.study.trials, FrontierFacts())
+    assert best is not None and best.leading.trial == 2, "0.7 with a fresh seed 0.65; trial 1 had 0.9 and came to 0.6"
 
 
 def test_strategies_do_not_see_confirmations(store: StudyStore) -> None:

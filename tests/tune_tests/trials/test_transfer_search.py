@@ -16,7 +16,7 @@ from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.search.follow_up_findings import follow_up_findings
 from bigbatch.tune.strategies.follow_up import first_part, second_part
-from bigbatch.tune.study.confirmation import best_confirmed
+from bigbatch.tune.study.frontier import answer_of
 from bigbatch.tune.study.retry import count_ended
 from bigbatch.tune.study.trial_facts import FOLLOWS_ATTR
 from helpers.conducted import summary
@@ -80,8 +80,8 @@ def test_the_prediction_comes_first_and_is_near_the_law(tmp_path: Path) -> None:
 def test_the_answer_may_be_the_target(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, stopping="none")
     search = search_of(plan, tmp_path).run()
-    best = best_confirmed(search.trials, plan.objectives)
-    assert best is not None and plan.frontier is not None and TARGET in plan.frontier.values
+    best = answer_of(search.trials, plan.to_dict(), plan.objectives)
+    assert best is not None and best.usable and plan.frontier is not None and TARGET in plan.frontier.values
     assert max(t.values[0] for t in second_part(search.trials)) > 0.9
 
 

@@ -13,10 +13,8 @@ from bigbatch.search_spaces.trial import StandInTrial
 from bigbatch.train_loop.config import BatchConfig, OptimizerConfig, TrainConfig
 from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.options import SearchOptions
-from bigbatch.tune.study.certainty import compare_with_best
 from bigbatch.tune.study.ledger import DeviceSeconds
 from bigbatch.tune.watch.columns import WIDTHS, Columns, columns_of
-from bigbatch.tune.watch.compared_words import how_sure
 from bigbatch.tune.watch.display import (
     LiveTable,
     PlainLines,
@@ -88,33 +86,6 @@ def test_durations_and_percentages():
     assert [percent(v) for v in (None, 0.9861, 1.0)] == ["–", "98.6 %", "100.0 %"]
 
 
-def sure(values: list[float], images: int) -> str:
-    done = [view(i, [v] * 4, "COMPLETE") for i, v in enumerate(values)]
-    return how_sure(done, compare_with_best(values, images), images)
-
-
-def test_how_sure_says_in_words_who_is_worse():
-    text = sure([0.99, 0.985, 0.90], 360)
-    assert "Trial 1 cannot be told apart from it at 95 %; the other one is clearly worse." in text
-    assert "best of 3" in text and "seed" in text and "360 images" in text
-    assert "run more trials" in sure([0.99], 360) and "best of" not in sure([0.99], 360)
-    assert "The other 2 trials are clearly worse." in sure([0.95, 0.5, 0.4], 2000)
-    assert "The other trial is clearly worse." in sure([0.95, 0.5], 2000)
-    assert "None of the other 3 trials can be told apart from it" in sure([0.95, 0.95, 0.94, 0.94], 360)
-    assert "The other trial cannot be told apart from it at 95 %." in sure([0.95, 0.95], 360)
-    assert "Trials 1 and 2 cannot be told apart from it at 95 %; the other 2 are" in sure(
-        [0.9, 0.9, 0.89, 0.2, 0.1], 360
-    )
-    many = sure([0.9] * 12 + [0.1], 360)
-    assert "11 of the other 12 cannot be told apart from it" in many and "the other one is clearly worse" in many
-
-
-def test_the_range_of_the_best_is_wider_the_more_it_was_chosen_from():
-    assert "97.2 to 99.7 %" in sure([0.99], 360)  # Clopper-Pearson of 356 of 360, as in tables
-    low = [compare_with_best([0.99] + [0.9] * others, 360).low for others in (0, 5, 50)]
-    assert low == sorted(low, reverse=True) and len(set(low)) == 3
-
-
 OWN_SPACE = """
 def space(trial, workload):
     lr = trial.suggest_float("lr_factor", 0.25, 8.0, log=True)
@@ -154,7 +125,7 @@ def test_own_parameters_are_shown_in_table_line_and_findings_and_constant_ones_o
     assert table[1].split()[2:7] == ["0.2", "2.0e-04", "2", "0.123", "ultramarine"]
     print_findings(plan, trials, 1.0, DeviceSeconds(), console)
     text = console.export_text()
-    best, runner_up = text.split("Runner-ups:")
+    best, runner_up = text.split("Runner-ups, by the values that choose:")
     assert all(word in best for word in ("lr_factor  2", "mixup_alpha 0.123", "colour     ultramarine"))
     assert "lr 0.2 wd 2.0e-04 lr_factor 2 mixup_alpha 0.123 colour ultramarine" in runner_up
     print_plan(plan, console)

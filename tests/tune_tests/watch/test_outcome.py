@@ -56,7 +56,7 @@ def told(tmp_path: Path, objective: str) -> str:
         (
             "val_loss",
             ["val_loss:min: validation loss, lower is better", "Best: trial 1, validation loss 0.25 after 2 epochs",
-             "There is no interval for it", "   0.5  trial 0:", "best 0.25 (trial 1)", "done at 0.5: because",
+             "Runner-ups, by the values that choose", "   0.5  trial 0:", "best 0.25 (trial 1)", "done at 0.5: because",
              "1 infeasible"],
             ["95 %", "clearly worse", "Pareto"],
         ),

@@ -42,7 +42,8 @@ def test_the_best_is_the_one_with_the_best_mean_over_fresh_seeds(
     assert show_main([str(tmp_path / "s")]) == 0
     text = capsys.readouterr().out
     assert "3/3: 3 ran to their end; 6 confirmations" in text
-    assert "Best: trial 1, 78.0 %, mean over 2 fresh seeds (80.0 % when it was chosen), after 2 epochs" in text
+    assert "The best is trial 1: validation top-1 78.0 %, the mean of 2 fresh seeds," in text
+    assert "80.0 % when it was chosen" in text and "Confirmed with 2 fresh seeds: 75.0 and 81.0 %" in text
     lines = text.splitlines()
     assert [line.split()[:2] for line in lines if line.startswith("*")] == [["*", "1"]]
     assert sum("confirms 1" in line for line in lines) == 2 and sum("confirms 2" in line for line in lines) == 1

@@ -1,0 +1,103 @@
+"""What the terminal, the report and frontier.json say of studies with every kind of end: texts that a person has read.
+
+After a change of words: ``python tests/helpers/answered_studies.py``, and read the difference.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bigbatch.train_loop.config import ConfigError
+from bigbatch.train_loop.config.files import read_config, unusable_config
+from bigbatch.tune.study.frontier_file import FRONTIER_FILE
+from helpers.answered_studies import GOLDEN, STUDIES, RunSpec, StudySpec, said_of, write_study
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_what_is_said_of_a_study_is_what_was_read(tmp_path, name):
+    assert said_of(write_study(tmp_path / name, STUDIES[name])) == (GOLDEN / f"{name}.txt").read_text()
+
+
+def test_no_text_is_left_of_a_study_that_is_gone():
+    assert {path.stem for path in GOLDEN.glob("*.txt")} == set(STUDIES)
+
+
+def values_of(tmp_path: Path, spec: StudySpec) -> dict[str, Any]:
+    return json.loads((write_study(tmp_path / "s", spec) / FRONTIER_FILE).read_text())
+
+
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [
+        ("nothing-learned", None), ("cannot-be-told-apart", None), ("one-value-at-chance", 512),
+        ("one-value-untried", 256), ("tiny-loss", 128), ("perplexity", 512), ("negative-metric", 1024), ("ties", 1024),
+        ("held-out-clearly-reverses-the-order", 128), ("held-out-reverses-the-order", 512),
+        ("a-fresh-seed-diverged", 128), ("no-frontier", None),
+    ],
+)  # fmt: skip
+def test_the_answer_is_the_largest_value_that_may_be_called_so(tmp_path, name, answer):
+    values = values_of(tmp_path, STUDIES[name])
+    unusable = name in ("nothing-learned", "cannot-be-told-apart")
+    assert values["usable"] is not unusable
+    assert (values["answer"] or {}).get("value") == answer
+    assert (values["answer"] is None) is unusable
+
+
+def test_nothing_is_sold_where_nothing_was_learned(tmp_path):
+    text = (GOLDEN / "nothing-learned.txt").read_text().split("== frontier.json ==")[0]
+    for sold in ("largest", "Train", "best card", "--config", "The answer is"):
+        assert sold not in text
+
+
+@pytest.mark.parametrize(("examples", "usable"), [(60, False), (1000, True)])
+def test_more_than_chance_by_more_than_its_uncertainty(tmp_path, examples, usable):
+    """15 % of ten classes: Clopper-Pearson's interval of 9 of 60 holds 10 %, that of 150 of 1,000 does not."""
+    spec = StudySpec([RunSpec(128, [0.1, 0.15])], {"val_size": examples}, values=(128,))
+    assert values_of(tmp_path, spec)["usable"] is usable
+
+
+def test_a_majority_class_is_no_learning(tmp_path):
+    """90 % of the examples are of one class: 91 % on 1,000 of them is within chance, 94 % is not."""
+    for end, usable in ((0.91, False), (0.94, True)):
+        spec = StudySpec([RunSpec(128, [0.9, end])], {"val_size": 1000, "baseline": {"val_top1": 0.9}}, values=(128,))
+        values = json.loads((write_study(tmp_path / f"{end}", spec) / FRONTIER_FILE).read_text())
+        assert values["usable"] is usable, end
+
+
+def test_a_loss_below_the_baseline_by_less_than_it_changes_is_no_learning(tmp_path):
+    about = {"objective": "val_loss:min", "tolerance": "1%", "baseline": {"val_loss": 2.3026}, "num_classes": 10}
+    for curve, usable in (([2.35, 2.28, 2.31, 2.29], False), ([2.2, 1.5, 1.2, 1.1], True)):
+        values = json.loads(
+            (
+                write_study(tmp_path / f"{usable}", StudySpec([RunSpec(128, curve)], about, values=(128,)))
+                / FRONTIER_FILE
+            ).read_text()
+        )
+        assert values["usable"] is usable
+
+
+def test_the_best_json_of_such_a_study_is_not_trained(tmp_path):
+    path = tmp_path / "best.json"
+    path.write_text(json.dumps(unusable_config({"epochs": 3})))
+    with pytest.raises(ConfigError, match=r"--config must be worth training.*Search on.*train it all the same"):
+        read_config(path)
+    path.write_text(json.dumps(json.loads(path.read_text())["config"]))
+    assert read_config(path).epochs == 3
+
+
+def test_values_are_compared_alike_in_any_unit(tmp_path):
+    """The same study in thousandths and in millions: the same answer, the same rows within the tolerance."""
+    found = []
+    for scale in (1e-9, 1.0, 1e6):
+        spec = StudySpec(
+            [RunSpec(b, [2.0 * scale, v * scale]) for b, v in ((128, 1.0), (256, 1.005), (512, 1.02))],
+            {"objective": "val_loss:min", "tolerance": "1%", "baseline": {"val_loss": 10 * scale}},
+            values=(128, 256, 512),
+        )
+        values = json.loads((write_study(tmp_path / f"{scale}", spec) / FRONTIER_FILE).read_text())
+        found.append((values["answer"]["value"], values["usable"], [row["learned"] for row in values["rows"]]))
+    assert found == [(256, True, [True, True, True])] * 3

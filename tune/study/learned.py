@@ -1,0 +1,66 @@
+"""Whether a run has learned anything, whether it still learns, and how much its value changes by itself.
+
+A run has *learned* if its value is better than what a constant prediction reaches, by more than its own uncertainty.
+Of a proportion that uncertainty is its interval, of another metric the run's own changes from epoch to epoch.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+from bigbatch.tune.study.objective import Objective
+
+LAST_PART = 3
+"""Changes from epoch to epoch are those of the last third of a run, when its rate is low."""
+STEEP = 0.2
+"""A run still rises steeply if its last quarter brought at least this part of all that it learned."""
+
+
+def last_change(values: Sequence[float]) -> float | None:
+    """By how much a run's value changes from epoch to epoch: the median over its last third. None with one epoch.
+
+    Args:
+        values: of its epochs, the first one first.
+    """
+    changes = [abs(after - before) for before, after in zip(values, values[1:], strict=False)]
+    changes = [change for change in changes if math.isfinite(change)]
+    return statistics.median(changes[-math.ceil(len(changes) / LAST_PART) :]) if changes else None
+
+
+def has_learned(value: float, uncertainty: float, baseline: float | None, objective: Objective) -> bool | None:
+    """Whether a run is better than a constant prediction by more than its uncertainty. None if that is not known.
+
+    Args:
+        value, baseline: in the metric's unit.
+        uncertainty: how far the value may be from the truth on the side of the baseline.
+    """
+    if baseline is None or not math.isfinite(baseline):
+        return None
+    return objective.gain(value) - objective.gain(baseline) > uncertainty
+
+
+def still_rises(values: Sequence[float], baseline: float | None, objective: Objective) -> bool:
+    """Whether the last quarter of a run brought ``STEEP`` of its whole gain, so that a longer one would be better.
+
+    The gain counts from the baseline where it is known, else from the first epoch; it needs three epochs.
+    """
+    gains = [objective.gain(value) for value in values if math.isfinite(value)]
+    if len(gains) < 3:
+        return False
+    start = gains[0] if baseline is None else min(objective.gain(baseline), gains[-1])
+    quarter = gains[-1 - math.ceil((len(gains) - 1) / 4)]
+    whole = gains[-1] - start
+    return whole > 0 and gains[-1] - quarter >= STEEP * whole
+
+
+def cannot_be_told_apart(ends: Sequence[float], changes: Sequence[float | None]) -> bool:
+    """Whether runs end as near to each other as each of them changes from one epoch to the next.
+
+    Args:
+        ends: final values of two runs or more; fewer can always be told apart.
+        changes: ``last_change`` of each.
+    """
+    known = [change for change in changes if change is not None]
+    return len(ends) > 1 and bool(known) and max(ends) - min(ends) <= statistics.median(known)
