@@ -43,7 +43,7 @@ def given_baseline(objectives: Objectives, texts: Iterable[str]) -> dict[str, fl
             raise ConfigError(
                 f"--baseline is of an objective that training improves; got {objectives.text}. Leave it out."
             )
-        if name not in names and (name or len(names) > 1):
+        if name not in names and (name or max(len(names), len(given)) > 1):
             near = nearest_word(name, names) or names[0]
             raise ConfigError(
                 f"--baseline names an objective, {' or '.join(names)}; got {name or f'{value:g} alone'!r}. Write "
