@@ -134,9 +134,14 @@ def _constant_outputs(kind: TargetKind, constant: torch.Tensor, shape: torch.Siz
     if kind.are_classes:
         places = [1] * len(shape)
         places[kind.example[1]] = -1
-        return constant.reshape(places).expand(shape).contiguous()
+        return _own_memory(constant.reshape(places).expand(shape))
     one = constant.reshape(shape[1:]) if constant.numel() == math.prod(shape[1:]) else constant.reshape(())
-    return one.expand(shape).contiguous()
+    return _own_memory(one.expand(shape))
+
+
+def _own_memory(outputs: torch.Tensor) -> torch.Tensor:
+    """A copy, as a model's outputs are: a metric may view them in another shape, or change them in place."""
+    return outputs.clone(memory_format=torch.contiguous_format)
 
 
 def _loss_and_top1(

@@ -124,6 +124,9 @@ def test_what_does_not_take_constant_outputs_has_no_baseline_and_ends_nothing() 
 
     found = constants(IMBALANCED, (3,), refuses, it=by_example(refuses), mean=by_example(lambda o, t: o.exp().sum(1)))
     assert found == pytest.approx({"val_top1": 0.6, "val_mean": 1.0})
+    assert constants(IMBALANCED[:1], (3,), lambda o, t: o.zero_().sum(), mean=by_example(lambda o, t: o.sum(1).exp()))[
+        "val_mean"
+    ] != pytest.approx(1.0), "a function that changes its outputs changes no other's"
     assert constants(IMBALANCED, (3,), lambda o, t: o.sum() * math.nan) == pytest.approx({"val_top1": 0.6})
 
 

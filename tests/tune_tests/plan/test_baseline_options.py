@@ -74,8 +74,9 @@ def test_a_built_in_run_takes_it_for_what_it_would_measure(own: Path) -> None:
     found = make_plan(SearchOptions(**asked, baseline=("0.4",)))
     assert found.baseline == {"val_top1": 0.4}
     assert baseline_of([], found.to_dict(), found.objectives.first) == 0.4
-    with pytest.raises(ConfigError, match="--baseline of val_top1 is a fraction of at most 1; got 40. "):
-        make_plan(SearchOptions(**asked, baseline=("40",)))
+    for wrong in ("40", "-0.1"):
+        with pytest.raises(ConfigError, match=f"--baseline of val_top1 is a fraction from 0 to 1; got {wrong}. Write"):
+            make_plan(SearchOptions(**asked, baseline=(wrong,)))
 
 
 def test_a_resumed_study_keeps_it_until_it_is_said_again(own: Path) -> None:
