@@ -196,6 +196,15 @@ class EpochRecord:
             "finite number",
         ),
     )
+    baseline: dict[str, float] | None = field(
+        default=None,
+        metadata=_column(
+            "map",
+            "what a constant prediction reaches on the same images, by metric (`val_top1`, `val_loss`, `val_miou`, and "
+            "so on; [objectives.md](objectives.md#what-a-constant-prediction-is-worth)), in the first epoch; null in "
+            "the others, and where no constant is known",
+        ),
+    )
 
     def to_dict(self) -> dict[str, Any]:
         """Its fields as plain values, as studies and checkpoints store them."""

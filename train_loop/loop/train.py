@@ -13,6 +13,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -130,8 +131,8 @@ def _epoch(run: Run) -> EpochRecord:
             prepare_batch_norm(run)
         run.source.take_bad()  # training's once more
         with run.clock.part("val_s", synchronize=True):
-            val_sums, metrics = validate(run)
-    return _end_epoch(run, val_sums, metrics, bad_images + run.source.take_bad())
+            val_sums, shared = validate(run)
+    return _end_epoch(run, val_sums, shared, bad_images + run.source.take_bad())
 
 
 def _train_epoch(run: Run) -> None:
@@ -230,19 +231,19 @@ def _meet(run: Run, last_of_epoch: bool) -> None:
         raise TrainingStopped(f"stopped on request in epoch {run.progress.epoch + 1} after step {run.progress.step}")
 
 
-def _end_epoch(run: Run, val_sums: torch.Tensor, metrics: dict[str, float | None], bad_images: int) -> EpochRecord:
+def _end_epoch(run: Run, val_sums: torch.Tensor, shared: dict[str, Any], bad_images: int) -> EpochRecord:
     """Make the epoch's record; add it to the history and, if one is due, write a checkpoint."""
     progress, config = run.progress, run.config
     use = run.use.take()
     rest = val_sums.new_tensor([bad_images, use.gpu_energy_j, use.cpu_energy_j])
     sums = run.world.sum(torch.cat((run.sums.values, val_sums, rest, run.norms.sums))).tolist()
     (train_loss, train_correct, train_images), (bad_of_all, gpu_j, cpu_j, *norms) = sums[:3], sums[9:]
-    validation = validation_values(run, sums[3:9])
+    shared = {**shared, **validation_values(run, sums[3:9])}
     due_here = float(run.checkpoints.due(within_epoch=False))
     idle = 2.0 if math.isnan(use.gpu_utilization) else 1.0 - use.gpu_utilization  # 2: not measured
     most_here = (float(run.source.processes), float(peak_bytes(run.world.device)), idle, due_here)
     *slowest, processes, memory_bytes, idlest, due = run.world.max([*run.clock.seconds.values(), *most_here])
-    times = dict(zip(run.clock.seconds, slowest, strict=True))
+    times: dict[str, Any] = dict(zip(run.clock.seconds, slowest, strict=True))
     progress.epoch += 1
     record = EpochRecord(
         epoch=progress.epoch,
@@ -262,8 +263,7 @@ def _end_epoch(run: Run, val_sums: torch.Tensor, metrics: dict[str, float | None
         cpu_energy_j=_measured(cpu_j),
         gpu_utilization=None if idlest > 1 else 1.0 - idlest,
         resumed_from_epoch=run.resumed_from_epoch,
-        metrics=metrics,
-        **validation,
+        **shared,
         **times,
     )
     progress.step = 0

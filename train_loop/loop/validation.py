@@ -13,11 +13,12 @@ import torch.nn.functional as F
 from bigbatch.train_loop.data.source import Batch
 from bigbatch.train_loop.errors import ImageError, NonFiniteLossError
 from bigbatch.train_loop.loop.assembly import Run
+from bigbatch.train_loop.loop.constant_prediction import SeenTargets, constant_values
 from bigbatch.train_loop.loop.device_batches import on_device, seed_batch
 from bigbatch.train_loop.loop.metrics import MetricSums
 from bigbatch.train_loop.loop.own_metrics import values_of
 from bigbatch.train_loop.model import precise_bn
-from bigbatch.train_loop.model.losses import has_own_loss, in_float32
+from bigbatch.train_loop.model.losses import LossFunction, has_own_loss, in_float32
 from bigbatch.train_loop.own.nested import Nested
 
 
@@ -45,37 +46,57 @@ def prepare_batch_norm(run: Run) -> None:
 
 
 @torch.inference_mode()
-def validate(run: Run) -> tuple[torch.Tensor, dict[str, float | None]]:
-    """This rank's sums over its share of the validation images, then of the holdout: float64 ``[6]``; and the further
-    metrics over the shares of all ranks, by name.
+def validate(run: Run) -> tuple[torch.Tensor, dict[str, Any]]:
+    """This rank's sums over its share of the validation images, then of the holdout: float64 ``[6]``; and the fields of
+    the record that hold for all ranks: the further metrics, and in the first epoch what a constant prediction reaches.
 
     Together the ranks see each image once.
     """
     run.model.eval()
     # There is no backward pass, so twice the micro-batch fits.
     share = 2 * run.split.micro_size, run.world.rank, run.world.workers
-    sums, values = [measure(run, run.source.val_batches(*share))], values_of(run.metrics, "val")
-    sums.append(measure(run, run.source.holdout_batches(*share)))
-    if run.source.info.holdout_size:
-        values |= values_of(run.metrics, "holdout")
+    seen = SeenTargets if _needs_baseline(run) else lambda: None
+    sums, values, baseline = [], dict[str, float | None](), dict[str, float]()
+    for name, read in (("val", run.source.val_batches), ("holdout", run.source.holdout_batches)):
+        targets = seen()
+        sums.append(measure(run, read(*share), targets))
+        if name == "val" or run.source.info.holdout_size:
+            values |= values_of(run.metrics, name)
+            if targets is not None:
+                baseline |= constant_values(targets, name, _validation_loss(run), run.metrics, run.world)
     run.model.train()
-    return torch.cat(sums), values
+    return torch.cat(sums), {"metrics": values, "baseline": baseline or None}
 
 
-def measure(run: Run, batches: Iterable[Batch]) -> torch.Tensor:
-    """Sums over the images of ``batches``, see ``MetricSums``; the further metrics have then seen these images."""
-    sums = MetricSums(run.world.device)
+def _needs_baseline(run: Run) -> bool:
+    """Whether this is the first validation of the process, and no epoch before it has a baseline. No rank differs."""
+    first = run.progress.epoch == (run.resumed_from_epoch or 0)
+    return first and not any(record.get("baseline") for record in run.progress.history)
+
+
+def measure(run: Run, batches: Iterable[Batch], seen: SeenTargets | None = None) -> torch.Tensor:
+    """Sums over the images of ``batches``, see ``MetricSums``; the further metrics have then seen these images.
+
+    ``seen`` keeps their targets.
+    """
+    sums, loss_of = MetricSums(run.world.device), _validation_loss(run)
     for metric in run.metrics.values():
         metric.reset()
     for images, labels in on_device(run, batches):
         logits = _logits(run, images)
         if run.config.data.test_flip:
             logits = (logits + _logits(run, images.flip(3))) / 2
-        loss = run.step.loss(logits, labels) if has_own_loss(run.config) else F.cross_entropy(logits, labels)
-        sums.add(loss, logits, labels)
+        if seen is not None:
+            seen.add(logits, labels)
+        sums.add(loss_of(logits, labels), logits, labels)
         for metric in run.metrics.values():
             metric.update(logits, labels)
     return sums.values
+
+
+def _validation_loss(run: Run) -> LossFunction:
+    """The plain cross entropy, by which runs with other smoothing compare, or the user's loss."""
+    return run.step.loss if has_own_loss(run.config) else F.cross_entropy
 
 
 def _logits(run: Run, images: Nested) -> Nested:

@@ -14,7 +14,7 @@ from bigbatch.tune.study import metrics
 from bigbatch.tune.study.study_tables import StudyTables
 
 CONFIG_PREFIX = "config."
-_NOT_DRAWN = ("epoch", "epochs", "resumed_from_epoch", metrics.OWN)
+_NOT_DRAWN = ("epoch", "epochs", "resumed_from_epoch", *metrics.MAPS)
 NUMBERS = tuple(name for name in EpochRecord.columns() if name not in _NOT_DRAWN)
 """Columns of epochs.parquet that a tracker draws over the epochs."""
 Setting = str | bool | float

@@ -98,6 +98,13 @@ def _add_objectives(add: Callable[..., object]) -> None:
         help="report this metric of validation too, as val_FN; an --objective may name it",
     )
     add("--objectives", metavar="M:max,M:min,…", help="several, e.g. val_top1:max,gpu_hours:min; gives a Pareto front")
+    add(
+        "--baseline",
+        action="append",
+        default=[],
+        metavar="METRIC=VALUE",
+        help="what a constant prediction reaches (default: measured, but with --trainable it is not known)",
+    )
     add("--target", metavar="METRIC=VALUE", help="reach this value in as few device hours as possible")
 
 
@@ -189,6 +196,6 @@ def parse_options(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -
     args = vars(parser.parse_args(argv))
     args["set"] = tuple(text for group in args["set"] for text in group)
     args["warm_start"] = tuple(path for group in args["warm_start"] for path in group)
-    args["metric"] = tuple(args["metric"])
+    args["metric"], args["baseline"] = tuple(args["metric"]), tuple(args["baseline"])
     args["prior_from"], args["enqueue"] = tuple(args["prior_from"]), tuple(args["enqueue"])
     return args

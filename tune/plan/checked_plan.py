@@ -22,6 +22,7 @@ from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.train_loop.host.command_line import check_writable, with_subset
 from bigbatch.train_loop.own.metric_names import checked_metrics
 from bigbatch.tune.plan import wandb_mode
+from bigbatch.tune.plan.baseline_options import read_baseline, stated_baseline
 from bigbatch.tune.plan.batches import parse_batches, pinned_batch
 from bigbatch.tune.plan.confirm import checked_confirm
 from bigbatch.tune.plan.enqueued import first_trials
@@ -207,6 +208,7 @@ def _kept_options(stored: Mapping[str, object]) -> dict[str, object]:
         "metric": list,
         "prior_from": (),
         "enqueue": (),
+        "baseline": (),
         "warm_start": (),
         "options": (),
     }
@@ -257,6 +259,7 @@ def check_option_values(o: SearchOptions) -> CheckedOptions:
         )
     check_join(o)
     one_of_objective_options(o)
+    read_baseline(o.baseline)
     _at_least_one("--trials", 1, o.trials)
     _at_least_one("--max-epochs", 1, o.max_epochs)
     return CheckedOptions(
@@ -337,6 +340,7 @@ def _plan(o: SearchOptions, stored: Description) -> SearchPlan:
         open_ended=o.is_open_ended,
         scan=scan,
         objectives=objectives,
+        baseline=stated_baseline(objectives, space, o, stored),
         constraints=constraints_in_words(space, fitted.workload, fitted.overrides),
         confirm=checked_confirm(o.confirm, sys.maxsize if o.is_open_ended else trials, objectives),
     )

@@ -35,6 +35,7 @@ from bigbatch.train_loop.errors import OwnCodeError  # noqa: E402
 from bigbatch.train_loop.host.command_line import check_writable  # noqa: E402
 from bigbatch.train_loop.model.networks import check_model_name  # noqa: E402
 from bigbatch.tune.plan.arguments import parse_options, tune_parser  # noqa: E402
+from bigbatch.tune.plan.baseline_options import given_baseline
 from bigbatch.tune.plan.checked_plan import (
     DEFAULT_OUTPUT,
     DEFAULT_SPACE,
@@ -135,7 +136,7 @@ def _check_trainable(options: SearchOptions, word: str) -> list[str]:
     name = trainable_name(word)
     look_for_function(name.path, name.function, OPTION)
     look_for_function(*own_space_file(options.space, str(name)))
-    read_own_objectives(options)
+    given_baseline(read_own_objectives(options), options.baseline)
     check_option_values(options)
     _check_places(options)
     for path in options.warm_start:

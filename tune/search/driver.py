@@ -181,7 +181,8 @@ def _has_nothing_to_do(plan: SearchPlan, store: StudyStore) -> bool:
 
 def _nothing_to_do(plan: SearchPlan, store: StudyStore, console: Console) -> int:
     """A resumed study with all its trials: print the findings again and do not start Ray."""
-    store.describe({"tolerance": str(plan.tolerance)})  # another one gives another answer, without another trial
+    # Other ones give another answer, without another trial.
+    store.describe({"tolerance": str(plan.tolerance), "baseline": dict(plan.baseline)})
     store.refresh(force=True)
     ended = retry.count_ended(store.study.get_trials(deepcopy=False))
     console.print(f"\nAll {ended} trials have ended; write e.g. --trials {2 * ended} for more.", markup=False)

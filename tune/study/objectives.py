@@ -109,10 +109,15 @@ def objectives_of(description: Mapping[str, object]) -> Objectives:
     """The objectives of a study, from its study.json."""
     if description.get("trainable"):
         return own_objectives("study.json", json_values.text(description, "objective"))
+    objective = json_values.text(description, "objective", DEFAULT_OBJECTIVE)
+    return read_objectives("study.json", objective, facts_of_runs(description))
+
+
+def facts_of_runs(description: Mapping[str, object]) -> Reported:
+    """What study.json says of the metrics that the runs of our training loop report."""
     classes = json_values.whole_number(description, "num_classes", 1)
     loss = json_values.text(json_values.mapping(description, "overrides"), "loss")
-    facts = Reported(0 if description.get("are_classes") is False else classes, None, bool(loss) and loss not in LOSSES)
-    return read_objectives("study.json", json_values.text(description, "objective", DEFAULT_OBJECTIVE), facts)
+    return Reported(0 if description.get("are_classes") is False else classes, None, bool(loss) and loss not in LOSSES)
 
 
 def own_objectives(option: str, text: str) -> Objectives:

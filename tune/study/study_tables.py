@@ -41,7 +41,7 @@ class StudyTables:
         """Number of a trial → its rows of ``epochs``, the first epoch first."""
         found: dict[int, list[dict[str, Any]]] = {}
         for row in self.epochs.to_pylist():
-            row[metrics.OWN] = dict(row.get(metrics.OWN) or ())  # Arrow gives a map as pairs
+            row |= {name: dict(row.get(name) or ()) for name in metrics.MAPS}  # Arrow gives a map as pairs
             found.setdefault(row["trial"], []).append(row)
         return {number: sorted(rows, key=lambda row: row["epoch"]) for number, rows in found.items()}
 

@@ -37,8 +37,6 @@ from bigbatch.tune.study.trial_facts import (
 TRIALS_VERSION, EPOCHS_VERSION = "2", "1"
 EPOCH_ATTR = "epoch/"
 """Prefix of the user attributes with a trial's epoch records: ``epoch/00001`` …"""
-METRICS = "metrics"
-"""The record's further metrics."""
 OBJECTIVE_KEY = b"bigbatch.objective"
 """Of the metadata of trials.parquet: what ``value`` is, e.g. ``val_top1:max``."""
 
@@ -177,13 +175,14 @@ def trials_table(trials: Iterable[FrozenTrial], objectives: Objectives) -> pa.Ta
 
 def epochs_table(trials: Iterable[FrozenTrial]) -> pa.Table:
     """A row for each epoch of each trial."""
-    rows = [{"trial": t.number, **r, **_as_map(r)} for t in trials for r in epoch_records(t)]
+    rows = [{"trial": t.number, **r, **_as_maps(r)} for t in trials for r in epoch_records(t)]
     return pa.Table.from_pylist(rows, schema=EPOCHS)
 
 
-def _as_map(record: Mapping[str, object]) -> dict[str, object]:
-    """The column of further metrics as Arrow wants a map."""
-    return {METRICS: list(json_values.mapping(record, METRICS).items())}
+def _as_maps(record: Mapping[str, object]) -> dict[str, object]:
+    """The columns of numbers by name as Arrow wants a map. A record without further metrics has an empty one."""
+    found: dict[str, object] = {metrics.OWN: []}
+    return found | {name: list(values.items()) for name in metrics.MAPS if isinstance(values := record.get(name), dict)}
 
 
 def write_trials(trials: Iterable[FrozenTrial], path: Path, objectives: Objectives) -> None:

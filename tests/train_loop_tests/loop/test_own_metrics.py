@@ -84,7 +84,7 @@ def test_values_are_those_of_the_whole_set_at_once(tmp_path: Path, monkeypatch: 
 
 def test_two_ranks_report_what_one_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same micro-batches, so the same weights to rounding; the shares of validation differ in size, 11 and 10."""
-    whole = config(tmp_path, *WORDS, **{"data.holdout": 0.3})
+    whole = config(tmp_path, "fussy", *WORDS, **{"data.holdout": 0.3})
     (tmp_path / "config.json").write_text(whole.to_json())
     script = ROOT / "tests" / "helpers" / "own_metrics.py"
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}/src:{ROOT}/tests", "OMP_NUM_THREADS": "1"}
@@ -100,6 +100,10 @@ def test_two_ranks_report_what_one_reports(tmp_path: Path, monkeypatch: pytest.M
         assert first["metrics"] == pytest.approx(one.metrics, rel=1e-4)
         assert {name.partition("_")[0] for name in first["metrics"]} == {"val", "holdout"}
         assert first["val_loss"] == pytest.approx(one.val_loss, rel=1e-4)
+    first, second = (rank[0]["baseline"] for rank in seen)
+    assert first == second == pytest.approx(records[0].baseline, rel=1e-6)
+    names = set(records[0].metrics) - {"val_fussy", "holdout_fussy"}
+    assert set(first) == names | {"val_loss", "val_top1", "holdout_loss", "holdout_top1"}
 
 
 def test_targets_that_are_no_classes_have_no_top1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

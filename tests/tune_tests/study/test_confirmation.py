@@ -29,7 +29,13 @@ from bigbatch.tune.study.objective import Objective, accuracy
 from bigbatch.tune.study.reported import FRESH_SEEDS, Examples
 from bigbatch.tune.study.retry import count_ended
 
-BATCHES = FrontierFacts("global_batch_size", (128, 256, 512), examples=Examples(1000), objective=accuracy(10))
+BATCHES = FrontierFacts(
+    "global_batch_size",
+    (128, 256, 512),
+    examples=Examples(1000),
+    objective=accuracy(10),
+    description={"num_classes": 10},
+)
 WHOLE = dataclasses.replace(BATCHES, name=None, values=(None,))
 """Of a search that compares no values."""
 

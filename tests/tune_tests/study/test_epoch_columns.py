@@ -25,6 +25,7 @@ RECORD = EpochRecord(
     optimizer_steps=3, skipped_steps=1, bad_images=4, loader_processes=5, images_per_s=6.0, train_s=7.0, data_s=3.0,
     step_s=4.0, bn_s=0.5, val_s=0.25, checkpoint_s=0.125, memory_bytes=2**33, noise_scale=64.0, resumed_from_epoch=8,
     gpu_energy_j=9.5, cpu_energy_j=2.5, gpu_utilization=0.75, metrics={"val_miou": 0.5, "val_dice": None},
+    baseline={"val_top1": 0.125, "val_miou": 0.25},
 )  # fmt: skip
 
 
@@ -35,10 +36,11 @@ def test_every_field_reaches_the_table_with_its_type_and_value(tmp_path: Path) -
     tables.write_epochs([trial], tmp_path / "epochs.parquet")
     table = pq.read_table(tmp_path / "epochs.parquet")
     pairs = {"metrics": [("val_miou", 0.5), ("val_dice", None)]}  # as Arrow gives a map
+    pairs |= {"baseline": [("val_top1", 0.125), ("val_miou", 0.25)]}
     assert table.to_pylist() == [{"trial": 3, **dataclasses.asdict(RECORD), **pairs}]
-    assert pa.types.is_map(table.schema.field("metrics").type)
+    assert all(pa.types.is_map(table.schema.field(name).type) for name in pairs)
     for name, kind in typing.get_type_hints(EpochRecord).items():
-        if name == "metrics":
+        if name in pairs:
             continue
         whole = int in (kind, *typing.get_args(kind))
         assert pa.types.is_integer(table.schema.field(name).type) == whole, name

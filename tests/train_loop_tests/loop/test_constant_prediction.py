@@ -1,0 +1,196 @@
+"""What a constant prediction reaches, against values computed by hand, and when a run measures it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from bigbatch.train_loop.distributed import World
+from bigbatch.train_loop.loop import constant_prediction
+from bigbatch.train_loop.loop.constant_prediction import SeenTargets, constant_values
+from bigbatch.train_loop.loop.own_metrics import MeanOfFunction, MeterObject
+from helpers.loop_references import run
+from helpers.tiny_training import CONFIG, StopsAt, TinySource, install
+
+torchmetrics = pytest.importorskip("torchmetrics")
+WORLD = World(0, 1, torch.device("cpu"))
+IMBALANCED = torch.tensor([2, 0, 0, 1, 0, 0, 2, 0, 1, 0])
+"""Of four classes, in ten examples: six, two, two, none."""
+
+
+def constants(
+    targets: torch.Tensor, outputs: tuple[int, ...], loss: Callable[..., torch.Tensor], **metrics: Any
+) -> dict[str, float]:
+    """Of a set that is validated in batches of 4; ``outputs`` is the shape of one example's."""
+    seen = SeenTargets()
+    for batch in targets.split(4):
+        seen.add(torch.randn(len(batch), *outputs), batch)
+    return constant_values(seen, "val", loss, metrics, WORLD)
+
+
+def by_example(function: Callable[..., torch.Tensor]) -> MeanOfFunction:
+    return MeanOfFunction("own.py:it", function, WORLD)
+
+
+def test_of_classes_it_is_the_majoritys_share_and_the_entropy_of_their_frequencies() -> None:
+    entropy = -(0.6 * math.log(0.6) + 2 * 0.2 * math.log(0.2))
+    recall = MeterObject("it", torchmetrics.classification.MulticlassRecall(3, average="macro"), WORLD)
+    found = constants(IMBALANCED, (3,), F.cross_entropy, recall=recall)
+    assert found == pytest.approx({"val_top1": 0.6, "val_loss": entropy, "val_recall": 1 / 3}, rel=1e-6)
+    with_empty_class = constants(IMBALANCED, (4,), F.cross_entropy)
+    assert with_empty_class == pytest.approx({"val_top1": 0.6, "val_loss": entropy}, rel=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(), (1,)])
+def test_of_measured_values_it_is_their_variance(shape: tuple[int, ...]) -> None:
+    """Also where outputs have one dimension more than the targets: the user's loss takes it away."""
+    values = torch.tensor([0.5, -1.0, 3.0, 2.5, 8.0, 0.0, 1.0])
+    mean = sum(values.tolist()) / 7
+    variance = sum((value - mean) ** 2 for value in values.tolist()) / 7
+    distance = by_example(lambda outputs, targets: (outputs.flatten() - targets).abs())
+    found = constants(values, shape, lambda outputs, targets: F.mse_loss(outputs.flatten(), targets), distance=distance)
+    mean_distance = sum(abs(value - mean) for value in values.tolist()) / 7
+    assert found == pytest.approx({"val_loss": variance, "val_distance": mean_distance}, rel=1e-6)
+
+
+def test_each_of_several_values_has_its_own_mean_and_missing_ones_do_not_count() -> None:
+    rows = torch.tensor([[0.0, 10.0], [2.0, 30.0], [4.0, math.nan], [6.0, 20.0], [3.0, 20.0]])
+
+    def squares(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return (outputs - targets).square().nansum(1).mean()
+
+    assert constants(rows, (2,), squares)["val_loss"] == pytest.approx((9 + 1 + 1 + 9 + 100 + 100) / 5)
+
+
+def test_where_outputs_are_logits_of_shares_the_constant_is_the_log_odds_or_the_logarithm() -> None:
+    labels = torch.tensor([[1, 0], [1, 0], [1, 1], [0, 0], [1, 0]]).float()
+    odds = constants(labels, (2,), F.binary_cross_entropy_with_logits)
+    entropy = -(0.8 * math.log(0.8) + 0.2 * math.log(0.2))
+    assert odds["val_loss"] == pytest.approx(entropy, rel=1e-6), "of 0.8 and of 0.2 alike"
+    one_logit = constants(
+        labels[:, 0].long(), (1,), lambda o, t: F.binary_cross_entropy_with_logits(o[:, 0], t.float())
+    )
+    assert one_logit["val_loss"] == pytest.approx(entropy, rel=1e-6) and "val_top1" not in one_logit
+    shares = torch.tensor([[0.7, 0.3], [0.5, 0.5]])
+    assert constants(shares, (2,), F.cross_entropy)["val_loss"] == pytest.approx(
+        -(0.6 * math.log(0.6) + 0.4 * math.log(0.4))
+    )
+    assert constants(labels, (2,), F.mse_loss)["val_loss"] == pytest.approx(0.16), "0.8 · 0.2, of the mean itself"
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["scores second", "scores last"])
+def test_a_segmentation_answers_with_the_most_frequent_class_everywhere(last: bool) -> None:
+    """Five masks 2 × 3: of 30 pixels 18 are class 0, 6 class 1 and 4 class 2; two belong to none (255)."""
+    pixels = [0] * 18 + [1] * 6 + [2] * 4 + [255] * 2
+    masks = torch.tensor(pixels)[torch.randperm(30, generator=torch.Generator().manual_seed(0))].reshape(5, 2, 3)
+    shape = (2, 3, 3) if last else (3, 2, 3)
+
+    def scores(outputs: torch.Tensor) -> torch.Tensor:
+        return outputs.movedim(-1, 1) if last else outputs
+
+    class Meter:
+        """Pixel accuracy and the mean of the classes' IoU, over all pixels."""
+
+        def reset(self) -> None:
+            self.pairs: list[tuple[int, int]] = []
+
+        def update(self, outputs: torch.Tensor, targets: torch.Tensor) -> None:
+            self.pairs += zip(scores(outputs).argmax(1).flatten().tolist(), targets.flatten().tolist(), strict=True)
+
+        def compute(self) -> dict[str, float]:
+            known = [pair for pair in self.pairs if pair[1] != 255]
+            iou = [sum(p == (k, k) for p in known) / sum(k in p for p in known) for k in range(3)]
+            return {"accuracy": sum(a == b for a, b in known) / len(known), "iou": sum(iou) / 3}
+
+    found = constants(
+        masks, shape, lambda o, t: F.cross_entropy(scores(o), t, ignore_index=255, reduction="sum") / len(t),
+        it=MeterObject("it", Meter(), WORLD),
+    )  # fmt: skip
+    assert found["val_it_accuracy"] == pytest.approx(18 / 28)
+    assert found["val_it_iou"] == pytest.approx((18 / 28 + 0 + 0) / 3)
+    bits = -sum(n * math.log(n / 28) for n in (18, 6, 4))
+    assert found["val_loss"] == pytest.approx(bits / 5) and "val_top1" not in found
+
+
+def test_what_does_not_take_constant_outputs_has_no_baseline_and_ends_nothing() -> None:
+    def refuses(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        raise ValueError(f"{outputs.std(0)} of a constant")
+
+    found = constants(IMBALANCED, (3,), refuses, it=by_example(refuses), mean=by_example(lambda o, t: o.exp().sum(1)))
+    assert found == pytest.approx({"val_top1": 0.6, "val_mean": 1.0})
+    assert constants(IMBALANCED[:1], (3,), lambda o, t: o.zero_().sum(), mean=by_example(lambda o, t: o.sum(1).exp()))[
+        "val_mean"
+    ] != pytest.approx(1.0), "a function that changes its outputs changes no other's"
+    assert constants(IMBALANCED, (3,), lambda o, t: o.sum() * math.nan) == pytest.approx({"val_top1": 0.6})
+
+
+@pytest.mark.parametrize(
+    ("outputs", "targets"),
+    [
+        ({"scores": torch.zeros(2, 3)}, torch.zeros(2, dtype=torch.long)),
+        (torch.zeros(2, 3), {"boxes": torch.zeros(2, 4)}),
+        (torch.zeros(2, 3), torch.zeros(2, 5)),
+        (torch.zeros(2, 3), torch.zeros(5, dtype=torch.long)),
+        (torch.zeros(2, 3), (torch.zeros(2), torch.zeros(2))),
+        (torch.zeros(2, 2, dtype=torch.long), torch.zeros(2, 2)),
+    ],
+    ids=["dict of outputs", "dict of targets", "other numbers", "other examples", "pair", "whole numbers"],
+)
+def test_other_structures_have_none(outputs: Any, targets: Any) -> None:
+    seen = SeenTargets()
+    seen.add(outputs, targets)
+    assert constant_values(seen, "val", F.cross_entropy, {}, WORLD) == {} and not seen.batches
+
+
+def test_many_targets_have_none_and_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constant_prediction, "MOST_BYTES", 8 * 9)
+    assert constants(IMBALANCED[:9], (3,), F.cross_entropy)
+    assert constants(IMBALANCED, (3,), F.cross_entropy) == {}
+
+
+def _share_and_entropy(rows: torch.Tensor) -> list[float]:
+    counts = [rows.tolist().count(label) for label in set(rows.tolist())]
+    return [max(counts) / len(rows), -sum(n / len(rows) * math.log(n / len(rows)) for n in counts)]
+
+
+def test_a_run_measures_it_with_its_first_epoch_alone_and_on_the_holdout_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = TinySource(holdout=9)
+    source.val = source.val[0], torch.tensor([0, 3, 3, 1, 3, 3, 3, 2, 3, 0, 1, 3, 3, 3, 0, 3, 3, 2, 3, 0, 3, 3, 1])
+    install(monkeypatch.setattr, source=source)
+    first, *others = (record.baseline for record in run(CONFIG))
+    assert first is not None and others == [None, None]
+    parts = {"val": source.val_batches(100, 0, 1), "holdout": source.holdout_batches(100, 0, 1)}
+    for name, batches in parts.items():
+        labels = torch.cat([labels for _, labels in batches])
+        assert len(labels) == {"val": 14, "holdout": 9}[name]
+        assert [first[f"{name}_top1"], first[f"{name}_loss"]] == pytest.approx(_share_and_entropy(labels), rel=1e-6)
+
+
+@pytest.mark.parametrize("polls", [3, 6], ids=["within the first epoch", "within the second"])
+def test_a_resumed_run_has_it_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, polls: int) -> None:
+    install(monkeypatch.setattr)
+    whole = [record.baseline for record in run(CONFIG)]
+    with pytest.raises(RuntimeError, match="stopped on request"):
+        run(CONFIG, reporter=StopsAt(polls), checkpoint_dir=tmp_path)
+    run(CONFIG, checkpoint_dir=tmp_path)
+    history = torch.load(tmp_path / "latest.pt", weights_only=True)["progress"]["history"]
+    assert whole[0] and [record["baseline"] for record in history] == whole
+
+
+def test_a_run_that_goes_on_from_records_without_it_measures_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    install(monkeypatch.setattr)
+    with pytest.raises(RuntimeError, match="stopped on request"):
+        run(CONFIG, reporter=StopsAt(6), checkpoint_dir=tmp_path)
+    content = torch.load(tmp_path / "latest.pt", weights_only=True)
+    del content["progress"]["history"][0]["baseline"]
+    torch.save(content, tmp_path / "latest.pt")
+    second, third = run(CONFIG, checkpoint_dir=tmp_path)
+    assert second.baseline and third.baseline is None
