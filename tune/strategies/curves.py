@@ -176,7 +176,7 @@ class CurvesSampler(BaseSampler):
         begin, with their coordinates."""
         running = self._encoder.history.running
         silent = [one.params for one in running if one.number != self._number and not one.intermediate_values]
-        silent += [dict(params) for params in self._encoder.feasibility.refused if params]
+        silent += map(dict, self._encoder.feasibility.refused)
         coordinates = np.array([self._space.encode(params) for params in silent]).reshape(-1, self._space.width)
         return [*(c.params for c in learned.curves), *silent], np.concatenate([learned.features, coordinates])
 

@@ -3,7 +3,9 @@
 Each constraint has a Gaussian process of its own on how far trials were beyond their bound, as in Gelbart et al. 2014
 (arXiv 1403.5607, section 3) and Gardner et al. 2014 ("Bayesian optimization with inequality constraints", ICML). The
 probability that a configuration meets all of them is the product of the normal probabilities that each one is at most
-0. A proposal's probability of improvement is multiplied by it.
+0. A proposal's probability of improvement is multiplied by it. What meets them with a probability below LIKELY comes
+after everything else, as in Gelbart et al. (equation 2): where the best values lie at a bound, the probability of
+improvement may fall faster on this side of it than that of being feasible on the other.
 
 A space that refuses a configuration says no more than that. So refusals are one more such process, on +1 for what was
 refused and −1 for what was not (least-squares classification, Rasmussen and Williams 2006, section 6.5).
@@ -36,6 +38,8 @@ FEWEST_POINTS = 3
 """With fewer trials whose distance from a bound is known, nothing is predicted of it."""
 GROW = (metrics.GPU_HOURS, "optimizer_steps")
 """Metrics that grow with each epoch."""
+LIKELY, LEFT_FOR_LATER = 0.5, 1e4
+"""The logarithm of a smaller probability counts as so much smaller again."""
 REFUSAL = ""
 """The name under which the space's own refusals are kept. No constraint has it."""
 
@@ -44,7 +48,7 @@ class Feasibility(StudyIndex):
     """What the trials of a study say about its constraints.
 
     Attributes:
-        refused: the configurations that could not begin, as far as they were drawn.
+        refused: the configurations that could not begin. What they had not drawn is drawn at random.
     """
 
     refused: list[Mapping[str, object]]
@@ -54,7 +58,8 @@ class Feasibility(StudyIndex):
         super().__init__()
 
     def log_chance(self, study: Study, at: Array) -> Array:
-        """The logarithm of the probability (m,) that configurations meet all constraints.
+        """The logarithm of the probability (m,) that configurations meet all constraints, LEFT_FOR_LATER less where it
+        is not LIKELY.
 
         Args:
             at: (m, d): their unit coordinates.
@@ -65,7 +70,7 @@ class Feasibility(StudyIndex):
             known = list(points.values())[-MAX_POINTS:]
             if len(known) >= FEWEST_POINTS and any(margin > 0 for _, margin in known):
                 found += _log_chance(known, at)
-        return found
+        return found - LEFT_FOR_LATER * (found < math.log(LIKELY))
 
     def _forget(self) -> None:
         self.refused = []
@@ -74,11 +79,14 @@ class Feasibility(StudyIndex):
 
     def _take(self, place: int, trials: Sequence[FrozenTrial]) -> None:
         trial = trials[place]
+        params: Mapping[str, object] = trial.params
         if was_refused(trial):
-            self.refused.append(trial.params)
+            # What it had not drawn is not the reason, and an absent coordinate would be taken for it.
+            params = self._space.sample(np.random.default_rng(trial.number), params)
+            self.refused.append(params)
         if not trial.params:
             return
-        at = self._space.encode(trial.params)
+        at = self._space.encode(params)
         for name, margin in _margins_of(trial).items():
             self._margins.setdefault(name, {})[place] = (at, margin)
 
