@@ -3,9 +3,9 @@
 Each constraint has a Gaussian process of its own on how far trials were beyond their bound, as in Gelbart et al. 2014
 (arXiv 1403.5607, section 3) and Gardner et al. 2014 ("Bayesian optimization with inequality constraints", ICML). The
 probability that a configuration meets all of them is the product of the normal probabilities that each one is at most
-0. A proposal's probability of improvement is multiplied by it. What meets them with a probability below LIKELY comes
-after everything else, as in Gelbart et al. (equation 2): where the best values lie at a bound, the probability of
-improvement may fall faster on this side of it than that of being feasible on the other.
+0. A proposal's probability of improvement is multiplied by it. What probably violates one comes after everything else,
+the more so the more of them: Gelbart et al. too ask for a least probability (equation 2). Where the best values lie at a
+bound, the probability of improvement may fall faster on this side of it than that of being feasible on the other.
 
 A space that refuses a configuration says no more than that. So refusals are one more such process, on +1 for what was
 refused and −1 for what was not (least-squares classification, Rasmussen and Williams 2006, section 6.5).
@@ -40,6 +40,8 @@ GROW = (metrics.GPU_HOURS, "optimizer_steps")
 """Metrics that grow with each epoch."""
 LIKELY, LEFT_FOR_LATER = 0.5, 1e4
 """The logarithm of a smaller probability counts as so much smaller again."""
+HARDLY = 1e-6
+"""No probability is below this. Where every trial was far beyond a bound, the model knows no better direction."""
 REFUSAL = ""
 """The name under which the space's own refusals are kept. No constraint has it."""
 
@@ -58,8 +60,8 @@ class Feasibility(StudyIndex):
         super().__init__()
 
     def log_chance(self, study: Study, at: Array) -> Array:
-        """The logarithm of the probability (m,) that configurations meet all constraints, LEFT_FOR_LATER less where it
-        is not LIKELY.
+        """The logarithm of the probability (m,) that configurations meet all constraints, LEFT_FOR_LATER less for each
+        one that is not LIKELY to be met.
 
         Args:
             at: (m, d): their unit coordinates.
@@ -69,8 +71,9 @@ class Feasibility(StudyIndex):
         for points in self._margins.values():
             known = list(points.values())[-MAX_POINTS:]
             if len(known) >= FEWEST_POINTS and any(margin > 0 for _, margin in known):
-                found += _log_chance(known, at)
-        return found - LEFT_FOR_LATER * (found < math.log(LIKELY))
+                chance = np.maximum(_log_chance(known, at), math.log(HARDLY))
+                found += chance - LEFT_FOR_LATER * (chance < math.log(LIKELY))
+        return found
 
     def _forget(self) -> None:
         self.refused = []

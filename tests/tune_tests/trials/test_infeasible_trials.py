@@ -181,3 +181,19 @@ def test_curves_learns_which_configurations_are_refused(tmp_path):
         trials = search.run()
         assert search.conductor.fatal is None and sum(map(was_refused, trials)) < 60, "at random 24 are"
         assert max(t.params["x"] for t in trials if t.state == TrialState.COMPLETE) > 0.48
+
+
+def test_a_bound_that_nothing_keeps_drives_no_proposal_to_what_the_space_refuses(tmp_path):
+    def space(trial: SpaceTrial) -> None:
+        number = trial.suggest_int("n", 0, 99)
+        trial.suggest_float("x", 0.0, 1.0)
+        trial.set_constraint("memory_bytes", at_most=1.0)
+        trial.set_constraint("n", number, at_most=50.0)
+
+    def record(params: Params, epoch: int) -> dict[str, object]:
+        return {**by_x(params, epoch), "memory_bytes": 10.0}
+
+    search = SimulatedSearch(tmp_path, ODD, space, record, strategy="curves", trials=20)
+    trials = search.run()
+    assert search.conductor.fatal is None and search.conductor.finished == 20 and all(map(is_infeasible, trials))
+    assert late_share(trials, 20, was_refused) <= 0.5, "half of the range is refused"
