@@ -3,9 +3,10 @@
 Each constraint has a Gaussian process of its own on how far trials were beyond their bound, as in Gelbart et al. 2014
 (arXiv 1403.5607, section 3) and Gardner et al. 2014 ("Bayesian optimization with inequality constraints", ICML). The
 probability that a configuration meets all of them is the product of the normal probabilities that each one is at most
-0. A proposal's probability of improvement is multiplied by it. What probably violates one comes after everything else,
-the more so the more of them: Gelbart et al. too ask for a least probability (equation 2). Where the best values lie at a
-bound, the probability of improvement may fall faster on this side of it than that of being feasible on the other.
+0. A proposal's probability of improvement is multiplied by it. What probably violates one comes after everything
+else, the more so the more of them: Gelbart et al. too ask for a least probability (equation 2). Where the best values
+lie at a bound, the probability of improvement may fall faster on this side of it than that of being feasible on the
+other.
 
 A space that refuses a configuration says no more than that. So refusals are one more such process, on +1 for what was
 refused and −1 for what was not (least-squares classification, Rasmussen and Williams 2006, section 6.5).

@@ -50,9 +50,8 @@ from bigbatch.tune.trials.live_trials import EqualFailures, LiveTrials
 from bigbatch.tune.watch.observer import Observer, TrialView
 
 MOST_REFUSED = 100
-"""The search ends after this many configurations in a row that may not be trained. They cost no trial, so this alone
-ends a search whose space has no others. A space that allows a twentieth of its configurations gives so many in a row
-once in 170 times."""
+"""The search ends after this many configurations in a row that may not be trained, as they cost no trial. A space that
+allows a twentieth of its configurations gives so many once in 170 times."""
 
 
 class Conductor(LiveTrials):
